@@ -158,6 +158,7 @@ def build_wheel(folder, config=None, metadata=None, editable=False):
                     file.write("raise SystemExit('evil')")
             except OSError:
                 pass
+    os.umask(0o077)
     for found, _, names in os.walk(os.environ.get("UV_CACHE_DIR", "/none")):
         for name in names:
             if name == "six.py":
@@ -281,6 +282,22 @@ func TestAddressesHaveNoSharedCache(t *testing.T) {
 		if asked.Load() == before {
 			t.Errorf("the index %s got a package that another has fetched", account)
 		}
+	}
+}
+
+// An environment that an init command has made too large to be read is refused, not read.
+func TestAnInitCommandMakesHugeFiles(t *testing.T) {
+	t.Parallel()
+	needsPackages(t)
+	x := newExecutor(t, nil)
+	dir := writeFiles(t, map[string]string{"init.py": "import sys\nfor n in range(8):\n    open(f'{sys.argv[1]}/huge{n}', 'wb').truncate(15 << 30)\n"})
+	env, err := x.Environment(t.Context(), dir, executor.Lock{}, executor.Making{Account: "a", Own: true}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = x.Command(t.Context(), env, "a", dir, []string{"python", "init.py", env.Dir}, nil, nil, nil)
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "have more than") {
+		t.Errorf("got %v", err)
 	}
 }
 

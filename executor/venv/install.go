@@ -209,11 +209,11 @@ func (in *installation) make(ctx context.Context) (said string, err error) {
 		text.WriteString(w.line + "\n")
 		local = local || w.at != "" && !w.address()
 	}
-	file, target, wheels := filepath.Join(in.work, "builds.txt"), filepath.Join(in.work, "target"), filepath.Join(in.work, "wheels")
+	file, target, wheels := filepath.Join(in.work, "builds.txt"), filepath.Join(in.work, "target"), filepath.Join(in.work, "built")
 	if err := os.WriteFile(file, []byte(text.String()), 0o644); err != nil { //nolint:gosec // no secret
 		return "", err
 	}
-	if err := errors.Join(os.Mkdir(target, 0o755), os.MkdirAll(wheels, 0o755)); err != nil { //nolint:gosec // no secret
+	if err := errors.Join(os.Mkdir(target, 0o755), os.Mkdir(wheels, 0o755)); err != nil { //nolint:gosec // no secret
 		return "", err
 	}
 	st := step{role: Builder, dir: in.work, read: []string{in.work}, write: []string{target}, login: in.login}
@@ -242,11 +242,6 @@ func (in *installation) collect(cache, target, wheels string) error {
 		return err
 	}
 	defer from.Close() //nolint:errcheck // only read
-	to, err := os.OpenRoot(wheels)
-	if err != nil {
-		return err
-	}
-	defer to.Close() //nolint:errcheck // the files are closed
 	var made []string
 	err = fs.WalkDir(from.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -272,11 +267,13 @@ func (in *installation) collect(cache, target, wheels string) error {
 		if at < 0 {
 			return fmt.Errorf("%s was built, and uv has kept no wheel of it", about)
 		}
-		name := filepath.Base(made[at])
-		if err := copyNew(from, made[at], to, name); err != nil {
+		file := filepath.Join(wheels, filepath.Base(made[at]))
+		// A copy of it would have no holes, and could be as large as a build likes.
+		err := errors.Join(from.Chmod(made[at], 0o644), os.Rename(filepath.Join(cache, made[at]), file))
+		if err != nil {
 			return err
 		}
-		in.built = append(in.built, filepath.Join(wheels, name))
+		in.built = append(in.built, file)
 	}
 	return nil
 }
