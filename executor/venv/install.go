@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 // wanted is one package of a lock.
@@ -56,7 +58,7 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(work)                      //nolint:errcheck // swept at the next start
+	defer sandbox.RemoveAll(work)                 //nolint:errcheck // swept at the next start
 	if err := os.Chmod(work, 0o755); err != nil { //nolint:gosec // other users read it
 		return err
 	}
@@ -83,7 +85,10 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	// What has no wheel is found out one by one, without installing anything.
 	said, err := in.take(ctx, len(in.build) > 0)
 	for err != nil && ctx.Err() == nil && in.without(said) {
-		said, err = in.take(ctx, true)
+		// What failed may have left start-up files, and its words may be a package's.
+		if err = errors.Join(os.RemoveAll(env), os.Mkdir(env, 0o755), skeleton(env, i)); err == nil { //nolint:gosec // see build
+			said, err = in.take(ctx, true)
+		}
 	}
 	if err == nil && len(in.build) > 0 {
 		if making.NoBuild {
@@ -204,11 +209,11 @@ func (in *installation) make(ctx context.Context) (said string, err error) {
 		text.WriteString(w.line + "\n")
 		local = local || w.at != "" && !w.address()
 	}
-	file, target, wheels := filepath.Join(in.work, "builds.txt"), filepath.Join(in.work, "target"), filepath.Join(in.work, "wheels")
+	file, target, wheels := filepath.Join(in.work, "builds.txt"), filepath.Join(in.work, "target"), filepath.Join(in.work, "built")
 	if err := os.WriteFile(file, []byte(text.String()), 0o644); err != nil { //nolint:gosec // no secret
 		return "", err
 	}
-	if err := errors.Join(os.Mkdir(target, 0o755), os.MkdirAll(wheels, 0o755)); err != nil { //nolint:gosec // no secret
+	if err := errors.Join(os.Mkdir(target, 0o755), os.Mkdir(wheels, 0o755)); err != nil { //nolint:gosec // no secret
 		return "", err
 	}
 	st := step{role: Builder, dir: in.work, read: []string{in.work}, write: []string{target}, login: in.login}
@@ -237,11 +242,6 @@ func (in *installation) collect(cache, target, wheels string) error {
 		return err
 	}
 	defer from.Close() //nolint:errcheck // only read
-	to, err := os.OpenRoot(wheels)
-	if err != nil {
-		return err
-	}
-	defer to.Close() //nolint:errcheck // the files are closed
 	var made []string
 	err = fs.WalkDir(from.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -267,11 +267,13 @@ func (in *installation) collect(cache, target, wheels string) error {
 		if at < 0 {
 			return fmt.Errorf("%s was built, and uv has kept no wheel of it", about)
 		}
-		name := filepath.Base(made[at])
-		if err := copyNew(from, made[at], to, name); err != nil {
+		file := filepath.Join(wheels, filepath.Base(made[at]))
+		// A copy of it would have no holes, and could be as large as a build likes.
+		err := errors.Join(from.Chmod(made[at], 0o644), os.Rename(filepath.Join(cache, made[at]), file))
+		if err != nil {
 			return err
 		}
-		in.built = append(in.built, filepath.Join(wheels, name))
+		in.built = append(in.built, file)
 	}
 	return nil
 }

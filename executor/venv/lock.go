@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 // Lock is what declared dependencies were resolved to: the same on every node.
@@ -171,7 +172,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 	if err != nil {
 		return Lock{}, err
 	}
-	defer os.RemoveAll(work)                      //nolint:errcheck // swept at the next start
+	defer sandbox.RemoveAll(work)                 //nolint:errcheck // swept at the next start
 	if err := os.Chmod(work, 0o755); err != nil { //nolint:gosec // other users read it
 		return Lock{}, err
 	}
@@ -205,7 +206,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 				args = append(args, "--constraints", file)
 			}
 			// What was written for uv stays the agent's: a build changes its copy of the source alone.
-			st := step{role: Packager, apart: d.addresses(), dir: work, login: d.logins}
+			st := step{role: Packager, apart: d.addresses() || d.paths(), dir: work, login: d.logins} // what lies there may require addresses
 			if build {
 				st.role = Builder
 				if tree != "" {

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 // uvVersion is what is installed where no uv is found.
@@ -125,7 +127,7 @@ func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, ke
 	if err != nil {
 		return nil, "", err
 	}
-	defer os.RemoveAll(tmp) //nolint:errcheck // swept at the next start
+	defer sandbox.RemoveAll(tmp) //nolint:errcheck // swept at the next start
 	home := filepath.Join(tmp, "home")
 	if err := os.Mkdir(home, 0o700); err != nil {
 		return nil, "", err
