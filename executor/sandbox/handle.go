@@ -33,26 +33,23 @@ func NewHandle(fd, pid int) *Handle {
 	return h
 }
 
-// Below reports whether the process is gone, or a child of root or of a child of its. Code of
-// an index may have named another, even this one. It is true where the system does not tell.
+// Below reports whether the process is gone, or root, a child of root, or a child of that.
+// Code of an index may have named another, even this one. It is true where the system does
+// not tell.
 func (h *Handle) Below(root int) bool {
-	pid := h.Pid()
+	pid, ok := h.Pid(), true
 	if runtime.GOOS != "linux" {
 		return true
 	}
-	if pid <= 0 {
-		return h.fd >= 0 && pid == 0
-	}
 	for range 2 {
-		parent, ok := parentOf(pid)
-		if !ok {
-			return h.fd >= 0
-		}
-		if pid = parent; pid == root {
+		if pid == root {
 			return true
 		}
+		if pid, ok = parentOf(pid); !ok {
+			return h.fd >= 0 && h.pid >= 0 // gone
+		}
 	}
-	return false
+	return pid == root
 }
 
 // Pid is the process's id in our namespace.
