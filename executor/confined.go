@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -39,7 +38,7 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 			return nil, "", err
 		}
 		if r.Folder != "" {
-			defer os.RemoveAll(r.Folder) //nolint:errcheck // nothing is left that uses it
+			defer sandbox.RemoveAll(r.Folder) //nolint:errcheck // nothing is left that uses it
 			r.Given = append(r.Given, sandbox.Path{Path: r.Folder, Access: sandbox.AccessOwn})
 			r.Env = append(r.Env, "TMPDIR="+r.Folder)
 		}
@@ -54,11 +53,6 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 	}
 	if job.Dir != "" && !slices.Contains(job.Write, job.Dir) {
 		job.Read = append(job.Read, job.Dir)
-	}
-	for _, folder := range job.Read {
-		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(x.sealed, folder) {
-			r.Given = append(r.Given, sandbox.Path{Path: folder, Access: sandbox.AccessSee})
-		}
 	}
 	for _, folder := range job.Read {
 		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(x.sealed, folder) {

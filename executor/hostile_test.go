@@ -60,7 +60,10 @@ func TestAModuleThatSpeaksForItsZygote(t *testing.T) {
 		"a description cut off":   "say(frames.DESCRIBED, b'{\"tools\":')",
 		"a frame without end":     "control.send(frames.HEADER.pack(0x7fffffff, frames.DESCRIBED, 0, 0, 0))",
 		"descriptors":             "for _ in range(9): say(frames.IMPORTING, b'{}', give=many)",
-		"descriptors later":       "say(frames.DESCRIBED, described)\nfor _ in range(9): say(frames.EXITED, bytes(8), 77, give=many)",
+		"the agent as its worker": "say(frames.DESCRIBED, described)\ncontrol.recv(1 << 16)\n" +
+			"agent = control.getsockopt(_socket.SOL_SOCKET, 77)\nsay(frames.FORKED, forked, 1, 1, [agent])\nimport time\ntime.sleep(600)", // SO_PEERPIDFD
+		"another process as its worker": "say(frames.DESCRIBED, described)\ncontrol.recv(1 << 16)\nsay(frames.FORKED, os.getppid().to_bytes(4, 'little'), 1, 1, many[:1])\nimport time\ntime.sleep(600)",
+		"descriptors later":             "say(frames.DESCRIBED, described)\nfor _ in range(9): say(frames.EXITED, bytes(8), 77, give=many)",
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := newExecutor(t, nil)

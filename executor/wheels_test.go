@@ -158,6 +158,7 @@ def build_wheel(folder, config=None, metadata=None, editable=False):
                     file.write("raise SystemExit('evil')")
             except OSError:
                 pass
+    os.umask(0o077)
     for found, _, names in os.walk(os.environ.get("UV_CACHE_DIR", "/none")):
         for name in names:
             if name == "six.py":
@@ -225,6 +226,35 @@ func TestReleasesWithoutAWheel(t *testing.T) {
 	mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `["acme-one","acme_two","1.16.0"]`)
 }
 
+// uv runs an interpreter in an environment before it installs anything there. An installation that
+// fails halfway, with words of the author's, is not taken up again with what it has left.
+func TestAnInstallationThatFailsHalfwayStartsNothing(t *testing.T) {
+	t.Parallel()
+	needsPackages(t)
+	var ran atomic.Bool
+	var wheel string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/ran" {
+			ran.Store(true)
+		}
+		http.ServeContent(w, r, "acme.whl", time.Time{}, strings.NewReader(wheel))
+	}))
+	defer server.Close()
+	wheel = wheelOf(t, map[string]string{
+		"acme.pth": "import urllib.request; urllib.request.urlopen('" + server.URL + "/ran')\n",
+		"acme-1.data/Wheels are required for `six` because building/x": "uv repeats the name of this folder",
+	})
+	x := newExecutor(t, nil)
+	dir := writeFiles(t, map[string]string{"requirements.txt": "acme @ " + server.URL + "/acme-1-py3-none-any.whl\nsix==1.16.0\n"})
+	_, err := x.Environment(t.Context(), dir, locked(t, x, dir), executor.Making{Account: "a"}, nil)
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed {
+		t.Errorf("it did not fail: %v", err)
+	}
+	if ran.Load() {
+		t.Error("start-up code of the package ran where packages are installed")
+	}
+}
+
 // What an index has fetched from an address of its own is in no cache that others have.
 func TestAddressesHaveNoSharedCache(t *testing.T) {
 	t.Parallel()
@@ -252,6 +282,22 @@ func TestAddressesHaveNoSharedCache(t *testing.T) {
 		if asked.Load() == before {
 			t.Errorf("the index %s got a package that another has fetched", account)
 		}
+	}
+}
+
+// An environment that an init command has made too large to be read is refused, not read.
+func TestAnInitCommandMakesHugeFiles(t *testing.T) {
+	t.Parallel()
+	needsPackages(t)
+	x := newExecutor(t, nil)
+	dir := writeFiles(t, map[string]string{"init.py": "import sys\nfor n in range(8):\n    open(f'{sys.argv[1]}/huge{n}', 'wb').truncate(15 << 30)\n"})
+	env, err := x.Environment(t.Context(), dir, executor.Lock{}, executor.Making{Account: "a", Own: true}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = x.Command(t.Context(), env, "a", dir, []string{"python", "init.py", env.Dir}, nil, nil, nil)
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "have more than") {
+		t.Errorf("got %v", err)
 	}
 }
 
@@ -321,9 +367,12 @@ func TestUVIsConfined(t *testing.T) {
 	if err := os.WriteFile(key, []byte("a seed"), 0o644); err != nil { //nolint:gosec // its modes are not what hides it
 		t.Fatal(err)
 	}
-	uv := filepath.Join(t.TempDir(), "uv")
+	uv, itself := filepath.Join(t.TempDir(), "uv"), filepath.Join(t.TempDir(), "uv") // often there is a link on PATH
 	script := "#!/bin/sh\n{ echo user $(id -u); cat " + key + "; env; } >&2\nexit 3\n"
-	if err := os.WriteFile(uv, []byte(script), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(itself, []byte(script), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	if err := os.Symlink(itself, uv); err != nil {
 		t.Fatal(err)
 	}
 	x, err := executor.New(filepath.Join(machine, "executor"), &executor.Options{

@@ -266,7 +266,7 @@ func (t *installTable) dependencyFiles() {
 		"lib/pyproject.toml": project("mylib", "dependencies = [\"{id}priv\"]\n") + "[tool.uv.sources]\n{id}priv = { path = \"{planted}/wheels/{id}priv-1-py3-none-any.whl\" }\n",
 	}))
 	// A package's own metadata, which no file of the index shows.
-	t.row(area, "have a package by address require a file of the agent's user", "resolving sees the index alone", confined, t.recipe(recipe{
+	t.row(area, "have a package by address require a file of the agent's user", "resolving sees the index alone", promise{guard, never, never}, t.recipe(recipe{
 		name: "transitive", files: requiring("", "{id}far @ {author}/files/{id}far-1-py3-none-any.whl"), prepare: func(c *attempted) {
 			file, data := wheel(c.id+"far", nil, c.fill("Requires-Dist: {id}priv @ file://{planted}/wheels/{id}priv-1-py3-none-any.whl\n"))
 			c.author.publish(c.id+"far", file, data)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"maps"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,7 +58,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	if r.folder != "" {
-		defer os.RemoveAll(r.folder) //nolint:errcheck // nothing is left that uses it
+		defer sandbox.RemoveAll(r.folder) //nolint:errcheck // nothing is left that uses it
 		vars = maps.Clone(vars)
 		if vars == nil {
 			vars = map[string]string{}

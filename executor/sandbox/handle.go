@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"errors"
+	"runtime"
 	"sync"
 	"syscall"
 
@@ -25,9 +26,33 @@ func NewHandle(fd, pid int) *Handle {
 	if fd >= 0 {
 		if own, known := hostPid(fd); known {
 			h.pid = max(own, 0) // it has none when it is gone; pid may be a stranger's here
+		} else {
+			h.pid = -1 // it is no pidfd
 		}
 	}
 	return h
+}
+
+// Below reports whether the process is gone, or a child of root or of a child of its. Code of
+// an index may have named another, even this one. It is true where the system does not tell.
+func (h *Handle) Below(root int) bool {
+	pid := h.Pid()
+	if runtime.GOOS != "linux" {
+		return true
+	}
+	if pid <= 0 {
+		return h.fd >= 0 && pid == 0
+	}
+	for range 2 {
+		parent, ok := parentOf(pid)
+		if !ok {
+			return h.fd >= 0
+		}
+		if pid = parent; pid == root {
+			return true
+		}
+	}
+	return false
 }
 
 // Pid is the process's id in our namespace.

@@ -55,6 +55,7 @@ func newPageFile() (*os.File, error) {
 
 func signalFd(int, syscall.Signal) error { return errors.ErrUnsupported }
 func hostPid(int) (int, bool)            { return 0, false }
+func parentOf(int) (int, bool)           { return 0, false }
 
 // What processes take is not known here, nor what is below them.
 

@@ -189,6 +189,13 @@ func one(pid int) (u Usage, ended time.Duration, ok bool) {
 	return u, time.Duration(number(16)+number(17)) * tick, true
 }
 
+// parentOf is the process that is a process's parent; false when it is gone.
+func parentOf(pid int) (int, bool) {
+	data, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	parent, ok := numberIn(data, "PPid:")
+	return int(parent), ok
+}
+
 // ProcessorTime is what a process has used, without those below it; false when that is
 // not known. It costs a small part of UsageOf.
 func ProcessorTime(pid int) (time.Duration, bool) {

@@ -45,7 +45,7 @@ func (u User) Take(files ...*os.File) error {
 
 // Lend makes folders, with all that is in them, the user's own until back is called:
 // they are ours again then, others may not write there, and what is neither a file, a
-// folder nor a link is gone. The group of the folders themselves stays. Files that have
+// folder nor a link, or is very deep, is gone. The group of the folders themselves stays. Files that have
 // further names are not lent: these may be in a cache that others share. A name that the
 // user gave to a file of somebody else is removed. Nothing of the user that may write
 // the folders may run when Lend is called, and when back is. It does nothing for the
@@ -59,7 +59,7 @@ func (u User) Lend(folders ...string) (back func() error, err error) {
 		root, err := os.OpenRoot(folder)
 		if err == nil {
 			l.roots = append(l.roots, root) // whatever is put in its place meanwhile
-			err = l.each(root, l.give)
+			err = l.each(root, 0, l.give)
 		}
 		if err != nil {
 			return nil, errors.Join(err, l.back())
@@ -87,7 +87,7 @@ func (u User) Keep(folder string) error {
 		return nil
 	}
 	l := loan{user: u, kept: map[inode]bool{}}
-	return l.each(root, l.give)
+	return l.each(root, 0, l.give)
 }
 
 // loan is what a user has until it is given back.
@@ -99,8 +99,9 @@ type loan struct {
 
 type inode struct{ device, number uint64 }
 
-// each visits a folder and what is in it, folders after what they hold.
-func (l *loan) each(root *os.Root, visit func(root *os.Root, name string, info fs.FileInfo, stat *syscall.Stat_t) error) error {
+// each visits a folder and what is in it, folders after what they hold. What is deeper than
+// mostLevels is removed.
+func (l *loan) each(root *os.Root, depth int, visit func(root *os.Root, name string, info fs.FileInfo, stat *syscall.Stat_t) error) error {
 	folder, err := root.Open(".")
 	if err != nil {
 		return err
@@ -111,8 +112,10 @@ func (l *loan) each(root *os.Root, visit func(root *os.Root, name string, info f
 		info, failed := root.Lstat(name)
 		if failed == nil && info.IsDir() && name != "." {
 			var below *os.Root
-			if below, failed = root.OpenRoot(name); failed == nil {
-				failed = l.each(below, visit)
+			if depth == mostLevels {
+				failed = removeAll(root, name)
+			} else if below, failed = root.OpenRoot(name); failed == nil {
+				failed = l.each(below, depth+1, visit)
 				_ = below.Close()
 			}
 			err = errors.Join(err, failed)
@@ -137,7 +140,7 @@ func (l *loan) give(root *os.Root, name string, info fs.FileInfo, stat *syscall.
 // back gives everything back that there is now.
 func (l *loan) back() (err error) {
 	for _, root := range l.roots {
-		err = errors.Join(err, l.each(root, l.take), root.Close())
+		err = errors.Join(err, l.each(root, 0, l.take), root.Close())
 	}
 	return err
 }

@@ -1,6 +1,7 @@
 package sandbox_test
 
 import (
+	"crypto/rand"
 	"errors"
 	"io/fs"
 	"net"
@@ -89,5 +90,45 @@ func TestLentFoldersComeBack(t *testing.T) {
 		if _, err := os.Lstat(at("lent/" + name)); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is in the folder: %v", name, err)
 		}
+	}
+}
+
+// However deep what others leave is, it comes back and goes without a descriptor for each level.
+func TestDeepFoldersNeedFewDescriptors(t *testing.T) { //nolint:paralleltest // descriptors are the process's
+	top := t.TempDir()
+	at := func(name string) string { return filepath.Join(top, name) }
+	must := func(errs ...error) {
+		t.Helper()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	deep := func(folder string) { // from the bottom up: paths are not as long
+		t.Helper()
+		must(os.Mkdir(at("a"), 0o755))
+		for range 1500 {
+			must(os.Mkdir(at("b"), 0o755), os.Rename(at("a"), at("b/not\xffUTF-8")), os.Rename(at("b"), at("a")))
+		}
+		must(os.Rename(at("a"), filepath.Join(folder, rand.Text())))
+	}
+	var limit syscall.Rlimit
+	must(syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	with := func(most uint64, do func() error) {
+		t.Helper()
+		must(syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: most, Max: limit.Max}))
+		err := do()
+		must(syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit), err)
+	}
+	must(os.Mkdir(at("lent"), 0o755))
+	if os.Geteuid() == 0 { // nothing can be lent otherwise
+		back, err := sandbox.User{ID: 1_950_000_001, Group: 1_950_000_001}.Lend(at("lent"))
+		must(err)
+		deep(at("lent"))
+		with(1200, back)
+	}
+	deep(at("lent"))
+	with(300, func() error { return sandbox.RemoveAll(at("lent")) })
+	if left, _ := os.ReadDir(top); len(left) > 0 {
+		t.Errorf("%v is left", left)
 	}
 }

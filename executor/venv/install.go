@@ -2,6 +2,7 @@ package venv
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/url"
@@ -9,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 // install brings the packages of a lock into an environment, from wheels alone, which runs
@@ -23,7 +26,7 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(work) //nolint:errcheck // swept at the next start
+	defer sandbox.RemoveAll(work) //nolint:errcheck // swept at the next start
 	login, err := lock.logins(making.Vars)
 	if err != nil {
 		return err
@@ -52,7 +55,10 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	// What has no wheel is found out one by one, without installing anything.
 	said, err := in.take(ctx, len(in.build) > 0)
 	for err != nil && ctx.Err() == nil && in.without(said) {
-		said, err = in.take(ctx, true)
+		// What failed may have left start-up files, and its words may be a package's.
+		if err = errors.Join(os.RemoveAll(env), os.Mkdir(env, 0o755), skeleton(env, i)); err == nil { //nolint:gosec // see build
+			said, err = in.take(ctx, true)
+		}
 	}
 	if err == nil && len(in.build) > 0 {
 		if making.NoBuild {
@@ -143,8 +149,8 @@ func (in *installation) make(ctx context.Context) (said string, err error) {
 	if err != nil {
 		return "", err
 	}
-	target := filepath.Join(in.work, "target")
-	if err := os.Mkdir(target, 0o755); err != nil { //nolint:gosec // no secret
+	target, wheels := filepath.Join(in.work, "target"), filepath.Join(in.work, "built")
+	if err := errors.Join(os.Mkdir(target, 0o755), os.Mkdir(wheels, 0o755)); err != nil { //nolint:gosec // no secret
 		return "", err
 	}
 	st := step{role: Builder, dir: in.work, read: []string{in.work}, write: []string{target}, login: in.login}
@@ -156,20 +162,25 @@ func (in *installation) make(ctx context.Context) (said string, err error) {
 		}
 		st.write = append(st.write, st.dir)
 	}
-	_, said, err = in.s.runUV(ctx, in.i, in.uv, st, func(tmp string) error { return in.collect(filepath.Join(tmp, "cache"), target) },
+	_, said, err = in.s.runUV(ctx, in.i, in.uv, st, func(tmp string) error { return in.collect(filepath.Join(tmp, "cache"), target, wheels) },
 		"pip", "install", "--quiet", "--no-deps", "--no-sources", "--python", in.i.Path, "--target", target, "--requirements", file)
 	return said, err
 }
 
 // collect takes the wheels of what was installed into target out of the cache of the uv
 // that has built them.
-func (in *installation) collect(cache, target string) error {
+func (in *installation) collect(cache, target, wheels string) error {
 	installed, err := os.ReadDir(target)
 	if err != nil {
 		return err
 	}
+	from, err := os.OpenRoot(cache)
+	if err != nil {
+		return err
+	}
+	defer from.Close() //nolint:errcheck // only read
 	var made []string
-	err = fs.WalkDir(os.DirFS(cache), ".", func(path string, entry fs.DirEntry, err error) error {
+	err = fs.WalkDir(from.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -193,11 +204,13 @@ func (in *installation) collect(cache, target string) error {
 		if at < 0 {
 			return fmt.Errorf("%s was built, and uv has kept no wheel of it", about)
 		}
-		name := filepath.Base(made[at])
-		if err := copyNew(cache, made[at], in.wheels(), name); err != nil {
+		file := filepath.Join(wheels, filepath.Base(made[at]))
+		// A copy of it would have no holes, and could be as large as a build likes.
+		err := errors.Join(from.Chmod(made[at], 0o644), os.Rename(filepath.Join(cache, made[at]), file))
+		if err != nil {
 			return err
 		}
-		in.ready = append(in.ready, lockLine{text: fileURL(filepath.Join(in.wheels(), name))})
+		in.ready = append(in.ready, lockLine{text: fileURL(file)})
 	}
 	return nil
 }

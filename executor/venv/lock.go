@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 // Lock is what declared dependencies were resolved to: the same on every node.
@@ -168,8 +169,9 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 	if err != nil {
 		return Lock{}, err
 	}
-	defer os.RemoveAll(work) //nolint:errcheck // swept at the next start
-	tree, st := sourceDir, step{dir: work, apart: d.addresses(), login: d.logins}
+	defer sandbox.RemoveAll(work) //nolint:errcheck // swept at the next start
+	// What lies in the index's folder may require addresses.
+	tree, st := sourceDir, step{dir: work, apart: d.addresses() || d.paths(), login: d.logins}
 	if d.builds || d.paths() {
 		// A build backend writes beside its sources, and what it leaves there is not the index's.
 		// What was written for uv stays the agent's.

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 // uses counts the holders of each environment.
@@ -76,7 +78,7 @@ func (s *Store) remove(at place, age time.Duration) {
 	}
 	free()
 	if beside != "" {
-		if gone := os.RemoveAll(beside); err == nil {
+		if gone := sandbox.RemoveAll(beside); err == nil {
 			err = gone
 		}
 	}

@@ -9,14 +9,25 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 // uvVersion is what is installed where no uv is found.
 const uvVersion = "0.13.8"
 
 // uv finds the uv executable, or installs one below the store's folder from its
-// wheel with the pip of a Python that is there.
+// wheel with the pip of a Python that is there. Its path has no links: of the way to it
+// a step sees the last folder alone.
 func (s *Store) uv(ctx context.Context, progress Progress) (string, error) {
+	file, err := s.findUV(ctx, progress)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(file)
+}
+
+func (s *Store) findUV(ctx context.Context, progress Progress) (string, error) {
 	if s.uvPath != "" {
 		if !isExecutable(s.uvPath) {
 			return "", failed(nil, "", "the configured uv, %s, is not an executable file", s.uvPath)
@@ -118,7 +129,7 @@ func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, ke
 	if err != nil {
 		return nil, "", err
 	}
-	defer os.RemoveAll(tmp) //nolint:errcheck // swept at the next start
+	defer sandbox.RemoveAll(tmp) //nolint:errcheck // swept at the next start
 	home := filepath.Join(tmp, "home")
 	if err := os.Mkdir(home, 0o700); err != nil {
 		return nil, "", err

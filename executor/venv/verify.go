@@ -16,6 +16,8 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 // place is where an environment lies, and what is noted of it: outside of it, where
@@ -63,6 +65,10 @@ type noted struct {
 // themselves.
 const bytecode = "__pycache__"
 
+// maxFiles bounds what is read of a folder, in bytes: a file with holes may be as large as an
+// index likes.
+const maxFiles = 100 << 30
+
 // list reads what there is in a folder, with sums also the contents: not those of files
 // whose state is that of known.
 func list(dir string, known listing, withSums bool) (listing, error) {
@@ -74,6 +80,7 @@ func list(dir string, known listing, withSums bool) (listing, error) {
 	all, sums := listing{}, map[string]*string{}
 	var sum errgroup.Group
 	sum.SetLimit(4)
+	left := int64(maxFiles)
 	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
@@ -81,6 +88,9 @@ func list(dir string, known listing, withSums bool) (listing, error) {
 		info, err := entry.Info()
 		if err != nil {
 			return err
+		}
+		if left -= info.Size(); left < 0 {
+			return fmt.Errorf("its files have more than %d bytes", int64(maxFiles))
 		}
 		now := noted{State: stateOf(info)}
 		switch was, ok := known[path]; {
@@ -252,7 +262,7 @@ compileall.compile_dir(sys.argv[1], ddir=sys.argv[2], quiet=2, workers=0, invali
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp) //nolint:errcheck // swept at the next start
+	defer sandbox.RemoveAll(tmp) //nolint:errcheck // swept at the next start
 	modules, called := sitePackages(env, i), sitePackages(final, i)
 	_, said, err := s.confine(ctx, Compiler, Job{
 		Interpreter: i.Path, Dir: tmp, Tmp: tmp, Read: []string{env},

@@ -99,7 +99,7 @@ func (s *folders) give(f folder, ended bool) {
 	}
 	info, err := os.Lstat(f.path)
 	if f.made = ended && err == nil && info.Mode() == fs.ModeDir|0o700 && info.ModTime().Equal(untouched); !f.made {
-		ended = os.RemoveAll(f.path) == nil && ended
+		ended = sandbox.RemoveAll(f.path) == nil && ended
 	}
 	if ended {
 		s.mu.Lock()

@@ -448,7 +448,12 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 		if m.fd < 0 && z.proc.Level != sandbox.LevelReaper {
 			return nil, final("%s: this kernel has no pidfd, or code of the index broke the worker's protocol", errNoFork)
 		}
-		return sandbox.NewHandle(m.fd, m.pid), nil
+		h := sandbox.NewHandle(m.fd, m.pid)
+		if !h.Below(z.proc.Pid()) {
+			h.Close()
+			return nil, final("%s: code of the index broke the worker's protocol: it named a process that is not its own", errNoFork)
+		}
+		return h, nil
 	case <-z.proc.Done():
 	case <-time.After(30 * time.Second):
 		_ = z.conn.Close() // it does not answer: it is of no more use
@@ -507,7 +512,7 @@ func (z *zygote) kill() {
 	}
 	z.control.close()
 	if z.folder != "" {
-		_ = os.RemoveAll(z.folder)
+		_ = sandbox.RemoveAll(z.folder)
 	}
 }
 
