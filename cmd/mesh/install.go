@@ -200,7 +200,7 @@ func decodeStrictly(data []byte, into any) error {
 	dec.DisallowUnknownFields()
 	err := dec.Decode(into)
 	if err == nil && dec.More() {
-		err = errors.New("more than one object")
+		err = errors.New("it has more than one object")
 	}
 	return err
 }

@@ -190,13 +190,8 @@ func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
 	bad := func(format string, args ...any) error {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 	}
-	dec := json.NewDecoder(bytes.NewReader(line))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(call); err != nil {
+	if err := decodeStrictly(line, call); err != nil {
 		return nil, bad(`the line is not {"id","tool","args","timeout","session","stream","key"}: %w`, err)
-	}
-	if dec.More() {
-		return nil, bad("the line has more than one object")
 	}
 	if call.Tool == "" {
 		return nil, bad("the line names no tool, and the command names none")

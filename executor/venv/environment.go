@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io/fs"
 	"iter"
@@ -64,7 +63,7 @@ func (s *Store) Environment(ctx context.Context, sourceDir string, lock Lock, ma
 
 func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress Progress) (_ *Env, err error) {
 	progress.report("interpreter", "running", 50)
-	if blank(lock.Requirements) {
+	if len(packages(lock.Requirements)) == 0 {
 		lock.Requirements = nil
 	}
 	content := string(lock.Requirements)
@@ -225,7 +224,9 @@ func (s *Store) build(ctx context.Context, sourceDir string, lock Lock, making M
 		}
 		progress.report("packages", "done", 95)
 		if m.Compiled {
-			s.compileIn(ctx, beside, at.env(), m.Interpreter)
+			if err := s.compileTo(ctx, m.Interpreter, beside, at.env(), "0"); err != nil { // one without bytecode is as good, and slower
+				s.log.Warn("the packages of an environment are not compiled", slog.String("digest", at.digest), slog.Any("error", err))
+			}
 		}
 	}
 	files, err := list(beside, nil, m.Compiled)
@@ -267,7 +268,9 @@ func (s *Store) publish(beside string, at place, m marker, files listing) error 
 }
 
 // bins are the names of the interpreter in an environment.
-func bins(i Interpreter) []string { return []string{"python", "python3", "python" + i.Minor()} }
+func bins(i Interpreter) []string {
+	return []string{"bin/python", "bin/python3", "bin/python" + i.Minor()}
+}
 
 // skeleton makes an empty virtual environment by hand: what python -m venv --without-pip
 // would make of it in a hundred times the time.
@@ -281,7 +284,7 @@ func skeleton(dir string, i Interpreter) error {
 		}
 	}
 	for _, name := range bins(i) {
-		if err := os.Symlink(i.Path, filepath.Join(dir, "bin", name)); err != nil {
+		if err := os.Symlink(i.Path, filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
@@ -299,23 +302,16 @@ func seal(dir string, i Interpreter) error {
 		return err
 	}
 	defer root.Close() //nolint:errcheck // only read
-	for _, name := range append([]string{"pyvenv.cfg"}, bins(i)...) {
-		if name != "pyvenv.cfg" {
-			name = "bin/" + name
-		}
+	for _, name := range append(bins(i), "pyvenv.cfg") {
 		if err := root.RemoveAll(name); err != nil {
 			return err
 		}
 	}
-	at := ""
-	for _, part := range strings.Split(strings.TrimPrefix(sitePackages("", i), "/"), "/") {
-		at = filepath.Join(at, part)
-		if info, err := root.Lstat(at); err != nil || !info.IsDir() {
-			return fmt.Errorf("a package has put something else in the place of the folder %s", at)
+	library := "lib/python" + i.Minor()
+	for _, folder := range []string{"bin", "lib", library, library + "/site-packages"} {
+		if info, err := root.Lstat(folder); err != nil || !info.IsDir() {
+			return fmt.Errorf("a package has put something else in the place of the folder %s", folder)
 		}
-	}
-	if info, err := root.Lstat("bin"); err != nil || !info.IsDir() {
-		return errors.New("a package has put something else in the place of the folder bin")
 	}
 	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.Type()&fs.ModeSymlink != 0 {
@@ -377,9 +373,6 @@ func (s *Store) warmUp(ctx context.Context, i Interpreter) error {
 		was, err := readJSON[listing](mark)
 		return err == nil && maps.Equal(was, compiledBy(s.warm, i))
 	}
-	if whole() {
-		return nil
-	}
 	release, err := s.keys.take(ctx, mark)
 	if err != nil {
 		return err
@@ -391,7 +384,7 @@ func (s *Store) warmUp(ctx context.Context, i Interpreter) error {
 	const script = `import glob, os, py_compile, sys
 for file in glob.glob(os.path.join(sys.argv[1], "**", "*.py"), recursive=True):
     py_compile.compile(file, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)`
-	_, said, err := s.run(ctx, s.dir, nil, i.Path, "-I", "-c", script, s.warm)
+	_, said, err := s.run(ctx, s.dir, i.Path, "-I", "-c", script, s.warm)
 	if err == nil {
 		err = writeJSON(mark, compiledBy(s.warm, i))
 	}

@@ -1,7 +1,6 @@
 package venv
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,37 +14,6 @@ import (
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
-// wanted is one package of a lock.
-type wanted struct {
-	line string // of a requirements file, with its options
-	name string // in one way; empty for a path without one
-	at   string // the address or the path that it comes from; empty for a release
-}
-
-// packages are those of a lock.
-func packages(lock Lock) (all []wanted) {
-	for _, line := range logical(lock.Requirements) {
-		w := wanted{line: strings.TrimPrefix(line.text, "-e ")} // of an older lock: an installed index does not change
-		if found := release(w.line); found != "" {
-			w.name, _, _ = strings.Cut(found, "==")
-		} else {
-			name, place, _ := cutPlace(w.line)
-			name, _, _ = strings.Cut(strings.TrimSuffix(name, " @ "), "[")
-			w.name, w.at = normalized(strings.TrimSpace(name)), place
-		}
-		all = append(all, w)
-	}
-	return all
-}
-
-// wheel reports whether a package is one as it comes.
-func (w wanted) wheel() bool {
-	return strings.HasSuffix(strings.ToLower(withoutFragment(w.at)), ".whl")
-}
-
-// address reports whether a package comes from a place on the network that an index names.
-func (w wanted) address() bool { return strings.Contains(w.at, "://") }
-
 // install brings the packages of a lock into an environment, from wheels alone, which runs
 // nothing of them. Those that have none are built first, apart.
 func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making Making, i Interpreter, env string, progress Progress) error {
@@ -54,30 +22,32 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 		return err
 	}
 	progress.report("packages", "running", 60)
-	work, err := os.MkdirTemp(s.dir, "new-work-")
+	work, err := s.workFolder()
 	if err != nil {
 		return err
 	}
-	defer sandbox.RemoveAll(work)                 //nolint:errcheck // swept at the next start
-	if err := os.Chmod(work, 0o755); err != nil { //nolint:gosec // other users read it
-		return err
-	}
+	defer sandbox.RemoveAll(work) //nolint:errcheck // swept at the next start
 	login, err := lock.logins(making.Vars)
 	if err != nil {
 		return err
 	}
 	in := installation{s: s, work: work, sourceDir: sourceDir, login: login, i: i, env: env, uv: uv}
-	for _, w := range packages(lock) {
+	if err := os.Mkdir(in.wheels(), 0o755); err != nil { //nolint:gosec // no secret
+		return err
+	}
+	for _, w := range packages(lock.Requirements) {
 		switch {
 		case w.at == "":
 			in.ready = append(in.ready, w)
-		case w.wheel() && w.address():
+		case w.wheel() && isAddress(w.at):
 			in.ready, in.apart = append(in.ready, w), true
 		case w.wheel():
-			if err := in.bring(&w); err != nil {
+			// The packager does not see the index's folder.
+			name := filepath.Base(w.at)
+			if err := copyNew(sourceDir, filepath.Clean(w.at), in.wheels(), name); err != nil {
 				return failed(err, "", "the index's dependencies cannot be installed")
 			}
-			in.ready = append(in.ready, w)
+			in.ready = append(in.ready, w.placeIn(fileURL(filepath.Join(in.wheels(), name))))
 		default:
 			in.build = append(in.build, w)
 		}
@@ -92,7 +62,7 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	}
 	if err == nil && len(in.build) > 0 {
 		if making.NoBuild {
-			return in.refused()
+			return builds(namesOf(in.build)...)
 		}
 		progress.report("builds", "running", 70)
 		if said, err = in.make(ctx); err == nil {
@@ -118,51 +88,32 @@ type installation struct {
 	env, uv   string
 	apart     bool // something comes from an address of the index
 
-	ready []wanted // wheels, as far as is known
-	build []wanted // what has none
-	built []string // the files that were made of it
+	ready []lockLine // wheels, as far as is known
+	build []lockLine // what has none
 }
 
-// bring copies a wheel of the index's folder, which the packager does not see.
-func (in *installation) bring(w *wanted) error {
-	source, err := os.OpenRoot(in.sourceDir)
-	if err != nil {
-		return err
-	}
-	defer source.Close()                                                         //nolint:errcheck // only read
-	if err := os.MkdirAll(filepath.Join(in.work, "wheels"), 0o755); err != nil { //nolint:gosec // no secret
-		return err
-	}
-	target, err := os.OpenRoot(filepath.Join(in.work, "wheels"))
-	if err != nil {
-		return err
-	}
-	defer target.Close() //nolint:errcheck // the file is closed
-	name := filepath.Base(w.at)
-	if err := copyNew(source, filepath.Clean(w.at), target, name); err != nil {
-		return err
-	}
-	w.line = strings.Replace(w.line, w.at, fileURL(filepath.Join(in.work, "wheels", name)), 1)
-	return nil
-}
+// wheels is the folder of wheels that are not fetched.
+func (in *installation) wheels() string { return filepath.Join(in.work, "wheels") }
 
 func fileURL(path string) string { return (&url.URL{Scheme: "file", Path: path}).String() }
 
-// take installs what is ready and what was built. With dry it only finds out whether all
-// that is ready has wheels.
-func (in *installation) take(ctx context.Context, dry bool) (said string, err error) {
+// requirements writes a file of requirements.
+func (in *installation) requirements(name string, all []lockLine) (file string, err error) {
 	var text strings.Builder
-	for _, w := range in.ready {
-		text.WriteString(w.line + "\n")
+	for _, l := range all {
+		text.WriteString(l.String())
 	}
-	for _, file := range in.built {
-		text.WriteString(fileURL(file) + "\n")
-	}
-	if text.Len() == 0 {
+	file = filepath.Join(in.work, name)
+	return file, os.WriteFile(file, []byte(text.String()), 0o644) //nolint:gosec // no secret
+}
+
+// take installs what is ready. With dry it only finds out whether all of that has wheels.
+func (in *installation) take(ctx context.Context, dry bool) (said string, err error) {
+	if len(in.ready) == 0 {
 		return "", nil
 	}
-	file := filepath.Join(in.work, "wheels.txt")
-	if err := os.WriteFile(file, []byte(text.String()), 0o644); err != nil { //nolint:gosec // no secret
+	file, err := in.requirements("wheels.txt", in.ready)
+	if err != nil {
 		return "", err
 	}
 	args := []string{"pip", "install", "--quiet", "--no-deps", "--no-build", "--no-sources",
@@ -178,10 +129,10 @@ func (in *installation) take(ctx context.Context, dry bool) (said string, err er
 // without has a package built of which uv has said that it has no wheel; false where it has
 // said no such thing.
 func (in *installation) without(said string) bool {
-	for _, found := range unbuilt.FindAllStringSubmatch(said, -1) {
-		name, _, _ := strings.Cut(found[1], "==")
+	for _, found := range withoutWheel(said) {
+		name, _, _ := strings.Cut(found, "==")
 		name = normalized(name)
-		at := slices.IndexFunc(in.ready, func(w wanted) bool { return w.name == name && w.at == "" })
+		at := slices.IndexFunc(in.ready, func(w lockLine) bool { return w.name == name && w.at == "" })
 		if at >= 0 {
 			in.build = append(in.build, in.ready[at])
 			in.ready = slices.Delete(in.ready, at, at+1)
@@ -191,33 +142,19 @@ func (in *installation) without(said string) bool {
 	return false
 }
 
-// refused says what would have to be built.
-func (in *installation) refused() error {
-	var names []string
-	for _, w := range in.build {
-		names = append(names, cmp.Or(w.name, w.at))
-	}
-	return builds(names...)
-}
-
 // make builds what has no wheel, as a user and in a folder of its own, and takes the wheels
 // that come of it: of all else that the build has done nothing is left.
 func (in *installation) make(ctx context.Context) (said string, err error) {
-	var text strings.Builder
-	local := false
-	for _, w := range in.build {
-		text.WriteString(w.line + "\n")
-		local = local || w.at != "" && !w.address()
-	}
-	file, target, wheels := filepath.Join(in.work, "builds.txt"), filepath.Join(in.work, "target"), filepath.Join(in.work, "built")
-	if err := os.WriteFile(file, []byte(text.String()), 0o644); err != nil { //nolint:gosec // no secret
+	file, err := in.requirements("builds.txt", in.build)
+	if err != nil {
 		return "", err
 	}
+	target, wheels := filepath.Join(in.work, "target"), filepath.Join(in.work, "built")
 	if err := errors.Join(os.Mkdir(target, 0o755), os.Mkdir(wheels, 0o755)); err != nil { //nolint:gosec // no secret
 		return "", err
 	}
 	st := step{role: Builder, dir: in.work, read: []string{in.work}, write: []string{target}, login: in.login}
-	if local {
+	if slices.ContainsFunc(in.build, func(l lockLine) bool { return l.at != "" && !isAddress(l.at) }) {
 		// A backend writes beside its sources, and what it leaves there is not the index's.
 		st.dir = filepath.Join(in.work, "source")
 		if err := os.CopyFS(st.dir, os.DirFS(in.sourceDir)); err != nil {
@@ -273,7 +210,7 @@ func (in *installation) collect(cache, target, wheels string) error {
 		if err != nil {
 			return err
 		}
-		in.built = append(in.built, file)
+		in.ready = append(in.ready, lockLine{text: fileURL(file)})
 	}
 	return nil
 }

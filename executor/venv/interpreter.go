@@ -142,7 +142,7 @@ func (s *Store) probe(ctx context.Context, candidate string) (*Interpreter, erro
 	}
 	bounded, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	out, _, err := s.run(bounded, "", nil, candidate, "-I", "-c", probe)
+	out, _, err := s.run(bounded, "", candidate, "-I", "-c", probe)
 	if ctx.Err() != nil {
 		return nil, toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
 	}

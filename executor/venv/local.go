@@ -1,21 +1,15 @@
 package venv
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 )
-
-// pathNote begins what [notePaths] adds to a lock.
-var pathNote = []byte("# content of ")
 
 // notePaths completes a lock that uv made of tree, which is dir or a copy of it: paths are
 // relative to it, and a comment for each says by a digest what it leads to. So locks of
@@ -23,43 +17,33 @@ var pathNote = []byte("# content of ")
 // itself requires comes from uv: a path out of the tree, or an address that no
 // requirement may have, is an error.
 func notePaths(lock []byte, tree, dir string) ([]byte, error) {
-	var out, notes bytes.Buffer
-	for line := range strings.Lines(string(lock)) {
-		if line = strings.TrimRight(line, "\n"); line == "" || strings.HasPrefix(line, " ") || line[0] == '#' || release(line) != "" {
-			out.WriteString(line + "\n")
-			continue
-		}
-		// uv gives every package of an index its version: this is a path or an address.
-		name, place, rest := cutPlace(line)
-		if isAddress(place) {
-			if err := (&reader{d: &declared{}}).address(new(requirement), place); err != nil {
-				return nil, fmt.Errorf("%s: %w", redact(strings.TrimSpace(name+place)), err)
+	var out, notes strings.Builder
+	for _, l := range packages(lock) {
+		said := redact(l.text)
+		var err error
+		if isAddress(l.at) {
+			err = (&reader{d: &declared{}}).address(new(requirement), l.at)
+		} else if l.at != "" {
+			var inside, digest string
+			if inside, err = insideOf(tree, l.at); err == nil {
+				digest, err = contentOf(dir, inside)
 			}
-			out.WriteString(line + "\n")
-			continue
+			l = l.placeIn("./" + inside) // uv would take a bare name for a package of the index
+			fmt.Fprintf(&notes, "# content of ./%s: sha256:%s\n", inside, digest)
 		}
-		inside, err := insideOf(tree, place)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", strings.TrimSpace(name+place), err)
+			return nil, fmt.Errorf("%s: %w", said, err)
 		}
-		digest, err := contentOf(dir, inside)
-		if err != nil {
-			return nil, err
-		}
-		out.WriteString(name + "./" + inside + rest + "\n") // uv would take a bare name for a package of the index
-		fmt.Fprintf(&notes, "%s./%s: sha256:%s\n", pathNote, inside, digest)
+		out.WriteString(l.String())
 	}
-	return append(out.Bytes(), notes.Bytes()...), nil
+	return []byte(out.String() + notes.String()), nil
 }
 
 // insideOf gives a path that uv names as relative to the tree.
 func insideOf(tree, place string) (string, error) {
-	if address, isURL := strings.CutPrefix(place, "file:"); isURL {
-		path, err := url.PathUnescape(strings.TrimPrefix(address, "//"))
-		if err != nil {
-			return "", err
-		}
-		place = path
+	place, err := pathOf(place)
+	if err != nil {
+		return "", err
 	}
 	real, _ := filepath.EvalSymlinks(tree) // a backend may say this
 	for _, root := range []string{tree, real} {
@@ -70,59 +54,58 @@ func insideOf(tree, place string) (string, error) {
 	return "", errors.New("it leads out of the index's folder, or has a character that a path of a requirement may not have")
 }
 
+// pathOf is a path that may be written as file:PATH.
+func pathOf(place string) (string, error) {
+	if !schemePattern.MatchString(place) {
+		return place, nil
+	}
+	path, err := url.PathUnescape(strings.TrimPrefix(place[len("file:"):], "//"))
+	if err != nil {
+		return "", fmt.Errorf("it is not an address: %w", err)
+	}
+	return path, nil
+}
+
 // contentOf is a digest of the names and contents of a file or of all files of a
 // folder in dir, also by way of links that stay in it, as a build would find them.
 func contentOf(dir, inside string) (string, error) {
-	sum := sha256.New()
-	seen := map[string]bool{}
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return "", err
 	}
-	var add func(path, as string) error
-	add = func(path, as string) error {
-		real, err := filepath.EvalSymlinks(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // a link to nothing
-		}
-		if err != nil || seen[real] {
-			return err
-		}
-		if within, err := filepath.Rel(dir, real); err != nil || !filepath.IsLocal(within) {
-			return nil // it leads out of the index, where its name alone counts
-		}
-		return filepath.WalkDir(real, func(file string, entry fs.DirEntry, err error) error {
-			if err != nil {
-				return err
-			}
-			rel, err := filepath.Rel(real, file)
-			if err != nil {
-				return err
-			}
-			switch name := filepath.Join(as, rel); {
-			case entry.IsDir():
-				if seen[file] || entry.Name() == ".git" || entry.Name() == "__pycache__" {
-					return filepath.SkipDir
-				}
-				seen[file] = true
-			case entry.Type()&fs.ModeSymlink != 0:
-				target, _ := os.Readlink(file)
-				fmt.Fprintf(sum, "%q -> %q\n", name, target)
-				return add(file, name)
-			case entry.Type().IsRegular():
-				f, err := os.Open(file) //nolint:gosec // what the requirement names
-				if err != nil {
-					return err
-				}
-				defer f.Close() //nolint:errcheck // only read
-				one := sha256.New()
-				if _, err := io.Copy(one, f); err != nil {
-					return err
-				}
-				fmt.Fprintf(sum, "%q %x\n", name, one.Sum(nil))
-			}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close() //nolint:errcheck // only read
+	sum := sha256.New()
+	seen := map[string]bool{}
+	var add func(file, as string) error
+	add = func(file, as string) error {
+		real, _ := filepath.EvalSymlinks(file)
+		within, err := filepath.Rel(dir, real)
+		if err != nil || !filepath.IsLocal(within) || seen[within] {
+			fmt.Fprintf(sum, "%q\n", as) // of a link to nothing, or out of the index, its name alone counts
 			return nil
-		})
+		}
+		info, err := root.Lstat(within)
+		switch {
+		case err != nil:
+		case info.Mode().IsRegular():
+			var content string
+			content, err = sumOf(root, within)
+			fmt.Fprintf(sum, "%q %s\n", as, content)
+		case info.IsDir():
+			seen[within] = true
+			var entries []os.DirEntry
+			entries, err = os.ReadDir(real)
+			for _, entry := range entries {
+				if name := entry.Name(); name != ".git" && name != bytecode {
+					err = errors.Join(err, add(filepath.Join(real, name), filepath.Join(as, name)))
+				}
+			}
+		}
+		return err
 	}
 	if err := add(filepath.Join(dir, inside), ""); err != nil {
 		return "", err

@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -28,7 +27,7 @@ type Lock struct {
 // foreign reports whether a lock has anything but releases of a package index: an address,
 // or a part of its index.
 func (l Lock) foreign() bool {
-	return slices.ContainsFunc(logical(l.Requirements), func(line line) bool { return release(line.text) == "" })
+	return slices.ContainsFunc(packages(l.Requirements), func(p lockLine) bool { return p.at != "" })
 }
 
 // LockOptions configure [Store.Lock]. The zero value is usable.
@@ -56,9 +55,6 @@ type declared struct {
 	args                      []string // of uv
 }
 
-// blank reports whether a requirements file has comments and empty lines alone.
-func blank(data []byte) bool { return len(logical(data)) == 0 }
-
 // Lock resolves the dependencies that sourceDir declares, for every platform and
 // every Python that the constraint allows, with the hashes of every file. What is
 // declared is read first, and refused where it names anything outside of sourceDir but
@@ -66,29 +62,14 @@ func blank(data []byte) bool { return len(logical(data)) == 0 }
 // requirements.
 //
 // progress may be nil. Errors are install_failed.
-func (s *Store) Lock(ctx context.Context, sourceDir string, o LockOptions, progress Progress) (lock Lock, err error) {
-	err = s.do(ctx, "the dependencies cannot be read", func(ctx context.Context) error {
-		r, err := s.reader(sourceDir, o)
-		if err != nil {
-			return err
-		}
-		defer r.root.Close() //nolint:errcheck // only read
-		if err = r.declaration(); err == nil {
-			lock, err = s.resolve(ctx, sourceDir, o, *r.d, progress)
-		}
-		return err
-	})
-	return lock, err
+func (s *Store) Lock(ctx context.Context, sourceDir string, o LockOptions, progress Progress) (Lock, error) {
+	return s.lock(ctx, sourceDir, o, progress, (*reader).declaration)
 }
 
 // LockRequirements resolves requirements that no file of their own declares, as
 // [Store.Lock] does. name is what declares them, for messages.
-func (s *Store) LockRequirements(ctx context.Context, name string, requirements []string, o LockOptions, progress Progress) (lock Lock, err error) {
-	err = s.do(ctx, "the dependencies cannot be read", func(ctx context.Context) error {
-		r, err := s.reader("", o)
-		if err != nil {
-			return err
-		}
+func (s *Store) LockRequirements(ctx context.Context, name string, requirements []string, o LockOptions, progress Progress) (Lock, error) {
+	return s.lock(ctx, "", o, progress, func(r *reader) error {
 		for _, text := range requirements {
 			q, err := r.parse(text, ".")
 			if err != nil {
@@ -97,7 +78,23 @@ func (s *Store) LockRequirements(ctx context.Context, name string, requirements 
 			r.d.file = name
 			r.d.requirements = append(r.d.requirements, q)
 		}
-		lock, err = s.resolve(ctx, "", o, *r.d, progress)
+		return nil
+	})
+}
+
+// lock resolves what read has found out.
+func (s *Store) lock(ctx context.Context, sourceDir string, o LockOptions, progress Progress, read func(*reader) error) (lock Lock, err error) {
+	err = s.do(ctx, "the dependencies cannot be read", func(ctx context.Context) error {
+		r, err := s.reader(sourceDir, o)
+		if err != nil {
+			return err
+		}
+		if r.root != nil {
+			defer r.root.Close() //nolint:errcheck // only read
+		}
+		if err = read(r); err == nil {
+			lock, err = s.resolve(ctx, sourceDir, o, *r.d, progress)
+		}
 		return err
 	})
 	return lock, err
@@ -168,23 +165,25 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 	}
 	progress.report("lock", "running", 20)
 	// uv runs where nothing of the index lies: it finds no settings and no project.
-	work, err := os.MkdirTemp(s.dir, "new-lock-")
+	work, err := s.workFolder()
 	if err != nil {
 		return Lock{}, err
 	}
-	defer sandbox.RemoveAll(work)                 //nolint:errcheck // swept at the next start
-	if err := os.Chmod(work, 0o755); err != nil { //nolint:gosec // other users read it
+	defer sandbox.RemoveAll(work) //nolint:errcheck // swept at the next start
+	// What lies in the index's folder may require addresses.
+	tree, st := sourceDir, step{dir: work, apart: d.addresses() || d.paths(), login: d.logins}
+	if d.builds || d.paths() {
+		// A build backend writes beside its sources, and what it leaves there is not the index's.
+		// What was written for uv stays the agent's.
+		tree = filepath.Join(work, "tree")
+		if err := os.CopyFS(tree, os.DirFS(sourceDir)); err != nil {
+			return Lock{}, err
+		}
+	}
+	asked, err := d.write(work, tree)
+	if err != nil {
 		return Lock{}, err
 	}
-	tree := sourceDir
-	apart := sync.OnceValue(func() error {
-		if sourceDir == "" {
-			return nil
-		}
-		// A build backend writes beside its sources, and what it leaves there is not the index's.
-		tree = filepath.Join(work, "tree")
-		return os.CopyFS(tree, os.DirFS(sourceDir))
-	})
 	// First for every Python that the constraint allows, so that other nodes
 	// may have other ones; some packages then have no version left.
 	wanted, _ := parseConstraint(python)
@@ -195,34 +194,21 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 	var said string
 	for n, version := range tries {
 		var out []byte
-		run := func(build bool) error {
-			asked, err := d.write(work, tree)
-			if err != nil {
-				return err
-			}
+		run := func(build bool) (err error) {
 			args := slices.Concat([]string{"pip", "compile"}, asked, []string{"--no-sources", "--universal", "--generate-hashes",
 				"--no-header", "--no-annotate", "--quiet", "--python", interpreter.Path, "--python-version", version}, d.args)
+			// The variable does not count beside an argument.
 			for _, file := range strings.Fields(lookup(s.environ, "UV_CONSTRAINT")) {
 				args = append(args, "--constraints", file)
 			}
-			// What was written for uv stays the agent's: a build changes its copy of the source alone.
-			st := step{role: Packager, apart: d.addresses() || d.paths(), dir: work, login: d.logins} // what lies there may require addresses
-			if build {
-				st.role = Builder
-				if tree != "" {
-					st.write = []string{tree}
-				}
-			} else {
+			if st.role, st.write = Packager, nil; !build {
 				args = append(args, "--no-build")
+			} else if st.role = Builder; tree != sourceDir {
+				st.write = []string{tree}
 			}
 			out, said, err = s.runUV(ctx, interpreter, uv, st, nil, args...)
 			said = strings.ReplaceAll(said, cmp.Or(tree, work), ".")
 			return err
-		}
-		if d.builds || d.paths() {
-			if err := apart(); err != nil {
-				return Lock{}, err
-			}
 		}
 		err = errBuilds
 		if !d.builds {
@@ -230,9 +216,6 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 		}
 		if err != nil && ctx.Err() == nil && !o.NoBuild {
 			progress.report("builds", "running", 25)
-			if err := apart(); err != nil {
-				return Lock{}, err
-			}
 			err = run(true)
 		}
 		if err == nil {
@@ -245,8 +228,9 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 			if out, err = notePaths(out, tree, sourceDir); err != nil {
 				return Lock{}, failed(err, "", "the dependencies in %s require what no index may have", d.file).WithDetail("reason", reasonDependency)
 			}
-			if toBuild := toBuild(out); o.NoBuild && len(toBuild) > 0 {
-				return Lock{}, builds(toBuild...)
+			toBuild := slices.DeleteFunc(packages(out), func(p lockLine) bool { return p.at == "" || p.wheel() })
+			if o.NoBuild && len(toBuild) > 0 {
+				return Lock{}, builds(namesOf(toBuild)...)
 			}
 			for _, note := range d.logins.notes() {
 				out = append(out, note...)
@@ -258,12 +242,8 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 			return Lock{}, ctx.Err()
 		}
 	}
-	if names := unbuilt.FindAllStringSubmatch(said, -1); o.NoBuild && names != nil {
-		var all []string
-		for _, one := range names {
-			all = append(all, one[1])
-		}
-		return Lock{}, builds(all...)
+	if names := withoutWheel(said); o.NoBuild && len(names) > 0 {
+		return Lock{}, builds(names...)
 	}
 	return Lock{}, failed(err, said, "the dependencies in %s cannot be resolved", d.file)
 }
@@ -271,13 +251,10 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 // unbuilt finds in what uv says the packages that it may not build.
 var unbuilt = regexp.MustCompile("(?:Building source distributions|Wheels are required) for `([^`]+)`(?: is disabled| because building)")
 
-// toBuild names what of a lock has to be built wherever it is installed.
-func toBuild(lock []byte) (names []string) {
-	for _, line := range logical(lock) {
-		name, place, _ := cutPlace(line.text)
-		if release(line.text) == "" && !strings.HasSuffix(strings.ToLower(withoutFragment(place)), ".whl") {
-			names = append(names, cmp.Or(strings.TrimSuffix(name, " @ "), place))
-		}
+// withoutWheel are the packages that uv says it may not build, with or without versions.
+func withoutWheel(said string) (names []string) {
+	for _, found := range unbuilt.FindAllStringSubmatch(said, -1) {
+		names = append(names, found[1])
 	}
 	return names
 }
@@ -318,9 +295,6 @@ func (d declared) write(work, tree string) (args []string, err error) {
 	source := filepath.Join(work, "requirements.in")
 	if d.builds {
 		source = filepath.Join(tree, d.file)
-	}
-	if len(d.constraints) == 0 {
-		return []string{source}, nil // and the constraints of the agent's settings
 	}
 	return []string{source, "--constraints", filepath.Join(work, "constraints.in")}, nil
 }

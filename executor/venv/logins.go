@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -114,12 +113,9 @@ func (l Lock) logins(vars map[string]string) (all logins, err error) {
 }
 
 // files writes the credentials into dir, which is of one step, and returns the variables
-// by which uv and git find them there. What they are used for stays out of the cache of
-// all. environ, where no code of an index runs, has the agent's own credentials.
+// by which uv and git find them there. environ, where no code of an index runs, names the agent's
+// own credentials and settings of uv, which other users may not read: they are copied.
 func (l logins) files(dir string, environ []string) (env []string, err error) {
-	if len(l) == 0 {
-		return nil, nil
-	}
 	var netrc, git strings.Builder
 	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace
 	for _, one := range l {
@@ -129,21 +125,29 @@ func (l logins) files(dir string, environ []string) (env []string, err error) {
 			fmt.Fprintf(&netrc, "machine %s login \"%s\" password \"%s\"\n", one.host(), quote(one.user), quote(one.password))
 		}
 	}
-	if own := lookup(environ, "NETRC"); own != "" {
-		data, _ := os.ReadFile(own) //nolint:gosec // the agent's own; that it is missing is said elsewhere
-		netrc.Write(data)
-	}
-	for name, text := range map[string]string{"netrc": netrc.String(), "gitconfig": git.String()} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+	for _, file := range []struct{ variable, name, text string }{
+		{"NETRC", "netrc", netrc.String()}, {"UV_CONFIG_FILE", "uv.toml", ""}, {"GIT_CONFIG_VALUE_0", "gitconfig", git.String()},
+	} {
+		if own := lookup(environ, file.variable); own != "" && file.name != "gitconfig" {
+			data, err := os.ReadFile(own) //nolint:gosec // of the operator
+			if err != nil {
+				return nil, failed(err, "", "the file that %s names cannot be read", file.variable)
+			}
+			file.text += string(data)
+		}
+		if file.text == "" {
+			continue
+		}
+		path := filepath.Join(dir, file.name)
+		if err := os.WriteFile(path, []byte(file.text), 0o600); err != nil {
 			return nil, err
 		}
+		env = append(env, file.variable+"="+path)
 	}
-	count, _ := strconv.Atoi(lookup(environ, "GIT_CONFIG_COUNT"))
-	return []string{
-		"NETRC=" + filepath.Join(dir, "netrc"), "UV_CACHE_DIR=" + filepath.Join(dir, "cache"),
-		fmt.Sprintf("GIT_CONFIG_COUNT=%d", count+1), fmt.Sprintf("GIT_CONFIG_KEY_%d=include.path", count),
-		fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", count, filepath.Join(dir, "gitconfig")),
-	}, nil
+	if git.Len() > 0 {
+		env = append(env, "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=include.path")
+	}
+	return env, nil
 }
 
 func (l login) basic() string {

@@ -2,6 +2,7 @@ package venv
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"regexp"
 	"strings"
@@ -70,27 +71,69 @@ func release(line string) string {
 	return normalized(found[1]) + "==" + version
 }
 
-// pinned names the file that a line is about: a release, else a path or an address.
-func pinned(line string) string {
-	if release := release(line); release != "" {
-		return release
-	}
-	_, place, _ := cutPlace(line)
-	return withoutFragment(place)
+// lockLine is one package of a lock.
+type lockLine struct {
+	text    string   // as a requirements file has it, without hashes
+	hashes  []string // "sha256:…"
+	name    string   // in one way; empty for a path without one
+	release string   // name==version; empty for a path or an address
+	at      string   // the path or the address; empty for a release
 }
 
-// cutPlace splits the line of a path or an address: "name @ ", the place, and the rest.
-func cutPlace(line string) (name, place, rest string) {
-	if n := strings.Index(line, " @ "); n >= 0 {
-		name, line = line[:n+3], line[n+3:]
-	}
-	end := len(line)
-	for _, mark := range []string{" ;", ` \`, " --"} {
-		if n := strings.Index(line, mark); n >= 0 {
-			end = min(end, n)
+// packages are those of a lock. uv gives every package of an index its version: what has none
+// is a path or an address.
+func packages(lock []byte) (all []lockLine) {
+	for _, line := range logical(lock) {
+		text := strings.TrimPrefix(line.text, "-e ") // of an older lock: an installed index does not change
+		l := lockLine{text: strings.TrimSpace(hashOption.ReplaceAllString(text, ""))}
+		for _, one := range hashOption.FindAllStringSubmatch(text, -1) {
+			l.hashes = append(l.hashes, one[1])
 		}
+		if l.release = release(l.text); l.release != "" {
+			l.name, _, _ = strings.Cut(l.release, "==")
+		} else {
+			name, place, named := strings.Cut(l.text, " @ ")
+			if !named {
+				name, place = "", l.text
+			}
+			name, _, _ = strings.Cut(name, "[")
+			place, _, _ = strings.Cut(place, " ;")
+			l.name, l.at = normalized(strings.TrimSpace(name)), strings.TrimSpace(place)
+		}
+		all = append(all, l)
 	}
-	return name, strings.TrimSpace(line[:end]), line[end:]
+	return all
+}
+
+// String writes a package as uv does.
+func (l lockLine) String() string {
+	text := l.text
+	for _, hash := range l.hashes {
+		text += " \\\n    --hash=" + hash
+	}
+	return text + "\n"
+}
+
+// file names what is downloaded: a release, else a path or an address.
+func (l lockLine) file() string { return cmp.Or(l.release, withoutFragment(l.at)) }
+
+// wheel reports whether a package that has a place is a wheel as it comes.
+func (l lockLine) wheel() bool {
+	return strings.HasSuffix(strings.ToLower(withoutFragment(l.at)), ".whl")
+}
+
+// namesOf names packages for people.
+func namesOf(all []lockLine) (names []string) {
+	for _, l := range all {
+		names = append(names, cmp.Or(l.name, l.at))
+	}
+	return names
+}
+
+// placeIn gives the package another place.
+func (l lockLine) placeIn(at string) lockLine {
+	l.text, l.at = strings.Replace(l.text, l.at, at, 1), at
+	return l
 }
 
 func withoutFragment(address string) string {
@@ -106,7 +149,7 @@ func hold(lock []byte, requirements []requirement, tree string, all bool) ([]byt
 	pins := map[string][]string{}
 	for _, q := range requirements {
 		if len(q.hashes) > 0 {
-			key := pinned(q.write(tree))
+			key := packages([]byte(q.write(tree)))[0].file()
 			pins[key] = append(pins[key], q.hashes...)
 		}
 	}
@@ -114,21 +157,15 @@ func hold(lock []byte, requirements []requirement, tree string, all bool) ([]byt
 		return lock, nil
 	}
 	var out strings.Builder
-	for _, line := range logical(lock) {
-		hashes, ok := pins[pinned(line.text)]
+	for _, l := range packages(lock) {
+		hashes, ok := pins[l.file()]
 		if !ok && all {
-			return nil, fmt.Errorf("%s is needed and has no --hash, which --require-hashes demands", strings.Fields(line.text)[0])
+			return nil, fmt.Errorf("%s is needed and has no --hash, which --require-hashes demands", strings.Fields(l.text)[0])
 		}
-		if !ok {
-			for _, one := range hashOption.FindAllStringSubmatch(line.text, -1) {
-				hashes = append(hashes, one[1])
-			}
+		if ok {
+			l.hashes = hashes
 		}
-		out.WriteString(strings.TrimSpace(hashOption.ReplaceAllString(line.text, "")))
-		for _, one := range hashes {
-			out.WriteString(" \\\n    --hash=" + one)
-		}
-		out.WriteString("\n")
+		out.WriteString(l.String())
 	}
 	return []byte(out.String()), nil
 }

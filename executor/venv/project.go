@@ -9,6 +9,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/BurntSushi/toml"
 )
@@ -34,14 +35,14 @@ type pyproject struct {
 	} `toml:"tool"`
 }
 
-// readProject reads the pyproject.toml of a folder of the tree; nil if there is none.
+// readProject reads the pyproject.toml of a folder of the tree; nil if there is none, or no folder.
 func (r *reader) readProject(dir string) (*project, error) {
 	if p, ok := r.projects[dir]; ok {
 		return p, nil
 	}
 	p := &project{reader: r, dir: dir, file: path.Join(dir, "pyproject.toml")}
 	var err error
-	if p.data, err = r.file(p.file); errors.Is(err, fs.ErrNotExist) {
+	if p.data, err = r.file(p.file); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		r.projects[dir] = nil
 		return nil, nil //nolint:nilnil // there need not be one
 	}
@@ -81,9 +82,6 @@ func (r *reader) project(dir string) error {
 		return nil
 	}
 	r.read["project "+dir] = true
-	if info, err := r.root.Stat(dir); err != nil || !info.IsDir() {
-		return err
-	}
 	p, err := r.readProject(dir)
 	if err != nil || p == nil {
 		return err
@@ -134,8 +132,7 @@ func (p *project) checkBuild() error {
 		}
 	}
 	names, err := p.check(p.Build.Requires, "a build takes packages of a package index")
-	own, _ := p.Tool.UV["sources"].(map[string]any)
-	for name := range own {
+	for name := range table(p.Tool.UV["sources"]) {
 		if err == nil && names[normalized(name)] { // uv would take one of that name from a package index
 			err = p.refuse(name, errors.New("a build takes packages of a package index: leave it out of build-system.requires or of [tool.uv.sources]"))
 		}
@@ -151,8 +148,12 @@ func (p *project) sources(names map[string]bool) error {
 	if err != nil {
 		return err
 	}
-	own, _ := p.Tool.UV["sources"].(map[string]any)
-	take := func(from *project, all map[string]any) error {
+	own := table(p.Tool.UV["sources"])
+	for _, from := range slices.Compact([]*project{root, p}) { // a member has those of its workspace, too
+		if from == nil {
+			continue
+		}
+		all := table(from.Tool.UV["sources"])
 		for _, name := range slices.Sorted(maps.Keys(all)) {
 			if own[name] != nil && from != p || names != nil && !names[normalized(name)] {
 				continue
@@ -163,32 +164,25 @@ func (p *project) sources(names map[string]bool) error {
 				}
 			}
 		}
-		return nil
 	}
-	if root != nil && root != p { // a member has those of its workspace, too
-		all, _ := root.Tool.UV["sources"].(map[string]any)
-		if err := take(root, all); err != nil {
-			return err
-		}
-	}
-	return take(p, own)
+	return nil
 }
 
 // source takes one entry of [tool.uv.sources].
-func (p *project) source(root *project, name string, table map[string]any) error {
-	if table["group"] != nil {
+func (p *project) source(root *project, name string, entry map[string]any) error {
+	if entry["group"] != nil {
 		return nil // of development
 	}
 	q := requirement{name: name}
-	marker, _ := table["marker"].(string)
+	marker, _ := entry["marker"].(string)
 	err := q.mark(marker, marker != "")
-	switch place, _ := table["path"].(string); {
+	switch place, _ := entry["path"].(string); {
 	case err != nil:
 	case !wholeName.MatchString(name):
 		err = errors.New("it is not a package's name")
 	case place != "":
 		q.path, err = p.within(place, p.dir)
-	case table["workspace"] == true:
+	case entry["workspace"] == true:
 		q.path, err = root.member(name)
 	default:
 		err = errors.New("its source in [tool.uv.sources] is no path of the index: write the address in the requirement itself (name @ git+https://host/path)")
@@ -222,9 +216,10 @@ func (p *project) member(name string) (string, error) {
 	if p == nil {
 		return "", errors.New("its source is a workspace, and there is none")
 	}
-	table, _ := p.Tool.UV["workspace"].(map[string]any)
 	dirs := []string{p.dir}
-	for _, pattern := range texts(table["members"]) {
+	patterns, _ := table(p.Tool.UV["workspace"])["members"].([]any)
+	for _, one := range patterns {
+		pattern, _ := one.(string)
 		if pattern = path.Join(p.dir, pattern); strings.Contains(pattern, "**") || !fs.ValidPath(pattern) {
 			return "", fmt.Errorf("the workspace's member %q is no folder or simple pattern of the index's folder", pattern)
 		}
@@ -235,9 +230,6 @@ func (p *project) member(name string) (string, error) {
 		dirs = append(dirs, found...)
 	}
 	for _, dir := range dirs {
-		if info, err := p.root.Stat(dir); err != nil || !info.IsDir() {
-			continue
-		}
 		member, err := p.readProject(dir)
 		if err != nil {
 			return "", err
@@ -261,55 +253,47 @@ var changing = []string{
 
 // setting finds one of them that the agent's own settings do not say; empty if there is none.
 func (r *reader) setting(settings map[string]any) string {
-	ours := func(index map[string]any) bool {
-		address, _ := index["url"].(string)
-		return index["explicit"] == true || r.allowed("--index-url", address)
-	}
 	for _, key := range slices.Sorted(maps.Keys(settings)) {
-		switch value := settings[key].(type) {
-		case map[string]any:
-			if found := r.setting(value); key == "pip" && found != "" {
+		value := settings[key]
+		if key == "pip" {
+			if found := r.setting(table(value)); found != "" {
 				return found
 			}
-		case []map[string]any:
-			if key == "index" && !slices.ContainsFunc(value, func(one map[string]any) bool { return !ours(one) }) {
-				continue
-			}
-		case string:
-			if r.allowed("--"+key, value) {
-				continue
-			}
 		}
-		if slices.Contains(changing, key) && settings[key] != false {
+		if slices.Contains(changing, key) && value != false && !r.says(key, value) {
 			return key
 		}
 	}
 	return ""
 }
 
+// says reports whether the agent's own settings say the same.
+func (r *reader) says(key string, value any) bool {
+	if text, ok := value.(string); ok {
+		return r.allowed("--"+key, text)
+	}
+	return key == "index" && !slices.ContainsFunc(tables(value), func(index map[string]any) bool {
+		address, _ := index["url"].(string)
+		return index["explicit"] != true && !r.allowed("--index-url", address)
+	})
+}
+
+func table(value any) map[string]any {
+	one, _ := value.(map[string]any)
+	return one
+}
+
 // tables are the tables of a value that is one, or a list of them.
-func tables(value any) (all []map[string]any) {
+func tables(value any) []map[string]any {
 	switch value := value.(type) {
-	case map[string]any:
-		return []map[string]any{value}
 	case []map[string]any:
 		return value
 	case []any:
+		var all []map[string]any
 		for _, one := range value {
-			if table, ok := one.(map[string]any); ok {
-				all = append(all, table)
-			}
+			all = append(all, table(one))
 		}
+		return all
 	}
-	return all
-}
-
-func texts(value any) (all []string) {
-	list, _ := value.([]any)
-	for _, one := range list {
-		if text, ok := one.(string); ok {
-			all = append(all, text)
-		}
-	}
-	return all
+	return []map[string]any{table(value)}
 }

@@ -2,7 +2,6 @@ package venv
 
 import (
 	"bytes"
-	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -14,7 +13,6 @@ import (
 	"html"
 	"io"
 	"log"
-	"mime"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -23,7 +21,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -34,62 +31,60 @@ const (
 )
 
 var (
-	indexVariables  = []string{"UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"}
-	secretVariables = regexp.MustCompile(`^(UV|PIP)_.*(TOKEN|USERNAME|PASSWORD)$`)
-	passedOn        = []string{"Accept", "Range", "If-Range", "If-None-Match", "If-Modified-Since", "User-Agent"}
-	pageLink        = regexp.MustCompile(`(?i)(\bhref\s*=\s*)("[^"]*"|'[^']*'|[^\s"'>]+)`)
-	pageBase        = regexp.MustCompile(`(?i)<base\s[^>]*?\bhref\s*=\s*["']?([^"'\s>]+)`)
+	spacedIndexes = regexp.MustCompile(`(?i)([^\s=:/]+=)?(https?://\S+)`) // uv's form name=URL, or a URL
+	// indexVariables are what finds the addresses in each variable that names package indexes.
+	indexVariables = map[string]*regexp.Regexp{
+		"UV_DEFAULT_INDEX": spacedIndexes, "UV_INDEX": spacedIndexes, "UV_INDEX_URL": spacedIndexes, "UV_EXTRA_INDEX_URL": spacedIndexes,
+		"UV_FIND_LINKS": regexp.MustCompile(`(?i)()(https?://[^,]+)`),
+	}
+	indexLogin = regexp.MustCompile(`^UV_INDEX_.*_(USERNAME|PASSWORD)$`)
+	notOfNames = regexp.MustCompile(`[^A-Z0-9]`)
+	passedOn   = []string{"Accept", "Range", "If-Range", "If-None-Match", "If-Modified-Since", "User-Agent"}
+	linkOfHTML = regexp.MustCompile(`(?i)(\bhref\s*=\s*)("[^"]*"|'[^']*'|[^\s"'>]+)`)
+	linkOfJSON = regexp.MustCompile(`("url"\s*:\s*)("(?:[^"\\]|\\.)*")`)
 )
 
 // proxied is one package index behind the proxy: what lies below its root, and the addresses
 // of the same origin that its pages link to, which are signed.
 type proxied struct {
-	at        string // what stands for the index: http://127.0.0.1:1/token
-	root      *url.URL
-	user, key string
-	password  string
+	at    string // what stands for the index: http://127.0.0.1:1/token
+	root  *url.URL
+	login *url.Userinfo
+	key   string // of its signatures
 }
 
 // newIndexProxy serves the package indexes of an environment that need credentials, for what
 // builds a package to reach them without seeing these. It returns the environment to build
 // with; variables without credentials stay. The caller ends the proxy with stop.
 func newIndexProxy(environ []string) (rewritten []string, stop func(), err error) {
-	var listener net.Listener        // once there is an index for it
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, err
+	}
 	indexes := map[string]*proxied{} // by the first element of their paths
 	for _, line := range environ {
 		name, value, _ := strings.Cut(line, "=")
-		if slices.Contains(indexVariables, name) {
-			parts, with := strings.Fields(value), " "
-			if name == "UV_FIND_LINKS" {
-				parts, with = strings.Split(value, ","), ","
-			}
-			for n, one := range parts {
-				x, address, err := proxiedBy(one, environ)
-				if err != nil { // its text has the address
+		if addresses := indexVariables[name]; addresses != nil {
+			value = addresses.ReplaceAllStringFunc(value, func(found string) string {
+				m := addresses.FindStringSubmatch(found)
+				x, unread := newProxied(strings.TrimSuffix(m[1], "="), m[2], environ)
+				if unread != nil { // its text has the address
 					err = failed(nil, "", "an address in %s cannot be read as a URL", name)
-				} else if x != nil && listener == nil {
-					listener, err = net.Listen("tcp", "127.0.0.1:0")
 				}
-				if err != nil {
-					if listener != nil {
-						_ = listener.Close()
-					}
-					return nil, nil, err
+				if x == nil {
+					return found
 				}
-				if x != nil {
-					token := rand.Text()
-					x.at, indexes[token] = "http://"+listener.Addr().String()+"/"+token, x
-					parts[n] = strings.TrimSuffix(one, address) + x.at + "/-" + x.root.EscapedPath()
-					value = strings.Join(parts, with)
-				}
-			}
+				token := rand.Text()
+				x.at, indexes[token] = "http://"+listener.Addr().String()+"/"+token, x
+				return m[1] + x.at + "/-" + x.root.EscapedPath()
+			})
 		}
-		if !secretVariables.MatchString(name) {
+		if !indexLogin.MatchString(name) {
 			rewritten = append(rewritten, name+"="+value)
 		}
 	}
-	if listener == nil {
-		return rewritten, func() {}, nil
+	if err != nil || len(indexes) == 0 {
+		return rewritten, func() {}, errors.Join(err, listener.Close())
 	}
 	for _, name := range []string{"NO_PROXY", "no_proxy"} {
 		rewritten = append(rewritten, name+"="+strings.TrimPrefix(lookup(environ, name)+",127.0.0.1", ","))
@@ -97,39 +92,31 @@ func newIndexProxy(environ []string) (rewritten []string, stop func(), err error
 	return rewritten, serveIndexes(listener, indexes, environ), nil
 }
 
-// proxiedBy reads one address, also in uv's form name=URL; nil if it needs no credentials.
-func proxiedBy(text string, environ []string) (x *proxied, address string, err error) {
-	label, address, named := strings.Cut(text, "=")
-	if !named || strings.ContainsAny(label, ":/") {
-		label, address = "", text
-	}
+// newProxied reads the address of an index, which may have a name; nil if it needs no credentials.
+func newProxied(name, address string, environ []string) (*proxied, error) {
 	root, err := url.Parse(address)
-	if err != nil || root.Scheme != "http" && root.Scheme != "https" {
-		return nil, "", err
+	if err != nil {
+		return nil, err
 	}
-	x = &proxied{root: root, user: root.User.Username(), key: rand.Text()}
-	x.password, _ = root.User.Password()
-	if label != "" {
-		variable := "UV_INDEX_" + regexp.MustCompile(`[^A-Z0-9]`).ReplaceAllString(strings.ToUpper(label), "_")
-		if user, password := lookup(environ, variable+"_USERNAME"), lookup(environ, variable+"_PASSWORD"); user+password != "" {
-			x.user, x.password = user, password
-		}
+	x := &proxied{root: root, login: root.User, key: rand.Text()}
+	variable := "UV_INDEX_" + notOfNames.ReplaceAllString(strings.ToUpper(name), "_")
+	if user, password := lookup(environ, variable+"_USERNAME"), lookup(environ, variable+"_PASSWORD"); name != "" && user+password != "" {
+		x.login = url.UserPassword(user, password)
 	}
-	if root.User == nil && x.user+x.password == "" {
-		return nil, "", nil
+	if x.login == nil {
+		return nil, nil //nolint:nilnil // see above
 	}
 	root.User = nil
-	return x, address, nil
+	return x, nil
 }
 
-// serveIndexes serves until the returned function is called, which leaves nothing behind.
+// serveIndexes serves until the returned function is called.
 func serveIndexes(listener net.Listener, indexes map[string]*proxied, environ []string) (stop func()) {
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DisableCompression: true, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
 	if pem, err := os.ReadFile(lookup(environ, "SSL_CERT_FILE")); err == nil { //nolint:gosec // the agent's own setting
 		transport.TLSClientConfig.RootCAs = x509.NewCertPool()
 		transport.TLSClientConfig.RootCAs.AppendCertsFromPEM(pem)
 	}
-	silent := log.New(io.Discard, "", 0)
 	handle := func(w http.ResponseWriter, r *http.Request) {
 		parts := strings.SplitN(r.URL.EscapedPath()+"/", "/", 4) // "", token, signature, path
 		x := indexes[parts[1]]
@@ -140,49 +127,41 @@ func serveIndexes(listener net.Listener, indexes map[string]*proxied, environ []
 		path := "/" + strings.TrimSuffix(parts[3], "/")
 		to := &url.URL{Scheme: x.root.Scheme, Host: x.root.Host, RawPath: path, RawQuery: r.URL.RawQuery}
 		to.Path, _ = url.PathUnescape(path) // it was read already
-		below := x.below(to)
-		if !below && !hmac.Equal([]byte(parts[2]), []byte(x.sign(to))) {
+		if !x.below(to) && !hmac.Equal([]byte(parts[2]), []byte(x.sign(to))) {
 			http.Error(w, "not of this index", http.StatusForbidden)
 			return
 		}
-		forward := httputil.ReverseProxy{Transport: transport, ErrorLog: silent, Rewrite: func(p *httputil.ProxyRequest) {
-			p.Out.URL, p.Out.Host, p.Out.Body, p.Out.Header = to, to.Host, nil, http.Header{}
-			for _, name := range passedOn {
-				if values := p.In.Header.Values(name); len(values) > 0 {
-					p.Out.Header[name] = values
-				}
-			}
-			p.Out.SetBasicAuth(x.user, x.password)
-		}, ModifyResponse: func(answer *http.Response) error { return x.rewrite(answer, to, below) }}
-		forward.ServeHTTP(w, r)
+		x.forward(transport, to).ServeHTTP(w, r)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var conns sync.WaitGroup
 	var open atomic.Int64
-	server := &http.Server{
-		Handler: http.HandlerFunc(handle), ErrorLog: silent, ReadHeaderTimeout: time.Minute, BaseContext: func(net.Listener) context.Context { return ctx },
-		ConnState: func(c net.Conn, state http.ConnState) {
-			switch state { //nolint:exhaustive // the first and the last of each
-			case http.StateNew:
-				conns.Add(1)
-				if open.Add(1) > maxConns {
-					_ = c.Close()
-				}
-			case http.StateClosed:
-				open.Add(-1)
-				conns.Done()
-			}
-		},
-	}
-	served := make(chan struct{})
-	go func() { _ = server.Serve(listener); close(served) }() // until stop
+	server := &http.Server{Handler: http.HandlerFunc(handle), ErrorLog: silent, ReadHeaderTimeout: time.Minute, ConnState: func(c net.Conn, state http.ConnState) {
+		if state == http.StateNew && open.Add(1) > maxConns {
+			_ = c.Close()
+		} else if state == http.StateClosed {
+			open.Add(-1)
+		}
+	}}
+	go func() { _ = server.Serve(listener) }() // until stop
 	return func() {
-		cancel()
-		_ = server.Close()
-		<-served
-		conns.Wait()
+		_ = server.Close() // ends requests, too
 		transport.CloseIdleConnections()
 	}
+}
+
+var silent = log.New(io.Discard, "", 0)
+
+// forward asks the index for an address of it, with its credentials.
+func (x *proxied) forward(transport *http.Transport, to *url.URL) *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{Transport: transport, ErrorLog: silent, Rewrite: func(p *httputil.ProxyRequest) {
+		p.Out.URL, p.Out.Host, p.Out.Body, p.Out.Header = to, to.Host, nil, http.Header{}
+		for _, name := range passedOn {
+			if values := p.In.Header.Values(name); len(values) > 0 {
+				p.Out.Header[name] = values
+			}
+		}
+		password, _ := x.login.Password()
+		p.Out.SetBasicAuth(x.login.Username(), password)
+	}, ModifyResponse: func(answer *http.Response) error { return x.rewrite(answer, to) }}
 }
 
 // below reports whether an address of the index's origin is its root or below it.
@@ -218,60 +197,39 @@ func (x *proxied) link(page *url.URL, text string) string {
 	return way + strings.TrimPrefix(to.String(), to.Scheme+"://"+to.Host)
 }
 
-// rewrite has the links of an answer lead through the proxy.
-func (x *proxied) rewrite(answer *http.Response, page *url.URL, below bool) error {
+// rewrite has the links of an answer lead through the proxy. Pages are in HTML or in JSON (PEP 691).
+func (x *proxied) rewrite(answer *http.Response, page *url.URL) error {
 	answer.Header.Del("Set-Cookie")
 	if to := answer.Header.Get("Location"); to != "" {
 		answer.Header.Set("Location", x.link(page, to))
 	}
-	kind, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type"))
-	isJSON := kind == "application/json" || strings.HasPrefix(kind, "application/vnd.pypi.simple.") && strings.HasSuffix(kind, "+json")
-	if isHTML := kind == "text/html" || strings.HasSuffix(kind, "+html"); !below || answer.StatusCode != http.StatusOK || !isHTML && !isJSON {
-		return nil
-	}
-	answer.Header.Del("Content-Length")
-	answer.ContentLength = -1
-	if answer.Request.Method == http.MethodHead {
+	kind := answer.Header.Get("Content-Type")
+	isHTML := strings.Contains(kind, "html")
+	if !x.below(page) || answer.StatusCode != http.StatusOK || !isHTML && !strings.Contains(kind, "json") {
 		return nil
 	}
 	data, err := io.ReadAll(io.LimitReader(answer.Body, maxPage+1))
-	if err = errors.Join(err, answer.Body.Close()); err != nil || len(data) > maxPage || answer.Header.Get("Content-Encoding") != "" {
-		return errors.Join(err, errors.New("a page of the index is too large, or packed"))
+	if err = errors.Join(err, answer.Body.Close()); err != nil || len(data) > maxPage {
+		return errors.Join(err, errors.New("a page of the index is cut off or too large"))
 	}
-	if isJSON {
-		data, err = x.rewriteJSON(page, data)
-	} else {
-		if m := pageBase.FindSubmatch(data); m != nil {
-			if to, err := page.Parse(html.UnescapeString(string(m[1]))); err == nil {
-				page = to
-			}
-		}
-		data = pageLink.ReplaceAllFunc(data, func(match []byte) []byte {
-			m := pageLink.FindSubmatch(match)
-			to := x.link(page, html.UnescapeString(strings.Trim(string(m[2]), `"'`)))
-			return []byte(string(m[1]) + `"` + html.EscapeString(to) + `"`)
-		})
+	links := linkOfJSON
+	if isHTML {
+		links = linkOfHTML
 	}
-	answer.Body = io.NopCloser(bytes.NewReader(data))
-	return err
-}
-
-// rewriteJSON is rewrite for a page in JSON (PEP 691).
-func (x *proxied) rewriteJSON(page *url.URL, data []byte) ([]byte, error) {
-	var all map[string]json.RawMessage
-	var files []map[string]json.RawMessage
-	if err := json.Unmarshal(data, &all); err != nil || len(all["files"]) == 0 {
-		return data, err
-	}
-	if err := json.Unmarshal(all["files"], &files); err != nil {
-		return nil, err
-	}
-	for _, file := range files {
+	data = links.ReplaceAllFunc(data, func(match []byte) []byte {
+		m := links.FindSubmatch(match)
 		var to string
-		if json.Unmarshal(file["url"], &to) == nil {
-			file["url"], _ = json.Marshal(x.link(page, to)) // a text
+		if isHTML {
+			to = x.link(page, html.UnescapeString(strings.Trim(string(m[2]), `"'`)))
+			return []byte(string(m[1]) + `"` + html.EscapeString(to) + `"`)
 		}
-	}
-	all["files"], _ = json.Marshal(files) // it was JSON
-	return json.Marshal(all)
+		if json.Unmarshal(m[2], &to) != nil {
+			return match
+		}
+		again, _ := json.Marshal(x.link(page, to)) // a text
+		return slices.Concat(m[1], again)
+	})
+	answer.Header.Del("Content-Length")
+	answer.ContentLength, answer.Body = -1, io.NopCloser(bytes.NewReader(data))
+	return nil
 }

@@ -153,7 +153,7 @@ func TestBuildsReachAPrivateIndexWithoutItsCredentials(t *testing.T) {
 
 func TestIndexProxyServesItsIndexAlone(t *testing.T) {
 	index, elsewhere := privateIndex(t)
-	env, stop, err := newIndexProxy([]string{"A=1", "UV_EXTRA_INDEX_URL=https://example.org/simple " + with(index, ""), "UV_INDEX=./wheels", "UV_PUBLISH_TOKEN=t", "PIP_EXTRA_INDEX_URL=" + with(index, "") + "\n" + with(index, "") + "2"})
+	env, stop, err := newIndexProxy([]string{"A=1", "UV_EXTRA_INDEX_URL=https://example.org/simple " + with(index, ""), "UV_INDEX=./wheels", "UV_INDEX_A_PASSWORD=t", "UV_DEFAULT_INDEX=" + with(index, "") + "\n" + with(index, "") + "2"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestIndexProxyServesItsIndexAlone(t *testing.T) {
 			stop()
 		}
 	}()
-	if env[0] != "A=1" || !strings.HasPrefix(env[1], "UV_EXTRA_INDEX_URL=https://example.org/simple http://127.0.0.1:") || env[2] != "UV_INDEX=./wheels" || strings.Contains(strings.Join(env, " "), "PUBLISH") || !regexp.MustCompile(`^PIP_EXTRA_INDEX_URL=http://127\.\S*/-/team/simple http://127\.\S*/-/team/simple2$`).MatchString(env[3]) {
+	if env[0] != "A=1" || !strings.HasPrefix(env[1], "UV_EXTRA_INDEX_URL=https://example.org/simple http://127.0.0.1:") || env[2] != "UV_INDEX=./wheels" || strings.Contains(strings.Join(env, " "), "PASSWORD") || !regexp.MustCompile(`^UV_DEFAULT_INDEX=http://127\.\S*/-/team/simple\shttp://127\.\S*/-/team/simple2$`).MatchString(env[3]) {
 		t.Fatalf("environment %q", env)
 	}
 	at := strings.Fields(env[1])[1]
@@ -219,8 +219,8 @@ func TestIndexProxyServesItsIndexAlone(t *testing.T) {
 }
 
 func TestAnIndexThatCannotBeReadIsNotShown(t *testing.T) {
-	_, _, err := newIndexProxy([]string{"PIP_INDEX_URL=https://bob:%zz@host/simple"})
-	if err == nil || strings.Contains(err.Error(), "bob") || !strings.Contains(err.Error(), "PIP_INDEX_URL") {
+	_, _, err := newIndexProxy([]string{"UV_INDEX_URL=https://bob:%zz@host/simple"})
+	if err == nil || strings.Contains(err.Error(), "bob") || !strings.Contains(err.Error(), "UV_INDEX_URL") {
 		t.Fatalf("error %v", err)
 	}
 }

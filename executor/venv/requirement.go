@@ -1,8 +1,8 @@
 package venv
 
 import (
+	"errors"
 	"fmt"
-	"net/url"
 	"path"
 	"regexp"
 	"slices"
@@ -26,7 +26,7 @@ type requirement struct {
 func (r requirement) write(tree string) string {
 	place := r.url
 	if r.path != "" {
-		place = (&url.URL{Scheme: "file", Path: path.Join(tree, r.path)}).String()
+		place = fileURL(path.Join(tree, r.path))
 	}
 	line := r.name + r.extras + r.spec
 	switch {
@@ -87,26 +87,15 @@ func (r *reader) parse(text, base string) (requirement, error) {
 		return q, errControl
 	}
 	place := text
-	m := namePattern.FindStringSubmatch(text)
-	switch {
-	case m != nil && strings.HasPrefix(m[3], "@"):
-		q.name, q.extras, place = m[1], squeezed(m[2]), strings.TrimSpace(m[3][1:])
-	case m != nil && !isPlace(text):
-		q.name, q.extras, place = m[1], squeezed(m[2]), ""
-		spec, marker, has := strings.Cut(m[3], ";")
-		if err := q.mark(marker, has); err != nil {
-			return q, err
+	if m := namePattern.FindStringSubmatch(text); m != nil && (strings.HasPrefix(m[3], "@") || !isPlace(text)) {
+		q.name, q.extras = m[1], squeezed(m[2])
+		at, has := strings.CutPrefix(m[3], "@")
+		if !has {
+			return q, q.versions(m[3])
 		}
-		if spec = strings.TrimSpace(spec); strings.HasPrefix(spec, "(") && strings.HasSuffix(spec, ")") {
-			spec = strings.TrimSpace(spec[1 : len(spec)-1])
-		}
-		if spec != "" && !specPattern.MatchString(spec) {
-			return q, fmt.Errorf("it is not a requirement: write a package's name, and its versions if need be (\"rich>=13\")")
-		}
-		q.spec = strings.TrimSuffix(squeezed(spec), ",")
-		return q, nil
-	case !isPlace(text):
-		return q, fmt.Errorf("it is not a requirement: write a package's name, and its versions if need be (\"rich>=13\")")
+		place = strings.TrimSpace(at)
+	} else if !isPlace(text) {
+		return q, errNoRequirement
 	}
 	separator := ";"
 	if strings.Contains(place, "://") {
@@ -129,6 +118,21 @@ func (r *reader) parse(text, base string) (requirement, error) {
 	var err error
 	q.path, err = r.within(place, base)
 	return q, err
+}
+
+var errNoRequirement = errors.New("it is not a requirement: write a package's name, and its versions if need be (\"rich>=13\")")
+
+// versions takes what follows the name of a release.
+func (q *requirement) versions(text string) error {
+	spec, marker, has := strings.Cut(text, ";")
+	if spec = strings.TrimSpace(spec); strings.HasPrefix(spec, "(") && strings.HasSuffix(spec, ")") {
+		spec = strings.TrimSpace(spec[1 : len(spec)-1])
+	}
+	if spec != "" && !specPattern.MatchString(spec) {
+		return errNoRequirement
+	}
+	q.spec = strings.TrimSuffix(squeezed(spec), ",")
+	return q.mark(marker, has)
 }
 
 // isPlace reports whether a requirement without " @ " is a path or an address.
@@ -157,12 +161,9 @@ func (r *reader) within(place, base string) (string, error) {
 	if found := anyVariable.FindString(place); found != "" {
 		return "", fmt.Errorf("%s is not expanded: a variable may stand in the user information of an address alone", found)
 	}
-	if schemePattern.MatchString(place) { // file:
-		rest, err := url.PathUnescape(strings.TrimPrefix(place[len("file:"):], "//"))
-		if err != nil {
-			return "", fmt.Errorf("it is not an address: %w", err)
-		}
-		place = rest
+	place, err := pathOf(place)
+	if err != nil {
+		return "", err
 	}
 	if r.root == nil {
 		return "", fmt.Errorf("a single file has no packages beside it: make the index a folder with a tools.toml")

@@ -75,20 +75,15 @@ func (r *reader) declaration() error {
 				r.d.file, r.d.builds = p.file, true
 			}
 		}
-	default:
-		for _, name := range []string{"setup.py", "requirements.txt"} {
-			if _, err := r.root.Lstat(name); err != nil {
-				continue
-			}
-			if r.d.file, r.d.builds = name, name == "setup.py"; r.d.builds {
-				break
-			}
-			if err := r.requirements(name, &r.d.requirements); err != nil {
-				return refusal(name, 0, name, err)
-			}
-			if len(r.d.requirements) == 0 {
-				r.d.file = ""
-			}
+	case r.has("setup.py"):
+		r.d.file, r.d.builds = "setup.py", true
+	case r.has("requirements.txt"):
+		const name = "requirements.txt"
+		if err := r.requirements(name, &r.d.requirements); err != nil {
+			return refusal(name, 0, name, err)
+		}
+		if len(r.d.requirements) > 0 {
+			r.d.file = name
 		}
 	}
 	if r.d.file == "" {
@@ -102,9 +97,14 @@ func (r *reader) declaration() error {
 	return r.settings(p)
 }
 
+func (r *reader) has(name string) bool {
+	_, err := r.root.Lstat(name)
+	return err == nil
+}
+
 // settings refuses what uv would take from its settings in the index's folder.
 func (r *reader) settings(p *project) error {
-	const why = "this setting of uv changes what is installed: write versions and addresses in the requirements; where packages come from is a setting of the agent"
+	why := errors.New("this setting of uv changes what is installed: write versions and addresses in the requirements; where packages come from is a setting of the agent")
 	var all map[string]any
 	data, err := r.file("uv.toml")
 	if err == nil {
@@ -113,11 +113,11 @@ func (r *reader) settings(p *project) error {
 		err = nil
 	}
 	if key := r.setting(all); err != nil || key != "" {
-		return refused("uv.toml", 0, key, "%v", cmp.Or(err, errors.New(why)))
+		return refusal("uv.toml", 0, key, cmp.Or(err, why))
 	}
 	if p != nil {
 		if key := r.setting(p.Tool.UV); key != "" {
-			return p.refuse(key, errors.New(why))
+			return p.refuse(key, why)
 		}
 	}
 	return nil
@@ -130,23 +130,18 @@ const (
 	reasonBuilds     = "builds"
 )
 
-// refused says what of a file is not taken, and why or what to do.
-func refused(file string, line int, word, format string, args ...any) error {
+// refusal says what of a file is not taken, and why or what to do. An error of another file stays.
+func refusal(file string, line int, word string, err error) error {
+	if typed := new(toolmesh.Error); errors.As(err, &typed) {
+		return err
+	}
 	if line > 0 {
 		file = fmt.Sprintf("%s line %d", file, line)
 	}
 	if word = redact(word); len(word) > 300 {
 		word = strings.ToValidUTF8(word[:300], "") + "…"
 	}
-	return failed(nil, "", "%s: %q is not taken: %s", file, word, fmt.Sprintf(format, args...)).WithDetail("reason", reasonDependency)
-}
-
-// refusal is refused for an error that says why, which may be one of another file.
-func refusal(file string, line int, word string, err error) error {
-	if typed := new(toolmesh.Error); errors.As(err, &typed) {
-		return err
-	}
-	return refused(file, line, word, "%v", err)
+	return failed(nil, "", "%s: %q is not taken: %v", file, word, err).WithDetail("reason", reasonDependency)
 }
 
 // file reads a file of the tree. A missing one is fs.ErrNotExist.
@@ -241,31 +236,27 @@ func (r *reader) requirement(name string, line line, to *[]requirement) error {
 }
 
 // optionPattern splits a line that may be an option.
-var optionPattern = regexp.MustCompile(`^(--[^\s=]*|-[^-]|)\s*=?(.*)$`)
+var (
+	optionPattern = regexp.MustCompile(`^(--[^\s=]*|-[^-]|)\s*=?(.*)$`)
+	hashOfLine    = regexp.MustCompile(`--hash[= ]\s*["']?((?:sha256|sha384|sha512):[0-9A-Fa-f]+)["']?(?:\s|$)`)
+)
 
 var errControl = errors.New("it has a control character or is not UTF-8")
 
 // line reads a requirement of a requirements file, with its options.
 func (r *reader) line(text string) (requirement, error) {
-	text, options, has := cutOptions(text)
+	text, options, has := strings.Cut(text, " -")
 	q, err := r.parse(text, ".")
 	if err != nil {
 		return q, err
 	}
-	words := strings.Fields(options)
-	for n := 0; has && n < len(words); n++ {
-		option, value, ok := strings.Cut(words[n], "=")
-		if option != "--hash" {
-			return q, fmt.Errorf("its option %s is not known here: leave it out", redact(option))
-		}
-		if !ok && n+1 < len(words) {
-			n++
-			value = words[n]
-		}
-		if value = strings.Trim(value, `"'`); !hashPattern.MatchString(value) || !strings.Contains(value, ":") {
-			return q, fmt.Errorf("a hash is written --hash=sha256:DIGEST")
-		}
-		q.hashes = append(q.hashes, strings.ToLower(value))
+	options = "-" + options
+	for _, m := range hashOfLine.FindAllStringSubmatch(options, -1) {
+		q.hashes = append(q.hashes, strings.ToLower(m[1]))
+	}
+	if rest := strings.TrimSpace(hashOfLine.ReplaceAllString(options, "")); has && rest != "" {
+		option, _, _ := strings.Cut(strings.Fields(rest)[0], "=")
+		return q, fmt.Errorf("its option %s is not known here: a hash is written --hash=sha256:DIGEST, and all else is left out", redact(option))
 	}
 	if len(q.hashes) > 0 && !q.oneFile() {
 		return q, errors.New("a hash can be held to at one version (==1.2.3), or at a wheel or an archive")
@@ -282,14 +273,4 @@ func (q requirement) oneFile() bool {
 		return release(q.write("")) != "" && !strings.Contains(q.spec, "*")
 	}
 	return archive.MatchString(withoutFragment(q.path + q.url))
-}
-
-// cutOptions cuts a line of a requirements file before its first option.
-func cutOptions(text string) (requirement, options string, has bool) {
-	for n := 1; n < len(text); n++ {
-		if text[n] == '-' && (text[n-1] == ' ' || text[n-1] == '\t') {
-			return strings.TrimSpace(text[:n]), text[n:], true
-		}
-	}
-	return text, "", false
 }

@@ -65,9 +65,7 @@ func (s *Store) tidyShared() {
 				s.touch(at)
 			}
 		case unused > sharedAge:
-			if err := s.remove(at, 0); err != nil {
-				s.log.Warn("unused environment not removed", slog.String("digest", at.digest), slog.String("error", err.Error()))
-			}
+			s.remove(at, 0)
 		}
 	}
 }

@@ -109,7 +109,7 @@ type Store struct {
 func NewStore(dir string, spawner *sandbox.Spawner, o Options) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{
-		dir: dir, shared: o.Shared, spawner: spawner, log: o.Logger, environ: buildEnviron(o.Environ), uvPath: o.UV, warm: o.Warm, confine: o.Confined,
+		dir: dir, shared: o.Shared, spawner: spawner, log: o.Logger, environ: among(o.Environ, ownVariables, ownFamilies), uvPath: o.UV, warm: o.Warm, confine: o.Confined,
 		probed: map[string]*Interpreter{},
 		uses:   uses{held: map[string]int{}, left: map[string]time.Time{}},
 		life:   life, stop: stop,
@@ -118,21 +118,12 @@ func NewStore(dir string, spawner *sandbox.Spawner, o Options) *Store {
 	return s
 }
 
-// Variables that interpreters, uv and pip read, by name or by how the name begins. All
-// else is not their business.
+// Variables that the machine's interpreters, pip and uv read, by name or by how the name begins.
+// Builds see fewer: see runUV.
 var (
-	buildVariables = []string{
-		"PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS",
-		"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
-		"NETRC", "SSH_AUTH_SOCK", "LD_LIBRARY_PATH", "MAKEFLAGS", "MAX_JOBS",
-	}
-	buildFamilies = []string{"LC_", "UV_", "PIP_", "XDG_", "GIT_", "PYENV_", "PKG_CONFIG_", "CMAKE_", "CARGO_", "RUSTUP_", "CUDA_"}
+	ownVariables = slices.Concat(machineVariables, []string{"HOME", "USER", "LOGNAME", "TMPDIR", "NETRC", "LD_LIBRARY_PATH"})
+	ownFamilies  = []string{"LC_", "UV_", "PIP_", "XDG_", "PYENV_"}
 )
-
-// buildEnviron is what of an environment uv, pip and what they build with are run with.
-func buildEnviron(environ []string) []string {
-	return among(environ, buildVariables, buildFamilies)
-}
 
 // among is the part of an environment with these names, or names that begin so.
 func among(environ, names, families []string) []string {
@@ -220,15 +211,10 @@ func (k *keys) of(key string) chan struct{} {
 
 // run runs a command to its end, contained, and gives its output. When ctx ends
 // the command and what it started are killed.
-func (s *Store) run(ctx context.Context, dir string, extra []string, name string, args ...string) (stdout []byte, stderr string, err error) {
-	return s.runWith(ctx, dir, append(append([]string(nil), s.environ...), extra...), name, args...)
-}
-
-// runWith is run with environ as the command's whole environment.
-func (s *Store) runWith(ctx context.Context, dir string, environ []string, name string, args ...string) (stdout []byte, stderr string, err error) {
+func (s *Store) run(ctx context.Context, dir, name string, args ...string) (stdout []byte, stderr string, err error) {
 	cmd := exec.Command(name, args...) //nolint:gosec,noctx // see below for the context
 	cmd.Dir = dir
-	cmd.Env = environ
+	cmd.Env = s.environ
 	var out, errs *os.File
 	theirs, err := sandbox.NewPipes(sandbox.Channel{Ours: &out}, sandbox.Channel{Ours: &errs})
 	defer func() { sandbox.CloseAll([]*os.File{out, errs}) }()
@@ -295,6 +281,15 @@ func stopped(ctx context.Context, s *Store) error {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the executor is closed").WithOrigin(toolmesh.OriginAgent)
 	}
 	return toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
+}
+
+// workFolder is a new folder of a step, which other users read.
+func (s *Store) workFolder() (string, error) {
+	work, err := os.MkdirTemp(s.dir, "new-work-")
+	if err == nil {
+		err = os.Chmod(work, 0o755) //nolint:gosec // no secret
+	}
+	return work, err
 }
 
 func (s *Store) path(parts ...string) string {

@@ -61,16 +61,14 @@ func (s *Store) RemoveUnused(age time.Duration) {
 		if strings.HasPrefix(at.digest, "new-") || !s.uses.unused(at.digest, age) {
 			continue
 		}
-		if err := s.remove(at, age); err != nil {
-			s.log.Warn("unused environment not removed", slog.String("digest", at.digest), slog.String("error", err.Error()))
-		}
+		s.remove(at, age)
 	}
 }
 
-func (s *Store) remove(at place, age time.Duration) error {
+func (s *Store) remove(at place, age time.Duration) {
 	free, ok := s.keys.try(at.digest)
 	if !ok {
-		return nil // it is being made
+		return // it is being made
 	}
 	beside, err := os.MkdirTemp(filepath.Dir(at.env()), "new-")
 	if err == nil && s.uses.unused(at.digest, age) { // it is taken under its key alone
@@ -84,5 +82,7 @@ func (s *Store) remove(at place, age time.Duration) error {
 			err = gone
 		}
 	}
-	return err
+	if err != nil {
+		s.log.Warn("unused environment not removed", slog.String("digest", at.digest), slog.String("error", err.Error()))
+	}
 }

@@ -50,7 +50,7 @@ func (s *Store) findUV(ctx context.Context, progress Progress) (string, error) {
 			continue
 		}
 		// A shim of another tool may stand there and do nothing, and ours be damaged.
-		if out, _, err := s.run(ctx, "", nil, file, "--version"); err == nil && strings.HasPrefix(string(out), "uv ") {
+		if out, _, err := s.run(ctx, "", file, "--version"); err == nil && strings.HasPrefix(string(out), "uv ") {
 			s.foundUV = file
 			return file, nil
 		}
@@ -87,7 +87,7 @@ func (s *Store) installUV(ctx context.Context, python, folder string) (string, e
 		return "", err
 	}
 	defer os.RemoveAll(beside) //nolint:errcheck // gone after the rename
-	_, said, err := s.run(ctx, s.dir, nil, python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile",
+	_, said, err := s.run(ctx, s.dir, python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile",
 		"--disable-pip-version-check", "--target", beside, "uv=="+uvVersion)
 	if err != nil {
 		return said, err
@@ -100,14 +100,16 @@ func (s *Store) installUV(ctx context.Context, python, folder string) (string, e
 
 // What uv is given of the variables of this machine, by name or by how the name begins.
 var (
-	confinedVariables = []string{
-		"PATH", "LANG", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
-		"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS",
+	machineVariables = []string{
+		"PATH", "LANG", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS",
+		"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+	}
+	uvVariables = []string{
 		"UV_DEFAULT_INDEX", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX", "UV_INSECURE_HOST", "UV_KEYRING_PROVIDER",
 		"UV_CONSTRAINT", "UV_BUILD_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE_NEWER", "UV_PRERELEASE", "UV_RESOLUTION", "UV_OFFLINE",
 		"UV_HTTP_TIMEOUT", "UV_HTTP_CONNECT_TIMEOUT", "UV_HTTP_RETRIES", "UV_REQUEST_TIMEOUT", "UV_CONCURRENT_DOWNLOADS", "UV_CONCURRENT_BUILDS", "UV_CONCURRENT_INSTALLS",
 	}
-	confinedFamilies = []string{"LC_", "UV_INDEX_"} // the latter with names and passwords of indexes, which builds do not get
+	uvFamilies = []string{"LC_", "UV_INDEX_"} // the latter with names and passwords of indexes, which builds do not get
 )
 
 // step is what uv is run for.
@@ -132,27 +134,23 @@ func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, ke
 	if err := os.Mkdir(home, 0o700); err != nil {
 		return nil, "", err
 	}
-	env := append(among(s.environ, confinedVariables, confinedFamilies), s.uvEnv()...)
+	env := append(among(s.environ, slices.Concat(machineVariables, uvVariables), uvFamilies), s.uvEnv()...)
 	job := Job{Interpreter: i.Path, Dir: st.dir, Tmp: tmp, Write: st.write, Argv: append([]string{uv}, args...)}
-	if st.role == Builder || st.apart {
+	if st.role == Builder || st.apart || len(st.login) > 0 { // what a login has fetched is of its index alone
 		env = append(env, "UV_CACHE_DIR="+filepath.Join(tmp, "cache"))
 	} else {
 		job.Keep = s.cache()
 		env = append(env, "UV_CACHE_DIR="+job.Keep)
 	}
-	var own []string // credentials of the agent, where no code of a package runs
+	var own []string // settings and credentials of the agent, where no code of a package runs
 	if st.role != Builder {
 		own = s.environ
 	}
-	files, err := s.settings(tmp, own)
+	files, err := st.login.files(tmp, own)
 	if err != nil {
 		return nil, "", err
 	}
-	logins, err := st.login.files(tmp, own)
-	if err != nil {
-		return nil, "", err
-	}
-	env = append(append(env, files...), logins...)
+	env = append(env, files...)
 	if st.role == Builder {
 		proxied, stop, err := newIndexProxy(env)
 		if err != nil {
@@ -174,27 +172,6 @@ func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, ke
 // cache is the folder that packagers keep what they have fetched in: of package indexes that
 // the agent's settings name, never of an address that an index names.
 func (s *Store) cache() string { return filepath.Join(cmp.Or(s.shared, s.dir), "packages") }
-
-// settings copies the files that the agent's settings for packages name, which other users
-// may not read.
-func (s *Store) settings(tmp string, environ []string) (env []string, err error) {
-	for _, name := range []string{"NETRC", "UV_CONFIG_FILE"} {
-		file := lookup(environ, name)
-		if file == "" {
-			continue
-		}
-		data, err := os.ReadFile(file) //nolint:gosec // of the operator
-		if err != nil {
-			return nil, failed(err, "", "the file that %s names cannot be read", name)
-		}
-		to := filepath.Join(tmp, strings.ToLower(name)+".toml")
-		if err := os.WriteFile(to, data, 0o600); err != nil {
-			return nil, err
-		}
-		env = append(env, name+"="+to)
-	}
-	return env, nil
-}
 
 // readBy are the folders of this machine that uv's settings name.
 func readBy(env []string) (folders []string) {

@@ -250,14 +250,6 @@ func noteBytecode(at place) error {
 	return writeJSON(at.file(listingName), was)
 }
 
-// compileIn makes the bytecode of an environment before it is put in its place. One
-// without is as good, and slower.
-func (s *Store) compileIn(ctx context.Context, beside, final string, i Interpreter) {
-	if err := s.compileTo(ctx, i, beside, final, "0"); err != nil && ctx.Err() == nil {
-		s.log.Warn("the packages of an environment are not compiled", slog.String("digest", filepath.Base(final)), slog.Any("error", err))
-	}
-}
-
 // compileTo compiles all modules of an environment, which is to be called as said by then, with
 // that much less of a claim to the processors. The compiler sees the environment and
 // writes into a folder of its own; what it has made there is put in place here, where
@@ -286,20 +278,15 @@ compileall.compile_dir(sys.argv[1], ddir=sys.argv[2], quiet=2, workers=0, invali
 // takeBytecode copies the bytecode in a folder, which has the layout of its modules, to where
 // Python looks for it.
 func takeBytecode(from, modules string) error {
-	source, err := os.OpenRoot(from)
-	if errors.Is(err, fs.ErrNotExist) {
+	if !isDir(from) {
 		return nil // there are no modules
 	}
-	if err != nil {
-		return err
-	}
-	defer source.Close() //nolint:errcheck // only read
 	target, err := os.OpenRoot(modules)
 	if err != nil {
 		return err
 	}
-	defer target.Close() //nolint:errcheck // the files are closed
-	return fs.WalkDir(source.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
+	defer target.Close() //nolint:errcheck // only for its folders
+	return fs.WalkDir(os.DirFS(from), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() || !strings.HasSuffix(path, ".pyc") {
 			return err
 		}
@@ -310,18 +297,24 @@ func takeBytecode(from, modules string) error {
 		if info, err := target.Lstat(folder); err != nil || !info.IsDir() {
 			return nil //nolint:nilerr // a package has something else there
 		}
-		return copyNew(source, path, target, filepath.Join(folder, filepath.Base(path)))
+		return copyNew(from, path, modules, filepath.Join(folder, filepath.Base(path)))
 	})
 }
 
-// copyNew copies a file to where there is none; what is there stays.
-func copyNew(source *os.Root, path string, target *os.Root, to string) error {
-	in, err := source.Open(path)
+// copyNew copies a file of a folder to where there is none in another; what is there stays. No
+// link leads out of either.
+func copyNew(from, path, to, name string) error {
+	in, err := os.OpenInRoot(from, path)
 	if err != nil {
 		return err
 	}
 	defer in.Close() //nolint:errcheck // only read
-	out, err := target.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	target, err := os.OpenRoot(to)
+	if err != nil {
+		return err
+	}
+	defer target.Close() //nolint:errcheck // the file is closed
+	out, err := target.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if errors.Is(err, fs.ErrExist) {
 		return nil
 	}
