@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -35,7 +36,7 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	if err := os.Mkdir(in.wheels(), 0o755); err != nil { //nolint:gosec // no secret
 		return err
 	}
-	for _, w := range packages(lock.Requirements) {
+	for n, w := range packages(lock.Requirements) {
 		switch {
 		case w.at == "":
 			in.ready = append(in.ready, w)
@@ -43,11 +44,15 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 			in.ready, in.apart = append(in.ready, w), true
 		case w.wheel():
 			// The packager does not see the index's folder.
-			name := filepath.Base(w.at)
-			if err := copyNew(sourceDir, filepath.Clean(w.at), in.wheels(), name); err != nil {
+			name, folder := filepath.Base(w.at), filepath.Join(in.wheels(), strconv.Itoa(n)) // another one may have its name
+			err := os.Mkdir(folder, 0o755)                                                   //nolint:gosec // no secret
+			if err == nil {
+				err = copyNew(sourceDir, filepath.Clean(w.at), folder, name)
+			}
+			if err != nil {
 				return failed(err, "", "the index's dependencies cannot be installed")
 			}
-			in.ready = append(in.ready, w.placeIn(fileURL(filepath.Join(in.wheels(), name))))
+			in.ready = append(in.ready, w.placeIn(fileURL(filepath.Join(folder, name))))
 		default:
 			in.build = append(in.build, w)
 		}

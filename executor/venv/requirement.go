@@ -68,12 +68,11 @@ var (
 	anyVariable   = regexp.MustCompile(`\$\{[^}]*\}?`)
 	addressParts  = regexp.MustCompile(`^[^:]*://([^/?#]*@)?([^/?#]*)([^#]*)#?(.*)$`)
 	revision      = regexp.MustCompile(`@[^@]*$`)
-	sshUser       = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 	projectRoot   = regexp.MustCompile(`^(?:file:/*)?\$\{PROJECT_ROOT\}/`)
 )
 
-// schemes are those of addresses that a requirement may have.
-var schemes = []string{"https", "http", "git+https", "git+http", "git+ssh"}
+// schemes are those of addresses that a requirement may have. What is built has no keys for ssh.
+var schemes = []string{"https", "http", "git+https", "git+http"}
 
 // wayOfLogins is what to do in place of a credential in an address.
 const wayOfLogins = `declare a secret variable in [[index.env]] of the manifest, write https://${NAME}@host/… and install with --env NAME`
@@ -215,12 +214,6 @@ func (r *reader) address(q *requirement, text string) error {
 		default:
 			return fmt.Errorf("%q in it is not known: an address may end in #subdirectory=DIR or #sha256=DIGEST", redact(part))
 		}
-	}
-	if scheme == "git+ssh" && user != "" {
-		if !sshUser.MatchString(user) {
-			return fmt.Errorf("ssh takes no password or variable: it uses the keys of the agent's user")
-		}
-		host, user = user+"@"+host, ""
 	}
 	if q.url = scheme + "://" + host + rest; user == "" {
 		return nil

@@ -98,9 +98,9 @@ func TestWhatIsTaken(t *testing.T) {
 			"file:///tree/lib\nfile:///tree/lib\nfile:///tree/my%20lib\nfile:///tree/linked/lib\nfile:///tree/x.whl --hash=" + hashOfX + "\n", "", nil},
 		"addresses": {map[string]string{
 			"requirements.txt": "https://example.org/a-1-py3-none-any.whl; python_version > '3'\nlib @ git+https://example.org/lab/lib.git@v1#subdirectory=py&egg=lib\n" +
-				"git+ssh://git@example.org:22/lab/lib.git#egg=lib[x]\nhttp://example.org/b-1.tar.gz#sha256=AA\n-e git+http://example.org/c@main#egg=c\n",
+				"git+https://example.org:22/lab/lib.git#egg=lib[x]\nhttp://example.org/b-1.tar.gz#sha256=AA\n-e git+http://example.org/c@main#egg=c\n",
 		}, "https://example.org/a-1-py3-none-any.whl ; python_version > '3'\nlib @ git+https://example.org/lab/lib.git@v1#subdirectory=py\n" +
-			"lib[x] @ git+ssh://git@example.org:22/lab/lib.git\nhttp://example.org/b-1.tar.gz --hash=sha256:aa\nc @ git+http://example.org/c@main\n", "", nil},
+			"lib[x] @ git+https://example.org:22/lab/lib.git\nhttp://example.org/b-1.tar.gz --hash=sha256:aa\nc @ git+http://example.org/c@main\n", "", nil},
 		"logins": {map[string]string{
 			"requirements.txt": "lib @ git+https://${LAB_TOKEN}@example.org/lab/lib.git@v1\nother @ https://oauth2:${LAB_TOKEN}@files.example.org:8443/other-1-py3-none-any.whl\n",
 		}, "lib @ git+https://example.org/lab/lib.git@v1\nother @ https://files.example.org:8443/other-1-py3-none-any.whl\n", "", nil},
@@ -155,9 +155,9 @@ func TestWhatIsRefused(t *testing.T) {
 		"acme @ file://localhost" + outside: "cannot be found", "~/lib": "character", "./a b#c": "character", "./folder -x": "not known", "./missing": "cannot be found", `..\lib`: "character", `C:\lib`: "kind",
 		"git+file:///srv/repo": "kind", "a @ git+file:///srv/repo": "kind", "ftp://example.org/a.whl": "kind", "a @ bzr+https://example.org/a": "kind", "ssh://git@example.org/a": "kind", "git+git://example.org/a": "kind", "git@example.org:lab/lib.git": "",
 		"a @ https:example.org": "kind", "https://": "not an address", "https://-x.example/a.whl": "not an address", "git+https://example.org/a@--upload-pack=x": "not an address", "https://example.org/a b.whl": "not an address",
-		"https://bob:hunter2@example.org/a.whl": "declare a secret variable", "a @ git+https://hunter2@example.org/a": "${NAME}@host", "git+ssh://git:hunter2@example.org/a": "no password",
+		"https://bob:hunter2@example.org/a.whl": "declare a secret variable", "a @ git+https://hunter2@example.org/a": "${NAME}@host", "git+ssh://git:hunter2@example.org/a": "kind",
 		"a @ https://example.org/a.whl?token=hunter2": "declare a secret variable", "a @ https://bob:hun/ter2@example.org/a": "not an address",
-		"a @ https://${OTHER}@example.org/a.whl": "--env OTHER", "a @ https://x${LAB_TOKEN}@example.org/a": "cannot be read", "a @ git+ssh://${LAB_TOKEN}@example.org/a": "ssh",
+		"a @ https://${OTHER}@example.org/a.whl": "--env OTHER", "a @ https://x${LAB_TOKEN}@example.org/a": "cannot be read", "a @ git+ssh://git@example.org/a": "kind",
 		"a @ https://example.org/${LAB_TOKEN}/a": "${LAB_TOKEN} is not expanded", "a==${LAB_TOKEN}": "${LAB_TOKEN} is not expanded", "./${HOME}": "${HOME} is not expanded", "https://${LAB_TOKEN}.example.org/": "${LAB_TOKEN} is not expanded",
 		"a @ https://${LAB_TOKEN}@example.org/a.whl#${HOME}": "${HOME} is not expanded", "${GIT_SSH_COMMAND}": "is not expanded",
 		"a @ https://example.org/a.whl#x=y": "not known", "a @ git+https://example.org/a#subdirectory=../x": "not known",
