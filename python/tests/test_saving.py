@@ -78,14 +78,13 @@ def test_what_is_no_plain_file_is_written_to(tmp_path) -> None:
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="pipe"):
         save(pipe)  # which nobody reads
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(reader, True)
+    reader = os.open(pipe, os.O_RDWR)  # it has no end before there is a writer
     data = os.urandom(1 << 20)  # more than a pipe holds
     got = bytearray()
 
     def read() -> None:
-        while part := os.read(reader, 1 << 16):
-            got.extend(part)
+        while len(got) < len(data):
+            got.extend(os.read(reader, 1 << 16))
 
     thread = threading.Thread(target=read)
     thread.start()
