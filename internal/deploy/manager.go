@@ -255,6 +255,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 		e := m.entry(k)
 		if !e.mu.TryLock() {
 			busy = busy || !e.slow(m.buildWait)
+			next = min(next, leavesEvery) // what holds it, such as a removal of what it had, may wake nobody
 			continue
 		}
 		wait, todo := e.needs(r)
