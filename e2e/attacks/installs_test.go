@@ -58,7 +58,7 @@ type installMachine struct {
 var installMachines = []installMachine{
 	{name: "root, guard", root: true, asked: guard, second: true},
 	{name: "ordinary user, guard", asked: guard},
-	{name: "ordinary user, no namespaces", alone: true, asked: guard},
+	{name: "ordinary user, no namespaces", alone: true, asked: guard, soak: true},
 	{name: "root, strict", root: true, asked: strict, soak: true},
 	{name: "root, none", root: true, asked: none, soak: true},
 	{name: "ordinary user, strict", asked: strict, soak: true},
