@@ -59,6 +59,10 @@ func TestAPrivateDependencyOfADeclaredVariable(t *testing.T) {
 	one, two := t.TempDir(), t.TempDir()
 	withUV := func(o *agent.Options) { o.UV = uv }
 	first := startIn(t, s, "one", one, withUV)
+	meshtest.Until(t, "the worker's files are compiled, which no index has to do with", func() bool {
+		marks, _ := filepath.Glob(filepath.Join(one, "executor", "worker", "*", "compiled.*"))
+		return len(marks) > 0
+	})
 	refused(t, nc, one, badInput{name: "lab", files: files, says: []string{"requirements.txt", "--env LAB_TOKEN"}})
 	refused(t, nc, one, badInput{name: "lab", files: files, says: []string{"401"}, body: map[string]any{"env": map[string]string{"LAB_TOKEN": "wrong"}}})
 	install(t, nc, map[string]any{"source": repository(t, "lab", files), "env": map[string]string{"LAB_TOKEN": token}})
