@@ -27,12 +27,14 @@ def described(tmp_path, source, name="index_of_ours.tool", **files):
 ])
 def test_the_documentation_is_read(tmp_path, source):
     found = described(tmp_path, source)
-    assert (found["name"], found["description"], found["input_schema"]) == ("index_of_ours.tool", "Does it.", {"type": "object"})
+    assert (found["name"], found["description"]) == ("index_of_ours.tool", "Does it.")
+    assert found["input_schema"] == {"type": "object"}
     assert len(found["warnings"]) == 1 and "unknown" in found["warnings"][0]
 
 
 @pytest.mark.parametrize("source", [
-    "def other(): ...", "def tool(:", "", "class", "x = '\\0'\ndef to\0ol(): ...", "from framework import tool", "tool = 1",
+    "def other(): ...", "def tool(:", "", "class", "x = '\\0'\ndef to\0ol(): ...",
+    "from framework import tool", "tool = 1",
     "def other():\n    def tool(): ...", "#" * (3 << 20) + "\ndef tool(): ...", f"def tool():\n    {'x' * (1 << 19)!r}",
 ])
 def test_what_is_not_there_has_no_description(tmp_path, source):
@@ -62,7 +64,8 @@ def test_the_program_writes_what_it_finds(tmp_path):
     (tmp_path / "a.py").write_text("raise SystemExit\ndef f(x: 'int') -> str:\n    'Does it, in \\u00f6.'\n")
     (tmp_path / "src" / "b.py").write_text("import gone\nasync def g(*rest: int):\n    yield 1\n")
     worker = pathlib.Path(static.__file__).parent.parent
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from _worker import entry; entry.static(sys.argv[2], sys.argv[3:])"
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); "
+            "from _worker import entry; entry.static(sys.argv[2], sys.argv[3:])")
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(worker.parent), str(tmp_path), "a.f", "a.no", "no.f", "b.g", "f"],
         capture_output=True, timeout=60, check=True, cwd=tmp_path,
