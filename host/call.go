@@ -213,7 +213,7 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 func (h *Host) instead(c *inflight, r admit.Request, answer admit.Record) {
 	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { c.readers.Settle(rec) })
 	if !ok {
-		h.answer(&c.Reader, answer)
+		port{h}.Answer(&c.Reader, answer)
 		return
 	}
 	h.follow(c, verdict, call, record, err)
@@ -370,6 +370,9 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 	if s := c.readers.Stream(); s != nil {
 		h.calls.Vacate(call) // before anybody reads the stream's end
 		record = s.Finish(record)
+	}
+	if n := len(record.Result); n >= pacedFrom && h.fitsAnswer(n) && record.Ref == nil && c.Local == nil {
+		h.pacer.wait(c.ctx.Done(), &c.Reader, n) // with its slot: no more results wait than there are
 	}
 	c.finish()
 	if record.Err != nil {
@@ -652,6 +655,9 @@ func (h *Host) answer(r *stream.Reader, record admit.Record) {
 		record.Cache.Put(header)
 	}
 	record.Lane.Put(header)
+	if req.Read && len(body) >= pacedFrom {
+		header.Set(codec.HeaderRead, "1")
+	}
 	if !h.send(reply, header, body) && record.Err == nil {
 		// Bounded left less room than this caller's own names take.
 		header, body = req.Failure(id, tooLarge(len(record.Result), h.bus.MaxPayload()), load)
