@@ -69,7 +69,6 @@ type Host struct {
 	end     context.CancelCauseFunc
 	intake  *intake        // calls
 	running runners        // replays
-	here    runners        // calls of CallHere
 	workers sync.WaitGroup // ticker and the like
 	quit    chan struct{}
 

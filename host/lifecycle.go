@@ -185,14 +185,12 @@ func (h *Host) shut(ctx context.Context) error {
 		err = errors.Join(err, h.bus.Drain(ctx, h.batchOwn))
 	}
 	h.intake.close()
-	h.here.close()
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
 		h.intake.wg.Wait()
 		if batches := h.batches.Load(); batches != nil {
 			batches.Wait()
 		}
-		h.here.wg.Wait()
 		close(ended)
 	}()
 	select {
