@@ -99,22 +99,10 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 		id, description, schema, reason string
 		warning                         string
 		positional                      []string
-		streaming                       bool
 	}{
-		{
-			id: "static.keyed.ask", description: "Ask somebody.", reason: "--env ASK_KEY", positional: []string{"question", "tone"}, warning: "tone: shapes.Tone",
-			schema: `{"type":"object","properties":{"question":{"type":"string","description":"what to ask"},"tone":{},` +
-				`"times":{"type":"integer","default":2}},"required":["question"],"additionalProperties":false}`,
-		},
-		{
-			id: "static.needs.count", description: "Count.", reason: "UNDECLARED", positional: []string{"to"}, streaming: true, warning: "its default is not known",
-			schema: `{"type":"object","properties":{"to":{"anyOf":[{"type":"integer"},{"type":"null"}]}},"additionalProperties":false}`,
-		},
-		{
-			id: "static.lost.table", description: "A table.", reason: "no_such_package_of_ours", positional: []string{"rows", "frame"}, warning: "no_such_package_of_ours",
-			schema: `{"type":"object","properties":{"rows":{"type":"array","items":{"type":"integer"}},"frame":{},"more":{"type":"array","items":{"type":"string"}}},` +
-				`"required":["rows","frame"],"additionalProperties":false}`,
-		},
+		{id: "static.keyed.ask", description: "Ask somebody.", reason: "--env ASK_KEY", warning: "its arguments", schema: `{"type":"object"}`},
+		{id: "static.needs.count", description: "Count.", reason: "UNDECLARED", warning: "its arguments", schema: `{"type":"object"}`},
+		{id: "static.lost.table", description: "A table.", reason: "no_such_package_of_ours", warning: "its arguments", schema: `{"type":"object"}`},
 		{
 			id: "static.program", description: "Runs a program.", reason: "command not found", positional: []string{"text"},
 			schema: `{"type":"object","properties":{"text":{"type":"string"}},"required":["text"],"additionalProperties":false}`,
@@ -131,7 +119,7 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 			t.Errorf("%s warns %q, want %q", want.id, found, want.warning)
 		}
 		l := listed(t, c, want.id)
-		if l.State != "unavailable" || !strings.Contains(l.Reason, want.reason) || l.Description != want.description || len(l.Nodes) != 0 || l.Streaming != want.streaming {
+		if l.State != "unavailable" || !strings.Contains(l.Reason, want.reason) || l.Description != want.description || len(l.Nodes) != 0 {
 			t.Errorf("%s is listed as %+v", want.id, l)
 		}
 		e := fails(t, c, want.id, `{}`, toolmesh.CodeUnavailable, want.reason)
@@ -139,7 +127,7 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 			t.Errorf("%s: started %v", want.id, e.Started)
 		}
 	}
-	if a := describe(t, c, "static.needs.count"); a.Annotations["timeout"] != "7s" || a.Annotations["streaming"] != true {
+	if a := describe(t, c, "static.needs.count"); a.Annotations["timeout"] != "7s" {
 		t.Errorf("what tools.toml says of a tool is lost: %v", a.Annotations)
 	}
 
@@ -199,7 +187,7 @@ func TestANodeThatCannotBuildAnIndexDescribesItsTools(t *testing.T) {
 		}
 	}
 	if a.Source != "static" || len(a.Nodes) != 0 || a.Description != "Picky." ||
-		string(a.InputSchema) != `{"type":"object","properties":{"x":{"type":"integer","default":1}},"additionalProperties":false}` {
+		string(a.InputSchema) != `{"type":"object"}` {
 		t.Errorf("when none serves it: %+v %s", a, a.InputSchema)
 	}
 	if l := listed(t, c, "picky.t.f"); l.State != "unavailable" || !strings.Contains(l.Reason, "init command") {
