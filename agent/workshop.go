@@ -337,7 +337,7 @@ func (i *instance) describe() {
 		for _, name := range i.namesOf(t.Name) {
 			d, err := i.build.Manifest.Descriptor(ref, name, code)
 			if err == nil {
-				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d)})
+				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d), Sessions: true})
 				continue
 			}
 			i.lose(name, toolmesh.AsError(err).Message)
@@ -426,7 +426,7 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 		Nested: nested, Lane: laneOf(call), Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Isolation: call.Isolation,
 		Session: string(call.Session), Account: string(quota.Account(call.Session, call.Epoch)),
-		Epoch: call.Epoch, Created: p.i.a.created(call.Session, call.Epoch), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
+		Epoch: call.Epoch, Created: p.i.a.created(call.Session, call.Epoch), Home: call.Home, Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	return deliver(ctx, call, sink, result, err)
 }

@@ -32,9 +32,19 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 		Node: h.node, Identity: h.identity, Base: h.base, Bus: h.bus, Client: c,
 		View: batchView{view, store, h}, Host: batchHost{h}, Log: h.log,
 	})
+	if err := h.subscribeBatches(s, c, own); err != nil {
+		return err
+	}
+	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
+		h.log.Warn("the lease does not say yet that the node runs batches", slog.String("error", err.Error()))
+	}
+	return h.flush(ctx)
+}
+
+func (h *Host) subscribeBatches(s *batch.Server, c *client.Client, own string) (err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.state != stateServing {
+	if err := h.ended(); err != nil || h.state != stateServing {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host does not serve")
 	}
 	h.batches.Store(s)
@@ -46,10 +56,7 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 	if h.batchOwn, err = nc.ChanSubscribe(own, h.intake.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", own, err)
 	}
-	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
-		h.log.Warn("the lease does not say yet that the node runs batches", slog.String("error", err.Error()))
-	}
-	return h.flush(ctx)
+	return nil
 }
 
 // features is what the node's lease says that it can do.
