@@ -69,14 +69,15 @@ type Host struct {
 	end     context.CancelCauseFunc
 	intake  *intake        // calls
 	running runners        // replays
-	here    runners        // calls of CallHere
 	workers sync.WaitGroup // ticker and the like
 	quit    chan struct{}
 
-	mu         sync.Mutex // guards what follows
+	changing   sync.Mutex // held while what is served changes; taken before mu
+	mu         sync.Mutex // guards what follows; nothing waits under it, but for the start
 	state      state
 	services   map[serviceKey]*service
-	shared     []*nats.Subscription // of the node, not of a tool
+	loose      map[*offered]struct{} // of no service: about to be in one, or to be retired
+	shared     []*nats.Subscription  // of the node, not of a tool
 	directed   *nats.Subscription
 	micro      *bus.Service
 	unlisten   func()
@@ -151,6 +152,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		calls:    admit.NewTable[*inflight](o.Slots, time.Now),
 		replayer: chunks.NewReplayer(b, o.Logger),
 		services: make(map[serviceKey]*service),
+		loose:    make(map[*offered]struct{}),
 		quit:     make(chan struct{}),
 		failures: newFailures(),
 		drained:  make(chan struct{}),
@@ -221,6 +223,8 @@ func (h *Host) checkRights(ctx context.Context) error {
 
 // start is Start without what is written of the tools.
 func (h *Host) start(ctx context.Context) error {
+	h.changing.Lock()
+	defer h.changing.Unlock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.state != stateNew || h.draining.Load() {

@@ -10,8 +10,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-
-	"github.com/toolmesh/toolmesh"
 )
 
 // EnsureConsumer makes a consumer of a stream, or changes the one of its name to what is
@@ -169,18 +167,11 @@ func (b *Bus) Purge(ctx context.Context, stream, subject string) error {
 	if err != nil {
 		return fmt.Errorf("purge %s: %w", subject, err)
 	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
 	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.PURGE." + stream, Data: body})
 	if err != nil {
 		return apiError("purge "+subject, err)
 	}
-	var answer struct {
-		Error *jetstream.APIError `json:"error"`
-	}
-	if err := json.Unmarshal(m.Data, &answer); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "purge %s: %w", subject, err)
-	}
-	if answer.Error != nil {
-		return apiError("purge "+subject, answer.Error)
-	}
-	return nil
+	return storeError(m)
 }
