@@ -19,7 +19,7 @@ const (
 	maxResults  = 10_000
 	maxKept     = 64 << 20
 	keepCancels = 30 * time.Second
-	maxCancels  = 10_000
+	maxCancels  = 10_000 // of which a session has as many as it leaves free
 )
 
 // MaxOneResult is the largest record of a call that is kept, in bytes.
@@ -150,6 +150,7 @@ type Table[T any] struct {
 	past    past
 	horizon time.Time // names of calls that ended before it are forgotten
 	cancels map[Key]time.Time
+	early   map[subjects.SessionID]int // cancels of each session
 }
 
 // NewTable returns a table for a node that runs at most slots calls at once, and
@@ -160,7 +161,7 @@ func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	began := now()
 	return &Table[T]{
 		slots: slots, now: now,
-		names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time), deep: make(map[int]int),
+		names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time), early: make(map[subjects.SessionID]int), deep: make(map[int]int),
 		shares: shares{slots: slots, of: make(map[subjects.SessionID]*share)},
 		past:   past{since: began}, horizon: began.Add(-keepNames),
 	}
@@ -546,7 +547,10 @@ func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 		}
 		return k.running, k.running != nil
 	}
-	if len(t.cancels) < maxCancels {
+	if _, again := t.cancels[key]; again || t.early[key.Session] < maxCancels-len(t.cancels) {
+		if !again {
+			t.early[key.Session]++
+		}
 		t.cancels[key] = t.now()
 	}
 	return nil, false
@@ -610,6 +614,9 @@ func (t *Table[T]) Sweep() {
 	for key, at := range t.cancels {
 		if now.Sub(at) >= keepCancels {
 			delete(t.cancels, key)
+			if t.early[key.Session]--; t.early[key.Session] == 0 {
+				delete(t.early, key.Session)
+			}
 		}
 	}
 }
