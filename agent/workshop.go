@@ -337,7 +337,7 @@ func (i *instance) describe() {
 		for _, name := range i.namesOf(t.Name) {
 			d, err := i.build.Manifest.Descriptor(ref, name, code)
 			if err == nil {
-				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d)})
+				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d), MaxArgs: i.a.executor.MaxArgs()})
 				continue
 			}
 			i.lose(name, toolmesh.AsError(err).Message)

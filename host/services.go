@@ -55,6 +55,9 @@ type Tool struct {
 	Notice string
 	// User is who the tool runs as, by number, for people. Defaults to nothing.
 	User string
+	// MaxArgs is of how many bytes the tool takes arguments: more are refused before they
+	// are read. Defaults to [Options.PayloadMax].
+	MaxArgs int64
 }
 
 // Unavailable is a tool that is declared and not served, with the reason.
@@ -386,7 +389,7 @@ func (h *Host) prepare(s *service, t Tool, before *offered) (*offered, error) {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
 	o := &offered{
-		served: &served{descriptor: d, handler: t.Handler, identity: s.identity, session: s.key.session, tenure: s.tenure},
+		served: &served{descriptor: d, handler: t.Handler, maxArgs: t.MaxArgs, identity: s.identity, session: s.key.session, tenure: s.tenure},
 		at:     routeKey{subjects.WireName(s.key.session), wire},
 		entry:  newEntry(d, registry.ToolRoute{ID: d.ID, Notice: t.Notice, User: t.User}),
 	}
