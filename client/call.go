@@ -143,6 +143,8 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 		switch {
 		case e.Details["waited_ms"] != nil:
 			return err // it has waited for as long as routers have it wait
+		case codec.StateGone(e):
+			return err // the caller is to know: the next call would find a new worker
 		case errors.Is(err, errNobody) && t.node != nil:
 			c.shared.routes.forget(s.session, id, t.node.id)
 			queueOnly = true

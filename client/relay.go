@@ -26,9 +26,12 @@ var errNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for t
 // one that has room, and nowhere else: the better of two random ones, and then once
 // more. progress is told how far it is. It travels under its own rpc id, within the time that ctx has left, and is not
 // passed on again. The error is busy, with started false, when no node takes it.
-func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, progress func(codec.Progress)) (result *Result, err error) {
+//
+// With to it goes to that node, whatever its load, and the error is what that says, or
+// [ErrAway].
+func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, progress func(codec.Progress)) (result *Result, err error) {
 	s := relayed(req, progress)
-	err = c.relay(ctx, req, from, func(t target) error {
+	err = c.relay(ctx, req, from, to, func(t target) error {
 		result, err = c.unary(ctx, t, &s, args)
 		return err
 	})
@@ -38,10 +41,10 @@ func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMes
 // RelayStream is [Client.Relay] for a request that asks for a stream. Each item goes to
 // send, whose error ends the stream and is returned. What is stored under the request's
 // rpc id is from's to write: the call travels under another one, made of it.
-func (c *Client) RelayStream(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, send func(json.RawMessage) error, progress func(codec.Progress)) error {
+func (c *Client) RelayStream(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, send func(json.RawMessage) error, progress func(codec.Progress)) error {
 	s := relayed(req, progress)
 	s.rpc += ".passed"
-	return c.relay(ctx, req, from, func(t target) error {
+	return c.relay(ctx, req, from, to, func(t target) error {
 		var refused error
 		r := newReader(func(chunk Chunk, _ error) bool {
 			refused = send(chunk.Data)
@@ -61,8 +64,33 @@ func relayed(req *codec.Request, progress func(codec.Progress)) settings {
 	}
 }
 
+// ErrAway says that a node is not there, or leaves: the call has not reached it.
+var ErrAway = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node that the call has to go to is not there").
+	WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginMesh)
+
+// relayTo passes a request on to one node.
+func (c *Client) relayTo(id subjects.ToolID, to codec.Where, send func(target) error) error {
+	n := c.shared.nodes.told(to.Node, to.Boot)
+	if !n.usable() {
+		return ErrAway
+	}
+	n.outstanding.Add(1)
+	defer n.outstanding.Add(-1)
+	err := send(target{id: id, node: n})
+	if f := (final{}); errors.As(err, &f) {
+		return f.err
+	}
+	if errors.Is(err, errNobody) {
+		return ErrAway
+	}
+	return err
+}
+
 // relay chooses where a request is passed on to.
-func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.NodeID, send func(target) error) error {
+func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.NodeID, to codec.Where, send func(target) error) error {
+	if to.Node != "" {
+		return c.relayTo(req.Tool, to, send)
+	}
 	nodes, err := c.others(ctx, routeKey{req.Session, req.Tool}, from)
 	if err != nil {
 		return err
@@ -92,7 +120,7 @@ func notThere(err error) bool {
 		return true
 	}
 	e := toolmesh.AsError(err)
-	if e.Started != toolmesh.StartedNo || e.Origin == toolmesh.OriginCaller {
+	if e.Started != toolmesh.StartedNo || e.Origin == toolmesh.OriginCaller || codec.StateGone(e) {
 		return false
 	}
 	return e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeToolNotFound

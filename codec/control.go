@@ -72,6 +72,14 @@ type Where struct {
 // Encode renders the answer.
 func (w Where) Encode() []byte { return mustMarshal(w) }
 
+// ReasonStateGone is details.reason of an error by which a caller hears, once, that its
+// session's worker is gone.
+const ReasonStateGone = "session_worker_unavailable"
+
+// StateGone reports whether an error says so. The next call gets a new worker: so nobody but
+// the caller may send this one again.
+func StateGone(e *toolmesh.Error) bool { return e.Details["reason"] == ReasonStateGone }
+
 // DefaultReplayBytes is how much one replay sends when it does not say.
 const DefaultReplayBytes = 1 << 20
 

@@ -47,6 +47,9 @@ type Call struct {
 	// where it is not known to have been created, which was at Created.
 	Epoch   string
 	Created time.Time
+	// Home tells a worker that isolation session has leased to the session from an earlier
+	// one, whose state is old: the session had another one since, elsewhere.
+	Home string
 	// Isolation tightens that of the tool's [Policy]; a looser one is ignored.
 	Isolation toolmesh.Isolation
 	// Args is the arguments object, passed through unparsed; empty means none.

@@ -388,7 +388,7 @@ func writeWorker(dir string) error {
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, making, progress)
 	if err == nil {
-		x.zygotes.Warm(env.Base, x.defaultSandbox)
+		x.zygotes.Warm(env.Base)
 	}
 	return env, err
 }
@@ -396,7 +396,7 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 // Prepare does beside other work what the first index would wait for.
 func (x *Executor) Prepare(ctx context.Context) {
 	for _, python := range x.venvs.Prepare(ctx) {
-		x.zygotes.Warm(python, x.defaultSandbox)
+		x.zygotes.Warm(python)
 	}
 }
 

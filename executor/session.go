@@ -20,6 +20,7 @@ import (
 type sessionPool struct {
 	pool *pool.Pool
 	key  poolKey
+	home string // see [Call.Home]
 
 	// Guarded by sessionPools.mu.
 	calls int // under way: none of them must lose the worker
@@ -70,6 +71,10 @@ func (ix *Index) sessionPool(t *served, call Call) (p *pool.Pool, release func()
 	sessions.mu.Lock()
 	defer sessions.mu.Unlock()
 	own := sessions.by[key]
+	if own != nil && own.home != call.Home {
+		ix.endSessionPool(own)
+		own = nil
+	}
 	if own != nil && !own.serves(call) {
 		if own.epoch != "" && call.Created.Before(own.created) {
 			return nil, nil, failure.Unavailable("the session has ended")
@@ -92,7 +97,7 @@ func (ix *Index) sessionPool(t *served, call Call) (p *pool.Pool, release func()
 		if err != nil {
 			return nil, nil, err
 		}
-		own = &sessionPool{pool: p, key: key, made: time.Now(), epoch: call.Epoch, created: call.Created}
+		own = &sessionPool{pool: p, key: key, home: call.Home, made: time.Now(), epoch: call.Epoch, created: call.Created}
 		sessions.by[key] = own
 	}
 	own.calls++

@@ -2,8 +2,6 @@ package host
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"log/slog"
 	"slices"
 	"time"
@@ -15,7 +13,6 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/batch"
-	"github.com/toolmesh/toolmesh/host/retry"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -34,9 +31,19 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 		Node: h.node, Identity: h.identity, Base: h.base, Bus: h.bus, Client: c,
 		View: batchView{view, store, h}, Host: batchHost{h}, Log: h.log,
 	})
+	if err := h.subscribeBatches(s, c, own); err != nil {
+		return err
+	}
+	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
+		h.log.Warn("the lease does not say yet that the node runs batches", slog.String("error", err.Error()))
+	}
+	return h.flush(ctx)
+}
+
+func (h *Host) subscribeBatches(s *batch.Server, c *client.Client, own string) (err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.state != stateServing {
+	if err := h.ended(); err != nil || h.state != stateServing {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host does not serve")
 	}
 	h.batches.Store(s)
@@ -48,10 +55,7 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 	if h.batchOwn, err = nc.ChanSubscribe(own, h.intake.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", own, err)
 	}
-	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
-		h.log.Warn("the lease does not say yet that the node runs batches", slog.String("error", err.Error()))
-	}
-	return h.flush(ctx)
+	return nil
 }
 
 // features is what the node's lease says that it can do.
@@ -108,10 +112,6 @@ func (h batchHost) Account(session subjects.SessionID) subjects.SessionID { retu
 
 // Here implements [batch.Host]: the call goes the way of a request, without one.
 func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Request, done func(admit.Record)) bool {
-	return h.begin(ctx, s, req, nil, done)
-}
-
-func (h batchHost) begin(ctx context.Context, s subjects.Subject, req *codec.Request, progress func(codec.Progress), done func(admit.Record)) bool {
 	if !h.presence.Certain() {
 		return false
 	}
@@ -119,7 +119,7 @@ func (h batchHost) begin(ctx context.Context, s subjects.Subject, req *codec.Req
 	if c.tool == nil || c.tool.withdrawn.Load() {
 		return false
 	}
-	c.Local, c.Progress = done, progress
+	c.Local = done
 	if call := h.admit(c, r, h.check(c, true, false)); call != nil {
 		stop := context.AfterFunc(ctx, func() { c.End(toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedYes)) })
 		h.run(call)
@@ -127,65 +127,6 @@ func (h batchHost) begin(ctx context.Context, s subjects.Subject, req *codec.Req
 	}
 	return true
 }
-
-// CallHere makes a unary call of a tool that this host serves as if a request for it had
-// come, without one. mine is false where the tool is not served here, or there is no room.
-// When ctx ends so does the call, unless the cause is [client.ErrLeft]. progress is told
-// once a second at most how far the call is, and must not block.
-func (h *Host) CallHere(ctx context.Context, call *codec.Call, args json.RawMessage, progress func(codec.Progress)) (result *client.Result, mine bool, err error) {
-	if call.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, call.Timeout)
-		defer cancel()
-	}
-	wire, err := subjects.WireTool(call.Tool)
-	if err != nil || h.routes.find(call.Session, wire) == nil {
-		return nil, false, nil //nolint:nilerr // the client says what is wrong
-	}
-	subject := subjects.Subject{Kind: subjects.KindTool, Session: subjects.WireName(call.Session), Tool: wire}
-	req, bad := codec.ParseRequest(subject, call.Header(), args)
-	if bad != nil {
-		return nil, true, bad
-	}
-	began := time.Now()
-	ended := make(chan admit.Record, 1)
-	stays, stop := context.WithCancelCause(context.WithoutCancel(ctx))
-	told := context.AfterFunc(ctx, func() {
-		if !errors.Is(context.Cause(ctx), client.ErrLeft) {
-			stop(context.Cause(ctx))
-		}
-	})
-	if !h.here.try(func() {
-		defer told()
-		if !(batchHost{h}).begin(stays, subject, req, progress, func(r admit.Record) { ended <- r }) {
-			ended <- admit.Record{Err: errNotHere}
-		}
-	}) {
-		return nil, false, nil
-	}
-	select {
-	case r := <-ended:
-		switch {
-		case r.Err == errNotHere, r.Err != nil && retry.Full(r.Err): //nolint:errorlint // our own value, unwrapped
-			return nil, false, nil
-		case r.Err != nil:
-			return nil, true, r.Err
-		}
-		return &client.Result{RPCID: call.RPCID, Value: r.Result, Node: h.node, Boot: h.boot, Took: time.Since(began)}, true, nil
-	case <-ctx.Done():
-		if errors.Is(context.Cause(ctx), client.ErrLeft) {
-			return nil, true, client.ErrLeft
-		}
-	}
-	r := <-ended // it ends with ctx
-	if r.Err != nil {
-		return nil, true, r.Err
-	}
-	return &client.Result{RPCID: call.RPCID, Value: r.Result, Node: h.node, Boot: h.boot, Took: time.Since(began)}, true, nil
-}
-
-// errNotHere says that a call is not this node's.
-var errNotHere = toolmesh.Errorf(toolmesh.CodeUnavailable, "the tool is not served here")
 
 // batchView is what the registry knows, as batches see it. Of its own tools the host
 // knows more than the registry, and sooner.

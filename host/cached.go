@@ -11,7 +11,6 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/internal/cache"
-	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -69,11 +68,7 @@ func (h *Host) fromCache(c *inflight, r admit.Request) bool {
 			result, found = c.tool.cached.results.Get(key)
 		}
 	}
-	if encoded || len(req.Args) > smallArgs {
-		fair.Heavy(look)
-	} else {
-		look()
-	}
+	c.heavily(look)
 	if !found {
 		return false
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/grants"
 	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/host/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
@@ -60,6 +61,7 @@ type served struct {
 	identity   *codec.Identity
 	session    subjects.SessionID // empty: every session's
 	tenure     *tenure            // of session; nil: every session's
+	sessions   bool               // see [Tool.Sessions]
 	maxArgs    int64              // see [Tool.MaxArgs]
 	withdrawn  atomic.Bool
 }
@@ -74,9 +76,10 @@ type inflight struct {
 	epoch         string    // of the session; see lookUp
 	ctx           callContext
 	stop          context.CancelCauseFunc
-	alarm         *time.Timer // fires at the deadline; nil for none
-	call          Call        // what the handler sees
-	sink          unarySink   // of a unary call
+	alarm         *time.Timer  // fires at the deadline; nil for none
+	call          Call         // what the handler sees
+	sink          unarySink    // of a unary call
+	home          *grants.Home // of a call in its session's worker, once that is known to be here
 
 	held      int64                         // of the node's room for arguments; the goroutine that runs it
 	unsettled atomic.Bool                   // epoch is still to be looked up
@@ -187,7 +190,7 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 	if bad != nil {
 		return c, admit.Request{}
 	}
-	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone || c.tool.keepsBySession())
+	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone || c.tool.keepsBySession() || h.bound(c.tool, req))
 	if c.tool != nil && c.tool.tenure.ended(epoch) {
 		sure = false // the tool is about to be withdrawn, or the view is behind
 	}
@@ -459,15 +462,21 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 		}
 		return admit.Record{Err: bad}
 	}
+	if h.bound(c.tool, c.Request) {
+		if record, here := h.goHome(running); !here {
+			return record
+		}
+		defer c.home.Leave()
+	}
 	if c.Request.Ref != nil && running.Full != nil {
-		return h.passOn(running, nil, nil) // who runs it reads them
+		return h.passOn(running, c.Request, nil, nil) // who runs it reads them
 	}
 	args, varArgs, bad := h.arguments(c)
 	if bad != nil {
 		return admit.Record{Err: bad}
 	}
 	if running.Full != nil {
-		return h.passOn(running, args, varArgs)
+		return h.passOn(running, c.Request, args, varArgs)
 	}
 	ctx, call := &c.ctx, &c.call
 	*call = Call{
@@ -477,8 +486,11 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 		lanes: c.Request.Lanes, running: running,
 		host: h,
 	}
+	if c.home != nil {
+		call.Home = c.home.ID
+	}
 	if call.Stream {
-		s, err := stream.New(ctx, &c.readers, c.epoch, !c.deadline.IsZero())
+		s, err := c.stream()
 		if err != nil {
 			// The cause of a call that is over already says that it began.
 			return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}

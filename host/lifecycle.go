@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"iter"
 	"log/slog"
 	"time"
 
@@ -120,10 +121,8 @@ func (h *Host) drain(ctx context.Context) error {
 	h.mu.Lock()
 	serving := h.state != stateNew
 	var subs []*nats.Subscription
-	for _, s := range h.services {
-		for _, o := range s.tools {
-			subs = append(subs, o.sub)
-		}
+	for o := range h.subscribed() {
+		subs = append(subs, o.sub)
 	}
 	if batches := h.batches.Load(); batches != nil {
 		batches.Drain()
@@ -139,6 +138,7 @@ func (h *Host) drain(ctx context.Context) error {
 	began := time.Now()
 	h.lastDirected.Store(began.UnixNano())
 	h.presence.State(ctx, h.nodeState())
+	h.leaveHomes(ctx, serviceKey{})
 	h.log.Info("draining", slog.Int("in_flight", h.calls.InFlight()))
 	err := h.bus.Drain(ctx, subs...)
 	ticker := time.NewTicker(tickEvery)
@@ -186,14 +186,12 @@ func (h *Host) shut(ctx context.Context) error {
 		err = errors.Join(err, h.bus.Drain(ctx, h.batchOwn))
 	}
 	h.intake.close()
-	h.here.close()
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
 		h.intake.wg.Wait()
 		if batches := h.batches.Load(); batches != nil {
 			batches.Wait()
 		}
-		h.here.wg.Wait()
 		close(ended)
 	}()
 	select {
@@ -227,7 +225,9 @@ func (h *Host) shut(ctx context.Context) error {
 	h.unlisten()
 	h.presence.Stop(context.WithoutCancel(ctx))
 	h.closeView()
+	h.mu.Lock()
 	h.closeSubscriptions()
+	h.mu.Unlock()
 	if h.bus.Connected() {
 		within := 2 * time.Second
 		if ctx.Err() != nil { // perhaps because nothing answers
@@ -243,7 +243,25 @@ func (h *Host) shut(ctx context.Context) error {
 	return err
 }
 
-// closeSubscriptions ends what Start subscribed.
+// subscribed are the tools that have a subscription; h.mu is held.
+func (h *Host) subscribed() iter.Seq[*offered] {
+	return func(yield func(*offered) bool) {
+		for _, s := range h.services {
+			for _, o := range s.tools {
+				if o.sub != nil && !yield(o) {
+					return
+				}
+			}
+		}
+		for o := range h.loose {
+			if o.sub != nil && !yield(o) {
+				return
+			}
+		}
+	}
+}
+
+// closeSubscriptions ends what Start and publishing subscribed; h.mu is held.
 func (h *Host) closeSubscriptions() {
 	if h.micro != nil {
 		h.micro.Stop()
@@ -259,12 +277,8 @@ func (h *Host) closeSubscriptions() {
 		}
 	}
 	h.directed, h.replaySub, h.payloadSub, h.batchSub, h.batchOwn = nil, nil, nil, nil, nil
-	for _, s := range h.services {
-		for _, o := range s.tools {
-			if o.sub != nil {
-				_ = o.sub.Unsubscribe()
-				o.sub = nil
-			}
-		}
+	for o := range h.subscribed() {
+		_ = o.sub.Unsubscribe()
+		o.sub = nil
 	}
 }

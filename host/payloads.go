@@ -11,10 +11,8 @@ import (
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/host/stream"
-	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/internal/payloads"
 	"github.com/toolmesh/toolmesh/subjects"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // admitsSession says why nothing large is taken for a session; nil if it may be.
@@ -50,16 +48,10 @@ func (h *Host) arguments(c *inflight) (args, varArgs json.RawMessage, bad *toolm
 			args = json.RawMessage("{}")
 		}
 	}
-	read := func() {
-		if bad = req.Decode(); bad != nil {
-			return
-		}
-		err := error(nil)
+	c.heavily(func() {
+		var err error
 		if args == nil {
-			args, err = req.Args, h.holdArgs(c, req.Size())
-		}
-		if err == nil && len(req.Positional) > 0 {
-			args, varArgs, err = tool.Bind(c.tool.descriptor, req.Positional, args)
+			args, varArgs, err = c.bind()
 		}
 		if err == nil {
 			err = c.tool.validator.Validate(args)
@@ -67,12 +59,7 @@ func (h *Host) arguments(c *inflight) (args, varArgs json.RawMessage, bad *toolm
 		if err != nil {
 			bad = refusal(err)
 		}
-	}
-	if req.Encoded() || len(args)+len(req.Args) > smallArgs {
-		fair.Heavy(read)
-	} else {
-		read()
-	}
+	})
 	return args, varArgs, bad
 }
 
@@ -82,7 +69,7 @@ func (h *Host) holdArgs(c *inflight, size int64) error {
 	switch {
 	case most > 0 && size > most:
 		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, most).WithDetail("limit", most).WithDetail("size", size)
-	case size <= smallArgs || c.Local != nil: // of one that has them in any case
+	case size <= smallArgs || c.held > 0 || c.Local != nil: // of one that has them in any case
 	case !h.args.Take(account, size):
 		return h.noRoom(account)
 	default:

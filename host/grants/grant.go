@@ -2,7 +2,6 @@ package grants
 
 import (
 	"context"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,7 +80,7 @@ func (g *Grant) Follow(f func(end time.Time)) {
 // for a call that would wait for itself. None has begun. The grant must be released.
 func (k *Keeper) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 	a := &asking{k: k, ask: ask, answers: make(chan codec.LaneAnswer, 4)}
-	id := strconv.FormatUint(rand.Uint64(), 36) + strconv.FormatUint(rand.Uint64(), 36) //nolint:gosec // nodes believe each other
+	id := newID()
 	g := &Grant{k: k, id: id, rpc: ask.RPCID, key: keyOf(ask.Scope, ask.Session), session: ask.Session, lost: ask.Lost}
 	k.mu.Lock()
 	k.asking[id] = a
@@ -98,7 +97,7 @@ func (k *Keeper) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 		}
 	}()
 	for {
-		who, err := k.find(ctx, g.key)
+		who, err := k.find(ctx, g.key, true)
 		if err != nil && ctx.Err() == nil {
 			bad := toolmesh.Errorf(toolmesh.CodeUnavailable, "who gives the turns of the call's lane is not known: %w", err)
 			return nil, bad.WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
@@ -384,7 +383,7 @@ func (k *Keeper) seek(r renewal) {
 	k.opts.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 		defer cancel()
-		who, err := k.find(ctx, r.key)
+		who, err := k.find(ctx, r.key, true)
 		if err != nil || who == r.by {
 			return
 		}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -162,25 +163,10 @@ func (b *Bus) DeletePayload(ctx context.Context, name string) error {
 		return err
 	}
 	// The description first: what can be found has all its parts.
-	if err := b.purge(ctx, payloadStream, payloadSubject(name), 0); err != nil {
+	if err := b.Purge(ctx, payloadStream, payloadSubject(name)); err != nil {
 		return err
 	}
-	return b.purge(ctx, payloadStream, payloadParts(p.info.NUID), 0)
-}
-
-// purge removes what a stream has of a subject, before a sequence if that is not 0.
-func (b *Bus) purge(ctx context.Context, stream, subject string, before uint64) error {
-	body, err := json.Marshal(jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
-	if err != nil {
-		return fmt.Errorf("purge %s: %w", subject, err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.PURGE." + stream, Data: body})
-	if err != nil {
-		return apiError("remove "+subject, err)
-	}
-	return storeError(m)
+	return b.Purge(ctx, payloadStream, payloadParts(p.info.NUID))
 }
 
 // payloadOwner is the token of an account in the subjects of what its values consist of.
@@ -225,7 +211,7 @@ func (b *Bus) PayloadsUse(ctx context.Context, account subjects.SessionID) (u Pa
 
 // ErrPayloadsFull refuses what the store of large values has no room for.
 func ErrPayloadsFull(why string) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is full (%s): wait until what is in it is read or expires, or give it more room (MESH_PAYLOADS_MAX)", why).
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is full (%s): %w; wait until what is in it is read or expires, or give it more room (MESH_PAYLOADS_MAX)", why, ErrFull).
 		WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_max").WithRetryable(false)
 }
 
@@ -269,12 +255,14 @@ func storeError(m *nats.Msg) error {
 // Upload stores one large value, piece by piece. Write is for one goroutine; the rest may
 // be called from any. Finish it or drop it.
 type Upload struct {
-	b     *Bus
-	name  string
-	nuid  string // <owner>.<uuid>
-	inbox *Inbox
-	sum   hash.Hash // nil: its sender says the digest
-	acked func(n int, err error)
+	b      *Bus
+	name   string
+	nuid   string // <owner>.<uuid>
+	stream string
+	parts  string // their subject
+	inbox  *Inbox
+	sum    hash.Hash // nil: its sender says the digest
+	acked  func(n int, err error)
 
 	mu      sync.Mutex // guards what follows
 	size    int64
@@ -290,13 +278,72 @@ type Upload struct {
 // with the number of each piece, from 1 on, once it is stored, or with why it is not; it
 // must not block.
 func (b *Bus) NewUpload(name string, account subjects.SessionID, summed bool, acked func(n int, err error)) (*Upload, error) {
-	u := &Upload{b: b, name: name, nuid: payloadOwner(account) + "." + uuid.NewString(), acked: acked, heard: time.Now(), changed: make(chan struct{}, 1)}
+	id := payloadOwner(account) + "." + uuid.NewString()
+	u := &Upload{b: b, name: name, nuid: id, stream: payloadStream, parts: payloadParts(id), acked: acked}
 	if summed {
 		u.sum = sha256.New()
 	}
-	var err error
-	u.inbox, err = b.Open(u.deliver)
-	return u, err
+	return u, u.open()
+}
+
+func (u *Upload) open() (err error) {
+	u.heard, u.changed = time.Now(), make(chan struct{}, 1)
+	u.inbox, err = u.b.Open(u.deliver)
+	return err
+}
+
+// partsAhead is how many parts are sent before the store has acknowledged them.
+const partsAhead = 8
+
+// StoreParts stores data as messages of one subject, for [Bus.LoadParts], and returns how
+// many there are. The subject must be a new one. The error is [ErrFull] or unavailable.
+func (b *Bus) StoreParts(ctx context.Context, stream, subject string, data []byte) (parts int, err error) {
+	u := &Upload{b: b, stream: stream, parts: subject}
+	if err := u.open(); err != nil {
+		return 0, err
+	}
+	for piece := range slices.Chunk(data, b.PieceBytes()) {
+		if err = u.Write(piece); err == nil {
+			err = u.Wait(ctx, partsAhead)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = u.Wait(ctx, 0)
+	}
+	if err != nil {
+		_ = u.Drop(context.WithoutCancel(ctx))
+		return 0, err
+	}
+	u.inbox.Close()
+	return u.sent, nil
+}
+
+// LoadParts reads what [Bus.StoreParts] has stored. Parts that the replica that answers does
+// not have yet are waited for; those that do not come are unavailable.
+func (b *Bus) LoadParts(ctx context.Context, stream, subject string, parts int) ([]byte, error) {
+	var data []byte
+	q := Query{Stream: stream, Subject: subject, Bytes: readBytes}
+	_, err := b.readParts(ctx, "read "+subject, q, parts, func(part *Stored) (bool, error) {
+		data = append(data, part.Data...)
+		return true, nil
+	})
+	return data, err
+}
+
+// Subjects returns how many messages a stream has of each subject that a filter covers.
+func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]uint64, error) {
+	s, err := b.js.Stream(ctx, stream)
+	if err != nil {
+		return nil, apiError("read stream "+stream, err)
+	}
+	info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
+	if err != nil {
+		return nil, apiError("read stream "+stream, err)
+	}
+	return info.State.Subjects, nil
 }
 
 // deliver takes the acknowledgements.
@@ -347,7 +394,7 @@ func (u *Upload) Write(piece []byte) error {
 	if !u.b.Connected() {
 		return errDisconnected(nil)
 	}
-	err := u.b.nc.PublishMsg(&nats.Msg{Subject: payloadParts(u.nuid), Reply: u.inbox.Subject() + "." + strconv.Itoa(n), Data: piece})
+	err := u.b.nc.PublishMsg(&nats.Msg{Subject: u.parts, Reply: u.inbox.Subject() + "." + strconv.Itoa(n), Data: piece})
 	return sendError(err, len(piece), u.b.MaxPayload())
 }
 
@@ -420,5 +467,5 @@ func (u *Upload) Drop(ctx context.Context) error {
 	defer cancel()
 	_ = u.wait(settled, 0, true)
 	u.inbox.Close()
-	return u.b.purge(ctx, payloadStream, payloadParts(u.nuid), 0)
+	return u.b.Purge(ctx, u.stream, u.parts)
 }

@@ -543,6 +543,8 @@ class Connection:
                 failure.tool = failure.tool or call.tool
                 if number >= _ATTEMPTS or "waited_ms" in failure.details:
                     raise  # it has been tried, or has waited, for long enough
+                if failure.details.get("reason") == "session_worker_unavailable":
+                    raise  # the caller is to know: the next call would find a new worker
                 if failure.started is False and (
                     failure.code == "busy" or failure.code == "unavailable" and failure.origin != "caller"
                 ):
