@@ -339,7 +339,7 @@ func (i *instance) describe() {
 		for _, name := range i.namesOf(t.Name) {
 			d, err := i.build.Manifest.Descriptor(ref, name, code)
 			if err == nil {
-				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d), Sessions: true})
+				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d), Sessions: true, MaxArgs: i.a.executor.MaxArgs()})
 				continue
 			}
 			i.lose(name, toolmesh.AsError(err).Message)

@@ -13,7 +13,6 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/batch"
-	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -77,12 +76,29 @@ func (h batchHost) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *
 	return h.keep(session, value)
 }
 
-func (h batchHost) Load(session subjects.SessionID, ref *codec.Ref) ([]byte, *toolmesh.Error) {
-	body, err := h.payloads.Load(h.base, session, ref)
+func (h batchHost) Load(session subjects.SessionID, ref *codec.Ref) (body []byte, room batch.Room, bad *toolmesh.Error) {
+	body, err := h.payloads.Load(h.base, session, ref, func(size int64) error {
+		if room, bad = h.Hold(session, size); bad != nil {
+			return bad
+		}
+		return nil
+	})
 	if err != nil {
-		return nil, refusal(err).WithStarted(toolmesh.StartedNo)
+		room.Free()
+		return nil, batch.Room{}, refusal(err).WithStarted(toolmesh.StartedNo)
 	}
-	return body, nil
+	return body, room, nil
+}
+
+func (h batchHost) Hold(session subjects.SessionID, size int64) (batch.Room, *toolmesh.Error) {
+	if size <= smallArgs {
+		return batch.Room{}, nil
+	}
+	account := h.account(session)
+	if !h.args.Take(account, size) {
+		return batch.Room{}, h.noRoom(account)
+	}
+	return batch.Room{Give: func() { h.args.Give(account, size) }}, nil
 }
 
 func (h batchHost) Late(req *codec.Request) *toolmesh.Error {
@@ -92,10 +108,7 @@ func (h batchHost) Late(req *codec.Request) *toolmesh.Error {
 	return h.late(req)
 }
 
-func (h batchHost) Account(session subjects.SessionID) subjects.SessionID {
-	epoch, _ := h.known(session, false)
-	return quota.Account(session, epoch)
-}
+func (h batchHost) Account(session subjects.SessionID) subjects.SessionID { return h.account(session) }
 
 // Here implements [batch.Host]: the call goes the way of a request, without one.
 func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Request, done func(admit.Record)) bool {

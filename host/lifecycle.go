@@ -51,6 +51,7 @@ func (h *Host) tick() {
 				h.sweepRoutes(now)
 				h.payloads.Sweep(now)
 				h.deleteSpent()
+				h.dropChunks()
 				if h.keys.inUse() {
 					h.presence.Rely()
 				}

@@ -110,7 +110,7 @@ func (s *Service) receiveArgs(ctx context.Context, t *stored, q *codec.TaskReque
 		ctx, cancel := context.WithTimeout(ctx, valueWait)
 		defer cancel()
 		var err error
-		if args, err = payloads.Load(ctx, s.bus, t.session, ref, mostValue); err != nil {
+		if args, err = payloads.Load(ctx, s.bus, t.session, ref, mostValue, nil); err != nil {
 			return err
 		}
 		if args = bytes.TrimSpace(args); len(args) == 0 || args[0] != '{' || !json.Valid(args) {
@@ -152,7 +152,7 @@ func (s *Service) answerOf(ctx context.Context, t *stored, q *codec.TaskRequest)
 	if err != nil {
 		return nil, err
 	}
-	ref, err := payloads.Store(ctx, s.bus, t.session, bytes.NewReader(data), mostValue)
+	ref, err := payloads.Store(ctx, s.bus, t.session, t.session, bytes.NewReader(data), mostValue)
 	if err != nil {
 		return nil, fmt.Errorf("hand out the result of task %s: %w", t.ID, err)
 	}

@@ -330,13 +330,20 @@ func (j *Reader) running() bool {
 // page sends the reader the next chunks that are stored. So many replays at once
 // that no more would help hold as many pages in memory.
 func (j *Reader) page(from int64) error {
-	n := j.of.node
+	n, read := j.of.node, make(chan error, 1)
+	if !n.Replays.Do(n.Account(j.Request.Session), func() { read <- j.readPage(from) }) {
+		return toolmesh.Errorf(toolmesh.CodeBusy, "too many replays of session %q wait at node %s: send it again later", j.Request.Session, n.ID).WithDetail("limit", "replays")
+	}
 	select {
-	case n.Replays <- struct{}{}:
-		defer func() { <-n.Replays }()
+	case err := <-read:
+		return err
 	case <-n.Base.Done():
 		return context.Cause(n.Base)
 	}
+}
+
+func (j *Reader) readPage(from int64) error {
+	n := j.of.node
 	ctx, cancel := context.WithTimeout(n.Base, finishWithin)
 	defer cancel()
 	epoch, err := j.of.call.Epoch(ctx) // is asked for by one that repeats what has ended

@@ -169,6 +169,69 @@ func (b *Bus) DeletePayload(ctx context.Context, name string) error {
 	return b.Purge(ctx, payloadStream, payloadParts(p.info.NUID))
 }
 
+// payloadOwner is the token of an account in the subjects of what its values consist of.
+func payloadOwner(account subjects.SessionID) string {
+	if token, err := subjects.EncodeToken(string(account)); err == nil {
+		return token
+	}
+	return "-" // of the sessions that nobody created
+}
+
+// PayloadsUse says, in bytes, how full the store of large values is.
+type PayloadsUse struct {
+	Mine      int64 // values of one account, whose parts count as full ones
+	Used, Max int64
+}
+
+// PayloadsUse asks how full the store of large values is, and how much of that an account has.
+func (b *Bus) PayloadsUse(ctx context.Context, account subjects.SessionID) (u PayloadsUse, err error) {
+	body, err := json.Marshal(map[string]string{"subjects_filter": payloadParts(payloadOwner(account) + ".*")})
+	if err != nil {
+		return u, fmt.Errorf("ask how full the store of large values is: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.INFO." + payloadStream, Data: body})
+	if err == nil {
+		err = storeError(m)
+	}
+	var info jetstream.StreamInfo
+	if err == nil {
+		err = json.Unmarshal(m.Data, &info)
+	}
+	if err != nil {
+		return u, apiError("ask how full the store of large values is", err)
+	}
+	for _, parts := range info.State.Subjects {
+		u.Mine += int64(parts) * pieceBytes //nolint:gosec // fewer than 2^31
+	}
+	u.Used, u.Max = int64(info.State.Bytes), info.Config.MaxBytes //nolint:gosec // fewer than 2^63
+	return u, nil
+}
+
+// ErrPayloadsFull refuses what the store of large values has no room for.
+func ErrPayloadsFull(why string) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is full (%s): %w; wait until what is in it is read or expires, or give it more room (MESH_PAYLOADS_MAX)", why, ErrFull).
+		WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_max").WithRetryable(false)
+}
+
+// DropChunks removes the chunks of a session that is over, if they are of its epoch. over
+// says whether that is still so: chunks of the next session of its name stay.
+func (b *Bus) DropChunks(ctx context.Context, session subjects.SessionID, epoch string, over func() bool) error {
+	subject, err := subjects.SessionChunks(session)
+	if err != nil {
+		return fmt.Errorf("remove the chunks of session %s: %w", session, err)
+	}
+	last, err := b.latest(ctx, subjects.StreamChunks, subject)
+	if err != nil {
+		return apiError("remove the chunks of session "+string(session), err)
+	}
+	if last == nil || last.Header.Get(codec.HeaderEpoch) != epoch || !over() {
+		return nil
+	}
+	return b.purge(ctx, subjects.StreamChunks, subject, last.Seq+1)
+}
+
 // storeError is what JetStream says is wrong in its answer to a request or a publish.
 func storeError(m *nats.Msg) error {
 	if NoResponders(m) {
@@ -183,8 +246,7 @@ func storeError(m *nats.Msg) error {
 	case answer.Error == nil:
 		return nil
 	case answer.Error.ErrorCode == errStoreFailed, answer.Error.ErrorCode == errNoResources:
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is full (%s): %w; wait until what is in it is read or expires, or give it more room (MESH_PAYLOADS_MAX)", answer.Error.Description, ErrFull).
-			WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_max").WithDetail("err_code", answer.Error.ErrorCode).WithRetryable(false)
+		return ErrPayloadsFull(answer.Error.Description).WithDetail("err_code", answer.Error.ErrorCode)
 	}
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values refused: %s", answer.Error.Description).
 		WithOrigin(toolmesh.OriginMesh).WithDetail("err_code", answer.Error.ErrorCode)
@@ -195,7 +257,7 @@ func storeError(m *nats.Msg) error {
 type Upload struct {
 	b      *Bus
 	name   string
-	nuid   string
+	nuid   string // <owner>.<uuid>
 	stream string
 	parts  string // their subject
 	inbox  *Inbox
@@ -211,12 +273,12 @@ type Upload struct {
 	changed chan struct{} // capacity 1
 }
 
-// NewUpload begins to store a large value under a name, whose digest is computed, or is what
+// NewUpload begins to store a large value under a name, for an account, whose digest is computed, or is what
 // [Upload.Finish] is told where summed is false. acked, which may be nil, is called
 // with the number of each piece, from 1 on, once it is stored, or with why it is not; it
 // must not block.
-func (b *Bus) NewUpload(name string, summed bool, acked func(n int, err error)) (*Upload, error) {
-	id := uuid.NewString()
+func (b *Bus) NewUpload(name string, account subjects.SessionID, summed bool, acked func(n int, err error)) (*Upload, error) {
+	id := payloadOwner(account) + "." + uuid.NewString()
 	u := &Upload{b: b, name: name, nuid: id, stream: payloadStream, parts: payloadParts(id), acked: acked}
 	if summed {
 		u.sum = sha256.New()
@@ -393,7 +455,7 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
 		return Payload{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is a large value of the name %q already: take another one", u.name).WithOrigin(toolmesh.OriginMesh)
 	case isAPIError(err, errStoreFailed, errNoResources):
-		return Payload{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is full: %w", err).WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_max").WithRetryable(false)
+		return Payload{}, ErrPayloadsFull(err.Error())
 	}
 	return Payload{}, apiError("store a large value", err)
 }

@@ -163,7 +163,12 @@ func Full(err error) bool {
 
 // Purge takes the messages of a subject out of a stream.
 func (b *Bus) Purge(ctx context.Context, stream, subject string) error {
-	body, err := json.Marshal(map[string]string{"filter": subject})
+	return b.purge(ctx, stream, subject, 0)
+}
+
+// purge is Purge of what is stored before a sequence, if that is not 0.
+func (b *Bus) purge(ctx context.Context, stream, subject string, before uint64) error {
+	body, err := json.Marshal(jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
 	if err != nil {
 		return fmt.Errorf("purge %s: %w", subject, err)
 	}
