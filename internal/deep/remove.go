@@ -1,4 +1,3 @@
-// Package deep removes folders that others could write, however deep.
 package deep
 
 import (
