@@ -93,6 +93,7 @@ type Host struct {
 	retired    []*retiredRoute // to be taken out of routes by the ticker
 
 	unsent unsent
+	pacer  pacer
 
 	spentMu sync.Mutex
 	spent   []string // names of arguments that nobody reads any more

@@ -63,6 +63,7 @@ func (h *Host) tick() {
 				batches.Tick(now)
 			}
 			h.lanes.Tick(now)
+			h.pacer.tick(now)
 		}
 	}
 }
