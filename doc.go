@@ -16,6 +16,7 @@
 //	2  executor, internal/index, internal/bus      Python workers; sources and bundles; NATS
 //	1  tool, codec, internal/cache                 what a tool is; what a message is; results that are kept
 //	0  toolmesh, subjects, python, examples        words, names, the worker's files
+//	   internal/fair                              room and work that sessions share
 //
 // # The way of a call
 //

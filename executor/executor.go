@@ -279,6 +279,9 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	return x, nil
 }
 
+// MaxArgs is how many bytes the arguments of a call may have.
+func (x *Executor) MaxArgs() int64 { return int64(x.opts.MaxResult) }
+
 // sharedFolder makes the folder of environments that others have, too, if need be, and
 // returns its path without links.
 func sharedFolder(dir, sealed string) (string, error) {

@@ -62,6 +62,7 @@ type served struct {
 	session    subjects.SessionID // empty: every session's
 	tenure     *tenure            // of session; nil: every session's
 	sessions   bool               // see [Tool.Sessions]
+	maxArgs    int64              // see [Tool.MaxArgs]
 	withdrawn  atomic.Bool
 }
 
@@ -80,6 +81,7 @@ type inflight struct {
 	sink          unarySink    // of a unary call
 	home          *grants.Home // of a call in its session's worker, once that is known to be here
 
+	held      int64                         // of the node's room for arguments; the goroutine that runs it
 	unsettled atomic.Bool                   // epoch is still to be looked up
 	lane      atomic.Pointer[codec.LaneUse] // once it has its turn in a lane, or got none
 
@@ -93,7 +95,7 @@ type inflight struct {
 //
 //	subject     subjects.Parse      session and tool, and whether it is directed to this node
 //	reply rule  bus.MayAnswer       what does not ask for an answer at an inbox gets none
-//	parse       codec.ParseRequest  headers and body
+//	parse       codec.ReadRequest   headers; the body stays as it came
 //	find        routes.find         the tool, and what the view says of the session
 //	check       Host.check          what must not be started here and now
 //	admit       admit.Table         a result that is kept, a new call with a slot or to be passed on, a repetition, or refused
@@ -144,7 +146,7 @@ func parse(s *subjects.Subject, m *nats.Msg, err error) (*codec.Request, *toolme
 	if bad != nil {
 		req, bad = &codec.Request{Session: s.Session, Tool: s.Tool}, refusal(bad)
 	} else {
-		req, bad = codec.ParseRequest(*s, header, m.Data)
+		req, bad = codec.ReadRequest(*s, header, m.Data)
 	}
 	if err != nil {
 		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
@@ -216,6 +218,7 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 func (h *Host) instead(c *inflight, r admit.Request, answer admit.Record) {
 	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { c.readers.Settle(rec) })
 	if !ok {
+		h.spendFor(c.Request, answer.Err)
 		h.answer(&c.Reader, answer)
 		return
 	}
@@ -337,8 +340,10 @@ func (h *Host) takenOff(id subjects.ToolID) *toolmesh.Error {
 // follow answers a request that is not run: now, or when the call that it
 // repeats has its answer.
 func (h *Host) follow(c *inflight, verdict admit.Verdict, call *admit.Call[*inflight], record admit.Record, bad *toolmesh.Error) {
+	c.Request.Drop() // it waits at most
 	switch verdict {
 	case admit.Refuse:
+		h.spendFor(c.Request, bad)
 		h.answer(&c.Reader, admit.Record{Err: h.withoutSlot(c.Request, bad)})
 	case admit.Repeat:
 		h.spend(c.Request)
@@ -374,6 +379,9 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 		h.calls.Vacate(call) // before anybody reads the stream's end
 		record = s.Finish(record)
 	}
+	if record.Result != nil && record.Ref == nil {
+		record = h.bounded(c, record)
+	}
 	c.finish()
 	if record.Err != nil {
 		h.failed.Add(1)
@@ -381,13 +389,13 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 	}
 	h.handled.Add(1)
 	h.took.Add(int64(time.Since(c.Start)))
-	if record.Result != nil && record.Ref == nil {
-		record = h.bounded(c, record)
-	}
 	if use := c.lane.Load(); use != nil {
 		record.Lane = use
 	}
 	h.release(call, record)
+	if c.held > 0 {
+		h.args.Give(c.account(), c.held)
+	}
 	first := c.Claim()
 	h.calls.Finish(call, record)
 	if first && !record.Streamed {
@@ -414,6 +422,9 @@ func (h *Host) logCall(c *inflight, record admit.Record) {
 func (h *Host) bounded(c *inflight, record admit.Record) admit.Record {
 	if h.fitsAnswer(len(record.Result)) {
 		return record
+	}
+	if c.ctx.Err() != nil { // nobody would read it, nor have it deleted
+		return admit.Record{Err: toolmesh.AsError(context.Cause(&c.ctx)).WithStarted(toolmesh.StartedYes)}
 	}
 	if c.Request.AcceptRef {
 		return h.refer(c.Request.Session, record)
@@ -460,22 +471,9 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 	if c.Request.Ref != nil && running.Full != nil {
 		return h.passOn(running, c.Request, nil, nil) // who runs it reads them
 	}
-	args, varArgs := c.Request.Args, []byte(nil)
-	if c.Request.Ref != nil {
-		var bad *toolmesh.Error
-		if args, bad = h.resolve(c); bad != nil {
-			return admit.Record{Err: bad}
-		}
-	}
-	if len(c.Request.Positional) > 0 {
-		object, rest, err := tool.Bind(c.tool.descriptor, c.Request.Positional, args)
-		if err != nil {
-			return admit.Record{Err: refusal(err)}
-		}
-		args, varArgs = object, rest
-	}
-	if err := c.tool.validator.Validate(args); err != nil {
-		return admit.Record{Err: refusal(err)}
+	args, varArgs, bad := h.arguments(c)
+	if bad != nil {
+		return admit.Record{Err: bad}
 	}
 	if running.Full != nil {
 		return h.passOn(running, c.Request, args, varArgs)

@@ -10,6 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/grants"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -28,7 +29,9 @@ func (h *Host) bound(t *served, req *codec.Request) bool {
 // no circle.
 func (h *Host) goHome(running *admit.Call[*inflight]) (record admit.Record, here bool) {
 	c := running.Value
-	args, varArgs, err := c.bind()
+	var args, varArgs json.RawMessage
+	var err error
+	c.heavily(func() { args, varArgs, err = c.bind() })
 	if err != nil {
 		return admit.Record{Err: refusal(err)}, false
 	}
@@ -98,13 +101,26 @@ func (h *Host) leaveHomes(ctx context.Context, of serviceKey) {
 	h.lanes.LeaveHomes(ctx, subjects.WireName(of.session), of.index)
 }
 
-// bind is the arguments as they are passed on: none of a request that refers to them.
+// bind is the arguments as they are passed on, of which the node takes room: none of a
+// request that refers to them.
 func (c *inflight) bind() (args, varArgs json.RawMessage, err error) {
-	switch {
-	case c.Request.Ref != nil:
+	if c.Request.Ref != nil {
 		return nil, nil, nil
-	case len(c.Request.Positional) == 0:
-		return c.Request.Args, nil, nil
+	}
+	if bad := c.Request.Decode(); bad != nil {
+		return nil, nil, bad
+	}
+	if err := c.h.holdArgs(c, c.Request.Size()); err != nil || len(c.Request.Positional) == 0 {
+		return c.Request.Args, nil, err
 	}
 	return tool.Bind(c.tool.descriptor, c.Request.Positional, c.Request.Args)
+}
+
+// heavily does what takes much memory for a moment if the arguments are large.
+func (c *inflight) heavily(f func()) {
+	if c.Request.Encoded() || len(c.Request.Args) > smallArgs || c.Request.Ref != nil {
+		fair.Heavy(f)
+	} else {
+		f()
+	}
 }

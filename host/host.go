@@ -24,6 +24,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/cache"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/internal/payloads"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -50,6 +51,7 @@ type Host struct {
 	calls    *admit.Table[*inflight]
 	streams  stream.Node
 	replayer *chunks.Replayer
+	chunked  chunked
 	room     *chunks.Room
 	routes   routes
 	cache    *cache.Cache
@@ -59,8 +61,9 @@ type Host struct {
 	keys     keys
 	lanes    *grants.Keeper
 	payloads *payloads.Server
-	batches  atomic.Pointer[batch.Server]  // nil for a node that runs none
-	relay    atomic.Pointer[client.Client] // passes calls on; nil for a node that does not
+	args     *fair.Room[subjects.SessionID] // bytes of arguments, by account
+	batches  atomic.Pointer[batch.Server]   // nil for a node that runs none
+	relay    atomic.Pointer[client.Client]  // passes calls on; nil for a node that does not
 	lookups  *lookups
 	followed *registry.Sessions // of a host that was given no Sessions; else nil
 	view     *registry.View     // of followed; nil until the registry was reached
@@ -69,7 +72,6 @@ type Host struct {
 	end     context.CancelCauseFunc
 	intake  *intake        // calls
 	running runners        // replays
-	here    runners        // calls of CallHere
 	workers sync.WaitGroup // ticker and the like
 	quit    chan struct{}
 
@@ -155,6 +157,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		subs:     make(map[*nats.Subscription]struct{}),
 		quit:     make(chan struct{}),
 		failures: newFailures(),
+		args:     fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(o.Slots)*argsPerSlot)),
 		drained:  make(chan struct{}),
 		store:    registry.NewStore(b),
 	}
@@ -179,11 +182,11 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 	h.room = chunks.NewRoom(h.base, b, h.running.run)
 	h.payloads = payloads.NewServer(payloads.ServerOptions{
 		Node: h.node, Bus: b, Base: h.base, Max: o.PayloadMax, SessionCredentials: o.SessionCredentials,
-		Go: h.running.run, Admit: h.admitsSession, Log: h.log,
+		Go: h.running.run, Admit: h.admitsSession, Account: h.account, Log: h.log,
 	})
 	h.streams = stream.Node{
 		ID: h.node, Base: h.base, Log: h.log, Host: port{h}, Store: port{h},
-		Quota: quota.New(o.StreamQuota, time.Now), Replays: make(chan struct{}, maxReplays),
+		Quota: quota.New(o.StreamQuota, time.Now), Account: h.account, Replays: fair.NewQueue[subjects.SessionID](maxReplays, maxWaiting, h.running.run),
 	}
 	return h, nil
 }

@@ -52,6 +52,7 @@ func (h *Host) tick() {
 				h.sweepRoutes(now)
 				h.payloads.Sweep(now)
 				h.deleteSpent()
+				h.dropChunks()
 				if h.keys.inUse() {
 					h.presence.Rely()
 				}
@@ -183,14 +184,12 @@ func (h *Host) shut(ctx context.Context) error {
 		err = errors.Join(err, h.bus.Drain(ctx, h.batchOwn))
 	}
 	h.intake.close()
-	h.here.close()
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
 		h.intake.wg.Wait()
 		if batches := h.batches.Load(); batches != nil {
 			batches.Wait()
 		}
-		h.here.wg.Wait()
 		close(ended)
 	}()
 	select {

@@ -44,6 +44,7 @@ func (p port) Writer(session subjects.SessionID, rpc subjects.RPCID, opts *chunk
 	if err != nil {
 		return nil, err
 	}
+	p.chunked.note(session, opts.Epoch)
 	return w, nil
 }
 

@@ -59,6 +59,9 @@ type Tool struct {
 	// left in the tool's worker: a session's calls of an index all run on one node then.
 	// Defaults to false: calls run where they come.
 	Sessions bool
+	// MaxArgs is of how many bytes the tool takes arguments: more are refused before they
+	// are read. Defaults to [Options.PayloadMax].
+	MaxArgs int64
 }
 
 // Unavailable is a tool that is declared and not served, with the reason.
@@ -410,7 +413,7 @@ func (h *Host) prepare(s *service, t Tool, before *offered) (*offered, error) {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
 	o := &offered{
-		served: &served{descriptor: d, handler: t.Handler, identity: s.identity, session: s.key.session, tenure: s.tenure, sessions: t.Sessions},
+		served: &served{descriptor: d, handler: t.Handler, maxArgs: t.MaxArgs, identity: s.identity, session: s.key.session, tenure: s.tenure, sessions: t.Sessions},
 		at:     routeKey{subjects.WireName(s.key.session), wire},
 		entry:  newEntry(d, registry.ToolRoute{ID: d.ID, Notice: t.Notice, User: t.User}),
 	}

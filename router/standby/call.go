@@ -48,10 +48,11 @@ type call struct {
 	m       *nats.Msg
 	subject subjects.Subject
 	req     *codec.Request
-	rpc     subjects.RPCID // as it travels
-	batch   *codec.Batch   // nil for most
-	pools   map[string]int // calls of it, by the pool that they wait for
-	epoch   string         // of the session, as the view knew it
+	rpc     subjects.RPCID    // as it travels
+	batch   *codec.Batch      // nil for most; without its members
+	tools   []subjects.ToolID // that it calls
+	pools   map[string]int    // calls of it, by the pool that they wait for
+	epoch   string            // of the session, as the view knew it
 	arrived time.Time
 	waiting bool // guarded by s.mu
 
@@ -79,9 +80,18 @@ func (c *call) parse(err error) *toolmesh.Error {
 		c.batch, bad = codec.ParseBatch(c.subject, header, c.m.Data)
 		c.req = &c.batch.Request
 	default:
-		c.req, bad = codec.ParseRequest(c.subject, header, c.m.Data)
+		c.req, bad = codec.ReadRequest(c.subject, header, c.m.Data)
 	}
 	c.rpc = subjects.WireName(c.req.RPCID)
+	c.tools = []subjects.ToolID{c.subject.Tool}
+	if c.batch != nil && len(c.batch.Members) > 0 {
+		c.tools = nil
+		for i := range c.batch.Members {
+			c.tools = append(c.tools, c.batch.Members[i].Tool)
+		}
+		c.batch.Members = nil
+	}
+	c.req.Drop() // the message is what waits, and is passed on
 	if err != nil {
 		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
@@ -97,7 +107,7 @@ func (c *call) parse(err error) *toolmesh.Error {
 	session, _ := c.s.view.Session(c.subject.Session)
 	c.epoch = session.Epoch
 	c.pools = make(map[string]int)
-	for _, id := range c.tools() {
+	for _, id := range c.tools {
 		if index, ok := c.s.view.Index(c.subject.Session, id); ok {
 			c.pools[index.Pool()]++
 		}
@@ -106,18 +116,6 @@ func (c *call) parse(err error) *toolmesh.Error {
 		return unavailable("nobody runs batches: that needs an agent, or a router that serves functions")
 	}
 	return nil
-}
-
-// tools are what the request calls.
-func (c *call) tools() []subjects.ToolID {
-	if c.batch == nil {
-		return []subjects.ToolID{c.subject.Tool}
-	}
-	ids := make([]subjects.ToolID, len(c.batch.Members))
-	for i, m := range c.batch.Members {
-		ids[i] = m.Tool
-	}
-	return ids
 }
 
 // left is what is left of the caller's time; ok is false where it does not say.
@@ -217,7 +215,7 @@ func (c *call) look() (node subjects.NodeID, boot subjects.BootID, refused *tool
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("reason", "session_ended")
 	}
 	if c.batch != nil {
-		route, _ := v.Route(session, c.batch.Members[0].Tool)
+		route, _ := v.Route(session, c.tools[0])
 		owner, _ := v.Owner(batch.Feature, route.Nodes, string(session), string(c.req.RPCID))
 		return owner, "", nil // the node itself sees to repetitions
 	}
@@ -306,7 +304,7 @@ func (c *call) sign() bool {
 func (c *call) expired(why string) *toolmesh.Error {
 	waited := time.Since(c.arrived)
 	e := unavailable("the call has waited %v for a node, %s", waited.Round(time.Millisecond), why)
-	index, ok := c.s.view.Index(c.subject.Session, c.tools()[0])
+	index, ok := c.s.view.Index(c.subject.Session, c.tools[0])
 	switch on, placed := index.On, c.s.view.Placed(index); {
 	case !ok:
 	case c.last != nil:
@@ -329,7 +327,7 @@ func (c *call) end(e *toolmesh.Error) {
 }
 
 func (c *call) about(more ...any) []any {
-	index, _ := c.tools()[0].Index()
+	index, _ := c.tools[0].Index()
 	return append([]any{slog.String("index", string(index)), slog.Duration("waited", time.Since(c.arrived))}, more...)
 }
 

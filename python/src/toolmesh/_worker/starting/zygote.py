@@ -241,6 +241,7 @@ class Zygote:
             os.environ["TMPDIR"] = self._setup["folder"]
 
     def _describe(self) -> None:
+        from ..describing import static  # before code of the index may put something else in the place of ast
         from . import loading
 
         tools: list[dict[str, JSON]] = []
@@ -261,7 +262,8 @@ class Zygote:
                 tool, reason, traceback = (None, *failed) if (failed := broken[module]) else loading.load_tool(
                     name, module, attribute)
             if tool is None:
-                unavailable.append({"name": name, "reason": reason, "traceback": traceback})
+                said = static.documentation(self._setup["paths"], name)
+                unavailable.append({"name": name, "reason": reason, "traceback": traceback, "documentation": said})
                 continue
             tool.slot = len(self._tools)
             self._tools.append(tool)
