@@ -107,7 +107,8 @@ func (u *unsent) send(log *slog.Logger, publish func(*nats.Msg) error, connected
 		u.size -= heldSize(m)
 		u.by[inboxPrefix(m)] -= heldSize(m)
 	}
-	u.answers, u.by = nil, make(map[string]int)
+	u.answers = nil
+	clear(u.by)
 	u.holding.Store(false)
 	for reply, m := range u.keepalives {
 		if down(m) {
