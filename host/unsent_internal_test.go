@@ -14,6 +14,7 @@ func TestWhatIsUnsentIsBounded(t *testing.T) {
 	t.Parallel()
 	var u unsent
 	log := slog.New(slog.DiscardHandler)
+	u.send(log, func(*nats.Msg) error { return nil }, func() bool { return true }) // of the first connection
 	beat := func(n, i int) *nats.Msg {
 		return &nats.Msg{Subject: fmt.Sprintf("_INBOX.a.%d", n), Header: nats.Header{"Mesh-Keepalive": {"1"}, "Mesh-Progress": {fmt.Sprint(i)}}}
 	}
