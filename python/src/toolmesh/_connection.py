@@ -481,9 +481,9 @@ class Connection:
     def _lost(self, one: Pending, why: str) -> errors.MeshError:
         if not one.node and self.since > one.sent:
             return errors.error(
-                "unavailable", "the connection to the mesh was cut while the call ran, and no node says that it has the "
-                "call: whether the tool ran is not known. A NATS server cuts a connection that does not read what waits "
-                "for it, by default 64 MiB or for 10 s", origin="caller", details={"reason": _CUT})
+                "unavailable", "the connection to the mesh was cut while the call ran, and no node says that it has "
+                "the call: whether the tool ran is not known. A NATS server cuts a connection that does not read what "
+                "waits for it, by default 64 MiB or for 10 s", origin="caller", details={"reason": _CUT})
         name = f"node {one.node}" if one.node else "the call's node"
         self._forget(one.node)
         return errors.error("node_lost", f"{name} {why}: whether the tool ran is not known", origin="caller",
@@ -573,7 +573,8 @@ class Connection:
                         raise
                     await asyncio.sleep(pause)
                 elif (
-                    ((failure.code == "node_lost" or failure.details.get("reason") == _CUT) and lost < _LOSSES or failure.code == "worker_crashed" and not lost)
+                    ((failure.code == "node_lost" or failure.details.get("reason") == _CUT) and lost < _LOSSES
+                     or failure.code == "worker_crashed" and not lost)
                     and not call.batch
                     and (call.idempotent or call.key or await self._declared_idempotent(call))
                 ):
@@ -625,7 +626,8 @@ class Connection:
         """The result in an answer, or what that refers to, which is then deleted."""
         headers = message.headers or {}
         if "Mesh-Read" in headers:  # its node holds back more until it knows
-            await self.publish(_names.control(call.session, call.rpc_id, headers.get("Mesh-Node", "")), b'{"type":"read"}')
+            where = _names.control(call.session, call.rpc_id, headers.get("Mesh-Node", ""))
+            await self.publish(where, b'{"type":"read"}')
         body = result(message)
         ref = None if body else _payloads.Ref.of(message.headers)
         if ref is None:
