@@ -68,10 +68,10 @@ func relayed(req *codec.Request, progress func(codec.Progress)) settings {
 
 // relay chooses where a request is passed on to.
 func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.NodeID, to codec.Where, send func(target) error) error {
-	var nodes []*node
+	var nodes []*seat
 	var err error
 	if to.Node != "" {
-		nodes = []*node{c.shared.nodes.told(to.Node, to.Boot)}
+		nodes = []*seat{{node: c.shared.nodes.told(to.Node, to.Boot)}}
 	} else if nodes, err = c.others(ctx, routeKey{req.Session, req.Tool}, from); err != nil {
 		return err
 	}
