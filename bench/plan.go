@@ -48,6 +48,8 @@ var benchmarks = []benchmark{
 	{"install", nil, "", nil},
 	{"python", nil, "", nil},
 	{"bulk", nil, "", nil},
+	{"overload", nil, "", nil},
+	{"slow", nil, "", nil},
 }
 
 func benchmarkNames() (names []string) {
@@ -87,6 +89,10 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 			err = p.measureInstall(ctx, stderr, dir, r)
 		case "python":
 			err = p.measurePython(ctx, stderr, s, r)
+		case "overload":
+			err = p.measureOverload(ctx, stderr, dir, r)
+		case "slow":
+			err = p.measureSlow(ctx, stderr, dir, r)
 		case "bulk":
 			if err = p.measureBulk(ctx, stderr, s, r); err == nil {
 				err = p.measureCache(s, r)

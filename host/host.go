@@ -109,6 +109,7 @@ type Host struct {
 	handled        atomic.Uint64
 	failed         atomic.Uint64
 	took           atomic.Int64 // ns, of all calls handled
+	pace           pace         // of all calls
 	failures       failures
 	labels         atomic.Pointer[map[string]string] // as they were changed; nil while they are those of the options
 	busy           atomic.Uint64                     // calls answered busy for want of a slot
@@ -301,6 +302,7 @@ func (h *Host) heartbeat() codec.Heartbeat {
 		Calls: h.handled.Load(), Errors: h.failed.Load(), Relayed: h.relayed.Load(), Waiting: h.lanes.Waiting(),
 		Busy: h.busy.Load(), BusyMS: uint64(time.Duration(h.busyFor.Load()).Milliseconds()), //nolint:gosec // it only grows
 	}
+	beat.Paces = h.paces()
 	if h.opts.Queued != nil {
 		beat.Queued = h.opts.Queued()
 	}
