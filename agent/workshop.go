@@ -429,7 +429,7 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 		Nested: nested, Lane: laneOf(call), Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Isolation: call.Isolation,
 		Session: string(call.Session), Account: string(quota.Account(call.Session, call.Epoch)),
-		Epoch: call.Epoch, Created: p.i.a.created(call.Session, call.Epoch), Home: call.Home, Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
+		Epoch: call.Epoch, Home: call.Home, Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	return deliver(ctx, call, sink, result, err)
 }

@@ -18,8 +18,8 @@ import (
 // relayTries is to how many nodes a call is passed on, one after the other.
 const relayTries = 2
 
-// errNoRoom says that no node has room for a call.
-var errNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for the call").
+// ErrNoRoom says that no node has taken a call.
+var ErrNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for the call").
 	WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginMesh)
 
 // Relay makes the unary call of a request that a node, from, has no slot for on another
@@ -28,7 +28,7 @@ var errNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for t
 // passed on again. The error is busy, with started false, when no node takes it.
 //
 // With to it goes to that node, whatever its load, and the error is what that says, or
-// [ErrAway].
+// [ErrNoRoom] where it is not there, or leaves.
 func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, progress func(codec.Progress)) (result *Result, err error) {
 	s := relayed(req, progress)
 	err = c.relay(ctx, req, from, to, func(t target) error {
@@ -64,35 +64,13 @@ func relayed(req *codec.Request, progress func(codec.Progress)) settings {
 	}
 }
 
-// ErrAway says that a node is not there, or leaves: the call has not reached it.
-var ErrAway = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node that the call has to go to is not there").
-	WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginMesh)
-
-// relayTo passes a request on to one node.
-func (c *Client) relayTo(id subjects.ToolID, to codec.Where, send func(target) error) error {
-	n := c.shared.nodes.told(to.Node, to.Boot)
-	if !n.usable() {
-		return ErrAway
-	}
-	n.outstanding.Add(1)
-	defer n.outstanding.Add(-1)
-	err := send(target{id: id, node: n})
-	if f := (final{}); errors.As(err, &f) {
-		return f.err
-	}
-	if errors.Is(err, errNobody) {
-		return ErrAway
-	}
-	return err
-}
-
 // relay chooses where a request is passed on to.
 func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.NodeID, to codec.Where, send func(target) error) error {
+	var nodes []*node
+	var err error
 	if to.Node != "" {
-		return c.relayTo(req.Tool, to, send)
-	}
-	nodes, err := c.others(ctx, routeKey{req.Session, req.Tool}, from)
-	if err != nil {
+		nodes = []*node{c.shared.nodes.told(to.Node, to.Boot)}
+	} else if nodes, err = c.others(ctx, routeKey{req.Session, req.Tool}, from); err != nil {
 		return err
 	}
 	for range relayTries {
@@ -106,12 +84,12 @@ func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.No
 		if f := (final{}); errors.As(err, &f) {
 			return f.err
 		}
-		if err == nil || !notThere(err) {
+		if err == nil || !notThere(err) || to.Node != "" && !errors.Is(err, errNobody) {
 			return err
 		}
 		nodes = slices.DeleteFunc(nodes, func(other *node) bool { return other == n })
 	}
-	return errNoRoom
+	return ErrNoRoom
 }
 
 // notThere reports whether a node did not take a call, so that another may.

@@ -18,6 +18,8 @@ const (
 	ControlCredit ControlType = "credit"
 	// ControlWhere asks which node has a call, running or with its result.
 	ControlWhere ControlType = "where"
+	// ControlRead says that the caller has read an answer that asked for that.
+	ControlRead ControlType = "read"
 )
 
 // Control is a message on a ctl subject, which names the call.
@@ -44,10 +46,10 @@ func ParseControl(h Header, body []byte) (Control, *toolmesh.Error) {
 	switch {
 	case len(bytes.TrimSpace(body)) == 0:
 		c.Type = ControlCancel
-	case c.Type == ControlCancel, c.Type == ControlWhere:
+	case c.Type == ControlCancel, c.Type == ControlWhere, c.Type == ControlRead:
 	case c.Type == ControlCredit && c.Seq >= 0:
 	default:
-		return c, refused(invalid("control type %q is not known: cancel, where, or credit with a seq", c.Type))
+		return c, refused(invalid("control type %q is not known: cancel, where, read, or credit with a seq", c.Type))
 	}
 	return c, nil
 }

@@ -86,6 +86,7 @@ type Request struct {
 	WantLoad   bool
 	NoCache    bool // the tool is to run, whatever is kept
 	AcceptRef  bool // the caller takes results by reference
+	Read       bool // it says when it has read an answer that asks for that
 
 	// Ref stands for the arguments, which are then yet to be read; nil for most.
 	Ref *Ref
@@ -240,6 +241,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			}
 		case HeaderAcceptRef:
 			r.AcceptRef, err = parseFlag(HeaderAcceptRef, v)
+		case HeaderRead:
+			r.Read, err = parseFlag(HeaderRead, v)
 		case HeaderRef:
 			ref = v
 		case HeaderDigest:
@@ -381,6 +384,7 @@ type Call struct {
 	WantLoad  bool
 	NoCache   bool
 	AcceptRef bool
+	Read      bool
 	Ref       *Ref // in place of a body; nil leaves it out
 
 	IdempotencyKey string
@@ -435,6 +439,7 @@ func (c *Call) Header() Header {
 	flag(HeaderKeepalive, c.Keepalive)
 	flag(HeaderWantLoad, c.WantLoad)
 	flag(HeaderAcceptRef, c.AcceptRef)
+	flag(HeaderRead, c.Read)
 	if c.Ref != nil {
 		c.Ref.put(h)
 	}

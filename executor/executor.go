@@ -23,6 +23,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/executor/zygote"
+	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -260,7 +261,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	// What an earlier process left: the folder is ours alone.
-	if err := sandbox.RemoveAll(filepath.Join(dir, scratch)); err != nil {
+	if err := deep.RemoveAll(filepath.Join(dir, scratch)); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	if err := os.Mkdir(filepath.Join(dir, scratch), 0o711); err != nil { //nolint:gosec // what is below is its user's own
@@ -374,7 +375,7 @@ func writeWorker(dir string) error {
 	if err != nil || same {
 		return err
 	}
-	if err := sandbox.RemoveAll(dir); err != nil {
+	if err := deep.RemoveAll(dir); err != nil {
 		return err
 	}
 	return os.CopyFS(folder, files)

@@ -219,7 +219,7 @@ func (h *Host) instead(c *inflight, r admit.Request, answer admit.Record) {
 	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { c.readers.Settle(rec) })
 	if !ok {
 		h.spendFor(c.Request, answer.Err)
-		h.answer(&c.Reader, answer)
+		port{h}.Answer(&c.Reader, answer)
 		return
 	}
 	h.follow(c, verdict, call, record, err)
@@ -381,6 +381,9 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 	}
 	if record.Result != nil && record.Ref == nil {
 		record = h.bounded(c, record)
+	}
+	if n := len(record.Result); n >= pacedFrom && record.Ref == nil && c.Local == nil {
+		h.pacer.wait(c.ctx.Done(), &c.Reader, n) // with its slot: no more results wait than there are
 	}
 	c.finish()
 	if record.Err != nil {
@@ -662,6 +665,9 @@ func (h *Host) answer(r *stream.Reader, record admit.Record) {
 		record.Cache.Put(header)
 	}
 	record.Lane.Put(header)
+	if req.Read && len(body) >= pacedFrom {
+		header.Set(codec.HeaderRead, "1")
+	}
 	if !h.send(reply, header, body) && record.Err == nil {
 		// Bounded left less room than this caller's own names take.
 		header, body = req.Failure(id, tooLarge(len(record.Result), h.bus.MaxPayload()), load)

@@ -67,7 +67,7 @@ func (h *Host) goHome(running *admit.Call[*inflight]) (record admit.Record, here
 		if err == nil {
 			return record, false
 		}
-		e, away := toolmesh.AsError(err), errors.Is(err, client.ErrAway)
+		e, away := toolmesh.AsError(err), errors.Is(err, client.ErrNoRoom)
 		refused := e.Started == toolmesh.StartedNo && e.Origin == toolmesh.OriginAgent && (e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeToolNotFound)
 		if refused {
 			refusals++

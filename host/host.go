@@ -79,8 +79,8 @@ type Host struct {
 	mu         sync.Mutex // guards what follows; nothing waits under it, but for the start
 	state      state
 	services   map[serviceKey]*service
-	loose      map[*offered]struct{} // of no service: about to be in one, or to be retired
-	shared     []*nats.Subscription  // of the node, not of a tool
+	subs       map[*nats.Subscription]struct{} // of tools, also of such as are yet to be in a service, or to be retired
+	shared     []*nats.Subscription            // of the node, not of a tool
 	directed   *nats.Subscription
 	micro      *bus.Service
 	unlisten   func()
@@ -93,6 +93,7 @@ type Host struct {
 	retired    []*retiredRoute // to be taken out of routes by the ticker
 
 	unsent unsent
+	pacer  pacer
 
 	spentMu sync.Mutex
 	spent   []string // names of arguments that nobody reads any more
@@ -154,7 +155,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		calls:    admit.NewTable[*inflight](o.Slots, time.Now),
 		replayer: chunks.NewReplayer(b, o.Logger),
 		services: make(map[serviceKey]*service),
-		loose:    make(map[*offered]struct{}),
+		subs:     make(map[*nats.Subscription]struct{}),
 		quit:     make(chan struct{}),
 		failures: newFailures(),
 		args:     fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(o.Slots)*argsPerSlot)),

@@ -3,8 +3,9 @@ package host
 import (
 	"context"
 	"errors"
-	"iter"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -63,6 +64,7 @@ func (h *Host) tick() {
 				batches.Tick(now)
 			}
 			h.lanes.Tick(now)
+			h.pacer.tick(now)
 		}
 	}
 }
@@ -120,10 +122,7 @@ func (h *Host) Drain(ctx context.Context) error {
 func (h *Host) drain(ctx context.Context) error {
 	h.mu.Lock()
 	serving := h.state != stateNew
-	var subs []*nats.Subscription
-	for o := range h.subscribed() {
-		subs = append(subs, o.sub)
-	}
+	subs := slices.Collect(maps.Keys(h.subs))
 	if batches := h.batches.Load(); batches != nil {
 		batches.Drain()
 		subs = append(subs, h.batchSub)
@@ -243,24 +242,6 @@ func (h *Host) shut(ctx context.Context) error {
 	return err
 }
 
-// subscribed are the tools that have a subscription; h.mu is held.
-func (h *Host) subscribed() iter.Seq[*offered] {
-	return func(yield func(*offered) bool) {
-		for _, s := range h.services {
-			for _, o := range s.tools {
-				if o.sub != nil && !yield(o) {
-					return
-				}
-			}
-		}
-		for o := range h.loose {
-			if o.sub != nil && !yield(o) {
-				return
-			}
-		}
-	}
-}
-
 // closeSubscriptions ends what Start and publishing subscribed; h.mu is held.
 func (h *Host) closeSubscriptions() {
 	if h.micro != nil {
@@ -277,8 +258,8 @@ func (h *Host) closeSubscriptions() {
 		}
 	}
 	h.directed, h.replaySub, h.payloadSub, h.batchSub, h.batchOwn = nil, nil, nil, nil, nil
-	for o := range h.subscribed() {
-		_ = o.sub.Unsubscribe()
-		o.sub = nil
+	for sub := range h.subs {
+		_ = sub.Unsubscribe()
 	}
+	clear(h.subs)
 }

@@ -295,7 +295,6 @@ func (h *Host) Remove(ctx context.Context, index subjects.IndexName, session sub
 		for _, id := range ids {
 			if o := s.tools[id]; o != nil {
 				delete(s.tools, id)
-				h.loose[o] = struct{}{}
 				removed, gone = append(removed, o), append(gone, id)
 			}
 		}
@@ -319,7 +318,6 @@ func (h *Host) Remove(ctx context.Context, index subjects.IndexName, session sub
 func (h *Host) retireAll(ctx context.Context, tools []*offered) error {
 	h.mu.Lock()
 	for _, o := range tools {
-		delete(h.loose, o)
 		h.retire(o)
 	}
 	h.mu.Unlock()
@@ -485,7 +483,6 @@ func (h *Host) offerAll(ctx context.Context, old *service, tools []*offered, ser
 		return nil
 	}
 	for err = h.ended(); offers < len(tools) && err == nil; offers++ {
-		h.loose[tools[offers]] = struct{}{}
 		err = h.offer(tools[offers], old.tools[tools[offers].descriptor.ID])
 	}
 	if err == nil {
@@ -495,9 +492,6 @@ func (h *Host) offerAll(ctx context.Context, old *service, tools []*offered, ser
 	}
 	if err == nil {
 		err = h.ended() // meanwhile
-	}
-	for _, o := range tools {
-		delete(h.loose, o)
 	}
 	if err == nil {
 		for _, o := range tools {
@@ -516,6 +510,7 @@ func (h *Host) offerAll(ctx context.Context, old *service, tools []*offered, ser
 		h.routes.drop(o.at, o.served)
 		if o.sub != nil {
 			_ = o.sub.Unsubscribe()
+			delete(h.subs, o.sub)
 		}
 	}
 	return err
@@ -528,7 +523,9 @@ func (h *Host) offer(o, before *offered) (err error) {
 		o.sub = before.sub
 		return nil
 	}
-	o.sub, err = h.subscribe(o.at)
+	if o.sub, err = h.subscribe(o.at); err == nil {
+		h.subs[o.sub] = struct{}{}
+	}
 	return err
 }
 
@@ -564,6 +561,7 @@ func (h *Host) retire(o *offered) {
 	if o.sub == nil {
 		return
 	}
+	delete(h.subs, o.sub)
 	r := &retiredRoute{tool: o}
 	h.retired = append(h.retired, r)
 	o.sub.SetClosedHandler(func(string) { r.at.Store(time.Now().UnixNano()) })
@@ -621,9 +619,6 @@ func (h *Host) withdraw(ctx context.Context, key serviceKey, meant func(*service
 	}
 	delete(h.services, key)
 	tools := slices.Collect(maps.Values(s.tools))
-	for _, o := range tools {
-		h.loose[o] = struct{}{}
-	}
 	h.records.clear(key)
 	h.mu.Unlock()
 	h.changing.Unlock()

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/fair"
 )
 
 const (
@@ -28,8 +29,7 @@ type unsent struct {
 	mu         sync.Mutex
 	answers    []*nats.Msg          // and chunks, in order
 	keepalives map[string]*nats.Msg // the newest one of each call, by its reply subject
-	size       int                  // of answers, in bytes
-	by         map[string]int       // size, by inbox prefix
+	room       *fair.Room[string]   // of answers, in bytes, by inbox prefix
 	beats      int                  // of keepalives, in bytes
 	holding    atomic.Bool          // there are answers; changes under mu
 }
@@ -42,8 +42,8 @@ func (u *unsent) hold(log *slog.Logger, m *nats.Msg, behind bool) bool {
 	if behind && !u.holding.Load() {
 		return false
 	}
-	if u.by == nil {
-		u.by, u.keepalives = make(map[string]int), make(map[string]*nats.Msg)
+	if u.room == nil {
+		u.room, u.keepalives = fair.NewRoom[string](maxUnsent), make(map[string]*nats.Msg)
 	}
 	u.forget(m.Subject) // it is older, and nothing once there is an answer
 	size := heldSize(m)
@@ -54,10 +54,8 @@ func (u *unsent) hold(log *slog.Logger, m *nats.Msg, behind bool) bool {
 		}
 		return true
 	}
-	if prefix := inboxPrefix(m); u.by[prefix]+size <= maxUnsent-u.size {
+	if u.room.Take(inboxPrefix(m), int64(size)) {
 		u.answers = append(u.answers, m)
-		u.size += size
-		u.by[prefix] += size
 		u.holding.Store(true)
 	} else {
 		log.Error("reply lost: the connection is down and too many bytes wait", slog.String("subject", m.Subject), slog.Int("bytes", len(m.Data)))
@@ -104,10 +102,9 @@ func (u *unsent) send(log *slog.Logger, publish func(*nats.Msg) error, connected
 		}
 		u.answers[0] = nil
 		u.answers = u.answers[1:]
-		u.size -= heldSize(m)
-		u.by[inboxPrefix(m)] -= heldSize(m)
+		u.room.Give(inboxPrefix(m), int64(heldSize(m)))
 	}
-	u.answers, u.by = nil, make(map[string]int)
+	u.answers = nil
 	u.holding.Store(false)
 	for reply, m := range u.keepalives {
 		if down(m) {

@@ -39,7 +39,8 @@ const (
 	// microseconds takes milliseconds, too, while others want the processor.
 	brief = 10 * time.Millisecond
 	// watchBrief is how often a worker is looked at whose calls all began after the last
-	// look, where only the node's defaults hold: what they have in common may grow.
+	// look, where only the node's defaults hold and its control group keeps them: what the
+	// group does not count, like temporary files, may grow over many calls.
 	watchBrief = time.Second
 )
 
@@ -161,7 +162,7 @@ func (p *Pool) patrol() bool {
 
 // tooBrief reports whether a worker need not be looked at yet.
 func (p *Pool) tooBrief(w *worker, calls []*job, now time.Time) bool {
-	return !closely(p.cfg.Declared) && now.Sub(w.metering.looked) < watchBrief &&
+	return w.proc.Group() != nil && !closely(p.cfg.Declared) && now.Sub(w.metering.looked) < watchBrief &&
 		!slices.ContainsFunc(calls, func(j *job) bool { return now.Sub(j.since) >= watchDefaults })
 }
 

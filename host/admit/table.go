@@ -152,6 +152,7 @@ type Table[T any] struct {
 	past    past
 	horizon time.Time // names of calls that ended before it are forgotten
 	cancels map[Key]time.Time
+	early   *fair.Room[subjects.SessionID] // cancels
 	joined  *fair.Room[subjects.SessionID] // repetitions that wait
 }
 
@@ -163,7 +164,7 @@ func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	began := now()
 	return &Table[T]{
 		slots: slots, now: now,
-		names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time), deep: make(map[int]int),
+		names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time), early: fair.NewRoom[subjects.SessionID](maxCancels), deep: make(map[int]int),
 		shares: shares{slots: slots, of: make(map[subjects.SessionID]*share)},
 		joined: fair.NewRoom[subjects.SessionID](maxJoined),
 		past:   past{since: began}, horizon: began.Add(-keepNames),
@@ -554,7 +555,7 @@ func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 		}
 		return k.running, k.running != nil
 	}
-	if len(t.cancels) < maxCancels {
+	if _, again := t.cancels[key]; again || t.early.Take(key.Session, 1) {
 		t.cancels[key] = t.now()
 	}
 	return nil, false
@@ -618,6 +619,7 @@ func (t *Table[T]) Sweep() {
 	for key, at := range t.cancels {
 		if now.Sub(at) >= keepCancels {
 			delete(t.cancels, key)
+			t.early.Give(key.Session, 1)
 		}
 	}
 }

@@ -96,6 +96,8 @@ func (k *Keeper) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 			g.giveBack() // it may be granted yet
 		}
 	}()
+	var owner owner
+	var since time.Time
 	for {
 		who, err := k.find(ctx, g.key, true)
 		if err != nil && ctx.Err() == nil {
@@ -104,11 +106,19 @@ func (k *Keeper) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 		}
 		if err == nil {
 			g.by = who
+			asked := time.Now()
 			switch answer := k.await(ctx, g, a); answer.State {
 			case codec.LaneGranted:
 				return g, nil
 			case codec.LaneRefused:
 				return nil, answer.Error
+			}
+			if owner != who || time.Since(asked) > 2*silence { // it is another one, or has said something meanwhile
+				owner, since = who, asked
+			}
+			if time.Since(since) > deafFor && ctx.Err() == nil {
+				return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s gives the turns of the call's lane, and has not answered for %v: restart it", who.Node, deafFor).
+					WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 			}
 		}
 		if ctx.Err() != nil {
@@ -119,6 +129,10 @@ func (k *Keeper) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 		pause(ctx, lookAgain)
 	}
 }
+
+// deafFor is how long a call waits for an owner that has its lease, and does not answer: one
+// whose lease ends is another's before.
+const deafFor = 30 * time.Second
 
 // lookAgain is how long after an owner was not there the store is asked again.
 const lookAgain = 300 * time.Millisecond

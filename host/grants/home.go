@@ -13,8 +13,8 @@ import (
 const (
 	// homeFor is how long a home is kept that no call uses: somewhat longer than the worker.
 	homeFor = 11 * time.Minute
-	// maxHomes is how many homes a node has at most.
-	maxHomes = 10_000
+	// maxDomains is how many domains a node may know, for one more home.
+	maxDomains = 10_000
 )
 
 // Of names the worker of a session for an index. Session is as it travels, see
@@ -49,6 +49,9 @@ func (k *Keeper) Home(ctx context.Context, of Of, claim bool) (*Home, error) {
 	home := &Home{k: k, key: domainKey{session: of.Session, epoch: of.Epoch, index: of.Index}}
 	for {
 		who, err := k.find(ctx, home.key, claim)
+		if err != nil && ctx.Err() == nil && toolmesh.CodeOf(err) != toolmesh.CodeBusy {
+			err = toolmesh.Errorf(toolmesh.CodeUnavailable, "which node has the session's worker is not known: %w", err)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -93,20 +96,9 @@ func (k *Keeper) LeaveHomes(ctx context.Context, session subjects.SessionID, ind
 	})
 }
 
-// room refuses one more home where there are too many; k.mu is held.
-func (k *Keeper) room() error {
-	n := 0
-	for key, d := range k.domains {
-		if key.index != "" && d.term != nil {
-			n++
-		}
-	}
-	if n < maxHomes {
-		return nil
-	}
-	return toolmesh.Errorf(toolmesh.CodeBusy, "all %d sessions that may have workers on this node do", n).
-		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", "session_workers")
-}
+// errHomes refuses one more home.
+var errHomes = toolmesh.Errorf(toolmesh.CodeBusy, "this node knows %d workers of sessions, and has no room for one more", maxDomains).
+	WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", "session_workers")
 
 func newID() string {
 	return strconv.FormatUint(rand.Uint64(), 36) + strconv.FormatUint(rand.Uint64(), 36) //nolint:gosec // nodes believe each other

@@ -400,16 +400,15 @@ func (k *Keeper) look(d *domain, ask func(context.Context) error) {
 func (k *Keeper) claim(ctx context.Context, d *domain, take bool) error {
 	key, mine := d.key.record(), record{owner: k.self()}
 	k.mu.Lock()
-	left := k.left
-	var full error
-	if d.key.index != "" {
-		mine.ID, full = newID(), k.room()
-	}
+	left, full := k.left, d.key.index != "" && len(k.domains) > maxDomains
 	k.mu.Unlock()
+	if d.key.index != "" {
+		mine.ID = newID()
+	}
 	var since time.Time
 	if take {
-		if full != nil {
-			return full
+		if full {
+			return errHomes
 		}
 		if err := k.opts.Rely(ctx); err != nil {
 			return err

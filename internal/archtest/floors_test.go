@@ -23,6 +23,7 @@ var floors = map[string]int{
 
 	"codec":               1,
 	"internal/cache":      1,
+	"internal/deep":       1,
 	"internal/transcript": 1,
 	"tool":                1,
 

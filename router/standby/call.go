@@ -54,8 +54,11 @@ type call struct {
 	pools   map[string]int    // calls of it, by the pool that they wait for
 	epoch   string            // of the session, as the view knew it
 	arrived time.Time
-	waiting bool // guarded by s.mu
+	// Guarded by s.mu.
+	waiting bool
+	full    []registry.Candidate // the nodes that had no room for it at its last look; nil of all others
 
+	room      chan struct{} // of capacity 1: one of these has
 	cancelled chan struct{} // of capacity 1
 	displaced chan struct{} // closed when other sessions need its place
 
@@ -180,6 +183,7 @@ func (c *call) run() {
 		}
 		select {
 		case <-changed:
+		case <-c.room:
 		case <-retry:
 		case <-ticker.C:
 			if !c.sign() {
@@ -221,7 +225,7 @@ func (c *call) look() (node subjects.NodeID, boot subjects.BootID, refused *tool
 	}
 	route, known := v.Route(session, c.subject.Tool)
 	if len(route.Nodes) > 0 {
-		n, ok := c.s.freest(route.Nodes)
+		n, ok := c.freest(route.Nodes)
 		if !ok {
 			return "", "", nil // it waits for room
 		}
@@ -254,7 +258,8 @@ func (s *Standby) settled(index registry.IndexRecord) bool {
 
 // freest is the node with the most room, by its own word and by what was passed on to it;
 // false where none has any.
-func (s *Standby) freest(nodes []registry.Candidate) (registry.Candidate, bool) {
+func (c *call) freest(nodes []registry.Candidate) (registry.Candidate, bool) {
+	s := c.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	load := func(calls int, n registry.Candidate) float64 { return float64(calls) / float64(max(n.Slots, 1)) }
@@ -262,7 +267,10 @@ func (s *Standby) freest(nodes []registry.Candidate) (registry.Candidate, bool) 
 		return cmp.Compare(load(max(a.InFlight, s.sent[a.Node]), a), load(max(b.InFlight, s.sent[b.Node]), b))
 	})
 	// What it said of itself may have been a second ago: it says busy if it still has no room.
-	return best, load(s.sent[best.Node], best) < 1
+	if c.full = nil; load(s.sent[best.Node], best) >= 1 {
+		c.full = nodes
+	}
+	return best, c.full == nil
 }
 
 // sign says that the call waits, to a caller that asked for that, and reports whether it
@@ -461,15 +469,30 @@ func (s *Standby) take(c *call, taken bool) {
 	c.waiting = !taken
 }
 
-// count counts a call that was passed on to a node; its end may be another one's turn.
+// count counts a call that was passed on to a node. Its end is the turn of one that waits for
+// room there, the first that came; should that not take it, all look again soon: see look.
 func (s *Standby) count(node subjects.NodeID, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sent[node] += n; s.sent[node] <= 0 {
 		delete(s.sent, node)
 	}
-	if n < 0 {
-		s.wake()
+	if n > 0 {
+		return
+	}
+	var next *call
+	for c := range s.calls {
+		if c.waiting && (next == nil || c.arrived.Before(next.arrived)) &&
+			slices.ContainsFunc(c.full, func(one registry.Candidate) bool { return one.Node == node }) {
+			next = c
+		}
+	}
+	if next != nil {
+		next.full = nil // the next end is another one's turn
+		select {
+		case next.room <- struct{}{}:
+		default: // it has yet to look
+		}
 	}
 }
 

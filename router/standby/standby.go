@@ -263,7 +263,7 @@ func (s *Standby) receive(m *nats.Msg) {
 	if !s.bus.MayAnswer(m, subject.Session, false) {
 		return
 	}
-	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, cancelled: make(chan struct{}, 1), displaced: make(chan struct{})}
+	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, cancelled: make(chan struct{}, 1), room: make(chan struct{}, 1), displaced: make(chan struct{})}
 	bad := c.parse(err)
 	s.mu.Lock()
 	full, over, room := len(s.calls) >= s.opts.Calls, s.over, true
