@@ -25,6 +25,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from . import _finding, _names, _payloads, _routes
+from ._answers import failed, unserved
 from ._core import errors, values
 
 if typing.TYPE_CHECKING:
