@@ -753,18 +753,6 @@ def test_an_item_that_does_not_come_in_time(both: Any) -> None:
     assert both.collect("rich.rich.numbers", {"count": 3}, idle=20) == [0, 1, 2]
 
 
-def test_more_than_a_connection_holds(rich: Started) -> None:
-    """100 results of 900 KB for a program that does not read for a while: its broker would cut it at 64 MiB."""
-
-    async def main() -> list[int]:
-        async with AsyncMesh(rich.url) as mesh:
-            calls = [asyncio.ensure_future(mesh.call("rich.rich.echo", {"value": "x" * 900_000})) for _ in range(100)]
-            await asyncio.sleep(0.1)
-            time.sleep(2)  # what the loop does meanwhile
-            return [len(one) for one in await asyncio.gather(*calls)]
-
-    assert asyncio.run(main()) == [900_000] * 100
-
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_session_has_its_globals_on_two_nodes(start: Callable[..., Started], tmp_path: pathlib.Path, kind: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from conftest import HERE, Started
 from test_client import Async, Sync, until
 
 import toolmesh
+from toolmesh import AsyncMesh
 
 ECHO = "large.large.echo"
 MB = 1 << 20
@@ -98,3 +100,16 @@ def test_streams_and_batches(both: Any) -> None:
     assert both.run("batch", mixed) == [text, "small", "ab" * MB]
     many = [(ECHO, {"text": "y" * (100 << 10)})] * 20
     assert both.run("batch", many) == ["y" * (100 << 10)] * 20
+
+
+def test_more_than_a_connection_holds(rich: Started) -> None:
+    """100 results of 900 KB for a program that does not read for a while: its broker would cut it at 64 MiB."""
+
+    async def main() -> list[int]:
+        async with AsyncMesh(rich.url) as mesh:
+            calls = [asyncio.ensure_future(mesh.call("rich.rich.echo", {"value": "x" * 900_000})) for _ in range(100)]
+            await asyncio.sleep(0.1)
+            time.sleep(2)  # what the loop does meanwhile
+            return [len(one) for one in await asyncio.gather(*calls)]
+
+    assert asyncio.run(main()) == [900_000] * 100

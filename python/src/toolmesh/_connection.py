@@ -25,6 +25,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from . import _finding, _names, _payloads, _routes
+from ._answers import failed, unserved
 from ._core import errors, values
 
 if typing.TYPE_CHECKING:
@@ -772,34 +773,6 @@ def result(message: Msg) -> bytes:
         if "Mesh-Error-Code" in headers or "Nats-Service-Error-Code" in headers:
             raise failed(message)
     return message.data
-
-
-def failed(message: Msg) -> errors.MeshError:
-    """The error that an answer tells of."""
-    headers = message.headers or {}
-    try:
-        found = values.decode(message.data)
-        told = found["error"] if isinstance(found, dict) else None
-    except (ValueError, KeyError):
-        told = None
-    if not isinstance(told, dict):
-        told = {"message": headers.get("Nats-Service-Error", "")}
-    told.setdefault("code", headers.get("Mesh-Error-Code") or by_number(headers.get("Nats-Service-Error-Code", "")))
-    if "started" not in told and headers.get("Mesh-Started") in ("true", "false"):
-        told["started"] = headers["Mesh-Started"] == "true"
-    return errors.rebuilt(told, "")
-
-
-def by_number(number: str) -> str:
-    """The code of a number that has no name here: its class's."""
-    return {"4": "invalid_request"}.get(number[:1], "internal")
-
-
-def unserved(tool: str, reason: str) -> errors.MeshError:
-    """The error of a tool that is known, and served nowhere."""
-    why = reason or "it is known, but no node serves it now"
-    return errors.error("unavailable", f"the tool cannot be called: {why}", tool=tool, started=False, origin="mesh",
-                        retryable=True)
 
 
 def unreachable(where: str, failure: BaseException) -> errors.MeshError:
