@@ -18,6 +18,8 @@ const (
 	ControlCredit ControlType = "credit"
 	// ControlWhere asks which node has a call, running or with its result.
 	ControlWhere ControlType = "where"
+	// ControlRead says that the caller has read an answer that asked for that.
+	ControlRead ControlType = "read"
 )
 
 // Control is a message on a ctl subject, which names the call.
@@ -44,10 +46,10 @@ func ParseControl(h Header, body []byte) (Control, *toolmesh.Error) {
 	switch {
 	case len(bytes.TrimSpace(body)) == 0:
 		c.Type = ControlCancel
-	case c.Type == ControlCancel, c.Type == ControlWhere:
+	case c.Type == ControlCancel, c.Type == ControlWhere, c.Type == ControlRead:
 	case c.Type == ControlCredit && c.Seq >= 0:
 	default:
-		return c, refused(invalid("control type %q is not known: cancel, where, or credit with a seq", c.Type))
+		return c, refused(invalid("control type %q is not known: cancel, where, read, or credit with a seq", c.Type))
 	}
 	return c, nil
 }
@@ -71,6 +73,14 @@ type Where struct {
 
 // Encode renders the answer.
 func (w Where) Encode() []byte { return mustMarshal(w) }
+
+// ReasonStateGone is details.reason of an error by which a caller hears, once, that its
+// session's worker is gone.
+const ReasonStateGone = "session_worker_unavailable"
+
+// StateGone reports whether an error says so. The next call gets a new worker: so nobody but
+// the caller may send this one again.
+func StateGone(e *toolmesh.Error) bool { return e.Details["reason"] == ReasonStateGone }
 
 // DefaultReplayBytes is how much one replay sends when it does not say.
 const DefaultReplayBytes = 1 << 20
@@ -165,6 +175,10 @@ type Heartbeat struct {
 	// time for each caller that waits.
 	Busy   uint64 `json:"busy,omitempty"`
 	BusyMS uint64 `json:"busy_ms,omitempty"`
+	// NowMS is the broker's time as the node knows it, in unix ms, and BoundMS how far it may
+	// be from that. What a heartbeat says was so when it was sent, or earlier.
+	NowMS   int64 `json:"now_ms,omitempty"`
+	BoundMS int64 `json:"bound_ms,omitempty"`
 	// Awaited is what waits in this process for a node, by pool. A process that is no node
 	// may say that, too: its id has no lease.
 	Awaited map[string]Awaited `json:"awaited,omitempty"`

@@ -10,6 +10,7 @@ import (
 	"unicode"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -51,6 +52,10 @@ const (
 	DeliverEnvelope
 )
 
+// farthest is the last deadline, in unix ms: the year 2200, so that what is left until it can
+// be a [time.Duration].
+const farthest = 7_258_118_400_000
+
 // maxRPCID bounds what a node remembers per call.
 const maxRPCID = 512
 
@@ -85,6 +90,7 @@ type Request struct {
 	WantLoad   bool
 	NoCache    bool // the tool is to run, whatever is kept
 	AcceptRef  bool // the caller takes results by reference
+	Read       bool // it says when it has read an answer that asks for that
 
 	// Ref stands for the arguments, which are then yet to be read; nil for most.
 	Ref *Ref
@@ -93,27 +99,48 @@ type Request struct {
 	Traceparent    string
 	body           []byte
 	packed, zstd   bool // how the answer is to be written
+	zipped         bool // the body is compressed
 }
 
 // Body is the message's body as it came: what two requests under one rpc id must
 // have in common. For arguments by reference it is their digest. It must not be changed.
 func (r *Request) Body() []byte { return r.body }
 
-// ParseRequest reads a request that arrived on a tools subject, directed or
-// not. s is that subject, parsed. On an error the returned Request still says
+// ParseRequest is [ReadRequest] and [Request.Decode].
+func ParseRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh.Error) {
+	r, bad := ReadRequest(s, h, body)
+	if bad == nil {
+		bad = r.Decode()
+	}
+	return r, bad
+}
+
+// ReadRequest reads a request that arrived on a tools subject, directed or
+// not. s is that subject, parsed. Arguments that are not written in JSON stay as they
+// came: see [Request.Decode]. On an error the returned Request still says
 // in which form to answer, and under which rpc id if one could be read; the
 // error has started:false.
-func ParseRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh.Error) {
+func ReadRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh.Error) {
 	r := &Request{Session: s.Session, Tool: s.Tool, body: body}
 	var err error
 	plain := h.hasMesh()
 	if !plain && len(h) > 0 {
-		// It may be an envelope that is not written in JSON.
-		decoded := Request{}
-		if json, bad := decoded.content(h.Get(HeaderContentType), h.Get(HeaderContentEncoding), body); bad == nil && r.parseEnvelope(json, &err) {
-			r.packed, r.zstd = decoded.packed, acceptsZstd(h.Get(HeaderAcceptEncoding))
-		} else {
-			plain = true
+		plain = true
+		if r.content(h.Get(HeaderContentType), h.Get(HeaderContentEncoding)) == nil {
+			read := func() {
+				if json, bad := r.decode(); bad == nil && r.parseEnvelope(json, &err) {
+					plain, r.zstd = false, acceptsZstd(h.Get(HeaderAcceptEncoding))
+				}
+			}
+			if r.packed || r.zipped { // it may be an envelope that is not written in JSON
+				fair.Heavy(read)
+				r.Args, r.Positional = nil, nil
+			} else {
+				read()
+			}
+		}
+		if plain {
+			*r = Request{Session: s.Session, Tool: s.Tool, body: body}
 		}
 	} else if !plain {
 		plain = !r.parseEnvelope(body, &err)
@@ -183,7 +210,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderDeadline:
 			var ms int64
 			if ms, err = parseInt(HeaderDeadline, v, math.MinInt64); err == nil {
-				r.Deadline = time.UnixMilli(ms)
+				r.Deadline = time.UnixMilli(min(max(ms, 0), farthest))
 			}
 		case HeaderAgain:
 			r.Again, err = parseMillis(HeaderAgain, v, 0)
@@ -218,6 +245,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			}
 		case HeaderAcceptRef:
 			r.AcceptRef, err = parseFlag(HeaderAcceptRef, v)
+		case HeaderRead:
+			r.Read, err = parseFlag(HeaderRead, v)
 		case HeaderRef:
 			ref = v
 		case HeaderDigest:
@@ -266,12 +295,11 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	}
 	r.zstd = accept != "" && acceptsZstd(accept)
 	if contentType != "" || contentEncoding != "" {
-		decoded, err := r.content(contentType, contentEncoding, body)
-		if err != nil {
+		if err := r.content(contentType, contentEncoding); err != nil {
 			return err
 		}
-		if len(bytes.TrimSpace(decoded)) > 0 {
-			r.Args = json.RawMessage(decoded)
+		if r.packed || r.zipped {
+			r.Args = nil
 		}
 	}
 	if tool != "" {
@@ -312,7 +340,7 @@ func parseSmall(name, v string) (int, error) {
 // spent (0 or less) is 0: the call is then answered deadline_exceeded.
 func parseMillis(name, v string, least int64) (time.Duration, error) {
 	n, err := parseInt(name, v, least)
-	return time.Duration(min(max(n, 0), math.MaxInt64/int64(time.Millisecond))) * time.Millisecond, err
+	return toolmesh.Millis(max(n, 0)), err
 }
 
 func parseFlag(name, v string) (bool, error) {
@@ -360,6 +388,7 @@ type Call struct {
 	WantLoad  bool
 	NoCache   bool
 	AcceptRef bool
+	Read      bool
 	Ref       *Ref // in place of a body; nil leaves it out
 
 	IdempotencyKey string
@@ -414,6 +443,7 @@ func (c *Call) Header() Header {
 	flag(HeaderKeepalive, c.Keepalive)
 	flag(HeaderWantLoad, c.WantLoad)
 	flag(HeaderAcceptRef, c.AcceptRef)
+	flag(HeaderRead, c.Read)
 	if c.Ref != nil {
 		c.Ref.put(h)
 	}

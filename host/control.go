@@ -40,6 +40,10 @@ func (h *Host) control(m *nats.Msg) {
 		}
 		return
 	}
+	if control.Type == codec.ControlRead {
+		h.pacer.read(key)
+		return
+	}
 	if control.Type == codec.ControlWhere {
 		if m.Reply != "" && h.calls.Known(key) {
 			h.send(m.Reply, nil, codec.Where{Node: h.node, Boot: h.boot}.Encode())

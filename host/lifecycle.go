@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -11,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/presence"
+	"github.com/toolmesh/toolmesh/internal/bus"
 )
 
 // Times of a drain.
@@ -46,10 +49,12 @@ func (h *Host) tick() {
 				}
 				h.intake.adapt()
 				h.streams.Quota.Sweep()
+				h.keys.stored.Sweep()
 				h.cache.Sweep(h.seen)
 				h.sweepRoutes(now)
 				h.payloads.Sweep(now)
 				h.deleteSpent()
+				h.dropChunks()
 				if h.keys.inUse() {
 					h.presence.Rely()
 				}
@@ -61,6 +66,7 @@ func (h *Host) tick() {
 				batches.Tick(now)
 			}
 			h.lanes.Tick(now)
+			h.pacer.tick(now)
 		}
 	}
 }
@@ -73,7 +79,7 @@ func (h *Host) tend(c *inflight, now time.Time) {
 		s.Tick(now)
 	}
 	overdue := !c.deadline.IsZero() && now.Sub(c.deadline) > overdueGrace
-	if at := c.ending.Load(); at != 0 && now.UnixNano()-at > int64(overdueGrace) {
+	if at := c.ending.Load(); at != 0 && bus.Mono(now)-at > int64(overdueGrace) {
 		overdue = true
 	}
 	if overdue {
@@ -118,12 +124,7 @@ func (h *Host) Drain(ctx context.Context) error {
 func (h *Host) drain(ctx context.Context) error {
 	h.mu.Lock()
 	serving := h.state != stateNew
-	var subs []*nats.Subscription
-	for _, s := range h.services {
-		for _, o := range s.tools {
-			subs = append(subs, o.sub)
-		}
-	}
+	subs := slices.Collect(maps.Keys(h.subs))
 	if batches := h.batches.Load(); batches != nil {
 		batches.Drain()
 		subs = append(subs, h.batchSub)
@@ -136,15 +137,16 @@ func (h *Host) drain(ctx context.Context) error {
 		return h.bus.Drain(ctx, subs...) // nobody is to hear of a drain of the process that is the node now
 	}
 	began := time.Now()
-	h.lastDirected.Store(began.UnixNano())
+	h.lastDirected.Store(bus.Mono(began))
 	h.presence.State(ctx, h.nodeState())
+	h.leaveHomes(ctx, serviceKey{})
 	h.log.Info("draining", slog.Int("in_flight", h.calls.InFlight()))
 	err := h.bus.Drain(ctx, subs...)
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
 	for {
 		now := time.Now()
-		quiet := now.Sub(time.Unix(0, h.lastDirected.Load()))
+		quiet := now.Sub(bus.MonoTime(h.lastDirected.Load()))
 		if now.Sub(began) >= drainMost || now.Sub(began) >= drainBeats && quiet >= drainQuiet {
 			return err
 		}
@@ -185,14 +187,12 @@ func (h *Host) shut(ctx context.Context) error {
 		err = errors.Join(err, h.bus.Drain(ctx, h.batchOwn))
 	}
 	h.intake.close()
-	h.here.close()
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
 		h.intake.wg.Wait()
 		if batches := h.batches.Load(); batches != nil {
 			batches.Wait()
 		}
-		h.here.wg.Wait()
 		close(ended)
 	}()
 	select {
@@ -226,7 +226,9 @@ func (h *Host) shut(ctx context.Context) error {
 	h.unlisten()
 	h.presence.Stop(context.WithoutCancel(ctx))
 	h.closeView()
+	h.mu.Lock()
 	h.closeSubscriptions()
+	h.mu.Unlock()
 	if h.bus.Connected() {
 		within := 2 * time.Second
 		if ctx.Err() != nil { // perhaps because nothing answers
@@ -242,7 +244,7 @@ func (h *Host) shut(ctx context.Context) error {
 	return err
 }
 
-// closeSubscriptions ends what Start subscribed.
+// closeSubscriptions ends what Start and publishing subscribed; h.mu is held.
 func (h *Host) closeSubscriptions() {
 	if h.micro != nil {
 		h.micro.Stop()
@@ -258,12 +260,8 @@ func (h *Host) closeSubscriptions() {
 		}
 	}
 	h.directed, h.replaySub, h.payloadSub, h.batchSub, h.batchOwn = nil, nil, nil, nil, nil
-	for _, s := range h.services {
-		for _, o := range s.tools {
-			if o.sub != nil {
-				_ = o.sub.Unsubscribe()
-				o.sub = nil
-			}
-		}
+	for sub := range h.subs {
+		_ = sub.Unsubscribe()
 	}
+	clear(h.subs)
 }

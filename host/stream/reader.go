@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/internal/bus"
 )
 
 const (
@@ -66,11 +67,9 @@ type Reader struct {
 	Start    time.Time       // when it arrived
 	// Local takes the answer of a call that no message has brought; nil for all others.
 	Local func(admit.Record)
-	// Progress is told how far such a call is, once a second at most; may be nil.
-	Progress func(codec.Progress)
 
 	answered  atomic.Bool  // it has its one answer, or it is being sent
-	keepalive atomic.Int64 // when the last one was sent, unix ns
+	keepalive atomic.Int64 // when the last one was sent, as [bus.Mono]
 	probe     probe
 	misses    int // looks in a row that found no more of a call that has ended
 
@@ -268,15 +267,11 @@ func (r *Readers) KeepAlive(now time.Time) {
 	progress := r.progress.Load()
 	for _, j := range all {
 		last := j.keepalive.Load()
-		if j.Progress == nil && !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || now.UnixNano()-last < int64(keepaliveEvery*7/8) {
+		if j.Local != nil || !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || last != 0 && bus.Mono(now)-last < int64(keepaliveEvery*7/8) {
 			continue
 		}
-		j.keepalive.Store(now.UnixNano())
-		if j.Local == nil {
-			r.node.Host.Send(&nats.Msg{Subject: j.Reply, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
-		} else if j.Progress != nil && progress != nil {
-			j.Progress(*progress)
-		}
+		j.keepalive.Store(bus.Mono(now))
+		r.node.Host.Send(&nats.Msg{Subject: j.Reply, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
 	}
 }
 
@@ -336,13 +331,20 @@ func (j *Reader) running() bool {
 // page sends the reader the next chunks that are stored. So many replays at once
 // that no more would help hold as many pages in memory.
 func (j *Reader) page(from int64) error {
-	n := j.of.node
+	n, read := j.of.node, make(chan error, 1)
+	if !n.Replays.Do(n.Account(j.Request.Session), func() { read <- j.readPage(from) }) {
+		return toolmesh.Errorf(toolmesh.CodeBusy, "too many replays of session %q wait at node %s: send it again later", j.Request.Session, n.ID).WithDetail("limit", "replays")
+	}
 	select {
-	case n.Replays <- struct{}{}:
-		defer func() { <-n.Replays }()
+	case err := <-read:
+		return err
 	case <-n.Base.Done():
 		return context.Cause(n.Base)
 	}
+}
+
+func (j *Reader) readPage(from int64) error {
+	n := j.of.node
 	ctx, cancel := context.WithTimeout(n.Base, finishWithin)
 	defer cancel()
 	epoch, err := j.of.call.Epoch(ctx) // is asked for by one that repeats what has ended

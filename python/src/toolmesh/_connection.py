@@ -25,6 +25,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from . import _finding, _names, _payloads
+from ._clock import FOREVER, Clock
 from ._core import errors, values
 
 if typing.TYPE_CHECKING:
@@ -49,6 +50,8 @@ _CONNECTING = 5.0  # seconds
 _ATTEMPTS = 6  # how often a call that did not start is sent again
 _LOSSES = 2  # of them after its node was lost
 _BUSY = 0.005  # first pause before that; doubles
+_SEEK = 1.0  # seconds between two questions which node has a call
+_CUT = "connection_cut"  # why a call's answer is lost
 _AGAIN = ".again"  # behind the inbox of a request that is sent again: a 503 to it is not one to the first
 _NODES = 1024
 _ALIASES = 10_000
@@ -83,7 +86,7 @@ class Call:
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
-            self.deadline = time.monotonic() + self.timeout
+            self.deadline = time.monotonic() + min(self.timeout, FOREVER)
 
     def left(self) -> float | None:
         """The seconds that are left; ToolTimeout when none are."""
@@ -106,6 +109,8 @@ class Call:
             found["Mesh-Isolation"] = self.isolation
         if self.revision:
             found["Mesh-Revision"] = self.revision
+        if self.tool:
+            found["Mesh-Read"] = "1"
         if self.no_cache:
             found["Mesh-Cache"] = "bypass"
         if self.key is not None:
@@ -162,6 +167,7 @@ class Pending:
         self.node = self.boot = ""
         self.high = 0  # Mesh-High of the last keepalive
         self.sent = self.sign = self.asked = time.monotonic()
+        self.sought = 0.0  # when it was last asked which node has the call
         self.quiet = False  # at the last look nothing was heard, over a connection that is well
         self._waiter: asyncio.Future[None] | None = None
         connection.pending[self.token] = self
@@ -241,7 +247,7 @@ class Connection:
         self._aliases: dict[tuple[str, str], str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_error: BaseException | None = None
-        self.closed = False
+        self.closed, self._clock = False, Clock()
 
     # The link.
 
@@ -463,7 +469,22 @@ class Connection:
             raise self._lost(one, f"has been silent for {SILENCE} s")
         one.quiet = True
 
+    async def seek(self, one: Pending, call: Call) -> None:
+        """Finds the node of a call of which none is known after the link was cut, so that it can be asked again."""
+        now = time.monotonic()
+        if one.node or call.batch or self.since <= one.sent or not self.connected or now - one.sought < _SEEK:
+            return
+        one.sought = now
+        with contextlib.suppress(Nobody, errors.MeshError):
+            at = await self.ask(_names.control(call.session, call.rpc_id), {"type": "where"}, wait=_SEEK / 2)
+            one.heard({"Mesh-Node": str(at.get("node", "")), "Mesh-Boot": str(at.get("boot", ""))})
+
     def _lost(self, one: Pending, why: str) -> errors.MeshError:
+        if not one.node and self.since > one.sent:
+            return errors.error(
+                "unavailable", "the connection to the mesh was cut while the call ran, and no node says that it has the "
+                "call: whether the tool ran is not known. A NATS server cuts a connection that does not read what waits "
+                "for it, by default 64 MiB or for 10 s", origin="caller", details={"reason": _CUT})
         name = f"node {one.node}" if one.node else "the call's node"
         self._forget(one.node)
         return errors.error("node_lost", f"{name} {why}: whether the tool ran is not known", origin="caller",
@@ -485,6 +506,12 @@ class Connection:
             await self._nc.publish(where, call.body, one.inbox + _AGAIN, again)
 
     # Calls.
+
+    def headers(self, call: Call) -> dict[str, str]:
+        """The headers of a request, with its deadline once the mesh's time is known, which is asked for beside it."""
+        if self._clock.asks():
+            self._beside(self._clock.measure(self.ask(_names.registry(call.session, "time"), {}, wait=2)))
+        return self._clock.dated(call.headers(), call.left())
 
     async def send(self, one: Pending, call: Call, headers: dict[str, str]) -> None:
         """Sends a call for the first time."""
@@ -543,6 +570,8 @@ class Connection:
                 failure.tool = failure.tool or call.tool
                 if number >= _ATTEMPTS or "waited_ms" in failure.details:
                     raise  # it has been tried, or has waited, for long enough
+                if failure.details.get("reason") == "session_worker_unavailable":
+                    raise  # the caller is to know: the next call would find a new worker
                 if failure.started is False and (
                     failure.code == "busy" or failure.code == "unavailable" and failure.origin != "caller"
                 ):
@@ -551,7 +580,7 @@ class Connection:
                         raise
                     await asyncio.sleep(pause)
                 elif (
-                    (failure.code == "node_lost" and lost < _LOSSES or failure.code == "worker_crashed" and not lost)
+                    ((failure.code == "node_lost" or failure.details.get("reason") == _CUT) and lost < _LOSSES or failure.code == "worker_crashed" and not lost)
                     and not call.batch
                     and (call.idempotent or call.key or await self._declared_idempotent(call))
                 ):
@@ -572,7 +601,7 @@ class Connection:
     async def _unary(self, call: Call) -> bytes:
         one = Pending(self, subject(call))
         try:
-            headers = call.headers()
+            headers = self.headers(call)
             await self.send(one, call, headers)
             last = time.monotonic()
             while True:
@@ -589,6 +618,7 @@ class Connection:
                 if now - last > wait + 1:
                     one.sign = now  # this process was frozen: listen anew
                 last = now
+                await self.seek(one, call)
                 await self.alive(one, one.asked)
                 await self.resend(one, call, headers, one.asked)
         except (asyncio.CancelledError, errors.MeshError) as failure:
@@ -600,6 +630,9 @@ class Connection:
 
     async def _value(self, call: Call, message: Msg) -> bytes:
         """The result in an answer, or what that refers to, which is then deleted."""
+        headers = message.headers or {}
+        if "Mesh-Read" in headers:  # its node holds back more until it knows
+            await self.publish(_names.control(call.session, call.rpc_id, headers.get("Mesh-Node", "")), b'{"type":"read"}')
         body = result(message)
         ref = None if body else _payloads.Ref.of(message.headers)
         if ref is None:
