@@ -124,8 +124,8 @@ test-images: ## the router's image, and that the Containerfiles agree with this 
 images-check: ## both images twice, from different folders: the same digests; then starts the agent's
 	@cd k8s/images && $(GO) test -count 1 -timeout 60m -v -run TestMadeTwice ./...
 
-bench: build ## ratios against raw NATS, measured in one run
-	@if [ "$$($(GO) list -f '{{.Name}}' ./bench)" = main ]; then $(GO) run ./bench; \
+bench: build ## ratios against raw NATS, measured in one run; BEFORE=FILE, the program ./bench of another state, is compared with
+	@if [ "$$($(GO) list -f '{{.Name}}' ./bench)" = main ]; then $(GO) run ./bench $(if $(BEFORE),-before $(BEFORE)); \
 	 else $(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench/...; fi
 
 # More: SCALE="-nodes 200 -tools 20000 -sessions 2000 -settle 40s -steady 20s"; see docs/scale.md.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Code names one kind of failure: one of those that [Codes] returns, which are
@@ -202,6 +203,33 @@ func (e *Error) WithDetail(key string, value any) *Error {
 	}
 	c.Details[key] = value
 	return &c
+}
+
+// LimitSlots is what a busy error's details say as their limit when a node has no room for
+// the call: unlike other reasons to be busy, this one passes by itself.
+const LimitSlots = "slots"
+
+// Fault reports whether an error is one of what ran the call, or of the tool, and not of
+// the request or its caller: the same call may succeed elsewhere.
+func (e *Error) Fault() bool {
+	switch e.Code {
+	case CodeToolError, CodeInternal, CodeProtocolError, CodeWorkerCrashed, CodeNodeLost, CodeUnavailable, CodeDeadlineExceeded, CodeWorkerOutOfMemory:
+		return true
+	}
+	return false
+}
+
+// RetryAfter is how long the one that refused a call says to wait before it is sent
+// again: details.retry_after_ms, an hour at most. 0: nothing is said.
+func (e *Error) RetryAfter() time.Duration {
+	var ms float64
+	switch v := e.Details["retry_after_ms"].(type) {
+	case float64:
+		ms = v
+	case int64:
+		ms = float64(v)
+	}
+	return time.Duration(min(max(ms, 0), 3.6e6) * float64(time.Millisecond))
 }
 
 // CodeOf returns the code of the first [Error] in err's chain. A nil error has

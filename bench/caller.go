@@ -47,6 +47,8 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 		return answer{}, c.install(ctx, r.Text)
 	case "unary":
 		return each(r.N, c.one(ctx, r.Side))
+	case "load":
+		return c.load(ctx, r)
 	case "burst":
 		return together(r.N, r.Callers, c.one(ctx, r.Side))
 	case "cached":

@@ -16,9 +16,10 @@ import (
 type plan struct {
 	Which  *regexp.Regexp
 	Rounds int
-	Calls  int // sequential calls of a round
-	Burst  int // calls of a round with many callers
-	Items  int // items of a round's stream
+	Calls  int    // sequential calls of a round
+	Burst  int    // calls of a round with many callers
+	Items  int    // items of a round's stream
+	Before string // the program of another state; empty: none is compared with
 }
 
 func defaultPlan() plan {
@@ -39,6 +40,7 @@ type benchmark struct {
 var benchmarks = []benchmark{
 	{"unary", []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython}, "unary", func(p *plan) int { return p.Calls }},
 	{"burst", []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython}, "burst", func(p *plan) int { return p.Burst }},
+	{"before", nil, "", nil},
 	{"stream", []string{sideRaw, sideGo, sidePython}, "stream", func(p *plan) int { return p.Items }},
 	{"keys", nil, "", nil},
 	{"messages", nil, "", nil},
@@ -46,6 +48,8 @@ var benchmarks = []benchmark{
 	{"install", nil, "", nil},
 	{"python", nil, "", nil},
 	{"bulk", nil, "", nil},
+	{"overload", nil, "", nil},
+	{"slow", nil, "", nil},
 }
 
 func benchmarkNames() (names []string) {
@@ -73,6 +77,8 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 		}
 		fmt.Fprintf(stderr, "%s …\n", b.name)
 		switch b.name {
+		case "before":
+			err = p.measureBefore(ctx, stderr, s, r)
 		case "messages":
 			err = p.countMessages(s, r)
 		case "keys":
@@ -83,6 +89,10 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 			err = p.measureInstall(ctx, stderr, dir, r)
 		case "python":
 			err = p.measurePython(ctx, stderr, s, r)
+		case "overload":
+			err = p.measureOverload(ctx, stderr, dir, r)
+		case "slow":
+			err = p.measureSlow(ctx, stderr, dir, r)
 		case "bulk":
 			if err = p.measureBulk(ctx, stderr, s, r); err == nil {
 				err = p.measureCache(s, r)
@@ -263,4 +273,35 @@ func (s *stage) counters() ([]float64, error) {
 	}
 	broker, err := s.broker.ask(request{Do: "counters"})
 	return []float64{float64(caller.Out), float64(caller.In), float64(broker.In), float64(broker.Inbox), float64(broker.API)}, err
+}
+
+// measureBefore compares the calls/s of plain callers of a Python tool with those of another
+// state of this project, whose processes run beside ours and have their rounds in turn.
+func (p *plan) measureBefore(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
+	if p.Before == "" {
+		return nil
+	}
+	ours := executable
+	executable = func() (string, error) { return p.Before, nil }
+	defer func() { executable = ours }()
+	before, err := startStage(ctx, stderr, filepath.Join(s.dir, "before"))
+	defer before.end()
+	if err != nil {
+		return err
+	}
+	var now, then []answer
+	for range p.Rounds {
+		for _, side := range []struct {
+			*stage
+			into *[]answer
+		}{{s, &now}, {before, &then}} {
+			a, err := side.caller.ask(request{Do: "burst", Side: sidePlainPython, N: p.Burst, Callers: burstCallers})
+			if err != nil {
+				return err
+			}
+			*side.into = append(*side.into, a)
+		}
+	}
+	r.compared("calls/s, 64 callers, "+sideNames[sidePlainPython]+": against the state before", now, then, rate, perSecond, beforeBound)
+	return nil
 }

@@ -149,9 +149,12 @@ type child struct {
 	hello string
 }
 
+// executable is the program that roles are started of: this one, but for [plan.measureBefore].
+var executable = os.Executable
+
 // startChild re-executes this program as a role.
 func startChild(ctx context.Context, stderr io.Writer, name string, args ...string) (*child, error) {
-	self, err := os.Executable()
+	self, err := executable()
 	if err != nil {
 		return nil, err
 	}

@@ -15,11 +15,11 @@ import (
 // use where they have no mesh. The program python/bench.py measures, in an
 // environment that is kept in .venv/bench.
 
-// measurePython has the program print its rows.
-func (p *plan) measurePython(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
+// benchPython makes that environment if need be, and returns its interpreter.
+func benchPython(ctx context.Context, stderr io.Writer) (string, error) {
 	root, err := filepath.Abs(".")
 	if err != nil {
-		return err
+		return "", err
 	}
 	venv := filepath.Join(root, ".venv", "bench")
 	python := filepath.Join(venv, "bin", "python")
@@ -32,9 +32,22 @@ func (p *plan) measurePython(ctx context.Context, stderr io.Writer, s *stage, r 
 			cmd.Stdout, cmd.Stderr = stderr, stderr
 			if err := cmd.Run(); err != nil {
 				_ = os.RemoveAll(venv)
-				return fmt.Errorf("%v: %w", args, err)
+				return "", fmt.Errorf("%v: %w", args, err)
 			}
 		}
+	}
+	return python, nil
+}
+
+// measurePython has the program print its rows.
+func (p *plan) measurePython(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
+	python, err := benchPython(ctx, stderr)
+	if err != nil {
+		return err
+	}
+	root, err := filepath.Abs(".")
+	if err != nil {
+		return err
 	}
 	cmd := exec.CommandContext(ctx, python, filepath.Join(root, "bench", "python", "bench.py"), "--url", s.broker.hello,
 		"--go", toolOf(sideGo, "refund"), "--python", toolOf(sidePython, "refund"), "--bin", filepath.Join(root, "bin", "mesh"))

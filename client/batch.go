@@ -84,6 +84,7 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 	}
 	defer c.release(&s)
 	t := target{batch: true, node: c.batchNode(&s, calls[0].Tool)}
+	room := newRoom(&s)
 	for n := 1; ; n++ {
 		r, err := c.unary(ctx, t, &s, body)
 		if errors.Is(err, errNobody) && t.node != nil { // it runs none, or is gone
@@ -98,7 +99,11 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 			return c.batchResults(ctx, &s, r.Value, len(calls))
 		}
 		e := toolmesh.AsError(err)
-		again := e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable && e.Origin != toolmesh.OriginCaller)
+		if room.wait(ctx, &s, e) {
+			n--
+			continue
+		}
+		again := busy(e) && !passes(e) || e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeUnavailable && e.Origin != toolmesh.OriginCaller
 		switch {
 		case errors.Is(err, errNobody):
 			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody runs batches: that needs an agent, or a router that serves functions").

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -70,7 +71,9 @@ func (c *Client) Call(ctx context.Context, id subjects.ToolID, args any, opts ..
 	}
 	var result *Result
 	err = c.attempts(ctx, id, &s, func(t target) error {
+		began := time.Now()
 		r, err := c.unary(ctx, t, &s, body)
+		c.met(t, began, r, err)
 		result = r
 		return err
 	})
@@ -88,15 +91,18 @@ func (c *Client) Call(ctx context.Context, id subjects.ToolID, args any, opts ..
 type target struct {
 	id     subjects.ToolID
 	node   *node // nil: the queue group
+	seat   *seat // of node, where the client has chosen it; else nil
 	choice bool  // there are others
 	batch  bool  // of no tool
 }
 
-// How often a call that did not start is sent again.
+// How often a call that did not start is sent again, but for want of room.
 const (
 	maxAttempts = 6
 	maxLosses   = 2                    // of them after its node was lost
-	busyWait    = 5 * time.Millisecond // doubles, with jitter
+	firstPause  = 5 * time.Millisecond // doubles, with jitter
+	// roomWait is for how long a call waits for room that has no time of its own.
+	roomWait = 30 * time.Second
 )
 
 // final is an error after which the call must not be sent again, whatever the
@@ -111,12 +117,15 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 	id := c.shared.routes.alias(s.session, name)
 	resolved, queueOnly, lost := false, s.queue, 0
 	reason := "" // why nobody serves the tool
+	room := newRoom(s)
 	for n := 1; ; n++ {
 		t := target{id: id}
 		if !queueOnly {
-			t.node, t.choice = c.pick(s.session, id)
+			if t.seat, t.choice = c.pick(s.session, id); t.seat != nil {
+				t.node = t.seat.node
+			}
 			if first := s.first; n == 1 && first != nil && first.usable() {
-				t.node = first
+				t.node, t.seat = first, nil
 			}
 		}
 		if t.node != nil {
@@ -134,6 +143,13 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 			return f.err
 		}
 		e := toolmesh.AsError(err)
+		if t.seat != nil && busy(e) && c.refused(routeKey{s.session, id}, t.seat, e) && ctx.Err() == nil && n < maxAttempts {
+			continue // another one has room, perhaps
+		}
+		if room.wait(ctx, s, e) {
+			n--
+			continue
+		}
 		if ctx.Err() != nil || n >= maxAttempts {
 			if errors.Is(err, errNobody) {
 				return unserved(id, reason)
@@ -171,8 +187,8 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 			} else if !pause(ctx, n) {
 				return err
 			}
-		case e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeBusy:
-			if s.noWait || !pause(ctx, n) {
+		case busy(e):
+			if s.noWait || passes(e) || !pause(ctx, n) {
 				return err
 			}
 		case lost < maxLosses && (e.Code == toolmesh.CodeNodeLost || e.Details["reason"] == reasonCut), lost == 0 && e.Code == toolmesh.CodeWorkerCrashed:
@@ -195,17 +211,64 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 
 // pause waits before the next attempt, and reports false if ctx ends first.
 func pause(ctx context.Context, n int) bool {
-	d := busyWait << min(n-1, 5)
+	d := firstPause << min(n-1, 5)
 	d = d/2 + rand.N(d)
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < d {
 		return false
 	}
+	return sleep(ctx, d)
+}
+
+// sleep reports false if ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// busy reports whether a call was refused for want of room: it may be sent again.
+func busy(e *toolmesh.Error) bool {
+	return e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeBusy
+}
+
+// passes reports whether what a call was refused for passes by itself, so that there is a
+// time to wait for.
+func passes(e *toolmesh.Error) bool {
+	return busy(e) && (e.RetryAfter() > 0 || e.Details["limit"] == toolmesh.LimitSlots)
+}
+
+// room waits until nodes that were full have room, within the time of one call.
+type room struct {
+	until time.Time
+	n     int // how often it has waited
+}
+
+func newRoom(s *settings) *room {
+	return &room{until: time.Now().Add(cmp.Or(s.timeout, roomWait))}
+}
+
+// wait returns when a call that was refused for want of room may be sent again, with what
+// it has left as its timeout: after what the node says, and up to half of that again, so
+// that those who were refused together do not come back together. It reports false at once
+// where there is nothing to wait for, and where the call has not that much time.
+func (r *room) wait(ctx context.Context, s *settings, e *toolmesh.Error) bool {
+	left := time.Until(r.until)
+	if deadline, ok := ctx.Deadline(); ok {
+		left = min(left, time.Until(deadline))
+	}
+	// A node that does not pass calls on does not say how long: another one may have room.
+	d := cmp.Or(e.RetryAfter(), firstPause<<min(r.n, 7))
+	r.n++
+	if s.noWait || !passes(e) || left <= d || !sleep(ctx, d+rand.N(min(d, left-d)/2+1)) {
+		return false
+	}
+	if s.timeout > 0 {
+		s.timeout = max(time.Until(r.until), time.Millisecond)
+	}
+	return true
 }
 
 // errNobody is NATS's 503: the request met no subscription.

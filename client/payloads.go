@@ -27,8 +27,8 @@ func (c *Client) refer(ctx context.Context, id subjects.ToolID, s *settings, bod
 		defer cancel()
 	}
 	began := time.Now()
-	if s.first, _ = c.pick(s.session, c.shared.routes.alias(s.session, id)); s.queue {
-		s.first = nil
+	if n, _ := c.pick(s.session, c.shared.routes.alias(s.session, id)); n != nil && !s.queue {
+		s.first = n.node
 	}
 	ref, err := payloads.Put(ctx, c.bus, s.session, s.first.name(), bytes.NewReader(body), int64(len(body)))
 	if err != nil {

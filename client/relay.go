@@ -32,7 +32,9 @@ var ErrNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for t
 func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, progress func(codec.Progress)) (result *Result, err error) {
 	s := relayed(req, progress)
 	err = c.relay(ctx, req, from, to, func(t target) error {
+		began := time.Now()
 		result, err = c.unary(ctx, t, &s, args)
+		c.met(t, began, result, err)
 		return err
 	})
 	return result, err
@@ -66,10 +68,10 @@ func relayed(req *codec.Request, progress func(codec.Progress)) settings {
 
 // relay chooses where a request is passed on to.
 func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.NodeID, to codec.Where, send func(target) error) error {
-	var nodes []*node
+	var nodes []*seat
 	var err error
 	if to.Node != "" {
-		nodes = []*node{c.shared.nodes.told(to.Node, to.Boot)}
+		nodes = []*seat{{node: c.shared.nodes.told(to.Node, to.Boot)}}
 	} else if nodes, err = c.others(ctx, routeKey{req.Session, req.Tool}, from); err != nil {
 		return err
 	}
@@ -79,7 +81,7 @@ func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.No
 			break
 		}
 		n.outstanding.Add(1)
-		err := send(target{id: req.Tool, node: n, choice: true})
+		err := send(target{id: req.Tool, node: n.node, seat: n, choice: true})
 		n.outstanding.Add(-1)
 		if f := (final{}); errors.As(err, &f) {
 			return f.err
@@ -87,7 +89,10 @@ func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.No
 		if err == nil || !notThere(err) || to.Node != "" && !errors.Is(err, errNobody) {
 			return err
 		}
-		nodes = slices.DeleteFunc(nodes, func(other *node) bool { return other == n })
+		if e := toolmesh.AsError(err); busy(e) {
+			n.refused(e)
+		}
+		nodes = slices.DeleteFunc(nodes, func(other *seat) bool { return other == n })
 	}
 	return ErrNoRoom
 }
@@ -105,28 +110,28 @@ func notThere(err error) bool {
 }
 
 // others are the nodes that serve a tool and have room, by their word, without one.
-func (c *Client) others(ctx context.Context, key routeKey, without subjects.NodeID) ([]*node, error) {
+func (c *Client) others(ctx context.Context, key routeKey, without subjects.NodeID) ([]*seat, error) {
 	c.pick(key.session, key.id) // it is in use: asked for again, beside the calls
-	nodes, ok := c.shared.routes.nodes(key)
+	nodes, ok := c.shared.routes.seats(key)
 	if !ok {
 		c.declaredIdempotent(ctx, key)
-		nodes, _ = c.shared.routes.nodes(key)
+		nodes, _ = c.shared.routes.seats(key)
 	}
 	if ctx.Err() != nil {
 		return nil, ended(ctx, toolmesh.StartedNo)
 	}
-	return slices.DeleteFunc(nodes, func(n *node) bool { return n.id == without || !n.usable() || n.load() >= 1 }), nil
+	return slices.DeleteFunc(nodes, func(n *seat) bool { return n.id == without || !n.usable() || n.load() >= 1 }), nil
 }
 
-// nodes returns those of a route, false if there is none.
-func (r *routes) nodes(key routeKey) ([]*node, bool) {
+// seats returns those of a route, false if there is none.
+func (r *routes) seats(key routeKey) ([]*seat, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := r.known[key]
 	if known == nil {
 		return nil, false
 	}
-	return slices.Clone(known.nodes), true
+	return slices.Clone(known.seats), true
 }
 
 const (

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -31,12 +32,78 @@ type routeKey struct {
 	id      subjects.ToolID
 }
 
+// seat is a node as one that serves a tool.
+type seat struct {
+	*node
+	full   atomic.Int64  // until when it has no room for the tool, by its own word: ns since startup
+	weight atomic.Uint64 // how often it is to be tried, in a million: see [codec.Weights]
+
+	// Guarded by routes.mu.
+	pace codec.Pace // of our own calls of the tool
+	told float64    // its weight by the registry
+}
+
+// startup is when the process began: what is counted from there follows no change of the clock.
+var startup = time.Now()
+
+// usable reports whether new calls of the tool may go there.
+func (s *seat) usable() bool { return s.node.usable() && int64(time.Since(startup)) >= s.full.Load() }
+
+// refusedFor is for how long a node that had no room is passed over, at most: it has some
+// again before the call that it refused would have had its turn.
+const refusedFor = 100 * time.Millisecond
+
+func (s *seat) refused(e *toolmesh.Error) {
+	s.full.Store(int64(time.Since(startup) + min(e.RetryAfter(), refusedFor)))
+}
+
+// refused notes that a node had no room, and reports whether another one may have.
+func (c *Client) refused(key routeKey, s *seat, e *toolmesh.Error) bool {
+	s.refused(e)
+	r := &c.shared.routes
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.known[key]
+	return known != nil && slices.ContainsFunc(known.seats, (*seat).usable)
+}
+
+// weighEvery is how often the nodes of a tool are weighed that is in use.
+const weighEvery = 100 * time.Millisecond
+
+// weigh weighs the nodes of a tool, by our own calls and by what the registry says.
+func (r *route) weigh(now time.Time) {
+	r.weighed = now
+	paces := make([]codec.ToolPace, len(r.seats))
+	for i, s := range r.seats {
+		paces[i] = s.pace.Report(now)
+	}
+	for i, w := range codec.Weights(paces) {
+		r.seats[i].weight.Store(uint64(min(w, r.seats[i].told) * 1e6))
+	}
+}
+
+// met notes how a unary call went on the node that was chosen for it.
+func (c *Client) met(t target, began time.Time, result *Result, err error) {
+	e := toolmesh.AsError(err)
+	if t.seat == nil || e != nil && (e.Started == toolmesh.StartedNo || e.Code == toolmesh.CodeCancelled) {
+		return
+	}
+	took := time.Since(began)
+	if result != nil {
+		took -= result.LaneWait
+	}
+	c.shared.routes.mu.Lock()
+	defer c.shared.routes.mu.Unlock()
+	t.seat.pace.AddLast(time.Now(), took, e != nil && e.Fault())
+}
+
 // route is what the client knows of the nodes that serve a tool.
 type route struct {
-	nodes  []*node
-	asked  time.Time
-	used   time.Time
-	asking bool
+	seats   []*seat
+	weighed time.Time
+	asked   time.Time
+	used    time.Time
+	asking  bool
 }
 
 // routes is the candidates of the tools in use, and the full ids behind the
@@ -96,13 +163,13 @@ func (r *routes) forgetNode(gone subjects.NodeID) {
 }
 
 func (r *route) without(gone subjects.NodeID) {
-	r.nodes = slices.DeleteFunc(r.nodes, func(n *node) bool { return n.id == gone })
+	r.seats = slices.DeleteFunc(r.seats, func(n *seat) bool { return n.id == gone })
 }
 
 // pick chooses a node for a call: the better of two random candidates. It
 // returns nil while none is known, and has a route in use asked for again, in
 // the background, now and then.
-func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *node, choice bool) {
+func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *seat, choice bool) {
 	r := &c.shared.routes
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -114,7 +181,10 @@ func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *node, 
 	if known.used.Sub(known.asked) > routeFresh {
 		c.refresh(routeKey{session, id}, known)
 	}
-	return better(known.nodes), len(known.nodes) > 1
+	if known.used.Sub(known.weighed) > weighEvery {
+		known.weigh(known.used)
+	}
+	return better(known.seats), len(known.seats) > 1
 }
 
 // owner is the node that has an id to itself among those that serve a tool and are well.
@@ -124,25 +194,24 @@ func (r *routes) owner(session subjects.SessionID, id subjects.ToolID, of subjec
 	var ids []subjects.NodeID
 	byID := make(map[subjects.NodeID]*node)
 	if known := r.known[routeKey{session, id}]; known != nil {
-		for _, n := range known.nodes {
-			if n.usable() && !n.noBatches.Load() {
+		for _, n := range known.seats {
+			if n.node.usable() && !n.noBatches.Load() {
 				ids = append(ids, n.id)
-				byID[n.id] = n
+				byID[n.id] = n.node
 			}
 		}
 	}
 	return byID[subjects.Owner(ids, string(session), string(of))]
 }
 
-// better is the choice of two: the freer of two random nodes that are well.
-func better(nodes []*node) *node {
-	if len(nodes) == 0 {
+// better is the choice of two: the freer of two random nodes that are well. Those of less
+// weight are drawn less often.
+func better(nodes []*seat) *seat {
+	best := draw(nodes, nil)
+	if best == nil {
 		return nil
 	}
-	i := rand.IntN(len(nodes))
-	best := nodes[i]
-	if len(nodes) > 1 {
-		other := nodes[(i+1+rand.IntN(len(nodes)-1))%len(nodes)]
+	if other := draw(nodes, best); other != nil {
 		if !best.usable() || other.usable() && other.load() < best.load() {
 			best = other
 		}
@@ -151,6 +220,30 @@ func better(nodes []*node) *node {
 		return nil
 	}
 	return best
+}
+
+// draw draws one of the nodes but for one; nil if there is no other.
+func draw(nodes []*seat, but *seat) *seat {
+	all := uint64(0)
+	for _, n := range nodes {
+		if n != but {
+			all += n.weight.Load()
+		}
+	}
+	at := rand.Uint64N(all + 1)
+	var last *seat
+	for _, n := range nodes {
+		if n == but {
+			continue
+		}
+		last = n
+		w := n.weight.Load()
+		if at < w {
+			break
+		}
+		at -= w
+	}
+	return last
 }
 
 // learn begins to know a tool that was called through the queue group.
@@ -174,9 +267,22 @@ func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
 		r.known[key] = known
 	}
 	known.used = now
-	if len(known.nodes) == 0 && now.Sub(known.asked) > routeFresh/5 {
+	if len(known.seats) == 0 && now.Sub(known.asked) > routeFresh/5 {
 		c.refresh(key, known)
 	}
+}
+
+// take replaces the nodes of a route; what is known of those that stay is kept.
+func (r *route) take(nodes []*seat) {
+	for i, n := range nodes {
+		at := slices.IndexFunc(r.seats, func(old *seat) bool { return old.node == n.node })
+		if at >= 0 {
+			r.seats[at].told = n.told
+			nodes[i] = r.seats[at]
+		}
+	}
+	r.seats = nodes
+	r.weigh(time.Now())
 }
 
 // refresh asks which nodes serve a tool, beside the calls; r.mu is held.
@@ -195,7 +301,7 @@ func (c *Client) refresh(key routeKey, known *route) {
 			c.log.Debug("candidates not learned", slog.String("tool", string(key.id)), slog.String("error", err.Error()))
 			return
 		}
-		known.nodes = nodes
+		known.take(nodes)
 	})
 }
 
@@ -209,7 +315,7 @@ func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared
 		if err != nil {
 			return answer{}, err
 		}
-		nodes = slices.DeleteFunc(nodes, func(n *node) bool { return !n.usable() })
+		nodes = slices.DeleteFunc(nodes, func(n *seat) bool { return !n.usable() })
 		r := &c.shared.routes
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -219,7 +325,8 @@ func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared
 			r.known[key] = known
 		}
 		if known != nil {
-			known.nodes, known.asked, known.used = nodes, time.Now(), time.Now()
+			known.take(nodes)
+			known.asked, known.used = time.Now(), time.Now()
 		}
 		return answer{idempotent, len(nodes) > 0}, nil
 	})
@@ -235,7 +342,7 @@ func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared
 	}
 }
 
-func (c *Client) candidates(ctx context.Context, key routeKey) ([]*node, bool, error) {
+func (c *Client) candidates(ctx context.Context, key routeKey) ([]*seat, bool, error) {
 	var answer struct {
 		Idempotent bool `json:"idempotent"`
 		Nodes      []struct {
@@ -243,17 +350,22 @@ func (c *Client) candidates(ctx context.Context, key routeKey) ([]*node, bool, e
 			Boot     subjects.BootID `json:"boot"`
 			InFlight int             `json:"in_flight"`
 			Slots    int             `json:"slots"`
+			Weight   float64         `json:"weight"`
 		} `json:"nodes"`
 	}
 	err := c.registry(ctx, key.session, "candidates", map[string]any{"tool": key.id}, &answer)
 	if err != nil {
 		return nil, false, err
 	}
-	nodes := make([]*node, 0, len(answer.Nodes))
+	nodes := make([]*seat, 0, len(answer.Nodes))
 	for _, a := range answer.Nodes {
 		n := c.shared.nodes.told(a.Node, a.Boot)
 		n.setLoad(codec.Load{InFlight: a.InFlight, Slots: a.Slots})
-		nodes = append(nodes, n)
+		one := &seat{node: n, told: 1}
+		if a.Weight > 0 && a.Weight < 1 {
+			one.told = max(a.Weight, codec.WeightMin)
+		}
+		nodes = append(nodes, one)
 	}
 	return nodes, answer.Idempotent, nil
 }

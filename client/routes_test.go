@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -191,7 +192,7 @@ func TestBusyIsTriedElsewhere(t *testing.T) {
 		c := newClient(t, broker.Connect(t), nil)
 		one := start(t, c, "desk.hold", toolArgs{Key: "one"})
 		wait(t, "start", d.gate("one").started)
-		_, err := c.Call(t.Context(), "desk.note", toolArgs{Key: "second"})
+		_, err := c.Call(t.Context(), "desk.note", toolArgs{Key: "second"}, client.WithTimeout(time.Second))
 		if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeBusy || e.Started != toolmesh.StartedNo || d.ran("second") != 0 {
 			t.Errorf("call: %v, ran %d times", err, d.ran("second"))
 		}

@@ -182,6 +182,8 @@ type Heartbeat struct {
 	// Awaited is what waits in this process for a node, by pool. A process that is no node
 	// may say that, too: its id has no lease.
 	Awaited map[string]Awaited `json:"awaited,omitempty"`
+	// Paces are those of the tools of indexes that most calls were made of lately, by id.
+	Paces map[subjects.ToolID]ToolPace `json:"paces,omitempty"`
 }
 
 // Awaited is what waits for a node of a pool.

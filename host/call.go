@@ -64,6 +64,7 @@ type served struct {
 	sessions   bool               // see [Tool.Sessions]
 	maxArgs    int64              // see [Tool.MaxArgs]
 	withdrawn  atomic.Bool
+	pace       pace
 }
 
 // inflight is one admitted call.
@@ -72,6 +73,7 @@ type inflight struct {
 	stream.Reader // the first caller, of which the call has its request
 	h             *Host
 	tool          *served
+	directed      bool      // to this node's own subject
 	deadline      time.Time // zero for a stream without a total
 	epoch         string    // of the session; see lookUp
 	ctx           callContext
@@ -132,7 +134,7 @@ func (h *Host) receive(m *nats.Msg) {
 		h.answer(&c.Reader, admit.Record{Err: bad})
 		return
 	}
-	r.MayPass = !directed && h.mayPass(req)
+	c.directed, r.MayPass = directed, !directed && h.mayPass(req)
 	if call := h.admit(c, r, h.check(c, mine, directed)); call != nil {
 		h.run(call)
 	}
@@ -345,7 +347,7 @@ func (h *Host) follow(c *inflight, verdict admit.Verdict, call *admit.Call[*infl
 	switch verdict {
 	case admit.Refuse:
 		h.spendFor(c.Request, bad)
-		h.answer(&c.Reader, admit.Record{Err: h.withoutSlot(c.Request, bad)})
+		h.answer(&c.Reader, admit.Record{Err: h.withoutSlot(c, bad)})
 	case admit.Repeat:
 		h.spend(c.Request)
 		c.readers.Repeat(record)
@@ -396,6 +398,7 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 	if use := c.lane.Load(); use != nil {
 		record.Lane = use
 	}
+	h.paced(call, &record)
 	h.release(call, record)
 	if c.held > 0 {
 		h.args.Give(c.account(), c.held)
@@ -499,14 +502,13 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 			// The cause of a call that is over already says that it began.
 			return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}
 		}
-		err = h.guard(running, s)
-		return admit.Record{Err: outcome(ctx, err), Streamed: true}
+		return h.unlessCrowded(running, args, admit.Record{Err: outcome(ctx, h.guard(running, s)), Streamed: true})
 	}
 	c.sink.collect = call.Collect
 	if c.Request.IdempotencyKey != "" {
-		return h.once(ctx, c, func() admit.Record { return h.unary(running) })
+		return h.unlessCrowded(running, args, h.once(ctx, c, func() admit.Record { return h.unary(running) }))
 	}
-	return h.unary(running)
+	return h.unlessCrowded(running, args, h.unary(running))
 }
 
 // unary runs the handler of a call that has one result.

@@ -1,10 +1,15 @@
 package host
 
 import (
+	"cmp"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -127,20 +132,89 @@ func (h *Host) Unready() error {
 	return nil
 }
 
-// answeredBusy counts a caller that is told so for want of a slot, and for how long
-// that has it wait.
-func (h *Host) answeredBusy() {
-	wait := maxHint // as long as no call has ended, nobody knows how long they take
-	if h.handled.Load() > 0 {
-		wait = h.pace()
-	}
-	h.busyFor.Add(int64(wait))
-	h.busy.Add(1)
+// pace is how calls go, of one tool or of all.
+type pace struct {
+	mu sync.Mutex
+	codec.Pace
 }
 
-// pace is how long a call takes here on average, within the bounds of what a caller is
-// told to wait.
-func (h *Host) pace() time.Duration {
-	mean := time.Duration(h.took.Load()) / time.Duration(max(h.handled.Load(), 1)) //nolint:gosec // fewer than 2^63
-	return min(max(mean, minHint), maxHint)
+func (p *pace) mean() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.Mean()
+}
+
+// paced counts a call that ran here for what calls take. What it waited for its turn in a
+// lane is not the node's.
+func (h *Host) paced(call *admit.Call[*inflight], record *admit.Record) {
+	c := call.Value
+	if call.Full != nil || record.Err != nil && record.Err.Started == toolmesh.StartedNo {
+		return
+	}
+	took := time.Since(c.Start)
+	if record.Lane != nil {
+		took -= record.Lane.Wait
+	}
+	failed, now, tool, all := record.Err != nil && record.Err.Fault(), time.Now(), &c.tool.pace, &h.pace
+	tool.mu.Lock()
+	tool.AddLast(now, took, failed)
+	tool.mu.Unlock()
+	all.mu.Lock()
+	all.Add(now, took, failed)
+	all.mu.Unlock()
+}
+
+// maxPaces is of how many tools a heartbeat says how they go.
+const maxPaces = 8
+
+// paces are those of the tools of indexes that most calls were made of lately.
+func (h *Host) paces() map[subjects.ToolID]codec.ToolPace {
+	type one struct {
+		id subjects.ToolID
+		codec.ToolPace
+	}
+	var all []one
+	h.routes.mu.RLock()
+	now := time.Now()
+	for key, t := range h.routes.table {
+		if key.session != "" {
+			continue
+		}
+		t.pace.mu.Lock()
+		if p := t.pace.Report(now); p.Calls >= 0.5 {
+			all = append(all, one{t.descriptor.ID, p})
+		}
+		t.pace.mu.Unlock()
+	}
+	h.routes.mu.RUnlock()
+	slices.SortFunc(all, func(a, b one) int { return cmp.Compare(b.Calls, a.Calls) })
+	paces := make(map[subjects.ToolID]codec.ToolPace)
+	for _, p := range all[:min(len(all), maxPaces)] {
+		paces[p.id] = p.ToolPace
+	}
+	return paces
+}
+
+// Bounds of what a caller is told to wait before it sends again.
+const (
+	minHint = 5 * time.Millisecond
+	maxHint = time.Minute
+)
+
+// retryAfter is how long a call that finds no slot is to wait: as long as calls of its tool
+// take here, and as those that have the slots. Where no call has ended yet it is as long
+// as the oldest one has run.
+func (h *Host) retryAfter(t *served) time.Duration {
+	h.pace.mu.Lock()
+	d := h.pace.Met()
+	h.pace.mu.Unlock()
+	if t != nil {
+		d = max(d, t.pace.mean())
+	}
+	if d == 0 {
+		for _, call := range h.calls.Running() {
+			d = max(d, time.Since(call.Value.Start))
+		}
+	}
+	return min(max(d, minHint), maxHint)
 }

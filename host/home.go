@@ -46,7 +46,7 @@ func (h *Host) goHome(running *admit.Call[*inflight]) (record admit.Record, here
 			return admit.Record{Err: c.homeless(err)}, false
 		case home.Here && running.Full != nil:
 			home.Leave()
-			return admit.Record{Err: h.withoutSlot(c.Request, running.Full)}, false
+			return admit.Record{Err: h.withoutSlot(c, running.Full)}, false
 		case home.Here && home.Moved && c.tool.descriptor.Annotations.Affinity != tool.AffinityHint:
 			home.Leave()
 			return admit.Record{Err: errMoved}, false

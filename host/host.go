@@ -114,6 +114,7 @@ type Host struct {
 	handled        atomic.Uint64
 	failed         atomic.Uint64
 	took           atomic.Int64 // ns, of all calls handled
+	pace           pace         // of all calls
 	failures       failures
 	labels         atomic.Pointer[map[string]string] // as they were changed; nil while they are those of the options
 	busy           atomic.Uint64                     // calls answered busy for want of a slot
@@ -311,6 +312,7 @@ func (h *Host) heartbeat() codec.Heartbeat {
 	if now := h.bus.Time(); now.Measured {
 		beat.NowMS, beat.BoundMS = now.Millis()
 	}
+	beat.Paces = h.paces()
 	if h.opts.Queued != nil {
 		beat.Queued = h.opts.Queued()
 	}

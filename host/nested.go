@@ -35,7 +35,7 @@ func NewNestedCalls(c *client.Client, call *Call) *NestedCalls {
 
 func (n *NestedCalls) options() []client.CallOption {
 	return []client.CallOption{
-		client.WithSession(n.call.Session), client.WithLineage(n.call.below()),
+		client.WithSession(n.call.Session), client.WithLineage(n.call.below()), client.NoWait(),
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -27,7 +26,7 @@ const (
 
 // LimitSlots is details.limit of the busy error of a node that has no slot: other
 // than what else makes a call busy, this passes by itself.
-const LimitSlots = admit.LimitSlots
+const LimitSlots = toolmesh.LimitSlots
 
 // Options adjusts a [Host].
 type Options struct {

@@ -85,7 +85,7 @@ func (h *Host) noRoom(account subjects.SessionID) *toolmesh.Error {
 		who = "sessions that nobody created, together,"
 	}
 	return refusal(toolmesh.Errorf(toolmesh.CodeBusy, "calls of %s hold their part of the %d bytes of arguments that node %s has room for: try again, or another node", who, h.args.Limit(), h.node)).
-		WithDetail("limit", "arguments").WithDetail("max", h.args.Limit()).WithDetail("retry_after_ms", h.pace().Milliseconds())
+		WithDetail("limit", "arguments").WithDetail("max", h.args.Limit()).WithDetail("retry_after_ms", h.retryAfter(nil).Milliseconds())
 }
 
 // account is whose part of the node a session has, as far as the view knows.

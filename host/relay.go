@@ -2,7 +2,6 @@ package host
 
 import (
 	"encoding/json"
-	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
@@ -13,12 +12,6 @@ import (
 
 // maxHops is how often a call is passed on at most, by all nodes together.
 const maxHops = 2
-
-// Bounds of what a caller is told to wait before it sends again.
-const (
-	minHint = 5 * time.Millisecond
-	maxHint = time.Second
-)
 
 // mayPass reports whether a request that the queue group has brought may be passed on
 // when there is no slot: who chooses a node itself chooses another.
@@ -33,7 +26,7 @@ func (h *Host) passOn(call *admit.Call[*inflight], req *codec.Request, args, var
 		full = refusal(h.takenOff(req.Tool))
 	}
 	if varArgs != nil { // only the envelope form carries these
-		return admit.Record{Err: h.withoutSlot(c.Request, full)}
+		return admit.Record{Err: h.withoutSlot(c, full)}
 	}
 	record, err := h.relayCall(c, req, args, codec.Where{})
 	if err == nil {
@@ -41,7 +34,7 @@ func (h *Host) passOn(call *admit.Call[*inflight], req *codec.Request, args, var
 	}
 	e := toolmesh.AsError(err)
 	if e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable) && !codec.StateGone(e) {
-		return admit.Record{Err: h.withoutSlot(c.Request, full)}
+		return admit.Record{Err: h.withoutSlot(c, full)}
 	}
 	return h.notPassed(c, e)
 }
@@ -95,17 +88,39 @@ func (h *Host) notPassed(c *inflight, e *toolmesh.Error) admit.Record {
 	return admit.Record{Err: outcome(&c.ctx, e), Streamed: true}
 }
 
-// withoutSlot counts a request that is refused with err, if that is for want of a slot. To the error of a node
-// that would have passed the call on it adds when to send again: after the time that a call takes here, on average.
-func (h *Host) withoutSlot(req *codec.Request, err *toolmesh.Error) *toolmesh.Error {
+// unlessCrowded is what a call ends with whose handler returned record: one that the handler
+// refused, as it would not have begun in time, is passed on.
+func (h *Host) unlessCrowded(call *admit.Call[*inflight], args json.RawMessage, record admit.Record) admit.Record {
+	c := call.Value
+	if record.Err == nil || !retry.Full(record.Err) {
+		return record
+	}
+	if c.home != nil || c.call.VarArgs != nil || c.ctx.Err() != nil || !h.calls.Pass(call, record.Err) {
+		record.Err = h.withoutSlot(c, record.Err)
+		return record
+	}
+	if c.Request.Ref != nil {
+		args = nil // who runs it reads them
+	}
+	return h.passOn(call, c.Request, args, nil)
+}
+
+// withoutSlot is the error of a request that is refused: for want of room it says when to
+// send again, and counts for so long among those that wait.
+func (h *Host) withoutSlot(c *inflight, err *toolmesh.Error) *toolmesh.Error {
 	if !retry.Full(err) {
 		return err
 	}
-	if req.Hops == 0 { // else the node that has passed it on answers the caller
-		h.answeredBusy()
+	after := err.RetryAfter()
+	if after == 0 {
+		after = h.retryAfter(c.tool)
 	}
-	if h.relay.Load() == nil {
-		return err // another node may have room at once
+	if c.Request.Hops == 0 { // else the node that has passed it on answers the caller
+		h.busyFor.Add(int64(after))
+		h.busy.Add(1)
 	}
-	return err.WithDetail("retry_after_ms", h.pace().Milliseconds())
+	if !c.directed && h.relay.Load() == nil {
+		return err // the queue group may bring it to a node that has room at once
+	}
+	return err.WithDetail("retry_after_ms", after.Milliseconds())
 }

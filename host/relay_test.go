@@ -1,6 +1,7 @@
 package host_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -345,5 +346,66 @@ func TestAllNodesAreFull(t *testing.T) {
 	}
 	if a := r.call("note", `{"key":"more"}`); a.code() != "ok" {
 		t.Errorf("with slots free: %s", a.Data)
+	}
+}
+
+// A call that its node admits and its handler refuses, as it would wait there for too long,
+// is passed on like one that finds no slot, with its name and as a stream, too. Where nobody
+// takes it the caller hears what the handler said of when to come again.
+func TestCallsThatWouldWaitArePassedOn(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	crowded := func(_ context.Context, call *host.Call, _ host.Sink) error {
+		return toolmesh.Errorf(toolmesh.CodeBusy, "9 calls wait for the workers").WithStarted(toolmesh.StartedNo).
+			WithDetail("limit", toolmesh.LimitSlots).WithDetail("retry_after_ms", int64(7654))
+	}
+	serves := func(ctx context.Context, call *host.Call, sink host.Sink) error { return sink.Send(ctx, call.Args) }
+	d := newDesk()
+	handlers := map[subjects.NodeID]map[string]host.HandlerFunc{
+		"crowded": {"here": crowded, "nowhere": crowded}, "free": {"here": serves, "nowhere": crowded},
+	}
+	nodes := map[subjects.NodeID]*host.Host{}
+	var view *registry.View
+	for _, node := range []subjects.NodeID{"crowded", "free"} {
+		nodes[node], view = relaying(t, d, broker.Connect(t), &host.Options{Node: node, Slots: 2})
+		for name, handler := range handlers[node] {
+			if _, err := nodes[node].Handle(name, handler, host.Schema([]byte(`{"type":"object"}`), nil)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, name := range []subjects.ToolID{"desk.here", "desk.nowhere"} {
+		meshtest.Until(t, "both nodes serve the tools", func() bool {
+			route, _ := view.Route("default", name)
+			return len(route.Nodes) == 2
+		})
+	}
+	r := &rig{desk: d, t: t, h: nodes["crowded"], nc: broker.Connect(t)}
+	for i := range 20 {
+		a := r.call("here", `{"key":"passed"}`, "Mesh-Rpc-Id", fmt.Sprint("passed-", i), "Mesh-Timeout-Ms", "60000")
+		if a.code() != "ok" || a.Header.Get("Mesh-Node") != "free" || string(a.Data) != `{"key":"passed"}` {
+			t.Fatalf("call %d: %v %s", i, a.Header, a.Data)
+		}
+		in := r.inbox()
+		r.send(in, "tools.default.desk.here", `{"key":"passed"}`, "Mesh-Stream", "inbox")
+		if a := in.next(); string(a.Data) != `{"key":"passed"}` {
+			t.Fatalf("stream %d: %v %s", i, a.Header, a.Data)
+		}
+		for a := in.next(); !isEmpty(a.Msg); a = in.next() {
+		}
+	}
+	if n := nodes["crowded"].Stats().Relayed; n < 2 {
+		t.Errorf("%d calls were passed on", n)
+	}
+	for _, subject := range []string{"tools.default.desk.nowhere", directed(nodes["crowded"], "default", "desk.here")} {
+		a := r.ask(subject, `{}`)
+		if a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != host.LimitSlots || a.Error.Details["retry_after_ms"] != 7654.0 {
+			t.Errorf("%s: %s", subject, a.Data)
+		}
+	}
+	for id, h := range nodes {
+		if s := h.Stats(); s.InFlight != 0 {
+			t.Errorf("%s: %+v", id, s)
+		}
 	}
 }

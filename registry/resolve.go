@@ -2,11 +2,13 @@ package registry
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -17,6 +19,9 @@ type Candidate struct {
 	Boot     subjects.BootID `json:"boot"`
 	InFlight int             `json:"in_flight"`
 	Slots    int             `json:"slots"`
+	// Weight is how often the node is to be tried next to the others, where it is slow or
+	// calls of the tool fail there: less than 1. 0: as often as any. See [codec.Weights].
+	Weight float64 `json:"weight,omitempty"`
 	// User is that of the [ToolRoute]; callers do not need it.
 	User string `json:"-"`
 }
@@ -93,6 +98,23 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 		r.Reason = notice
 	}
 	return r, true
+}
+
+// weigh sets the weights of a tool's nodes, by what their heartbeats say of it.
+func (v *View) weigh(id subjects.ToolID, nodes []Candidate) {
+	paces := make([]codec.ToolPace, len(nodes))
+	v.mu.RLock()
+	for i := range nodes {
+		if n := v.nodes[nodes[i].Node]; n != nil && n.beat.Boot == string(nodes[i].Boot) {
+			paces[i] = n.beat.Paces[id]
+		}
+	}
+	v.mu.RUnlock()
+	for i, w := range codec.Weights(paces) {
+		if w < 1 {
+			nodes[i].Weight = math.Ceil(w*1000) / 1000
+		}
+	}
 }
 
 // tellsMore reports whether one of two routes is to be believed: one that describes

@@ -316,8 +316,10 @@ func (r *Responder) handle(s subjects.Subject, q Request, asker string) (any, er
 		}
 		return answer, nil
 	case VerbCandidates:
+		nodes := some(route.Nodes, asker)
+		r.view.weigh(route.ID, nodes)
 		return CandidatesAnswer{
-			ID: route.ID, Nodes: some(route.Nodes, asker), StaleMS: r.view.Stale().Milliseconds(),
+			ID: route.ID, Nodes: nodes, StaleMS: r.view.Stale().Milliseconds(),
 			Digest: route.Digest, Streaming: route.Streaming, Idempotent: route.Idempotent,
 		}, nil
 	default:

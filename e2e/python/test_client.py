@@ -638,6 +638,31 @@ def test_calls_of_an_idempotent_tool_survive_their_node(
         agent.wait()
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_busy_is_waited_for(tmp_path: pathlib.Path, kind: str) -> None:
+    index = tmp_path / "slowly"
+    index.mkdir()
+    (index / "slowly.py").write_text("import time\n\n\ndef rest() -> str:\n    time.sleep(0.5)\n    return 'rested'\n")
+    (index / "tools.toml").write_text('[index]\ntools = ["slowly.rest"]\n')
+    one = Started(tmp_path, more=["--slots", "1"])
+
+    async def gather() -> list[Any]:
+        async with AsyncMesh(one.url) as mesh:
+            return list(await asyncio.gather(*(mesh.call("slowly.slowly.rest", timeout=60) for _ in range(6))))
+
+    try:
+        one.run("install", str(index))
+        if kind == "async":
+            found = asyncio.run(gather())
+        else:
+            with Mesh(one.url) as mesh, concurrent.futures.ThreadPoolExecutor(6) as pool:
+                running = [pool.submit(mesh.call, "slowly.slowly.rest", timeout=60) for _ in range(6)]
+                found = [call.result(60) for call in running]
+        assert found == ["rested"] * 6
+    finally:
+        one.stop()
+
+
 PROGRAM = """
 import sys, threading, time
 sys.path.insert(0, {source!r})

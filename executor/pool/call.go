@@ -54,7 +54,10 @@ type job struct {
 	id    uint64
 	flags uint8
 	meta  []byte
-	item  func(data []byte) error // takes a stream's items; nil for calls that do not stream
+
+	deadline time.Time               // zero for none
+	first    bool                    // of its worker
+	item     func(data []byte) error // takes a stream's items; nil for calls that do not stream
 
 	nesting nesting // the calls that its tool makes
 
@@ -116,6 +119,7 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 	j := &job{Call: call, id: p.nextCall.Add(1)}
 	j.Depth = max(j.Depth, 0)
 	j.nesting.above = ctx
+	j.deadline, _ = ctx.Deadline()
 	defer j.endNested()
 	if len(call.VarArgs) > 0 && string(call.VarArgs) != "[]" {
 		j.flags |= frame.FlagMeta
@@ -202,9 +206,8 @@ func (p *Pool) submit(ctx context.Context, j *job) *toolmesh.Error {
 		if refused = s.mustNotWait(j); refused != nil {
 			return
 		}
-		j.since = time.Now()
 		j.turn = make(chan *toolmesh.Error, 1)
-		s.queue.Add(j, j.Account)
+		refused = s.enqueue(j)
 	})
 	if refused != nil || j.turn == nil {
 		return refused

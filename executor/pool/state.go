@@ -47,9 +47,12 @@ type state struct {
 	depths  map[int]int // the same by depth
 	waiting int         // of busy: calls whose tool waits for one that it made
 
-	restarts int           // workers that ended without being told to
-	recycled int           // workers that were replaced in good order
-	service  time.Duration // moving average of the time a call takes
+	restarts     int           // workers that ended without being told to
+	recycled     int           // workers that were replaced in good order
+	service      time.Duration // moving average of the time a call takes
+	paces        []pace        // of the tools, by their places in the worker's list
+	stands       time.Time     // since when calls have been queued without a pause
+	reconsidered time.Time     // when giveUp has last looked
 	// lost is why a session's worker ended that nobody has been told of.
 	lost string
 
@@ -68,6 +71,7 @@ type state struct {
 // assign makes j a call of w.
 func (s *state) assign(w *worker, j *job) {
 	w.places++
+	j.first = w.places == 1
 	j.worker, j.to, j.since = w, w, time.Now()
 	j.before = w.proc.Load(sandbox.WordStarted)
 	s.busy++
@@ -90,7 +94,7 @@ func (s *state) assign(w *worker, j *job) {
 func (s *state) finished(j *job) {
 	s.release(j)
 	s.crashes = 0
-	s.service += (time.Since(j.since) - s.service) / 8
+	s.learn(j, time.Since(j.since))
 	j.stopTimers()
 }
 
@@ -224,7 +228,9 @@ func (s *state) settle() {
 	}
 	first := -1
 	if len(s.queue.Waiting) > 0 {
-		first = s.dispatch()
+		if first = s.dispatch(); len(s.queue.Waiting) > 0 {
+			s.giveUp()
+		}
 	}
 	if s.cfg.Once {
 		s.restock()

@@ -32,7 +32,7 @@ func (c *crowd) ask(account subjects.SessionID) (ok bool, text string) {
 		c.runs[account] = append(c.runs[account], call)
 		return true, ""
 	}
-	if err.Code != toolmesh.CodeBusy || err.Started != toolmesh.StartedNo || err.Details["limit"] != admit.LimitSlots || !err.Retryable {
+	if err.Code != toolmesh.CodeBusy || err.Started != toolmesh.StartedNo || err.Details["limit"] != toolmesh.LimitSlots || !err.Retryable {
 		c.t.Errorf("%q is refused with %v", account, err)
 	}
 	return false, err.Message
@@ -178,7 +178,7 @@ func TestCallsThatArePassedOn(t *testing.T) {
 	if n := tab.InFlight(); n != 2 {
 		t.Errorf("%d in flight, want those that run here: 2", n)
 	}
-	if _, err := begin("flood", true); err == nil || err.Code != toolmesh.CodeBusy || err.Details["limit"] != admit.LimitSlots {
+	if _, err := begin("flood", true); err == nil || err.Code != toolmesh.CodeBusy || err.Details["limit"] != toolmesh.LimitSlots {
 		t.Errorf("the third that is to be passed on: %v", err)
 	}
 	if _, err := begin("other", true); err == nil {

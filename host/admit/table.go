@@ -27,10 +27,6 @@ const (
 // MaxOneResult is the largest record of a call that is kept, in bytes.
 const MaxOneResult = 8 << 20
 
-// LimitSlots is what a busy error's details say as their limit when the node has no
-// slot: unlike other reasons to be busy, this one passes by itself.
-const LimitSlots = "slots"
-
 // Key names a call: the same id in two sessions is two calls.
 type Key struct {
 	Session subjects.SessionID
@@ -103,12 +99,13 @@ const (
 	Refuse
 )
 
-// Call is a call in flight. Its fields are set by Begin and never change; T is
-// what the host knows of it.
+// Call is a call in flight. Its fields are set by Begin and, but for Full, never change; T
+// is what the host knows of it.
 type Call[T any] struct {
 	Request
 	Value T
-	// Full is why it has no slot and is to be passed on; nil for a call that has one.
+	// Full is why it has no slot and is to be passed on; nil for a call that has one. It is
+	// for the one that runs the call.
 	Full    *toolmesh.Error
 	waiters []func(Record)
 	share   *share
@@ -237,7 +234,7 @@ func (t *Table[T]) full(s *share, depth int) *toolmesh.Error {
 	}
 	return toolmesh.Errorf(toolmesh.CodeBusy, "%s: try again, or another node", why).
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).
-		WithDetail("limit", LimitSlots).WithDetail("max", t.slots)
+		WithDetail("limit", toolmesh.LimitSlots).WithDetail("max", t.slots)
 }
 
 // mayPass reports whether one more call of an account may be passed on: as many as there
@@ -418,6 +415,21 @@ func (t *Table[T]) unpark(c *Call[T]) {
 	c.parked = false
 	c.share.has[ofParked]--
 	t.parked--
+}
+
+// Pass has a call that could not begin give its slot back, as it is to be passed on: why
+// says what it found here. It reports false where it must not be, or too many are.
+func (t *Table[T]) Pass(c *Call[T], why *toolmesh.Error) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.place < 0 || c.vacated || c.parked || c.Full != nil || !c.MayPass || !t.mayPass(c.share) {
+		return false
+	}
+	c.share.has[ofPassed]++
+	t.passed++
+	t.leave(c)
+	c.Full = why
+	return true
 }
 
 // enter takes a place for a call; t.mu is held.

@@ -515,7 +515,7 @@ func at(rpc string, depth int) admit.Request {
 // refused checks that there is no place for a call.
 func refused(t *testing.T, tab *table, rpc string, depth int) {
 	t.Helper()
-	if v, _, _, err := tab.Begin(at(rpc, depth), "", nil); v != admit.Refuse || err.Code != toolmesh.CodeBusy || err.Details["limit"] != admit.LimitSlots {
+	if v, _, _, err := tab.Begin(at(rpc, depth), "", nil); v != admit.Refuse || err.Code != toolmesh.CodeBusy || err.Details["limit"] != toolmesh.LimitSlots {
 		t.Errorf("%s at depth %d: verdict %d, %v, want busy", rpc, depth, v, err)
 	}
 }

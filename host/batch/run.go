@@ -333,7 +333,7 @@ func (r *run) elsewhere(ctx context.Context, m *member) (value, error) {
 		args = object
 	}
 	result, err := r.s.Client.Call(ctx, callee.id, args,
-		client.WithSession(r.b.Session), client.WithRPCID(r.b.RPCID(m.Member)), client.WithLineage(client.Lineage{Parent: r.b.Parent, Depth: r.b.Depth, Lanes: r.b.Lanes}), client.ByReference())
+		client.WithSession(r.b.Session), client.WithRPCID(r.b.RPCID(m.Member)), client.WithLineage(client.Lineage{Parent: r.b.Parent, Depth: r.b.Depth, Lanes: r.b.Lanes}), client.ByReference(), client.NoWait())
 	if err != nil {
 		return value{}, err
 	}

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/host/admit"
 )
 
 const (
@@ -20,7 +19,7 @@ const (
 // Full reports whether a call was refused by a node without a slot.
 func Full(err error) bool {
 	e := toolmesh.AsError(err)
-	return e.Code == toolmesh.CodeBusy && e.Started == toolmesh.StartedNo && e.Details["limit"] == admit.LimitSlots
+	return e.Code == toolmesh.CodeBusy && e.Started == toolmesh.StartedNo && e.Details["limit"] == toolmesh.LimitSlots
 }
 
 // Group is calls of which one's end may be the place that another waits for. Make it

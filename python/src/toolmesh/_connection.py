@@ -24,7 +24,7 @@ import typing
 import nats.errors
 from nats.aio.client import Client
 
-from . import _finding, _names, _payloads
+from . import _finding, _names, _payloads, _routes
 from ._clock import FOREVER, Clock
 from ._core import errors, values
 
@@ -37,6 +37,7 @@ if typing.TYPE_CHECKING:
 
     from ._finding import Found
     from ._payloads import Ref
+    from ._routes import Place
     from ._worker.describing.files import File
 
 SILENCE = 2.5  # seconds without a sign after which a node may be lost
@@ -80,6 +81,8 @@ class Call:
     deadline: float = 0.0  # when the timeout ends, by time.monotonic
     batch: bool = False  # the body is one: it goes to no tool, and to no node
     key: str | None = None  # idempotency key
+    place: Place | None = None  # which node it is sent to; None: any that the server chooses
+    queue: bool = False  # it goes to any
     ref: Ref | None = None  # where the body is, if that is too large for a message
     files: list[tuple[str, File]] = dataclasses.field(default_factory=list)  # by what stands for them in the body
     stored: list[Ref] = dataclasses.field(default_factory=list)  # those of them that are in the store
@@ -245,6 +248,7 @@ class Connection:
         self._nodes: dict[str, Node] = {}
         self._heartbeats: dict[str, Subscription] = {}
         self._aliases: dict[tuple[str, str], str] = {}
+        self._routes = _routes.Routes(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_error: BaseException | None = None
         self.closed, self._clock = False, Clock()
@@ -259,7 +263,7 @@ class Connection:
             except asyncio.CancelledError:
                 await self.close()
 
-        self._beside(guard())
+        self.beside(guard())
 
     async def ready(self) -> Client:
         """The NATS client; Unavailable while there is no link."""
@@ -402,9 +406,9 @@ class Connection:
 
         subscription = await nc.subscribe(subject, cb=_async(take), pending_msgs_limit=0, pending_bytes_limit=0)
 
-        return lambda: self._beside(_ended(subscription))
+        return lambda: self.beside(_ended(subscription))
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -418,7 +422,7 @@ class Connection:
         if len(self._nodes) >= _NODES:
             self._forget(next(iter(self._nodes)))
         self._nodes[node] = Node()
-        self._beside(self._listen(node))
+        self.beside(self._listen(node))
 
     async def _listen(self, node: str) -> None:
         def beat(message: Msg) -> None:
@@ -437,7 +441,7 @@ class Connection:
         self._nodes.pop(node, None)
         subscription = self._heartbeats.pop(node, None)
         if subscription is not None:
-            self._beside(_ended(subscription))
+            self.beside(_ended(subscription))
 
     async def alive(self, one: Pending, since: float) -> None:
         """Raises NodeLost once the node of a call, silent since then, counts as lost, and Unavailable once our own
@@ -482,9 +486,9 @@ class Connection:
     def _lost(self, one: Pending, why: str) -> errors.MeshError:
         if not one.node and self.since > one.sent:
             return errors.error(
-                "unavailable", "the connection to the mesh was cut while the call ran, and no node says that it has the "
-                "call: whether the tool ran is not known. A NATS server cuts a connection that does not read what waits "
-                "for it, by default 64 MiB or for 10 s", origin="caller", details={"reason": _CUT})
+                "unavailable", "the connection to the mesh was cut while the call ran, and no node says that it has "
+                "the call: whether the tool ran is not known. A NATS server cuts a connection that does not read what "
+                "waits for it, by default 64 MiB or for 10 s", origin="caller", details={"reason": _CUT})
         name = f"node {one.node}" if one.node else "the call's node"
         self._forget(one.node)
         return errors.error("node_lost", f"{name} {why}: whether the tool ran is not known", origin="caller",
@@ -538,22 +542,25 @@ class Connection:
             return await self._attempts(call, send)
         except BaseException:
             if call.ref is not None:
-                self._beside(_payloads.delete(self, call.session, call.ref))  # it may never have begun
+                self.beside(_payloads.delete(self, call.session, call.ref))  # it may never have begun
             raise
         finally:
             for one in call.stored:
-                self._beside(_payloads.delete(self, call.session, one))
+                self.beside(_payloads.delete(self, call.session, one))
 
     async def _attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
         """Sends a call until it has an answer that is more than "not here, not now". Only what provably did not start
         is sent again, or what is idempotent."""
         asked_for = call.tool
         call.tool = self._aliases.get((call.session, asked_for), asked_for)
-        resolved, lost = False, 0
+        resolved, lost, waits = False, 0, 0
+        until = time.monotonic() + _routes.ROOM if call.timeout is None else call.deadline
         for number in itertools.count(1):
             try:
                 return await send(call)
             except Nobody:
+                if self._routes.elsewhere(call):
+                    continue
                 if call.batch:
                     raise refused("unavailable", "nobody runs batches: that needs an agent, or a router that serves "
                                                  "functions") from None
@@ -568,23 +575,36 @@ class Connection:
                 self._aliases[call.session, asked_for] = call.tool = other
             except errors.MeshError as failure:
                 failure.tool = failure.tool or call.tool
-                if number >= _ATTEMPTS or "waited_ms" in failure.details:
-                    raise  # it has been tried, or has waited, for long enough
-                if failure.details.get("reason") == "session_worker_unavailable":
-                    raise  # the caller is to know: the next call would find a new worker
+                pause = _routes.room(failure, waits)
+                if pause is not None:
+                    if self._routes.refused(call, pause) and number - waits < _ATTEMPTS:
+                        continue  # on another node
+                    left = until - time.monotonic()
+                    if left <= pause:
+                        raise
+                    waits += 1
+                    await asyncio.sleep(pause + random.uniform(0, min(pause, left - pause) / 2))
+                    continue
+                if (number - waits >= _ATTEMPTS or "waited_ms" in failure.details  # for long enough
+                        or failure.details.get("reason") == "session_worker_unavailable"):  # the next has a new worker
+                    raise
+                if _routes.gone(failure) and self._routes.elsewhere(call):
+                    continue
                 if failure.started is False and (
                     failure.code == "busy" or failure.code == "unavailable" and failure.origin != "caller"
                 ):
-                    pause = _BUSY * 2 ** min(number - 1, 5) * random.uniform(0.5, 1)
+                    pause = _BUSY * 2 ** min(number - waits - 1, 5) * random.uniform(0.5, 1)
                     if call.timeout is not None and call.deadline - time.monotonic() < pause:
                         raise
                     await asyncio.sleep(pause)
                 elif (
-                    ((failure.code == "node_lost" or failure.details.get("reason") == _CUT) and lost < _LOSSES or failure.code == "worker_crashed" and not lost)
+                    ((failure.code == "node_lost" or failure.details.get("reason") == _CUT) and lost < _LOSSES
+                     or failure.code == "worker_crashed" and not lost)
                     and not call.batch
                     and (call.idempotent or call.key or await self._declared_idempotent(call))
                 ):
                     lost += 1
+                    self._routes.elsewhere(call)
                     call.rpc_id = new_rpc_id()
                 else:
                     raise
@@ -599,7 +619,12 @@ class Connection:
         return answer.get("idempotent") is True
 
     async def _unary(self, call: Call) -> bytes:
+        place = self._routes.choose(call)
         one = Pending(self, subject(call))
+        if place is not None:
+            one.node, one.boot = place.node, place.boot
+            self.listen(place.node)
+            place.ours += 1
         try:
             headers = self.headers(call)
             await self.send(one, call, headers)
@@ -611,7 +636,10 @@ class Connection:
                     raise timed_out(call, None)
                 await one.wait(wait if left is None else min(wait, left))
                 if one.messages:
-                    return await self._value(call, one.messages[0])
+                    value = await self._value(call, one.messages[0])
+                    if place is None and not call.batch:
+                        self._routes.learn(call)
+                    return value
                 if one.error is not None:
                     raise one.error
                 now = time.monotonic()
@@ -627,12 +655,15 @@ class Connection:
             raise
         finally:
             one.close()
+            if place is not None:
+                place.ours -= 1
 
     async def _value(self, call: Call, message: Msg) -> bytes:
         """The result in an answer, or what that refers to, which is then deleted."""
         headers = message.headers or {}
         if "Mesh-Read" in headers:  # its node holds back more until it knows
-            await self.publish(_names.control(call.session, call.rpc_id, headers.get("Mesh-Node", "")), b'{"type":"read"}')
+            where = _names.control(call.session, call.rpc_id, headers.get("Mesh-Node", ""))
+            await self.publish(where, b'{"type":"read"}')
         body = result(message)
         ref = None if body else _payloads.Ref.of(message.headers)
         if ref is None:
@@ -724,6 +755,8 @@ class _Secure(Client):
 def subject(call: Call) -> str:
     """Where a call goes; InvalidRequest for names that cannot be."""
     try:
+        if call.place is not None:
+            return _names.node_call(call.place.node, call.session, call.tool)
         return _names.batch(call.session) if call.batch else _names.call(call.session, call.tool)
     except ValueError as failure:
         raise refused("invalid_request", str(failure), call.tool) from None

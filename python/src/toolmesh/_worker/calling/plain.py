@@ -106,12 +106,13 @@ class Worker:
                 kind, body = copy_context().run(run, flags, slot, call, body)  # what a call sets there is its own
                 if self._forked:
                     os._exit(0)  # a child of the tool came back from the function
-                if limits.memory and (limits.exceeded() or no_memory(kind, body)):
-                    kind, body, spent = frames.ERROR, failures.out_of_memory(), frames.SPENT
-                now = clock()
+                now, over = clock(), False
                 if now - began > orphans.SHORTEST or now - swept > orphans.PERIOD:
                     swept = now
                     sweep()
+                    over = limits.exceeded()  # a briefer call can touch some 100 kB
+                if over or limits.memory and no_memory(kind, body):
+                    kind, body, spent = frames.ERROR, failures.out_of_memory(), frames.SPENT
                 if outlet.dirty:
                     outlet.settle(call)
                 if transfer.folders:

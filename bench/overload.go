@@ -1,0 +1,291 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+)
+
+// The sections "overload" and "slow": calls that come at a rate, whether those before have
+// ended or not, of a tool that takes loadTakes and computes nothing, so that what is
+// measured is who waits for whom.
+
+const (
+	loadTakes   = 100 * time.Millisecond
+	loadTimeout = 2 * time.Second
+	loadWorkers = 8 // of a node
+	slowNode    = "slow"
+)
+
+var loadSides = []string{"plain", "go", "python"}
+
+// loadTools is the index; on a node whose folder is named slowNode it is ten times slower.
+const loadTools = `import time
+
+TAKES = 1.0 if "/slow/" in __file__ else 0.1
+
+def work() -> int:
+    """Wait for a while."""
+    time.sleep(TAKES)
+    return 1
+`
+
+// loaded is what one run of a load came to.
+type loaded struct {
+	Served, Late, Busy, Other int
+	P99                       time.Duration // of the served, from when the caller began
+	Attempt                   time.Duration // the same of the attempt that was served, where the client says it
+	Slow                      int           // of the served: by the slow node
+	Else                      time.Duration // P99 of the others
+	Took                      time.Duration
+}
+
+func (l *loaded) rate() float64 { return float64(l.Served) / l.Took.Seconds() }
+
+// load makes calls at a rate for some seconds.
+func (c *caller) load(ctx context.Context, r request) (answer, error) {
+	var mu sync.Mutex
+	var l loaded
+	var all, attempts, others []time.Duration
+	note := func(began time.Time, attempt time.Duration, node string, err error) {
+		took := time.Since(began)
+		mu.Lock()
+		defer mu.Unlock()
+		switch toolmesh.CodeOf(err) {
+		case "":
+			l.Served++
+			all, attempts = append(all, took), append(attempts, attempt)
+			if node == slowNode {
+				l.Slow++
+			} else {
+				others = append(others, took)
+			}
+		case toolmesh.CodeDeadlineExceeded:
+			l.Late++
+		case toolmesh.CodeBusy:
+			l.Busy++
+		default:
+			l.Other++
+			fmt.Fprintln(os.Stderr, err)
+		}
+	}
+	call := func() {
+		began := time.Now()
+		res, err := c.mesh.Call(ctx, "load.load.work", nil, client.WithTimeout(loadTimeout))
+		if err != nil {
+			note(began, 0, "", err)
+			return
+		}
+		note(began, res.Took, string(res.Node), nil)
+	}
+	if r.Side == "plain" {
+		call = func() {
+			began := time.Now()
+			m, err := c.raw.RequestMsg(&nats.Msg{
+				Subject: "tools.default.load.load.work", Data: []byte(`{}`),
+				Header: nats.Header{"Mesh-Timeout-Ms": {fmt.Sprint(loadTimeout.Milliseconds())}},
+			}, loadTimeout+2*time.Second)
+			node := ""
+			if err == nil {
+				node = m.Header.Get("Mesh-Node")
+				if code := m.Header.Get("Mesh-Error-Code"); code != "" {
+					err = toolmesh.Errorf(toolmesh.Code(code), "%s", m.Data)
+				}
+			}
+			note(began, time.Since(began), node, err)
+		}
+	}
+	var calls sync.WaitGroup
+	began := time.Now()
+	for n := range r.N * r.Callers {
+		time.Sleep(time.Until(began.Add(time.Duration(n) * time.Second / time.Duration(r.N))))
+		calls.Go(call)
+	}
+	l.Took = time.Since(began)
+	calls.Wait()
+	l.P99, l.Attempt, l.Else = p99(all), p99(attempts), p99(others)
+	text, err := json.Marshal(l)
+	return answer{Text: string(text)}, err
+}
+
+func p99(of []time.Duration) time.Duration {
+	if len(of) == 0 {
+		return 0
+	}
+	slices.Sort(of)
+	return of[len(of)*99/100]
+}
+
+// loading is the processes of these sections.
+type loading struct {
+	stage
+	python string
+	stderr io.Writer
+	agents []*child
+}
+
+func (p *plan) startLoading(ctx context.Context, stderr io.Writer, dir string, nodes ...string) (*loading, error) {
+	s, err := start(ctx, stderr, dir, "", "broker", "caller")
+	l := &loading{stage: *s, stderr: stderr}
+	if err != nil {
+		return l, err
+	}
+	if l.python, err = benchPython(ctx, stderr); err != nil {
+		return l, err
+	}
+	source := filepath.Join(dir, "load")
+	if err := makeRepository(source, map[string]string{
+		"tools.toml": "[index]\ndescription = \"what is loaded\"\ntools = [\"load.work\"]\n",
+		"load.py":    loadTools,
+	}); err != nil {
+		return l, err
+	}
+	for i, node := range nodes {
+		if err := l.join(ctx, node); err != nil {
+			return l, err
+		}
+		if i == 0 {
+			if _, err := l.caller.ask(request{Do: "install", Text: "file://" + source}); err != nil {
+				return l, err
+			}
+		}
+	}
+	return l, l.settled(ctx)
+}
+
+// join starts an agent, whose index is served when it returns.
+func (l *loading) join(ctx context.Context, node string) error {
+	c, err := startChild(ctx, l.stderr, "agent", l.broker.hello, filepath.Join(l.dir, "nodes", node), node)
+	if err != nil {
+		return err
+	}
+	l.all, l.agents = append(l.all, c), append(l.agents, c)
+	_, err = c.ask(request{Do: "ready"})
+	return err
+}
+
+// settled has every worker be there and every client know the nodes, before anything counts.
+func (l *loading) settled(ctx context.Context) error {
+	for _, side := range loadSides {
+		if _, err := l.run(ctx, side, loadWorkers*len(l.agents)*8, 4); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *loading) run(ctx context.Context, side string, rate, seconds int) (got loaded, err error) {
+	var text []byte
+	if side == "python" {
+		cmd := exec.CommandContext(ctx, l.python, filepath.Join("bench", "python", "load.py"), l.broker.hello, fmt.Sprint(rate), fmt.Sprint(seconds), fmt.Sprint(loadTimeout.Seconds())) //nolint:gosec // our own
+		cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join("python", "src"))
+		cmd.Stderr = l.stderr
+		text, err = cmd.Output()
+	} else {
+		var a answer
+		a, err = l.caller.ask(request{Do: "load", Side: side, N: rate, Callers: seconds})
+		text = []byte(a.Text)
+	}
+	if err != nil {
+		return got, err
+	}
+	if err = json.Unmarshal(text, &got); err == nil {
+		fmt.Fprintf(l.stderr, "%s, %d/s: %+v\n", side, rate, got)
+	}
+	return got, err
+}
+
+const loadSeconds = 12
+
+// measureOverload calls one node at rates beyond what it can do.
+func (p *plan) measureOverload(ctx context.Context, stderr io.Writer, dir string, r *result) error {
+	l, err := p.startLoading(ctx, stderr, filepath.Join(dir, "overload"), "one")
+	defer l.end()
+	if err != nil {
+		return err
+	}
+	capacity := loadWorkers * int(time.Second/loadTakes)
+	for _, side := range loadSides {
+		rates, peak := map[float64]float64{}, 0.0
+		for _, times := range []float64{0.9, 1.5, 2, 3, 5} {
+			got, err := l.run(ctx, side, int(times*float64(capacity)), loadSeconds)
+			if err != nil {
+				return err
+			}
+			rates[times] = got.rate()
+			peak = max(peak, got.rate())
+			if times == 2 {
+				limit := 2*loadTakes + 100*time.Millisecond
+				one := line{What: "overload: p99 on the node at twice the capacity, " + side + ", against two calls and 100 ms", Ours: millis(float64(got.Attempt)) + " ms", Raw: millis(float64(limit)), Ratio: float64(got.Attempt) / float64(limit)}
+				if side != "python" { // which does not say how long the attempt took
+					r.add(one, &bound{must: 1.3, goal: 1})
+				}
+				if side != "plain" {
+					r.add(line{What: "overload: the same, " + side + ", with what the client waits in the call's own time", Ours: millis(float64(got.P99)) + " ms"}, nil)
+				}
+				r.add(line{What: "overload: calls that ended at their deadline, " + side, Ours: fmt.Sprintf("%d of %d", got.Late, got.Late+got.Served+got.Busy)}, nil)
+			}
+		}
+		for _, times := range []float64{1.5, 2, 3, 5} {
+			r.add(line{What: fmt.Sprintf("overload: calls/s at %g times the capacity, %s, against the most", times, side), Ours: perSecond(rates[times]), Raw: perSecond(peak), Ratio: rates[times] / peak},
+				&bound{must: 0.85, goal: 0.9, least: true})
+		}
+	}
+	return nil
+}
+
+// measureSlow adds a node that is ten times slower to five others, at six tenths of what
+// these can do.
+func (p *plan) measureSlow(ctx context.Context, stderr io.Writer, dir string, r *result) error {
+	l, err := p.startLoading(ctx, stderr, filepath.Join(dir, "slow-node"), "a", "b", "c", "d", "e")
+	defer l.end()
+	if err != nil {
+		return err
+	}
+	rate := len(l.agents) * loadWorkers * int(time.Second/loadTakes) * 6 / 10
+	without := map[string]loaded{}
+	for _, side := range loadSides {
+		if without[side], err = l.run(ctx, side, rate, loadSeconds); err != nil {
+			return err
+		}
+	}
+	if err := l.join(ctx, slowNode); err != nil {
+		return err
+	}
+	if err := l.settled(ctx); err != nil {
+		return err
+	}
+	for _, side := range loadSides {
+		got, err := l.run(ctx, side, rate, loadSeconds)
+		if err != nil {
+			return err
+		}
+		all := got.Served + got.Late + got.Busy + got.Other
+		share := func(what string, n int, limit bound) {
+			one := line{What: fmt.Sprintf("slow node: %s, %s", what, side), Ours: fmt.Sprintf("%d of %d", n, all)}
+			one.Must, one.Verdict = limit.verdict(float64(n) / float64(all))
+			r.add(one, nil)
+		}
+		share("calls that failed", all-got.Served, bound{must: 0.002})
+		limit := bound{must: 0.02, goal: 0.01}
+		if side == "plain" {
+			limit = bound{must: 0.04, goal: 0.02} // the broker chooses, the node passes on
+		}
+		share("calls that it ran", got.Slow, limit)
+		r.add(line{What: "slow node: p99 elsewhere, " + side + ", against the run without it", Ours: millis(float64(got.Else)) + " ms", Raw: millis(float64(without[side].P99)) + " ms", Ratio: float64(got.Else) / float64(without[side].P99)},
+			&bound{must: 1.3, goal: 1.1})
+	}
+	return nil
+}

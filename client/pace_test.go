@@ -1,0 +1,93 @@
+package client_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// A node on which a tool is slow, or fails, next to others is tried less by callers that
+// have seen it, and less by others, as the registry tells them; it is not forgotten.
+func TestNodesAreWeighed(t *testing.T) {
+	t.Parallel()
+	for what, work := range map[string]func() error{
+		"slow":  func() error { time.Sleep(50 * time.Millisecond); return nil },
+		"fails": func() error { return errors.New("no such device") },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			broker := meshtest.Broker(t)
+			view := answerRegistry(t, broker.Connect(t))
+			for _, node := range []subjects.NodeID{"bad", "one", "two", "three"} {
+				h, err := host.New(broker.Connect(t), &host.Options{Index: "pace", Node: node})
+				if err != nil {
+					t.Fatal(err)
+				}
+				handler := func(ctx context.Context, _ *host.Call, sink host.Sink) error {
+					if node == "bad" {
+						if err := work(); err != nil {
+							return err
+						}
+					}
+					return sink.Send(ctx, json.RawMessage("1"))
+				}
+				if _, err := h.Handle("work", host.HandlerFunc(handler), host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
+					t.Fatal(err)
+				}
+				if err := h.Start(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = h.Stop(context.Background()) })
+			}
+			known(t, view, "pace.work", 4)
+			c := newClient(t, broker.Connect(t), nil)
+			met := func(c *client.Client, calls int) (bad int) {
+				for range calls {
+					r, err := c.Call(t.Context(), "pace.work", nil)
+					if err != nil || r.Node == "bad" {
+						bad++
+					}
+				}
+				return bad
+			}
+			meshtest.Until(t, "it has met all", func() bool { return met(c, 20) > 0 })
+			met(c, 100)
+			if bad := met(c, 200); bad > 20 {
+				t.Errorf("%d of 200 calls went to one node of four that %s", bad, what)
+			}
+			asks := broker.Connect(t)
+			meshtest.Until(t, "the registry tells it", func() bool {
+				met(c, 10)
+				m, err := asks.Request("mesh.registry.default.candidates", []byte(`{"tool":"pace.work"}`), testTimeout)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var answer struct {
+					Nodes []struct {
+						Node   subjects.NodeID
+						Weight float64
+					}
+				}
+				if err := json.Unmarshal(m.Data, &answer); err != nil {
+					t.Fatal(err)
+				}
+				told := false
+				for _, n := range answer.Nodes {
+					if n.Node == "bad" {
+						told = n.Weight > 0 && n.Weight < 0.5
+					} else if n.Weight != 0 {
+						t.Errorf("%s, which is well, has the weight %v", n.Node, n.Weight)
+					}
+				}
+				return told
+			})
+		})
+	}
+}

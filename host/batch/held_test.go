@@ -1,0 +1,68 @@
+package batch_test
+
+import (
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/router"
+)
+
+// Repetitions of a batch hold none of its arguments, and what batches hold together has a
+// bound: under 1 kB each on the wire, 7 MiB in memory.
+func TestArgumentsOfBatchesAreBounded(t *testing.T) {
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	enc, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer enc.Close() //nolint:errcheck // in memory
+	m := single(t, 1, router.Options{})
+	long := strings.Repeat("x", 7<<20)
+	answers := make(chan *nats.Msg, 200)
+	inbox := nats.NewInbox()
+	if _, err := m.nc.ChanSubscribe(inbox, answers); err != nil {
+		t.Fatal(err)
+	}
+	send := func(id string) {
+		t.Helper()
+		body := enc.EncodeAll([]byte(`{"type":"rpc_batch_call","batch_id":"`+id+`","requests":[{"tool_id":"stage.safe","kwargs":{"name":"held","wait":"door","path":"`+long+`"}}]}`), nil)
+		if err := m.nc.PublishMsg(&nats.Msg{Subject: "mesh.batch.default", Reply: inbox, Header: nats.Header{"Content-Encoding": {"zstd"}, "Mesh-Timeout-Ms": {"600000"}}, Data: body}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := heap()
+	const again, others, most = 30, 25, 18 // in half of 256 MiB
+	send("one")
+	m.stage.began(t, "held")
+	for range again {
+		send("one")
+	}
+	for n := range others {
+		send("other" + strconv.Itoa(n))
+	}
+	for range others + 1 - most {
+		if a := <-answers; a.Header.Get("Mesh-Error-Code") != "busy" || a.Header.Get("Mesh-Started") != "false" || !strings.Contains(string(a.Data), `"limit":"arguments"`) {
+			t.Fatalf("one more: %v %.300s", a.Header, a.Data)
+		}
+	}
+	if grown := heap() - before; grown > 400<<20 {
+		t.Errorf("%d batches and %d repetitions hold %d MB", most, again, grown>>20)
+	}
+	m.stage.open("door", most)
+	for range most + again {
+		if a := <-answers; a.Header.Get("Mesh-Error-Code") != "" {
+			t.Errorf("a batch that was taken: %v %.300s", a.Header, a.Data)
+		}
+	}
+}
