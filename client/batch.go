@@ -76,7 +76,7 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 		if err != nil {
 			return nil, toolmesh.AsError(err).WithDetail("index", i)
 		}
-		members[i] = codec.Member{Index: i, Tool: call.Tool, Args: args, Timeout: call.Timeout}
+		members[i] = codec.Member{Index: i, Tool: call.Tool, Args: args, Timeout: min(call.Timeout, toolmesh.MaxTime)}
 	}
 	body, err := c.refer(ctx, calls[0].Tool, &s, codec.EncodeBatch(s.rpc, members))
 	if err != nil {

@@ -292,7 +292,7 @@ type pending struct {
 	answers chan answer // capacity 2: an answer, or an acknowledgement and an end
 
 	node atomic.Pointer[node] // where it runs, once that is known
-	sign atomic.Int64         // when it was last heard of, unix ns; 0 = never
+	sign atomic.Int64         // when it was last heard of, as [bus.Mono]; 0 = never
 	high atomic.Int64         // Mesh-High of the last keepalive
 	held atomic.Bool          // it waits at a router for a node, by its last sign of life
 
@@ -346,7 +346,7 @@ func (p *pending) answered(a answer) {
 }
 
 func (p *pending) heard(id subjects.NodeID, boot subjects.BootID) {
-	p.sign.Store(time.Now().UnixNano())
+	p.sign.Store(bus.Mono(time.Now()))
 	if id != "" && boot != "" && p.node.Load() == nil {
 		n := p.c.shared.nodes.get(id, boot)
 		if n.boot != boot {
@@ -367,7 +367,7 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 		IdempotencyKey: s.key, Hops: s.hops, Traceparent: s.trace, Ref: s.ref, AcceptRef: !s.noRef, Read: delivery == codec.DeliverNone && !p.batch,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		left := time.Until(deadline)
+		left := min(time.Until(deadline), toolmesh.MaxTime)
 		if left <= 0 {
 			return nil, context.DeadlineExceeded
 		}
@@ -378,6 +378,7 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	// Without the broker's time a deadline would be one of this machine's clock, and a node
 	// would refuse what is in time. A foreign connection may have a buffer that holds
 	// requests back.
+	p.c.bus.WantTime()
 	if now := p.c.bus.Time(); now.Measured && (call.Timeout > 0 || p.c.foreign) {
 		budget := call.Timeout
 		if budget == 0 {
@@ -647,8 +648,8 @@ func sentAgain(header nats.Header, boot subjects.BootID, ago time.Duration) {
 
 // lastSign is when the call was last heard of, at least last.
 func (p *pending) lastSign(last time.Time) time.Time {
-	if ns := p.sign.Load(); ns > last.UnixNano() {
-		return time.Unix(0, ns)
+	if ns := p.sign.Load(); ns > bus.Mono(last) {
+		return bus.MonoTime(ns)
 	}
 	return last
 }
@@ -676,7 +677,7 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 	}
 	// Nothing is heard: is our own connection the silent one?
 	if p.c.bus.StalledSince(last) {
-		p.sign.Store(time.Now().UnixNano()) // this process was frozen: listen anew
+		p.sign.Store(bus.Mono(time.Now())) // this process was frozen: listen anew
 		return nil
 	}
 	ping, cancel := context.WithTimeout(ctx, pingWait)

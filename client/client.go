@@ -99,6 +99,9 @@ func NewOn(b *bus.Bus, opts *Options) (*Client, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	c := &Client{bus: b, foreign: b.Conn().Opts.ReconnectBufSize >= 0, session: o.Session, queue: o.QueueOnly, log: o.Logger, shared: &shared{}}
+	if told, err := subjects.Registry(o.Session, "time"); err == nil {
+		b.TimeAt(told)
+	}
 	c.shared.base, c.shared.end = context.WithCancel(context.Background())
 	c.shared.routes.init()
 	c.shared.nodes.init(b)
@@ -268,6 +271,7 @@ func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string)
 	if s.timeout < 0 {
 		return s, callerError(toolmesh.CodeInvalidRequest, "the timeout is %v: it cannot be negative", s.timeout)
 	}
+	s.timeout = min(s.timeout, toolmesh.MaxTime)
 	return s, nil
 }
 

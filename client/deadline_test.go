@@ -11,7 +11,8 @@ import (
 )
 
 // A deadline is in the broker's time. A caller that may not ask for that, which is any with
-// a caller's key, sends none: by a clock that is hours behind it would have passed already.
+// a caller's key, sends none where nobody tells it, as no agent and no router runs: by a clock
+// that is hours behind it would have passed already.
 func TestDeadlinesAreInTheBrokersTime(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t, meshtest.Config(`

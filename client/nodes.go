@@ -32,8 +32,8 @@ type node struct {
 	noBatches   atomic.Bool  // a batch found nobody there
 	reported    atomic.Int64 // in flight, by its own word
 	slots       atomic.Int64
-	heard       atomic.Int64 // last heartbeat of this boot, unix ns
-	met         atomic.Int64 // last answer of this boot that named it, unix ns
+	heard       atomic.Int64 // last heartbeat of this boot, as [bus.Mono]; 0 = none
+	met         atomic.Int64 // last answer of this boot that named it, likewise
 	beats       atomic.Int64 // heartbeats of this boot in a row without a pause
 	attended    atomic.Bool  // its heartbeats are listened to
 	other       atomic.Bool  // another boot is the node: the calls of this one are lost
@@ -54,13 +54,13 @@ func (n *node) load() float64 {
 
 func (n *node) lastHeard() time.Time {
 	if ns := n.heard.Load(); ns != 0 {
-		return time.Unix(0, ns)
+		return bus.MonoTime(ns)
 	}
 	return time.Time{}
 }
 
 // beating reports whether the last heartbeat is no older than a node may be silent.
-func (n *node) beating(now time.Time) bool { return now.UnixNano()-n.heard.Load() < int64(silence) }
+func (n *node) beating(now time.Time) bool { return bus.Mono(now)-n.heard.Load() < int64(silence) }
 
 // usable reports whether new calls may go there.
 func (n *node) usable() bool {
@@ -124,13 +124,13 @@ func (ns *nodes) find(id subjects.NodeID, boot subjects.BootID, answered bool) *
 		ns.byID[id] = n
 		ns.listen(id)
 	case n.boot == boot || n.before != nil && n.before.boot == boot:
-	case n.beating(now) || !answered && now.UnixNano()-n.met.Load() < int64(silence):
+	case n.beating(now) || !answered && bus.Mono(now)-n.met.Load() < int64(silence):
 		return n
 	default:
 		n = ns.replace(n, boot)
 	}
 	if answered {
-		n.met.Store(now.UnixNano())
+		n.met.Store(bus.Mono(now))
 	}
 	return n
 }
@@ -205,7 +205,7 @@ func (ns *nodes) doubt(n *node) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	if ns.subs[n.id] != nil && n.heard.Load() == 0 {
-		n.heard.Store(time.Now().Add(-silence).UnixNano())
+		n.heard.Store(bus.Mono(time.Now().Add(-silence)))
 	}
 }
 
@@ -265,7 +265,7 @@ func (ns *nodes) beat(id subjects.NodeID, m *nats.Msg) {
 		n.beats.Store(0)
 	}
 	n.beats.Add(1)
-	n.heard.Store(now.UnixNano())
+	n.heard.Store(bus.Mono(now))
 	n.draining.Store(b.State == "draining")
 	n.setLoad(codec.Load{InFlight: b.InFlight, Slots: b.Slots})
 }

@@ -491,10 +491,10 @@ type replay struct {
 	inbox *bus.Inbox
 	from  int64
 	done  chan error   // capacity 1: the answer is complete
-	heard atomic.Int64 // when it last said something, unix ns
+	heard atomic.Int64 // when it last said something, as [bus.Mono]
 }
 
-func (p *replay) silence() time.Duration { return time.Since(time.Unix(0, p.heard.Load())) }
+func (p *replay) silence() time.Duration { return time.Since(bus.MonoTime(p.heard.Load())) }
 
 // answered is where the store's answer is complete; nil while it is not asked.
 func (r *reader) answered() <-chan error {
@@ -533,7 +533,7 @@ func (r *reader) askStore() error {
 		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
 	}
 	p := &replay{done: make(chan error, 1)}
-	p.heard.Store(time.Now().UnixNano())
+	p.heard.Store(bus.Mono(time.Now()))
 	r.mu.Lock()
 	p.from = r.order.Next()
 	r.high = codec.High{Seq: -1}
@@ -541,7 +541,7 @@ func (r *reader) askStore() error {
 	p.inbox, err = r.p.c.bus.Open(func(m *nats.Msg, err error) {
 		last := err != nil
 		if err == nil {
-			p.heard.Store(time.Now().UnixNano())
+			p.heard.Store(bus.Mono(time.Now()))
 			last, err = r.replayed(m)
 		}
 		if last || err != nil {

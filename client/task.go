@@ -103,7 +103,7 @@ func (c *Client) Submit(ctx context.Context, tool subjects.ToolID, args any, opt
 
 // milliseconds rounds up: what is more than none stays so.
 func milliseconds(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
+	return int64((min(d, toolmesh.MaxTime) + time.Millisecond - 1) / time.Millisecond)
 }
 
 // Show returns what is known of the task. One that there is not, or no more, is

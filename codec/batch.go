@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"math"
 	"strconv"
 	"time"
 
@@ -211,10 +210,10 @@ func (m *Member) read(id, args, kwargs, timeout json.RawMessage) *toolmesh.Error
 	}
 	if len(timeout) > 0 && !isNull(timeout) {
 		n, err := strconv.ParseInt(string(timeout), 10, 64)
-		if err != nil || n < 1 || n > math.MaxInt64/int64(time.Millisecond) {
+		if err != nil || n < 1 {
 			return refused(invalid("timeout_ms is %.40s: it is a whole number of milliseconds from 1 on", timeout))
 		}
-		m.Timeout = time.Duration(n) * time.Millisecond
+		m.Timeout = toolmesh.Millis(n)
 	}
 	return nil
 }
@@ -332,7 +331,7 @@ func ParseBatchResults(body []byte) ([]BatchResult, error) {
 	}
 	results := make([]BatchResult, len(answer.Results))
 	for i, r := range answer.Results {
-		results[i] = BatchResult{Index: r.Index, RPCID: r.RPCID, Result: r.Result, LaneWait: time.Duration(r.LaneWait) * time.Millisecond}
+		results[i] = BatchResult{Index: r.Index, RPCID: r.RPCID, Result: r.Result, LaneWait: toolmesh.Millis(r.LaneWait)}
 		if r.Ref != "" {
 			results[i].Ref = &Ref{Name: r.Ref, Digest: r.Digest}
 		}

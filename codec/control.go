@@ -175,6 +175,10 @@ type Heartbeat struct {
 	// time for each caller that waits.
 	Busy   uint64 `json:"busy,omitempty"`
 	BusyMS uint64 `json:"busy_ms,omitempty"`
+	// NowMS is the broker's time as the node knows it, in unix ms, and BoundMS how far it may
+	// be from that. What a heartbeat says was so when it was sent, or earlier.
+	NowMS   int64 `json:"now_ms,omitempty"`
+	BoundMS int64 `json:"bound_ms,omitempty"`
 	// Awaited is what waits in this process for a node, by pool. A process that is no node
 	// may say that, too: its id has no lease.
 	Awaited map[string]Awaited `json:"awaited,omitempty"`

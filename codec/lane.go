@@ -105,5 +105,5 @@ func (u *LaneUse) Put(h Header) {
 // laneWait reads the wait that [LaneUse.Put] wrote; 0 where there is none.
 func laneWait(value string) time.Duration {
 	ms, _ := strconv.ParseInt(value, 10, 64) // 0 for what is none
-	return time.Duration(max(ms, 0)) * time.Millisecond
+	return toolmesh.Millis(max(ms, 0))
 }

@@ -52,6 +52,10 @@ const (
 	DeliverEnvelope
 )
 
+// farthest is the last deadline, in unix ms: the year 2200, so that what is left until it can
+// be a [time.Duration].
+const farthest = 7_258_118_400_000
+
 // maxRPCID bounds what a node remembers per call.
 const maxRPCID = 512
 
@@ -206,7 +210,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderDeadline:
 			var ms int64
 			if ms, err = parseInt(HeaderDeadline, v, math.MinInt64); err == nil {
-				r.Deadline = time.UnixMilli(ms)
+				r.Deadline = time.UnixMilli(min(max(ms, 0), farthest))
 			}
 		case HeaderAgain:
 			r.Again, err = parseMillis(HeaderAgain, v, 0)
@@ -336,7 +340,7 @@ func parseSmall(name, v string) (int, error) {
 // spent (0 or less) is 0: the call is then answered deadline_exceeded.
 func parseMillis(name, v string, least int64) (time.Duration, error) {
 	n, err := parseInt(name, v, least)
-	return time.Duration(min(max(n, 0), math.MaxInt64/int64(time.Millisecond))) * time.Millisecond, err
+	return toolmesh.Millis(max(n, 0)), err
 }
 
 func parseFlag(name, v string) (bool, error) {

@@ -67,10 +67,10 @@ func TestParsePlainRequest(t *testing.T) {
 		"a stream to the inbox":                  {h("Mesh-Stream", "inbox"), `{"city":"Oslo"}`, base(func(r *Request) { r.Delivery = DeliverInbox })},
 		"a spent budget":                         {h("Mesh-Timeout-Ms", "-3"), `{"city":"Oslo"}`, base(func(r *Request) { r.HasTimeout = true })},
 		"a repetition from the beginning of time": {h("Mesh-Rpc-Id", "r", "Mesh-Again", "9223372036854775807"), `{"city":"Oslo"}`, base(func(r *Request) {
-			r.RPCID, r.IsAgain, r.Again = "r", true, math.MaxInt64/time.Millisecond*time.Millisecond
+			r.RPCID, r.IsAgain, r.Again = "r", true, toolmesh.MaxTime
 		})},
 		"a budget beyond any clock": {h("Mesh-Timeout-Ms", "9223372036854775807"), `{"city":"Oslo"}`, base(func(r *Request) {
-			r.HasTimeout, r.Timeout = true, math.MaxInt64/time.Millisecond*time.Millisecond
+			r.HasTimeout, r.Timeout = true, toolmesh.MaxTime
 		})},
 		"no credit at all":                  {h("Mesh-Credit", "0"), `{"city":"Oslo"}`, base(func(r *Request) { r.HasCredit = true })},
 		"flags that are off":                {h("Mesh-Keepalive", "0", "Mesh-Want-Load", "false"), `{"city":"Oslo"}`, base(func(*Request) {})},
@@ -357,7 +357,7 @@ func TestCallHeaderIsReadBack(t *testing.T) {
 		"an inbox stream": {Call{RPCID: "r", Delivery: DeliverInbox, Tool: "weather.forecast", Session: "s1"}, Request{RPCID: "r", Delivery: DeliverInbox}},
 		"a budget without end": {
 			Call{RPCID: "r", Tool: "weather.forecast", Session: "s1", Timeout: math.MaxInt64},
-			Request{RPCID: "r", HasTimeout: true, Timeout: math.MaxInt64 / time.Millisecond * time.Millisecond},
+			Request{RPCID: "r", HasTimeout: true, Timeout: toolmesh.MaxTime},
 		},
 		"a budget that is nearly spent": {
 			Call{RPCID: "r", Tool: "weather.forecast", Session: "s1", Timeout: 1},

@@ -24,19 +24,40 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// clockEnv says by how much the clock of one of wrongBinaries is wrong.
-const clockEnv = "WRONG_CLOCK"
+// clockEnv says by how much the clock of one of wrongBinaries is wrong, and stepEnv names a
+// file: when that is made, the clock is set back by an hour while the process runs.
+const (
+	clockEnv = "WRONG_CLOCK"
+	stepEnv  = "WRONG_CLOCK_STEP"
+)
 
 // wrongClock becomes a part of Go's package time.
 const wrongClock = `package time
 
-import "syscall"
+import (
+	"sync/atomic"
+	"syscall"
+)
 
 var wrongBy = func() int64 {
 	text, _ := syscall.Getenv("` + clockEnv + `")
 	by, _ := ParseDuration(text)
 	return int64(by / Second)
 }()
+
+func wrong() int64 { return atomic.LoadInt64(&wrongBy) }
+
+func init() {
+	if step, ok := syscall.Getenv("` + stepEnv + `"); ok {
+		go func() {
+			var found syscall.Stat_t
+			for syscall.Stat(step, &found) != nil {
+				Sleep(10 * Millisecond)
+			}
+			atomic.AddInt64(&wrongBy, -3600)
+		}()
+	}
+}
 `
 
 // wrongBinaries builds our binaries with a package time whose wall clock can be set
@@ -63,7 +84,7 @@ var wrongBinaries = sync.OnceValues(func() (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	changed, err := put("time.go", strings.Replace(string(source), reading, reading+"\tsec += wrongBy\n", 1))
+	changed, err := put("time.go", strings.Replace(string(source), reading, reading+"\tsec += wrong()\n", 1))
 	if err != nil {
 		return "", err
 	}
@@ -100,6 +121,7 @@ func (u *user) withClock(t *testing.T, by time.Duration, env ...string) *user {
 type set struct {
 	a, b, router, line time.Duration
 	issuer             string
+	step               string // the file by which they are set back, if they are
 }
 
 // clockMesh is a mesh on a broker of one's own whose other machines have wrong clocks.
@@ -126,7 +148,7 @@ func clocks(t *testing.T) string {
 	}
 	for name, text := range map[string]string{
 		"tools.toml": `[index]
-tools = ["t.run", "t.kept", "t.brief", "t.alone", "t.items", "t.nap", "t.mine", "t.version"]
+tools = ["t.run", "t.kept", "t.brief", "t.alone", "t.items", "t.nap", "t.mine", "t.version", "t.long"]
 
 [tool."t.kept"]
 cache_ttl = "10m"
@@ -178,6 +200,11 @@ def mine() -> int:
 
 def version() -> int:
     return 1
+
+def long(folder: str, name: str, seconds: float) -> int:
+    times = run(folder, name)
+    time.sleep(seconds)
+    return times
 `,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
@@ -194,6 +221,9 @@ func newClockMesh(t *testing.T, s set) *clockMesh {
 	m := &clockMesh{set: s, right: right, broker: meshtest.Broker(t, meshtest.Config(config)), folder: open(t), index: clocks(t)}
 	m.keys = filepath.Join(right.home, "data", "toolmesh", "keys")
 	right.env = append(right.env, "MESH_NATS_URL="+m.broker.URL, "MESH_NATS_NKEY="+filepath.Join(m.keys, "admin.nk"))
+	if s.step != "" {
+		right.env = append(right.env, stepEnv+"="+s.step)
+	}
 	m.user = right.withClock(t, s.line)
 	m.nc = plain(t, m.broker.URL)
 	m.c = m.client(t, m.nc, "")
@@ -291,6 +321,58 @@ func TestClocksDiffer(t *testing.T) {
 			t.Run("demand", m.demand)
 			t.Run("a node is taken over", m.takeover)
 		})
+	}
+}
+
+// TestClocksAreSetBack sets the clocks of agents, router and command line back by an hour
+// while calls run: what is a time from one moment to another goes by the monotonic clock.
+func TestClocksAreSetBack(t *testing.T) {
+	t.Parallel()
+	if !meshtest.Soak() {
+		t.Skip("Go's library and all else is built with a clock that can be wrong, which takes minutes: make soak")
+	}
+	step := filepath.Join(t.TempDir(), "step")
+	m := newClockMesh(t, set{issuer: "router", step: step})
+	long := func(name string) string { return fmt.Sprintf(`{"folder":%q,"name":%q,"seconds":8}`, m.folder, name) }
+	line := make(chan result, 1)
+	go func() { line <- m.do(t, "mesh", "call", "clocks.t.long", long("line"), "--timeout=1m") }()
+	answers, err := m.nc.SubscribeSync(m.nc.NewInbox())
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := nats.Header{"Mesh-Keepalive": {"1"}, "Mesh-Timeout-Ms": {"60000"}}
+	if err := m.nc.PublishMsg(&nats.Msg{Subject: on("a", "long"), Reply: answers.Subject, Header: header, Data: []byte(long("plain"))}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"line", "plain"} {
+		meshtest.Until(t, "the call has begun", func() bool { _, err := os.Stat(filepath.Join(m.folder, name)); return err == nil })
+	}
+	if err := os.WriteFile(step, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	keepalives := 0
+	for {
+		a, err := answers.NextMsg(time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.Header.Get("Mesh-Keepalive") == "" {
+			if string(a.Data) != "1" {
+				t.Errorf("a plain caller: %v %s", a.Header, a.Data)
+			}
+			break
+		}
+		keepalives++
+	}
+	if keepalives < 4 {
+		t.Errorf("%d keepalives in a call of 8 s", keepalives)
+	}
+	if r := <-line; strings.TrimSpace(r.stdout) != "1" {
+		t.Errorf("the command line: %v", r)
+	}
+	r := request(t, m.nc, on("a", "nap"), `{"seconds":600}`, "Mesh-Timeout-Ms", "300")
+	if r.Header.Get("Mesh-Error-Code") != "deadline_exceeded" {
+		t.Errorf("a call that takes too long, after the step: %v %s", r.Header, r.Data)
 	}
 }
 

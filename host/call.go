@@ -88,8 +88,9 @@ type inflight struct {
 	lane      atomic.Pointer[codec.LaneUse] // once it has its turn in a lane, or got none
 
 	cause   atomic.Pointer[toolmesh.Error] // why the call was told to end
-	ending  atomic.Int64                   // when it was, unix ns; 0 = not yet
+	ending  atomic.Int64                   // when it was, as [bus.Mono]; 0 = not yet
 	looked  time.Time                      // when the session was last looked for; the ticker only
+	follows string                         // the epoch with which it ends, once that is known; the ticker only
 	readers stream.Readers
 }
 
@@ -121,7 +122,7 @@ func (h *Host) receive(m *nats.Msg) {
 	}
 	directed := s.Kind == subjects.KindNodeTool
 	if directed {
-		h.lastDirected.Store(arrived.UnixNano())
+		h.lastDirected.Store(bus.Mono(arrived))
 	}
 	req, bad := parse(&s, m, err)
 	mine := h.catchUp(req)
@@ -192,7 +193,7 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 	if bad != nil {
 		return c, admit.Request{}
 	}
-	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone || c.tool.keepsBySession() || h.bound(c.tool, req))
+	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone || req.IdempotencyKey != "" || c.tool.keepsBySession() || h.bound(c.tool, req))
 	if c.tool != nil && c.tool.tenure.ended(epoch) {
 		sure = false // the tool is about to be withdrawn, or the view is behind
 	}
@@ -716,7 +717,7 @@ func (h *Host) load() codec.Load {
 // End implements [stream.Call]: it tells the call's handler to stop.
 func (c *inflight) End(cause *toolmesh.Error) {
 	if c.cause.CompareAndSwap(nil, cause) {
-		c.ending.Store(time.Now().UnixNano())
+		c.ending.Store(bus.Mono(time.Now()))
 	}
 	c.stop(cause)
 }

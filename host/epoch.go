@@ -25,23 +25,22 @@ const (
 
 // known is what the view says of a session's epoch, and whether that will do. Of a
 // session that it does not know a caller may be faster than the news of the
-// session's creation. Unary calls store nothing, so that they look it up only before
-// they are refused.
-func (h *Host) known(session subjects.SessionID, stream bool) (epoch string, sure bool) {
+// session's creation. A call of which nothing is stored looks it up only before it is
+// refused.
+func (h *Host) known(session subjects.SessionID, stored bool) (epoch string, sure bool) {
 	epoch, err := h.opts.Sessions.Admit(session)
-	return epoch, err == nil && (epoch != "" || !stream || session == subjects.DefaultSession)
+	return epoch, err == nil && (epoch != "" || !stored || session == subjects.DefaultSession)
 }
 
 // epoch returns the epoch of a session of which the view does not say enough, empty
-// for one that nobody created. Where the registry does not answer, what the view
-// says counts. The error is session_not_found, or why ctx ended.
+// for one that nobody created. The error is session_not_found, why ctx ended, or
+// unavailable where the registry does not answer: what depends on the epoch must not
+// begin under another one. Where no registry was ever found nobody has created a session.
 func (h *Host) epoch(ctx context.Context, session subjects.SessionID) (string, error) {
-	epoch, err := h.lookups.find(ctx, session)
-	switch {
-	case epoch != "", toolmesh.CodeOf(err) == toolmesh.CodeSessionNotFound:
-		return epoch, err
-	case ctx.Err() != nil:
-		return "", context.Cause(ctx)
+	if h.presence.Joined() {
+		if epoch, err := h.lookups.find(ctx, session); epoch != "" || err != nil {
+			return epoch, err
+		}
 	}
 	return h.opts.Sessions.Admit(session)
 }
@@ -164,17 +163,28 @@ func (h *Host) seen(session subjects.SessionID, epoch string) bool {
 }
 
 // followSession ends a call whose session has ended: that is promised of what the
-// session runs. The ticker calls it.
+// session runs. A call that came before the news of its session's creation belongs to the
+// session that is seen while it runs. The ticker calls it.
 func (h *Host) followSession(c *inflight, now time.Time) {
-	if c.unsettled.Load() || c.epoch == "" || c.ending.Load() != 0 || now.Sub(c.looked) < sessionEvery || now.Sub(c.Start) < sessionEvery {
+	session := c.Request.Session
+	if c.unsettled.Load() {
+		return
+	}
+	if c.follows == "" {
+		if c.follows = c.epoch; c.follows == "" && session != subjects.DefaultSession {
+			c.follows, _ = h.opts.Sessions.Admit(session)
+		}
+	}
+	if c.follows == "" || c.ending.Load() != 0 || now.Sub(c.looked) < sessionEvery || now.Sub(c.Start) < sessionEvery {
 		return
 	}
 	c.looked = now
-	if h.seen(c.Request.Session, c.epoch) {
+	if h.seen(session, c.follows) {
 		return
 	}
+	epoch := c.follows
 	h.running.run(func() {
-		if h.over(c.Request.Session, c.epoch) {
+		if h.over(session, epoch) {
 			c.End(errSessionOver)
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,6 +38,10 @@ const (
 	// retireAfter is how long requests that have been received may wait for
 	// somebody to look at them.
 	retireAfter = 2 * time.Second
+	// chunksFor and keysFor are how long chunks and the records of idempotency keys are
+	// kept in their stores.
+	chunksFor = 15 * time.Minute
+	keysFor   = 24 * time.Hour
 )
 
 // Host makes a process a node. Its methods may be called concurrently.
@@ -181,14 +186,16 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 	h.records.h = h
 	h.base, h.end = context.WithCancelCause(context.Background())
 	h.openLanes()
-	h.room = chunks.NewRoom(h.base, b, h.running.run)
+	h.room = chunks.NewRoom(h.base, b, subjects.StreamChunks, h.running.run)
+	h.keys.room = chunks.NewRoom(h.base, b, subjects.KVStream(subjects.BucketIdem), nil)
+	h.keys.stored = quota.New(math.MaxInt64, keysFor, time.Now)
 	h.payloads = payloads.NewServer(payloads.ServerOptions{
 		Node: h.node, Bus: b, Base: h.base, Max: o.PayloadMax, SessionCredentials: o.SessionCredentials,
 		Go: h.running.run, Admit: h.admitsSession, Account: h.account, Log: h.log,
 	})
 	h.streams = stream.Node{
 		ID: h.node, Base: h.base, Log: h.log, Host: port{h}, Store: port{h},
-		Quota: quota.New(o.StreamQuota, time.Now), Account: h.account, Replays: fair.NewQueue[subjects.SessionID](maxReplays, maxWaiting, h.running.run),
+		Quota: quota.New(o.StreamQuota, chunksFor, time.Now), Account: h.account, Replays: fair.NewQueue[subjects.SessionID](maxReplays, maxWaiting, h.running.run),
 	}
 	return h, nil
 }
@@ -301,6 +308,9 @@ func (h *Host) heartbeat() codec.Heartbeat {
 		Slots: h.opts.Slots, InFlight: h.calls.InFlight(),
 		Calls: h.handled.Load(), Errors: h.failed.Load(), Relayed: h.relayed.Load(), Waiting: h.lanes.Waiting(),
 		Busy: h.busy.Load(), BusyMS: uint64(time.Duration(h.busyFor.Load()).Milliseconds()), //nolint:gosec // it only grows
+	}
+	if now := h.bus.Time(); now.Measured {
+		beat.NowMS, beat.BoundMS = now.Millis()
 	}
 	beat.Paces = h.paces()
 	if h.opts.Queued != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/presence"
+	"github.com/toolmesh/toolmesh/internal/bus"
 )
 
 // Times of a drain.
@@ -48,6 +49,7 @@ func (h *Host) tick() {
 				}
 				h.intake.adapt()
 				h.streams.Quota.Sweep()
+				h.keys.stored.Sweep()
 				h.cache.Sweep(h.seen)
 				h.sweepRoutes(now)
 				h.payloads.Sweep(now)
@@ -77,7 +79,7 @@ func (h *Host) tend(c *inflight, now time.Time) {
 		s.Tick(now)
 	}
 	overdue := !c.deadline.IsZero() && now.Sub(c.deadline) > overdueGrace
-	if at := c.ending.Load(); at != 0 && now.UnixNano()-at > int64(overdueGrace) {
+	if at := c.ending.Load(); at != 0 && bus.Mono(now)-at > int64(overdueGrace) {
 		overdue = true
 	}
 	if overdue {
@@ -135,7 +137,7 @@ func (h *Host) drain(ctx context.Context) error {
 		return h.bus.Drain(ctx, subs...) // nobody is to hear of a drain of the process that is the node now
 	}
 	began := time.Now()
-	h.lastDirected.Store(began.UnixNano())
+	h.lastDirected.Store(bus.Mono(began))
 	h.presence.State(ctx, h.nodeState())
 	h.leaveHomes(ctx, serviceKey{})
 	h.log.Info("draining", slog.Int("in_flight", h.calls.InFlight()))
@@ -144,7 +146,7 @@ func (h *Host) drain(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		now := time.Now()
-		quiet := now.Sub(time.Unix(0, h.lastDirected.Load()))
+		quiet := now.Sub(bus.MonoTime(h.lastDirected.Load()))
 		if now.Sub(began) >= drainMost || now.Sub(began) >= drainBeats && quiet >= drainQuiet {
 			return err
 		}

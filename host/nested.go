@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"iter"
-	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -90,7 +89,7 @@ func (n *NestedCalls) Batch(ctx context.Context, calls json.RawMessage) (json.Ra
 	}
 	batch := make([]client.BatchCall, len(asked))
 	for i, c := range asked {
-		batch[i] = client.BatchCall{Tool: c.Tool, Args: c.Args, Timeout: time.Duration(c.Timeout) * time.Millisecond}
+		batch[i] = client.BatchCall{Tool: c.Tool, Args: c.Args, Timeout: toolmesh.Millis(c.Timeout)}
 	}
 	results, err := n.Calls(ctx, batch)
 	if err != nil {

@@ -13,14 +13,21 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
 const (
-	keyWait  = 5 * time.Second // for one question to the store
-	keyRetry = time.Second     // after what it did not take
+	keyWait = 5 * time.Second // for one question to the store
+	// After what the store did not take: at first, doubling up to the last.
+	firstKeyRetry = time.Second
+	lastKeyRetry  = time.Minute
+	// keyParts is what of the bucket a call has for what it ends with before it begins: one
+	// part in so many, or less where messages are smaller.
+	keyParts = 512
 	// How often a call looks whether another one of its key has ended: at first, and
 	// doubling up to the last.
 	firstKeyLook = 20 * time.Millisecond
@@ -42,10 +49,40 @@ type keyed struct {
 }
 
 // keys are the idempotency keys that a call of this node has in hand: it asks for one,
-// runs under it, or its record is yet to be stored. The zero value is empty.
+// runs under it, or its record is yet to be stored.
 type keys struct {
-	mu   sync.Mutex
-	held map[string]chan struct{} // closed when it is let go
+	room   *chunks.Room // of the bucket
+	stored *quota.Quota // what each account has put into it
+
+	mu       sync.Mutex
+	held     map[string]chan struct{} // closed when it is let go
+	reserved int64                    // of the bucket, for what runs
+}
+
+// reserve takes room for what a call ends with, before it begins; give it back by done.
+// An account that has filled the bucket leaves the others as much as it has itself.
+func (k *keys) reserve(ctx context.Context, account subjects.SessionID, limit int64) (done func(), bad *toolmesh.Error) {
+	left, most := k.room.Left(ctx)
+	if most == 0 {
+		return func() {}, nil // no bound, or no answer: who creates the key will see
+	}
+	size := most / keyParts
+	if limit > 0 {
+		size = min(size, limit)
+	}
+	used, _ := k.stored.Take(account, 0)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.reserved+size > left || used+size > left {
+		return nil, refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys has no room left for the call's result (the session has stored %d bytes in a day through this node): wait until older keys expire, or call without a key", used)).
+			WithDetail("limit", "keys_max").WithDetail("max", most)
+	}
+	k.reserved += size
+	return func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.reserved -= size
+	}, nil
 }
 
 // take has a call hold a key; wait is nil, or closed when whoever holds it lets go.
@@ -109,18 +146,50 @@ func (h *Host) once(ctx context.Context, c *inflight, run func() admit.Record) a
 	if err := h.rely(ctx); err != nil { // the call runs all the same
 		h.log.Debug("if this node dies, it is known late", slog.String("error", err.Error()))
 	}
-	revision, other, bad := h.claimKey(ctx, key, mine, c.tool.descriptor.Annotations.Idempotent)
+	account := quota.Account(c.Request.Session, c.epoch)
+	claim := claim{key: key, mine: mine, idempotent: c.tool.descriptor.Annotations.Idempotent}
+	claim.room = func() (func(), *toolmesh.Error) { return h.keys.reserve(ctx, account, h.bus.MaxPayload()) }
+	other, bad := h.claimKey(ctx, &claim)
 	if other != nil || bad != nil {
 		h.keys.letGo(name)
+		claim.unreserve()
 		if bad != nil {
 			return admit.Record{Err: bad}
 		}
 		return admit.Record{Result: other.Result, Err: other.Error}
 	}
 	record := admit.Record{Err: outcome(&c.ctx, errExited)} // of a handler that ends this goroutine
-	defer func() { h.settleKey(c, key, revision, mine, record) }()
+	defer func() { h.settleKey(c, &claim, account, record) }()
+	if ctx.Err() != nil { // while the key was created
+		record = admit.Record{Err: notBegun(ctx)}
+		return record
+	}
 	record = h.bounded(c, run())
 	return record
+}
+
+// claim is a key that a call is to have, or has.
+type claim struct {
+	key        bus.Key
+	mine       *keyed
+	value      []byte // mine, as it is stored
+	idempotent bool
+	room       func() (done func(), bad *toolmesh.Error)
+	done       func() // gives back the room; nil: there is none yet
+	revision   uint64 // of the key, once it is the call's
+}
+
+// unreserve gives back the room of a claim, if it has any.
+func (k *claim) unreserve() {
+	if k.done != nil {
+		k.done()
+		k.done = nil
+	}
+}
+
+// notBegun is the error of a call that is over before its key was its own.
+func notBegun(ctx context.Context) *toolmesh.Error {
+	return toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedNo)
 }
 
 // stillRuns is the error of a call that waited for another one of its key.
@@ -128,81 +197,137 @@ func stillRuns(ctx context.Context) *toolmesh.Error {
 	return toolmesh.AsError(context.Cause(ctx)).WithDetail("reason", "key_in_use").WithStarted(toolmesh.StartedUnknown)
 }
 
-// claimKey makes a key this call's, and returns its revision; or the record of the call
-// that it names.
-func (h *Host) claimKey(ctx context.Context, key bus.Key, mine *keyed, idempotent bool) (revision uint64, other *keyed, bad *toolmesh.Error) {
-	value, err := tool.MarshalPlain(mine)
-	if err != nil {
-		return 0, nil, refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record of an idempotency key: %w", err))
+// claimKey makes a key this call's, or returns the record of the call that it names.
+func (h *Host) claimKey(ctx context.Context, k *claim) (other *keyed, bad *toolmesh.Error) {
+	var err error
+	if k.value, err = tool.MarshalPlain(k.mine); err != nil {
+		return nil, refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record of an idempotency key: %w", err))
 	}
 	pause := time.NewTimer(0)
 	defer pause.Stop()
-	for next := firstKeyLook; ; next = min(2*next, lastKeyLook) {
+	for next := time.Duration(0); ; next = min(max(2*next, firstKeyLook), lastKeyLook) {
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
-			return 0, nil, stillRuns(ctx)
+			if next == 0 {
+				return nil, notBegun(ctx)
+			}
+			return nil, stillRuns(ctx)
 		}
-		revision, other, bad, err := h.tryKey(ctx, key, value, mine, idempotent)
-		if revision > 0 || other != nil || bad != nil {
-			return revision, other, bad
+		other, bad, err := h.tryKey(ctx, k)
+		switch {
+		case k.revision > 0 || other != nil || bad != nil:
+			return other, bad
+		case err != nil:
+			if !bus.Refused(err) { // what was sent may yet be stored
+				own := *k
+				own.room, own.done = nil, nil
+				h.running.run(func() { h.giveUpKey(&own) })
+			}
+			if ctx.Err() != nil {
+				return nil, notBegun(ctx)
+			}
+			return nil, refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys does not answer: %w", err))
 		}
-		if err != nil {
-			// What was sent may yet be stored: it is of this start of the node, and
-			// whoever asks here next knows that nobody runs under it.
-			return 0, nil, refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys does not answer: %w", err))
-		}
+		k.unreserve() // another call runs under the key
 		pause.Reset(next)
 	}
 }
 
-// tryKey asks once; nothing at all is returned where the call has to wait.
-func (h *Host) tryKey(ctx context.Context, key bus.Key, value []byte, mine *keyed, idempotent bool) (revision uint64, other *keyed, bad *toolmesh.Error, err error) {
+// giveUpKey gives a key free that may have been stored, or will be, for a call that does
+// not begin. It takes the key and deletes it, until the store has answered or this node
+// has ended: what is on its way is refused from then on.
+func (h *Host) giveUpKey(k *claim) {
+	h.untilStored(func(ctx context.Context) error {
+		if h.keys.take(k.key.Name) != nil {
+			return nil // another call of this node: it takes over what it finds
+		}
+		defer h.keys.letGo(k.key.Name)
+		_, _, err := h.tryKey(ctx, k)
+		if k.revision > 0 {
+			err = h.bus.Delete(ctx, k.key, k.revision)
+		}
+		return err
+	})
+}
+
+// untilStored has the store told something until it has taken it, at growing intervals. A
+// conflict is as good: an acknowledgement was lost, or the key has expired, as it does in a
+// day. It ends with the host.
+func (h *Host) untilStored(tell func(context.Context) error) {
+	for wait := firstKeyRetry; ; wait = min(2*wait, lastKeyRetry) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(h.base), keyWait)
+		err := tell(ctx)
+		cancel()
+		if err == nil || errors.Is(err, bus.ErrConflict) {
+			return
+		}
+		select {
+		case <-time.After(wait):
+		case <-h.base.Done():
+			return
+		}
+	}
+}
+
+// tryKey asks once; nothing at all is returned where the call has to wait. Where the key
+// is the call's, the claim has its revision.
+func (h *Host) tryKey(ctx context.Context, k *claim) (other *keyed, bad *toolmesh.Error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, keyWait)
 	defer cancel()
-	revision, err = h.bus.Create(ctx, key, value, 0)
-	if !errors.Is(err, bus.ErrConflict) {
-		return revision, nil, nil, err
+	var full *toolmesh.Error // a call that has ended is answered all the same
+	if k.room != nil && k.done == nil {
+		k.done, full = k.room()
 	}
-	entry, err := h.bus.Latest(ctx, key)
+	if full == nil {
+		if k.revision, err = h.bus.Create(ctx, k.key, k.value, 0); !errors.Is(err, bus.ErrConflict) {
+			return nil, nil, err
+		}
+	}
+	entry, err := h.bus.Latest(ctx, k.key)
 	if errors.Is(err, bus.ErrNoKey) {
-		return 0, nil, nil, nil // it has just been given free
+		return nil, full, nil // or it has just been given free
 	}
 	if err != nil {
-		return 0, nil, nil, err
+		return nil, nil, err
 	}
-	other = new(keyed)
+	other, free, bad, err := h.heldBy(ctx, k, entry)
+	switch {
+	case !free:
+		return other, bad, err
+	case full != nil:
+		return nil, full, nil
+	}
+	k.revision, err = h.bus.Update(ctx, k.key, k.value, entry.Revision, 0)
+	if errors.Is(err, bus.ErrConflict) {
+		return nil, nil, nil // somebody was faster
+	}
+	return nil, nil, err
+}
+
+// heldBy says of what is stored under a key whether it may be taken over; else it is the
+// record of the call that has ended, an error, or nothing where a call runs.
+func (h *Host) heldBy(ctx context.Context, k *claim, entry bus.Entry) (other *keyed, free bool, bad *toolmesh.Error, err error) {
+	other, mine := new(keyed), k.mine
 	if err := json.Unmarshal(entry.Value, other); err != nil {
-		return 0, nil, refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record under the idempotency key cannot be read: %w", err)), nil
+		return nil, false, refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record under the idempotency key cannot be read: %w", err)), nil
 	}
-	free := false
 	switch {
 	case other.Epoch != mine.Epoch:
-		free = true // of a session of this name that has ended
+		return nil, true, nil, nil // of a session of this name that has ended
 	case other.Tool != mine.Tool || other.Digest != mine.Digest:
-		return 0, nil, refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the idempotency key names another call (tool and arguments must agree): use a new one")), nil
+		return nil, false, refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the idempotency key names another call (tool and arguments must agree): use a new one")), nil
 	case other.Done:
-		return 0, other, nil, nil
+		return other, false, nil, nil
 	case other.Node == h.node && other.Boot == h.boot:
-		free = true // this call holds the key on this node, so nobody runs under it
-	default:
-		lost, _, err := h.nodeLost(ctx, other.Node, other.Boot)
-		if err != nil || !lost {
-			return 0, nil, nil, err
-		}
-		if free = idempotent; !free {
-			return 0, nil, toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s, which ran the call of the idempotency key, is lost: whether the tool ran is not known", other.Node).
-				WithOrigin(toolmesh.OriginAgent).WithDetail("node", string(other.Node)).WithDetail("reason", "key_unknown"), nil
-		}
+		return nil, true, nil, nil // this call holds the key on this node, so nobody runs under it
 	}
-	if !free {
-		return 0, nil, nil, nil
+	lost, _, err := h.nodeLost(ctx, other.Node, other.Boot)
+	if err != nil || !lost || k.idempotent {
+		return nil, lost && err == nil, nil, err
 	}
-	revision, err = h.bus.Update(ctx, key, value, entry.Revision, 0)
-	if errors.Is(err, bus.ErrConflict) {
-		return 0, nil, nil, nil // somebody was faster
-	}
-	return revision, nil, nil, err
+	return nil, false, toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s, which ran the call of the idempotency key, is lost: whether the tool ran is not known", other.Node).
+		WithOrigin(toolmesh.OriginAgent).WithDetail("node", string(other.Node)).WithDetail("reason", "key_unknown"), nil
 }
 
 // nodeLost reports whether a start of a node has no lease any more, and whether that has
@@ -228,11 +353,12 @@ func (h *Host) nodeLost(ctx context.Context, node subjects.NodeID, boot subjects
 
 // settleKey stores what the call of a key ended with, and lets go of the key when it is
 // stored; or gives it free.
-func (h *Host) settleKey(c *inflight, key bus.Key, revision uint64, mine *keyed, record admit.Record) {
+func (h *Host) settleKey(c *inflight, k *claim, account subjects.SessionID, record admit.Record) {
 	began := record.Err == nil || record.Err.Started != toolmesh.StartedNo
-	if record.Err != nil && c.tool.descriptor.Annotations.Idempotent && mayRepeat(record.Err.Code) {
+	if record.Err != nil && k.idempotent && mayRepeat(record.Err.Code) {
 		began = false // once more is as good as once
 	}
+	mine := k.mine
 	mine.Done, mine.Result, mine.Error = true, record.Result, record.Err
 	if record.Err != nil {
 		mine.Error = h.fitting(record.Err)
@@ -240,38 +366,43 @@ func (h *Host) settleKey(c *inflight, key bus.Key, revision uint64, mine *keyed,
 		mine.Result, mine.Error = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON").WithStarted(toolmesh.StartedYes)
 	}
 	value, err := tool.MarshalPlain(mine)
-	if limit := h.bus.MaxPayload(); err != nil || record.Ref != nil || limit > 0 && int64(len(value)+answerRoom) > limit {
+	without := func(why string) {
 		mine.Result = nil
-		mine.Error = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the call has run, and its result, of %d bytes, was too large to be kept under its idempotency key", resultSize(record)).
+		mine.Error = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the call has run, and its result, of %d bytes, %s its idempotency key", resultSize(record), why).
 			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
 		value, _ = tool.MarshalPlain(mine)
 	}
-	store := func() bool {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(h.base), keyWait)
-		defer cancel()
-		var err error
-		if began {
-			_, err = h.bus.Update(ctx, key, value, revision, 0)
-		} else {
-			err = h.bus.Delete(ctx, key, revision)
-		}
-		// A conflict with ourselves: an acknowledgement was lost.
-		return err == nil || errors.Is(err, bus.ErrConflict)
+	if limit := h.bus.MaxPayload(); err != nil || record.Ref != nil || limit > 0 && int64(len(value)+answerRoom) > limit {
+		without("was too large to be kept under")
 	}
-	if store() {
-		h.keys.letGo(key.Name)
+	store := func(ctx context.Context) error {
+		if !began {
+			return h.bus.Delete(ctx, k.key, k.revision)
+		}
+		_, err := h.bus.Update(ctx, k.key, value, k.revision, 0)
+		if errors.Is(err, bus.ErrFull) && len(value) > answerRoom {
+			without("found no room in the store to be kept under")
+			_, err = h.bus.Update(ctx, k.key, value, k.revision, 0)
+		}
+		return err
+	}
+	stored := func() {
+		if began {
+			h.keys.stored.Take(account, int64(len(value)))
+		}
+		k.unreserve()
+		h.keys.letGo(k.key.Name)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.base), keyWait)
+	defer cancel()
+	if err := store(ctx); err == nil || errors.Is(err, bus.ErrConflict) {
+		stored()
 		return
 	}
-	h.log.Warn("the record of an idempotency key is stored later: the store does not answer", slog.String("rpc_id", string(c.Request.RPCID)))
+	h.log.Warn("the record of an idempotency key is stored later: the store does not take it", slog.String("rpc_id", string(c.Request.RPCID)))
 	h.running.run(func() {
-		for !store() {
-			select {
-			case <-time.After(keyRetry):
-			case <-h.base.Done():
-				return
-			}
-		}
-		h.keys.letGo(key.Name)
+		h.untilStored(store)
+		stored()
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/presence"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -551,7 +552,7 @@ func (h *Host) subscribe(k routeKey) (*nats.Subscription, error) {
 // sent is still served, so its route stays for a while.
 type retiredRoute struct {
 	tool *offered
-	at   atomic.Int64 // when its subscription was drained, unix ns; 0 = not yet
+	at   atomic.Int64 // when its subscription was drained, as [bus.Mono]; 0 = not yet
 }
 
 // retire takes one tool back: its subscription is drained. h.mu is held.
@@ -564,9 +565,9 @@ func (h *Host) retire(o *offered) {
 	delete(h.subs, o.sub)
 	r := &retiredRoute{tool: o}
 	h.retired = append(h.retired, r)
-	o.sub.SetClosedHandler(func(string) { r.at.Store(time.Now().UnixNano()) })
+	o.sub.SetClosedHandler(func(string) { r.at.Store(bus.Mono(time.Now())) })
 	if err := o.sub.Drain(); err != nil {
-		r.at.Store(time.Now().UnixNano())
+		r.at.Store(bus.Mono(time.Now()))
 	}
 }
 
@@ -576,7 +577,7 @@ func (h *Host) sweepRoutes(now time.Time) {
 	defer h.mu.Unlock()
 	kept := h.retired[:0]
 	for _, r := range h.retired {
-		if at := r.at.Load(); at == 0 || now.UnixNano()-at < int64(retireAfter) {
+		if at := r.at.Load(); at == 0 || bus.Mono(now)-at < int64(retireAfter) {
 			kept = append(kept, r)
 			continue
 		}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -622,6 +623,9 @@ func (p *player) text(m answer) string {
 	return transcript.Text(header, m.Data)
 }
 
+// meshTime is what a heartbeat says of it, and the files do not.
+var meshTime = regexp.MustCompile(`,"now_ms":\d+,"bound_ms":\d+`)
+
 func (p *player) heartbeat(s transcript.Step) {
 	p.t.Helper()
 	if strings.Contains(s.Raw, `"draining"`) && p.drained == nil {
@@ -630,7 +634,7 @@ func (p *player) heartbeat(s transcript.Step) {
 	}
 	got := ""
 	for range 20 {
-		if got = p.text(p.inboxes[s.Subject].next()); got == s.Raw {
+		if got = meshTime.ReplaceAllString(p.text(p.inboxes[s.Subject].next()), ""); got == s.Raw {
 			return
 		}
 	}

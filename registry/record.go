@@ -48,7 +48,7 @@ type NodeRecord struct {
 
 // stands is for how long a renewal lets the lease stand.
 func (r NodeRecord) stands() time.Duration {
-	return max(time.Duration(r.LeaseMS)*time.Millisecond, LeaseTTL)
+	return max(toolmesh.Millis(r.LeaseMS), LeaseTTL)
 }
 
 // Sandbox is a sandbox level as it was asked for and as the machine allows it.

@@ -31,6 +31,7 @@ const (
 	VerbRender     = "render"
 	VerbArguments  = "arguments"
 	VerbStats      = "stats"
+	VerbTime       = "time"
 )
 
 // Request is the body of a request; each verb reads its own fields.
@@ -91,6 +92,12 @@ type CandidatesAnswer struct {
 	Digest     string `json:"digest,omitempty"`
 	Streaming  bool   `json:"streaming,omitempty"`
 	Idempotent bool   `json:"idempotent,omitempty"`
+}
+
+// TimeAnswer is the broker's time as a node knows it: see [bus.MeshTime].
+type TimeAnswer struct {
+	NowMS   int64 `json:"now_ms"`
+	BoundMS int64 `json:"bound_ms"`
 }
 
 // StatsAnswer is what the nodes do, by their heartbeats of the last second.
@@ -258,7 +265,7 @@ func (r *Responder) receive(m *nats.Msg) {
 	case VerbCandidates:
 		id, _ = r.view.lookup(s.Session, q.Tool)
 	}
-	if id != "" {
+	if id != "" || s.Verb == VerbTime { // which must not wait
 		_ = answer()
 		return
 	}
@@ -278,6 +285,8 @@ func (r *Responder) handle(s subjects.Subject, q Request, asker string) (any, er
 		return r.arguments(s.Session, q)
 	case VerbStats:
 		return r.stats(), nil
+	case VerbTime:
+		return r.time()
 	}
 	field, name := "tool", q.Tool
 	switch s.Verb {
@@ -285,8 +294,8 @@ func (r *Responder) handle(s subjects.Subject, q Request, asker string) (any, er
 		field, name = "name", q.Name
 	case VerbCandidates, VerbDescribe:
 	default:
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s, %s, %s, %s, %s, %s and %s are possible",
-			s.Verb, VerbList, VerbDescribe, VerbResolve, VerbCandidates, VerbRender, VerbArguments, VerbStats)
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s, %s, %s, %s, %s, %s, %s and %s are possible",
+			s.Verb, VerbList, VerbDescribe, VerbResolve, VerbCandidates, VerbRender, VerbArguments, VerbStats, VerbTime)
 	}
 	if name == "" {
 		return nil, missing(field)
@@ -363,6 +372,17 @@ func askerOf(reply string) string {
 		return reply[:end]
 	}
 	return reply
+}
+
+// time is the broker's time, for callers, who must not ask the broker itself.
+func (r *Responder) time() (any, error) {
+	now := r.bus.Time()
+	if !now.Measured {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "this node does not know the broker's time yet")
+	}
+	var a TimeAnswer
+	a.NowMS, a.BoundMS = now.Millis()
+	return a, nil
 }
 
 // stats is what the nodes say of themselves. No node is left out for its age: one that

@@ -51,14 +51,13 @@ type View struct {
 	every   time.Duration
 	sparing bool
 
-	mu       sync.RWMutex // guards what follows
-	follows  []*follow
-	table    *table
-	wanted   map[listSum]*wantedList
-	nodes    map[subjects.NodeID]*nodeEntry
-	indexes  map[string]IndexRecord
-	sessions map[subjects.SessionID]SessionRecord
-	// over is when this view saw sessions end that it has no record of any more.
+	mu        sync.RWMutex // guards what follows
+	follows   []*follow
+	table     *table
+	wanted    map[listSum]*wantedList
+	nodes     map[subjects.NodeID]*nodeEntry
+	indexes   map[string]IndexRecord
+	sessions  map[subjects.SessionID]SessionRecord
 	leased    int  // how many of nodes have a lease
 	ears      ears // what is heard of heartbeats
 	closed    bool

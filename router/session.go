@@ -49,6 +49,7 @@ func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Sess
 	if o.TTL < 0 || o.TTL > 0 && o.TTL < time.Second {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the session's ttl is %v: at least 1s, or none", o.TTL)
 	}
+	o.TTL = min(o.TTL, toolmesh.MaxTime)
 	r.mu.Lock()
 	err := r.join(ctx)
 	r.mu.Unlock()

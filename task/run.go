@@ -249,7 +249,7 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 	}
 	for {
 		timeout := max(made.expires().Sub(r.s.now()), time.Millisecond)
-		if own := time.Duration(made.TimeoutMS) * time.Millisecond; own > 0 {
+		if own := toolmesh.Millis(made.TimeoutMS); own > 0 {
 			timeout = min(own, timeout)
 		}
 		result, err := r.once(caller, &made, n, timeout)
@@ -368,7 +368,7 @@ func (r *run) keep() time.Duration {
 // delivered again. Of several runners that have a task the first one's word counts.
 func (r *run) settle(t *stored, n int, wait time.Duration) {
 	s := r.s
-	for {
+	for tries := 1; ; tries++ {
 		err := s.write(context.WithoutCancel(s.base), t)
 		switch {
 		case err == nil:
@@ -397,7 +397,7 @@ func (r *run) settle(t *stored, n int, wait time.Duration) {
 		default:
 			s.log.Warn("the end of a task's attempt is stored later: the store does not answer", slog.String("rpc_id", string(r.id)))
 			select {
-			case <-time.After(firstBackoff):
+			case <-time.After(backoff(tries)):
 				continue
 			case <-s.quit:
 				return // the next runner gets it by the attempt's key

@@ -54,7 +54,7 @@ func (r *record) when(q *codec.TaskRequest, now time.Time) error {
 		}
 		r.Due = at.UTC()
 	case q.InMS > 0:
-		r.Due = now.Add(time.Duration(q.InMS) * time.Millisecond)
+		r.Due = now.Add(toolmesh.Millis(q.InMS))
 	case q.EveryMS > 0:
 		r.EveryMS = q.EveryMS
 	default:
@@ -100,7 +100,7 @@ func (s *Service) schedule(ctx context.Context, t *stored) error {
 	case t.Cron != "":
 		options = append(options, jetstream.WithScheduleCron(t.Cron))
 	case t.EveryMS > 0:
-		options = append(options, jetstream.WithScheduleEvery(time.Duration(t.EveryMS)*time.Millisecond))
+		options = append(options, jetstream.WithScheduleEvery(toolmesh.Millis(t.EveryMS)))
 	default:
 		options = append(options, jetstream.WithScheduleAt(t.Due))
 	}

@@ -310,7 +310,7 @@ func (d durationText) MarshalText() ([]byte, error) { return []byte(time.Duratio
 
 func (d *durationText) UnmarshalText(text []byte) error {
 	v, err := time.ParseDuration(string(text))
-	*d = durationText(v)
+	*d = durationText(min(v, toolmesh.MaxTime))
 	return err
 }
 

@@ -9,7 +9,7 @@ import (
 
 // Version is that of what passes between the agent and its processes, see
 // docs/worker-protocol.md. Each change of it is another one.
-const Version = 4
+const Version = 5
 
 // HeaderSize is the number of bytes before a body.
 const HeaderSize = 16
@@ -58,6 +58,7 @@ const (
 	FlagStream  uint8 = 1 // items are wanted one by one
 	FlagCollect uint8 = 2 // a generator's result is the list of its items
 	FlagMeta    uint8 = 4 // body: u32 length, a JSON object, then the arguments
+	FlagUntil   uint8 = 8 // before all that the end of the call's time: u64, as sandbox.Boottime
 )
 
 // Flags of NestedCall.

@@ -87,7 +87,7 @@ func TestNumbersAgreeWithPython(t *testing.T) {
 		"HELLO": int(frame.Hello), "VERSION": frame.Version,
 		"IMPORTING": int(frame.Importing), "DESCRIBED": int(frame.Described), "FORKED": int(frame.Forked),
 		"EXITED": int(frame.Exited), "CONFINED": int(frame.Confined), "STREAM": int(frame.FlagStream), "BATCH": int(frame.FlagBatch), "DESCRIBE": int(frame.FlagDescribe), "TASK": int(frame.FlagTask), "FILE": int(frame.FlagFile), "COLLECT": int(frame.FlagCollect),
-		"META": int(frame.FlagMeta), "HANDLE": int(frame.FlagHandle), "FAILED": int(frame.FlagFailed), "RAW": int(frame.FlagRaw), "SPENT": int(frame.FlagSpent), "LOG_STDOUT": int(frame.LogStdout),
+		"META": int(frame.FlagMeta), "UNTIL": int(frame.FlagUntil), "HANDLE": int(frame.FlagHandle), "FAILED": int(frame.FlagFailed), "RAW": int(frame.FlagRaw), "SPENT": int(frame.FlagSpent), "LOG_STDOUT": int(frame.LogStdout),
 		"LOG_STDERR": int(frame.LogStderr), "LOG_RECORD": int(frame.LogRecord), "HEADER_SIZE": frame.HeaderSize,
 		"LOG_PROGRESS": int(frame.LogProgress), "NESTED_RESULT": int(frame.NestedResult), "NESTED_ERROR": int(frame.NestedError),
 		"NESTED_ITEM": int(frame.NestedItem), "NESTED_END": int(frame.NestedEnd), "NESTED_CALL": int(frame.NestedCall),

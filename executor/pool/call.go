@@ -125,6 +125,10 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 		j.flags |= frame.FlagMeta
 		j.meta = metaOf(call.VarArgs)
 	}
+	if end, ok := ctx.Deadline(); ok { // a worker that is frozen until then does not begin it
+		j.flags |= frame.FlagUntil
+		j.meta = append(binary.LittleEndian.AppendUint64(nil, sandbox.Boottime(end)), j.meta...)
+	}
 	if p.cfg.Async {
 		j.done = make(chan struct{}, 1)
 	}

@@ -120,7 +120,7 @@ func (w *worker) beginNested(h frame.Header, body []byte) error {
 			return
 		}
 		var ctx context.Context
-		if ctx, refused = s.beginNested(n, time.Duration(about.TimeoutMS)*time.Millisecond); refused != nil {
+		if ctx, refused = s.beginNested(n, toolmesh.Millis(about.TimeoutMS)); refused != nil {
 			return
 		}
 		j.nesting.wg.Go(func() {

@@ -120,6 +120,9 @@ func (p *process) main() {
 		}
 		switch f.Type {
 		case frame.Call:
+			if f.Flags&frame.FlagUntil != 0 {
+				f.body = f.body[8:]
+			}
 			w := &work{process: p, id: f.ID, args: string(f.body), flags: f.Flags, cancelled: make(chan struct{})}
 			p.mu.Lock()
 			p.running[f.ID] = w

@@ -170,7 +170,7 @@ func replay(t *testing.T, lines []line, async bool) {
 		}
 		switch l.Type {
 		case frame.Call:
-			ctx, cancel := context.WithCancel(t.Context())
+			ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context())) // no end, which a frame would have
 			defer cancel()
 			args := l.body
 			if l.Flags&frame.FlagMeta != 0 { // credit: a pool leaves it to the worker how much it begins with

@@ -113,7 +113,7 @@ func (r *run) keepAlive(now time.Time) {
 	all := append([]*reader{r.to}, r.joined...)
 	r.mu.Unlock()
 	for _, to := range all {
-		if last := max(to.told.UnixNano(), to.began.UnixNano()); to.b.Keepalive && now.UnixNano()-last >= int64(keepaliveEvery) {
+		if to.b.Keepalive && now.Sub(to.told) >= keepaliveEvery && now.Sub(to.began) >= keepaliveEvery {
 			to.told = now
 			r.s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(to.b.KeepaliveHeader(r.s.Identity, -1, nil))})
 		}

@@ -243,7 +243,7 @@ func (k *Keeper) askOwner(g *Grant, a *asking, sent map[uint64]time.Time) {
 // asked.
 func (k *Keeper) grant(g *Grant, answer codec.LaneAnswer, sent map[uint64]time.Time) bool {
 	at, known := sent[answer.N]
-	end := at.Add(time.Duration(answer.MS) * time.Millisecond)
+	end := at.Add(toolmesh.Millis(answer.MS))
 	if answer.State != codec.LaneGranted || !known || !time.Now().Before(end.Add(-soft)) {
 		return false
 	}
@@ -363,7 +363,7 @@ func (k *Keeper) extend(answer codec.LaneAnswer) {
 		}
 		return
 	}
-	end := r.sent.Add(time.Duration(answer.MS) * time.Millisecond)
+	end := r.sent.Add(toolmesh.Millis(answer.MS))
 	var gone []*Grant
 	var follow []func(time.Time)
 	for _, id := range r.ids {

@@ -7,11 +7,9 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// window is how long chunks are kept, in slices that age together.
-const (
-	window     = 15 * time.Minute
-	sliceCount = 15
-)
+// sliceCount is in how many slices, which age together, the time is cut for which things
+// are kept.
+const sliceCount = 15
 
 // Account is whose part of a node a session has: its own, and empty for all sessions
 // that nobody created, whose names cost nothing. Those have an empty epoch.
@@ -22,10 +20,11 @@ func Account(session subjects.SessionID, epoch string) subjects.SessionID {
 	return session
 }
 
-// Quota counts the bytes of chunks that each account has stored through this
-// node within the last quarter of an hour. Its methods may be called concurrently.
+// Quota counts the bytes that each account has stored through this node within the time
+// for which they are kept. Its methods may be called concurrently.
 type Quota struct {
 	limit int64
+	keep  time.Duration
 	now   func() time.Time
 	begun time.Time
 
@@ -39,10 +38,10 @@ type usage struct {
 	last   int64 // number of the newest slice
 }
 
-// New returns the quota of a node through which each account may store limit bytes. now
-// is time.Now unless a test says otherwise.
-func New(limit int64, now func() time.Time) *Quota {
-	return &Quota{limit: limit, now: now, begun: now(), accounts: make(map[subjects.SessionID]*usage)}
+// New returns the quota of a node through which each account may store limit bytes, which
+// are kept for a time. now is time.Now unless a test says otherwise.
+func New(limit int64, keep time.Duration, now func() time.Time) *Quota {
+	return &Quota{limit: limit, keep: keep, now: now, begun: now(), accounts: make(map[subjects.SessionID]*usage)}
 }
 
 // Limit is how many bytes each account may store.
@@ -97,7 +96,7 @@ func (q *Quota) Forget(account subjects.SessionID) {
 // slice is the number of the slice of now, by the monotonic clock: a wall clock that is
 // set back would have nothing grow old until it has caught up. None is below 0.
 func (q *Quota) slice() int64 {
-	return sliceCount + int64(q.now().Sub(q.begun)/(window/sliceCount))
+	return sliceCount + int64(q.now().Sub(q.begun)/(q.keep/sliceCount))
 }
 
 func (u *usage) age(slice int64) {

@@ -12,7 +12,8 @@ import (
 func TestQuota(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000_020, 0)
-	q := New(100, func() time.Time { return now })
+	const window = 15 * time.Minute
+	q := New(100, window, func() time.Time { return now })
 	take := func(session subjects.SessionID, n, used int64, ok bool) {
 		t.Helper()
 		if gotUsed, gotOK := q.Take(session, n); gotUsed != used || gotOK != ok {

@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/internal/bus"
 )
 
 const (
@@ -68,7 +69,7 @@ type Reader struct {
 	Local func(admit.Record)
 
 	answered  atomic.Bool  // it has its one answer, or it is being sent
-	keepalive atomic.Int64 // when the last one was sent, unix ns
+	keepalive atomic.Int64 // when the last one was sent, as [bus.Mono]
 	probe     probe
 	misses    int // looks in a row that found no more of a call that has ended
 
@@ -266,10 +267,10 @@ func (r *Readers) KeepAlive(now time.Time) {
 	progress := r.progress.Load()
 	for _, j := range all {
 		last := j.keepalive.Load()
-		if j.Local != nil || !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || now.UnixNano()-last < int64(keepaliveEvery*7/8) {
+		if j.Local != nil || !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || last != 0 && bus.Mono(now)-last < int64(keepaliveEvery*7/8) {
 			continue
 		}
-		j.keepalive.Store(now.UnixNano())
+		j.keepalive.Store(bus.Mono(now))
 		r.node.Host.Send(&nats.Msg{Subject: j.Reply, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
 	}
 }

@@ -85,7 +85,7 @@ func begin(t *testing.T, req *codec.Request, limit int64) (*fake, *Readers, *Str
 	f := &fake{}
 	node := &Node{
 		ID: "n", Base: t.Context(), Log: slog.New(slog.DiscardHandler), Host: f, Store: f,
-		Quota: quota.New(limit, time.Now), Replays: fair.NewQueue[subjects.SessionID](16, 16, func(f func()) { go f() }), Account: func(s subjects.SessionID) subjects.SessionID { return s },
+		Quota: quota.New(limit, time.Hour, time.Now), Replays: fair.NewQueue[subjects.SessionID](16, 16, func(f func()) { go f() }), Account: func(s subjects.SessionID) subjects.SessionID { return s },
 	}
 	req.Session, req.RPCID = "default", "r1"
 	r := &Readers{}

@@ -35,6 +35,16 @@ const (
 	drift = 5000
 )
 
+// began is the zero of [Mono], a moment ago so that no later time is 0.
+var began = time.Now().Add(-time.Hour)
+
+// Mono is a time that this process has read, in nanoseconds by the monotonic clock: what
+// lies between two of them is right whatever becomes of the machine's date. It is above 0.
+func Mono(t time.Time) int64 { return int64(t.Sub(began)) }
+
+// MonoTime is the time of a [Mono].
+func MonoTime(ns int64) time.Time { return began.Add(time.Duration(ns)) }
+
 // MeshTime is the broker's clock as this process knows it.
 type MeshTime struct {
 	// Now is the broker's time.
@@ -46,6 +56,11 @@ type MeshTime struct {
 	Measured bool
 }
 
+// Millis is the time as it is told to others: unix ms, and a bound for the whole of them.
+func (t MeshTime) Millis() (now, bound int64) {
+	return t.Now.UnixMilli(), (t.Bound + 2*time.Millisecond - 1).Milliseconds()
+}
+
 // clock measures the broker's time against the local monotonic clock.
 type clock struct {
 	base     time.Time    // monotonic zero
@@ -53,6 +68,9 @@ type clock struct {
 	lastWall atomic.Int64 // unix time of it: the monotonic clock stands while a machine sleeps
 	lastStop atomic.Int64 // monotonic time at which the last stall was seen; 0 = never
 	kick     chan struct{}
+	told     atomic.Pointer[string] // where the mesh is asked for it, see [Bus.TimeAt]
+	denied   time.Time              // of the connection that may not ask the broker; measureTime only
+	wanted   atomic.Int64           // when [Bus.WantTime] last asked, as [Mono]
 
 	mu       sync.Mutex
 	asked    uint64        // counts what makes a measurement necessary
@@ -108,6 +126,31 @@ func (b *Bus) Time() MeshTime {
 		Now:      time.Unix(0, int64(mono+c.offset)),
 		Bound:    c.rtt/2 + (mono-c.at)/drift + c.slack,
 		Measured: true,
+	}
+}
+
+// TimeAt says at which subject the mesh tells the time to a connection that must not ask
+// the broker. It is asked there when somebody wants it.
+func (b *Bus) TimeAt(subject string) { b.clock.told.CompareAndSwap(nil, &subject) }
+
+// WantTime has the time measured that is not known, or was told by the mesh more than a
+// minute ago: beside what the caller does, and not more often than every 5 s.
+func (b *Bus) WantTime() {
+	c := &b.clock
+	now := Mono(time.Now())
+	last := c.wanted.Load()
+	if c.told.Load() == nil || last != 0 && now-last < int64(timeRetry) || !c.wanted.CompareAndSwap(last, now) {
+		return
+	}
+	c.mu.Lock()
+	known := c.measured && c.mono()-c.at < timeEvery
+	c.mu.Unlock()
+	if known {
+		return
+	}
+	select {
+	case c.kick <- struct{}{}:
+	default:
 	}
 }
 
@@ -211,7 +254,7 @@ func (b *Bus) measureTime() {
 				return
 			case refused && !was:
 				b.log.Warn("the broker does not tell this connection its time: deadlines are neither sent nor checked, and this machine's clock stands for the mesh's", errorAttr(err))
-			case err != nil && !refused:
+			case err != nil && !refused && !b.State().Since.Equal(c.denied): // else somebody has to want it
 				pause = timeRetry
 			}
 		}
@@ -220,13 +263,13 @@ func (b *Bus) measureTime() {
 }
 
 // refusesTime reports whether nobody answers for the time, or this connection may
-// not ask: that stays so until the next connection.
+// not ask: that stays so until the next connection, or until [Bus.WantTime].
 func refusesTime(err error) bool {
 	return errors.Is(err, nats.ErrNoResponders) || toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied
 }
 
-// measure asks the broker its time. Any answer but silence ends the wait of
-// [Bus.FreshTime].
+// measure asks the broker its time, or the mesh where the broker does not tell it. Any
+// answer but silence ends the wait of [Bus.FreshTime].
 func (b *Bus) measure() error {
 	c := &b.clock
 	c.mu.Lock()
@@ -234,32 +277,67 @@ func (b *Bus) measure() error {
 	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(b.ctx, timeTimeout)
 	defer cancel()
-	sent := c.mono()
-	m, err := b.Request(ctx, nats.NewMsg(subjects.UserInfo))
+	var now time.Time
+	var bound time.Duration
+	var err error
+	sent, made := c.mono(), b.State().Since
+	if !made.Equal(c.denied) {
+		if now, err = b.brokerTime(ctx); refusesTime(err) {
+			c.denied = made
+		}
+	}
+	if told := c.told.Load(); told != nil && made.Equal(c.denied) {
+		sent = c.mono()
+		now, bound, err = b.toldTime(ctx, *told)
+	}
 	at := c.mono()
-	refused := refusesTime(err)
-	if err != nil && !refused {
+	if err != nil && !refusesTime(err) {
 		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil {
+		c.rtt, c.at, c.measured = at-sent+2*bound, at, true
+		c.offset = time.Duration(now.UnixNano()) - (sent + (at-sent)/2)
+	}
+	c.answered = asked
+	if asked == c.asked && err == nil {
+		c.slack = 0
+	}
+	close(c.changed)
+	c.changed = make(chan struct{})
+	return err
+}
+
+// brokerTime is the time by the answer of the NATS server.
+func (b *Bus) brokerTime(ctx context.Context) (time.Time, error) {
+	m, err := b.Request(ctx, nats.NewMsg(subjects.UserInfo))
+	if err != nil {
+		return time.Time{}, err
 	}
 	var info struct {
 		Server struct {
 			Time time.Time `json:"time"`
 		} `json:"server"`
 	}
-	if !refused && (json.Unmarshal(m.Data, &info) != nil || info.Server.Time.IsZero()) {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the broker's answer holds no time")
+	if json.Unmarshal(m.Data, &info) != nil || info.Server.Time.IsZero() {
+		return time.Time{}, toolmesh.Errorf(toolmesh.CodeProtocolError, "the broker's answer holds no time")
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !refused {
-		c.rtt, c.at, c.measured = at-sent, at, true
-		c.offset = time.Duration(info.Server.Time.UnixNano()) - (sent + c.rtt/2)
+	return info.Server.Time, nil
+}
+
+// toldTime is the time by the answer of a node.
+func (b *Bus) toldTime(ctx context.Context, subject string) (now time.Time, bound time.Duration, err error) {
+	m, err := b.Request(ctx, nats.NewMsg(subject))
+	if err != nil {
+		return now, 0, err
 	}
-	c.answered = asked
-	if asked == c.asked {
-		c.slack = 0
+	var told struct {
+		Now   int64 `json:"now_ms"`
+		Bound int64 `json:"bound_ms"`
 	}
-	close(c.changed)
-	c.changed = make(chan struct{})
-	return err
+	if json.Unmarshal(m.Data, &told) != nil || told.Now == 0 {
+		return now, 0, toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh does not know the broker's time")
+	}
+	return time.UnixMilli(told.Now), toolmesh.Millis(told.Bound), nil
 }

@@ -183,7 +183,7 @@ func (b *Bus) publishKey(ctx context.Context, key Key, value []byte, ttl time.Du
 		opts = append(opts, jetstream.WithExpectLastSequencePerSubject(*expect))
 	}
 	if !b.Connected() {
-		return 0, errDisconnected(nil)
+		return 0, errDisconnected(errNotSent)
 	}
 	ack, err := b.js.PublishMsg(ctx, m, opts...)
 	switch {
@@ -191,6 +191,8 @@ func (b *Bus) publishKey(ctx context.Context, key Key, value []byte, ttl time.Du
 		return ack.Sequence, nil
 	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
 		return 0, fmt.Errorf("write %s: %w", key, ErrConflict)
+	case Full(err):
+		return 0, toolmesh.Errorf(toolmesh.CodeUnavailable, "write %s: %w", key, fmt.Errorf("%w: %w", ErrFull, err)).WithOrigin(toolmesh.OriginMesh)
 	case errors.Is(err, nats.ErrMaxPayload):
 		return 0, sendError(err, m.Size(), b.MaxPayload())
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
@@ -198,6 +200,14 @@ func (b *Bus) publishKey(ctx context.Context, key Key, value []byte, ttl time.Du
 	default:
 		return 0, apiError("write "+key.String(), err)
 	}
+}
+
+var errNotSent = errors.New("nothing was sent")
+
+// Refused reports whether the error of a write says that nothing was written, or will be:
+// it did not leave, met nobody, or found no room.
+func Refused(err error) bool {
+	return errors.Is(err, ErrFull) || errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, errNotSent)
 }
 
 // IsUnavailable reports whether err says that the broker or its JetStream does

@@ -73,7 +73,7 @@ type entry struct {
 	retryAt  time.Time
 	failed   bool // the build of record; an earlier instance may still serve
 
-	began atomic.Int64  // when the build that runs began, in Unix nanoseconds; 0: none does
+	began atomic.Int64  // when the build that runs began, as [bus.Mono]; 0: none does
 	built atomic.Uint32 // how the last build of what is installed ended, for those who do not wait for mu
 }
 
@@ -87,7 +87,7 @@ const (
 // slow reports whether a build runs that has lasted longer than most.
 func (e *entry) slow(most time.Duration) bool {
 	began := e.began.Load()
-	return began != 0 && time.Since(time.Unix(0, began)) >= most
+	return began != 0 && time.Since(bus.MonoTime(began)) >= most
 }
 
 // Manager keeps what a node serves in line with what is installed. Its methods
@@ -373,7 +373,7 @@ func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
 	if ctx.Err() != nil {
 		return
 	}
-	e.began.Store(time.Now().UnixNano())
+	e.began.Store(bus.Mono(time.Now()))
 	defer e.began.Store(0)
 	slow := time.AfterFunc(m.buildWait, func() { leave(); m.wake() })
 	defer slow.Stop()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/BurntSushi/toml"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -204,7 +205,7 @@ func (s *section) duration(key string, to *time.Duration) {
 		if err == nil && d <= 0 {
 			err = errors.New("it is not above zero")
 		}
-		return d, err
+		return min(d, toolmesh.MaxTime), err
 	}, to)
 }
 

@@ -380,11 +380,11 @@ func (c *call) pass(node subjects.NodeID, boot subjects.BootID, tick <-chan time
 	words := make(chan word, 8)
 	var first, answered atomic.Bool // the node has said something of the call, and more than that it runs
 	var heard atomic.Int64
-	heard.Store(time.Now().UnixNano())
+	heard.Store(bus.Mono(time.Now()))
 	inbox, err := s.bus.Open(func(m *nats.Msg, err error) {
 		w, already := ended, first.Load()
 		if err == nil {
-			heard.Store(time.Now().UnixNano())
+			heard.Store(bus.Mono(time.Now()))
 			if w = c.read(m, already); w != refuses && !bus.NoResponders(m) {
 				first.Store(true)
 				sign := len(m.Data) == 0 && m.Header.Get(codec.HeaderKeepalive) != ""
@@ -434,7 +434,7 @@ func (c *call) pass(node subjects.NodeID, boot subjects.BootID, tick <-chan time
 				return true
 			}
 		case <-tick:
-			silent := time.Since(time.Unix(0, heard.Load()))
+			silent := time.Since(bus.MonoTime(heard.Load()))
 			switch {
 			case !first.Load():
 				c.sign() // the node says so itself from its first word on

@@ -148,6 +148,25 @@ func TestWhatDoesNotWait(t *testing.T) {
 	}
 }
 
+// A call that has "for ever" waits as any other, and has its answer when it has run.
+func TestCallsWithoutEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, single(t), 1, &standby.Options{})
+	var calls []<-chan *nats.Msg
+	for _, header := range []string{"Mesh-Timeout-Ms", "Mesh-Deadline"} {
+		for _, ms := range []string{"9007199254740991", "9223372036854775807"} {
+			calls = append(calls, r.request("weather.today", `{}`, nats.Header{header: {ms}}))
+		}
+	}
+	r.awaits(len(calls))
+	r.node("n1", 4)
+	for _, call := range calls {
+		if m := <-call; m.Header.Get("Mesh-Node") != "n1" || m.Header.Get("Mesh-Error-Code") != "" {
+			t.Errorf("%v %s", m.Header, m.Data)
+		}
+	}
+}
+
 // A call waits within its time, and within the router's; the answer says why and what to do.
 func TestTheWaitHasBounds(t *testing.T) {
 	r := newRig(t, single(t), 1, &standby.Options{Calls: 2, Timeout: 3 * time.Second})

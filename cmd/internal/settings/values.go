@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -132,7 +133,7 @@ func (t *Timeout) UnmarshalText(text []byte) error {
 	if err != nil || d < time.Millisecond {
 		return fmt.Errorf(`want a duration from 1ms on, such as "90s" or "1h30m"`)
 	}
-	*t = Timeout(d)
+	*t = Timeout(min(d, toolmesh.MaxTime))
 	return nil
 }
 

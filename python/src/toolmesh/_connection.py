@@ -26,6 +26,7 @@ from nats.aio.client import Client
 
 from . import _finding, _names, _payloads, _routes
 from ._answers import failed, unserved
+from ._clock import FOREVER, Clock
 from ._core import errors, values
 
 if typing.TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Call:
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
-            self.deadline = time.monotonic() + self.timeout
+            self.deadline = time.monotonic() + min(self.timeout, FOREVER)
 
     def left(self) -> float | None:
         """The seconds that are left; ToolTimeout when none are."""
@@ -251,7 +252,7 @@ class Connection:
         self._routes = _routes.Routes(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_error: BaseException | None = None
-        self.closed = False
+        self.closed, self._clock = False, Clock()
 
     # The link.
 
@@ -511,6 +512,12 @@ class Connection:
 
     # Calls.
 
+    def headers(self, call: Call) -> dict[str, str]:
+        """The headers of a request, with its deadline once the mesh's time is known, which is asked for beside it."""
+        if self._clock.asks():
+            self._beside(self._clock.measure(self.ask(_names.registry(call.session, "time"), {}, wait=2)))
+        return self._clock.dated(call.headers(), call.left())
+
     async def send(self, one: Pending, call: Call, headers: dict[str, str]) -> None:
         """Sends a call for the first time."""
         nc = await self.ready()
@@ -620,7 +627,7 @@ class Connection:
             self.listen(place.node)
             place.ours += 1
         try:
-            headers = call.headers()
+            headers = self.headers(call)
             await self.send(one, call, headers)
             last = time.monotonic()
             while True:

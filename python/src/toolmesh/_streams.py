@@ -93,7 +93,7 @@ class Stream:
 
     async def _attempt(self, call: Call, queue: asyncio.Queue[typing.Any]) -> None:
         where = subject(call)
-        headers = {**call.headers(), "Mesh-Stream": "1", "Mesh-Credit": str(_FIRST)}
+        headers = {**self.connection.headers(call), "Mesh-Stream": "1", "Mesh-Credit": str(_FIRST)}
         end = await self.connection.subscribe(_names.live(call.session, call.rpc_id), self._live)
         one = self._one = Pending(self.connection, where)
         complete = False

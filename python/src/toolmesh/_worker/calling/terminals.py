@@ -7,8 +7,8 @@ import os
 import termios
 
 from ..describing.values import Mismatch, NotSerializable
-from ..state import forking
-from ..wire.frames import ERROR, META, RAW
+from ..state import forking, turns
+from ..wire.frames import ERROR, META, RAW, UNTIL
 from . import failures
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -29,9 +29,17 @@ class TooLarge(Exception):
         self.what = what
 
 
+class Late(Exception):
+    """A call's time was up before its worker looked at it: the worker, or all of the machine, was frozen."""
+
+
 def bound(tool: Tool, flags: int, body: bytes) -> tuple[Sequence[Any], dict[str, Any], dict[str, JSON]]:
     """(positional, keyword, meta) of a CALL. Of what it raises unbound tells."""
     meta: dict[str, JSON] = {}
+    if flags & UNTIL:
+        if turns.over(int.from_bytes(body[:8], "little")):
+            raise Late
+        body = body[8:]
     if flags & META:
         size = 4 + int.from_bytes(body[:4], "little")
         meta, body = tool.decode(body[4:size]), body[size:]
@@ -43,6 +51,8 @@ def bound(tool: Tool, flags: int, body: bytes) -> tuple[Sequence[Any], dict[str,
 
 def unbound(failure: BaseException, tool: Tool) -> bytes:
     """The body for arguments that do not reach a tool's function."""
+    if isinstance(failure, Late):
+        return failures.body("deadline_exceeded", "the call's time was up before its worker began it", False)
     if isinstance(failure, Mismatch):
         return failures.invalid([failure])
     if isinstance(failure, ValueError):

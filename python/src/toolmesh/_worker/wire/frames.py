@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     JSON: TypeAlias = Any  # None, bool, int, float, str, list[JSON] or dict[str, JSON]
     Frame: TypeAlias = tuple[int, int, int, int, bytes]  # type, flags, slot, call id, body
 
-VERSION = 4  # of what passes between the agent and its processes; each change of it is another one
+VERSION = 5  # of what passes between the agent and its processes; each change of it is another one
 HEADER = struct.Struct("<IBBHQ")
 HEADER_SIZE = 16
 NUMBER, NUMBERS = struct.Struct("<i"), struct.Struct("<ii")  # bodies of FORKED and EXITED
@@ -65,6 +65,7 @@ FAILED = 2
 STREAM = 1
 COLLECT = 2
 META = 4
+UNTIL = 8  # the body begins with the end of the call's time, u64 nanoseconds of CLOCK_BOOTTIME
 
 # Flags of NESTED_CALL.
 BATCH = 2  # no tool: the arguments are a list of calls
