@@ -18,12 +18,16 @@ const (
 	ControlCredit ControlType = "credit"
 	// ControlWhere asks which node has a call, running or with its result.
 	ControlWhere ControlType = "where"
+	// ControlPass lets a router pass a call on: the answer to its keepalive with
+	// [AwaitsAnswer], whose number is Seq.
+	ControlPass ControlType = "pass"
 )
 
 // Control is a message on a ctl subject, which names the call.
 type Control struct {
 	Type ControlType `json:"type"`
-	// Seq is the item up to which a stream may send, for credit: absolute.
+	// Seq is the item up to which a stream may send, for credit: absolute. For pass it is
+	// the number of the question.
 	Seq int64 `json:"seq,omitempty"`
 }
 
@@ -38,14 +42,14 @@ func ParseControl(h Header, body []byte) (Control, *toolmesh.Error) {
 	if err != nil {
 		return c, refused(err)
 	}
-	if c.Type == ControlCredit {
+	if c.Type == ControlCredit || c.Type == ControlPass {
 		c.Seq = wire.Seq.n
 	}
 	switch {
 	case len(bytes.TrimSpace(body)) == 0:
 		c.Type = ControlCancel
 	case c.Type == ControlCancel, c.Type == ControlWhere:
-	case c.Type == ControlCredit && c.Seq >= 0:
+	case (c.Type == ControlCredit || c.Type == ControlPass) && c.Seq >= 0:
 	default:
 		return c, refused(invalid("control type %q is not known: cancel, where, or credit with a seq", c.Type))
 	}

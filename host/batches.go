@@ -137,13 +137,14 @@ func (h *Host) CallHere(ctx context.Context, call *codec.Call, args json.RawMess
 	began := time.Now()
 	ended := make(chan admit.Record, 1)
 	stays, stop := context.WithCancelCause(context.WithoutCancel(ctx))
-	told := context.AfterFunc(ctx, func() {
+	defer context.AfterFunc(ctx, func() {
 		if !errors.Is(context.Cause(ctx), client.ErrLeft) {
 			stop(context.Cause(ctx))
+			// It may have joined one that does not end with ctx.
+			h.cancel(admit.Key{Session: subject.Session, RPC: subjects.WireName(call.RPCID)}, toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedYes))
 		}
-	})
+	})()
 	if !h.here.try(func() {
-		defer told()
 		if !(batchHost{h}).begin(stays, subject, req, progress, func(r admit.Record) { ended <- r }) {
 			ended <- admit.Record{Err: errNotHere}
 		}

@@ -386,6 +386,7 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 	}
 	h.release(call, record)
 	first := c.Claim()
+	c.readers.Close()
 	h.calls.Finish(call, record)
 	if first && !record.Streamed {
 		h.answer(&c.Reader, record)

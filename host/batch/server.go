@@ -144,7 +144,9 @@ type reader struct {
 	b     *codec.Batch
 	reply string
 	began time.Time
-	told  time.Time // that it runs; of the ticker
+	told  time.Time     // that it runs; of the ticker, as
+	gone  time.Duration // for how long nobody has been there
+	probe bus.Probe
 }
 
 // Serve takes a request on a batch subject, and returns when there is nothing more for
@@ -252,7 +254,9 @@ func (s *Server) pass(owner subjects.NodeID, subject subjects.Subject, to *reade
 		s.passing.Add(-1)
 		if !passed {
 			s.run(s.request(subject, to), to)
+			return
 		}
+		to.probe.Close()
 	})
 }
 
