@@ -14,8 +14,9 @@
 //	4  client                                      calls, streams, cancels
 //	3  registry, internal/chunks                   which node serves what; streams stored and replayed
 //	2  executor, internal/index, internal/bus      Python workers; sources and bundles; NATS
-//	1  tool, codec, internal/cache                 what a tool is; what a message is; results that are kept
+//	1  tool, codec, internal/cache, internal/deep  what a tool is; what a message is; results that are kept; deep folders
 //	0  toolmesh, subjects, python, examples        words, names, the worker's files
+//	   internal/fair                              room and work that sessions share
 //
 // # The way of a call
 //

@@ -226,7 +226,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	if err = a.host.ServeBatches(ctx, a.view, a.store, a.client); err != nil {
 		return err
 	}
-	a.tasks = task.New(a.bus, a.store, a.client, &task.Options{Sessions: a.sessions, Replicas: a.opts.Replicas, Local: a.host, Await: a.view.Await, Logger: a.log})
+	a.tasks = task.New(a.bus, a.store, a.client, &task.Options{Sessions: a.sessions, Replicas: a.opts.Replicas, Await: a.view.Await, Logger: a.log})
 	a.awaiting = registry.NewAwaiting(a.bus, a.tasks.Awaited)
 	if err = a.tasks.Start(ctx); err != nil {
 		return err

@@ -41,6 +41,12 @@ func start(t *testing.T, s *meshtest.Server, node subjects.NodeID) *agent.Agent 
 // startIn is start in a folder that may be an earlier agent's.
 func startIn(t *testing.T, s *meshtest.Server, node subjects.NodeID, dir string, change ...func(*agent.Options)) *agent.Agent {
 	t.Helper()
+	return startOn(t, s.Connect(t), node, dir, change...)
+}
+
+// startOn is startIn on a connection.
+func startOn(t *testing.T, nc *nats.Conn, node subjects.NodeID, dir string, change ...func(*agent.Options)) *agent.Agent {
+	t.Helper()
 	// The tools of most tests write where the test is.
 	o := &agent.Options{Node: node, Environ: os.Environ(), WorkerUser: strconv.Itoa(os.Geteuid()), PrivateSources: true}
 	if os.Getenv("MESH_TEST_LOGS") != "" {
@@ -49,7 +55,7 @@ func startIn(t *testing.T, s *meshtest.Server, node subjects.NodeID, dir string,
 	for _, c := range change {
 		c(o)
 	}
-	a, err := agent.New(s.Connect(t), dir, o)
+	a, err := agent.New(nc, dir, o)
 	if err != nil {
 		t.Fatal(err)
 	}

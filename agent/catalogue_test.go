@@ -99,22 +99,9 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 		id, description, schema, reason string
 		warning                         string
 		positional                      []string
-		streaming                       bool
 	}{
-		{
-			id: "static.keyed.ask", description: "Ask somebody.", reason: "--env ASK_KEY", positional: []string{"question", "tone"}, warning: "tone: shapes.Tone",
-			schema: `{"type":"object","properties":{"question":{"type":"string","description":"what to ask"},"tone":{},` +
-				`"times":{"type":"integer","default":2}},"required":["question"],"additionalProperties":false}`,
-		},
-		{
-			id: "static.needs.count", description: "Count.", reason: "UNDECLARED", positional: []string{"to"}, streaming: true, warning: "its default is not known",
-			schema: `{"type":"object","properties":{"to":{"anyOf":[{"type":"integer"},{"type":"null"}]}},"additionalProperties":false}`,
-		},
-		{
-			id: "static.lost.table", description: "A table.", reason: "no_such_package_of_ours", positional: []string{"rows", "frame"}, warning: "no_such_package_of_ours",
-			schema: `{"type":"object","properties":{"rows":{"type":"array","items":{"type":"integer"}},"frame":{},"more":{"type":"array","items":{"type":"string"}}},` +
-				`"required":["rows","frame"],"additionalProperties":false}`,
-		},
+		{id: "static.needs.count", description: "Count.", reason: "UNDECLARED", warning: "its arguments", schema: `{"type":"object"}`},
+		{id: "static.lost.table", description: "A table.", reason: "no_such_package_of_ours", warning: "its arguments", schema: `{"type":"object"}`},
 		{
 			id: "static.program", description: "Runs a program.", reason: "command not found", positional: []string{"text"},
 			schema: `{"type":"object","properties":{"text":{"type":"string"}},"required":["text"],"additionalProperties":false}`,
@@ -131,7 +118,7 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 			t.Errorf("%s warns %q, want %q", want.id, found, want.warning)
 		}
 		l := listed(t, c, want.id)
-		if l.State != "unavailable" || !strings.Contains(l.Reason, want.reason) || l.Description != want.description || len(l.Nodes) != 0 || l.Streaming != want.streaming {
+		if l.State != "unavailable" || !strings.Contains(l.Reason, want.reason) || l.Description != want.description || len(l.Nodes) != 0 {
 			t.Errorf("%s is listed as %+v", want.id, l)
 		}
 		e := fails(t, c, want.id, `{}`, toolmesh.CodeUnavailable, want.reason)
@@ -139,12 +126,12 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 			t.Errorf("%s: started %v", want.id, e.Started)
 		}
 	}
-	if a := describe(t, c, "static.needs.count"); a.Annotations["timeout"] != "7s" || a.Annotations["streaming"] != true {
+	if a := describe(t, c, "static.needs.count"); a.Annotations["timeout"] != "7s" {
 		t.Errorf("what tools.toml says of a tool is lost: %v", a.Annotations)
 	}
 
 	// Of what the source does not show, nothing is known but why.
-	for id, reason := range map[string]string{"static.gone.f": "No module named", "static.broken.f": "SyntaxError", "static.works.none": "has no none"} {
+	for id, reason := range map[string]string{"static.keyed.ask": "--env ASK_KEY", "static.gone.f": "No module named", "static.broken.f": "SyntaxError", "static.works.none": "has no none"} {
 		if l := listed(t, c, id); l.State != "unavailable" || !strings.Contains(l.Reason, reason) || l.Description != "" {
 			t.Errorf("%s is listed as %+v", id, l)
 		}
@@ -154,11 +141,10 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 	}
 
 	// With what it lacked, the import's description takes the place of the source's.
-	before := describe(t, c, "static.keyed.ask")
 	install(t, nc, map[string]any{"source": source, "env": map[string]string{"ASK_KEY": "k"}})
 	a := describe(t, c, "static.keyed.ask")
-	if a.Source != "import" || len(a.Nodes) != 1 || !strings.Contains(string(a.InputSchema), `"enum":["kind","harsh"]`) || a.Description != before.Description {
-		t.Errorf("after the import: %+v, before: %+v", a, before)
+	if a.Source != "import" || len(a.Nodes) != 1 || !strings.Contains(string(a.InputSchema), `"enum":["kind","harsh"]`) || a.Description != "Ask somebody." {
+		t.Errorf("after the import: %+v", a)
 	}
 	if l := listed(t, c, "static.keyed.ask"); l.State != "serving" || l.Reason != "" {
 		t.Errorf("after the import it is listed as %+v", l)
@@ -166,9 +152,9 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 	gives(t, c, "static.keyed.ask", `{"question":"?","tone":"harsh"}`, `"k?harsh"`)
 }
 
-// A node that cannot make an index's environment knows its tools from source; a
-// node that serves them is believed before it.
-func TestANodeThatCannotBuildAnIndexDescribesItsTools(t *testing.T) {
+// A node that cannot make an index's environment says why of its tools; a node that serves
+// them is believed before it.
+func TestANodeThatCannotBuildAnIndexSaysWhy(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	one := startIn(t, s, "one", t.TempDir())
@@ -192,15 +178,8 @@ func TestANodeThatCannotBuildAnIndexDescribesItsTools(t *testing.T) {
 	}
 	gives(t, c, "picky.t.f", `{"x":3}`, `3`)
 	stop(t, one)
-	var a about
-	for deadline := time.Now().Add(time.Minute); ; {
-		if a = describe(t, c, "picky.t.f"); len(a.Nodes) == 0 || time.Now().After(deadline) {
-			break
-		}
-	}
-	if a.Source != "static" || len(a.Nodes) != 0 || a.Description != "Picky." ||
-		string(a.InputSchema) != `{"type":"object","properties":{"x":{"type":"integer","default":1}},"additionalProperties":false}` {
-		t.Errorf("when none serves it: %+v %s", a, a.InputSchema)
+	for deadline := time.Now().Add(time.Minute); listed(t, c, "picky.t.f").State != "unavailable" && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
 	}
 	if l := listed(t, c, "picky.t.f"); l.State != "unavailable" || !strings.Contains(l.Reason, "init command") {
 		t.Errorf("it is listed as %+v", l)

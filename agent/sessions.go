@@ -2,31 +2,15 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
-
-// created is when a session was created, by the local clock; zero if the view
-// has no record of that epoch of it.
-func (a *Agent) created(session subjects.SessionID, epoch string) time.Time {
-	if epoch == "" {
-		return time.Time{}
-	}
-	r, ok := a.view.Session(session)
-	if !ok || r.Epoch != epoch {
-		return time.Time{}
-	}
-	return a.local(r.Created)
-}
-
-// local is a moment of mesh time by the local clock.
-func (a *Agent) local(at time.Time) time.Time {
-	return time.Now().Add(at.Sub(a.bus.Time().Now))
-}
 
 // sessionCheck is how often the workers of sessions are compared with the sessions
 // that there are, beside each change of those.
@@ -59,7 +43,7 @@ func (a *Agent) followSessions(view *registry.View) {
 func (a *Agent) endSessions(ctx context.Context, view *registry.View) {
 	for _, index := range a.indexes() {
 		for _, bound := range index.Sessions() {
-			if !a.sessionEnded(view, bound) {
+			if !a.sessionEnded(ctx, view, bound) {
 				continue
 			}
 			if err := index.EndSession(ctx, bound.Name, bound.Epoch); err != nil {
@@ -69,18 +53,17 @@ func (a *Agent) endSessions(ctx context.Context, view *registry.View) {
 	}
 }
 
-// sessionEnded reports whether no call of a session that has workers can come any more.
-// A session whose creation no call knew of may be one that nobody created, and
-// then nobody ends it; or all its calls came before the news.
-func (a *Agent) sessionEnded(view *registry.View, bound executor.Session) bool {
+// sessionEnded reports whether no call of a session that has workers can come any more. One
+// that nobody had created ends when somebody creates a session of its name. What the view
+// says of another is asked of the registry before it counts: a view may be behind its calls.
+func (a *Agent) sessionEnded(ctx context.Context, view *registry.View, bound executor.Session) bool {
 	id := subjects.SessionID(bound.Name)
 	r, ok := view.Session(id)
-	switch {
-	case bound.Epoch != "":
-		return !ok || r.Epoch != bound.Epoch
-	case ok:
-		return a.local(r.Created).After(bound.Since.Add(executor.LateCreation))
+	if bound.Epoch == "" || ok && r.Epoch == bound.Epoch {
+		return ok && bound.Epoch == ""
 	}
-	at, ended := view.SessionOver(id)
-	return ended && at.After(bound.Since)
+	ctx, cancel := context.WithTimeout(ctx, sessionCheck)
+	defer cancel()
+	now, err := registry.NewStore(a.bus).SessionNow(ctx, id)
+	return errors.Is(err, bus.ErrNoKey) || err == nil && now.Epoch != bound.Epoch
 }

@@ -140,9 +140,6 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 		i.describe()
 	}
 	i.sort()
-	maps.Copy(i.known, w.catalogue(ctx, b, env, slices.DeleteFunc(slices.Clone(i.unavailable), func(u deploy.Unavailable) bool {
-		return i.known[u.ID] != nil // from its import, which knows better
-	})))
 	w.a.instances.Lock()
 	w.a.instances.open[i] = struct{}{}
 	w.a.instances.Unlock()
@@ -291,7 +288,7 @@ func (w *workshop) PublishFailed(ctx context.Context, b deploy.Build, reason str
 		all = append(all, deploy.Unavailable{ID: toolID(b.Name, name), Reason: reason})
 	}
 	s := host.Service{
-		Index: b.Name, Session: b.Session, Revision: b.Revision, Unavailable: unserved(all, w.catalogue(ctx, b, nil, all)),
+		Index: b.Name, Session: b.Session, Revision: b.Revision, Unavailable: unserved(b, all, nil),
 	}
 	return w.a.published.instead(place{b.Name, b.Session}, func() error { return w.a.host.Publish(ctx, s) })
 }
@@ -331,24 +328,30 @@ func (i *instance) userOf(d *tool.Descriptor) string {
 // describe merges what the import found with what the manifest says: a function may
 // be several tools.
 func (i *instance) describe() {
-	ref := tool.IndexRef{Name: i.build.Name, Revision: i.build.Revision}
+	ref := refOf(i.build)
+	know := func(name string, code index.Introspected) {
+		if d, err := i.build.Manifest.Described(ref, name, code); err == nil {
+			i.known[d.ID] = d
+		}
+	}
 	for _, t := range i.index.Tools() {
-		code := codeOf(t, tool.SourceImport)
+		code := codeOf(t)
 		for _, name := range i.namesOf(t.Name) {
 			d, err := i.build.Manifest.Descriptor(ref, name, code)
 			if err == nil {
-				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d)})
+				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d), Sessions: true, MaxArgs: i.a.executor.MaxArgs()})
 				continue
 			}
 			i.lose(name, toolmesh.AsError(err).Message)
-			if d, err := i.build.Manifest.Described(ref, name, code); err == nil {
-				i.known[d.ID] = d
-			}
+			know(name, code)
 		}
 	}
 	for _, u := range i.index.Unavailable() {
 		for _, name := range i.namesOf(u.Name) {
 			i.lose(name, i.missing(u.Reason))
+			if u.Documentation != "" {
+				know(name, sourceOf(u))
+			}
 		}
 	}
 }
@@ -361,7 +364,7 @@ func (i *instance) lose(name, reason string) {
 func (i *instance) service() host.Service {
 	s := host.Service{
 		Index: i.build.Name, Session: i.build.Session, Revision: i.build.Revision, Tools: slices.Clone(i.tools),
-		Unavailable: unserved(i.unavailable, i.known),
+		Unavailable: unserved(i.build, i.unavailable, i.known),
 	}
 	i.noticesMu.Lock()
 	for n := range s.Tools {
@@ -426,7 +429,7 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 		Nested: nested, Lane: laneOf(call), Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Isolation: call.Isolation,
 		Session: string(call.Session), Account: string(quota.Account(call.Session, call.Epoch)),
-		Epoch: call.Epoch, Created: p.i.a.created(call.Session, call.Epoch), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
+		Epoch: call.Epoch, Home: call.Home, Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	return deliver(ctx, call, sink, result, err)
 }

@@ -325,5 +325,5 @@ func (r *result) concludeEngine() {
 	alone(fmt.Sprintf("%d coroutines of %v in flight, against the ideal %.0f/s", flightCalls, flightWait, ideal),
 		perSecond(of("flight", rate)), of("flight", rate)/ideal, bound{must: 0.75, goal: 0.8, least: true})
 	alone("from the cancellation of a loop to the call's end, p50 in ms", text(ms("cancel")), ms("cancel"), bound{must: 2, goal: 1})
-	compared("cold index to first answer, against a plain interpreter with the same imports", "cold", "python", bound{must: 1.0 / 17, goal: 1.0 / 20})
+	compared("cold index to first answer, against a plain interpreter with the same imports", "cold", "python", bound{must: 1.0 / 4, goal: 1.0 / 6})
 }

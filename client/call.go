@@ -162,6 +162,8 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 		switch {
 		case e.Details["waited_ms"] != nil:
 			return err // it has waited for as long as routers have it wait
+		case codec.StateGone(e):
+			return err // the caller is to know: the next call would find a new worker
 		case errors.Is(err, errNobody) && t.node != nil:
 			c.shared.routes.forget(s.session, id, t.node.id)
 			queueOnly = true
@@ -192,7 +194,7 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 			if s.noWait || !pause(ctx, n) {
 				return err
 			}
-		case lost < maxLosses && e.Code == toolmesh.CodeNodeLost, lost == 0 && e.Code == toolmesh.CodeWorkerCrashed:
+		case lost < maxLosses && (e.Code == toolmesh.CodeNodeLost || e.Details["reason"] == reasonCut), lost == 0 && e.Code == toolmesh.CodeWorkerCrashed:
 			lost++
 			if t.node != nil {
 				c.shared.routes.forget(s.session, id, t.node.id)
@@ -264,6 +266,7 @@ type pending struct {
 	asked    time.Time // last
 	attended *node     // whose heartbeats the call asked for
 	quiet    bool      // at the last look nothing was heard, over a connection that is well
+	sought   time.Time // when it was last asked which node has the call
 }
 
 // answer is what came back: a message, or why none can come.
@@ -356,7 +359,7 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
 		Depth: s.above.Depth, Parent: s.above.Parent, Lanes: s.above.Lanes, Revision: s.revision, Isolation: s.isolation, Keepalive: true, Answers: true, Outlive: s.outlive, WantLoad: t.choice, NoCache: s.noCache,
-		IdempotencyKey: s.key, Hops: s.hops, Traceparent: s.trace, Ref: s.ref, AcceptRef: !s.noRef,
+		IdempotencyKey: s.key, Hops: s.hops, Traceparent: s.trace, Ref: s.ref, AcceptRef: !s.noRef, Read: delivery == codec.DeliverNone && !p.batch,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)
@@ -462,6 +465,9 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	}
 	reply := a.msg
 	r := codec.ParseReply(codec.Header(reply.Header), reply.Data)
+	if r.Read {
+		p.tell(r.Node, codec.Control{Type: codec.ControlRead}.Encode())
+	}
 	took := time.Since(p.sent)
 	if n := t.node; n != nil && r.HasLoad && r.Boot == n.boot {
 		n.setLoad(r.Load)
@@ -525,6 +531,13 @@ func asCall(ctx context.Context, err error) error {
 	return err
 }
 
+// tell sends a control message to the node of the call.
+func (p *pending) tell(n subjects.NodeID, body []byte) {
+	if subject, err := subjects.NodeCtl(n, p.s.session, p.s.rpc); err == nil {
+		_ = p.c.bus.Conn().Publish(subject, body)
+	}
+}
+
 // cancel tells the call's node, or every node, to stop a call.
 func (c *Client) cancel(session subjects.SessionID, rpc subjects.RPCID, n *node) {
 	var subject string
@@ -545,6 +558,7 @@ func (p *pending) watch(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
 	ticker := time.NewTicker(watchTick)
 	defer ticker.Stop()
 	for {
+		p.seek(ctx)
 		p.attend()
 		// That it was asked again is no sign of the node.
 		if err := p.alive(ctx, p.sent); err != nil {
@@ -560,6 +574,32 @@ func (p *pending) watch(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
 			return nil, p.abandon(ctx)
 		case <-ticker.C:
 		}
+	}
+}
+
+// cut reports whether the connection was made anew since the call was sent: its answer may
+// have gone to the one before.
+func (p *pending) cut() bool { return p.c.bus.State().Since.After(p.sent) }
+
+// seekEvery is how often it is asked which node has a call.
+const seekEvery = time.Second
+
+// seek finds the node of a call of which none is known after the connection was cut, so
+// that it can be asked again.
+func (p *pending) seek(ctx context.Context) {
+	if p.node.Load() != nil || p.batch || !p.cut() || !p.c.bus.Connected() || time.Since(p.sought) < seekEvery {
+		return
+	}
+	p.sought = time.Now()
+	subject, err := subjects.Ctl(p.s.session, p.s.rpc)
+	if err != nil {
+		return
+	}
+	asking, cancel := context.WithTimeout(ctx, whereWait)
+	defer cancel()
+	var at codec.Where
+	if m, err := p.c.ask(asking, subject, codec.Control{Type: codec.ControlWhere}.Encode()); err == nil && json.Unmarshal(m.Data, &at) == nil {
+		p.heard(at.Node, at.Boot)
 	}
 }
 
@@ -663,7 +703,14 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 	return p.lost(n, "has been silent for "+silence.String())
 }
 
+// reasonCut is details.reason of a call whose answer is lost with the connection.
+const reasonCut = "connection_cut"
+
 func (p *pending) lost(n *node, why string) error {
+	if n == nil && !p.batch && p.cut() {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the connection to the mesh was cut while the call ran, and no node says that it has the call: whether the tool ran is not known. A broker cuts a connection that does not read "+
+			"what waits for it, by default 64 MiB or for 10 s").WithOrigin(toolmesh.OriginCaller).WithDetail("reason", reasonCut)
+	}
 	name := "the call's node"
 	if n != nil {
 		name = "node " + string(n.id)

@@ -18,17 +18,20 @@ import (
 // relayTries is to how many nodes a call is passed on, one after the other.
 const relayTries = 2
 
-// errNoRoom says that no node has room for a call.
-var errNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for the call").
+// ErrNoRoom says that no node has taken a call.
+var ErrNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for the call").
 	WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginMesh)
 
 // Relay makes the unary call of a request that a node, from, has no slot for on another
 // one that has room, and nowhere else: the better of two random ones, and then once
 // more. progress is told how far it is. It travels under its own rpc id, within the time that ctx has left, and is not
 // passed on again. The error is busy, with started false, when no node takes it.
-func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, progress func(codec.Progress)) (result *Result, err error) {
+//
+// With to it goes to that node, whatever its load, and the error is what that says, or
+// [ErrNoRoom] where it is not there, or leaves.
+func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, progress func(codec.Progress)) (result *Result, err error) {
 	s := relayed(req, progress)
-	err = c.relay(ctx, req, from, func(t target) error {
+	err = c.relay(ctx, req, from, to, func(t target) error {
 		result, err = c.unary(ctx, t, &s, args)
 		return err
 	})
@@ -38,10 +41,10 @@ func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMes
 // RelayStream is [Client.Relay] for a request that asks for a stream. Each item goes to
 // send, whose error ends the stream and is returned. What is stored under the request's
 // rpc id is from's to write: the call travels under another one, made of it.
-func (c *Client) RelayStream(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, send func(json.RawMessage) error, progress func(codec.Progress)) error {
+func (c *Client) RelayStream(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, send func(json.RawMessage) error, progress func(codec.Progress)) error {
 	s := relayed(req, progress)
 	s.rpc += ".passed"
-	return c.relay(ctx, req, from, func(t target) error {
+	return c.relay(ctx, req, from, to, func(t target) error {
 		var refused error
 		r := newReader(func(chunk Chunk, _ error) bool {
 			refused = send(chunk.Data)
@@ -62,9 +65,12 @@ func relayed(req *codec.Request, progress func(codec.Progress)) settings {
 }
 
 // relay chooses where a request is passed on to.
-func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.NodeID, send func(target) error) error {
-	nodes, err := c.others(ctx, routeKey{req.Session, req.Tool}, from)
-	if err != nil {
+func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.NodeID, to codec.Where, send func(target) error) error {
+	var nodes []*node
+	var err error
+	if to.Node != "" {
+		nodes = []*node{c.shared.nodes.told(to.Node, to.Boot)}
+	} else if nodes, err = c.others(ctx, routeKey{req.Session, req.Tool}, from); err != nil {
 		return err
 	}
 	for range relayTries {
@@ -78,12 +84,12 @@ func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.No
 		if f := (final{}); errors.As(err, &f) {
 			return f.err
 		}
-		if err == nil || !notThere(err) {
+		if err == nil || !notThere(err) || to.Node != "" && !errors.Is(err, errNobody) {
 			return err
 		}
 		nodes = slices.DeleteFunc(nodes, func(other *node) bool { return other == n })
 	}
-	return errNoRoom
+	return ErrNoRoom
 }
 
 // notThere reports whether a node did not take a call, so that another may.
@@ -92,7 +98,7 @@ func notThere(err error) bool {
 		return true
 	}
 	e := toolmesh.AsError(err)
-	if e.Started != toolmesh.StartedNo || e.Origin == toolmesh.OriginCaller {
+	if e.Started != toolmesh.StartedNo || e.Origin == toolmesh.OriginCaller || codec.StateGone(e) {
 		return false
 	}
 	return e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeToolNotFound

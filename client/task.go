@@ -6,14 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"math/rand/v2"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/payloads"
 	"github.com/toolmesh/toolmesh/subjects"
 	toolpkg "github.com/toolmesh/toolmesh/tool"
@@ -55,9 +53,8 @@ type SubmitOptions struct {
 // Task is a durable task of a session. Its methods may be called concurrently, and from
 // any process: see [Client.Task].
 type Task struct {
-	c    *Client
-	id   subjects.RPCID
-	told <-chan *nats.Msg // its end, if it ends soon; nil where it is to be asked for
+	c  *Client
+	id subjects.RPCID
 }
 
 // ID names the task in its session.
@@ -98,97 +95,10 @@ func (c *Client) Submit(ctx context.Context, tool subjects.ToolID, args any, opt
 	if !o.At.IsZero() {
 		q.At = o.At.UTC().Format(time.RFC3339Nano)
 	}
-	if err := c.referTask(ctx, q); err != nil {
-		return nil, err
-	}
-	t := c.Task(s.rpc)
-	if t.told, err = c.submit(ctx, q); err == nil {
-		return t, nil
-	}
-	if code := toolmesh.CodeOf(err); code != toolmesh.CodeUnavailable && code != toolmesh.CodeDeadlineExceeded {
-		return nil, err
-	}
-	// It is sent again as the same task; where it begins is nothing to wait for.
 	if err := c.TaskVerb(ctx, codec.TaskSubmit, q, nil); err != nil {
 		return nil, err
 	}
-	return t, nil
-}
-
-const (
-	// tellFor is how long a task's end is listened for that follows on its submission, and
-	// tellWait how long a wait waits for that before it asks.
-	tellFor  = 10 * time.Second
-	tellWait = 100 * time.Millisecond
-)
-
-// submit sends a submission once. Where the task begins at once, its end will come on the
-// channel, unless it takes long or who runs it dies.
-func (c *Client) submit(ctx context.Context, q *codec.TaskRequest) (<-chan *nats.Msg, error) {
-	subject, err := subjects.TaskVerb(c.session, codec.TaskSubmit)
-	if err != nil {
-		return nil, callerError(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	type reply struct {
-		m   *nats.Msg
-		err error
-	}
-	first, told := make(chan reply, 1), make(chan *nats.Msg, 1)
-	var n atomic.Int32
-	in, err := c.bus.Open(func(m *nats.Msg, err error) {
-		switch {
-		case n.Add(1) == 1:
-			first <- reply{m, err}
-		case err == nil:
-			select {
-			case told <- m:
-			default:
-			}
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	asked := *q
-	asked.Tell = true
-	if err := in.Send(&nats.Msg{Subject: subject, Data: asked.Encode()}); err != nil {
-		in.Close()
-		return nil, err
-	}
-	timer := time.NewTimer(taskAnswer)
-	defer timer.Stop()
-	var answer struct { // a codec.Submitted, or the task itself if it has ended
-		State codec.TaskState
-		Tool  subjects.ToolID
-		Here  bool
-	}
-	var whole *nats.Msg
-	select {
-	case r := <-first:
-		if err = r.err; err == nil && bus.NoResponders(r.m) {
-			err = errNobody
-		}
-		if err == nil {
-			err = readTask(r.m, &answer)
-			whole = r.m
-		}
-	case <-timer.C:
-		err = errNobody
-	case <-ctx.Done():
-		err = ended(ctx, toolmesh.StartedUnknown)
-	}
-	switch {
-	case err == nil && answer.Tool != "" && answer.State.Ended():
-		in.Close()
-		already := make(chan *nats.Msg, 1) // the answer in between may be in the other one
-		already <- whole
-		return already, nil
-	case err != nil || !answer.Here:
-		in.Close()
-		return nil, err
-	}
-	time.AfterFunc(tellFor, in.Close)
-	return told, nil
+	return c.Task(s.rpc), nil
 }
 
 // milliseconds rounds up: what is more than none stays so.
@@ -232,19 +142,6 @@ func (t *Task) Wait(ctx context.Context) (*Result, error) {
 
 // Ended is [Task.Wait] for all that is known of the task then.
 func (t *Task) Ended(ctx context.Context) (*TaskInfo, error) {
-	if t.told != nil {
-		timer := time.NewTimer(tellWait)
-		defer timer.Stop()
-		select {
-		case m := <-t.told:
-			var info TaskInfo
-			if readTask(m, &info) == nil && info.State.Ended() && info.ResultSize == 0 {
-				return &info, nil
-			}
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-	}
 	for n := 1; ; n++ {
 		info, err := t.ask(ctx, codec.TaskWait)
 		switch {

@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"math"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -37,6 +39,20 @@ type Member struct {
 	Err        *toolmesh.Error   // why it cannot be called; the others can
 }
 
+// Size is how many bytes of memory the members' arguments take.
+func (b *Batch) Size() (n int64) {
+	for i := range b.Members {
+		n += sizeOf(b.Members[i].Args, b.Members[i].Positional)
+	}
+	return n
+}
+
+// Drop lets go of the members: nobody runs them.
+func (b *Batch) Drop() {
+	b.Members = nil
+	b.Request.Drop()
+}
+
 // RPCID is the name of a member's call.
 func (b *Batch) RPCID(m *Member) subjects.RPCID { return MemberID(b.Request.RPCID, m.Index) }
 
@@ -51,11 +67,20 @@ func MemberID(batch subjects.RPCID, index int) subjects.RPCID {
 func ParseBatch(s subjects.Subject, h Header, body []byte) (*Batch, *toolmesh.Error) {
 	b := &Batch{Request: Request{Session: s.Session, body: body}}
 	err := b.parsePlain(h, body)
-	if err == nil {
-		body = b.Args // as JSON
+	members := func() {
+		if bad := b.Decode(); err == nil && bad != nil {
+			err = bad
+		} else if err == nil {
+			body = b.Args // as JSON
+		}
+		if bad := b.parseMembers(body); err == nil {
+			err = bad
+		}
 	}
-	if bad := b.parseMembers(body); err == nil {
-		err = bad
+	if b.Encoded() {
+		fair.Heavy(members)
+	} else {
+		members()
 	}
 	b.Args = nil
 	if err != nil {
@@ -128,7 +153,7 @@ func (b *Batch) setBatchID(raw json.RawMessage) error {
 		if err := b.setID(id); err != nil {
 			return err
 		}
-		b.rawID = raw
+		b.rawID = bytes.Clone(raw) // else it has all of the body stay
 	default:
 		return invalid("batch_id is %.40s: it is a number or text", raw)
 	}

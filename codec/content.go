@@ -1,6 +1,8 @@
 package codec
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"mime"
 	"strings"
@@ -38,9 +40,9 @@ var (
 	})
 )
 
-// content reads a body as its headers say it is written, and returns it as JSON. It
-// notes in which type the answer is to be.
-func (r *Request) content(contentType, encoding string, body []byte) ([]byte, error) {
+// content notes how the body is written, as its headers say, and in which type the answer
+// is to be.
+func (r *Request) content(contentType, encoding string) error {
 	if contentType != "" && contentType != typeJSON {
 		media, _, err := mime.ParseMediaType(contentType)
 		switch {
@@ -48,28 +50,85 @@ func (r *Request) content(contentType, encoding string, body []byte) ([]byte, er
 		case err == nil && (media == typePack || media == "application/x-msgpack" || media == "application/vnd.msgpack"):
 			r.packed = true
 		default:
-			return nil, invalid("content type %q is not understood: send %s or %s", contentType, typeJSON, typePack)
+			return invalid("content type %q is not understood: send %s or %s", contentType, typeJSON, typePack)
 		}
 	}
 	switch strings.ToLower(encoding) {
 	case "", "identity":
 	case encZstd:
-		var err error
+		r.zipped = true
+	default:
+		return invalid("content encoding %q is not understood: send the body as it is, or %s", encoding, encZstd)
+	}
+	return nil
+}
+
+// decode returns the body as JSON.
+func (r *Request) decode() (body []byte, err error) {
+	body = r.body
+	if r.zipped {
 		if body, err = inflate(body); err != nil {
 			return nil, err
 		}
-	default:
-		return nil, invalid("content encoding %q is not understood: send the body as it is, or %s", encoding, encZstd)
 	}
 	if !r.packed || len(body) == 0 {
 		return body, nil
 	}
-	plain, err := Unpack(body)
-	if err != nil {
-		return nil, invalid("the body is not MessagePack that could be JSON: %w", err)
+	u := unpacker{rest: body, zipped: r.zipped}
+	plain, err := u.unpack()
+	if err != nil && toolmesh.CodeOf(err) != toolmesh.CodePayloadTooLarge {
+		err = invalid("the body is not MessagePack that could be JSON: %w", err)
 	}
-	return plain, nil
+	return plain, err
 }
+
+// Encoded reports whether the arguments are yet to be decoded, which takes more memory
+// than they do.
+func (r *Request) Encoded() bool { return r.Args == nil && r.Ref == nil }
+
+// Decode reads the arguments that [ReadRequest] has left as they came. The error is
+// invalid_request or payload_too_large, with started:false.
+func (r *Request) Decode() *toolmesh.Error {
+	if !r.Encoded() {
+		return nil
+	}
+	plain, err := r.decode()
+	switch {
+	case err != nil:
+	case r.Form != FormPlain:
+		r.parseEnvelope(plain, &err)
+	case len(bytes.TrimSpace(plain)) > 0:
+		r.Args = plain
+	default:
+		r.Args = json.RawMessage("{}")
+	}
+	if err != nil {
+		return refused(err)
+	}
+	return nil
+}
+
+// Size is how many bytes of memory the decoded arguments take.
+func (r *Request) Size() int64 { return sizeOf(r.Args, r.Positional) }
+
+func sizeOf(args json.RawMessage, positional []json.RawMessage) int64 {
+	const slice = 32 // and the little that each is rounded up by
+	n := int64(len(args))
+	for _, v := range positional {
+		n += int64(len(v)) + slice
+	}
+	return n
+}
+
+// Drop lets go of the arguments, in any form, and of what else is there for who runs the
+// call: nobody does.
+func (r *Request) Drop() {
+	r.Args, r.Positional, r.body = nil, nil, nil
+	r.Parent, r.Lanes, r.Revision, r.IdempotencyKey, r.Traceparent = "", "", "", "", ""
+}
+
+// errInflated refuses a body that becomes too much.
+var errInflated = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the body has more than %d bytes once it is decompressed", MaxDecoded).WithDetail("limit", MaxDecoded)
 
 func inflate(body []byte) ([]byte, error) {
 	d, err := decompress()
@@ -79,7 +138,7 @@ func inflate(body []byte) ([]byte, error) {
 	plain, err := d.DecodeAll(body, nil)
 	switch {
 	case errors.Is(err, zstd.ErrDecoderSizeExceeded), errors.Is(err, zstd.ErrWindowSizeExceeded):
-		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the body has more than %d bytes once it is decompressed", MaxDecoded).WithDetail("limit", MaxDecoded)
+		return nil, errInflated
 	case err != nil:
 		return nil, invalid("the body is not zstd: %w", err)
 	}

@@ -21,6 +21,8 @@ const (
 	// ControlPass lets a router pass a call on: the answer to its keepalive with
 	// [AwaitsAnswer], whose number is Seq.
 	ControlPass ControlType = "pass"
+	// ControlRead says that the caller has read an answer that asked for that.
+	ControlRead ControlType = "read"
 )
 
 // Control is a message on a ctl subject, which names the call.
@@ -48,10 +50,10 @@ func ParseControl(h Header, body []byte) (Control, *toolmesh.Error) {
 	switch {
 	case len(bytes.TrimSpace(body)) == 0:
 		c.Type = ControlCancel
-	case c.Type == ControlCancel, c.Type == ControlWhere:
+	case c.Type == ControlCancel, c.Type == ControlWhere, c.Type == ControlRead:
 	case (c.Type == ControlCredit || c.Type == ControlPass) && c.Seq >= 0:
 	default:
-		return c, refused(invalid("control type %q is not known: cancel, where, or credit with a seq", c.Type))
+		return c, refused(invalid("control type %q is not known: cancel, where, read, or credit with a seq", c.Type))
 	}
 	return c, nil
 }
@@ -75,6 +77,14 @@ type Where struct {
 
 // Encode renders the answer.
 func (w Where) Encode() []byte { return mustMarshal(w) }
+
+// ReasonStateGone is details.reason of an error by which a caller hears, once, that its
+// session's worker is gone.
+const ReasonStateGone = "session_worker_unavailable"
+
+// StateGone reports whether an error says so. The next call gets a new worker: so nobody but
+// the caller may send this one again.
+func StateGone(e *toolmesh.Error) bool { return e.Details["reason"] == ReasonStateGone }
 
 // DefaultReplayBytes is how much one replay sends when it does not say.
 const DefaultReplayBytes = 1 << 20

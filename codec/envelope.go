@@ -82,7 +82,7 @@ func (r *Request) readEnvelope(e envelope) error {
 	if err := r.setID(id); err != nil {
 		return err
 	}
-	r.rawID = e.rpcID
+	r.rawID = bytes.Clone(e.rpcID) // else it has all of the body stay
 	tool, ok := jsonText(e.toolID)
 	if !ok {
 		return invalid("the envelope's tool_id is missing or not text: it is the subject's, %q", r.Tool)

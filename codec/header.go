@@ -53,6 +53,7 @@ const (
 	HeaderRef            = "Mesh-Ref"          // the value's name in the object store, in place of a body
 	HeaderDigest         = "Mesh-Digest"       // of what it names
 	HeaderAcceptRef      = "Mesh-Accept-Ref"   // the caller takes a reference
+	HeaderRead           = "Mesh-Read"         // the caller says when it has read a large answer; of an answer: it is such
 	HeaderPayload        = "Mesh-Payload"      // what is asked of a large value
 	HeaderSize           = "Mesh-Size"         // of all of it, in bytes
 
@@ -72,7 +73,7 @@ var canonical = func() map[string]string {
 		HeaderRPCID, HeaderTool, HeaderSession, HeaderTimeout, HeaderDeadline, HeaderAgain, HeaderIdempotencyKey, HeaderStream,
 		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderOutlive, HeaderProgress, HeaderOwner, HeaderSignature, HeaderWantLoad,
 		HeaderProto, HeaderRequire, HeaderCredit, HeaderNode, HeaderBoot, HeaderLoad, HeaderErrorCode, HeaderStarted,
-		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderCache, HeaderLanes, HeaderLaneWait, HeaderAwaits, HeaderNodeWait, HeaderFence, HeaderRef, HeaderDigest, HeaderAcceptRef, HeaderPayload, HeaderSize, HeaderContentType, HeaderContentEncoding,
+		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderCache, HeaderLanes, HeaderLaneWait, HeaderAwaits, HeaderNodeWait, HeaderFence, HeaderRef, HeaderDigest, HeaderAcceptRef, HeaderRead, HeaderPayload, HeaderSize, HeaderContentType, HeaderContentEncoding,
 		HeaderAcceptEncoding, HeaderTraceparent, HeaderServiceError, HeaderServiceErrorCode,
 	} {
 		m[name], m[strings.ToLower(name)] = name, name

@@ -71,8 +71,10 @@ func appendPacked(to []byte, dec *jsontext.Decoder) []byte {
 // (RFC 3339), keys are text. What JSON has not is an error: extension types, NaN and
 // infinities, keys of another type or twice, text that is not UTF-8; so is what stands behind
 // the value.
-func Unpack(body []byte) ([]byte, error) {
-	u := unpacker{to: make([]byte, 0, len(body)+len(body)/2), rest: body}
+func Unpack(body []byte) ([]byte, error) { return (&unpacker{rest: body}).unpack() }
+
+func (u *unpacker) unpack() ([]byte, error) {
+	u.to = make([]byte, 0, len(u.rest)+len(u.rest)/2)
 	if err := u.value(0); err != nil {
 		return nil, err
 	}
@@ -82,11 +84,17 @@ func Unpack(body []byte) ([]byte, error) {
 	return u.to, nil
 }
 
-type unpacker struct{ to, rest []byte }
+type unpacker struct {
+	to, rest []byte
+	zipped   bool // rest was: to is bounded
+}
 
 func (u *unpacker) value(depth int) (err error) {
 	if depth > maxPackDepth {
 		return fmt.Errorf("it is nested more than %d deep", maxPackDepth)
+	}
+	if u.zipped && len(u.to) > MaxDecoded {
+		return errInflated
 	}
 	switch kind := msgp.NextType(u.rest); kind {
 	case msgp.StrType:

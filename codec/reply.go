@@ -372,6 +372,8 @@ type Reply struct {
 	Ref *Ref
 	// Err is set for ReplyError.
 	Err *toolmesh.Error
+	// Read says that the node waits to be told that the answer was read.
+	Read bool
 	// Progress is how far the call says that it is, for a keepalive; else nil.
 	Progress *Progress
 	// High is the last stored item, for a keepalive of a stream and for what ends
@@ -449,6 +451,8 @@ func ParseReply(h Header, body []byte) Reply {
 			high = v
 		case HeaderKeepalive:
 			keepalive = v != ""
+		case HeaderRead:
+			r.Read = v != ""
 		case HeaderProgress:
 			r.Progress = parseProgress(v)
 		case HeaderChunk:

@@ -10,6 +10,7 @@ import (
 	"unicode"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -87,6 +88,7 @@ type Request struct {
 	WantLoad   bool
 	NoCache    bool // the tool is to run, whatever is kept
 	AcceptRef  bool // the caller takes results by reference
+	Read       bool // it says when it has read an answer that asks for that
 
 	// Ref stands for the arguments, which are then yet to be read; nil for most.
 	Ref *Ref
@@ -95,6 +97,7 @@ type Request struct {
 	Traceparent    string
 	body           []byte
 	packed, zstd   bool // how the answer is to be written
+	zipped         bool // the body is compressed
 }
 
 // Body is the message's body as it came: what two requests under one rpc id must
@@ -107,21 +110,41 @@ func (r *Request) Body() []byte {
 	return r.body
 }
 
-// ParseRequest reads a request that arrived on a tools subject, directed or
-// not. s is that subject, parsed. On an error the returned Request still says
+// ParseRequest is [ReadRequest] and [Request.Decode].
+func ParseRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh.Error) {
+	r, bad := ReadRequest(s, h, body)
+	if bad == nil {
+		bad = r.Decode()
+	}
+	return r, bad
+}
+
+// ReadRequest reads a request that arrived on a tools subject, directed or
+// not. s is that subject, parsed. Arguments that are not written in JSON stay as they
+// came: see [Request.Decode]. On an error the returned Request still says
 // in which form to answer, and under which rpc id if one could be read; the
 // error has started:false.
-func ParseRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh.Error) {
+func ReadRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh.Error) {
 	r := &Request{Session: s.Session, Tool: s.Tool, body: body}
 	var err error
 	plain := h.hasMesh()
 	if !plain && len(h) > 0 {
-		// It may be an envelope that is not written in JSON.
-		decoded := Request{}
-		if json, bad := decoded.content(h.Get(HeaderContentType), h.Get(HeaderContentEncoding), body); bad == nil && r.parseEnvelope(json, &err) {
-			r.packed, r.zstd = decoded.packed, acceptsZstd(h.Get(HeaderAcceptEncoding))
-		} else {
-			plain = true
+		plain = true
+		if r.content(h.Get(HeaderContentType), h.Get(HeaderContentEncoding)) == nil {
+			read := func() {
+				if json, bad := r.decode(); bad == nil && r.parseEnvelope(json, &err) {
+					plain, r.zstd = false, acceptsZstd(h.Get(HeaderAcceptEncoding))
+				}
+			}
+			if r.packed || r.zipped { // it may be an envelope that is not written in JSON
+				fair.Heavy(read)
+				r.Args, r.Positional = nil, nil
+			} else {
+				read()
+			}
+		}
+		if plain {
+			*r = Request{Session: s.Session, Tool: s.Tool, body: body}
 		}
 	} else if !plain {
 		plain = !r.parseEnvelope(body, &err)
@@ -230,6 +253,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			}
 		case HeaderAcceptRef:
 			r.AcceptRef, err = parseFlag(HeaderAcceptRef, v)
+		case HeaderRead:
+			r.Read, err = parseFlag(HeaderRead, v)
 		case HeaderRef:
 			ref = v
 		case HeaderDigest:
@@ -278,12 +303,11 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	}
 	r.zstd = accept != "" && acceptsZstd(accept)
 	if contentType != "" || contentEncoding != "" {
-		decoded, err := r.content(contentType, contentEncoding, body)
-		if err != nil {
+		if err := r.content(contentType, contentEncoding); err != nil {
 			return err
 		}
-		if len(bytes.TrimSpace(decoded)) > 0 {
-			r.Args = json.RawMessage(decoded)
+		if r.packed || r.zipped {
+			r.Args = nil
 		}
 	}
 	if tool != "" {
@@ -374,6 +398,7 @@ type Call struct {
 	WantLoad  bool
 	NoCache   bool
 	AcceptRef bool
+	Read      bool
 	Ref       *Ref // in place of a body; nil leaves it out
 
 	IdempotencyKey string
@@ -430,6 +455,7 @@ func (c *Call) Header() Header {
 	flag(HeaderOutlive, c.Outlive)
 	flag(HeaderWantLoad, c.WantLoad)
 	flag(HeaderAcceptRef, c.AcceptRef)
+	flag(HeaderRead, c.Read)
 	if c.Ref != nil {
 		c.Ref.put(h)
 	}

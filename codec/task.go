@@ -76,9 +76,6 @@ type TaskRequest struct {
 	InMS    int64  `json:"in_ms,omitempty"`
 	EveryMS int64  `json:"every_ms,omitempty"`
 	Cron    string `json:"cron,omitempty"`
-	// Tell asks for the task's end on the reply subject, too, if Here is answered; of one
-	// that ends in no time it is the only answer.
-	Tell bool `json:"tell,omitempty"`
 	// Parent is the call that submits it.
 	Parent subjects.RPCID `json:"parent,omitempty"`
 
@@ -144,9 +141,6 @@ type Task struct {
 type Submitted struct {
 	ID    subjects.RPCID `json:"id"`
 	State TaskState      `json:"state"`
-	// Here says that the task has begun where the answer is from, and that its end
-	// follows on the reply subject if it was asked for; nothing follows if that one dies.
-	Here bool `json:"here,omitempty"`
 }
 
 // TaskPage is the answer to ls, in the order in which the tasks were changed last.

@@ -430,12 +430,3 @@ func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
 		}
 	}
 }
-
-func TestACopyWaitsForTheNextIndex(t *testing.T) {
-	t.Parallel()
-	log := &logged{}
-	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
-	mustCall(t, openModule(t, x, "def one(): return 1", "one"), "t.one", `{}`, `1`)
-	const want = "a copy of the base process waits"
-	eventually(t, want, func() bool { return log.has(want) })
-}

@@ -2,7 +2,6 @@ package executor
 
 import (
 	"encoding/json"
-	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/pool"
@@ -43,10 +42,10 @@ type Call struct {
 	// Account is whose turn it takes when calls wait for workers: sessions may share
 	// one. Empty is one like others.
 	Account string
-	// Epoch tells the session from others of its name, earlier and later; empty
-	// where it is not known to have been created, which was at Created.
-	Epoch   string
-	Created time.Time
+	// Epoch tells the session from others of its name; empty for one that nobody created.
+	// Home tells its worker, of isolation session, from an earlier one whose state is old:
+	// the session had another one since, elsewhere.
+	Epoch, Home string
 	// Isolation tightens that of the tool's [Policy]; a looser one is ignored.
 	Isolation toolmesh.Isolation
 	// Args is the arguments object, passed through unparsed; empty means none.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
+	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -38,7 +39,7 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 			return nil, "", err
 		}
 		if r.Folder != "" {
-			defer sandbox.RemoveAll(r.Folder) //nolint:errcheck // nothing is left that uses it
+			defer deep.RemoveAll(r.Folder) //nolint:errcheck // nothing is left that uses it
 			r.Given = append(r.Given, sandbox.Path{Path: r.Folder, Access: sandbox.AccessOwn})
 			r.Env = append(r.Env, "TMPDIR="+r.Folder)
 		}

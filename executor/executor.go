@@ -23,6 +23,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/executor/zygote"
+	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -260,7 +261,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	// What an earlier process left: the folder is ours alone.
-	if err := sandbox.RemoveAll(filepath.Join(dir, scratch)); err != nil {
+	if err := deep.RemoveAll(filepath.Join(dir, scratch)); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	if err := os.Mkdir(filepath.Join(dir, scratch), 0o711); err != nil { //nolint:gosec // what is below is its user's own
@@ -278,6 +279,9 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	})
 	return x, nil
 }
+
+// MaxArgs is how many bytes the arguments of a call may have.
+func (x *Executor) MaxArgs() int64 { return int64(x.opts.MaxResult) }
 
 // sharedFolder makes the folder of environments that others have, too, if need be, and
 // returns its path without links.
@@ -371,7 +375,7 @@ func writeWorker(dir string) error {
 	if err != nil || same {
 		return err
 	}
-	if err := sandbox.RemoveAll(dir); err != nil {
+	if err := deep.RemoveAll(dir); err != nil {
 		return err
 	}
 	return os.CopyFS(folder, files)
@@ -385,7 +389,7 @@ func writeWorker(dir string) error {
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, making, progress)
 	if err == nil {
-		x.zygotes.Warm(env.Base, x.defaultSandbox)
+		x.zygotes.Warm(env.Base)
 	}
 	return env, err
 }
@@ -393,7 +397,7 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 // Prepare does beside other work what the first index would wait for.
 func (x *Executor) Prepare(ctx context.Context) {
 	for _, python := range x.venvs.Prepare(ctx) {
-		x.zygotes.Warm(python, x.defaultSandbox)
+		x.zygotes.Warm(python)
 	}
 }
 

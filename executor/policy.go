@@ -57,7 +57,9 @@ type poolKey struct {
 	async     bool
 	isolation toolmesh.Isolation
 	limits    tool.Limits
-	session   string // of isolation session
+	session   string // of isolation session, as are epoch and home: see [Call]
+	epoch     string
+	home      string
 	affinity  tool.Affinity
 	tool      string // of isolation fresh: its workers import nothing else
 	suspect   string // the one tool whose calls run there, because it may have crashed others

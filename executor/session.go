@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -23,12 +24,7 @@ type sessionPool struct {
 
 	// Guarded by sessionPools.mu.
 	calls int // under way: none of them must lose the worker
-	made  time.Time
 	used  time.Time
-	// epoch is the session's; empty until it is known to have been created, which
-	// it was at created.
-	epoch   string
-	created time.Time
 }
 
 // sessionPools are those of the sessions that have workers of an index.
@@ -40,49 +36,22 @@ type sessionPools struct {
 	taken map[poolKey]*sessionPool
 }
 
-// LateCreation is by how much a pool may seem older than the session that it
-// was made for: clocks are compared.
-const LateCreation = 2 * time.Second
-
-// serves reports whether the pool is that of a call's session, and not that of
-// another of its name. A call that does not know its session's epoch came before
-// the news of it, or after the session's end, which ends the pool anyway.
-func (own *sessionPool) serves(call Call) bool {
-	switch {
-	case call.Epoch == "" || call.Epoch == own.epoch:
-		return true
-	case own.epoch == "" && call.Created.Before(own.made.Add(LateCreation)):
-		own.epoch, own.created = call.Epoch, call.Created
-		return true
-	}
-	return false
-}
-
 // sessionPool finds the pool of a call's session, or makes it. release must be called
 // when the call has ended. An error says that there are as many as there may be, or
 // that the session's was given to another.
 func (ix *Index) sessionPool(t *served, call Call) (p *pool.Pool, release func(), _ *toolmesh.Error) {
 	key := poolKey{
 		groupKey: t.group.key, async: t.Kind.Async(), isolation: toolmesh.IsolationSession, limits: t.policy.Limits,
-		session: call.Session, affinity: t.policy.Affinity,
+		session: call.Session, epoch: call.Epoch, home: call.Home, affinity: t.policy.Affinity,
 	}
 	sessions := &ix.sessions
 	sessions.mu.Lock()
 	defer sessions.mu.Unlock()
 	own := sessions.by[key]
-	if own != nil && !own.serves(call) {
-		if own.epoch != "" && call.Created.Before(own.created) {
-			return nil, nil, failure.Unavailable("the session has ended")
-		}
-		ix.endSessionPool(own)
-		own = nil
-	}
 	if own == nil {
-		if lost, ok := sessions.taken[key]; ok {
+		if _, ok := sessions.taken[key]; ok {
 			delete(sessions.taken, key)
-			if lost.serves(call) {
-				return nil, nil, failure.StateGone("its worker was needed for another session")
-			}
+			return nil, nil, failure.StateGone("its worker was needed for another session")
 		}
 		if len(sessions.by) >= ix.x.opts.MaxSessions && !ix.evict() {
 			return nil, nil, failure.NotStarted(toolmesh.CodeBusy, "all %d workers that %s leases to sessions are in use", len(sessions.by), ix.spec.Name).
@@ -92,7 +61,7 @@ func (ix *Index) sessionPool(t *served, call Call) (p *pool.Pool, release func()
 		if err != nil {
 			return nil, nil, err
 		}
-		own = &sessionPool{pool: p, key: key, made: time.Now(), epoch: call.Epoch, created: call.Created}
+		own = &sessionPool{pool: p, key: key}
 		sessions.by[key] = own
 	}
 	own.calls++
@@ -153,35 +122,20 @@ func (ix *Index) expireSessions() {
 	}
 }
 
-// Session is one that has workers of its own.
-type Session struct {
-	Name string
-	// Epoch is empty if no call of it knew that the session was created.
-	Epoch string
-	// Since is when its first worker was leased to it.
-	Since time.Time
-}
+// Session is one that has workers of its own. Epoch is empty if nobody created it.
+type Session struct{ Name, Epoch string }
 
 // Sessions are those that have workers of their own at the moment.
 func (ix *Index) Sessions() []Session {
-	type id struct{ name, epoch string }
 	ix.sessions.mu.Lock()
 	defer ix.sessions.mu.Unlock()
-	since := map[id]time.Time{}
-	for key, own := range ix.sessions.by {
-		of := id{key.session, own.epoch}
-		if first, ok := since[of]; !ok || own.made.Before(first) {
-			since[of] = own.made
-		}
+	all := map[Session]struct{}{}
+	for key := range ix.sessions.by {
+		all[Session{key.session, key.epoch}] = struct{}{}
 	}
-	sessions := make([]Session, 0, len(since))
-	for of, first := range since {
-		sessions = append(sessions, Session{Name: of.name, Epoch: of.epoch, Since: first})
-	}
-	slices.SortFunc(sessions, func(a, b Session) int {
+	return slices.SortedFunc(maps.Keys(all), func(a, b Session) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Epoch, b.Epoch))
 	})
-	return sessions
 }
 
 // EndSession ends the workers that are leased to that epoch of a session, and
@@ -191,13 +145,13 @@ func (ix *Index) EndSession(ctx context.Context, name, epoch string) error {
 	var ended []*pool.Pool
 	ix.sessions.mu.Lock()
 	for key, own := range ix.sessions.by {
-		if key.session == name && own.epoch == epoch {
+		if key.session == name && key.epoch == epoch {
 			ix.endSessionPool(own)
 			ended = append(ended, own.pool)
 		}
 	}
-	for key, lost := range ix.sessions.taken {
-		if key.session == name && lost.epoch == epoch {
+	for key := range ix.sessions.taken {
+		if key.session == name && key.epoch == epoch {
 			delete(ix.sessions.taken, key)
 		}
 	}

@@ -2,8 +2,6 @@ package host
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"log/slog"
 	"slices"
 	"time"
@@ -15,8 +13,6 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/batch"
-	"github.com/toolmesh/toolmesh/host/quota"
-	"github.com/toolmesh/toolmesh/host/retry"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -35,9 +31,19 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 		Node: h.node, Identity: h.identity, Base: h.base, Bus: h.bus, Client: c,
 		View: batchView{view, store, h}, Host: batchHost{h}, Log: h.log,
 	})
+	if err := h.subscribeBatches(s, c, own); err != nil {
+		return err
+	}
+	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
+		h.log.Warn("the lease does not say yet that the node runs batches", slog.String("error", err.Error()))
+	}
+	return h.flush(ctx)
+}
+
+func (h *Host) subscribeBatches(s *batch.Server, c *client.Client, own string) (err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.state != stateServing {
+	if err := h.ended(); err != nil || h.state != stateServing {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host does not serve")
 	}
 	h.batches.Store(s)
@@ -49,10 +55,7 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 	if h.batchOwn, err = nc.ChanSubscribe(own, h.intake.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", own, err)
 	}
-	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
-		h.log.Warn("the lease does not say yet that the node runs batches", slog.String("error", err.Error()))
-	}
-	return h.flush(ctx)
+	return nil
 }
 
 // features is what the node's lease says that it can do.
@@ -73,12 +76,29 @@ func (h batchHost) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *
 	return h.keep(session, value)
 }
 
-func (h batchHost) Load(session subjects.SessionID, ref *codec.Ref) ([]byte, *toolmesh.Error) {
-	body, err := h.payloads.Load(h.base, session, ref)
+func (h batchHost) Load(session subjects.SessionID, ref *codec.Ref) (body []byte, room batch.Room, bad *toolmesh.Error) {
+	body, err := h.payloads.Load(h.base, session, ref, func(size int64) error {
+		if room, bad = h.Hold(session, size); bad != nil {
+			return bad
+		}
+		return nil
+	})
 	if err != nil {
-		return nil, refusal(err).WithStarted(toolmesh.StartedNo)
+		room.Free()
+		return nil, batch.Room{}, refusal(err).WithStarted(toolmesh.StartedNo)
 	}
-	return body, nil
+	return body, room, nil
+}
+
+func (h batchHost) Hold(session subjects.SessionID, size int64) (batch.Room, *toolmesh.Error) {
+	if size <= smallArgs {
+		return batch.Room{}, nil
+	}
+	account := h.account(session)
+	if !h.args.Take(account, size) {
+		return batch.Room{}, h.noRoom(account)
+	}
+	return batch.Room{Give: func() { h.args.Give(account, size) }}, nil
 }
 
 func (h batchHost) Late(req *codec.Request) *toolmesh.Error {
@@ -88,17 +108,10 @@ func (h batchHost) Late(req *codec.Request) *toolmesh.Error {
 	return h.late(req)
 }
 
-func (h batchHost) Account(session subjects.SessionID) subjects.SessionID {
-	epoch, _ := h.known(session, false)
-	return quota.Account(session, epoch)
-}
+func (h batchHost) Account(session subjects.SessionID) subjects.SessionID { return h.account(session) }
 
 // Here implements [batch.Host]: the call goes the way of a request, without one.
 func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Request, done func(admit.Record)) bool {
-	return h.begin(ctx, s, req, nil, done)
-}
-
-func (h batchHost) begin(ctx context.Context, s subjects.Subject, req *codec.Request, progress func(codec.Progress), done func(admit.Record)) bool {
 	if !h.presence.Certain() {
 		return false
 	}
@@ -106,7 +119,7 @@ func (h batchHost) begin(ctx context.Context, s subjects.Subject, req *codec.Req
 	if c.tool == nil || c.tool.withdrawn.Load() {
 		return false
 	}
-	c.Local, c.Progress = done, progress
+	c.Local = done
 	if call := h.admit(c, r, h.check(c, true, false)); call != nil {
 		stop := context.AfterFunc(ctx, func() { c.End(toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedYes)) })
 		h.run(call)
@@ -114,66 +127,6 @@ func (h batchHost) begin(ctx context.Context, s subjects.Subject, req *codec.Req
 	}
 	return true
 }
-
-// CallHere makes a unary call of a tool that this host serves as if a request for it had
-// come, without one. mine is false where the tool is not served here, or there is no room.
-// When ctx ends so does the call, unless the cause is [client.ErrLeft]. progress is told
-// once a second at most how far the call is, and must not block.
-func (h *Host) CallHere(ctx context.Context, call *codec.Call, args json.RawMessage, progress func(codec.Progress)) (result *client.Result, mine bool, err error) {
-	if call.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, call.Timeout)
-		defer cancel()
-	}
-	wire, err := subjects.WireTool(call.Tool)
-	if err != nil || h.routes.find(call.Session, wire) == nil {
-		return nil, false, nil //nolint:nilerr // the client says what is wrong
-	}
-	subject := subjects.Subject{Kind: subjects.KindTool, Session: subjects.WireName(call.Session), Tool: wire}
-	req, bad := codec.ParseRequest(subject, call.Header(), args)
-	if bad != nil {
-		return nil, true, bad
-	}
-	began := time.Now()
-	ended := make(chan admit.Record, 1)
-	stays, stop := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer context.AfterFunc(ctx, func() {
-		if !errors.Is(context.Cause(ctx), client.ErrLeft) {
-			stop(context.Cause(ctx))
-			// It may have joined one that does not end with ctx.
-			h.cancel(admit.Key{Session: subject.Session, RPC: subjects.WireName(call.RPCID)}, toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedYes))
-		}
-	})()
-	if !h.here.try(func() {
-		if !(batchHost{h}).begin(stays, subject, req, progress, func(r admit.Record) { ended <- r }) {
-			ended <- admit.Record{Err: errNotHere}
-		}
-	}) {
-		return nil, false, nil
-	}
-	select {
-	case r := <-ended:
-		switch {
-		case r.Err == errNotHere, r.Err != nil && retry.Full(r.Err): //nolint:errorlint // our own value, unwrapped
-			return nil, false, nil
-		case r.Err != nil:
-			return nil, true, r.Err
-		}
-		return &client.Result{RPCID: call.RPCID, Value: r.Result, Node: h.node, Boot: h.boot, Took: time.Since(began)}, true, nil
-	case <-ctx.Done():
-		if errors.Is(context.Cause(ctx), client.ErrLeft) {
-			return nil, true, client.ErrLeft
-		}
-	}
-	r := <-ended // it ends with ctx
-	if r.Err != nil {
-		return nil, true, r.Err
-	}
-	return &client.Result{RPCID: call.RPCID, Value: r.Result, Node: h.node, Boot: h.boot, Took: time.Since(began)}, true, nil
-}
-
-// errNotHere says that a call is not this node's.
-var errNotHere = toolmesh.Errorf(toolmesh.CodeUnavailable, "the tool is not served here")
 
 // batchView is what the registry knows, as batches see it. Of its own tools the host
 // knows more than the registry, and sooner.

@@ -52,15 +52,24 @@ func (t *served) keepsBySession() bool { return t != nil && t.cached != nil && !
 // answer, and one with an idempotency key what its key has.
 func (h *Host) fromCache(c *inflight, r admit.Request) bool {
 	req := c.Request
-	if req.NoCache || req.Ref != nil || req.Delivery != codec.DeliverNone || len(req.Positional) > 0 || req.IdempotencyKey != "" || c.unsettled.Load() {
+	if req.NoCache || req.Ref != nil || req.Delivery != codec.DeliverNone || req.IdempotencyKey != "" || c.unsettled.Load() {
 		return false
 	}
-	key, ok := c.tool.cached.key(req.Session, c.epoch, req.Args, nil, req.Isolation)
-	if !ok {
-		return false
+	var result json.RawMessage
+	found, encoded := false, req.Encoded()
+	look := func() {
+		if encoded {
+			defer func() { req.Args, req.Positional = nil, nil }()
+		}
+		if req.Decode() != nil || len(req.Positional) > 0 {
+			return
+		}
+		if key, ok := c.tool.cached.key(req.Session, c.epoch, req.Args, nil, req.Isolation); ok {
+			result, found = c.tool.cached.results.Get(key)
+		}
 	}
-	result, ok := c.tool.cached.results.Get(key)
-	if !ok {
+	c.heavily(look)
+	if !found {
 		return false
 	}
 	record := admit.Record{Result: result, Cache: codec.CacheHit}

@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/grants"
 	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/host/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
@@ -60,6 +61,8 @@ type served struct {
 	identity   *codec.Identity
 	session    subjects.SessionID // empty: every session's
 	tenure     *tenure            // of session; nil: every session's
+	sessions   bool               // see [Tool.Sessions]
+	maxArgs    int64              // see [Tool.MaxArgs]
 	withdrawn  atomic.Bool
 }
 
@@ -73,10 +76,12 @@ type inflight struct {
 	epoch         string    // of the session; see lookUp
 	ctx           callContext
 	stop          context.CancelCauseFunc
-	alarm         *time.Timer // fires at the deadline; nil for none
-	call          Call        // what the handler sees
-	sink          unarySink   // of a unary call
+	alarm         *time.Timer  // fires at the deadline; nil for none
+	call          Call         // what the handler sees
+	sink          unarySink    // of a unary call
+	home          *grants.Home // of a call in its session's worker, once that is known to be here
 
+	held      int64                         // of the node's room for arguments; the goroutine that runs it
 	unsettled atomic.Bool                   // epoch is still to be looked up
 	lane      atomic.Pointer[codec.LaneUse] // once it has its turn in a lane, or got none
 
@@ -90,7 +95,7 @@ type inflight struct {
 //
 //	subject     subjects.Parse      session and tool, and whether it is directed to this node
 //	reply rule  bus.MayAnswer       what does not ask for an answer at an inbox gets none
-//	parse       codec.ParseRequest  headers and body
+//	parse       codec.ReadRequest   headers; the body stays as it came
 //	find        routes.find         the tool, and what the view says of the session
 //	check       Host.check          what must not be started here and now
 //	admit       admit.Table         a result that is kept, a new call with a slot or to be passed on, a repetition, or refused
@@ -141,7 +146,7 @@ func parse(s *subjects.Subject, m *nats.Msg, err error) (*codec.Request, *toolme
 	if bad != nil {
 		req, bad = &codec.Request{Session: s.Session, Tool: s.Tool}, refusal(bad)
 	} else {
-		req, bad = codec.ParseRequest(*s, header, m.Data)
+		req, bad = codec.ReadRequest(*s, header, m.Data)
 	}
 	if err != nil {
 		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
@@ -185,7 +190,7 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 	if bad != nil {
 		return c, admit.Request{}
 	}
-	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone || c.tool.keepsBySession())
+	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone || c.tool.keepsBySession() || h.bound(c.tool, req))
 	if c.tool != nil && c.tool.tenure.ended(epoch) {
 		sure = false // the tool is about to be withdrawn, or the view is behind
 	}
@@ -213,7 +218,8 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 func (h *Host) instead(c *inflight, r admit.Request, answer admit.Record) {
 	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { c.readers.Settle(rec) })
 	if !ok {
-		h.answer(&c.Reader, answer)
+		h.spendFor(c.Request, answer.Err)
+		port{h}.Answer(&c.Reader, answer)
 		return
 	}
 	h.follow(c, verdict, call, record, err)
@@ -334,8 +340,10 @@ func (h *Host) takenOff(id subjects.ToolID) *toolmesh.Error {
 // follow answers a request that is not run: now, or when the call that it
 // repeats has its answer.
 func (h *Host) follow(c *inflight, verdict admit.Verdict, call *admit.Call[*inflight], record admit.Record, bad *toolmesh.Error) {
+	c.Request.Drop() // it waits at most
 	switch verdict {
 	case admit.Refuse:
+		h.spendFor(c.Request, bad)
 		h.answer(&c.Reader, admit.Record{Err: h.withoutSlot(c.Request, bad)})
 	case admit.Repeat:
 		h.spend(c.Request)
@@ -371,6 +379,12 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 		h.calls.Vacate(call) // before anybody reads the stream's end
 		record = s.Finish(record)
 	}
+	if record.Result != nil && record.Ref == nil {
+		record = h.bounded(c, record)
+	}
+	if n := len(record.Result); n >= pacedFrom && record.Ref == nil && c.Local == nil {
+		h.pacer.wait(c.ctx.Done(), &c.Reader, n) // with its slot: no more results wait than there are
+	}
 	c.finish()
 	if record.Err != nil {
 		h.failed.Add(1)
@@ -378,13 +392,13 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 	}
 	h.handled.Add(1)
 	h.took.Add(int64(time.Since(c.Start)))
-	if record.Result != nil && record.Ref == nil {
-		record = h.bounded(c, record)
-	}
 	if use := c.lane.Load(); use != nil {
 		record.Lane = use
 	}
 	h.release(call, record)
+	if c.held > 0 {
+		h.args.Give(c.account(), c.held)
+	}
 	first := c.Claim()
 	c.readers.Close()
 	h.calls.Finish(call, record)
@@ -412,6 +426,9 @@ func (h *Host) logCall(c *inflight, record admit.Record) {
 func (h *Host) bounded(c *inflight, record admit.Record) admit.Record {
 	if h.fitsAnswer(len(record.Result)) {
 		return record
+	}
+	if c.ctx.Err() != nil { // nobody would read it, nor have it deleted
+		return admit.Record{Err: toolmesh.AsError(context.Cause(&c.ctx)).WithStarted(toolmesh.StartedYes)}
 	}
 	if c.Request.AcceptRef {
 		return h.refer(c.Request.Session, record)
@@ -449,28 +466,21 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 		}
 		return admit.Record{Err: bad}
 	}
+	if h.bound(c.tool, c.Request) {
+		if record, here := h.goHome(running); !here {
+			return record
+		}
+		defer c.home.Leave()
+	}
 	if c.Request.Ref != nil && running.Full != nil {
-		return h.passOn(running, nil, nil) // who runs it reads them
+		return h.passOn(running, c.Request, nil, nil) // who runs it reads them
 	}
-	args, varArgs := c.Request.Args, []byte(nil)
-	if c.Request.Ref != nil {
-		var bad *toolmesh.Error
-		if args, bad = h.resolve(c); bad != nil {
-			return admit.Record{Err: bad}
-		}
-	}
-	if len(c.Request.Positional) > 0 {
-		object, rest, err := tool.Bind(c.tool.descriptor, c.Request.Positional, args)
-		if err != nil {
-			return admit.Record{Err: refusal(err)}
-		}
-		args, varArgs = object, rest
-	}
-	if err := c.tool.validator.Validate(args); err != nil {
-		return admit.Record{Err: refusal(err)}
+	args, varArgs, bad := h.arguments(c)
+	if bad != nil {
+		return admit.Record{Err: bad}
 	}
 	if running.Full != nil {
-		return h.passOn(running, args, varArgs)
+		return h.passOn(running, c.Request, args, varArgs)
 	}
 	ctx, call := &c.ctx, &c.call
 	*call = Call{
@@ -480,8 +490,11 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 		lanes: c.Request.Lanes, running: running,
 		host: h,
 	}
+	if c.home != nil {
+		call.Home = c.home.ID
+	}
 	if call.Stream {
-		s, err := stream.New(ctx, &c.readers, c.epoch, !c.deadline.IsZero())
+		s, err := c.stream()
 		if err != nil {
 			// The cause of a call that is over already says that it began.
 			return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}
@@ -653,6 +666,9 @@ func (h *Host) answer(r *stream.Reader, record admit.Record) {
 		record.Cache.Put(header)
 	}
 	record.Lane.Put(header)
+	if req.Read && len(body) >= pacedFrom {
+		header.Set(codec.HeaderRead, "1")
+	}
 	if !h.send(reply, header, body) && record.Err == nil {
 		// Bounded left less room than this caller's own names take.
 		header, body = req.Failure(id, tooLarge(len(record.Result), h.bus.MaxPayload()), load)

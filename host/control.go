@@ -3,7 +3,6 @@ package host
 import (
 	"github.com/nats-io/nats.go"
 
-	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/internal/bus"
@@ -41,6 +40,10 @@ func (h *Host) control(m *nats.Msg) {
 		}
 		return
 	}
+	if control.Type == codec.ControlRead {
+		h.pacer.read(key)
+		return
+	}
 	if control.Type == codec.ControlWhere {
 		if m.Reply != "" && h.calls.Known(key) {
 			h.send(m.Reply, nil, codec.Where{Node: h.node, Boot: h.boot}.Encode())
@@ -50,17 +53,17 @@ func (h *Host) control(m *nats.Msg) {
 	if control.Type != codec.ControlCancel {
 		return // a router's
 	}
-	if h.cancel(key, errCancelled) && m.Reply != "" {
+	if h.cancel(key) && m.Reply != "" {
 		h.send(m.Reply, nil, codec.Cancelled{Cancelled: true}.Encode())
 	}
 }
 
 // cancel ends the call or the batch of a key, and what was made anew of it, and reports
 // whether any of that runs here: if not another node may have it.
-func (h *Host) cancel(key admit.Key, why *toolmesh.Error) bool {
+func (h *Host) cancel(key admit.Key) bool {
 	call, ok := h.calls.Cancel(key)
 	if ok {
-		call.Value.End(why)
+		call.Value.End(errCancelled)
 	} else if batches := h.batches.Load(); batches != nil {
 		ok = batches.Cancel(key)
 	}
@@ -69,7 +72,7 @@ func (h *Host) cancel(key admit.Key, why *toolmesh.Error) bool {
 		if h.calls.Known(key) {
 			call, runs := h.calls.Cancel(key)
 			if ok = ok || runs; runs {
-				call.Value.End(why)
+				call.Value.End(errCancelled)
 			}
 		}
 	}

@@ -213,20 +213,16 @@ func (h *Host) bind(ctx context.Context, session subjects.SessionID, t *tenure) 
 	return epoch, err
 }
 
-// current returns the service of a key, nil if it is of a session that is over;
-// h.mu is held.
-func (h *Host) current(key serviceKey) *service {
-	s := h.services[key]
+// outlived reports whether a service is of a session that is over. It blocks.
+func (h *Host) outlived(s *service, serving bool) bool {
 	if s == nil || s.tenure == nil {
-		return s
+		return false
 	}
-	if h.state == stateServing {
-		_, _ = h.bind(h.base, key.session, s.tenure) // a look-up may be on its way that says an earlier one
+	if serving {
+		_, _ = h.bind(h.base, s.key.session, s.tenure) // a look-up may be on its way that says an earlier one
 	}
-	if epoch := s.tenure.epoch.Load(); epoch != nil && *epoch != "" && h.over(key.session, *epoch) {
-		return nil
-	}
-	return s
+	epoch := s.tenure.epoch.Load()
+	return epoch != nil && *epoch != "" && h.over(s.key.session, *epoch)
 }
 
 // followSessions withdraws what is served in sessions that have ended, until the

@@ -17,7 +17,7 @@ type Stats struct {
 	Waiting        int             `json:"waiting"` // for their turn in a lane
 	Calls          uint64          `json:"calls"`
 	Errors         uint64          `json:"errors"`
-	Relayed        uint64          `json:"relayed"` // of the calls: those that another node ran, as there was no slot
+	Relayed        uint64          `json:"relayed"` // of the calls: those that another node ran, as there was no slot or it has the session's worker
 	Busy           uint64          `json:"busy"`    // answers to callers for whom there was no slot
 	RefusedReplies uint64          `json:"refused_replies"`
 	Tools          int             `json:"tools"`

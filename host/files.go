@@ -44,7 +44,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	}
 	verb, id, _ := strings.Cut(what, ":")
 	if verb == "put" {
-		return n.putFile(body)
+		return n.putFile(ctx, body)
 	}
 	n.files.mu.Lock()
 	f := n.files.uploads[id]
@@ -76,7 +76,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	return tool.MarshalPlain(map[string]any{"ref": p.Name, "digest": p.Digest, "size": p.Size})
 }
 
-func (n *NestedCalls) putFile(body []byte) ([]byte, error) {
+func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) {
 	var about struct {
 		Size int64 `json:"size"`
 	}
@@ -91,7 +91,11 @@ func (n *NestedCalls) putFile(body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	u, err := h.bus.NewUpload(name, true, nil)
+	account := h.account(n.call.Session)
+	if err := h.payloads.Room(ctx, account, about.Size); err != nil {
+		return nil, err
+	}
+	u, err := h.bus.NewUpload(name, account, true, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -82,6 +82,9 @@ type Call struct {
 	// NoCache asks for a run, whatever is kept of earlier ones.
 	NoCache     bool
 	Traceparent string
+	// Home, of a call in its session's worker, tells that from an earlier one on this node:
+	// meanwhile another node had it. See [Tool.Sessions].
+	Home string
 
 	// Turn is the call's turn in a lane of its session, node or mesh; nil for a call that
 	// has none.

@@ -24,6 +24,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/cache"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/internal/payloads"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -50,6 +51,7 @@ type Host struct {
 	calls    *admit.Table[*inflight]
 	streams  stream.Node
 	replayer *chunks.Replayer
+	chunked  chunked
 	room     *chunks.Room
 	routes   routes
 	cache    *cache.Cache
@@ -59,8 +61,9 @@ type Host struct {
 	keys     keys
 	lanes    *grants.Keeper
 	payloads *payloads.Server
-	batches  atomic.Pointer[batch.Server]  // nil for a node that runs none
-	relay    atomic.Pointer[client.Client] // passes calls on; nil for a node that does not
+	args     *fair.Room[subjects.SessionID] // bytes of arguments, by account
+	batches  atomic.Pointer[batch.Server]   // nil for a node that runs none
+	relay    atomic.Pointer[client.Client]  // passes calls on; nil for a node that does not
 	lookups  *lookups
 	followed *registry.Sessions // of a host that was given no Sessions; else nil
 	view     *registry.View     // of followed; nil until the registry was reached
@@ -69,14 +72,15 @@ type Host struct {
 	end     context.CancelCauseFunc
 	intake  *intake        // calls
 	running runners        // replays
-	here    runners        // calls of CallHere
 	workers sync.WaitGroup // ticker and the like
 	quit    chan struct{}
 
-	mu         sync.Mutex // guards what follows
+	changing   sync.Mutex // held while what is served changes; taken before mu
+	mu         sync.Mutex // guards what follows; nothing waits under it, but for the start
 	state      state
 	services   map[serviceKey]*service
-	shared     []*nats.Subscription // of the node, not of a tool
+	subs       map[*nats.Subscription]struct{} // of tools, also of such as are yet to be in a service, or to be retired
+	shared     []*nats.Subscription            // of the node, not of a tool
 	directed   *nats.Subscription
 	micro      *bus.Service
 	unlisten   func()
@@ -88,10 +92,8 @@ type Host struct {
 	batchOwn   *nats.Subscription
 	retired    []*retiredRoute // to be taken out of routes by the ticker
 
-	unsentMu  sync.Mutex
-	unsent    []*nats.Msg
-	unsentLen int
-	holding   atomic.Bool // unsent is not empty; changes under unsentMu
+	unsent unsent
+	pacer  pacer
 
 	spentMu sync.Mutex
 	spent   []string // names of arguments that nobody reads any more
@@ -153,8 +155,10 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		calls:    admit.NewTable[*inflight](o.Slots, time.Now),
 		replayer: chunks.NewReplayer(b, o.Logger),
 		services: make(map[serviceKey]*service),
+		subs:     make(map[*nats.Subscription]struct{}),
 		quit:     make(chan struct{}),
 		failures: newFailures(),
+		args:     fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(o.Slots)*argsPerSlot)),
 		drained:  make(chan struct{}),
 		store:    registry.NewStore(b),
 	}
@@ -179,11 +183,11 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 	h.room = chunks.NewRoom(h.base, b, h.running.run)
 	h.payloads = payloads.NewServer(payloads.ServerOptions{
 		Node: h.node, Bus: b, Base: h.base, Max: o.PayloadMax, SessionCredentials: o.SessionCredentials,
-		Go: h.running.run, Admit: h.admitsSession, Log: h.log,
+		Go: h.running.run, Admit: h.admitsSession, Account: h.account, Log: h.log,
 	})
 	h.streams = stream.Node{
 		ID: h.node, Base: h.base, Log: h.log, Host: port{h}, Store: port{h},
-		Quota: quota.New(o.StreamQuota, time.Now), Replays: make(chan struct{}, maxReplays),
+		Quota: quota.New(o.StreamQuota, time.Now), Account: h.account, Replays: fair.NewQueue[subjects.SessionID](maxReplays, maxWaiting, h.running.run),
 	}
 	return h, nil
 }
@@ -223,6 +227,8 @@ func (h *Host) checkRights(ctx context.Context) error {
 
 // start is Start without what is written of the tools.
 func (h *Host) start(ctx context.Context) error {
+	h.changing.Lock()
+	defer h.changing.Unlock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.state != stateNew || h.draining.Load() {
@@ -430,77 +436,7 @@ func (h *Host) Run(ctx context.Context) error {
 	return errors.Join(h.presence.Err(), h.Stop(stop))
 }
 
-// send publishes a reply and reports whether the connection takes its size. What
-// cannot leave because the connection is down is kept and sent when it is back:
-// the work is done, its answer should not be lost.
+// send is [Host.sendMsg] of a reply in parts.
 func (h *Host) send(reply string, header codec.Header, body []byte) bool {
 	return h.sendMsg(&nats.Msg{Subject: reply, Header: nats.Header(header), Data: body})
-}
-
-// Bounds of what is kept for the connection to come back.
-const (
-	maxUnsent      = 10_000
-	maxUnsentBytes = 64 << 20
-)
-
-// sendMsg is send for a whole message; its header is the host's from then on.
-func (h *Host) sendMsg(m *nats.Msg) bool {
-	if h.holding.Load() && h.hold(m, false) {
-		return true // behind those that wait: chunks stay in order
-	}
-	err := h.bus.Conn().PublishMsg(m)
-	switch {
-	case err == nil:
-		codec.Recycle(codec.Header(m.Header))
-	case errors.Is(err, nats.ErrMaxPayload):
-		return false
-	case errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrConnectionClosed):
-		h.log.Error("reply could not be sent", slog.String("subject", m.Subject), slog.String("error", err.Error()))
-	default:
-		h.hold(m, true)
-		if h.bus.Connected() {
-			h.resend() // it came back in this instant, perhaps before it could wake us
-		}
-	}
-	return true
-}
-
-// hold keeps a message until the connection is back. Unless first, it does so
-// only behind others, and reports whether it did.
-func (h *Host) hold(m *nats.Msg, first bool) bool {
-	h.unsentMu.Lock()
-	defer h.unsentMu.Unlock()
-	if !first && !h.holding.Load() {
-		return false
-	}
-	if len(h.unsent) >= maxUnsent || h.unsentLen+len(m.Data) > maxUnsentBytes {
-		h.log.Error("reply lost: the connection is down and too many wait", slog.String("subject", m.Subject))
-		return true
-	}
-	h.unsent = append(h.unsent, m)
-	h.unsentLen += len(m.Data)
-	h.holding.Store(true)
-	return true
-}
-
-// resend sends what waited for the connection, in order.
-func (h *Host) resend() {
-	h.unsentMu.Lock()
-	defer h.unsentMu.Unlock()
-	n := 0
-	for _, m := range h.unsent {
-		if err := h.bus.Conn().PublishMsg(m); err != nil {
-			if !h.bus.Connected() {
-				break
-			}
-			h.log.Error("reply could not be sent", slog.String("subject", m.Subject), slog.String("error", err.Error()))
-		}
-		h.unsentLen -= len(m.Data)
-		n++
-	}
-	h.unsent = h.unsent[n:]
-	if len(h.unsent) == 0 {
-		h.unsent = nil
-		h.holding.Store(false)
-	}
 }

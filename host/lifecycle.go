@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -50,6 +52,7 @@ func (h *Host) tick() {
 				h.sweepRoutes(now)
 				h.payloads.Sweep(now)
 				h.deleteSpent()
+				h.dropChunks()
 				if h.keys.inUse() {
 					h.presence.Rely()
 				}
@@ -61,6 +64,7 @@ func (h *Host) tick() {
 				batches.Tick(now)
 			}
 			h.lanes.Tick(now)
+			h.pacer.tick(now)
 		}
 	}
 }
@@ -118,12 +122,7 @@ func (h *Host) Drain(ctx context.Context) error {
 func (h *Host) drain(ctx context.Context) error {
 	h.mu.Lock()
 	serving := h.state != stateNew
-	var subs []*nats.Subscription
-	for _, s := range h.services {
-		for _, o := range s.tools {
-			subs = append(subs, o.sub)
-		}
-	}
+	subs := slices.Collect(maps.Keys(h.subs))
 	if batches := h.batches.Load(); batches != nil {
 		batches.Drain()
 		subs = append(subs, h.batchSub)
@@ -138,6 +137,7 @@ func (h *Host) drain(ctx context.Context) error {
 	began := time.Now()
 	h.lastDirected.Store(began.UnixNano())
 	h.presence.State(ctx, h.nodeState())
+	h.leaveHomes(ctx, serviceKey{})
 	h.log.Info("draining", slog.Int("in_flight", h.calls.InFlight()))
 	err := h.bus.Drain(ctx, subs...)
 	ticker := time.NewTicker(tickEvery)
@@ -185,14 +185,12 @@ func (h *Host) shut(ctx context.Context) error {
 		err = errors.Join(err, h.bus.Drain(ctx, h.batchOwn))
 	}
 	h.intake.close()
-	h.here.close()
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
 		h.intake.wg.Wait()
 		if batches := h.batches.Load(); batches != nil {
 			batches.Wait()
 		}
-		h.here.wg.Wait()
 		close(ended)
 	}()
 	select {
@@ -226,7 +224,9 @@ func (h *Host) shut(ctx context.Context) error {
 	h.unlisten()
 	h.presence.Stop(context.WithoutCancel(ctx))
 	h.closeView()
+	h.mu.Lock()
 	h.closeSubscriptions()
+	h.mu.Unlock()
 	if h.bus.Connected() {
 		within := 2 * time.Second
 		if ctx.Err() != nil { // perhaps because nothing answers
@@ -242,7 +242,7 @@ func (h *Host) shut(ctx context.Context) error {
 	return err
 }
 
-// closeSubscriptions ends what Start subscribed.
+// closeSubscriptions ends what Start and publishing subscribed; h.mu is held.
 func (h *Host) closeSubscriptions() {
 	if h.micro != nil {
 		h.micro.Stop()
@@ -258,12 +258,8 @@ func (h *Host) closeSubscriptions() {
 		}
 	}
 	h.directed, h.replaySub, h.payloadSub, h.batchSub, h.batchOwn = nil, nil, nil, nil, nil
-	for _, s := range h.services {
-		for _, o := range s.tools {
-			if o.sub != nil {
-				_ = o.sub.Unsubscribe()
-				o.sub = nil
-			}
-		}
+	for sub := range h.subs {
+		_ = sub.Unsubscribe()
 	}
+	clear(h.subs)
 }

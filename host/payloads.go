@@ -3,11 +3,13 @@ package host
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/host/stream"
 	"github.com/toolmesh/toolmesh/internal/payloads"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -22,17 +24,78 @@ func (h *Host) admitsSession(session subjects.SessionID) error {
 	return err
 }
 
-// resolve reads the arguments of a call that came by reference.
-func (h *Host) resolve(c *inflight) (json.RawMessage, *toolmesh.Error) {
-	args, err := h.payloads.Load(&c.ctx, c.Request.Session, c.Request.Ref)
-	if err != nil {
-		return nil, refusal(err).WithStarted(toolmesh.StartedNo)
+const (
+	// minArgsRoom is what a node holds of arguments of its calls at least, in bytes; for
+	// each slot it holds argsPerSlot.
+	minArgsRoom = 256 << 20
+	argsPerSlot = 2 << 20
+	// smallArgs are arguments that count nothing.
+	smallArgs = 16 << 10
+)
+
+// arguments reads the arguments of a call, from wherever they are, and checks them. Until
+// the call ends they are a part of what its session may have here: a call that waits for a
+// lane, a key, a worker or an equal call holds no more.
+func (h *Host) arguments(c *inflight) (args, varArgs json.RawMessage, bad *toolmesh.Error) {
+	req := c.Request
+	if req.Ref != nil {
+		var err error
+		args, err = h.payloads.Load(&c.ctx, req.Session, req.Ref, func(size int64) error { return h.holdArgs(c, size) })
+		if err != nil {
+			return nil, nil, refusal(err).WithStarted(toolmesh.StartedNo)
+		}
+		if len(bytes.TrimSpace(args)) == 0 {
+			args = json.RawMessage("{}")
+		}
 	}
-	if len(bytes.TrimSpace(args)) == 0 {
-		args = json.RawMessage("{}")
-	}
-	return args, nil
+	c.heavily(func() {
+		var err error
+		if args == nil {
+			args, varArgs, err = c.bind()
+		}
+		if err == nil {
+			err = c.tool.validator.Validate(args)
+		}
+		if err != nil {
+			bad = refusal(err)
+		}
+	})
+	return args, varArgs, bad
 }
+
+// holdArgs takes room for arguments of a size.
+func (h *Host) holdArgs(c *inflight, size int64) error {
+	most, account := c.tool.maxArgs, c.account()
+	switch {
+	case most > 0 && size > most:
+		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, most).WithDetail("limit", most).WithDetail("size", size)
+	case size <= smallArgs || c.held > 0 || c.Local != nil: // of one that has them in any case
+	case !h.args.Take(account, size):
+		return h.noRoom(account)
+	default:
+		c.held = size
+	}
+	return nil
+}
+
+// noRoom refuses arguments that an account has no more room for.
+func (h *Host) noRoom(account subjects.SessionID) *toolmesh.Error {
+	who := fmt.Sprintf("session %q", account)
+	if account == "" {
+		who = "sessions that nobody created, together,"
+	}
+	return refusal(toolmesh.Errorf(toolmesh.CodeBusy, "calls of %s hold their part of the %d bytes of arguments that node %s has room for: try again, or another node", who, h.args.Limit(), h.node)).
+		WithDetail("limit", "arguments").WithDetail("max", h.args.Limit()).WithDetail("retry_after_ms", h.pace().Milliseconds())
+}
+
+// account is whose part of the node a session has, as far as the view knows.
+func (h *Host) account(session subjects.SessionID) subjects.SessionID {
+	epoch, _ := h.known(session, false)
+	return quota.Account(session, epoch)
+}
+
+// account is whose part of the node the call takes.
+func (c *inflight) account() subjects.SessionID { return quota.Account(c.Request.Session, c.epoch) }
 
 // refer has a result that no message carries be read by reference. Beside that it stays in
 // the call's record, for repetitions, if it is small enough for one.
@@ -49,7 +112,12 @@ func (h *Host) refer(session subjects.SessionID, record admit.Record) admit.Reco
 
 // keep stores what a tool has returned, for its caller.
 func (h *Host) keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error) {
-	ref, err := payloads.Store(h.base, h.bus, session, bytes.NewReader(value), h.opts.PayloadMax)
+	account := h.account(session)
+	err := h.payloads.Room(h.base, account, int64(len(value)))
+	var ref *codec.Ref
+	if err == nil {
+		ref, err = payloads.Store(h.base, h.bus, session, account, bytes.NewReader(value), h.opts.PayloadMax)
+	}
 	if err != nil {
 		e := toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
 		if e.Origin == "" {
@@ -89,11 +157,17 @@ func (h *Host) anew(r *stream.Reader, record admit.Record) admit.Record {
 // release deletes the arguments of a call that came by reference, once it has ended and
 // its caller cannot send it again: for a repetition their digest is enough.
 func (h *Host) release(call *admit.Call[*inflight], record admit.Record) {
-	req := call.Value.Request
-	if req.Ref == nil || call.Full != nil {
-		return
+	if call.Full == nil {
+		h.spendFor(call.Value.Request, record.Err)
 	}
-	if e := record.Err; e != nil && (e.Started != toolmesh.StartedYes || mayRepeat(e.Code)) {
+}
+
+// spendFor is spend unless a call that has ended with an error may be sent again with the
+// same arguments.
+func (h *Host) spendFor(req *codec.Request, e *toolmesh.Error) {
+	switch {
+	case e == nil || e.Started == toolmesh.StartedYes && e.Code != toolmesh.CodeWorkerCrashed && e.Code != toolmesh.CodeNodeLost:
+	case e.Started != toolmesh.StartedNo || e.Retryable || e.Code == toolmesh.CodeToolNotFound:
 		return // the client sees to it, or they expire
 	}
 	h.spend(req)

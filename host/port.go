@@ -32,11 +32,17 @@ func (p port) MaxPayload() int64 { return p.bus.MaxPayload() }
 
 // Answer answers a repetition, or a stream that has nothing in the store.
 func (p port) Answer(r *stream.Reader, record admit.Record) {
-	if record.Ref == nil {
+	switch {
+	case record.Ref != nil:
+		p.running.run(func() { p.answer(r, p.anew(r, record)) })
+	case len(record.Result) >= pacedFrom && r.Local == nil:
+		p.running.run(func() {
+			p.pacer.wait(p.base.Done(), r, len(record.Result))
+			p.answer(r, record)
+		})
+	default:
 		p.answer(r, record)
-		return
 	}
-	p.running.run(func() { p.answer(r, p.anew(r, record)) })
 }
 
 func (p port) Writer(session subjects.SessionID, rpc subjects.RPCID, opts *chunks.WriterOptions) (stream.Writer, error) {
@@ -44,6 +50,7 @@ func (p port) Writer(session subjects.SessionID, rpc subjects.RPCID, opts *chunk
 	if err != nil {
 		return nil, err
 	}
+	p.chunked.note(session, opts.Epoch)
 	return w, nil
 }
 

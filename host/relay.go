@@ -27,54 +27,72 @@ func (h *Host) mayPass(req *codec.Request) bool { return req.Hops < maxHops && h
 // passOn has another node run a call, and ends with what that says. The call has all
 // that one has that runs here: its name, so that a repetition joins it, its time, its
 // cancel, which reaches the node that runs it, and keepalives.
-func (h *Host) passOn(call *admit.Call[*inflight], args, varArgs json.RawMessage) admit.Record {
-	c := call.Value
+func (h *Host) passOn(call *admit.Call[*inflight], req *codec.Request, args, varArgs json.RawMessage) admit.Record {
+	c, full := call.Value, call.Full
+	if full == nil { // of a session's worker that this node is not to have
+		full = refusal(h.takenOff(req.Tool))
+	}
 	if varArgs != nil { // only the envelope form carries these
-		return admit.Record{Err: h.withoutSlot(c.Request, call.Full)}
+		return admit.Record{Err: h.withoutSlot(c.Request, full)}
 	}
-	if c.Request.Delivery != codec.DeliverNone {
-		return h.passStreamOn(call, args)
-	}
-	result, err := h.relay.Load().Relay(&c.ctx, c.Request, args, h.node, c.report)
+	record, err := h.relayCall(c, req, args, codec.Where{})
 	if err == nil {
-		h.relayed.Add(1)
-		record := admit.Record{Result: result.Value, Ref: result.Ref, Cache: codec.CacheUseOf(result.Cache), By: codec.NewIdentity(result.Node, result.Boot, result.Revision)}
-		if result.LaneWait > 0 {
-			record.Lane = &codec.LaneUse{Wait: result.LaneWait}
-		}
 		return record
 	}
-	return admit.Record{Err: h.passedOn(call, err)}
-}
-
-// passStreamOn is passOn for a stream. What its caller reads, acknowledges and asks for
-// again is this node's stream, whose handler reads another one: a reader that is slow
-// holds that one back.
-func (h *Host) passStreamOn(call *admit.Call[*inflight], args json.RawMessage) admit.Record {
-	c := call.Value
-	s, err := stream.New(&c.ctx, &c.readers, c.epoch, !c.deadline.IsZero())
-	if err != nil {
-		return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}
-	}
-	send := func(item json.RawMessage) error { return s.Send(&c.ctx, item) }
-	if err = h.relay.Load().RelayStream(&c.ctx, c.Request, args, h.node, send, c.report); err == nil {
-		h.relayed.Add(1)
-		return admit.Record{Streamed: true}
-	}
-	return admit.Record{Err: outcome(&c.ctx, h.passedOn(call, err)), Streamed: true}
-}
-
-// passedOn is the error of a call that was to be passed on.
-func (h *Host) passedOn(call *admit.Call[*inflight], err error) *toolmesh.Error {
 	e := toolmesh.AsError(err)
-	switch {
-	case e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable):
-		return h.withoutSlot(call.Value.Request, call.Full)
-	case e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeUnavailable:
+	if e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable) && !codec.StateGone(e) {
+		return admit.Record{Err: h.withoutSlot(c.Request, full)}
+	}
+	return h.notPassed(c, e)
+}
+
+// relayCall has another node run a call: to, or any.
+//
+// What the caller of a stream reads, acknowledges and asks for again is this node's stream,
+// whose handler reads another one: a reader that is slow holds that one back.
+func (h *Host) relayCall(c *inflight, req *codec.Request, args json.RawMessage, to codec.Where) (admit.Record, error) {
+	if req.Delivery != codec.DeliverNone {
+		s, err := c.stream()
+		if err != nil {
+			return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}, nil
+		}
+		send := func(item json.RawMessage) error { return s.Send(&c.ctx, item) }
+		if err := h.relay.Load().RelayStream(&c.ctx, req, args, h.node, to, send, c.report); err != nil {
+			return admit.Record{}, err
+		}
+		h.relayed.Add(1)
+		return admit.Record{Streamed: true}, nil
+	}
+	result, err := h.relay.Load().Relay(&c.ctx, req, args, h.node, to, c.report)
+	if err != nil {
+		return admit.Record{}, err
+	}
+	h.relayed.Add(1)
+	record := admit.Record{Result: result.Value, Ref: result.Ref, Cache: codec.CacheUseOf(result.Cache), By: codec.NewIdentity(result.Node, result.Boot, result.Revision)}
+	if result.LaneWait > 0 {
+		record.Lane = &codec.LaneUse{Wait: result.LaneWait}
+	}
+	return record, nil
+}
+
+// stream begins the stream of a call, once.
+func (c *inflight) stream() (*stream.Stream, error) {
+	if s := c.readers.Stream(); s != nil {
+		return s, nil
+	}
+	return stream.New(&c.ctx, &c.readers, c.epoch, !c.deadline.IsZero())
+}
+
+// notPassed is what a call ends with that was passed on and has failed.
+func (h *Host) notPassed(c *inflight, e *toolmesh.Error) admit.Record {
+	if e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeUnavailable {
 		e = e.WithOrigin(toolmesh.OriginAgent) // that it was not the caller's is known here
 	}
 	h.relayed.Add(1)
-	return e
+	if c.Request.Delivery == codec.DeliverNone {
+		return admit.Record{Err: e}
+	}
+	return admit.Record{Err: outcome(&c.ctx, e), Streamed: true}
 }
 
 // withoutSlot counts a request that is refused with err, if that is for want of a slot. To the error of a node

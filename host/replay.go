@@ -1,6 +1,10 @@
 package host
 
 import (
+	"log/slog"
+	"sync"
+	"time"
+
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
@@ -9,16 +13,24 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// maxReplays is how many replays are answered at once.
-const maxReplays = 16
+// maxReplays is how many replays are answered at once: more would not help. maxWaiting is
+// how many requests wait for that, of maxRequest bytes each.
+const (
+	maxReplays = 16
+	maxWaiting = 4096
+	maxRequest = 8 << 10
+)
 
-// replay answers a request for stored chunks, outside of the callback. So many
-// at once that no more would help make the next ones wait.
+// replay answers a request for stored chunks, outside of the callback. Sessions take
+// turns.
 func (h *Host) replay(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
 	if !h.bus.MayAnswer(m, s.Session, h.opts.SessionCredentials) {
 		h.refusedReplies.Add(1)
 		return
+	}
+	if err == nil && m.Size() > maxRequest {
+		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a request for stored chunks has %d bytes, at most %d are possible", m.Size(), maxRequest)
 	}
 	if err != nil {
 		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
@@ -31,13 +43,7 @@ func (h *Host) replay(m *nats.Msg) {
 		refuse(err)
 		return
 	}
-	select {
-	case h.streams.Replays <- struct{}{}:
-	case <-h.base.Done():
-		return
-	}
-	h.running.run(func() {
-		defer func() { <-h.streams.Replays }()
+	if !h.streams.Replays.Do(h.account(s.Session), func() {
 		epoch, sure := h.known(s.Session, true)
 		if !sure {
 			if epoch, err = h.epoch(h.base, s.Session); err != nil {
@@ -46,7 +52,9 @@ func (h *Host) replay(m *nats.Msg) {
 			}
 		}
 		h.replayer.Answer(h.base, s, epoch, m)
-	})
+	}) {
+		refuse(toolmesh.Errorf(toolmesh.CodeBusy, "too many replays of session %q wait at node %s: try again", s.Session, h.node).WithDetail("limit", "replays"))
+	}
 }
 
 // replayed notes that somebody reads what is stored of a stream that this node has:
@@ -60,5 +68,59 @@ func (h *Host) replayed(m *nats.Msg) {
 		if running := call.Value.readers.Stream(); running != nil {
 			running.Seen()
 		}
+	}
+}
+
+// chunksOver is how long after the end of a session its chunks are removed: by then its
+// calls have ended.
+const chunksOver = 5 * time.Second
+
+// chunked are the epochs of the sessions of which this node has stored chunks. The zero
+// value is empty.
+type chunked struct {
+	mu    sync.Mutex
+	epoch map[subjects.SessionID]string
+}
+
+// note notes that a stream begins. Chunks of sessions that nobody created expire.
+func (c *chunked) note(session subjects.SessionID, epoch string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.epoch == nil {
+		c.epoch = make(map[subjects.SessionID]string)
+	}
+	if epoch != "" {
+		c.epoch[session] = epoch
+	}
+}
+
+// dropChunks has the chunks of sessions removed that have ended. The ticker calls it.
+func (h *Host) dropChunks() {
+	h.chunked.mu.Lock()
+	defer h.chunked.mu.Unlock()
+	for session, epoch := range h.chunked.epoch {
+		if h.seen(session, epoch) {
+			continue
+		}
+		delete(h.chunked.epoch, session)
+		h.running.run(func() {
+			select {
+			case <-time.After(chunksOver):
+			case <-h.base.Done():
+				return
+			}
+			if !h.over(session, epoch) { // the view is behind
+				h.chunked.note(session, epoch)
+				return
+			}
+			unused := func() bool { // the next one of its name may have stored some
+				now, err := h.lookups.find(h.base, session)
+				return toolmesh.CodeOf(err) == toolmesh.CodeSessionNotFound || err == nil && now == ""
+			}
+			if err := h.bus.DropChunks(h.base, session, epoch, unused); err != nil {
+				h.log.Debug("the chunks of a session that has ended expire by themselves", slog.String("error", err.Error()))
+			}
+			h.streams.Quota.Forget(session)
+		})
 	}
 }

@@ -11,16 +11,12 @@ type runners struct {
 }
 
 // run has a goroutine run f; after close it does nothing.
-func (r *runners) run(f func()) { r.try(f) }
-
-// try is run, and reports whether it has.
-func (r *runners) try(f func()) bool {
+func (r *runners) run(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.closed {
 		r.wg.Go(f)
 	}
-	return !r.closed
 }
 
 func (r *runners) close() {

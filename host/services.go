@@ -55,6 +55,13 @@ type Tool struct {
 	Notice string
 	// User is who the tool runs as, by number, for people. Defaults to nothing.
 	User string
+	// Sessions says that calls of isolation session find what earlier ones of their session
+	// left in the tool's worker: a session's calls of an index all run on one node then.
+	// Defaults to false: calls run where they come.
+	Sessions bool
+	// MaxArgs is of how many bytes the tool takes arguments: more are refused before they
+	// are read. Defaults to [Options.PayloadMax].
+	MaxArgs int64
 }
 
 // Unavailable is a tool that is declared and not served, with the reason.
@@ -221,13 +228,14 @@ func (h *Host) Add(index subjects.IndexName, session subjects.SessionID, tools .
 
 // add adds tools to a service, or replaces them: the others are not touched.
 func (h *Host) add(key serviceKey, tools []Tool) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if err := h.ended(); err != nil {
+	h.changing.Lock()
+	defer h.changing.Unlock()
+	old, serving, err := h.published(key)
+	if err != nil {
 		return err
 	}
-	s, old := h.current(key), h.services[key]
-	fresh := s == nil
+	s := old
+	fresh := s == nil || h.outlived(s, serving)
 	if fresh {
 		claim := ""
 		if key.index != "" {
@@ -245,28 +253,34 @@ func (h *Host) add(key serviceKey, tools []Tool) error {
 			return err
 		}
 	}
-	if h.state == stateServing {
+	if serving {
 		if err := h.claim(h.base, s); err != nil {
 			return err
 		}
-		if err := h.offerAll(h.base, old, added...); err != nil {
-			return err
-		}
 	}
-	for _, o := range added {
-		s.tools[o.descriptor.ID] = o
-	}
-	h.services[key] = s
-	switch {
-	case h.state != stateServing:
-	case fresh:
-		h.supersede(old, s)
-	default:
+	return h.offerAll(h.base, old, added, serving, func() {
 		for _, o := range added {
-			h.records.put(s, o.entry)
+			s.tools[o.descriptor.ID] = o
 		}
-	}
-	return nil
+		h.services[key] = s
+		switch {
+		case !serving:
+		case fresh:
+			h.supersede(old, s)
+		default:
+			for _, o := range added {
+				h.records.put(s, o.entry)
+			}
+		}
+	})
+}
+
+// published is what is offered under a key, nil for nothing, and whether the host serves.
+// The error says why nothing can be published any more.
+func (h *Host) published(key serviceKey) (s *service, serving bool, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.services[key], h.state == stateServing, h.ended()
 }
 
 // Remove takes tools of an index or session back, and returns those that were
@@ -275,6 +289,7 @@ func (h *Host) Remove(ctx context.Context, index subjects.IndexName, session sub
 	key := serviceKey{index, session}
 	var removed []*offered
 	var gone []subjects.ToolID
+	h.changing.Lock()
 	h.mu.Lock()
 	if s := h.services[key]; s != nil {
 		for _, id := range ids {
@@ -291,16 +306,22 @@ func (h *Host) Remove(ctx context.Context, index subjects.IndexName, session sub
 		}
 	}
 	h.mu.Unlock()
+	h.changing.Unlock()
 	if len(removed) == 0 {
 		return nil, nil
 	}
 	h.settle(ctx, key) // callers look for another node before this one refuses them
+	return gone, h.retireAll(ctx, removed)
+}
+
+// retireAll takes tools back that no service has any more.
+func (h *Host) retireAll(ctx context.Context, tools []*offered) error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, o := range removed {
+	for _, o := range tools {
 		h.retire(o)
 	}
-	return gone, h.flush(ctx)
+	h.mu.Unlock()
+	return h.flush(ctx)
 }
 
 // Publish offers a service, or replaces the one of the same index and session:
@@ -311,51 +332,57 @@ func (h *Host) Remove(ctx context.Context, index subjects.IndexName, session sub
 // message, and unavailable without a connection. After an error what was published
 // before is served.
 func (h *Host) Publish(ctx context.Context, s Service) error {
-	if err := h.publish(ctx, s); err != nil {
-		return err
-	}
-	h.settle(ctx, serviceKey{s.Index, s.Session})
-	return nil
-}
-
-// publish is Publish without the registry.
-func (h *Host) publish(ctx context.Context, s Service) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if err := h.ended(); err != nil {
+	renewed, err := h.publish(ctx, s)
+	if err != nil {
 		return err
 	}
 	key := serviceKey{s.Index, s.Session}
-	old := h.services[key]
+	if renewed && s.Index != "" {
+		h.leaveHomes(ctx, key)
+	}
+	h.settle(ctx, key)
+	return nil
+}
+
+// publish is Publish without the registry. renewed says that another revision was served
+// before, whose workers end.
+func (h *Host) publish(ctx context.Context, s Service) (renewed bool, err error) {
+	h.changing.Lock()
+	defer h.changing.Unlock()
+	key := serviceKey{s.Index, s.Session}
+	old, serving, err := h.published(key)
+	if err != nil {
+		return false, err
+	}
 	if old == nil {
-		old = &service{}
+		old = &service{revision: s.Revision}
 	}
 	next := h.newService(key, s.Revision, s.Claim)
 	for _, t := range s.Tools {
 		o, err := h.prepare(next, t, old.tools[t.Descriptor.ID])
 		if err != nil {
-			return err
+			return false, err
 		}
 		next.tools[o.descriptor.ID] = o
 	}
 	for _, u := range s.Unavailable {
 		e := newEntry(u.Descriptor, registry.ToolRoute{ID: u.ID, State: registry.ToolUnavailable, Reason: u.Reason})
 		if err := h.fits(e); err != nil {
-			return err
+			return false, err
 		}
 		next.unavailable = append(next.unavailable, e)
 	}
-	if h.state == stateServing {
+	if serving {
 		if err := h.claim(ctx, next); err != nil {
-			return err
+			return false, err
 		}
-		if err := h.offerAll(ctx, old, slices.Collect(maps.Values(next.tools))...); err != nil {
-			return err
-		}
-		h.supersede(old, next)
 	}
-	h.services[key] = next
-	return nil
+	return old.revision != next.revision, h.offerAll(ctx, old, slices.Collect(maps.Values(next.tools)), serving, func() {
+		h.services[key] = next
+		if serving {
+			h.supersede(old, next)
+		}
+	})
 }
 
 // supersede takes back what a service no longer has, and has the registry say what
@@ -386,7 +413,7 @@ func (h *Host) prepare(s *service, t Tool, before *offered) (*offered, error) {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
 	o := &offered{
-		served: &served{descriptor: d, handler: t.Handler, identity: s.identity, session: s.key.session, tenure: s.tenure},
+		served: &served{descriptor: d, handler: t.Handler, maxArgs: t.MaxArgs, identity: s.identity, session: s.key.session, tenure: s.tenure, sessions: t.Sessions},
 		at:     routeKey{subjects.WireName(s.key.session), wire},
 		entry:  newEntry(d, registry.ToolRoute{ID: d.ID, Notice: t.Notice, User: t.User}),
 	}
@@ -444,15 +471,27 @@ func (h *Host) giveUp(key serviceKey, why error) {
 	})
 }
 
-// offerAll has tools serve their names in place of those of old, once the broker
-// knows; if that fails all is as before. h.mu is held.
-func (h *Host) offerAll(ctx context.Context, old *service, tools ...*offered) (err error) {
-	done := 0
-	for ; done < len(tools) && err == nil; done++ {
-		err = h.offer(tools[done], old.tools[tools[done].descriptor.ID])
+// offerAll has tools serve their names in place of those of old, if the host serves: once
+// the broker knows, done is called, under h.mu. If that fails all is as before.
+func (h *Host) offerAll(ctx context.Context, old *service, tools []*offered, serving bool, done func()) error {
+	var offers int
+	var err error
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !serving {
+		done()
+		return nil
+	}
+	for err = h.ended(); offers < len(tools) && err == nil; offers++ {
+		err = h.offer(tools[offers], old.tools[tools[offers].descriptor.ID])
 	}
 	if err == nil {
+		h.mu.Unlock()
 		err = h.flush(ctx)
+		h.mu.Lock()
+	}
+	if err == nil {
+		err = h.ended() // meanwhile
 	}
 	if err == nil {
 		for _, o := range tools {
@@ -460,9 +499,10 @@ func (h *Host) offerAll(ctx context.Context, old *service, tools ...*offered) (e
 				before.forgetResults()
 			}
 		}
+		done()
 		return nil
 	}
-	for _, o := range tools[:done] {
+	for _, o := range tools[:offers] {
 		if before := old.tools[o.descriptor.ID]; before != nil {
 			h.routes.put(o.at, before.served)
 			continue
@@ -470,6 +510,7 @@ func (h *Host) offerAll(ctx context.Context, old *service, tools ...*offered) (e
 		h.routes.drop(o.at, o.served)
 		if o.sub != nil {
 			_ = o.sub.Unsubscribe()
+			delete(h.subs, o.sub)
 		}
 	}
 	return err
@@ -482,7 +523,9 @@ func (h *Host) offer(o, before *offered) (err error) {
 		o.sub = before.sub
 		return nil
 	}
-	o.sub, err = h.subscribe(o.at)
+	if o.sub, err = h.subscribe(o.at); err == nil {
+		h.subs[o.sub] = struct{}{}
+	}
 	return err
 }
 
@@ -518,6 +561,7 @@ func (h *Host) retire(o *offered) {
 	if o.sub == nil {
 		return
 	}
+	delete(h.subs, o.sub)
 	r := &retiredRoute{tool: o}
 	h.retired = append(h.retired, r)
 	o.sub.SetClosedHandler(func(string) { r.at.Store(time.Now().UnixNano()) })
@@ -528,9 +572,7 @@ func (h *Host) retire(o *offered) {
 
 // sweepRoutes takes the routes of retired tools away.
 func (h *Host) sweepRoutes(now time.Time) {
-	if !h.mu.TryLock() {
-		return // something is being published: next time
-	}
+	h.mu.Lock()
 	defer h.mu.Unlock()
 	kept := h.retired[:0]
 	for _, r := range h.retired {
@@ -567,22 +609,25 @@ func (h *Host) Withdraw(ctx context.Context, index subjects.IndexName, session s
 
 // withdraw takes a service back if it is the one that is meant.
 func (h *Host) withdraw(ctx context.Context, key serviceKey, meant func(*service) bool) error {
+	h.changing.Lock()
 	h.mu.Lock()
 	s := h.services[key]
 	if s == nil || !meant(s) {
 		h.mu.Unlock()
+		h.changing.Unlock()
 		return nil
 	}
 	delete(h.services, key)
+	tools := slices.Collect(maps.Values(s.tools))
 	h.records.clear(key)
 	h.mu.Unlock()
+	h.changing.Unlock()
 	h.settle(ctx, key) // callers look for another node before this one refuses them
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, o := range s.tools {
-		h.retire(o)
+	err := h.retireAll(ctx, tools)
+	if key.index != "" {
+		h.leaveHomes(ctx, key)
 	}
-	return h.flush(ctx)
+	return err
 }
 
 // settle waits a moment until the registry says what is published under keys, or

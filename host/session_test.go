@@ -394,3 +394,52 @@ func (a admitted) Admit(s subjects.SessionID) (string, error) {
 	}
 	return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q does not exist", s)
 }
+
+// What is stored of a session's streams goes with it, and what the next one of its name, or
+// another, has stored stays.
+func TestChunksEndWithTheirSession(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	js, err := jetstream.New(r.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := func(session string) uint64 {
+		t.Helper()
+		stream, err := js.Stream(t.Context(), "MESH_CHUNKS")
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter("mesh.chunks."+session+".>"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := uint64(0)
+		for _, messages := range info.State.Subjects {
+			n += messages
+		}
+		return n
+	}
+	run := func(session string) {
+		t.Helper()
+		in := r.inbox()
+		r.send(in, "tools."+session+".desk.gen", `{"key":"`+session+`","n":3}`, "Mesh-Stream", "inbox")
+		if n := len(in.chunks()); n != 4 {
+			t.Fatalf("%d chunks of session %s", n, session)
+		}
+	}
+	for _, session := range []string{"ends", "again", "stays"} {
+		sessionRecord(t, r.nc, session, `{"id":"`+session+`","epoch":"1"}`)
+		run(session)
+	}
+	sessionRecord(t, r.nc, "ends", "")
+	sessionRecord(t, r.nc, "again", `{"id":"again","epoch":"2"}`)
+	meshtest.Until(t, "the next session's stream is stored", func() bool {
+		run("again")
+		return stored("again") >= 12
+	})
+	meshtest.Until(t, "the chunks of the session that has ended are removed", func() bool { return stored("ends") == 0 })
+	if a, b := stored("again"), stored("stays"); a < 12 || b != 4 {
+		t.Errorf("%d chunks of a name that is in use, %d of another session are left", a, b)
+	}
+}

@@ -59,7 +59,6 @@ type View struct {
 	indexes  map[string]IndexRecord
 	sessions map[subjects.SessionID]SessionRecord
 	// over is when this view saw sessions end that it has no record of any more.
-	over      map[subjects.SessionID]time.Time
 	leased    int  // how many of nodes have a lease
 	ears      ears // what is heard of heartbeats
 	closed    bool
@@ -130,7 +129,7 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 		bus: b, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
 		wanted: make(map[listSum]*wantedList),
 		nodes:  make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
-		sessions: make(map[subjects.SessionID]SessionRecord), over: make(map[subjects.SessionID]time.Time),
+		sessions:  make(map[subjects.SessionID]SessionRecord),
 		listening: time.Now(), listeners: make(map[chan<- struct{}]Change), kick: make(chan struct{}, 1), end: end,
 	}
 	v.forget = b.OnState(v.connection)
@@ -484,7 +483,6 @@ func (v *View) applySession(c change) {
 	id := subjects.SessionID(name)
 	if c.gone {
 		delete(v.sessions, id)
-		v.over[id] = time.Now()
 	} else {
 		var r SessionRecord
 		if json.Unmarshal(c.data, &r) != nil {
@@ -492,7 +490,6 @@ func (v *View) applySession(c change) {
 		}
 		r.ID = trusted(r.ID, id)
 		v.sessions[id] = r
-		delete(v.over, id)
 	}
 	what := ChangedSessions
 	for _, r := range v.indexes {
@@ -504,12 +501,10 @@ func (v *View) applySession(c change) {
 	v.touched(what)
 }
 
-// forgetOld forgets the nodes that have no lease and are not heard, and the sessions
-// that ended long ago.
+// forgetOld forgets the nodes that have no lease and are not heard.
 func (v *View) forgetOld() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	maps.DeleteFunc(v.over, func(_ subjects.SessionID, at time.Time) bool { return time.Since(at) > keepOver })
 	maps.DeleteFunc(v.nodes, func(_ subjects.NodeID, n *nodeEntry) bool {
 		return !n.leased && n.ear == nil && time.Since(n.beatAt) > LeaseTTL
 	})
@@ -686,19 +681,6 @@ func (v *View) Session(id subjects.SessionID) (SessionRecord, bool) {
 	defer v.mu.RUnlock()
 	r, ok := v.sessions[canonical(id)]
 	return r, ok
-}
-
-// keepOver is for how long a view knows that a session has ended.
-const keepOver = time.Minute
-
-// SessionOver returns when this view saw a session's record go, by the local
-// clock, if there is no new record: it ended, or its time was up. It is known for
-// a minute at least.
-func (v *View) SessionOver(id subjects.SessionID) (at time.Time, ok bool) {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	at, ok = v.over[canonical(id)]
-	return at, ok
 }
 
 // candidate is a node as one that can be called. The lock is held.

@@ -3,7 +3,6 @@ package router
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"iter"
 	"log/slog"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
-	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
@@ -206,7 +204,7 @@ func (r *Router) runTasks(ctx context.Context) error {
 	if r.tasks != nil {
 		return nil
 	}
-	tasks := task.New(r.bus, r.store, r.client, &task.Options{Sessions: r.policy, Replicas: r.opts.Replicas, Local: local{r}, Await: r.view.Await, Logger: r.log})
+	tasks := task.New(r.bus, r.store, r.client, &task.Options{Sessions: r.policy, Replicas: r.opts.Replicas, Await: r.view.Await, Logger: r.log})
 	if err := tasks.Start(ctx); err != nil {
 		return err
 	}
@@ -227,18 +225,6 @@ func (r *Router) standBy() {
 		r.standby = standby.New(r.bus, r.view, r.opts.Node, &o, r.tasks.Awaited)
 		r.joined.Store(&joined{view: r.view, host: r.host, standby: r.standby})
 	}
-}
-
-// local makes calls of tasks in this process, once it serves functions.
-type local struct{ r *Router }
-
-// CallHere implements [task.Local].
-func (l local) CallHere(ctx context.Context, call *codec.Call, args json.RawMessage, progress func(codec.Progress)) (*client.Result, bool, error) {
-	h := l.r.serving.Load()
-	if h == nil {
-		return nil, false, nil
-	}
-	return h.CallHere(ctx, call, args, progress)
 }
 
 // serve starts the host, once; r.mu is held.

@@ -1,6 +1,7 @@
 package subjects
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -82,6 +83,20 @@ func LaneKey(session SessionID) (string, error) {
 		return "", err
 	}
 	return "s." + token, nil
+}
+
+// HomeKey is the key in MESH_LANES of the node that has the worker of a session for an index:
+// no key of [LaneKey]. epoch is the session's; empty for one that nobody created.
+func HomeKey(session SessionID, epoch string, index IndexName) (string, error) {
+	key := "w"
+	for _, name := range []string{string(session), string(index), cmp.Or(epoch, "-")} {
+		token, err := EncodeToken(name)
+		if err != nil {
+			return "", err
+		}
+		key += "." + token
+	}
+	return key, nil
 }
 
 // DeclaredKey is the key in MESH_LANES of who keeps the indexes of a file: no key of

@@ -73,6 +73,12 @@ func ToolAnySession(id ToolID) (string, error) {
 	return "tools.*." + token, nil
 }
 
+// SessionChunks are the subjects of all streams of a session.
+func SessionChunks(session SessionID) (string, error) {
+	token, err := EncodeToken(string(session))
+	return "mesh.chunks." + token + ".>", err
+}
+
 // IndexTools is the subscription for all tools of an index: of one session, or where that
 // is empty of every one.
 func IndexTools(session SessionID, name IndexName) (string, error) {

@@ -65,7 +65,7 @@ func NodeRights() Rights {
 			LiveTransform, discovery, InboxNode + ".>",
 		},
 	}
-	streams := []string{StreamChunks, KVStream(BucketIdem), KVStream(BucketLanes), KVStream(BucketTaskState), StreamTasks}
+	streams := []string{KVStream(BucketIdem), KVStream(BucketLanes), KVStream(BucketTaskState), StreamTasks}
 	for _, bucket := range RegistryBuckets() {
 		streams = append(streams, KVStream(bucket))
 	}

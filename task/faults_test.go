@@ -172,8 +172,8 @@ func TestSubmissionsThatWereCutOff(t *testing.T) {
 	service := runs(t, nc, 0)
 	caller := calls(t, broker.Connect(t), "")
 	put(t, nc, "plain", nil)
-	put(t, nc, "begun", map[string]any{"runner": "another"})
-	put(t, nc, "once", map[string]any{"runner": "another", "max_attempts": 1})
+	put(t, nc, "begun", map[string]any{"state": "running", "attempts": 1, "runner": "another"})
+	put(t, nc, "once", map[string]any{"state": "running", "attempts": 1, "runner": "another", "max_attempts": 1})
 	put(t, nc, "timed", map[string]any{"state": "scheduled", "due": time.Now().Add(time.Second)})
 	if err := service.Sweep(t.Context()); err != nil {
 		t.Fatal(err)

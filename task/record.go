@@ -48,8 +48,7 @@ type record struct {
 	// Made is how many attempts were made, or may have been, before it was retried by hand:
 	// no two calls have one name.
 	Made int `json:"made,omitempty"`
-	// Runner is who makes the call, or made it when the record was written: it may be
-	// under way. Empty where nobody has begun the next attempt.
+	// Runner makes the call of a task that runs.
 	Runner string `json:"runner,omitempty"`
 	// LargeArgs and LargeResult are in the place of Args and Result where those do not fit.
 	LargeArgs   *value `json:"large_args,omitempty"`
@@ -62,6 +61,8 @@ type stored struct {
 	key      bus.Key
 	session  subjects.SessionID
 	revision uint64
+	// unreadable: the record is none.
+	unreadable bool
 }
 
 // errGone says that there is no record of a task: it never was, its ttl is over, or its
@@ -92,15 +93,19 @@ func (s *Service) load(ctx context.Context, session subjects.SessionID, id subje
 	case err != nil:
 		return nil, err
 	}
-	return parse(key, session, entry.Value, entry.Revision)
+	return parse(key, session, entry.Value, entry.Revision), nil
 }
 
-func parse(key bus.Key, session subjects.SessionID, value []byte, revision uint64) (*stored, error) {
+// parse reads a record. One that cannot be read is a task that has failed: it holds up
+// nothing, and is removed as others are.
+func parse(key bus.Key, session subjects.SessionID, value []byte, revision uint64) *stored {
 	t := &stored{key: key, session: session, revision: revision}
 	if err := json.Unmarshal(value, &t.record); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the record of task %s cannot be read: %w", key.Name, err)
+		t.record, t.unreadable = record{Task: codec.Task{State: codec.TaskFailed}}, true
+		_, t.ID, _ = subjects.ParseTaskKey(key.Name)
+		t.Error = toolmesh.Errorf(toolmesh.CodeInternal, "the record of task %s cannot be read: %w", key.Name, err)
 	}
-	return t, nil
+	return t
 }
 
 // recordRoom is left in a message beside a record, for headers and for the answer that it

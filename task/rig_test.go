@@ -85,12 +85,15 @@ func (d *desk) echo(_ context.Context, j job) (string, error) {
 }
 
 func (d *desk) wait(ctx context.Context, j job) (string, error) {
-	d.begin(j.Key)
+	fails := d.begin(j.Key)
 	for {
 		select {
 		case text := <-d.says:
 			host.Progress(ctx, 0.25, text)
 		case <-d.gate(j.Key):
+			if fails {
+				return "", toolmesh.Errorf(toolmesh.CodeToolError, "not now")
+			}
 			return "waited " + j.Key, nil
 		case <-ctx.Done():
 			d.ended <- context.Cause(ctx)
@@ -176,8 +179,10 @@ func runsWith(t testing.TB, nc *nats.Conn, options task.Options) *task.Service {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	logs := meshtest.CaptureLogs(t)
-	options.Sessions, options.Logger = sessions, logs.Logger
+	options.Sessions = sessions
+	if options.Logger == nil {
+		options.Logger = meshtest.CaptureLogs(t).Logger
+	}
 	s := task.New(b, store, c, &options)
 	if err := s.Start(t.Context()); err != nil {
 		t.Fatal(err)

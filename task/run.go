@@ -31,6 +31,9 @@ const (
 var (
 	// errOver: the task has ended otherwise. Its call is cancelled.
 	errOver = toolmesh.Errorf(toolmesh.CodeCancelled, "the task has ended")
+	// errPast: another runner makes the next attempt, or will, and has the message. The call
+	// of this one is cancelled.
+	errPast = toolmesh.Errorf(toolmesh.CodeCancelled, "the attempt is over")
 	// errTaken: another runner has the message, or may have it. It has joined the call,
 	// and what becomes of the message is its to say.
 	errTaken = fmt.Errorf("another runner has the task: %w", client.ErrLeft)
@@ -47,13 +50,12 @@ type run struct {
 	leave context.CancelCauseFunc
 
 	mu   sync.Mutex // guards what follows
-	m    *nats.Msg  // nil while it is in no queue
-	kept time.Time  // when the broker last said that it knows of this runner
+	m    *nats.Msg
+	kept time.Time // when the broker last said that it knows of this runner
 	// adopted: it was not said yet what becomes of m, which came late.
 	adopted bool
 
 	pool  string              // whose node the task waits for; the run's own
-	tell  func(*codec.Task)   // tells its end to who has submitted it; nil: nobody waits for that
 	looks chan struct{}       // of capacity 1: the record is to be looked at
 	told  chan codec.Progress // of capacity 1: how far the call is
 }
@@ -89,32 +91,12 @@ func (r *run) message() *nats.Msg {
 	return r.m
 }
 
-// done has the message gone.
-func (r *run) done() {
-	if m := r.handled(); m != nil {
-		r.s.bus.Done(m)
-	}
-}
+// done has the message gone. It is for tasks that are over, and for nothing else: of one
+// message several runners may have a delivery, and each one's word takes it from all.
+func (r *run) done() { r.s.bus.Done(r.handled()) }
 
 // again has the task looked at again after a while, by any runner.
-func (r *run) again(t *stored, after time.Duration) {
-	m := r.handled()
-	switch {
-	case m != nil:
-		r.s.bus.Again(m, after)
-	case t != nil: // it was begun at once, and is in no queue yet
-		r.enqueue(t)
-	}
-}
-
-// enqueue puts a task into the queue that was begun at once. If that fails a sweep does.
-func (r *run) enqueue(t *stored) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.s.base), storeWait)
-	defer cancel()
-	if err := r.s.enqueue(ctx, t); err != nil {
-		r.s.log.Warn("a task that runs is not queued yet", slog.String("rpc_id", string(r.id)), slog.String("error", err.Error()))
-	}
-}
+func (r *run) again(after time.Duration) { r.s.bus.Again(r.handled(), after) }
 
 // look has the record looked at soon.
 func (r *run) look() {
@@ -133,15 +115,12 @@ func (r *run) progress(p codec.Progress) {
 	}
 }
 
-// do makes one attempt, if the record says that there is one to be made. A task that is
-// begun as it is submitted has no message, and its record is given.
-func (r *run) do(t *stored) {
+// do makes one attempt, if the record says that there is one to be made.
+func (r *run) do() {
 	s := r.s
-	fresh := t != nil
+	t, fresh := r.read()
 	if t == nil {
-		if t, fresh = r.read(); t == nil {
-			return
-		}
+		return
 	}
 	now := s.now()
 	n := t.attempt()
@@ -158,16 +137,16 @@ func (r *run) do(t *stored) {
 		result, err = r.call(t, n, fresh)
 	}
 	switch {
-	case errors.Is(context.Cause(r.ctx), errTaken):
+	case errors.Is(context.Cause(r.ctx), errTaken), errors.Is(context.Cause(r.ctx), errPast):
 	case errors.Is(context.Cause(r.ctx), client.ErrLeft):
 		if s.bus.Connected() {
-			r.again(t, 0)
+			r.again(0)
 		}
 	case errors.Is(context.Cause(r.ctx), errOver):
 		r.done()
 	case lostConnection(err):
 		// Whether the call goes on is not known here: whoever is next joins it.
-		r.again(t, firstBackoff)
+		r.again(firstBackoff)
 	default:
 		if t.Started.IsZero() {
 			t.Started = now
@@ -178,7 +157,7 @@ func (r *run) do(t *stored) {
 			r.awaits(t, wait)
 		}
 		if before.State == codec.TaskQueued && t.State == codec.TaskQueued && before.Error != nil && waits(t.Error) && before.Error.Code == t.Error.Code {
-			r.again(t, wait) // nothing new
+			r.again(wait) // nothing new
 			return
 		}
 		r.settle(t, n, wait)
@@ -195,7 +174,7 @@ func (r *run) read() (t *stored, fresh bool) {
 		r.done()
 		return nil, false
 	case err != nil:
-		r.again(nil, firstBackoff)
+		r.again(firstBackoff)
 		return nil, false
 	case t.State.Ended() || t.State == codec.TaskScheduled:
 		r.done()
@@ -206,10 +185,10 @@ func (r *run) read() (t *stored, fresh bool) {
 		return nil, false
 	}
 	if wait := t.Due.Sub(s.now()); wait > 0 {
-		r.again(nil, wait)
+		r.again(wait)
 		return nil, false
 	}
-	if t.State == codec.TaskRunning || t.Runner != "" {
+	if t.State == codec.TaskRunning {
 		return t, false
 	}
 	m := r.message()
@@ -227,7 +206,7 @@ func (r *run) read() (t *stored, fresh bool) {
 	// Of any further attempt the record says beforehand that it is under way: how often
 	// the message was delivered says nothing then.
 	if !r.mark(t, t.attempt()) {
-		r.again(nil, firstBackoff)
+		r.again(firstBackoff)
 		return nil, false
 	}
 	return t, true
@@ -281,15 +260,8 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 	}
 }
 
-// once makes a call in this process where the tool is served by it, and else by the
-// client.
+// once makes a call.
 func (r *run) once(caller *client.Client, made *record, n int, timeout time.Duration) (*client.Result, error) {
-	if local := r.s.opts.Local; local != nil && made.Key == "" && made.LargeArgs == nil {
-		call := codec.Call{RPCID: made.callID(n), Session: r.session, Tool: made.Tool, Timeout: timeout, Parent: made.Parent}
-		if result, mine, err := local.CallHere(r.ctx, &call, made.Args, r.progress); mine {
-			return result, err
-		}
-	}
 	options := []client.CallOption{client.WithRPCID(made.callID(n)), client.WithTimeout(timeout), client.WithLineage(client.Lineage{Parent: made.Parent}), client.NoWait(), client.Outlive(), client.WithProgress(r.progress)}
 	if made.Key != "" {
 		options = append(options, client.WithIdempotencyKey(made.Key))
@@ -323,15 +295,11 @@ func (r *run) attend(t *stored, n int) {
 		switch {
 		case !marked && !look:
 			marked = true
-			if r.mark(t, n) && r.message() == nil {
-				r.enqueue(t)
-			}
+			r.mark(t, n)
 			timer.Reset(keepEvery)
 			continue
-		case !look && r.message() != nil:
-			timer.Reset(r.keep())
 		case !look:
-			timer.Reset(keepEvery)
+			timer.Reset(r.keep())
 		}
 		r.follow(t, n)
 	}
@@ -367,8 +335,10 @@ func (r *run) follow(t *stored, n int) {
 	case errors.Is(err, errGone):
 		r.leave(errOver)
 	case err != nil:
-	case now.State.Ended(), now.attempt() != n, r.s.over(r.ctx, now):
+	case now.State.Ended(), r.s.over(r.ctx, now):
 		r.leave(errOver)
+	case now.attempt() != n:
+		r.leave(errPast)
 	case now.Runner != "" && now.Runner != r.s.name && now.revision > t.revision:
 		r.leave(errTaken)
 	default:
@@ -412,9 +382,11 @@ func (r *run) settle(t *stored, n int, wait time.Duration) {
 			continue
 		case errors.Is(err, bus.ErrConflict):
 			now, err := s.load(context.WithoutCancel(s.base), r.session, r.id)
-			if errors.Is(err, errGone) || err == nil && (now.State.Ended() || now.attempt() != n) {
+			if over := errors.Is(err, errGone) || err == nil && now.State.Ended(); over || err == nil && now.attempt() != n {
 				s.drop(s.base, t.LargeResult)
-				r.done()
+				if over {
+					r.done()
+				}
 				return
 			}
 			if err == nil {
@@ -434,15 +406,8 @@ func (r *run) settle(t *stored, n int, wait time.Duration) {
 		break
 	}
 	if !t.State.Ended() {
-		r.again(t, wait)
+		r.again(wait)
 		return
 	}
 	r.done()
-	if r.tell != nil {
-		told := t.Task
-		if t.LargeResult != nil {
-			told.ResultSize = t.LargeResult.Size // it is asked for
-		}
-		r.tell(&told)
-	}
 }

@@ -185,33 +185,19 @@ func (s *Service) take(m *nats.Msg) {
 		s.bus.Done(m)
 		return
 	}
-	r := s.newRun(subject.Session, subject.RPC)
-	r.m = m
+	r := s.newRun(subject.Session, subject.RPC, m)
 	if other := s.enter(key.Name, r); other != nil {
 		other.adopt(m)
 		return
 	}
 	s.work.Go(func() {
 		defer s.exit(key.Name, r)
-		r.do(nil)
+		r.do()
 	})
 }
 
-// begin runs a task whose record was just made, without its being queued.
-func (s *Service) begin(t *stored, tell func(*codec.Task)) {
-	r := s.newRun(t.session, t.ID)
-	r.tell = tell
-	if s.enter(t.key.Name, r) != nil {
-		return
-	}
-	s.work.Go(func() {
-		defer s.exit(t.key.Name, r)
-		r.do(t)
-	})
-}
-
-func (s *Service) newRun(session subjects.SessionID, id subjects.RPCID) *run {
-	r := &run{s: s, session: session, id: id, kept: time.Now(), looks: make(chan struct{}, 1), told: make(chan codec.Progress, 1)}
+func (s *Service) newRun(session subjects.SessionID, id subjects.RPCID, m *nats.Msg) *run {
+	r := &run{s: s, session: session, id: id, m: m, kept: time.Now(), looks: make(chan struct{}, 1), told: make(chan codec.Progress, 1)}
 	r.ctx, r.leave = context.WithCancelCause(s.base)
 	return r
 }
@@ -245,14 +231,6 @@ func (s *Service) exit(key string, r *run) {
 	case s.freed <- struct{}{}:
 	default:
 	}
-}
-
-// idle reports whether there is so much room that nothing can be waiting in the queue: the
-// loop would have taken it.
-func (s *Service) idle() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.running) < s.opts.Slots/2 && len(s.waiting) == 0
 }
 
 // hear has the run of a task that was cancelled look at its record.

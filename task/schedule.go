@@ -141,7 +141,7 @@ func (s *Service) due(ctx context.Context, m *nats.Msg) {
 		s.bus.Done(m)
 	case err != nil:
 		s.log.Warn("a task that is due is not queued yet", slog.String("rpc_id", string(subject.RPC)), slog.String("error", err.Error()))
-		s.bus.Again(m, firstBackoff)
+		s.bus.Again(m, backoff(int(min(max(delivered.Times, 1), 100)))) //nolint:gosec // few
 	default:
 		s.bus.Done(m)
 	}

@@ -33,8 +33,6 @@ const (
 	firstLook = 250 * time.Millisecond
 	lastLook  = 2 * time.Second
 	listMost  = 500
-	// tellAfter is how long a submission waits for the end of a task that begins at once.
-	tellAfter = 2 * time.Millisecond
 	// mostID bounds the id of a task, in bytes: its calls have longer ones.
 	mostID = 256
 	// conflicts is how often a change is tried that others come before.
@@ -63,32 +61,8 @@ func (s *Service) receive(m *nats.Msg) {
 	if err == nil && !s.requests.TryGo(func() error {
 		ctx, cancel := context.WithTimeout(s.base, answerWait+mostWait)
 		defer cancel()
-		if subject.Verb != codec.TaskSubmit {
-			answer, err := s.handle(ctx, subject, &q)
-			s.respond(m, answer, err)
-			return nil
-		}
-		t, err := s.submit(ctx, subject.Session, &q)
-		if err != nil {
-			s.respond(m, nil, err)
-			return nil
-		}
-		here := t.Runner == s.name && t.State == codec.TaskQueued
-		submitted := codec.Submitted{ID: t.ID, State: t.State, Here: here}
-		switch {
-		case !here || !q.Tell:
-			s.respond(m, submitted, nil)
-			if here {
-				s.begin(t, nil)
-			}
-		default:
-			// Of a task that ends in no time one message says it all.
-			id := time.AfterFunc(tellAfter, func() { s.respond(m, submitted, nil) })
-			s.begin(t, func(ended *codec.Task) {
-				id.Stop()
-				s.respond(m, ended, nil)
-			})
-		}
+		answer, err := s.handle(ctx, subject, &q)
+		s.respond(m, answer, err)
 		return nil
 	}) {
 		err = toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tasks are being answered: try again", mostRequests)
@@ -100,6 +74,12 @@ func (s *Service) receive(m *nats.Msg) {
 
 func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec.TaskRequest) (any, error) {
 	switch subject.Verb {
+	case codec.TaskSubmit:
+		t, err := s.submit(ctx, subject.Session, q)
+		if err != nil {
+			return nil, err
+		}
+		return codec.Submitted{ID: t.ID, State: t.State}, nil
 	case codec.TaskList:
 		return s.list(ctx, subject.Session, q)
 	case codec.TaskShow, codec.TaskWait, codec.TaskCancel, codec.TaskRetry:
@@ -190,8 +170,7 @@ func (s *Service) newRecord(q *codec.TaskRequest, now time.Time) (*record, error
 	return r, r.when(q, now)
 }
 
-// submit makes a task. The same id again is the same task. One with the runner's own name
-// in it is to be begun here, the others are queued.
+// submit makes a task and queues it. The same id again is the same task.
 func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*stored, error) {
 	r, err := s.newRecord(q, s.now())
 	if err != nil {
@@ -211,13 +190,9 @@ func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *cod
 	}
 	if err := s.receiveArgs(ctx, t, q); err != nil {
 		if there, bad := s.load(ctx, session, t.ID); q.Ref != "" && bad == nil && there.Epoch == t.Epoch && there.Tool == t.Tool && there.LargeArgs.digest() == q.Digest {
-			there.Runner = ""
 			return there, nil // it has come before, and what it refers to was used
 		}
 		return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
-	}
-	if t.State == codec.TaskQueued && s.idle() {
-		t.Runner = s.name
 	}
 	err = s.create(ctx, t)
 	if err == nil && q.Ref != "" {
@@ -230,7 +205,7 @@ func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *cod
 		}
 		return there, err
 	}
-	if err == nil && t.Runner == "" {
+	if err == nil {
 		err = s.start(ctx, t)
 	}
 	if err != nil && toolmesh.AsError(err).Started == toolmesh.StartedNo && t.revision > 0 {
@@ -253,7 +228,7 @@ func (s *Service) submitAgain(ctx context.Context, t *stored) (*stored, error) {
 	case err != nil:
 		return nil, err
 	case there.Epoch != t.Epoch: // of a session of this name that has ended
-		t.revision, t.Runner = there.revision, ""
+		t.revision = there.revision
 		if err := s.write(ctx, t); err != nil {
 			return nil, err
 		}
@@ -265,7 +240,6 @@ func (s *Service) submitAgain(ctx context.Context, t *stored) (*stored, error) {
 			return nil, err
 		}
 	}
-	there.Runner = "" // it is not to be begun here
 	return there, nil
 }
 
@@ -367,6 +341,8 @@ func (s *Service) retry(ctx context.Context, session subjects.SessionID, id subj
 			return false, nil // asked twice
 		case t.State != codec.TaskFailed && t.State != codec.TaskCancelled:
 			return false, invalid("task %q is %s: only one that failed or was cancelled is tried again", id, t.State)
+		case t.unreadable:
+			return false, t.Error.WithStarted(toolmesh.StartedNo)
 		case t.recurs():
 			return false, invalid("task %q is a schedule that was cancelled: submit it anew", id)
 		}
@@ -407,7 +383,7 @@ func (s *Service) wait(ctx context.Context, session subjects.SessionID, q *codec
 	for err == nil && !t.State.Ended() {
 		select {
 		case m := <-heard:
-			if now, bad := parse(key, session, m.Data, 0); bad == nil && now.Epoch == t.Epoch && !bus.Gone(m.Header) {
+			if now := parse(key, session, m.Data, 0); !now.unreadable && now.Epoch == t.Epoch && !bus.Gone(m.Header) {
 				t = now
 				continue
 			}
@@ -443,7 +419,7 @@ func (s *Service) list(ctx context.Context, session subjects.SessionID, q *codec
 		if err != nil {
 			return nil, err
 		}
-		if t.Epoch != epoch || q.State != "" && t.State != codec.TaskState(q.State) {
+		if t.Epoch != epoch && !t.unreadable || q.State != "" && t.State != codec.TaskState(q.State) {
 			continue
 		}
 		t.Args, t.Result = nil, nil

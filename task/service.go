@@ -3,7 +3,6 @@ package task
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"iter"
 	"log/slog"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
-	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -36,21 +34,11 @@ type Options struct {
 	// Replicas is the number of copies of the stream of schedules. Defaults to what the
 	// broker's cluster allows.
 	Replicas int
-	// Local runs tools in this process. Defaults to none: all calls are the client's.
-	Local Local
 	// Await says whether a tool's index is installed and no node serves it, and then which
 	// pool has to have one: its tasks stay queued, without a call. Defaults to none.
 	Await func(session subjects.SessionID, tool subjects.ToolID) (pool string, ok bool)
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
-}
-
-// Local is a host in this process.
-type Local interface {
-	// CallHere makes a call; mine is false where it is not served here, or there is no
-	// room. When ctx ends so does the call, unless the cause is [client.ErrLeft]. progress
-	// is told once a second at most how far the call is, and must not block.
-	CallHere(ctx context.Context, call *codec.Call, args json.RawMessage, progress func(codec.Progress)) (result *client.Result, mine bool, err error)
 }
 
 // Service answers requests about tasks and runs tasks, beside all others of the mesh.
@@ -244,8 +232,7 @@ func (s *Service) all(ctx context.Context, session subjects.SessionID, from uint
 			if bus.Gone(m.Header) {
 				continue
 			}
-			t, err := parse(bus.Key{Bucket: bucket, Name: name}, session, m.Data, m.Seq)
-			if !yield(t, err) {
+			if !yield(parse(bus.Key{Bucket: bucket, Name: name}, session, m.Data, m.Seq), nil) {
 				return
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -20,8 +21,9 @@ const (
 	sweepEvery = 15 * time.Second
 	// sweepAge is how old what it looks at is: who wrote it has had the time to queue it.
 	sweepAge = 10 * time.Second
-	// sweepWithin bounds one sweep.
+	// sweepWithin bounds one sweep, and sweptErrors what is said of it.
 	sweepWithin = time.Minute
+	sweptErrors = 3
 	// endJitter spreads what all runners do when a session ends.
 	endJitter = 300 * time.Millisecond
 )
@@ -48,8 +50,8 @@ func (s *Service) sweeps() {
 			return
 		}
 		ctx, cancel := context.WithTimeout(s.base, sweepWithin)
-		if err := s.sweep(ctx, sweepEvery, sweepAge); err != nil && ctx.Err() == nil {
-			s.log.Debug("tasks not swept", slog.String("error", err.Error()))
+		if err := s.sweep(ctx, sweepEvery, sweepAge); err != nil && s.bus.Connected() && s.base.Err() == nil {
+			s.log.Warn("tasks not swept to the end", slog.String("error", err.Error()))
 		}
 		cancel()
 	}
@@ -57,7 +59,7 @@ func (s *Service) sweeps() {
 
 // sweep looks through the records that were written since the last sweep, if that is long
 // ago, and queues those whose submission was cut off before it did. Each is looked at
-// once.
+// once; what fails now is looked at again in the next sweep, and holds up none of the others.
 func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
 	var mark swept
 	entry, err := s.bus.Latest(ctx, sweptKey)
@@ -78,44 +80,47 @@ func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
 	}
 	bucket := subjects.BucketTaskState
 	query := bus.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVSubject(bucket, "*.*"), From: mark.Seq + 1}
+	var failed []error
 	for m, err := range s.bus.Read(ctx, query) {
-		if err != nil {
-			return err
-		}
-		if s.now().Sub(m.Time) < age {
+		if err == nil && s.now().Sub(m.Time) < age {
 			break
 		}
-		if !bus.Gone(m.Header) {
-			if err := s.mend(ctx, m); err != nil {
-				return err
-			}
+		if err == nil && !bus.Gone(m.Header) {
+			err = s.mend(ctx, m)
 		}
-		mark.Seq = m.Seq
+		switch {
+		case err == nil && failed == nil:
+			mark.Seq = m.Seq
+		case err != nil && len(failed) < sweptErrors:
+			failed = append(failed, err)
+		}
+		if bus.IsUnavailable(err) {
+			break // the others would fail, too
+		}
 	}
 	if now := s.now(); now.Sub(mark.Values) > lookEvery {
 		if err := s.sweepValues(ctx, looseAge); err != nil {
-			return err
+			failed = append(failed, err)
 		}
 		mark.Values = now
 	}
 	value, err := json.Marshal(mark)
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = s.bus.Put(ctx, sweptKey, value, 0)
 	}
-	_, err = s.bus.Put(ctx, sweptKey, value, 0)
-	return err
+	return errors.Join(append(failed, err)...)
 }
 
-// mend has a task run that is in no queue.
+// mend has a task run that is in no queue. One that can never be queued ends as failed.
 func (s *Service) mend(ctx context.Context, m *bus.Stored) error {
 	name, _ := subjects.KVKey(subjects.BucketTaskState, m.Subject)
 	session, id, err := subjects.ParseTaskKey(name)
 	if err != nil {
 		return nil //nolint:nilerr // it is none of ours
 	}
-	t, err := parse(bus.Key{Bucket: subjects.BucketTaskState, Name: name}, session, m.Data, m.Seq)
-	if err != nil || t.State.Ended() {
-		return nil //nolint:nilerr // nobody can run it
+	t := parse(bus.Key{Bucket: subjects.BucketTaskState, Name: name}, session, m.Data, m.Seq)
+	if t.State.Ended() {
+		return nil
 	}
 	stream := subjects.StreamTasks
 	filter, err := subjects.QueuedTask(session, id)
@@ -141,8 +146,19 @@ func (s *Service) mend(ctx context.Context, m *bus.Stored) error {
 	if err != nil {
 		return err
 	}
-	s.log.Info("a task whose submission was cut off is queued", slog.String("rpc_id", string(now.ID)))
-	return s.start(ctx, now)
+	err = s.start(ctx, now)
+	if never := toolmesh.AsError(err); never != nil && permanent(never.Code) {
+		s.log.Warn("a task cannot be queued, and has failed", slog.String("session", string(session)), slog.String("rpc_id", string(id)), slog.String("error", err.Error()))
+		now.end(codec.TaskFailed, never.WithStarted(toolmesh.StartedNo), s.now())
+		if err = s.write(ctx, now); errors.Is(err, bus.ErrConflict) {
+			return nil // it was changed in between
+		}
+		return err
+	}
+	if err == nil {
+		s.log.Info("a task whose submission was cut off is queued", slog.String("rpc_id", string(now.ID)))
+	}
+	return err
 }
 
 // sessionChanged deletes the tasks of a session that has ended.
@@ -181,7 +197,7 @@ func (s *Service) endSession(ctx context.Context, session subjects.SessionID) er
 		if err != nil {
 			return err
 		}
-		if t.Epoch == "" || !s.over(ctx, t) {
+		if !t.unreadable && (t.Epoch == "" || !s.over(ctx, t)) {
 			continue
 		}
 		if t.State == codec.TaskScheduled && s.schedules {

@@ -3,6 +3,7 @@ package task
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
@@ -31,20 +31,24 @@ const (
 	looseAge  = 10 * time.Minute
 )
 
-// value is the arguments, or the result, of a task that its record cannot hold: an object
-// of the store of tasks, which keeps it for as long as there is the record.
+// value is the arguments, or the result, of a task that its record cannot hold: messages of
+// one subject, which the record describes. They are kept for as long as there is the record.
 type value struct {
-	Name   string `json:"name"` // <key of the task>.<any>
+	ID     string `json:"id"` // <key of the task>.<size in bytes>.<any>
 	Digest string `json:"digest"`
 	Size   int64  `json:"size"`
+	Parts  int    `json:"parts"`
 }
 
-func (s *Service) values(ctx context.Context) (jetstream.ObjectStore, error) {
-	store, err := s.bus.JetStream().ObjectStore(ctx, subjects.ObjectTasks)
-	if err != nil {
-		return nil, unavailable("the store of tasks' large values cannot be reached: %w", err)
-	}
-	return store, nil
+// valueStream is where values are, valueParts what their subjects begin with.
+var (
+	valueStream = subjects.ObjectStream(subjects.ObjectTasks)
+	valueParts  = subjects.ObjectParts(subjects.ObjectTasks)
+)
+
+func digestOf(data []byte) string {
+	sum := sha256.Sum256(data)
+	return codec.DigestText(sum[:])
 }
 
 func unavailable(format string, args ...any) *toolmesh.Error {
@@ -56,34 +60,28 @@ func unavailable(format string, args ...any) *toolmesh.Error {
 func (s *Service) keep(ctx context.Context, t *stored, data []byte) (*value, error) {
 	ctx, cancel := context.WithTimeout(ctx, valueWait)
 	defer cancel()
-	store, err := s.values(ctx)
-	if err != nil {
-		return nil, err
+	v := &value{Digest: digestOf(data), Size: int64(len(data)), ID: fmt.Sprintf("%s.%d.%s", t.key.Name, len(data), uuid.NewString())}
+	var err error
+	if v.Parts, err = s.bus.StoreParts(ctx, valueStream, valueParts+v.ID, data); err == nil {
+		return v, nil
 	}
-	info, err := store.PutBytes(ctx, t.key.Name+"."+uuid.NewString(), data)
-	switch {
-	case bus.Full(err):
+	if errors.Is(err, bus.ErrFull) {
 		return nil, full("the store of tasks' large values")
-	case err != nil:
-		return nil, unavailable("a large value of a task cannot be stored: %w", err)
 	}
-	return &value{Name: info.Name, Digest: info.Digest, Size: int64(len(data))}, nil
+	return nil, unavailable("store a large value of task %s: %w", t.ID, err)
 }
 
-// fetch reads a value; its digest is checked. One that is gone is invalid_request.
+// fetch reads a value; its digest is checked. What is not there may come yet, from a replica
+// that lags: that is unavailable. What is all there and another value is invalid_request.
 func (s *Service) fetch(ctx context.Context, v *value) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, valueWait)
 	defer cancel()
-	store, err := s.values(ctx)
+	data, err := s.bus.LoadParts(ctx, valueStream, valueParts+v.ID, v.Parts)
 	if err != nil {
-		return nil, err
+		return nil, unavailable("read a large value of a task: %w", err)
 	}
-	data, err := store.GetBytes(ctx, v.Name)
-	switch {
-	case errors.Is(err, jetstream.ErrObjectNotFound), errors.Is(err, jetstream.ErrDigestMismatch):
-		return nil, invalid("the large value %s of the task is gone, or was altered: %w", v.Name, err)
-	case err != nil:
-		return nil, unavailable("a large value of a task cannot be read: %w", err)
+	if got := digestOf(data); got != v.Digest {
+		return nil, invalid("the large value %s of a task was altered: its digest is %s, and was %s", v.ID, got, v.Digest)
 	}
 	return data, nil
 }
@@ -95,13 +93,10 @@ func (s *Service) drop(ctx context.Context, all ...*value) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)
-		store, err := s.values(ctx)
-		if err == nil {
-			err = store.Delete(ctx, v.Name)
-		}
+		err := s.bus.Purge(ctx, valueStream, valueParts+v.ID)
 		cancel()
-		if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
-			s.log.Debug("a large value of a task is deleted later", slog.String("name", v.Name), slog.String("error", err.Error()))
+		if err != nil {
+			s.log.Debug("a large value of a task is deleted later", slog.String("value", v.ID), slog.String("error", err.Error()))
 		}
 	}
 }
@@ -115,7 +110,7 @@ func (s *Service) receiveArgs(ctx context.Context, t *stored, q *codec.TaskReque
 		ctx, cancel := context.WithTimeout(ctx, valueWait)
 		defer cancel()
 		var err error
-		if args, err = payloads.Load(ctx, s.bus, t.session, ref, mostValue); err != nil {
+		if args, err = payloads.Load(ctx, s.bus, t.session, ref, mostValue, nil); err != nil {
 			return err
 		}
 		if args = bytes.TrimSpace(args); len(args) == 0 || args[0] != '{' || !json.Valid(args) {
@@ -157,7 +152,7 @@ func (s *Service) answerOf(ctx context.Context, t *stored, q *codec.TaskRequest)
 	if err != nil {
 		return nil, err
 	}
-	ref, err := payloads.Store(ctx, s.bus, t.session, bytes.NewReader(data), mostValue)
+	ref, err := payloads.Store(ctx, s.bus, t.session, t.session, bytes.NewReader(data), mostValue)
 	if err != nil {
 		return nil, fmt.Errorf("hand out the result of task %s: %w", t.ID, err)
 	}
@@ -168,35 +163,40 @@ func (s *Service) answerOf(ctx context.Context, t *stored, q *codec.TaskRequest)
 // sweepValues deletes the values that no record names: of tasks whose ttl is over, and of
 // runners that died in between.
 func (s *Service) sweepValues(ctx context.Context, age time.Duration) error {
-	store, err := s.values(ctx)
+	all, err := s.bus.Subjects(ctx, valueStream, valueParts+">")
 	if err != nil {
 		return err
 	}
-	all, err := store.List(ctx)
-	if errors.Is(err, jetstream.ErrNoObjectsFound) {
-		return nil
-	}
-	if err != nil {
-		return unavailable("the large values of tasks cannot be listed: %w", err)
-	}
-	for _, info := range all {
-		if s.now().Sub(info.ModTime) < age {
-			continue
-		}
-		key := info.Name[:max(strings.LastIndexByte(info.Name, '.'), 0)]
-		session, id, err := subjects.ParseTaskKey(key)
-		if err == nil {
-			var t *stored
-			switch t, err = s.load(ctx, session, id); {
-			case err == nil && (t.LargeArgs != nil && t.LargeArgs.Name == info.Name || t.LargeResult != nil && t.LargeResult.Name == info.Name):
-				continue
-			case err != nil && !errors.Is(err, errGone):
-				return err
+	var failed error
+	for subject := range all {
+		id := strings.TrimPrefix(subject, valueParts)
+		named, err := s.named(ctx, id)
+		if err == nil && !named {
+			var last []*bus.Stored
+			if last, err = s.bus.Find(ctx, valueStream, bus.Lookup{Subject: subject}); err == nil && last[0] != nil && s.now().Sub(last[0].Time) >= age {
+				s.drop(ctx, &value{ID: id})
 			}
 		}
-		s.drop(ctx, &value{Name: info.Name})
+		if err != nil {
+			failed = err // the others are looked at all the same
+		}
 	}
-	return nil
+	return failed
+}
+
+// named reports whether the record of a value's task names it.
+func (s *Service) named(ctx context.Context, id string) (bool, error) {
+	token, rest, _ := strings.Cut(id, ".")
+	task, _, _ := strings.Cut(rest, ".")
+	entry, err := s.bus.Latest(ctx, bus.Key{Bucket: subjects.BucketTaskState, Name: token + "." + task})
+	if err != nil {
+		if errors.Is(err, bus.ErrNoKey) {
+			err = nil
+		}
+		return false, err
+	}
+	t := parse(bus.Key{}, "", entry.Value, 0)
+	return t.LargeArgs != nil && t.LargeArgs.ID == id || t.LargeResult != nil && t.LargeResult.ID == id, nil
 }
 
 // digest is empty for no value.

@@ -2,7 +2,7 @@ package task_test
 
 import (
 	"context"
-	"errors"
+	"crypto/sha256"
 	"strings"
 	"testing"
 
@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // large is a key that no message carries, and neither does what the tool makes of it.
@@ -67,17 +68,17 @@ func TestLargeTasksAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := func() (n int) {
+	names := func() int {
 		t.Helper()
-		store, err := js.ObjectStore(t.Context(), "MESH_TASKVALUES")
+		stream, err := js.Stream(t.Context(), "OBJ_MESH_TASKVALUES")
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, err := store.List(t.Context())
-		if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+		info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter(">"))
+		if err != nil {
 			t.Fatal(err)
 		}
-		return len(all)
+		return len(info.State.Subjects)
 	}
 	if err := s.SweepValues(t.Context()); err != nil || names() != 2 {
 		t.Errorf("%d values of a task with two: %v", names(), err)
@@ -120,4 +121,44 @@ func TestBadReferencesOfTasks(t *testing.T) {
 			t.Errorf("%s: %s", name, m.Data)
 		}
 	}
+}
+
+// Parts of a value that are not there yet, as where a replica that lags answers, are waited
+// for; what is all there and another value fails at once.
+func TestValuesThatComeLate(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	newDesk().serve(t, broker.Connect(t), host.Options{})
+	nc := broker.Connect(t)
+	service := runs(t, nc, 0)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := func(task, part string) {
+		t.Helper()
+		if _, err := js.Publish(t.Context(), "$O.MESH_TASKVALUES.C.default."+task+".13.x", []byte(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for task, digest := range map[subjects.RPCID]string{"late": codec.DigestText(sum(`{"key":"late"}`)), "altered": codec.DigestText(sum("another"))} {
+		put(t, nc, task, map[string]any{"args": nil, "large_args": map[string]any{"id": "default." + task + ".13.x", "digest": digest, "size": 14, "parts": 2}})
+		store(string(task), `{"key":`)
+	}
+	if err := service.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c := calls(t, broker.Connect(t), "")
+	becomes(t, c.Task("late"), codec.TaskRunning)
+	store("late", `"late"}`)
+	store("altered", `"altered"}`)
+	succeeds(t, c.Task("late"), "did late")
+	if _, err := c.Task("altered").Wait(within(t)); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+		t.Errorf("a value that was altered: %v", err)
+	}
+}
+
+func sum(text string) []byte {
+	all := sha256.Sum256([]byte(text))
+	return all[:]
 }

@@ -726,3 +726,54 @@ def test_an_item_that_does_not_come_in_time(both: Any) -> None:
             both.collect("rich.rich.numbers", {"count": 2, "pause": 60}, timeout=0.5, idle=idle)
         assert caught.value.details.get("limit") != "idle"
     assert both.collect("rich.rich.numbers", {"count": 3}, idle=20) == [0, 1, 2]
+
+
+def test_more_than_a_connection_holds(rich: Started) -> None:
+    """100 results of 900 KB for a program that does not read for a while: its broker would cut it at 64 MiB."""
+
+    async def main() -> list[int]:
+        async with AsyncMesh(rich.url) as mesh:
+            calls = [asyncio.ensure_future(mesh.call("rich.rich.echo", {"value": "x" * 900_000})) for _ in range(100)]
+            await asyncio.sleep(0.1)
+            time.sleep(2)  # what the loop does meanwhile
+            return [len(one) for one in await asyncio.gather(*calls)]
+
+    assert asyncio.run(main()) == [900_000] * 100
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_session_has_its_globals_on_two_nodes(start: Callable[..., Started], tmp_path: pathlib.Path, kind: str) -> None:
+    one = start()
+    index = tmp_path / "keep"
+    index.mkdir()
+    (index / "keep.py").write_text(
+        "kept = {}\n\n\ndef put(value: int) -> None:\n    kept['value'] = value\n\n\n"
+        "def get() -> int:\n    return kept['value']\n\n\ndef items():\n    yield kept['value']\n")
+    (index / "tools.toml").write_text('[index]\ntools = ["keep.put", "keep.get", "keep.items"]\nisolation = "session"\n')
+    log = (tmp_path / "agent.log").open("wb")
+    agent = subprocess.Popen(
+        [os.environ["MESH_E2E_AGENT"], "-s", one.url, "--data-dir", str(tmp_path / "agent"), "--node", "second",
+         "--nkey", str(tmp_path / "data" / "keys" / "node.nk")],
+        env=one.environment, stderr=log)
+    log.close()
+
+    async def gather() -> list[Any]:
+        async with AsyncMesh(one.url) as mesh:
+            await mesh.call("keep.keep.put", {"value": 7})
+            found = [await mesh.call("keep.keep.get") for _ in range(20)]
+            return found + [item async for item in mesh.stream("keep.keep.items")]
+
+    try:
+        until(lambda: '"second"' in one.run("nodes", "--json"))
+        one.run("install", str(index))
+        until(lambda: '"second"' in one.run("ls", "--json"))
+        if kind == "async":
+            found = asyncio.run(gather())
+        else:
+            with Mesh(one.url) as mesh:
+                mesh.call("keep.keep.put", {"value": 7})
+                found = [mesh.call("keep.keep.get") for _ in range(20)] + list(mesh.stream("keep.keep.items"))
+        assert found == [7] * 21
+    finally:
+        agent.kill()
+        agent.wait()

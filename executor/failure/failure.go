@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
@@ -89,5 +90,5 @@ func NotStarted(code toolmesh.Code, format string, args ...any) *toolmesh.Error 
 // knew. It is given once: the next call finds a new worker.
 func StateGone(why string) *toolmesh.Error {
 	return Unavailable("the session's worker is gone, and what it knew with it: %s; the next call gets a new one", why).
-		WithRetryable(true).WithDetail("reason", "session_worker_unavailable")
+		WithRetryable(true).WithDetail("reason", codec.ReasonStateGone)
 }

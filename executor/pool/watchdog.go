@@ -35,8 +35,13 @@ const (
 	// tables of pages, stacks, buffers.
 	kernelShare = 4 << 20
 	// After a call that was shorter and ended well it is not asked whether the kernel
-	// refused it anything: to come to a limit takes longer.
-	brief = time.Millisecond
+	// refused it anything: to come to the node's defaults takes longer. A call of
+	// microseconds takes milliseconds, too, while others want the processor.
+	brief = 10 * time.Millisecond
+	// watchBrief is how often a worker is looked at whose calls all began after the last
+	// look, where only the node's defaults hold and its control group keeps them: what the
+	// group does not count, like temporary files, may grow over many calls.
+	watchBrief = time.Second
 )
 
 // metering is what the watchdog knows of a worker.
@@ -47,6 +52,7 @@ type metering struct {
 	charged   int64
 	kills     int
 	seen      time.Duration // processor time, of the process and all below, at the last look
+	looked    time.Time     // when that was; the watchdog's own
 	nextFiles time.Time     // when its temporary files are looked at again; the watchdog's own
 	// Likewise: its own processor time at the last look, if it was alone then, else 0.
 	alone time.Duration
@@ -141,15 +147,23 @@ func (p *Pool) patrol() bool {
 			}
 		}
 	})
+	now := time.Now()
 	for w, measured := range running {
-		if w.asleep() {
+		if p.tooBrief(w, measured, now) || w.asleep() {
 			continue
 		}
+		w.metering.looked = now
 		if u, ok := w.proc.Usage(p.cfg.Limits.Pids); ok {
 			p.check(w, u, measured)
 		}
 	}
 	return len(running) > 0
+}
+
+// tooBrief reports whether a worker need not be looked at yet.
+func (p *Pool) tooBrief(w *worker, calls []*job, now time.Time) bool {
+	return w.proc.Group() != nil && !closely(p.cfg.Declared) && now.Sub(w.metering.looked) < watchBrief &&
+		!slices.ContainsFunc(calls, func(j *job) bool { return now.Sub(j.since) >= watchDefaults })
 }
 
 // asleep reports whether a worker, which had no processes and threads but its own, has not

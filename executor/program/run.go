@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -58,7 +59,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	if r.folder != "" {
-		defer sandbox.RemoveAll(r.folder) //nolint:errcheck // nothing is left that uses it
+		defer deep.RemoveAll(r.folder) //nolint:errcheck // nothing is left that uses it
 		vars = maps.Clone(vars)
 		if vars == nil {
 			vars = map[string]string{}

@@ -46,9 +46,7 @@ type copyRequest struct {
 	// Capabilities are those that it keeps; null: all.
 	Capabilities []uintptr `json:"capabilities"`
 	Mode         string    `json:"mode"`
-	// Sandbox is the level for which all this is; empty for a copy that starts another
-	// program.
-	Sandbox tool.Sandbox `json:"sandbox"`
+	Adopts       bool      `json:"adopts"` // it goes on with what the base has loaded
 }
 
 // StartBase starts a program that finds a socket of messages at descriptor 3. It
@@ -143,10 +141,7 @@ func (b *Base) Start(box tool.Sandbox, adopts bool) (_ *Process, err error) {
 	}()
 	p.Level = b.spawner.Level()
 	request := requestOf(p.Level, box, b.spawner.all)
-	request.Mode = p.Level.Mode()
-	if adopts {
-		request.Sandbox = box
-	}
+	request.Mode, request.Adopts = p.Level.Mode(), adopts
 	message, err := json.Marshal(request)
 	if err != nil {
 		return nil, err

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // User is who processes run as. The zero value is the user that starts them.
@@ -90,6 +92,10 @@ func (u User) Keep(folder string) error {
 	return l.each(root, 0, l.give)
 }
 
+// mostLevels is how deep what was lent is when it comes back: paths that programs use are
+// shorter.
+const mostLevels = 1000
+
 // loan is what a user has until it is given back.
 type loan struct {
 	user  User
@@ -113,7 +119,7 @@ func (l *loan) each(root *os.Root, depth int, visit func(root *os.Root, name str
 		if failed == nil && info.IsDir() && name != "." {
 			var below *os.Root
 			if depth == mostLevels {
-				failed = removeAll(root, name)
+				failed = deep.RemoveIn(root, name)
 			} else if below, failed = root.OpenRoot(name); failed == nil {
 				failed = l.each(below, depth+1, visit)
 				_ = below.Close()

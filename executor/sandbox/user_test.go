@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // What a user leaves in a folder that was lent leads the one who takes it back to no
@@ -103,7 +104,7 @@ func TestDeepFoldersNeedFewDescriptors(t *testing.T) { //nolint:paralleltest // 
 			t.Fatal(err)
 		}
 	}
-	deep := func(folder string) { // from the bottom up: paths are not as long
+	dig := func(folder string) { // from the bottom up: paths are not as long
 		t.Helper()
 		must(os.Mkdir(at("a"), 0o755))
 		for range 1500 {
@@ -123,11 +124,11 @@ func TestDeepFoldersNeedFewDescriptors(t *testing.T) { //nolint:paralleltest // 
 	if os.Geteuid() == 0 { // nothing can be lent otherwise
 		back, err := sandbox.User{ID: 1_950_000_001, Group: 1_950_000_001}.Lend(at("lent"))
 		must(err)
-		deep(at("lent"))
+		dig(at("lent"))
 		with(1200, back)
 	}
-	deep(at("lent"))
-	with(300, func() error { return sandbox.RemoveAll(at("lent")) })
+	dig(at("lent"))
+	with(300, func() error { return deep.RemoveAll(at("lent")) })
 	if left, _ := os.ReadDir(top); len(left) > 0 {
 		t.Errorf("%v is left", left)
 	}

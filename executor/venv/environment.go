@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // Env is an environment that is ready to be used.
@@ -211,7 +213,7 @@ func (s *Store) build(ctx context.Context, sourceDir string, lock Lock, making M
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(beside) //nolint:errcheck // gone after the rename
+	defer deep.RemoveAll(beside) //nolint:errcheck // gone after the rename
 	if err := skeleton(beside, m.Interpreter); err != nil {
 		return err
 	}
@@ -253,7 +255,7 @@ func (s *Store) publish(beside string, at place, m marker, files listing) error 
 		if err != nil {
 			return err
 		}
-		defer os.RemoveAll(old) //nolint:errcheck // swept at the next start
+		defer deep.RemoveAll(old) //nolint:errcheck // swept at the next start
 		if err := os.Rename(at.env(), filepath.Join(old, at.digest)); err != nil {
 			return err
 		}

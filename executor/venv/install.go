@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // install brings the packages of a lock into an environment, from wheels alone, which runs
@@ -27,7 +27,7 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	if err != nil {
 		return err
 	}
-	defer sandbox.RemoveAll(work) //nolint:errcheck // swept at the next start
+	defer deep.RemoveAll(work) //nolint:errcheck // swept at the next start
 	login, err := lock.logins(making.Vars)
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	said, err := in.take(ctx, len(in.build) > 0)
 	for err != nil && ctx.Err() == nil && in.without(said) {
 		// What failed may have left start-up files, and its words may be a package's.
-		if err = errors.Join(os.RemoveAll(env), os.Mkdir(env, 0o755), skeleton(env, i)); err == nil { //nolint:gosec // see build
+		if err = errors.Join(deep.RemoveAll(env), os.Mkdir(env, 0o755), skeleton(env, i)); err == nil { //nolint:gosec // see build
 			said, err = in.take(ctx, true)
 		}
 	}

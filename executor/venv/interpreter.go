@@ -83,18 +83,6 @@ func (s *Store) find(ctx context.Context, constraint string) (Interpreter, error
 		cmp.Or(constraint, "3.10 or newer"), cmp.Or(strings.Join(found, ", "), "none")).WithDetail("python", constraint)
 }
 
-// Interpreter is a Python of this machine that a constraint allows, and if there is none,
-// any: for our own code alone.
-func (s *Store) Interpreter(ctx context.Context, constraint string) (string, error) {
-	ctx, end := s.begin(ctx)
-	defer end()
-	i, err := s.find(ctx, constraint)
-	if err != nil && ctx.Err() == nil {
-		i, err = s.find(ctx, "")
-	}
-	return i.Path, err
-}
-
 // candidates lists files that may be interpreters, in the order of preference.
 func (s *Store) candidates() []string {
 	var list []string

@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // Lock is what declared dependencies were resolved to: the same on every node.
@@ -169,7 +169,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 	if err != nil {
 		return Lock{}, err
 	}
-	defer sandbox.RemoveAll(work) //nolint:errcheck // swept at the next start
+	defer deep.RemoveAll(work) //nolint:errcheck // swept at the next start
 	// What lies in the index's folder may require addresses.
 	tree, st := sourceDir, step{dir: work, apart: d.addresses() || d.paths(), login: d.logins}
 	if d.builds || d.paths() {

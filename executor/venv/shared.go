@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // Environments that several stores have in one folder, on machines that may differ, with
@@ -58,7 +60,7 @@ func (s *Store) tidyShared() {
 		switch {
 		case building:
 			if unused > abandoned {
-				_ = os.RemoveAll(at.env())
+				_ = deep.RemoveAll(at.env())
 			}
 		case !s.uses.unused(at.digest, 0):
 			if unused > renewed {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // Options configure a [Store]. Logger must be set.
@@ -142,7 +143,7 @@ func (s *Store) sweep() {
 	for _, pattern := range []string{s.path("new-*"), s.path("envs", "new-*"), s.path("records", ".new-*"), s.path("uv-cache")} {
 		unfinished, _ := filepath.Glob(pattern)
 		for _, folder := range unfinished {
-			if err := sandbox.RemoveAll(folder); err != nil {
+			if err := deep.RemoveAll(folder); err != nil {
 				s.log.Warn("unfinished folder not removed", slog.String("dir", folder), slog.String("error", err.Error()))
 			}
 		}

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // uses counts the holders of each environment.
@@ -78,7 +78,7 @@ func (s *Store) remove(at place, age time.Duration) {
 	}
 	free()
 	if beside != "" {
-		if gone := sandbox.RemoveAll(beside); err == nil {
+		if gone := deep.RemoveAll(beside); err == nil {
 			err = gone
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // uvVersion is what is installed where no uv is found.
@@ -129,7 +129,7 @@ func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, ke
 	if err != nil {
 		return nil, "", err
 	}
-	defer sandbox.RemoveAll(tmp) //nolint:errcheck // swept at the next start
+	defer deep.RemoveAll(tmp) //nolint:errcheck // swept at the next start
 	home := filepath.Join(tmp, "home")
 	if err := os.Mkdir(home, 0o700); err != nil {
 		return nil, "", err

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // place is where an environment lies, and what is noted of it: outside of it, where
@@ -262,7 +262,7 @@ compileall.compile_dir(sys.argv[1], ddir=sys.argv[2], quiet=2, workers=0, invali
 	if err != nil {
 		return err
 	}
-	defer sandbox.RemoveAll(tmp) //nolint:errcheck // swept at the next start
+	defer deep.RemoveAll(tmp) //nolint:errcheck // swept at the next start
 	modules, called := sitePackages(env, i), sitePackages(final, i)
 	_, said, err := s.confine(ctx, Compiler, Job{
 		Interpreter: i.Path, Dir: tmp, Tmp: tmp, Read: []string{env},
@@ -329,7 +329,7 @@ func copyNew(from, path, to, name string) error {
 func dropBytecode(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.IsDir() && entry.Name() == bytecode {
-			if err = os.RemoveAll(path); err == nil {
+			if err = deep.RemoveAll(path); err == nil {
 				return filepath.SkipDir
 			}
 		}

@@ -39,8 +39,6 @@
 //	                 v                                    has another started
 //	              failed: for a minute each index starts an interpreter of its own
 //
-// One copy waits for the next index.
-//
 // # Why it is safe
 //
 //   - A group's current zygote is replaced by one goroutine at a time (renewing), under

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // folders are those for temporary files of workers, by number. One that a worker has
@@ -99,7 +100,7 @@ func (s *folders) give(f folder, ended bool) {
 	}
 	info, err := os.Lstat(f.path)
 	if f.made = ended && err == nil && info.Mode() == fs.ModeDir|0o700 && info.ModTime().Equal(untouched); !f.made {
-		ended = sandbox.RemoveAll(f.path) == nil && ended
+		ended = deep.RemoveAll(f.path) == nil && ended
 	}
 	if ended {
 		s.mu.Lock()

@@ -219,9 +219,6 @@ func (g *Group) copied(ctx context.Context, s setup, adopts bool) (*zygote, erro
 	if err != nil {
 		return nil, err
 	}
-	if adopts {
-		defer g.starter.bases.prepare(g.command.Path, g.command.Sandbox, baseRest)
-	}
 	return g.startZygote(ctx, proc, s)
 }
 

@@ -9,7 +9,6 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Options configure a [Starter]. All must be set; those that may be zero say so.
@@ -50,7 +49,8 @@ type Starter struct {
 func NewStarter(spawner *sandbox.Spawner, opts Options) *Starter {
 	s := &Starter{opts: opts, spawner: spawner, starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
 	s.temp.log, s.temp.parent = opts.Logger, opts.Dir
-	s.bases.starter, s.bases.by, s.bases.quit = s, map[string]*base{}, make(chan struct{})
+	s.bases.starter, s.bases.by = s, map[string]*base{}
+	s.bases.life, s.bases.stop = context.WithCancel(context.Background())
 	return s
 }
 
@@ -65,20 +65,15 @@ func (s *Starter) Place(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// Warm starts the base of an interpreter of the machine, and a copy of it that runs
-// in a sandbox level, in the background: the next group finds them.
-func (s *Starter) Warm(interpreter string, box func() tool.Sandbox) {
-	if s.opts.OwnInterpreters {
-		return
-	}
-	s.bases.mu.Lock()
-	defer s.bases.mu.Unlock()
-	if !s.bases.closed {
-		s.bases.wg.Go(func() { s.bases.prepare(interpreter, box(), 0) })
+// Warm starts the base of an interpreter of the machine in the background: the next
+// group finds it.
+func (s *Starter) Warm(interpreter string) {
+	if !s.opts.OwnInterpreters {
+		_, _ = s.bases.of(interpreter) // the next group says what is wrong with it
 	}
 }
 
-// Close ends the bases and what waits for a group. The groups must have been closed.
+// Close ends the bases. The groups must have been closed.
 func (s *Starter) Close() { s.bases.close() }
 
 // numbers are limits as a worker reads them: seconds and bytes; zero is none.

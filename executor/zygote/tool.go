@@ -41,6 +41,8 @@ type Unavailable struct {
 	Name      string `json:"name"`
 	Reason    string `json:"reason"` // for people
 	Traceback string `json:"traceback,omitempty"`
+	// Documentation is what its source says that it is for; empty where nothing is read.
+	Documentation string `json:"documentation,omitempty"`
 }
 
 // WithoutNulls removes output schemas that say nothing: JSON's null.

@@ -25,6 +25,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -512,7 +513,7 @@ func (z *zygote) kill() {
 	}
 	z.control.close()
 	if z.folder != "" {
-		_ = sandbox.RemoveAll(z.folder)
+		_ = deep.RemoveAll(z.folder)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -20,6 +21,7 @@ const (
 	maxKept     = 64 << 20
 	keepCancels = 30 * time.Second
 	maxCancels  = 10_000
+	maxJoined   = 1 << 14 // repetitions that wait for the end of their calls
 )
 
 // MaxOneResult is the largest record of a call that is kept, in bytes.
@@ -150,6 +152,8 @@ type Table[T any] struct {
 	past    past
 	horizon time.Time // names of calls that ended before it are forgotten
 	cancels map[Key]time.Time
+	early   *fair.Room[subjects.SessionID] // cancels
+	joined  *fair.Room[subjects.SessionID] // repetitions that wait
 }
 
 // NewTable returns a table for a node that runs at most slots calls at once, and
@@ -160,8 +164,9 @@ func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	began := now()
 	return &Table[T]{
 		slots: slots, now: now,
-		names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time), deep: make(map[int]int),
+		names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time), early: fair.NewRoom[subjects.SessionID](maxCancels), deep: make(map[int]int),
 		shares: shares{slots: slots, of: make(map[subjects.SessionID]*share)},
+		joined: fair.NewRoom[subjects.SessionID](maxJoined),
 		past:   past{since: began}, horizon: began.Add(-keepNames),
 	}
 }
@@ -316,6 +321,9 @@ func (t *Table[T]) repeated(hash uint64, r Request, waiter func(Record)) (Verdic
 		return Run, nil, Record{}, nil
 	case !k.is(r):
 		return Refuse, nil, Record{}, k.collision(r)
+	case k.running != nil && !t.joined.Take(k.running.Account, 1):
+		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeBusy, "call %q runs, and too many repetitions of the session's calls wait: send it again later", r.Key.RPC).
+			WithOrigin(toolmesh.OriginAgent).WithDetail("limit", "repetitions").WithDetail("max", maxJoined)
 	case k.running != nil:
 		k.running.waiters = append(k.running.waiters, waiter)
 		return Join, k.running, Record{}, nil
@@ -488,6 +496,7 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 	waiters := c.waiters
 	t.mu.Unlock()
 	for _, w := range waiters {
+		t.joined.Give(c.Account, 1)
 		w(record)
 	}
 }
@@ -554,7 +563,7 @@ func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 		}
 		return k.running, k.running != nil
 	}
-	if len(t.cancels) < maxCancels {
+	if _, again := t.cancels[key]; again || t.early.Take(key.Session, 1) {
 		t.cancels[key] = t.now()
 	}
 	return nil, false
@@ -618,6 +627,7 @@ func (t *Table[T]) Sweep() {
 	for key, at := range t.cancels {
 		if now.Sub(at) >= keepCancels {
 			delete(t.cancels, key)
+			t.early.Give(key.Session, 1)
 		}
 	}
 }

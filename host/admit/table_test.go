@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -650,5 +651,28 @@ func TestASlotIsFreeBeforeItsCallHasEnded(t *testing.T) {
 		}
 		begin(t, tab, at("g"))
 		refused("h")
+	}
+}
+
+// Cancels that come before their call: those of one session leave room for the others'.
+func TestEarlyCancelsAreShared(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	tab := admit.NewTable[string](2, func() time.Time { return now })
+	for range 2 { // and once more when the first ones are forgotten
+		for n := range 20_000 {
+			tab.Cancel(admit.Key{Session: "greedy", RPC: subjects.RPCID(strconv.Itoa(n))})
+		}
+		for range 2 {
+			tab.Cancel(admit.Key{Session: "s1", RPC: "early"})
+		}
+		r := request("early")
+		r.Key.Session = "s1"
+		verdict, _, _, err := tab.Begin(r, "", nil)
+		if verdict != admit.Refuse || err.Code != toolmesh.CodeCancelled {
+			t.Fatalf("the call whose cancel came before it: %v %v", verdict, err)
+		}
+		now = now.Add(time.Minute)
+		tab.Sweep()
 	}
 }

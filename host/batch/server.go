@@ -41,12 +41,25 @@ type Host interface {
 	Send(m *nats.Msg) bool
 	// Keep stores what no message carries, for its caller to read by reference.
 	Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error)
-	// Load reads what a session's reference names.
-	Load(session subjects.SessionID, ref *codec.Ref) ([]byte, *toolmesh.Error)
+	// Load reads what a session's reference names into room that is held for it.
+	Load(session subjects.SessionID, ref *codec.Ref) ([]byte, Room, *toolmesh.Error)
+	// Hold holds room for the arguments of a batch, of so many bytes.
+	Hold(session subjects.SessionID, size int64) (Room, *toolmesh.Error)
 	// Late says why a request came too late, or for another node; nil for most.
 	Late(req *codec.Request) *toolmesh.Error
 	// Account is whose part of the node a session has.
 	Account(session subjects.SessionID) subjects.SessionID
+}
+
+// Room is held for arguments; the zero value is none.
+type Room struct{ Give func() }
+
+// Free gives it back, once.
+func (r *Room) Free() {
+	if r.Give != nil {
+		r.Give()
+		r.Give = nil
+	}
 }
 
 // View is what the registry knows. Its methods may be called concurrently.
@@ -152,7 +165,11 @@ type reader struct {
 // Serve takes a request on a batch subject, and returns when there is nothing more for
 // the goroutine to do, which may be a call that runs.
 func (s *Server) Serve(subject subjects.Subject, m *nats.Msg) {
-	began := time.Now()
+	s.read(subject, m, time.Now(), false)
+}
+
+// read is Serve; here says that this node is to run the batch, whoever owns it.
+func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, here bool) {
 	header, err := bus.RequestHeader(m)
 	if err != nil {
 		s.refuse(&reader{b: &codec.Batch{}, reply: m.Reply}, toolmesh.AsError(err))
@@ -160,7 +177,7 @@ func (s *Server) Serve(subject subjects.Subject, m *nats.Msg) {
 	}
 	ref := header.Referred()
 	if ref == nil {
-		s.serve(subject, m, header, m.Data, began)
+		s.serve(subject, m, header, m.Data, began, here, Room{})
 		return
 	}
 	if s.passing.Add(1) > maxPassing {
@@ -169,9 +186,10 @@ func (s *Server) Serve(subject subjects.Subject, m *nats.Msg) {
 		return
 	}
 	s.running.Go(func() {
-		body, bad := s.Host.Load(subject.Session, ref)
+		body, room, bad := s.Host.Load(subject.Session, ref)
 		s.passing.Add(-1)
 		if bad == nil && len(m.Data) > 0 {
+			room.Free()
 			bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s stands for the body, and there is one", codec.HeaderRef)
 		}
 		if bad != nil {
@@ -179,13 +197,14 @@ func (s *Server) Serve(subject subjects.Subject, m *nats.Msg) {
 			s.refuse(&reader{b: named, reply: m.Reply}, bad)
 			return
 		}
-		s.serve(subject, m, header.Resolved(), body, began)
+		s.serve(subject, m, header.Resolved(), body, began, here, room)
 	})
 }
 
-// serve takes a batch whose body is there. m is the message that brought it or its
-// reference.
-func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Header, body []byte, began time.Time) {
+// serve takes a batch whose body is there, in room that is held for it if it came by
+// reference. m is the message that brought either.
+func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Header, body []byte, began time.Time, here bool, room Room) {
+	defer func() { room.Free() }() // unless run has it
 	b, bad := codec.ParseBatch(subject, header, body)
 	to := &reader{b: b, reply: m.Reply, began: began}
 	if bad != nil {
@@ -201,13 +220,21 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Heade
 		s.follow(to, verdict, call, record, err)
 		return
 	}
-	if b.Hops == 0 {
+	if b.Hops == 0 && !here {
 		if owner, ok := s.View.Owner(subject.Session, b.Request.RPCID, b.Members[0].Tool); ok && owner != s.Node {
 			s.pass(owner, subject, to, m)
 			return
 		}
 	}
-	s.run(r, to)
+	if room.Give == nil {
+		if room, bad = s.Host.Hold(subject.Session, b.Size()); bad != nil {
+			s.refuse(to, bad)
+			return
+		}
+	}
+	if s.run(r, to, room) {
+		room = Room{}
+	}
 }
 
 var errPassing = toolmesh.Errorf(toolmesh.CodeBusy, "the node passes %d batches on: try again", maxPassing)
@@ -238,6 +265,7 @@ func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Call[*run
 	case admit.Repeat:
 		s.answer(to, record)
 	case admit.Join:
+		to.b.Drop()
 		call.Value.join(to)
 	}
 }
@@ -249,34 +277,37 @@ func (s *Server) pass(owner subjects.NodeID, subject subjects.Subject, to *reade
 		s.refuse(to, errPassing)
 		return
 	}
+	to.b.Drop() // the message is what waits
 	s.running.Go(func() {
 		passed := s.forward(owner, subject, to, m)
 		s.passing.Add(-1)
 		if !passed {
-			s.run(s.request(subject, to), to)
-			return
+			s.read(subject, m, to.began, true)
 		}
 		to.probe.Close()
 	})
 }
 
-// run runs a batch on this node. A repetition gets what the first one gets.
-func (s *Server) run(r admit.Request, to *reader) {
+// run runs a batch on this node, and reports whether it does and gives the room free once it
+// has. A repetition gets what the first one gets.
+func (s *Server) run(r admit.Request, to *reader, room Room) bool {
 	if bad := s.check(to.b); bad != nil {
 		s.refuse(to, bad)
-		return
+		return false
 	}
 	batch := newRun(s, to)
 	verdict, call, record, bad := s.table.Begin(r, batch, to.settle(s))
 	if verdict != admit.Run {
 		batch.close()
 		s.follow(to, verdict, call, record, bad)
-		return
+		return false
 	}
 	batch.start(func(rec admit.Record) {
+		room.Free()
 		s.table.Finish(call, rec)
 		s.answer(to, rec)
 	})
+	return true
 }
 
 // check says why a batch must not begin here and now.

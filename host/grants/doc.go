@@ -24,6 +24,11 @@
 // or cut off has let go by the time at which another one may begin. All of it rests on clocks
 // that run equally fast, not on clocks that agree.
 //
+// # Workers of sessions
+//
+// A [Home] is a domain without turns: its owner has the worker of a session for an index, and
+// runs the calls. The others pass them on to it.
+//
 // # First come, first served
 //
 // Turns are granted in the order in which the owner hears of them. A new owner begins

@@ -2,7 +2,6 @@ package grants
 
 import (
 	"context"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,7 +80,7 @@ func (g *Grant) Follow(f func(end time.Time)) {
 // for a call that would wait for itself. None has begun. The grant must be released.
 func (k *Keeper) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 	a := &asking{k: k, ask: ask, answers: make(chan codec.LaneAnswer, 4)}
-	id := strconv.FormatUint(rand.Uint64(), 36) + strconv.FormatUint(rand.Uint64(), 36) //nolint:gosec // nodes believe each other
+	id := newID()
 	g := &Grant{k: k, id: id, rpc: ask.RPCID, key: keyOf(ask.Scope, ask.Session), session: ask.Session, lost: ask.Lost}
 	k.mu.Lock()
 	k.asking[id] = a
@@ -97,19 +96,29 @@ func (k *Keeper) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 			g.giveBack() // it may be granted yet
 		}
 	}()
+	var owner owner
+	var since time.Time
 	for {
-		who, err := k.find(ctx, g.key)
+		who, err := k.find(ctx, g.key, true)
 		if err != nil && ctx.Err() == nil {
 			bad := toolmesh.Errorf(toolmesh.CodeUnavailable, "who gives the turns of the call's lane is not known: %w", err)
 			return nil, bad.WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 		}
 		if err == nil {
 			g.by = who
+			asked := time.Now()
 			switch answer := k.await(ctx, g, a); answer.State {
 			case codec.LaneGranted:
 				return g, nil
 			case codec.LaneRefused:
 				return nil, answer.Error
+			}
+			if owner != who || time.Since(asked) > 2*silence { // it is another one, or has said something meanwhile
+				owner, since = who, asked
+			}
+			if time.Since(since) > deafFor && ctx.Err() == nil {
+				return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s gives the turns of the call's lane, and has not answered for %v: restart it", who.Node, deafFor).
+					WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 			}
 		}
 		if ctx.Err() != nil {
@@ -120,6 +129,10 @@ func (k *Keeper) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 		pause(ctx, lookAgain)
 	}
 }
+
+// deafFor is how long a call waits for an owner that has its lease, and does not answer: one
+// whose lease ends is another's before.
+const deafFor = 30 * time.Second
 
 // lookAgain is how long after an owner was not there the store is asked again.
 const lookAgain = 300 * time.Millisecond
@@ -384,7 +397,7 @@ func (k *Keeper) seek(r renewal) {
 	k.opts.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 		defer cancel()
-		who, err := k.find(ctx, r.key)
+		who, err := k.find(ctx, r.key, true)
 		if err != nil || who == r.by {
 			return
 		}

@@ -88,10 +88,13 @@ type Keeper struct {
 	left    bool
 }
 
-// domainKey is the lanes of a session, of the mesh or, with node set, of this node.
+// domainKey is the lanes of a session, of the mesh or, with node set, of this node; or, with
+// index set, the worker of a session: see [Home].
 type domainKey struct {
 	session subjects.SessionID // empty: of the mesh
 	node    bool
+	epoch   string
+	index   subjects.IndexName
 }
 
 // owner is a start of a node.
@@ -108,6 +111,7 @@ type domain struct {
 	failed  error         // of the last question
 	term    *term         // of this node as its owner; nil: it is not
 	used    time.Time
+	calls   int // that use a home
 }
 
 // New makes a keeper. Nothing is sent before the first [Keeper.Take].

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -691,5 +692,36 @@ func TestKeptResultsAndTurns(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"runs", "after"}, slices.DeleteFunc(m.begun(), func(s string) bool { return s == "" })); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// An owner that has its lease, and does not give the turns, is waited for half a minute: who
+// waited for it would have its place among those that wait for ever.
+func TestOwnerThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	m := open(t, &place{Server: meshtest.Broker(t)}, 2, host.Options{})
+	js, err := jetstream.New(m.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.on(t.Context(), 0, "alone", in{Name: "owns"}); err != nil { // the bucket is there
+		t.Fatal(err)
+	}
+	name, err := subjects.LaneKey("deaf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	record := fmt.Appendf(nil, `{"node":%q,"boot":%q}`, m.hosts[1].Node(), m.hosts[1].Boot())
+	if _, err := js.Publish(t.Context(), "$KV."+subjects.BucketLanes+"."+name, record); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := m.nc.RequestMsgWithContext(t.Context(), &nats.Msg{
+		Subject: "mesh.node.node-0.tools.deaf.stage.alone", Header: nats.Header{"Mesh-Timeout-Ms": {"300000"}}, Data: []byte(`{"name":"waits"}`),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answer.Header.Get("Mesh-Error-Code") != "unavailable" || answer.Header.Get("Mesh-Started") != "false" || !strings.Contains(string(answer.Data), "has not answered") {
+		t.Errorf("a call whose lane's owner does not answer: %v %s", answer.Header, answer.Data)
 	}
 }

@@ -27,6 +27,10 @@ type term struct {
 	turns    map[string]*turn
 	rules    map[rule]int // how many turns there are of each
 	fence    uint64       // the last one
+
+	// Of a home.
+	id    string
+	moved bool // another node had it, and no call has heard of that
 }
 
 // rule is how keys are made of the calls of a tool.
@@ -244,7 +248,9 @@ func (k *Keeper) tickTerm(d *domain, now time.Time, out *outbox) {
 	until, ok := k.stands(d, now)
 	t := d.term
 	if !ok {
-		k.opts.Log.Warn("lanes are given up: the node's lease was not renewed", slog.String("session", string(d.key.session)))
+		if d.key.index == "" {
+			k.opts.Log.Warn("lanes are given up: the node's lease was not renewed", slog.String("session", string(d.key.session)))
+		}
 		k.resign(d, out)
 		return
 	}
@@ -264,16 +270,20 @@ func (k *Keeper) tickTerm(d *domain, now time.Time, out *outbox) {
 			k.tryGrant(d, turn, now, until, out)
 		}
 	}
+	keep := keepFor
+	if d.key.index != "" {
+		keep = homeFor
+	}
 	switch {
 	case d.key.node || d.looking != nil:
-	case len(t.turns) == 0 && now.Sub(d.used) > keepFor:
+	case len(t.turns) == 0 && d.calls == 0 && now.Sub(d.used) > keep:
 		revision := t.revision
 		d.term = nil
 		k.look(d, func(ctx context.Context) error { return k.opts.Bus.Delete(ctx, d.key.record(), revision) })
 	case now.Sub(t.written) > writeEvery:
 		revision := t.revision
 		k.look(d, func(ctx context.Context) error {
-			next, err := k.opts.Bus.Update(ctx, d.key.record(), encodeRecord(record{owner: k.self()}), revision, 0)
+			next, err := k.opts.Bus.Update(ctx, d.key.record(), encodeRecord(record{owner: k.self(), ID: t.id}), revision, 0)
 			if err == nil {
 				k.mu.Lock()
 				defer k.mu.Unlock()
@@ -304,6 +314,8 @@ type record struct {
 	// that are held. Wait: they are not known.
 	Left []heldTurn `json:"left,omitempty"`
 	Wait bool       `json:"wait,omitempty"`
+	// ID is of a home; see [Home].
+	ID string `json:"id,omitempty"`
 }
 
 type heldTurn struct {
@@ -322,6 +334,9 @@ func encodeRecord(r record) []byte {
 // record is the key of a domain's record.
 func (key domainKey) record() bus.Key {
 	name, err := subjects.LaneKey(key.session)
+	if key.index != "" {
+		name, err = subjects.HomeKey(key.session, key.epoch, key.index)
+	}
 	if err != nil {
 		name = "x" // of no domain: a session that cannot be has no calls
 	}
@@ -330,10 +345,10 @@ func (key domainKey) record() bus.Key {
 
 func (k *Keeper) self() owner { return owner{k.opts.Node, k.opts.Boot} }
 
-// find returns who owns a domain, and asks the store where that is not known; it becomes
-// this node where nobody does.
-func (k *Keeper) find(ctx context.Context, key domainKey) (owner, error) {
-	for {
+// find returns who owns a domain, and asks the store where that is not known. Where nobody
+// does it becomes this node, unless claim is false: then nobody is returned.
+func (k *Keeper) find(ctx context.Context, key domainKey, claim bool) (owner, error) {
+	for asked := false; ; asked = true {
 		k.mu.Lock()
 		d := k.domain(key)
 		d.used = time.Now()
@@ -341,12 +356,12 @@ func (k *Keeper) find(ctx context.Context, key domainKey) (owner, error) {
 			k.mu.Unlock()
 			return k.self(), nil
 		}
-		if d.owner != (owner{}) {
+		if who := d.owner; who != (owner{}) || asked && !claim {
 			k.mu.Unlock()
-			return d.owner, nil
+			return who, nil
 		}
 		if d.looking == nil {
-			k.look(d, func(ctx context.Context) error { return k.claim(ctx, d) })
+			k.look(d, func(ctx context.Context) error { return k.claim(ctx, d, claim) })
 		}
 		looking := d.looking
 		k.mu.Unlock()
@@ -380,22 +395,33 @@ func (k *Keeper) look(d *domain, ask func(context.Context) error) {
 	})
 }
 
-// claim makes this node the owner of a domain, or finds out who is.
-func (k *Keeper) claim(ctx context.Context, d *domain) error {
+// claim makes this node the owner of a domain, or finds out who is; unless take is set it
+// does no more than that.
+func (k *Keeper) claim(ctx context.Context, d *domain, take bool) error {
+	key, mine := d.key.record(), record{owner: k.self()}
 	k.mu.Lock()
-	left := k.left
+	left, full := k.left, d.key.index != "" && len(k.domains) > maxDomains
 	k.mu.Unlock()
-	if err := k.opts.Rely(ctx); err != nil {
-		return err
+	if d.key.index != "" {
+		mine.ID = newID()
 	}
-	since, until := k.opts.Lease()
-	if left || !time.Now().Before(until) {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node has no lease, so it cannot give turns in lanes: the registry is not reachable").WithStarted(toolmesh.StartedNo)
-	}
-	key, mine := d.key.record(), encodeRecord(record{owner: k.self()})
-	revision, err := k.opts.Bus.Create(ctx, key, mine, 0)
-	if !errors.Is(err, bus.ErrConflict) {
-		return k.own(d, newTerm(since, revision, time.Time{}), nil, err)
+	var since time.Time
+	if take {
+		if full {
+			return errHomes
+		}
+		if err := k.opts.Rely(ctx); err != nil {
+			return err
+		}
+		var until time.Time
+		since, until = k.opts.Lease()
+		if left || !time.Now().Before(until) {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node has no lease, so it cannot give turns in lanes, nor keep workers of sessions: the registry is not reachable").WithStarted(toolmesh.StartedNo)
+		}
+		revision, err := k.opts.Bus.Create(ctx, key, encodeRecord(mine), 0)
+		if !errors.Is(err, bus.ErrConflict) {
+			return k.own(d, newTerm(since, revision, time.Time{}), &mine, err)
+		}
 	}
 	entry, err := k.opts.Bus.Latest(ctx, key)
 	if errors.Is(err, bus.ErrNoKey) {
@@ -428,18 +454,29 @@ func (k *Keeper) claim(ctx context.Context, d *domain) error {
 			opens = now.Add(standsFor)
 		}
 	}
-	revision, err = k.opts.Bus.Update(ctx, key, mine, entry.Revision, 0)
+	if !take {
+		return nil
+	}
+	if r.owner == mine.owner {
+		mine.ID = r.ID // nobody has had it since
+	}
+	revision, err := k.opts.Bus.Update(ctx, key, encodeRecord(mine), entry.Revision, 0)
 	if errors.Is(err, bus.ErrConflict) {
 		return nil // somebody was faster
 	}
-	return k.own(d, newTerm(since, revision, opens), r.Left, err)
+	t := newTerm(since, revision, opens)
+	t.moved = r.owner != mine.owner
+	mine.Left = r.Left
+	return k.own(d, t, &mine, err)
 }
 
-// own begins a term.
-func (k *Keeper) own(d *domain, t *term, held []heldTurn, err error) error {
+// own begins a term, by the record that was written.
+func (k *Keeper) own(d *domain, t *term, r *record, err error) error {
 	if err != nil {
 		return err
 	}
+	held := r.Left
+	t.id = r.ID
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	until := time.Now().Add(standsFor)
@@ -464,10 +501,25 @@ func (k *Keeper) disown(key domainKey, who owner) {
 	}
 }
 
-// Leave hands over the lanes that this node owns: the node stops, and no call runs here.
-// ctx bounds what it writes.
+// Leave hands over all that this node owns: the node stops, and no call runs here. ctx
+// bounds what it writes.
 func (k *Keeper) Leave(ctx context.Context) {
+	k.mu.Lock()
+	k.left = true
+	k.mu.Unlock()
+	k.handOver(ctx, func(key domainKey) bool { return !key.node })
+	k.mu.Lock()
+	inbox := k.inbox
+	k.mu.Unlock()
+	if inbox != nil {
+		inbox.Close()
+	}
+}
+
+// handOver gives up domains that this node owns, and says in their records what is held.
+func (k *Keeper) handOver(ctx context.Context, meant func(domainKey) bool) {
 	type leaving struct {
+		home     bool
 		key      bus.Key
 		revision uint64
 		record   record
@@ -476,12 +528,11 @@ func (k *Keeper) Leave(ctx context.Context) {
 	var out outbox
 	now := time.Now()
 	k.mu.Lock()
-	k.left = true
 	for _, d := range k.domains {
-		if _, ok := k.stands(d, now); !ok || d.key.node {
+		if _, ok := k.stands(d, now); !ok || !meant(d.key) {
 			continue
 		}
-		l := leaving{key: d.key.record(), revision: d.term.revision}
+		l := leaving{home: d.key.index != "", key: d.key.record(), revision: d.term.revision}
 		for _, t := range d.term.turns {
 			if t.granted {
 				l.record.Left = append(l.record.Left, heldTurn{t.id, t.by, t.key.Place(), t.key.Reads(), t.fence})
@@ -490,21 +541,26 @@ func (k *Keeper) Leave(ctx context.Context) {
 		all = append(all, l)
 		k.resign(d, &out)
 	}
-	inbox := k.inbox
 	k.mu.Unlock()
 	for _, l := range all {
 		var err error
-		if data := encodeRecord(l.record); len(l.record.Left) == 0 {
+		data := encodeRecord(l.record)
+		switch {
+		case l.home: // that there was one is to be told
+			_, err = k.opts.Bus.Update(ctx, l.key, data, l.revision, homeFor)
+		case len(l.record.Left) == 0:
 			err = k.opts.Bus.Delete(ctx, l.key, l.revision)
-		} else if _, err = k.opts.Bus.Update(ctx, l.key, data, l.revision, 0); err != nil && toolmesh.CodeOf(err) == toolmesh.CodePayloadTooLarge {
-			_, err = k.opts.Bus.Update(ctx, l.key, encodeRecord(record{Wait: true}), l.revision, 0)
+		default:
+			if _, err = k.opts.Bus.Update(ctx, l.key, data, l.revision, 0); err != nil && toolmesh.CodeOf(err) == toolmesh.CodePayloadTooLarge {
+				_, err = k.opts.Bus.Update(ctx, l.key, encodeRecord(record{Wait: true}), l.revision, 0)
+			}
 		}
 		if err != nil {
-			k.opts.Log.Warn("lanes could not be handed over: the next owner waits until this one's grants have ended", slog.String("key", l.key.Name), slog.String("error", err.Error()))
+			k.opts.Log.Warn("lanes, or a session's worker, could not be handed over: the next owner waits until this one's time has ended", slog.String("key", l.key.Name), slog.String("error", err.Error()))
+		}
+		if ctx.Err() != nil {
+			break
 		}
 	}
 	out.send()
-	if inbox != nil {
-		inbox.Close()
-	}
 }

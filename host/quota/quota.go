@@ -87,6 +87,13 @@ func (q *Quota) Give(account subjects.SessionID, n int64) {
 	}
 }
 
+// Forget has an account begin anew: what it stored was removed.
+func (q *Quota) Forget(account subjects.SessionID) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.accounts, account)
+}
+
 // slice is the number of the slice of now, by the monotonic clock: a wall clock that is
 // set back would have nothing grow old until it has caught up. None is below 0.
 func (q *Quota) slice() int64 {

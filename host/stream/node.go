@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -22,7 +23,8 @@ type Node struct {
 	Host    Host
 	Store   Store
 	Quota   *quota.Quota
-	Replays chan struct{} // one element for each page of chunks that is being read
+	Account func(subjects.SessionID) subjects.SessionID // whose part of the node a session has
+	Replays *fair.Queue[subjects.SessionID]             // pages of chunks that are to be read
 }
 
 // Host is the part of a host that speaks to callers. Its methods may be called

@@ -69,8 +69,6 @@ type Reader struct {
 	Start    time.Time       // when it arrived
 	// Local takes the answer of a call that no message has brought; nil for all others.
 	Local func(admit.Record)
-	// Progress is told how far such a call is, once a second at most; may be nil.
-	Progress func(codec.Progress)
 
 	answered  atomic.Bool  // it has its one answer, or it is being sent
 	keepalive atomic.Int64 // when the last one was sent, unix ns
@@ -274,19 +272,15 @@ func (r *Readers) KeepAlive(now time.Time) {
 	}
 	for _, j := range all {
 		last := j.keepalive.Load()
-		if j.Progress == nil && !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || now.UnixNano()-last < int64(keepaliveEvery*7/8) {
+		if j.Local != nil || !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || now.UnixNano()-last < int64(keepaliveEvery*7/8) {
 			continue
 		}
 		j.keepalive.Store(now.UnixNano())
-		if j.Local == nil {
-			probe := ""
-			if s == nil {
-				probe = j.probe.next(r.node.Store)
-			}
-			r.node.Host.Send(&nats.Msg{Subject: j.Reply, Reply: probe, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
-		} else if j.Progress != nil && progress != nil {
-			j.Progress(*progress)
+		probe := ""
+		if s == nil {
+			probe = j.probe.next(r.node.Store)
 		}
+		r.node.Host.Send(&nats.Msg{Subject: j.Reply, Reply: probe, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
 	}
 }
 
@@ -368,13 +362,20 @@ func (j *Reader) running() bool {
 // page sends the reader the next chunks that are stored. So many replays at once
 // that no more would help hold as many pages in memory.
 func (j *Reader) page(from int64) error {
-	n := j.of.node
+	n, read := j.of.node, make(chan error, 1)
+	if !n.Replays.Do(n.Account(j.Request.Session), func() { read <- j.readPage(from) }) {
+		return toolmesh.Errorf(toolmesh.CodeBusy, "too many replays of session %q wait at node %s: send it again later", j.Request.Session, n.ID).WithDetail("limit", "replays")
+	}
 	select {
-	case n.Replays <- struct{}{}:
-		defer func() { <-n.Replays }()
+	case err := <-read:
+		return err
 	case <-n.Base.Done():
 		return context.Cause(n.Base)
 	}
+}
+
+func (j *Reader) readPage(from int64) error {
+	n := j.of.node
 	ctx, cancel := context.WithTimeout(n.Base, finishWithin)
 	defer cancel()
 	epoch, err := j.of.call.Epoch(ctx) // is asked for by one that repeats what has ended

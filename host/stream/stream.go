@@ -149,6 +149,9 @@ func (s *Stream) refer(c *codec.Chunk) error {
 	if !s.req.AcceptRef || limit == 0 || int64(len(c.Data)+room) <= limit {
 		return nil
 	}
+	if err := s.admit(len(c.Data)); err != nil {
+		return err
+	}
 	ref, bad := s.node.Host.Keep(s.req.Session, c.Data)
 	if bad != nil {
 		return bad
@@ -234,7 +237,9 @@ func (s *Stream) creditChanged() {
 // stored delivers a chunk to its readers once it is stored; it runs on the
 // inbox's goroutine, in order.
 func (s *Stream) stored(c codec.Chunk) {
-	s.kept.Add(int64(len(c.Data)))
+	if s.kept.Add(int64(len(c.Data))); c.Ref != nil {
+		s.kept.Add(c.Ref.Size)
+	}
 	s.readers.mu.Lock()
 	defer s.readers.mu.Unlock()
 	s.readers.last = c.Seq

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -30,8 +32,8 @@ type fake struct {
 	high     int64
 }
 
-func (f *fake) Keep(subjects.SessionID, []byte) (*codec.Ref, *toolmesh.Error) {
-	return &codec.Ref{Name: "s.kept"}, nil
+func (f *fake) Keep(_ subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error) {
+	return &codec.Ref{Name: "s.kept", Size: int64(len(value))}, nil
 }
 
 func (f *fake) Send(m *nats.Msg) {
@@ -83,7 +85,7 @@ func begin(t *testing.T, req *codec.Request, limit int64) (*fake, *Readers, *Str
 	f := &fake{}
 	node := &Node{
 		ID: "n", Base: t.Context(), Log: slog.New(slog.DiscardHandler), Host: f, Store: f,
-		Quota: quota.New(limit, time.Now), Replays: make(chan struct{}, 1),
+		Quota: quota.New(limit, time.Now), Replays: fair.NewQueue[subjects.SessionID](16, 16, func(f func()) { go f() }), Account: func(s subjects.SessionID) subjects.SessionID { return s },
 	}
 	req.Session, req.RPCID = "default", "r1"
 	r := &Readers{}
@@ -176,5 +178,22 @@ func TestQuotaOfStream(t *testing.T) {
 	}
 	if err := s.Send(t.Context(), json.RawMessage(`34`)); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
 		t.Errorf("more than the quota: %v", err)
+	}
+}
+
+// An item that goes by reference counts as what it is.
+func TestQuotaOfLargeItems(t *testing.T) {
+	t.Parallel()
+	_, r, s := begin(t, &codec.Request{Delivery: codec.DeliverInbox, AcceptRef: true}, 3<<20)
+	item := json.RawMessage(`"` + strings.Repeat("x", 2<<20) + `"`)
+	if err := s.Send(t.Context(), item); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Send(t.Context(), item); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
+		t.Errorf("more than the quota: %v", err)
+	}
+	s.Finish(admit.Record{Streamed: true})
+	if used, ok := r.node.Quota.Take("default", 1<<20); ok {
+		t.Errorf("what is stored is given back: %d are used", used)
 	}
 }

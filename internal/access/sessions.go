@@ -3,6 +3,7 @@ package access
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -148,15 +149,22 @@ func (k *SessionKeys) follow() {
 		case <-k.quit:
 			return
 		}
-		k.mu.Lock()
-		for client, public := range k.clients {
-			_, lives := k.find(public)
-			if !lives {
+		k.mu.Lock() // not while they are looked at, as logins wait for it
+		clients := maps.Clone(k.clients)
+		k.mu.Unlock()
+		lives := make(map[string]bool)
+		for _, r := range k.view.Sessions() { // read behind the clients: what let them in is among them
+			lives[r.Key] = r.Key != ""
+		}
+		maps.DeleteFunc(clients, func(client uint64, public string) bool {
+			if !lives[public] {
 				k.opts.Server.Disconnect(client)
 			}
-			if !lives || !k.opts.Server.Connected(client) {
-				delete(k.clients, client)
-			}
+			return lives[public] && k.opts.Server.Connected(client)
+		})
+		k.mu.Lock()
+		for client := range clients {
+			delete(k.clients, client)
 		}
 		k.mu.Unlock()
 	}

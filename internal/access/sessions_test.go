@@ -323,3 +323,59 @@ func TestRenewalIsByTheServersClock(t *testing.T) {
 		}
 	}
 }
+
+// slowServer is a server that takes its time to say whether a client is there.
+type slowServer struct {
+	asked, answer chan struct{}
+}
+
+func (s *slowServer) Connected(uint64) bool {
+	select {
+	case s.asked <- struct{}{}:
+	default:
+	}
+	<-s.answer
+	return true
+}
+
+func (*slowServer) Disconnect(uint64) {}
+
+// Whoever logs in does not wait until it is looked whether the sessions of others go on.
+func TestLoginsDoNotWaitForUpkeep(t *testing.T) {
+	t.Parallel()
+	k := meshtest.WithKeys(t)
+	store := sessions(t, k.As(t, access.Node))
+	issuer, err := access.ReadIssuer(access.IssuerFile(k.DataDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &slowServer{asked: make(chan struct{}, 1), answer: make(chan struct{})}
+	answer(t, k, issuer, access.SessionKeysOptions{Server: server})
+	t.Cleanup(func() { close(server.answer) })
+	login := func(id subjects.SessionID) {
+		t.Helper()
+		file := t.TempDir() + "/key.nk"
+		public, err := access.CreateSessionKey(file, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := store.CreateSession(t.Context(), registry.SessionRecord{ID: id, Epoch: "1", Created: time.Now(), Key: public}); err != nil {
+			t.Fatal(err)
+		}
+		key, err := access.Option(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		meshtest.Until(t, "the key of "+string(id)+" is let in", func() bool {
+			nc, err := nats.Connect(k.URL, append(bus.ConnectOptions(nil), key, nats.CustomInboxPrefix("_INBOX_"+string(id)))...)
+			if err != nil {
+				return false
+			}
+			t.Cleanup(nc.Close)
+			return true
+		})
+	}
+	login("first")
+	<-server.asked
+	login("second")
+}

@@ -16,12 +16,14 @@ const top = 99
 // floors is the table of the module's doc.go: folder of a package (or of a package and
 // its sub-folders, which count as one) to its floor. "" is the module's root.
 var floors = map[string]int{
-	"":         0,
-	"python":   0,
-	"subjects": 0,
+	"":              0,
+	"python":        0,
+	"internal/fair": 0,
+	"subjects":      0,
 
 	"codec":               1,
 	"internal/cache":      1,
+	"internal/deep":       1,
 	"internal/transcript": 1,
 	"tool":                1,
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -162,24 +163,73 @@ func (b *Bus) DeletePayload(ctx context.Context, name string) error {
 		return err
 	}
 	// The description first: what can be found has all its parts.
-	if err := b.purgePayloads(ctx, payloadSubject(name)); err != nil {
+	if err := b.Purge(ctx, payloadStream, payloadSubject(name)); err != nil {
 		return err
 	}
-	return b.purgePayloads(ctx, payloadParts(p.info.NUID))
+	return b.Purge(ctx, payloadStream, payloadParts(p.info.NUID))
 }
 
-func (b *Bus) purgePayloads(ctx context.Context, subject string) error {
-	body, err := json.Marshal(map[string]string{"filter": subject})
+// payloadOwner is the token of an account in the subjects of what its values consist of.
+func payloadOwner(account subjects.SessionID) string {
+	if token, err := subjects.EncodeToken(string(account)); err == nil {
+		return token
+	}
+	return "-" // of the sessions that nobody created
+}
+
+// PayloadsUse says, in bytes, how full the store of large values is.
+type PayloadsUse struct {
+	Mine      int64 // values of one account, whose parts count as full ones
+	Used, Max int64
+}
+
+// PayloadsUse asks how full the store of large values is, and how much of that an account has.
+func (b *Bus) PayloadsUse(ctx context.Context, account subjects.SessionID) (u PayloadsUse, err error) {
+	body, err := json.Marshal(map[string]string{"subjects_filter": payloadParts(payloadOwner(account) + ".*")})
 	if err != nil {
-		return fmt.Errorf("purge %s: %w", subject, err)
+		return u, fmt.Errorf("ask how full the store of large values is: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.PURGE." + payloadStream, Data: body})
-	if err != nil {
-		return apiError("delete a large value", err)
+	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.INFO." + payloadStream, Data: body})
+	if err == nil {
+		err = storeError(m)
 	}
-	return storeError(m)
+	var info jetstream.StreamInfo
+	if err == nil {
+		err = json.Unmarshal(m.Data, &info)
+	}
+	if err != nil {
+		return u, apiError("ask how full the store of large values is", err)
+	}
+	for _, parts := range info.State.Subjects {
+		u.Mine += int64(parts) * pieceBytes //nolint:gosec // fewer than 2^31
+	}
+	u.Used, u.Max = int64(info.State.Bytes), info.Config.MaxBytes //nolint:gosec // fewer than 2^63
+	return u, nil
+}
+
+// ErrPayloadsFull refuses what the store of large values has no room for.
+func ErrPayloadsFull(why string) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is full (%s): %w; wait until what is in it is read or expires, or give it more room (MESH_PAYLOADS_MAX)", why, ErrFull).
+		WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_max").WithRetryable(false)
+}
+
+// DropChunks removes the chunks of a session that is over, if they are of its epoch. over
+// says whether that is still so: chunks of the next session of its name stay.
+func (b *Bus) DropChunks(ctx context.Context, session subjects.SessionID, epoch string, over func() bool) error {
+	subject, err := subjects.SessionChunks(session)
+	if err != nil {
+		return fmt.Errorf("remove the chunks of session %s: %w", session, err)
+	}
+	last, err := b.latest(ctx, subjects.StreamChunks, subject)
+	if err != nil {
+		return apiError("remove the chunks of session "+string(session), err)
+	}
+	if last == nil || last.Header.Get(codec.HeaderEpoch) != epoch || !over() {
+		return nil
+	}
+	return b.purge(ctx, subjects.StreamChunks, subject, last.Seq+1)
 }
 
 // storeError is what JetStream says is wrong in its answer to a request or a publish.
@@ -196,8 +246,7 @@ func storeError(m *nats.Msg) error {
 	case answer.Error == nil:
 		return nil
 	case answer.Error.ErrorCode == errStoreFailed, answer.Error.ErrorCode == errNoResources:
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is full (%s): wait until what is in it is read or expires, or give it more room (MESH_PAYLOADS_MAX)", answer.Error.Description).
-			WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_max").WithDetail("err_code", answer.Error.ErrorCode).WithRetryable(false)
+		return ErrPayloadsFull(answer.Error.Description).WithDetail("err_code", answer.Error.ErrorCode)
 	}
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values refused: %s", answer.Error.Description).
 		WithOrigin(toolmesh.OriginMesh).WithDetail("err_code", answer.Error.ErrorCode)
@@ -206,12 +255,14 @@ func storeError(m *nats.Msg) error {
 // Upload stores one large value, piece by piece. Write is for one goroutine; the rest may
 // be called from any. Finish it or drop it.
 type Upload struct {
-	b     *Bus
-	name  string
-	nuid  string
-	inbox *Inbox
-	sum   hash.Hash // nil: its sender says the digest
-	acked func(n int, err error)
+	b      *Bus
+	name   string
+	nuid   string // <owner>.<uuid>
+	stream string
+	parts  string // their subject
+	inbox  *Inbox
+	sum    hash.Hash // nil: its sender says the digest
+	acked  func(n int, err error)
 
 	mu      sync.Mutex // guards what follows
 	size    int64
@@ -222,18 +273,77 @@ type Upload struct {
 	changed chan struct{} // capacity 1
 }
 
-// NewUpload begins to store a large value under a name, whose digest is computed, or is what
+// NewUpload begins to store a large value under a name, for an account, whose digest is computed, or is what
 // [Upload.Finish] is told where summed is false. acked, which may be nil, is called
 // with the number of each piece, from 1 on, once it is stored, or with why it is not; it
 // must not block.
-func (b *Bus) NewUpload(name string, summed bool, acked func(n int, err error)) (*Upload, error) {
-	u := &Upload{b: b, name: name, nuid: uuid.NewString(), acked: acked, heard: time.Now(), changed: make(chan struct{}, 1)}
+func (b *Bus) NewUpload(name string, account subjects.SessionID, summed bool, acked func(n int, err error)) (*Upload, error) {
+	id := payloadOwner(account) + "." + uuid.NewString()
+	u := &Upload{b: b, name: name, nuid: id, stream: payloadStream, parts: payloadParts(id), acked: acked}
 	if summed {
 		u.sum = sha256.New()
 	}
-	var err error
-	u.inbox, err = b.Open(u.deliver)
-	return u, err
+	return u, u.open()
+}
+
+func (u *Upload) open() (err error) {
+	u.heard, u.changed = time.Now(), make(chan struct{}, 1)
+	u.inbox, err = u.b.Open(u.deliver)
+	return err
+}
+
+// partsAhead is how many parts are sent before the store has acknowledged them.
+const partsAhead = 8
+
+// StoreParts stores data as messages of one subject, for [Bus.LoadParts], and returns how
+// many there are. The subject must be a new one. The error is [ErrFull] or unavailable.
+func (b *Bus) StoreParts(ctx context.Context, stream, subject string, data []byte) (parts int, err error) {
+	u := &Upload{b: b, stream: stream, parts: subject}
+	if err := u.open(); err != nil {
+		return 0, err
+	}
+	for piece := range slices.Chunk(data, b.PieceBytes()) {
+		if err = u.Write(piece); err == nil {
+			err = u.Wait(ctx, partsAhead)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = u.Wait(ctx, 0)
+	}
+	if err != nil {
+		_ = u.Drop(context.WithoutCancel(ctx))
+		return 0, err
+	}
+	u.inbox.Close()
+	return u.sent, nil
+}
+
+// LoadParts reads what [Bus.StoreParts] has stored. Parts that the replica that answers does
+// not have yet are waited for; those that do not come are unavailable.
+func (b *Bus) LoadParts(ctx context.Context, stream, subject string, parts int) ([]byte, error) {
+	var data []byte
+	q := Query{Stream: stream, Subject: subject, Bytes: readBytes}
+	_, err := b.readParts(ctx, "read "+subject, q, parts, func(part *Stored) (bool, error) {
+		data = append(data, part.Data...)
+		return true, nil
+	})
+	return data, err
+}
+
+// Subjects returns how many messages a stream has of each subject that a filter covers.
+func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]uint64, error) {
+	s, err := b.js.Stream(ctx, stream)
+	if err != nil {
+		return nil, apiError("read stream "+stream, err)
+	}
+	info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
+	if err != nil {
+		return nil, apiError("read stream "+stream, err)
+	}
+	return info.State.Subjects, nil
 }
 
 // deliver takes the acknowledgements.
@@ -284,7 +394,7 @@ func (u *Upload) Write(piece []byte) error {
 	if !u.b.Connected() {
 		return errDisconnected(nil)
 	}
-	err := u.b.nc.PublishMsg(&nats.Msg{Subject: payloadParts(u.nuid), Reply: u.inbox.Subject() + "." + strconv.Itoa(n), Data: piece})
+	err := u.b.nc.PublishMsg(&nats.Msg{Subject: u.parts, Reply: u.inbox.Subject() + "." + strconv.Itoa(n), Data: piece})
 	return sendError(err, len(piece), u.b.MaxPayload())
 }
 
@@ -345,7 +455,7 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
 		return Payload{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is a large value of the name %q already: take another one", u.name).WithOrigin(toolmesh.OriginMesh)
 	case isAPIError(err, errStoreFailed, errNoResources):
-		return Payload{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is full: %w", err).WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_max").WithRetryable(false)
+		return Payload{}, ErrPayloadsFull(err.Error())
 	}
 	return Payload{}, apiError("store a large value", err)
 }
@@ -357,5 +467,5 @@ func (u *Upload) Drop(ctx context.Context) error {
 	defer cancel()
 	_ = u.wait(settled, 0, true)
 	u.inbox.Close()
-	return u.b.purgePayloads(ctx, payloadParts(u.nuid))
+	return u.b.Purge(ctx, u.stream, u.parts)
 }

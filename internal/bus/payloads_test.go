@@ -14,7 +14,7 @@ import (
 
 func upload(t *testing.T, b *bus.Bus, name, value string) bus.Payload {
 	t.Helper()
-	u, err := b.NewUpload(name, true, nil)
+	u, err := b.NewUpload(name, "s", true, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestPayloadNamesAreTakenOnce(t *testing.T) {
 		b := open(t, top.Serve(t), nil)
 		ensure(t, b, nil)
 		first := upload(t, b, "s.x", "one")
-		u, err := b.NewUpload("s.x", true, nil)
+		u, err := b.NewUpload("s.x", "s", true, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

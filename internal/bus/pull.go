@@ -10,8 +10,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-
-	"github.com/toolmesh/toolmesh"
 )
 
 // EnsureConsumer makes a consumer of a stream, or changes the one of its name to what is
@@ -165,22 +163,20 @@ func Full(err error) bool {
 
 // Purge takes the messages of a subject out of a stream.
 func (b *Bus) Purge(ctx context.Context, stream, subject string) error {
-	body, err := json.Marshal(map[string]string{"filter": subject})
+	return b.purge(ctx, stream, subject, 0)
+}
+
+// purge is Purge of what is stored before a sequence, if that is not 0.
+func (b *Bus) purge(ctx context.Context, stream, subject string, before uint64) error {
+	body, err := json.Marshal(jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
 	if err != nil {
 		return fmt.Errorf("purge %s: %w", subject, err)
 	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
 	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.PURGE." + stream, Data: body})
 	if err != nil {
 		return apiError("purge "+subject, err)
 	}
-	var answer struct {
-		Error *jetstream.APIError `json:"error"`
-	}
-	if err := json.Unmarshal(m.Data, &answer); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "purge %s: %w", subject, err)
-	}
-	if answer.Error != nil {
-		return apiError("purge "+subject, answer.Error)
-	}
-	return nil
+	return storeError(m)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -501,7 +502,7 @@ func (m *Manager) forget(folder string) {
 }
 
 func (m *Manager) remove(dir string) {
-	if err := os.RemoveAll(dir); err != nil {
+	if err := deep.RemoveAll(dir); err != nil {
 		m.log.Warn("folder not removed", slog.String("dir", dir), slog.String("error", err.Error()))
 	}
 }

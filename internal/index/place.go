@@ -10,6 +10,8 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // A bundle is unpacked to two folders. One holds the index's files, which processes of
@@ -45,7 +47,7 @@ func unpack(ctx context.Context, r io.Reader, dest, own, digest string, limits L
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(beside) // gone already when it was renamed
+	defer deep.RemoveAll(beside) // gone already when it was renamed
 	names, got, err := extract(ctx, r, beside, limits)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -70,7 +72,7 @@ func unpack(ctx context.Context, r io.Reader, dest, own, digest string, limits L
 		}
 		return failed(reasonFolder, "%s cannot be made: %w", dest, err)
 	}
-	if err := errors.Join(os.RemoveAll(own), os.Rename(besideOwn, own)); err != nil {
+	if err := errors.Join(deep.RemoveAll(own), os.Rename(besideOwn, own)); err != nil {
 		return failed(reasonFolder, "%s cannot be made: %w", own, err)
 	}
 	return nil
@@ -160,9 +162,9 @@ func Place(ctx context.Context, dest, own, digest string, open func() (io.ReadCl
 	}
 	defer bundle.Close()
 	// The agent's own goes first: what it notes of the other must not outlive that.
-	for _, folder := range []string{own, dest} {
-		if err := os.RemoveAll(folder); err != nil {
-			return p, failed(reasonFolder, "%s is damaged and cannot be replaced: %w", folder, err)
+	for _, dir := range []string{own, dest} {
+		if err := deep.RemoveAll(dir); err != nil {
+			return p, failed(reasonFolder, "%s is damaged and cannot be replaced: %w", dir, err)
 		}
 	}
 	if err = Unpack(ctx, bundle, dest, own, digest); err == nil {
@@ -253,7 +255,7 @@ func undamaged(dir string, files []string, alone bool) error {
 			if !entry.IsDir() || entry.Name() != "__pycache__" {
 				return fmt.Errorf("%s was added", name)
 			}
-			if err = root.RemoveAll(name); err == nil {
+			if err = deep.RemoveIn(root, name); err == nil {
 				err = fs.SkipDir
 			}
 			return err

@@ -54,13 +54,13 @@ func NewName(session subjects.SessionID) (subjects.PayloadID, string, error) {
 	return id, name, nil
 }
 
-// Store puts what r reads into the object store, for a session, and returns its reference. It is for nodes, which may do that.
-func Store(ctx context.Context, b *bus.Bus, session subjects.SessionID, r io.Reader, most int64) (*codec.Ref, error) {
+// Store puts what r reads into the object store, for a session and its account, and returns its reference. It is for nodes, which may do that.
+func Store(ctx context.Context, b *bus.Bus, session, account subjects.SessionID, r io.Reader, most int64) (*codec.Ref, error) {
 	_, name, err := NewName(session)
 	if err != nil {
 		return nil, err
 	}
-	u, err := b.NewUpload(name, true, nil)
+	u, err := b.NewUpload(name, account, true, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -134,9 +134,13 @@ func Copy(ctx context.Context, b *bus.Bus, session subjects.SessionID, ref *code
 	return write(ctx, b, p, ref, w)
 }
 
-// Load reads the value that a session's reference names into memory, as Copy does.
-func Load(ctx context.Context, b *bus.Bus, session subjects.SessionID, ref *codec.Ref, most int64) ([]byte, error) {
+// Load reads the value that a session's reference names into memory, as Copy does. room is
+// asked with its size before that; nil takes any.
+func Load(ctx context.Context, b *bus.Bus, session subjects.SessionID, ref *codec.Ref, most int64, room func(size int64) error) ([]byte, error) {
 	p, err := find(ctx, b, session, ref, most)
+	if err == nil && room != nil {
+		err = room(p.Size)
+	}
 	if err != nil {
 		return nil, err
 	}

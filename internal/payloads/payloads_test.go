@@ -31,7 +31,8 @@ type rig struct {
 	*payloads.Server
 	t    *testing.T
 	node *bus.Bus
-	bus  *bus.Bus // the caller's
+	bus  *bus.Bus      // the caller's
+	slow chan struct{} // closed: the session "slow" is known
 }
 
 func newRig(t *testing.T, most int64) *rig {
@@ -45,7 +46,7 @@ func newRig(t *testing.T, most int64) *rig {
 		t.Cleanup(b.Close)
 		return b
 	}
-	r := &rig{t: t, node: open(), bus: open()}
+	r := &rig{t: t, node: open(), bus: open(), slow: make(chan struct{})}
 	if err := r.node.Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -58,15 +59,19 @@ func newRig(t *testing.T, most int64) *rig {
 			if session == "none" {
 				return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "there is none")
 			}
+			if session == "slow" {
+				<-r.slow
+			}
 			return nil
 		},
+		Account: func(session subjects.SessionID) subjects.SessionID { return session },
 	})
 	t.Cleanup(func() { end(); running.Wait() })
 	pieces, err := subjects.NodePayloads("n")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, subject := range []string{"mesh.payload.s.*", "mesh.payload.none.*", pieces} {
+	for _, subject := range []string{"mesh.payload.*.*", pieces} {
 		if _, err := r.node.Conn().Subscribe(subject, r.Serve); err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +129,7 @@ func TestPutGetDelete(t *testing.T) {
 		if err != nil || !bytes.Equal(got, value) {
 			t.Errorf("%d bytes: %d came back, %v", size, len(got), err)
 		}
-		loaded, err := payloads.Load(t.Context(), r.node, "s", ref, 1<<30)
+		loaded, err := payloads.Load(t.Context(), r.node, "s", ref, 1<<30, nil)
 		if err != nil || !bytes.Equal(loaded, value) {
 			t.Errorf("%d bytes: the node reads %d, %v", size, len(loaded), err)
 		}
@@ -161,7 +166,7 @@ func TestStoredAsAnObject(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1<<30)
 	value := bytes.Repeat([]byte("y"), 3<<20)
-	ref, err := payloads.Store(t.Context(), r.node, "s", bytes.NewReader(value), 1<<30)
+	ref, err := payloads.Store(t.Context(), r.node, "s", "s", bytes.NewReader(value), 1<<30)
 	if err != nil {
 		t.Fatal(err)
 	}

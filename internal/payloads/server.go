@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strconv"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -22,8 +24,11 @@ const (
 	maxUploads = 256
 	// uploadIdle is how long the next piece of one may take.
 	uploadIdle = 30 * time.Second
-	// maxReads is how many requests that wait for the store are worked on at once.
-	maxReads = 16
+	// maxReads is how many requests that wait for the store are worked on at once, and
+	// maxWaiting how many may wait for that, of so many bytes each.
+	maxReads   = 16
+	maxWaiting = 4096
+	maxRequest = 8 << 10
 	// maxPage bounds what one get sends, and maxParts in how many messages.
 	maxPage  = 4 << 20
 	maxParts = 4096
@@ -42,6 +47,8 @@ type ServerOptions struct {
 	Go func(func())
 	// Admit says why there is no such session; nil if there is. It may wait.
 	Admit func(session subjects.SessionID) error
+	// Account is whose part a session has, as far as that is known. It must not wait.
+	Account func(session subjects.SessionID) subjects.SessionID
 	// Log takes what happens.
 	Log *slog.Logger
 }
@@ -50,8 +57,10 @@ type ServerOptions struct {
 // which is the callback of a subscription.
 type Server struct {
 	ServerOptions
-	reads chan struct{}
-	held  held
+	reads  *fair.Queue[subjects.SessionID]
+	places *fair.Room[subjects.SessionID] // uploads
+	kept   *fair.Room[subjects.SessionID] // bytes of what is being sent, to be held
+	held   held
 
 	mu      sync.Mutex
 	uploads map[string]*upload // by the value's name
@@ -61,17 +70,22 @@ type Server struct {
 // upload is a value that a caller is sending.
 type upload struct {
 	*bus.Upload
-	size int64
-	next int // number of the piece that is expected; of the callback
+	account subjects.SessionID
+	size    int64
+	next    int // number of the piece that is expected; of the callback
 
-	kept    [][]byte // what has come of it, while that is to be held; of the callback
+	keep    bool     // it is to be held, and has room for that
+	kept    [][]byte // what has come of it then; of the callback
 	mu      sync.Mutex
 	replies map[int]string // of pieces that are yet to be stored
 }
 
 // NewServer makes a server.
 func NewServer(o ServerOptions) *Server {
-	return &Server{ServerOptions: o, reads: make(chan struct{}, maxReads), uploads: make(map[string]*upload)}
+	return &Server{
+		ServerOptions: o, reads: fair.NewQueue[subjects.SessionID](maxReads, maxWaiting, o.Go),
+		places: fair.NewRoom[subjects.SessionID](maxUploads), kept: fair.NewRoom[subjects.SessionID](heldBytes), uploads: make(map[string]*upload),
+	}
 }
 
 // Serve takes a request on one of the subjects of large values. Pieces of one value must
@@ -96,18 +110,20 @@ func (s *Server) Serve(m *nats.Msg) {
 	}
 	verb, directed := codec.PayloadVerb(header.Get(codec.HeaderPayload)), subject.Kind == subjects.KindNodePayload
 	switch {
+	case verb != codec.PayloadPiece && m.Size() > maxRequest:
+		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a request about a large value has %d bytes, at most %d are possible", m.Size(), maxRequest)
 	case verb == codec.PayloadPut:
-		s.run(func() error { return s.begin(subject.Session, name, header, m) }, m.Reply)
+		s.run(subject.Session, func() error { return s.begin(subject.Session, name, header, m) }, m.Reply)
 	case verb == codec.PayloadPiece && directed:
 		err = s.piece(name, header, m)
 	case verb == codec.PayloadEnd && directed:
 		err = s.finish(subject.Session, name, header, m.Reply)
 	case verb == codec.PayloadGet:
-		s.run(func() error { return s.get(name, header, m) }, m.Reply)
+		s.run(subject.Session, func() error { return s.get(name, header, m) }, m.Reply)
 	case verb == codec.PayloadDelete:
 		s.held.forget(name)
 		s.drop(name) // its sender gives it up
-		s.run(func() error {
+		s.run(subject.Session, func() error {
 			if err := s.Bus.DeletePayload(s.Base, name); err != nil {
 				return err
 			}
@@ -122,19 +138,15 @@ func (s *Server) Serve(m *nats.Msg) {
 	}
 }
 
-// run does what has to wait for the store.
-func (s *Server) run(do func() error, reply string) {
-	select {
-	case s.reads <- struct{}{}:
-	case <-s.Base.Done():
-		return
-	}
-	s.Go(func() {
-		defer func() { <-s.reads }()
+// run does what has to wait for the store: sessions take turns.
+func (s *Server) run(session subjects.SessionID, do func() error, reply string) {
+	if !s.reads.Do(s.Account(session), func() {
 		if err := do(); err != nil {
 			s.refuse(reply, err)
 		}
-	})
+	}) {
+		s.refuse(reply, toolmesh.Errorf(toolmesh.CodeBusy, "too many requests of session %q about large values wait at node %s: try again", session, s.Node).WithDetail("limit", "requests"))
+	}
 }
 
 func (s *Server) respond(reply string, h codec.Header, body []byte) {
@@ -167,7 +179,11 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 	if err := s.Admit(session); err != nil {
 		return err
 	}
-	u := &upload{size: req.Size, next: 1, replies: make(map[int]string)}
+	u := &upload{account: s.Account(session), size: req.Size, next: 1, replies: make(map[int]string)}
+	use, err := s.Bus.PayloadsUse(s.Base, u.account)
+	if err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -175,15 +191,56 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is stopping: send to another", s.Node)
 	case s.uploads[name] != nil:
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value %q is being sent already", name)
-	case len(s.uploads) >= maxUploads:
-		return toolmesh.Errorf(toolmesh.CodeBusy, "node %s takes %d large values at once: try again", s.Node, maxUploads).WithDetail("limit", "uploads").WithDetail("max", maxUploads)
 	}
-	var err error
-	if u.Upload, err = s.Bus.NewUpload(name, false, func(n int, err error) { s.stored(name, u, n, err) }); err != nil {
+	if err := s.share(use, u.account, u.size); err != nil {
 		return err
 	}
+	if !s.places.Take(u.account, 1) {
+		return toolmesh.Errorf(toolmesh.CodeBusy, "node %s takes %d large values at once, of which session %q sends its part: try again", s.Node, maxUploads, session).WithDetail("limit", "uploads").WithDetail("max", maxUploads)
+	}
+	if u.Upload, err = s.Bus.NewUpload(name, u.account, false, func(n int, err error) { s.stored(name, u, n, err) }); err != nil {
+		s.places.Give(u.account, 1)
+		return err
+	}
+	u.keep = u.size <= heldBytes/2 && s.kept.Take(u.account, u.size)
 	s.uploads[name] = u
 	s.respond(m.Reply, codec.Header{codec.HeaderPayload: {string(codec.PayloadPut)}}, codec.PayloadTaker{Node: s.Node}.Encode())
+	return nil
+}
+
+// Room says why an account may not store so many bytes more; nil if it may. It asks the store.
+func (s *Server) Room(ctx context.Context, account subjects.SessionID, size int64) error {
+	use, err := s.Bus.PayloadsUse(ctx, account)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.share(use, account, size)
+}
+
+// share refuses an account that would have more of the store than it leaves free, beside
+// what is announced here. s.mu is held.
+func (s *Server) share(use bus.PayloadsUse, account subjects.SessionID, size int64) error {
+	for _, u := range s.uploads {
+		have, _ := u.Size()
+		use.Used += u.size - have
+		if u.account == account {
+			use.Mine += u.size - have
+		}
+	}
+	switch free := use.Max - use.Used; {
+	case use.Max <= 0:
+	case size > free:
+		return bus.ErrPayloadsFull(fmt.Sprintf("%d of %d bytes are free", max(free, 0), use.Max))
+	case use.Mine+size > free-size && use.Used >= use.Max/16: // in an empty one a value may have more than half
+		who := fmt.Sprintf("session %q has", account)
+		if account == "" {
+			who = "sessions that nobody created have together"
+		}
+		return toolmesh.Errorf(toolmesh.CodeBusy, "%s %d bytes in the store of large values, of which %d are free for all sessions: wait until they are read or expire", who, use.Mine, free).
+			WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_share").WithDetail("stored", use.Mine).WithDetail("max", use.Max)
+	}
 	return nil
 }
 
@@ -224,7 +281,7 @@ func (s *Server) piece(name string, h codec.Header, m *nats.Msg) error {
 	u.mu.Lock()
 	u.replies[n] = m.Reply
 	u.mu.Unlock()
-	if u.size <= heldBytes {
+	if u.keep {
 		u.kept = append(u.kept, m.Data)
 	}
 	if err := u.Write(m.Data); err != nil {
@@ -249,7 +306,7 @@ func (s *Server) finish(session subjects.SessionID, name string, h codec.Header,
 		s.drop(name)
 		return err
 	}
-	s.run(func() error {
+	s.run(session, func() error {
 		p, err := u.Finish(s.Base, ref.Digest)
 		if err != nil {
 			s.drop(name)
@@ -277,7 +334,13 @@ func (s *Server) forget(name string) *upload {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	u := s.uploads[name]
+	if u == nil {
+		return nil
+	}
 	delete(s.uploads, name)
+	if s.places.Give(u.account, 1); u.keep {
+		s.kept.Give(u.account, u.size)
+	}
 	return u
 }
 
@@ -408,13 +471,17 @@ func (s *Server) Hold(ref *codec.Ref, value []byte) {
 	s.held.put(v)
 }
 
-// Load is [Load], of what the server still holds without the store.
-func (s *Server) Load(ctx context.Context, session subjects.SessionID, ref *codec.Ref) ([]byte, error) {
+// Load is [Load], of what the server still holds without the store. room is asked with the
+// value's size before anything is read.
+func (s *Server) Load(ctx context.Context, session subjects.SessionID, ref *codec.Ref, room func(size int64) error) ([]byte, error) {
 	v, ok := s.held.get(ref.Name)
 	if !ok || v.digest != ref.Digest {
-		return Load(ctx, s.Bus, session, ref, s.Max)
+		return Load(ctx, s.Bus, session, ref, s.Max, room)
 	}
 	if _, err := ref.Payload(session); err != nil {
+		return nil, err
+	}
+	if err := room(v.size); err != nil {
 		return nil, err
 	}
 	value := make([]byte, 0, v.size)

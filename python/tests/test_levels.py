@@ -23,8 +23,7 @@ before = mounts()
 child = os.fork()
 if child == 0:
     try:
-        levels.begin("strict", "namespace")
-        levels.settle("strict", "namespace", os.environ["TMPDIR"], (), ())
+        levels.confine("strict", "namespace", os.environ["TMPDIR"], (), ())
         os._exit(mounts() == before)
     except BaseException:
         os._exit(2)
@@ -56,15 +55,14 @@ data, beside = top + "/data", top + "/beside"
 levels._FOLDERS = data + "/folders"
 if abi:
     levels._abi = lambda: abi
-levels.begin("guard", levels.REAPER)
 try:
-    levels.settle("guard", levels.REAPER, "", (), [(top + "/link/given", levels.WRITE)])
+    levels.confine("guard", levels.REAPER, "", (), [(top + "/link/given", levels.WRITE)])
 except levels.Refused:
     pass  # who could make such a link would have the agent's folder
 else:
     raise SystemExit("given through a link")
 given = {"given": levels.WRITE, "seen": levels.READ, "shown": levels.SEE, "tmp": levels.OWN}
-levels.settle("guard", levels.REAPER, "", (), [(data + "/" + name, access) for name, access in given.items()])
+levels.confine("guard", levels.REAPER, "", (), [(data + "/" + name, access) for name, access in given.items()])
 levels.prepare("guard")
 levels.domain("guard")
 

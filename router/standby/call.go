@@ -48,13 +48,17 @@ type call struct {
 	m       *nats.Msg
 	subject subjects.Subject
 	req     *codec.Request
-	rpc     subjects.RPCID // as it travels
-	batch   *codec.Batch   // nil for most
-	pools   map[string]int // calls of it, by the pool that they wait for
-	epoch   string         // of the session, as the view knew it
+	rpc     subjects.RPCID    // as it travels
+	batch   *codec.Batch      // nil for most; without its members
+	tools   []subjects.ToolID // that it calls
+	pools   map[string]int    // calls of it, by the pool that they wait for
+	epoch   string            // of the session, as the view knew it
 	arrived time.Time
-	waiting bool // guarded by s.mu
+	// Guarded by s.mu.
+	waiting bool
+	full    []registry.Candidate // the nodes that had no room for it at its last look; nil of all others
 
+	room      chan struct{} // of capacity 1: one of these has
 	cancelled chan struct{} // of capacity 1
 	displaced chan struct{} // closed when other sessions need its place
 
@@ -81,10 +85,20 @@ func (c *call) parse(err error) *toolmesh.Error {
 		c.batch, bad = codec.ParseBatch(c.subject, header, c.m.Data)
 		c.req = &c.batch.Request
 	default:
-		c.req, bad = codec.ParseRequest(c.subject, header, c.m.Data)
+		c.req, bad = codec.ReadRequest(c.subject, header, c.m.Data)
 	}
 	c.rpc = subjects.WireName(c.req.RPCID)
 	c.req.Answers = c.req.Answers && c.req.Keepalive && c.rpc != "" // else it cannot be asked
+	c.tools = []subjects.ToolID{c.subject.Tool}
+	if c.batch != nil && len(c.batch.Members) > 0 {
+		c.tools = nil
+		for i := range c.batch.Members {
+			c.tools = append(c.tools, c.batch.Members[i].Tool)
+		}
+		c.batch.Members = nil
+	}
+	c.req.Outlive = c.req.Outlive || c.req.IdempotencyKey != ""
+	c.req.Drop() // the message is what waits, and is passed on
 	if err != nil {
 		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
@@ -100,7 +114,7 @@ func (c *call) parse(err error) *toolmesh.Error {
 	session, _ := c.s.view.Session(c.subject.Session)
 	c.epoch = session.Epoch
 	c.pools = make(map[string]int)
-	for _, id := range c.tools() {
+	for _, id := range c.tools {
 		if index, ok := c.s.view.Index(c.subject.Session, id); ok {
 			c.pools[index.Pool()]++
 		}
@@ -109,18 +123,6 @@ func (c *call) parse(err error) *toolmesh.Error {
 		return unavailable("nobody runs batches: that needs an agent, or a router that serves functions")
 	}
 	return nil
-}
-
-// tools are what the request calls.
-func (c *call) tools() []subjects.ToolID {
-	if c.batch == nil {
-		return []subjects.ToolID{c.subject.Tool}
-	}
-	ids := make([]subjects.ToolID, len(c.batch.Members))
-	for i, m := range c.batch.Members {
-		ids[i] = m.Tool
-	}
-	return ids
 }
 
 // left is what is left of the caller's time; ok is false where it does not say.
@@ -183,6 +185,7 @@ func (c *call) run() {
 		}
 		select {
 		case <-changed:
+		case <-c.room:
 		case <-retry:
 		case question := <-c.answers:
 			c.let = c.asked == question
@@ -220,13 +223,13 @@ func (c *call) look() (node subjects.NodeID, boot subjects.BootID, refused *tool
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("reason", "session_ended")
 	}
 	if c.batch != nil {
-		route, _ := v.Route(session, c.batch.Members[0].Tool)
+		route, _ := v.Route(session, c.tools[0])
 		owner, _ := v.Owner(batch.Feature, route.Nodes, string(session), string(c.req.RPCID))
 		return owner, "", nil // the node itself sees to repetitions
 	}
 	route, known := v.Route(session, c.subject.Tool)
 	if len(route.Nodes) > 0 {
-		n, ok := c.s.freest(route.Nodes)
+		n, ok := c.freest(route.Nodes)
 		if !ok {
 			return "", "", nil // it waits for room
 		}
@@ -259,7 +262,8 @@ func (s *Standby) settled(index registry.IndexRecord) bool {
 
 // freest is the node with the most room, by its own word and by what was passed on to it;
 // false where none has any.
-func (s *Standby) freest(nodes []registry.Candidate) (registry.Candidate, bool) {
+func (c *call) freest(nodes []registry.Candidate) (registry.Candidate, bool) {
+	s := c.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	load := func(calls int, n registry.Candidate) float64 { return float64(calls) / float64(max(n.Slots, 1)) }
@@ -267,7 +271,10 @@ func (s *Standby) freest(nodes []registry.Candidate) (registry.Candidate, bool) 
 		return cmp.Compare(load(max(a.InFlight, s.sent[a.Node]), a), load(max(b.InFlight, s.sent[b.Node]), b))
 	})
 	// What it said of itself may have been a second ago: it says busy if it still has no room.
-	return best, load(s.sent[best.Node], best) < 1
+	if c.full = nil; load(s.sent[best.Node], best) >= 1 {
+		c.full = nodes
+	}
+	return best, c.full == nil
 }
 
 // mayPass reports whether the caller knows that the call may begin from now on. A caller
@@ -317,7 +324,7 @@ func (c *call) say(header codec.Header) bool {
 func (c *call) expired(why string) *toolmesh.Error {
 	waited := time.Since(c.arrived)
 	e := unavailable("the call has waited %v for a node, %s", waited.Round(time.Millisecond), why)
-	index, ok := c.s.view.Index(c.subject.Session, c.tools()[0])
+	index, ok := c.s.view.Index(c.subject.Session, c.tools[0])
 	switch on, placed := index.On, c.s.view.Placed(index); {
 	case !ok:
 	case c.last != nil:
@@ -340,7 +347,7 @@ func (c *call) end(e *toolmesh.Error) {
 }
 
 func (c *call) about(more ...any) []any {
-	index, _ := c.tools()[0].Index()
+	index, _ := c.tools[0].Index()
 	return append([]any{slog.String("index", string(index)), slog.Duration("waited", time.Since(c.arrived))}, more...)
 }
 
@@ -478,15 +485,30 @@ func (s *Standby) take(c *call, taken bool) {
 	c.waiting = !taken
 }
 
-// count counts a call that was passed on to a node; its end may be another one's turn.
+// count counts a call that was passed on to a node. Its end is the turn of one that waits for
+// room there, the first that came; should that not take it, all look again soon: see look.
 func (s *Standby) count(node subjects.NodeID, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sent[node] += n; s.sent[node] <= 0 {
 		delete(s.sent, node)
 	}
-	if n < 0 {
-		s.wake()
+	if n > 0 {
+		return
+	}
+	var next *call
+	for c := range s.calls {
+		if c.waiting && (next == nil || c.arrived.Before(next.arrived)) &&
+			slices.ContainsFunc(c.full, func(one registry.Candidate) bool { return one.Node == node }) {
+			next = c
+		}
+	}
+	if next != nil {
+		next.full = nil // the next end is another one's turn
+		select {
+		case next.room <- struct{}{}:
+		default: // it has yet to look
+		}
 	}
 }
 
@@ -575,7 +597,7 @@ func (c *call) forward(m *nats.Msg, node subjects.NodeID, waited time.Duration, 
 		var gone time.Duration
 		out.Reply, gone = c.probe.Next(c.s.bus)
 		ctl, err := subjects.NodeCtl(node, c.subject.Session, c.rpc)
-		if gone >= callerGone && err == nil && !c.req.Outlive && c.req.IdempotencyKey == "" {
+		if gone >= callerGone && err == nil && !c.req.Outlive {
 			_ = c.s.bus.Conn().Publish(ctl, nil) // again with the next one
 		}
 	}

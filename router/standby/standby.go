@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/batch"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -33,6 +34,8 @@ const (
 	// settle is how long an index is served before a tool that is not among those of its
 	// nodes is given up: what a node has to say may be several records.
 	settle = 3 * time.Second
+	// heldBytes bounds the messages of all calls that it holds.
+	heldBytes = 64 << 20
 )
 
 // Options adjusts a [Standby].
@@ -73,6 +76,7 @@ type Standby struct {
 	wg   sync.WaitGroup     // all goroutines
 	once sync.Once
 	told *registry.Awaiting
+	held *fair.Room[subjects.SessionID] // bytes of messages
 
 	mu      sync.Mutex                    // guards what follows
 	closed  bool                          // nothing is subscribed any more
@@ -94,7 +98,7 @@ func New(b *bus.Bus, view *registry.View, node subjects.NodeID, opts *Options, m
 		bus: b, view: view, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), node: node,
 		identity: codec.NewIdentity(node, subjects.BootID(uuid.NewString()), ""), quit: make(chan struct{}),
 		subs: make(map[string]*nats.Subscription), since: make(map[string]time.Time), calls: make(map[*call]struct{}),
-		sent: make(map[subjects.NodeID]int), changed: make(chan struct{}), figures: Figures{Ended: make(map[toolmesh.Code]uint64)},
+		held: fair.NewRoom[subjects.SessionID](heldBytes), sent: make(map[subjects.NodeID]int), changed: make(chan struct{}), figures: Figures{Ended: make(map[toolmesh.Code]uint64)},
 	}
 	s.base, s.end = context.WithCancel(context.Background())
 	s.told = registry.NewAwaiting(b, append(more, s.Awaited)...)
@@ -259,14 +263,17 @@ func (s *Standby) receive(m *nats.Msg) {
 	if !s.bus.MayAnswer(m, subject.Session, false) {
 		return
 	}
-	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, answers: make(chan int64, 1), cancelled: make(chan struct{}, 1), displaced: make(chan struct{})}
+	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, answers: make(chan int64, 1), cancelled: make(chan struct{}, 1), room: make(chan struct{}, 1), displaced: make(chan struct{})}
 	bad := c.parse(err)
 	s.mu.Lock()
-	full, over := len(s.calls) >= s.opts.Calls, s.over
+	full, over, room := len(s.calls) >= s.opts.Calls, s.over, true
 	if bad == nil && full {
 		full = !s.makeRoom(subject.Session)
 	}
 	if bad == nil && !full && !over {
+		room = s.held.Take(subject.Session, int64(m.Size()))
+	}
+	if bad == nil && !full && !over && room {
 		s.calls[c] = struct{}{}
 		s.wg.Go(c.run)
 	}
@@ -278,6 +285,9 @@ func (s *Standby) receive(m *nats.Msg) {
 		c.answer(unavailable("router %s stops: send it again", s.node))
 	case full:
 		c.answer(unavailable("%d calls wait at router %s for nodes, which is as many as it holds: start nodes, or send again later", s.opts.Calls, s.node))
+	case !room:
+		c.answer(toolmesh.Errorf(toolmesh.CodeBusy, "the calls that wait at router %s hold as many bytes as this session may have of %d: send again later", s.node, heldBytes).
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("limit", "held_bytes").WithDetail("max", heldBytes))
 	default:
 		s.told.Wake()
 	}
@@ -313,6 +323,7 @@ func (s *Standby) leave(c *call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.calls, c)
+	s.held.Give(c.subject.Session, int64(c.m.Size()))
 }
 
 // waited counts a call that does not wait any more.

@@ -52,6 +52,8 @@ _CONNECTING = 5.0  # seconds
 _ATTEMPTS = 6  # how often a call that did not start is sent again
 _LOSSES = 2  # of them after its node was lost
 _BUSY = 0.005  # first pause before that; doubles
+_SEEK = 1.0  # seconds between two questions which node has a call
+_CUT = "connection_cut"  # why a call's answer is lost
 _AGAIN = ".again"  # behind the inbox of a request that is sent again: a 503 to it is not one to the first
 _NODES = 1024
 _ALIASES = 10_000
@@ -111,6 +113,8 @@ class Call:
             found["Mesh-Isolation"] = self.isolation
         if self.revision:
             found["Mesh-Revision"] = self.revision
+        if self.tool:
+            found["Mesh-Read"] = "1"
         if self.no_cache:
             found["Mesh-Cache"] = "bypass"
         if self.key is not None:
@@ -168,6 +172,7 @@ class Pending:
         self.node = self.boot = ""
         self.high = 0  # Mesh-High of the last keepalive
         self.sent = self.sign = self.asked = time.monotonic()
+        self.sought = 0.0  # when it was last asked which node has the call
         self.quiet = False  # at the last look nothing was heard, over a connection that is well
         self._waiter: asyncio.Future[None] | None = None
         connection.pending[self.token] = self
@@ -473,7 +478,22 @@ class Connection:
             raise self._lost(one, f"has been silent for {SILENCE} s")
         one.quiet = True
 
+    async def seek(self, one: Pending, call: Call) -> None:
+        """Finds the node of a call of which none is known after the link was cut, so that it can be asked again."""
+        now = time.monotonic()
+        if one.node or call.batch or self.since <= one.sent or not self.connected or now - one.sought < _SEEK:
+            return
+        one.sought = now
+        with contextlib.suppress(Nobody, errors.MeshError):
+            at = await self.ask(_names.control(call.session, call.rpc_id), {"type": "where"}, wait=_SEEK / 2)
+            one.heard({"Mesh-Node": str(at.get("node", "")), "Mesh-Boot": str(at.get("boot", ""))})
+
     def _lost(self, one: Pending, why: str) -> errors.MeshError:
+        if not one.node and self.since > one.sent:
+            return errors.error(
+                "unavailable", "the connection to the mesh was cut while the call ran, and no node says that it has the "
+                "call: whether the tool ran is not known. A NATS server cuts a connection that does not read what waits "
+                "for it, by default 64 MiB or for 10 s", origin="caller", details={"reason": _CUT})
         name = f"node {one.node}" if one.node else "the call's node"
         self._forget(one.node)
         return errors.error("node_lost", f"{name} {why}: whether the tool ran is not known", origin="caller",
@@ -557,6 +577,8 @@ class Connection:
                     call.ran = failure.started
                 if number >= _ATTEMPTS or "waited_ms" in failure.details:
                     raise  # it has been tried, or has waited, for long enough
+                if failure.details.get("reason") == "session_worker_unavailable":
+                    raise  # the caller is to know: the next call would find a new worker
                 if failure.started is False and (
                     failure.code == "busy" or failure.code == "unavailable" and failure.origin != "caller"
                 ):
@@ -565,7 +587,7 @@ class Connection:
                         raise
                     await asyncio.sleep(pause)
                 elif (
-                    (failure.code == "node_lost" and lost < _LOSSES or failure.code == "worker_crashed" and not lost)
+                    ((failure.code == "node_lost" or failure.details.get("reason") == _CUT) and lost < _LOSSES or failure.code == "worker_crashed" and not lost)
                     and not call.batch
                     and (call.idempotent or call.key or await self._declared_idempotent(call))
                 ):
@@ -610,6 +632,7 @@ class Connection:
                 if now - last > wait + 1:
                     one.sign = now  # this process was frozen: listen anew
                 last = now
+                await self.seek(one, call)
                 await self.alive(one, one.asked)
                 await self.resend(one, call, headers, one.asked)
         except (asyncio.CancelledError, errors.MeshError) as failure:
@@ -621,6 +644,9 @@ class Connection:
 
     async def _value(self, call: Call, message: Msg) -> bytes:
         """The result in an answer, or what that refers to, which is then deleted."""
+        headers = message.headers or {}
+        if "Mesh-Read" in headers:  # its node holds back more until it knows
+            await self.publish(_names.control(call.session, call.rpc_id, headers.get("Mesh-Node", "")), b'{"type":"read"}')
         body = result(message)
         ref = None if body else _payloads.Ref.of(message.headers)
         if ref is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import NoReturn
 
 
@@ -37,10 +36,3 @@ def command(mode: str) -> NoReturn:
     from .starting import command
 
     command.main(mode)
-
-
-def static(root: str, names: Sequence[str]) -> None:
-    """Writes what the source below root says of its tools."""
-    from .describing import static
-
-    static.main(root, names)

@@ -42,16 +42,20 @@ class Refused(Exception):
     """The machine does not give what the level needs."""
 
 
-def begin(level: str, kept: str) -> list[str]:
-    """Confines this process and its children to come, as far as that needs no knowledge of an
-    index; settle does the rest. kept says how the agent keeps us together. Returns what the level
-    can do without and the machine refuses.
+def confine(level: str, kept: str, folder: str, user: Sequence[int], given: Sequence[tuple[str, str]]) -> list[str]:
+    """Confines this process and its children to come, before any code of the index runs: that of start-up files of
+    its environment, too. Returns what the level can do without and the machine refuses.
+
+    kept says how the agent keeps us together; folder is what strict and offline may write; user is as for become, empty
+    to stay who we are; given are folders and what of them the user is to have: WRITE and READ as their owner, OWN and
+    SEE (to read alone) as their modes say. Of the agent's folder nothing else is seen.
     """
     if level not in (NONE, GUARD, STRICT, OFFLINE):
         raise Refused("there is no such level")
     if level == NONE or sys.platform != "linux":
         if level in (STRICT, OFFLINE):
             raise Refused(f"the sandbox level {level} needs Linux")
+        become(user)
         return []
     notes: list[str] = []
     _own_keyring()
@@ -60,20 +64,6 @@ def begin(level: str, kept: str) -> list[str]:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if _prctl(_NO_NEW_PRIVS, 1) != 0:
         raise Refused(f"no_new_privs: {_error()}")
-    return notes
-
-
-def settle(level: str, kept: str, folder: str, user: Sequence[int], given: Sequence[tuple[str, str]]) -> list[str]:
-    """The rest of begin, before any code of the index runs: that of start-up files of its environment, too.
-
-    folder is what strict and offline may write; user is as for become, empty to stay who we are; given are folders
-    and what of them the user is to have: WRITE and READ as their owner, OWN and SEE (to read alone) as their modes say.
-    Of the agent's folder nothing else is seen.
-    """
-    if level == NONE or sys.platform != "linux":
-        become(user)
-        return []
-    notes: list[str] = []
     strict = level in (STRICT, OFFLINE)
     writable = [path for path, access in given if access == WRITE]
     if kept == REAPER:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import typing
 
-from .shapes import SIMPLE, UNRESOLVED, Shape, Unread, either, show_default
+from .shapes import SIMPLE, UNRESOLVED, Shape, either, show_default
 
 if typing.TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,9 +63,6 @@ class Draft:
                 module = sys.modules.get(module) if isinstance(module, str) else module
                 namespace = {**namespace, **getattr(module, "__dict__", {})}
             annotation = annotation.__forward_arg__
-        if isinstance(annotation, Unread):
-            self.warn(f"{where}: {annotation.why}; anything is accepted")
-            return UNRESOLVED
         if not isinstance(annotation, str):
             return annotation
         try:

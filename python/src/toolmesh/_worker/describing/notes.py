@@ -16,7 +16,7 @@ import re
 import typing
 
 from . import models
-from .shapes import Unread, is_json
+from .shapes import is_json
 from .values import Mismatch, describe
 
 if typing.TYPE_CHECKING:
@@ -133,8 +133,6 @@ def read(
     for note in _flat(notes):
         if isinstance(note, str):
             extra.setdefault("description", note)
-        elif isinstance(note, Unread):
-            draft.warn(f"{where}: {note.why}")
         else:
             checks = list(_constraints(note, inner.schema, extra))
             if _foreign(note):

@@ -39,17 +39,6 @@ _EXACT = 1 << 53  # below it each integer is a double of its own, and no other n
 UNRESOLVED: Any = object()  # in an annotation's place: it names what does not exist
 
 
-class Unread:
-    """In the place of an annotation, of a part or a note of one: what stands
-    there is not known, and why. Reading source without running it leaves these."""
-
-    def __init__(self, why: str) -> None:
-        self.why = why
-
-    def __call__(self) -> None:
-        """Never called: typing takes nothing for a type that cannot be."""
-
-
 # What becomes of a text, see Shape.texts.
 KEPT, MADE, LISTED = 1, 2, 4  # it is the str; something is made of it; it is one of a closed set
 _INSIDE = 3  # by so many bits, when that is so of the texts in it

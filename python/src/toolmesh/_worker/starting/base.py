@@ -182,7 +182,7 @@ def _begin(request: dict[str, JSON], fds: list[int], mapped: int) -> NoReturn:
             os.dup2(fd, at + 1)  # standard output and error, control, lifeline
         os.closerange(len(high) + 1, 256)  # far more than we ever had open
         os.chdir("/")
-        zygote.main(request["mode"], request["sandbox"])
+        zygote.main(request["mode"], request["adopts"])
     except BaseException as failure:  # noqa: B036 - the last words of this process
         try:
             os.write(2, f"the copy of the base process could not begin: {failure!r}\n".encode())

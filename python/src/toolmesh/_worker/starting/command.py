@@ -98,8 +98,7 @@ def _become(request: _Request, mode: str, trouble: int) -> NoReturn:
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)  # Python ignores the first two
         try:
-            levels.begin(request.level, mode)
-            levels.settle(request.level, mode, request.folder, request.user, request.given)
+            levels.confine(request.level, mode, request.folder, request.user, request.given)
             levels.domain(request.level)
         except levels.Refused as failure:
             os.write(trouble, b"refused " + str(failure).encode()[:300])

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 _DESCRIPTOR = struct.Struct("=i")  # as the system writes it
 
 
-def main(mode: str, sandbox: str = "") -> NoReturn:
-    """mode is "namespace" when we are PID 1 of our own, else "reaper". sandbox is
-    the level that the setup will ask for, of a copy that is to adopt its environment."""
+def main(mode: str, adopts: bool = False) -> NoReturn:
+    """mode is "namespace" when we are PID 1 of our own, else "reaper". adopts says that this is a copy of a base, which
+    goes on with what that has loaded."""
     child = os.fork()
     if child:
         os.close(root.CONTROL)
         root.main(child, mode)
     os.close(root.LIFELINE)
-    _live(lambda: Zygote(_high(root.CONTROL) if sandbox else root.CONTROL).begin(mode, sandbox))
+    _live(lambda: Zygote(_high(root.CONTROL) if adopts else root.CONTROL).begin(mode, adopts))
 
 
 def confined() -> NoReturn:
@@ -98,19 +98,15 @@ class Zygote:
         self._pages: dict[int, memoryview[int]] = {}  # pid -> the page of one whose calls have turns
         self._tools: list[Tool] = []
 
-    def begin(self, mode: str, sandbox: str) -> None:
-        """Confines this process, as the setup says. sandbox is as for main."""
+    def begin(self, mode: str, adopts: bool) -> None:
+        """Confines this process, as the setup says. adopts is as for main."""
         try:
-            notes = levels.begin(sandbox, mode) if sandbox else []
-            if sandbox:
+            if adopts:
                 self._prepare()
-                if not self._asked():
-                    self._warm_up(sandbox)
             self._take_setup()
             setup, given = self._setup, [(one["path"], one["access"]) for one in self._setup.get("given") or ()]
             os.chdir(setup["cwd"])
-            notes += [] if sandbox else levels.begin(setup["sandbox"], mode)
-            notes += levels.settle(setup["sandbox"], mode, setup["folder"], setup.get("user", ()), given)
+            notes = levels.confine(setup["sandbox"], mode, setup["folder"], setup.get("user", ()), given)
         except levels.Refused as failure:
             sys.stderr.write(f"the sandbox cannot be had: {failure}\n")
             sys.stderr.flush()
@@ -118,7 +114,7 @@ class Zygote:
         levels.become_subreaper()
         limits.processes(setup.get("processes", 0))  # before any code of the index runs
         self._send(frames.CONFINED, {"notes": notes})
-        if not sandbox:
+        if not adopts:
             self._become_own()
         adopted = setup["adopt"]
         adopting.set_environ(adopted["environ"])
@@ -226,28 +222,6 @@ class Zygote:
         self._handlers: list[Callable[[], object]] = logging._handlerList  # type: ignore[attr-defined]
         self._usual = [handler() for handler in self._handlers]
 
-    def _asked(self) -> bool:
-        """Whether the agent has sent something."""
-        waiting = poll()
-        waiting.register(self._socket.fileno(), POLLIN)
-        return bool(waiting.poll(0))
-
-    def _warm_up(self, sandbox: str) -> None:
-        """Uses the time until an index is known. A copy's pages are copied when they
-        are first written, which is most of what a start costs: so this does what a
-        start does, with nothing in it."""
-        import gc
-        import json
-
-        setup = {"root": "/", "paths": ["/"], "tools": ["a.b"], "exclude": {}, "secrets": None, "adopt": {"argv": [""]}}
-        json.loads(json.dumps(setup))
-        adopting.set_environ("")
-        adopting.warm_up()
-        levels.prepare(sandbox)
-        forking.unsafe(self._socket.fileno())
-        snapshot.Snapshot()
-        gc.collect()
-
     def _settle(self) -> None:
         """Paths and secrets of the index, before any code of it runs."""
         from ..calling import failures, transfer
@@ -267,6 +241,7 @@ class Zygote:
             os.environ["TMPDIR"] = self._setup["folder"]
 
     def _describe(self) -> None:
+        from ..describing import static  # before code of the index may put something else in the place of ast
         from . import loading
 
         tools: list[dict[str, JSON]] = []
@@ -287,7 +262,8 @@ class Zygote:
                 tool, reason, traceback = (None, *failed) if (failed := broken[module]) else loading.load_tool(
                     name, module, attribute)
             if tool is None:
-                unavailable.append({"name": name, "reason": reason, "traceback": traceback})
+                said = static.documentation(self._setup["paths"], name)
+                unavailable.append({"name": name, "reason": reason, "traceback": traceback, "documentation": said})
                 continue
             tool.slot = len(self._tools)
             self._tools.append(tool)

@@ -1,4 +1,4 @@
-package sandbox
+package deep
 
 import (
 	"crypto/rand"
@@ -8,10 +8,9 @@ import (
 	"path/filepath"
 )
 
-// How deep folders may be. What is removed is cut into pieces of levels, since the removal of
-// a folder has a descriptor open for each. What is lent has no more than mostLevels when it
-// comes back: paths that programs use are shorter.
-const levels, mostLevels = 100, 1000
+// levels is how deep the pieces are that a folder is cut into: its removal has a descriptor
+// open for each level.
+const levels = 100
 
 // RemoveAll is os.RemoveAll for a folder that others could write, and nobody writes any more:
 // however deep they have made it, few descriptors are needed.
@@ -24,11 +23,11 @@ func RemoveAll(path string) error {
 		return err
 	}
 	defer root.Close() //nolint:errcheck // only read
-	return removeAll(root, filepath.Base(path))
+	return RemoveIn(root, filepath.Base(path))
 }
 
-// removeAll removes a folder in root. Pieces of it are moved up, into the folder itself.
-func removeAll(root *os.Root, folder string) error {
+// RemoveIn is RemoveAll for a folder in root. Pieces of it are moved up, into the folder itself.
+func RemoveIn(root *os.Root, folder string) error {
 	pieces := []string{folder}
 	var cut func(at string, depth int)
 	cut = func(at string, depth int) {

@@ -1,0 +1,93 @@
+package client_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// A connection is cut, by a broker for which too much waits as by anybody, and the results that
+// were on their way are lost. The node has them: the client, which does not know yet which node
+// that is, asks for them again.
+func TestResultsLostWithTheConnection(t *testing.T) {
+	t.Parallel()
+	const calls, size = 40, 100_000
+	broker := meshtest.Broker(t)
+	started, release := make(chan struct{}, calls), make(chan struct{})
+	h, err := host.New(broker.Connect(t), &host.Options{Index: "wide"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wide := func(ctx context.Context, in struct {
+		N int `json:"n"`
+	}) (string, error) {
+		started <- struct{}{}
+		<-release
+		return strings.Repeat(string(rune('a'+in.N%20)), size), nil
+	}
+	if _, err := h.Handle("text", host.Func(wide)); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = h.Stop(context.Background()) })
+	proxy := meshtest.NewProxy(t, broker)
+	t.Cleanup(proxy.Heal)
+	c := newClient(t, proxy.Connect(t), &client.Options{QueueOnly: true})
+	ends := make(chan error, calls)
+	for n := range calls {
+		go func() {
+			r, err := c.Call(t.Context(), "wide.text", map[string]int{"n": n})
+			var text string
+			if err == nil {
+				err = r.Decode(&text)
+			}
+			if err == nil && (len(text) != size || text[0] != byte('a'+n%20)) {
+				err = toolmesh.Errorf(toolmesh.CodeInternal, "call %d has another one's result", n)
+			}
+			ends <- err
+		}()
+	}
+	for range calls {
+		wait(t, "start", started)
+	}
+	proxy.Cut(true)
+	close(release)
+	meshtest.Until(t, "the results are sent, to nobody", func() bool { return h.Stats().Calls == calls })
+	proxy.Heal()
+	for range calls {
+		if err := wait(t, "a call's end", ends); err != nil {
+			t.Errorf("a call: %v", err)
+		}
+	}
+}
+
+// What no node has any more is told as what it is.
+func TestACutIsNoLostNode(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	nc := broker.Connect(t)
+	asked := make(chan struct{}, 1)
+	sub, err := nc.QueueSubscribe("tools.default.gone.tool", "mesh", func(_ *nats.Msg) { asked <- struct{}{} }) // and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sub.Unsubscribe() })
+	proxy := meshtest.NewProxy(t, broker)
+	c := newClient(t, proxy.Connect(t), &client.Options{QueueOnly: true})
+	call := start(t, c, "gone.tool", toolArgs{})
+	wait(t, "the request", asked)
+	proxy.Cut(false)
+	e := toolmesh.AsError(wait(t, "the end", call).err)
+	if e == nil || e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedUnknown || e.Details["reason"] != "connection_cut" {
+		t.Errorf("after the cut: %+v", e)
+	}
+}

@@ -1,0 +1,157 @@
+package payloads_test
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"strconv"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/payloads"
+)
+
+func (r *rig) begin(session string, n, size int) *nats.Msg {
+	r.t.Helper()
+	return r.ask("mesh.payload."+session+"."+strconv.Itoa(n), fmt.Appendf(nil, `{"size":%d}`, size), "Mesh-Payload", "put")
+}
+
+// A session that sends as many values at once as it may leaves places to another.
+func TestUploadsAreShared(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1<<30)
+	n := 0
+	for ; n < 300; n++ {
+		a := r.begin("s", n, 10)
+		if a.Header.Get("Mesh-Error-Code") == "" {
+			continue
+		}
+		if e := codec.ParseReply(codec.Header(a.Header), a.Data).Err; e.Code != toolmesh.CodeBusy || e.Started != toolmesh.StartedNo || e.Details["limit"] != "uploads" {
+			t.Fatalf("one more: %+v", e)
+		}
+		break
+	}
+	if n != 128 {
+		t.Errorf("one session sends %d values at once", n)
+	}
+	if a := r.begin("t", 0, 10); string(a.Data) != `{"node":"n"}` {
+		t.Errorf("another session: %v %s", a.Header, a.Data)
+	}
+	r.Close()
+}
+
+// A session that has its part of the store puts no more there, and another one does.
+func TestTheStoreIsShared(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1<<30)
+	stream, err := r.node.JetStream().Stream(t.Context(), "OBJ_MESH_PAYLOADS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	config.MaxBytes = 32 << 20
+	if _, err := r.node.JetStream().UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	value := make([]byte, 1<<20)
+	put := func(session string) (stored int) {
+		for ; ; stored++ {
+			name := "mesh.node.n.payload." + session + "." + strconv.Itoa(stored)
+			a := r.begin(session, stored, len(value))
+			if a.Header.Get("Mesh-Error-Code") != "" {
+				if e := codec.ParseReply(codec.Header(a.Header), a.Data).Err; e.Code != toolmesh.CodeBusy || e.Started != toolmesh.StartedNo || e.Details["limit"] != "payloads_share" {
+					t.Fatalf("one more of session %s: %+v", session, e)
+				}
+				return stored
+			}
+			for i := range 4 {
+				r.ask(name, value[:256<<10], "Mesh-Payload", "piece", "Mesh-Seq", strconv.Itoa(i+1))
+			}
+			if a := r.ask(name, nil, "Mesh-Payload", "end", "Mesh-Digest", codec.DigestText(make([]byte, 32))); a.Header.Get("Mesh-Ref") == "" {
+				t.Fatalf("end: %v %s", a.Header, a.Data)
+			}
+		}
+	}
+	if n := put("s"); n < 14 || n > 16 {
+		t.Errorf("the first session stores %d of 32 MiB", n)
+	}
+	if n := put("t"); n < 6 || n > 9 {
+		t.Errorf("the second session stores %d of 32 MiB", n)
+	}
+	if err := r.Room(t.Context(), "s", 1<<20); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
+		t.Errorf("a result of the first session: %v", err)
+	}
+	if err := r.Room(t.Context(), "u", 1<<20); err != nil {
+		t.Errorf("a result of a third session: %v", err)
+	}
+	// What is announced and has yet to come counts.
+	if a := r.begin("u", 0, 3<<20); a.Header.Get("Mesh-Error-Code") != "" {
+		t.Errorf("a third session: %s", a.Data)
+	}
+	if a := r.begin("u", 1, 3<<20); a.Header.Get("Mesh-Error-Code") != "busy" {
+		t.Errorf("the third session has announced its part: %v", a.Header)
+	}
+	r.Close()
+}
+
+// What is being sent is held in memory within a bound.
+func TestWhatIsBeingSentIsBounded(t *testing.T) {
+	r := newRig(t, 1<<30)
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	piece := bytes.Repeat([]byte("x"), 256<<10)
+	const uploads, pieces = 10, 80 // of 20 MiB
+	for u := range uploads {
+		r.begin("s", u, pieces*len(piece)+1)
+		for i := range pieces {
+			a := r.ask("mesh.node.n.payload.s."+strconv.Itoa(u), piece, "Mesh-Payload", "piece", "Mesh-Seq", strconv.Itoa(i+1))
+			if a.Header.Get("Mesh-Error-Code") != "" {
+				t.Fatalf("piece: %s", a.Data)
+			}
+		}
+	}
+	if grown := heap() - before; grown > 128<<20 {
+		t.Errorf("%d values of 20 MiB that are being sent hold %d MB", uploads, grown>>20)
+	}
+	r.Close()
+}
+
+// Requests of a session that do not get on hold up no other one's.
+func TestRequestsOfOneSessionHoldUpNoOther(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1<<30)
+	ref := r.put([]byte("value"))
+	inbox := r.bus.Conn().NewInbox()
+	answers := make(chan *nats.Msg, 100)
+	if _, err := r.bus.Conn().ChanSubscribe(inbox, answers); err != nil {
+		t.Fatal(err)
+	}
+	const stuck = 40
+	for n := range stuck {
+		m := nats.NewMsg("mesh.payload.slow." + strconv.Itoa(n))
+		m.Header.Set("Mesh-Payload", "put")
+		m.Data, m.Reply = []byte(`{"size":1}`), inbox
+		if err := r.bus.Conn().PublishMsg(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := payloads.GetBytes(t.Context(), r.bus, "s", "", ref); err != nil || string(got) != "value" {
+		t.Errorf("another session reads %s, %v", got, err)
+	}
+	close(r.slow)
+	for range stuck {
+		if a := <-answers; string(a.Data) != `{"node":"n"}` {
+			t.Errorf("a request that was stuck: %v %s", a.Header, a.Data)
+		}
+	}
+	r.Close()
+}

@@ -1,1 +1,0 @@
-"""Functions of which the source and the import must say the same; see test_static.py."""
