@@ -24,6 +24,7 @@ import (
 // Times of docs/protocol, section 6.
 const (
 	silence   = 2500 * time.Millisecond // after which a node may be lost
+	missing   = 1300 * time.Millisecond // after which a keepalive is missed
 	watchTick = 100 * time.Millisecond
 	pingWait  = 400 * time.Millisecond
 )
@@ -99,7 +100,7 @@ type target struct {
 // How often a call that did not start is sent again, but for want of room.
 const (
 	maxAttempts = 6
-	maxLosses   = 2                    // of them after its node was lost
+	maxLosses   = subjects.MaxAgain    // of them after its node was lost
 	firstPause  = 5 * time.Millisecond // doubles, with jitter
 	// roomWait is for how long a call waits for room that has no time of its own.
 	roomWait = 30 * time.Second
@@ -110,12 +111,30 @@ const (
 type final struct{ err error }
 
 func (f final) Error() string { return f.err.Error() }
+func (f final) Unwrap() error { return f.err }
 
 // attempts sends a call until it has an answer that is more than "not here, not
-// now". Only what provably did not start is sent again, or what is idempotent.
+// now". Only what provably did not start is sent again, or what is idempotent. Once an
+// attempt may have run, no error says that the call has not started: the last attempt
+// speaks of itself alone.
 func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings, send func(target) error) error {
+	ran := toolmesh.StartedNo
+	err := c.tries(ctx, name, s, func(t target) error {
+		err := send(t)
+		if e := toolmesh.AsError(err); err != nil && e.Started != toolmesh.StartedNo && ran != toolmesh.StartedYes {
+			ran = e.Started
+		}
+		return err
+	})
+	if e := toolmesh.AsError(err); err != nil && e.Started == toolmesh.StartedNo {
+		return e.WithStarted(ran)
+	}
+	return err
+}
+
+func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, send func(target) error) error {
 	id := c.shared.routes.alias(s.session, name)
-	resolved, queueOnly, lost := false, s.queue, 0
+	resolved, queueOnly, lost, first := false, s.queue, 0, s.rpc
 	reason := "" // why nobody serves the tool
 	room := newRoom(s)
 	for n := 1; ; n++ {
@@ -124,8 +143,8 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 			if t.seat, t.choice = c.pick(s.session, id); t.seat != nil {
 				t.node = t.seat.node
 			}
-			if first := s.first; n == 1 && first != nil && first.usable() {
-				t.node, t.seat = first, nil
+			if at := s.first; n == 1 && at != nil && at.usable() {
+				t.node, t.seat = at, nil
 			}
 		}
 		if t.node != nil {
@@ -197,12 +216,17 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 				c.shared.routes.forget(s.session, id, t.node.id)
 			}
 			// The broker may still choose a node that has frozen: the registry knows better.
-			declared, others := c.declaredIdempotent(ctx, routeKey{s.session, id})
+			asking, cancel := ctx, context.CancelFunc(func() {})
+			if e.Code == toolmesh.CodeNodeLost {
+				asking, cancel = context.WithTimeout(ctx, lostAsk)
+			}
+			declared, others := c.declaredIdempotent(asking, routeKey{s.session, id})
+			cancel()
 			if !declared && !s.idempotent && s.key == "" {
 				return err
 			}
 			queueOnly = !others && queueOnly
-			s.rpc = subjects.NewRPCID(s.prefix)
+			s.rpc = first.Again(lost)
 		default:
 			return err
 		}
@@ -294,7 +318,11 @@ type pending struct {
 	node atomic.Pointer[node] // where it runs, once that is known
 	sign atomic.Int64         // when it was last heard of, as [bus.Mono]; 0 = never
 	high atomic.Int64         // Mesh-High of the last keepalive
-	held atomic.Bool          // it waits at a router for a node, by its last sign of life
+
+	mu     sync.Mutex // guards what follows
+	held   bool       // it waits at a router, by that one's last word, which asks before it passes it on
+	let    bool       // the router has its answer: from now on a node may begin the call
+	closed bool       // none gets one any more
 
 	// The call's goroutine only.
 	sent     time.Time // when the request was first sent, and
@@ -325,8 +353,11 @@ func (p *pending) receive(m *nats.Msg, err error) {
 	}
 	if len(m.Data) == 0 && m.Header != nil && len(m.Header[codec.HeaderKeepalive]) > 0 {
 		r := codec.ParseReply(codec.Header(m.Header), nil)
-		p.heard(r.Node, r.Boot)
-		p.held.Store(r.Awaits)
+		if r.Awaits != "" {
+			p.waits(r.Awaits, r.Question)
+		} else {
+			p.heard(r.Node, r.Boot)
+		}
 		if r.High > 0 {
 			p.high.Store(r.High)
 		}
@@ -358,12 +389,39 @@ func (p *pending) heard(id subjects.NodeID, boot subjects.BootID) {
 	}
 }
 
+// waits takes the word of a router at which the call waits for a node. Before that one
+// passes it on it asks, and names the node: what was not let go has not begun, whatever
+// becomes of the router.
+func (p *pending) waits(word codec.Awaits, question int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	p.sign.Store(time.Now().UnixNano())
+	p.node.Store(nil) // one that was named has not taken it
+	p.held, p.let = word != codec.AwaitsNode, word == codec.AwaitsAnswer
+	if subject, err := subjects.Ctl(p.s.session, p.s.rpc); p.let && err == nil {
+		_ = p.c.bus.Conn().Publish(subject, codec.Control{Type: codec.ControlPass, Seq: question}.Encode()) // asked again if it is lost
+	}
+}
+
+// close has no router pass the call on any more that has not been let yet. It reports
+// whether the call has begun nowhere: it waits at one, by that one's last word.
+func (p *pending) close() (unbegun bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	unbegun = p.held && !p.let && !p.closed
+	p.closed = true
+	return unbegun
+}
+
 // request renders the call; its budget is what is left of ctx and the options.
 func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery, credit int64, body []byte) (*nats.Msg, error) {
 	s := p.s
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
-		Depth: s.above.Depth, Parent: s.above.Parent, Lanes: s.above.Lanes, Revision: s.revision, Isolation: s.isolation, Keepalive: true, WantLoad: t.choice, NoCache: s.noCache,
+		Depth: s.above.Depth, Parent: s.above.Parent, Lanes: s.above.Lanes, Revision: s.revision, Isolation: s.isolation, Keepalive: true, Answers: true, Outlive: s.outlive, WantLoad: t.choice, NoCache: s.noCache,
 		IdempotencyKey: s.key, Hops: s.hops, Traceparent: s.trace, Ref: s.ref, AcceptRef: !s.noRef, Read: delivery == codec.DeliverNone && !p.batch,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
@@ -432,7 +490,7 @@ func (p *pending) send(msg *nats.Msg) error {
 	return p.inbox.Send(msg)
 }
 
-var timers = sync.Pool{New: func() any { return time.NewTimer(silence) }}
+var timers = sync.Pool{New: func() any { return time.NewTimer(missing) }}
 
 // unary makes one attempt at a unary call.
 func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) (*Result, error) {
@@ -449,7 +507,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		return nil, asCall(ctx, err)
 	}
 	timer := timers.Get().(*time.Timer)
-	timer.Reset(silence)
+	timer.Reset(missing)
 	defer func() {
 		timer.Stop()
 		timers.Put(timer)
@@ -631,6 +689,7 @@ func (p *pending) resend(msg *nats.Msg, last time.Time) error {
 		return err
 	}
 	p.asked = time.Now()
+	p.close() // this node may begin it from now on
 	header := maps.Clone(msg.Header)
 	sentAgain(header, n.boot, time.Since(p.sent))
 	m := &nats.Msg{Subject: subject, Reply: p.inbox.Subject() + again, Header: header, Data: msg.Data}
@@ -671,8 +730,11 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 	if made.After(last) {
 		last = made // what the node said before went to the connection that is gone
 	}
-	if time.Since(last) < silence {
+	if quiet := time.Since(last); quiet < silence {
 		p.quiet = false
+		if quiet > missing && !p.batch {
+			p.c.missed(routeKey{p.s.session, p.id})
+		}
 		return nil
 	}
 	// Nothing is heard: is our own connection the silent one?
@@ -698,47 +760,11 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 		p.quiet = true
 		return nil
 	}
-	if n == nil && !p.batch && p.held.Swap(false) { // a batch has its id in its body
-		return p.orphaned(ctx)
+	if p.close() {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the router is silent at which the call waited for a node, and had not asked to pass it on: send it again").
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
 	return p.lost(n, "has been silent for "+silence.String())
-}
-
-// orphaned finds out what has become of a call whose router is silent, where it waited for
-// a node. If none has it, and none will begin it any more, it has not started.
-func (p *pending) orphaned(ctx context.Context) error {
-	subject, err := subjects.Ctl(p.s.session, p.s.rpc)
-	if err != nil {
-		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	ask := func(what codec.ControlType, answer any) (bool, error) {
-		asking, cancel := context.WithTimeout(ctx, whereWait)
-		defer cancel()
-		m, err := p.c.ask(asking, subject, codec.Control{Type: what}.Encode())
-		switch {
-		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil, errors.Is(err, errNobody):
-			return false, nil
-		case err != nil:
-			return false, asCall(ctx, err)
-		}
-		return json.Unmarshal(m.Data, answer) == nil, nil
-	}
-	var at codec.Where
-	if ok, err := ask(codec.ControlWhere, &at); err != nil {
-		return err
-	} else if ok && at.Node != "" {
-		p.heard(at.Node, at.Boot) // from now on it is asked
-		return nil
-	}
-	var cancelled codec.Cancelled
-	if ok, err := ask(codec.ControlCancel, &cancelled); err != nil {
-		return err
-	} else if ok && cancelled.Cancelled {
-		return p.lost(nil, "was that of a router which is silent")
-	}
-	p.s.rpc = subjects.NewRPCID(p.s.prefix) // nodes remember that this one was cancelled
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the router is silent at which the call waited for a node, and no node has it: send it again").
-		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
 // reasonCut is details.reason of a call whose answer is lost with the connection.
@@ -783,6 +809,41 @@ func (c *Client) Cancel(ctx context.Context, rpc subjects.RPCID) (bool, error) {
 		return false, toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer to a cancel cannot be read: %w", err)
 	}
 	return answer.Cancelled, nil
+}
+
+// askAny is ask for what any node answers, and may be asked twice: while no answer comes
+// others are asked as well, for the broker may choose one that has frozen.
+func (c *Client) askAny(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
+	answers := make(chan answer, 1)
+	inbox, err := c.bus.Open(func(m *nats.Msg, err error) {
+		select {
+		case answers <- answer{m, err}:
+		default:
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer inbox.Close()
+	again := time.NewTicker(askAgain)
+	defer again.Stop()
+	for n := 1; ; n = 2 { // the broker chooses at random
+		for range n {
+			if err := inbox.Send(&nats.Msg{Subject: subject, Data: body}); err != nil {
+				return nil, err
+			}
+		}
+		select {
+		case a := <-answers:
+			if a.err == nil && bus.NoResponders(a.msg) {
+				return nil, errNobody
+			}
+			return a.msg, a.err
+		case <-again.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 }
 
 // ask sends one request and waits for one answer; errNobody if none can come.

@@ -144,7 +144,6 @@ func (f optionFunc) apply(s *settings) { f(s) }
 type settings struct {
 	session    subjects.SessionID
 	rpc        subjects.RPCID
-	prefix     string // of rpc ids that are made
 	timeout    time.Duration
 	revision   string
 	isolation  toolmesh.Isolation
@@ -154,6 +153,7 @@ type settings struct {
 	key        string
 	noCache    bool
 	noWait     bool
+	outlive    bool
 	hops       int
 	again      time.Duration // since it was first sent by somebody else; 0: it was not
 	boot       subjects.BootID
@@ -226,6 +226,10 @@ func NoCache() CallOption { return optionFunc(func(s *settings) { s.noCache = tr
 // tried again for a moment.
 func NoWait() CallOption { return optionFunc(func(s *settings) { s.noWait = true }) }
 
+// Outlive has a call go on when this process dies, for another one that joins it; see
+// [Client.Join]. Others end then.
+func Outlive() CallOption { return optionFunc(func(s *settings) { s.outlive = true }) }
+
 // ByReference leaves a result that came by reference where it is: [Result.Ref] names it,
 // and nothing is read. [Client.Forget] has it deleted; else it expires in 15 minutes.
 func ByReference() CallOption { return optionFunc(func(s *settings) { s.keepRef = true }) }
@@ -256,7 +260,7 @@ func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string)
 	if l, ok := ctx.Value(LineageKey{}).(*Lineage); ok && l != nil {
 		above = *l
 	}
-	s := settings{session: c.session, prefix: prefix, queue: c.queue, above: above}
+	s := settings{session: c.session, queue: c.queue, above: above}
 	for _, o := range opts {
 		o.apply(&s)
 	}

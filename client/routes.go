@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -21,6 +23,8 @@ const (
 	routeFresh = 5 * time.Second // after which a route in use is asked for again
 	routeKeep  = 5 * time.Minute // after which an unused one may make room for another
 	askWait    = 2 * time.Second
+	askAgain   = 300 * time.Millisecond // after which a question goes to other nodes as well
+	lostAsk    = 300 * time.Millisecond // how much longer a lost call waits for what was asked beside it
 	maxRoutes  = 10_000
 	// aliasKeep is how long a short id stands for what it was found to: a tool
 	// that comes later may have the better claim.
@@ -104,6 +108,9 @@ type route struct {
 	asked   time.Time
 	used    time.Time
 	asking  bool
+	// Whether the tool is declared idempotent, by the registry's last answer.
+	idempotent bool
+	answered   time.Time
 }
 
 // routes is the candidates of the tools in use, and the full ids behind the
@@ -292,7 +299,7 @@ func (c *Client) refresh(key routeKey, known *route) {
 	}
 	known.asking, known.asked = true, time.Now()
 	c.shared.tasks.Go(func() {
-		nodes, _, err := c.candidates(c.shared.base, key)
+		nodes, idempotent, err := c.candidates(c.shared.base, key)
 		r := &c.shared.routes
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -302,44 +309,77 @@ func (c *Client) refresh(key routeKey, known *route) {
 			return
 		}
 		known.take(nodes)
+		known.idempotent, known.answered = idempotent, time.Now()
 	})
 }
 
-// declaredIdempotent asks, once a call was lost, whether its tool is declared so that it
-// may be sent again, and which nodes serve it: others reports whether any does. Calls
-// that are lost together share the question.
+// missed has what is to be known of a tool once a call of it is lost asked beside that
+// call, as soon as its node is silent.
+func (c *Client) missed(key routeKey) {
+	if _, _, ok := c.shared.routes.declared(key); !ok {
+		c.askDeclared(key)
+	}
+}
+
+// declaredIdempotent finds out, once a call was lost, whether its tool is declared so that
+// it may be sent again, and whether a node serves it that is well.
 func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared, others bool) {
-	type answer struct{ declared, others bool }
-	asked := c.shared.lost.DoChan(string(key.session)+" "+string(key.id), func() (any, error) {
+	declared, others, ok := c.shared.routes.declared(key)
+	if ok {
+		return declared, others
+	}
+	select {
+	case <-c.askDeclared(key):
+	case <-ctx.Done():
+	}
+	declared, others, _ = c.shared.routes.declared(key)
+	return declared, others
+}
+
+// askDeclared asks which nodes serve a tool, and whether it is declared idempotent. Calls
+// that are lost together share the question.
+func (c *Client) askDeclared(key routeKey) <-chan singleflight.Result {
+	return c.shared.lost.DoChan(string(key.session)+" "+string(key.id), func() (any, error) {
 		nodes, idempotent, err := c.candidates(c.shared.base, key)
 		if err != nil {
-			return answer{}, err
+			c.log.Debug("what the tool of a lost call declares is not known", slog.String("tool", string(key.id)), slog.String("error", err.Error()))
+			return nil, err
 		}
-		nodes = slices.DeleteFunc(nodes, func(n *seat) bool { return !n.usable() })
 		r := &c.shared.routes
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		known := r.known[key]
-		if known == nil && len(r.known) < maxRoutes {
+		if known == nil {
+			if len(r.known) >= maxRoutes {
+				for one := range r.known {
+					delete(r.known, one)
+					break
+				}
+			}
 			known = &route{}
 			r.known[key] = known
 		}
-		if known != nil {
-			known.take(nodes)
-			known.asked, known.used = time.Now(), time.Now()
-		}
-		return answer{idempotent, len(nodes) > 0}, nil
+		now := time.Now()
+		known.take(nodes)
+		known.idempotent, known.asked, known.used, known.answered = idempotent, now, now, now
+		return nil, nil
 	})
-	select {
-	case got := <-asked:
-		if got.Err != nil {
-			c.log.Debug("a call that was lost is not sent again: what its tool declares is not known", slog.String("tool", string(key.id)), slog.String("error", got.Err.Error()))
-		}
-		a, _ := got.Val.(answer)
-		return a.declared, a.others
-	case <-ctx.Done():
-		return false, false
+}
+
+// declared is what the registry has just said of a tool, if it has; others says whether a
+// node serves it that is well. One that is not heard, while others are, is not.
+func (r *routes) declared(key routeKey) (idempotent, others, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.known[key]
+	if known == nil || time.Since(known.answered) > routeFresh {
+		return false, false, false
 	}
+	heard := slices.ContainsFunc(known.seats, func(n *seat) bool { return n.heard.Load() != 0 && n.node.usable() })
+	known.seats = slices.DeleteFunc(known.seats, func(n *seat) bool {
+		return !n.node.usable() || heard && n.attended.Load() && n.heard.Load() == 0
+	})
+	return known.idempotent, len(known.seats) > 0, true
 }
 
 func (c *Client) candidates(ctx context.Context, key routeKey) ([]*seat, bool, error) {
@@ -382,7 +422,7 @@ func (c *Client) registry(ctx context.Context, session subjects.SessionID, verb 
 	}
 	ctx, cancel := context.WithTimeout(ctx, askWait)
 	defer cancel()
-	m, err := c.ask(ctx, subject, body)
+	m, err := c.askAny(ctx, subject, body)
 	switch {
 	case errors.Is(err, errNobody):
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody answers for the registry: no agent and no router is on the mesh").

@@ -503,3 +503,28 @@ func TestCancelFromOutside(t *testing.T) {
 		t.Errorf("cancel of what has ended = %v, %v", ok, err)
 	}
 }
+
+// A call that is made anew once its node was lost is within reach of its caller's cancel.
+func TestCancelOfACallThatIsMadeAnew(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	view := answerRegistry(t, broker.Connect(t))
+	proxy := meshtest.NewProxy(t, broker)
+	d.serve(t, proxy.Connect(t), nil)
+	t.Cleanup(proxy.Heal)
+	c := newClient(t, broker.Connect(t), nil)
+	call := start(t, c, "desk.again", toolArgs{Key: "h"}, client.WithRPCID("my-call"))
+	wait(t, "start", d.gate("h").started)
+	d.serve(t, broker.Connect(t), nil)
+	known(t, view, "desk.again", 2)
+	proxy.Cut(true)
+	wait(t, "second start", d.gate("h").started)
+	if ok, err := c.Cancel(t.Context(), "my-call"); err != nil || !ok {
+		t.Errorf("cancel = %v, %v", ok, err)
+	}
+	if o := wait(t, "answer", call); toolmesh.CodeOf(o.err) != toolmesh.CodeCancelled {
+		t.Errorf("call: %v", o.err)
+	}
+	close(d.gate("h").release)
+}

@@ -18,6 +18,9 @@ const (
 	ControlCredit ControlType = "credit"
 	// ControlWhere asks which node has a call, running or with its result.
 	ControlWhere ControlType = "where"
+	// ControlPass lets a router pass a call on: the answer to its keepalive with
+	// [AwaitsAnswer], whose number is Seq.
+	ControlPass ControlType = "pass"
 	// ControlRead says that the caller has read an answer that asked for that.
 	ControlRead ControlType = "read"
 )
@@ -25,7 +28,8 @@ const (
 // Control is a message on a ctl subject, which names the call.
 type Control struct {
 	Type ControlType `json:"type"`
-	// Seq is the item up to which a stream may send, for credit: absolute.
+	// Seq is the item up to which a stream may send, for credit: absolute. For pass it is
+	// the number of the question.
 	Seq int64 `json:"seq,omitempty"`
 }
 
@@ -40,14 +44,14 @@ func ParseControl(h Header, body []byte) (Control, *toolmesh.Error) {
 	if err != nil {
 		return c, refused(err)
 	}
-	if c.Type == ControlCredit {
+	if c.Type == ControlCredit || c.Type == ControlPass {
 		c.Seq = wire.Seq.n
 	}
 	switch {
 	case len(bytes.TrimSpace(body)) == 0:
 		c.Type = ControlCancel
 	case c.Type == ControlCancel, c.Type == ControlWhere, c.Type == ControlRead:
-	case c.Type == ControlCredit && c.Seq >= 0:
+	case (c.Type == ControlCredit || c.Type == ControlPass) && c.Seq >= 0:
 	default:
 		return c, refused(invalid("control type %q is not known: cancel, where, read, or credit with a seq", c.Type))
 	}

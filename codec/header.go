@@ -26,6 +26,7 @@ const (
 	HeaderDepth          = "Mesh-Depth"
 	HeaderParent         = "Mesh-Parent"
 	HeaderKeepalive      = "Mesh-Keepalive"
+	HeaderOutlive        = "Mesh-Outlive"   // the call goes on when its caller is gone
 	HeaderProgress       = "Mesh-Progress"  // of a keepalive
 	HeaderOwner          = "Mesh-Owner"     // of an install: the public key of who signed it
 	HeaderSignature      = "Mesh-Signature" // of the body, base64url without padding
@@ -47,7 +48,7 @@ const (
 	HeaderLanes          = "Mesh-Lanes" // the grants that calls above this one hold
 	HeaderLaneWait       = "Mesh-Lane-Wait-Ms"
 	HeaderFence          = "Mesh-Fence"
-	HeaderAwaits         = "Mesh-Awaits"       // of a keepalive: the call waits at a router, for a node
+	HeaderAwaits         = "Mesh-Awaits"       // of a keepalive: the call waits at a router, for a node; see [Awaits]
 	HeaderNodeWait       = "Mesh-Node-Wait-Ms" // of an answer: for how long it did
 	HeaderRef            = "Mesh-Ref"          // the value's name in the object store, in place of a body
 	HeaderDigest         = "Mesh-Digest"       // of what it names
@@ -70,7 +71,7 @@ var canonical = func() map[string]string {
 	m := make(map[string]string)
 	for _, name := range []string{
 		HeaderRPCID, HeaderTool, HeaderSession, HeaderTimeout, HeaderDeadline, HeaderAgain, HeaderIdempotencyKey, HeaderStream,
-		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderProgress, HeaderOwner, HeaderSignature, HeaderWantLoad,
+		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderOutlive, HeaderProgress, HeaderOwner, HeaderSignature, HeaderWantLoad,
 		HeaderProto, HeaderRequire, HeaderCredit, HeaderNode, HeaderBoot, HeaderLoad, HeaderErrorCode, HeaderStarted,
 		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderCache, HeaderLanes, HeaderLaneWait, HeaderAwaits, HeaderNodeWait, HeaderFence, HeaderRef, HeaderDigest, HeaderAcceptRef, HeaderRead, HeaderPayload, HeaderSize, HeaderContentType, HeaderContentEncoding,
 		HeaderAcceptEncoding, HeaderTraceparent, HeaderServiceError, HeaderServiceErrorCode,

@@ -268,11 +268,28 @@ func (r *Request) KeepaliveHeader(id *Identity, high int64, progress *Progress) 
 	return h
 }
 
-// AwaitsHeader renders the sign of life of a call that waits at a router for a node. It
-// names none: which one it will be is not known, and the router is none.
-func (r *Request) AwaitsHeader() Header {
+// Awaits is what the keepalive of a call that waits at a router says of that.
+type Awaits string
+
+// The words of a router.
+const (
+	// AwaitsNode: it waits, and may begin at any time.
+	AwaitsNode Awaits = "1"
+	// AwaitsWord: it waits, and begins nowhere before the caller was asked and has answered.
+	AwaitsWord Awaits = "held"
+	// AwaitsAnswer asks: once the caller answers, it may begin.
+	AwaitsAnswer Awaits = "ask"
+)
+
+// AwaitsHeader renders the keepalive of a call that waits at a router for a node. It
+// names none: which one it will be is not known, and the router is none. question is the
+// number of one that asks, else 0.
+func (r *Request) AwaitsHeader(word Awaits, question int64) Header {
 	h := newHeader()
-	h[HeaderProto], h[HeaderKeepalive], h[HeaderAwaits] = protoValue, flagOn, flagOn
+	h[HeaderProto], h[HeaderKeepalive], h[HeaderAwaits] = protoValue, flagOn, []string{string(word)}
+	if question > 0 {
+		h.Set(HeaderSeq, strconv.FormatInt(question, 10))
+	}
 	if r.RPCID != "" {
 		h.Set(HeaderRPCID, string(r.RPCID))
 	}
@@ -346,8 +363,9 @@ type Reply struct {
 	LaneWait time.Duration
 	// NodeWait is for how long the call waited at a router for a node.
 	NodeWait time.Duration
-	// Awaits says, of a keepalive, that the call waits there still.
-	Awaits bool
+	// Awaits is what a keepalive says of a call that waits there; empty for none.
+	Awaits   Awaits
+	Question int64 // its number, for AwaitsAnswer
 	// Body is the result of a unary call.
 	Body json.RawMessage
 	// Ref stands for the result where it is in the object store; else nil.
@@ -398,7 +416,7 @@ func ParseReply(h Header, body []byte) Reply {
 		return r
 	}
 	var f failure
-	var load, high string
+	var load, high, question string
 	var ref Ref
 	var keepalive, chunk bool
 	for k, values := range h {
@@ -420,7 +438,9 @@ func ParseReply(h Header, body []byte) Reply {
 		case HeaderNodeWait:
 			r.NodeWait = laneWait(v)
 		case HeaderAwaits:
-			r.Awaits = v != ""
+			r.Awaits = Awaits(v)
+		case HeaderSeq:
+			question = v
 		case HeaderRef:
 			ref.Name = v
 		case HeaderDigest:
@@ -466,6 +486,7 @@ func ParseReply(h Header, body []byte) Reply {
 		r.Kind = ReplyEnd
 		if keepalive {
 			r.Kind = ReplyKeepalive
+			r.Question, _ = strconv.ParseInt(question, 10, 64)
 		}
 		if high == "" {
 			return r

@@ -87,6 +87,8 @@ type Request struct {
 	IsAgain    bool // it is sent again: a call of this rpc id may have run
 	HasCredit  bool
 	Keepalive  bool
+	Answers    bool // the caller answers a router that asks whether it may pass the call on
+	Outlive    bool // it goes on when its caller is gone: another one will ask for it
 	WantLoad   bool
 	NoCache    bool // the tool is to run, whatever is kept
 	AcceptRef  bool // the caller takes results by reference
@@ -103,8 +105,14 @@ type Request struct {
 }
 
 // Body is the message's body as it came: what two requests under one rpc id must
-// have in common. For arguments by reference it is their digest. It must not be changed.
-func (r *Request) Body() []byte { return r.body }
+// have in common. For arguments by reference it is their digest, and for a request that no
+// message has brought what a plain one would. It must not be changed.
+func (r *Request) Body() []byte {
+	if len(r.body) == 0 {
+		return r.Args
+	}
+	return r.body
+}
 
 // ParseRequest is [ReadRequest] and [Request.Decode].
 func ParseRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh.Error) {
@@ -237,6 +245,10 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			r.Lanes = v
 		case HeaderKeepalive:
 			r.Keepalive, err = parseFlag(HeaderKeepalive, v)
+		case HeaderAwaits:
+			r.Answers, err = parseFlag(HeaderAwaits, v)
+		case HeaderOutlive:
+			r.Outlive, err = parseFlag(HeaderOutlive, v)
 		case HeaderWantLoad:
 			r.WantLoad, err = parseFlag(HeaderWantLoad, v)
 		case HeaderCache:
@@ -385,6 +397,8 @@ type Call struct {
 	Revision  string
 	Isolation toolmesh.Isolation // "" leaves it out
 	Keepalive bool
+	Answers   bool // see [Request]
+	Outlive   bool
 	WantLoad  bool
 	NoCache   bool
 	AcceptRef bool
@@ -441,6 +455,8 @@ func (c *Call) Header() Header {
 	text(HeaderIdempotencyKey, c.IdempotencyKey)
 	text(HeaderTraceparent, c.Traceparent)
 	flag(HeaderKeepalive, c.Keepalive)
+	flag(HeaderAwaits, c.Answers)
+	flag(HeaderOutlive, c.Outlive)
 	flag(HeaderWantLoad, c.WantLoad)
 	flag(HeaderAcceptRef, c.AcceptRef)
 	flag(HeaderRead, c.Read)

@@ -404,6 +404,7 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 		h.args.Give(c.account(), c.held)
 	}
 	first := c.Claim()
+	c.readers.Close()
 	h.calls.Finish(call, record)
 	if first && !record.Streamed {
 		h.answer(&c.Reader, record)

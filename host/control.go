@@ -50,13 +50,31 @@ func (h *Host) control(m *nats.Msg) {
 		}
 		return
 	}
+	if control.Type != codec.ControlCancel {
+		return // a router's
+	}
+	if h.cancel(key) && m.Reply != "" {
+		h.send(m.Reply, nil, codec.Cancelled{Cancelled: true}.Encode())
+	}
+}
+
+// cancel ends the call or the batch of a key, and what was made anew of it, and reports
+// whether any of that runs here: if not another node may have it.
+func (h *Host) cancel(key admit.Key) bool {
 	call, ok := h.calls.Cancel(key)
 	if ok {
 		call.Value.End(errCancelled)
-	} else if batches := h.batches.Load(); batches == nil || !batches.Cancel(key) {
-		return // silent: another node may have it
+	} else if batches := h.batches.Load(); batches != nil {
+		ok = batches.Cancel(key)
 	}
-	if m.Reply != "" {
-		h.send(m.Reply, nil, codec.Cancelled{Cancelled: true}.Encode())
+	for n := 1; n <= subjects.MaxAgain; n++ {
+		key := admit.Key{Session: key.Session, RPC: subjects.WireName(key.RPC.Again(n))}
+		if h.calls.Known(key) {
+			call, runs := h.calls.Cancel(key)
+			if ok = ok || runs; runs {
+				call.Value.End(errCancelled)
+			}
+		}
 	}
+	return ok
 }

@@ -33,7 +33,11 @@ func TestRepetitionOfAUnaryCall(t *testing.T) {
 		"another tool": r.ask("tools.default.desk.note", `{"key":"one"}`, "Mesh-Rpc-Id", "one"),
 		"a stream":     r.ask(hold, `{"key":"one"}`, "Mesh-Rpc-Id", "one", "Mesh-Stream", "1"),
 	} {
-		if refused.code() != "invalid_request" || refused.Error.started() != "false" {
+		want := "false"
+		if name == "another body" {
+			want = "" // it may be the call in another form
+		}
+		if refused.code() != "invalid_request" || refused.Header.Get("Mesh-Started") != want {
 			t.Errorf("%s under a running call's id: %s", name, refused.Data)
 		}
 	}

@@ -73,6 +73,9 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		return bad
 	}
 	defer turn.Release()
+	if running.Value.readers.Deserted() {
+		return refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the call's turn has come, and its caller is not there"))
+	}
 	mine := *call
 	mine.Turn, mine.lanes = turn, strings.TrimPrefix(call.lanes+","+turn.ID(), ",")
 	lineage := mine.below()

@@ -2,6 +2,7 @@ package subjects
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -151,3 +152,20 @@ func WireName[T ~string](name T) T {
 	}
 	return T(token)
 }
+
+// Again names the n-th time, from 1 to [MaxAgain], that a call is made anew whose node was
+// lost. A cancel of the call reaches it as well.
+func (id RPCID) Again(n int) RPCID { return WireName(id) + again + RPCID(strconv.Itoa(n)) }
+
+// First is the call that an id of [RPCID.Again] makes anew; of another it is the id itself.
+func (id RPCID) First() RPCID {
+	if i := len(id) - len(again) - 1; i > 0 && id[i:len(id)-1] == again && id[len(id)-1]-'1' < MaxAgain {
+		return id[:i]
+	}
+	return id
+}
+
+const again = ".again"
+
+// MaxAgain is how often a call is made anew.
+const MaxAgain = 2

@@ -262,7 +262,7 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 
 // once makes a call.
 func (r *run) once(caller *client.Client, made *record, n int, timeout time.Duration) (*client.Result, error) {
-	options := []client.CallOption{client.WithRPCID(made.callID(n)), client.WithTimeout(timeout), client.WithLineage(client.Lineage{Parent: made.Parent}), client.NoWait(), client.WithProgress(r.progress)}
+	options := []client.CallOption{client.WithRPCID(made.callID(n)), client.WithTimeout(timeout), client.WithLineage(client.Lineage{Parent: made.Parent}), client.NoWait(), client.Outlive(), client.WithProgress(r.progress)}
 	if made.Key != "" {
 		options = append(options, client.WithIdempotencyKey(made.Key))
 	}

@@ -235,10 +235,8 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 // callFailed prints the form of a failed call for programs. Where no node is
 // there at all the error says so.
 func (a *app) callFailed(ctx context.Context, l *link, rpc subjects.RPCID, stream bool, err error) error {
-	if ctx.Err() == nil && toolmesh.CodeOf(err) == toolmesh.CodeUnavailable {
-		if none := l.noMesh(ctx); none != nil {
-			err = none
-		}
+	if ctx.Err() == nil {
+		err = l.explained(ctx, err)
 	}
 	e := toolmesh.AsError(err)
 	if stream {

@@ -47,10 +47,16 @@ func (a *app) withMesh(ctx context.Context, do func(ctx context.Context, l *link
 	if errors.As(err, &wrong) || errors.As(err, &done) {
 		return err
 	}
-	switch toolmesh.CodeOf(err) {
-	case toolmesh.CodeUnavailable, toolmesh.CodeInternal:
+	return l.explained(ctx, err)
+}
+
+// explained returns an error, or for one that means so that no node is there. Whether
+// something has begun is for err to say: nodes may have gone since.
+func (l *link) explained(ctx context.Context, err error) error {
+	e := toolmesh.AsError(err)
+	if e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeInternal {
 		if none := l.noMesh(ctx); none != nil {
-			return none
+			return toolmesh.AsError(none).WithStarted(e.Started)
 		}
 	}
 	return err

@@ -282,7 +282,10 @@ func (t *Table[T]) cancelled(key Key) (at time.Time, ok bool) {
 	if len(t.cancels) == 0 {
 		return at, false
 	}
-	at, ok = t.cancels[key]
+	if at, ok = t.cancels[key]; !ok {
+		key.RPC = key.RPC.First()
+		at, ok = t.cancels[key]
+	}
 	return at, ok
 }
 
@@ -314,7 +317,7 @@ func (t *Table[T]) repeated(hash uint64, r Request, waiter func(Record)) (Verdic
 	case k == nil:
 		return Run, nil, Record{}, nil
 	case !k.is(r):
-		return Refuse, nil, Record{}, collision(r)
+		return Refuse, nil, Record{}, k.collision(r)
 	case k.running != nil && !t.joined.Take(k.running.Account, 1):
 		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeBusy, "call %q runs, and too many repetitions of the session's calls wait: send it again later", r.Key.RPC).
 			WithOrigin(toolmesh.OriginAgent).WithDetail("limit", "repetitions").WithDetail("max", maxJoined)
@@ -349,10 +352,15 @@ func (k *entry[T]) is(r Request) bool {
 	return true
 }
 
-func collision(r Request) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-		"rpc_id %q already names another call of its session (tool, kind and body must agree): use a new one", r.Key.RPC).
-		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+// collision is the error of a request under the name of another call. If only the bodies
+// differ it may be the same call in another form, which has begun.
+func (k *entry[T]) collision(r Request) *toolmesh.Error {
+	e := toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+		"rpc_id %q already names another call of its session (tool, kind and body must agree): use a new one", r.Key.RPC).WithOrigin(toolmesh.OriginAgent)
+	if k.request.Digest != r.Digest && k.request.Tool == r.Tool && k.request.Stream == r.Stream {
+		return e
+	}
+	return e.WithStarted(toolmesh.StartedNo)
 }
 
 // cancelled is the error of a call whose cancel came before it arrived or began.

@@ -119,7 +119,11 @@ func TestWhatIsNotTheSameCallIsRefused(t *testing.T) {
 	}
 	for range 2 { // while it runs, and afterwards
 		for name, r := range other {
-			if _, err := expect(t, tab, r, admit.Refuse); err.Code != toolmesh.CodeInvalidRequest || err.Started != toolmesh.StartedNo {
+			started := toolmesh.StartedNo
+			if name == "body" {
+				started = toolmesh.StartedUnknown // it may be the same call in another form
+			}
+			if _, err := expect(t, tab, r, admit.Refuse); err.Code != toolmesh.CodeInvalidRequest || err.Started != started {
 				t.Errorf("another %s: %v, started %v", name, err, err.Started)
 			}
 			if _, _, _, _, ok := tab.Repeated(r, nil); !ok {

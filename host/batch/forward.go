@@ -79,7 +79,16 @@ func (s *Server) forward(owner subjects.NodeID, subject subjects.Subject, caller
 				return false // it is about to leave
 			}
 			heard = true
-			s.Host.Send(&nats.Msg{Subject: m.Reply, Header: a.Header, Data: a.Data})
+			probe := ""
+			if r.Kind == codec.ReplyKeepalive { // who publishes is told that nobody is there
+				var gone time.Duration
+				probe, gone = caller.probe.Next(s.Bus)
+				ctl, err := subjects.NodeCtl(owner, subject.Session, b.Request.RPCID)
+				if gone >= callerGone && err == nil {
+					_ = s.Bus.Conn().Publish(ctl, nil)
+				}
+			}
+			s.Host.Send(&nats.Msg{Subject: m.Reply, Reply: probe, Header: a.Header, Data: a.Data})
 			if r.Kind == codec.ReplyEnd || r.Kind != codec.ReplyKeepalive && b.Delivery != codec.DeliverInbox {
 				return true
 			}

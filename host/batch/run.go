@@ -27,6 +27,8 @@ const (
 	// leastResult is the room that is kept in the answer for each result to come, and
 	// plenty for an error without its details.
 	leastResult = 512
+	// callerGone is for how long no keepalive may meet a batch's caller.
+	callerGone = 5 * time.Second
 )
 
 // run is one batch that runs.
@@ -91,6 +93,9 @@ func newRun(s *Server, to *reader) *run {
 	return r
 }
 
+// errGone ends a batch whose callers are gone.
+var errGone = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller is gone").WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo).WithDetail("reason", "caller_gone")
+
 // close lets go of the run's time.
 func (r *run) close() {
 	r.release()
@@ -107,16 +112,24 @@ func (r *run) join(to *reader) {
 	r.joined = append(r.joined, to)
 }
 
-// keepAlive says that the batch runs. It is the ticker's.
+// keepAlive says that the batch runs, and ends it once nobody is there to hear it. It is
+// the ticker's.
 func (r *run) keepAlive(now time.Time) {
 	r.mu.Lock()
 	all := append([]*reader{r.to}, r.joined...)
 	r.mu.Unlock()
+	gone := true
 	for _, to := range all {
 		if to.b.Keepalive && now.Sub(to.told) >= keepaliveEvery && now.Sub(to.began) >= keepaliveEvery {
 			to.told = now
-			r.s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(to.b.KeepaliveHeader(r.s.Identity, -1, nil))})
+			var probe string
+			probe, to.gone = to.probe.Next(r.s.Bus)
+			r.s.Host.Send(&nats.Msg{Subject: to.reply, Reply: probe, Header: nats.Header(to.b.KeepaliveHeader(r.s.Identity, -1, nil))})
 		}
+		gone = gone && to.gone >= callerGone
+	}
+	if gone {
+		r.cancel(errGone)
 	}
 }
 
@@ -136,6 +149,7 @@ func (r *run) start(finish func(admit.Record)) {
 	for i := range r.members {
 		m := &r.members[i]
 		m.Member, m.at = &r.b.Members[i], i
+		r.bind(m.Member)
 		m.turn = r.queue.Add(r.key(m), m)
 		if m.turn.Ready() {
 			r.ready = append(r.ready, m)
@@ -169,6 +183,16 @@ func (r *run) learn() {
 		c.rule = r.s.rule(c.descriptor)
 		if subject, err := subjects.Tool(r.b.Session, c.id); err == nil {
 			c.subject, _ = subjects.Parse(subject)
+		}
+	}
+}
+
+// bind makes positional arguments named ones, where that can be: so each node, and a plain
+// request, has the same call under its rpc id.
+func (r *run) bind(m *codec.Member) {
+	if d := r.tools[m.Tool].descriptor; d != nil && len(m.Positional) > 0 {
+		if object, more, err := tool.Bind(d, m.Positional, m.Args); err == nil && more == nil {
+			m.Args, m.Positional = object, nil
 		}
 	}
 }
@@ -397,6 +421,9 @@ func (r *run) end(m *member, value value, err *toolmesh.Error) {
 	}
 	r.unwatch()
 	r.close()
+	for _, to := range append(r.joined, r.to) {
+		to.probe.Close()
+	}
 	r.s.Log.Debug("batch finished", slog.String("rpc_id", string(r.b.Request.RPCID)), slog.String("session", string(r.b.Session)),
 		slog.Int("calls", len(r.members)), slog.Duration("took", time.Since(r.began)))
 	r.finish(admit.Record{Result: joined(r.results)})

@@ -157,7 +157,9 @@ type reader struct {
 	b     *codec.Batch
 	reply string
 	began time.Time
-	told  time.Time // that it runs; of the ticker
+	told  time.Time     // that it runs; of the ticker, as
+	gone  time.Duration // for how long nobody has been there
+	probe bus.Probe
 }
 
 // Serve takes a request on a batch subject, and returns when there is nothing more for
@@ -282,6 +284,7 @@ func (s *Server) pass(owner subjects.NodeID, subject subjects.Subject, to *reade
 		if !passed {
 			s.read(subject, m, to.began, true)
 		}
+		to.probe.Close()
 	})
 }
 

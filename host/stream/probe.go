@@ -21,9 +21,9 @@ func (s *Stream) deserted(now time.Time) bool {
 		case req.HasCredit:
 			credited = true
 		case req.Delivery == codec.DeliverLive:
-			here = here || !s.live.gone()
+			here = here || !s.live.gone(readerGone)
 		default:
-			here = here || !p.gone()
+			here = here || !p.gone(readerGone)
 		}
 	}
 	s.readers.mu.Lock()
@@ -54,8 +54,8 @@ type probe struct {
 	closed bool
 	at     time.Time // when the last one was sent
 	nobody bool      // that met no interest
-	goneAt time.Time // when the first of an unbroken row of them did
-	long   bool      // and that is long ago
+	goneAt time.Time // when the first of an unbroken row of them did,
+	lastAt time.Time // and the last one
 }
 
 // subject returns the reply subject for a chunk, empty for most.
@@ -63,6 +63,11 @@ func (p *probe) subject(store Store, req *codec.Request, c *codec.Chunk) string 
 	if req.HasCredit || c.Terminal() {
 		return ""
 	}
+	return p.next(store)
+}
+
+// next returns the reply subject of a message, empty for most.
+func (p *probe) next(store Store) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
@@ -70,7 +75,7 @@ func (p *probe) subject(store Store, req *codec.Request, c *codec.Chunk) string 
 		return ""
 	}
 	if !p.nobody {
-		p.goneAt, p.long = time.Time{}, false
+		p.goneAt = time.Time{}
 	}
 	if p.inbox == nil {
 		inbox, err := store.Probe(p.answered)
@@ -94,21 +99,21 @@ func (p *probe) answered(m *nats.Msg, err error) {
 	if p.goneAt.IsZero() {
 		p.goneAt = now
 	}
-	p.long = now.Sub(p.goneAt) >= readerGone
+	p.lastAt = now
 }
 
-// gone reports whether the reader has not been there for long.
-func (p *probe) gone() bool {
+// gone reports whether the reader has not been there for a time.
+func (p *probe) gone(since time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.nobody && p.long
+	return p.nobody && p.lastAt.Sub(p.goneAt) >= since
 }
 
 // met notes that a reader was heard of in another way.
 func (p *probe) met() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.nobody, p.long, p.goneAt = false, false, time.Time{}
+	p.nobody, p.goneAt = false, time.Time{}
 }
 
 func (p *probe) close() {

@@ -27,6 +27,9 @@ const (
 	storeLooks = 100
 
 	keepaliveEvery = time.Second
+	// callerGone is for how long no keepalive may meet the caller of a unary call: one that
+	// has no connection for 2.5 s gives its call up.
+	callerGone = 5 * time.Second
 )
 
 // Readers are all that read one call: its first caller, and those that repeat the
@@ -265,15 +268,44 @@ func (r *Readers) KeepAlive(now time.Time) {
 	}
 	r.mu.Unlock()
 	progress := r.progress.Load()
+	if s == nil && len(all) > 0 && deserted(all, callerGone) {
+		r.call.End(errGone)
+	}
 	for _, j := range all {
 		last := j.keepalive.Load()
 		if j.Local != nil || !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || last != 0 && bus.Mono(now)-last < int64(keepaliveEvery*7/8) {
 			continue
 		}
 		j.keepalive.Store(bus.Mono(now))
-		r.node.Host.Send(&nats.Msg{Subject: j.Reply, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
+		probe := ""
+		if s == nil {
+			probe = j.probe.next(r.node.Store)
+		}
+		r.node.Host.Send(&nats.Msg{Subject: j.Reply, Reply: probe, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
 	}
 }
+
+// Deserted reports whether the last keepalive to each caller met nobody. A call that has
+// waited is not to begin then.
+func (r *Readers) Deserted() bool {
+	r.mu.Lock()
+	all := slices.DeleteFunc(append(slices.Clone(r.joined), r.first), func(j *Reader) bool { return j.over })
+	r.mu.Unlock()
+	return deserted(all, 0)
+}
+
+// deserted reports whether no caller of a unary call has been there for a time. One that
+// asked for no keepalives may be there, and for one with an idempotency key, or of a
+// durable task, somebody else will ask.
+func deserted(all []*Reader, since time.Duration) bool {
+	return !slices.ContainsFunc(all, func(j *Reader) bool {
+		q := j.Request
+		return j.Local != nil || !q.Keepalive || q.Outlive || q.IdempotencyKey != "" || !j.probe.gone(since)
+	})
+}
+
+// Close ends the looking after a call that is over.
+func (r *Readers) Close() { r.first.probe.close() }
 
 // drop leaves a reader to the call's end; of.mu is held.
 func (j *Reader) drop() {

@@ -33,7 +33,7 @@ const (
 // Causes with which a stream ends its call.
 var (
 	errIdle = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the stream yielded nothing for %v", idleTimeout).WithStarted(toolmesh.StartedYes).WithDetail("limit", "idle")
-	errGone = toolmesh.Errorf(toolmesh.CodeCancelled, "the stream's caller is gone").WithStarted(toolmesh.StartedYes).WithDetail("reason", "caller_gone")
+	errGone = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller is gone").WithStarted(toolmesh.StartedYes).WithDetail("reason", "caller_gone")
 )
 
 // Stream is what a streaming call's handler sends to: it stores each item, delivers

@@ -66,10 +66,12 @@ type call struct {
 	last    *toolmesh.Error // why the node that was asked last did not take it
 	retryIn time.Duration
 	retryAt time.Time
-	signed  time.Time // when the last sign of life was sent
-	probe   *bus.Inbox
-	nobody  atomic.Bool // that met nobody
-	gone    time.Time   // since when none of them has met anybody
+	signed  time.Time // when the last keepalive was sent
+	probe   bus.Probe
+	to      *codec.Identity // whom it is passed on to; nil while it waits
+	asked   int64           // the question whether it may be passed on; 0 for none
+	let     bool            // the caller has answered that
+	answers chan int64      // of capacity 1: to which question it has
 }
 
 // parse reads the request, and says why it must not wait; err is what is wrong with its
@@ -86,6 +88,7 @@ func (c *call) parse(err error) *toolmesh.Error {
 		c.req, bad = codec.ReadRequest(c.subject, header, c.m.Data)
 	}
 	c.rpc = subjects.WireName(c.req.RPCID)
+	c.req.Answers = c.req.Answers && c.req.Keepalive && c.rpc != "" // else it cannot be asked
 	c.tools = []subjects.ToolID{c.subject.Tool}
 	if c.batch != nil && len(c.batch.Members) > 0 {
 		c.tools = nil
@@ -94,6 +97,7 @@ func (c *call) parse(err error) *toolmesh.Error {
 		}
 		c.batch.Members = nil
 	}
+	c.req.Outlive = c.req.Outlive || c.req.IdempotencyKey != ""
 	c.req.Drop() // the message is what waits, and is passed on
 	if err != nil {
 		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
@@ -149,11 +153,7 @@ func (c *call) run() {
 	defer ticker.Stop()
 	c.signed = time.Now()
 	first := true
-	defer func() {
-		if c.probe != nil {
-			c.probe.Close()
-		}
-	}()
+	defer c.probe.Close()
 	for {
 		s.mu.Lock()
 		changed := s.changed
@@ -167,24 +167,28 @@ func (c *call) run() {
 			// The caller may have sent it again meanwhile.
 			c.end(unavailable("router %s, where the call waited, was held up: send it again", s.node))
 			return
-		case node != "" && time.Now().After(c.retryAt):
+		case node != "" && time.Now().After(c.retryAt) && c.mayPass():
 			if c.pass(node, boot, ticker.C) {
 				return
 			}
 			continue
 		}
 		var retry <-chan time.Time
-		if node != "" {
+		if node != "" && c.asked == 0 {
 			retry = time.After(time.Until(c.retryAt))
 		}
 		if first { // its caller knows from now on that it waits
 			first = false
-			c.sign()
+			if c.asked == 0 {
+				c.sign()
+			}
 		}
 		select {
 		case <-changed:
 		case <-c.room:
 		case <-retry:
+		case question := <-c.answers:
+			c.let = c.asked == question
 		case <-ticker.C:
 			if !c.sign() {
 				s.waited(c, toolmesh.CodeCancelled) // nobody is there to be told
@@ -273,35 +277,43 @@ func (c *call) freest(nodes []registry.Candidate) (registry.Candidate, bool) {
 	return best, c.full == nil
 }
 
-// sign says that the call waits, to a caller that asked for that, and reports whether it
-// is still there.
+// mayPass reports whether the caller knows that the call may begin from now on. A caller
+// that answers is asked: while it has not answered it knows that nothing has begun, also
+// if this router and all nodes are silent, and may send the call again.
+func (c *call) mayPass() bool {
+	if c.req.Answers && c.asked == 0 {
+		c.asked = 1 + rand.Int64N(1<<52) //nolint:gosec // another router may ask about the same call
+		c.say(c.req.AwaitsHeader(codec.AwaitsAnswer, c.asked))
+	}
+	return c.let || !c.req.Answers
+}
+
+// sign says that the call waits, or whom it is passed on to, to a caller that asked for
+// that, and reports whether it is still there.
 func (c *call) sign() bool {
+	word := codec.AwaitsNode
+	if c.req.Answers {
+		c.asked, c.let, word = 0, false, codec.AwaitsWord
+		if c.to != nil {
+			return c.say(c.req.KeepaliveHeader(c.to, -1, nil))
+		}
+	}
+	return c.say(c.req.AwaitsHeader(word, 0))
+}
+
+// say sends a keepalive.
+func (c *call) say(header codec.Header) bool {
 	if !c.req.Keepalive {
 		return true
 	}
-	if c.probe == nil {
-		inbox, err := c.s.bus.Open(func(m *nats.Msg, err error) {
-			if err == nil && bus.NoResponders(m) {
-				c.nobody.Store(true)
-			}
-		})
-		if err != nil {
-			return true
-		}
-		c.probe = inbox
-	}
-	switch now := time.Now(); {
-	case !c.nobody.Swap(false):
-		c.gone = time.Time{}
-	case c.gone.IsZero():
-		c.gone = now
-	case now.Sub(c.gone) >= callerGone:
+	reply, gone := c.probe.Next(c.s.bus)
+	if gone >= callerGone {
 		return false
 	}
 	if !c.s.bus.Connected() {
 		return true
 	}
-	sign := &nats.Msg{Subject: c.m.Reply, Reply: c.probe.Subject(), Header: nats.Header(c.req.AwaitsHeader())}
+	sign := &nats.Msg{Subject: c.m.Reply, Reply: reply, Header: nats.Header(header)}
 	if c.s.bus.Conn().PublishMsg(sign) == nil {
 		c.signed = time.Now()
 	}
@@ -388,7 +400,7 @@ func (c *call) pass(node subjects.NodeID, boot subjects.BootID, tick <-chan time
 			if w = c.read(m, already); w != refuses && !bus.NoResponders(m) {
 				first.Store(true)
 				sign := len(m.Data) == 0 && m.Header.Get(codec.HeaderKeepalive) != ""
-				c.forward(m, waited, !sign && !answered.Swap(true))
+				c.forward(m, node, waited, !sign && !answered.Swap(true))
 			}
 		}
 		if w == goesOn && already {
@@ -403,6 +415,10 @@ func (c *call) pass(node subjects.NodeID, boot subjects.BootID, tick <-chan time
 		return c.again(nil)
 	}
 	defer inbox.Close()
+	if c.req.Answers { // named before it can begin
+		c.to = codec.NewIdentity(node, boot, "")
+		c.sign()
+	}
 	if !c.send(inbox, node) {
 		return c.again(nil)
 	}
@@ -498,7 +514,10 @@ func (s *Standby) count(node subjects.NodeID, n int) {
 
 // again has the call wait for another try.
 func (c *call) again(why *toolmesh.Error) (taken bool) {
-	c.last = why
+	c.last, c.to = why, nil
+	if c.req.Answers {
+		c.sign() // it waits again
+	}
 	c.retryIn = min(max(2*c.retryIn, firstRetry), lastRetry)
 	c.retryAt = time.Now().Add(c.retryIn/2 + rand.N(c.retryIn)) //nolint:gosec // jitter
 	return false
@@ -570,10 +589,18 @@ func elsewhere(e *toolmesh.Error) bool {
 }
 
 // forward passes a message of the node on to the caller, with how long the call has waited
-// where that is to be said. A reply subject is the node's own, by which it finds out
-// whether the caller is there, and stays.
-func (c *call) forward(m *nats.Msg, waited time.Duration, say bool) {
-	out := &nats.Msg{Subject: c.m.Reply, Reply: m.Reply, Header: m.Header, Data: m.Data}
+// where that is to be said. By a reply subject the node finds out whether its reader is
+// there, which is this router: the caller is the router's to miss.
+func (c *call) forward(m *nats.Msg, node subjects.NodeID, waited time.Duration, say bool) {
+	out := &nats.Msg{Subject: c.m.Reply, Header: m.Header, Data: m.Data}
+	if m.Reply != "" {
+		var gone time.Duration
+		out.Reply, gone = c.probe.Next(c.s.bus)
+		ctl, err := subjects.NodeCtl(node, c.subject.Session, c.rpc)
+		if gone >= callerGone && err == nil && !c.req.Outlive {
+			_ = c.s.bus.Conn().Publish(ctl, nil) // again with the next one
+		}
+	}
 	if say && c.req.Form == codec.FormPlain && len(m.Header) > 0 {
 		out.Header = maps.Clone(m.Header)
 		out.Header[codec.HeaderNodeWait] = []string{strconv.FormatInt(waited.Milliseconds(), 10)}

@@ -227,7 +227,7 @@ func (s *Standby) look() {
 	case len(want) == 0 && len(s.calls) == 0 && ctl != nil:
 		_ = ctl.Unsubscribe()
 		delete(s.subs, subjects.AllCtl)
-	case len(want) > 0 && ctl == nil:
+	case (len(want) > 0 || len(s.calls) > 0) && ctl == nil:
 		sub, err := s.bus.Conn().Subscribe(subjects.AllCtl, s.control)
 		s.subscribed(subjects.AllCtl, sub, err)
 	}
@@ -263,7 +263,7 @@ func (s *Standby) receive(m *nats.Msg) {
 	if !s.bus.MayAnswer(m, subject.Session, false) {
 		return
 	}
-	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, cancelled: make(chan struct{}, 1), room: make(chan struct{}, 1), displaced: make(chan struct{})}
+	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, answers: make(chan int64, 1), cancelled: make(chan struct{}, 1), room: make(chan struct{}, 1), displaced: make(chan struct{})}
 	bad := c.parse(err)
 	s.mu.Lock()
 	full, over, room := len(s.calls) >= s.opts.Calls, s.over, true
@@ -334,20 +334,30 @@ func (s *Standby) waited(c *call, code toolmesh.Code) {
 	s.figures.Waited += time.Since(c.arrived)
 }
 
-// control takes the cancels of callers that do not know the node: a call that waits ends.
+// control takes the cancels of callers that do not know the node: a call that waits ends;
+// and the answers of those that were asked whether their call may be passed on.
 // One that was passed on is its node's, which hears the same.
 func (s *Standby) control(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
 	if err != nil || m.Reply != "" && !s.bus.MayAnswer(m, subject.Session, false) {
 		return
 	}
-	if read, bad := codec.ParseControl(codec.Header(m.Header), m.Data); bad != nil || read.Type != codec.ControlCancel {
+	read, bad := codec.ParseControl(codec.Header(m.Header), m.Data)
+	if bad != nil || read.Type != codec.ControlCancel && read.Type != codec.ControlPass {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.calls {
-		if !c.waiting || c.subject.Session != subject.Session || !subjects.SameName(c.rpc, subject.RPC) {
+		mine := subjects.SameName(c.rpc, subject.RPC) || read.Type == codec.ControlCancel && subjects.SameName(c.rpc.First(), subject.RPC)
+		if !c.waiting || c.subject.Session != subject.Session || !mine {
+			continue
+		}
+		if read.Type == codec.ControlPass {
+			select {
+			case c.answers <- read.Seq:
+			default: // it is asked again
+			}
 			continue
 		}
 		select {

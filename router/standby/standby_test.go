@@ -432,3 +432,112 @@ func TestNodesThatComeAndGo(t *testing.T) {
 		r.standsBy(1)
 	}
 }
+
+// The router and the node that has begun a call are cut off together, before the node has
+// said a word: the caller knows that the call may have begun, and runs it nowhere else.
+func TestRouterAndNodeAreCutOff(t *testing.T) {
+	r := newRig(t, single(t), 0, nil)
+	held := r.heldUp()
+	ours := r.call("weather.slow")
+	<-held
+	proxy := meshtest.NewProxy(t, r.top.Brokers[0])
+	t.Cleanup(proxy.Heal)
+	t.Cleanup(r.proxy.Heal)
+	r.nodeOn(proxy.Connect(t), "n1", 8)
+	<-r.started
+	proxy.Blackhole()
+	r.proxy.Blackhole()
+	second := r.router(r.top.Serve(t), &standby.Options{})
+	meshtest.Until(t, "the second one stands by", func() bool { return second.Standby().Indexes == 1 })
+	r.node("n2", 8)
+	select {
+	case o := <-ours:
+		if e := toolmesh.AsError(o.err); e == nil || e.Code != toolmesh.CodeNodeLost || e.Started != toolmesh.StartedUnknown {
+			t.Errorf("our client: %+v", o)
+		}
+	case <-r.started:
+		t.Error("the tool ran twice")
+	}
+	r.release <- struct{}{}
+	r.release <- struct{}{}
+}
+
+// heldUp is told when a caller is told that its call waits.
+func (r *rig) heldUp() <-chan string {
+	r.t.Helper()
+	told := make(chan string, 1000)
+	_, err := r.top.Serve(r.t).Subscribe("_INBOX.>", func(m *nats.Msg) {
+		if word := m.Header.Get("Mesh-Awaits"); word != "" {
+			told <- word
+		}
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return told
+}
+
+// A caller that answers is asked before its call is passed on, and told to whom.
+func TestCallersAreAsked(t *testing.T) {
+	r := newRig(t, single(t), 1, &standby.Options{})
+	inbox := r.nc.NewInbox()
+	answers, err := r.nc.SubscribeSync(inbox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = r.nc.PublishMsg(&nats.Msg{Subject: "tools." + r.session() + ".weather.today", Reply: inbox, Header: nats.Header{"Mesh-Rpc-Id": {"r1"}, "Mesh-Keepalive": {"1"}, "Mesh-Awaits": {"1"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func(awaits string) *nats.Msg {
+		t.Helper()
+		for {
+			m, err := answers.NextMsg(waitTimeout)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.Header.Get("Mesh-Awaits") == awaits {
+				return m
+			}
+			if awaits == "" {
+				t.Fatalf("%v %s", m.Header, m.Data)
+			}
+		}
+	}
+	next("held")
+	r.node("n1", 8)
+	next("ask")
+	next("held") // that was not answered
+	second := next("ask")
+	if n := r.ran.Load(); n != 0 {
+		t.Errorf("it ran %d times", n)
+	}
+	if err := r.nc.Publish("mesh.ctl."+r.session()+".r1", []byte(`{"type":"pass","seq":`+second.Header.Get("Mesh-Seq")+`}`)); err != nil {
+		t.Fatal(err)
+	}
+	if m := next(""); m.Header.Get("Mesh-Node") != "n1" || m.Header.Get("Mesh-Keepalive") != "1" || m.Header.Get("Mesh-Boot") == "" {
+		t.Errorf("before it begins: %v", m.Header)
+	}
+	if m := next(""); string(m.Data) != "1" || m.Header.Get("Mesh-Node-Wait-Ms") == "" {
+		t.Errorf("the answer: %v %s", m.Header, m.Data)
+	}
+}
+
+// The caller of a call that was passed on dies without a word: its node is told.
+func TestCallerOfACallThatWasPassedOnIsGone(t *testing.T) {
+	r := newRig(t, single(t), 1, &standby.Options{})
+	dead := r.top.Call(t)
+	inbox := dead.NewInbox()
+	if _, err := dead.SubscribeSync(inbox); err != nil {
+		t.Fatal(err)
+	}
+	err := dead.PublishMsg(&nats.Msg{Subject: "tools." + r.session() + ".weather.slow", Reply: inbox, Header: nats.Header{"Mesh-Rpc-Id": {"r1"}, "Mesh-Keepalive": {"1"}, "Mesh-Timeout-Ms": {"600000"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.awaits(1)
+	h := r.node("n1", 8)
+	<-r.started
+	dead.Close()
+	meshtest.Until(t, "nothing runs on the node", func() bool { return h.Stats().InFlight == 0 })
+}

@@ -14,6 +14,7 @@ import dataclasses
 import io
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -42,11 +43,13 @@ if typing.TYPE_CHECKING:
     from ._worker.describing.files import File
 
 SILENCE = 2.5  # seconds without a sign after which a node may be lost
+MISSING = 1.3  # after which a keepalive is missed
 TICK = 0.1
 _PING = 0.4
 _WAIT = 10.0  # seconds that a question about a task may wait for its end
 _REST = 0.2  # seconds before one is asked again that nobody has answered
 _ANSWER = 5.0  # how long a question to the registry may take
+_OTHERS = 0.3  # after which others are asked as well, and how long a lost call waits for what was asked beside it
 _GRACE = 1.0  # how much longer than its time a call's own answer is waited for
 _CONNECTING = 5.0  # seconds
 _ATTEMPTS = 6  # how often a call that did not start is sent again
@@ -87,6 +90,8 @@ class Call:
     ref: Ref | None = None  # where the body is, if that is too large for a message
     files: list[tuple[str, File]] = dataclasses.field(default_factory=list)  # by what stands for them in the body
     stored: list[Ref] = dataclasses.field(default_factory=list)  # those of them that are in the store
+    ran: bool | None = False  # whether an attempt began, or None where that is not known
+    asked: asyncio.Task[bool] | None = None  # whether its tool is idempotent, once its node is missed
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -166,6 +171,7 @@ class Pending:
         self.connection = connection
         self.subject = subject
         self.token = str(next(connection.numbers))
+        self.call: Call | None = None
         self.messages: list[Msg] = []
         self.error: errors.MeshError | None = None
         self.node = self.boot = ""
@@ -455,8 +461,12 @@ class Connection:
             if node.boot == one.boot:
                 last = max(last, node.heard)
         last = max(last, self.since)  # what was said before went to the link that is gone
-        if time.monotonic() - last < SILENCE:
+        if (quiet := time.monotonic() - last) < SILENCE:
             one.quiet = False
+            if quiet > MISSING and one.call is not None and one.call.asked is None:
+                one.call.asked = self.loop.create_task(self._idempotent(one.call))
+                self._tasks.add(one.call.asked)
+                one.call.asked.add_done_callback(self._tasks.discard)
             return
         generation = self.generation
         try:
@@ -541,7 +551,9 @@ class Connection:
             call.body = b""
         try:
             return await self._attempts(call, send)
-        except BaseException:
+        except BaseException as failure:
+            if isinstance(failure, errors.MeshError) and failure.started is False:
+                failure.started = call.ran  # the last attempt speaks of itself
             if call.ref is not None:
                 self.beside(_payloads.delete(self, call.session, call.ref))  # it may never have begun
             raise
@@ -552,7 +564,7 @@ class Connection:
     async def _attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
         """Sends a call until it has an answer that is more than "not here, not now". Only what provably did not start
         is sent again, or what is idempotent."""
-        asked_for = call.tool
+        asked_for, first = call.tool, call.rpc_id
         call.tool = self._aliases.get((call.session, asked_for), asked_for)
         resolved, lost, waits = False, 0, 0
         until = time.monotonic() + _routes.ROOM if call.timeout is None else call.deadline
@@ -576,6 +588,8 @@ class Connection:
                 self._aliases[call.session, asked_for] = call.tool = other
             except errors.MeshError as failure:
                 failure.tool = failure.tool or call.tool
+                if failure.started is not False and not call.ran:
+                    call.ran = failure.started
                 pause = _routes.room(failure, waits)
                 if pause is not None:
                     if self._routes.refused(call, pause) and number - waits < _ATTEMPTS:
@@ -606,22 +620,29 @@ class Connection:
                 ):
                     lost += 1
                     self._routes.elsewhere(call)
-                    call.rpc_id = new_rpc_id()
+                    call.rpc_id = _names.again(first, lost)
                 else:
                     raise
         raise AssertionError
 
     async def _declared_idempotent(self, call: Call) -> bool:
-        """Asks, once a call was lost, whether its tool is declared so that it may be sent again."""
+        """Whether the tool of a call that was lost is declared so that it may be sent again."""
+        if call.asked is None:
+            return await self._idempotent(call)
+        return call.asked in (await asyncio.wait([call.asked], timeout=_OTHERS))[0] and call.asked.result()
+
+    async def _idempotent(self, call: Call) -> bool:
         try:
             answer = await self.registry(call.session, "candidates", {"tool": call.tool})
         except errors.MeshError:
+            call.asked = None  # asked again, if the call is missed again
             return False
         return answer.get("idempotent") is True
 
     async def _unary(self, call: Call) -> bytes:
         place = self._routes.choose(call)
         one = Pending(self, subject(call))
+        one.call = None if call.batch else call
         if place is not None:
             one.node, one.boot = place.node, place.boot
             self.listen(place.node)
@@ -631,7 +652,7 @@ class Connection:
             await self.send(one, call, headers)
             last = time.monotonic()
             while True:
-                wait = SILENCE if last == one.sent else TICK
+                wait = MISSING if last == one.sent else TICK
                 left = None if call.timeout is None else call.deadline + _GRACE - time.monotonic()
                 if left is not None and left <= 0:
                     raise timed_out(call, None)
@@ -688,21 +709,27 @@ class Connection:
 
     # Questions.
 
-    async def ask(self, where: str, question: dict[str, Any] | bytes, wait: float = _ANSWER) -> dict[str, Any]:
-        """One question to the mesh and its answer; raises Nobody."""
+    async def ask(self, where: str, question: dict[str, Any] | bytes, wait: float = _ANSWER,
+                  others: float = math.inf) -> dict[str, Any]:
+        """One question to the mesh and its answer; raises Nobody. Others are asked as well each so many seconds."""
         nc = await self.ready()
         one = Pending(self, where)
         until = time.monotonic() + wait
         try:
             body = question if isinstance(question, bytes) else json.dumps(question).encode()
             await nc.publish(where, body, one.inbox)
+            again = time.monotonic() + others
             while not one.messages:
                 left = until - time.monotonic()
                 if one.error is not None:
                     raise one.error
+                if time.monotonic() >= again:
+                    again = time.monotonic() + others
+                    for _ in range(2):
+                        await self.publish(where, body, one.inbox)
                 if left <= 0:
                     raise errors.error("deadline_exceeded", f"no answer on {where} within {wait:g} s", origin="caller")
-                await one.wait(left)
+                await one.wait(max(min(left, again - time.monotonic()), 0))
             answer = values.decode(result(one.messages[0]))
         finally:
             one.close()
@@ -713,7 +740,7 @@ class Connection:
     async def registry(self, session: str, verb: str, question: dict[str, Any]) -> dict[str, Any]:
         """A question to the registry. A mesh that does not answer is Unavailable."""
         try:
-            return await self.ask(_names.registry(session, verb), question)
+            return await self.ask(_names.registry(session, verb), question, others=_OTHERS)
         except Nobody:
             raise refused("unavailable", "a NATS server answers, but no mesh: run mesh up, or an agent") from None
         except errors.ToolTimeout as failure:

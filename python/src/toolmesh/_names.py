@@ -46,6 +46,12 @@ def hashed(tokens: str) -> bool:
     return "x--h-" in tokens
 
 
+def again(rpc_id: str, number: int) -> str:
+    """The name of a call that is made anew once its node was lost: a cancel of the call reaches it."""
+    one = token(rpc_id)
+    return f"{one if hashed(one) else rpc_id}.again{number}"
+
+
 def call(session: str, tool_id: str) -> str:
     """Where a call goes."""
     return f"tools.{token(session)}.{tool(tool_id)}"

@@ -96,6 +96,7 @@ class Stream:
         headers = {**self.connection.headers(call), "Mesh-Stream": "1", "Mesh-Credit": str(_FIRST)}
         end = await self.connection.subscribe(_names.live(call.session, call.rpc_id), self._live)
         one = self._one = Pending(self.connection, where)
+        one.call = call
         complete = False
         try:
             await self.connection.send(one, call, headers)

@@ -1,0 +1,57 @@
+package client_test
+
+import (
+	"testing"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// The only broker is killed while tools run: that nothing answers any more does not say
+// that they did not begin.
+func TestOnlyBrokerIsKilled(t *testing.T) {
+	t.Parallel()
+	for _, queue := range []bool{false, true} {
+		d := newTools()
+		broker := meshtest.Broker(t)
+		d.serve(t, broker.Connect(t), nil)
+		answerRegistry(t, broker.Connect(t))
+		c := newClient(t, broker.Connect(t), &client.Options{QueueOnly: queue})
+		if !queue {
+			directCalls(t, broker, c)
+		}
+		calls := []<-chan outcome{start(t, c, "desk.hold", toolArgs{Key: "one"}), start(t, c, "desk.again", toolArgs{Key: "two"})}
+		for _, key := range []string{"one", "two"} {
+			wait(t, "start", d.gate(key).started)
+		}
+		broker.Stop()
+		for _, call := range calls {
+			if o := wait(t, "answer", call); o.err == nil || toolmesh.AsError(o.err).Started == toolmesh.StartedNo {
+				t.Errorf("queue=%v: %v, want an error that leaves open whether it ran", queue, o.err)
+			}
+		}
+		for _, key := range []string{"one", "two"} {
+			close(d.gate(key).release)
+		}
+	}
+}
+
+// A call that is sent again once its node was lost, and meets nobody then, may have run
+// the first time.
+func TestLastAttemptSpeaksOfItself(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	proxy := meshtest.NewProxy(t, broker)
+	d.serve(t, proxy.Connect(t), nil)
+	t.Cleanup(proxy.Heal)
+	c := newClient(t, broker.Connect(t), &client.Options{QueueOnly: true})
+	call := start(t, c, "desk.hold", toolArgs{Key: "one"}, client.Idempotent())
+	wait(t, "start", d.gate("one").started)
+	proxy.Cut(true)
+	if o := wait(t, "answer", call); o.err == nil || toolmesh.AsError(o.err).Started == toolmesh.StartedNo {
+		t.Errorf("%v, want an error that leaves open whether it ran", o.err)
+	}
+	close(d.gate("one").release)
+}
