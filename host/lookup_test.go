@@ -143,9 +143,9 @@ func TestASlowAnswerAboutASession(t *testing.T) {
 		}
 	})
 	meshtest.Until(t, "the function waits for the answer", func() bool {
-		free := h.mu.TryLock()
+		free := h.changing.TryLock()
 		if free {
-			h.mu.Unlock()
+			h.changing.Unlock()
 		}
 		return !free
 	})
