@@ -26,7 +26,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from . import _finding, _names, _payloads, _routes
-from ._answers import failed, unserved
+from ._answers import Nobody, refused, result, timed_out, unreachable, unserved
 from ._clock import FOREVER, Clock
 from ._core import errors, values
 
@@ -129,22 +129,6 @@ class Call:
         if _names.hashed(_names.token(self.session)):
             found["Mesh-Session"] = self.session
         return found
-
-
-def timed_out(call: Call, started: bool | None) -> errors.MeshError:
-    """The error of a call whose time is up here."""
-    return errors.error(
-        "deadline_exceeded", f"no answer within {call.timeout:g} s", tool=call.tool, started=started, origin="caller"
-    )
-
-
-def refused(code: str, message: str, tool: str = "", **more: Any) -> errors.MeshError:
-    """The error of what was not sent."""
-    return errors.error(code, message, tool=tool, started=False, origin="caller", **more)
-
-
-class Nobody(Exception):
-    """NATS's 503: nobody subscribes to where the request went."""
 
 
 @dataclasses.dataclass
@@ -256,7 +240,7 @@ class Connection:
         self._heartbeats: dict[str, Subscription] = {}
         self._aliases: dict[tuple[str, str], str] = {}
         self._routes = _routes.Routes(self)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._last_error: BaseException | None = None
         self.closed, self._clock = False, Clock()
 
@@ -525,7 +509,7 @@ class Connection:
     def headers(self, call: Call) -> dict[str, str]:
         """The headers of a request, with its deadline once the mesh's time is known, which is asked for beside it."""
         if self._clock.asks():
-            self._beside(self._clock.measure(self.ask(_names.registry(call.session, "time"), {}, wait=2)))
+            self.beside(self._clock.measure(self.ask(_names.registry(call.session, "time"), {}, wait=2)))
         return self._clock.dated(call.headers(), call.left())
 
     async def send(self, one: Pending, call: Call, headers: dict[str, str]) -> None:
@@ -796,29 +780,6 @@ def check_size(nc: Client, call: Call, headers: dict[str, str]) -> None:
     if size > nc.max_payload:
         raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages of "
                                            f"{nc.max_payload}", call.tool)
-
-
-def result(message: Msg) -> bytes:
-    """The body of an answer; raises what it says has failed."""
-    headers = message.headers
-    if headers:
-        if headers.get("Status") == "503":
-            raise Nobody
-        if "Mesh-Error-Code" in headers or "Nats-Service-Error-Code" in headers:
-            raise failed(message)
-    return message.data
-
-
-def unreachable(where: str, failure: BaseException) -> errors.MeshError:
-    """The error of a server that cannot be reached, or does not let us in."""
-    text = str(failure) or type(failure).__name__
-    if "authorization" in text.lower() or "authentication" in text.lower():
-        return refused("permission_denied", f"the NATS server at {where} does not let us in: {text}. "
-                                            "Set MESH_NATS_NKEY, MESH_NATS_CREDS or MESH_NATS_CONTEXT")
-    if isinstance(failure, (ValueError, ImportError)):
-        return refused("invalid_request", f"{where}: {text}")
-    return refused("unavailable", f"no mesh at {where}: {text}. Run mesh up, set MESH_NATS_URL, or call "
-                                  "toolmesh.local()", retryable=True)
 
 
 def _async(take: Callable[[Msg], None]) -> Callable[[Msg], typing.Awaitable[None]]:

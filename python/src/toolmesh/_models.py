@@ -10,7 +10,7 @@ import importlib
 import json
 import typing
 
-from ._connection import refused
+from ._answers import refused
 
 if typing.TYPE_CHECKING:
     from collections.abc import Sequence

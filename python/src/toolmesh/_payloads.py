@@ -17,7 +17,7 @@ import time
 import typing
 import uuid
 
-from . import _connection, _names
+from . import _answers, _connection, _names
 from ._core import errors, files
 
 if typing.TYPE_CHECKING:
@@ -63,9 +63,9 @@ async def put(link: Connection, session: str, source: BinaryIO, size: int, deadl
         try:
             source.seek(start)
             return await _put(link, session, source, size, deadline)
-        except _connection.Nobody:
+        except _answers.Nobody:
             nc = await link.ready()
-            raise _connection.refused("payload_too_large", f"the value has {size} bytes, the broker takes messages of "
+            raise _answers.refused("payload_too_large", f"the value has {size} bytes, the broker takes messages of "
                                                f"{nc.max_payload}, and no node takes larger ones",
                           details={"limit": nc.max_payload, "size": size}) from None
         except errors.MeshError as failure:
@@ -126,7 +126,7 @@ async def _next(one: _connection.Pending, deadline: float) -> Msg:
                                origin="mesh", retryable=True)
         await one.wait(min(until, deadline or until) - now)
     message = one.messages.pop(0)
-    _connection.result(message)
+    _answers.result(message)
     return message
 
 
@@ -138,15 +138,15 @@ async def get(link: Connection, session: str, ref: Ref, write: Callable[[bytes],
     digest, high, count = hashlib.sha256(), 0, 0
     if not ref.ident or ref.name.partition(".")[0] != _names.token(session):
         said = f"the large value {ref.name!r} is not of session {session!r}"
-        raise _connection.refused("permission_denied", said)
+        raise _answers.refused("permission_denied", said)
     terminal, where = False, _names.payload(session, ref.ident, node)
     while not terminal:
         for number in range(_TRIES):
             try:
                 page, high, terminal = await _page(link, where, high, count, deadline)
                 break
-            except (errors.MeshError, _connection.Nobody) as failure:
-                told = failure if isinstance(failure, errors.MeshError) else _connection.refused(
+            except (errors.MeshError, _answers.Nobody) as failure:
+                told = failure if isinstance(failure, errors.MeshError) else _answers.refused(
                     "unavailable", "nobody moves large values", retryable=True)
                 if number == _TRIES - 1 or not _again(told) or told.details.get("reason") == "payload_gone":
                     told.started = True  # it is a result's

@@ -12,7 +12,8 @@ import time
 import typing
 
 from . import _names, _payloads
-from ._connection import SILENCE, TICK, Nobody, Pending, new_rpc_id, result, subject, timed_out
+from ._answers import Nobody, result, timed_out
+from ._connection import SILENCE, TICK, Pending, new_rpc_id, subject
 from ._core import errors, values
 
 if typing.TYPE_CHECKING:

@@ -24,7 +24,8 @@ import typing
 import weakref
 
 from . import _models, _payloads
-from ._connection import Call, Connection, new_rpc_id, refused
+from ._answers import refused
+from ._connection import Call, Connection, new_rpc_id
 from ._core import batches, encoding, errors, files, schema, tasks, tool_side, values
 from ._core import scope as _scope
 from ._finding import find
