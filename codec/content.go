@@ -74,8 +74,11 @@ func (r *Request) decode() (body []byte, err error) {
 	if !r.packed || len(body) == 0 {
 		return body, nil
 	}
-	u := unpacker{rest: body, zipped: r.zipped}
-	plain, err := u.unpack()
+	most := 0
+	if r.zipped {
+		most = MaxDecoded
+	}
+	plain, err := Unpack(body, most)
 	if err != nil && toolmesh.CodeOf(err) != toolmesh.CodePayloadTooLarge {
 		err = invalid("the body is not MessagePack that could be JSON: %w", err)
 	}

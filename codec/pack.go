@@ -71,10 +71,9 @@ func appendPacked(to []byte, dec *jsontext.Decoder) []byte {
 // (RFC 3339), keys are text. What JSON has not is an error: extension types, NaN and
 // infinities, keys of another type or twice, text that is not UTF-8; so is what stands behind
 // the value.
-func Unpack(body []byte) ([]byte, error) { return (&unpacker{rest: body}).unpack() }
-
-func (u *unpacker) unpack() ([]byte, error) {
-	u.to = make([]byte, 0, len(u.rest)+len(u.rest)/2)
+// most bounds what it becomes, in bytes; 0 does not. Beyond it the error is payload_too_large.
+func Unpack(body []byte, most int) ([]byte, error) {
+	u := unpacker{to: make([]byte, 0, len(body)+len(body)/2), rest: body, most: most}
 	if err := u.value(0); err != nil {
 		return nil, err
 	}
@@ -86,14 +85,14 @@ func (u *unpacker) unpack() ([]byte, error) {
 
 type unpacker struct {
 	to, rest []byte
-	zipped   bool // rest was: to is bounded
+	most     int // of to; 0: as it comes
 }
 
 func (u *unpacker) value(depth int) (err error) {
 	if depth > maxPackDepth {
 		return fmt.Errorf("it is nested more than %d deep", maxPackDepth)
 	}
-	if u.zipped && len(u.to) > MaxDecoded {
+	if u.most > 0 && len(u.to) > u.most {
 		return errInflated
 	}
 	switch kind := msgp.NextType(u.rest); kind {

@@ -114,15 +114,6 @@ func (r *Request) Body() []byte {
 	return r.body
 }
 
-// ParseRequest is [ReadRequest] and [Request.Decode].
-func ParseRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh.Error) {
-	r, bad := ReadRequest(s, h, body)
-	if bad == nil {
-		bad = r.Decode()
-	}
-	return r, bad
-}
-
 // ReadRequest reads a request that arrived on a tools subject, directed or
 // not. s is that subject, parsed. Arguments that are not written in JSON stay as they
 // came: see [Request.Decode]. On an error the returned Request still says
