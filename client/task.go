@@ -48,6 +48,9 @@ type SubmitOptions struct {
 	In    time.Duration
 	Every time.Duration
 	Cron  string
+	// CatchUp says what a schedule does with the times that came while nothing ran tasks:
+	// [codec.CatchUpNone], CatchUpOne or CatchUpAll. Defaults to one task for all of them.
+	CatchUp string
 }
 
 // Task is a durable task of a session. Its methods may be called concurrently, and from
@@ -90,7 +93,7 @@ func (c *Client) Submit(ctx context.Context, tool subjects.ToolID, args any, opt
 	}
 	q := &codec.TaskRequest{
 		ID: s.rpc, Tool: tool, Args: body, TimeoutMS: milliseconds(o.Timeout), Attempts: o.Attempts, Priority: o.Priority,
-		TTLMS: milliseconds(o.TTL), Key: o.Key, InMS: milliseconds(o.In), EveryMS: milliseconds(o.Every), Cron: o.Cron, Parent: s.above.Parent,
+		TTLMS: milliseconds(o.TTL), Key: o.Key, InMS: milliseconds(o.In), EveryMS: milliseconds(o.Every), Cron: o.Cron, CatchUp: o.CatchUp, Parent: s.above.Parent,
 	}
 	if !o.At.IsZero() {
 		q.At = o.At.UTC().Format(time.RFC3339Nano)
@@ -178,6 +181,21 @@ func (c *Client) Tasks(ctx context.Context, state codec.TaskState) ([]TaskInfo, 
 		}
 		if after = page.Next; after == 0 {
 			return all, nil
+		}
+	}
+}
+
+// RemoveTasks removes the tasks of the client's session that have ended for so long, in a
+// state or, where that is empty, in any, and returns how many there were. A schedule stays while a task that it has
+// made goes on.
+func (c *Client) RemoveTasks(ctx context.Context, state codec.TaskState, older time.Duration) (int, error) {
+	for n := 0; ; {
+		var done codec.TasksRemoved
+		if err := c.TaskVerb(ctx, codec.TaskRemove, &codec.TaskRequest{State: string(state), OlderMS: milliseconds(older)}, &done); err != nil {
+			return n, err
+		}
+		if n += done.Removed; !done.More {
+			return n, nil
 		}
 	}
 }

@@ -105,7 +105,7 @@ func TestValuesSurviveMessagePack(t *testing.T) {
 			t.Fatal(err)
 		}
 		packed := Pack(nil, body)
-		plain, err := Unpack(packed)
+		plain, err := Unpack(packed, 0)
 		if err != nil {
 			t.Fatalf("%s: %v", body, err)
 		}
@@ -120,7 +120,7 @@ func TestValuesSurviveMessagePack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plain, err := Unpack(packed)
+	plain, err := Unpack(packed, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ var badPacks = map[string][]byte{
 func TestWhatIsNoMessagePack(t *testing.T) {
 	t.Parallel()
 	for name, body := range badPacks {
-		if plain, err := Unpack(body); err == nil {
+		if plain, err := Unpack(body, 0); err == nil {
 			t.Errorf("%s is %q", name, plain)
 		}
 	}
@@ -161,14 +161,14 @@ func FuzzUnpack(f *testing.F) {
 	}
 	f.Add(Pack(nil, []byte(`{"a":[1,-2.5,"x",null,true,{"b":18446744073709551615}]}`)))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		plain, err := Unpack(body)
+		plain, err := Unpack(body, 0)
 		if err != nil {
 			return
 		}
 		if !json.Valid(plain) {
 			t.Fatalf("%q", plain)
 		}
-		again, err := Unpack(Pack(nil, plain))
+		again, err := Unpack(Pack(nil, plain), 0)
 		if err != nil || !reflect.DeepEqual(read(t, plain), read(t, again)) {
 			t.Fatalf("%v: %s is %s", err, plain, again)
 		}
@@ -229,7 +229,7 @@ func TestCompressed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if plain, err := Unpack(body); h.Get("Content-Type") != "application/msgpack" || err != nil || string(plain) != `"`+string(noise)+`"` {
+	if plain, err := Unpack(body, 0); h.Get("Content-Type") != "application/msgpack" || err != nil || string(plain) != `"`+string(noise)+`"` {
 		t.Errorf("packed and compressed: %v %v", h, err)
 	}
 	// Without a word of it nothing is.

@@ -90,7 +90,7 @@ func FuzzParseRequest(f *testing.F) {
 			t.Fatalf("so small an answer is compressed: %d bytes", len(data))
 		}
 		if answer.Get(HeaderContentType) == "application/msgpack" {
-			plain, err := Unpack(data)
+			plain, err := Unpack(data, 0)
 			if err != nil {
 				t.Fatalf("the answer is not MessagePack: %v", err)
 			}

@@ -16,7 +16,19 @@ const (
 	TaskWait   = "wait"
 	TaskCancel = "cancel"
 	TaskRetry  = "retry"
+	TaskRemove = "rm"
 )
+
+// What a schedule does with the times that came while nothing ran tasks: nothing, one task
+// for the last of them, or one for each of the last 100.
+const (
+	CatchUpNone = "none"
+	CatchUpOne  = "one"
+	CatchUpAll  = "all"
+)
+
+// CatchUps returns them.
+func CatchUps() []string { return []string{CatchUpNone, CatchUpOne, CatchUpAll} }
 
 // TaskState says how far a durable task is.
 type TaskState string
@@ -76,10 +88,15 @@ type TaskRequest struct {
 	InMS    int64  `json:"in_ms,omitempty"`
 	EveryMS int64  `json:"every_ms,omitempty"`
 	Cron    string `json:"cron,omitempty"`
+	// CatchUp is none, one or all, of a schedule; one if absent.
+	CatchUp string `json:"catch_up,omitempty"`
 	// Parent is the call that submits it.
 	Parent subjects.RPCID `json:"parent,omitempty"`
 
-	// Of ls: which tasks, at most how many, and the Next of the page before.
+	// OlderMS, of rm, is for how long the tasks to remove have ended.
+	OlderMS int64 `json:"older_ms,omitempty"`
+
+	// Of ls: which tasks (of rm, too), at most how many, and the Next of the page before.
 	State string `json:"state,omitempty"`
 	Limit int    `json:"limit,omitempty"`
 	After uint64 `json:"after,omitempty"`
@@ -120,6 +137,7 @@ type Task struct {
 	Key       string          `json:"key,omitempty"`
 	EveryMS   int64           `json:"every_ms,omitempty"`
 	Cron      string          `json:"cron,omitempty"`
+	CatchUp   string          `json:"catch_up,omitempty"`
 	// Schedule is the task whose schedule made this one.
 	Schedule subjects.RPCID `json:"schedule,omitempty"`
 	Parent   subjects.RPCID `json:"parent,omitempty"`
@@ -141,6 +159,13 @@ type Task struct {
 type Submitted struct {
 	ID    subjects.RPCID `json:"id"`
 	State TaskState      `json:"state"`
+}
+
+// TasksRemoved is the answer to rm: how many were removed, and whether there are more, for
+// which it is to be asked again.
+type TasksRemoved struct {
+	Removed int  `json:"removed"`
+	More    bool `json:"more,omitempty"`
 }
 
 // TaskPage is the answer to ls, in the order in which the tasks were changed last.

@@ -23,7 +23,7 @@ func TestMessagePackCallers(t *testing.T) {
 		if got := a.Header.Get("Content-Type"); got != "application/msgpack" {
 			t.Errorf("the answer is %q: %q", got, a.Data)
 		}
-		plain, err := codec.Unpack(a.Data)
+		plain, err := codec.Unpack(a.Data, 0)
 		if err != nil {
 			t.Errorf("%v: %q", err, a.Data)
 		}

@@ -70,6 +70,9 @@ func (s *Service) level(ctx context.Context, session subjects.SessionID, priorit
 		return 0, err
 	}
 	level := 0
+	if found[0] != nil && int64(found[0].Pending) >= s.stores.records { //nolint:gosec // fewer than 2^63
+		return 0, full("the session's part of the queue of tasks") // only what is queued again and again gets there
+	}
 	if found[0] != nil {
 		level = levelOf(found[0].Pending + 1)
 	}

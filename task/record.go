@@ -50,6 +50,10 @@ type record struct {
 	Made int `json:"made,omitempty"`
 	// Runner makes the call of a task that runs.
 	Runner string `json:"runner,omitempty"`
+	// When is what the submission said of its time: a name, and a value.
+	When string `json:"when,omitempty"`
+	// Fired are the last times, in unix seconds, of a schedule whose tasks are kept.
+	Fired []int64 `json:"fired,omitempty"`
 	// LargeArgs and LargeResult are in the place of Args and Result where those do not fit.
 	LargeArgs   *value `json:"large_args,omitempty"`
 	LargeResult *value `json:"large_result,omitempty"`
@@ -84,6 +88,10 @@ func (s *Service) load(ctx context.Context, session subjects.SessionID, id subje
 	if err != nil {
 		return nil, err
 	}
+	return s.loadKey(ctx, key, session)
+}
+
+func (s *Service) loadKey(ctx context.Context, key bus.Key, session subjects.SessionID) (*stored, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeWait)
 	defer cancel()
 	entry, err := s.bus.Latest(ctx, key)
@@ -128,6 +136,7 @@ func (s *Service) encode(r *record) ([]byte, error) {
 // write stores a record in place of the one that was read; [bus.ErrConflict] where that is
 // another one by now. What has ended is kept for its ttl.
 func (s *Service) write(ctx context.Context, t *stored) error {
+	t.Error = cut(t.Error)
 	value, err := s.encode(&t.record)
 	if err != nil {
 		return err

@@ -148,7 +148,7 @@ func runs(t testing.TB, nc *nats.Conn, slots int) *task.Service {
 	return runsWith(t, nc, task.Options{Slots: slots})
 }
 
-func runsWith(t testing.TB, nc *nats.Conn, options task.Options) *task.Service {
+func runsWith(t testing.TB, nc *nats.Conn, options task.Options, changes ...func(*task.Service)) *task.Service {
 	t.Helper()
 	b, err := bus.New(nc, nil)
 	if err != nil {
@@ -184,6 +184,9 @@ func runsWith(t testing.TB, nc *nats.Conn, options task.Options) *task.Service {
 		options.Logger = meshtest.CaptureLogs(t).Logger
 	}
 	s := task.New(b, store, c, &options)
+	for _, change := range changes {
+		change(s)
+	}
 	if err := s.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

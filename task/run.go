@@ -131,9 +131,14 @@ func (r *run) do() {
 	}
 	var result *client.Result
 	var err error
-	if why := r.await(t); fresh && why != nil {
-		err = why
-	} else {
+	if fresh {
+		if why := r.await(t); why != nil {
+			err = why
+		} else {
+			err = s.roomFor(r.ctx, r.session, room{bytes: resultBytes}, 1) // before the call begins
+		}
+	}
+	if err == nil {
 		result, err = r.call(t, n, fresh)
 	}
 	switch {
@@ -369,17 +374,12 @@ func (r *run) keep() time.Duration {
 func (r *run) settle(t *stored, n int, wait time.Duration) {
 	s := r.s
 	for tries := 1; ; tries++ {
-		err := s.write(context.WithoutCancel(s.base), t)
+		err := s.keepResult(context.WithoutCancel(s.base), t)
+		if err == nil {
+			err = s.write(context.WithoutCancel(s.base), t)
+		}
 		switch {
 		case err == nil:
-		case toolmesh.CodeOf(err) == toolmesh.CodePayloadTooLarge && t.Result != nil:
-			result := t.Result
-			t.Result = nil
-			if t.LargeResult, err = s.keep(context.WithoutCancel(s.base), t, result); err != nil {
-				t.end(codec.TaskFailed, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the task has run, and its result, of %d bytes, cannot be kept: %w", len(result), err).
-					WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedYes).WithDetail("size", len(result)), t.Ended)
-			}
-			continue
 		case errors.Is(err, bus.ErrConflict):
 			now, err := s.load(context.WithoutCancel(s.base), r.session, r.id)
 			if over := errors.Is(err, errGone) || err == nil && now.State.Ended(); over || err == nil && now.attempt() != n {
@@ -410,4 +410,26 @@ func (r *run) settle(t *stored, n int, wait time.Duration) {
 		return
 	}
 	r.done()
+}
+
+// keepResult stores a result that the record cannot hold. A task whose session has no room
+// for it has failed.
+func (s *Service) keepResult(ctx context.Context, t *stored) error {
+	size := int64(len(t.Result))
+	if size <= s.inline() {
+		return nil
+	}
+	err := s.roomFor(ctx, t.session, room{bytes: size}, 2)
+	if err == nil {
+		t.LargeResult, err = s.keep(ctx, t, t.Result)
+	}
+	if toolmesh.CodeOf(err) == toolmesh.CodeBusy {
+		t.end(codec.TaskFailed, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the task has run, and its result, of %d bytes, cannot be kept: %w", size, err).
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedYes).WithDetail("size", size), t.Ended)
+		err = nil
+	}
+	if err == nil {
+		t.Result = nil
+	}
+	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,6 +29,9 @@ func (r *record) recurs() bool { return r.EveryMS > 0 || r.Cron != "" }
 
 // when reads what a submission says of its time into the record of the task.
 func (r *record) when(q *codec.TaskRequest, now time.Time) error {
+	if q.CatchUp != "" && !slices.Contains(codec.CatchUps(), q.CatchUp) || q.CatchUp != "" && q.EveryMS == 0 && q.Cron == "" {
+		return invalid("catch_up is %q: it is one of %v, of a schedule", q.CatchUp, codec.CatchUps())
+	}
 	given := 0
 	for _, is := range []bool{q.At != "", q.InMS != 0, q.EveryMS != 0, q.Cron != ""} {
 		if is {
@@ -45,6 +49,19 @@ func (r *record) when(q *codec.TaskRequest, now time.Time) error {
 		return invalid("every_ms is %d: it is at least %d", q.EveryMS, leastEvery.Milliseconds())
 	}
 	r.State = codec.TaskScheduled
+	switch {
+	case q.At != "":
+		r.When = "at " + q.At
+	case q.InMS > 0:
+		r.When = "in_ms " + strconv.FormatInt(q.InMS, 10)
+	case q.EveryMS > 0:
+		r.When = "every_ms " + strconv.FormatInt(q.EveryMS, 10)
+	default:
+		r.When = "cron " + q.Cron
+	}
+	if q.CatchUp != "" {
+		r.When += " catch_up " + q.CatchUp
+	}
 	defer func() { r.Due = r.Due.Add(time.Second - 1).Truncate(time.Second) }() // as the broker has it
 	switch {
 	case q.At != "":
@@ -104,7 +121,7 @@ func (s *Service) schedule(ctx context.Context, t *stored) error {
 	default:
 		options = append(options, jetstream.WithScheduleAt(t.Due))
 	}
-	err = s.bus.Store(ctx, &nats.Msg{Subject: at}, options...)
+	err = s.bus.Store(ctx, &nats.Msg{Subject: at}, options...) // in place of the one before
 	if errors.Is(err, bus.ErrSchedule) {
 		return invalid("the schedule %q is none, or it never fires", t.Cron)
 	}
@@ -133,7 +150,7 @@ func (s *Service) due(ctx context.Context, m *nats.Msg) {
 	}
 	delivered, err := bus.DeliveredOf(m)
 	if err == nil {
-		err = s.queueDue(ctx, subject.Session, subject.RPC, delivered)
+		err = s.queueDue(ctx, subject.Session, subject.RPC, m.Subject, delivered)
 	}
 	switch {
 	case errors.Is(err, errGone):
@@ -147,7 +164,7 @@ func (s *Service) due(ctx context.Context, m *nats.Msg) {
 	}
 }
 
-func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id subjects.RPCID, delivered bus.Delivered) error {
+func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id subjects.RPCID, subject string, delivered bus.Delivered) error {
 	t, err := s.load(ctx, session, id)
 	switch {
 	case err != nil:
@@ -167,17 +184,93 @@ func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id s
 		}
 		return s.enqueue(ctx, t) // also one that was queued when the runner before was lost
 	}
+	if skip, err := s.missed(ctx, t, subject, delivered); err != nil || skip {
+		return err
+	}
+	at := delivered.Time.Unix()
+	if len(t.Fired) < s.fired { // else one goes
+		if err := s.roomFor(ctx, session, room{records: 1}, 1); err != nil {
+			return err
+		}
+	}
+	if full, err := s.makeRoom(ctx, t, at); err != nil || full {
+		return err
+	}
 	one := *t
-	one.Schedule, one.ID, one.Created = t.ID, t.ID+subjects.RPCID("-"+strconv.FormatInt(delivered.Time.Unix(), 10)), one.Queued
-	one.State, one.EveryMS, one.Cron = codec.TaskQueued, 0, ""
+	one.Schedule, one.ID, one.Created = t.ID, firedID(t.ID, at), one.Queued
+	one.State, one.EveryMS, one.Cron, one.CatchUp, one.When, one.Fired = codec.TaskQueued, 0, "", "", "", nil
 	if one.key, err = keyOf(session, one.ID); err != nil {
 		return err
 	}
 	if t.Key != "" {
-		one.Key = t.Key + "-" + strconv.FormatInt(delivered.Time.Unix(), 10)
+		one.Key = t.Key + "-" + strconv.FormatInt(at, 10)
 	}
 	if err := s.create(ctx, &one); err != nil && !errors.Is(err, bus.ErrConflict) {
 		return err
 	}
 	return s.enqueue(ctx, &one)
+}
+
+// missedAfter is how late the time of a schedule may be looked at without counting as missed.
+const missedAfter = 10 * time.Second
+
+// missed reports whether a time of a schedule is one that it does not catch up with.
+func (s *Service) missed(ctx context.Context, t *stored, subject string, delivered bus.Delivered) (bool, error) {
+	switch late := s.now().Sub(delivered.Time) > missedAfter; {
+	case t.CatchUp == codec.CatchUpAll:
+		return false, nil
+	case late && t.CatchUp == codec.CatchUpNone:
+		return true, nil
+	}
+	last, err := s.bus.Find(ctx, subjects.StreamSchedules, bus.Lookup{Subject: subject})
+	return err == nil && last[0] != nil && last[0].Seq > delivered.Seq, err
+}
+
+func firedID(schedule subjects.RPCID, at int64) subjects.RPCID {
+	return schedule + subjects.RPCID("-"+strconv.FormatInt(at, 10))
+}
+
+// makeRoom notes in a schedule's record that it makes a task, and removes the oldest of those
+// that it has made. It is full while that one has not ended.
+func (s *Service) makeRoom(ctx context.Context, t *stored, at int64) (full bool, err error) {
+	if slices.Contains(t.Fired, at) {
+		return false, nil
+	}
+	for len(t.Fired) >= s.fired {
+		switch oldest, err := s.load(ctx, t.session, firedID(t.ID, t.Fired[0])); {
+		case errors.Is(err, errGone):
+		case err != nil:
+			return false, err
+		case !oldest.State.Ended():
+			s.log.Warn("a schedule makes no task: the last ones have not ended", slog.String("rpc_id", string(t.ID)), slog.Int("tasks", len(t.Fired)))
+			return true, nil
+		default:
+			if err := s.bus.Delete(ctx, oldest.key, oldest.revision); err != nil {
+				return false, err
+			}
+			s.dropOf(ctx, oldest)
+		}
+		t.Fired = t.Fired[1:]
+	}
+	t.Fired = append(t.Fired, at)
+	return false, s.write(ctx, t)
+}
+
+// firedHas reports whether a task that a schedule has made, and that is kept, is such a one.
+// session is its token in keys.
+func (s *Service) firedHas(ctx context.Context, session string, t *stored, such func(*stored) bool) (bool, error) {
+	for _, at := range t.Fired {
+		token, err := subjects.EncodeToken(string(firedID(t.ID, at)))
+		if err != nil {
+			return false, invalid("the id of a schedule's task: %w", err)
+		}
+		one, err := s.loadKey(ctx, bus.Key{Bucket: subjects.BucketTaskState, Name: session + "." + token}, t.session)
+		if err != nil && !errors.Is(err, errGone) {
+			return false, err
+		}
+		if err == nil && such(one) {
+			return true, nil
+		}
+	}
+	return false, nil
 }

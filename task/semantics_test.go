@@ -44,6 +44,59 @@ func TestTheSameTaskTwice(t *testing.T) {
 	}
 }
 
+// A submission under the id of another task says what differs. A schedule is changed, one that
+// has ended begins anew.
+func TestSubmissionsUnderOneID(t *testing.T) {
+	t.Parallel()
+	d, c, _ := rig(t, 0)
+	first := client.SubmitOptions{ID: "mine", Every: time.Hour, Attempts: 2, Priority: 1, TTL: time.Hour, Timeout: time.Minute, Key: "k"}
+	handle := submit(t, c, "jobs.echo", "x", &first)
+	submit(t, c, "jobs.echo", "x", &first)
+	for field, change := range map[string]func(o *client.SubmitOptions){
+		"attempts": func(o *client.SubmitOptions) { o.Attempts = 3 }, "priority": func(o *client.SubmitOptions) { o.Priority = 0 },
+		"ttl_ms": func(o *client.SubmitOptions) { o.TTL = 2 * time.Hour }, "timeout_ms": func(o *client.SubmitOptions) { o.Timeout = time.Hour },
+		"key": func(o *client.SubmitOptions) { o.Key = "other" }, "every_ms": func(o *client.SubmitOptions) { o.Every = 0 },
+	} {
+		other := first
+		change(&other)
+		if _, err := c.Submit(t.Context(), "jobs.echo", job{"x"}, &other); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest || !strings.Contains(err.Error(), field) {
+			t.Errorf("another %s: %v", field, err)
+		}
+	}
+	if _, err := c.Submit(t.Context(), "jobs.echo", job{"y"}, &first); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest || !strings.Contains(err.Error(), "args") {
+		t.Errorf("other arguments: %v", err)
+	}
+	changed := first
+	changed.Every = 0
+	changed.Cron = "0 0 30 2 *"
+	if _, err := c.Submit(t.Context(), "jobs.echo", job{"x"}, &changed); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+		t.Errorf("a schedule that never fires: %v", err)
+	}
+	if info, err := handle.Show(t.Context()); err != nil || info.EveryMS != time.Hour.Milliseconds() || info.Cron != "" {
+		t.Errorf("the schedule that was there: %+v, %v", info, err)
+	}
+	changed.Cron = "* * * * * *"
+	submit(t, c, "jobs.echo", "x", &changed)
+	d.starts(t, "x") // it is every second now
+	if info, err := handle.Cancel(t.Context()); err != nil || info.EveryMS != 0 || info.Cron == "" {
+		t.Errorf("the changed schedule: %+v, %v", info, err)
+	}
+	submit(t, c, "jobs.echo", "x", &changed)
+	becomes(t, handle, codec.TaskScheduled)
+	if _, err := handle.Cancel(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	once := client.SubmitOptions{ID: "once", In: time.Second}
+	succeeds(t, submit(t, c, "jobs.echo", "once", &once), "did once")
+	submit(t, c, "jobs.echo", "once", &once) // a repetition
+	if n := d.count("once"); n != 1 {
+		t.Errorf("a task that was submitted twice ran %d times", n)
+	}
+	once.In = 2 * time.Second
+	succeeds(t, submit(t, c, "jobs.echo", "once", &once), "did once")
+	meshtest.Until(t, "it ran at its new time", func() bool { return d.count("once") == 2 })
+}
+
 func TestSubmitterIsGone(t *testing.T) {
 	t.Parallel()
 	d, c, broker := rig(t, 0)

@@ -58,6 +58,9 @@ func (s *Service) receive(m *nats.Msg) {
 	} else {
 		err = bus.ReadRequest(m, &q)
 	}
+	for _, ms := range []*int64{&q.TimeoutMS, &q.TTLMS, &q.InMS, &q.EveryMS, &q.WaitMS, &q.OlderMS} {
+		*ms = min(*ms, toolmesh.MaxTime.Milliseconds())
+	}
 	if err == nil && !s.requests.TryGo(func() error {
 		ctx, cancel := context.WithTimeout(s.base, answerWait+mostWait)
 		defer cancel()
@@ -82,10 +85,12 @@ func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec
 		return codec.Submitted{ID: t.ID, State: t.State}, nil
 	case codec.TaskList:
 		return s.list(ctx, subject.Session, q)
+	case codec.TaskRemove:
+		return s.remove(ctx, subject.Session, q)
 	case codec.TaskShow, codec.TaskWait, codec.TaskCancel, codec.TaskRetry:
 	default:
-		return nil, invalid("tasks have no %q: %s, %s, %s, %s, %s and %s are possible", subject.Verb,
-			codec.TaskSubmit, codec.TaskShow, codec.TaskList, codec.TaskWait, codec.TaskCancel, codec.TaskRetry)
+		return nil, invalid("tasks have no %q: %s, %s, %s, %s, %s, %s and %s are possible", subject.Verb,
+			codec.TaskSubmit, codec.TaskShow, codec.TaskList, codec.TaskWait, codec.TaskCancel, codec.TaskRetry, codec.TaskRemove)
 	}
 	if q.ID == "" {
 		return nil, invalid("id is missing or empty: it is that of a task")
@@ -108,7 +113,7 @@ func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec
 	if err != nil {
 		return nil, err
 	}
-	return s.answerOf(ctx, t, q)
+	return s.answerOf(ctx, t, subject.Verb, q)
 }
 
 func (s *Service) respond(m *nats.Msg, answer any, err error) {
@@ -143,7 +148,7 @@ func (s *Service) newRecord(q *codec.TaskRequest, now time.Time) (*record, error
 	r := &record{Task: codec.Task{
 		ID: cmp.Or(q.ID, subjects.NewRPCID("task_")), Tool: q.Tool, Args: bytes.TrimSpace(q.Args), State: codec.TaskQueued,
 		Priority: q.Priority, MaxAttempts: cmp.Or(q.Attempts, defaultAttempts), Created: now,
-		TimeoutMS: q.TimeoutMS, TTLMS: cmp.Or(q.TTLMS, defaultTTL.Milliseconds()), Key: q.Key, Parent: q.Parent,
+		TimeoutMS: q.TimeoutMS, TTLMS: cmp.Or(q.TTLMS, defaultTTL.Milliseconds()), Key: q.Key, Parent: q.Parent, CatchUp: q.CatchUp,
 	}, Queued: now}
 	if err := q.Tool.Validate(); err != nil {
 		return nil, invalid("tool: %w", err)
@@ -164,6 +169,8 @@ func (s *Service) newRecord(q *codec.TaskRequest, now time.Time) (*record, error
 		return nil, invalid("priority is %d: it is %d, %d or %d", r.Priority, codec.PriorityLow, codec.PriorityNormal, codec.PriorityHigh)
 	case r.ttl() < time.Second || r.ttl() > mostTTL:
 		return nil, invalid("ttl_ms is %d: it is %d to %d", r.TTLMS, time.Second.Milliseconds(), mostTTL.Milliseconds())
+	case len(q.Parent) > 2*mostID || len(q.Cron) > mostID:
+		return nil, invalid("parent or cron is longer than a record holds: at most %d and %d bytes", 2*mostID, mostID)
 	case r.TimeoutMS < 0:
 		return nil, invalid("timeout_ms is %d: it cannot be negative", r.TimeoutMS)
 	}
@@ -188,19 +195,32 @@ func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *cod
 	if t.key, err = keyOf(session, r.ID); err != nil {
 		return nil, err
 	}
-	if err := s.receiveArgs(ctx, t, q); err != nil {
+	large, err := s.receiveArgs(ctx, t, q)
+	if err != nil {
 		if there, bad := s.load(ctx, session, t.ID); q.Ref != "" && bad == nil && there.Epoch == t.Epoch && there.Tool == t.Tool && there.LargeArgs.digest() == q.Digest {
 			return there, nil // it has come before, and what it refers to was used
 		}
 		return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+	}
+	room := s.roomFor(ctx, session, room{1, int64(len(large))}, 1)
+	if room != nil {
+		if toolmesh.CodeOf(room) != toolmesh.CodeBusy {
+			return nil, room
+		}
+		return s.submitAgain(ctx, t, room)
+	}
+	if large != nil {
+		if t.LargeArgs, err = s.keep(ctx, t, large); err != nil {
+			return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+		}
 	}
 	err = s.create(ctx, t)
 	if err == nil && q.Ref != "" {
 		_ = s.bus.DeletePayload(ctx, q.Ref) // else it expires
 	}
 	if errors.Is(err, bus.ErrConflict) {
-		there, err := s.submitAgain(ctx, t)
-		if there == nil || there.LargeArgs != t.LargeArgs {
+		there, err := s.submitAgain(ctx, t, nil)
+		if there != t {
 			s.drop(ctx, t.LargeArgs)
 		}
 		return there, err
@@ -211,6 +231,7 @@ func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *cod
 	if err != nil && toolmesh.AsError(err).Started == toolmesh.StartedNo && t.revision > 0 {
 		// It cannot be: nothing of it is kept.
 		_ = s.bus.Delete(context.WithoutCancel(ctx), t.key, t.revision)
+		t.revision = 0
 	}
 	if err != nil && t.revision == 0 {
 		s.drop(ctx, t.LargeArgs)
@@ -218,29 +239,86 @@ func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *cod
 	return t, err
 }
 
-// submitAgain is a submission of a task that there is: the same one is answered as the
-// first time, also where that one was lost half-way.
-func (s *Service) submitAgain(ctx context.Context, t *stored) (*stored, error) {
+// submitAgain is a submission under the id of a task that there is, or, where room says why
+// no task may be made, that there may be. The same one is answered as the first time, also
+// where that one was lost half-way.
+func (s *Service) submitAgain(ctx context.Context, t *stored, room error) (*stored, error) {
 	there, err := s.load(ctx, t.session, t.ID)
 	switch {
+	case errors.Is(err, errGone) && room != nil:
+		return nil, room
 	case errors.Is(err, errGone):
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the task %q has just ended its ttl: submit it again", t.ID).WithStarted(toolmesh.StartedNo)
 	case err != nil:
 		return nil, err
-	case there.Epoch != t.Epoch: // of a session of this name that has ended
-		t.revision = there.revision
+	}
+	anew := there.Epoch != t.Epoch || there.unreadable || there.recurs() && there.State.Ended()
+	if field := there.differs(t); field != "" && !anew {
+		return nil, invalid("the id %q names another task: its %s differs; use a new id", t.ID, field)
+	}
+	switch {
+	case anew, there.When != t.When && there.State.Ended():
+		if room != nil && t.LargeArgs != nil {
+			return nil, room
+		}
+		t.revision, t.Made, t.Fired = there.revision, there.Made+there.Attempts+1, there.Fired
 		if err := s.write(ctx, t); err != nil {
-			return nil, err
+			return nil, changed(err)
+		}
+		if !there.recurs() { // what a schedule has made may still have its arguments
+			s.dropOf(ctx, there)
 		}
 		return t, s.start(ctx, t)
-	case there.Tool != t.Tool || !sameArgs(there.Args, t.Args) || there.LargeArgs.digest() != t.LargeArgs.digest():
-		return nil, invalid("the id %q names another task (tool and arguments must agree): use a new one", t.ID)
+	case there.When != t.When && (there.State != codec.TaskScheduled || t.When == ""):
+		field, _, _ := strings.Cut(cmp.Or(t.When, there.When), " ")
+		return nil, invalid("the id %q names a task that is %s: its %s differs; use a new id", t.ID, there.State, field)
+	case there.When != t.When:
+		before := there.record
+		there.When, there.Due, there.EveryMS, there.Cron, there.CatchUp = t.When, t.Due, t.EveryMS, t.Cron, t.CatchUp
+		if err := s.write(ctx, there); err != nil {
+			return nil, changed(err)
+		}
+		if err := s.start(ctx, there); err != nil {
+			there.record = before
+			_ = s.write(context.WithoutCancel(ctx), there) // it stays as it was
+			return nil, err
+		}
 	case there.State == codec.TaskQueued || there.State == codec.TaskScheduled:
 		if err := s.start(ctx, there); err != nil {
 			return nil, err
 		}
 	}
 	return there, nil
+}
+
+// changed has a submission that came second be sent again.
+func changed(err error) error {
+	if errors.Is(err, bus.ErrConflict) {
+		return unavailable("the task was changed in between: submit it again").WithStarted(toolmesh.StartedNo)
+	}
+	return err
+}
+
+// differs names what two submissions do not have in common, but for their time; empty if
+// nothing.
+func (t *stored) differs(other *stored) string {
+	switch {
+	case t.Tool != other.Tool:
+		return "tool"
+	case !sameArgs(t.Args, other.Args) || t.LargeArgs.digest() != other.LargeArgs.digest():
+		return "args"
+	case t.TimeoutMS != other.TimeoutMS:
+		return "timeout_ms"
+	case t.MaxAttempts != other.MaxAttempts:
+		return "attempts"
+	case t.Priority != other.Priority:
+		return "priority"
+	case t.TTLMS != other.TTLMS:
+		return "ttl_ms"
+	case t.Key != other.Key:
+		return "key"
+	}
+	return ""
 }
 
 func sameArgs(a, b []byte) bool {
@@ -347,7 +425,6 @@ func (s *Service) retry(ctx context.Context, session subjects.SessionID, id subj
 			return false, invalid("task %q is a schedule that was cancelled: submit it anew", id)
 		}
 		t.Made += t.Attempts + 1
-		t.LargeResult = nil // of none that failed
 		t.State, t.Attempts, t.Error, t.Ended, t.Started, t.Node, t.Due = codec.TaskQueued, 0, nil, time.Time{}, time.Time{}, "", time.Time{}
 		t.Queued, t.Runner = s.now(), ""
 		return true, nil
@@ -400,6 +477,44 @@ func (s *Service) wait(ctx context.Context, session subjects.SessionID, q *codec
 	}
 	return t, err
 }
+
+// remove deletes tasks of the session that have ended, some at a time. A schedule of which a
+// task has not ended yet stays: that has its arguments.
+func (s *Service) remove(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*codec.TasksRemoved, error) {
+	if q.State != "" && !codec.TaskState(q.State).Ended() {
+		return nil, invalid("state is %q: only tasks that have ended are removed: %s, %s or %s", q.State, codec.TaskSucceeded, codec.TaskFailed, codec.TaskCancelled)
+	}
+	done := new(codec.TasksRemoved)
+	for t, err := range s.all(ctx, session, 0) {
+		switch {
+		case err != nil:
+			return nil, err
+		case !t.State.Ended() || q.State != "" && t.State != codec.TaskState(q.State) || s.now().Sub(t.Ended) < time.Duration(q.OlderMS)*time.Millisecond:
+			continue
+		case done.Removed == removedAtOnce:
+			done.More = true
+			return done, nil
+		}
+		if t.LargeArgs != nil && t.recurs() {
+			token, _, _ := strings.Cut(t.key.Name, ".")
+			if busy, err := s.firedHas(ctx, token, t, func(one *stored) bool { return !one.State.Ended() }); err != nil || busy {
+				continue
+			}
+		}
+		switch err := s.bus.Delete(ctx, t.key, t.revision); {
+		case errors.Is(err, bus.ErrConflict): // it was retried in between
+			continue
+		case err != nil:
+			return nil, err
+		}
+		s.dropOf(ctx, t)
+		done.Removed++
+	}
+	return done, nil
+}
+
+// removedAtOnce is how many tasks one request removes.
+const removedAtOnce = 500
 
 // list answers a page of the session's tasks.
 func (s *Service) list(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*codec.TaskPage, error) {

@@ -61,6 +61,8 @@ type Service struct {
 	once     sync.Once
 
 	crowds  crowds
+	stores  room
+	fired   int // how many tasks of one schedule are kept
 	queue   *bus.Pulls
 	timed   *bus.Pulls // nil without schedules
 	lanes   []*lane
@@ -74,6 +76,7 @@ type Service struct {
 	active  map[subjects.SessionID]int
 	waiting []*waiter
 	awaited map[string]awaited // tasks that wait for a node, by key
+	uses    map[subjects.SessionID]*use
 }
 
 // New makes a service; [Service.Start] begins. All that it is given must outlive it.
@@ -85,6 +88,7 @@ func New(b *bus.Bus, store *registry.Store, c *client.Client, opts *Options) *Se
 		bus: b, store: store, client: c, opts: o, log: o.Logger, name: uuid.NewString(),
 		quit: make(chan struct{}), freed: make(chan struct{}, 1), lanes: lanes(),
 		running: make(map[string]*run), active: make(map[subjects.SessionID]int), awaited: make(map[string]awaited),
+		uses: make(map[subjects.SessionID]*use), stores: storeRoom, fired: firedMost,
 	}
 	s.base, s.end = context.WithCancelCause(context.Background())
 	s.requests.SetLimit(mostRequests)

@@ -208,7 +208,7 @@ func (s *Service) endSession(ctx context.Context, session subjects.SessionID) er
 		if err := s.bus.Delete(ctx, t.key, 0); err != nil && !errors.Is(err, bus.ErrNoKey) {
 			return err
 		}
-		s.drop(ctx, t.LargeArgs, t.LargeResult)
+		s.dropOf(ctx, t)
 		if !t.State.Ended() {
 			s.tell(session, t.ID)
 		}

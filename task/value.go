@@ -89,7 +89,7 @@ func (s *Service) fetch(ctx context.Context, v *value) ([]byte, error) {
 // drop deletes values that no record names; what fails is found later.
 func (s *Service) drop(ctx context.Context, all ...*value) {
 	for _, v := range all {
-		if v == nil {
+		if v == nil || v.ID == "" {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)
@@ -101,32 +101,30 @@ func (s *Service) drop(ctx context.Context, all ...*value) {
 	}
 }
 
-// receiveArgs has the arguments of a submission that its record cannot hold be in the
-// store: those that came by reference, and those that are too long.
-func (s *Service) receiveArgs(ctx context.Context, t *stored, q *codec.TaskRequest) error {
+// inline is what a record holds of arguments, and of a result, in bytes.
+func (s *Service) inline() int64 { return min(inlineBytes, s.bus.MaxPayload()/4) }
+
+// receiveArgs reads the arguments of a submission, those that came by reference included.
+// What the record cannot hold is returned, and is to be stored.
+func (s *Service) receiveArgs(ctx context.Context, t *stored, q *codec.TaskRequest) (large []byte, err error) {
 	args := []byte(t.Args)
 	if q.Ref != "" {
 		ref := &codec.Ref{Name: q.Ref, Digest: q.Digest}
 		ctx, cancel := context.WithTimeout(ctx, valueWait)
 		defer cancel()
-		var err error
 		if args, err = payloads.Load(ctx, s.bus, t.session, ref, mostValue, nil); err != nil {
-			return err
+			return nil, err
 		}
 		if args = bytes.TrimSpace(args); len(args) == 0 || args[0] != '{' || !json.Valid(args) {
-			return invalid("what ref names is not an arguments object")
+			return nil, invalid("what ref names is not an arguments object")
 		}
 	}
-	if limit := s.bus.MaxPayload() - 2*recordRoom; limit <= 0 || int64(len(args)) <= limit {
+	if int64(len(args)) <= s.inline() {
 		t.Args = args
-		return nil
+		return nil, nil
 	}
-	kept, err := s.keep(ctx, t, args)
-	if err != nil {
-		return err
-	}
-	t.Args, t.LargeArgs = nil, kept
-	return nil
+	t.Args, t.LargeArgs = nil, &value{Digest: digestOf(args), Size: int64(len(args))}
+	return args, nil
 }
 
 // argsOf are the arguments of a task.
@@ -137,33 +135,53 @@ func (s *Service) argsOf(ctx context.Context, r *record) (json.RawMessage, error
 	return s.fetch(ctx, r.LargeArgs)
 }
 
-// answerOf is a task as it is answered. A result that the record cannot hold is where its
-// caller can read it, for 15 minutes, if it asked for that.
-func (s *Service) answerOf(ctx context.Context, t *stored, q *codec.TaskRequest) (*codec.Task, error) {
-	answer := t.Task
-	if t.LargeResult == nil {
-		return &answer, nil
+// answerOf is a task as it is answered. A result that no message holds is where its caller
+// can read it, for 15 minutes, if it asked for that.
+func (s *Service) answerOf(ctx context.Context, t *stored, verb string, q *codec.TaskRequest) (answer *codec.Task, err error) {
+	answer = &t.Task
+	left := s.bus.MaxPayload() - 2*recordRoom
+	if v := t.LargeResult; v != nil && (v.Size <= left || q.AcceptRef) {
+		data, err := s.fetch(ctx, v)
+		if err != nil {
+			return nil, err
+		}
+		if v.Size <= left {
+			answer.Result = data
+			left -= v.Size
+		} else {
+			ref, err := payloads.Store(ctx, s.bus, t.session, t.session, bytes.NewReader(data), mostValue)
+			if err != nil {
+				return nil, fmt.Errorf("hand out the result of task %s: %w", t.ID, err)
+			}
+			answer.Ref, answer.Digest = ref.Name, ref.Digest
+		}
 	}
-	answer.ResultSize = t.LargeResult.Size
-	if !q.AcceptRef {
-		return &answer, nil
+	if v := t.LargeResult; v != nil && answer.Result == nil {
+		answer.ResultSize = v.Size
 	}
-	data, err := s.fetch(ctx, t.LargeResult)
-	if err != nil {
-		return nil, err
+	if v := t.LargeArgs; v != nil && verb == codec.TaskShow && v.Size <= left {
+		soon, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		if args, err := s.fetch(soon, v); err == nil { // else they are yet to come: what is known is said
+			answer.Args = args
+		}
 	}
-	ref, err := payloads.Store(ctx, s.bus, t.session, t.session, bytes.NewReader(data), mostValue)
-	if err != nil {
-		return nil, fmt.Errorf("hand out the result of task %s: %w", t.ID, err)
+	return answer, nil
+}
+
+// dropOf deletes the values of a task. Those of its schedule are not its own.
+func (s *Service) dropOf(ctx context.Context, t *stored) {
+	for _, v := range []*value{t.LargeArgs, t.LargeResult} {
+		if v != nil && strings.HasPrefix(v.ID, t.key.Name+".") {
+			s.drop(ctx, v)
+		}
 	}
-	answer.Ref, answer.Digest = ref.Name, ref.Digest
-	return &answer, nil
 }
 
 // sweepValues deletes the values that no record names: of tasks whose ttl is over, and of
 // runners that died in between.
 func (s *Service) sweepValues(ctx context.Context, age time.Duration) error {
-	all, err := s.bus.Subjects(ctx, valueStream, valueParts+">")
+	all, _, err := s.bus.Subjects(ctx, valueStream, valueParts+">")
 	if err != nil {
 		return err
 	}
@@ -186,17 +204,19 @@ func (s *Service) sweepValues(ctx context.Context, age time.Duration) error {
 
 // named reports whether the record of a value's task names it.
 func (s *Service) named(ctx context.Context, id string) (bool, error) {
-	token, rest, _ := strings.Cut(id, ".")
+	session, rest, _ := strings.Cut(id, ".")
 	task, _, _ := strings.Cut(rest, ".")
-	entry, err := s.bus.Latest(ctx, bus.Key{Bucket: subjects.BucketTaskState, Name: token + "." + task})
+	t, err := s.loadKey(ctx, bus.Key{Bucket: subjects.BucketTaskState, Name: session + "." + task}, "")
+	if errors.Is(err, errGone) {
+		return false, nil
+	}
 	if err != nil {
-		if errors.Is(err, bus.ErrNoKey) {
-			err = nil
-		}
 		return false, err
 	}
-	t := parse(bus.Key{}, "", entry.Value, 0)
-	return t.LargeArgs != nil && t.LargeArgs.ID == id || t.LargeResult != nil && t.LargeResult.ID == id, nil
+	if t.LargeArgs != nil && t.LargeArgs.ID == id || t.LargeResult != nil && t.LargeResult.ID == id {
+		return true, nil
+	}
+	return s.firedHas(ctx, session, t, func(one *stored) bool { return !one.State.Ended() && one.LargeArgs != nil && one.LargeArgs.ID == id })
 }
 
 // digest is empty for no value.

@@ -43,7 +43,7 @@ func (a *app) taskCommand() *cobra.Command {
 		a.completes(a.taskSubmit(), toolNames), a.taskList(),
 		about("show", "Show one task", "", (*client.Task).Show), a.completes(a.taskWait(), taskIDs),
 		about("cancel", "Stop a task, or a schedule", "%s is %s", (*client.Task).Cancel),
-		about("retry", "Run a task again that failed or was cancelled", "%s is %s", (*client.Task).Retry))
+		about("retry", "Run a task again that failed or was cancelled", "%s is %s", (*client.Task).Retry), a.taskRemove())
 }
 
 func taskIDs(ctx context.Context, l *link) ([]string, error) {
@@ -85,6 +85,8 @@ func (a *app) taskSubmit() *cobra.Command {
 				return usage(cmd, "--key is empty")
 			case flags.Changed("cron") && o.Cron == "":
 				return usage(cmd, "--cron is empty")
+			case flags.Changed("catch-up") && !slices.Contains(codec.CatchUps(), o.CatchUp):
+				return usage(cmd, "--catch-up is %s: it is %s", o.CatchUp, strings.Join(codec.CatchUps(), ", "))
 			case flags.Changed("attempts") && o.Attempts < 1:
 				return usage(cmd, "--attempts is %d: it is at least 1", o.Attempts)
 			}
@@ -134,6 +136,7 @@ func (a *app) taskSubmit() *cobra.Command {
 	flags.DurationVar(&o.In, "in", 0, "in how long it starts")
 	flags.DurationVar(&o.Every, "every", 0, "submit one each time this long has passed, until the task is cancelled")
 	flags.StringVar(&o.Cron, "cron", "", "submit one at the times of a cron `line`, in UTC, until the task is cancelled")
+	flags.StringVar(&o.CatchUp, "catch-up", "", "what a schedule submits for times that were missed: `none`, one or all, of the last 100 (default one)")
 	return cmd
 }
 
@@ -234,6 +237,37 @@ func (a *app) taskList() *cobra.Command {
 		}),
 	}
 	cmd.Flags().StringVar(&state, "state", "", "only those that are `STATE`: "+strings.Join(states, ", "))
+	return cmd
+}
+
+func (a *app) taskRemove() *cobra.Command {
+	var state string
+	var older time.Duration
+	cmd := &cobra.Command{
+		Use: "rm", Short: "Remove tasks that have ended", Args: nothing,
+		Long: "Remove the tasks of the session that have ended, with their results. A schedule stays while a task that it\nhas made goes on.",
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if state != "" && !codec.TaskState(state).Ended() {
+				return usage(cmd, "--state is %s: it is %s, %s or %s", state, codec.TaskSucceeded, codec.TaskFailed, codec.TaskCancelled)
+			}
+			if older < 0 {
+				return usage(cmd, "--older is %v: it cannot be negative", older)
+			}
+			return nil
+		},
+		RunE: runE(func(ctx context.Context, _ []string) error {
+			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+				n, err := l.client.RemoveTasks(ctx, codec.TaskState(state), older)
+				if err != nil {
+					return err
+				}
+				a.tell(map[string]any{"removed": n}, "%d tasks removed", n)
+				return nil
+			})
+		}),
+	}
+	cmd.Flags().StringVar(&state, "state", "", "only those that are `STATE`: succeeded, failed or cancelled")
+	cmd.Flags().DurationVar(&older, "older", 0, "only those that ended so long ago, or longer")
 	return cmd
 }
 

@@ -165,7 +165,11 @@ func (b *Bus) Delete(ctx context.Context, key Key, revision uint64) error {
 	if revision > 0 {
 		expect = &revision
 	}
-	_, err := b.publishKey(ctx, key, nil, markerTTL, expect, operationPurge)
+	ttl := markerTTL
+	if key.Bucket == subjects.BucketTaskState {
+		ttl = taskMarkerTTL
+	}
+	_, err := b.publishKey(ctx, key, nil, ttl, expect, operationPurge)
 	return err
 }
 

@@ -23,8 +23,10 @@ const (
 	chunksAge = 15 * time.Minute
 	// DefaultChunksBytes bounds all of them together where nobody says otherwise.
 	DefaultChunksBytes int64 = 1e9
-	// markerTTL is how long the marker of a key that is gone stays in its bucket.
-	markerTTL = time.Minute
+	// markerTTL is how long the marker of a key that is gone stays in its bucket. In that of
+	// the tasks it takes the place of a task, and nobody follows it.
+	markerTTL     = time.Minute
+	taskMarkerTTL = 2 * time.Second
 	// apiTimeout is how long one question to JetStream may take, retryTimeout how
 	// long it is asked again while it has no leader, when the caller set no limit.
 	apiTimeout   = 5 * time.Second
@@ -144,9 +146,6 @@ const (
 	queuedBytes       int64 = 128e6
 )
 
-// taskValuesAge is longer than any task is kept.
-const taskValuesAge = 31 * 24 * time.Hour
-
 // taskStates is the bucket of the durable tasks.
 func (l Layout) taskStates() jetstream.StreamConfig {
 	config := l.bucket(subjects.BucketTaskState)
@@ -173,13 +172,16 @@ func (l Layout) tasks() jetstream.StreamConfig {
 	}
 }
 
+// dueKept is how many times of one schedule are kept that have come and are not looked at.
+const dueKept = 100
+
 // schedules holds the tasks that have a time. JetStream takes schedules only where it may
-// discard what is old, so that nothing bounds it but the broker's room.
+// discard what is old: what bounds it is the number of tasks.
 func (l Layout) schedules() jetstream.StreamConfig {
 	config := l.tasks()
 	config.Name, config.Subjects = subjects.StreamSchedules, []string{subjects.AllSchedules}
 	config.Description = "Durable tasks that have a time"
-	config.Discard, config.MaxBytes = jetstream.DiscardOld, -1
+	config.Discard, config.MaxBytes, config.MaxMsgsPerSubject = jetstream.DiscardOld, -1, dueKept
 	config.AllowMsgSchedules, config.AllowRollup, config.AllowMsgTTL = true, true, true
 	return config
 }
@@ -238,7 +240,7 @@ func (l Layout) bucket(bucket string) jetstream.StreamConfig {
 func (l Layout) objects() []jetstream.StreamConfig {
 	payloads := l.objectStore(subjects.ObjectPayloads, "Values that are too large for a message")
 	tasks := l.objectStore(subjects.ObjectTasks, "Large arguments and results of durable tasks")
-	tasks.MaxAge, tasks.MaxBytes = taskValuesAge, DefaultTasksBytes
+	tasks.MaxBytes = DefaultTasksBytes
 	payloads.MaxAge, payloads.MaxBytes = payloadsAge, cmp.Or(l.PayloadsBytes, DefaultPayloadsBytes)
 	return []jetstream.StreamConfig{l.objectStore(subjects.ObjectBundles, "Bundles of indexes by digest"), payloads, tasks}
 }

@@ -333,17 +333,18 @@ func (b *Bus) LoadParts(ctx context.Context, stream, subject string, parts int) 
 	return data, err
 }
 
-// Subjects returns how many messages a stream has of each subject that a filter covers.
-func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]uint64, error) {
+// Subjects returns how many messages a stream has of each subject that a filter covers, and
+// how many bytes it has in all. Its leader answers.
+func (b *Bus) Subjects(ctx context.Context, stream, filter string) (of map[string]uint64, bytes int64, err error) {
 	s, err := b.js.Stream(ctx, stream)
 	if err != nil {
-		return nil, apiError("read stream "+stream, err)
+		return nil, 0, apiError("read stream "+stream, err)
 	}
 	info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
 	if err != nil {
-		return nil, apiError("read stream "+stream, err)
+		return nil, 0, apiError("read stream "+stream, err)
 	}
-	return info.State.Subjects, nil
+	return info.State.Subjects, int64(info.State.Bytes), nil //nolint:gosec // fewer than 2^63
 }
 
 // deliver takes the acknowledgements.

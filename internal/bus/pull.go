@@ -88,8 +88,9 @@ func (p *Pulls) Ask(consumer string, wait time.Duration) error {
 type Delivered struct {
 	// Times is how often it was, this one included.
 	Times uint64
-	// Time is when it was stored.
+	// Time is when it was stored, Seq its place.
 	Time time.Time
+	Seq  uint64
 }
 
 // DeliveredOf reads it off the message's reply subject.
@@ -98,7 +99,7 @@ func DeliveredOf(m *nats.Msg) (Delivered, error) {
 	if err != nil {
 		return Delivered{}, fmt.Errorf("a message of %s: %w", m.Subject, err)
 	}
-	return Delivered{Times: meta.NumDelivered, Time: meta.Timestamp}, nil
+	return Delivered{Times: meta.NumDelivered, Time: meta.Timestamp, Seq: meta.Sequence.Stream}, nil
 }
 
 // Done has the broker forget a message that was delivered.

@@ -306,7 +306,7 @@ class AsyncMesh(_Base):
         self, tool: str, args: Mapping[str, Any] | None = None, *, id: str | None = None,
         timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
         idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
-        every: float | None = None, cron: str | None = None,
+        every: float | None = None, cron: str | None = None, catch_up: str | None = None,
     ) -> tasks.AsyncTask:
         """Hands in a call that is made whatever becomes of this program, and returns its task.
 
@@ -314,12 +314,14 @@ class AsyncMesh(_Base):
         timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the
         result is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a
         time, or after a delay in seconds; every, in seconds, and cron (5 fields, UTC) make a schedule, which ends
-        when the task is cancelled (docs/bulk.md).
+        when the task is cancelled. For times that it missed it submits one task; catch_up says none, one or all
+        (docs/bulk.md).
         """
         call = self._call(tool, args, None, id, False, None, None, "task_", key=idempotency_key)
         return await self._submit(call, functools.partial(
             tasks.submission, tool, id=call.rpc_id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
-            idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron))
+            idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron,
+            catch_up=catch_up))
 
     asubmit = submit
 
@@ -630,13 +632,14 @@ class Mesh(_Base):
         self, tool: str, args: Mapping[str, Any] | None = None, *, id: str | None = None,
         timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
         idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
-        every: float | None = None, cron: str | None = None,
+        every: float | None = None, cron: str | None = None, catch_up: str | None = None,
     ) -> tasks.Task:
         """As AsyncMesh.submit."""
         call = self._call(tool, args, None, id, False, None, None, "task_", key=idempotency_key)
         request = functools.partial(
             tasks.submission, tool, id=call.rpc_id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
-            idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron)
+            idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron,
+            catch_up=catch_up)
         _background.run(lambda: self._core._submit(call, request))
         return self._task(call.rpc_id, call.session)
 

@@ -24,7 +24,7 @@ _REST = 0.25  # seconds between two questions that nobody could answer
 def submission(
     tool: str, body: bytes, *, id: str | None, timeout: float | None, attempts: int | None, priority: int,
     ttl: float | None, idempotency_key: str | None, at: datetime | None, delay: float | None, every: float | None,
-    cron: str | None, ref: tuple[str, str] | None = None,
+    cron: str | None, catch_up: str | None = None, ref: tuple[str, str] | None = None,
 ) -> bytes:
     """The request of a submission; body is the arguments object, or ref says where that is: name and digest."""
     fields: dict[str, Any] = {"tool": tool}
@@ -35,7 +35,7 @@ def submission(
             fields[name] = max(1, round(seconds * 1000))
     if at is not None:
         fields["at"] = at.astimezone().isoformat()
-    named = {"id": id, "attempts": attempts, "key": idempotency_key, "cron": cron}
+    named = {"id": id, "attempts": attempts, "key": idempotency_key, "cron": cron, "catch_up": catch_up}
     fields.update({name: value for name, value in named.items() if value is not None})
     if priority:
         fields["priority"] = priority

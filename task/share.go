@@ -1,0 +1,126 @@
+package task
+
+import (
+	"context"
+	"encoding/json"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Bounds of a record, in bytes: larger arguments and results are values, errors are cut.
+// recordBytes is more than all of them together with names and times.
+const (
+	recordBytes = 16 << 10
+	inlineBytes = 6 << 10
+	errorBytes  = 4 << 10
+)
+
+// room is what the stores of tasks hold: so many records that each of them has the room to
+// be written again, whatever becomes of its task, and so many bytes of values.
+type room struct {
+	records, bytes int64
+}
+
+var storeRoom = room{bus.DefaultTasksBytes / recordBytes, bus.DefaultTasksBytes}
+
+// firedMost is how many tasks of one schedule are kept.
+const firedMost = 100
+
+// resultBytes is the room that a result takes which is not there yet.
+const resultBytes = 1 << 20
+
+// useKept is for how long a session's use is believed.
+const useKept = time.Second
+
+// use is what a session has in the stores of tasks, and all sessions.
+type use struct {
+	room
+	all  room
+	read time.Time
+}
+
+// roomFor reports whether a session may have so many more records and bytes: it may have as
+// much as is free. So n sessions that take all that they get have 1/(n+1) each, and the
+// next one finds as much. over lets it have that many times as much.
+func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more room, over int64) error {
+	u, err := s.useOf(ctx, session)
+	if err != nil {
+		return toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	what := ""
+	switch {
+	case more.records > 0 && u.records+more.records > over*(s.stores.records-u.all.records):
+		what = "tasks of the session are stored: " + strconv.FormatInt(u.records, 10)
+	case more.bytes > 0 && u.bytes+more.bytes > over*(s.stores.bytes-u.all.bytes):
+		what = "bytes of arguments and results of the session's tasks are stored: " + strconv.FormatInt(u.bytes, 10)
+	default:
+		u.records, u.all.records = u.records+more.records, u.all.records+more.records
+		if more.records > 0 || over > 1 { // it is stored now
+			u.bytes, u.all.bytes = u.bytes+more.bytes, u.all.bytes+more.bytes
+		}
+		return nil
+	}
+	return toolmesh.Errorf(toolmesh.CodeBusy, "the session has its share of the room for tasks (%s): remove tasks that have ended (mesh task rm), or wait", what).
+		WithDetail("limit", "tasks").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+}
+
+// useOf is what a session has, as of a moment ago.
+func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, error) {
+	now := time.Now()
+	s.mu.Lock()
+	u := s.uses[session]
+	s.mu.Unlock()
+	if u != nil && now.Sub(u.read) < useKept {
+		return u, nil
+	}
+	keys, err := subjects.SessionTasks(session)
+	if err != nil {
+		return nil, invalid("session: %w", err)
+	}
+	bucket := subjects.BucketTaskState
+	found, err := s.bus.Find(ctx, subjects.KVStream(bucket),
+		bus.Lookup{Subject: subjects.KVSubject(bucket, keys), From: 1, Pending: true}, bus.Lookup{Subject: subjects.KVAll(bucket), From: 1, Pending: true})
+	if err != nil {
+		return nil, err
+	}
+	values, bytes, err := s.bus.Subjects(ctx, valueStream, valueParts+strings.TrimSuffix(keys, "*")+">")
+	if err != nil {
+		return nil, err
+	}
+	u = &use{read: now, all: room{bytes: bytes}}
+	for i, n := range []*int64{&u.records, &u.all.records} {
+		if found[i] != nil {
+			*n = int64(found[i].Pending) + 1 //nolint:gosec // fewer than 2^63
+		}
+	}
+	for subject := range values {
+		size, _ := strconv.ParseInt(strings.Split(strings.TrimPrefix(subject, valueParts), ".")[2], 10, 64)
+		u.bytes += size
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.uses) >= mostCrowds {
+		clear(s.uses)
+	}
+	s.uses[session] = u
+	return u, nil
+}
+
+// cut has an error fit into a record.
+func cut(e *toolmesh.Error) *toolmesh.Error {
+	if e == nil {
+		return nil
+	}
+	if text, err := json.Marshal(e); err == nil && len(text) <= errorBytes {
+		return e
+	}
+	message := strings.ToValidUTF8(e.Message[:min(len(e.Message), errorBytes/4)], "")
+	return toolmesh.Errorf(e.Code, "%s", message).WithOrigin(e.Origin).WithStarted(e.Started).WithRetryable(e.Retryable).WithDetail("cut", true)
+}

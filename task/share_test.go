@@ -1,0 +1,218 @@
+package task_test
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/task"
+)
+
+// busyTasks fails the test unless an error says that a session has its share.
+func busyTasks(t testing.TB, err error) {
+	t.Helper()
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeBusy || e.Started != toolmesh.StartedNo || e.Details["limit"] != "tasks" {
+		t.Errorf("a task over the share of its session: %v", err)
+	}
+}
+
+// A session that fills the store with tasks is refused further ones. What it has goes on, and
+// so do the tasks of others.
+func TestSessionFillsTheStoreWithTasks(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	runsWith(t, broker.Connect(t), task.Options{}, func(s *task.Service) { s.SetRoom(24, 1e9, 100) })
+	greedy, other := calls(t, broker.Connect(t), "greedy"), calls(t, broker.Connect(t), "other")
+	var err error
+	n := 0
+	for ; err == nil && n < 24; n++ {
+		_, err = greedy.Submit(t.Context(), "jobs.wait", job{"g"}, &client.SubmitOptions{ID: codecID(n)})
+	}
+	busyTasks(t, err)
+	if n < 8 || n > 13 {
+		t.Errorf("a session alone has %d of 24 records", n)
+	}
+	if _, err := greedy.Submit(t.Context(), "jobs.wait", job{"g"}, &client.SubmitOptions{ID: codecID(0)}); err != nil {
+		t.Errorf("a task that was accepted, submitted again: %v", err)
+	}
+	succeeds(t, submit(t, other, "jobs.echo", "o", nil), "did o")
+	if info, err := greedy.Task(codecID(1)).Cancel(t.Context()); err != nil || info.State != codec.TaskCancelled {
+		t.Errorf("cancel in a session that has its share: %+v %v", info, err)
+	}
+	close(d.gate("g"))
+	succeeds(t, greedy.Task(codecID(0)), "waited g")
+	becomes(t, greedy.Task(codecID(n-2)), codec.TaskSucceeded)
+	if n, err := greedy.RemoveTasks(t.Context(), codec.TaskCancelled, 0); err != nil || n != 1 {
+		t.Errorf("%d cancelled tasks removed, %v", n, err)
+	}
+	if n, err := greedy.RemoveTasks(t.Context(), "", time.Hour); err != nil || n != 0 {
+		t.Errorf("%d tasks removed that have just ended, %v", n, err)
+	}
+	if _, err := greedy.RemoveTasks(t.Context(), codec.TaskRunning, 0); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+		t.Errorf("running tasks removed: %v", err)
+	}
+	meshtest.Until(t, "all have ended, and are removed", func() bool {
+		_, err := greedy.RemoveTasks(t.Context(), "", 0)
+		left, bad := greedy.Tasks(t.Context(), "")
+		return err == nil && bad == nil && len(left) == 0
+	})
+	meshtest.Until(t, "there is room again", func() bool {
+		_, err := greedy.Submit(t.Context(), "jobs.echo", job{"again"}, nil)
+		return err == nil
+	})
+}
+
+// A session that fills the store with results has its further tasks wait, before their calls
+// begin, until it removes some. Others go on.
+func TestSessionFillsTheStoreWithResults(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	const room = 8 << 20
+	runsWith(t, broker.Connect(t), task.Options{}, func(s *task.Service) { s.SetRoom(1000, room, 100) })
+	greedy, other := calls(t, broker.Connect(t), "greedy"), calls(t, broker.Connect(t), "other")
+	big := func(i int) string { return strings.Repeat("x", 950<<10) + string(codecID(i)) }
+	var waits *client.Task
+	for i := 0; waits == nil; i++ {
+		if i == 12 {
+			t.Fatal("a session has more than the store holds")
+		}
+		// Small arguments whose result is large would do; echo gives back what it gets.
+		handle, err := greedy.Submit(t.Context(), "jobs.echo", job{big(i)}, nil)
+		if err != nil {
+			busyTasks(t, err)
+			break
+		}
+		meshtest.Until(t, "it has ended, or waits", func() bool {
+			info, err := handle.Show(t.Context())
+			if err == nil && info.State == codec.TaskQueued && info.Error != nil {
+				busyTasks(t, info.Error)
+				waits = handle
+			}
+			return err == nil && (waits != nil || info.State.Ended())
+		})
+	}
+	small := submit(t, greedy, "jobs.echo", "small", nil) // its record has room
+	meshtest.Until(t, "it waits", func() bool {
+		info, err := small.Show(t.Context())
+		return err == nil && info.State == codec.TaskQueued && info.Error != nil && info.Error.Code == toolmesh.CodeBusy
+	})
+	succeeds(t, submit(t, other, "jobs.echo", "o", nil), "did o")
+	if n, err := greedy.RemoveTasks(t.Context(), codec.TaskSucceeded, 0); err != nil || n == 0 {
+		t.Fatalf("%d removed, %v", n, err)
+	}
+	succeeds(t, small, "did small")
+	if waits != nil {
+		if _, err := waits.Wait(within(t)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Of a schedule so many tasks are kept, and it makes none while they have not ended.
+func TestTasksOfAScheduleAreKeptByNumber(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	runsWith(t, broker.Connect(t), task.Options{}, func(s *task.Service) { s.SetRoom(1000, 1e9, 2) })
+	c := calls(t, broker.Connect(t), "")
+	quick := submit(t, c, "jobs.echo", "quick", &client.SubmitOptions{ID: "quick", Every: time.Second})
+	slow := submit(t, c, "jobs.wait", "slow", &client.SubmitOptions{ID: "slow", Every: time.Second})
+	for range 5 {
+		d.starts(t, "quick")
+	}
+	all, err := c.Tasks(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := make(map[subjects.RPCID]int)
+	for _, info := range all {
+		made[info.Schedule]++
+	}
+	if made["quick"] > 2 || made["quick"] == 0 || made["slow"] != 2 || d.count("slow") != 2 {
+		t.Errorf("kept: %v, and %d slow ones begun", made, d.count("slow"))
+	}
+	close(d.gate("slow"))
+	d.starts(t, "slow")
+	for _, handle := range []*client.Task{quick, slow} {
+		if _, err := handle.Cancel(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The times of a schedule that came while nothing ran tasks are caught up with as it says.
+func TestSchedulesCatchUp(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	gone := broker.Connect(t)
+	runs(t, gone, 0)
+	c := calls(t, broker.Connect(t), "")
+	ids := []subjects.RPCID{"default", "none", "one", "all"}
+	for i, catchUp := range []string{"", codec.CatchUpNone, codec.CatchUpOne, codec.CatchUpAll} {
+		submit(t, c, "jobs.echo", string(ids[i]), &client.SubmitOptions{ID: ids[i], Every: time.Second, CatchUp: catchUp})
+	}
+	gone.Close()
+	nc := broker.Connect(t)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), subjects.StreamSchedules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Of each schedule the times that came, but for the last one.
+	missed := make(map[subjects.RPCID][]int64)
+	meshtest.Until(t, "four times of each have come", func() bool {
+		clear(missed)
+		info, err := stream.Info(t.Context())
+		if err != nil {
+			return false
+		}
+		for seq := info.State.FirstSeq; seq <= info.State.LastSeq; seq++ {
+			if m, err := stream.GetMsg(t.Context(), seq); err == nil && strings.HasPrefix(m.Subject, "mesh.schedules.due.") {
+				id := subjects.RPCID(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
+				missed[id] = append(missed[id], m.Time.Unix())
+			}
+		}
+		for _, id := range ids {
+			if len(missed[id]) < 4 {
+				return false
+			}
+		}
+		return true
+	})
+	runs(t, nc, 0)
+	made := func(id subjects.RPCID, at int64) bool {
+		_, err := c.Task(id + "-" + subjects.RPCID(strconv.FormatInt(at, 10))).Show(t.Context())
+		return err == nil
+	}
+	meshtest.Until(t, "all times of one schedule are caught up with", func() bool {
+		return !slices.ContainsFunc(missed["all"], func(at int64) bool { return !made("all", at) })
+	})
+	for _, id := range ids[:3] {
+		for _, at := range missed[id][:3] {
+			if made(id, at) {
+				t.Errorf("%s: %d, which was not the last time, was caught up with", id, at)
+			}
+		}
+		d.starts(t, string(id)) // it goes on
+	}
+}
