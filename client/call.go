@@ -396,7 +396,7 @@ func (p *pending) waits(word codec.Awaits, question int64) {
 	if p.closed {
 		return
 	}
-	p.sign.Store(time.Now().UnixNano())
+	p.sign.Store(bus.Mono(time.Now()))
 	p.node.Store(nil) // one that was named has not taken it
 	p.held, p.let = word != codec.AwaitsNode, word == codec.AwaitsAnswer
 	if subject, err := subjects.Ctl(p.s.session, p.s.rpc); p.let && err == nil {
