@@ -121,6 +121,15 @@ func (t *Task) Cancel(ctx context.Context) (*TaskInfo, error) { return t.ask(ctx
 // other one is invalid_request.
 func (t *Task) Retry(ctx context.Context) (*TaskInfo, error) { return t.ask(ctx, codec.TaskRetry) }
 
+// Remove removes the task, which has ended, with its result, and reports whether it did: a
+// schedule stays while a task that it has made goes on. Of one that has not ended it is
+// invalid_request.
+func (t *Task) Remove(ctx context.Context) (bool, error) {
+	var done codec.TasksRemoved
+	err := t.c.TaskVerb(ctx, codec.TaskRemove, &codec.TaskRequest{ID: t.id}, &done)
+	return done.Removed > 0, err
+}
+
 func (t *Task) ask(ctx context.Context, verb string) (*TaskInfo, error) {
 	info := new(TaskInfo)
 	if err := t.c.TaskVerb(ctx, verb, &codec.TaskRequest{ID: t.id}, info); err != nil {

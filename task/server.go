@@ -86,7 +86,8 @@ func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec
 	case codec.TaskList:
 		return s.list(ctx, subject.Session, q)
 	case codec.TaskRemove:
-		return s.remove(ctx, subject.Session, q)
+		done, err := s.remove(ctx, subject.Session, q)
+		return done, gone(err, subject.Session, q.ID)
 	case codec.TaskShow, codec.TaskWait, codec.TaskCancel, codec.TaskRetry:
 	default:
 		return nil, invalid("tasks have no %q: %s, %s, %s, %s, %s, %s and %s are possible", subject.Verb,
@@ -107,13 +108,18 @@ func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec
 	default:
 		t, err = s.retry(ctx, subject.Session, q.ID)
 	}
-	if errors.Is(err, errGone) {
-		return nil, invalid("session %q has no task %q: it never had, or its ttl is over", subject.Session, q.ID)
-	}
 	if err != nil {
-		return nil, err
+		return nil, gone(err, subject.Session, q.ID)
 	}
 	return s.answerOf(ctx, t, subject.Verb, q)
+}
+
+// gone says of a task that there is none.
+func gone(err error, session subjects.SessionID, id subjects.RPCID) error {
+	if errors.Is(err, errGone) {
+		return invalid("session %q has no task %q: it never had, or its ttl is over", session, id)
+	}
+	return err
 }
 
 func (s *Service) respond(m *nats.Msg, answer any, err error) {
@@ -485,6 +491,16 @@ func (s *Service) remove(ctx context.Context, session subjects.SessionID, q *cod
 		return nil, invalid("state is %q: only tasks that have ended are removed: %s, %s or %s", q.State, codec.TaskSucceeded, codec.TaskFailed, codec.TaskCancelled)
 	}
 	done := new(codec.TasksRemoved)
+	if q.ID != "" {
+		t, err := s.mine(ctx, session, q.ID)
+		if err == nil && !t.State.Ended() {
+			err = invalid("task %q is %s: cancel it first", q.ID, t.State)
+		}
+		if err == nil {
+			err = s.erase(ctx, t, done)
+		}
+		return done, err
+	}
 	for t, err := range s.all(ctx, session, 0) {
 		switch {
 		case err != nil:
@@ -495,22 +511,31 @@ func (s *Service) remove(ctx context.Context, session subjects.SessionID, q *cod
 			done.More = true
 			return done, nil
 		}
-		if t.LargeArgs != nil && t.recurs() {
-			token, _, _ := strings.Cut(t.key.Name, ".")
-			if busy, err := s.firedHas(ctx, token, t, func(one *stored) bool { return !one.State.Ended() }); err != nil || busy {
-				continue
-			}
-		}
-		switch err := s.bus.Delete(ctx, t.key, t.revision); {
-		case errors.Is(err, bus.ErrConflict): // it was retried in between
-			continue
-		case err != nil:
+		if err := s.erase(ctx, t, done); err != nil {
 			return nil, err
 		}
-		s.dropOf(ctx, t)
-		done.Removed++
 	}
 	return done, nil
+}
+
+// erase removes a task that has ended, with its values, and counts it. A schedule stays
+// whose tasks need its arguments, and what was retried in between.
+func (s *Service) erase(ctx context.Context, t *stored, done *codec.TasksRemoved) error {
+	if t.LargeArgs != nil && t.recurs() {
+		token, _, _ := strings.Cut(t.key.Name, ".")
+		if busy, err := s.firedHas(ctx, token, t, func(one *stored) bool { return !one.State.Ended() }); err != nil || busy {
+			return nil //nolint:nilerr // it is removed another time
+		}
+	}
+	switch err := s.bus.Delete(ctx, t.key, t.revision); {
+	case errors.Is(err, bus.ErrConflict):
+		return nil
+	case err != nil:
+		return err
+	}
+	s.dropOf(ctx, t)
+	done.Removed++
+	return nil
 }
 
 // removedAtOnce is how many tasks one request removes.

@@ -43,7 +43,7 @@ func (a *app) taskCommand() *cobra.Command {
 		a.completes(a.taskSubmit(), toolNames), a.taskList(),
 		about("show", "Show one task", "", (*client.Task).Show), a.completes(a.taskWait(), taskIDs),
 		about("cancel", "Stop a task, or a schedule", "%s is %s", (*client.Task).Cancel),
-		about("retry", "Run a task again that failed or was cancelled", "%s is %s", (*client.Task).Retry), a.taskRemove())
+		about("retry", "Run a task again that failed or was cancelled", "%s is %s", (*client.Task).Retry), a.completes(a.taskRemove(), taskIDs))
 }
 
 func taskIDs(ctx context.Context, l *link) ([]string, error) {
@@ -244,9 +244,12 @@ func (a *app) taskRemove() *cobra.Command {
 	var state string
 	var older time.Duration
 	cmd := &cobra.Command{
-		Use: "rm", Short: "Remove tasks that have ended", Args: nothing,
-		Long: "Remove the tasks of the session that have ended, with their results. A schedule stays while a task that it\nhas made goes on.",
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
+		Use: "rm [TASK]", Short: "Remove tasks that have ended", Args: takes(0, 1, "a task, or none for all that have ended"),
+		Long: "Remove a task that has ended, or all of the session that have, with their results. A schedule stays while a\ntask that it has made goes on.",
+		PreRunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 && (state != "" || older != 0) {
+				return usage(cmd, "a task and --state or --older: name one task, or say which")
+			}
 			if state != "" && !codec.TaskState(state).Ended() {
 				return usage(cmd, "--state is %s: it is %s, %s or %s", state, codec.TaskSucceeded, codec.TaskFailed, codec.TaskCancelled)
 			}
@@ -255,9 +258,16 @@ func (a *app) taskRemove() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: runE(func(ctx context.Context, _ []string) error {
+		RunE: runE(func(ctx context.Context, args []string) error {
 			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-				n, err := l.client.RemoveTasks(ctx, codec.TaskState(state), older)
+				n, err := 0, error(nil)
+				if len(args) == 0 {
+					n, err = l.client.RemoveTasks(ctx, codec.TaskState(state), older)
+				} else if ok, bad := l.client.Task(subjects.RPCID(args[0])).Remove(ctx); bad != nil {
+					err = bad
+				} else if ok {
+					n = 1
+				}
 				if err != nil {
 					return err
 				}

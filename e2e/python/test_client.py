@@ -755,14 +755,17 @@ def test_an_item_that_does_not_come_in_time(both: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_session_has_its_globals_on_two_nodes(start: Callable[..., Started], tmp_path: pathlib.Path, kind: str) -> None:
+def test_a_session_has_its_globals_on_two_nodes(
+    start: Callable[..., Started], tmp_path: pathlib.Path, kind: str
+) -> None:
     one = start()
     index = tmp_path / "keep"
     index.mkdir()
     (index / "keep.py").write_text(
         "kept = {}\n\n\ndef put(value: int) -> None:\n    kept['value'] = value\n\n\n"
         "def get() -> int:\n    return kept['value']\n\n\ndef items():\n    yield kept['value']\n")
-    (index / "tools.toml").write_text('[index]\ntools = ["keep.put", "keep.get", "keep.items"]\nisolation = "session"\n')
+    (index / "tools.toml").write_text(
+        '[index]\ntools = ["keep.put", "keep.get", "keep.items"]\nisolation = "session"\n')
     log = (tmp_path / "agent.log").open("wb")
     agent = subprocess.Popen(
         [os.environ["MESH_E2E_AGENT"], "-s", one.url, "--data-dir", str(tmp_path / "agent"), "--node", "second",

@@ -39,18 +39,24 @@ func (s *state) expected(slot uint16) time.Duration {
 	return 0
 }
 
-// youngest is for how long the call has run that was given to a worker last.
-func (s *state) youngest(now time.Time) time.Duration {
-	last := time.Time{}
+// youngest is for how long the call has run that was given to a worker last, if all that
+// run are of one tool; of no other tool does that say anything.
+func (s *state) youngest(now time.Time) (slot uint16, ran time.Duration) {
+	var last *job
 	for _, w := range s.workers {
-		if w.one != nil && w.one.open == 0 && w.one.since.After(last) {
-			last = w.one.since
+		if j := w.one; j != nil && j.open == 0 {
+			if last != nil && j.Slot != last.Slot {
+				return 0, 0
+			}
+			if last == nil || j.since.After(last.since) {
+				last = j
+			}
 		}
 	}
-	if last.IsZero() {
-		return 0
+	if last == nil {
+		return 0, 0
 	}
-	return now.Sub(last)
+	return last.Slot, now.Sub(last.since)
 }
 
 // learn notes how long a call took. The first one of a worker says nothing of the others:
@@ -82,7 +88,7 @@ func (s *state) forecast(now time.Time) iter.Seq2[*job, ahead] {
 			at = min(at, s.cfg.MaxCalls)
 		}
 		var before time.Duration
-		youngest := s.youngest(now)
+		of, ran := s.youngest(now)
 		for _, w := range s.workers {
 			if j := w.one; j != nil && j.open == 0 {
 				before += max(s.expected(j.Slot)-now.Sub(j.since), 0)
@@ -90,8 +96,11 @@ func (s *state) forecast(now time.Time) iter.Seq2[*job, ahead] {
 		}
 		for _, j := range s.queue.Waiting {
 			takes := s.expected(j.Slot)
-			// No shorter than all that run now have run for; those before it may be.
-			if !yield(j, ahead{before / time.Duration(at), max(takes, youngest)}) {
+			least := takes
+			if j.Slot == of { // no shorter than all that run now have run for; those before it may be
+				least = max(takes, ran)
+			}
+			if !yield(j, ahead{before / time.Duration(at), least}) {
 				return
 			}
 			before += takes

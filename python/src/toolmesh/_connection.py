@@ -656,7 +656,9 @@ class Connection:
                 await self.alive(one, one.asked)
                 await self.resend(one, call, headers, one.asked)
         except (asyncio.CancelledError, errors.MeshError) as failure:
-            if not one.messages and getattr(failure, "started", None) is not False:
+            # Not what is lost: a cancel would reach what is made anew of it, too.
+            if (not one.messages and getattr(failure, "started", None) is not False
+                    and getattr(failure, "code", "") not in ("node_lost", "unavailable")):
                 await self.cancel(call, one.node)  # nobody waits for it any more
             raise
         finally:
