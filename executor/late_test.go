@@ -43,7 +43,7 @@ async def apid():
 async def anote(path: str, text: str = ""):
     return note(path, text)
 `
-	x := newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 })
+	x := newExecutor(t, func(o *executor.Options) { o.MaxWorkers, o.Sandbox = 1, "none" }) // whose pids are those of this process
 	for _, kind := range []string{"", "a"} {
 		ix := openModule(t, x, source, kind+"pid", kind+"note")
 		text, err := call(t, ix, "t."+kind+"pid", `{}`)

@@ -385,6 +385,7 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 	if record.Result != nil && record.Ref == nil {
 		record = h.bounded(c, record)
 	}
+	took := time.Since(c.Start)
 	if n := len(record.Result); n >= pacedFrom && record.Ref == nil && c.Local == nil {
 		h.pacer.wait(c.ctx.Done(), &c.Reader, n) // with its slot: no more results wait than there are
 	}
@@ -398,7 +399,7 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 	if use := c.lane.Load(); use != nil {
 		record.Lane = use
 	}
-	h.paced(call, &record)
+	h.paced(call, &record, took)
 	h.release(call, record)
 	if c.held > 0 {
 		h.args.Give(c.account(), c.held)
@@ -669,7 +670,7 @@ func (h *Host) answer(r *stream.Reader, record admit.Record) {
 		record.Cache.Put(header)
 	}
 	record.Lane.Put(header)
-	if req.Read && len(body) >= pacedFrom {
+	if req.Read && record.By == nil && len(body) >= pacedFrom { // who has read it tells the node that is named
 		header.Set(codec.HeaderRead, "1")
 	}
 	if !h.send(reply, header, body) && record.Err == nil {

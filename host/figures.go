@@ -146,16 +146,18 @@ func (p *pace) mean() time.Duration {
 
 // paced counts a call that ran here for what calls take. What it waited for its turn in a
 // lane is not the node's.
-func (h *Host) paced(call *admit.Call[*inflight], record *admit.Record) {
+// Neither is what its result waited for, nor how long a caller reads a stream; a call that
+// was passed on says nothing of this node, nor does the time that a caller gave its call.
+func (h *Host) paced(call *admit.Call[*inflight], record *admit.Record, took time.Duration) {
 	c := call.Value
-	if call.Full != nil || record.Err != nil && record.Err.Started == toolmesh.StartedNo {
+	if call.Full != nil || record.By != nil || c.Request.Delivery != codec.DeliverNone || record.Err != nil && record.Err.Started == toolmesh.StartedNo {
 		return
 	}
-	took := time.Since(c.Start)
 	if record.Lane != nil {
 		took -= record.Lane.Wait
 	}
-	failed, now, tool, all := record.Err != nil && record.Err.Fault(), time.Now(), &c.tool.pace, &h.pace
+	failed := record.Err != nil && record.Err.Fault() && record.Err.Code != toolmesh.CodeDeadlineExceeded
+	now, tool, all := time.Now(), &c.tool.pace, &h.pace
 	tool.mu.Lock()
 	tool.AddLast(now, took, failed)
 	tool.mu.Unlock()

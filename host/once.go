@@ -238,10 +238,16 @@ func (h *Host) claimKey(ctx context.Context, k *claim) (other *keyed, bad *toolm
 // not begin. It takes the key and deletes it, until the store has answered or this node
 // has ended: what is on its way is refused from then on.
 func (h *Host) giveUpKey(k *claim) {
-	h.untilStored(func(ctx context.Context) error {
-		if h.keys.take(k.key.Name) != nil {
-			return nil // another call of this node: it takes over what it finds
+	h.untilStored(func(context.Context) error {
+		for wait := h.keys.take(k.key.Name); wait != nil; wait = h.keys.take(k.key.Name) {
+			select {
+			case <-wait: // this call, which ends, or another one
+			case <-h.base.Done():
+				return nil
+			}
 		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(h.base), keyWait)
+		defer cancel()
 		defer h.keys.letGo(k.key.Name)
 		_, _, err := h.tryKey(ctx, k)
 		if k.revision > 0 {

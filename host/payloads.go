@@ -3,6 +3,7 @@ package host
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/host/stream"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/payloads"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -145,7 +147,10 @@ func (h *Host) anew(r *stream.Reader, record admit.Record) admit.Record {
 	case record.Result != nil:
 		return h.refer(r.Request.Session, record)
 	default:
-		if _, err := h.bus.Payload(h.base, record.Ref.Name); err != nil {
+		if _, err := h.bus.Payload(h.base, record.Ref.Name); err != nil && !errors.Is(err, bus.ErrNoKey) {
+			return admit.Record{Err: toolmesh.Errorf(toolmesh.CodeUnavailable, "call %q has run, and the store that has its result does not answer: %w", r.Request.RPCID, err).
+				WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)}
+		} else if err != nil {
 			return admit.Record{Err: toolmesh.Errorf(toolmesh.CodeInvalidRequest,
 				"call %q has already run, and its result, of %d bytes, has been read and is no longer kept: use a new rpc_id to run it again", r.Request.RPCID, record.Ref.Size).
 				WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", payloads.ReasonGone)}

@@ -491,7 +491,7 @@ func (p *player) begin(s transcript.Step, answers []transcript.Step) {
 			runs = false
 		}
 		if a.Kind == "error" {
-			if e := p.content(a).Error; e.Started == toolmesh.StartedNo {
+			if e := p.content(a).Error; e.Started == toolmesh.StartedNo || e.Code == toolmesh.CodeInvalidRequest {
 				runs = false
 				if e.Code == toolmesh.CodeBusy {
 					meshtest.Until(p.t, "the call before has ended", func() bool { return p.h.Stats().InFlight == 0 })

@@ -72,6 +72,7 @@ func NodeRights() Rights {
 	for _, stream := range streams {
 		r.DenyPublish = append(r.DenyPublish, "$JS.API.STREAM.PURGE."+stream, "$JS.API.STREAM.MSG.DELETE."+stream)
 	}
+	r.DenyPublish = append(r.DenyPublish, "$JS.API.STREAM.MSG.DELETE."+StreamChunks) // they purge those of sessions that have ended
 	return r
 }
 

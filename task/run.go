@@ -383,7 +383,9 @@ func (r *run) settle(t *stored, n int, wait time.Duration) {
 		case errors.Is(err, bus.ErrConflict):
 			now, err := s.load(context.WithoutCancel(s.base), r.session, r.id)
 			if over := errors.Is(err, errGone) || err == nil && now.State.Ended(); over || err == nil && now.attempt() != n {
-				s.drop(s.base, t.LargeResult)
+				if err != nil || now.LargeResult == nil || t.LargeResult == nil || now.LargeResult.ID != t.LargeResult.ID { // else it is ours: the acknowledgement was lost
+					s.drop(s.base, t.LargeResult)
+				}
 				if over {
 					r.done()
 				}

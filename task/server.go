@@ -175,8 +175,8 @@ func (s *Service) newRecord(q *codec.TaskRequest, now time.Time) (*record, error
 		return nil, invalid("priority is %d: it is %d, %d or %d", r.Priority, codec.PriorityLow, codec.PriorityNormal, codec.PriorityHigh)
 	case r.ttl() < time.Second || r.ttl() > mostTTL:
 		return nil, invalid("ttl_ms is %d: it is %d to %d", r.TTLMS, time.Second.Milliseconds(), mostTTL.Milliseconds())
-	case len(q.Parent) > 2*mostID || len(q.Cron) > mostID:
-		return nil, invalid("parent or cron is longer than a record holds: at most %d and %d bytes", 2*mostID, mostID)
+	case len(q.Tool) > 4*mostID || len(q.Parent) > 2*mostID || len(q.Cron) > mostID || len(q.At) > mostID:
+		return nil, invalid("tool, parent, cron or at is longer than a record holds: at most %d, %d, %d and %d bytes", 4*mostID, 2*mostID, mostID, mostID)
 	case r.TimeoutMS < 0:
 		return nil, invalid("timeout_ms is %d: it cannot be negative", r.TimeoutMS)
 	}
@@ -226,7 +226,7 @@ func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *cod
 	}
 	if errors.Is(err, bus.ErrConflict) {
 		there, err := s.submitAgain(ctx, t, nil)
-		if there != t {
+		if there != t && (err == nil || toolmesh.AsError(err).Started == toolmesh.StartedNo) {
 			s.drop(ctx, t.LargeArgs)
 		}
 		return there, err
@@ -239,8 +239,8 @@ func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *cod
 		_ = s.bus.Delete(context.WithoutCancel(ctx), t.key, t.revision)
 		t.revision = 0
 	}
-	if err != nil && t.revision == 0 {
-		s.drop(ctx, t.LargeArgs)
+	if err != nil && t.revision == 0 && toolmesh.AsError(err).Started == toolmesh.StartedNo {
+		s.drop(ctx, t.LargeArgs) // of what may be stored yet a sweep decides
 	}
 	return t, err
 }
@@ -290,7 +290,7 @@ func (s *Service) submitAgain(ctx context.Context, t *stored, room error) (*stor
 			return nil, err
 		}
 	case there.State == codec.TaskQueued || there.State == codec.TaskScheduled:
-		if err := s.start(ctx, there); err != nil {
+		if err := s.startOnce(ctx, there); err != nil {
 			return nil, err
 		}
 	}
@@ -438,7 +438,7 @@ func (s *Service) retry(ctx context.Context, session subjects.SessionID, id subj
 	if err != nil {
 		return nil, err
 	}
-	return t, s.enqueue(ctx, t)
+	return t, s.startOnce(ctx, t)
 }
 
 // wait returns a task when it has ended, or as it is when the time is up.

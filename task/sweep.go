@@ -106,9 +106,35 @@ func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
 	}
 	value, err := json.Marshal(mark)
 	if err == nil {
-		_, err = s.bus.Put(ctx, sweptKey, value, 0)
+		put, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait) // the sweep may have taken all its time
+		defer cancel()
+		_, err = s.bus.Put(put, sweptKey, value, 0)
 	}
 	return errors.Join(append(failed, err)...)
+}
+
+// queued reports whether a task has its message in the queue, or its schedule.
+func (s *Service) queued(ctx context.Context, t *stored) (bool, error) {
+	stream := subjects.StreamTasks
+	filter, err := subjects.QueuedTask(t.session, t.ID)
+	if t.State == codec.TaskScheduled {
+		stream = subjects.StreamSchedules
+		filter, err = subjects.ScheduleOf(t.session, t.ID)
+	}
+	if err != nil || t.State == codec.TaskScheduled && !s.schedules {
+		return true, nil //nolint:nilerr // it is none of ours
+	}
+	found, err := s.bus.Find(ctx, stream, bus.Lookup{Subject: filter})
+	return err == nil && found[0] != nil, err
+}
+
+// startOnce queues a task that may be queued already: of two messages two runners would
+// begin it.
+func (s *Service) startOnce(ctx context.Context, t *stored) error {
+	if queued, err := s.queued(ctx, t); err != nil || queued {
+		return err
+	}
+	return s.start(ctx, t)
 }
 
 // mend has a task run that is in no queue. One that can never be queued ends as failed.
@@ -122,20 +148,7 @@ func (s *Service) mend(ctx context.Context, m *bus.Stored) error {
 	if t.State.Ended() {
 		return nil
 	}
-	stream := subjects.StreamTasks
-	filter, err := subjects.QueuedTask(session, id)
-	if t.State == codec.TaskScheduled {
-		if !s.schedules {
-			return nil
-		}
-		stream = subjects.StreamSchedules
-		filter, err = subjects.ScheduleOf(session, id)
-	}
-	if err != nil {
-		return nil //nolint:nilerr // it is none of ours
-	}
-	found, err := s.bus.Find(ctx, stream, bus.Lookup{Subject: filter})
-	if err != nil || found[0] != nil {
+	if queued, err := s.queued(ctx, t); err != nil || queued {
 		return err
 	}
 	// What is not there may have ended since.

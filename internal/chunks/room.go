@@ -32,6 +32,7 @@ type Room struct {
 	mu         sync.Mutex
 	asked      time.Time // when the store was last asked
 	known      time.Time // when it last answered
+	tried      time.Time // when one that waits for the answer last asked
 	used, most int64     // bytes
 }
 
@@ -51,7 +52,10 @@ func (r *Room) Left(ctx context.Context) (left, most int64) {
 		return 0, 0
 	}
 	r.mu.Lock()
-	stale := time.Since(r.known) >= askEvery
+	stale := time.Since(r.known) >= askEvery && time.Since(r.tried) >= askEvery
+	if stale {
+		r.tried = time.Now() // also where it does not answer: those who wait do not ask one after the other
+	}
 	r.mu.Unlock()
 	if stale {
 		r.ask(ctx)

@@ -582,7 +582,7 @@ func (c *call) read(m *nats.Msg, already bool) word {
 // elsewhere reports whether another node may take a call that one has refused so, or the
 // same one later.
 func elsewhere(e *toolmesh.Error) bool {
-	if e.Started != toolmesh.StartedNo || e.Details["revision"] != nil {
+	if e.Started != toolmesh.StartedNo || e.Details["revision"] != nil || codec.StateGone(e) {
 		return false
 	}
 	return e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeToolNotFound

@@ -7,6 +7,7 @@ import typing
 from ._core import errors, values
 
 if typing.TYPE_CHECKING:
+    from nats.aio.client import Client
     from nats.aio.msg import Msg
 
     from ._connection import Call
@@ -77,3 +78,11 @@ def result(message: Msg) -> bytes:
         if "Mesh-Error-Code" in headers or "Nats-Service-Error-Code" in headers:
             raise failed(message)
     return message.data
+
+
+def check_size(nc: Client, call: Call, headers: dict[str, str]) -> None:
+    """Refuses what the server would end the connection for."""
+    size = len(call.body) + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) + 16
+    if size > nc.max_payload:
+        raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages of "
+                                           f"{nc.max_payload}", call.tool)

@@ -26,7 +26,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from . import _finding, _names, _payloads, _routes
-from ._answers import Nobody, refused, result, timed_out, unreachable, unserved
+from ._answers import Nobody, check_size, refused, result, timed_out, unreachable, unserved
 from ._clock import FOREVER, Clock
 from ._core import errors, values
 
@@ -147,6 +147,10 @@ class Node:
         self.heard = now
         self.beats += 1
 
+    def well(self, boot: str) -> bool:
+        """Whether that start may be sent calls, by what was heard."""
+        return not self.boot or self.boot == boot and time.monotonic() - self.heard <= SILENCE
+
 
 class Pending:
     """A question that is under way. Whoever waits for it wakes with each message and each nudge."""
@@ -236,7 +240,7 @@ class Connection:
         self._nc: Client | None = None
         self._opening = asyncio.Lock()
         self._denied: set[str] = set()  # inboxes that may not be subscribed
-        self._nodes: dict[str, Node] = {}
+        self.nodes: dict[str, Node] = {}
         self._heartbeats: dict[str, Subscription] = {}
         self._aliases: dict[tuple[str, str], str] = {}
         self._routes = _routes.Routes(self)
@@ -408,18 +412,18 @@ class Connection:
 
     def listen(self, node: str) -> None:
         """Hears a node's heartbeats from now on."""
-        if node in self._nodes:
+        if node in self.nodes:
             return
-        if len(self._nodes) >= _NODES:
-            self._forget(next(iter(self._nodes)))
-        self._nodes[node] = Node()
+        if len(self.nodes) >= _NODES:
+            self._forget(next(iter(self.nodes)))
+        self.nodes[node] = Node()
         self.beside(self._listen(node))
 
     async def _listen(self, node: str) -> None:
         def beat(message: Msg) -> None:
             with contextlib.suppress(ValueError):
                 body = json.loads(message.data)
-                heard = self._nodes.get(node)
+                heard = self.nodes.get(node)
                 if heard is not None and isinstance(body, dict) and body.get("boot"):
                     heard.beat(str(body["boot"]))
 
@@ -429,7 +433,7 @@ class Connection:
             self._heartbeats[node] = subscription
 
     def _forget(self, node: str) -> None:
-        self._nodes.pop(node, None)
+        self.nodes.pop(node, None)
         subscription = self._heartbeats.pop(node, None)
         if subscription is not None:
             self.beside(_ended(subscription))
@@ -438,7 +442,7 @@ class Connection:
         """Raises NodeLost once the node of a call, silent since then, counts as lost, and Unavailable once our own
         connection is what is lost."""
         last = max(one.sign, since)
-        node = self._nodes.get(one.node)
+        node = self.nodes.get(one.node)
         if node is not None:
             if node.boot and node.boot != one.boot and node.beats > 1:
                 raise self._lost(one, "has restarted")
@@ -486,13 +490,15 @@ class Connection:
                 "waits for it, by default 64 MiB or for 10 s", origin="caller", details={"reason": _CUT})
         name = f"node {one.node}" if one.node else "the call's node"
         self._forget(one.node)
+        if one.call is not None:
+            self._routes.elsewhere(one.call)
         return errors.error("node_lost", f"{name} {why}: whether the tool ran is not known", origin="caller",
                             details={"node": one.node} if one.node else {})
 
     async def resend(self, one: Pending, call: Call, headers: dict[str, str], since: float) -> None:
         """Asks the node again for a call of which it, alive and the same as ever, has said nothing since then: the
         request or its answer got lost. It knows the name of the call, and runs it once at most."""
-        node = self._nodes.get(one.node)
+        node = self.nodes.get(one.node)
         now = time.monotonic()
         if (node is None or not self.connected or now - max(one.sign, since, one.asked) < SILENCE
                 or node.boot != one.boot or node.beats * 1.0 < SILENCE or now - node.heard > SILENCE):
@@ -613,7 +619,8 @@ class Connection:
         """Whether the tool of a call that was lost is declared so that it may be sent again."""
         if call.asked is None:
             return await self._idempotent(call)
-        return call.asked in (await asyncio.wait([call.asked], timeout=_OTHERS))[0] and call.asked.result()
+        asked = call.asked
+        return asked in (await asyncio.wait([asked], timeout=_OTHERS))[0] and asked.result()
 
     async def _idempotent(self, call: Call) -> bool:
         try:
@@ -774,14 +781,6 @@ def subject(call: Call) -> str:
         return _names.batch(call.session) if call.batch else _names.call(call.session, call.tool)
     except ValueError as failure:
         raise refused("invalid_request", str(failure), call.tool) from None
-
-
-def check_size(nc: Client, call: Call, headers: dict[str, str]) -> None:
-    """Refuses what the server would end the connection for."""
-    size = len(call.body) + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) + 16
-    if size > nc.max_payload:
-        raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages of "
-                                           f"{nc.max_payload}", call.tool)
 
 
 def _async(take: Callable[[Msg], None]) -> Callable[[Msg], typing.Awaitable[None]]:

@@ -20,6 +20,7 @@ import nats.errors
 from ._core import errors
 
 if typing.TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ._connection import Call, Connection
@@ -58,10 +59,10 @@ class Route:
     places: list[Place] = dataclasses.field(default_factory=list)
     asked: float = 0.0
 
-    def choose(self) -> Place | None:
-        """The freer of two, that have room."""
+    def choose(self, well: Callable[[Place], bool]) -> Place | None:
+        """The freer of two, that are well and have room."""
         now = time.monotonic()
-        having = [one for one in self.places if one.full <= now]
+        having = [one for one in self.places if one.full <= now and well(one)]
         if not having:
             return None
         first, second = random.choices(having, [one.weight for one in having], k=2)
@@ -115,8 +116,12 @@ class Routes:
         route = self._known.get((call.session, call.tool))
         if route is not None and not call.queue and not call.batch:
             self.learn(call)
-            call.place = route.choose()
+            call.place = route.choose(self._well)
         return call.place
+
+    def _well(self, place: Place) -> bool:
+        node = self._connection.nodes.get(place.node)
+        return node is None or node.well(place.boot)
 
     def refused(self, call: Call, after: float) -> bool:
         """Notes that the node of a call had no room: whether another one may have."""
@@ -124,7 +129,7 @@ class Routes:
             return False
         call.place.refused(after)
         route = self._known.get((call.session, call.tool))
-        return route is not None and route.choose() is not None
+        return route is not None and route.choose(self._well) is not None
 
     def elsewhere(self, call: Call) -> bool:
         """Whether a call was sent to one node: that does not serve its tool, so the next try goes to any."""
