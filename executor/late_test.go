@@ -2,10 +2,12 @@ package executor_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -31,29 +33,30 @@ func TestAFrozenWorkerBeginsNothingLate(t *testing.T) {
 import os
 
 def pid():
-    return os.getpid()
+    return [str(os.getpid()), os.readlink("/proc/self/ns/pid")]
 
 def note(path: str, text: str = ""):
     open(path, "w").close()
     return text
 
 async def apid():
-    return os.getpid()
+    return pid()
 
 async def anote(path: str, text: str = ""):
     return note(path, text)
 `
-	x := newExecutor(t, func(o *executor.Options) { o.MaxWorkers, o.Sandbox = 1, "none" }) // whose pids are those of this process
+	x := newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 })
 	for _, kind := range []string{"", "a"} {
 		ix := openModule(t, x, source, kind+"pid", kind+"note")
 		text, err := call(t, ix, "t."+kind+"pid", `{}`)
 		if err != nil {
 			t.Fatal(err)
 		}
-		pid, err := strconv.Atoi(text)
-		if err != nil {
+		var inside [2]string
+		if err := json.Unmarshal([]byte(text), &inside); err != nil {
 			t.Fatal(err)
 		}
+		pid := outside(t, inside[0], inside[1])
 		for n, late := range []bool{false, true} {
 			path := filepath.Join(t.TempDir(), strconv.Itoa(n))
 			ctx := agentFrozen{t.Context(), time.Now().Add(map[bool]time.Duration{true: 100 * time.Millisecond, false: time.Minute}[late])}
@@ -82,4 +85,30 @@ async def anote(path: str, text: str = ""):
 			}
 		}
 	}
+}
+
+// outside is the pid that a process has here which is pid in the namespace.
+func outside(t *testing.T, pid, namespace string) int {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range all {
+		if in, err := os.Readlink(dir + "/ns/pid"); err != nil || in != namespace {
+			continue
+		}
+		status, _ := os.ReadFile(dir + "/status")
+		for line := range strings.Lines(string(status)) {
+			if ids := strings.Fields(line); ids[0] == "NSpid:" && ids[len(ids)-1] == pid {
+				found, err := strconv.Atoi(filepath.Base(dir))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return found
+			}
+		}
+	}
+	t.Fatalf("no process is %s of %s", pid, namespace)
+	return 0
 }

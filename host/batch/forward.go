@@ -82,8 +82,10 @@ func (s *Server) forward(owner subjects.NodeID, subject subjects.Subject, caller
 			probe := ""
 			if r.Kind == codec.ReplyKeepalive { // who publishes is told that nobody is there
 				var gone time.Duration
-				if probe, gone = caller.probe.Next(s.Bus); gone >= callerGone {
-					return true // the owner meets nobody here from now on, and knows of others that read
+				probe, gone = caller.probe.Next(s.Bus)
+				ctl, err := subjects.NodeCtl(owner, subject.Session, b.Request.RPCID)
+				if gone >= callerGone && err == nil {
+					_ = s.Bus.Conn().Publish(ctl, nil)
 				}
 			}
 			s.Host.Send(&nats.Msg{Subject: m.Reply, Reply: probe, Header: a.Header, Data: a.Data})
