@@ -142,7 +142,7 @@ func TestAProgramThatReadsNothing(t *testing.T) {
 		}
 		return false
 	})
-	if got := <-m.call(t, "f", `{}`, client.ViaQueue()); toolmesh.CodeOf(got.err) != toolmesh.CodeBusy {
+	if got := <-m.call(t, "f", `{}`, client.ViaQueue(), client.NoWait()); toolmesh.CodeOf(got.err) != toolmesh.CodeBusy {
 		t.Errorf("one call more: %v", got)
 	}
 	go func() { // now it reads, and answers
