@@ -114,7 +114,10 @@ func (c *Client) others(ctx context.Context, key routeKey, without subjects.Node
 	c.pick(key.session, key.id) // it is in use: asked for again, beside the calls
 	nodes, ok := c.shared.routes.seats(key)
 	if !ok {
-		c.declaredIdempotent(ctx, key)
+		select { // not by who is heard: one that is known since now has said nothing yet
+		case <-c.askDeclared(key):
+		case <-ctx.Done():
+		}
 		nodes, _ = c.shared.routes.seats(key)
 	}
 	if ctx.Err() != nil {

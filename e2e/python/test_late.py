@@ -20,10 +20,13 @@ def test_what_the_network_held_does_not_run(rich: Started) -> None:
         pipes = set()
 
         async def pipe(source: asyncio.StreamReader, to: asyncio.StreamWriter, held: bool) -> None:
-            while data := await source.read(1 << 16):
-                if held:
-                    await passes.wait()
-                to.write(data)
+            try:
+                while data := await source.read(1 << 16):
+                    if held:
+                        await passes.wait()
+                    to.write(data)
+            finally:
+                to.close()
 
         async def accept(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
             host, port = rich.url.removeprefix("nats://").rsplit("@", 1)[-1].split(":")

@@ -124,7 +124,8 @@ func (s *state) enqueue(j *job) (refused *toolmesh.Error) {
 		}
 		allowed := max(a.takes+moment, j.deadline.Sub(j.since)/patience)
 		stands := j.Depth == 0 && a.wait > allowed && j.since.Sub(s.stands) > allowed
-		if stands || j.late(a.wait+a.takes/4, a.takes, j.since) {
+		// One that has nobody ahead may have less time than calls take: that is its caller's affair.
+		if stands || a.wait > 0 && j.late(a.wait+a.takes/4, a.takes, j.since) {
 			s.queue.Remove(j)
 			refused = s.crowded(a)
 		}
@@ -151,7 +152,7 @@ func (s *state) giveUp() {
 	s.reconsidered = now
 	var late []*job
 	for j, a := range s.forecast(now) {
-		if j.late(a.wait, a.takes, now) {
+		if (a.wait > 0 || s.expected(j.Slot) == 0) && j.late(a.wait, a.takes, now) {
 			late = append(late, j)
 			j.turn <- s.crowded(a)
 		}
