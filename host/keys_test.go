@@ -186,11 +186,11 @@ func TestTheBucketOfKeysIsNearlyFull(t *testing.T) {
 				t.Fatal(err)
 			}
 			config := stream.CachedInfo().Config
-			config.MaxBytes = 2 << 20
+			config.MaxBytes = 8 << 20
 			if _, err := js.UpdateStream(t.Context(), config); err != nil {
 				t.Fatal(err)
 			}
-			for i := range 2 { // of somebody else
+			for i := range 8 { // of somebody else: room for the small records of a second, and not for the large one
 				if _, err := js.Publish(t.Context(), fmt.Sprint("$KV.MESH_IDEM.filler.", i), make([]byte, 970<<10)); err != nil {
 					t.Fatal(err)
 				}
