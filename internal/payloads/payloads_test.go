@@ -145,7 +145,11 @@ func TestPutGetDelete(t *testing.T) {
 func TestGetOfManyParts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1<<30)
-	store, err := r.node.JetStream().ObjectStore(t.Context(), "MESH_PAYLOADS")
+	js, err := jetstream.New(r.node.Conn(), jetstream.WithPublishAsyncMaxPending(10_000)) // all parts: it gives up what a slow broker lets wait
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := js.ObjectStore(t.Context(), "MESH_PAYLOADS")
 	if err != nil {
 		t.Fatal(err)
 	}
