@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
 const (
 	// homeFor is how long a home is kept that no call uses: somewhat longer than the worker.
 	homeFor = 11 * time.Minute
-	// maxDomains is how many domains a node may know, for one more home.
+	// maxDomains is how many domains a node may know, for one more home; a session has as many
+	// of them as it leaves free. All sessions that nobody created are one, as names cost nothing.
 	maxDomains = 10_000
 )
 
@@ -94,6 +96,21 @@ func (k *Keeper) LeaveHomes(ctx context.Context, session subjects.SessionID, ind
 	k.handOver(ctx, func(key domainKey) bool {
 		return key.index != "" && (index == "" || index == key.index) && (session == "" || session == key.session)
 	})
+}
+
+// full reports whether a session has no room for one more home, which is among the domains
+// already; k.mu is held.
+func (k *Keeper) full(key domainKey) bool {
+	if 2*len(k.domains) <= maxDomains {
+		return false
+	}
+	account, own := quota.Account(key.session, key.epoch), 0
+	for other := range k.domains {
+		if other.index != "" && quota.Account(other.session, other.epoch) == account {
+			own++
+		}
+	}
+	return own+len(k.domains) > maxDomains
 }
 
 // errHomes refuses one more home.

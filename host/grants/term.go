@@ -400,7 +400,7 @@ func (k *Keeper) look(d *domain, ask func(context.Context) error) {
 func (k *Keeper) claim(ctx context.Context, d *domain, take bool) error {
 	key, mine := d.key.record(), record{owner: k.self()}
 	k.mu.Lock()
-	left, full := k.left, d.key.index != "" && len(k.domains) > maxDomains
+	left, full := k.left, d.key.index != "" && k.full(d.key)
 	k.mu.Unlock()
 	if d.key.index != "" {
 		mine.ID = newID()
