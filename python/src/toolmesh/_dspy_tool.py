@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import typing
 
@@ -11,7 +12,7 @@ import pydantic
 from dspy.utils.callback import with_callbacks
 
 from ._core import errors
-from ._framework import brief
+from ._framework import brief, meant
 from .dspy import _awhole, _plain, _whole
 
 if typing.TYPE_CHECKING:
@@ -37,7 +38,11 @@ class MeshTool(dspy.Tool):
         # dspy itself calls it in places, around the tool: so the checks are in here.
         def call(**kwargs: typing.Any) -> typing.Any:
             try:
-                return _shown(_whole(proxy, **self._checked(kwargs)))
+                try:
+                    given = self._checked(kwargs)
+                except errors.InvalidArguments as failure:
+                    given = self._checked(self._meant(kwargs, failure).result())
+                return _shown(_whole(proxy, **given))
             except errors.MeshError as failure:
                 raise brief(failure) from None
 
@@ -51,6 +56,9 @@ class MeshTool(dspy.Tool):
 
     def _validate_and_parse_args(self, **kwargs: typing.Any) -> JSONObject:
         return kwargs
+
+    def _meant(self, kwargs: JSONObject, failure: errors.MeshError) -> typing.Any:
+        return meant(self._proxy._caller(), self._proxy.tool_id, _plain(kwargs, self._proxy.tool_id), failure)
 
     def _checked(self, kwargs: JSONObject) -> JSONObject:
         """The arguments as they are sent, checked against the whole schema."""
@@ -69,7 +77,11 @@ class MeshTool(dspy.Tool):
     async def acall(self, **kwargs: typing.Any) -> typing.Any:
         """As a call, without holding up the event loop."""
         try:
-            return _shown(await _awhole(self._proxy, **self._checked(kwargs)))
+            try:
+                given = self._checked(kwargs)
+            except errors.InvalidArguments as failure:
+                given = self._checked(await asyncio.wrap_future(self._meant(kwargs, failure)))
+            return _shown(await _awhole(self._proxy, **given))
         except errors.MeshError as failure:
             raise brief(failure) from None
 

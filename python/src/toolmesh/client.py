@@ -127,14 +127,13 @@ class _Base:
         self._session = session
         self._timeout = tool_side._seconds(timeout)
         self._links = _Links(settings, name, session or "default")
-        self._models = _models.Names()
 
     def session(self, name: str) -> Self:
         """The same mesh, on the same connection, for calls of another session."""
         if not isinstance(name, str) or not name:
             raise ValueError("a session has a name: text that is not empty")
         other = copy.copy(self)
-        other._session, other._models = name, _models.Names()
+        other._session = name
         return other
 
     @property
@@ -373,15 +372,17 @@ class AsyncMesh(_Base):
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """The declarations of tools (ids, or tools themselves; all of the session if
         None) as a provider takes them: openai, openai-responses, anthropic, gemini or
-        mcp. execute knows the names in them."""
+        mcp. execute knows the names in them, in any program."""
         ids = [getattr(one, "id", one) for one in tools] if tools is not None else await self._ids("")
-        return await self._models.render(self._links.here(), self.session_name, provider, ids)
+        return await _models.render(self._links.here(), self.session_name, provider, ids)
 
     async def execute(self, call: Any, *, timeout: float | None = None) -> Any:
         """Runs a tool call as a model gave it: an object or a dict of the provider's
-        client, or {"name", "arguments"}. Its name and its values are mapped back.
-        JSON that is slightly broken is repaired where json_repair is installed."""
-        tool, arguments = await self._models.resolve(self._links.here(), self.session_name, call)
+        client, or {"name", "arguments"}. Its name is mapped back, and arguments that do
+        not fit are made to where it is plain what they mean (docs/tools.md, "What models
+        write"); the logger toolmesh says so. JSON that is slightly broken is repaired
+        where json_repair is installed."""
+        tool, arguments = await _models.meaning(self._links.here(), self.session_name, call)
         return await self.call(tool, arguments, timeout=timeout)
 
     async def close(self) -> None:
@@ -709,7 +710,7 @@ class Mesh(_Base):
     def _meaning(self, call: Any) -> Callable[[], Coroutine[Any, Any, tuple[str, Any]]]:
         """What finds the tool and the arguments of a model's call."""
         core = self._here()
-        return lambda: core._models.resolve(core._links.here(), core.session_name, call)
+        return lambda: _models.meaning(core._links.here(), core.session_name, call)
 
     def dspy_tools(self, prefix: str = "") -> list[Any]:
         """The tools of the session whose id begins with prefix as dspy.Tools, for dspy.ReAct and others, under

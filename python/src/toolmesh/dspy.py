@@ -28,7 +28,7 @@ from collections import OrderedDict
 from . import _serving
 from . import mesh as _here
 from ._core import encoding, errors, values
-from ._framework import names
+from ._framework import named
 from .remote import Description, declared
 
 if typing.TYPE_CHECKING:
@@ -341,9 +341,7 @@ async def _awhole(proxy: RPCProxyTool, **kwargs: Any) -> Any:
 
 def tools(mesh: Mesh, prefix: str = "") -> list[Any]:
     """See Mesh.dspy_tools."""
-    found = mesh.tools(prefix)
-    named = names([one.id for one in found])
-    return [_wrapped(_own(mesh, one, named[one.id])) for one in found]
+    return [_wrapped(_own(mesh, *one)) for one in named(mesh, prefix)]
 
 
 def _own(mesh: Mesh, tool: RemoteTool, name: str) -> RPCProxyTool:

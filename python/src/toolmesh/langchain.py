@@ -17,7 +17,7 @@ from typing import Any
 from langchain_core.tools import StructuredTool, ToolException
 
 from ._core import errors
-from ._framework import arun, brief, names, run, text
+from ._framework import arun, brief, named, run, text
 
 if typing.TYPE_CHECKING:
     from .client import Mesh
@@ -36,9 +36,7 @@ class _Tool(StructuredTool):
 
 def tools(mesh: Mesh, prefix: str = "") -> list[StructuredTool]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
-    found = mesh.tools(prefix)
-    named = names([one.id for one in found])
-    return [_made(one, named[one.id]) for one in found]
+    return [_made(*one) for one in named(mesh, prefix)]
 
 
 def _made(tool: Any, name: str) -> StructuredTool:

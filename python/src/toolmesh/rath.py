@@ -18,7 +18,7 @@ import typing
 from rath.flow.tool import FlowToolCall
 from rath.session import create_user_session
 
-from ._framework import names, run
+from ._framework import named, names, run
 from .host import Host
 
 if typing.TYPE_CHECKING:
@@ -36,9 +36,7 @@ _UNKNOWN = "<unknown>"  # what OpenRath's own tools have for an argument that is
 
 def tools(mesh: Mesh, prefix: str = "") -> list[MeshToolCall]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
-    found = mesh.tools(prefix)
-    named = names([one.id for one in found])
-    return [MeshToolCall(one, named[one.id]) for one in found]
+    return [MeshToolCall(*one) for one in named(mesh, prefix)]
 
 
 class MeshToolCall(FlowToolCall):
