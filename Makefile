@@ -122,8 +122,7 @@ images-check: ## both images twice, from different folders: the same digests; th
 	@cd k8s/images && $(GO) test -count 1 -timeout 60m -v -run TestMadeTwice ./...
 
 bench: build ## ratios against raw NATS, measured in one run; BEFORE=FILE, the program ./bench of another state, is compared with
-	@if [ "$$($(GO) list -f '{{.Name}}' ./bench)" = main ]; then $(GO) run ./bench $(if $(BEFORE),-before $(BEFORE)); \
-	 else $(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench/...; fi
+	@$(GO) run ./bench $(if $(BEFORE),-before $(BEFORE))
 
 # More: SCALE="-nodes 200 -tools 20000 -sessions 2000 -settle 40s -steady 20s"; see docs/scale.md.
 SCALE ?=
