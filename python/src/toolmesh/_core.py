@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextvars
 import sys
-import threading
 import typing
 
 if typing.TYPE_CHECKING:
@@ -36,13 +35,10 @@ else:
     channel = _part("calling.channel")
     tool_side = _part("mesh")
 
-encoding = threading.Lock()
-"""Held while values are encoded: the worker's encoder is for one thread at a time."""
-
 scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))
 """The session and the deadline, by time.monotonic, of calls that name none."""
 
 __all__ = [
-    "batches", "binding", "channel", "encoding", "errors", "failures", "files", "guard", "schema", "scope", "tasks",
+    "batches", "binding", "channel", "errors", "failures", "files", "guard", "schema", "scope", "tasks",
     "tool_side", "values",
 ]

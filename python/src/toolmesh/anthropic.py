@@ -16,9 +16,9 @@ from typing import Any
 
 from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool, BetaBuiltinFunctionTool, ToolError
 
+from ._background import background as _background
 from ._core import errors
 from ._framework import arun, brief, meaning, run, text
-from .client import _background
 
 if typing.TYPE_CHECKING:
     from .client import Mesh

@@ -9,13 +9,14 @@ import os
 import platform
 import re
 import subprocess
-import threading
 import time
 import typing
 
 from .. import binary
+from .._background import background as _background
 from .._core import errors
-from ..client import Mesh, _background
+from .._locks import lock
+from ..client import Mesh
 from ..remote import RemoteTool
 
 if typing.TYPE_CHECKING:
@@ -32,7 +33,7 @@ _SETTINGS = {"servers": "MESH_NATS_URL", "context": "MESH_NATS_CONTEXT", "creds"
 _FOLLOWED = 2.0  # seconds, as long as mesh install waits for the list
 _READABLE = 48  # characters of a source that its index is called by
 
-_lock = threading.Lock()
+_lock = lock()
 _running: list[Mesh] = []  # the mesh of all Index objects that are given none
 
 

@@ -11,8 +11,8 @@ import os
 import typing
 import warnings
 
+from .._background import background as _background
 from .._core import errors
-from ..client import _background
 from ._sources import Source, ask, mesh_here, shown
 from ._tools import MeshTool, Tool, tool_of
 from .format import RENDERED, ProviderFormat, inner, short
