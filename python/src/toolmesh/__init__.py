@@ -52,10 +52,9 @@ WorkerOutOfMemory = errors.WorkerOutOfMemory
 __all__ = [
     "AsyncMesh", "AsyncRemoteTool", "AsyncTask", "Busy", "CallCancelled", "File", "Host", "InstallFailed",
     "InternalError", "InvalidArguments", "InvalidRequest", "Mesh", "MeshError", "NodeLost", "PayloadTooLarge",
-    "PermissionDenied", "ProtocolError", "RemoteTool", "ResultNotSerializable", "SessionNotFound", "StreamExpired", "Task",
-    "ToolExecutionError",
-    "ToolNotFound", "ToolTimeout", "Unavailable", "WorkerCrashed", "WorkerOutOfMemory", "__version__", "local", "mesh",
-    "scope",
+    "PermissionDenied", "ProtocolError", "RemoteTool", "ResultNotSerializable", "SessionNotFound", "StreamExpired",
+    "Task", "ToolExecutionError", "ToolNotFound", "ToolTimeout", "Unavailable", "WorkerCrashed",
+    "WorkerOutOfMemory", "__version__", "local", "mesh", "scope",
 ]
 
 _HOMES = {
