@@ -25,7 +25,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build wheels demo test environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s k8s-schemas skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
+.PHONY: help build wheels demo test environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,9 +85,6 @@ e2e-k8s: ## the manifests and images on a Kubernetes cluster that is made for it
 k8s: ## render k8s/rendered anew from the overlays
 	@cd k8s/check && K8S_RENDER=1 $(GO) test -count 1 -run TestRendered .
 
-k8s-schemas: ## read anew what Kubernetes, KEDA and the Prometheus operator say of their objects; downloads 100 MB
-	@cd k8s/check && $(GO) run ./cmd/schemas > schemas.new && mv schemas.new schemas.json
-
 skipped:
 	@echo
 	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation where there are no namespaces (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
@@ -136,8 +133,7 @@ images-check: ## both images twice, from different folders: the same digests; th
 	@cd k8s/images && $(GO) test -count 1 -timeout 60m -v -run TestMadeTwice ./...
 
 bench: build ## ratios against raw NATS, measured in one run; BEFORE=FILE, the program ./bench of another state, is compared with
-	@if [ "$$($(GO) list -f '{{.Name}}' ./bench)" = main ]; then $(GO) run ./bench $(if $(BEFORE),-before $(BEFORE)); \
-	 else $(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench/...; fi
+	@$(GO) run ./bench $(if $(BEFORE),-before $(BEFORE))
 
 # More: SCALE="-nodes 200 -tools 20000 -sessions 2000 -settle 40s -steady 20s"; see docs/scale.md.
 SCALE ?=
