@@ -12,8 +12,9 @@ import re
 import typing
 
 from . import _models
+from ._background import background as _background
 from ._core import errors
-from .client import Mesh, _background
+from .client import Mesh
 
 if typing.TYPE_CHECKING:
     from collections.abc import Sequence
