@@ -508,7 +508,8 @@ class Mesh(_Base):
         side by side unless their resource keys are the same. parallel says that the calls are
         independent: then all run side by side but for equal resource keys, and tools that
         declare parallel_safe = false. One that fails hurts no other: when all have ended the first
-        error is raised, or with return_exceptions each stands in its call's place. timeout is the time of all of them, in seconds; rpc_id
+        error is raised, or with return_exceptions each stands in its call's place. timeout is
+        the time of all of them, in seconds; rpc_id
         names the batch: sent again under its name nothing of it runs twice. An exception in the
         waiting thread, like KeyboardInterrupt, cancels all that runs.
         """
