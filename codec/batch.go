@@ -164,7 +164,7 @@ func (b *Batch) setBatchID(raw json.RawMessage) error {
 	default:
 		return invalid("batch_id is %.40s: it is a number or text", raw)
 	}
-	if header != "" && header != b.Request.RPCID {
+	if header != "" && !subjects.SameName(header, b.Request.RPCID) {
 		return invalid("header %s is %q, batch_id %q: it is the same id", HeaderRPCID, header, b.Request.RPCID)
 	}
 	return nil
@@ -295,7 +295,7 @@ func (b *Batch) head(body []byte) []byte {
 // OneResult is a result that is sent as its call ends, to who asked for that.
 func (b *Batch) OneResult(id *Identity, r *BatchResult, encoded []byte) (Header, []byte) {
 	h := id.header(&b.Request)
-	h.Set(HeaderRPCID, string(r.RPCID))
+	h.Set(HeaderRPCID, NameHeader(r.RPCID))
 	return b.Encode(h, encoded)
 }
 

@@ -527,7 +527,7 @@ func (b *Bridge) member(c *own, q question, raw json.RawMessage, i int) request 
 		}
 	}
 	if !absent(f.index) {
-		r.index = f.index
+		r.index = integer(f.index)
 	}
 	var args json.RawMessage
 	if err == nil {

@@ -7,7 +7,9 @@ channel is one thing in a process, whichever version is installed.
 
 from __future__ import annotations
 
+import collections.abc
 import contextvars
+import datetime
 import sys
 import typing
 
@@ -34,6 +36,15 @@ else:
     guard = _part("calling.guard")
     channel = _part("calling.channel")
     tool_side = _part("mesh")
+
+    # The worker does without typing, and what the API shows of its files has annotations all the same.
+    for _one in (errors, files, tasks, tool_side):
+        for _name in ("Any", "IO"):
+            vars(_one).setdefault(_name, getattr(typing, _name))
+        for _name in ("AsyncIterator", "Awaitable", "Callable", "Iterable", "Iterator", "Mapping"):
+            vars(_one).setdefault(_name, getattr(collections.abc, _name))
+        vars(_one).setdefault("datetime", datetime.datetime)
+        vars(_one).setdefault("JSON", typing.Any)
 
 scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))
 """The session and the deadline, by time.monotonic, of calls that name none."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import functools
 import importlib
 import io
@@ -19,6 +18,10 @@ import os
 import time
 import typing
 import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any
 
 from . import _models, _payloads
 from ._answers import refused
@@ -27,24 +30,18 @@ from ._connection import Call, Connection, new_rpc_id
 from ._core import batches, errors, files, schema, tasks, tool_side, values
 from ._core import scope as _scope
 from ._finding import find
+from ._installing import install
 from ._streams import Stream
 from .remote import AsyncRemoteTool, RemoteTool, declared
 
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
-    from types import TracebackType
-    from typing import Any
-
-    from typing_extensions import Self
-
-    _Open = dict[tuple[int, asyncio.AbstractEventLoop], Connection]  # by process and event loop
+T = typing.TypeVar("T")
+Self = typing.TypeVar("Self", bound="_Base")
+_Open = dict[tuple[int, asyncio.AbstractEventLoop], Connection]  # by process and event loop
 
 _DESCRIBED = 32  # questions for descriptions that are under way at once
 _PAGE = 500
 _BYTES = b'"$bytes"'  # what bytes are written as where a tool declares none
 _SCHEMAS = 1000
-
 
 
 @contextlib.contextmanager
@@ -137,13 +134,21 @@ class _Base:
         self._links = _Links(settings, name, session or "default")
         self._models = _models.Names()
 
-    def session(self, name: str) -> Self:
+    def session(self: Self, name: str) -> Self:
         """The same mesh, on the same connection, for calls of another session."""
         if not isinstance(name, str) or not name:
             raise ValueError("a session has a name: text that is not empty")
-        other = copy.copy(self)
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
         other._session, other._models = name, _models.Names()
         return other
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of session {self.session_name!r}>"
+
+    def __reduce__(self) -> typing.NoReturn:
+        raise TypeError(f"{type(self).__name__} cannot be pickled or copied: it is a connection of this process. Make "
+                        "one where it is used, or after a fork use this one")
 
     @property
     def session_name(self) -> str:
@@ -216,32 +221,15 @@ async def _resolved(link: Connection, session: str, body: bytes) -> list[Any]:
 
 
 class AsyncMesh(_Base):
-    """A mesh for coroutines. It connects when it is first used: by the arguments, by
-    MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's
-    own variables), to what mesh up left running, or to NATS's default port.
-
-    timeout is the time in seconds that calls have which name none. Any number of
-    tasks may use it; each event loop has a connection of its own. Close it, or use it
-    as an async context manager.
-    """
+    """A mesh for coroutines: as Mesh, with await. Any number of tasks may use it; each event
+    loop has a connection of its own. Close it, or use it as an async context manager."""
 
     async def call(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, no_cache: bool = False, idempotency_key: str | None = None,
     ) -> Any:
-        """Calls a tool and returns its result.
-
-        args are its arguments by name; bytes, dates, dataclasses, pydantic models,
-        numpy and pandas travel as they do from a tool. timeout is the whole time in
-        seconds; without one the tool's own holds. idempotent says that the call may
-        be made again when its node is lost. returns is a type that the result is
-        made into. no_cache has a tool run whose results are kept. idempotency_key names what
-        the call does, for a day: it runs once, and each further call under the key gets what
-        that ended with (docs/bulk.md). Raises the
-        MeshError of the code, ToolExecutionError when the tool itself failed.
-        Cancelling the task cancels the call where it runs.
-        """
+        """As Mesh.call. Cancelling the task cancels the call where it runs."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
                           key=idempotency_key)
         return _typed(await self._unary(call), returns, tool)
@@ -258,11 +246,7 @@ class AsyncMesh(_Base):
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
-        """Calls a tool and yields its items as they come, in order, each once, over lost
-        connections too. The call begins with the first item that is asked for;
-        closing the generator cancels it. A reader that does not keep up holds the tool
-        back. Otherwise as call; returns is the type of an item, idle the longest time
-        in seconds that an item is waited for."""
+        """As Mesh.stream; the call begins with the first item that is asked for."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
         link = self._links.here()
         await self._links.settle(link, call)
@@ -284,18 +268,7 @@ class AsyncMesh(_Base):
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
         return_exceptions: bool = False, parallel: bool = False,
     ) -> list[Any]:
-        """Makes several calls with one request, 1,000 at most, and returns their results in the order of the calls.
-
-        A call is (tool, arguments), (tool, arguments, timeout) or a tool's id alone. Calls
-        of tools that are not parallel_safe run one after the other, in that order, others
-        side by side unless their resource keys are the same. parallel says that the calls are
-        independent: then all run side by side but for equal resource keys, and tools that
-        declare parallel_safe = false. One that fails hurts no other:
-        when all have ended the first error is raised, or with return_exceptions each
-        stands in its call's place. timeout is the time of all of them, in seconds; rpc_id
-        names the batch: sent again under its name nothing of it runs twice. Cancelling the
-        task cancels all that runs.
-        """
+        """As Mesh.batch. Cancelling the task cancels all that runs."""
         made = batches.members(calls)
         return batches.ends(made, await self._batch(*self._whole(made, timeout, rpc_id, parallel)), return_exceptions)
 
@@ -318,15 +291,7 @@ class AsyncMesh(_Base):
         idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
         every: float | None = None, cron: str | None = None, catch_up: str | None = None,
     ) -> tasks.AsyncTask:
-        """Hands in a call that is made whatever becomes of this program, and returns its task.
-
-        id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
-        timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the
-        result is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a
-        time, or after a delay in seconds; every, in seconds, and cron (5 fields, UTC) make a schedule, which ends
-        when the task is cancelled. For times that it missed it submits one task; catch_up says none, one or all
-        (docs/bulk.md).
-        """
+        """As Mesh.submit."""
         call = self._call(tool, args, None, id, False, None, None, "task_", key=idempotency_key)
         return await self._submit(call, functools.partial(
             tasks.submission, tool, id=call.rpc_id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
@@ -360,9 +325,7 @@ class AsyncMesh(_Base):
     adescribe = describe
 
     async def save(self, value: Any, path: str | os.PathLike[str]) -> str:
-        """Writes the file that a result stands for (a tool that returns a File gives {"$file": ...}) to path, or
-        into that folder under its own name, and returns its path. It is kept for 15 minutes after the call, and
-        can be saved once."""
+        """As Mesh.save."""
         return await _payloads.save(self._links.here(), self.session_name, value, path)
 
     asave = save
@@ -381,16 +344,12 @@ class AsyncMesh(_Base):
         return AsyncRemoteTool(self, told)
 
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
-        """The declarations of tools (ids, or tools themselves; all of the session if
-        None) as a provider takes them: openai, openai-responses, anthropic, gemini or
-        mcp. execute knows the names in them."""
+        """As Mesh.format."""
         ids = [getattr(one, "id", one) for one in tools] if tools is not None else await self._ids("")
         return await self._models.render(self._links.here(), self.session_name, provider, ids)
 
     async def execute(self, call: Any, *, timeout: float | None = None) -> Any:
-        """Runs a tool call as a model gave it: an object or a dict of the provider's
-        client, or {"name", "arguments"}. Its name and its values are mapped back.
-        JSON that is slightly broken is repaired where json_repair is installed."""
+        """As Mesh.execute."""
         tool, arguments = await self._models.resolve(self._links.here(), self.session_name, call)
         return await self.call(tool, arguments, timeout=timeout)
 
@@ -398,7 +357,7 @@ class AsyncMesh(_Base):
         """Ends the connection of this loop; what is under way fails. A later call makes a new one."""
         await self._links.here().close()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self: Self) -> Self:
         return self
 
     async def __aexit__(self, _kind: type[BaseException] | None, _value: BaseException | None,
@@ -434,10 +393,15 @@ class AsyncMesh(_Base):
 
 
 class Mesh(_Base):
-    """A mesh for plain code: as AsyncMesh, without await. Any number of threads may use
-    it at once, and it works inside a running event loop, which it then holds up: acall
-    and astream do not. After a fork the child connects anew; what was under way is the
-    parent's."""
+    """A mesh to call tools of. It connects when it is first used: by the arguments, by
+    MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's
+    own variables), to what mesh up left running, or to NATS's default port.
+
+    timeout is the time in seconds that calls have which name none. Any number of threads
+    may use it at once, and it works inside a running event loop, which it then holds up:
+    acall and astream do not. After a fork the child connects anew; what was under way is
+    the parent's. AsyncMesh is the same for coroutines.
+    """
 
     def __init__(
         self, servers: str | Sequence[str] | None = None, *, context: str | None = None, creds: str | None = None,
@@ -447,7 +411,7 @@ class Mesh(_Base):
         self._core = AsyncMesh.__new__(AsyncMesh)
         self._core.__dict__.update(self.__dict__)
 
-    def session(self, name: str) -> Self:
+    def session(self, name: str) -> Mesh:
         """The same mesh, on the same connection, for calls of another session."""
         other = super().session(name)
         other._core = self._core.session(name)
@@ -462,7 +426,18 @@ class Mesh(_Base):
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, no_cache: bool = False, idempotency_key: str | None = None,
     ) -> Any:
-        """As AsyncMesh.call. An exception in the waiting thread, like KeyboardInterrupt, cancels the call."""
+        """Calls a tool and returns its result.
+
+        args are its arguments by name; bytes, dates, dataclasses, pydantic models,
+        numpy and pandas travel as they do from a tool. timeout is the whole time in
+        seconds; without one the tool's own holds. idempotent says that the call may
+        be made again when its node is lost. returns is a type that the result is
+        made into. no_cache has a tool run whose results are kept. idempotency_key names what
+        the call does, for a day: it runs once, and each further call under the key gets what
+        that ended with (docs/bulk.md). Raises the
+        MeshError of the code, ToolExecutionError when the tool itself failed.
+        An exception in the waiting thread, like KeyboardInterrupt, cancels the call.
+        """
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
                           key=idempotency_key)
         return _typed(_background.run(lambda: self._core._unary(call)), returns, tool)
@@ -483,7 +458,11 @@ class Mesh(_Base):
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> Generator[Any, None, None]:
-        """As AsyncMesh.stream. Closing the generator, or leaving a for loop over it, cancels the call."""
+        """Calls a tool and yields its items as they come, in order, each once, over lost
+        connections too. The call begins with the first item that is asked for; closing the
+        generator, or leaving a for loop over it, cancels it. A reader that does not keep up
+        holds the tool back. Otherwise as call; returns is the type of an item, idle the longest
+        time in seconds that an item is waited for."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
         pages = _Pages(self._links, call, idle)
         try:
@@ -522,7 +501,18 @@ class Mesh(_Base):
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
         return_exceptions: bool = False, parallel: bool = False,
     ) -> list[Any]:
-        """As AsyncMesh.batch. An exception in the waiting thread, like KeyboardInterrupt, cancels all that runs."""
+        """Makes several calls with one request, 1,000 at most, and returns their results in the order of the calls.
+
+        A call is (tool, arguments), (tool, arguments, timeout) or a tool's id alone. Calls
+        of tools that are not parallel_safe run one after the other, in that order, others
+        side by side unless their resource keys are the same. parallel says that the calls are
+        independent: then all run side by side but for equal resource keys, and tools that
+        declare parallel_safe = false. One that fails hurts no other: when all have ended the first
+        error is raised, or with return_exceptions each stands in its call's place. timeout is
+        the time of all of them, in seconds; rpc_id
+        names the batch: sent again under its name nothing of it runs twice. An exception in the
+        waiting thread, like KeyboardInterrupt, cancels all that runs.
+        """
         made = batches.members(calls)
         whole = self._whole(made, timeout, rpc_id, parallel)
         return batches.ends(made, _background.run(lambda: self._core._batch(*whole)), return_exceptions)
@@ -543,7 +533,15 @@ class Mesh(_Base):
         idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
         every: float | None = None, cron: str | None = None, catch_up: str | None = None,
     ) -> tasks.Task:
-        """As AsyncMesh.submit."""
+        """Hands in a call that is made whatever becomes of this program, and returns its task.
+
+        id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
+        timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the
+        result is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a
+        time, or after a delay in seconds; every, in seconds, and cron (5 fields, UTC) make a schedule, which ends
+        when the task is cancelled. For times that it missed it submits one task; catch_up says none, one or all
+        (docs/bulk.md).
+        """
         call = self._call(tool, args, None, id, False, None, None, "task_", key=idempotency_key)
         request = functools.partial(
             tasks.submission, tool, id=call.rpc_id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
@@ -580,7 +578,9 @@ class Mesh(_Base):
         return await asyncio.wrap_future(_background.submit(lambda: core.describe(tool)))
 
     def save(self, value: Any, path: str | os.PathLike[str]) -> str:
-        """As AsyncMesh.save."""
+        """Writes the file that a result stands for (a tool that returns a File gives {"$file": ...}) to path, or
+        into that folder under its own name, and returns its path. It is kept for 15 minutes after the call, and
+        can be saved once."""
         core = self._here()
         return _background.run(lambda: core.save(value, path))
 
@@ -605,13 +605,19 @@ class Mesh(_Base):
         return RemoteTool(self, _background.run(
             lambda: self._links.here().registry(session, "describe", {"tool": tool_id})))
 
+    install = install
+
     def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
-        """As AsyncMesh.format."""
+        """The declarations of tools (ids, or tools themselves; all of the session if
+        None) as a provider takes them: openai, openai-responses, anthropic, gemini or
+        mcp. execute knows the names in them."""
         core = self._here()
         return _background.run(lambda: core.format(provider, tools))
 
     def execute(self, call: Any, *, timeout: float | None = None) -> Any:
-        """As AsyncMesh.execute."""
+        """Runs a tool call as a model gave it: an object or a dict of the provider's
+        client, or {"name", "arguments"}. Its name and its values are mapped back.
+        JSON that is slightly broken is repaired where json_repair is installed."""
         tool, arguments = _background.run(self._meaning(call))
         return self.call(tool, arguments, timeout=timeout)
 
@@ -633,7 +639,7 @@ class Mesh(_Base):
             if link.loop is _background.loop and not link.closed:
                 _background.run(link.close)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Mesh:
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _value: BaseException | None,

@@ -20,23 +20,19 @@ import importlib
 import inspect
 import json
 import time
-import typing
 import uuid
 from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import toolmesh
 
 from . import _serving
 from . import mesh as _here
 from ._core import errors, values
 from ._framework import names
 from ._locks import lock
-from .remote import Description, declared
-
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-    from typing import Any
-
-    from .client import Mesh
-    from .remote import RemoteTool
+from .remote import Description, RemoteTool, declared
 
 __all__ = [
     "BatchToolProcessor", "CachedRPCProxyTool", "RPCProxyTool", "StreamingRPCProxyTool", "ToolBridgeManager", "agent",
@@ -61,8 +57,8 @@ class RPCProxyTool:
     ValueErrors too, and what is late is a TimeoutError.
     """
 
-    def __init__(self, tool_id: str, tool_name: str = "", mesh: Mesh | None = None, *, timeout: float | None = None,
-                 told: Description | None = None) -> None:
+    def __init__(self, tool_id: str, tool_name: str = "", mesh: toolmesh.Mesh | None = None, *,
+                 timeout: float | None = None, told: Description | None = None) -> None:
         if not isinstance(tool_id, str) or not tool_id:
             raise ValueError("a tool has an id: text that is not empty")
         self.tool_id = tool_id
@@ -183,7 +179,7 @@ class CachedRPCProxyTool(RPCProxyTool):
 class ToolBridgeManager:
     """The tools of one session, by the specifications that its owner gives."""
 
-    def __init__(self, mesh: Mesh | None = None) -> None:
+    def __init__(self, mesh: toolmesh.Mesh | None = None) -> None:
         self.mesh = mesh
         self.tools: dict[str, RPCProxyTool] = {}  # by id
 
@@ -340,14 +336,14 @@ async def _awhole(proxy: RPCProxyTool, /, **kwargs: Any) -> Any:
     return await proxy.acall(**kwargs)
 
 
-def tools(mesh: Mesh, prefix: str = "") -> list[Any]:
+def tools(mesh: toolmesh.Mesh, prefix: str = "") -> list[Any]:
     """See Mesh.dspy_tools."""
     found = mesh.tools(prefix)
     named = names([one.id for one in found])
     return [_wrapped(_own(mesh, one, named[one.id])) for one in found]
 
 
-def _own(mesh: Mesh, tool: RemoteTool, name: str) -> RPCProxyTool:
+def _own(mesh: toolmesh.Mesh, tool: RemoteTool, name: str) -> RPCProxyTool:
     kind = StreamingRPCProxyTool if tool.streaming else RPCProxyTool
     return kind(tool.id, name, mesh, told=tool)
 
@@ -377,7 +373,7 @@ _sessions: dict[str, tuple[ToolBridgeManager, dict[str, Any]]] = {}
 _agents: dict[str, tuple[str, Any]] = {}
 
 
-def init_tool_bridge(request: dict[str, Any], mesh: Mesh | None = None) -> dict[str, Any]:
+def init_tool_bridge(request: dict[str, Any], mesh: toolmesh.Mesh | None = None) -> dict[str, Any]:
     """Makes the tools of {"session_id", "tools"}; see ToolBridgeManager for those. Returns
     {"session_id", "tool_count", "tool_names"}. Tools that the session had are replaced;
     end_session forgets them. mesh is as for RPCProxyTool; inside a tool

@@ -13,20 +13,17 @@ import contextlib
 import dataclasses
 import re
 import threading
-import typing
+from collections.abc import Mapping
+from typing import Any
 
 from rath.flow.tool import FlowToolCall
 from rath.session import create_user_session
 
 from ._framework import names, run
+from ._options import Settings, Unpack
+from .client import Mesh
 from .host import Host
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from .client import Mesh
-    from .remote import RemoteTool
+from .remote import RemoteTool
 
 __all__ = ["MeshToolCall", "host", "serve", "tools"]
 
@@ -78,7 +75,7 @@ class MeshToolCall(FlowToolCall):
         return run(self._tool, dict(arguments))
 
 
-def host(*flow_tools: FlowToolCall, rath_session: Any = None, **settings: Any) -> Host:
+def host(*flow_tools: FlowToolCall, rath_session: Any = None, **settings: Unpack[Settings]) -> Host:
     """A Host, of those settings, that serves OpenRath's tools under their names, their
     declarations kept. They run in rath_session, a new one if None. One that is not parallel_safe
     runs once at a time."""
@@ -89,7 +86,7 @@ def host(*flow_tools: FlowToolCall, rath_session: Any = None, **settings: Any) -
     return made
 
 
-def serve(*flow_tools: FlowToolCall, rath_session: Any = None, **settings: Any) -> None:
+def serve(*flow_tools: FlowToolCall, rath_session: Any = None, **settings: Unpack[Settings]) -> None:
     """Serves OpenRath's tools until SIGINT or SIGTERM; see host."""
     host(*flow_tools, rath_session=rath_session, **settings).serve()
 

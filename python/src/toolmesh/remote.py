@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import functools
 import inspect
 import keyword
 import typing
 import uuid
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
+
+import toolmesh
 
 from ._core import errors, schema, values
 
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
-    from typing import Any
-
-    from .client import AsyncMesh, Mesh
-
-    JSONObject = dict[str, Any]
+JSONObject = dict[str, Any]
 
 _FORMATS = {
     "date-time": datetime.datetime, "date": datetime.date, "time": datetime.time, "uuid": uuid.UUID,
@@ -134,6 +133,29 @@ def declared(body: bytes, input_schema: JSONObject) -> bytes:
     return values.encode(settle(values.decode(body), input_schema))
 
 
+F = typing.TypeVar("F", bound=Callable[..., Any])
+
+
+class _Method:
+    """A method that has, on a tool, the signature of the tool: frameworks ask __call__ for the parameters."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, tool: Description | None, _kind: type | None = None) -> Callable[..., Any]:
+        if tool is None:
+            return self.function
+        found = functools.partial(self.function, tool)
+        found.__dict__.update(__name__=tool.__name__, __doc__=tool.__doc__, __signature__=tool.__signature__,
+                              __annotations__=tool.__annotations__)
+        return found
+
+
+def _method(function: F) -> F:
+    return typing.cast("F", _Method(function))
+
+
 class Description:
     """What the mesh says of a tool, and how arguments for it are checked and written.
 
@@ -166,6 +188,9 @@ class Description:
         named = [one for one in self.__signature__.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         self._names = {one.name for one in named}
         self._needed = {one.name for one in named if one.default is inspect.Parameter.empty}
+
+    def __deepcopy__(self, _memo: Any = None) -> Any:
+        return self  # it does not change, and its connection is one
 
     def __repr__(self) -> str:
         return f"<tool {self.id}{self.__signature__}>"
@@ -221,23 +246,27 @@ class RemoteTool(Description):
     """A tool to call like the function that it is: tool("Oslo", days=2). Arguments
     are checked before anything is sent. Any thread may call it."""
 
-    def __init__(self, mesh: Mesh, told: JSONObject) -> None:
+    def __init__(self, mesh: toolmesh.Mesh, told: JSONObject) -> None:
         super().__init__(told)
         self._mesh = mesh
 
+    @_method
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result; of one that streams, the last value, or the list of all where the
         tool says so."""
         return self._mesh.call(self.id, self.arguments(args, kwargs))
 
+    @_method
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """As a call, for coroutines of any event loop."""
         return await self._mesh.acall(self.id, self.arguments(args, kwargs))
 
+    @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         """Calls the tool and yields its items as they come."""
         return self._mesh.stream(self.id, self.arguments(args, kwargs))
 
+    @_method
     def astream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines."""
         return self._mesh.astream(self.id, self.arguments(args, kwargs))
@@ -246,16 +275,18 @@ class RemoteTool(Description):
 class AsyncRemoteTool(Description):
     """As RemoteTool, for coroutines: await tool("Oslo")."""
 
-    def __init__(self, mesh: AsyncMesh, told: JSONObject) -> None:
+    def __init__(self, mesh: toolmesh.AsyncMesh, told: JSONObject) -> None:
         super().__init__(told)
         self._mesh = mesh
 
+    @_method
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result."""
         return await self._mesh.call(self.id, self.arguments(args, kwargs))
 
     acall = __call__
 
+    @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Calls the tool and yields its items as they come."""
         return self._mesh.stream(self.id, self.arguments(args, kwargs))
