@@ -11,7 +11,6 @@ import collections.abc
 import contextvars
 import datetime
 import sys
-import threading
 import typing
 
 if typing.TYPE_CHECKING:
@@ -47,13 +46,10 @@ else:
         vars(_one).setdefault("datetime", datetime.datetime)
         vars(_one).setdefault("JSON", typing.Any)
 
-encoding = threading.Lock()
-"""Held while values are encoded: the worker's encoder is for one thread at a time."""
-
 scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))
 """The session and the deadline, by time.monotonic, of calls that name none."""
 
 __all__ = [
-    "batches", "binding", "channel", "encoding", "errors", "failures", "files", "guard", "schema", "scope", "tasks",
+    "batches", "binding", "channel", "errors", "failures", "files", "guard", "schema", "scope", "tasks",
     "tool_side", "values",
 ]

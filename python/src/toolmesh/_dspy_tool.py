@@ -41,9 +41,6 @@ class MeshTool(dspy.Tool):
         self._proxy, self._schema = proxy, schema
         self._checks = jsonschema.Draft202012Validator(schema)
 
-    def _validate_and_parse_args(self, **kwargs: typing.Any) -> JSONObject:
-        return kwargs
-
     def _checked(self, kwargs: JSONObject) -> JSONObject:
         """The arguments as they are sent, checked against the whole schema."""
         plain: JSONObject = _plain(kwargs, self._proxy.tool_id, self._schema)
@@ -57,9 +54,21 @@ class MeshTool(dspy.Tool):
                                     for one in wrong]})
         return plain
 
-    @with_callbacks
-    async def acall(self, **kwargs: typing.Any) -> typing.Any:
+    # Arguments by name may have any: they reach what dspy decorates, whose own parameters have names too, as one.
+    def __call__(self, /, **kwargs: typing.Any) -> typing.Any:
+        """Calls the tool and returns its result."""
+        return self._called(kwargs)
+
+    async def acall(self, /, **kwargs: typing.Any) -> typing.Any:
         """As a call, without holding up the event loop."""
+        return await self._acalled(kwargs)
+
+    @with_callbacks
+    def _called(self, kwargs: JSONObject) -> typing.Any:
+        return self.func(**kwargs)
+
+    @with_callbacks
+    async def _acalled(self, kwargs: JSONObject) -> typing.Any:
         try:
             return _shown(await _awhole(self._proxy, **self._checked(kwargs)))
         except errors.MeshError as failure:

@@ -15,9 +15,10 @@ from typing import Any
 
 from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool, BetaBuiltinFunctionTool, ToolError
 
+from ._background import background as _background
 from ._core import errors
 from ._framework import arun, brief, meaning, run, text
-from .client import Mesh, _background
+from .client import Mesh
 
 __all__ = ["async_tools", "tools"]
 

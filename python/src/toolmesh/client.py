@@ -9,15 +9,12 @@ makes a connection of its own.
 from __future__ import annotations
 
 import asyncio
-import atexit
-import concurrent.futures
 import contextlib
 import functools
 import importlib
 import io
 import json
 import os
-import threading
 import time
 import typing
 import weakref
@@ -28,8 +25,9 @@ from typing import Any
 
 from . import _models, _payloads
 from ._answers import refused
+from ._background import background as _background
 from ._connection import Call, Connection, new_rpc_id
-from ._core import batches, encoding, errors, files, tasks, tool_side
+from ._core import batches, errors, files, tasks, tool_side
 from ._core import scope as _scope
 from ._finding import find
 from ._installing import install
@@ -43,6 +41,7 @@ Args = Mapping[str, Any] | None
 Items = Generator[T, None, None]
 AsyncItems = AsyncGenerator[T, None]
 Self = typing.TypeVar("Self", bound="_Base")
+_Open = dict[tuple[int, asyncio.AbstractEventLoop], Connection]  # by process and event loop
 
 _DESCRIBED = 32  # questions for descriptions that are under way at once
 _PAGE = 500
@@ -72,22 +71,22 @@ class _Links:
 
     def __init__(self, settings: Mapping[str, Any], name: str, session: str) -> None:
         self._settings, self._name, self._session = settings, name, session
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
         self._schemas: dict[tuple[str, str], dict[str, Any]] = {}
-        self._of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
+        self._of: _Open = {}
+        weakref.finalize(self, _dropped, self._of).atexit = False
 
     def here(self) -> Connection:
-        """The connection of the running loop."""
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            if self._pid != os.getpid():
-                self._of, self._pid = weakref.WeakKeyDictionary(), os.getpid()
-            link = self._of.get(loop)
-            if link is None or link.closed:
-                link = self._of[loop] = Connection(lambda: find(**self._settings), self._name, self._session)
-                link.keep()
-            return link
+        """The connection of the running loop. A fork's child leaves those of its parent alone."""
+        key = os.getpid(), asyncio.get_running_loop()
+        link = self._of.get(key)
+        if link is None or link.closed:
+            for one in list(self._of):
+                if one[1].is_closed():
+                    self._of.pop(one, None)
+            settings = self._settings  # not self: a connection does not keep what would close it
+            link = self._of[key] = Connection(lambda: find(**settings), self._name, self._session)
+            link.keep()
+        return link
 
     async def settle(self, link: Connection, call: Call) -> None:
         """Writes bytes in the arguments of a call as its tool declares them, and stores its files. The schema is
@@ -106,8 +105,18 @@ class _Links:
 
     def all(self) -> list[Connection]:
         """The connections of all loops."""
-        with self._lock:
-            return list(self._of.values()) if self._pid == os.getpid() else []
+        return _own(self._of)
+
+
+def _own(links: _Open) -> list[Connection]:
+    return [link for (pid, _), link in list(links.items()) if pid == os.getpid()]
+
+
+def _dropped(links: _Open) -> None:
+    """Closes the connections of a mesh that nobody has any more; on whatever thread finds out."""
+    for link in _own(links):
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the connection with it
+            link.loop.call_soon_threadsafe(link.drop)
 
 
 class _Base:
@@ -159,12 +168,11 @@ class _Base:
         if not isinstance(tool, str):
             raise TypeError(f"a tool is called by its id, a text, not by {type(tool).__name__}")
         named = _payloads.Named()
-        with encoding:
-            before, files.store = files.store, named
-            try:
-                body = tool_side._encoded(tool, args)
-            finally:
-                files.store = before
+        store = files.named.set(named)
+        try:
+            body = tool_side._encoded(tool, args)
+        finally:
+            files.named.reset(store)
         seconds = tool_side._seconds(timeout) if timeout is not None else self._timeout
         deadline = _scope.get()[1]
         if deadline is not None:
@@ -180,14 +188,14 @@ class _Base:
                     files=named.found)
 
     def _whole(self, made: list[tuple[str, Any, float | None]], timeout: float | None,
-               rpc_id: str | None) -> tuple[Call, list[Call]]:
+               rpc_id: str | None, parallel: bool) -> tuple[Call, list[Call], bool]:
         """The request of a batch, without its body, and its calls."""
         members = [self._call(tool, args, seconds, None, False, None, None) for tool, args, seconds in made]
         for one, (_, _, seconds) in zip(members, made, strict=True):
             one.timeout = seconds
         call = self._call("", None, timeout, rpc_id, False, None, None, "batch_")
         call.batch = True
-        return call, members
+        return call, members, parallel
 
 
 class AsyncMesh(_Base):
@@ -252,21 +260,22 @@ class AsyncMesh(_Base):
 
     async def batch(
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
-        return_exceptions: bool = False,
+        return_exceptions: bool = False, parallel: bool = False,
     ) -> list[Any]:
         """As Mesh.batch. Cancelling the task cancels all that runs."""
         made = batches.members(calls)
-        return batches.ends(made, await self._batch(*self._whole(made, timeout, rpc_id)), return_exceptions)
+        return batches.ends(made, await self._batch(*self._whole(made, timeout, rpc_id, parallel)), return_exceptions)
 
     abatch = batch
 
-    async def _batch(self, call: Call, members: list[Call]) -> list[Any]:
+    async def _batch(self, call: Call, members: list[Call], parallel: bool) -> list[Any]:
         link = self._links.here()
         for one in members:
             await self._links.settle(link, one)
             call.stored += one.stored
         requests = batches.requests([(one.tool, one.body, one.timeout) for one in members], lambda _, body: body)
-        head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)},"requests":'
+        said = ',"parallel":true' if parallel else ""
+        head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)}{said},"requests":'
         call.body = head.encode() + requests + b"}"
         return await _resolved(link, call.session, await link.call(call))
 
@@ -375,107 +384,6 @@ class AsyncMesh(_Base):
 
         found = await asyncio.gather(*[describe(one) for one in await self._ids(prefix)])
         return [one for one in found if one is not None]
-
-
-class _Background:
-    """The event loop of the process's Mesh objects, on a thread of its own."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.thread: threading.Thread | None = None
-        self.pid = 0
-        self.over = False
-
-    def start(self) -> asyncio.AbstractEventLoop:
-        """The loop, which runs."""
-        loop = self.loop
-        if loop is not None and self.pid == os.getpid():
-            if threading.current_thread() is self.thread:
-                raise RuntimeError("a Mesh was used on its own event loop; AsyncMesh is for coroutines")
-            return loop
-        with self.lock:
-            if self.over:
-                raise refused("unavailable", "the interpreter is shutting down")
-            if self.loop is None or self.pid != os.getpid():
-                # After a fork the parent's thread and loop are not here; its sockets are left alone.
-                self.loop, self.pid = asyncio.new_event_loop(), os.getpid()
-                self.thread = threading.Thread(target=self._run, args=(self.loop,), name="toolmesh", daemon=True)
-                self.thread.start()
-            return self.loop
-
-    @staticmethod
-    def _run(loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-        finally:
-            tasks = asyncio.all_tasks(loop)
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-    def end(self) -> None:
-        """Ends the loop, and with it what is under way, when the interpreter does."""
-        with self.lock:
-            self.over = True
-            loop, thread = self.loop, self.thread
-            if loop is None or thread is None or self.pid != os.getpid() or loop.is_closed():
-                return
-            loop.call_soon_threadsafe(loop.stop)
-        thread.join(2)
-
-    def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
-        """Runs a coroutine that is made there. Cancelling the future cancels it."""
-        loop = self.start()
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-        def begin() -> None:
-            if future.cancelled():
-                return
-            task = loop.create_task(make())
-            task.add_done_callback(functools.partial(_settle, future))
-            future.add_done_callback(functools.partial(_give_up, loop, task))
-
-        loop.call_soon_threadsafe(begin)
-        return future
-
-    def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """submit, and waits for it. An exception in the waiting thread cancels it."""
-        future = self.submit(make)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise errors.error("cancelled", "the mesh was closed while the call ran", origin="caller") from None
-        except BaseException:
-            future.cancel()
-            raise
-
-
-def _give_up(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], future: concurrent.futures.Future[Any]) -> None:
-    if future.cancelled() and not loop.is_closed():
-        loop.call_soon_threadsafe(task.cancel)
-
-
-def _settle(future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
-    if _background.over:
-        return  # whoever waits is a daemon thread, which ends with the interpreter
-    if future.cancelled() or not future.set_running_or_notify_cancel():
-        if not task.cancelled():
-            task.exception()  # seen
-        return
-    if task.cancelled():
-        future.set_exception(concurrent.futures.CancelledError())
-    elif task.exception() is not None:
-        future.set_exception(task.exception())
-    else:
-        future.set_result(task.result())
-
-
-_background = _Background()
-atexit.register(_background.end)
 
 
 class Mesh(_Base):
@@ -615,29 +523,30 @@ class Mesh(_Base):
 
     def batch(
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
-        return_exceptions: bool = False,
+        return_exceptions: bool = False, parallel: bool = False,
     ) -> list[Any]:
         """Makes several calls with one request, 1,000 at most, and returns their results in the order of the calls.
 
         A call is (tool, arguments), (tool, arguments, timeout) or a tool's id alone. Calls
         of tools that are not parallel_safe run one after the other, in that order, others
-        side by side unless their resource keys are the same. One that fails hurts no other:
-        when all have ended the first error is raised, or with return_exceptions each
-        stands in its call's place. timeout is the time of all of them, in seconds; rpc_id
-        names the batch: sent again under its name nothing of it runs twice. An exception in the
+        side by side unless their resource keys are the same. parallel says that the calls are
+        independent: then all run side by side but for equal resource keys, and tools that
+        declare parallel_safe = false. One that fails hurts no other: when all have ended the first
+        error is raised, or with return_exceptions each stands in its call's place. timeout is
+        the time of all of them, in seconds; rpc_id names the batch: sent again under its name nothing of it runs twice. An exception in the
         waiting thread, like KeyboardInterrupt, cancels all that runs.
         """
         made = batches.members(calls)
-        whole = self._whole(made, timeout, rpc_id)
+        whole = self._whole(made, timeout, rpc_id, parallel)
         return batches.ends(made, _background.run(lambda: self._core._batch(*whole)), return_exceptions)
 
     async def abatch(
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
-        return_exceptions: bool = False,
+        return_exceptions: bool = False, parallel: bool = False,
     ) -> list[Any]:
         """As batch, for coroutines of any event loop, on the same connection."""
         made = batches.members(calls)
-        whole = self._whole(made, timeout, rpc_id)
+        whole = self._whole(made, timeout, rpc_id, parallel)
         results = await asyncio.wrap_future(_background.submit(lambda: self._core._batch(*whole)))
         return batches.ends(made, results, return_exceptions)
 
@@ -750,7 +659,7 @@ class Mesh(_Base):
     def close(self) -> None:
         """Ends the connection; what is under way fails. A later call makes a new one."""
         for link in self._links.all():
-            if link.loop is _background.loop:
+            if link.loop is _background.loop and not link.closed:
                 _background.run(link.close)
 
     def __enter__(self) -> Mesh:

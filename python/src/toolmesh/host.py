@@ -38,7 +38,8 @@ from typing import Any
 
 from . import _names, _serving
 from ._bridge import MOST, Bridge
-from ._core import binding, encoding, errors, failures, guard, schema, values
+from ._core import binding, errors, failures, guard, schema, values
+from ._locks import lock
 from ._options import Annotations, Options, Unpack
 
 if typing.TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Host:
         self._runner: _Runner | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     @typing.overload
     def tool(self, function: F, /, **options: Unpack[Options]) -> F: ...
@@ -271,7 +272,7 @@ class _Runner:
         self._had_calls = False
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # of a thread that has nothing to do: False ends it
         self._awake, self._roused, self._threads = 0, 0, 0  # _roused: awake, and not yet looking for a call
-        self._lock = threading.Lock()  # of threads, of what waits for them and of what is raised in them
+        self._lock = lock()  # of threads, of what waits for them and of what is raised in them
         self._stopping = False
         self._stopped = asyncio.Event()
         self.node = ""
@@ -611,8 +612,7 @@ def _go_on(call: _Call) -> None:
 
 
 def _encoded(call: _Call, value: Any, what: str = "result") -> bytes:
-    with encoding:
-        data = call.offered.tool.encode(value)
+    data = call.offered.tool.encode(value)
     if len(data) > MOST:
         raise _TooLarge(len(data), MOST, what)
     return data

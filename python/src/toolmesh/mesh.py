@@ -107,30 +107,39 @@ def astream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float 
     return default().astream(tool, args, timeout=timeout)
 
 
-def batch(calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False) -> list[Any]:
+def batch(
+    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
+) -> list[Any]:
     """Makes several calls at once and returns their results in the order of the calls; see Mesh.batch."""
     if _in_tool():
-        found: list[Any] = tool_side.batch(calls, timeout=timeout, return_exceptions=return_exceptions)
+        found: list[Any] = tool_side.batch(
+            calls, timeout=timeout, return_exceptions=return_exceptions, **_said(parallel))
         return found
     serving = _serving.current.get()
     if serving is not None:
         made = batches.members(calls)
-        return batches.ends(made, serving[0].batch(serving[1], made, timeout).result(), return_exceptions)
-    return default().batch(calls, timeout=timeout, return_exceptions=return_exceptions)
+        return batches.ends(made, serving[0].batch(serving[1], made, timeout, parallel).result(), return_exceptions)
+    return default().batch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
 
 
 async def abatch(
-    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False
+    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
 ) -> list[Any]:
     """As batch, for coroutines."""
     if _in_tool():
-        found: list[Any] = await tool_side.abatch(calls, timeout=timeout, return_exceptions=return_exceptions)
+        found: list[Any] = await tool_side.abatch(
+            calls, timeout=timeout, return_exceptions=return_exceptions, **_said(parallel))
         return found
     serving = _serving.current.get()
     if serving is not None:
         made = batches.members(calls)
-        return batches.ends(made, await serving[0].batch(serving[1], made, timeout).aresult(), return_exceptions)
-    return await default().abatch(calls, timeout=timeout, return_exceptions=return_exceptions)
+        ends = await serving[0].batch(serving[1], made, timeout, parallel).aresult()
+        return batches.ends(made, ends, return_exceptions)
+    return await default().abatch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
+
+
+def _said(parallel: bool) -> dict[str, Any]:
+    return {"parallel": True} if parallel else {}  # which an older agent's worker does not know
 
 
 def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.Task:

@@ -100,6 +100,7 @@ def _add(made: Host, flow_tool: FlowToolCall, session: Any) -> None:
         return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
     computed = type(flow_tool).resource_key is not FlowToolCall.resource_key  # here, by code
+    key = "dynamic" if computed else ["safe", flow_tool.name] if flow_tool.parallel_safe else None  # OpenRath's default
     made.tool(call, name=flow_tool.name, description=flow_tool.description or "",
-              parallel_safe=bool(flow_tool.parallel_safe), resource_key="dynamic" if computed else None)
+              parallel_safe=bool(flow_tool.parallel_safe), resource_key=key)
     made._tools[flow_tool.name].spec["input_schema"] = dict(flow_tool.parameters)

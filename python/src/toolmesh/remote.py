@@ -244,23 +244,23 @@ class RemoteTool(Description):
         self._mesh = mesh
 
     @_method
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result; of one that streams, the last value, or the list of all where the
         tool says so."""
         return self._mesh.call(self.id, self.arguments(args, kwargs))
 
     @_method
-    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+    async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """As a call, for coroutines of any event loop."""
         return await self._mesh.acall(self.id, self.arguments(args, kwargs))
 
     @_method
-    def stream(self, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
+    def stream(self, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         """Calls the tool and yields its items as they come."""
         return self._mesh.stream(self.id, self.arguments(args, kwargs))
 
     @_method
-    def astream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+    def astream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines."""
         return self._mesh.astream(self.id, self.arguments(args, kwargs))
 
@@ -273,14 +273,14 @@ class AsyncRemoteTool(Description):
         self._mesh = mesh
 
     @_method
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result."""
         return await self._mesh.call(self.id, self.arguments(args, kwargs))
 
     acall = __call__
 
     @_method
-    def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+    def stream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Calls the tool and yields its items as they come."""
         return self._mesh.stream(self.id, self.arguments(args, kwargs))
 

@@ -6,13 +6,14 @@ import hashlib
 import os
 import platform
 import re
-import threading
 import typing
 
 from .. import binary
+from .._background import background as _background
 from .._core import errors
 from .._installing import install, shown
-from ..client import Mesh, _background
+from .._locks import lock
+from ..client import Mesh
 from ..remote import RemoteTool
 
 if typing.TYPE_CHECKING:
@@ -24,7 +25,7 @@ _PLAIN = re.compile(r"[^A-Za-z0-9_]+")
 _RELATIVE = re.compile(r"\.\.?(/|\Z)")
 _READABLE = 48  # characters of a source that its index is called by
 
-_lock = threading.Lock()
+_lock = lock()
 _running: list[Mesh] = []  # the mesh of all Index objects that are given none
 
 

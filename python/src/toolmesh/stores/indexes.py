@@ -13,9 +13,10 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from .._background import background as _background
 from .._core import errors
 from .._installing import shown
-from ..client import Mesh, _background
+from ..client import Mesh
 from ._sources import Source, ask, mesh_here
 from ._tools import MeshTool, Tool, tool_of
 from .format import RENDERED, ProviderFormat, inner, short
