@@ -222,8 +222,11 @@ class AsyncMesh(_Base):
 
     async def _unary(self, call: Call) -> bytes:
         link = self._links.here()
-        await self._links.settle(link, call)
-        return await link.call(call)
+        try:
+            await self._links.settle(link, call)
+            return await link.call(call)
+        except errors.MeshError as failure:
+            raise failure.with_traceback(None) from None  # without our frames, which are no news
 
     @typing.overload
     def stream(
@@ -533,8 +536,9 @@ class Mesh(_Base):
         independent: then all run side by side but for equal resource keys, and tools that
         declare parallel_safe = false. One that fails hurts no other: when all have ended the first
         error is raised, or with return_exceptions each stands in its call's place. timeout is
-        the time of all of them, in seconds; rpc_id names the batch: sent again under its name nothing of it runs twice. An exception in the
-        waiting thread, like KeyboardInterrupt, cancels all that runs.
+        the time of all of them, in seconds; rpc_id names the batch: sent again under its name
+        nothing of it runs twice. An exception in the waiting thread, like KeyboardInterrupt,
+        cancels all that runs.
         """
         made = batches.members(calls)
         whole = self._whole(made, timeout, rpc_id, parallel)
