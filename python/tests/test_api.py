@@ -1,5 +1,6 @@
 """The public API as people and programs read it: names, hints, docstrings. Run where the frameworks are, too."""
 
+import asyncio
 import copy
 import importlib
 import inspect
@@ -130,6 +131,22 @@ def test_the_trace_of_a_tool_is_a_note_of_its_error() -> None:
     assert isinstance(failure, RuntimeError) and failure.stacktrace == told["stacktrace"]
     shown = "".join(traceback.format_exception(failure))
     assert ('In the tool: File "tool.py", line 3' in shown) is hasattr(failure, "add_note")
+
+
+def test_tracebacks_are_short() -> None:
+    mesh, other = Mesh("nats://127.0.0.1:1"), AsyncMesh("nats://127.0.0.1:1")
+
+    async def each() -> None:
+        await other.call("a.b")
+
+    for run, ours in ((lambda: mesh.call("a.b"), ["call", "run"]), (lambda: mesh.describe("a.b"), ["describe", "run"]),
+                      (lambda: list(mesh.stream("a.b")), ["stream", "run"]),
+                      (lambda: asyncio.run(each()), ["call", "_unary"])):
+        with pytest.raises(toolmesh.Unavailable) as raised:
+            run()
+        frames = [one.name for one in traceback.extract_tb(raised.value.__traceback__) if "/toolmesh/" in one.filename]
+        shown = "".join(traceback.format_exception(raised.value))
+        assert frames == ours and "another exception" not in shown and "direct cause" not in shown
 
 
 def test_names_of_providers() -> None:

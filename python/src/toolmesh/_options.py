@@ -1,4 +1,4 @@
-"""The keywords of functions that serve tools, so that a misspelt one is found where it stands."""
+"""Keywords, by name and type, so that type checkers find a misspelt one."""
 
 from __future__ import annotations
 
@@ -45,3 +45,26 @@ class Settings(typing.TypedDict, total=False):
     context: str | None
     creds: str | None
     nkey: str | None
+
+
+class OfCall(typing.TypedDict, total=False):
+    """What a call takes besides what it returns."""
+
+    timeout: float | None
+    rpc_id: str | None
+    idempotent: bool
+    isolation: str | None
+    revision: str | None
+    no_cache: bool
+    idempotency_key: str | None
+
+
+class OfStream(typing.TypedDict, total=False):
+    """As OfCall, of a stream."""
+
+    timeout: float | None
+    rpc_id: str | None
+    idempotent: bool
+    isolation: str | None
+    revision: str | None
+    idle: float | None

@@ -27,14 +27,19 @@ from . import _models, _payloads
 from ._answers import refused
 from ._background import background as _background
 from ._connection import Call, Connection, new_rpc_id
-from ._core import batches, errors, files, schema, tasks, tool_side, values
+from ._core import batches, errors, files, tasks, tool_side
 from ._core import scope as _scope
 from ._finding import find
 from ._installing import install
+from ._options import OfCall, OfStream, Unpack
+from ._results import _about_task, _page, _resolved, _typed
 from ._streams import Stream
 from .remote import AsyncRemoteTool, RemoteTool, declared
 
 T = typing.TypeVar("T")
+Args = Mapping[str, Any] | None
+Items = Generator[T, None, None]
+AsyncItems = AsyncGenerator[T, None]
 Self = typing.TypeVar("Self", bound="_Base")
 _Open = dict[tuple[int, asyncio.AbstractEventLoop], Connection]  # by process and event loop
 
@@ -181,7 +186,6 @@ class _Base:
         return Call(self.session_name, tool, body, name, seconds, idempotent, isolation, revision, no_cache, key=key,
                     files=named.found)
 
-
     def _whole(self, made: list[tuple[str, Any, float | None]], timeout: float | None,
                rpc_id: str | None, parallel: bool) -> tuple[Call, list[Call], bool]:
         """The request of a batch, without its body, and its calls."""
@@ -193,35 +197,15 @@ class _Base:
         return call, members, parallel
 
 
-async def _about_task(link: Connection, session: str, verb: str, request: bytes) -> dict[str, Any]:
-    """What is answered about a task, with the result that it refers to."""
-    answer = await link.task(session, verb, request)
-    if "ref" in answer:
-        ref = _payloads.Ref(answer.pop("ref"), answer.pop("digest", ""))
-        answer["result"] = values.decode(await _payloads.read(link, session, ref))
-        await _payloads.delete(link, session, ref)
-    return answer
-
-
-async def _resolved(link: Connection, session: str, body: bytes) -> list[Any]:
-    """The results in the answer to a batch, with what they refer to."""
-    results: list[Any] = values.decode(body)["results"]
-    for one in results:
-        if "ref" not in one:
-            continue
-        ref = _payloads.Ref(one["ref"], one.get("digest", ""))
-        try:
-            one["result"] = values.decode(await _payloads.read(link, session, ref))
-            await _payloads.delete(link, session, ref)
-        except errors.MeshError as failure:
-            one["status"] = "error"
-            one["error"] = {"code": failure.code, "message": failure.message, "started": True}
-    return results
-
-
 class AsyncMesh(_Base):
     """A mesh for coroutines: as Mesh, with await. Any number of tasks may use it; each event
     loop has a connection of its own. Close it, or use it as an async context manager."""
+
+    @typing.overload
+    async def call(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
+
+    @typing.overload
+    async def call(self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfCall]) -> Any: ...
 
     async def call(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
@@ -237,8 +221,21 @@ class AsyncMesh(_Base):
 
     async def _unary(self, call: Call) -> bytes:
         link = self._links.here()
-        await self._links.settle(link, call)
-        return await link.call(call)
+        try:
+            await self._links.settle(link, call)
+            return await link.call(call)
+        except errors.MeshError as failure:
+            raise failure.with_traceback(None) from None  # without our frames, which are no news
+
+    @typing.overload
+    def stream(
+        self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfStream]
+    ) -> AsyncItems[T]: ...
+
+    @typing.overload
+    def stream(
+        self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
+    ) -> AsyncItems[Any]: ...
 
     async def stream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
@@ -420,6 +417,12 @@ class Mesh(_Base):
         """The core, for the session that holds where the call is made."""
         return self._core if self._session or not _scope.get()[0] else self._core.session(self.session_name)
 
+    @typing.overload
+    def call(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
+
+    @typing.overload
+    def call(self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfCall]) -> Any: ...
+
     def call(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
@@ -441,6 +444,12 @@ class Mesh(_Base):
                           key=idempotency_key)
         return _typed(_background.run(lambda: self._core._unary(call)), returns, tool)
 
+    @typing.overload
+    async def acall(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
+
+    @typing.overload
+    async def acall(self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfCall]) -> Any: ...
+
     async def acall(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
@@ -451,6 +460,14 @@ class Mesh(_Base):
                           key=idempotency_key)
         body = await asyncio.wrap_future(_background.submit(lambda: self._core._unary(call)))
         return _typed(body, returns, tool)
+
+    @typing.overload
+    def stream(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfStream]) -> Items[T]: ...
+
+    @typing.overload
+    def stream(
+        self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
+    ) -> Items[Any]: ...
 
     def stream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
@@ -473,6 +490,16 @@ class Mesh(_Base):
                     yield _typed(body, returns, tool)
         finally:
             pages.end()
+
+    @typing.overload
+    def astream(
+        self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfStream]
+    ) -> AsyncItems[T]: ...
+
+    @typing.overload
+    def astream(
+        self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
+    ) -> AsyncItems[Any]: ...
 
     async def astream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
@@ -507,9 +534,10 @@ class Mesh(_Base):
         side by side unless their resource keys are the same. parallel says that the calls are
         independent: then all run side by side but for equal resource keys, and tools that
         declare parallel_safe = false. One that fails hurts no other: when all have ended the first
-        error is raised, or with return_exceptions each stands in its call's place. timeout is the time of all of them, in seconds; rpc_id
-        names the batch: sent again under its name nothing of it runs twice. An exception in the
-        waiting thread, like KeyboardInterrupt, cancels all that runs.
+        error is raised, or with return_exceptions each stands in its call's place. timeout is
+        the time of all of them, in seconds; rpc_id names the batch: sent again under its name
+        nothing of it runs twice. An exception in the waiting thread, like KeyboardInterrupt,
+        cancels all that runs.
         """
         made = batches.members(calls)
         whole = self._whole(made, timeout, rpc_id, parallel)
@@ -668,40 +696,3 @@ class _Pages:
         loop, pages = _background.loop, self._pages
         if pages is not None and loop is not None and not loop.is_closed() and _background.pid == os.getpid():
             loop.call_soon_threadsafe(lambda: loop.create_task(pages.aclose()))
-
-
-async def _page(pages: AsyncGenerator[list[bytes], None], call: Call, idle: float | None) -> list[bytes]:
-    """The next page; an empty one is the end."""
-    try:
-        return await asyncio.wait_for(anext(pages, []), idle)
-    except errors.MeshError:
-        raise  # that of the whole call's time is a TimeoutError too
-    except asyncio.TimeoutError:
-        raise errors.error("deadline_exceeded", f"no item within {idle:g} s", tool=call.tool, started=None,
-                           origin="caller", details={"limit": "idle"}) from None
-
-
-def _typed(body: bytes, returns: Any, tool: str) -> Any:
-    try:
-        value = values.decode(body) if body else None
-    except ValueError as failure:
-        raise errors.error("protocol_error", f"the result is no JSON: {failure}", tool=tool, origin="caller") from None
-    if returns is None:
-        return value
-    try:
-        return _loader(returns)(value)
-    except values.Mismatch as failure:
-        raise TypeError(f"{tool}: the result is not {returns!r}: {failure.pointer or 'it'}: {failure}") from None
-
-
-def _loader(returns: Any) -> Callable[[Any], Any]:
-    try:
-        return _made_loader(returns)
-    except TypeError:  # it cannot be a key
-        return _made_loader.__wrapped__(returns)
-
-
-@functools.lru_cache(maxsize=256)
-def _made_loader(returns: Any) -> Callable[[Any], Any]:
-    load: Callable[[Any], Any] = schema.Builder({}).shape(returns, "the result").load
-    return load
