@@ -96,7 +96,7 @@ class _Call:
     def __init__(self, tool: MeshTool, proxy: RPCProxyTool) -> None:
         self._tool, self._proxy = tool, proxy
 
-    def __call__(self, **kwargs: typing.Any) -> typing.Any:
+    def __call__(self, /, **kwargs: typing.Any) -> typing.Any:
         try:
             return _shown(_whole(self._proxy, **self._tool._checked(kwargs)))
         except errors.MeshError as failure:
