@@ -225,6 +225,12 @@ async def main():
         pass
 asyncio.run(main())
 """,
+    "a slow step on the mesh's own loop": """
+from toolmesh._background import background
+async def slow():
+    time.sleep(0.3)
+background.run(slow)
+""",
     "nobody there": "try:\n    Mesh('nats://127.0.0.1:1').call(*size)\nexcept MeshError:\n    pass",
 }
 

@@ -314,7 +314,7 @@ def test_a_subclass_with_items_of_its_own_is_what_it_says() -> None:
     assert encode({"x": Upper(a=1)}) == b'{"x":{"A":[2,1]}}'
 
 
-class Meets(collections.UserDict):
+class Meets(collections.UserDict[str, int]):
     """Is written while another thread writes it, too."""
 
     def __init__(self, both):
