@@ -31,7 +31,7 @@ from ._core import batches, errors, files, tasks, tool_side
 from ._core import scope as _scope
 from ._finding import find
 from ._installing import install
-from ._options import OfCall, OfStream, Unpack
+from ._options import OfCall, OfCollect, OfStream, Submission, Unpack
 from ._results import _about_task, _page, _resolved, _typed
 from ._streams import Stream
 from .remote import AsyncRemoteTool, RemoteTool, declared
@@ -256,7 +256,7 @@ class AsyncMesh(_Base):
 
     astream = stream
 
-    async def collect(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
+    async def collect(self, tool: str, args: Args = None, **options: Unpack[OfCollect]) -> list[Any]:
         """The list of all items of stream."""
         return [item async for item in self.stream(tool, args, **options)]
 
@@ -519,7 +519,7 @@ class Mesh(_Base):
         finally:
             pages.end()
 
-    def collect(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
+    def collect(self, tool: str, args: Args = None, **options: Unpack[OfCollect]) -> list[Any]:
         """The list of all items of stream."""
         return list(self.stream(tool, args, **options))
 
@@ -576,7 +576,7 @@ class Mesh(_Base):
         _background.run(lambda: self._core._submit(call, request))
         return self._task(call.rpc_id, call.session)
 
-    async def asubmit(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.AsyncTask:
+    async def asubmit(self, tool: str, args: Args = None, **options: Unpack[Submission]) -> tasks.AsyncTask:
         """As submit, for coroutines of any event loop, on the same connection."""
         core = self._here()
         made: tasks.AsyncTask = await asyncio.wrap_future(
