@@ -164,7 +164,7 @@ func (r *adminReply) send(header nats.Header, data []byte) error {
 	if header == nil {
 		header = make(nats.Header, 2)
 	}
-	header.Set(codec.HeaderNode, codec.NodeHeader(r.a.opts.Node))
+	header.Set(codec.HeaderNode, codec.NameHeader(r.a.opts.Node))
 	header.Set(codec.HeaderBoot, string(r.a.host.Boot()))
 	return r.a.bus.Conn().PublishMsg(&nats.Msg{Subject: r.to, Header: header, Data: data})
 }

@@ -37,6 +37,9 @@ type Result struct {
 	// Cache is where the value is from, of a tool that declares a cache_ttl: "hit" if it
 	// was made for another call, "miss" or, with [NoCache], "bypass" if the tool ran.
 	Cache string
+	// Warning is what is wrong with the value, for people: that it does not fit the tool's
+	// output schema. Of most it is empty.
+	Warning string
 	// LaneWait is for how long the call waited for its turn, of a tool whose lane_scope is
 	// more than the batch; it is part of Took.
 	LaneWait time.Duration
@@ -537,7 +540,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		if !s.queue && t.node == nil && !t.batch {
 			c.learn(s.session, t.id)
 		}
-		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, LaneWait: r.LaneWait, NodeWait: r.NodeWait, Ref: r.Ref, Took: took}, nil
+		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, Warning: r.Warning, LaneWait: r.LaneWait, NodeWait: r.NodeWait, Ref: r.Ref, Took: took}, nil
 	case codec.ReplyNoResponders:
 		return nil, errNobody
 	case codec.ReplyError:

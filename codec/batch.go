@@ -26,6 +26,9 @@ const MaxBatch = 1000
 type Batch struct {
 	Request // of all of them: its RPCID is the batch's id, its Args are not set
 	Members []Member
+	// Independent says that the caller vouches for its calls: any two may overlap unless
+	// their resource keys are equal, or a tool is declared unsafe.
+	Independent bool
 }
 
 // Member is one call of a batch.
@@ -89,7 +92,7 @@ func ParseBatch(s subjects.Subject, h Header, body []byte) (*Batch, *toolmesh.Er
 }
 
 func (b *Batch) parseMembers(body []byte) error {
-	var kind, id, requests json.RawMessage
+	var kind, id, requests, parallel json.RawMessage
 	if !eachField(body, func(key, value []byte) {
 		switch string(key) {
 		case "type":
@@ -98,6 +101,8 @@ func (b *Batch) parseMembers(body []byte) error {
 			id = value
 		case "requests":
 			requests = value
+		case "parallel":
+			parallel = value
 		}
 	}) {
 		return invalid(`the body is not {"type":"rpc_batch_call","batch_id":…,"requests":[…]}`)
@@ -110,6 +115,9 @@ func (b *Batch) parseMembers(body []byte) error {
 	}
 	if b.Delivery != DeliverNone && b.Delivery != DeliverInbox {
 		return invalid("header %s is 1: the results of a batch come to the reply subject, say inbox", HeaderStream)
+	}
+	if parallel != nil && json.Unmarshal(parallel, &b.Independent) != nil {
+		return invalid("parallel is %.40s: it is true or false", parallel)
 	}
 	var members []json.RawMessage
 	if json.Unmarshal(requests, &members) != nil || isNull(requests) {
@@ -156,7 +164,7 @@ func (b *Batch) setBatchID(raw json.RawMessage) error {
 	default:
 		return invalid("batch_id is %.40s: it is a number or text", raw)
 	}
-	if header != "" && header != b.Request.RPCID {
+	if header != "" && !subjects.SameName(header, b.Request.RPCID) {
 		return invalid("header %s is %q, batch_id %q: it is the same id", HeaderRPCID, header, b.Request.RPCID)
 	}
 	return nil
@@ -287,12 +295,12 @@ func (b *Batch) head(body []byte) []byte {
 // OneResult is a result that is sent as its call ends, to who asked for that.
 func (b *Batch) OneResult(id *Identity, r *BatchResult, encoded []byte) (Header, []byte) {
 	h := id.header(&b.Request)
-	h.Set(HeaderRPCID, string(r.RPCID))
+	h.Set(HeaderRPCID, NameHeader(r.RPCID))
 	return b.Encode(h, encoded)
 }
 
 // EncodeBatch renders the body of a batch. Members' Err is not looked at.
-func EncodeBatch(id subjects.RPCID, members []Member) []byte {
+func EncodeBatch(id subjects.RPCID, members []Member, independent bool) []byte {
 	type request struct {
 		Index   int               `json:"index"`
 		Tool    subjects.ToolID   `json:"tool_id"`
@@ -307,8 +315,9 @@ func EncodeBatch(id subjects.RPCID, members []Member) []byte {
 	return mustMarshal(struct {
 		Type     string         `json:"type"`
 		ID       subjects.RPCID `json:"batch_id"`
+		Parallel bool           `json:"parallel,omitempty"`
 		Requests []request      `json:"requests"`
-	}{typeBatch, id, requests})
+	}{typeBatch, id, independent, requests})
 }
 
 // ParseBatchResults reads the answer of a batch. The error is protocol_error.

@@ -35,7 +35,7 @@ func (c *Chunk) Terminal() bool { return c.Type != ChunkData }
 
 // Encode renders the chunk as it is stored and delivered. epoch may be empty.
 func (c *Chunk) Encode(rpc subjects.RPCID, epoch string) (Header, []byte) {
-	h := Header{HeaderRPCID: {string(rpc)}, HeaderSeq: {strconv.FormatInt(c.Seq, 10)}, HeaderChunk: {string(c.Type)}}
+	h := Header{HeaderRPCID: {NameHeader(rpc)}, HeaderSeq: {strconv.FormatInt(c.Seq, 10)}, HeaderChunk: {string(c.Type)}}
 	if epoch != "" {
 		h.Set(HeaderEpoch, epoch)
 	}

@@ -7,9 +7,11 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/go-cmp/cmp"
 	"github.com/klauspost/compress/zstd"
 	"github.com/tinylib/msgp/msgp"
@@ -82,6 +84,9 @@ func byValue(v any) any {
 			return u
 		}
 		f, _ := v.Float64()
+		if math.IsInf(f, 0) {
+			f = math.Copysign(math.MaxFloat64, f)
+		}
 		return f
 	case []any:
 		for i := range v {
@@ -130,10 +135,38 @@ func TestValuesSurviveMessagePack(t *testing.T) {
 	}
 }
 
+// A timestamp is text, whatever its length and wherever it is.
+func TestTimestampsOfMessagePack(t *testing.T) {
+	t.Parallel()
+	for want, stamp := range map[string][]byte{
+		"1970-01-01T00:00:01Z":           {0xd6, 0xff, 0, 0, 0, 1},                                             // 32 bits
+		"2106-02-07T06:28:15Z":           {0xd6, 0xff, 0xff, 0xff, 0xff, 0xff},                                 // 32 bits
+		"1970-01-01T00:00:02.5Z":         {0xd7, 0xff, 0x77, 0x35, 0x94, 0, 0, 0, 0, 2},                        // 64 bits
+		"1969-12-31T23:59:59.000000001Z": {0xc7, 12, 0xff, 0, 0, 0, 1, 255, 255, 255, 255, 255, 255, 255, 255}, // 96 bits
+	} {
+		for form, c := range map[string]struct {
+			body []byte
+			want string
+		}{
+			"alone":         {stamp, `"` + want + `"`},
+			"last in a map": {append([]byte{0x81, 0xa1, 'a'}, stamp...), `{"a":"` + want + `"}`},
+			"within a list": {append(append([]byte{0x92}, stamp...), 0xc0), `["` + want + `",null]`},
+		} {
+			if plain, err := Unpack(c.body, 0); err != nil || string(plain) != c.want {
+				t.Errorf("%s, %s: %s, %v", want, form, plain, err)
+			}
+		}
+	}
+}
+
 var badPacks = map[string][]byte{
 	"nothing":             {},
 	"half a value":        {0x92, 0x01},
-	"an extension type":   {0xd4, 0x05, 0x00},
+	"an extension type":   {0xd4, 0x07, 0x00},
+	"msgp's own time":     {0xc7, 12, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0},
+	"half a timestamp":    {0xd6, 0xff, 0, 0},
+	"a year of 12 digits": {0xc7, 12, 0xff, 0, 0, 0, 0, 127, 255, 255, 255, 255, 255, 255, 255},
+	"too many ns":         {0xd7, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0},
 	"a key twice":         {0x82, 0xa1, 'a', 0x01, 0xa1, 'a', 0x02},
 	"a key that is none":  {0x81, 0x01, 0x02},
 	"NaN":                 msgp.AppendFloat64(nil, math.NaN()),
@@ -153,6 +186,33 @@ func TestWhatIsNoMessagePack(t *testing.T) {
 			t.Errorf("%s is %q", name, plain)
 		}
 	}
+}
+
+// Whatever JSON says, MessagePack says.
+func FuzzPack(f *testing.F) {
+	for _, body := range []string{`{"a":[1,1.0,-0.0,1e6,1e400,-1e-400,18446744073709551615,18446744073709551616,"\ud83d\ude00","",{}],"":null}`, `""`, `[[]]`, `1e-7`} {
+		f.Add([]byte(body))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		// A key twice, half a surrogate and what is not UTF-8 have no one meaning in JSON.
+		if !jsontext.Value(body).IsValid() {
+			return
+		}
+		plain, err := Unpack(Pack(nil, body), 0)
+		if err != nil {
+			if strings.Contains(err.Error(), "nested") {
+				return
+			}
+			t.Fatalf("%s: %v", body, err)
+		}
+		if !reflect.DeepEqual(read(t, body), read(t, plain)) {
+			t.Fatalf("%s became %s", body, plain)
+		}
+		// 1.0 is none of the integers.
+		if dotted := regexp.MustCompile(`^-?[0-9]{1,15}[.]0$`); dotted.Match(body) && !bytes.Contains(plain, []byte(".0")) {
+			t.Fatalf("%s became %s", body, plain)
+		}
+	})
 }
 
 func FuzzUnpack(f *testing.F) {

@@ -23,12 +23,12 @@ func headerOf(text string) Header {
 	return header
 }
 
-// oneLine fails when a header that we made could become two.
+// oneLine fails when a header that we made could become two, or is not ASCII.
 func oneLine(t *testing.T, header Header) {
 	t.Helper()
 	for name, values := range header {
 		for _, v := range values {
-			if strings.ContainsAny(v, "\r\n\x00") {
+			if strings.ContainsAny(v, "\r\n\x00") || !isASCII(v) {
 				t.Fatalf("header %s is %q", name, v)
 			}
 		}
@@ -42,6 +42,7 @@ func FuzzParseRequest(f *testing.F) {
 		{"Mesh-Rpc-Id: r\nMesh-Timeout-Ms: 100\nMesh-Stream: inbox", `{}`},
 		{"Mesh-Rpc-Id: r\nMesh-Again: 2600", `{}`},
 		{"mesh-rpc-id: r\nMesh-Rpc-Id: s", `{}`},
+		{"Mesh-Rpc-Id: büro\nMesh-Parent: x--cb1rosjf", `{}`},
 		{"Mesh-Tool: weather.forecast\nMesh-Session: s1\nMesh-Require: stream,x", `{}`},
 		{"Mesh-Proto: 2", ""},
 		{"Content-Type: application/msgpack", `{"type":"rpc_tool_call","rpc_id":1}`},

@@ -50,6 +50,7 @@ const (
 	HeaderFence          = "Mesh-Fence"
 	HeaderAwaits         = "Mesh-Awaits"       // of a keepalive: the call waits at a router, for a node; see [Awaits]
 	HeaderNodeWait       = "Mesh-Node-Wait-Ms" // of an answer: for how long it did
+	HeaderWarning        = "Mesh-Warning"      // of an answer: what is wrong with the result
 	HeaderRef            = "Mesh-Ref"          // the value's name in the object store, in place of a body
 	HeaderDigest         = "Mesh-Digest"       // of what it names
 	HeaderAcceptRef      = "Mesh-Accept-Ref"   // the caller takes a reference
@@ -73,7 +74,7 @@ var canonical = func() map[string]string {
 		HeaderRPCID, HeaderTool, HeaderSession, HeaderTimeout, HeaderDeadline, HeaderAgain, HeaderIdempotencyKey, HeaderStream,
 		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderOutlive, HeaderProgress, HeaderOwner, HeaderSignature, HeaderWantLoad,
 		HeaderProto, HeaderRequire, HeaderCredit, HeaderNode, HeaderBoot, HeaderLoad, HeaderErrorCode, HeaderStarted,
-		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderCache, HeaderLanes, HeaderLaneWait, HeaderAwaits, HeaderNodeWait, HeaderFence, HeaderRef, HeaderDigest, HeaderAcceptRef, HeaderRead, HeaderPayload, HeaderSize, HeaderContentType, HeaderContentEncoding,
+		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderCache, HeaderLanes, HeaderLaneWait, HeaderAwaits, HeaderNodeWait, HeaderWarning, HeaderFence, HeaderRef, HeaderDigest, HeaderAcceptRef, HeaderRead, HeaderPayload, HeaderSize, HeaderContentType, HeaderContentEncoding,
 		HeaderAcceptEncoding, HeaderTraceparent, HeaderServiceError, HeaderServiceErrorCode,
 	} {
 		m[name], m[strings.ToLower(name)] = name, name

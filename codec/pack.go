@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"time"
 	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -60,6 +59,9 @@ func appendPacked(to []byte, dec *jsontext.Decoder) []byte {
 			return msgp.AppendUint64(to, n)
 		}
 		n, _ := strconv.ParseFloat(number, 64)
+		if math.IsInf(n, 0) { // 1e400: the nearest double that JSON has
+			n = math.Copysign(math.MaxFloat64, n)
+		}
 		return msgp.AppendFloat64(to, n)
 	case 't', 'f':
 		return msgp.AppendBool(to, token.Bool())
@@ -67,18 +69,18 @@ func appendPacked(to []byte, dec *jsontext.Decoder) []byte {
 	return msgp.AppendNil(to)
 }
 
-// Unpack returns one value of MessagePack as JSON: bin is base64 text, a timestamp text
-// (RFC 3339), keys are text. What JSON has not is an error: extension types, NaN and
-// infinities, keys of another type or twice, text that is not UTF-8; so is what stands behind
-// the value.
+// Unpack returns one value of MessagePack as JSON: bin is base64 text, a timestamp of any
+// length text (RFC 3339), keys are text. What JSON has not is an error: other extension
+// types, NaN and infinities, keys of another type or twice, text that is not UTF-8, years
+// beyond 9999; so is what follows the value. With an error it returns what it has read.
 // most bounds what it becomes, in bytes; 0 does not. Beyond it the error is payload_too_large.
 func Unpack(body []byte, most int) ([]byte, error) {
 	u := unpacker{to: make([]byte, 0, len(body)+len(body)/2), rest: body, most: most}
 	if err := u.value(0); err != nil {
-		return nil, err
+		return u.to, err
 	}
 	if len(u.rest) > 0 {
-		return nil, fmt.Errorf("%d bytes follow the value", len(u.rest))
+		return u.to, fmt.Errorf("%d bytes follow the value", len(u.rest))
 	}
 	return u.to, nil
 }
@@ -137,16 +139,31 @@ func (u *unpacker) value(depth int) (err error) {
 	case msgp.NilType:
 		u.rest, err = msgp.ReadNilBytes(u.rest)
 		u.to = append(u.to, "null"...)
-	case msgp.TimeType:
-		var at time.Time
-		at, u.rest, err = msgp.ReadTimeBytes(u.rest)
-		u.to = append(at.UTC().AppendFormat(append(u.to, '"'), time.RFC3339Nano), '"')
 	case msgp.InvalidType:
 		return fmt.Errorf("%d bytes before the end there is no value", len(u.rest))
 	default:
-		return fmt.Errorf("it holds an extension type")
+		return u.timestamp()
 	}
 	return err
+}
+
+// timestamp reads the one extension type that JSON has a form for. NextType does not tell it
+// from others: it misses one that ends the body, and takes type 5 for one.
+func (u *unpacker) timestamp() error {
+	if _, err := msgp.ReadExtensionBytes(u.rest, &msgp.RawExtension{Type: msgp.MsgTimeExtension}); err != nil {
+		return fmt.Errorf("it holds an extension type that is no timestamp: %w", err)
+	}
+	at, rest, err := msgp.ReadTimeBytes(u.rest)
+	if err != nil {
+		return err
+	}
+	text, err := at.UTC().MarshalText()
+	if err != nil {
+		return err
+	}
+	u.rest = rest
+	u.to = append(append(append(u.to, '"'), text...), '"')
+	return nil
 }
 
 func (u *unpacker) float(kind msgp.Type) (err error) {
@@ -165,8 +182,11 @@ func (u *unpacker) float(kind msgp.Type) (err error) {
 	if err != nil {
 		return err
 	}
-	from := len(u.to)
-	u.to = strconv.AppendFloat(u.to, n, 'g', -1, bits)
+	from, form := len(u.to), byte('f')
+	if size := math.Abs(n); size != 0 && (size < 1e-6 || size >= 1e21) {
+		form = 'e'
+	}
+	u.to = strconv.AppendFloat(u.to, n, form, -1, bits)
 	if !bytes.ContainsAny(u.to[from:], ".e") {
 		u.to = append(u.to, ".0"...) // a double stays one
 	}

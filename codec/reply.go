@@ -27,31 +27,31 @@ type Identity struct {
 func NewIdentity(node subjects.NodeID, boot subjects.BootID, revision string) *Identity {
 	return &Identity{
 		Node: node, Boot: boot, Revision: revision,
-		node: []string{NodeHeader(node)}, boot: []string{string(boot)}, revision: []string{HeaderText(revision)},
+		node: []string{NameHeader(node)}, boot: []string{string(boot)}, revision: []string{HeaderText(revision)},
 	}
 }
 
-// NodeHeader is a node's name as the value of Mesh-Node, which is ASCII like every
-// header's: a name that is not stands there as its token (decision 060).
-func NodeHeader(node subjects.NodeID) string {
-	if isASCII(string(node)) {
-		return string(node)
+// NameHeader is the name of a node or of a call as a value of Mesh-Node or Mesh-Rpc-Id. It
+// is ASCII like every header's: a name that is not is its token there (decision 060).
+func NameHeader[T ~string](name T) string {
+	if isASCII(string(name)) {
+		return string(name)
 	}
-	token, err := subjects.EncodeToken(string(node))
+	token, err := subjects.EncodeToken(string(name))
 	if err != nil {
-		return HeaderText(string(node))
+		return HeaderText(string(name))
 	}
 	return token
 }
 
-// ParseNodeHeader is the node that a value of Mesh-Node names.
-func ParseNodeHeader(value string) subjects.NodeID {
+// ParseNameHeader is the name that such a value is: itself, or behind its token.
+func ParseNameHeader[T ~string](value string) T {
 	if subjects.Encoded(value) {
 		if name, err := subjects.DecodeToken(value); err == nil && !isASCII(name) {
-			return subjects.NodeID(name)
+			return T(name)
 		}
 	}
-	return subjects.NodeID(value)
+	return T(value)
 }
 
 // isASCII reports whether a text has printable characters of ASCII alone.
@@ -71,7 +71,7 @@ func (id *Identity) header(r *Request) Header {
 	h := newHeader()
 	h[HeaderNode], h[HeaderBoot], h[HeaderProto] = id.node, id.boot, protoValue
 	if r.RPCID != "" {
-		h.Set(HeaderRPCID, string(r.RPCID))
+		h.Set(HeaderRPCID, NameHeader(r.RPCID))
 	}
 	if id.Revision != "" {
 		h[HeaderRevision] = id.revision
@@ -291,7 +291,7 @@ func (r *Request) AwaitsHeader(word Awaits, question int64) Header {
 		h.Set(HeaderSeq, strconv.FormatInt(question, 10))
 	}
 	if r.RPCID != "" {
-		h.Set(HeaderRPCID, string(r.RPCID))
+		h.Set(HeaderRPCID, NameHeader(r.RPCID))
 	}
 	return h
 }
@@ -359,6 +359,8 @@ type Reply struct {
 	Revision string
 	// Cache is hit, miss or bypass; empty for a tool that keeps no results.
 	Cache string
+	// Warning is what is wrong with the result, for people.
+	Warning string
 	// LaneWait is for how long the call waited for its turn in a lane.
 	LaneWait time.Duration
 	// NodeWait is for how long the call waited at a router for a node.
@@ -426,13 +428,15 @@ func ParseReply(h Header, body []byte) Reply {
 		v := values[0]
 		switch headerName(k) {
 		case HeaderNode:
-			r.Node = ParseNodeHeader(v)
+			r.Node = ParseNameHeader[subjects.NodeID](v)
 		case HeaderBoot:
 			r.Boot = subjects.BootID(v)
 		case HeaderRevision:
 			r.Revision = v
 		case HeaderCache:
 			r.Cache = v
+		case HeaderWarning:
+			r.Warning = v
 		case HeaderLaneWait:
 			r.LaneWait = laneWait(v)
 		case HeaderNodeWait:

@@ -358,6 +358,19 @@ func TestANodesNameInAHeaderIsASCII(t *testing.T) {
 		if got := ParseReply(header, []byte("1")).Node; !subjects.SameName(got, subjects.NodeID(name)) || got != subjects.NodeID(name) && name != long {
 			t.Errorf("%q is read as %q", name, got)
 		}
+		named := plain(t)
+		named.RPCID = subjects.RPCID(name)
+		for what, header := range map[string]Header{"a keepalive": named.KeepaliveHeader(identity, -1, nil), "at a router": named.AwaitsHeader(AwaitsNode, 0)} {
+			if got := header.Get(HeaderRPCID); got != want {
+				t.Errorf("%s: the call %q stands there as %q, want %q", what, name, got, want)
+			}
+		}
+		for _, value := range []string{name, want} { // in a request it may be either
+			r, bad := ReadRequest(forecast, Header{HeaderRPCID: {value}, HeaderParent: {value}}, nil)
+			if bad != nil || !subjects.SameName(r.RPCID, subjects.RPCID(name)) || r.Parent != r.RPCID || name != long && string(r.RPCID) != name {
+				t.Errorf("a request of %q is of %q below %q, %v", value, r.RPCID, r.Parent, bad)
+			}
+		}
 		// A subject is built of it without knowing of this.
 		direct, err := subjects.EncodeToken(name)
 		if token := header.Get(HeaderNode); err != nil || name != want && token != direct {

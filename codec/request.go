@@ -198,7 +198,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		var err error
 		switch name {
 		case HeaderRPCID:
-			id, named = v, true
+			id, named = ParseNameHeader[string](v), true
 		case HeaderTool:
 			tool = v
 		case HeaderSession:
@@ -231,7 +231,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderDepth:
 			r.Depth, err = parseSmall(HeaderDepth, v)
 		case HeaderParent:
-			r.Parent = subjects.RPCID(v)
+			r.Parent = ParseNameHeader[subjects.RPCID](v)
 		case HeaderLanes:
 			r.Lanes = v
 		case HeaderKeepalive:

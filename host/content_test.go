@@ -30,7 +30,7 @@ func TestMessagePackCallers(t *testing.T) {
 		return string(plain)
 	}
 	for _, args := range []string{
-		`{"key":"a","n":3}`, `{"key":"bytes","data":{"$bytes":"AP8="}}`, `{"key":"b","list":[1,-2,18446744073709551615,2.5,null,true,"é\u0000"]}`,
+		`{"key":"a","n":3}`, `{"key":"bytes","data":{"$bytes":"AP8="}}`, `{"key":"b","list":[1,-2,18446744073709551615,2.5,null,true,"é\u0000",1.0,1e6,1e-9]}`,
 	} {
 		plain := r.call("note", args)
 		a := r.call("note", string(codec.Pack(nil, []byte(args))), "Content-Type", "application/msgpack", "Mesh-Rpc-Id", fmt.Sprint("p", len(args)))

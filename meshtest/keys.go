@@ -87,7 +87,7 @@ func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.Sess
 		file, made := files[id]
 		if !made {
 			file = filepath.Join(k.DataDir, fmt.Sprintf("session%d.nk", len(files)))
-			public, err := access.CreateSessionKey(file, id)
+			public, err := access.CreateSessionKey(file)
 			must(err)
 			must(store.CreateSession(t.Context(), registry.SessionRecord{ID: id, Epoch: Epoch, Created: time.Now(), Key: public}))
 			files[id] = file

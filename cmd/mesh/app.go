@@ -40,6 +40,12 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	return execute(ctx, args, env, stdin, stdout, stderr)
 }
 
+// stdin is a.in for a command that has nothing to end while it reads: a read ends with ctx.
+func (a *app) stdin(ctx context.Context) io.Reader { return process.Interruptible(ctx, a.in) }
+
+// byteOrderMark is what editors and shells of Windows begin text with.
+var byteOrderMark = []byte("\ufeff")
+
 // execute is run for a caller that handles signals itself.
 func execute(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{env: env, in: stdin, frames: stdout, term: terminalOf(env, stdin, stdout, stderr)}
@@ -53,7 +59,7 @@ func execute(ctx context.Context, args, env []string, stdin io.Reader, stdout, s
 	root.SetErr(a.err)
 	err := root.ExecuteContext(ctx)
 	if !a.json {
-		a.json = slices.Contains(args, "--json") // where the flags could not be read
+		a.json = slices.Contains(args, "--json") || slices.Contains(args, "--json=true") // where the flags could not be read
 	}
 	status := a.status(ctx, err)
 	if a.out.lost != nil {

@@ -95,7 +95,7 @@ func readObject(arg string, stdin io.Reader) (json.RawMessage, error) {
 	if err != nil {
 		return nil, usage(nil, "the arguments cannot be read: %s", err.Error())
 	}
-	data = bytes.TrimSpace(data)
+	data = bytes.TrimSpace(bytes.TrimPrefix(data, byteOrderMark))
 	if len(data) == 0 {
 		return nil, usage(nil, "%s: empty; no arguments are {}", what)
 	}

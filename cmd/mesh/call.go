@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -145,12 +144,9 @@ func newRPCID(stream bool) subjects.RPCID {
 	return subjects.NewRPCID("rpc_")
 }
 
-// arguments reads what was typed. stdin cannot be interrupted: a signal ends the
-// process while it is read, nothing is in flight then.
+// arguments reads what was typed.
 func (a *app) arguments(ctx context.Context, args []string) (given, error) {
-	stop := context.AfterFunc(ctx, func() { os.Exit(process.StatusInterrupted) })
-	defer stop()
-	return parseArguments(args, a.in)
+	return parseArguments(args, a.stdin(ctx))
 }
 
 // body makes the arguments object. The schema is asked for only if a value has
@@ -190,6 +186,7 @@ type callAnswer struct {
 	Node       *subjects.NodeID `json:"node,omitempty"`
 	DurationMS *float64         `json:"duration_ms,omitempty"`
 	Cache      string           `json:"cache,omitempty"`
+	Warning    string           `json:"warning,omitempty"`
 	LaneWaitMS float64          `json:"lane_wait_ms,omitempty"`
 	NodeWaitMS float64          `json:"node_wait_ms,omitempty"`
 	Out        string           `json:"out,omitempty"` // where the result is instead
@@ -223,11 +220,14 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 			value = nil
 		}
 		a.printJSON(callAnswer{
-			RPCID: rpc, Status: "ok", Result: value, Out: out, Node: &result.Node, DurationMS: new(milliseconds(result.Took)), Cache: result.Cache,
+			RPCID: rpc, Status: "ok", Result: value, Out: out, Node: &result.Node, DurationMS: new(milliseconds(result.Took)), Cache: result.Cache, Warning: result.Warning,
 			LaneWaitMS: milliseconds(result.LaneWait), NodeWaitMS: milliseconds(result.NodeWait),
 		})
 	default:
 		a.printValue(result.Value)
+	}
+	if result.Warning != "" && !a.json {
+		fmt.Fprintf(a.err, "mesh: warning: %s\n", result.Warning)
 	}
 	return nil
 }

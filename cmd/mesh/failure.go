@@ -65,12 +65,12 @@ func (a *app) status(ctx context.Context, err error) int {
 		return process.StatusOK
 	case errors.As(err, &done):
 		return done.status
-	case errors.As(err, &wrong):
-		a.printUsage(wrong)
-		return process.StatusUsage
 	case process.Interrupted(ctx):
 		a.printError(toolmesh.Errorf(toolmesh.CodeCancelled, "interrupted").WithOrigin(toolmesh.OriginCaller))
 		return process.StatusInterrupted
+	case errors.As(err, &wrong):
+		a.printUsage(wrong)
+		return process.StatusUsage
 	}
 	e := placed(toolmesh.AsError(err))
 	a.printError(e)

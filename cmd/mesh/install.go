@@ -179,8 +179,7 @@ const maxInput = 4 << 20
 
 // installInput reads the source and the variables from stdin. Its errors show nothing of them.
 func (a *app) installInput(ctx context.Context) (source string, env map[string]string, err error) {
-	defer context.AfterFunc(ctx, func() { os.Exit(process.StatusInterrupted) })() // reading stdin cannot be interrupted
-	data, err := io.ReadAll(io.LimitReader(a.in, maxInput+1))
+	data, err := io.ReadAll(io.LimitReader(a.stdin(ctx), maxInput+1))
 	if err != nil {
 		return "", nil, usage(nil, "stdin cannot be read: %v", err)
 	}
@@ -188,6 +187,7 @@ func (a *app) installInput(ctx context.Context) (source string, env map[string]s
 		Source string            `json:"source"`
 		Env    map[string]string `json:"env"`
 	}
+	data = bytes.TrimPrefix(data, byteOrderMark)
 	if len(data) > maxInput || !utf8.Valid(data) || decodeStrictly(data, &input) != nil || input.Source == "" || input.Source == "-" {
 		return "", nil, usage(nil, `stdin is not {"source":"…","env":{"K":"V"}} in JSON, of %d bytes at most, with a source`, maxInput)
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"sync"
 	"time"
 
@@ -50,21 +49,25 @@ func (a *app) callLines(ctx context.Context, id subjects.ToolID, most time.Durat
 		all := &lines{app: a, link: l, tool: id, most: most}
 		var calls sync.WaitGroup
 		places := make(chan struct{}, linesAtOnce)
-		read := make(chan []byte)
-		failed := make(chan error, 1)
-		go readLines(ctx, a.in, read, failed) // may end with the process: stdin cannot be interrupted
-		last := 0
-		for line := range read {
+		scan := bufio.NewScanner(a.stdin(ctx))
+		scan.Buffer(nil, longestLine)
+		for last := 0; !all.lost() && scan.Scan(); {
+			line := scan.Bytes()
+			if last == 0 {
+				line = bytes.TrimPrefix(line, byteOrderMark)
+			}
+			line = bytes.TrimSpace(line)
+			if len(line) == 0 {
+				continue
+			}
 			last++
 			number := last
+			line = bytes.Clone(line)
 			places <- struct{}{}
 			calls.Go(func() {
 				defer func() { <-places }()
 				all.one(ctx, number, line)
 			})
-			if ctx.Err() != nil || all.lost() {
-				break
-			}
 		}
 		calls.Wait()
 		switch {
@@ -73,39 +76,16 @@ func (a *app) callLines(ctx context.Context, id subjects.ToolID, most time.Durat
 		case all.lost():
 			return &reported{process.StatusMesh} // the rest would be for nobody
 		}
-		select {
-		case err := <-failed:
-			return err
-		default:
-		}
-		if all.status != 0 {
+		switch err := scan.Err(); {
+		case errors.Is(err, bufio.ErrTooLong):
+			return usage(nil, "stdin has a line of more than %d bytes", longestLine)
+		case err != nil:
+			return usage(nil, "stdin cannot be read: %v", err)
+		case all.status != 0:
 			return &reported{all.status}
 		}
 		return nil
 	})
-}
-
-// readLines hands on the lines that are not empty.
-func readLines(ctx context.Context, from io.Reader, to chan<- []byte, failed chan<- error) {
-	defer close(to)
-	scan := bufio.NewScanner(from)
-	scan.Buffer(nil, longestLine)
-	for scan.Scan() {
-		line := bytes.TrimSpace(scan.Bytes())
-		if len(line) == 0 {
-			continue
-		}
-		select {
-		case to <- bytes.Clone(line):
-		case <-ctx.Done():
-			return
-		}
-	}
-	if err := scan.Err(); errors.Is(err, bufio.ErrTooLong) {
-		failed <- usage(nil, "stdin has a line of more than %d bytes", longestLine)
-	} else if err != nil {
-		failed <- usage(nil, "stdin cannot be read: %v", err)
-	}
 }
 
 func (a *lines) lost() bool {
@@ -160,7 +140,7 @@ func (a *lines) one(ctx context.Context, number int, line []byte) {
 		return
 	}
 	a.put(lineAnswer{id, callAnswer{
-		RPCID: rpc, Status: "ok", Result: orNull(result.Value), Node: &result.Node, DurationMS: new(milliseconds(result.Took)),
+		RPCID: rpc, Status: "ok", Result: orNull(result.Value), Warning: result.Warning, Node: &result.Node, DurationMS: new(milliseconds(result.Took)),
 	}})
 }
 

@@ -41,7 +41,7 @@ type peer struct {
 }
 
 func (p *peer) met(h nats.Header) {
-	node, boot := codec.ParseNodeHeader(h.Get(codec.HeaderNode)), h.Get(codec.HeaderBoot)
+	node, boot := codec.ParseNameHeader[subjects.NodeID](h.Get(codec.HeaderNode)), h.Get(codec.HeaderBoot)
 	if node == "" || boot == "" {
 		return // an agent of an earlier version
 	}

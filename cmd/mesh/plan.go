@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -27,7 +26,11 @@ func (a *app) askInstall(ctx context.Context, l *link, r installRequest, f insta
 		return err
 	}
 	writeFacts(a.err, planFacts(plan))
-	if !a.confirm(ctx, "Continue?") {
+	switch {
+	case a.confirm(ctx, "Continue?"):
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	default:
 		fmt.Fprintln(a.err, "mesh: nothing was installed")
 		return &reported{process.StatusFailed}
 	}
@@ -103,8 +106,7 @@ func planFacts(p *deploy.Plan) []string {
 // confirm asks a person; no answer is no.
 func (a *app) confirm(ctx context.Context, question string) bool {
 	fmt.Fprintf(a.err, "%s [y/N] ", question)
-	defer context.AfterFunc(ctx, func() { os.Exit(process.StatusInterrupted) })() // reading stdin cannot be interrupted
-	answer, _ := bufio.NewReader(a.in).ReadString('\n')
+	answer, _ := bufio.NewReader(a.stdin(ctx)).ReadString('\n')
 	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
 }
 

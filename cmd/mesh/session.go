@@ -121,7 +121,7 @@ func (a *app) sessionCreate() *cobra.Command {
 						return err
 					}
 					file = token + ".nk"
-					if o.Key, err = access.CreateSessionKey(file, id); err != nil {
+					if o.Key, err = access.CreateSessionKey(file); err != nil {
 						return err
 					}
 				}

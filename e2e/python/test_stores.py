@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import inspect
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -447,6 +448,46 @@ def test_a_variable_that_is_needed_at_import(mesh: Mesh, tmp_path: pathlib.Path)
     for place in ("here", "there"):
         assert Index([folder], env_var={folder: {"PLACE": place}}, mesh=mesh).execute("a.where")
     assert Index([pathlib.Path(folder)], env_var={folder: {"PLACE": "x"}}, mesh=mesh).tools
+
+
+WRITES = """import os
+def where() -> str:
+    return os.environ["PLACE"]
+def write(text: str) -> int:
+    with open(os.path.join(os.environ["PLACE"], "said"), "w") as file:
+        return file.write(text)
+"""
+
+
+def test_folders_of_the_caller(mesh: Mesh, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+                               caplog: pytest.LogCaptureFixture) -> None:
+    folder = index_of(tmp_path / "writes", {"a.py": WRITES}, "a.where", "a.write")
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    index = Index([folder], env_var={folder: {"PLACE": "./data"}}, mesh=mesh)
+    assert index.execute("a.where") == str(tmp_path / "data"), "relative to where the caller is"
+    others = os.geteuid() == 0  # tools of an agent of root have users of their own
+    assert ("PLACE names a folder that the tools cannot write" in caplog.text) is others
+    assert not others or 'paths=["DIR:rw"]' in caplog.text
+    caplog.clear()
+    index = Index([folder], env_var={folder: {"PLACE": "./data"}}, paths={folder: ["data:rw"]}, mesh=mesh)
+    assert "cannot write" not in caplog.text
+    assert index.execute("a.write", {"text": "here"}) == 4 and (tmp_path / "data" / "said").read_text() == "here"
+    with pytest.raises(ValueError, match="where it is installed"):
+        Index(["served"], paths={"served": ["data"]}, mesh=mesh)
+
+
+def test_a_mesh_installs_what_an_index_does(mesh: Mesh, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "data").mkdir()
+    folder = index_of(tmp_path / "writes", {"a.py": WRITES}, "a.where", "a.write")
+    tools = mesh.install(pathlib.Path(folder), name="written", env={"PLACE": str(tmp_path / "data")},
+                         paths=[f"{tmp_path}/data:rw"])
+    assert [one.id for one in tools] == ["written.a.where", "written.a.write"]
+    assert tools[1]("here") == 4 and (tmp_path / "data" / "said").read_text() == "here"
+    with pytest.raises(toolmesh.InvalidRequest):
+        mesh.install(folder, name="not a name")
+    with pytest.raises(toolmesh.MeshError):
+        mesh.install(tmp_path / "nothing")
 
 
 def test_folders_are_taken_as_they_are(mesh: Mesh, tmp_path: pathlib.Path) -> None:

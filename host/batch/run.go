@@ -178,7 +178,7 @@ func (r *run) learn() {
 		if c.descriptor = known[name]; c.descriptor != nil {
 			c.id = c.descriptor.ID
 		}
-		c.rule = r.s.rule(c.descriptor)
+		c.rule = r.s.rule(c.descriptor, r.b.Independent)
 		if subject, err := subjects.Tool(r.b.Session, c.id); err == nil {
 			c.subject, _ = subjects.Parse(subject)
 		}

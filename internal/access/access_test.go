@@ -34,7 +34,7 @@ func TestKeysThatCannotBeUsed(t *testing.T) {
 		want string
 	}{
 		"readable by others": {string(whole), 0o644, "chmod 600"},
-		"damaged":            {strings.Replace(string(whole), "\nSU", "\nSUA", 1), 0o600, "damaged"},
+		"damaged":            {strings.Replace(string(whole), "SU", "SUA", 1), 0o600, "damaged"},
 		"empty":              {"", 0o600, "SU"},
 		"a public key":       {"UAAAA\n", 0o600, "SU"},
 	} {

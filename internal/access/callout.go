@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/nats-io/jwt/v2"
@@ -34,7 +35,7 @@ func IssuerFile(dataDir string) string { return filepath.Join(Folder(dataDir), "
 func OpenIssuer(dataDir string) (*Issuer, error) {
 	path := IssuerFile(dataDir)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		if err := create(path, "issuer", nkeys.CreateAccount); err != nil {
+		if err := create(path, nkeys.CreateAccount); err != nil {
 			return nil, err
 		}
 	}
@@ -108,12 +109,16 @@ func (i *Issuer) Answer(request []byte, find func(public string) (SessionKey, bo
 	return []byte(text), client, public, nil
 }
 
+// anyBase64 makes one of the forms of base64 that clients write a signature in: nats-py
+// sends standard base64 with padding, others base64url. The server takes both.
+var anyBase64 = strings.NewReplacer("+", "-", "/", "_", "=", "")
+
 func (i *Issuer) user(r *jwt.AuthorizationRequestClaims, find func(string) (SessionKey, bool)) (string, error) {
 	public, err := nkeys.FromPublicKey(r.ConnectOptions.Nkey)
 	if err != nil {
 		return "", errUnknown
 	}
-	signed, err := base64.RawURLEncoding.DecodeString(r.ConnectOptions.SignedNonce)
+	signed, err := base64.RawURLEncoding.DecodeString(anyBase64.Replace(r.ConnectOptions.SignedNonce))
 	if err != nil || public.Verify([]byte(r.ClientInformation.Nonce), signed) != nil {
 		return "", errUnknown
 	}

@@ -60,7 +60,7 @@ func OpenKeys(dataDir string) (Keys, error) {
 	for _, role := range Roles() {
 		path := File(dataDir, role)
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-			if err := create(path, string(role), nkeys.CreateUser); err != nil {
+			if err := create(path, nkeys.CreateUser); err != nil {
 				return nil, err
 			}
 		}
@@ -78,13 +78,13 @@ func OpenKeys(dataDir string) (Keys, error) {
 	return keys, nil
 }
 
-// CreateSessionKey writes the key of a session into a new file, and returns its
-// public half.
-func CreateSessionKey(path string, session subjects.SessionID) (public string, err error) {
+// CreateSessionKey writes a new key for a session into a new file, and returns its public
+// half.
+func CreateSessionKey(path string) (public string, err error) {
 	if _, err := os.Lstat(path); err == nil {
 		return "", invalid(path, errors.New("the file is there already"))
 	}
-	if err := create(path, "session "+string(session), nkeys.CreateUser); err != nil {
+	if err := create(path, nkeys.CreateUser); err != nil {
 		return "", err
 	}
 	pair, err := Read(path)
@@ -103,7 +103,7 @@ func OpenOwner(path string) (nkeys.KeyPair, error) {
 		own := fmt.Sprintf("%s.%d", path, os.Getpid())
 		err := os.MkdirAll(filepath.Dir(path), 0o700)
 		if err == nil {
-			err = create(own, "owner of indexes", nkeys.CreateUser)
+			err = create(own, nkeys.CreateUser)
 		}
 		if err == nil {
 			err = os.Link(own, path) // unlike a renaming it leaves alone what is there
@@ -116,8 +116,9 @@ func OpenOwner(path string) (nkeys.KeyPair, error) {
 	return Read(path)
 }
 
-// create writes a new key, whole or not at all.
-func create(path, what string, kind func() (nkeys.KeyPair, error)) error {
+// create writes a new key, whole or not at all. The file has the seed and nothing else, not
+// even the end of a line: libraries of NATS take a file for the seed as it is (decision 135).
+func create(path string, kind func() (nkeys.KeyPair, error)) error {
 	pair, err := kind()
 	if err != nil {
 		return fmt.Errorf("make a key: %w", err)
@@ -132,8 +133,7 @@ func create(path, what string, kind func() (nkeys.KeyPair, error)) error {
 	if err != nil {
 		return fmt.Errorf("the key cannot be kept: %w", err)
 	}
-	text := fmt.Appendf(nil, "# the key of a mesh's %q: keep it secret\n%s\n", what, seed)
-	_, err = part.Write(text)
+	_, err = part.Write(seed)
 	err = errors.Join(err, part.Close())
 	if err == nil {
 		err = os.Rename(part.Name(), path)
@@ -164,7 +164,7 @@ func read(path, prefix, kind string) (nkeys.KeyPair, error) {
 		return nil, invalid(path, err)
 	}
 	defer clear(data)
-	for line := range bytes.Lines(data) {
+	for line := range bytes.Lines(bytes.TrimPrefix(data, []byte("\ufeff"))) {
 		if line = bytes.TrimSpace(line); bytes.HasPrefix(line, []byte(prefix)) {
 			pair, err := nkeys.FromSeed(line)
 			if err != nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -93,7 +94,7 @@ func TestConnectionsAreRenewed(t *testing.T) {
 		answer(t, k, issuer, access.SessionKeysOptions{Renew: 2 * time.Second})
 	}
 	file := t.TempDir() + "/mine.nk"
-	public, err := access.CreateSessionKey(file, "mine")
+	public, err := access.CreateSessionKey(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +165,7 @@ func TestKeysOfSessionsInACluster(t *testing.T) {
 	}
 	t.Cleanup(answering.Stop)
 	file := dir + "/mine.nk"
-	public, err := access.CreateSessionKey(file, "mine")
+	public, err := access.CreateSessionKey(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +245,7 @@ func seedOf(t *testing.T, file string) []byte {
 }
 
 // question is that of a server whose clock is a day behind.
-func question(t *testing.T, issuer string) (request []byte, asked int64) {
+func question(t *testing.T, issuer string, written *base64.Encoding) (request []byte, asked int64) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -262,7 +263,7 @@ func question(t *testing.T, issuer string) (request []byte, asked int64) {
 	must(err)
 	claims := jwt.NewAuthorizationRequestClaims(issuer)
 	claims.UserNkey, claims.ConnectOptions.Nkey, claims.ClientInformation.Nonce = public, public, "nonce"
-	claims.ConnectOptions.SignedNonce = base64.RawURLEncoding.EncodeToString(signed)
+	claims.ConnectOptions.SignedNonce = written.EncodeToString(signed)
 	token, err := claims.Encode(server)
 	must(err)
 	// The library writes the time of now into what it signs.
@@ -276,6 +277,68 @@ func question(t *testing.T, issuer string) (request []byte, asked int64) {
 	must(err)
 	parts[2] = base64.RawURLEncoding.EncodeToString(signed)
 	return []byte(strings.Join(parts, ".")), asked
+}
+
+// Libraries of NATS write the signature that proves a key in several forms.
+func TestSignaturesInEveryForm(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.Mkdir(access.Folder(dir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	issuer, err := access.OpenIssuer(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := nkeys.FromSeed(seedOf(t, access.IssuerFile(dir)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := key.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := func(string) (access.SessionKey, bool) { return access.SessionKey{Session: "mine"}, true }
+	for form, written := range map[string]*base64.Encoding{"raw URL": base64.RawURLEncoding, "URL": base64.URLEncoding, "raw": base64.RawStdEncoding, "standard, as nats-py": base64.StdEncoding} {
+		for range 20 { // not each has a character that differs
+			request, _ := question(t, public, written)
+			answer, _, _, err := issuer.Answer(request, known)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if said, err := jwt.DecodeAuthorizationResponseClaims(string(answer)); err != nil || said.Error != "" || said.Jwt == "" {
+				t.Fatalf("%s: %v %+v", form, err, said)
+			}
+		}
+	}
+}
+
+// A file of a key is what libraries of NATS take for one: the seed, to the last byte. Files
+// with a comment, as they were, and from editors of Windows are read.
+func TestFilesOfKeysAreSeeds(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "mine.nk")
+	public, err := access.CreateSessionKey(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if key, err := nkeys.FromSeed(data); err != nil {
+		t.Errorf("%q: %v", data, err)
+	} else if got, err := key.PublicKey(); err != nil || got != public {
+		t.Errorf("the key of %q, %v, want that of %q", got, err, public)
+	}
+	for _, text := range []string{"# the key of a mesh's \"session mine\": keep it secret\n%s\n", "\ufeff%s\r\n"} {
+		if err := os.WriteFile(file, fmt.Appendf(nil, text, data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := access.Read(file); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
 }
 
 // How long a connection may last is by the clock of the server that asks, whatever
@@ -307,7 +370,7 @@ func TestRenewalIsByTheServersClock(t *testing.T) {
 		"ends before it": {access.SessionKey{For: time.Minute, Until: time.Unix(1e9, 0)}, func(int64) int64 { return 1e9 }},
 		"ends later":     {access.SessionKey{For: time.Minute, Until: time.Unix(1e11, 0)}, func(asked int64) int64 { return asked + 60 }},
 	} {
-		request, asked := question(t, public)
+		request, asked := question(t, public, base64.RawURLEncoding)
 		c.key.Session = "mine"
 		text, _, _, err := issuer.Answer(request, func(string) (access.SessionKey, bool) { return c.key, true })
 		if err != nil {
@@ -355,7 +418,7 @@ func TestLoginsDoNotWaitForUpkeep(t *testing.T) {
 	login := func(id subjects.SessionID) {
 		t.Helper()
 		file := t.TempDir() + "/key.nk"
-		public, err := access.CreateSessionKey(file, id)
+		public, err := access.CreateSessionKey(file)
 		if err != nil {
 			t.Fatal(err)
 		}

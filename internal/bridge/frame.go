@@ -9,7 +9,6 @@ import (
 	"strconv"
 
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/tinylib/msgp/msgp"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
@@ -51,7 +50,7 @@ type frame struct {
 	session, timeout, parent, credit, seq     []byte
 	index, requests, tools, toolNames         []byte
 	status, result, failure, chunkType, chunk []byte
-	progress                                  []byte
+	progress, parallel                        []byte
 }
 
 // parseFrame reads an object in JSON. With an error the frame has what stood before
@@ -129,6 +128,8 @@ func (f *frame) field(name []byte) *[]byte {
 		return &f.failure
 	case `"chunk_type"`:
 		return &f.chunkType
+	case `"parallel"`:
+		return &f.parallel
 	case `"progress"`:
 		return &f.progress
 	case `"data"`:
@@ -159,19 +160,22 @@ func whole(raw []byte, name string) (int64, error) {
 	if absent(raw) {
 		return 0, nil
 	}
-	n, err := strconv.ParseInt(string(raw), 10, 64)
+	n, err := strconv.ParseInt(string(integer(raw)), 10, 64)
 	if err != nil || n < 0 {
 		return 0, invalid("%s is %.100s: it is a whole number from 0", name, raw)
 	}
 	return n, nil
 }
 
+// integer is a number as languages without integers mean it: 7.0 is 7.
+func integer(raw []byte) []byte { return bytes.TrimSuffix(raw, []byte(".0")) }
+
 func absent(raw []byte) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// nameOf is the name of a call, text or a number; 7 and "7" are one.
+// nameOf is the name of a call, text or a number; 7, 7.0 and "7" are one.
 func nameOf(raw []byte) (string, bool) {
 	if len(raw) > 0 && (raw[0] == '-' || raw[0] >= '0' && raw[0] <= '9') {
-		return string(raw), true
+		return string(integer(raw)), true
 	}
 	name, ok := text(raw)
 	return name, ok && name != ""
@@ -216,15 +220,11 @@ func (r *reader) next() (body []byte, err error) {
 	if !r.packed {
 		return body, nil
 	}
-	// Not codec.Unpack: to languages without integers 1.0 is 1, and of a key that is there
-	// twice the last counts, as in JSON.
-	var plain bytes.Buffer
-	plain.Grow(len(body) * 2)
-	rest, err := msgp.UnmarshalAsJSON(&plain, body)
+	plain, err := codec.Unpack(body, 0)
 	if err != nil {
-		return plain.Bytes(), invalid("the frame is not MessagePack that could be JSON: %w, %d bytes before its end", err, len(rest))
+		return plain, invalid("the frame is not MessagePack that could be JSON: %w", err)
 	}
-	return plain.Bytes(), nil
+	return plain, nil
 }
 
 // appendFrame appends a frame of JSON, with its length.

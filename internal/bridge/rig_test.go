@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bridge"
 	"github.com/toolmesh/toolmesh/internal/bus"
@@ -158,15 +159,7 @@ func (p *program) write(body string) {
 
 func (p *program) raw(body []byte) error {
 	if p.packed {
-		var value any
-		dec := json.NewDecoder(bytes.NewReader(body))
-		if err := dec.Decode(&value); err != nil {
-			return err
-		}
-		var err error
-		if body, err = msgp.AppendIntf(nil, value); err != nil {
-			return err
-		}
+		body = codec.Pack(nil, body)
 	}
 	_, err := p.to.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...))
 	return err

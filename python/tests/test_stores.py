@@ -474,13 +474,13 @@ def test_what_was_just_installed_is_described(
     """A member of the mesh may be a moment late."""
     known = iter([None, "old", "new"])
 
-    def ask(mesh: Mesh, verb: str, question: dict[str, Any]) -> dict[str, Any]:
+    def describe(tool: str) -> dict[str, Any]:
         revision = next(known)
         if revision is None:
             raise toolmesh.ToolNotFound("tool_not_found", "not yet")
-        return {"id": question["tool"], "description": revision, "index": {"name": "x", "revision": revision}}
+        return {"id": tool, "description": revision, "index": {"name": "x", "revision": revision}}
 
-    monkeypatch.setattr(_sources, "ask", ask)
+    monkeypatch.setattr(nowhere, "describe", describe)
     program = told / "mesh"
     program.write_text(program.read_text().replace('"tools":[]', '"revision":"new","tools":["x.a.b"]'))
     index = LocalIndex(told, mesh=nowhere)

@@ -3,6 +3,7 @@ package process
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"os/signal"
 	"sync"
@@ -39,6 +40,37 @@ func Interrupts(ctx context.Context) (interrupted context.Context, stop func()) 
 		close(done)
 		wg.Wait()
 		cancel(nil)
+	}
+}
+
+// Interruptible returns a reader of stdin that waits no longer once ctx has ended: its error
+// is then the cause of that. The goroutine of a Read that waits ends with the process, and
+// what it gets is lost.
+func Interruptible(ctx context.Context, stdin io.Reader) io.Reader {
+	return &interruptible{ctx, stdin}
+}
+
+type interruptible struct {
+	ctx  context.Context //nolint:containedctx // a reader's methods have none
+	from io.Reader
+}
+
+func (r *interruptible) Read(p []byte) (int, error) {
+	type read struct {
+		data []byte
+		err  error
+	}
+	got := make(chan read, 1)
+	go func() {
+		data := make([]byte, len(p)) // p is the caller's again once it has stopped waiting
+		n, err := r.from.Read(data)
+		got <- read{data[:n], err}
+	}()
+	select {
+	case r := <-got:
+		return copy(p, r.data), r.err
+	case <-r.ctx.Done():
+		return 0, context.Cause(r.ctx)
 	}
 }
 

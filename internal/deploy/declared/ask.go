@@ -67,7 +67,7 @@ func (k *Keeper) ask(ctx context.Context, node subjects.NodeID, verb string, bod
 				return a.err
 			}
 			if id := codec.Header(a.msg.Header).Get(codec.HeaderNode); id != "" {
-				node = codec.ParseNodeHeader(id)
+				node = codec.ParseNameHeader[subjects.NodeID](id)
 			}
 			switch {
 			case bus.NoResponders(a.msg):

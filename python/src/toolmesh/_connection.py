@@ -260,6 +260,10 @@ class Connection:
 
         self.beside(guard())
 
+    def drop(self) -> None:
+        """Has it close: nobody will use it again."""
+        self.beside(self.close())
+
     async def ready(self) -> Client:
         """The NATS client; Unavailable while there is no link."""
         nc = self._nc

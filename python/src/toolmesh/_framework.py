@@ -9,8 +9,8 @@ import keyword
 import re
 import typing
 
+from ._background import background as _background
 from ._core import errors
-from .client import _background
 
 if typing.TYPE_CHECKING:
     from collections.abc import Sequence

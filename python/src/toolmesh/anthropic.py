@@ -11,17 +11,14 @@ with is_error, which the model reads.
 
 from __future__ import annotations
 
-import typing
 from typing import Any
 
 from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool, BetaBuiltinFunctionTool, ToolError
 
+from ._background import background as _background
 from ._core import errors
 from ._framework import arun, brief, meaning, run, text
-from .client import _background
-
-if typing.TYPE_CHECKING:
-    from .client import Mesh
+from .client import Mesh
 
 __all__ = ["async_tools", "tools"]
 
@@ -38,7 +35,7 @@ class _AsyncTool(BetaAsyncBuiltinFunctionTool):
             arguments = await meaning(self._mesh, {"name": self.name, "input": given})
             return text(await arun(self._tool, arguments))
         except errors.MeshError as failure:
-            raise ToolError(str(brief(failure))) from failure
+            raise ToolError(str(brief(failure))) from None
 
 
 class _Tool(BetaBuiltinFunctionTool):
@@ -53,7 +50,7 @@ class _Tool(BetaBuiltinFunctionTool):
             _, arguments = _background.run(self._mesh._meaning({"name": self.name, "input": given}))
             return text(run(self._tool, arguments))
         except errors.MeshError as failure:
-            raise ToolError(str(brief(failure))) from failure
+            raise ToolError(str(brief(failure))) from None
 
 
 def tools(mesh: Mesh, prefix: str = "") -> list[BetaBuiltinFunctionTool]:

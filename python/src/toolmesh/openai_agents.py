@@ -11,16 +11,13 @@ that the model reads; the run goes on.
 
 from __future__ import annotations
 
-import typing
 from typing import Any
 
 from agents import FunctionTool
 
 from ._core import errors
 from ._framework import arun, brief, meaning, text
-
-if typing.TYPE_CHECKING:
-    from .client import Mesh
+from .client import Mesh
 
 __all__ = ["tools"]
 

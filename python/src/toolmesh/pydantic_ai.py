@@ -11,7 +11,6 @@ failure; the run goes on. Tools that are not declared parallel_safe run one at a
 
 from __future__ import annotations
 
-import typing
 from typing import Any
 
 from pydantic_ai import ModelRetry, Tool
@@ -19,9 +18,7 @@ from pydantic_ai.exceptions import ToolFailed
 
 from ._core import errors
 from ._framework import arun, brief, names
-
-if typing.TYPE_CHECKING:
-    from .client import Mesh
+from .client import Mesh
 
 __all__ = ["tools"]
 
@@ -38,9 +35,9 @@ def _made(tool: Any, name: str) -> Tool[Any]:
         try:
             return await arun(tool, arguments)
         except errors.InvalidArguments as failure:
-            raise ModelRetry(str(brief(failure))) from failure
+            raise ModelRetry(str(brief(failure))) from None
         except errors.MeshError as failure:
-            raise ToolFailed(str(brief(failure))) from failure
+            raise ToolFailed(str(brief(failure))) from None
 
     return Tool.from_schema(call, name=name, description=tool.description, json_schema=tool.input_schema,
                             sequential=not tool.annotations.get("parallel_safe"))
