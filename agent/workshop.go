@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,7 +21,6 @@ import (
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -358,12 +358,13 @@ func (i *instance) describe() {
 			i.known[d.ID] = d
 		}
 	}
+	workers := rand.Text()
 	for _, t := range i.index.Tools() {
 		code := codeOf(t)
 		for _, name := range i.namesOf(t.Name) {
 			d, err := i.build.Manifest.Descriptor(ref, name, code)
 			if err == nil {
-				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d), Sessions: true, MaxArgs: i.a.executor.MaxArgs()})
+				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d), Sessions: workers, MaxArgs: i.a.executor.MaxArgs()})
 				continue
 			}
 			i.lose(name, toolmesh.AsError(err).Message)
@@ -452,7 +453,7 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 	result, err := p.i.index.Call(ctx, executor.Call{
 		Nested: nested, Lane: laneOf(call), Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Isolation: call.Isolation,
-		Session: string(call.Session), Account: string(quota.Account(call.Session, call.Epoch)),
+		Session: string(call.Session), Account: string(subjects.Account(call.Session, call.Epoch)),
 		Epoch: call.Epoch, Home: call.Home, Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	return deliver(ctx, call, sink, result, err)

@@ -53,7 +53,7 @@ type Client struct {
 type shared struct {
 	routes routes
 	nodes  nodes
-	lost   singleflight.Group // of questions after calls that were lost
+	asked  singleflight.Group // which nodes serve a tool
 	tasks  sync.WaitGroup
 	base   context.Context // ends with Close
 	end    context.CancelFunc

@@ -150,7 +150,7 @@ func (s *Server) Sweep() { s.table.Sweep() }
 
 // Cancel ends a batch, and reports whether it runs here.
 func (s *Server) Cancel(key admit.Key) bool {
-	call, ok := s.table.Cancel(key)
+	call, ok := s.table.Cancel(key, s.Host.Account(key.Session))
 	if ok {
 		call.Value.cancel(errCancelled)
 	}
@@ -164,8 +164,7 @@ type reader struct {
 	b     *codec.Batch
 	reply string
 	began time.Time
-	told  time.Time     // that it runs; of the ticker, as
-	gone  time.Duration // for how long nobody has been there
+	told  time.Time // that it runs; of the ticker
 	probe bus.Probe
 }
 
