@@ -25,7 +25,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build wheels demo test environments test-go test-python test-frameworks test-k8s e2e-k8s k8s k8s-schemas skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
+.PHONY: help build wheels demo test environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ test: ## everything that needs only go, python3, git and make
 	@$(MAKE) test-python test-frameworks skipped
 
 # What the Python tests need: it is fetched while those of Go run.
-environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp
+environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp $(VENV)/suites.stamp
 
 # Of a package that passed its closing line, of others what failed; at the end what was skipped, and why. Machines are
 # noisy: up to 5 tests that fail are run once more by themselves, and those that fail again fail for good. Either way
@@ -57,8 +57,19 @@ test-python: $(VENV)/test.stamp $(VENV)/pydantic1.stamp
 	@cd python && ../$(VENV)/bin/python -m pytest -q
 	@cd python && PYTHONPATH=../$(VENV)/pydantic1 ../$(VENV)/bin/python -m pytest -q tests/test_models.py tests/test_notes.py
 
-test-frameworks: build $(VENV)/frameworks.stamp ## DSPy, LangChain and others, the real packages, on a mesh
-	@MESH_E2E_BIN=$(CURDIR)/bin/mesh $(VENV)/frameworks/bin/python -m pytest -q -p no:cacheprovider --timeout 120 e2e/python/frameworks
+# FRAMEWORKS is the environment: test-newest has another one.
+FRAMEWORKS ?= $(VENV)/frameworks
+
+test-frameworks: build $(VENV)/frameworks.stamp $(VENV)/suites.stamp ## DSPy, LangChain and others, the real packages, on a mesh; LangChain's own tests and those of stores
+	@MESH_E2E_BIN=$(CURDIR)/bin/mesh $(FRAMEWORKS)/bin/python -m pytest -q -rs -p no:cacheprovider -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function --timeout 120 e2e/python/frameworks
+	@cd python && LITELLM_LOCAL_MODEL_COST_MAP=True $(abspath $(FRAMEWORKS))/bin/python -m pytest -q -p no:asyncio tests/test_api.py
+
+test-newest: build ## test-frameworks with the newest versions that the registry has, in an environment made anew
+	@rm -rf $(VENV)/newest && $(PYTHON) -m venv $(VENV)/newest
+	@sed 's/==.*//' python/requirements-frameworks.txt > $(VENV)/newest/requirements.txt
+	@$(VENV)/newest/bin/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/newest/requirements.txt
+	@$(VENV)/newest/bin/python -m pip list --disable-pip-version-check | grep -i -E '^(anthropic|dspy|langchain|langgraph|openai-agents|openrath|pydantic-ai)'
+	@$(MAKE) test-frameworks FRAMEWORKS=$(VENV)/newest
 
 # Its modules are none of the product's: where they cannot be had, there is nothing to test with. CI must have them. Go's cache
 # of results does not see the files that it reads outside of its module: -count 1.
@@ -74,12 +85,9 @@ e2e-k8s: ## the manifests and images on a Kubernetes cluster that is made for it
 k8s: ## render k8s/rendered anew from the overlays
 	@cd k8s/check && K8S_RENDER=1 $(GO) test -count 1 -run TestRendered .
 
-k8s-schemas: ## read anew what Kubernetes, KEDA and the Prometheus operator say of their objects; downloads 100 MB
-	@cd k8s/check && $(GO) run ./cmd/schemas > schemas.new && mv schemas.new schemas.json
-
 skipped:
 	@echo
-	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation where there are no namespaces (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
+	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation where there are no namespaces, the newest versions of the Python frameworks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
@@ -125,8 +133,7 @@ images-check: ## both images twice, from different folders: the same digests; th
 	@cd k8s/images && $(GO) test -count 1 -timeout 60m -v -run TestMadeTwice ./...
 
 bench: build ## ratios against raw NATS, measured in one run; BEFORE=FILE, the program ./bench of another state, is compared with
-	@if [ "$$($(GO) list -f '{{.Name}}' ./bench)" = main ]; then $(GO) run ./bench $(if $(BEFORE),-before $(BEFORE)); \
-	 else $(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench/...; fi
+	@$(GO) run ./bench $(if $(BEFORE),-before $(BEFORE))
 
 # More: SCALE="-nodes 200 -tools 20000 -sessions 2000 -settle 40s -steady 20s"; see docs/scale.md.
 SCALE ?=
@@ -142,13 +149,14 @@ fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
 	   done; \
 	 done
 
-soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; an index of 20,000 functions; what indexes try at their installation, at every level and by every kind of agent
+soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; an index of 20,000 functions; what indexes try at their installation, at every level and by every kind of agent; the newest frameworks
 	@MESH_LANES_CALLS=100000 $(GO) test -count 1 -timeout 60m -v -run TestNothingOverlaps ./e2e/lanes
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -v -run TestMemoryOfAFile ./e2e
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 20m -v -run 'TestClocksDiffer|TestSessionKeysWithOtherLibraries' ./e2e
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 30m $$(git grep -l -E 'meshtest\.(Topologies|Conversations)\(' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run TestIndexOfThousandsOfFunctions ./agent
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 60m -run TestInstalls ./e2e/attacks
+	@$(MAKE) test-newest
 	@MESH_LANES_TAGS=lanes_without_fence $(GO) test -count 1 -timeout 10m -v -run TestNothingOverlaps ./e2e/lanes
 
 kernel: ## memory limits on a kernel with control groups of version 2, in QEMU; 10 minutes
@@ -176,6 +184,13 @@ $(VENV)/frameworks.stamp: python/requirements-frameworks.txt | $(VENV)/bin/pytho
 	@$(PYTHON) -m venv $(VENV)/frameworks
 	@$(VENV)/frameworks/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
+
+# Suites of other projects, of which nothing is kept here. CI must have them; elsewhere what needs them is skipped.
+$(VENV)/suites.stamp: python/requirements-suites.txt $(VENV)/frameworks.stamp
+	@if said=$$($(VENV)/frameworks/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary stores \
+	   --require-hashes --dest $(VENV)/suites -r $< 2>&1); then touch $@; \
+	 elif [ "$${CI:-}" = true ]; then echo "$$said"; exit 1; \
+	 else echo "the suite of stores cannot be downloaded, and is skipped: $$said"; fi
 
 $(VENV)/verify.stamp: python/requirements-verify.txt $(VENV)/test.stamp
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<

@@ -13,8 +13,10 @@
 //	5  host, task, internal/deploy                 makes a process a node; durable tasks; makes installs be served
 //	4  client                                      calls, streams, cancels
 //	3  registry, internal/chunks                   which node serves what; streams stored and replayed
+//	   internal/payloads                           large values stored, served and fetched
 //	2  executor, internal/index, internal/bus      Python workers; sources and bundles; NATS
 //	1  tool, codec, internal/cache, internal/deep  what a tool is; what a message is; results that are kept; deep folders
+//	   internal/transcript                         conversations on the wire that tests replay
 //	0  toolmesh, subjects, python, examples        words, names, the worker's files
 //	   internal/fair                              room and work that sessions share
 //

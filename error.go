@@ -209,16 +209,6 @@ func (e *Error) WithDetail(key string, value any) *Error {
 // the call: unlike other reasons to be busy, this one passes by itself.
 const LimitSlots = "slots"
 
-// Fault reports whether an error is one of what ran the call, or of the tool, and not of
-// the request or its caller: the same call may succeed elsewhere.
-func (e *Error) Fault() bool {
-	switch e.Code {
-	case CodeToolError, CodeInternal, CodeProtocolError, CodeWorkerCrashed, CodeNodeLost, CodeUnavailable, CodeDeadlineExceeded, CodeWorkerOutOfMemory:
-		return true
-	}
-	return false
-}
-
 // RetryAfter is how long the one that refused a call says to wait before it is sent
 // again: details.retry_after_ms, an hour at most. 0: nothing is said.
 func (e *Error) RetryAfter() time.Duration {

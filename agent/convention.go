@@ -10,7 +10,6 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -138,7 +137,7 @@ func (t *commandTool) ServeTool(ctx context.Context, call *host.Call, sink host.
 	}
 	s := &pythonSink{sink: sink, log: t.i.a.log, call: call}
 	result, err := t.i.commands.Call(ctx, program.Call{
-		Tool: t.name, RPCID: string(call.RPCID), Account: string(quota.Account(call.Session, call.Epoch)), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Sandbox: t.sandbox, Limits: t.limits, Vars: t.vars,
+		Tool: t.name, RPCID: string(call.RPCID), Account: string(subjects.Account(call.Session, call.Epoch)), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Sandbox: t.sandbox, Limits: t.limits, Vars: t.vars,
 		Stream: call.Stream, Collect: call.Collect, Lane: laneOf(call),
 	}, s)
 	return deliver(ctx, call, sink, result, err)

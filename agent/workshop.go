@@ -2,8 +2,10 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"os"
@@ -19,7 +21,6 @@ import (
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -124,7 +125,7 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	progress("import", "running", 65)
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
-	i := &instance{a: w.a, build: b, env: env, paths: paths, warnings: notes, unavailable: missing, known: map[subjects.ToolID]*tool.Descriptor{}, notices: map[string]string{}}
+	i := &instance{a: w.a, build: b, env: env, paths: paths, warnings: append(notes, w.unwritable(b)...), unavailable: missing, known: map[subjects.ToolID]*tool.Descriptor{}, notices: map[string]string{}}
 	if err := i.openCommands(env, usable, vars); err != nil {
 		return nil, err
 	}
@@ -166,6 +167,29 @@ func pathsOf(all []index.Path) []executor.Path {
 		paths[i] = executor.Path(p)
 	}
 	return paths
+}
+
+// unwritable warns of folders of this node that variables name and that the tools cannot write: they
+// run as other users, or in a sandbox. It does not show the values, which may be secrets.
+func (w *workshop) unwritable(b deploy.Build) (warnings []string) {
+	user, level := w.a.executor.RunsAs()
+	if user == executor.UserAgent && !level.AtLeast(tool.SandboxStrict) {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(b.Env)) {
+		dir := b.Env[name]
+		info, err := os.Stat(dir)
+		if !filepath.IsAbs(dir) || err != nil || !info.IsDir() || info.Mode()&0o002 != 0 && !level.AtLeast(tool.SandboxStrict) {
+			continue
+		}
+		if !slices.ContainsFunc(slices.Concat(b.Paths, b.Manifest.Paths), func(p index.Path) bool {
+			rel, err := filepath.Rel(p.Path, dir)
+			return err == nil && filepath.IsLocal(rel)
+		}) {
+			warnings = append(warnings, fmt.Sprintf("the variable %s names a folder that the tools cannot write, as they are not its user: mesh install … --path DIR:rw gives it, in Python paths=[\"DIR:rw\"]", name))
+		}
+	}
+	return warnings
 }
 
 // withEnv splits the declared tools into those that can be and whose required
@@ -334,12 +358,13 @@ func (i *instance) describe() {
 			i.known[d.ID] = d
 		}
 	}
+	workers := rand.Text()
 	for _, t := range i.index.Tools() {
 		code := codeOf(t)
 		for _, name := range i.namesOf(t.Name) {
 			d, err := i.build.Manifest.Descriptor(ref, name, code)
 			if err == nil {
-				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d), Sessions: true, MaxArgs: i.a.executor.MaxArgs()})
+				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d), Sessions: workers, MaxArgs: i.a.executor.MaxArgs()})
 				continue
 			}
 			i.lose(name, toolmesh.AsError(err).Message)
@@ -428,7 +453,7 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 	result, err := p.i.index.Call(ctx, executor.Call{
 		Nested: nested, Lane: laneOf(call), Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Isolation: call.Isolation,
-		Session: string(call.Session), Account: string(quota.Account(call.Session, call.Epoch)),
+		Session: string(call.Session), Account: string(subjects.Account(call.Session, call.Epoch)),
 		Epoch: call.Epoch, Home: call.Home, Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	return deliver(ctx, call, sink, result, err)

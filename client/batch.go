@@ -44,8 +44,8 @@ func (r *BatchResult) Decode(v any) error {
 // in the order of the calls. One that fails hurts no other.
 //
 // A tool that is not parallel_safe runs alone: after all calls before it, and before
-// all behind it. Calls of parallel_safe tools run side by side where their resource
-// keys differ, else in the order of the calls.
+// all behind it. Calls of parallel_safe tools run side by side; those with one resource
+// key run in the order of the calls. [Parallel] says that the calls are independent.
 //
 // [WithRPCID] names the batch, and sent again under the same name nothing of it runs
 // twice. [WithTimeout] and ctx bound all of it; when ctx ends, all that runs is
@@ -78,7 +78,7 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 		}
 		members[i] = codec.Member{Index: i, Tool: call.Tool, Args: args, Timeout: min(call.Timeout, toolmesh.MaxTime)}
 	}
-	body, err := c.refer(ctx, calls[0].Tool, &s, codec.EncodeBatch(s.rpc, members))
+	body, err := c.refer(ctx, calls[0].Tool, &s, codec.EncodeBatch(s.rpc, members, s.parallel))
 	if err != nil {
 		return nil, err
 	}

@@ -1,13 +1,18 @@
 package client_test
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // A call that every node refuses for want of a slot is sent again for as long as it has
@@ -44,5 +49,53 @@ func TestBusyIsWaitedFor(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A call that one node alone can run, as its session's worker is there, is not sent to others
+// while that one has no room.
+func TestTheOneNodeOfACallIsBusy(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	view := answerRegistry(t, broker.Connect(t))
+	var asked atomic.Int64
+	var full atomic.Bool
+	for _, node := range []subjects.NodeID{"one", "two", "three"} {
+		h, err := host.New(broker.Connect(t), &host.Options{Index: "home", Node: node})
+		if err != nil {
+			t.Fatal(err)
+		}
+		busy := func(ctx context.Context, _ *host.Call, sink host.Sink) error {
+			if !full.Load() {
+				return sink.Send(ctx, json.RawMessage("1"))
+			}
+			asked.Add(1)
+			return toolmesh.Errorf(toolmesh.CodeBusy, "no room").WithStarted(toolmesh.StartedNo).WithDetail("limit", toolmesh.LimitSlots).WithDetail("node", "one")
+		}
+		if _, err := h.Handle("work", host.HandlerFunc(busy), host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = h.Stop(context.Background()) })
+	}
+	known(t, view, "home.work", 3)
+	c := newClient(t, broker.Connect(t), nil)
+	spy, err := broker.Connect(t).SubscribeSync("mesh.node.*.tools.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "calls are directed", func() bool {
+		_, _ = c.Call(t.Context(), "home.work", nil)
+		_, err := spy.NextMsg(time.Millisecond)
+		return err == nil
+	})
+	full.Store(true)
+	if _, err := c.Call(t.Context(), "home.work", nil, client.NoWait()); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
+		t.Errorf("the call: %v", err)
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("%d nodes were asked, want one", n)
 	}
 }

@@ -73,10 +73,8 @@ func (c *Client) Call(ctx context.Context, id subjects.ToolID, args any, opts ..
 	}
 	var result *Result
 	err = c.attempts(ctx, id, &s, func(t target) error {
-		began := time.Now()
-		r, err := c.unary(ctx, t, &s, body)
-		c.met(t, began, r, err)
-		result = r
+		var err error
+		result, err = c.unary(ctx, t, &s, body)
 		return err
 	})
 	if err == nil && result.Ref != nil && !s.keepRef {
@@ -163,7 +161,7 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 			return f.err
 		}
 		e := toolmesh.AsError(err)
-		if t.seat != nil && busy(e) && c.refused(routeKey{s.session, id}, t.seat, e) && ctx.Err() == nil && n < maxAttempts {
+		if t.seat != nil && busy(e) && !codec.NodeBusy(e) && c.refused(routeKey{s.session, id}, t.seat, e) && ctx.Err() == nil && n < maxAttempts {
 			continue // another one has room, perhaps
 		}
 		if room.wait(ctx, s, e) {

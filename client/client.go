@@ -53,7 +53,7 @@ type Client struct {
 type shared struct {
 	routes routes
 	nodes  nodes
-	lost   singleflight.Group // of questions after calls that were lost
+	asked  singleflight.Group // which nodes serve a tool
 	tasks  sync.WaitGroup
 	base   context.Context // ends with Close
 	end    context.CancelFunc
@@ -153,6 +153,7 @@ type settings struct {
 	key        string
 	noCache    bool
 	noWait     bool
+	parallel   bool
 	outlive    bool
 	hops       int
 	again      time.Duration // since it was first sent by somebody else; 0: it was not
@@ -225,6 +226,11 @@ func NoCache() CallOption { return optionFunc(func(s *settings) { s.noCache = tr
 // NoWait has a call that no node has room for end as busy at once, without its being
 // tried again for a moment.
 func NoWait() CallOption { return optionFunc(func(s *settings) { s.noWait = true }) }
+
+// Parallel says that the calls of a batch are independent of each other: they run side by
+// side, also of tools that declare nothing. What stays apart are equal resource keys and
+// tools that declare parallel_safe = false, or compute their key. It has no effect on other calls.
+func Parallel() CallOption { return optionFunc(func(s *settings) { s.parallel = true }) }
 
 // Outlive has a call go on when this process dies, for another one that joins it; see
 // [Client.Join]. Others end then.

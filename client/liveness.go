@@ -96,6 +96,7 @@ func (p *pending) resend(msg *nats.Msg, last time.Time) error {
 	}
 	p.asked = time.Now()
 	p.close() // this node may begin it from now on
+	p.inbox.Taken()
 	header := maps.Clone(msg.Header)
 	sentAgain(header, n.boot, time.Since(p.sent))
 	m := &nats.Msg{Subject: subject, Reply: p.inbox.Subject() + again, Header: header, Data: msg.Data}

@@ -4,22 +4,24 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// A node on which a tool is slow, or fails, next to others is tried less by callers that
-// have seen it, and less by others, as the registry tells them; it is not forgotten.
+// A node on which a tool is slow, or cannot be run, next to others is tried less by callers,
+// as the registry tells them; it is not forgotten.
 func TestNodesAreWeighed(t *testing.T) {
 	t.Parallel()
 	for what, work := range map[string]func() error{
 		"slow":  func() error { time.Sleep(50 * time.Millisecond); return nil },
-		"fails": func() error { return errors.New("no such device") },
+		"fails": func() error { return toolmesh.Errorf(toolmesh.CodeInternal, "no such device") },
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -58,7 +60,7 @@ func TestNodesAreWeighed(t *testing.T) {
 				return bad
 			}
 			meshtest.Until(t, "it has met all", func() bool { return met(c, 20) > 0 })
-			// Nodes are weighed ten times a second.
+			// What it knows of nodes is five seconds old at most.
 			meshtest.Until(t, "no more than 20 of 200 calls go to one node of four that "+what, func() bool { return met(c, 200) <= 20 })
 			asks := broker.Connect(t)
 			meshtest.Until(t, "the registry tells it", func() bool {
@@ -87,5 +89,56 @@ func TestNodesAreWeighed(t *testing.T) {
 				return told
 			})
 		})
+	}
+}
+
+// A tool that fails by its own code, for the calls of one session, is none of its node's
+// faults: others go there as before.
+func TestFailuresOfAToolAreNoFaultOfItsNode(t *testing.T) {
+	t.Parallel()
+	for name, failure := range map[string]error{"raises": errors.New("these arguments"), "crashes": toolmesh.Errorf(toolmesh.CodeWorkerCrashed, "exit status 1")} {
+		t.Run(name, func(t *testing.T) { t.Parallel(); toolFails(t, failure) })
+	}
+}
+
+func toolFails(t *testing.T, failure error) {
+	broker := meshtest.Broker(t)
+	view := answerRegistry(t, broker.Connect(t))
+	for _, node := range []subjects.NodeID{"one", "two", "three"} {
+		h, err := host.New(broker.Connect(t), &host.Options{Index: "pace", Node: node})
+		if err != nil {
+			t.Fatal(err)
+		}
+		handler := func(ctx context.Context, call *host.Call, sink host.Sink) error {
+			if call.Session == "bad" {
+				return failure
+			}
+			return sink.Send(ctx, json.RawMessage("1"))
+		}
+		if _, err := h.Handle("work", host.HandlerFunc(handler), host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = h.Stop(context.Background()) })
+	}
+	known(t, view, "pace.work", 3)
+	nc := broker.Connect(t)
+	beats, err := nc.SubscribeSync("mesh.hb.one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the node tells how the calls went", func() bool {
+		for range 20 {
+			_, _ = nc.Request("mesh.node.one.tools.bad.pace.work", []byte("{}"), testTimeout)
+			_, _ = nc.Request("mesh.node.two.tools.default.pace.work", []byte("{}"), testTimeout)
+		}
+		m, err := beats.NextMsg(testTimeout)
+		return err == nil && strings.Contains(string(m.Data), `"pace.work"`)
+	})
+	m, err := nc.Request("mesh.registry.default.candidates", []byte(`{"tool":"pace.work"}`), testTimeout)
+	if err != nil || strings.Contains(string(m.Data), "weight") {
+		t.Errorf("the registry weighs nodes by it: %s %v", m.Data, err)
 	}
 }

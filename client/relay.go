@@ -32,9 +32,7 @@ var ErrNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for t
 func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, progress func(codec.Progress)) (result *Result, err error) {
 	s := relayed(req, progress)
 	err = c.relay(ctx, req, from, to, func(t target) error {
-		began := time.Now()
 		result, err = c.unary(ctx, t, &s, args)
-		c.met(t, began, result, err)
 		return err
 	})
 	return result, err
@@ -103,7 +101,7 @@ func notThere(err error) bool {
 		return true
 	}
 	e := toolmesh.AsError(err)
-	if e.Started != toolmesh.StartedNo || e.Origin == toolmesh.OriginCaller || codec.StateGone(e) {
+	if e.Started != toolmesh.StartedNo || e.Origin == toolmesh.OriginCaller || codec.StateGone(e) || codec.NodeBusy(e) {
 		return false
 	}
 	return e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeToolNotFound
@@ -115,7 +113,7 @@ func (c *Client) others(ctx context.Context, key routeKey, without subjects.Node
 	nodes, ok := c.shared.routes.seats(key)
 	if !ok {
 		select { // not by who is heard: one that is known since now has said nothing yet
-		case <-c.askDeclared(key):
+		case <-c.askNodes(key):
 		case <-ctx.Done():
 		}
 		nodes, _ = c.shared.routes.seats(key)

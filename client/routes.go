@@ -1,11 +1,11 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -21,7 +21,6 @@ import (
 
 const (
 	routeFresh = 5 * time.Second // after which a route in use is asked for again
-	routeKeep  = 5 * time.Minute // after which an unused one may make room for another
 	askWait    = 2 * time.Second
 	askAgain   = 300 * time.Millisecond // after which a question goes to other nodes as well
 	lostAsk    = 300 * time.Millisecond // how much longer a lost call waits for what was asked beside it
@@ -40,11 +39,7 @@ type routeKey struct {
 type seat struct {
 	*node
 	full   atomic.Int64  // until when it has no room for the tool, by its own word: ns since startup
-	weight atomic.Uint64 // how often it is to be tried, in a million: see [codec.Weights]
-
-	// Guarded by routes.mu.
-	pace codec.Pace // of our own calls of the tool
-	told float64    // its weight by the registry
+	weight atomic.Uint64 // how often it is to be tried, in a million, by the registry: see [codec.Weights]
 }
 
 // startup is when the process began: what is counted from there follows no change of the clock.
@@ -71,43 +66,11 @@ func (c *Client) refused(key routeKey, s *seat, e *toolmesh.Error) bool {
 	return known != nil && slices.ContainsFunc(known.seats, (*seat).usable)
 }
 
-// weighEvery is how often the nodes of a tool are weighed that is in use.
-const weighEvery = 100 * time.Millisecond
-
-// weigh weighs the nodes of a tool, by our own calls and by what the registry says.
-func (r *route) weigh(now time.Time) {
-	r.weighed = now
-	paces := make([]codec.ToolPace, len(r.seats))
-	for i, s := range r.seats {
-		paces[i] = s.pace.Report(now)
-	}
-	for i, w := range codec.Weights(paces) {
-		r.seats[i].weight.Store(uint64(min(w, r.seats[i].told) * 1e6))
-	}
-}
-
-// met notes how a unary call went on the node that was chosen for it.
-func (c *Client) met(t target, began time.Time, result *Result, err error) {
-	e := toolmesh.AsError(err)
-	if t.seat == nil || e != nil && (e.Started == toolmesh.StartedNo || e.Code == toolmesh.CodeCancelled) {
-		return
-	}
-	took := time.Since(began)
-	if result != nil {
-		took -= result.LaneWait
-	}
-	c.shared.routes.mu.Lock()
-	defer c.shared.routes.mu.Unlock()
-	t.seat.pace.AddLast(time.Now(), took, e != nil && e.Fault())
-}
-
 // route is what the client knows of the nodes that serve a tool.
 type route struct {
-	seats   []*seat
-	weighed time.Time
-	asked   time.Time
-	used    time.Time
-	asking  bool
+	seats []*seat
+	asked time.Time
+	used  time.Time
 	// Whether the tool is declared idempotent, by the registry's last answer.
 	idempotent bool
 	answered   time.Time
@@ -118,7 +81,6 @@ type route struct {
 type routes struct {
 	mu      sync.Mutex
 	known   map[routeKey]*route
-	swept   time.Time // when the unused ones were last forgotten
 	aliases map[routeKey]alias
 }
 
@@ -144,12 +106,7 @@ func (r *routes) alias(session subjects.SessionID, id subjects.ToolID) subjects.
 func (r *routes) setAlias(session subjects.SessionID, short, full subjects.ToolID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.aliases) >= maxRoutes {
-		for one := range r.aliases {
-			delete(r.aliases, one)
-			break
-		}
-	}
+	makeRoom(r.aliases)
 	r.aliases[routeKey{session, short}] = alias{full, time.Now()}
 }
 
@@ -187,9 +144,6 @@ func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *seat, 
 	known.used = time.Now()
 	if known.used.Sub(known.asked) > routeFresh {
 		c.refresh(routeKey{session, id}, known)
-	}
-	if known.used.Sub(known.weighed) > weighEvery {
-		known.weigh(known.used)
 	}
 	return better(known.seats), len(known.seats) > 1
 }
@@ -253,28 +207,35 @@ func draw(nodes []*seat, but *seat) *seat {
 	return last
 }
 
+// entry is what is known of a tool that is in use; r.mu is held.
+func (r *routes) entry(key routeKey) *route {
+	known := r.known[key]
+	if known == nil {
+		makeRoom(r.known)
+		known = &route{}
+		r.known[key] = known
+	}
+	known.used = time.Now()
+	return known
+}
+
+// makeRoom has a map forget any of its entries if it has too many: it is asked for again.
+func makeRoom[K comparable, V any](m map[K]V) {
+	for one := range m {
+		if len(m) < maxRoutes {
+			return
+		}
+		delete(m, one)
+	}
+}
+
 // learn begins to know a tool that was called through the queue group.
 func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
 	r := &c.shared.routes
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := routeKey{session, id}
-	known := r.known[key]
-	now := time.Now()
-	if known == nil {
-		// Rarely: all calls take this lock.
-		if len(r.known) >= maxRoutes && now.Sub(r.swept) > routeKeep {
-			maps.DeleteFunc(r.known, func(_ routeKey, old *route) bool { return now.Sub(old.used) > routeKeep })
-			r.swept = now
-		}
-		if len(r.known) >= maxRoutes {
-			return // the queue group does it
-		}
-		known = &route{}
-		r.known[key] = known
-	}
-	known.used = now
-	if len(known.seats) == 0 && now.Sub(known.asked) > routeFresh/5 {
+	if known := r.entry(key); len(known.seats) == 0 && known.used.Sub(known.asked) > routeFresh/5 {
 		c.refresh(key, known)
 	}
 }
@@ -284,32 +245,38 @@ func (r *route) take(nodes []*seat) {
 	for i, n := range nodes {
 		at := slices.IndexFunc(r.seats, func(old *seat) bool { return old.node == n.node })
 		if at >= 0 {
-			r.seats[at].told = n.told
+			r.seats[at].weight.Store(n.weight.Load())
 			nodes[i] = r.seats[at]
 		}
 	}
 	r.seats = nodes
-	r.weigh(time.Now())
 }
 
 // refresh asks which nodes serve a tool, beside the calls; r.mu is held.
 func (c *Client) refresh(key routeKey, known *route) {
-	if known.asking || c.shared.base.Err() != nil {
+	if c.shared.base.Err() != nil {
 		return
 	}
-	known.asking, known.asked = true, time.Now()
-	c.shared.tasks.Go(func() {
+	known.asked = time.Now()
+	c.shared.tasks.Go(func() { <-c.askNodes(key) })
+}
+
+// askNodes asks which nodes serve a tool, and whether it is declared idempotent. Those who ask at
+// the same time share the question.
+func (c *Client) askNodes(key routeKey) <-chan singleflight.Result {
+	return c.shared.asked.DoChan(string(key.session)+" "+string(key.id), func() (any, error) {
 		nodes, idempotent, err := c.candidates(c.shared.base, key)
+		if err != nil {
+			c.log.Debug("candidates not learned", slog.String("tool", string(key.id)), slog.String("error", err.Error()))
+			return nil, err
+		}
 		r := &c.shared.routes
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		known.asking = false
-		if err != nil {
-			c.log.Debug("candidates not learned", slog.String("tool", string(key.id)), slog.String("error", err.Error()))
-			return
-		}
+		known := r.entry(key)
 		known.take(nodes)
-		known.idempotent, known.answered = idempotent, time.Now()
+		known.idempotent, known.asked, known.answered = idempotent, known.used, known.used
+		return nil, nil
 	})
 }
 
@@ -317,7 +284,7 @@ func (c *Client) refresh(key routeKey, known *route) {
 // call, as soon as its node is silent.
 func (c *Client) missed(key routeKey) {
 	if _, _, ok := c.shared.routes.declared(key); !ok {
-		c.askDeclared(key)
+		c.askNodes(key)
 	}
 }
 
@@ -329,41 +296,11 @@ func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared
 		return declared, others
 	}
 	select {
-	case <-c.askDeclared(key):
+	case <-c.askNodes(key):
 	case <-ctx.Done():
 	}
 	declared, others, _ = c.shared.routes.declared(key)
 	return declared, others
-}
-
-// askDeclared asks which nodes serve a tool, and whether it is declared idempotent. Calls
-// that are lost together share the question.
-func (c *Client) askDeclared(key routeKey) <-chan singleflight.Result {
-	return c.shared.lost.DoChan(string(key.session)+" "+string(key.id), func() (any, error) {
-		nodes, idempotent, err := c.candidates(c.shared.base, key)
-		if err != nil {
-			c.log.Debug("what the tool of a lost call declares is not known", slog.String("tool", string(key.id)), slog.String("error", err.Error()))
-			return nil, err
-		}
-		r := &c.shared.routes
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		known := r.known[key]
-		if known == nil {
-			if len(r.known) >= maxRoutes {
-				for one := range r.known {
-					delete(r.known, one)
-					break
-				}
-			}
-			known = &route{}
-			r.known[key] = known
-		}
-		now := time.Now()
-		known.take(nodes)
-		known.idempotent, known.asked, known.used, known.answered = idempotent, now, now, now
-		return nil, nil
-	})
 }
 
 // declared is what the registry has just said of a tool, if it has; others says whether a
@@ -401,10 +338,8 @@ func (c *Client) candidates(ctx context.Context, key routeKey) ([]*seat, bool, e
 	for _, a := range answer.Nodes {
 		n := c.shared.nodes.told(a.Node, a.Boot)
 		n.setLoad(codec.Load{InFlight: a.InFlight, Slots: a.Slots})
-		one := &seat{node: n, told: 1}
-		if a.Weight > 0 && a.Weight < 1 {
-			one.told = max(a.Weight, codec.WeightMin)
-		}
+		one := &seat{node: n}
+		one.weight.Store(uint64(1e6 * max(min(cmp.Or(a.Weight, 1), 1), codec.WeightMin)))
 		nodes = append(nodes, one)
 	}
 	return nodes, answer.Idempotent, nil

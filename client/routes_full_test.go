@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -22,43 +21,14 @@ func learner(routes int) *Client {
 	return c
 }
 
-// A call through the queue group does not look at all routes each time, nor are
-// those in use forgotten for it.
-func TestManyRoutesAreInUse(t *testing.T) {
+// Beyond the most that are remembered, one route is forgotten for each new one.
+func TestManyRoutes(t *testing.T) {
 	t.Parallel()
-	c := learner(maxRoutes)
-	var swept time.Time
-	for i := range 100 {
-		c.learn("another", subjects.ToolID(fmt.Sprint("desk.tool", i)))
-		if now := c.shared.routes.swept; i > 0 && now != swept {
-			t.Fatalf("all of %d routes in use were looked at again", maxRoutes)
-		}
-		swept = c.shared.routes.swept
-	}
-	known := 0
-	for i := range maxRoutes {
-		if c.shared.routes.known[routeKey{subjects.SessionID(fmt.Sprint("s", i)), "desk.note"}] != nil {
-			known++
-		}
-	}
-	if known != maxRoutes {
-		t.Errorf("%d of %d routes in use are still known", known, maxRoutes)
-	}
-}
-
-// Routes that nobody uses any more make room for those in use.
-func TestUnusedRoutesMakeRoom(t *testing.T) {
-	t.Parallel()
-	c := learner(maxRoutes)
-	for _, r := range c.shared.routes.known {
-		r.used = r.used.Add(-2 * routeKeep)
-	}
-	for i := range 100 {
-		c.learn("another", subjects.ToolID(fmt.Sprint("desk.tool", i)))
-	}
+	const more = 100
+	c := learner(maxRoutes + more)
 	known := c.shared.routes.known
-	if known[routeKey{"another", "desk.tool99"}] == nil || len(known) > maxRoutes {
-		t.Errorf("%d routes, the last one among them: %v", len(known), known[routeKey{"another", "desk.tool99"}] != nil)
+	if last := known[routeKey{subjects.SessionID(fmt.Sprint("s", maxRoutes+more-1)), "desk.note"}]; last == nil || len(known) != maxRoutes {
+		t.Errorf("%d routes are remembered, want %d; the last one among them: %v", len(known), maxRoutes, last != nil)
 	}
 }
 

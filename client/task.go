@@ -264,14 +264,7 @@ func (c *Client) TaskVerb(ctx context.Context, verb string, q *codec.TaskRequest
 // rest waits before a request is sent again, and reports false if ctx ends first.
 func rest(ctx context.Context, n int) bool {
 	d := 50 * time.Millisecond << min(n-1, 5)
-	timer := time.NewTimer(d/2 + rand.N(d)) //nolint:gosec // jitter
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return sleep(ctx, d/2+rand.N(d)) //nolint:gosec // jitter
 }
 
 func readTask(m *nats.Msg, into any) error {

@@ -26,6 +26,9 @@ const MaxBatch = 1000
 type Batch struct {
 	Request // of all of them: its RPCID is the batch's id, its Args are not set
 	Members []Member
+	// Independent says that the caller vouches for its calls: any two may overlap unless
+	// their resource keys are equal, or a tool is declared unsafe.
+	Independent bool
 }
 
 // Member is one call of a batch.
@@ -89,7 +92,7 @@ func ParseBatch(s subjects.Subject, h Header, body []byte) (*Batch, *toolmesh.Er
 }
 
 func (b *Batch) parseMembers(body []byte) error {
-	var kind, id, requests json.RawMessage
+	var kind, id, requests, parallel json.RawMessage
 	if !eachField(body, func(key, value []byte) {
 		switch string(key) {
 		case "type":
@@ -98,6 +101,8 @@ func (b *Batch) parseMembers(body []byte) error {
 			id = value
 		case "requests":
 			requests = value
+		case "parallel":
+			parallel = value
 		}
 	}) {
 		return invalid(`the body is not {"type":"rpc_batch_call","batch_id":…,"requests":[…]}`)
@@ -110,6 +115,9 @@ func (b *Batch) parseMembers(body []byte) error {
 	}
 	if b.Delivery != DeliverNone && b.Delivery != DeliverInbox {
 		return invalid("header %s is 1: the results of a batch come to the reply subject, say inbox", HeaderStream)
+	}
+	if parallel != nil && json.Unmarshal(parallel, &b.Independent) != nil {
+		return invalid("parallel is %.40s: it is true or false", parallel)
 	}
 	var members []json.RawMessage
 	if json.Unmarshal(requests, &members) != nil || isNull(requests) {
@@ -292,7 +300,7 @@ func (b *Batch) OneResult(id *Identity, r *BatchResult, encoded []byte) (Header,
 }
 
 // EncodeBatch renders the body of a batch. Members' Err is not looked at.
-func EncodeBatch(id subjects.RPCID, members []Member) []byte {
+func EncodeBatch(id subjects.RPCID, members []Member, independent bool) []byte {
 	type request struct {
 		Index   int               `json:"index"`
 		Tool    subjects.ToolID   `json:"tool_id"`
@@ -307,8 +315,9 @@ func EncodeBatch(id subjects.RPCID, members []Member) []byte {
 	return mustMarshal(struct {
 		Type     string         `json:"type"`
 		ID       subjects.RPCID `json:"batch_id"`
+		Parallel bool           `json:"parallel,omitempty"`
 		Requests []request      `json:"requests"`
-	}{typeBatch, id, requests})
+	}{typeBatch, id, independent, requests})
 }
 
 // ParseBatchResults reads the answer of a batch. The error is protocol_error.

@@ -86,6 +86,12 @@ const ReasonStateGone = "session_worker_unavailable"
 // the caller may send this one again.
 func StateGone(e *toolmesh.Error) bool { return e.Details["reason"] == ReasonStateGone }
 
+// NodeBusy reports whether an error is that of the one node that can run the call: it has no
+// room, and nobody need ask another one.
+func NodeBusy(e *toolmesh.Error) bool {
+	return e.Code == toolmesh.CodeBusy && e.Details["node"] != nil
+}
+
 // DefaultReplayBytes is how much one replay sends when it does not say.
 const DefaultReplayBytes = 1 << 20
 

@@ -246,6 +246,16 @@ def later(fifo: str):
 		return len(members(t, groups)) == 0 // all of it, with the group
 	}
 	eventually(t, "the kernel has killed it", killed)
+	eventually(t, "what was killed has gone", func() bool { // until then its memory is there
+		for _, pids := range members(t, groups) {
+			for _, pid := range pids {
+				if line, _ := os.ReadFile("/proc/" + pid + "/cmdline"); strings.Contains(string(line), "200 << 20") {
+					return false
+				}
+			}
+		}
+		return true
+	})
 	// The session's worker may be gone with it; then that is said once.
 	if _, err := in("t.small", `{}`); err != nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
 		t.Errorf("the next call: %v", err)

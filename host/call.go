@@ -18,7 +18,6 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/grants"
-	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/host/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -61,7 +60,7 @@ type served struct {
 	identity   *codec.Identity
 	session    subjects.SessionID // empty: every session's
 	tenure     *tenure            // of session; nil: every session's
-	sessions   bool               // see [Tool.Sessions]
+	sessions   string             // see [Tool.Sessions]
 	maxArgs    int64              // see [Tool.MaxArgs]
 	withdrawn  atomic.Bool
 	pace       pace
@@ -199,7 +198,7 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 	}
 	c.epoch = epoch
 	c.unsettled.Store(!sure)
-	r := admit.Request{Tool: s.Tool, Epoch: epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth, Account: quota.Account(s.Session, epoch)}
+	r := admit.Request{Tool: s.Tool, Epoch: epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth, Account: subjects.Account(s.Session, epoch)}
 	if req.IsAgain {
 		r.First = c.Start.Add(-req.Again)
 	}

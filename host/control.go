@@ -61,7 +61,7 @@ func (h *Host) control(m *nats.Msg) {
 // cancel ends the call or the batch of a key, and what was made anew of it, and reports
 // whether any of that runs here: if not another node may have it.
 func (h *Host) cancel(key admit.Key) bool {
-	call, ok := h.calls.Cancel(key)
+	call, ok := h.calls.Cancel(key, h.account(key.Session))
 	if ok {
 		call.Value.End(errCancelled)
 	} else if batches := h.batches.Load(); batches != nil {
@@ -70,7 +70,7 @@ func (h *Host) cancel(key admit.Key) bool {
 	for n := 1; n <= subjects.MaxAgain; n++ {
 		key := admit.Key{Session: key.Session, RPC: subjects.WireName(key.RPC.Again(n))}
 		if h.calls.Known(key) {
-			call, runs := h.calls.Cancel(key)
+			call, runs := h.calls.Cancel(key, h.account(key.Session))
 			if ok = ok || runs; runs {
 				call.Value.End(errCancelled)
 			}

@@ -144,6 +144,10 @@ func (p *pace) mean() time.Duration {
 	return p.Mean()
 }
 
+// faults are the errors of what ran a call, and not of the request, its caller or the tool's
+// own code: the same call may succeed elsewhere.
+var faults = []toolmesh.Code{toolmesh.CodeInternal, toolmesh.CodeProtocolError, toolmesh.CodeUnavailable}
+
 // paced counts a call that ran here for what calls take. What it waited for its turn in a
 // lane is not the node's.
 // Neither is what its result waited for, nor how long a caller reads a stream; a call that
@@ -156,7 +160,7 @@ func (h *Host) paced(call *admit.Call[*inflight], record *admit.Record, took tim
 	if record.Lane != nil {
 		took -= record.Lane.Wait
 	}
-	failed := record.Err != nil && record.Err.Fault() && record.Err.Code != toolmesh.CodeDeadlineExceeded
+	failed := record.Err != nil && slices.Contains(faults, record.Err.Code)
 	now, tool, all := time.Now(), &c.tool.pace, &h.pace
 	tool.mu.Lock()
 	tool.AddLast(now, took, failed)

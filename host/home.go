@@ -21,7 +21,7 @@ const maxRefusals = 4
 
 // bound reports whether a call is to run in the worker that its session has on one node.
 func (h *Host) bound(t *served, req *codec.Request) bool {
-	return t != nil && t.sessions && h.relay.Load() != nil && t.descriptor.Annotations.Isolation.Tighter(req.Isolation) == toolmesh.IsolationSession
+	return t != nil && t.sessions != "" && h.relay.Load() != nil && t.descriptor.Annotations.Isolation.Tighter(req.Isolation) == toolmesh.IsolationSession
 }
 
 // goHome has a call run where its session's worker is. With here set that is this node: the
@@ -40,13 +40,13 @@ func (h *Host) goHome(running *admit.Call[*inflight]) (record admit.Record, here
 	req.Hops = maxHops - 1
 	for refusals := 0; ; {
 		claim := running.Full == nil && !h.draining.Load() && !c.tool.withdrawn.Load()
-		home, err := h.lanes.Home(&c.ctx, grants.Of{Session: subjects.WireName(req.Session), Epoch: c.epoch, Index: index}, claim)
+		home, err := h.lanes.Home(&c.ctx, grants.Of{Session: subjects.WireName(req.Session), Epoch: c.epoch, Index: index}, c.tool.sessions, claim)
 		switch {
 		case err != nil:
 			return admit.Record{Err: c.homeless(err)}, false
 		case home.Here && running.Full != nil:
 			home.Leave()
-			return admit.Record{Err: h.withoutSlot(c, running.Full)}, false
+			return admit.Record{Err: h.withoutSlot(c, running.Full).WithDetail("node", string(h.node))}, false // and no other one has room
 		case home.Here && home.Moved && c.tool.descriptor.Annotations.Affinity != tool.AffinityHint:
 			home.Leave()
 			return admit.Record{Err: errMoved}, false

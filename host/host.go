@@ -164,6 +164,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		subs:     make(map[*nats.Subscription]struct{}),
 		quit:     make(chan struct{}),
 		failures: newFailures(),
+		unsent:   unsent{room: fair.NewRoom[string](maxHeldAnswers)},
 		args:     fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(o.Slots)*argsPerSlot)),
 		drained:  make(chan struct{}),
 		store:    registry.NewStore(b),

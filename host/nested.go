@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"iter"
@@ -76,22 +77,33 @@ func (n *NestedCalls) Stream(ctx context.Context, id string, args json.RawMessag
 }
 
 // Batch makes several calls at once; see [client.Client.Batch]. calls is a list of
-// {"tool_id","kwargs","timeout_ms"}, the result a list of {"status","result"} and
-// {"status","error"} in the same order.
+// {"tool_id","kwargs","timeout_ms"}, or {"parallel","requests"} with one; the result is a
+// list of {"status","result"} and {"status","error"} in the same order.
 func (n *NestedCalls) Batch(ctx context.Context, calls json.RawMessage) (json.RawMessage, error) {
-	var asked []struct {
-		Tool    subjects.ToolID `json:"tool_id"`
-		Args    json.RawMessage `json:"kwargs"`
-		Timeout int64           `json:"timeout_ms"`
+	var asked struct {
+		Parallel bool `json:"parallel"`
+		Requests []struct {
+			Tool    subjects.ToolID `json:"tool_id"`
+			Args    json.RawMessage `json:"kwargs"`
+			Timeout int64           `json:"timeout_ms"`
+		} `json:"requests"`
 	}
-	if err := json.Unmarshal(calls, &asked); err != nil {
+	into := any(&asked.Requests)
+	if bytes.HasPrefix(calls, []byte("{")) {
+		into = &asked
+	}
+	if err := json.Unmarshal(calls, into); err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the calls of a batch cannot be read: %w", err).WithStarted(toolmesh.StartedNo)
 	}
-	batch := make([]client.BatchCall, len(asked))
-	for i, c := range asked {
+	batch := make([]client.BatchCall, len(asked.Requests))
+	for i, c := range asked.Requests {
 		batch[i] = client.BatchCall{Tool: c.Tool, Args: c.Args, Timeout: toolmesh.Millis(c.Timeout)}
 	}
-	results, err := n.Calls(ctx, batch)
+	var opts []client.CallOption
+	if asked.Parallel {
+		opts = append(opts, client.Parallel())
+	}
+	results, err := n.Calls(ctx, batch, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -114,11 +126,12 @@ func (n *NestedCalls) Batch(ctx context.Context, calls json.RawMessage) (json.Ra
 }
 
 // Calls makes several calls at once; see [client.Client.Batch].
-func (n *NestedCalls) Calls(ctx context.Context, calls []client.BatchCall) ([]client.BatchResult, error) {
+func (n *NestedCalls) Calls(ctx context.Context, calls []client.BatchCall, opts ...client.CallOption) ([]client.BatchResult, error) {
+	opts = append(opts, n.options()...)
 	look := n.group.Look()
 	defer n.group.End()
 	for {
-		results, err := n.client.Batch(ctx, calls, n.options()...)
+		results, err := n.client.Batch(ctx, calls, opts...)
 		if err == nil || !retry.Full(err) || !look(ctx) {
 			return results, err
 		}

@@ -146,7 +146,7 @@ func (h *Host) once(ctx context.Context, c *inflight, run func() admit.Record) a
 	if err := h.rely(ctx); err != nil { // the call runs all the same
 		h.log.Debug("if this node dies, it is known late", slog.String("error", err.Error()))
 	}
-	account := quota.Account(c.Request.Session, c.epoch)
+	account := subjects.Account(c.Request.Session, c.epoch)
 	claim := claim{key: key, mine: mine, idempotent: c.tool.descriptor.Annotations.Idempotent}
 	claim.room = func() (func(), *toolmesh.Error) { return h.keys.reserve(ctx, account, h.bus.MaxPayload()) }
 	other, bad := h.claimKey(ctx, &claim)

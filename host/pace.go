@@ -1,7 +1,6 @@
 package host
 
 import (
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,30 +21,22 @@ const (
 	// it gets pacedMost within each.
 	readWithin = 5 * time.Second
 	readGuess  = 250 * time.Millisecond
-	// maxPaced is how many results may wait. What is more goes at once.
-	maxPaced = 10_000
 )
 
 // pacer holds large results back while too many bytes are on their way to the connection of
 // their caller. The zero value is ready.
 type pacer struct {
 	mu     sync.Mutex
-	waits  int // in all turns
 	inbox  map[string]*paced
 	unread map[admit.Key]unread // by the call that it is the result of
 }
 
 // paced is the results that go to one connection.
 type paced struct {
-	bytes int // unread
-	turns []turn
-}
-
-// turn is a result that waits.
-type turn struct {
-	unread
-	call admit.Key
-	come chan struct{} // closed when it may go
+	turn  chan struct{} // of capacity 1: held by the one that goes next
+	read  chan struct{} // of capacity 1: less is unread
+	bytes int           // unread
+	waits int
 }
 
 // unread is a result on its way.
@@ -53,10 +44,10 @@ type unread struct {
 	to    *paced
 	size  int
 	until time.Time // then it counts as read
-	lasts time.Duration
 }
 
-// wait returns when a result may be sent, or when done is closed.
+// wait returns when a result may be sent, or when done is closed. One goes however large it
+// is.
 func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int) {
 	name := r.Reply
 	if at := strings.LastIndexByte(name, '.'); at > strings.IndexByte(name, '.') {
@@ -66,50 +57,48 @@ func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int) {
 	if r.Request.Read {
 		lasts = readWithin
 	}
-	come := make(chan struct{})
+	call := admit.Key{Session: subjects.WireName(r.Request.Session), RPC: subjects.WireName(r.Request.RPCID)}
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.inbox == nil {
 		p.inbox, p.unread = make(map[string]*paced), make(map[admit.Key]unread)
 	}
+	p.forget(call) // it is sent again: the first one was lost
 	to := p.inbox[name]
-	if p.waits >= maxPaced {
-		p.mu.Unlock()
-		return
-	}
 	if to == nil {
-		to = &paced{}
+		to = &paced{turn: make(chan struct{}, 1), read: make(chan struct{}, 1)}
 		p.inbox[name] = to
 	}
-	call := admit.Key{Session: subjects.WireName(r.Request.Session), RPC: subjects.WireName(r.Request.RPCID)}
-	p.forget(call) // it is sent again: the first one was lost
-	p.waits++
-	to.turns = append(to.turns, turn{unread{to: to, size: size, lasts: lasts}, call, come})
-	p.next(to, time.Now())
+	to.waits++
+	defer func() { to.waits-- }()
 	p.mu.Unlock()
+	defer p.mu.Lock()
 	select {
-	case <-come:
+	case to.turn <- struct{}{}: // who waits for it has it in the order of arrival
+		defer func() { <-to.turn }()
 	case <-done:
-		p.mu.Lock()
-		if i := slices.IndexFunc(to.turns, func(t turn) bool { return t.come == come }); i >= 0 {
-			to.turns = slices.Delete(to.turns, i, i+1)
-			p.waits--
+		return
+	}
+	for !p.goes(to, call, size, lasts) {
+		select {
+		case <-to.read:
+		case <-done:
+			return
 		}
-		p.mu.Unlock()
 	}
 }
 
-// next lets those go that are next and find room; mu is held. One goes however large it is.
-func (p *pacer) next(to *paced, now time.Time) {
-	for len(to.turns) > 0 && (to.bytes == 0 || to.bytes+to.turns[0].size <= pacedMost) {
-		t := to.turns[0]
-		to.turns = to.turns[1:]
-		p.waits--
-		t.until = now.Add(t.lasts)
-		p.forget(t.call)
-		to.bytes += t.size
-		p.unread[t.call] = t.unread
-		close(t.come)
+// goes has a result go, if there is room.
+func (p *pacer) goes(to *paced, call admit.Key, size int, lasts time.Duration) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if to.bytes > 0 && to.bytes+size > pacedMost {
+		return false
 	}
+	p.forget(call)
+	to.bytes += size
+	p.unread[call] = unread{to, size, time.Now().Add(lasts)}
+	return true
 }
 
 // forget takes a result off those on their way; mu is held.
@@ -117,6 +106,10 @@ func (p *pacer) forget(call admit.Key) {
 	if u, ok := p.unread[call]; ok {
 		u.to.bytes -= u.size
 		delete(p.unread, call)
+		select {
+		case u.to.read <- struct{}{}:
+		default:
+		}
 	}
 }
 
@@ -124,10 +117,7 @@ func (p *pacer) forget(call admit.Key) {
 func (p *pacer) read(call admit.Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if u, ok := p.unread[call]; ok {
-		p.forget(call)
-		p.next(u.to, time.Now())
-	}
+	p.forget(call)
 }
 
 // tick lets go what has been on its way for long enough; the ticker calls it.
@@ -140,7 +130,7 @@ func (p *pacer) tick(now time.Time) {
 		}
 	}
 	for name, to := range p.inbox {
-		if p.next(to, now); to.bytes == 0 {
+		if to.bytes == 0 && to.waits == 0 {
 			delete(p.inbox, name)
 		}
 	}

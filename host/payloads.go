@@ -10,7 +10,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/host/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/payloads"
@@ -93,11 +92,11 @@ func (h *Host) noRoom(account subjects.SessionID) *toolmesh.Error {
 // account is whose part of the node a session has, as far as the view knows.
 func (h *Host) account(session subjects.SessionID) subjects.SessionID {
 	epoch, _ := h.known(session, false)
-	return quota.Account(session, epoch)
+	return subjects.Account(session, epoch)
 }
 
 // account is whose part of the node the call takes.
-func (c *inflight) account() subjects.SessionID { return quota.Account(c.Request.Session, c.epoch) }
+func (c *inflight) account() subjects.SessionID { return subjects.Account(c.Request.Session, c.epoch) }
 
 // refer has a result that no message carries be read by reference. Beside that it stays in
 // the call's record, for repetitions, if it is small enough for one.

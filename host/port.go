@@ -9,6 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/stream"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -30,13 +31,15 @@ func (p port) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolm
 func (p port) Go(f func())       { p.running.run(f) }
 func (p port) MaxPayload() int64 { return p.bus.MaxPayload() }
 
-// Answer answers a repetition, or a stream that has nothing in the store.
+// Answer answers a repetition, or a stream that has nothing in the store. A large result
+// for which there is no room to wait in goes at once.
 func (p port) Answer(r *stream.Reader, record admit.Record) {
 	switch {
 	case record.Ref != nil:
 		p.running.run(func() { p.answer(r, p.anew(r, record)) })
-	case len(record.Result) >= pacedFrom && r.Local == nil:
+	case len(record.Result) >= pacedFrom && r.Local == nil && p.unsent.room.Take(inboxPrefix(r.Reply), int64(len(record.Result))):
 		p.running.run(func() {
+			defer p.unsent.room.Give(inboxPrefix(r.Reply), int64(len(record.Result)))
 			p.pacer.wait(p.base.Done(), r, len(record.Result))
 			p.answer(r, record)
 		})
@@ -58,10 +61,4 @@ func (p port) Read(ctx context.Context, session subjects.SessionID, rpc subjects
 	return p.replayer.Read(ctx, session, rpc, epoch, req)
 }
 
-func (p port) Probe(deliver func(*nats.Msg, error)) (stream.Inbox, error) {
-	inbox, err := p.bus.Open(deliver)
-	if err != nil {
-		return nil, err
-	}
-	return inbox, nil
-}
+func (p port) Open(deliver func(*nats.Msg, error)) (*bus.Inbox, error) { return p.bus.Open(deliver) }

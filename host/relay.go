@@ -33,7 +33,7 @@ func (h *Host) passOn(call *admit.Call[*inflight], req *codec.Request, args, var
 		return record
 	}
 	e := toolmesh.AsError(err)
-	if e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable) && !codec.StateGone(e) {
+	if e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable) && !codec.StateGone(e) && !codec.NodeBusy(e) {
 		return admit.Record{Err: h.withoutSlot(c, full)}
 	}
 	return h.notPassed(c, e)
@@ -95,7 +95,11 @@ func (h *Host) unlessCrowded(call *admit.Call[*inflight], args json.RawMessage, 
 	if record.Err == nil || !retry.Full(record.Err) {
 		return record
 	}
-	if c.home != nil || c.call.VarArgs != nil || c.ctx.Err() != nil || !h.calls.Pass(call, record.Err) {
+	if c.home != nil {
+		record.Err = h.withoutSlot(c, record.Err).WithDetail("node", string(h.node)) // and no other one has room
+		return record
+	}
+	if c.call.VarArgs != nil || c.ctx.Err() != nil || !h.calls.Pass(call, record.Err) {
 		record.Err = h.withoutSlot(c, record.Err)
 		return record
 	}

@@ -56,10 +56,10 @@ type Tool struct {
 	Notice string
 	// User is who the tool runs as, by number, for people. Defaults to nothing.
 	User string
-	// Sessions says that calls of isolation session find what earlier ones of their session
-	// left in the tool's worker: a session's calls of an index all run on one node then.
-	// Defaults to false: calls run where they come.
-	Sessions bool
+	// Sessions names the workers in which calls of isolation session find what earlier ones of
+	// their session left: a session's calls of an index all run on one node then, and one is
+	// told once the index has others. Empty: calls run where they come.
+	Sessions string
 	// MaxArgs is of how many bytes the tool takes arguments: more are refused before they
 	// are read. Defaults to [Options.PayloadMax].
 	MaxArgs int64
@@ -333,52 +333,46 @@ func (h *Host) retireAll(ctx context.Context, tools []*offered) error {
 // message, and unavailable without a connection. After an error what was published
 // before is served.
 func (h *Host) Publish(ctx context.Context, s Service) error {
-	renewed, err := h.publish(ctx, s)
-	if err != nil {
-		return err
+	err := h.publish(ctx, s)
+	if err == nil {
+		h.settle(ctx, serviceKey{s.Index, s.Session})
 	}
-	key := serviceKey{s.Index, s.Session}
-	if renewed && s.Index != "" {
-		h.leaveHomes(ctx, key)
-	}
-	h.settle(ctx, key)
-	return nil
+	return err
 }
 
-// publish is Publish without the registry. renewed says that another revision was served
-// before, whose workers end.
-func (h *Host) publish(ctx context.Context, s Service) (renewed bool, err error) {
+// publish is Publish without the registry.
+func (h *Host) publish(ctx context.Context, s Service) error {
 	h.changing.Lock()
 	defer h.changing.Unlock()
 	key := serviceKey{s.Index, s.Session}
 	old, serving, err := h.published(key)
 	if err != nil {
-		return false, err
+		return err
 	}
 	if old == nil {
-		old = &service{revision: s.Revision}
+		old = &service{}
 	}
 	next := h.newService(key, s.Revision, s.Claim)
 	for _, t := range s.Tools {
 		o, err := h.prepare(next, t, old.tools[t.Descriptor.ID])
 		if err != nil {
-			return false, err
+			return err
 		}
 		next.tools[o.descriptor.ID] = o
 	}
 	for _, u := range s.Unavailable {
 		e := newEntry(u.Descriptor, registry.ToolRoute{ID: u.ID, State: registry.ToolUnavailable, Reason: u.Reason})
 		if err := h.fits(e); err != nil {
-			return false, err
+			return err
 		}
 		next.unavailable = append(next.unavailable, e)
 	}
 	if serving {
 		if err := h.claim(ctx, next); err != nil {
-			return false, err
+			return err
 		}
 	}
-	return old.revision != next.revision, h.offerAll(ctx, old, slices.Collect(maps.Values(next.tools)), serving, func() {
+	return h.offerAll(ctx, old, slices.Collect(maps.Values(next.tools)), serving, func() {
 		h.services[key] = next
 		if serving {
 			h.supersede(old, next)

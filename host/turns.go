@@ -34,7 +34,7 @@ type laned struct {
 // batch.
 func (h *Host) takeTurns(t *served) {
 	if scope := t.descriptor.Annotations.LaneScope; scope != "" && scope != tool.LaneBatch {
-		t.handler = &laned{Handler: t.handler, h: h, scope: scope, rule: lane.RuleOf(t.descriptor)}
+		t.handler = &laned{Handler: t.handler, h: h, scope: scope, rule: lane.RuleOf(t.descriptor, false)}
 	}
 }
 

@@ -6,28 +6,19 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/internal/fair"
 )
 
-// What is kept for the connection to come back is bounded in bytes: the newest keepalive
-// of each call, behind all answers, and of these no session has all the room.
+// What is kept for the connection to come back is bounded in bytes, of which no session has
+// all, and is sent in order.
 func TestWhatIsUnsentIsBounded(t *testing.T) {
 	t.Parallel()
-	var u unsent
+	u := unsent{room: fair.NewRoom[string](maxHeldAnswers)}
 	log := slog.New(slog.DiscardHandler)
 	u.send(log, func(*nats.Msg) error { return nil }, func() bool { return true }) // of the first connection
-	beat := func(n, i int) *nats.Msg {
-		return &nats.Msg{Subject: fmt.Sprintf("_INBOX.a.%d", n), Header: nats.Header{"Mesh-Keepalive": {"1"}, "Mesh-Progress": {fmt.Sprint(i)}}}
-	}
-	for i := range 1000 {
-		for n := range 10 {
-			u.hold(log, beat(n, i), false)
-		}
-	}
-	for n := range 100_000 { // of as many calls
-		u.hold(log, beat(100+n, 0), false)
-	}
-	if u.beats > maxKeepalives || u.beats < maxKeepalives/2 {
-		t.Errorf("%d bytes of keepalives", u.beats)
+	for n := range 100_000 {
+		u.hold(log, &nats.Msg{Subject: fmt.Sprint("_INBOX.a.", n), Header: nats.Header{"Mesh-Keepalive": {"1"}}}, false)
 	}
 	const size = 500_000
 	body := make([]byte, size)
@@ -42,18 +33,18 @@ func TestWhatIsUnsentIsBounded(t *testing.T) {
 		}
 		return n
 	}
-	if flood, other := fill("_INBOX_greedy.1.x"), fill("_INBOX_other.2."); flood < 60 || other < 25 {
+	flood, other := fill("_INBOX_greedy.1.x"), fill("_INBOX_other.2.")
+	if flood < 60 || other < 25 {
 		t.Errorf("one session has room for %d answers, and the next one for %d", flood, other)
 	}
-	u.hold(log, &nats.Msg{Subject: "_INBOX.a.0", Data: []byte("1")}, false) // the end of a call
-	var sent []*nats.Msg
+	var sent []string
 	up := true
 	publish := func(m *nats.Msg) error {
 		if len(sent) == 10 && up {
 			up = false
 			return nats.ErrDisconnected
 		}
-		sent = append(sent, m)
+		sent = append(sent, m.Subject)
 		return nil
 	}
 	u.send(log, publish, func() bool { return up })
@@ -61,23 +52,15 @@ func TestWhatIsUnsentIsBounded(t *testing.T) {
 		t.Fatalf("%d were sent until the connection was lost again", len(sent))
 	}
 	u.send(log, publish, func() bool { return true })
-	if u.holding.Load() || len(u.answers) != 0 || u.beats != 0 || len(u.keepalives) != 0 {
-		t.Errorf("what is left: %d answers, %d bytes of keepalives", len(u.answers), u.beats)
+	if u.holding.Load() || len(u.answers) != 0 || len(sent) != flood+other {
+		t.Errorf("%d of %d were sent, %d are left", len(sent), flood+other, len(u.answers))
 	}
-	answers, of := 0, make(map[string]string)
-	for i, m := range sent {
-		if !keepalive(m) {
-			if answers++; answers != i+1 {
-				t.Fatal("an answer behind a keepalive")
-			}
-			continue
+	for n, subject := range sent[:flood] {
+		if subject != fmt.Sprint("_INBOX_greedy.1.x", n) {
+			t.Fatalf("message %d goes to %s", n, subject)
 		}
-		if of[m.Subject] != "" {
-			t.Fatalf("two keepalives of %s", m.Subject)
-		}
-		of[m.Subject] = m.Header.Get("Mesh-Progress")
 	}
-	if of["_INBOX.a.0"] != "" || of["_INBOX.a.1"] != "999" {
-		t.Errorf("of a call that has ended %q, of one that runs %q", of["_INBOX.a.0"], of["_INBOX.a.1"])
+	if again := fill("_INBOX_greedy.1.x"); again != flood {
+		t.Errorf("afterwards there is room for %d answers, and was for %d", again, flood)
 	}
 }

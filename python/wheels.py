@@ -48,7 +48,7 @@ def carrying(wheel: pathlib.Path, platform: str) -> pathlib.Path:
             ["go", "build", "-trimpath", "-buildvcs=false", "-o", str(binary),
              f"-ldflags=-s -w -X main.version={wheel.name.split('-')[1]}", "./cmd/mesh"],
             check=True, cwd=HERE.parent, env={**os.environ, "GOOS": system, "GOARCH": machine, "CGO_ENABLED": "0"})
-        files = {"toolmesh/_bin/mesh": binary.read_bytes()}
+        files = {f"{'-'.join(wheel.name.split('-')[:2])}.data/scripts/mesh": binary.read_bytes()}
     with zipfile.ZipFile(wheel) as read:
         for name in read.namelist():
             files[name] = read.read(name)
@@ -71,7 +71,7 @@ def carrying(wheel: pathlib.Path, platform: str) -> pathlib.Path:
 def add(write: zipfile.ZipFile, name: str, data: bytes) -> None:
     """Adds a file, a program if it is one."""
     entry = zipfile.ZipInfo(name, TIME)
-    entry.external_attr = (0o100755 if name.endswith("/_bin/mesh") else 0o100644) << 16
+    entry.external_attr = (0o100755 if name.endswith("/scripts/mesh") else 0o100644) << 16
     entry.compress_type = zipfile.ZIP_DEFLATED
     write.writestr(entry, data)
 

@@ -29,6 +29,15 @@ type (
 // DefaultSession is the session of callers that name none.
 const DefaultSession SessionID = "default"
 
+// Account is whose part of what sessions share a session has: its own, and empty for all
+// sessions that nobody created, whose names cost nothing. Those have an empty epoch.
+func Account(session SessionID, epoch string) SessionID {
+	if epoch == "" && session != DefaultSession {
+		return ""
+	}
+	return session
+}
+
 // Index returns the index of an index tool, and false for a session's own tool.
 func (id ToolID) Index() (IndexName, bool) {
 	index, _, ok := strings.Cut(string(id), ".")

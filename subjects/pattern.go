@@ -49,8 +49,12 @@ const EventTask = "task"
 // TaskLane is what a consumer of the tasks of one priority and level takes.
 func TaskLane(priority, level string) string { return "mesh.tasks." + priority + "." + level + ".*.*" }
 
-// QueuedTasks are the tasks of a session, and of a priority, that are queued or run.
+// QueuedTasks are the tasks of a session, and of a priority, that are queued or run; of all
+// sessions for an empty one.
 func QueuedTasks(priority string, session SessionID) (string, error) {
+	if session == "" {
+		return "mesh.tasks." + priority + ".*.*.*", nil
+	}
 	token, err := EncodeToken(string(session))
 	if err != nil {
 		return "", err

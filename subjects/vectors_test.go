@@ -78,7 +78,8 @@ type vectors struct {
 		Allowed     bool      `json:"allowed"`
 		Why         string    `json:"why"`
 	} `json:"replies"`
-	Codes map[string]int `json:"codes"` // the root package's test reads these
+	Batches []any          `json:"batches"` // codec's test reads these
+	Codes   map[string]int `json:"codes"`   // the root package's test reads these
 }
 
 type refusedKey struct {

@@ -1,6 +1,11 @@
 package task
 
-import "context"
+import (
+	"context"
+
+	"github.com/toolmesh/toolmesh/internal/fair"
+	"github.com/toolmesh/toolmesh/subjects"
+)
 
 // Running is how many tasks this runner has in hand.
 func (s *Service) Running() int {
@@ -18,4 +23,15 @@ func (s *Service) SweepValues(ctx context.Context) error { return s.sweepValues(
 // SetRoom bounds what the stores of tasks hold, and how many tasks of a schedule are kept.
 func (s *Service) SetRoom(records, bytes int64, fired int) {
 	s.stores, s.fired = room{records, bytes}, fired
+}
+
+// SetRequests bounds how many requests are answered at once.
+func (s *Service) SetRequests(n int64) { s.places = fair.NewRoom[subjects.SessionID](n) }
+
+// HoldValues takes all room for values, until free is called.
+func (s *Service) HoldValues(session subjects.SessionID) (free func()) {
+	s.held = fair.NewRoom[subjects.SessionID](1)
+	held := &holding{s: s, account: s.account(session)}
+	_ = held.take(1)
+	return held.free
 }

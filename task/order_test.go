@@ -26,6 +26,7 @@ func TestFirstTaskBesideThousands(t *testing.T) {
 	broker := meshtest.Broker(t)
 	d := newDesk()
 	d.serve(t, broker.Connect(t), host.Options{Slots: slots})
+	created(t, broker, "flood", "other")
 	runs(t, broker.Connect(t), slots)
 	flood, other := calls(t, broker.Connect(t), "flood"), calls(t, broker.Connect(t), "other")
 	var group errgroup.Group
@@ -63,12 +64,28 @@ func TestFirstTaskBesideLongOnes(t *testing.T) {
 	broker := meshtest.Broker(t)
 	d := newDesk()
 	d.serve(t, broker.Connect(t), host.Options{})
+	created(t, broker, "flood", "other")
 	runs(t, broker.Connect(t), 4)
 	flood, other := calls(t, broker.Connect(t), "flood"), calls(t, broker.Connect(t), "other")
 	for i := range 100 {
 		submit(t, flood, "jobs.wait", "flood", &client.SubmitOptions{ID: codecID(i)})
 	}
 	succeeds(t, submit(t, other, "jobs.echo", "first", nil), "did first")
+}
+
+// Made-up session names get the tasks of their caller no earlier: they are one account.
+func TestMadeUpNamesAreOneCrowd(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	created(t, broker, "other")
+	runs(t, broker.Connect(t), 4)
+	nc := broker.Connect(t)
+	for i := range 600 {
+		submit(t, calls(t, nc, subjects.SessionID(fmt.Sprint("made-up-", i))), "jobs.wait", "flood", nil)
+	}
+	succeeds(t, submit(t, calls(t, nc, "other"), "jobs.echo", "first", nil), "did first")
 }
 
 func codecID(i int) subjects.RPCID { return subjects.RPCID(fmt.Sprintf("flood-%d", i)) }

@@ -48,45 +48,65 @@ type crowds struct {
 }
 
 type crowd struct {
-	level int
-	until time.Time
+	queued uint64
+	until  time.Time
 }
 
-// level says of which level the next task of a session is.
+// level says of which level the next task of a session is. Those of all sessions that nobody
+// created are counted together.
 func (s *Service) level(ctx context.Context, session subjects.SessionID, priority string) (int, error) {
-	of, err := subjects.QueuedTasks(priority, session)
+	account := s.account(session)
+	of, err := subjects.QueuedTasks(priority, account)
 	if err != nil {
 		return 0, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
 	c, now := &s.crowds, time.Now()
 	c.mu.Lock()
 	known := c.until[of]
-	c.mu.Unlock()
 	if now.Before(known.until) {
-		return known.level, nil
+		known.queued++
+		c.until[of] = known
+		c.mu.Unlock()
+		return levelOf(known.queued), nil
 	}
-	found, err := s.bus.Find(ctx, subjects.StreamTasks, bus.Lookup{Subject: of, From: 1, Pending: true})
-	if err != nil {
+	c.mu.Unlock()
+	queued, err := s.queuedOf(ctx, account, of)
+	switch {
+	case err != nil:
 		return 0, err
-	}
-	level := 0
-	if found[0] != nil && int64(found[0].Pending) >= s.stores.records { //nolint:gosec // fewer than 2^63
+	case int64(queued) > s.stores.records: //nolint:gosec // fewer than 2^63
 		return 0, full("the session's part of the queue of tasks") // only what is queued again and again gets there
-	}
-	if found[0] != nil {
-		level = levelOf(found[0].Pending + 1)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if level < levels-2 {
+	if account != "" && levelOf(queued) < levels-2 {
 		delete(c.until, of)
-		return level, nil
+		return levelOf(queued), nil
 	}
 	if c.until == nil || len(c.until) >= mostCrowds {
 		c.until = make(map[string]crowd)
 	}
-	c.until[of] = crowd{level, now.Add(levelsKept)}
-	return level, nil
+	c.until[of] = crowd{queued, now.Add(levelsKept)}
+	return levelOf(queued), nil
+}
+
+// queuedOf counts the tasks that an account has in the queue, of the subjects that a filter
+// covers.
+func (s *Service) queuedOf(ctx context.Context, account subjects.SessionID, of string) (queued uint64, err error) {
+	if account != "" {
+		found, err := s.bus.Find(ctx, subjects.StreamTasks, bus.Lookup{Subject: of, From: 1, Pending: true})
+		if err == nil && found[0] != nil {
+			queued = found[0].Pending + 1
+		}
+		return queued, err
+	}
+	all, _, err := s.bus.Subjects(ctx, subjects.StreamTasks, of)
+	for subject := range all {
+		if parsed, bad := subjects.Parse(subject); bad == nil && s.account(parsed.Session) == "" {
+			queued++
+		}
+	}
+	return queued, err
 }
 
 // mostCrowds bounds what is remembered of levels.

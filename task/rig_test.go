@@ -194,6 +194,24 @@ func runsWith(t testing.TB, nc *nats.Conn, options task.Options, changes ...func
 	return s
 }
 
+// created makes sessions, before anything runs.
+func created(t testing.TB, broker *meshtest.Server, sessions ...subjects.SessionID) {
+	t.Helper()
+	b, err := bus.New(broker.Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := b.Ensure(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range sessions {
+		if err := registry.NewStore(b).CreateSession(t.Context(), registry.SessionRecord{ID: id, Epoch: string(id) + "-1"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // calls makes a caller of a session; empty for the default one.
 func calls(t testing.TB, nc *nats.Conn, session subjects.SessionID) *client.Client {
 	t.Helper()

@@ -43,6 +43,7 @@ var (
 type run struct {
 	s       *Service
 	session subjects.SessionID
+	account subjects.SessionID // whose part it takes
 	id      subjects.RPCID
 	ctx     context.Context // of its call
 	// leave ends it: with errTaken or client.ErrLeft the call goes on without this runner,
@@ -239,7 +240,9 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 		<-attended
 	}()
 	caller := r.s.client.In(r.session)
-	args, err := r.s.argsOf(r.ctx, &made)
+	held := holding{s: r.s, account: r.account}
+	defer held.free()
+	args, err := r.s.argsOf(r.ctx, &made, &held)
 	if err != nil {
 		return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
 	}
@@ -259,7 +262,7 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 		}
 		result, err := r.once(caller, &made, n, timeout)
 		e := toolmesh.AsError(err)
-		if e == nil || e.Code != toolmesh.CodeBusy || !waits(e) || !r.s.await(over, r.session, made.Priority) {
+		if e == nil || e.Code != toolmesh.CodeBusy || !waits(e) || !r.s.await(over, r.account, made.Priority) {
 			return result, err
 		}
 	}

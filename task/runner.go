@@ -197,7 +197,7 @@ func (s *Service) take(m *nats.Msg) {
 }
 
 func (s *Service) newRun(session subjects.SessionID, id subjects.RPCID, m *nats.Msg) *run {
-	r := &run{s: s, session: session, id: id, m: m, kept: time.Now(), looks: make(chan struct{}, 1), told: make(chan codec.Progress, 1)}
+	r := &run{s: s, session: session, account: s.account(session), id: id, m: m, kept: time.Now(), looks: make(chan struct{}, 1), told: make(chan codec.Progress, 1)}
 	r.ctx, r.leave = context.WithCancelCause(s.base)
 	return r
 }
@@ -208,7 +208,7 @@ func (s *Service) enter(key string, r *run) (other *run) {
 	defer s.mu.Unlock()
 	if other = s.running[key]; other == nil {
 		s.running[key] = r
-		s.active[r.session]++
+		s.active[r.account]++
 		delete(s.awaited, key) // it is looked at
 	}
 	return other
@@ -219,8 +219,8 @@ func (s *Service) exit(key string, r *run) {
 	r.leave(nil)
 	s.mu.Lock()
 	delete(s.running, key)
-	if s.active[r.session]--; s.active[r.session] == 0 {
-		delete(s.active, r.session)
+	if s.active[r.account]--; s.active[r.account] == 0 {
+		delete(s.active, r.account)
 	}
 	s.mu.Unlock()
 	if m := r.unhandled(); m != nil {
@@ -253,15 +253,15 @@ func (s *Service) hear(m *nats.Msg) {
 
 // waiter is a run whose call found no node with room.
 type waiter struct {
-	session  subjects.SessionID
+	account  subjects.SessionID
 	priority int
 	awake    chan struct{} // closed once it is to try again
 }
 
 // await returns when a run whose call found no room is to try again; false if it has
 // ended before.
-func (s *Service) await(ctx context.Context, session subjects.SessionID, priority int) bool {
-	w := &waiter{session, priority, make(chan struct{})}
+func (s *Service) await(ctx context.Context, account subjects.SessionID, priority int) bool {
+	w := &waiter{account, priority, make(chan struct{})}
 	s.mu.Lock()
 	s.waiting = append(s.waiting, w)
 	s.mu.Unlock()
@@ -276,7 +276,7 @@ func (s *Service) await(ctx context.Context, session subjects.SessionID, priorit
 	}
 }
 
-// wake has one of those try again that wait for room: of the session of which the fewest
+// wake has one of those try again that wait for room: of the account of which the fewest
 // tasks are under way, of the highest priority there the one that has waited longest.
 func (s *Service) wake() {
 	s.mu.Lock()
@@ -287,7 +287,7 @@ func (s *Service) wake() {
 	best := 0
 	for i, w := range s.waiting {
 		first := s.waiting[best]
-		if fewer := s.active[w.session] - s.active[first.session]; fewer < 0 || fewer == 0 && w.priority > first.priority {
+		if fewer := s.active[w.account] - s.active[first.account]; fewer < 0 || fewer == 0 && w.priority > first.priority {
 			best = i
 		}
 	}

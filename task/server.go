@@ -26,8 +26,11 @@ const (
 	answerWait = 15 * time.Second
 	// mostWait is how long a request may wait for the end of a task.
 	mostWait = 10 * time.Second
-	// mostRequests are answered at once, those that wait included.
+	// mostRequests are answered at once, those that wait included; an account has as many as
+	// it leaves free. heldBytes is the same for the values that are read for them, and for
+	// tasks that run here.
 	mostRequests = 10_000
+	heldBytes    = 256 << 20
 	// firstLook and lastLook are how often a wait looks at the record, beside hearing of
 	// its changes, which the broker may not deliver: at first, and at last.
 	firstLook = 250 * time.Millisecond
@@ -61,24 +64,30 @@ func (s *Service) receive(m *nats.Msg) {
 	for _, ms := range []*int64{&q.TimeoutMS, &q.TTLMS, &q.InMS, &q.EveryMS, &q.WaitMS, &q.OlderMS} {
 		*ms = min(*ms, toolmesh.MaxTime.Milliseconds())
 	}
-	if err == nil && !s.requests.TryGo(func() error {
-		ctx, cancel := context.WithTimeout(s.base, answerWait+mostWait)
-		defer cancel()
-		answer, err := s.handle(ctx, subject, &q)
-		s.respond(m, answer, err)
-		return nil
-	}) {
-		err = toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tasks are being answered: try again", mostRequests)
+	account := s.account(subject.Session)
+	if err == nil && !s.places.Take(account, 1) {
+		err = toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tasks are answered at once, of which the session has its share: try again", mostRequests).
+			WithStarted(toolmesh.StartedNo).WithDetail("limit", "requests").WithDetail("max", mostRequests)
 	}
 	if err != nil {
 		s.respond(m, nil, err)
+		return
 	}
+	s.requests.Go(func() {
+		defer s.places.Give(account, 1)
+		ctx, cancel := context.WithTimeout(s.base, answerWait+mostWait)
+		defer cancel()
+		held := &holding{s: s, account: account}
+		defer held.free()
+		answer, err := s.handle(ctx, subject, &q, held)
+		s.respond(m, answer, err)
+	})
 }
 
-func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec.TaskRequest) (any, error) {
+func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec.TaskRequest, held *holding) (any, error) {
 	switch subject.Verb {
 	case codec.TaskSubmit:
-		t, err := s.submit(ctx, subject.Session, q)
+		t, err := s.submit(ctx, subject.Session, q, held)
 		if err != nil {
 			return nil, err
 		}
@@ -111,7 +120,7 @@ func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec
 	if err != nil {
 		return nil, gone(err, subject.Session, q.ID)
 	}
-	return s.answerOf(ctx, t, subject.Verb, q)
+	return s.answerOf(ctx, t, subject.Verb, q, held)
 }
 
 // gone says of a task that there is none.
@@ -184,7 +193,7 @@ func (s *Service) newRecord(q *codec.TaskRequest, now time.Time) (*record, error
 }
 
 // submit makes a task and queues it. The same id again is the same task.
-func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*stored, error) {
+func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest, held *holding) (*stored, error) {
 	r, err := s.newRecord(q, s.now())
 	if err != nil {
 		return nil, err
@@ -201,7 +210,7 @@ func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *cod
 	if t.key, err = keyOf(session, r.ID); err != nil {
 		return nil, err
 	}
-	large, err := s.receiveArgs(ctx, t, q)
+	large, err := s.receiveArgs(ctx, t, q, held)
 	if err != nil {
 		if there, bad := s.load(ctx, session, t.ID); q.Ref != "" && bad == nil && there.Epoch == t.Epoch && there.Tool == t.Tool && there.LargeArgs.digest() == q.Digest {
 			return there, nil // it has come before, and what it refers to was used

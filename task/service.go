@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -55,12 +56,14 @@ type Service struct {
 	base     context.Context // ends with Stop
 	end      context.CancelCauseFunc
 	quit     chan struct{} // closed when Stop begins
-	requests errgroup.Group
+	requests sync.WaitGroup
 	work     sync.WaitGroup // all goroutines
 	subs     []*nats.Subscription
 	once     sync.Once
 
 	crowds  crowds
+	places  *fair.Room[subjects.SessionID] // requests that are answered, by account
+	held    *fair.Room[subjects.SessionID] // bytes of values that were read, by account
 	stores  room
 	fired   int // how many tasks of one schedule are kept
 	queue   *bus.Pulls
@@ -72,11 +75,11 @@ type Service struct {
 	unhear  func()
 
 	mu      sync.Mutex
-	running map[string]*run // by key
-	active  map[subjects.SessionID]int
+	running map[string]*run            // by key
+	active  map[subjects.SessionID]int // runs, by account
 	waiting []*waiter
-	awaited map[string]awaited // tasks that wait for a node, by key
-	uses    map[subjects.SessionID]*use
+	awaited map[string]awaited          // tasks that wait for a node, by key
+	uses    map[subjects.SessionID]*use // by account
 }
 
 // New makes a service; [Service.Start] begins. All that it is given must outlive it.
@@ -88,10 +91,10 @@ func New(b *bus.Bus, store *registry.Store, c *client.Client, opts *Options) *Se
 		bus: b, store: store, client: c, opts: o, log: o.Logger, name: uuid.NewString(),
 		quit: make(chan struct{}), freed: make(chan struct{}, 1), lanes: lanes(),
 		running: make(map[string]*run), active: make(map[subjects.SessionID]int), awaited: make(map[string]awaited),
+		places: fair.NewRoom[subjects.SessionID](mostRequests), held: fair.NewRoom[subjects.SessionID](heldBytes),
 		uses: make(map[subjects.SessionID]*use), stores: storeRoom, fired: firedMost,
 	}
 	s.base, s.end = context.WithCancelCause(context.Background())
-	s.requests.SetLimit(mostRequests)
 	return s
 }
 
@@ -148,6 +151,9 @@ func (s *Service) Start(ctx context.Context) (err error) {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllTaskVerbs, err)
 	}
 	s.subs = append(s.subs, sub)
+	if err := s.bus.Ping(ctx); err != nil && s.bus.Connected() { // requests of other connections find it from now on
+		return err
+	}
 	s.work.Go(s.loop)
 	s.work.Go(s.sweeps)
 	return nil
@@ -163,7 +169,7 @@ func (s *Service) Stop(ctx context.Context) {
 			s.unhear()
 		}
 		_ = s.bus.Drain(ctx, s.subs...)
-		_ = s.requests.Wait()
+		s.requests.Wait()
 		s.end(client.ErrLeft)
 		s.work.Wait()
 	})

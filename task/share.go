@@ -44,6 +44,39 @@ type use struct {
 	read time.Time
 }
 
+// account is whose part a session has, as far as is known.
+func (s *Service) account(session subjects.SessionID) subjects.SessionID {
+	epoch := ""
+	if s.opts.Sessions != nil {
+		epoch, _ = s.opts.Sessions.Admit(session)
+	}
+	return subjects.Account(session, epoch)
+}
+
+// holding is the room of an account that is taken for values in memory.
+type holding struct {
+	s       *Service
+	account subjects.SessionID
+	sizes   []int64
+}
+
+// take takes room for one more; the error is busy.
+func (h *holding) take(size int64) error {
+	if !h.s.held.Take(h.account, size) {
+		return toolmesh.Errorf(toolmesh.CodeBusy, "large values of tasks take as many bytes here as the session may have of %d: try again", h.s.held.Limit()).
+			WithDetail("limit", "held_bytes").WithDetail("max", h.s.held.Limit()).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	}
+	h.sizes = append(h.sizes, size)
+	return nil
+}
+
+// free gives all of it back.
+func (h *holding) free() {
+	for _, size := range h.sizes {
+		h.s.held.Give(h.account, size)
+	}
+}
+
 // roomFor reports whether a session may have so many more records and bytes: it may have as
 // much as is free. So n sessions that take all that they get have 1/(n+1) each, and the
 // next one finds as much. over lets it have that many times as much.
@@ -71,11 +104,11 @@ func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more 
 		WithDetail("limit", "tasks").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
-// useOf is what a session has, as of a moment ago.
+// useOf is what a session's account has, as of a moment ago.
 func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, error) {
-	now := time.Now()
+	now, account := time.Now(), s.account(session)
 	s.mu.Lock()
-	u := s.uses[session]
+	u := s.uses[account]
 	s.mu.Unlock()
 	if u != nil && now.Sub(u.read) < useKept {
 		return u, nil
@@ -83,6 +116,9 @@ func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, 
 	keys, err := subjects.SessionTasks(session)
 	if err != nil {
 		return nil, invalid("session: %w", err)
+	}
+	if account == "" {
+		keys = "*.*"
 	}
 	bucket := subjects.BucketTaskState
 	found, err := s.bus.Find(ctx, subjects.KVStream(bucket),
@@ -101,16 +137,37 @@ func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, 
 		}
 	}
 	for subject := range values {
-		size, _ := strconv.ParseInt(strings.Split(strings.TrimPrefix(subject, valueParts), ".")[2], 10, 64)
-		u.bytes += size
+		parts := strings.Split(strings.TrimPrefix(subject, valueParts), ".")
+		if size, _ := strconv.ParseInt(parts[2], 10, 64); account != "" || s.nobodys(parts[0]) {
+			u.bytes += size
+		}
+	}
+	if account == "" {
+		of, _, err := s.bus.Subjects(ctx, subjects.KVStream(bucket), subjects.KVSubject(bucket, keys))
+		if err != nil {
+			return nil, err
+		}
+		u.records = 0
+		for subject := range of {
+			name, _ := subjects.KVKey(bucket, subject)
+			if token, _, _ := strings.Cut(name, "."); s.nobodys(token) {
+				u.records++
+			}
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.uses) >= mostCrowds {
 		clear(s.uses)
 	}
-	s.uses[session] = u
+	s.uses[account] = u
 	return u, nil
+}
+
+// nobodys reports whether nobody created the session of a token.
+func (s *Service) nobodys(token string) bool {
+	session, err := subjects.DecodeToken(token)
+	return err == nil && s.account(subjects.SessionID(session)) == ""
 }
 
 // cut has an error fit into a record.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
@@ -33,6 +34,7 @@ func TestSessionFillsTheStoreWithTasks(t *testing.T) {
 	broker := meshtest.Broker(t)
 	d := newDesk()
 	d.serve(t, broker.Connect(t), host.Options{})
+	created(t, broker, "greedy", "other")
 	runsWith(t, broker.Connect(t), task.Options{}, func(s *task.Service) { s.SetRoom(24, 1e9, 100) })
 	greedy, other := calls(t, broker.Connect(t), "greedy"), calls(t, broker.Connect(t), "other")
 	var err error
@@ -74,6 +76,75 @@ func TestSessionFillsTheStoreWithTasks(t *testing.T) {
 	})
 }
 
+// Sessions that nobody created have one share together, of the store, of the requests that
+// are answered at once and of the values that are read for them: their names cost nothing.
+func TestMadeUpSessionsHaveOneShare(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	created(t, broker, "other")
+	s := runsWith(t, broker.Connect(t), task.Options{}, func(s *task.Service) { s.SetRoom(24, 1e9, 100); s.SetRequests(10) })
+	nc := broker.Connect(t)
+	var err error
+	n := 0
+	for ; err == nil && n < 24; n++ {
+		_, err = calls(t, nc, subjects.SessionID("made-up-"+strconv.Itoa(n))).Submit(t.Context(), "jobs.wait", job{"g"}, &client.SubmitOptions{ID: "x"})
+	}
+	busyTasks(t, err)
+	if n < 8 || n > 13 {
+		t.Errorf("they have %d of 24 records", n)
+	}
+	other := calls(t, nc, "other")
+	large := submit(t, other, "jobs.echo", strings.Repeat("x", 1500<<10), nil)
+	if _, err := large.Wait(within(t)); err != nil {
+		t.Fatal(err)
+	}
+
+	running := submit(t, other, "jobs.wait", "other", nil)
+	ask := func(session, verb, body string) chan *codec.Reply {
+		got := make(chan *codec.Reply, 1)
+		go func() {
+			m, err := nc.Request("mesh.task."+session+"."+verb, []byte(body), waitTimeout)
+			if err != nil {
+				t.Error(err)
+				m = &nats.Msg{}
+			}
+			r := codec.ParseReply(codec.Header(m.Header), m.Data)
+			got <- &r
+		}()
+		return got
+	}
+	const flood = 40
+	refused, waits := 0, make([]chan *codec.Reply, flood)
+	for i := range waits { // of tasks that run: each is answered after 2 s
+		waits[i] = ask("made-up-"+strconv.Itoa(i%(n-1)), "wait", `{"id":"x","wait_ms":2000}`)
+	}
+	if r := <-ask("other", "show", `{"id":"`+string(running.ID())+`"}`); r.Err != nil {
+		t.Errorf("another session beside them: %v", r.Err)
+	}
+	for _, wait := range waits {
+		if r := <-wait; r.Err != nil && r.Err.Details["limit"] == "requests" {
+			refused++
+		}
+	}
+	if refused == 0 {
+		t.Errorf("none of %d requests is refused where 10 are answered at once", flood)
+	}
+
+	free := s.HoldValues("made-up-0")
+	show := `{"id":"` + string(large.ID()) + `","accept_ref":true}`
+	if r := <-ask("other", "show", show); r.Err == nil || r.Err.Code != toolmesh.CodeBusy || r.Err.Details["limit"] != "held_bytes" {
+		t.Errorf("one more value where there is no room: %v", r.Err)
+	}
+	free()
+	if r := <-ask("other", "show", show); r.Err != nil {
+		t.Error(r.Err)
+	}
+	close(d.gate("g"))
+	close(d.gate("other"))
+}
+
 // A session that fills the store with results has its further tasks wait, before their calls
 // begin, until it removes some. Others go on.
 func TestSessionFillsTheStoreWithResults(t *testing.T) {
@@ -82,6 +153,7 @@ func TestSessionFillsTheStoreWithResults(t *testing.T) {
 	d := newDesk()
 	d.serve(t, broker.Connect(t), host.Options{})
 	const room = 8 << 20
+	created(t, broker, "greedy", "other")
 	runsWith(t, broker.Connect(t), task.Options{}, func(s *task.Service) { s.SetRoom(1000, room, 100) })
 	greedy, other := calls(t, broker.Connect(t), "greedy"), calls(t, broker.Connect(t), "other")
 	big := func(i int) string { return strings.Repeat("x", 950<<10) + string(codecID(i)) }

@@ -188,18 +188,17 @@ func (s *Service) sessionChanged(m *nats.Msg) {
 		return
 	}
 	session := subjects.SessionID(name)
-	s.requests.Go(func() error {
+	s.requests.Go(func() {
 		select {
 		case <-time.After(rand.N(endJitter)): //nolint:gosec // jitter
 		case <-s.quit:
-			return nil
+			return
 		}
 		ctx, cancel := context.WithTimeout(s.base, sweepWithin)
 		defer cancel()
 		if err := s.endSession(ctx, session); err != nil {
 			s.log.Warn("the tasks of an ended session are not gone yet", slog.String("session", string(session)), slog.String("error", err.Error()))
 		}
-		return nil
 	})
 }
 

@@ -106,13 +106,13 @@ func (s *Service) inline() int64 { return min(inlineBytes, s.bus.MaxPayload()/4)
 
 // receiveArgs reads the arguments of a submission, those that came by reference included.
 // What the record cannot hold is returned, and is to be stored.
-func (s *Service) receiveArgs(ctx context.Context, t *stored, q *codec.TaskRequest) (large []byte, err error) {
+func (s *Service) receiveArgs(ctx context.Context, t *stored, q *codec.TaskRequest, held *holding) (large []byte, err error) {
 	args := []byte(t.Args)
 	if q.Ref != "" {
 		ref := &codec.Ref{Name: q.Ref, Digest: q.Digest}
 		ctx, cancel := context.WithTimeout(ctx, valueWait)
 		defer cancel()
-		if args, err = payloads.Load(ctx, s.bus, t.session, ref, mostValue, nil); err != nil {
+		if args, err = payloads.Load(ctx, s.bus, t.session, ref, mostValue, held.take); err != nil {
 			return nil, err
 		}
 		if args = bytes.TrimSpace(args); len(args) == 0 || args[0] != '{' || !json.Valid(args) {
@@ -127,20 +127,26 @@ func (s *Service) receiveArgs(ctx context.Context, t *stored, q *codec.TaskReque
 	return args, nil
 }
 
-// argsOf are the arguments of a task.
-func (s *Service) argsOf(ctx context.Context, r *record) (json.RawMessage, error) {
+// argsOf are the arguments of a task, for which there is room.
+func (s *Service) argsOf(ctx context.Context, r *record, held *holding) (json.RawMessage, error) {
 	if r.LargeArgs == nil {
 		return r.Args, nil
+	}
+	if err := held.take(r.LargeArgs.Size); err != nil {
+		return nil, err
 	}
 	return s.fetch(ctx, r.LargeArgs)
 }
 
 // answerOf is a task as it is answered. A result that no message holds is where its caller
 // can read it, for 15 minutes, if it asked for that.
-func (s *Service) answerOf(ctx context.Context, t *stored, verb string, q *codec.TaskRequest) (answer *codec.Task, err error) {
+func (s *Service) answerOf(ctx context.Context, t *stored, verb string, q *codec.TaskRequest, held *holding) (answer *codec.Task, err error) {
 	answer = &t.Task
 	left := s.bus.MaxPayload() - 2*recordRoom
 	if v := t.LargeResult; v != nil && (v.Size <= left || q.AcceptRef) {
+		if err := held.take(v.Size); err != nil {
+			return nil, err
+		}
 		data, err := s.fetch(ctx, v)
 		if err != nil {
 			return nil, err
@@ -149,7 +155,7 @@ func (s *Service) answerOf(ctx context.Context, t *stored, verb string, q *codec
 			answer.Result = data
 			left -= v.Size
 		} else {
-			ref, err := payloads.Store(ctx, s.bus, t.session, t.session, bytes.NewReader(data), mostValue)
+			ref, err := payloads.Store(ctx, s.bus, t.session, held.account, bytes.NewReader(data), mostValue)
 			if err != nil {
 				return nil, fmt.Errorf("hand out the result of task %s: %w", t.ID, err)
 			}
@@ -159,7 +165,7 @@ func (s *Service) answerOf(ctx context.Context, t *stored, verb string, q *codec
 	if v := t.LargeResult; v != nil && answer.Result == nil {
 		answer.ResultSize = v.Size
 	}
-	if v := t.LargeArgs; v != nil && verb == codec.TaskShow && v.Size <= left {
+	if v := t.LargeArgs; v != nil && verb == codec.TaskShow && v.Size <= left && held.take(v.Size) == nil {
 		soon, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		if args, err := s.fetch(soon, v); err == nil { // else they are yet to come: what is known is said

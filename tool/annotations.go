@@ -115,8 +115,8 @@ func ParseLaneScope(text string) (LaneScope, error) {
 }
 
 // ResourceKey names what a call touches; calls with equal keys do not overlap
-// within the lane scope. The zero value is the default: ["safe", name] of a
-// parallel_safe tool, ["global"] of any other.
+// within the lane scope. The zero value is the default: ["global"], and of a
+// parallel_safe tool none in its batch and ["safe", id] in a wider scope.
 type ResourceKey struct {
 	// Parts are the parts of the key; {name} stands for the argument name.
 	Parts []string
@@ -338,6 +338,7 @@ type Annotations struct {
 	Streaming    bool               `json:"streaming,omitempty"`     // the tool yields items
 	Idempotent   bool               `json:"idempotent,omitempty"`    // running it twice is as good as once
 	ParallelSafe bool               `json:"parallel_safe,omitempty"` // calls may overlap within a batch
+	Alone        bool               `json:"-"`                       // parallel_safe is declared false: calls overlap with nothing, whatever the caller of a batch says
 	ReadOnly     bool               `json:"read_only,omitempty"`     // only reads what its resource key names, and shares the key with other readers
 	Collect      bool               `json:"collect,omitempty"`       // a unary call of a streaming tool returns the list of all items, not the last
 	ResourceKey  ResourceKey        `json:"resource_key,omitzero"`   // what a call touches
@@ -360,12 +361,22 @@ type annotationsJSON struct {
 	CacheTTL durationText `json:"cache_ttl,omitzero"`
 }
 
+// declaredJSON tells parallel_safe = false from nothing declared.
+type declaredJSON struct {
+	annotationsJSON
+	ParallelSafe *bool `json:"parallel_safe"`
+}
+
 type plainAnnotations Annotations
 
 // MarshalJSON writes what is declared and nothing else, durations as Go
 // duration text.
 func (a Annotations) MarshalJSON() ([]byte, error) {
-	return MarshalPlain(annotationsJSON{(*plainAnnotations)(&a), durationText(a.Timeout), durationText(a.CacheTTL)})
+	w := annotationsJSON{(*plainAnnotations)(&a), durationText(a.Timeout), durationText(a.CacheTTL)}
+	if a.Alone {
+		return MarshalPlain(declaredJSON{w, new(false)})
+	}
+	return MarshalPlain(w)
 }
 
 // UnmarshalJSON reads what MarshalJSON wrote. Unknown keys are ignored (a newer
@@ -373,11 +384,14 @@ func (a Annotations) MarshalJSON() ([]byte, error) {
 // names the allowed ones.
 func (a *Annotations) UnmarshalJSON(data []byte) error {
 	var v Annotations
-	w := annotationsJSON{plainAnnotations: (*plainAnnotations)(&v)}
+	w := declaredJSON{annotationsJSON: annotationsJSON{plainAnnotations: (*plainAnnotations)(&v)}}
 	if err := json.Unmarshal(data, &w); err != nil {
 		return err
 	}
 	v.Timeout, v.CacheTTL = time.Duration(w.Timeout), time.Duration(w.CacheTTL)
+	if w.ParallelSafe != nil {
+		v.ParallelSafe, v.Alone = *w.ParallelSafe, !*w.ParallelSafe
+	}
 	if err := v.check(); err != nil {
 		return err
 	}

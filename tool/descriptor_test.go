@@ -62,6 +62,25 @@ func TestDescriptorJSON(t *testing.T) {
 	}
 }
 
+// A tool that declares parallel_safe = false is told from one that declares nothing.
+func TestDeclaredUnsafe(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]tool.Annotations{
+		`{}`: {}, `{"parallel_safe":true}`: {ParallelSafe: true}, `{"idempotent":true,"parallel_safe":false}`: {Idempotent: true, Alone: true},
+	} {
+		var got tool.Annotations
+		if err := json.Unmarshal([]byte(text), &got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s:\n%s", text, diff)
+		}
+		if data, err := json.Marshal(want); err != nil || string(data) != text {
+			t.Errorf("%s: written as %s, %v", text, data, err)
+		}
+	}
+}
+
 func TestDescriptorEncodeDecode(t *testing.T) {
 	t.Parallel()
 	d := forecast()

@@ -195,12 +195,13 @@ def clients(settings: argparse.Namespace) -> None:
             return float(loop.run_until_complete(work))
 
         assert mesh.call(settings.go, ARGS) == mesh.call(settings.python, ARGS) == RESULT
-        go = f"tools.default.{settings.go}"
+        go, remote = f"tools.default.{settings.go}", mesh.tool(settings.go)
         turns = Turns(settings.rounds)
         turns.sides = {
             "raw go": lambda: run(one_by_one(plain(go), settings.calls)),
             "raw responder": lambda: run(one_by_one(plain("bench.python"), settings.calls)),
             "sync go": lambda: sequential(lambda: mesh.call(settings.go, ARGS), settings.calls),
+            "remote go": lambda: sequential(lambda: remote(**ARGS), settings.calls),
             "sync python": lambda: sequential(lambda: mesh.call(settings.python, ARGS), settings.calls),
             "async go": lambda: run(one_by_one(lambda: ours.call(settings.go, ARGS), settings.calls)),
             "async python": lambda: run(one_by_one(lambda: ours.call(settings.python, ARGS), settings.calls)),
@@ -211,6 +212,7 @@ def clients(settings: argparse.Namespace) -> None:
         turns.run()
         for name, one, other, must, goal in (
             ("sync call of a Go tool / raw nats-py request of it", "sync go", "raw go", 2.0, 1.3),
+            ("call of a RemoteTool, a Go tool / raw nats-py request of it", "remote go", "raw go", 2.0, 1.3),
             ("async call of a Go tool / raw nats-py request of it", "async go", "raw go", 1.3, 1.1),
             ("sync call of a warm Python tool / nats-py to nats-py", "sync python", "raw responder", 2.0, 1.4),
             ("async call of a warm Python tool / nats-py to nats-py", "async python", "raw responder", 1.5, 1.2),

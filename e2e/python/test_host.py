@@ -439,6 +439,35 @@ def test_nested_calls(opened: Started) -> None:
         assert time.monotonic() - began < 20
 
 
+def test_streams_that_another_loop_gives_up(opened: Started) -> None:
+    """Whatever comes for them meanwhile, the bridge and its other calls go on."""
+    index = name()
+    host = Host(index=index, servers=opened.url)
+
+    @host.tool
+    def items() -> Iterator[int]:
+        yield from range(10**9)
+
+    @host.tool(timeout=60)
+    def leaves(times: int) -> int:
+        async def all_of_them() -> None:
+            async for _ in mesh.astream(f"{index}.items"):
+                pass
+
+        async def main() -> None:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(all_of_them(), 0.02)
+
+        for _ in range(times):
+            asyncio.run(main())
+        return times
+
+    with host, Mesh(opened.url) as client, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(client.call, f"{index}.leaves", {"times": 40}) for _ in range(4)]
+        assert [one.result() for one in running] == [40] * 4
+        assert client.call(f"{index}.leaves", {"times": 1}) == 1
+
+
 def test_tools_of_a_session(opened: Started) -> None:
     opened.run("session", "create", "party")
     host, other = Host(session="party", servers=opened.url), Host(session="elsewhere", servers=opened.url)

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -72,13 +73,40 @@ def test_a_wheel_for_this_platform(
     assert "nobody is connected" in log.read_text()
 
 
+README = (ROOT / "python" / "README.md").read_text()
+
+
+def test_the_command_and_the_first_page(
+    wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path, environment: dict[str, str]
+) -> None:
+    """As pasted, in an empty environment."""
+    (command,) = re.findall(r"^pip install --find-links dist toolmesh$", README, re.MULTILINE)
+    program = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+    venv.create(tmp_path / "venv", with_pip=True)
+    folder = wheels["platform"].parent
+    environment["PATH"] = f"{tmp_path}/venv/bin:{environment['PATH']}"
+    kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    subprocess.run(["sh", "-c", command.replace(" dist ", f" {folder} ")], check=True, env={**environment, **kept},
+                   capture_output=True)
+    said = [subprocess.run([*command, "version"], check=True, env=environment, capture_output=True, text=True).stdout
+            for command in (["mesh"], ["python", "-m", "toolmesh"])]
+    assert said[0] == said[1] and "0.1.0" in said[0]
+    assert os.access(tmp_path / "venv" / "bin" / "mesh", os.X_OK)
+    try:
+        done = subprocess.run(["python", "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True,
+                              check=False)
+        assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["Norway"]), done.stderr
+    finally:
+        subprocess.run(["mesh", "down"], env=environment, check=False, capture_output=True)
+
+
 def test_the_pure_wheel_says_where_to_get_the_binary(
     wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path, environment: dict[str, str]
 ) -> None:
     with zipfile.ZipFile(wheels["pure"]) as read:
         names = read.namelist()
     assert "toolmesh/py.typed" in names and "toolmesh/_worker/entry.py" in names
-    assert not any("tests" in name or "_bin" in name for name in names)
+    assert not any("tests" in name or "scripts/" in name for name in names)
     python = installed(tmp_path, wheels["pure"])
     done = subprocess.run([python, "-c", "import toolmesh; toolmesh.local()"], capture_output=True, text=True,
                           env=environment, check=False)

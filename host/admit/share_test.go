@@ -197,7 +197,7 @@ func TestCallsThatArePassedOn(t *testing.T) {
 	if v, joined, _, err := tab.Begin(again, "", func(admit.Record) {}); v != admit.Join || joined != call {
 		t.Errorf("a repetition while it runs: %v, %v", v, err)
 	}
-	if c, ok := tab.Cancel(again.Key); !ok || c != call {
+	if c, ok := tab.Cancel(again.Key, "s1"); !ok || c != call {
 		t.Error("a cancel does not find it")
 	}
 	tab.Finish(call, result("2"))

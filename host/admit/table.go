@@ -48,7 +48,7 @@ type Request struct {
 
 	// Depth is how many calls are above it.
 	Depth int
-	// Account is whose places it takes: that of its session, see [quota.Account].
+	// Account is whose places it takes: that of its session, see [subjects.Account].
 	Account subjects.SessionID
 	// MayPass: where there is no place, it may be passed on to another node. Then the
 	// call has Full set and takes no slot, only one of as many places of those.
@@ -129,6 +129,12 @@ type entry[T any] struct {
 	ended   time.Time
 }
 
+// early is a cancel that came before its call.
+type early struct {
+	at      time.Time
+	account subjects.SessionID
+}
+
 // Table is a node's calls. The zero value is not usable; see [NewTable]. Its
 // methods may be called concurrently.
 type Table[T any] struct {
@@ -150,7 +156,7 @@ type Table[T any] struct {
 	size    int
 	past    past
 	horizon time.Time // names of calls that ended before it are forgotten
-	cancels map[Key]time.Time
+	cancels map[Key]early
 	early   *fair.Room[subjects.SessionID] // cancels
 	joined  *fair.Room[subjects.SessionID] // repetitions that wait
 }
@@ -163,7 +169,7 @@ func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	began := now()
 	return &Table[T]{
 		slots: slots, now: now,
-		names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time), early: fair.NewRoom[subjects.SessionID](maxCancels), deep: make(map[int]int),
+		names: make(map[uint64]*entry[T]), cancels: make(map[Key]early), early: fair.NewRoom[subjects.SessionID](maxCancels), deep: make(map[int]int),
 		shares: shares{slots: slots, of: make(map[subjects.SessionID]*share)},
 		joined: fair.NewRoom[subjects.SessionID](maxJoined),
 		past:   past{since: began}, horizon: began.Add(-keepNames),
@@ -284,11 +290,12 @@ func (t *Table[T]) cancelled(key Key) (at time.Time, ok bool) {
 	if len(t.cancels) == 0 {
 		return at, false
 	}
-	if at, ok = t.cancels[key]; !ok {
+	c, ok := t.cancels[key]
+	if !ok {
 		key.RPC = key.RPC.First()
-		at, ok = t.cancels[key]
+		c, ok = t.cancels[key]
 	}
-	return at, ok
+	return c.at, ok
 }
 
 // Repeated is Begin for a request that would not be run anyway: ok is false
@@ -566,8 +573,8 @@ func (t *Table[T]) oldest() *entry[T] {
 }
 
 // Cancel returns the running call of a key, or remembers the cancel for a call
-// that has yet to arrive. The caller stops the call.
-func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
+// that has yet to arrive, in the part of an account. The caller stops the call.
+func (t *Table[T]) Cancel(key Key, account subjects.SessionID) (*Call[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	k := t.of(key)
@@ -577,9 +584,12 @@ func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 		}
 		return k.running, k.running != nil
 	}
-	if _, again := t.cancels[key]; again || t.early.Take(key.Session, 1) {
-		t.cancels[key] = t.now()
+	if old, again := t.cancels[key]; again {
+		account = old.account
+	} else if !t.early.Take(account, 1) {
+		return nil, false
 	}
+	t.cancels[key] = early{t.now(), account}
 	return nil, false
 }
 
@@ -638,10 +648,10 @@ func (t *Table[T]) Sweep() {
 	}
 	t.past.sweep(t.horizon)
 	t.shares.sweep(now)
-	for key, at := range t.cancels {
-		if now.Sub(at) >= keepCancels {
+	for key, c := range t.cancels {
+		if now.Sub(c.at) >= keepCancels {
 			delete(t.cancels, key)
-			t.early.Give(key.Session, 1)
+			t.early.Give(c.account, 1)
 		}
 	}
 }

@@ -181,18 +181,18 @@ func TestKeysOfOtherSessions(t *testing.T) {
 	if _, ok := tab.Lookup(foreign); ok {
 		t.Error("another session finds the call")
 	}
-	if _, ok := tab.Cancel(foreign); ok {
+	if _, ok := tab.Cancel(foreign, "s1"); ok {
 		t.Error("another session cancels the call")
 	}
 	if got, ok := tab.Lookup(call.Key); !ok || got != call {
 		t.Error("its own session does not find it")
 	}
-	tab.Cancel(admit.Key{Session: "s2", RPC: "b"})
+	tab.Cancel(admit.Key{Session: "s2", RPC: "b"}, "s1")
 	tab.Finish(begin(t, tab, request("b")), result("1"))
 	other := request("a")
 	other.Key.Session = "s3"
 	second := begin(t, tab, other) // the same id is another call there
-	if got, ok := tab.Cancel(other.Key); !ok || got != second {
+	if got, ok := tab.Cancel(other.Key, "s1"); !ok || got != second {
 		t.Error("a session does not find its own call")
 	}
 	tab.Finish(second, result("2"))
@@ -384,19 +384,19 @@ func TestCancels(t *testing.T) {
 	clock := newClock()
 	tab := admit.NewTable[string](10, clock.Now)
 	call := begin(t, tab, request("a"))
-	if got, ok := tab.Cancel(key("a")); !ok || got != call {
+	if got, ok := tab.Cancel(key("a"), "s1"); !ok || got != call {
 		t.Error("a running call is not found")
 	}
 	if _, ok := tab.Lookup(key("a")); !ok {
 		t.Error("a cancelled call runs until it has ended")
 	}
 	tab.Finish(call, admit.Record{Err: toolmesh.Errorf(toolmesh.CodeCancelled, "c").WithStarted(toolmesh.StartedYes)})
-	if _, ok := tab.Cancel(key("a")); ok {
+	if _, ok := tab.Cancel(key("a"), "s1"); ok {
 		t.Error("a call that has ended is cancelled")
 	}
 	expect(t, tab, request("a"), admit.Repeat) // not "cancelled before it arrived"
 
-	if _, ok := tab.Cancel(key("b")); ok {
+	if _, ok := tab.Cancel(key("b"), "s1"); ok {
 		t.Error("a call that nobody made is cancelled")
 	}
 	if _, err := expect(t, tab, request("b"), admit.Refuse); err.Code != toolmesh.CodeCancelled || err.Started != toolmesh.StartedNo {
@@ -412,7 +412,7 @@ func TestCancels(t *testing.T) {
 
 	// Cancels of calls that never come take a bounded room.
 	for i := range 20_000 {
-		tab.Cancel(key(fmt.Sprint("flood", i)))
+		tab.Cancel(key(fmt.Sprint("flood", i)), "s1")
 	}
 	expect(t, tab, request("flood0"), admit.Refuse)
 	expect(t, tab, request("flood19999"), admit.Run)
@@ -428,7 +428,7 @@ func TestCancelOfACallThatNeverBegan(t *testing.T) {
 		call := begin(t, tab, request(rpc))
 		var told admit.Record
 		tab.Begin(request(rpc), "other", func(r admit.Record) { told = r })
-		if _, ok := tab.Cancel(key(rpc)); !ok {
+		if _, ok := tab.Cancel(key(rpc), "s1"); !ok {
 			t.Fatal("a running call is not found")
 		}
 		tab.Finish(call, admit.Record{Err: toolmesh.Errorf(code, "no").WithStarted(toolmesh.StartedNo)})
@@ -661,10 +661,10 @@ func TestEarlyCancelsAreShared(t *testing.T) {
 	tab := admit.NewTable[string](2, func() time.Time { return now })
 	for range 2 { // and once more when the first ones are forgotten
 		for n := range 20_000 {
-			tab.Cancel(admit.Key{Session: "greedy", RPC: subjects.RPCID(strconv.Itoa(n))})
+			tab.Cancel(admit.Key{Session: subjects.SessionID(fmt.Sprint("made-up", n%100)), RPC: subjects.RPCID(strconv.Itoa(n))}, "")
 		}
 		for range 2 {
-			tab.Cancel(admit.Key{Session: "s1", RPC: "early"})
+			tab.Cancel(admit.Key{Session: "s1", RPC: "early"}, "s1")
 		}
 		r := request("early")
 		r.Key.Session = "s1"

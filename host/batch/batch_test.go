@@ -190,6 +190,8 @@ func (s *stage) serve(t *testing.T, r *router.Router) {
 	t.Helper()
 	for name, a := range map[string]tool.Annotations{
 		"unsafe": {},
+		"alone":  {Alone: true},
+		"locked": {ResourceKey: tool.ResourceKey{Parts: []string{"fs", "{path}"}}},
 		"safe":   {ParallelSafe: true},
 		"keyed":  {ParallelSafe: true, ResourceKey: tool.ResourceKey{Parts: []string{"fs", "{path}"}}},
 		"reads":  {ParallelSafe: true, ReadOnly: true, ResourceKey: tool.ResourceKey{Parts: []string{"fs", "{path}"}}},
@@ -284,32 +286,42 @@ func (p *place) Call(t testing.TB, options ...nats.Option) *nats.Conn {
 }
 
 // The contract of rath, rows K1 to K5 and K7 of the conformance table: one key one after
-// the other in call order, several keys side by side, an unsafe tool alone.
+// the other in call order, several keys side by side, an unsafe tool alone. Where the caller
+// says that its calls are independent, unsafe is what is declared so.
 func TestLanes(t *testing.T) {
 	t.Parallel()
+	independent := []client.CallOption{client.Parallel()}
 	keyed := func(name, path string) client.BatchCall {
 		return call("keyed", in{Name: name, Path: path, Wait: "door"})
 	}
+	waits := func(tool, name string) client.BatchCall { return call(tool, in{Name: name, Wait: "door", Path: "x"}) }
 	for _, c := range []struct {
 		name  string
 		calls []client.BatchCall
 		peak  int      // how many wait at the door at once
 		order []string // of what begins, after that
+		opts  []client.CallOption
 	}{
-		{"one key", []client.BatchCall{keyed("a", "x"), keyed("b", "./x"), keyed("c", "y/../x")}, 1, []string{"+a", "-a", "+b", "-b", "+c", "-c"}},
-		{"several keys", []client.BatchCall{keyed("a", "1"), keyed("b", "2"), keyed("c", "3"), keyed("d", "4")}, 4, nil},
-		{"a folder and what is in it", []client.BatchCall{keyed("a", "/d/f"), keyed("b", "/d"), keyed("c", "/e")}, 2, nil},
-		{"a safe tool without a key", []client.BatchCall{call("safe", in{Name: "a", Wait: "door"}), call("safe", in{Name: "b", Wait: "door"})}, 1, []string{"+a", "-a", "+b", "-b"}},
+		{"one key", []client.BatchCall{keyed("a", "x"), keyed("b", "./x"), keyed("c", "y/../x")}, 1, []string{"+a", "-a", "+b", "-b", "+c", "-c"}, nil},
+		{"several keys", []client.BatchCall{keyed("a", "1"), keyed("b", "2"), keyed("c", "3"), keyed("d", "4")}, 4, nil, nil},
+		{"a folder and what is in it", []client.BatchCall{keyed("a", "/d/f"), keyed("b", "/d"), keyed("c", "/e")}, 2, nil, nil},
+		{"a safe tool without a key", []client.BatchCall{waits("safe", "a"), waits("safe", "b"), waits("safe", "c")}, 3, nil, nil},
+		{"a safe tool without a key and an unsafe one", []client.BatchCall{waits("safe", "a"), waits("unsafe", "b"), waits("safe", "c")}, 1,
+			[]string{"+a", "-a", "+b", "-b", "+c", "-c"}, nil},
+		{"independent", []client.BatchCall{waits("unsafe", "a"), waits("unsafe", "b"), waits("safe", "c"), waits("nowhere", "d"), keyed("e", "x")}, 4, nil, independent},
+		{"independent, of one key", []client.BatchCall{waits("locked", "a"), waits("locked", "b"), waits("keyed", "c"), waits("unsafe", "d")}, 2, nil, independent},
+		{"independent, declared unsafe", []client.BatchCall{waits("unsafe", "a"), waits("alone", "b"), waits("unsafe", "c")}, 1,
+			[]string{"+a", "-a", "+b", "-b", "+c", "-c"}, independent},
 		{"unsafe alone", []client.BatchCall{call("unsafe", in{Name: "a", Wait: "door"}), keyed("b", "1"), call("unsafe", in{Name: "c", Wait: "door"})}, 1,
-			[]string{"+a", "-a", "+b", "-b", "+c", "-c"}},
-		{"readers", []client.BatchCall{call("reads", in{Name: "a", Path: "x", Wait: "door"}), call("reads", in{Name: "b", Path: "x", Wait: "door"}), keyed("c", "x")}, 2, nil},
+			[]string{"+a", "-a", "+b", "-b", "+c", "-c"}, nil},
+		{"readers", []client.BatchCall{call("reads", in{Name: "a", Path: "x", Wait: "door"}), call("reads", in{Name: "b", Path: "x", Wait: "door"}), keyed("c", "x")}, 2, nil, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			m := single(t, 2, router.Options{})
 			done, began := make(chan []client.BatchResult, 1), time.Now()
 			go func() {
-				results, err := m.client.Batch(t.Context(), c.calls)
+				results, err := m.client.Batch(t.Context(), c.calls, c.opts...)
 				if err != nil {
 					t.Error(err)
 				}
@@ -319,14 +331,17 @@ func TestLanes(t *testing.T) {
 				return len(m.stage.log()) == c.peak && time.Since(began) > 50*time.Millisecond // a wait that can be told
 			})
 			m.stage.open("door", len(c.calls))
-			results := <-done
+			results, ran := <-done, 0
 			for i, r := range results {
-				if r.Err != nil {
+				if c.calls[i].Tool == "stage.nowhere" {
+					continue
+				}
+				if ran++; r.Err != nil {
 					t.Errorf("call %d: %v", i, r.Err)
 				}
 			}
 			events := m.stage.log()
-			if len(events) != 2*len(c.calls) {
+			if len(events) != 2*ran {
 				t.Errorf("%v", events)
 			}
 			if c.order != nil {
@@ -475,6 +490,7 @@ func TestBadBatches(t *testing.T) {
 		"a passed deadline":    {nats.Header{"Mesh-Deadline": {"1000"}}, batchOf(one), "deadline_exceeded", "deadline"},
 		"too deep":             {nats.Header{"Mesh-Depth": {"100"}}, batchOf(one), "invalid_request", "deep"},
 		"what is not known":    {nats.Header{"Mesh-Require": {"wings"}}, batchOf(one), "protocol_error", "wings"},
+		"parallel is no word":  {nil, `{"type":"rpc_batch_call","parallel":1,"requests":[` + one + `]}`, "invalid_request", "true or false"},
 		"another start's boot": {nats.Header{"Mesh-Boot": {"x"}}, batchOf(one), "node_lost", "anew"},
 	} {
 		answer := m.request(t, c.header, c.body)[0]

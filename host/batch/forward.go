@@ -80,13 +80,8 @@ func (s *Server) forward(owner subjects.NodeID, subject subjects.Subject, caller
 			}
 			heard = true
 			probe := ""
-			if r.Kind == codec.ReplyKeepalive { // who publishes is told that nobody is there
-				var gone time.Duration
-				probe, gone = caller.probe.Next(s.Bus)
-				ctl, err := subjects.NodeCtl(owner, subject.Session, b.Request.RPCID)
-				if gone >= callerGone && err == nil {
-					_ = s.Bus.Conn().Publish(ctl, nil)
-				}
+			if a.Reply != "" {
+				probe = caller.probe.Pass(s.Bus, a.Reply)
 			}
 			s.Host.Send(&nats.Msg{Subject: m.Reply, Reply: probe, Header: a.Header, Data: a.Data})
 			if r.Kind == codec.ReplyEnd || r.Kind != codec.ReplyKeepalive && b.Delivery != codec.DeliverInbox {
@@ -100,6 +95,7 @@ func (s *Server) forward(owner subjects.NodeID, subject subjects.Subject, caller
 				return true
 			}
 			// It lives and says nothing: the request or its answer got lost.
+			inbox.Taken()
 			header := maps.Clone(header)
 			header[codec.HeaderAgain] = []string{strconv.FormatInt(time.Since(sent).Milliseconds()+1, 10)}
 			_ = s.Bus.Conn().PublishMsg(&nats.Msg{Subject: to, Reply: inbox.Subject() + again, Header: header, Data: m.Data})

@@ -122,11 +122,9 @@ func (r *run) keepAlive(now time.Time) {
 	for _, to := range all {
 		if to.b.Keepalive && now.Sub(to.told) >= keepaliveEvery && now.Sub(to.began) >= keepaliveEvery {
 			to.told = now
-			var probe string
-			probe, to.gone = to.probe.Next(r.s.Bus)
-			r.s.Host.Send(&nats.Msg{Subject: to.reply, Reply: probe, Header: nats.Header(to.b.KeepaliveHeader(r.s.Identity, -1, nil))})
+			r.s.Host.Send(&nats.Msg{Subject: to.reply, Reply: to.probe.Next(r.s.Bus), Header: nats.Header(to.b.KeepaliveHeader(r.s.Identity, -1, nil))})
 		}
-		gone = gone && to.gone >= callerGone
+		gone = gone && to.probe.Gone(callerGone)
 	}
 	if gone {
 		r.cancel(errGone)
@@ -180,7 +178,7 @@ func (r *run) learn() {
 		if c.descriptor = known[name]; c.descriptor != nil {
 			c.id = c.descriptor.ID
 		}
-		c.rule = r.s.rule(c.descriptor)
+		c.rule = r.s.rule(c.descriptor, r.b.Independent)
 		if subject, err := subjects.Tool(r.b.Session, c.id); err == nil {
 			c.subject, _ = subjects.Parse(subject)
 		}

@@ -98,30 +98,37 @@ type Server struct {
 	running  sync.WaitGroup // goroutines of batches
 
 	mu    sync.Mutex
-	rules map[*tool.Descriptor]*lane.Rule // of tools that were called, so many at most
+	rules map[declared]*lane.Rule // of tools that were called, so many at most
 }
 
 // maxRules is of how many tools the server remembers what makes the keys of their calls.
 const maxRules = 10_000
 
-// rule is what makes the keys of a tool's calls; nil is a tool of which nothing is known.
-func (s *Server) rule(d *tool.Descriptor) *lane.Rule {
+// declared is what decides on a rule; see [lane.RuleOf].
+type declared struct {
+	tool        *tool.Descriptor
+	independent bool
+}
+
+// rule is what makes the keys of a tool's calls.
+func (s *Server) rule(d *tool.Descriptor, independent bool) *lane.Rule {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.rules[d]
+	of := declared{d, independent}
+	r := s.rules[of]
 	if r == nil {
 		if len(s.rules) >= maxRules {
 			clear(s.rules)
 		}
-		r = lane.RuleOf(d)
-		s.rules[d] = r
+		r = lane.RuleOf(d, independent)
+		s.rules[of] = r
 	}
 	return r
 }
 
 // New makes a server.
 func New(o Options) *Server {
-	return &Server{Options: o, table: admit.NewTable[*run](maxBatches, time.Now), rules: make(map[*tool.Descriptor]*lane.Rule)}
+	return &Server{Options: o, table: admit.NewTable[*run](maxBatches, time.Now), rules: make(map[declared]*lane.Rule)}
 }
 
 // Drain has the server refuse what comes from now on; what runs goes on.
@@ -143,7 +150,7 @@ func (s *Server) Sweep() { s.table.Sweep() }
 
 // Cancel ends a batch, and reports whether it runs here.
 func (s *Server) Cancel(key admit.Key) bool {
-	call, ok := s.table.Cancel(key)
+	call, ok := s.table.Cancel(key, s.Host.Account(key.Session))
 	if ok {
 		call.Value.cancel(errCancelled)
 	}
@@ -157,8 +164,7 @@ type reader struct {
 	b     *codec.Batch
 	reply string
 	began time.Time
-	told  time.Time     // that it runs; of the ticker, as
-	gone  time.Duration // for how long nobody has been there
+	told  time.Time // that it runs; of the ticker
 	probe bus.Probe
 }
 

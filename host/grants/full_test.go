@@ -3,6 +3,7 @@ package grants
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -26,5 +27,37 @@ func TestHomesAreShared(t *testing.T) {
 	key := domainKey{session: "created", epoch: "1", index: "i"}
 	if k.domain(key); k.full(key) {
 		t.Error("a session that was created has no room")
+	}
+}
+
+// Once an index has other workers, of another revision or of the same one made anew, one
+// call of each session hears so, and none is brought to what an earlier worker knew.
+func TestHomesHaveOtherWorkers(t *testing.T) {
+	t.Parallel()
+	since := time.Now()
+	k := New(Options{Node: "here", Boot: "1", Lease: func() (time.Time, time.Time) { return since, since.Add(time.Hour) }})
+	d := k.domain(domainKey{session: "s", index: "i"})
+	d.term = newTerm(since, 1, time.Time{})
+	d.term.id = "a"
+	ids := make(map[string]string)
+	for n, want := range []struct {
+		workers      string
+		claim, moved bool
+	}{{"1", true, false}, {"1", true, false}, {"2", true, true}, {"2", true, false}, {"3", false, false}, {"3", true, true}, {"3", true, false}} {
+		home, err := k.Home(t.Context(), Of{Session: "s", Index: "i"}, want.workers, want.claim)
+		if err != nil || !home.Here {
+			t.Fatalf("%+v, %v", home, err)
+		}
+		home.Leave()
+		if home.Moved != want.moved {
+			t.Errorf("call %d, of workers %s: told %v, want %v", n, want.workers, home.Moved, want.moved)
+		}
+		if before := ids[want.workers]; before != "" && before != home.ID {
+			t.Errorf("call %d: worker %s, and was %s", n, home.ID, before)
+		}
+		ids[want.workers] = home.ID
+	}
+	if len(ids) != 3 || ids["1"] == ids["2"] || ids["2"] == ids["3"] {
+		t.Errorf("workers: %v", ids)
 	}
 }

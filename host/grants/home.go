@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -35,7 +34,8 @@ type Home struct {
 	Boot subjects.BootID
 	Here bool // it is this node
 	// ID tells the worker from an earlier one of this node that was another's since; Moved
-	// says that another node had it, to one call. Both are of a home that is here.
+	// says that another node had it, or other workers, to one call. Both are of a home that is
+	// here.
 	ID    string
 	Moved bool
 
@@ -45,9 +45,10 @@ type Home struct {
 }
 
 // Home finds out where the worker of a session is. Where it is nowhere it is here from then
-// on, if claim is set. A home that is here is kept until [Home.Leave]. The errors are why
-// ctx ended, unavailable without the store or a lease, and busy.
-func (k *Keeper) Home(ctx context.Context, of Of, claim bool) (*Home, error) {
+// on, if claim is set: one of workers, which are others than before once their index was made
+// anew. A home that is here is kept until [Home.Leave]. The errors are why ctx ended,
+// unavailable without the store or a lease, and busy.
+func (k *Keeper) Home(ctx context.Context, of Of, workers string, claim bool) (*Home, error) {
 	home := &Home{k: k, key: domainKey{session: of.Session, epoch: of.Epoch, index: of.Index}}
 	for {
 		who, err := k.find(ctx, home.key, claim)
@@ -63,7 +64,9 @@ func (k *Keeper) Home(ctx context.Context, of Of, claim bool) (*Home, error) {
 		k.mu.Lock()
 		if home.d = k.domains[home.key]; home.d != nil && home.d.term != nil {
 			t := home.d.term
-			home.Here, home.ID = true, t.id
+			home.Here, home.ID = true, t.id+"."+workers
+			t.moved = t.moved || t.workers != "" && t.workers != workers
+			t.workers = workers
 			if claim {
 				home.Moved, t.moved = t.moved, false
 			}
@@ -104,9 +107,9 @@ func (k *Keeper) full(key domainKey) bool {
 	if 2*len(k.domains) <= maxDomains {
 		return false
 	}
-	account, own := quota.Account(key.session, key.epoch), 0
+	account, own := subjects.Account(key.session, key.epoch), 0
 	for other := range k.domains {
-		if other.index != "" && quota.Account(other.session, other.epoch) == account {
+		if other.index != "" && subjects.Account(other.session, other.epoch) == account {
 			own++
 		}
 	}

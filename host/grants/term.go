@@ -29,8 +29,9 @@ type term struct {
 	fence    uint64       // the last one
 
 	// Of a home.
-	id    string
-	moved bool // another node had it, and no call has heard of that
+	id      string
+	workers string // that the last call asked for
+	moved   bool   // another node, or other workers, had it, and no call has heard of that
 }
 
 // rule is how keys are made of the calls of a tool.

@@ -75,22 +75,30 @@ type Rule struct {
 // Text is equal for rules that make equal keys of equal calls.
 func (r *Rule) Text() string { return r.text }
 
-// RuleOf returns the rule of a tool; nil is a tool of which nothing is known. Calls of
-// an unsafe tool, and of one whose host computes the key in code, are alone: their key
-// is the root. A part of a declared key is text as it stands with the arguments in it, a
+// RuleOf returns the rule of a tool; nil is a tool of which nothing is known. It is the
+// one place that says which calls may overlap. Calls of an unsafe tool, and of one whose
+// host computes the key in code, are alone: their key is the root. independent says that
+// the caller of a batch vouches for its calls: then a tool is unsafe that is declared so.
+//
+// Calls of a tool without a key overlap with each other in a batch; in a wider lane scope they share a
+// key. A part of a declared key is text as it stands with the arguments in it, a
 // text for itself and any other value as JSON; the last part that names a parameter, or
 // the last of all, is a path: "a/../b" is "b", and what is below a folder overlaps with
 // it. A parameter without an argument counts with its default, and without one the key
 // is all that the other parts cover.
-func RuleOf(d *tool.Descriptor) *Rule {
-	if d == nil || !d.Annotations.ParallelSafe || d.Annotations.ResourceKey.Dynamic {
-		return &Rule{alone: true}
+func RuleOf(d *tool.Descriptor, independent bool) *Rule {
+	if d == nil {
+		d = &tool.Descriptor{}
 	}
 	a := &d.Annotations
+	if a.Alone || a.ResourceKey.Dynamic || !a.ParallelSafe && !independent {
+		return &Rule{alone: true}
+	}
 	parts := a.ResourceKey.Parts
 	r := &Rule{read: a.ReadOnly, constant: true, text: strconv.FormatBool(a.ReadOnly) + " " + strings.Join(parts, "\x00")}
 	if len(parts) == 0 {
-		r.everybody = Key{place: []string{"2", "safe", string(d.ID)}, read: r.read}
+		inBatch := a.LaneScope == "" || a.LaneScope == tool.LaneBatch
+		r.everybody = Key{place: []string{"2", "safe", string(d.ID)}, read: r.read || inBatch}
 		return r
 	}
 	hierarchy := len(parts) - 1

@@ -18,13 +18,13 @@ import (
 // an unsafe tool.
 func key(call string) lane.Key {
 	if call == "-" {
-		return lane.RuleOf(&tool.Descriptor{ID: "x.unsafe"}).Key(nil)
+		return lane.RuleOf(&tool.Descriptor{ID: "x.unsafe"}, false).Key(nil)
 	}
 	mode, path, _ := strings.Cut(call, ":")
 	args, _ := json.Marshal(map[string]string{"path": path})
 	return lane.RuleOf(&tool.Descriptor{ID: "x.t", Annotations: tool.Annotations{
 		ParallelSafe: true, ReadOnly: mode == "r", ResourceKey: tool.ResourceKey{Parts: []string{"fs", "{path}"}},
-	}}).Key(args)
+	}}, false).Key(args)
 }
 
 // rounds ends all that runs, again and again, and returns who ran together.
@@ -96,15 +96,31 @@ func TestKeys(t *testing.T) {
 	of := func(safe bool, args string, parts ...string) lane.Key {
 		return lane.RuleOf(&tool.Descriptor{ID: "x.t", InputSchema: schema, Annotations: tool.Annotations{
 			ParallelSafe: safe, ResourceKey: tool.ResourceKey{Parts: parts},
-		}}).Key(json.RawMessage(args))
+		}}, false).Key(json.RawMessage(args))
 	}
-	dynamic := lane.RuleOf(&tool.Descriptor{Annotations: tool.Annotations{ParallelSafe: true, ResourceKey: tool.ResourceKey{Dynamic: true}}}).Key(nil)
+	by := func(a tool.Annotations, independent bool) lane.Key {
+		return lane.RuleOf(&tool.Descriptor{ID: "x.t", Annotations: a}, independent).Key(nil)
+	}
+	computed := tool.Annotations{ParallelSafe: true, ResourceKey: tool.ResourceKey{Dynamic: true}}
+	dynamic := by(computed, false)
+	wide := by(tool.Annotations{ParallelSafe: true, LaneScope: tool.LaneSession}, false)
+	nothing, unsafe, locked := tool.Annotations{}, tool.Annotations{Alone: true}, tool.Annotations{ResourceKey: tool.ResourceKey{Parts: []string{"lock"}}}
+	unknown := lane.RuleOf(nil, true).Key(nil)
 	for _, c := range []struct {
 		name    string
 		a, b    lane.Key
 		overlap bool
 	}{
-		{"a safe tool without a key and itself", of(true, `{}`), of(true, `{"n":1}`), true},
+		{"a safe tool without a key and itself", of(true, `{}`), of(true, `{"n":1}`), false},
+		{"a safe tool without a key and itself, in a wider scope", wide, wide, true},
+		{"a safe tool without a key and an unsafe one", of(true, `{}`), of(false, `{}`), true},
+		{"what nothing is known of", lane.RuleOf(nil, false).Key(nil), of(true, `{}`), true},
+		{"independent", by(nothing, true), by(nothing, true), false},
+		{"independent, of one key", by(locked, true), by(locked, true), true},
+		{"independent, key and none", by(locked, true), by(nothing, true), false},
+		{"independent, declared unsafe", by(unsafe, true), by(nothing, true), true},
+		{"independent, computed keys", by(computed, true), by(nothing, true), true},
+		{"independent, what nothing is known of", unknown, unknown, false},
 		{"computed keys", dynamic, of(true, `{}`, "db", "{n}"), true},
 		{"a number and its text", of(true, `{"n":1}`, "n", "{n}"), of(true, `{"n":"1"}`, "n", "{n}"), true},
 		{"one number", of(true, `{"n":1}`, "n", "{n}"), of(true, `{"n":1.0}`, "n", "{n}"), true},

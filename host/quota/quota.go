@@ -11,15 +11,6 @@ import (
 // are kept.
 const sliceCount = 15
 
-// Account is whose part of a node a session has: its own, and empty for all sessions
-// that nobody created, whose names cost nothing. Those have an empty epoch.
-func Account(session subjects.SessionID, epoch string) subjects.SessionID {
-	if epoch == "" && session != subjects.DefaultSession {
-		return ""
-	}
-	return session
-}
-
 // Quota counts the bytes that each account has stored through this node within the time
 // for which they are kept. Its methods may be called concurrently.
 type Quota struct {

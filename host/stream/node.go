@@ -10,6 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/quota"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -55,10 +56,9 @@ type Call interface {
 // Store is where chunks are kept, and how the broker says that nothing subscribes to
 // a subject.
 type Store interface {
+	bus.Opener
 	Writer(session subjects.SessionID, rpc subjects.RPCID, opts *chunks.WriterOptions) (Writer, error)
 	Read(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID, epoch string, req codec.ReplayRequest) (chunks.Page, error)
-	// Probe opens an inbox for answers to probes.
-	Probe(deliver func(*nats.Msg, error)) (Inbox, error)
 	// MaxPayload is how long a message may be, in bytes; 0 is not known.
 	MaxPayload() int64
 }
@@ -69,11 +69,5 @@ type Writer interface {
 	Flush(ctx context.Context) error
 	Tick()
 	High() int64
-	Close()
-}
-
-// Inbox is a reply subject of one's own.
-type Inbox interface {
-	Subject() string
 	Close()
 }

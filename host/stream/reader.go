@@ -2,6 +2,7 @@ package stream
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -43,11 +44,12 @@ type Readers struct {
 
 	progress atomic.Pointer[codec.Progress] // nil until the tool says how far it is
 
-	mu      sync.Mutex // guards what follows, and what its readers say it does
-	joined  []*Reader  // repetitions, the newest last
-	flowing bool       // it has been acknowledged
-	last    int64      // Seq that is stored and delivered
-	epoch   string     // of the session, from the stream's beginning
+	mu      sync.Mutex    // guards what follows, and what its readers say it does
+	joined  []*Reader     // repetitions, the newest last
+	flowing bool          // it has been acknowledged
+	last    int64         // Seq that is stored and delivered
+	epoch   string        // of the session, from the stream's beginning
+	more    chan struct{} // closed once something is stored, or a repetition's call has ended; nil: nobody waits
 }
 
 // Init makes a call's readers, of which first is the only one.
@@ -60,8 +62,7 @@ func (r *Readers) Stream() *Stream { return r.stream.Load() }
 
 // Reader is one that reads a call: its first caller, or a repetition. A repetition
 // that wants items on its reply subject is sent what is stored, by a goroutine of its
-// own, and once it has all of that each further item as it comes, like the first
-// caller. It never holds the stream up: what it has yet to get is in the store.
+// own. It never holds the stream up: what it has yet to get is in the store.
 type Reader struct {
 	// Set before the call is admitted, and then read by anyone.
 	Request  *codec.Request
@@ -73,19 +74,16 @@ type Reader struct {
 
 	answered  atomic.Bool  // it has its one answer, or it is being sent
 	keepalive atomic.Int64 // when the last one was sent, as [bus.Mono]
-	probe     probe
-	misses    int // looks in a row that found no more of a call that has ended
+	probe     bus.Probe
 
 	settleMu sync.Mutex
 	settled  bool     // what it repeats has ended
 	of       *Readers // of the call that it repeats; nil for a first caller
 
 	// Guarded by of.mu, for a repetition.
-	next    int64         // Seq of the chunk that it gets next
-	reading bool          // a goroutine reads the store for it
-	dropped bool          // it is no longer among those that the call looks after
-	over    bool          // it has all that it gets
-	ended   *admit.Record // what the call ended with; nil while it runs
+	until int64         // Seq of the last chunk that is sent for it
+	over  bool          // it has all that it gets
+	ended *admit.Record // what the call ended with; nil while it runs
 }
 
 // Claim reports whether the caller has no answer yet: the one that asks has to send
@@ -99,7 +97,10 @@ func (j *Reader) items() bool {
 
 // send sends a chunk to a reader's reply subject; of.mu is held.
 func (r *Readers) send(j *Reader, chunk codec.Chunk) {
-	msg := &nats.Msg{Subject: j.Reply, Reply: j.probe.subject(r.node.Store, j.Request, &chunk)}
+	msg := &nats.Msg{Subject: j.Reply}
+	if !j.Request.HasCredit && !chunk.Terminal() {
+		msg.Reply = j.probe.Next(r.node.Store)
+	}
 	if j.Request.Delivery == codec.DeliverEnvelope {
 		h, body := j.Request.Encode(nil, chunk.Envelope(j.Request))
 		msg.Header, msg.Data = nats.Header(h), body
@@ -141,7 +142,7 @@ func (r *Readers) Repeat(record admit.Record) {
 	case j.Request.Delivery == codec.DeliverLive:
 		r.node.acknowledge(j) // the chunks are in the store: the caller asks for them
 	default:
-		j.of, j.next, j.reading, j.ended = r, 1, true, &record
+		j.of, j.until, j.ended = r, math.MaxInt64, &record
 		r.node.Host.Go(j.read)
 	}
 }
@@ -154,31 +155,34 @@ func (r *Readers) Join(own *Readers) {
 	j.settleMu.Lock()
 	settled := j.settled
 	if !settled {
-		j.of, j.next = r, 1
+		j.of = r
 	}
 	j.settleMu.Unlock()
 	if settled {
 		r.mu.Unlock()
 		return // the call has ended in this instant, and Settle has answered
 	}
-	for _, old := range r.joined {
-		if old.Reply == j.Reply {
-			old.drop() // the same caller, which needs to hear it once
-			old.over = old.over || old.items()
+	if j.until = math.MaxInt64; j.echoes() {
+		j.until, j.over = r.last, r.last == 0
+	}
+	r.joined = slices.DeleteFunc(r.joined, func(old *Reader) bool {
+		if old.Reply != j.Reply {
+			return false
 		}
+		old.probe.Close() // the same caller, which needs to hear it once
+		old.over = old.over || old.items()
+		return true
+	})
+	if len(r.joined) == maxJoined {
+		r.joined[0].probe.Close()
+		r.joined = r.joined[1:]
 	}
-	r.joined = slices.DeleteFunc(append(r.joined, j), func(j *Reader) bool { return j.dropped })
-	if len(r.joined) > maxJoined {
-		r.joined[0].drop()
-		r.joined = slices.Delete(r.joined, 0, 1)
-	}
+	r.joined = append(r.joined, j)
 	s := r.stream.Load()
-	j.reading = r.last > 0 && j.items()
-	j.over = !j.reading && j.echoes()
-	reading, flowing := j.reading, r.flowing
+	items, flowing := !j.over && j.items(), r.flowing
 	r.mu.Unlock()
 	switch {
-	case reading:
+	case items:
 		r.node.Host.Go(j.read)
 	case flowing:
 		r.node.acknowledge(j)
@@ -219,15 +223,12 @@ func (j *Reader) end(record admit.Record) {
 		return
 	}
 	j.ended = &record
-	j.probe.close()
+	j.probe.Close()
 	items := j.items()
 	j.over = !items
-	read := items && !j.reading
-	j.reading = items
+	r.wake()
 	r.mu.Unlock()
 	switch {
-	case read:
-		r.node.Host.Go(j.read)
 	case items: // it is being read for
 	case record.Streamed:
 		r.node.acknowledge(j)
@@ -279,7 +280,7 @@ func (r *Readers) KeepAlive(now time.Time) {
 		j.keepalive.Store(bus.Mono(now))
 		probe := ""
 		if s == nil {
-			probe = j.probe.next(r.node.Store)
+			probe = j.probe.Next(r.node.Store)
 		}
 		r.node.Host.Send(&nats.Msg{Subject: j.Reply, Reply: probe, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
 	}
@@ -300,171 +301,125 @@ func (r *Readers) Deserted() bool {
 func deserted(all []*Reader, since time.Duration) bool {
 	return !slices.ContainsFunc(all, func(j *Reader) bool {
 		q := j.Request
-		return j.Local != nil || !q.Keepalive || q.Outlive || q.IdempotencyKey != "" || !j.probe.gone(since)
+		return j.Local != nil || !q.Keepalive || q.Outlive || q.IdempotencyKey != "" || !j.probe.Gone(since)
 	})
 }
 
 // Close ends the looking after a call that is over.
-func (r *Readers) Close() { r.first.probe.close() }
+func (r *Readers) Close() { r.first.probe.Close() }
 
-// drop leaves a reader to the call's end; of.mu is held.
-func (j *Reader) drop() {
-	j.dropped = true
-	j.probe.close()
-}
-
-// tails reports whether a reader is sent the items as they come; of.mu is held.
-func (j *Reader) tails() bool {
-	return !j.reading && !j.dropped && !j.over && j.items()
-}
-
-// deliver sends the reader its next chunk; of.mu is held.
-func (j *Reader) deliver(c codec.Chunk) {
-	j.of.send(j, c)
-	j.next = c.Seq + 1
-	if c.Terminal() {
-		j.over = true
-		j.probe.close()
+// wake has repetitions look for more; r.mu is held.
+func (r *Readers) wake() {
+	if r.more != nil {
+		close(r.more)
+		r.more = nil
 	}
 }
 
 // read sends the reader what is stored, until it has all of it.
 func (j *Reader) read() {
+	r, next, misses := j.of, int64(1), 0
 	for {
-		from, record := j.from()
-		if record != nil {
-			j.fail(*record)
+		r.mu.Lock()
+		if j.over = j.over || next > j.until; j.over {
+			r.mu.Unlock()
 			return
 		}
-		err := j.page(from)
+		if r.more == nil {
+			r.more = make(chan struct{})
+		}
+		ended, more, stored := j.ended, r.more, next <= r.last
+		r.mu.Unlock()
 		switch {
-		case err == nil:
-		case j.running() && toolmesh.CodeOf(err) == toolmesh.CodeUnavailable:
-			j.pause()
-			continue
+		case stored || ended != nil && ended.Streamed:
+		case ended != nil:
+			j.fail(*ended)
+			return
 		default:
+			select {
+			case <-more:
+			case <-r.node.Base.Done():
+				return
+			}
+			continue
+		}
+		got, err := j.page(next)
+		switch {
+		case got > next:
+			next, misses = got, 0
+			continue
+		case err != nil && (ended != nil || r.node.Base.Err() != nil || toolmesh.CodeOf(err) != toolmesh.CodeUnavailable):
 			j.fail(admit.Record{Err: refusedItem(err)})
 			return
-		}
-		if !j.behind(from) {
+		case ended == nil: // the store lags, or does not answer what stores the items either
+		case !ended.Streamed:
+			j.fail(*ended)
 			return
+		case misses == storeLooks:
+			j.fail(admit.Record{Err: toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream's chunks are no longer kept").
+				WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)})
+			return
+		default:
+			misses++
+		}
+		select {
+		case <-time.After(storeLag):
+		case <-r.node.Base.Done():
 		}
 	}
 }
 
-// running reports whether the reader's call goes on, and with it what stores its
-// items: while that waits for a store that does not answer, so does the reader.
-func (j *Reader) running() bool {
-	j.of.mu.Lock()
-	defer j.of.mu.Unlock()
-	return j.ended == nil && j.of.node.Base.Err() == nil
-}
-
-// page sends the reader the next chunks that are stored. So many replays at once
-// that no more would help hold as many pages in memory.
-func (j *Reader) page(from int64) error {
-	n, read := j.of.node, make(chan error, 1)
-	if !n.Replays.Do(n.Account(j.Request.Session), func() { read <- j.readPage(from) }) {
-		return toolmesh.Errorf(toolmesh.CodeBusy, "too many replays of session %q wait at node %s: send it again later", j.Request.Session, n.ID).WithDetail("limit", "replays")
+// page sends the reader the next chunks that are stored, and returns which one is next
+// then. So many replays at once that no more would help hold as many pages in memory.
+func (j *Reader) page(next int64) (got int64, err error) {
+	n, read := j.of.node, make(chan func(), 1)
+	if !n.Replays.Do(n.Account(j.Request.Session), func() {
+		at, bad := j.readPage(next)
+		read <- func() { got, err = at, bad }
+	}) {
+		return next, toolmesh.Errorf(toolmesh.CodeBusy, "too many replays of session %q wait at node %s: send it again later", j.Request.Session, n.ID).WithDetail("limit", "replays")
 	}
 	select {
-	case err := <-read:
-		return err
+	case set := <-read:
+		set()
+		return got, err
 	case <-n.Base.Done():
-		return context.Cause(n.Base)
+		return next, context.Cause(n.Base)
 	}
 }
 
-func (j *Reader) readPage(from int64) error {
-	n := j.of.node
+func (j *Reader) readPage(next int64) (int64, error) {
+	r, n := j.of, j.of.node
 	ctx, cancel := context.WithTimeout(n.Base, finishWithin)
 	defer cancel()
-	epoch, err := j.of.call.Epoch(ctx) // is asked for by one that repeats what has ended
+	epoch, err := r.call.Epoch(ctx) // is asked for by one that repeats what has ended
 	if err != nil {
-		return err
+		return next, err
 	}
-	j.of.mu.Lock()
-	j.of.epoch = epoch
-	j.of.mu.Unlock()
-	page, err := n.Store.Read(ctx, j.Request.Session, j.Request.RPCID, epoch, codec.ReplayRequest{FromSeq: from, MaxBytes: codec.DefaultReplayBytes})
+	r.mu.Lock()
+	r.epoch = epoch
+	r.mu.Unlock()
+	page, err := n.Store.Read(ctx, j.Request.Session, j.Request.RPCID, epoch, codec.ReplayRequest{FromSeq: next, MaxBytes: codec.DefaultReplayBytes})
 	if err != nil {
-		return err
+		return next, err
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for _, m := range page.Chunks {
-		chunk, err := codec.ParseChunk(codec.Header(m.Header), m.Data)
-		if err == nil && !j.take(chunk) {
-			break
+		c, err := codec.ParseChunk(codec.Header(m.Header), m.Data)
+		switch {
+		case err != nil || c.Seq < next:
+			continue
+		case j.over || c.Seq > j.until || c.Seq > next && j.ended == nil: // the one between is on its way to the store once more
+			return next, nil
+		}
+		r.send(j, c)
+		if next = c.Seq + 1; c.Terminal() {
+			j.over = true
+			j.probe.Close()
 		}
 	}
-	return nil
-}
-
-// from is the Seq from which the store is to be read, or the error that the call
-// ended with when it has no more than the reader.
-func (j *Reader) from() (int64, *admit.Record) {
-	j.of.mu.Lock()
-	defer j.of.mu.Unlock()
-	if j.ended != nil && !j.ended.Streamed && j.next > j.of.last {
-		return 0, j.ended
-	}
-	return j.next, nil
-}
-
-// take sends the reader a chunk that was read, and reports whether the next one
-// may follow.
-func (j *Reader) take(c codec.Chunk) bool {
-	j.of.mu.Lock()
-	defer j.of.mu.Unlock()
-	switch {
-	case j.over:
-		return false
-	case c.Seq < j.next:
-		return true
-	case c.Seq > j.next && j.ended == nil:
-		return false // the one between is on its way to the store once more
-	}
-	j.deliver(c)
-	return true
-}
-
-// behind reports whether the store has to be read on for the reader, after it was
-// read from a Seq on.
-func (j *Reader) behind(from int64) bool {
-	j.of.mu.Lock()
-	got, all, ended := j.next > from, j.next > j.of.last, j.ended
-	if ended == nil && (all || j.dropped) {
-		j.reading = false // it tails now, or waits for the end
-		j.over = j.over || all && j.echoes()
-	}
-	on := j.reading && !j.over
-	j.of.mu.Unlock()
-	switch {
-	case !on:
-		return false
-	case got:
-		j.misses = 0
-	case ended == nil:
-		j.pause()
-	case !ended.Streamed:
-		j.fail(*ended)
-		return false
-	case j.misses < storeLooks:
-		j.misses++
-		j.pause()
-	default:
-		j.fail(admit.Record{Err: toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream's chunks are no longer kept").
-			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)})
-		return false
-	}
-	return true
-}
-
-// pause gives the store time.
-func (j *Reader) pause() {
-	select {
-	case <-time.After(storeLag):
-	case <-j.of.node.Base.Done():
-	}
+	return next, nil
 }
 
 // fail answers a reader in place of what it has not got.
@@ -472,7 +427,7 @@ func (j *Reader) fail(record admit.Record) {
 	j.of.mu.Lock()
 	over := j.over
 	j.over = true
-	j.probe.close()
+	j.probe.Close()
 	j.of.mu.Unlock()
 	if !over {
 		j.of.node.Host.Answer(j, record)

@@ -15,7 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/quota"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -57,7 +57,8 @@ type Stream struct {
 	kept     atomic.Int64       // bytes of the items that are stored
 	credited chan struct{}      // capacity 1: credit arrived
 
-	live  probe                        // of mesh.live, for all that read it without credit
+	live  bus.Probe // of mesh.live, for all that read it without credit
+	began time.Time
 	final atomic.Pointer[admit.Record] // what Finish returned, once it has
 
 	mu       sync.Mutex
@@ -80,9 +81,8 @@ func New(ctx context.Context, r *Readers, epoch string, total bool) (*Stream, er
 	req := r.first.Request
 	s := &Stream{
 		readers: r, node: r.node, req: req, total: total, credited: make(chan struct{}, 1),
-		account: quota.Account(req.Session, epoch), paced: req.HasCredit, credit: req.Credit, creditAt: now, itemAt: now,
+		account: subjects.Account(req.Session, epoch), paced: req.HasCredit, credit: req.Credit, creditAt: now, itemAt: now, began: now,
 	}
-	s.live.at = now.Add(readerGone - probeEvery) // its readers may yet have to subscribe
 	w, err := s.node.Store.Writer(req.Session, req.RPCID, &chunks.WriterOptions{Epoch: epoch, Admit: s.admit, Stored: s.stored})
 	if err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func New(ctx context.Context, r *Readers, epoch string, total bool) (*Stream, er
 }
 
 // Seen notes that something reads what is stored of the stream.
-func (s *Stream) Seen() { s.live.met() }
+func (s *Stream) Seen() { s.live.Met() }
 
 // Final is what the stream ended with; nil while it has not.
 func (s *Stream) Final() *admit.Record { return s.final.Load() }
@@ -244,22 +244,15 @@ func (s *Stream) stored(c codec.Chunk) {
 	defer s.readers.mu.Unlock()
 	s.readers.last = c.Seq
 	s.deliver(c)
+	s.readers.wake()
 }
 
-// deliver sends a chunk to the reply subject and to the repetitions that have
-// all before it; readers.mu is held.
+// deliver sends a chunk to the first caller; readers.mu is held.
 func (s *Stream) deliver(c codec.Chunk) {
-	r := s.readers
 	if s.req.Delivery != codec.DeliverLive {
-		r.send(r.first, c)
+		s.readers.send(s.readers.first, c)
 	}
 	s.probeLive(c)
-	for _, j := range r.joined {
-		// The end of a stream that could not be stored stands behind a gap.
-		if j.tails() && (c.Seq == j.next || c.Seq > j.next && c.Terminal()) {
-			j.deliver(c)
-		}
-	}
 }
 
 // probeLive sends a chunk once more to mesh.live, where its readers have it from the
@@ -276,7 +269,10 @@ func (s *Stream) probeLive(c codec.Chunk) {
 		}
 		reader = s.readers.joined[i]
 	}
-	probe := s.live.subject(s.node.Store, reader.Request, &c)
+	if c.Terminal() || time.Since(s.began) < readerGone { // its readers may yet have to subscribe
+		return
+	}
+	probe := s.live.Next(s.node.Store)
 	if probe == "" {
 		return
 	}
@@ -286,6 +282,33 @@ func (s *Stream) probeLive(c codec.Chunk) {
 	}
 	header, body := c.Encode(reader.Request.RPCID, s.readers.epoch)
 	s.node.Host.Send(&nats.Msg{Subject: subject, Reply: probe, Header: nats.Header(header), Data: body})
+}
+
+// deserted reports whether nobody reads the stream any more, neither its caller
+// nor one that has joined it: none of them gives credit, and what is sent to the
+// others meets nobody. A subscriber of mesh.live does not stand in for a caller
+// that gives credit.
+func (s *Stream) deserted(now time.Time) bool {
+	credited, here := false, false
+	s.readers.mu.Lock()
+	for _, j := range append(s.readers.joined[:len(s.readers.joined):len(s.readers.joined)], s.readers.first) {
+		switch {
+		case j.over:
+		case j.Request.HasCredit:
+			credited = true
+		case j.Request.Delivery == codec.DeliverLive:
+			here = here || !s.live.Gone(readerGone)
+		default:
+			here = here || !j.probe.Gone(readerGone)
+		}
+	}
+	s.readers.mu.Unlock()
+	if here {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !credited || now.Sub(s.creditAt) >= readerGone
 }
 
 // Tick runs a few times a second.
@@ -337,8 +360,8 @@ func (s *Stream) Finish(record admit.Record) admit.Record {
 	if lost := s.taken - s.kept.Load(); lost > 0 {
 		s.node.Quota.Give(s.account, lost)
 	}
-	s.readers.first.probe.close()
-	s.live.close()
+	s.readers.first.probe.Close()
+	s.live.Close()
 	if s.failed == nil {
 		s.failed = toolmesh.Errorf(toolmesh.CodeCancelled, "the stream is over").WithStarted(toolmesh.StartedYes)
 	}

@@ -419,11 +419,19 @@ func (b *Bridge) batch(f *frame, bad error) {
 	}
 	var q question
 	var requests []json.RawMessage
+	var parallel bool
+	var opts []client.CallOption
 	if err = bad; err == nil {
 		q, err = q.place(b, f)
 	}
 	if err == nil && (json.Unmarshal(f.requests, &requests) != nil || absent(f.requests)) {
 		err = invalid("requests is missing or no list")
+	}
+	if err == nil && !absent(f.parallel) && json.Unmarshal(f.parallel, &parallel) != nil {
+		err = invalid("parallel is %.40s: it is true or false", f.parallel)
+	}
+	if parallel {
+		opts = append(opts, client.Parallel())
 	}
 	if err == nil && len(requests) > codec.MaxBatch {
 		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the batch has %d requests, at most %d are taken", len(requests), codec.MaxBatch).
@@ -436,7 +444,7 @@ func (b *Bridge) batch(f *frame, bad error) {
 		defer b.done()
 		var results [][]byte
 		if err == nil {
-			results, err = b.together(c, q, requests)
+			results, err = b.together(c, q, requests, opts)
 		}
 		b.leave(c, key)
 		answer := append([]byte(`{"type":"`+typeBatchResponse+`","batch_id":`), c.id...)
@@ -458,7 +466,7 @@ type request struct {
 }
 
 // together makes the calls of a batch, and returns the result of each.
-func (b *Bridge) together(c *own, q question, raws []json.RawMessage) ([][]byte, error) {
+func (b *Bridge) together(c *own, q question, raws []json.RawMessage, opts []client.CallOption) ([][]byte, error) {
 	defer c.under(&q)()
 	all := make([]request, len(raws))
 	var reading errgroup.Group
@@ -476,7 +484,7 @@ func (b *Bridge) together(c *own, q question, raws []json.RawMessage) ([][]byte,
 			calls = append(calls, r.call)
 		}
 	}
-	ends, err := b.batched(c, &q, calls)
+	ends, err := b.batched(c, &q, calls, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -497,14 +505,14 @@ func (b *Bridge) together(c *own, q question, raws []json.RawMessage) ([][]byte,
 }
 
 // batched sends a batch, unless nothing of it can be sent.
-func (b *Bridge) batched(c *own, q *question, calls []client.BatchCall) ([]client.BatchResult, error) {
+func (b *Bridge) batched(c *own, q *question, calls []client.BatchCall, opts []client.CallOption) ([]client.BatchResult, error) {
 	switch {
 	case len(calls) == 0:
 		return nil, nil
 	case q.above != nil:
-		return q.above.in(b, q.session).Calls(c.ctx, calls)
+		return q.above.in(b, q.session).Calls(c.ctx, calls, opts...)
 	}
-	return b.client.Batch(c.ctx, calls, client.WithSession(b.sessionOf(q)))
+	return b.client.Batch(c.ctx, calls, append(opts, client.WithSession(b.sessionOf(q)))...)
 }
 
 // member reads one request of a batch.

@@ -50,7 +50,7 @@ type frame struct {
 	session, timeout, parent, credit, seq     []byte
 	index, requests, tools, toolNames         []byte
 	status, result, failure, chunkType, chunk []byte
-	progress                                  []byte
+	progress, parallel                        []byte
 }
 
 // parseFrame reads an object in JSON. With an error the frame has what stood before
@@ -128,6 +128,8 @@ func (f *frame) field(name []byte) *[]byte {
 		return &f.failure
 	case `"chunk_type"`:
 		return &f.chunkType
+	case `"parallel"`:
+		return &f.parallel
 	case `"progress"`:
 		return &f.progress
 	case `"data"`:

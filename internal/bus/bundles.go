@@ -284,7 +284,7 @@ func (b *Bus) describe(ctx context.Context, s StoredBundle) (revision uint64, er
 
 // ClearBundles removes what was in the store when processes were killed, or was
 // replaced, if it is older than age: the parts of bundles that were being stored,
-// and of those that were being deleted.
+// and of those that were being deleted. What cannot be removed holds up nothing else.
 func (b *Bus) ClearBundles(ctx context.Context, age time.Duration) error {
 	stream, err := b.js.Stream(ctx, bundleStream)
 	if err != nil {
@@ -302,12 +302,11 @@ func (b *Bus) ClearBundles(ctx context.Context, age time.Duration) error {
 	now := b.Time()
 	old := func(at time.Time) bool { return now.Now.Sub(at) >= age+now.Bound }
 	known := make(map[string]bool, len(all))
+	var failed []error
 	for _, s := range all {
 		known[s.info.NUID] = true
 		if s.info.Deleted && old(s.Stored) {
-			if err := b.clear(ctx, s); err != nil {
-				return err
-			}
+			failed = append(failed, b.clear(ctx, s))
 		}
 	}
 	for subject := range info.State.Subjects {
@@ -315,16 +314,13 @@ func (b *Bus) ClearBundles(ctx context.Context, age time.Duration) error {
 			continue
 		}
 		for m, err := range b.Read(ctx, Query{Stream: bundleStream, Last: []string{subject}}) {
+			if err == nil && old(m.Time) { // else it is being stored
+				err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject))
+			}
 			if err != nil {
-				return fmt.Errorf("read the bundles: %w", err)
-			}
-			if !old(m.Time) {
-				continue // it is being stored
-			}
-			if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject)); err != nil {
-				return apiError("clear the bundles", err)
+				failed = append(failed, apiError("clear the bundles", err))
 			}
 		}
 	}
-	return nil
+	return errors.Join(failed...)
 }

@@ -6,3 +6,6 @@ func (b *Bus) OpenInboxes() int {
 	defer b.inbox.mu.Unlock()
 	return len(b.inbox.open)
 }
+
+// Denied takes the broker's word on a publish or a subscription.
+func (b *Bus) Denied(text string) { b.denied(text) }

@@ -35,6 +35,8 @@ type inboxes struct {
 	quit     chan struct{} // closed by shut
 	pump     sync.WaitGroup
 
+	sends atomic.Uint64
+
 	mu   sync.Mutex
 	open map[string]*Inbox // by token
 	sub  *nats.Subscription
@@ -49,6 +51,8 @@ type Inbox struct {
 	subject string
 	deliver func(m *nats.Msg, err error)
 	sentTo  atomic.Pointer[string] // subject of the last Send
+	order   atomic.Uint64          // of that, among all of the connection
+	taken   atomic.Bool            // the broker took it: something has come
 }
 
 func (in *inboxes) init(nc *nats.Conn) {
@@ -99,6 +103,7 @@ func (i *Inbox) Subject() string { return i.subject }
 // payload_too_large over the broker's limit. If the broker refuses the subject,
 // deliver gets permission_denied: m's subject must stay as it is until then.
 func (i *Inbox) Send(m *nats.Msg) error {
+	i.order.Store(i.in.sends.Add(1))
 	i.sentTo.Store(&m.Subject)
 	m.Reply = i.subject
 	if !i.in.nc.IsConnected() {
@@ -109,6 +114,10 @@ func (i *Inbox) Send(m *nats.Msg) error {
 	}
 	return nil
 }
+
+// Taken notes that the broker has taken what was sent, whatever it says of the next message
+// to the same subject.
+func (i *Inbox) Taken() { i.taken.Store(true) }
 
 // run is the pump.
 func (in *inboxes) run() {
@@ -137,6 +146,7 @@ func (in *inboxes) receive(m *nats.Msg) {
 	i := in.open[token]
 	in.mu.Unlock()
 	if i != nil {
+		i.Taken()
 		i.deliver(m, nil)
 	}
 }
@@ -235,7 +245,9 @@ func (b *Bus) asyncError(sub *nats.Subscription, err error) {
 // violation is the broker's text; there is no other form of it.
 var violation = regexp.MustCompile(`Permissions Violation for (Publish to|Publish with Reply of|Subscription to) "([^"]+)"`)
 
-// denied fails the calls of which the broker has refused a publish or the inbox.
+// denied fails the call of which the broker has refused a publish, or all of a refused inbox.
+// It refuses publishes one by one and in their order, so its word is about the first one to
+// the subject of which nothing has come.
 func (b *Bus) denied(text string) {
 	found := violation.FindStringSubmatch(text)
 	if found == nil {
@@ -246,7 +258,15 @@ func (b *Bus) denied(text string) {
 		WithOrigin(toolmesh.OriginMesh)
 	switch {
 	case what == "Publish to":
-		in.fail(func(i *Inbox) bool { to := i.sentTo.Load(); return to != nil && *to == subject }, refused.WithStarted(toolmesh.StartedNo))
+		var first *Inbox
+		in.mu.Lock()
+		for _, i := range in.open {
+			if to := i.sentTo.Load(); to != nil && *to == subject && !i.taken.Load() && (first == nil || i.order.Load() < first.order.Load()) {
+				first = i
+			}
+		}
+		in.mu.Unlock()
+		in.fail(func(i *Inbox) bool { return i == first }, refused.WithStarted(toolmesh.StartedNo))
 	case what == "Publish with Reply of":
 		in.fail(func(i *Inbox) bool { return i.subject == subject }, refused.WithStarted(toolmesh.StartedNo))
 	case subject == in.prefix+">":

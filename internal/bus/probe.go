@@ -7,44 +7,83 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Probe finds out whether anybody is there who is sent keepalives: each has a reply subject
-// of the probe's, where the broker says so if it meets nobody. The zero value is ready; its
-// methods may be called concurrently.
-type Probe struct {
-	mu     sync.Mutex
-	inbox  *Inbox
-	closed bool
-	nobody bool      // the last keepalive met nobody
-	since  time.Time // since when none has met anybody
+// Opener makes inboxes, as a [Bus] does.
+type Opener interface {
+	Open(deliver func(*nats.Msg, error)) (*Inbox, error)
 }
 
-// Next returns the reply subject of the next keepalive, empty for none, and for how long
-// nobody has been there by the ones before.
-func (p *Probe) Next(b *Bus) (reply string, gone time.Duration) {
+// probeEvery is how often one message finds out whether somebody is there.
+const probeEvery = 900 * time.Millisecond
+
+// Probe finds out whether anybody is there who is sent messages: now and then one has a
+// reply subject of the probe's, where the broker says so if it meets nobody. The zero value
+// is ready; its methods may be called concurrently.
+type Probe struct {
+	mu          sync.Mutex
+	inbox       *Inbox
+	closed      bool
+	at          time.Time // when the last one was sent
+	nobody      bool      // that met nobody
+	since, last time.Time // when the first of an unbroken row of them did, and the last
+}
+
+// Pass is Next for a message that another process has sent to this one, to be passed on,
+// with a reply subject of its own probe: that hears there that nobody is here, which the
+// broker tells only the one that publishes.
+func (p *Probe) Pass(b *Bus, reply string) string {
+	if p.Gone(0) {
+		_ = b.nc.PublishMsg(&nats.Msg{Subject: reply, Header: nats.Header{headerStatus: {statusNoResponders}}}) // again with the next one
+	}
+	return p.Next(b)
+}
+
+// Next returns the reply subject of the next message, empty for most.
+func (p *Probe) Next(b Opener) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.inbox == nil && !p.closed {
-		p.inbox, _ = b.Open(p.answered) // tried again with the next one
-	}
 	now := time.Now()
-	switch {
-	case p.inbox == nil:
-		return "", 0
-	case !p.nobody:
-		p.since = time.Time{}
-	case p.since.IsZero():
-		p.since = now
-	default:
-		gone = now.Sub(p.since)
+	if p.closed || now.Sub(p.at) < probeEvery {
+		return ""
 	}
-	p.nobody = false
-	return p.inbox.Subject(), gone
+	if p.inbox == nil {
+		inbox, err := b.Open(p.answered)
+		if err != nil {
+			return "" // tried again with the next one
+		}
+		p.inbox = inbox
+	}
+	if !p.nobody {
+		p.since = time.Time{}
+	}
+	p.at, p.nobody = now, false
+	return p.inbox.Subject()
 }
 
 func (p *Probe) answered(m *nats.Msg, err error) {
+	if err != nil || !NoResponders(m) {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.nobody = p.nobody || err == nil && NoResponders(m)
+	p.nobody, p.last = true, time.Now()
+	if p.since.IsZero() {
+		p.since = p.last
+	}
+}
+
+// Gone reports whether nobody has been there for a time; nobody is said to be gone whom no
+// message was sent to.
+func (p *Probe) Gone(since time.Duration) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.nobody && p.last.Sub(p.since) >= since
+}
+
+// Met notes that somebody was heard of in another way.
+func (p *Probe) Met() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.nobody, p.since = false, time.Time{}
 }
 
 // Close ends the probe.

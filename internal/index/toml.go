@@ -477,7 +477,9 @@ func (r *reader) declared(s *section, d *declared) {
 	}
 	s.duration("timeout", &d.Timeout)
 	s.boolean("idempotent", &d.Idempotent)
-	s.boolean("parallel_safe", &d.ParallelSafe)
+	if take(s, "parallel_safe", "true or false", &d.ParallelSafe) {
+		d.Alone = !d.ParallelSafe
+	}
 	s.boolean("read_only", &d.ReadOnly)
 	s.duration("cache_ttl", &d.CacheTTL)
 	s.boolean("cache_shared", &d.CacheShared)

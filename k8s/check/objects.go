@@ -54,7 +54,7 @@ type Set struct {
 	Wrong   []string // what could not be read into its type
 }
 
-// ScaledObject is what the rules look at of KEDA's; its schema has all of it.
+// ScaledObject is what the manifests have of KEDA's.
 type ScaledObject struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -80,7 +80,7 @@ type ScaledObject struct {
 	} `json:"spec"`
 }
 
-// PodMonitor is what the rules look at of the Prometheus operator's.
+// PodMonitor is what the manifests have of the Prometheus operator's.
 type PodMonitor struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -155,15 +155,12 @@ func Decode(all []map[string]any) *Set {
 			continue
 		}
 		o.Typed = make()
-		strict := !strings.Contains(kind, "keda.sh/") && !strings.Contains(kind, "coreos.com/") // whose schemas are
 		wrong, err := kjson.UnmarshalStrict(data, o.Typed)
 		if err != nil {
 			s.Wrong = append(s.Wrong, fmt.Sprintf("%s: %v", o, err))
 		}
 		for _, w := range wrong {
-			if strict {
-				s.Wrong = append(s.Wrong, fmt.Sprintf("%s: %v", o, w))
-			}
+			s.Wrong = append(s.Wrong, fmt.Sprintf("%s: %v", o, w))
 		}
 	}
 	return s

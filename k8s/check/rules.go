@@ -27,7 +27,6 @@ type rule func(s *Set, f *Facts) []string
 // rules are all of them, by the name that complaints begin with.
 var rules = map[string]rule{
 	"type":        func(s *Set, _ *Facts) []string { return s.Wrong },
-	"schema":      schemaRule,
 	"namespace":   namespaceRule,
 	"image":       imageRule,
 	"security":    securityRule,

@@ -5,7 +5,6 @@ import (
 	"archive/zip"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -19,10 +18,7 @@ import (
 	"strings"
 )
 
-const (
-	dataDir    = "var/lib/toolmesh"
-	dpkgStatus = "var/lib/dpkg/status"
-)
+const dataDir = "var/lib/toolmesh"
 
 // debianPackages are what an agent needs of Debian: openssh-client for sources that are
 // reached by ssh, tzdata for zoneinfo of Python.
@@ -44,38 +40,18 @@ func (b *build) agent(ctx context.Context) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	uv, uvPart, err := b.uv(ctx)
+	uv, version, err := b.uv(ctx)
 	if err != nil {
 		return nil, err
 	}
-	status := debian[dpkgStatus]
-	if status == nil {
-		return nil, errors.New("the root file system has no list of its packages")
-	}
-	product, bill, err := b.agentTree(ctx, append(debParts(status.data), uvPart))
+	product, err := b.binaries(ctx, "mesh", "mesh-agent")
 	if err != nil {
 		return nil, err
 	}
-	return b.image(agentAbout, bill,
+	return b.image(agentAbout,
 		namedLayer{debian, "Debian " + b.suite + ": " + strings.Join(debianPackages, " ")},
-		namedLayer{uv, "uv " + uvPart.version},
+		namedLayer{uv, "uv " + version},
 		namedLayer{product, "mesh, mesh-agent"})
-}
-
-// agentTree is what of the agent's image is ours. Its bill of materials lists also the
-// other parts.
-func (b *build) agentTree(ctx context.Context, others []part) (t tree, bill []byte, err error) {
-	t = make(tree)
-	parts, err := b.binaries(ctx, t, "mesh", "mesh-agent")
-	if err != nil {
-		return nil, nil, err
-	}
-	bill, err = b.sbom("mesh-agent", append(parts, others...))
-	if err != nil {
-		return nil, nil, err
-	}
-	t.file(billPath, 0o644, bill)
-	return t, bill, nil
 }
 
 // debian is a root file system of Debian with what an agent needs, for its user.
@@ -225,37 +201,36 @@ var (
 )
 
 // uv is uv from its wheel, which pip gets and compares with the hashes.
-func (b *build) uv(ctx context.Context) (tree, part, error) {
-	of := part{kind: "pypi", name: "uv", version: string(uvVersion.FindSubmatch(uvRequirements)[1])}
+func (b *build) uv(ctx context.Context) (t tree, version string, err error) {
+	version = string(uvVersion.FindSubmatch(uvRequirements)[1])
 	folder, err := os.MkdirTemp("", "mesh-uv-")
 	if err != nil {
-		return nil, of, err
+		return nil, version, err
 	}
 	defer os.RemoveAll(folder) //nolint:errcheck // it is of the temporary folder
 	list := filepath.Join(folder, "uv.txt")
 	if err := os.WriteFile(list, uvRequirements, 0o600); err != nil {
-		return nil, of, err
+		return nil, version, err
 	}
-	fmt.Fprintf(b.log, "get uv %s\n", of.version)
+	fmt.Fprintf(b.log, "get uv %s\n", version)
 	machine := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[b.arch]
 	cmd := exec.CommandContext(ctx, "python3", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes",
 		"--only-binary", ":all:", "--platform", "manylinux2014_"+machine, "--platform", "manylinux_2_17_"+machine, "--platform", "manylinux_2_28_"+machine,
 		"--dest", folder, "--requirement", list)
 	cmd.Stdout, cmd.Stderr = b.log, b.log
 	if err := cmd.Run(); err != nil {
-		return nil, of, fmt.Errorf("pip download: %w", err)
+		return nil, version, fmt.Errorf("pip download: %w", err)
 	}
 	wheels, err := filepath.Glob(filepath.Join(folder, "*.whl"))
 	if err != nil || len(wheels) != 1 {
-		return nil, of, fmt.Errorf("pip got %d wheels of uv, want one", len(wheels))
+		return nil, version, fmt.Errorf("pip got %d wheels of uv, want one", len(wheels))
 	}
 	wheel, err := os.ReadFile(wheels[0])
 	if err != nil {
-		return nil, of, err
+		return nil, version, err
 	}
-	of.sha256 = fmt.Sprintf("%x", sha256.Sum256(wheel))
-	t, err := uvTree(wheel)
-	return t, of, err
+	t, err = uvTree(wheel)
+	return t, version, err
 }
 
 // uvTree is what the image has of the wheel: the program, and its licenses.

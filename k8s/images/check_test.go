@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,11 +115,8 @@ func TestMadeTwice(t *testing.T) {
 		}
 		img := twice(t, func(b *build) (*image, error) { return b.agent(t.Context()) })
 		files := checkImage(t, here, img, agentAbout)
-		purls := checkBill(t, img.bill)
-		for _, name := range []string{"pkg:golang/github.com/nats-io/nats.go@" + requires(t, "github.com/nats-io/nats.go"), "pkg:deb/debian/git@", "pkg:deb/debian/python3.11@", "pkg:pypi/uv@" + string(uvVersion.FindSubmatch(uvRequirements)[1])} {
-			if !slices.ContainsFunc(purls, func(p string) bool { return strings.HasPrefix(p, name) }) {
-				t.Errorf("the bill of materials lacks %s", name)
-			}
+		if files["var/lib/dpkg/status"] == nil {
+			t.Error("scanners find no list of Debian's packages")
 		}
 		for name := range files {
 			if leftOut(name) || strings.HasSuffix(name, ".log") {

@@ -21,7 +21,6 @@ const (
 	userID   = 65532
 	userName = "toolmesh"
 	home     = "/home/toolmesh"
-	billPath = "usr/share/doc/toolmesh/sbom.spdx.json"
 	passwd   = userName + ":x:65532:65532::" + home + ":/usr/sbin/nologin\n"
 	group    = userName + ":x:65532:\n"
 )
@@ -51,11 +50,10 @@ var agentAbout = about{
 	entrypoint:  []string{"/usr/bin/tini", "--", "/usr/bin/mesh-agent"},
 }
 
-// image is an image with its bill of materials, which is in it, too.
+// image is an image by its name.
 type image struct {
 	v1.Image
 	name string
-	bill []byte
 }
 
 // namedLayer is a layer, and what it is for.
@@ -64,7 +62,7 @@ type namedLayer struct {
 	what string
 }
 
-func (b *build) image(a about, bill []byte, layers ...namedLayer) (*image, error) {
+func (b *build) image(a about, layers ...namedLayer) (*image, error) {
 	config := &v1.ConfigFile{
 		Architecture: b.arch, OS: "linux", Created: v1.Time{Time: b.epoch},
 		RootFS: v1.RootFS{Type: "layers"},
@@ -97,11 +95,10 @@ func (b *build) image(a about, bill []byte, layers ...namedLayer) (*image, error
 			return nil, err
 		}
 	}
-	return &image{made, a.title, bill}, nil
+	return &image{made, a.title}, nil
 }
 
-// write writes the image as an OCI layout, the layout as a tar, and the bill of
-// materials, and returns the size of the tar.
+// write writes the image as an OCI layout, and the layout as a tar, and returns the size of the tar.
 func (b *build) write(img *image) (size int64, err error) {
 	folder := filepath.Join(b.out, img.name)
 	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(b.out, 0o755)); err != nil {
@@ -116,9 +113,6 @@ func (b *build) write(img *image) (size int64, err error) {
 		"org.opencontainers.image.ref.name": b.reference(img.name),
 		"io.containerd.image.name":          b.reference(img.name),
 	})); err != nil {
-		return 0, err
-	}
-	if err := os.WriteFile(folder+".spdx.json", img.bill, 0o644); err != nil {
 		return 0, err
 	}
 	return pack(folder, folder+".tar")

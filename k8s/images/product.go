@@ -3,7 +3,6 @@ package main
 import (
 	"archive/tar"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/pem"
 	"errors"
@@ -12,14 +11,14 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"runtime/debug"
 
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// binaries adds programs of the product, linked statically, and returns what they consist of.
+// binaries is programs of the product, linked statically.
 // Neither the folder of the sources nor this machine's settings of Go leave a trace in them.
-func (b *build) binaries(ctx context.Context, to tree, names ...string) (parts []part, err error) {
+func (b *build) binaries(ctx context.Context, names ...string) (tree, error) {
+	to := make(tree)
 	folder, err := os.MkdirTemp("", "mesh-images-")
 	if err != nil {
 		return nil, err
@@ -40,75 +39,51 @@ func (b *build) binaries(ctx context.Context, to tree, names ...string) (parts [
 		if err != nil {
 			return nil, err
 		}
-		of, err := goParts(data, b.version)
-		if err != nil {
-			return nil, err
-		}
-		parts = append(parts, of...)
 		to.file("usr/bin/"+name, 0o755, data)
 	}
-	return parts, nil
+	return to, nil
 }
 
 // router is the image of the router: nothing in it but what it needs.
 func (b *build) router(ctx context.Context) (*image, error) {
-	t, bill, err := b.routerTree(ctx)
+	t, err := b.routerTree(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return b.image(routerAbout, bill, namedLayer{t, "mesh-router, CA certificates"})
+	return b.image(routerAbout, namedLayer{t, "mesh-router, CA certificates"})
 }
 
-func (b *build) routerTree(ctx context.Context) (tree, []byte, error) {
-	t := make(tree)
-	parts, err := b.binaries(ctx, t, "mesh-router")
+func (b *build) routerTree(ctx context.Context) (tree, error) {
+	t, err := b.binaries(ctx, "mesh-router")
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	roots, of, err := authorities()
+	roots, err := authorities()
 	if err != nil {
-		return nil, nil, err
-	}
-	bill, err := b.sbom("mesh-router", append(parts, of))
-	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	t.file("etc/passwd", 0o644, []byte("root:x:0:0::/:/usr/sbin/nologin\n"+passwd))
 	t.file("etc/group", 0o644, []byte("root:x:0:\n"+group))
 	t.file("etc/ssl/certs/ca-certificates.crt", 0o644, roots)
-	t.file(billPath, 0o644, bill)
 	t.folder(home[1:], 0o750)
 	t.add("tmp", &node{kind: tar.TypeDir, mode: sticky | 0o777})
-	return t, bill, nil
+	return t, nil
 }
 
-// rootsModule has the certificate authorities that Mozilla trusts. Those of this machine
-// are no source: it may trust some that nobody else should.
-const rootsModule = "golang.org/x/crypto/x509roots/fallback"
-
-// authorities are the certificates of authorities as PEM, and the module that they are from.
-// Authorities that are trusted with a condition are left out: PEM has no way to say it.
-func authorities() ([]byte, part, error) {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return nil, part{}, errors.New("this program does not know what it was built of")
-	}
-	of := part{kind: "golang", name: rootsModule}
-	for _, m := range info.Deps {
-		if m.Path == rootsModule {
-			of.version = cmp.Or(m.Replace, m).Version
-		}
-	}
+// authorities are the certificates of the authorities that Mozilla trusts, as PEM. Those of
+// this machine are no source: it may trust some that nobody else should. Authorities that are
+// trusted with a condition are left out: PEM has no way to say it.
+func authorities() ([]byte, error) {
 	var out bytes.Buffer
 	for root := range bundle.Roots() {
 		if root.Constraint != nil {
 			continue
 		}
 		if err := pem.Encode(&out, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}); err != nil {
-			return nil, part{}, err
+			return nil, err
 		}
 	}
-	return out.Bytes(), of, nil
+	return out.Bytes(), nil
 }
 
 // context writes what the Containerfiles copy: the product's own files.
@@ -116,11 +91,11 @@ func (b *build) context(ctx context.Context, folder string) error {
 	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(folder, 0o755)); err != nil {
 		return err
 	}
-	router, _, err := b.routerTree(ctx)
+	router, err := b.routerTree(ctx)
 	if err != nil {
 		return err
 	}
-	agent, _, err := b.agentTree(ctx, nil)
+	agent, err := b.binaries(ctx, "mesh", "mesh-agent")
 	if err != nil {
 		return err
 	}

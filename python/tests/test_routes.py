@@ -1,8 +1,10 @@
 """Which node the client calls."""
 
+import asyncio
 import collections
+import itertools
 
-from toolmesh import _routes
+from toolmesh import _connection, _routes
 
 
 def route(*nodes):
@@ -53,3 +55,21 @@ def test_when_the_registry_is_asked():
     assert known.stale("s", "t") is None
     first.forget(first.places[0])
     assert known.stale("s", "t") is first
+
+
+def test_a_refused_publish_fails_the_call_that_it_is_about():
+    async def refuse():
+        connection = object.__new__(_connection.Connection)
+        connection.pending, connection.numbers, connection._denied = {}, itertools.count(), set()
+        runs, refused, later = (_connection.Pending(connection, "tools.s.t") for _ in range(3))
+        runs.sign += 1  # its node has said so
+
+        def said() -> list[tuple[str, bool | None] | None]:
+            return [(one.error.code, one.error.started) if one.error else None for one in (runs, refused, later)]
+
+        denied = ("permission_denied", False)
+        for want in ([None, denied, None], [None, denied, denied], [None, denied, denied]):
+            await connection._failed(Exception('nats: permissions violation for publish to "tools.s.t"'))
+            assert said() == want
+
+    asyncio.run(refuse())

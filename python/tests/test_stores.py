@@ -107,7 +107,7 @@ def of(annotation: Any, default: Any = inspect.Parameter.empty) -> Index:
 
 @pytest.mark.parametrize(("annotation", "given", "arrives"), [
     (int, 1.0, 1), (float, 1, 1.0), (str, 1, "1"), (bool, 1, True), (bool, 0, False), (bool, "false", False),
-    (bool, "True", True), (int, "7", 7), (float, "2.5", 2.5), (str, 1.5, "1.5"), (int, True, 1),
+    (bool, "True", True), (int, "7", 7), (float, "2.5", 2.5), (str, 1.5, "1.5"),
     (List[int], [1.0], [1]), (list[int], ["1", 2], [1, 2]), (Tuple[int], [1.0], (1,)),
     (tuple[int, str], [1, 2], (1, "2")),
     (Person, {"name": 1, "age": "3"}, {"name": "1", "age": 3}),
@@ -343,6 +343,32 @@ def test_texts_that_call_nothing(message: str) -> None:
         EVERY.parse_and_execute(message)
 
 
+def optional(n: int = 7) -> int:
+    return n
+
+
+@pytest.mark.parametrize("key", ["kwargs", "arguments", "parameters", "input", "args"])
+def test_arguments_in_a_text_are_taken_by_any_name(key: str) -> None:
+    index = Index([optional])
+    assert index.parse_and_execute(f'{{"toolname": "optional", "{key}": {{"n": 3}}}}') == 3
+    assert index.parse_and_execute(json.dumps({"toolname": "optional", key: '{"n": 3}'})) == 3
+
+
+@pytest.mark.parametrize("rest", [
+    {"n": 3}, {"payload": {"n": 3}}, {"kwargs": {}, "arguments": {"n": 3}}, {"input": {"n": 2}, "parameters": {"n": 3}},
+])
+def test_arguments_in_a_text_are_not_dropped(rest: Any) -> None:
+    """The tool ran without them."""
+    with pytest.raises(ValueError, match="arguments"):
+        Index([optional]).parse_and_execute(json.dumps({"toolname": "optional", **rest}))
+
+
+@pytest.mark.parametrize("annotation", [int, float, Literal[1, 2], Union[int, list[int]]])
+def test_true_is_no_number(annotation: Any) -> None:
+    with pytest.raises(toolmesh.InvalidArguments):
+        of(annotation).execute("tool", {"bar": True})
+
+
 def test_what_is_no_tool() -> None:
     with pytest.raises(TypeError, match="not int"):
         Index([3])  # type: ignore[list-item]
@@ -474,13 +500,13 @@ def test_what_was_just_installed_is_described(
     """A member of the mesh may be a moment late."""
     known = iter([None, "old", "new"])
 
-    def ask(mesh: Mesh, verb: str, question: dict[str, Any]) -> dict[str, Any]:
+    def describe(tool: str) -> dict[str, Any]:
         revision = next(known)
         if revision is None:
             raise toolmesh.ToolNotFound("tool_not_found", "not yet")
-        return {"id": question["tool"], "description": revision, "index": {"name": "x", "revision": revision}}
+        return {"id": tool, "description": revision, "index": {"name": "x", "revision": revision}}
 
-    monkeypatch.setattr(_sources, "ask", ask)
+    monkeypatch.setattr(nowhere, "describe", describe)
     program = told / "mesh"
     program.write_text(program.read_text().replace('"tools":[]', '"revision":"new","tools":["x.a.b"]'))
     index = LocalIndex(told, mesh=nowhere)

@@ -1,12 +1,14 @@
 """Results as JSON, and what JSON cannot carry."""
 
 import collections
+import concurrent.futures
 import dataclasses
 import datetime
 import decimal
 import enum
 import json
 import pathlib
+import threading
 import types
 import uuid
 from typing import Any
@@ -310,3 +312,36 @@ def test_a_subclass_with_items_of_its_own_is_what_it_says() -> None:
             return [(key.upper(), Backwards([1, 2])) for key in self]
 
     assert encode({"x": Upper(a=1)}) == b'{"x":{"A":[2,1]}}'
+
+
+class Meets(collections.UserDict[str, int]):
+    """Is written while another thread writes it, too."""
+
+    def __init__(self, both):
+        super().__init__({"a": 1})
+        self.both = both
+
+    def __iter__(self):
+        self.both.wait(30)
+        return super().__iter__()
+
+
+def test_one_value_in_two_threads():
+    shared = [[Meets(threading.Barrier(2))]]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(encode, [shared, shared])) == [b'[[{"a":1}]]'] * 2
+
+
+class Holds:
+    """Converts to what holds itself, without a container that does."""
+
+    __attrs_attrs__ = (types.SimpleNamespace(name="inner"),)
+
+    def __init__(self):
+        self.inner = self
+
+
+def test_an_object_that_holds_itself_in_any_thread():
+    for run in (encode, lambda value: concurrent.futures.ThreadPoolExecutor(1).submit(encode, value).result()):
+        with pytest.raises(NotSerializable, match="contains itself"):
+            run([Holds()])

@@ -53,6 +53,7 @@ type call struct {
 	tools   []subjects.ToolID // that it calls
 	pools   map[string]int    // calls of it, by the pool that they wait for
 	epoch   string            // of the session, as the view knew it
+	account subjects.SessionID
 	arrived time.Time
 	// Guarded by s.mu.
 	waiting bool
@@ -97,7 +98,6 @@ func (c *call) parse(err error) *toolmesh.Error {
 		}
 		c.batch.Members = nil
 	}
-	c.req.Outlive = c.req.Outlive || c.req.IdempotencyKey != ""
 	c.req.Drop() // the message is what waits, and is passed on
 	if err != nil {
 		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
@@ -112,7 +112,7 @@ func (c *call) parse(err error) *toolmesh.Error {
 		return toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
 	session, _ := c.s.view.Session(c.subject.Session)
-	c.epoch = session.Epoch
+	c.epoch, c.account = session.Epoch, subjects.Account(c.subject.Session, session.Epoch)
 	c.pools = make(map[string]int)
 	for _, id := range c.tools {
 		if index, ok := c.s.view.Index(c.subject.Session, id); ok {
@@ -306,14 +306,13 @@ func (c *call) say(header codec.Header) bool {
 	if !c.req.Keepalive {
 		return true
 	}
-	reply, gone := c.probe.Next(c.s.bus)
-	if gone >= callerGone {
+	if c.probe.Gone(callerGone) {
 		return false
 	}
 	if !c.s.bus.Connected() {
 		return true
 	}
-	sign := &nats.Msg{Subject: c.m.Reply, Reply: reply, Header: nats.Header(header)}
+	sign := &nats.Msg{Subject: c.m.Reply, Reply: c.probe.Next(c.s.bus), Header: nats.Header(header)}
 	if c.s.bus.Conn().PublishMsg(sign) == nil {
 		c.signed = time.Now()
 	}
@@ -400,7 +399,7 @@ func (c *call) pass(node subjects.NodeID, boot subjects.BootID, tick <-chan time
 			if w = c.read(m, already); w != refuses && !bus.NoResponders(m) {
 				first.Store(true)
 				sign := len(m.Data) == 0 && m.Header.Get(codec.HeaderKeepalive) != ""
-				c.forward(m, node, waited, !sign && !answered.Swap(true))
+				c.forward(m, waited, !sign && !answered.Swap(true))
 			}
 		}
 		if w == goesOn && already {
@@ -582,7 +581,7 @@ func (c *call) read(m *nats.Msg, already bool) word {
 // elsewhere reports whether another node may take a call that one has refused so, or the
 // same one later.
 func elsewhere(e *toolmesh.Error) bool {
-	if e.Started != toolmesh.StartedNo || e.Details["revision"] != nil || codec.StateGone(e) {
+	if e.Started != toolmesh.StartedNo || e.Details["revision"] != nil || codec.StateGone(e) || codec.NodeBusy(e) {
 		return false
 	}
 	return e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeToolNotFound
@@ -590,16 +589,11 @@ func elsewhere(e *toolmesh.Error) bool {
 
 // forward passes a message of the node on to the caller, with how long the call has waited
 // where that is to be said. By a reply subject the node finds out whether its reader is
-// there, which is this router: the caller is the router's to miss.
-func (c *call) forward(m *nats.Msg, node subjects.NodeID, waited time.Duration, say bool) {
+// there.
+func (c *call) forward(m *nats.Msg, waited time.Duration, say bool) {
 	out := &nats.Msg{Subject: c.m.Reply, Header: m.Header, Data: m.Data}
 	if m.Reply != "" {
-		var gone time.Duration
-		out.Reply, gone = c.probe.Next(c.s.bus)
-		ctl, err := subjects.NodeCtl(node, c.subject.Session, c.rpc)
-		if gone >= callerGone && err == nil && !c.req.Outlive {
-			_ = c.s.bus.Conn().Publish(ctl, nil) // again with the next one
-		}
+		out.Reply = c.probe.Pass(c.s.bus, m.Reply)
 	}
 	if say && c.req.Form == codec.FormPlain && len(m.Header) > 0 {
 		out.Header = maps.Clone(m.Header)

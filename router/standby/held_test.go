@@ -64,7 +64,8 @@ func TestWhatWaitsIsHeldAsItCame(t *testing.T) {
 	}
 }
 
-// What waits has a bound in bytes, of which a session leaves some to others.
+// What waits has a bound in bytes, of which a session leaves some to others, and all whose
+// names are made up together, too.
 func TestWhatWaitsIsBoundedInBytes(t *testing.T) {
 	r := newRig(t, single(t), 1, &standby.Options{})
 	body := `{"city":"` + strings.Repeat("x", 900<<10) + `"}`
@@ -81,7 +82,7 @@ func TestWhatWaitsIsBoundedInBytes(t *testing.T) {
 	}
 	const calls, most = 50, 36 // of 0.9 MB, in half of 64 MB
 	for n := range calls {
-		ask("greedy", n)
+		ask("made-up-"+strconv.Itoa(n%7), n)
 	}
 	for range calls - most {
 		e := failure(t, <-answers)
@@ -89,7 +90,7 @@ func TestWhatWaitsIsBoundedInBytes(t *testing.T) {
 			t.Fatalf("one more of the session: %+v", e)
 		}
 	}
-	ask("other", 1)
+	ask("default", 1)
 	r.awaits(most + 1)
 	r.node("n1", most+1)
 	for range most + 1 {

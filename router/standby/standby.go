@@ -268,10 +268,10 @@ func (s *Standby) receive(m *nats.Msg) {
 	s.mu.Lock()
 	full, over, room := len(s.calls) >= s.opts.Calls, s.over, true
 	if bad == nil && full {
-		full = !s.makeRoom(subject.Session)
+		full = !s.makeRoom(c.account)
 	}
 	if bad == nil && !full && !over {
-		room = s.held.Take(subject.Session, int64(m.Size()))
+		room = s.held.Take(c.account, int64(m.Size()))
 	}
 	if bad == nil && !full && !over && room {
 		s.calls[c] = struct{}{}
@@ -293,24 +293,24 @@ func (s *Standby) receive(m *nats.Msg) {
 	}
 }
 
-// makeRoom has the session that has the most places give up the last of its calls that
+// makeRoom has the account that has the most places give up the last of its calls that
 // wait, if it has more than another one would have by then. s.mu is held.
-func (s *Standby) makeRoom(session subjects.SessionID) bool {
+func (s *Standby) makeRoom(account subjects.SessionID) bool {
 	last, has := make(map[subjects.SessionID]*call), make(map[subjects.SessionID]int)
 	for c := range s.calls {
-		of := c.subject.Session
+		of := c.account
 		has[of]++
 		if l := last[of]; c.waiting && (l == nil || c.arrived.After(l.arrived)) {
 			last[of] = c
 		}
 	}
 	var most subjects.SessionID
-	for of, n := range has {
-		if last[of] != nil && n > has[most] {
+	for of := range last {
+		if last[most] == nil || has[of] > has[most] {
 			most = of
 		}
 	}
-	if has[most] <= has[session]+1 {
+	if last[most] == nil || has[most] <= has[account]+1 {
 		return false
 	}
 	delete(s.calls, last[most])
@@ -323,7 +323,7 @@ func (s *Standby) leave(c *call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.calls, c)
-	s.held.Give(c.subject.Session, int64(c.m.Size()))
+	s.held.Give(c.account, int64(c.m.Size()))
 }
 
 // waited counts a call that does not wait any more.

@@ -192,7 +192,8 @@ func TestTheWaitHasBounds(t *testing.T) {
 	r.awaits(0)
 }
 
-// A session that has all places gives up its last ones to others, until these have as many.
+// A session that has all places, or all whose names are made up together, gives up its last
+// ones to others, until these have as many.
 func TestSessionsShareThePlaces(t *testing.T) {
 	r := newRig(t, single(t), 1, &standby.Options{Calls: 4})
 	request := func(session string) <-chan *nats.Msg {
@@ -208,22 +209,22 @@ func TestSessionsShareThePlaces(t *testing.T) {
 	}
 	var greedy []<-chan *nats.Msg
 	for n := range 4 {
-		greedy = append(greedy, request("greedy"))
+		greedy = append(greedy, request("made-up-"+strconv.Itoa(len(greedy))))
 		r.awaits(n + 1)
 	}
-	if e := failure(t, <-request("greedy")); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "4 calls wait") {
+	if e := failure(t, <-request("made-up-"+strconv.Itoa(len(greedy)))); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "4 calls wait") {
 		t.Errorf("one more of the session that has them all: %+v", e)
 	}
 	var others []<-chan *nats.Msg
 	for n := range 2 {
-		others = append(others, request("other"))
+		others = append(others, request("default"))
 		last := greedy[len(greedy)-1-n]
 		if e := failure(t, <-last); e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !strings.Contains(e.Message, "other sessions") {
 			t.Errorf("the last call that waits of a session with more than its share: %+v", e)
 		}
 		r.awaits(4)
 	}
-	if e := failure(t, <-request("other")); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "4 calls wait") {
+	if e := failure(t, <-request("default")); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "4 calls wait") {
 		t.Errorf("one more of a session that has its share: %+v", e)
 	}
 	r.node("n1", 4)

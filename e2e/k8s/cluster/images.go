@@ -86,21 +86,13 @@ func prepare(ctx context.Context, folder string) error {
 }
 
 // kinds copies the definitions of KEDA's and the Prometheus operator's kinds from their
-// modules, of the versions that k8s/check has.
+// modules.
 func kinds(ctx context.Context, folder string) error {
-	data, err := os.ReadFile(Root + "/k8s/check/schemas.json")
-	if err != nil {
-		return err
-	}
-	var schemas struct{ From map[string]string }
-	if err := json.Unmarshal(data, &schemas); err != nil {
-		return err
-	}
 	for module, file := range map[string]string{
-		"github.com/kedacore/keda/v2":                        "config/crd/bases/keda.sh_scaledobjects.yaml",
-		"github.com/prometheus-operator/prometheus-operator": "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+		"github.com/kedacore/keda/v2@v2.21.0":                        "config/crd/bases/keda.sh_scaledobjects.yaml",
+		"github.com/prometheus-operator/prometheus-operator@v0.85.0": "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
 	} {
-		said, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", module+"@"+schemas.From[module]).Output()
+		said, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", module).Output()
 		if err != nil {
 			return fmt.Errorf("download %s: %w: %s", module, err, said)
 		}

@@ -57,15 +57,17 @@ WEATHER = pathlib.Path(__file__).parents[3] / "examples" / "indexes" / "weather"
                          ids=lambda code: re.sub(r"\W+", "-", code.partition("\n")[0]))
 def test_readme(here, rich, mesh, monkeypatch, capsys, tmp_path, code):
     rich.run("install", str(WEATHER))
-    if "@mesh.tool" in code:
+    monkeypatch.setattr(toolmesh, "local", lambda: mesh, raising=False)
+    if "@host.tool" in code:
         served = []
-        monkeypatch.setattr("toolmesh.mesh.serve", lambda **settings: served.append(settings))
+        monkeypatch.setattr(toolmesh.Host, "serve", lambda host: served.append(repr(host)))
         exec(code, {})
-        assert served == [{"index": "billing"}]
+        assert served == ["<Host of refund>"]
         return
+    monkeypatch.setenv("XDG_STATE_HOME", str(rich.folder / "state"))
+    monkeypatch.chdir(README.parents[1])
     if "stores" in code:
         monkeypatch.setattr("toolmesh.stores.indexes.mesh_here", lambda: mesh)
-        monkeypatch.setenv("XDG_STATE_HOME", str(rich.folder / "state"))
         (tmp_path / "weather").symlink_to(WEATHER)
         monkeypatch.chdir(tmp_path)
     script = [{"next_thought": "so", "next_tool_name": "weather_forecast_today", "next_tool_args": {"city": "Oslo"}},

@@ -89,15 +89,27 @@ class Alone(FlowToolCall):
         return self.peak
 
 
+class Safe(Alone):
+    """One that may run beside others, and by OpenRath's contract not beside itself."""
+
+    parallel_safe = True
+    name = "safe"
+
+
 def test_openraths_tools_in_the_mesh(mesh, node):
-    with host(Count(), Alone(), FlowToolFilesRead(), index="flow", **node):
+    with host(Count(), Alone(), Safe(), FlowToolFilesRead(), index="flow", **node):
         told = mesh.tool("flow.count")
         assert told.input_schema == Count.parameters and told.description == "Counts words."
         assert told.annotations["parallel_safe"] is True and told.annotations["resource_key"] == "dynamic"
         assert mesh.call("flow.count", {"text": "a b c"}) == 3
         with pytest.raises(toolmesh.InvalidArguments):
             mesh.call("flow.count", {"text": 3})
-        assert not mesh.tool("flow.alone").annotations.get("parallel_safe")
+        assert mesh.tool("flow.alone").annotations["parallel_safe"] is False
+        reads = mesh.tool(f"flow.{FlowToolFilesRead().name}").annotations
+        assert (reads["parallel_safe"], reads["resource_key"]) == (True, "dynamic")
+        safe = mesh.tool("flow.safe").annotations
+        assert (safe["parallel_safe"], safe["resource_key"]) == (True, ["safe", "safe"]), "OpenRath's default"
+        assert mesh.batch(["flow.safe"] * 3, parallel=True) == [1, 1, 1] == mesh.batch(["flow.safe"] * 3)
         found, threads = [], []
         for _ in range(4):
             threads.append(threading.Thread(target=lambda: found.append(mesh.call("flow.alone"))))

@@ -14,15 +14,20 @@ from __future__ import annotations
 
 import typing
 
-from ._core import errors, files
+from ._core import errors, files, tasks
+
+__version__ = "0.1.0"
 
 if typing.TYPE_CHECKING:
+    from . import mesh as mesh
     from .binary import local
     from .client import AsyncMesh, Mesh, scope
     from .host import Host
     from .remote import AsyncRemoteTool, RemoteTool
 
 File = files.File
+Task = tasks.Task
+AsyncTask = tasks.AsyncTask
 MeshError = errors.MeshError
 InvalidRequest = errors.InvalidRequest
 PermissionDenied = errors.PermissionDenied
@@ -45,17 +50,21 @@ ToolTimeout = errors.ToolTimeout
 WorkerOutOfMemory = errors.WorkerOutOfMemory
 
 __all__ = [
-    "AsyncMesh", "AsyncRemoteTool", "Busy", "CallCancelled", "File", "Host", "InstallFailed", "InternalError",
-    "InvalidArguments", "InvalidRequest", "Mesh", "MeshError", "NodeLost", "PayloadTooLarge", "PermissionDenied",
-    "ProtocolError", "RemoteTool", "ResultNotSerializable", "SessionNotFound", "StreamExpired", "ToolExecutionError",
-    "ToolNotFound", "ToolTimeout", "Unavailable", "WorkerCrashed", "WorkerOutOfMemory", "local",
-    "scope",
+    "AsyncMesh", "AsyncRemoteTool", "AsyncTask", "Busy", "CallCancelled", "File", "Host", "InstallFailed",
+    "InternalError", "InvalidArguments", "InvalidRequest", "Mesh", "MeshError", "NodeLost", "PayloadTooLarge",
+    "PermissionDenied", "ProtocolError", "RemoteTool", "ResultNotSerializable", "SessionNotFound", "StreamExpired",
+    "Task", "ToolExecutionError", "ToolNotFound", "ToolTimeout", "Unavailable", "WorkerCrashed",
+    "WorkerOutOfMemory", "__version__", "local", "mesh", "scope",
 ]
 
 _HOMES = {
     "AsyncMesh": "client", "Mesh": "client", "Host": "host", "scope": "client", "AsyncRemoteTool": "remote",
-    "RemoteTool": "remote", "local": "binary",
+    "RemoteTool": "remote", "local": "binary", "mesh": "mesh",
 }
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> object:
@@ -64,5 +73,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'toolmesh' has no attribute {name!r}")
     from importlib import import_module
 
-    found = globals()[name] = getattr(import_module(f"toolmesh.{_HOMES[name]}"), name)
+    found = import_module(f"toolmesh.{_HOMES[name]}")
+    if name != "mesh":
+        found = globals()[name] = getattr(found, name)
     return found

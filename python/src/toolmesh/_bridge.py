@@ -20,7 +20,8 @@ import weakref
 from collections import deque
 
 from . import binary
-from ._core import batches, encoding, errors, tool_side, values
+from ._core import batches, errors, tool_side, values
+from ._locks import lock
 
 if typing.TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -52,7 +53,7 @@ class Bridge:
         self._out: deque[bytes] = deque()
         self._rest = memoryview(b"")  # what the pipe had no room for
         self._waking = False
-        self._writing = threading.Lock()  # of _rest and _to
+        self._writing = lock()  # of _rest and _to
         self._ready: asyncio.Future[Frame] = self._loop.create_future()
         self._ended = asyncio.Event()
         self._room = asyncio.Event()
@@ -281,9 +282,7 @@ class Bridge:
 
     def encoded(self, tool: str, args: Mapping[str, Any] | None) -> bytes:
         """The arguments object of a call."""
-        with encoding:
-            body: bytes = tool_side._encoded(tool, args)
-        return body
+        return tool_side._encoded(tool, args)
 
     def task(self, parent: str, verb: str, request: bytes) -> Asked:
         """Asks about the durable tasks of the session of a call that is being served."""
@@ -309,15 +308,17 @@ class Bridge:
         head = {"type": "rpc_tool_stream" if stream else "rpc_tool_call", "rpc_id": asked.id, **fields}
         return self._sent(asked, head, b'"kwargs":' + body)
 
-    def batch(self, parent: str, members: list[tuple[str, Any, float | None]], timeout: float | None) -> Asked:
+    def batch(self, parent: str, members: list[tuple[str, Any, float | None]], timeout: float | None,
+              parallel: bool) -> Asked:
         """Makes several calls on behalf of a call that is being served; the answer is their ends."""
-        with encoding:
-            body = batches.requests(members, tool_side._encoded)
+        body = batches.requests(members, tool_side._encoded)
         asked = Asked(self, f"c{next(self._numbers)}", "")
         head: dict[str, Any] = {"type": "rpc_batch_call", "batch_id": asked.id, "parent": parent}
         seconds = tool_side._seconds(timeout)
         if seconds is not None:
             head["timeout_ms"] = max(1, int(seconds * 1000))
+        if parallel:
+            head["parallel"] = True
         return self._sent(asked, head, b'"requests":' + body)
 
     def describe(self, parent: str, tool: str) -> Asked:
@@ -352,7 +353,7 @@ class Asked:
         if frame["type"] == "rpc_stream_chunk" and frame.get("chunk_type") == "data":
             following: concurrent.futures.Future[Any] = concurrent.futures.Future()
             self._answers.append(following)
-            self._answers[-2].set_result((True, frame.get("data")))
+            _settle(self._answers[-2], (True, frame.get("data")), None)
             return
         if "error" in frame:
             self.fail(errors.rebuilt(frame["error"], self._tool))
@@ -445,7 +446,6 @@ def _forked() -> None:
     """In a child that the program forks: lets go of the pipes, or the bridge would outlive the program."""
     for one in list(_living):
         one._forked = True
-        one._writing = threading.Lock()  # a thread that is not here may hold it
         one._close()
 
 

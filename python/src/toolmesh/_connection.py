@@ -260,6 +260,10 @@ class Connection:
 
         self.beside(guard())
 
+    def drop(self) -> None:
+        """Has it close: nobody will use it again."""
+        self.beside(self.close())
+
     async def ready(self) -> Client:
         """The NATS client; Unavailable while there is no link."""
         nc = self._nc
@@ -357,10 +361,11 @@ class Connection:
         what, subject = denied.groups()
         if what.lower() == "subscription":
             self._denied.add(subject)
-        for one in list(self.pending.values()):
-            if one.subject == subject:
+        for one in self.pending.values():  # it refuses one by one, in the order in which they were sent
+            if one.subject == subject and one.error is None and not one.messages and one.sign == one.sent == one.asked:
                 one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {subject}: "
                                                       "a session of somebody else needs its key"))
+                break
 
     async def _disconnected(self) -> None:
         for one in list(self.pending.values()):
@@ -582,7 +587,8 @@ class Connection:
                     call.ran = failure.started
                 pause = _routes.room(failure, waits)
                 if pause is not None:
-                    if self._routes.refused(call, pause) and number - waits < _ATTEMPTS:
+                    alone = "node" in failure.details  # of all nodes that one can run it
+                    if not alone and self._routes.refused(call, pause) and number - waits < _ATTEMPTS:
                         continue  # on another node
                     left = until - time.monotonic()
                     if left <= pause:

@@ -7,9 +7,10 @@ channel is one thing in a process, whichever version is installed.
 
 from __future__ import annotations
 
+import collections.abc
 import contextvars
+import datetime
 import sys
-import threading
 import typing
 
 if typing.TYPE_CHECKING:
@@ -36,13 +37,19 @@ else:
     channel = _part("calling.channel")
     tool_side = _part("mesh")
 
-encoding = threading.Lock()
-"""Held while values are encoded: the worker's encoder is for one thread at a time."""
+    # The worker does without typing, and what the API shows of its files has annotations all the same.
+    for _one in (errors, files, tasks, tool_side):
+        for _name in ("Any", "IO"):
+            vars(_one).setdefault(_name, getattr(typing, _name))
+        for _name in ("AsyncIterator", "Awaitable", "Callable", "Iterable", "Iterator", "Mapping"):
+            vars(_one).setdefault(_name, getattr(collections.abc, _name))
+        vars(_one).setdefault("datetime", datetime.datetime)
+        vars(_one).setdefault("JSON", typing.Any)
 
 scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))
 """The session and the deadline, by time.monotonic, of calls that name none."""
 
 __all__ = [
-    "batches", "binding", "channel", "encoding", "errors", "failures", "files", "guard", "schema", "scope", "tasks",
+    "batches", "binding", "channel", "errors", "failures", "files", "guard", "schema", "scope", "tasks",
     "tool_side", "values",
 ]

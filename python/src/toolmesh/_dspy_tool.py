@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import functools
 import typing
 
 import dspy
@@ -11,13 +13,10 @@ import pydantic
 from dspy.utils.callback import with_callbacks
 
 from ._core import errors
-from ._framework import brief
-from .dspy import _awhole, _plain, _whole
+from ._framework import brief, meant
+from .dspy import RPCProxyTool, _awhole, _plain, _whole
 
-if typing.TYPE_CHECKING:
-    from .dspy import RPCProxyTool
-
-    JSONObject = dict[str, typing.Any]
+JSONObject = dict[str, typing.Any]
 
 
 class MeshTool(dspy.Tool):
@@ -34,23 +33,17 @@ class MeshTool(dspy.Tool):
         schema: JSONObject = told.input_schema if told is not None else {"type": "object"}
         properties = {name: inlined(one, schema) for name, one in schema.get("properties", {}).items()}
 
-        # dspy itself calls it in places, around the tool: so the checks are in here.
-        def call(**kwargs: typing.Any) -> typing.Any:
-            try:
-                return _shown(_whole(proxy, **self._checked(kwargs)))
-            except errors.MeshError as failure:
-                raise brief(failure) from None
-
         super().__init__(
-            func=call, name=proxy.tool_name, desc=told.description if told is not None else "", args=properties,
+            func=_Call(self, proxy), name=proxy.tool_name, desc=told.description if told is not None else "",
+            args=properties,
             # With types, dspy would make 3 into 3.0.
             arg_types=dict.fromkeys(properties, typing.Any),
         )
         self._proxy, self._schema = proxy, schema
         self._checks = jsonschema.Draft202012Validator(schema)
 
-    def _validate_and_parse_args(self, **kwargs: typing.Any) -> JSONObject:
-        return kwargs
+    def _meant(self, kwargs: JSONObject, failure: errors.MeshError) -> typing.Any:
+        return meant(self._proxy._caller(), self._proxy.tool_id, _plain(kwargs, self._proxy.tool_id), failure)
 
     def _checked(self, kwargs: JSONObject) -> JSONObject:
         """The arguments as they are sent, checked against the whole schema."""
@@ -65,13 +58,29 @@ class MeshTool(dspy.Tool):
                                     for one in wrong]})
         return plain
 
-    @with_callbacks
-    async def acall(self, **kwargs: typing.Any) -> typing.Any:
+    # Arguments by name may have any: they reach what dspy decorates, whose own parameters have names too, as one.
+    def __call__(self, /, **kwargs: typing.Any) -> typing.Any:
+        """Calls the tool and returns its result."""
+        return self._called(kwargs)
+
+    async def acall(self, /, **kwargs: typing.Any) -> typing.Any:
         """As a call, without holding up the event loop."""
+        return await self._acalled(kwargs)
+
+    @with_callbacks
+    def _called(self, kwargs: JSONObject) -> typing.Any:
+        return self.func(**kwargs)
+
+    @with_callbacks
+    async def _acalled(self, kwargs: JSONObject) -> typing.Any:
         try:
-            return _shown(await _awhole(self._proxy, **self._checked(kwargs)))
+            try:
+                given = self._checked(kwargs)
+            except errors.InvalidArguments as failure:
+                given = self._checked(await asyncio.wrap_future(self._meant(kwargs, failure)))
+            return _shown(await _awhole(self._proxy, **given))
         except errors.MeshError as failure:
-            raise brief(failure) from None
+            raise _quiet(failure) from None
 
     def format_as_litellm_function_call(self) -> JSONObject:
         """The declaration for a model: the schema as its author has it."""
@@ -86,6 +95,39 @@ class MeshTool(dspy.Tool):
         # Optimizers copy whole programs, and write into what they copied: the connection stays one.
         copied: MeshTool = self.model_copy(update={"args": copy.deepcopy(self.args)})
         return copied
+
+
+class _Call:
+    """What dspy calls, in places around the tool: so the checks are in here. It is no function: CodeAct, which copies
+    the source of functions into its interpreter, says so of others."""
+
+    def __init__(self, tool: MeshTool, proxy: RPCProxyTool) -> None:
+        self._tool, self._proxy = tool, proxy
+
+    def __call__(self, /, **kwargs: typing.Any) -> typing.Any:
+        try:
+            try:
+                given = self._tool._checked(kwargs)
+            except errors.InvalidArguments as failure:
+                given = self._tool._checked(self._tool._meant(kwargs, failure).result())
+            return _shown(_whole(self._proxy, **given))
+        except errors.MeshError as failure:
+            raise _quiet(failure) from None
+
+
+def _quiet(failure: errors.MeshError) -> errors.MeshError:
+    """A failure without frames: agents write the traceback of what they catch into what their model reads."""
+    found = brief(failure)
+    found.__class__ = _without_frames(type(found))  # type: ignore[arg-type]  # classes can be hashed
+    return found
+
+
+@functools.cache
+def _without_frames(kind: type[errors.MeshError]) -> type[errors.MeshError]:
+    frames = property(lambda _: None, lambda _, __: None)
+    return type(kind.__name__, (kind,), {
+        "__module__": kind.__module__, "__doc__": kind.__doc__, "__traceback__": frames,
+        "__reduce__": lambda self: (kind, self.args, self.__dict__)})
 
 
 def _shown(value: typing.Any) -> typing.Any:

@@ -11,17 +11,14 @@ with is_error, which the model reads.
 
 from __future__ import annotations
 
-import typing
 from typing import Any
 
 from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool, BetaBuiltinFunctionTool, ToolError
 
+from ._background import background as _background
 from ._core import errors
 from ._framework import arun, brief, meaning, run, text
-from .client import _background
-
-if typing.TYPE_CHECKING:
-    from .client import Mesh
+from .client import Mesh
 
 __all__ = ["async_tools", "tools"]
 
@@ -36,9 +33,9 @@ class _AsyncTool(BetaAsyncBuiltinFunctionTool):
     async def call(self, given: object) -> str:
         try:
             arguments = await meaning(self._mesh, {"name": self.name, "input": given})
-            return text(await arun(self._tool, arguments))
+            return text(await arun(self._tool, arguments, exact=True))
         except errors.MeshError as failure:
-            raise ToolError(str(brief(failure))) from failure
+            raise ToolError(str(brief(failure))) from None
 
 
 class _Tool(BetaBuiltinFunctionTool):
@@ -51,9 +48,9 @@ class _Tool(BetaBuiltinFunctionTool):
     def call(self, given: object) -> str:
         try:
             _, arguments = _background.run(self._mesh._meaning({"name": self.name, "input": given}))
-            return text(run(self._tool, arguments))
+            return text(run(self._tool, arguments, exact=True))
         except errors.MeshError as failure:
-            raise ToolError(str(brief(failure))) from failure
+            raise ToolError(str(brief(failure))) from None
 
 
 def tools(mesh: Mesh, prefix: str = "") -> list[BetaBuiltinFunctionTool]:

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import os
 import pathlib
 import shutil
 import subprocess
-import typing
+
+import toolmesh
 
 from . import _finding
 from ._core import errors
 
-if typing.TYPE_CHECKING:
-    from .client import Mesh
-
-_OWN = pathlib.Path(__file__).parent / "_bin" / "mesh"  # of wheels for one platform
 _STARTING = 120  # seconds that a first start may take: it makes environments of what is installed
 
 
 def find() -> str:
     """The path of the mesh binary: TOOLMESH_BINARY, the one that the wheel carries,
     or mesh on the PATH. FileNotFoundError says how to get one."""
-    path = os.environ.get("TOOLMESH_BINARY")
-    if path:
-        return path
-    if os.access(_OWN, os.X_OK):
-        return str(_OWN)
-    found = shutil.which("mesh")
+    found = os.environ.get("TOOLMESH_BINARY") or _carried() or shutil.which("mesh")
     if not found:
         raise FileNotFoundError(
             "there is no mesh binary: install the wheel of toolmesh for this platform (linux and macOS, x86_64 and "
@@ -34,7 +28,16 @@ def find() -> str:
     return found
 
 
-def local(*, idle: float = 300.0) -> Mesh:
+def _carried() -> str:
+    """The command that the wheel of this platform has brought along; "" if it was another."""
+    places = [pathlib.Path(__file__).parent.parent / "bin" / "mesh"]  # of pip install --target, whose record is wrong
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        told = importlib.metadata.files("toolmesh") or ()
+        places += [pathlib.Path(str(one.locate())).resolve() for one in told if one.name == "mesh"]
+    return next((str(one) for one in places if os.access(one, os.X_OK)), "")
+
+
+def local(*, idle: float = 300.0) -> toolmesh.Mesh:
     """A Mesh of this machine, which all programs of this user share: the one that mesh
     up left running, else one that is started and ends when nobody has been
     connected for idle seconds. Raises Unavailable where none can be started."""

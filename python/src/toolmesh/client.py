@@ -9,44 +9,44 @@ makes a connection of its own.
 from __future__ import annotations
 
 import asyncio
-import atexit
-import concurrent.futures
 import contextlib
-import copy
 import functools
 import importlib
 import io
 import json
 import os
-import threading
 import time
 import typing
 import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any
 
 from . import _models, _payloads
 from ._answers import refused
+from ._background import background as _background
 from ._connection import Call, Connection, new_rpc_id
-from ._core import batches, encoding, errors, files, schema, tasks, tool_side, values
+from ._core import batches, errors, files, tasks, tool_side
 from ._core import scope as _scope
 from ._finding import find
+from ._installing import install
+from ._options import OfCall, OfCollect, OfStream, Submission, Unpack
+from ._results import _about_task, _page, _resolved, _typed
 from ._streams import Stream
 from .remote import AsyncRemoteTool, RemoteTool, declared
 
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
-    from types import TracebackType
-    from typing import Any
-
-    from typing_extensions import Self
-
-    T = typing.TypeVar("T")
+T = typing.TypeVar("T")
+Args = Mapping[str, Any] | None
+Items = Generator[T, None, None]
+AsyncItems = AsyncGenerator[T, None]
+Self = typing.TypeVar("Self", bound="_Base")
+_Open = dict[tuple[int, asyncio.AbstractEventLoop], Connection]  # by process and event loop
 
 _DESCRIBED = 32  # questions for descriptions that are under way at once
 _PAGE = 500
 _BYTES = b'"$bytes"'  # what bytes are written as where a tool declares none
 _SCHEMAS = 1000
-
 
 
 @contextlib.contextmanager
@@ -71,22 +71,22 @@ class _Links:
 
     def __init__(self, settings: Mapping[str, Any], name: str, session: str) -> None:
         self._settings, self._name, self._session = settings, name, session
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
         self._schemas: dict[tuple[str, str], dict[str, Any]] = {}
-        self._of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
+        self._of: _Open = {}
+        weakref.finalize(self, _dropped, self._of).atexit = False
 
     def here(self) -> Connection:
-        """The connection of the running loop."""
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            if self._pid != os.getpid():
-                self._of, self._pid = weakref.WeakKeyDictionary(), os.getpid()
-            link = self._of.get(loop)
-            if link is None or link.closed:
-                link = self._of[loop] = Connection(lambda: find(**self._settings), self._name, self._session)
-                link.keep()
-            return link
+        """The connection of the running loop. A fork's child leaves those of its parent alone."""
+        key = os.getpid(), asyncio.get_running_loop()
+        link = self._of.get(key)
+        if link is None or link.closed:
+            for one in list(self._of):
+                if one[1].is_closed():
+                    self._of.pop(one, None)
+            settings = self._settings  # not self: a connection does not keep what would close it
+            link = self._of[key] = Connection(lambda: find(**settings), self._name, self._session)
+            link.keep()
+        return link
 
     async def settle(self, link: Connection, call: Call) -> None:
         """Writes bytes in the arguments of a call as its tool declares them, and stores its files. The schema is
@@ -105,8 +105,18 @@ class _Links:
 
     def all(self) -> list[Connection]:
         """The connections of all loops."""
-        with self._lock:
-            return list(self._of.values()) if self._pid == os.getpid() else []
+        return _own(self._of)
+
+
+def _own(links: _Open) -> list[Connection]:
+    return [link for (pid, _), link in list(links.items()) if pid == os.getpid()]
+
+
+def _dropped(links: _Open) -> None:
+    """Closes the connections of a mesh that nobody has any more; on whatever thread finds out."""
+    for link in _own(links):
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the connection with it
+            link.loop.call_soon_threadsafe(link.drop)
 
 
 class _Base:
@@ -127,15 +137,22 @@ class _Base:
         self._session = session
         self._timeout = tool_side._seconds(timeout)
         self._links = _Links(settings, name, session or "default")
-        self._models = _models.Names()
 
-    def session(self, name: str) -> Self:
+    def session(self: Self, name: str) -> Self:
         """The same mesh, on the same connection, for calls of another session."""
         if not isinstance(name, str) or not name:
             raise ValueError("a session has a name: text that is not empty")
-        other = copy.copy(self)
-        other._session, other._models = name, _models.Names()
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._session = name
         return other
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of session {self.session_name!r}>"
+
+    def __reduce__(self) -> typing.NoReturn:
+        raise TypeError(f"{type(self).__name__} cannot be pickled or copied: it is a connection of this process. Make "
+                        "one where it is used, or after a fork use this one")
 
     @property
     def session_name(self) -> str:
@@ -150,12 +167,11 @@ class _Base:
         if not isinstance(tool, str):
             raise TypeError(f"a tool is called by its id, a text, not by {type(tool).__name__}")
         named = _payloads.Named()
-        with encoding:
-            before, files.store = files.store, named
-            try:
-                body = tool_side._encoded(tool, args)
-            finally:
-                files.store = before
+        store = files.named.set(named)
+        try:
+            body = tool_side._encoded(tool, args)
+        finally:
+            files.named.reset(store)
         seconds = tool_side._seconds(timeout) if timeout is not None else self._timeout
         deadline = _scope.get()[1]
         if deadline is not None:
@@ -170,71 +186,33 @@ class _Base:
         return Call(self.session_name, tool, body, name, seconds, idempotent, isolation, revision, no_cache, key=key,
                     files=named.found)
 
-
     def _whole(self, made: list[tuple[str, Any, float | None]], timeout: float | None,
-               rpc_id: str | None) -> tuple[Call, list[Call]]:
+               rpc_id: str | None, parallel: bool) -> tuple[Call, list[Call], bool]:
         """The request of a batch, without its body, and its calls."""
         members = [self._call(tool, args, seconds, None, False, None, None) for tool, args, seconds in made]
         for one, (_, _, seconds) in zip(members, made, strict=True):
             one.timeout = seconds
         call = self._call("", None, timeout, rpc_id, False, None, None, "batch_")
         call.batch = True
-        return call, members
-
-
-async def _about_task(link: Connection, session: str, verb: str, request: bytes) -> dict[str, Any]:
-    """What is answered about a task, with the result that it refers to."""
-    answer = await link.task(session, verb, request)
-    if "ref" in answer:
-        ref = _payloads.Ref(answer.pop("ref"), answer.pop("digest", ""))
-        answer["result"] = values.decode(await _payloads.read(link, session, ref))
-        await _payloads.delete(link, session, ref)
-    return answer
-
-
-async def _resolved(link: Connection, session: str, body: bytes) -> list[Any]:
-    """The results in the answer to a batch, with what they refer to."""
-    results: list[Any] = values.decode(body)["results"]
-    for one in results:
-        if "ref" not in one:
-            continue
-        ref = _payloads.Ref(one["ref"], one.get("digest", ""))
-        try:
-            one["result"] = values.decode(await _payloads.read(link, session, ref))
-            await _payloads.delete(link, session, ref)
-        except errors.MeshError as failure:
-            one["status"] = "error"
-            one["error"] = {"code": failure.code, "message": failure.message, "started": True}
-    return results
+        return call, members, parallel
 
 
 class AsyncMesh(_Base):
-    """A mesh for coroutines. It connects when it is first used: by the arguments, by
-    MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's
-    own variables), to what mesh up left running, or to NATS's default port.
+    """A mesh for coroutines: as Mesh, with await. Any number of tasks may use it; each event
+    loop has a connection of its own. Close it, or use it as an async context manager."""
 
-    timeout is the time in seconds that calls have which name none. Any number of
-    tasks may use it; each event loop has a connection of its own. Close it, or use it
-    as an async context manager.
-    """
+    @typing.overload
+    async def call(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
+
+    @typing.overload
+    async def call(self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfCall]) -> Any: ...
 
     async def call(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, no_cache: bool = False, idempotency_key: str | None = None,
     ) -> Any:
-        """Calls a tool and returns its result.
-
-        args are its arguments by name; bytes, dates, dataclasses, pydantic models,
-        numpy and pandas travel as they do from a tool. timeout is the whole time in
-        seconds; without one the tool's own holds. idempotent says that the call may
-        be made again when its node is lost. returns is a type that the result is
-        made into. no_cache has a tool run whose results are kept. idempotency_key names what
-        the call does, for a day: it runs once, and each further call under the key gets what
-        that ended with (docs/bulk.md). Raises the
-        MeshError of the code, ToolExecutionError when the tool itself failed.
-        Cancelling the task cancels the call where it runs.
-        """
+        """As Mesh.call. Cancelling the task cancels the call where it runs."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
                           key=idempotency_key)
         return _typed(await self._unary(call), returns, tool)
@@ -243,19 +221,28 @@ class AsyncMesh(_Base):
 
     async def _unary(self, call: Call) -> bytes:
         link = self._links.here()
-        await self._links.settle(link, call)
-        return await link.call(call)
+        try:
+            await self._links.settle(link, call)
+            return await link.call(call)
+        except errors.MeshError as failure:
+            raise failure.with_traceback(None) from None  # without our frames, which are no news
+
+    @typing.overload
+    def stream(
+        self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfStream]
+    ) -> AsyncItems[T]: ...
+
+    @typing.overload
+    def stream(
+        self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
+    ) -> AsyncItems[Any]: ...
 
     async def stream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
-        """Calls a tool and yields its items as they come, in order, each once, over lost
-        connections too. The call begins with the first item that is asked for;
-        closing the generator cancels it. A reader that does not keep up holds the tool
-        back. Otherwise as call; returns is the type of an item, idle the longest time
-        in seconds that an item is waited for."""
+        """As Mesh.stream; the call begins with the first item that is asked for."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
         link = self._links.here()
         await self._links.settle(link, call)
@@ -269,36 +256,28 @@ class AsyncMesh(_Base):
 
     astream = stream
 
-    async def collect(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
+    async def collect(self, tool: str, args: Args = None, **options: Unpack[OfCollect]) -> list[Any]:
         """The list of all items of stream."""
         return [item async for item in self.stream(tool, args, **options)]
 
     async def batch(
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
-        return_exceptions: bool = False,
+        return_exceptions: bool = False, parallel: bool = False,
     ) -> list[Any]:
-        """Makes several calls with one request, 1,000 at most, and returns their results in the order of the calls.
-
-        A call is (tool, arguments), (tool, arguments, timeout) or a tool's id alone. Calls
-        of tools that are not parallel_safe run one after the other, in that order, others
-        side by side unless their resource keys are the same. One that fails hurts no other:
-        when all have ended the first error is raised, or with return_exceptions each
-        stands in its call's place. timeout is the time of all of them, in seconds; rpc_id
-        names the batch: sent again under its name nothing of it runs twice. Cancelling the
-        task cancels all that runs.
-        """
+        """As Mesh.batch. Cancelling the task cancels all that runs."""
         made = batches.members(calls)
-        return batches.ends(made, await self._batch(*self._whole(made, timeout, rpc_id)), return_exceptions)
+        return batches.ends(made, await self._batch(*self._whole(made, timeout, rpc_id, parallel)), return_exceptions)
 
     abatch = batch
 
-    async def _batch(self, call: Call, members: list[Call]) -> list[Any]:
+    async def _batch(self, call: Call, members: list[Call], parallel: bool) -> list[Any]:
         link = self._links.here()
         for one in members:
             await self._links.settle(link, one)
             call.stored += one.stored
         requests = batches.requests([(one.tool, one.body, one.timeout) for one in members], lambda _, body: body)
-        head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)},"requests":'
+        said = ',"parallel":true' if parallel else ""
+        head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)}{said},"requests":'
         call.body = head.encode() + requests + b"}"
         return await _resolved(link, call.session, await link.call(call))
 
@@ -308,15 +287,7 @@ class AsyncMesh(_Base):
         idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
         every: float | None = None, cron: str | None = None, catch_up: str | None = None,
     ) -> tasks.AsyncTask:
-        """Hands in a call that is made whatever becomes of this program, and returns its task.
-
-        id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
-        timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the
-        result is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a
-        time, or after a delay in seconds; every, in seconds, and cron (5 fields, UTC) make a schedule, which ends
-        when the task is cancelled. For times that it missed it submits one task; catch_up says none, one or all
-        (docs/bulk.md).
-        """
+        """As Mesh.submit."""
         call = self._call(tool, args, None, id, False, None, None, "task_", key=idempotency_key)
         return await self._submit(call, functools.partial(
             tasks.submission, tool, id=call.rpc_id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
@@ -350,9 +321,7 @@ class AsyncMesh(_Base):
     adescribe = describe
 
     async def save(self, value: Any, path: str | os.PathLike[str]) -> str:
-        """Writes the file that a result stands for (a tool that returns a File gives {"$file": ...}) to path, or
-        into that folder under its own name, and returns its path. It is kept for 15 minutes after the call, and
-        can be saved once."""
+        """As Mesh.save."""
         return await _payloads.save(self._links.here(), self.session_name, value, path)
 
     asave = save
@@ -371,24 +340,20 @@ class AsyncMesh(_Base):
         return AsyncRemoteTool(self, told)
 
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
-        """The declarations of tools (ids, or tools themselves; all of the session if
-        None) as a provider takes them: openai, openai-responses, anthropic, gemini or
-        mcp. execute knows the names in them."""
+        """As Mesh.format."""
         ids = [getattr(one, "id", one) for one in tools] if tools is not None else await self._ids("")
-        return await self._models.render(self._links.here(), self.session_name, provider, ids)
+        return await _models.render(self._links.here(), self.session_name, provider, ids)
 
     async def execute(self, call: Any, *, timeout: float | None = None) -> Any:
-        """Runs a tool call as a model gave it: an object or a dict of the provider's
-        client, or {"name", "arguments"}. Its name and its values are mapped back.
-        JSON that is slightly broken is repaired where json_repair is installed."""
-        tool, arguments = await self._models.resolve(self._links.here(), self.session_name, call)
+        """As Mesh.execute."""
+        tool, arguments = await _models.meaning(self._links.here(), self.session_name, call)
         return await self.call(tool, arguments, timeout=timeout)
 
     async def close(self) -> None:
         """Ends the connection of this loop; what is under way fails. A later call makes a new one."""
         await self._links.here().close()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self: Self) -> Self:
         return self
 
     async def __aexit__(self, _kind: type[BaseException] | None, _value: BaseException | None,
@@ -423,112 +388,16 @@ class AsyncMesh(_Base):
         return [one for one in found if one is not None]
 
 
-class _Background:
-    """The event loop of the process's Mesh objects, on a thread of its own."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.thread: threading.Thread | None = None
-        self.pid = 0
-        self.over = False
-
-    def start(self) -> asyncio.AbstractEventLoop:
-        """The loop, which runs."""
-        loop = self.loop
-        if loop is not None and self.pid == os.getpid():
-            if threading.current_thread() is self.thread:
-                raise RuntimeError("a Mesh was used on its own event loop; AsyncMesh is for coroutines")
-            return loop
-        with self.lock:
-            if self.over:
-                raise refused("unavailable", "the interpreter is shutting down")
-            if self.loop is None or self.pid != os.getpid():
-                # After a fork the parent's thread and loop are not here; its sockets are left alone.
-                self.loop, self.pid = asyncio.new_event_loop(), os.getpid()
-                self.thread = threading.Thread(target=self._run, args=(self.loop,), name="toolmesh", daemon=True)
-                self.thread.start()
-            return self.loop
-
-    @staticmethod
-    def _run(loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-        finally:
-            tasks = asyncio.all_tasks(loop)
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-    def end(self) -> None:
-        """Ends the loop, and with it what is under way, when the interpreter does."""
-        with self.lock:
-            self.over = True
-            loop, thread = self.loop, self.thread
-            if loop is None or thread is None or self.pid != os.getpid() or loop.is_closed():
-                return
-            loop.call_soon_threadsafe(loop.stop)
-        thread.join(2)
-
-    def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
-        """Runs a coroutine that is made there. Cancelling the future cancels it."""
-        loop = self.start()
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-        def begin() -> None:
-            if future.cancelled():
-                return
-            task = loop.create_task(make())
-            task.add_done_callback(functools.partial(_settle, future))
-            future.add_done_callback(functools.partial(_give_up, loop, task))
-
-        loop.call_soon_threadsafe(begin)
-        return future
-
-    def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """submit, and waits for it. An exception in the waiting thread cancels it."""
-        future = self.submit(make)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise errors.error("cancelled", "the mesh was closed while the call ran", origin="caller") from None
-        except BaseException:
-            future.cancel()
-            raise
-
-
-def _give_up(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], future: concurrent.futures.Future[Any]) -> None:
-    if future.cancelled() and not loop.is_closed():
-        loop.call_soon_threadsafe(task.cancel)
-
-
-def _settle(future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
-    if _background.over:
-        return  # whoever waits is a daemon thread, which ends with the interpreter
-    if future.cancelled() or not future.set_running_or_notify_cancel():
-        if not task.cancelled():
-            task.exception()  # seen
-        return
-    if task.cancelled():
-        future.set_exception(concurrent.futures.CancelledError())
-    elif task.exception() is not None:
-        future.set_exception(task.exception())
-    else:
-        future.set_result(task.result())
-
-
-_background = _Background()
-atexit.register(_background.end)
-
-
 class Mesh(_Base):
-    """A mesh for plain code: as AsyncMesh, without await. Any number of threads may use
-    it at once, and it works inside a running event loop, which it then holds up: acall
-    and astream do not. After a fork the child connects anew; what was under way is the
-    parent's."""
+    """A mesh to call tools of. It connects when it is first used: by the arguments, by
+    MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's
+    own variables), to what mesh up left running, or to NATS's default port.
+
+    timeout is the time in seconds that calls have which name none. Any number of threads
+    may use it at once, and it works inside a running event loop, which it then holds up:
+    acall and astream do not. After a fork the child connects anew; what was under way is
+    the parent's. AsyncMesh is the same for coroutines.
+    """
 
     def __init__(
         self, servers: str | Sequence[str] | None = None, *, context: str | None = None, creds: str | None = None,
@@ -538,7 +407,7 @@ class Mesh(_Base):
         self._core = AsyncMesh.__new__(AsyncMesh)
         self._core.__dict__.update(self.__dict__)
 
-    def session(self, name: str) -> Self:
+    def session(self, name: str) -> Mesh:
         """The same mesh, on the same connection, for calls of another session."""
         other = super().session(name)
         other._core = self._core.session(name)
@@ -548,15 +417,38 @@ class Mesh(_Base):
         """The core, for the session that holds where the call is made."""
         return self._core if self._session or not _scope.get()[0] else self._core.session(self.session_name)
 
+    @typing.overload
+    def call(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
+
+    @typing.overload
+    def call(self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfCall]) -> Any: ...
+
     def call(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, no_cache: bool = False, idempotency_key: str | None = None,
     ) -> Any:
-        """As AsyncMesh.call. An exception in the waiting thread, like KeyboardInterrupt, cancels the call."""
+        """Calls a tool and returns its result.
+
+        args are its arguments by name; bytes, dates, dataclasses, pydantic models,
+        numpy and pandas travel as they do from a tool. timeout is the whole time in
+        seconds; without one the tool's own holds. idempotent says that the call may
+        be made again when its node is lost. returns is a type that the result is
+        made into. no_cache has a tool run whose results are kept. idempotency_key names what
+        the call does, for a day: it runs once, and each further call under the key gets what
+        that ended with (docs/bulk.md). Raises the
+        MeshError of the code, ToolExecutionError when the tool itself failed.
+        An exception in the waiting thread, like KeyboardInterrupt, cancels the call.
+        """
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
                           key=idempotency_key)
         return _typed(_background.run(lambda: self._core._unary(call)), returns, tool)
+
+    @typing.overload
+    async def acall(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
+
+    @typing.overload
+    async def acall(self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfCall]) -> Any: ...
 
     async def acall(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
@@ -569,12 +461,24 @@ class Mesh(_Base):
         body = await asyncio.wrap_future(_background.submit(lambda: self._core._unary(call)))
         return _typed(body, returns, tool)
 
+    @typing.overload
+    def stream(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfStream]) -> Items[T]: ...
+
+    @typing.overload
+    def stream(
+        self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
+    ) -> Items[Any]: ...
+
     def stream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> Generator[Any, None, None]:
-        """As AsyncMesh.stream. Closing the generator, or leaving a for loop over it, cancels the call."""
+        """Calls a tool and yields its items as they come, in order, each once, over lost
+        connections too. The call begins with the first item that is asked for; closing the
+        generator, or leaving a for loop over it, cancels it. A reader that does not keep up
+        holds the tool back. Otherwise as call; returns is the type of an item, idle the longest
+        time in seconds that an item is waited for."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
         pages = _Pages(self._links, call, idle)
         try:
@@ -586,6 +490,16 @@ class Mesh(_Base):
                     yield _typed(body, returns, tool)
         finally:
             pages.end()
+
+    @typing.overload
+    def astream(
+        self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfStream]
+    ) -> AsyncItems[T]: ...
+
+    @typing.overload
+    def astream(
+        self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
+    ) -> AsyncItems[Any]: ...
 
     async def astream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
@@ -605,26 +519,37 @@ class Mesh(_Base):
         finally:
             pages.end()
 
-    def collect(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
+    def collect(self, tool: str, args: Args = None, **options: Unpack[OfCollect]) -> list[Any]:
         """The list of all items of stream."""
         return list(self.stream(tool, args, **options))
 
     def batch(
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
-        return_exceptions: bool = False,
+        return_exceptions: bool = False, parallel: bool = False,
     ) -> list[Any]:
-        """As AsyncMesh.batch. An exception in the waiting thread, like KeyboardInterrupt, cancels all that runs."""
+        """Makes several calls with one request, 1,000 at most, and returns their results in the order of the calls.
+
+        A call is (tool, arguments), (tool, arguments, timeout) or a tool's id alone. Calls
+        of tools that are not parallel_safe run one after the other, in that order, others
+        side by side unless their resource keys are the same. parallel says that the calls are
+        independent: then all run side by side but for equal resource keys, and tools that
+        declare parallel_safe = false. One that fails hurts no other: when all have ended the first
+        error is raised, or with return_exceptions each stands in its call's place. timeout is
+        the time of all of them, in seconds; rpc_id names the batch: sent again under its name
+        nothing of it runs twice. An exception in the waiting thread, like KeyboardInterrupt,
+        cancels all that runs.
+        """
         made = batches.members(calls)
-        whole = self._whole(made, timeout, rpc_id)
+        whole = self._whole(made, timeout, rpc_id, parallel)
         return batches.ends(made, _background.run(lambda: self._core._batch(*whole)), return_exceptions)
 
     async def abatch(
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
-        return_exceptions: bool = False,
+        return_exceptions: bool = False, parallel: bool = False,
     ) -> list[Any]:
         """As batch, for coroutines of any event loop, on the same connection."""
         made = batches.members(calls)
-        whole = self._whole(made, timeout, rpc_id)
+        whole = self._whole(made, timeout, rpc_id, parallel)
         results = await asyncio.wrap_future(_background.submit(lambda: self._core._batch(*whole)))
         return batches.ends(made, results, return_exceptions)
 
@@ -634,7 +559,15 @@ class Mesh(_Base):
         idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
         every: float | None = None, cron: str | None = None, catch_up: str | None = None,
     ) -> tasks.Task:
-        """As AsyncMesh.submit."""
+        """Hands in a call that is made whatever becomes of this program, and returns its task.
+
+        id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
+        timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the
+        result is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a
+        time, or after a delay in seconds; every, in seconds, and cron (5 fields, UTC) make a schedule, which ends
+        when the task is cancelled. For times that it missed it submits one task; catch_up says none, one or all
+        (docs/bulk.md).
+        """
         call = self._call(tool, args, None, id, False, None, None, "task_", key=idempotency_key)
         request = functools.partial(
             tasks.submission, tool, id=call.rpc_id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
@@ -643,7 +576,7 @@ class Mesh(_Base):
         _background.run(lambda: self._core._submit(call, request))
         return self._task(call.rpc_id, call.session)
 
-    async def asubmit(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.AsyncTask:
+    async def asubmit(self, tool: str, args: Args = None, **options: Unpack[Submission]) -> tasks.AsyncTask:
         """As submit, for coroutines of any event loop, on the same connection."""
         core = self._here()
         made: tasks.AsyncTask = await asyncio.wrap_future(
@@ -671,7 +604,9 @@ class Mesh(_Base):
         return await asyncio.wrap_future(_background.submit(lambda: core.describe(tool)))
 
     def save(self, value: Any, path: str | os.PathLike[str]) -> str:
-        """As AsyncMesh.save."""
+        """Writes the file that a result stands for (a tool that returns a File gives {"$file": ...}) to path, or
+        into that folder under its own name, and returns its path. It is kept for 15 minutes after the call, and
+        can be saved once."""
         core = self._here()
         return _background.run(lambda: core.save(value, path))
 
@@ -696,20 +631,28 @@ class Mesh(_Base):
         return RemoteTool(self, _background.run(
             lambda: self._links.here().registry(session, "describe", {"tool": tool_id})))
 
+    install = install
+
     def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
-        """As AsyncMesh.format."""
+        """The declarations of tools (ids, or tools themselves; all of the session if
+        None) as a provider takes them: openai, openai-responses, anthropic, gemini or
+        mcp. execute knows the names in them, in any program."""
         core = self._here()
         return _background.run(lambda: core.format(provider, tools))
 
     def execute(self, call: Any, *, timeout: float | None = None) -> Any:
-        """As AsyncMesh.execute."""
+        """Runs a tool call as a model gave it: an object or a dict of the provider's
+        client, or {"name", "arguments"}. Its name is mapped back, and arguments that do
+        not fit are made to where their meaning is plain (docs/tools.md, "What models
+        write"); the logger toolmesh says so. JSON that is slightly broken is repaired
+        where json_repair is installed."""
         tool, arguments = _background.run(self._meaning(call))
         return self.call(tool, arguments, timeout=timeout)
 
     def _meaning(self, call: Any) -> Callable[[], Coroutine[Any, Any, tuple[str, Any]]]:
         """What finds the tool and the arguments of a model's call."""
         core = self._here()
-        return lambda: core._models.resolve(core._links.here(), core.session_name, call)
+        return lambda: _models.meaning(core._links.here(), core.session_name, call)
 
     def dspy_tools(self, prefix: str = "") -> list[Any]:
         """The tools of the session whose id begins with prefix as dspy.Tools, for dspy.ReAct and others, under
@@ -721,10 +664,10 @@ class Mesh(_Base):
     def close(self) -> None:
         """Ends the connection; what is under way fails. A later call makes a new one."""
         for link in self._links.all():
-            if link.loop is _background.loop:
+            if link.loop is _background.loop and not link.closed:
                 _background.run(link.close)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Mesh:
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _value: BaseException | None,
@@ -753,40 +696,3 @@ class _Pages:
         loop, pages = _background.loop, self._pages
         if pages is not None and loop is not None and not loop.is_closed() and _background.pid == os.getpid():
             loop.call_soon_threadsafe(lambda: loop.create_task(pages.aclose()))
-
-
-async def _page(pages: AsyncGenerator[list[bytes], None], call: Call, idle: float | None) -> list[bytes]:
-    """The next page; an empty one is the end."""
-    try:
-        return await asyncio.wait_for(anext(pages, []), idle)
-    except errors.MeshError:
-        raise  # that of the whole call's time is a TimeoutError too
-    except asyncio.TimeoutError:
-        raise errors.error("deadline_exceeded", f"no item within {idle:g} s", tool=call.tool, started=None,
-                           origin="caller", details={"limit": "idle"}) from None
-
-
-def _typed(body: bytes, returns: Any, tool: str) -> Any:
-    try:
-        value = values.decode(body) if body else None
-    except ValueError as failure:
-        raise errors.error("protocol_error", f"the result is no JSON: {failure}", tool=tool, origin="caller") from None
-    if returns is None:
-        return value
-    try:
-        return _loader(returns)(value)
-    except values.Mismatch as failure:
-        raise TypeError(f"{tool}: the result is not {returns!r}: {failure.pointer or 'it'}: {failure}") from None
-
-
-def _loader(returns: Any) -> Callable[[Any], Any]:
-    try:
-        return _made_loader(returns)
-    except TypeError:  # it cannot be a key
-        return _made_loader.__wrapped__(returns)
-
-
-@functools.lru_cache(maxsize=256)
-def _made_loader(returns: Any) -> Callable[[Any], Any]:
-    load: Callable[[Any], Any] = schema.Builder({}).shape(returns, "the result").load
-    return load

@@ -19,24 +19,20 @@ import copy
 import importlib
 import inspect
 import json
-import threading
 import time
-import typing
 import uuid
 from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import toolmesh
 
 from . import _serving
 from . import mesh as _here
-from ._core import encoding, errors, values
-from ._framework import names
-from .remote import Description, declared
-
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-    from typing import Any
-
-    from .client import Mesh
-    from .remote import RemoteTool
+from ._core import errors, values
+from ._framework import named
+from ._locks import lock
+from .remote import Description, RemoteTool, declared
 
 __all__ = [
     "BatchToolProcessor", "CachedRPCProxyTool", "RPCProxyTool", "StreamingRPCProxyTool", "ToolBridgeManager", "agent",
@@ -61,8 +57,8 @@ class RPCProxyTool:
     ValueErrors too, and what is late is a TimeoutError.
     """
 
-    def __init__(self, tool_id: str, tool_name: str = "", mesh: Mesh | None = None, *, timeout: float | None = None,
-                 told: Description | None = None) -> None:
+    def __init__(self, tool_id: str, tool_name: str = "", mesh: toolmesh.Mesh | None = None, *,
+                 timeout: float | None = None, told: Description | None = None) -> None:
         if not isinstance(tool_id, str) or not tool_id:
             raise ValueError("a tool has an id: text that is not empty")
         self.tool_id = tool_id
@@ -75,11 +71,11 @@ class RPCProxyTool:
         if told is not None:
             self.__signature__ = told.__signature__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result."""
         return self._caller().call(self.tool_id, self._arguments(args, kwargs), timeout=self._limit(CALL))
 
-    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+    async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """As a call, for coroutines."""
         return await self._caller().acall(self.tool_id, self._arguments(args, kwargs), timeout=self._limit(CALL))
 
@@ -112,11 +108,11 @@ class StreamingRPCProxyTool(RPCProxyTool):
     toolmesh.scope, and inside a tool by that tool's own time alone. Closing the
     generator cancels the call."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Calls the tool and yields its items."""
         return self._options("stream")(self.tool_id, self._arguments(args, kwargs))  # type: ignore[no-any-return]
 
-    def acall(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+    def acall(self, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # type: ignore[override]
         """As a call, for coroutines."""
         return self._options("astream")(self.tool_id, self._arguments(args, kwargs))  # type: ignore[no-any-return]
 
@@ -135,10 +131,10 @@ class CachedRPCProxyTool(RPCProxyTool):
     def __init__(self, *args: Any, cache_ttl: float = 300, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.cache_ttl = cache_ttl
-        self._lock = threading.Lock()
+        self._lock = lock()
         self._kept: OrderedDict[str, tuple[float, Any]] = OrderedDict()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool, or returns what it answered before."""
         arguments = self._arguments(args, kwargs)
         key = self._key(arguments)
@@ -148,7 +144,7 @@ class CachedRPCProxyTool(RPCProxyTool):
             self._keep(key, kept[0])
         return copy.deepcopy(kept[0])
 
-    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+    async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """As a call, for coroutines."""
         arguments = self._arguments(args, kwargs)
         key = self._key(arguments)
@@ -183,7 +179,7 @@ class CachedRPCProxyTool(RPCProxyTool):
 class ToolBridgeManager:
     """The tools of one session, by the specifications that its owner gives."""
 
-    def __init__(self, mesh: Mesh | None = None) -> None:
+    def __init__(self, mesh: toolmesh.Mesh | None = None) -> None:
         self.mesh = mesh
         self.tools: dict[str, RPCProxyTool] = {}  # by id
 
@@ -265,9 +261,10 @@ class BatchToolProcessor:
         """The results of {"tool_id", "args": [], "kwargs": {}, "index"}, in the order of
         the requests: {"index", "status": "ok", "result"}, or {"index", "status": "error",
         "error": {"type", "message", "stacktrace", "code"}} for one that fails. They are
-        sent as one batch of the mesh, which has unsafe tools run alone; streams, and results
-        that are kept, are calls of their own. ValueError and TypeError for requests that
-        cannot be, before any runs; there are 1,000 at most."""
+        sent as one parallel batch of the mesh, see Mesh.batch: all side by side, but for
+        those with one resource key and tools that declare parallel_safe = false; streams,
+        and results that are kept, are calls of their own. ValueError and TypeError for
+        requests that cannot be, before any runs; there are 1,000 at most."""
         if len(requests) > _BATCH:
             raise ValueError(f"{len(requests)} requests: a batch has {_BATCH} at most")
         calls = []
@@ -301,7 +298,7 @@ def _together(calls: list[Any], places: list[int]) -> dict[int, dict[str, Any]]:
         except errors.MeshError as failure:
             found[place] = _failed(index, failure)
     try:
-        ends = calls[places[0]][1]._caller().batch(members, return_exceptions=True) if members else []
+        ends = calls[places[0]][1]._caller().batch(members, return_exceptions=True, parallel=True) if members else []
     except errors.MeshError as failure:
         if failure.started is False:
             return found  # too large for one message, or nobody runs batches
@@ -326,27 +323,25 @@ def _outcome(index: Any, proxy: RPCProxyTool, args: Sequence[Any], kwargs: dict[
         return _failed(index, failure)
 
 
-def _whole(proxy: RPCProxyTool, *args: Any, **kwargs: Any) -> Any:
+def _whole(proxy: RPCProxyTool, /, *args: Any, **kwargs: Any) -> Any:
     """The result of a proxy; of a stream the list of its items."""
     found = proxy(*args, **kwargs)
     return list(found) if isinstance(proxy, StreamingRPCProxyTool) else found
 
 
-async def _awhole(proxy: RPCProxyTool, **kwargs: Any) -> Any:
+async def _awhole(proxy: RPCProxyTool, /, **kwargs: Any) -> Any:
     if isinstance(proxy, StreamingRPCProxyTool):
         async with contextlib.aclosing(proxy.acall(**kwargs)) as items:  # type: ignore[type-var]
             return [item async for item in items]
     return await proxy.acall(**kwargs)
 
 
-def tools(mesh: Mesh, prefix: str = "") -> list[Any]:
+def tools(mesh: toolmesh.Mesh, prefix: str = "") -> list[Any]:
     """See Mesh.dspy_tools."""
-    found = mesh.tools(prefix)
-    named = names([one.id for one in found])
-    return [_wrapped(_own(mesh, one, named[one.id])) for one in found]
+    return [_wrapped(_own(mesh, *one)) for one in named(mesh, prefix)]
 
 
-def _own(mesh: Mesh, tool: RemoteTool, name: str) -> RPCProxyTool:
+def _own(mesh: toolmesh.Mesh, tool: RemoteTool, name: str) -> RPCProxyTool:
     kind = StreamingRPCProxyTool if tool.streaming else RPCProxyTool
     return kind(tool.id, name, mesh, told=tool)
 
@@ -364,20 +359,19 @@ def _wrapped(proxy: RPCProxyTool) -> Any:
 def _plain(arguments: dict[str, Any], tool: str, schema: dict[str, Any] | None = None) -> Any:
     """Arguments as the JSON that is sent."""
     try:
-        with encoding:
-            body = values.encode(arguments)
+        body = values.encode(arguments)
     except (values.NotSerializable, TypeError, ValueError) as failure:
         raise errors.error("invalid_arguments", f"not JSON: {failure}", tool=tool, started=False,
                            origin="caller") from None
     return values.decode(declared(body, schema or {}))
 
 
-_lock = threading.Lock()
+_lock = lock()
 _sessions: dict[str, tuple[ToolBridgeManager, dict[str, Any]]] = {}
 _agents: dict[str, tuple[str, Any]] = {}
 
 
-def init_tool_bridge(request: dict[str, Any], mesh: Mesh | None = None) -> dict[str, Any]:
+def init_tool_bridge(request: dict[str, Any], mesh: toolmesh.Mesh | None = None) -> dict[str, Any]:
     """Makes the tools of {"session_id", "tools"}; see ToolBridgeManager for those. Returns
     {"session_id", "tool_count", "tool_names"}. Tools that the session had are replaced;
     end_session forgets them. mesh is as for RPCProxyTool; inside a tool

@@ -32,21 +32,21 @@ import threading
 import time
 import typing
 from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from types import TracebackType
+from typing import Any
 
 from . import _names, _serving
 from ._bridge import MOST, Bridge
-from ._core import binding, encoding, errors, failures, guard, schema, values
+from ._core import binding, errors, failures, guard, schema, values
+from ._locks import lock
+from ._options import Annotations, Options, Unpack
 
 if typing.TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-    from types import TracebackType
-    from typing import Any
-
-    from typing_extensions import Self
-
     from ._bridge import Frame
 
-    F = typing.TypeVar("F", bound=Callable[..., Any])
+F = typing.TypeVar("F", bound=Callable[..., Any])
+Self = typing.TypeVar("Self", bound="Host")
 
 _log = logging.getLogger("toolmesh")
 _SLOTS = 128
@@ -87,23 +87,17 @@ class Host:
         self._runner: _Runner | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     @typing.overload
-    def tool(
-        self, function: F, /, *, name: str | None = None, description: str | None = None,
-        metadata: dict[str, Any] | None = None, **annotations: Any,
-    ) -> F: ...
+    def tool(self, function: F, /, **options: Unpack[Options]) -> F: ...
 
     @typing.overload
-    def tool(
-        self, function: None = None, /, *, name: str | None = None, description: str | None = None,
-        metadata: dict[str, Any] | None = None, **annotations: Any,
-    ) -> Callable[[F], F]: ...
+    def tool(self, function: None = None, /, **options: Unpack[Options]) -> Callable[[F], F]: ...
 
     def tool(
         self, function: F | None = None, /, *, name: str | None = None, description: str | None = None,
-        metadata: dict[str, Any] | None = None, **annotations: Any,
+        metadata: dict[str, Any] | None = None, **annotations: Unpack[Annotations],
     ) -> Any:
         """Makes a function a tool, as a decorator with or without arguments; the
         function stays what it is. Its schemas come from its annotations and its
@@ -113,7 +107,7 @@ class Host:
         cannot be or is taken, or an annotation that there is not."""
         if function is None:
             return lambda given: self.tool(given, name=name, description=description, metadata=metadata, **annotations)
-        offered = _Offered(function, name, description, metadata, annotations)
+        offered = _Offered(function, name, description, metadata, dict(annotations))
         with self._lock:
             if offered.name in self._tools:
                 raise ValueError(f"there is a tool {offered.name!r} already: give one of them another name")
@@ -122,6 +116,12 @@ class Host:
         if runner is not None:
             runner.add(offered)
         return function
+
+    def __repr__(self) -> str:
+        return f"<Host of {', '.join(self._tools) or 'no tools'}>"
+
+    def __reduce__(self) -> typing.NoReturn:
+        raise TypeError("a Host cannot be pickled or copied: its functions are those of this process")
 
     @property
     def node(self) -> str:
@@ -168,7 +168,7 @@ class Host:
             thread.join()
             self._thread = None
 
-    def start(self) -> Self:
+    def start(self: Self) -> Self:
         """Serves on a thread of its own; returns once calls are served. stop ends it."""
         served = threading.Event()
         self._failure = None
@@ -189,7 +189,7 @@ class Host:
         atexit.register(self.stop)
         return self
 
-    def __enter__(self) -> Self:
+    def __enter__(self: Self) -> Self:
         return self.start()
 
     def __exit__(self, _kind: type[BaseException] | None, _value: BaseException | None,
@@ -209,9 +209,10 @@ class _Offered:
         if not isinstance(self.name, str) or not _NAME.match(self.name):
             raise ValueError(f"the name of a tool cannot be {self.name!r}: it is text without dots and spaces")
         _names.token(self.name)
-        unknown = set(annotations) - _ANNOTATIONS
+        known = Annotations.__annotations__
+        unknown = set(annotations) - set(known)
         if unknown:
-            raise ValueError(f"there is no annotation {min(unknown)!r}: there are {', '.join(sorted(_ANNOTATIONS))}")
+            raise ValueError(f"there is no annotation {min(unknown)!r}: there are {', '.join(sorted(known))}")
         self.kind = schema.kind_of(function)
         signature = schema.signature(function)
         self.tool = binding.Tool(self.name, function, self.kind, signature)
@@ -231,12 +232,6 @@ class _Offered:
             **({"output_schema": told["output_schema"]} if told["output_schema"] else {}),
             **({"varargs": varargs} if varargs else {}),
         }
-
-
-_ANNOTATIONS = {
-    "timeout", "idempotent", "parallel_safe", "resource_key", "read_only", "lane_scope", "cache_ttl",
-    "cache_shared", "collect", "results",
-}
 
 
 class _Call:
@@ -277,7 +272,7 @@ class _Runner:
         self._had_calls = False
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # of a thread that has nothing to do: False ends it
         self._awake, self._roused, self._threads = 0, 0, 0  # _roused: awake, and not yet looking for a call
-        self._lock = threading.Lock()  # of threads, of what waits for them and of what is raised in them
+        self._lock = lock()  # of threads, of what waits for them and of what is raised in them
         self._stopping = False
         self._stopped = asyncio.Event()
         self.node = ""
@@ -617,8 +612,7 @@ def _go_on(call: _Call) -> None:
 
 
 def _encoded(call: _Call, value: Any, what: str = "result") -> bytes:
-    with encoding:
-        data = call.offered.tool.encode(value)
+    data = call.offered.tool.encode(value)
     if len(data) > MOST:
         raise _TooLarge(len(data), MOST, what)
     return data

@@ -11,16 +11,13 @@ goes on. A result is content as text, and the artifact as it is.
 
 from __future__ import annotations
 
-import typing
 from typing import Any
 
 from langchain_core.tools import StructuredTool, ToolException
 
 from ._core import errors
-from ._framework import arun, brief, names, run, text
-
-if typing.TYPE_CHECKING:
-    from .client import Mesh
+from ._framework import arun, brief, named, run, text
+from .client import Mesh
 
 __all__ = ["tools"]
 
@@ -36,9 +33,7 @@ class _Tool(StructuredTool):
 
 def tools(mesh: Mesh, prefix: str = "") -> list[StructuredTool]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
-    found = mesh.tools(prefix)
-    named = names([one.id for one in found])
-    return [_made(one, named[one.id]) for one in found]
+    return [_made(*one) for one in named(mesh, prefix)]
 
 
 def _made(tool: Any, name: str) -> StructuredTool:
@@ -46,14 +41,14 @@ def _made(tool: Any, name: str) -> StructuredTool:
         try:
             value = run(tool, arguments)
         except errors.MeshError as failure:
-            raise ToolException(str(brief(failure))) from failure
+            raise ToolException(str(brief(failure))) from None
         return text(value), value
 
     async def acall(**arguments: Any) -> tuple[str, Any]:
         try:
             value = await arun(tool, arguments)
         except errors.MeshError as failure:
-            raise ToolException(str(brief(failure))) from failure
+            raise ToolException(str(brief(failure))) from None
         return text(value), value
 
     return _Tool(name=name, description=tool.description, args_schema=tool.input_schema, func=call, coroutine=acall,

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import sys
 import typing
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import toolmesh
 
 from . import _serving
 from ._core import batches, errors, tasks, tool_side
+from ._options import Options, Settings, Submission, Unpack
 
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-    from typing import Any
-
-    F = typing.TypeVar("F", bound=Callable[..., Any])
-
-    from .client import Mesh
-    from .host import Host
+F = typing.TypeVar("F", bound=Callable[..., Any])
 
 MeshError = errors.MeshError
 MissingSecret = tool_side.MissingSecret
@@ -36,12 +34,12 @@ __all__ = [
     "default", "describe", "progress", "secret", "serve", "stop", "stream", "submit", "task", "tool",
 ]
 
-_default: Mesh | None = None
-_tools: list[tuple[Any, dict[str, Any]]] = []  # what was decorated, until it is served
-_host: Host | None = None
+_default: toolmesh.Mesh | None = None
+_tools: list[tuple[Any, Options]] = []  # what was decorated, until it is served
+_host: toolmesh.Host | None = None
 
 
-def default() -> Mesh:
+def default() -> toolmesh.Mesh:
     """The Mesh that this module's functions use outside of tools."""
     global _default
     if _default is None:
@@ -109,36 +107,46 @@ def astream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float 
     return default().astream(tool, args, timeout=timeout)
 
 
-def batch(calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False) -> list[Any]:
+def batch(
+    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
+) -> list[Any]:
     """Makes several calls at once and returns their results in the order of the calls; see Mesh.batch."""
     if _in_tool():
-        found: list[Any] = tool_side.batch(calls, timeout=timeout, return_exceptions=return_exceptions)
+        found: list[Any] = tool_side.batch(
+            calls, timeout=timeout, return_exceptions=return_exceptions, **_said(parallel))
         return found
     serving = _serving.current.get()
     if serving is not None:
         made = batches.members(calls)
-        return batches.ends(made, serving[0].batch(serving[1], made, timeout).result(), return_exceptions)
-    return default().batch(calls, timeout=timeout, return_exceptions=return_exceptions)
+        return batches.ends(made, serving[0].batch(serving[1], made, timeout, parallel).result(), return_exceptions)
+    return default().batch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
 
 
 async def abatch(
-    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False
+    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
 ) -> list[Any]:
     """As batch, for coroutines."""
     if _in_tool():
-        found: list[Any] = await tool_side.abatch(calls, timeout=timeout, return_exceptions=return_exceptions)
+        found: list[Any] = await tool_side.abatch(
+            calls, timeout=timeout, return_exceptions=return_exceptions, **_said(parallel))
         return found
     serving = _serving.current.get()
     if serving is not None:
         made = batches.members(calls)
-        return batches.ends(made, await serving[0].batch(serving[1], made, timeout).aresult(), return_exceptions)
-    return await default().abatch(calls, timeout=timeout, return_exceptions=return_exceptions)
+        ends = await serving[0].batch(serving[1], made, timeout, parallel).aresult()
+        return batches.ends(made, ends, return_exceptions)
+    return await default().abatch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
 
 
-def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.Task:
+def _said(parallel: bool) -> dict[str, Any]:
+    return {"parallel": True} if parallel else {}  # which an older agent's worker does not know
+
+
+def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.Task:
     """Hands in a call that is made whatever becomes of this program, and returns its task; see Mesh.submit."""
+    said = typing.cast("dict[str, Any]", options)
     if _in_tool():
-        made: tasks.Task = tool_side.submit(tool, args, **options)
+        made: tasks.Task = tool_side.submit(tool, args, **said)
         return made
     serving = _serving.current.get()
     if serving is not None:
@@ -147,15 +155,16 @@ def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> 
         def ask(verb: str, request: bytes) -> Any:
             return bridge.task(parent, verb, request).result()
 
-        body = tasks.submission(tool, bridge.encoded(tool, args), **_SUBMISSION | options)
+        body = tasks.submission(tool, bridge.encoded(tool, args), **_SUBMISSION | said)
         return tasks.Task(ask("submit", body)["id"], ask)
-    return default().submit(tool, args, **options)
+    return default().submit(tool, args, **said)
 
 
-async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.AsyncTask:
+async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.AsyncTask:
     """As submit, for coroutines."""
+    said = typing.cast("dict[str, Any]", options)
     if _in_tool():
-        made: tasks.AsyncTask = await tool_side.asubmit(tool, args, **options)
+        made: tasks.AsyncTask = await tool_side.asubmit(tool, args, **said)
         return made
     serving = _serving.current.get()
     if serving is not None:
@@ -164,9 +173,9 @@ async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: A
         async def ask(verb: str, request: bytes) -> Any:
             return await bridge.task(parent, verb, request).aresult()
 
-        body = tasks.submission(tool, bridge.encoded(tool, args), **_SUBMISSION | options)
+        body = tasks.submission(tool, bridge.encoded(tool, args), **_SUBMISSION | said)
         return tasks.AsyncTask((await ask("submit", body))["id"], ask)
-    return await default().asubmit(tool, args, **options)
+    return await default().asubmit(tool, args, **said)
 
 
 _SUBMISSION: dict[str, Any] = {
@@ -210,14 +219,14 @@ async def adescribe(tool: str) -> dict[str, Any]:
 
 
 @typing.overload
-def tool(function: F, /, **settings: Any) -> F: ...
+def tool(function: F, /, **settings: Unpack[Options]) -> F: ...
 
 
 @typing.overload
-def tool(function: None = None, /, **settings: Any) -> Callable[[F], F]: ...
+def tool(function: None = None, /, **settings: Unpack[Options]) -> Callable[[F], F]: ...
 
 
-def tool(function: Any = None, /, **settings: Any) -> Any:
+def tool(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     """Makes a function a tool that serve serves, as a decorator with or without
     arguments; see Host.tool. Inside a tool's worker it changes nothing: what an index
     offers is said in its tools.toml."""
@@ -235,13 +244,13 @@ def tool(function: Any = None, /, **settings: Any) -> Any:
     return function
 
 
-def serve(**settings: Any) -> None:
+def serve(**settings: Unpack[Settings]) -> None:
     """Serves the functions that tool has decorated until SIGINT or SIGTERM; the
     settings are Host's. One of a process at a time."""
     _made(settings).serve()
 
 
-async def aserve(**settings: Any) -> None:
+async def aserve(**settings: Unpack[Settings]) -> None:
     """As serve, on the running event loop. Cancelling it drains."""
     await _made(settings).aserve()
 
@@ -252,7 +261,7 @@ def stop() -> None:
         _host.stop()
 
 
-def _made(settings: dict[str, Any]) -> Host:
+def _made(settings: Settings) -> toolmesh.Host:
     global _host
     from .host import Host
 

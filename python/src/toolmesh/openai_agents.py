@@ -11,16 +11,13 @@ that the model reads; the run goes on.
 
 from __future__ import annotations
 
-import typing
 from typing import Any
 
 from agents import FunctionTool
 
 from ._core import errors
 from ._framework import arun, brief, meaning, text
-
-if typing.TYPE_CHECKING:
-    from .client import Mesh
+from .client import Mesh
 
 __all__ = ["tools"]
 
@@ -35,7 +32,7 @@ def _made(mesh: Mesh, tool: Any, declared: dict[str, Any]) -> FunctionTool:
     async def invoke(_context: Any, arguments: str) -> str:
         try:
             given = await meaning(mesh, {"name": declared["name"], "arguments": arguments})
-            return text(await arun(tool, given))
+            return text(await arun(tool, given, exact=True))
         except errors.MeshError as failure:
             return f"error: {brief(failure)}"
 

@@ -11,26 +11,21 @@ failure; the run goes on. Tools that are not declared parallel_safe run one at a
 
 from __future__ import annotations
 
-import typing
 from typing import Any
 
 from pydantic_ai import ModelRetry, Tool
 from pydantic_ai.exceptions import ToolFailed
 
 from ._core import errors
-from ._framework import arun, brief, names
-
-if typing.TYPE_CHECKING:
-    from .client import Mesh
+from ._framework import arun, brief, named
+from .client import Mesh
 
 __all__ = ["tools"]
 
 
 def tools(mesh: Mesh, prefix: str = "") -> list[Tool[Any]]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
-    found = mesh.tools(prefix)
-    named = names([one.id for one in found])
-    return [_made(one, named[one.id]) for one in found]
+    return [_made(*one) for one in named(mesh, prefix)]
 
 
 def _made(tool: Any, name: str) -> Tool[Any]:
@@ -38,9 +33,9 @@ def _made(tool: Any, name: str) -> Tool[Any]:
         try:
             return await arun(tool, arguments)
         except errors.InvalidArguments as failure:
-            raise ModelRetry(str(brief(failure))) from failure
+            raise ModelRetry(str(brief(failure))) from None
         except errors.MeshError as failure:
-            raise ToolFailed(str(brief(failure))) from failure
+            raise ToolFailed(str(brief(failure))) from None
 
     return Tool.from_schema(call, name=name, description=tool.description, json_schema=tool.input_schema,
                             sequential=not tool.annotations.get("parallel_safe"))

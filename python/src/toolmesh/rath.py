@@ -13,20 +13,17 @@ import contextlib
 import dataclasses
 import re
 import threading
-import typing
+from collections.abc import Mapping
+from typing import Any
 
 from rath.flow.tool import FlowToolCall
 from rath.session import create_user_session
 
-from ._framework import names, run
+from ._framework import named, names, run
+from ._options import Settings, Unpack
+from .client import Mesh
 from .host import Host
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from .client import Mesh
-    from .remote import RemoteTool
+from .remote import RemoteTool
 
 __all__ = ["MeshToolCall", "host", "serve", "tools"]
 
@@ -36,9 +33,7 @@ _UNKNOWN = "<unknown>"  # what OpenRath's own tools have for an argument that is
 
 def tools(mesh: Mesh, prefix: str = "") -> list[MeshToolCall]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
-    found = mesh.tools(prefix)
-    named = names([one.id for one in found])
-    return [MeshToolCall(one, named[one.id]) for one in found]
+    return [MeshToolCall(*one) for one in named(mesh, prefix)]
 
 
 class MeshToolCall(FlowToolCall):
@@ -78,7 +73,7 @@ class MeshToolCall(FlowToolCall):
         return run(self._tool, dict(arguments))
 
 
-def host(*flow_tools: FlowToolCall, rath_session: Any = None, **settings: Any) -> Host:
+def host(*flow_tools: FlowToolCall, rath_session: Any = None, **settings: Unpack[Settings]) -> Host:
     """A Host, of those settings, that serves OpenRath's tools under their names, their
     declarations kept. They run in rath_session, a new one if None. One that is not parallel_safe
     runs once at a time."""
@@ -89,7 +84,7 @@ def host(*flow_tools: FlowToolCall, rath_session: Any = None, **settings: Any) -
     return made
 
 
-def serve(*flow_tools: FlowToolCall, rath_session: Any = None, **settings: Any) -> None:
+def serve(*flow_tools: FlowToolCall, rath_session: Any = None, **settings: Unpack[Settings]) -> None:
     """Serves OpenRath's tools until SIGINT or SIGTERM; see host."""
     host(*flow_tools, rath_session=rath_session, **settings).serve()
 
@@ -103,6 +98,7 @@ def _add(made: Host, flow_tool: FlowToolCall, session: Any) -> None:
         return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
     computed = type(flow_tool).resource_key is not FlowToolCall.resource_key  # here, by code
+    key = "dynamic" if computed else ["safe", flow_tool.name] if flow_tool.parallel_safe else None  # OpenRath's default
     made.tool(call, name=flow_tool.name, description=flow_tool.description or "",
-              parallel_safe=bool(flow_tool.parallel_safe), resource_key="dynamic" if computed else None)
+              parallel_safe=bool(flow_tool.parallel_safe), resource_key=key)
     made._tools[flow_tool.name].spec["input_schema"] = dict(flow_tool.parameters)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import functools
 import inspect
 import keyword
 import typing
 import uuid
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
+
+import toolmesh
 
 from ._core import errors, schema, values
 
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
-    from typing import Any
-
-    from .client import AsyncMesh, Mesh
-
-    JSONObject = dict[str, Any]
+JSONObject = dict[str, Any]
 
 _FORMATS = {
     "date-time": datetime.datetime, "date": datetime.date, "time": datetime.time, "uuid": uuid.UUID,
     "decimal": decimal.Decimal,
 }
+_SAME = {str, int, bool, type(None)}  # types whose values come back from JSON as they are
 _SIMPLE = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
 
 
@@ -141,6 +141,29 @@ def declared(body: bytes, input_schema: JSONObject) -> bytes:
     return values.encode(settle(values.decode(body), input_schema))
 
 
+F = typing.TypeVar("F", bound=Callable[..., Any])
+
+
+class _Method:
+    """A method that has, on a tool, the signature of the tool: frameworks ask __call__ for the parameters."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, tool: Description | None, _kind: type | None = None) -> Callable[..., Any]:
+        if tool is None:
+            return self.function
+        found = functools.partial(self.function, tool)
+        found.__dict__.update(__name__=tool.__name__, __doc__=tool.__doc__, __signature__=tool.__signature__,
+                              __annotations__=tool.__annotations__)
+        return found
+
+
+def _method(function: F) -> F:
+    return typing.cast("F", _Method(function))
+
+
 class Description:
     """What the mesh says of a tool, and how arguments for it are checked and written.
 
@@ -171,6 +194,12 @@ class Description:
         if self.__signature__.return_annotation is not inspect.Signature.empty:
             self.__annotations__["return"] = self.__signature__.return_annotation
         self._shapes: dict[str, Any] | None = None
+        named = [one for one in self.__signature__.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        self._names = {one.name for one in named}
+        self._needed = {one.name for one in named if one.default is inspect.Parameter.empty}
+
+    def __deepcopy__(self, _memo: Any = None) -> Any:
+        return self  # it does not change, and its connection is one
 
     def __repr__(self) -> str:
         return f"<tool {self.id}{self.__signature__}>"
@@ -182,15 +211,18 @@ class Description:
         if self._varargs in keywords:  # by name, as in JSON
             keywords = dict(keywords)
             given[self._varargs] = keywords.pop(self._varargs)
-        try:
-            bound = self.__signature__.bind(*positional, **keywords)
-        except TypeError as failure:
-            raise self._refused(str(failure), []) from None
-        for name, value in bound.arguments.items():
-            if self.__signature__.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                given.update(value)
-            else:
-                given[name] = list(value) if name == self._varargs else value
+        if not positional and self._needed <= keywords.keys() <= self._names:
+            given.update(keywords)  # as bind would have it, which takes a fifth of a call
+        else:
+            try:
+                bound = self.__signature__.bind(*positional, **keywords)
+            except TypeError as failure:
+                raise self._refused(str(failure), []) from None
+            for name, value in bound.arguments.items():
+                if self.__signature__.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                    given.update(value)
+                else:
+                    given[name] = list(value) if name == self._varargs else value
         if self._shapes is None:
             builder = schema.Builder({})
             self._shapes = {
@@ -206,7 +238,7 @@ class Description:
             try:
                 if shape.dump is not None:
                     value = given[name] = shape.dump(value)
-                shape.load(values.decode(values.encode(value)))
+                shape.load(value if type(value) in _SAME else values.decode(values.encode(value)))
             except values.Mismatch as failure:
                 failure.pointer = values.pointer("", name) + failure.pointer
                 wrong.append(failure.as_dict())
@@ -227,24 +259,28 @@ class RemoteTool(Description):
     """A tool to call like the function that it is: tool("Oslo", days=2). Arguments
     are checked before anything is sent. Any thread may call it."""
 
-    def __init__(self, mesh: Mesh, told: JSONObject) -> None:
+    def __init__(self, mesh: toolmesh.Mesh, told: JSONObject) -> None:
         super().__init__(told)
         self._mesh = mesh
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    @_method
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result; of one that streams, the last value, or the list of all where the
         tool says so."""
         return self._mesh.call(self.id, self.arguments(args, kwargs))
 
-    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+    @_method
+    async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """As a call, for coroutines of any event loop."""
         return await self._mesh.acall(self.id, self.arguments(args, kwargs))
 
-    def stream(self, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
+    @_method
+    def stream(self, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         """Calls the tool and yields its items as they come."""
         return self._mesh.stream(self.id, self.arguments(args, kwargs))
 
-    def astream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+    @_method
+    def astream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines."""
         return self._mesh.astream(self.id, self.arguments(args, kwargs))
 
@@ -252,17 +288,19 @@ class RemoteTool(Description):
 class AsyncRemoteTool(Description):
     """As RemoteTool, for coroutines: await tool("Oslo")."""
 
-    def __init__(self, mesh: AsyncMesh, told: JSONObject) -> None:
+    def __init__(self, mesh: toolmesh.AsyncMesh, told: JSONObject) -> None:
         super().__init__(told)
         self._mesh = mesh
 
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    @_method
+    async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result."""
         return await self._mesh.call(self.id, self.arguments(args, kwargs))
 
     acall = __call__
 
-    def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+    @_method
+    def stream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Calls the tool and yields its items as they come."""
         return self._mesh.stream(self.id, self.arguments(args, kwargs))
 

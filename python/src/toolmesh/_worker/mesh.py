@@ -85,27 +85,36 @@ async def astream(
         await items.aclose()
 
 
-def batch(calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False) -> list[Any]:
+def batch(
+    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
+) -> list[Any]:
     """Makes several calls at once, 1,000 at most, and returns their results in the order of the calls.
 
     A call is (tool, arguments), (tool, arguments, timeout) or a tool's id alone. Calls
     of tools that are not parallel_safe run one after the other, in that order, others
-    side by side unless their resource keys are the same. One that fails hurts no other:
+    side by side unless their resource keys are the same. parallel says that the calls are
+    independent: then all run side by side but for equal resource keys, and tools that
+    declare parallel_safe = false. One that fails hurts no other:
     when all have ended the first error is raised, or with return_exceptions each
     stands in its call's place. timeout is the time of all of them, in seconds.
     """
     made = batches.members(calls)
-    body = _channel("").call("", batches.requests(made, _encoded), _seconds(timeout), BATCH)
+    body = _channel("").call("", _requests(made, parallel), _seconds(timeout), BATCH)
     return batches.ends(made, decode(body), return_exceptions)
 
 
 async def abatch(
-    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False
+    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
 ) -> list[Any]:
     """As batch, for coroutines."""
     made = batches.members(calls)
-    body = await _channel("").acall("", batches.requests(made, _encoded), _seconds(timeout), BATCH)
+    body = await _channel("").acall("", _requests(made, parallel), _seconds(timeout), BATCH)
     return batches.ends(made, decode(body), return_exceptions)
+
+
+def _requests(made: list[tuple[str, Any, float | None]], parallel: bool) -> bytes:
+    requests = batches.requests(made, _encoded)
+    return b'{"parallel":true,"requests":' + requests + b"}" if parallel else requests
 
 
 def submit(

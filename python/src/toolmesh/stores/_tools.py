@@ -7,19 +7,21 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import functools
 import inspect
+import operator
+import types
 import typing
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
 
 from .._core import binding, errors, schema, values
 from ._fitting import fitted, plain, takes_null
 
 if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-    from typing import Any
-
     from ..remote import RemoteTool
 
-    Arguments = dict[str, Any]
+Arguments = dict[str, Any]
 
 
 class Tool(abc.ABC):
@@ -225,17 +227,22 @@ def typed(function: Callable[..., Any]) -> inspect.Signature:
 def advertised(signature: inspect.Signature, input_schema: dict[str, Any]) -> inspect.Signature:
     """The signature that frameworks are shown. As in stores the default is None, for
     those that take no other, and stands for the function's own; where None is a value
-    that the function takes, its own default is shown."""
+    that the function takes, its own default is shown. What must be given is no Optional."""
     parameters = []
     for one in signature.parameters.values():
-        if one.default is not inspect.Parameter.empty:
+        if one.default is inspect.Parameter.empty:
+            given = tuple(kind for kind in typing.get_args(one.annotation) if kind is not type(None))
+            if given and typing.get_origin(one.annotation) in (typing.Union, types.UnionType):
+                one = one.replace(annotation=functools.reduce(operator.or_, given))  # str | int, as stores writes it
+        else:
             annotation = one.annotation
             if annotation in (inspect.Parameter.empty, typing.Any) and one.default is not None:
                 annotation = type(one.default)
             declared = input_schema.get("properties", {}).get(one.name, True)
             if not takes_null(declared, input_schema.get("$defs", {})):
                 one = one.replace(default=None)
-                annotation = annotation if annotation is inspect.Parameter.empty else typing.Optional[annotation]  # noqa: UP045
+                with contextlib.suppress(TypeError):  # one that is a text, or no type at all
+                    annotation = annotation if annotation is inspect.Parameter.empty else annotation | None
             one = one.replace(annotation=annotation)
         parameters.append(one)
     return signature.replace(parameters=parameters)

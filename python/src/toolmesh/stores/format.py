@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-import typing
-
-if typing.TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 
 class ProviderFormat(str, enum.Enum):
@@ -17,6 +14,10 @@ class ProviderFormat(str, enum.Enum):
     GOOGLE_GEMINI = "google-gemini"
     OPENAI_CHAT = "openai-chat-completions"
     OPENAI_RESPONSES = "openai-responses"
+
+    @classmethod
+    def _missing_(cls, value: object) -> ProviderFormat | None:
+        return next((one for one, name in RENDERED.items() if name == value), None)  # the mesh's own name
 
 
 RENDERED = {

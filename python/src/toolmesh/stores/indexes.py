@@ -10,19 +10,18 @@ import json
 import os
 import typing
 import warnings
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from .._background import background as _background
 from .._core import errors
-from ..client import _background
-from ._sources import Source, ask, mesh_here, shown
+from .._installing import shown
+from .._models import unwrapped
+from ..client import Mesh
+from ._sources import Source, ask, mesh_here
 from ._tools import MeshTool, Tool, tool_of
 from .format import RENDERED, ProviderFormat, inner, short
 from .parse import llm_parse_json
-
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
-
-    from ..client import Mesh
 
 __all__ = ["BaseIndex", "Index", "LocalIndex", "RemoteIndex"]
 
@@ -46,9 +45,11 @@ class BaseIndex:
             raise ValueError(f"Found duplicate(s): {repeated}")
         self._mesh: Mesh | None = mesh or next((one.mesh for one in tools if one.mesh is not None), None)
         self._tools = tools
-        self._declared: dict[str, Tool] = {}  # by the names of the last format_tools
-        self._provider: ProviderFormat | None = None
+        self._declared: dict[str, Tool] = {}  # by the names of format_tools
         self.tools = [one.function() for one in tools]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self.tools)} tools>"
 
     @property
     def tools_dict(self) -> dict[str, Callable[..., Any]]:
@@ -145,16 +146,14 @@ class BaseIndex:
             if not question["after"]:
                 break
         shorts = collections.Counter(short(one.name, chosen) for one in self._tools)
-        declared = {}
         for one in found:
             part = inner(one)
             tool = keys[names[part["name"]]]
             name = short(tool.name, chosen)
-            if name and shorts[name] == 1:
+            if name and shorts[name] == 1 and keys.get(names.get(name, ""), tool) is tool:
                 part["name"] = name
             part["description"] = part["description"] if tool.doc else "No description available."
-            declared[part["name"]] = tool
-        self._declared, self._provider = declared, chosen
+            self._declared[part["name"]] = tool
         return found
 
     def _find(self, toolname: str) -> Tool:
@@ -181,10 +180,10 @@ class BaseIndex:
     def _question(self, toolname: str, kwargs: Mapping[str, Any] | None) -> tuple[Tool, dict[str, Any], dict[str, Any]]:
         """The tool, its arguments, and what the mesh is asked to know what a model means by them."""
         tool, given = self._find(toolname), dict(kwargs or {})
-        if self._provider is None or not given:
+        if not self._declared or not given:
             return tool, given, {}
         return tool, given, {
-            "provider": RENDERED[self._provider], "tool": self._key(tool), "arguments": given,
+            "tool": self._key(tool), "arguments": given,
             "declared": [_declaration(self._key(tool), tool)] if tool.mesh is None else [],
         }
 
@@ -210,8 +209,10 @@ class Index(BaseIndex):
     tools are folders, owner/repo with :version, :branch or :commit, git URLs, names of
     indexes that the mesh has, and functions. Indexes are installed on the mesh, the one
     that runs or one that is started, and their tools run there; functions run here.
-    env_var, include and exclude are by what stands in tools. env_var has the variables
-    that the tools of an index see; include and exclude choose among its declared tools.
+    env_var, paths, include and exclude are by what stands in tools. env_var has the variables
+    that the tools of an index see, where ./data is a folder of the caller; paths, which stores
+    does not have, the folders that they may use: "DIR" to read, "DIR:rw" also to write.
+    include and exclude choose among its declared tools.
 
     With reset_cache repositories are fetched again: without it, what has been
     installed stays. cache_dir and sys_executable have no effect: where indexes lie, and
@@ -231,6 +232,7 @@ class Index(BaseIndex):
         reset_cache: bool = False,
         sys_executable: str | None = None,
         *,
+        paths: Mapping[Any, Sequence[str | os.PathLike[str]]] | None = None,
         mesh: Mesh | None = None,
     ) -> None:
         for name, value in (("cache_dir", cache_dir), ("sys_executable", sys_executable)):
@@ -243,8 +245,8 @@ class Index(BaseIndex):
                 found.append(tool_of(one))
                 continue
             mesh = mesh or mesh_here()
-            found += _loaded(mesh, one, _of(env_var, one) or {}, _of(include, one) or (), _of(exclude, one) or (),
-                             reset_cache)
+            found += _loaded(mesh, one, _of(env_var, one) or {}, _of(paths, one) or (), _of(include, one) or (),
+                             _of(exclude, one) or (), reset_cache)
         self._fill(found, mesh)
 
 
@@ -254,13 +256,13 @@ class LocalIndex(Index):
     def __init__(
         self, index_folder: str | os.PathLike[str], create_venv: bool = False, env_var: Mapping[str, str] | None = None,
         include: Sequence[str] | None = None, exclude: Sequence[str] | None = None, sys_executable: str | None = None,
-        *, mesh: Mesh | None = None,
+        *, paths: Sequence[str | os.PathLike[str]] | None = None, mesh: Mesh | None = None,
     ) -> None:
         folder = os.path.abspath(index_folder)
         if not os.path.exists(folder):
             raise ValueError(f"Unable to load index - {folder} does not exist")
         super().__init__([folder], {folder: env_var or {}}, {folder: include or ()}, {folder: exclude or ()},
-                         sys_executable=sys_executable, mesh=mesh)
+                         sys_executable=sys_executable, paths={folder: paths or ()}, mesh=mesh)
 
 
 class RemoteIndex(Index):
@@ -269,10 +271,11 @@ class RemoteIndex(Index):
     def __init__(
         self, index_id: str, env_var: Mapping[str, str] | None = None, include: Sequence[str] | None = None,
         exclude: Sequence[str] | None = None, cache_dir: str | os.PathLike[str] | None = None,
-        reset_cache: bool = False, sys_executable: str | None = None, *, mesh: Mesh | None = None,
+        reset_cache: bool = False, sys_executable: str | None = None, *,
+        paths: Sequence[str | os.PathLike[str]] | None = None, mesh: Mesh | None = None,
     ) -> None:
         super().__init__([index_id], {index_id: env_var or {}}, {index_id: include or ()}, {index_id: exclude or ()},
-                         cache_dir, reset_cache, sys_executable, mesh=mesh)
+                         cache_dir, reset_cache, sys_executable, paths={index_id: paths or ()}, mesh=mesh)
 
 
 def _of(choices: Mapping[Any, Any] | None, one: str | os.PathLike[str]) -> Any:
@@ -282,12 +285,12 @@ def _of(choices: Mapping[Any, Any] | None, one: str | os.PathLike[str]) -> Any:
 
 
 def _loaded(
-    mesh: Mesh, text: str | os.PathLike[str], variables: Mapping[str, str], include: Sequence[str],
-    exclude: Sequence[str], again: bool,
+    mesh: Mesh, text: str | os.PathLike[str], variables: Mapping[str, str], paths: Sequence[str | os.PathLike[str]],
+    include: Sequence[str], exclude: Sequence[str], again: bool,
 ) -> list[Tool]:
     try:
         found: dict[str, Tool] = {}
-        for one in Source(text).tools(mesh, variables, again):
+        for one in Source(text).tools(mesh, variables, paths, again):
             tool = MeshTool(one, mesh)
             found[tool.local] = tool
         unknown = [name for name in include if name not in found]
@@ -295,7 +298,7 @@ def _loaded(
             raise LookupError(f"it serves no {', '.join(unknown)}, only what it declares: {', '.join(found)}")
         chosen = [found[name] for name in include or found if name not in exclude]
     except (errors.MeshError, OSError, LookupError, ValueError) as failure:
-        raise ValueError(_UNABLE.format(shown(os.fspath(text)), failure)) from failure
+        raise ValueError(_UNABLE.format(shown(os.fspath(text)), failure)) from None
     return chosen
 
 
@@ -307,10 +310,12 @@ def _parsed(msg: str) -> tuple[str, Mapping[str, Any] | None]:
     found = llm_parse_json(msg, _CALL)
     if not isinstance(found, dict) or not isinstance(found.get("toolname"), str):
         raise ValueError(f"Failed to parse JSON from text {msg}: it names no toolname")
-    kwargs = found.get("kwargs")
-    if not isinstance(kwargs, (dict, type(None))):
+    name, kwargs = unwrapped(found)
+    if isinstance(kwargs, str):
+        kwargs = llm_parse_json(kwargs)
+    if not isinstance(kwargs, dict):
         raise ValueError(f"Failed to parse JSON from text {msg}: kwargs is no object")
-    return found["toolname"], kwargs
+    return name, kwargs
 
 
 def _declaration(key: str, tool: Tool) -> dict[str, Any]:

@@ -6,11 +6,8 @@ import difflib
 import importlib
 import json
 import re
-import typing
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 _LONGEST = 100_000  # characters that are searched
 _REPAIRED = 20_000  # and repaired: what that costs may grow with the square, to a few seconds for this many

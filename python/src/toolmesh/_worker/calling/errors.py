@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from ..describing.values import decode
 
@@ -107,9 +108,9 @@ class CallCancelled(MeshError):
     """The caller gave the call up, or its session has ended."""
 
 
-class ToolExecutionError(MeshError):
+class ToolExecutionError(MeshError, RuntimeError):
     """The tool itself failed: error_type is the name of what it raised, and
-    stacktrace where, inside the tool."""
+    stacktrace where, inside the tool; from Python 3.11 on that is a note of the exception, too."""
 
     @property
     def tool_name(self) -> str:
@@ -193,7 +194,10 @@ def failure(body: bytes, tool: str) -> MeshError:
 def rebuilt(found: dict[str, Any], tool: str) -> MeshError:
     """failure of an error object that has been read."""
     told = ("details", "retryable", "started", "type", "stacktrace", "origin")
-    return error(
+    made = error(
         found.get("code") or "internal", found.get("message") or "", tool=tool,
         **{name: found[name] for name in told if found.get(name) is not None},
     )
+    if made.stacktrace and sys.version_info >= (3, 11):
+        made.add_note(f"In the tool: {made.stacktrace.strip()}")
+    return made

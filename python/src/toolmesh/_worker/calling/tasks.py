@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Any
 
-    Ask = Callable[[str, bytes], Any]  # a verb and its request: the answer
-    AsyncAsk = Callable[[str, bytes], Awaitable[Any]]
-
 _ENDED = ("succeeded", "failed", "cancelled")
 _WAIT = 10.0  # seconds that one question waits for a task's end
 _REST = 0.25  # seconds between two questions that nobody could answer
@@ -73,12 +70,15 @@ class Task:
 
     __module__ = "toolmesh"
 
-    def __init__(self, id: str, ask: Ask) -> None:
+    def __init__(self, id: str, ask: Callable[[str, bytes], Any]) -> None:
         self.id = id
         self._ask = ask
 
     def __repr__(self) -> str:
         return f"<Task {self.id}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a Task cannot be pickled: send its id, {self.id!r}, and make it anew with mesh.task(id)")
 
     def show(self) -> dict[str, Any]:
         """What is known of it, as mesh task show --json prints it."""
@@ -105,6 +105,8 @@ class Task:
             if task["state"] in _ENDED:
                 return outcome(task)
 
+    result = wait
+
     def cancel(self) -> str:
         """Has it end, or its schedule; the state that it has then. One that has ended stays as it is."""
         return str(self._ask("cancel", about(self.id))["state"])
@@ -119,12 +121,14 @@ class AsyncTask:
 
     __module__ = "toolmesh"
 
-    def __init__(self, id: str, ask: AsyncAsk) -> None:
+    def __init__(self, id: str, ask: Callable[[str, bytes], Awaitable[Any]]) -> None:
         self.id = id
         self._ask = ask
 
     def __repr__(self) -> str:
         return f"<AsyncTask {self.id}>"
+
+    __reduce__ = Task.__reduce__
 
     async def show(self) -> dict[str, Any]:
         """What is known of it, as mesh task show --json prints it."""
@@ -151,6 +155,8 @@ class AsyncTask:
                 continue
             if task["state"] in _ENDED:
                 return outcome(task)
+
+    result = wait
 
     async def cancel(self) -> str:
         """As Task.cancel."""

@@ -6,6 +6,7 @@ are in the mesh's object store. No path travels: each side has its own.
 
 from __future__ import annotations
 
+import contextvars
 import os
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -89,4 +90,6 @@ def _nowhere(_: Any) -> Any:
 fetch: Callable[[dict[str, JSON]], File] = _nowhere
 """Makes a File of what stands for one; of calling/transfer.py, in a worker."""
 store: Callable[[File], dict[str, JSON]] = _nowhere
-"""What stands for a File that is to travel; likewise. A client has its own while it writes arguments."""
+"""What stands for a File that is to travel; likewise."""
+named: contextvars.ContextVar[Callable[[File], dict[str, JSON]] | None] = contextvars.ContextVar("named", default=None)
+"""A client's own store, while it writes the arguments of a call."""

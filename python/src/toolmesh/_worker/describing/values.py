@@ -184,7 +184,7 @@ def convert(value: Any) -> Any:
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
     if kind is files.File:
-        return files.store(value)
+        return (files.named.get() or files.store)(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     if kind.__name__ in _MISSING and kind.__module__.startswith("pandas"):
@@ -321,9 +321,10 @@ def _default(value: Any) -> Any:
     return converted
 
 
-_markers: dict[int, Any] = {}
+# Without markers, which would be of one value at a time: values are encoded in several threads, and one whose own
+# code encodes others. What contains itself meets Python's limit of recursion, and explain says so.
 _encode: Callable[[Any, int], tuple[str, ...]] = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
-    _markers, _default, json.encoder.encode_basestring, None, ":", ",", False, False, False
+    None, _default, json.encoder.encode_basestring, None, ":", ",", False, False, False
 )
 
 
@@ -338,7 +339,6 @@ def encode(value: Any) -> bytes:
             _check(value)
         return "".join(_encode(value, 0)).encode()
     except Exception as failure:
-        _markers.clear()
         try:
             explain(value)
             # The walk found nothing. Keys that are dates or members of an Enum
@@ -348,7 +348,6 @@ def encode(value: Any) -> bytes:
             raise
         except Exception:
             # The value changed while it was encoded, or converts differently each time.
-            _markers.clear()
             raise NotSerializable("result", f"cannot be encoded: {_words(failure)}") from None
 
 

@@ -1,0 +1,94 @@
+"""Keywords, by name and type, so that type checkers find a misspelt one."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+if typing.TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack
+else:
+    Unpack = getattr(typing, "Unpack", typing.Optional)  # Python 3.10 has none
+
+
+class Annotations(typing.TypedDict, total=False):
+    """How a tool behaves, as tools.toml says it."""
+
+    timeout: float | str
+    cache_ttl: float | str
+    cache_shared: bool
+    idempotent: bool
+    parallel_safe: bool
+    resource_key: str | Sequence[str] | None
+    read_only: bool
+    lane_scope: str
+    collect: bool
+    results: str
+
+
+class Options(Annotations, total=False):
+    """What tool takes: annotations, and what the function does not say itself."""
+
+    name: str | None
+    description: str | None
+    metadata: dict[str, Any] | None
+
+
+class Settings(typing.TypedDict, total=False):
+    """What Host takes."""
+
+    index: str | None
+    session: str | None
+    slots: int
+    node: str | None
+    servers: str | Sequence[str] | None
+    context: str | None
+    creds: str | None
+    nkey: str | None
+
+
+class OfCall(typing.TypedDict, total=False):
+    """What a call takes besides what it returns."""
+
+    timeout: float | None
+    rpc_id: str | None
+    idempotent: bool
+    isolation: str | None
+    revision: str | None
+    no_cache: bool
+    idempotency_key: str | None
+
+
+class OfStream(typing.TypedDict, total=False):
+    """As OfCall, of a stream."""
+
+    timeout: float | None
+    rpc_id: str | None
+    idempotent: bool
+    isolation: str | None
+    revision: str | None
+    idle: float | None
+
+
+class OfCollect(OfStream, total=False):
+    """As OfStream, of a list."""
+
+    returns: Any
+
+
+class Submission(typing.TypedDict, total=False):
+    """What submit takes besides the call."""
+
+    id: str | None
+    timeout: float | None
+    attempts: int | None
+    priority: int
+    ttl: float | None
+    idempotency_key: str | None
+    at: datetime | None
+    delay: float | None
+    every: float | None
+    cron: str | None
+    catch_up: str | None

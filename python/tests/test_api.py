@@ -1,0 +1,164 @@
+"""The public API as people and programs read it: names, hints, docstrings. Run where the frameworks are, too."""
+
+import asyncio
+import copy
+import importlib
+import inspect
+import pathlib
+import pickle
+import pkgutil
+import re
+import traceback
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import toolmesh
+from toolmesh import AsyncMesh, Host, Mesh, RemoteTool, Task
+from toolmesh._core import errors
+from toolmesh.stores import Index, ProviderFormat
+
+PYTHON = pathlib.Path(__file__).parent.parent
+TOLD = {"id": "a.add", "description": "Adds.", "input_schema": {
+    "type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer", "default": 1}},
+    "required": ["x"]}}
+FRAMEWORKS = {"anthropic", "agents", "dspy", "langchain_core", "pydantic_ai", "rath"}
+
+
+def modules(package: Any) -> Iterator[str]:
+    """The public modules of a package."""
+    yield package.__name__
+    for one in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        if one.name.rpartition(".")[2].startswith("_"):
+            continue
+        if one.ispkg:
+            yield from modules(importlib.import_module(one.name))
+        else:
+            yield one.name
+
+
+def ours(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).startswith("toolmesh")
+
+
+def public(module: Any) -> Iterator[tuple[str, Any]]:
+    """The classes, methods and functions of a module that are ours, by their names."""
+    names = getattr(module, "__all__", None) or [
+        name for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__]
+    for name in names:
+        value = getattr(module, name)
+        if inspect.isclass(value) and ours(value):
+            yield name, value
+            for klass in value.__mro__:
+                for attribute, member in vars(klass).items() if ours(klass) else ():
+                    member = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+                    if inspect.isfunction(member) and ours(member) and not attribute.startswith("_"):
+                        yield f"{name}.{attribute}", member
+                    elif inspect.isfunction(member) and ours(member) and attribute.endswith("__"):
+                        yield f"{name}.{attribute}", member
+        elif inspect.isfunction(value) and ours(value):
+            yield name, value
+
+
+@pytest.fixture(params=list(modules(toolmesh)))
+def module(request: Any) -> Any:
+    try:
+        return importlib.import_module(request.param)
+    except ModuleNotFoundError as failure:
+        if failure.name and failure.name.partition(".")[0] in FRAMEWORKS:
+            pytest.skip(f"{failure.name} is installed where frameworks are tested")
+        raise
+
+
+def test_annotations_resolve(module: Any) -> None:
+    """What frameworks make of functions begins with typing.get_type_hints."""
+    wrong = []
+    for name, value in public(module):
+        try:
+            typing.get_type_hints(value)
+        except NameError as failure:
+            wrong.append(f"{name}: {failure}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_everything_says_what_it_is(module: Any) -> None:
+    missing = [name for name, value in public(module)
+               if not inspect.getdoc(value) and not name.rpartition(".")[2].startswith("__")]
+    assert not missing and module.__doc__
+
+
+def test_the_package_shows_its_api() -> None:
+    assert dir(toolmesh) == sorted(toolmesh.__all__) and len(set(toolmesh.__all__)) == len(toolmesh.__all__)
+    assert all(getattr(toolmesh, name) is not None for name in dir(toolmesh))
+    assert re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", toolmesh.__version__)
+
+
+def test_reprs() -> None:
+    host = Host(index="a")
+    host.tool(test_reprs)
+    shown = [repr(one) for one in (Mesh(session="s"), AsyncMesh("nats://u:password@h"), host, Index([test_reprs]),
+                                   Task("t", lambda verb, request: None))]
+    assert shown == ["<Mesh of session 's'>", "<AsyncMesh of session 'default'>", "<Host of test_reprs>",
+                     "<Index of 1 tools>", "<Task t>"]
+
+
+def test_what_cannot_be_pickled_says_why() -> None:
+    mesh = Mesh()
+    for one, why in ((mesh, "connection of this process"), (AsyncMesh(), "connection of this process"),
+                     (RemoteTool(mesh, TOLD), "connection of this process"), (Host(), "functions are those of this"),
+                     (Task("t", print), "send its id, 't'")):
+        with pytest.raises(TypeError, match=why):
+            pickle.dumps(one)
+    assert mesh.session("s").session_name == "s"
+    tool = RemoteTool(mesh, TOLD)
+    assert copy.deepcopy({"tools": [tool]})["tools"][0] is tool, "programs are copied with their tools"
+
+
+def test_a_tool_looks_like_its_function() -> None:
+    tool = RemoteTool(Mesh(), TOLD)
+    for one in (tool, tool.__call__, tool.acall):
+        assert str(inspect.signature(one)) == "(x: int, y: int = 1)"
+    assert typing.get_type_hints(tool.__call__) == {"x": int, "y": int}
+    assert inspect.iscoroutinefunction(tool.acall) and tool.__call__.__doc__ == "Adds."
+
+
+def test_the_trace_of_a_tool_is_a_note_of_its_error() -> None:
+    told = {"code": "tool_error", "message": "no", "type": "KeyError", "stacktrace": 'File "tool.py", line 3'}
+    failure = errors.rebuilt(told, "a.b")
+    assert isinstance(failure, RuntimeError) and failure.stacktrace == told["stacktrace"]
+    shown = "".join(traceback.format_exception(failure))
+    assert ('In the tool: File "tool.py", line 3' in shown) is hasattr(failure, "add_note")
+
+
+def test_tracebacks_are_short() -> None:
+    mesh, other = Mesh("nats://127.0.0.1:1"), AsyncMesh("nats://127.0.0.1:1")
+
+    async def each() -> None:
+        await other.call("a.b")
+
+    for run, ours in ((lambda: mesh.call("a.b"), ["call", "run"]), (lambda: mesh.describe("a.b"), ["describe", "run"]),
+                      (lambda: list(mesh.stream("a.b")), ["stream", "run"]),
+                      (lambda: asyncio.run(each()), ["call", "_unary"])):
+        with pytest.raises(toolmesh.Unavailable) as raised:
+            run()
+        frames = [one.name for one in traceback.extract_tb(raised.value.__traceback__) if "/toolmesh/" in one.filename]
+        shown = "".join(traceback.format_exception(raised.value))
+        assert frames == ours and "another exception" not in shown and "direct cause" not in shown
+
+
+def test_names_of_providers() -> None:
+    assert ProviderFormat("gemini") is ProviderFormat("google-gemini")
+    assert ProviderFormat("openai") is ProviderFormat("openai-chat-completions")
+    with pytest.raises(ValueError, match="mistral"):
+        ProviderFormat("mistral")
+
+
+def test_every_extra_that_a_page_names() -> None:
+    declared = re.findall(r"^([\w-]+) = \[", (PYTHON / "pyproject.toml").read_text().partition(
+        "[project.optional-dependencies]\n")[2].partition("\n\n")[0], re.MULTILINE)
+    pages = [PYTHON / "README.md", *(PYTHON.parent / "docs").rglob("*.md"), *(PYTHON / "src").rglob("*.py")]
+    named = {extra for page in pages for extra in re.findall(r"toolmesh\[([\w-]+)\]", page.read_text())}
+    assert named <= set(declared) and set(declared) - named == set()
