@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -173,7 +174,7 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 	if name == "" {
 		name = "tool_" + uuid.NewString()
 	}
-	if handler == nil {
+	if noHandler(handler) {
 		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "function %q has no handler", name)
 	}
 	d := tool.Descriptor{Source: tool.SourceGo}
@@ -216,10 +217,40 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 	return d.ID, nil
 }
 
+// noHandler reports whether there is no code behind a handler: also where it is made of a
+// function that is nil.
+func noHandler(handler Handler) bool {
+	v := reflect.ValueOf(handler)
+	if v.Kind() == reflect.Struct && v.NumField() == 1 { // of Func and Stream
+		v = v.Field(0)
+	}
+	switch v.Kind() {
+	case reflect.Func, reflect.Pointer:
+		return v.IsNil()
+	}
+	return !v.IsValid()
+}
+
+// usable refuses tools that lack what a tool is.
+func usable(tools []Tool) error {
+	for i, t := range tools {
+		if t.Descriptor == nil {
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tool %d has no descriptor", i)
+		}
+		if noHandler(t.Handler) {
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tool %q has no handler", t.Descriptor.ID)
+		}
+	}
+	return nil
+}
+
 // Add is [Host.HandleIn] for tools whose descriptors are at hand, all of them or, after
 // an error, none.
 func (h *Host) Add(index subjects.IndexName, session subjects.SessionID, tools ...Tool) error {
 	key := serviceKey{index, session}
+	if err := usable(tools); err != nil {
+		return err
+	}
 	if err := h.add(key, tools); err != nil {
 		return err
 	}
@@ -333,6 +364,9 @@ func (h *Host) retireAll(ctx context.Context, tools []*offered) error {
 // message, and unavailable without a connection. After an error what was published
 // before is served.
 func (h *Host) Publish(ctx context.Context, s Service) error {
+	if err := usable(s.Tools); err != nil {
+		return err
+	}
 	err := h.publish(ctx, s)
 	if err == nil {
 		h.settle(ctx, serviceKey{s.Index, s.Session})
@@ -361,6 +395,9 @@ func (h *Host) publish(ctx context.Context, s Service) error {
 		next.tools[o.descriptor.ID] = o
 	}
 	for _, u := range s.Unavailable {
+		if err := u.ID.Validate(); err != nil {
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a tool that is not served: %w", err)
+		}
 		e := newEntry(u.Descriptor, registry.ToolRoute{ID: u.ID, State: registry.ToolUnavailable, Reason: u.Reason})
 		if err := h.fits(e); err != nil {
 			return err

@@ -71,7 +71,7 @@ of mesh-agent --labels and mesh node label), with --on all for every node again.
 		Example: `  mesh install ./examples/indexes/weather
   mesh install owner/repo@v1.2 --name tools
   mesh install https://example.com/tools.git --rev main --env API_KEY
-  mesh install ./examples/indexes/files --path /srv/documents:rw
+  mesh install ./documents --path /srv/documents:rw
   mesh install ./model --on gpu=true,zone=b
   mesh install owner/repo --dry-run`,
 		Args: takes(1, 1, "a source"),
