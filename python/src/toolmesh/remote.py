@@ -194,7 +194,8 @@ class Description:
         if self.__signature__.return_annotation is not inspect.Signature.empty:
             self.__annotations__["return"] = self.__signature__.return_annotation
         self._shapes: dict[str, Any] | None = None
-        named = [one for one in self.__signature__.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        named = [one for one in self.__signature__.parameters.values()
+                 if one.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)]
         self._names = {one.name for one in named}
         self._needed = {one.name for one in named if one.default is inspect.Parameter.empty}
 
