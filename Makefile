@@ -61,8 +61,8 @@ test-python: $(VENV)/test.stamp $(VENV)/pydantic1.stamp
 FRAMEWORKS ?= $(VENV)/frameworks
 
 test-frameworks: build $(VENV)/frameworks.stamp $(VENV)/suites.stamp ## DSPy, LangChain and others, the real packages, on a mesh; LangChain's own tests and those of stores
-	@MESH_E2E_BIN=$(CURDIR)/bin/mesh $(FRAMEWORKS)/bin/python -m pytest -q -rs -p no:cacheprovider -o asyncio_mode=auto --timeout 120 e2e/python/frameworks
-	@cd python && $(abspath $(FRAMEWORKS))/bin/python -m pytest -q -p no:asyncio tests/test_api.py
+	@MESH_E2E_BIN=$(CURDIR)/bin/mesh $(FRAMEWORKS)/bin/python -m pytest -q -rs -p no:cacheprovider -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function --timeout 120 e2e/python/frameworks
+	@cd python && LITELLM_LOCAL_MODEL_COST_MAP=True $(abspath $(FRAMEWORKS))/bin/python -m pytest -q -p no:asyncio tests/test_api.py
 
 test-newest: build ## test-frameworks with the newest versions that the registry has, in an environment made anew
 	@rm -rf $(VENV)/newest && $(PYTHON) -m venv $(VENV)/newest

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"strings"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -19,11 +20,11 @@ const renderMost = 500
 type RenderAnswer struct {
 	// Tools are the declarations.
 	Tools []json.RawMessage `json:"tools"`
-	// Names has the full id of each of Tools by the name that it is declared under.
-	// Names depend on which tools are asked for together.
+	// Names has the full id of each of Tools by the name that it is declared under,
+	// its [tool.ProviderName].
 	Names map[string]subjects.ToolID `json:"names"`
 	// Next is the After of the next page, if not all fit into a message: the same
-	// request again with it gives the rest, under the names of the same set.
+	// request again with it gives the rest.
 	Next subjects.ToolID `json:"next,omitempty"`
 }
 
@@ -32,6 +33,8 @@ type RenderAnswer struct {
 type ArgumentsAnswer struct {
 	Tool      subjects.ToolID `json:"tool"`
 	Arguments json.RawMessage `json:"arguments"`
+	// Changed says what the model wrote otherwise, as texts for people: see [tool.Validator.Fit].
+	Changed []string `json:"changed,omitempty"`
 }
 
 // described returns the full ids and the descriptors of tools, in the order of their
@@ -93,7 +96,10 @@ func (r *Responder) described(ctx context.Context, session subjects.SessionID, n
 
 // render answers what tools look like to a provider.
 func (r *Responder) render(session subjects.SessionID, q Request) (any, error) {
-	format, err := provider(q)
+	if q.Provider == "" {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "provider is missing or empty: it is one of %v", render.Formats())
+	}
+	format, err := render.ParseFormat(q.Provider)
 	switch {
 	case err != nil:
 		return nil, err
@@ -109,20 +115,16 @@ func (r *Responder) render(session subjects.SessionID, q Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	ids := make([]subjects.ToolID, len(all))
-	for i, d := range all {
-		ids[i] = d.ID
-	}
-	names, from := tool.NewNames(ids), 0
+	from := 0
 	if q.After != "" {
-		if from = slices.Index(ids, q.After) + 1; from == 0 {
+		if from = slices.IndexFunc(all, func(d *tool.Descriptor) bool { return d.ID == q.After }) + 1; from == 0 {
 			return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "after is %q, which is none of tools: it is the next of the answer before, to the same request", q.After)
 		}
 	}
 	answer := RenderAnswer{Tools: []json.RawMessage{}, Names: map[string]subjects.ToolID{}}
 	left := int(r.bus.MaxPayload()) - headroom
 	for i, d := range all[from:] {
-		shown, err := render.Tool(format, d, &render.Options{Name: names.Name(d.ID)})
+		shown, err := render.Tool(format, d)
 		if err != nil {
 			return nil, err
 		}
@@ -132,7 +134,7 @@ func (r *Responder) render(session subjects.SessionID, q Request) (any, error) {
 			if i == 0 {
 				return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the declaration of tool %q takes %d bytes, more than a message holds: leave it out", d.ID, len(shown.JSON))
 			}
-			answer.Next = ids[from+i-1]
+			answer.Next = all[from+i-1].ID
 			break
 		}
 		answer.Tools, answer.Names[shown.Name] = append(answer.Tools, shown.JSON), d.ID
@@ -140,12 +142,33 @@ func (r *Responder) render(session subjects.SessionID, q Request) (any, error) {
 	return answer, nil
 }
 
-// arguments answers what a model's arguments for a rendered tool are as the tool's own.
-func (r *Responder) arguments(session subjects.SessionID, q Request) (any, error) {
-	format, err := provider(q)
-	if err != nil {
-		return nil, err
+// meant returns the id behind the name in a model's call: that of the tool which is
+// declared under it, else what [View.Resolve] finds. A name with a dash is a declared
+// one, and nothing else is found for it.
+func (v *View) meant(session subjects.SessionID, name string) (subjects.ToolID, error) {
+	id, hashed, ok := tool.FromProviderName(name)
+	if hashed {
+		v.mu.Lock() // the order of ids is cached
+		visible := v.table.visible(canonical(session))
+		v.mu.Unlock()
+		if i := slices.IndexFunc(visible, func(one subjects.ToolID) bool { return tool.ProviderName(one) == name }); i >= 0 {
+			return visible[i], nil
+		}
+	} else if _, known := v.Route(session, id); ok && known {
+		return id, nil
 	}
+	if !ok || !strings.Contains(name, "-") {
+		return v.Resolve(session, name)
+	}
+	near, err := v.Resolve(session, string(id))
+	if err == nil { // it ends so, and is called otherwise
+		err = notFound(name, texts([]subjects.ToolID{near}))
+	}
+	return "", err
+}
+
+// arguments answers which tool a model's call means, and with which arguments.
+func (r *Responder) arguments(session subjects.SessionID, q Request) (any, error) {
 	if q.Tool == "" {
 		return nil, missing("tool")
 	}
@@ -159,24 +182,21 @@ func (r *Responder) arguments(session subjects.SessionID, q Request) (any, error
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
-	all, err := r.described(ctx, session, []string{q.Tool}, q.Declared)
+	name := q.Tool
+	if !slices.ContainsFunc(q.Declared, func(d *tool.Descriptor) bool { return d != nil && string(d.ID) == name }) {
+		id, err := r.view.meant(session, name)
+		if err != nil {
+			return nil, err
+		}
+		name = string(id)
+	}
+	all, err := r.described(ctx, session, []string{name}, q.Declared)
 	if err != nil {
 		return nil, err
 	}
-	shown, err := render.Tool(format, all[0], nil)
+	arguments, changed, err := render.Arguments(all[0], text)
 	if err != nil {
 		return nil, err
 	}
-	arguments, err := shown.Arguments(text)
-	if err != nil {
-		return nil, err
-	}
-	return ArgumentsAnswer{Tool: all[0].ID, Arguments: arguments}, nil
-}
-
-func provider(q Request) (render.Format, error) {
-	if q.Provider == "" {
-		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "provider is missing or empty: it is one of %v", render.Formats())
-	}
-	return render.ParseFormat(q.Provider)
+	return ArgumentsAnswer{Tool: all[0].ID, Arguments: arguments, Changed: changed}, nil
 }

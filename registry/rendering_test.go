@@ -76,7 +76,7 @@ func TestToolsAreRenderedTogether(t *testing.T) {
 	}
 }
 
-// What does not fit into one message comes in several, under the names of one set.
+// What does not fit into one message comes in several, under names that are nobody else's.
 func TestRenderedToolsThatDoNotFitComeInPages(t *testing.T) {
 	t.Parallel()
 	schemas := map[string]string{"x-y": oneInteger, "x.y": oneInteger}
@@ -122,24 +122,46 @@ func TestAModelsArgumentsBecomeTheTools(t *testing.T) {
 	t.Parallel()
 	b := shelf(t, "a", map[string]string{
 		"one":     oneInteger,
-		"choice":  `{"type":"object","properties":{"x":{"enum":[1,2]}},"additionalProperties":false}`,
 		"default": `{"type":"object","properties":{"n":{"type":"integer","default":3}},"additionalProperties":false}`,
+		"größe":   `{"type":"object","properties":{"größe":{"type":"integer"}}}`,
 	})
-	for _, c := range []struct{ provider, tool, given, want string }{
-		{"openai", "a.one", `"{\"x\": 1}"`, `{"x":1}`},
-		{"anthropic", "one", `{"x":1}`, `{"x":1}`},
-		{"gemini", "a.choice", `{"x":"2"}`, `{"x":2}`},
-		{"openai", "a.default", `"{\"n\":null}"`, `{}`},
-		{"openai-responses", "a.default", `""`, `{}`},
-		{"mcp", "a.default", `null`, `{}`},
-		{"mcp", "a.one", `{"x":"a fault for the call"}`, `{"x":"a fault for the call"}`},
+	for _, c := range []struct{ tool, given, want, changed string }{
+		{"a.one", `"{\"x\": 1}"`, `{"x":1}`, ""},
+		{"one", `{"x":1}`, `{"x":1}`, ""},
+		{"a-one", `{"x":"2"}`, `{"x":2}`, `/x: the text "2" was read as 2`},
+		{"a.default", `"{\"n\":null}"`, `{}`, "/n: null was left out"},
+		{"a.default", `""`, `{}`, ""},
+		{"a-default", `null`, `{}`, ""},
+		{"a.one", `{"x":"a fault for the call"}`, `{"x":"a fault for the call"}`, ""},
+		{tool.ProviderName("a.größe"), `{"gr__e_d353a267":1}`, `{"größe":1}`, ""},
 	} {
 		var got registry.ArgumentsAnswer
-		q := registry.Request{Provider: c.provider, Tool: c.tool, Arguments: json.RawMessage(c.given)}
+		q := registry.Request{Tool: c.tool, Arguments: json.RawMessage(c.given)}
 		if err := ask(t, b, "s1", registry.VerbArguments, q, &got); err != nil {
-			t.Errorf("%s %s %s: %v", c.provider, c.tool, c.given, err)
-		} else if string(got.Arguments) != c.want || !strings.HasPrefix(string(got.Tool), "a.") {
-			t.Errorf("%s %s: %s became %s of %s", c.provider, c.tool, c.given, got.Arguments, got.Tool)
+			t.Errorf("%s %s: %v", c.tool, c.given, err)
+		} else if string(got.Arguments) != c.want || !strings.HasPrefix(string(got.Tool), "a.") || strings.Join(got.Changed, "\n") != c.changed {
+			t.Errorf("%s: %s became %s of %s: %q", c.tool, c.given, got.Arguments, got.Tool, got.Changed)
+		}
+	}
+}
+
+// A declared name means the one tool that is declared under it, whatever else is
+// served, was rendered, or is called by such a name in part.
+func TestADeclaredNameMeansOneTool(t *testing.T) {
+	t.Parallel()
+	b := shelf(t, "a", map[string]string{
+		"b.c.pay": oneInteger, "b-c.pay": oneInteger, "b.c-pay": oneInteger, "x.a-b-c-pay": oneInteger, "x.a.gone.tool": oneInteger, "gone-tool": oneInteger,
+	})
+	for _, id := range []subjects.ToolID{"a.b.c.pay", "a.b-c.pay", "a.b.c-pay", "a.x.a-b-c-pay", "a.gone-tool"} {
+		var got registry.ArgumentsAnswer
+		if err := ask(t, b, "s1", registry.VerbArguments, registry.Request{Tool: tool.ProviderName(id)}, &got); err != nil || got.Tool != id {
+			t.Errorf("%s is declared as %s, which means %s: %v", id, tool.ProviderName(id), got.Tool, err)
+		}
+	}
+	for _, name := range []string{"a-gone-tool", "b-c-pay", "gone-tool", "a-gone-tool---0123456789abcdef"} {
+		var got registry.ArgumentsAnswer
+		if err := ask(t, b, "s1", registry.VerbArguments, registry.Request{Tool: name}, &got); toolmesh.CodeOf(err) != toolmesh.CodeToolNotFound {
+			t.Errorf("%s, which is declared nowhere, means %s: %v", name, got.Tool, err)
 		}
 	}
 }
@@ -162,7 +184,7 @@ func TestToolsOfTheAskerAreRenderedToo(t *testing.T) {
 		t.Errorf("%s %v", got.Tools, got.Names)
 	}
 	var meant registry.ArgumentsAnswer
-	q = registry.Request{Provider: "gemini", Tool: "a.two", Declared: own, Arguments: json.RawMessage(`{"y":"2"}`)}
+	q = registry.Request{Tool: "a.two", Declared: own, Arguments: json.RawMessage(`{"y":"2"}`)}
 	if err := ask(t, b, "s1", registry.VerbArguments, q, &meant); err != nil || string(meant.Arguments) != `{"y":2}` {
 		t.Errorf("%s, %v", meant.Arguments, err)
 	}
@@ -192,8 +214,7 @@ func TestRenderingRefuses(t *testing.T) {
 		"a tool nobody read":   {registry.VerbRender, `{"provider":"mcp","tools":["a.one","a.unread"]}`, toolmesh.CodeUnavailable, "No module named 'x'"},
 		"too many tools":       {registry.VerbRender, `{"provider":"mcp","tools":` + string(many) + `}`, toolmesh.CodePayloadTooLarge, "501 tools"},
 		"after what is not":    {registry.VerbRender, `{"provider":"mcp","tools":["a.one"],"after":"a.two"}`, toolmesh.CodeInvalidRequest, "after"},
-		"arguments of no tool": {registry.VerbArguments, `{"provider":"mcp","arguments":{}}`, toolmesh.CodeInvalidRequest, "tool is missing"},
-		"of no provider":       {registry.VerbArguments, `{"tool":"a.one","arguments":{}}`, toolmesh.CodeInvalidRequest, "provider is missing"},
+		"arguments of no tool": {registry.VerbArguments, `{"arguments":{}}`, toolmesh.CodeInvalidRequest, "tool is missing"},
 		"of an unknown tool":   {registry.VerbArguments, `{"provider":"mcp","tool":"a.two","arguments":{}}`, toolmesh.CodeToolNotFound, "a.two"},
 		"broken JSON":          {registry.VerbArguments, `{"provider":"openai","tool":"a.one","arguments":"{'x': 1}"}`, toolmesh.CodeInvalidArguments, "not JSON"},
 		"no object":            {registry.VerbArguments, `{"provider":"openai","tool":"a.one","arguments":"[1]"}`, toolmesh.CodeInvalidArguments, "not a JSON object"},

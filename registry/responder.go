@@ -37,7 +37,7 @@ const (
 // Request is the body of a request; each verb reads its own fields.
 type Request struct {
 	// Tool is what describe, candidates and arguments are asked about: a full id or a
-	// name that [View.Resolve] takes.
+	// name that [View.Resolve] takes; for arguments also the name in a declaration.
 	Tool string `json:"tool,omitempty"`
 	// Name is what resolve is asked for.
 	Name string `json:"name,omitempty"`
@@ -45,7 +45,7 @@ type Request struct {
 	// After asks render for what did not fit into the answer before.
 	After subjects.ToolID `json:"after,omitempty"`
 	Limit int             `json:"limit,omitempty"`
-	// Provider is whose shape render and arguments are about: a [render.Format].
+	// Provider is whose shape render is about: a [render.Format].
 	Provider string `json:"provider,omitempty"`
 	// Tools are what render shows, as Tool: 500 at most.
 	Tools []string `json:"tools,omitempty"`

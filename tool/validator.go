@@ -167,7 +167,23 @@ func (v *Validator) Validate(args json.RawMessage) error {
 }
 
 // ask has the library check arguments that are well-formed.
-func (v *Validator) ask(args json.RawMessage) (err error) {
+func (v *Validator) ask(args json.RawMessage) error {
+	return v.checked(args, func(one *check, value any) error {
+		err := one.schema.Validate(value)
+		if err == nil {
+			return nil
+		}
+		var failed *jsonschema.ValidationError
+		if !errors.As(err, &failed) {
+			return broken(err)
+		}
+		return invalid(problemsOf(failed, value, v.unknown))
+	})
+}
+
+// checked calls run with arguments that are well-formed and a check of their own,
+// whose work is bounded.
+func (v *Validator) checked(args json.RawMessage, run func(*check, any) error) (err error) {
 	value, err := decodeNumbers(args)
 	if err != nil {
 		return invalid([]Problem{{Expected: "a JSON object", Got: "malformed text", Message: "the arguments are not valid JSON: " + err.Error()}})
@@ -197,15 +213,7 @@ func (v *Validator) ask(args json.RawMessage) (err error) {
 		default:
 		}
 	}()
-	err = one.schema.Validate(value)
-	if err == nil {
-		return nil
-	}
-	var failed *jsonschema.ValidationError
-	if !errors.As(err, &failed) {
-		return broken(err)
-	}
-	return invalid(problemsOf(failed, value, v.unknown))
+	return run(one, value)
 }
 
 // broken is a fault of the check itself.

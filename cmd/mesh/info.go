@@ -70,7 +70,7 @@ func (a *app) infoCommand() *cobra.Command {
 // printFormat prints a tool as a provider takes it; what the provider's shape
 // cannot say is told beside it.
 func (a *app) printFormat(format render.Format, d *tool.Descriptor) error {
-	shown, err := render.Tool(format, d, nil)
+	shown, err := render.Tool(format, d)
 	if err != nil {
 		return err
 	}

@@ -475,27 +475,6 @@ def test_scope(rich: Started) -> None:
         assert raised.value.started is False
 
 
-def test_models(rich: Started) -> None:
-    with Mesh(rich.url) as mesh:
-        for provider in ("openai", "openai-responses", "anthropic", "gemini", "mcp"):
-            declared = mesh.format(provider, ["rich.rich.size"])
-            name = declared[0].get("name") or declared[0]["function"]["name"]
-            given = {
-                "openai": {"id": "1", "type": "function", "function": {"name": name, "arguments": '{"text": "abc"}'}},
-                "openai-responses": {"type": "function_call", "name": name, "arguments": '{"text":"abc"}'},
-                "anthropic": {"type": "tool_use", "id": "1", "name": name, "input": {"text": "abc"}},
-                "gemini": {"functionCall": {"name": name, "args": {"text": "abc"}}},
-                "mcp": {"method": "tools/call", "params": {"name": name, "arguments": {"text": "abc"}}},
-            }[provider]
-            assert mesh.execute(given) == 3, provider
-        with pytest.raises(toolmesh.InvalidRequest):
-            mesh.execute({"arguments": {}})
-        with pytest.raises(toolmesh.ToolNotFound):
-            mesh.execute({"name": "nobody_knows_it", "arguments": "{}"})
-        with pytest.raises(toolmesh.InvalidArguments):
-            mesh.execute({"name": "rich.rich.size", "arguments": "{" + "x" * 200_000})
-
-
 def test_nested_calls_have_the_same_classes(rich: Started) -> None:
     with Mesh(rich.url) as mesh:
         assert mesh.call("rich.rich.nested", {"tool": "rich.rich.size", "args": {"text": 3}}) == (

@@ -107,7 +107,7 @@ def of(annotation: Any, default: Any = inspect.Parameter.empty) -> Index:
 
 @pytest.mark.parametrize(("annotation", "given", "arrives"), [
     (int, 1.0, 1), (float, 1, 1.0), (str, 1, "1"), (bool, 1, True), (bool, 0, False), (bool, "false", False),
-    (bool, "True", True), (int, "7", 7), (float, "2.5", 2.5), (str, 1.5, "1.5"), (int, True, 1),
+    (bool, "True", True), (int, "7", 7), (float, "2.5", 2.5), (str, 1.5, "1.5"),
     (List[int], [1.0], [1]), (list[int], ["1", 2], [1, 2]), (Tuple[int], [1.0], (1,)),
     (tuple[int, str], [1, 2], (1, "2")),
     (Person, {"name": 1, "age": "3"}, {"name": "1", "age": 3}),
@@ -341,6 +341,32 @@ def test_duplicates() -> None:
 def test_texts_that_call_nothing(message: str) -> None:
     with pytest.raises(ValueError, match="Failed to parse JSON"):
         EVERY.parse_and_execute(message)
+
+
+def optional(n: int = 7) -> int:
+    return n
+
+
+@pytest.mark.parametrize("key", ["kwargs", "arguments", "parameters", "input", "args"])
+def test_arguments_in_a_text_are_taken_by_any_name(key: str) -> None:
+    index = Index([optional])
+    assert index.parse_and_execute(f'{{"toolname": "optional", "{key}": {{"n": 3}}}}') == 3
+    assert index.parse_and_execute(json.dumps({"toolname": "optional", key: '{"n": 3}'})) == 3
+
+
+@pytest.mark.parametrize("rest", [
+    {"n": 3}, {"payload": {"n": 3}}, {"kwargs": {}, "arguments": {"n": 3}}, {"input": {"n": 2}, "parameters": {"n": 3}},
+])
+def test_arguments_in_a_text_are_not_dropped(rest: Any) -> None:
+    """The tool ran without them."""
+    with pytest.raises(ValueError, match="arguments"):
+        Index([optional]).parse_and_execute(json.dumps({"toolname": "optional", **rest}))
+
+
+@pytest.mark.parametrize("annotation", [int, float, Literal[1, 2], Union[int, list[int]]])
+def test_true_is_no_number(annotation: Any) -> None:
+    with pytest.raises(toolmesh.InvalidArguments):
+        of(annotation).execute("tool", {"bar": True})
 
 
 def test_what_is_no_tool() -> None:

@@ -45,6 +45,8 @@ reveal_type(add)  # def (x: int) -> int
 mesh.tool(paralel_safe=True)  # no-overload
 mesh.tool(add, timeout=[1])  # no-overload
 mesh.serve(indx="b")  # no-such
+mesh.submit("a", atempts=3)  # no-such
+here.collect("a", idel=3)  # no-such
 Host(index="b").tool(add, nam="x")  # no-overload
 Host(indx="b")  # no-such
 """

@@ -100,9 +100,9 @@ func TestWhatIsNotSaidIsNoted(t *testing.T) {
 		{render.OpenAI, `{"type":"object","properties":{"a":{"type":"string"}}}`, "further members"},
 		{render.OpenAI, `{"type":"object","properties":{"a":{"oneOf":[{"type":"string"},{"type":"integer"}]}},"additionalProperties":false}`, "oneOf is written as anyOf"},
 		{render.OpenAI, `{"type":"object","properties":{"a":{"type":"string"}},"additionalProperties":false}`, "null stands for one that is left out"},
-		{render.Gemini, `{"type":"object","properties":{"a":{"enum":[1]}}}`, `a: Gemini has enums of text alone: "1" stands for 1`},
-		{render.Gemini, `{"type":"object","properties":{"a":{"type":"string","not":{"const":"x"}}}}`, "a: Gemini has no not"},
-		{render.Gemini, `{"type":"object","properties":{"a":{"type":"number","exclusiveMinimum":1.5}}}`, "a: Gemini has no exclusiveMinimum"},
+		{render.Gemini, `{"type":"object","properties":{"a":{"type":"string","not":{"const":"x"}}}}`, "Gemini documents no not"},
+		{render.Gemini, `{"type":"object","properties":{"a":{"type":"number","exclusiveMinimum":1.5}}}`, "Gemini documents no exclusiveMinimum"},
+		{render.Gemini, `{"type":"object","properties":{"a":{"$ref":"#/$defs/T"}},"$defs":{"T":{"type":"array","items":{"$ref":"#/$defs/T"}}}}`, "T is recursive"},
 		{render.MCP, `{"type":"string"}`, "no call can fit it"},
 	} {
 		r := rendered(t, c.format, one(c.schema))

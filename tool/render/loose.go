@@ -103,12 +103,23 @@ func (s *schema) joinAlternatives(o *object, word string) *object {
 type looseWriter struct {
 	in *schema
 	// complete: every object has properties and every array has items, which
-	// OpenAI asks for.
+	// OpenAI and Gemini ask for.
 	complete bool
-	defs     *object
-	started  map[string]bool
-	count    int
+	// gemini: the words that Gemini documents, and no circles of references.
+	gemini  bool
+	open    map[string]bool // definitions that are being written, for Gemini
+	defs    *object
+	started map[string]bool
+	count   int
+	depth   int
 }
+
+// geminiWords are what Gemini documents of JSON Schema.
+var geminiWords = words("$ref", "$defs", "type", "format", "title", "description", "enum", "items", "prefixItems", "minItems", "maxItems",
+	"minimum", "maximum", "anyOf", "oneOf", "properties", "additionalProperties", "required")
+
+// geminiDepth bounds what is written out in place of references.
+const geminiDepth = 32
 
 func (l *looseWriter) schema(o *object) *object {
 	l.count++
@@ -117,6 +128,15 @@ func (l *looseWriter) schema(o *object) *object {
 		return newObject()
 	}
 	out := newObject()
+	if l.gemini {
+		if l.depth++; l.depth > geminiDepth {
+			l.depth--
+			l.in.notes.add("", "the schema is too deep to be shown as a whole: parts of it are left open")
+			return out
+		}
+		defer func() { l.depth-- }()
+		o = l.forGemini(o)
+	}
 	for _, key := range o.keys {
 		value := o.get(key)
 		switch {
@@ -130,8 +150,46 @@ func (l *looseWriter) schema(o *object) *object {
 		}
 	}
 	if l.complete {
-		l.finish(out)
+		l.finish(o, out)
 	}
+	return out
+}
+
+// forGemini returns a schema in the words that Gemini documents: nothing beside a
+// $ref, no circles, enum for const, and a default in the description.
+func (l *looseWriter) forGemini(o *object) *object {
+	if o.has("allOf") || o.has("$ref") && asserts(o, "$ref") {
+		flat, exact := l.in.flat(o)
+		if o = flat; !exact {
+			l.in.notes.add("", "allOf is written as one schema that allows more")
+		}
+	}
+	out := newObject()
+	for _, key := range o.keys {
+		value := o.get(key)
+		switch {
+		case key == "$ref":
+			target, name := l.in.target(o)
+			switch {
+			case l.open[name]:
+				l.in.notes.add("", "%s is recursive, and Gemini takes no circles: deeper values are not described", name)
+				if target.has("type") {
+					out.set("type", target.get("type"))
+				}
+			case len(o.keys) > 1:
+				out.set("anyOf", []any{newObject("$ref", value)})
+			default:
+				out.set(key, value)
+			}
+		case key == "const":
+			out.set("enum", []any{value})
+		case geminiWords[key]:
+			out.set(key, value)
+		case asserts(newObject(key, value)) && !isNever(o):
+			l.in.notes.add("", "Gemini documents no %s: it is checked when the tool is called", key)
+		}
+	}
+	out.setText(o.text("description"), o)
 	return out
 }
 
@@ -147,7 +205,7 @@ func (l *looseWriter) value(v any) any {
 	return l.schema(o)
 }
 
-func (l *looseWriter) finish(out *object) {
+func (l *looseWriter) finish(o, out *object) {
 	types := kindsOf(out.get("type"))
 	if slices.Contains(types, "object") && !out.has("properties") {
 		out.set("properties", newObject())
@@ -156,7 +214,7 @@ func (l *looseWriter) finish(out *object) {
 		return
 	}
 	prefix := out.list("prefixItems")
-	items := out.object("items")
+	items := o.object("items")
 	if items != nil && (!isNever(items) || len(prefix) == 0) {
 		return
 	}
@@ -178,13 +236,17 @@ func (l *looseWriter) reference(o *object) {
 		return
 	}
 	l.started[name] = true
+	if l.gemini {
+		l.open[name] = true
+		defer delete(l.open, name)
+	}
 	l.defs.set(name, newObject()) // its place
 	l.defs.set(name, l.schema(target))
 }
 
 // loose renders a root and puts the definitions below it.
-func (s *schema) loose(root *object, complete bool) *object {
-	l := &looseWriter{in: s, complete: complete, defs: newObject(), started: map[string]bool{}}
+func (s *schema) loose(root *object, l *looseWriter) *object {
+	l.in, l.defs, l.started = s, newObject(), map[string]bool{}
 	out := l.schema(root)
 	if len(l.defs.keys) > 0 {
 		out.set("$defs", l.defs)
@@ -192,15 +254,15 @@ func (s *schema) loose(root *object, complete bool) *object {
 	return out
 }
 
-// safeNames renames the members of a root whose names a provider refuses, and
-// returns what they were.
-func (s *schema) safeNames(root *object, valid func(name string) bool) (*object, map[string]string) {
+// safeNames renames the members of a root whose names Anthropic and Gemini refuse,
+// and returns what they were.
+func (s *schema) safeNames(root *object) (*object, map[string]string) {
 	properties := root.object("properties")
 	safe, back := map[string]string{}, map[string]string{} // by their own names, and by their safe ones
 	renamed := newObject()
 	for _, name := range properties.keys {
 		shown := name
-		if !valid(name) {
+		if !plainName.MatchString(name) {
 			shown = safeName(name, func(n string) bool { return properties.has(n) || renamed.has(n) })
 			safe[name], back[shown] = shown, name
 			s.notes.add("", "the argument %q is called %q: the provider refuses its name", name, shown)

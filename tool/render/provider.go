@@ -7,24 +7,21 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// The names of arguments that providers take.
-var (
-	anthropicName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
-	geminiName    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,63}$`)
-)
+// plainName is a name of an argument that Anthropic and Gemini take.
+var plainName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,63}$`)
 
 // openAI renders for OpenAI: strict if the schema can be, else as it is with
 // what OpenAI asks of any schema.
 func (r *Rendered) openAI(text string, in *schema) *object {
 	root := in.arguments()
-	parameters := in.loose(root, true)
-	s := &strictWriter{in: in, reasons: notes{most: maxReasons}, notes: notes{most: maxNotes}, defs: newObject(), backs: map[string]back{}, started: map[string]bool{}}
+	parameters := in.loose(root, &looseWriter{complete: true})
+	s := &strictWriter{in: in, reasons: notes{most: maxReasons}, notes: notes{most: maxNotes}, defs: newObject(), started: map[string]bool{}}
 	for _, text := range in.notes.texts { // what the root does not say any more
 		s.refuse("", "%s", text)
 	}
-	strict, b := s.arguments(root)
+	strict := s.arguments(root)
 	if len(s.reasons.texts) == 0 {
-		r.Strict, r.back, parameters = true, b, strict
+		r.Strict, parameters = true, strict
 		in.notes.texts = append(in.notes.texts, s.notes.texts...)
 	}
 	for _, reason := range s.reasons.texts {
@@ -40,13 +37,16 @@ func (r *Rendered) openAI(text string, in *schema) *object {
 // anthropic renders for Anthropic, which takes JSON Schema 2020-12 but for
 // alternatives at the top and unusual names of arguments.
 func (r *Rendered) anthropic(text string, in *schema) *object {
-	root, renamed := in.safeNames(in.arguments(), anthropicName.MatchString)
-	members := map[string]member{}
-	for safe, own := range renamed {
-		members[safe] = member{name: own}
-	}
-	r.back = objectBack(members, "", nil)
-	return newObject("name", r.Name, "description", text, "input_schema", in.loose(root, false))
+	root, _ := in.safeNames(in.arguments())
+	return newObject("name", r.Name, "description", text, "input_schema", in.loose(root, &looseWriter{}))
+}
+
+// gemini renders for Gemini, which takes some words of JSON Schema in
+// parametersJsonSchema (decision 133).
+func (r *Rendered) gemini(text string, in *schema) *object {
+	root, _ := in.safeNames(in.arguments())
+	return newObject("name", r.Name, "description", text,
+		"parametersJsonSchema", in.loose(root, &looseWriter{complete: true, gemini: true, open: map[string]bool{}}))
 }
 
 // mcp renders for MCP, which takes any JSON Schema whose root is an object's.
@@ -56,7 +56,7 @@ func (r *Rendered) mcp(text string, in *schema, d *tool.Descriptor) (*object, er
 	if own, ok := input.(*object); err == nil && ok && own.get("type") == "object" {
 		out.set("inputSchema", own) // as its author wrote it
 	} else {
-		out.set("inputSchema", in.loose(in.objectRoot(), false))
+		out.set("inputSchema", in.loose(in.objectRoot(), &looseWriter{}))
 	}
 	if len(d.OutputSchema) > 0 {
 		output, err := r.output(in.notes, d)
@@ -106,7 +106,7 @@ func (r *Rendered) output(n *notes, d *tool.Descriptor) (*object, error) {
 		return nil, err
 	}
 	if flat, exact := in.flat(in.root); exact && flat.get("type") == "object" && !d.Annotations.Streaming {
-		return in.loose(flat, false), nil
+		return in.loose(flat, &looseWriter{}), nil
 	}
 	r.result = true
 	result := in.root
@@ -117,5 +117,5 @@ func (r *Rendered) output(n *notes, d *tool.Descriptor) (*object, error) {
 		result = newObject("anyOf", []any{result, newObject("type", "null")})
 	}
 	n.add("", `the result is not always an object: structured content is {"result": …}`)
-	return in.loose(newObject("type", "object", "properties", newObject("result", result), "required", []any{"result"}), false), nil
+	return in.loose(newObject("type", "object", "properties", newObject("result", result), "required", []any{"result"}), &looseWriter{}), nil
 }

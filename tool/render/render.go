@@ -2,7 +2,7 @@ package render
 
 import (
 	"encoding/json"
-	"regexp"
+	"fmt"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -45,13 +45,6 @@ func ParseFormat(text string) (Format, error) {
 	return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no format %q; the formats are %s", text, strings.Join(names, ", "))
 }
 
-// Options adjusts a rendering.
-type Options struct {
-	// Name is what the provider calls the tool. Defaults to
-	// [tool.ProviderName]; for a set, take the names of [tool.Names].
-	Name string
-}
-
 // Rendered is one tool as one provider takes it. It is immutable: any number of
 // goroutines may use it.
 type Rendered struct {
@@ -59,7 +52,7 @@ type Rendered struct {
 	ID subjects.ToolID
 	// Format is the provider's shape.
 	Format Format
-	// Name is what the provider calls the tool; it is in JSON too.
+	// Name is what the provider calls the tool, its [tool.ProviderName]; it is in JSON too.
 	Name string
 	// JSON is the declaration, to be put into the provider's list of tools.
 	JSON json.RawMessage
@@ -69,27 +62,16 @@ type Rendered struct {
 	// declaration says in another way, more widely or not at all.
 	Notes []string
 
-	back   back // nil: the arguments are the tool's own
 	result bool // MCP: structured content is {"result": …}
 }
 
-// toolName is a name of a tool that every provider takes.
-var toolName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]{0,63}$`)
-
 // Tool renders a tool for a provider. The error is invalid_request: an unknown
-// format, a name that providers refuse, or a schema that does not compile.
-func Tool(format Format, d *tool.Descriptor, o *Options) (Rendered, error) {
+// format, or a schema that does not compile.
+func Tool(format Format, d *tool.Descriptor) (Rendered, error) {
 	if _, err := ParseFormat(string(format)); err != nil {
 		return Rendered{}, err
 	}
 	r := Rendered{ID: d.ID, Format: format, Name: tool.ProviderName(d.ID)}
-	if o != nil && o.Name != "" {
-		r.Name = o.Name
-	}
-	if !toolName.MatchString(r.Name) {
-		return Rendered{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-			"%q is no name that providers take: they take 1 to 64 of A-Z, a-z, 0-9, _ and -, with a letter or _ first", r.Name)
-	}
 	n := &notes{most: maxNotes}
 	input, err := read(d.InputSchema, n)
 	if err != nil {
@@ -135,36 +117,53 @@ func description(format Format, d *tool.Descriptor, n *notes) string {
 	return string([]rune(text)[:openAIDescription-1]) + "…"
 }
 
-// Arguments turns the arguments that a model wrote for the rendered tool into
-// those of the tool itself: renamed ones get their names back, a null that only
-// says "left out" is left out, and values that had to be written in another way
-// are themselves again. What a mapping does not know is passed on as it is, for
+// Arguments turns the arguments that a model wrote for a tool, whichever provider it
+// was rendered for, into those of the tool itself: renamed arguments get their names
+// back, and what does not fit the tool's schema is made to fit as [tool.Validator.Fit]
+// does. changed says what was made to fit. Anything else is passed on as it is, for
 // the mesh to check. Empty text means no arguments.
 //
-// The error is invalid_arguments with details.errors: text that is no JSON object,
-// or alternatives of which not exactly one is given.
-func (r *Rendered) Arguments(text json.RawMessage) (json.RawMessage, error) {
+// The error is invalid_arguments with details.errors: text that is no JSON object, or
+// an argument that is given under both of its names.
+func Arguments(d *tool.Descriptor, text json.RawMessage) (arguments json.RawMessage, changed []string, err error) {
+	v, err := tool.Compile(d.InputSchema)
+	if err != nil {
+		return nil, nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tool %q: input_schema: %w", d.ID, err)
+	}
 	if len(strings.TrimSpace(string(text))) == 0 {
-		return json.RawMessage(`{}`), nil
+		text = json.RawMessage(`{}`)
 	}
 	value, err := decode(text)
 	if err != nil {
-		return nil, invalid("", "a JSON object", "malformed text", "the arguments are not JSON: "+err.Error())
+		return nil, nil, invalid("", "a JSON object", "malformed text", "the arguments are not JSON: "+err.Error())
 	}
-	if _, ok := value.(*object); !ok {
-		return nil, invalid("", "a JSON object", kindOf(value), "the arguments are not a JSON object")
+	given, ok := value.(*object)
+	if !ok {
+		return nil, nil, invalid("", "a JSON object", kindOf(value), "the arguments are not a JSON object")
 	}
-	if r.back == nil {
-		return text, nil
+	in := parse(d.InputSchema, &notes{most: maxNotes})
+	_, names := in.safeNames(in.arguments())
+	for safe, own := range names {
+		if !given.has(safe) {
+			continue
+		}
+		if given.has(own) {
+			return nil, nil, invalid("/"+escapes.Replace(own), "one value", "several", fmt.Sprintf("%q is given twice, also as %q", own, safe))
+		}
+		given.set(own, given.get(safe))
+		given.drop(safe)
+		text = json.RawMessage(encodeText(given))
 	}
-	if value, err = r.back(value, ""); err != nil {
-		return nil, err
-	}
-	out, err := tool.MarshalPlain(value)
-	if err != nil {
-		return nil, invalid("", "a JSON object", "malformed text", "the arguments are not JSON: "+err.Error())
-	}
-	return out, nil
+	arguments, changed = v.Fit(text)
+	return arguments, changed, nil
+}
+
+var escapes = strings.NewReplacer("~", "~0", "/", "~1")
+
+func invalid(at, expected, got, message string) error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidArguments, "%s", message).
+		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo).
+		WithDetail("errors", []tool.Problem{{Pointer: at, Expected: expected, Got: got, Message: message}})
 }
 
 // StructuredContent turns a result of the tool into the structuredContent of

@@ -49,17 +49,13 @@ func breaches(format render.Format, data json.RawMessage) []string {
 		c.name(declaration["name"])
 		c.anthropic(declaration["input_schema"])
 	case render.Gemini:
-		c.only("", declaration, "name", "description", "parameters")
+		c.only("", declaration, "name", "description", "parametersJsonSchema")
 		c.name(declaration["name"])
 		name, _ := declaration["name"].(string)
 		c.is(name != "" && name[0] != '-' && (name[0] < '0' || name[0] > '9'), "the name %q begins with neither a letter nor _", name)
 		text, _ := declaration["description"].(string)
 		c.is(text != "", "no description")
-		if parameters, ok := declaration["parameters"]; ok {
-			root, _ := parameters.(map[string]any)
-			c.is(root["type"] == "object", "parameters is of type %v", root["type"])
-			c.gemini("parameters", parameters)
-		}
+		c.gemini(declaration["parametersJsonSchema"])
 	case render.MCP:
 		c.only("", declaration, "name", "title", "description", "inputSchema", "outputSchema", "annotations")
 		c.name(declaration["name"])
@@ -327,74 +323,44 @@ func (c *checker) anthropic(v any) {
 
 func anyList(v any) []any { list, _ := v.([]any); return list }
 
-// geminiWords are the fields of Gemini's Schema, by type.
-var geminiWords = map[string]map[string]bool{
-	"string":  set("type title description nullable format enum pattern minLength maxLength"),
-	"number":  set("type title description nullable format minimum maximum"),
-	"integer": set("type title description nullable format minimum maximum"),
-	"boolean": set("type title description nullable"),
-	"array":   set("type title description nullable items minItems maxItems"),
-	"object":  set("type title description nullable properties required propertyOrdering minProperties maxProperties"),
-}
+// geminiWords are those that Gemini's documentation names of JSON Schema.
+var geminiWords = set("$ref $defs type format title description enum items prefixItems minItems maxItems minimum maximum anyOf oneOf " +
+	"properties additionalProperties required")
 
-func (c *checker) gemini(at string, v any) {
-	o, ok := v.(map[string]any)
-	kind, _ := o["type"].(string)
-	c.is(ok && geminiWords[kind] != nil, "%s: type is %v", at, o["type"])
-	for key, value := range o {
-		c.is(geminiWords[kind][key], "%s: a %s with %q", at, kind, key)
-		switch key {
-		case "nullable":
-			c.is(value == true || value == false, "%s: nullable is %v", at, value)
-		case "title", "description", "pattern":
-			_, text := value.(string)
-			c.is(text, "%s: %s is %v", at, key, value)
-		case "minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties":
-			n, ok := value.(json.Number)
-			_, err := n.Int64()
-			c.is(ok && err == nil, "%s: %s is %v, and must be an int64", at, key, value)
-		case "minimum", "maximum":
-			n, ok := value.(json.Number)
-			_, err := n.Float64()
-			c.is(ok && err == nil, "%s: %s is %v, and must be a double", at, key, value)
-		case "format":
-			allowed := map[string]string{"string": "date-time enum", "number": "float double", "integer": "int32 int64"}[kind]
-			c.is(set(allowed)[fmt.Sprint(value)], "%s: only %s are supported for %s, not %v", at, allowed, kind, value)
-		case "enum":
-			c.is(len(anyList(value)) > 0, "%s: empty enum", at)
-			seen := map[string]bool{}
-			for i, one := range anyList(value) {
-				text, ok := one.(string)
-				c.is(ok, "%s: enum[%d] is %v (TYPE_STRING)", at, i, one)
-				c.is(text != "", "%s: enum[%d]: cannot be empty", at, i)
-				c.is(!seen[text], "%s: enum[%d] is there twice", at, i)
-				seen[text] = true
-			}
+func (c *checker) gemini(v any) {
+	root, ok := v.(map[string]any)
+	c.is(ok && root["type"] == "object", "the schema must describe an object: %v", root["type"])
+	c.compiles("parametersJsonSchema", root)
+	leads := map[string][]string{} // definition -> those that it refers to
+	subschemas("", root, func(at string, o map[string]any) {
+		for key := range o {
+			c.is(geminiWords[key], "%s: %q is not documented", at, key)
 		}
+		if ref, ok := o["$ref"].(string); ok {
+			c.is(len(o) == 1, "%s: $ref was set alongside %v", at, o)
+			from := ""
+			if rest, ok := strings.CutPrefix(at, "/$defs/"); ok {
+				from, _, _ = strings.Cut(rest, "/")
+			}
+			leads[from] = append(leads[from], strings.TrimPrefix(ref, "#/$defs/"))
+		}
+	})
+	var walk func(name string, above []string)
+	seen := map[string]bool{}
+	walk = func(name string, above []string) {
+		c.is(!slices.Contains(above, name), "a circle: %v %s", above, name)
+		if slices.Contains(above, name) || seen[name] {
+			return
+		}
+		for _, next := range leads[name] {
+			walk(next, append(slices.Clone(above), name))
+		}
+		seen[name] = true
 	}
-	switch kind {
-	case "array":
-		_, has := o["items"]
-		c.is(has, "%s: items: missing field", at)
-		c.gemini(at+"/items", o["items"])
-	case "object":
-		properties, _ := o["properties"].(map[string]any)
-		c.is(len(properties) > 0, "%s: properties: should be non-empty for OBJECT type", at)
-		for _, name := range anyList(o["required"]) {
-			_, has := properties[fmt.Sprint(name)]
-			c.is(has, "%s: required[%v]: property is not defined", at, name)
-		}
-		if order, has := o["propertyOrdering"]; has {
-			c.is(len(anyList(order)) == len(properties), "%s: propertyOrdering has %d of %d", at, len(anyList(order)), len(properties))
-			for _, name := range anyList(order) {
-				_, has := properties[fmt.Sprint(name)]
-				c.is(has, "%s: propertyOrdering has %v", at, name)
-			}
-		}
-		for name, one := range properties {
-			c.is(anthropicKey.MatchString(name), "%s: the property %q", at, name)
-			c.gemini(at+"/"+name, one)
-		}
+	walk("", nil)
+	properties, _ := root["properties"].(map[string]any)
+	for name := range properties {
+		c.is(anthropicKey.MatchString(name) && (name[0] < '-' || name[0] > '9'), "the property %q", name)
 	}
 }
 
@@ -414,7 +380,7 @@ func TestTheRulesRefuse(t *testing.T) {
 		return strings.Replace(strict(schema), `"strict":true`, `"strict":false`, 1)
 	}
 	gemini := func(schema string) string {
-		return `{"name":"x","description":"d","parameters":{"type":"object","properties":{"a":` + schema + `}}}`
+		return `{"name":"x","description":"d","parametersJsonSchema":{"type":"object","properties":{"a":` + schema + `},"$defs":{"A":{"items":{"$ref":"#/$defs/B"}},"B":{"$ref":"#/$defs/A"}}}}`
 	}
 	for _, bad := range []struct {
 		format render.Format
@@ -437,16 +403,11 @@ func TestTheRulesRefuse(t *testing.T) {
 		{render.Anthropic, `{"name":"x","description":"d","input_schema":{"type":"object","oneOf":[{}]}}`},
 		{render.Anthropic, `{"name":"x","description":"d","input_schema":{"type":"object","properties":{"$top":{}}}}`},
 		{render.Anthropic, `{"name":"x","description":"d","input_schema":{"type":"object","properties":{"a":{"type":"array","items":[{}]}}}}`},
-		{render.Gemini, gemini(`{"type":"null"}`)},
-		{render.Gemini, gemini(`{"type":["string","null"]}`)},
-		{render.Gemini, gemini(`{"anyOf":[{"type":"string"}]}`)},
-		{render.Gemini, gemini(`{"type":"integer","enum":[1]}`)},
-		{render.Gemini, gemini(`{"type":"string","enum":[""]}`)},
-		{render.Gemini, gemini(`{"type":"string","format":"date"}`)},
-		{render.Gemini, gemini(`{"type":"object","properties":{}}`)},
-		{render.Gemini, gemini(`{"type":"object","additionalProperties":{"type":"string"}}`)},
-		{render.Gemini, gemini(`{"type":"array"}`)},
-		{render.Gemini, gemini(`{"$ref":"#/$defs/A"}`)},
+		{render.Gemini, gemini(`{"const":1}`)},
+		{render.Gemini, gemini(`{"type":"string","pattern":"a"}`)},
+		{render.Gemini, gemini(`{"$ref":"#/$defs/C"}`)},
+		{render.Gemini, gemini(`{"$ref":"#/$defs/A"}`)}, // a circle
+		{render.Gemini, `{"name":"x","description":"d","parameters":{"type":"object"}}`},
 		{render.Gemini, `{"name":"1x","description":"d"}`},
 		{render.Gemini, `{"name":"x"}`},
 		{render.MCP, `{"name":"x","inputSchema":{"anyOf":[{"type":"object"}]}}`},

@@ -79,21 +79,23 @@ type reader struct {
 
 // read checks and reads an author's schema. Empty text means: any object.
 func read(text json.RawMessage, n *notes) (*schema, error) {
-	if len(text) == 0 {
-		text = json.RawMessage(`{"type":"object"}`)
-	}
 	if _, err := tool.Compile(text); err != nil {
 		return nil, err
 	}
-	value, err := decode(text)
-	if err != nil {
-		return nil, err // Compile accepted it, so this does not happen
+	return parse(text, n), nil
+}
+
+// parse reads a schema that compiles.
+func parse(text json.RawMessage, n *notes) *schema {
+	if len(text) == 0 {
+		text = json.RawMessage(`{"type":"object"}`)
 	}
+	value, _ := decode(text) //nolint:errcheck // it compiles, so it is JSON
 	out := &schema{defs: map[string]*object{}, notes: n, flats: map[*object]flattened{}, work: maxMerges}
 	doc, ok := value.(*object)
 	if !ok { // true or false
 		out.root = plain(value == true)
-		return out, nil
+		return out
 	}
 	r := &reader{doc: doc, out: out, names: map[string]string{}}
 	dialect := doc.text("$schema")
@@ -102,7 +104,7 @@ func read(text json.RawMessage, n *notes) (*schema, error) {
 	}
 	r.tuple = r.old || strings.Contains(dialect, "2019-09")
 	out.root = r.schema(doc, true)
-	return out, nil
+	return out
 }
 
 // plain is a boolean schema as an object.
@@ -136,6 +138,9 @@ var (
 	droppedWords = words("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary",
 		"$comment", "$defs", "definitions", "additionalItems", "dependencies", "$dynamicRef", "$recursiveRef")
 )
+
+// number makes a json.Number.
+func number(n int) json.Number { return json.Number(fmt.Sprint(n)) }
 
 func words(list ...string) map[string]bool {
 	m := make(map[string]bool, len(list))

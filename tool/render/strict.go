@@ -36,7 +36,6 @@ type strictWriter struct {
 	in      *schema
 	reasons notes // why it cannot be
 	defs    *object
-	backs   map[string]back // of defs
 	started map[string]bool
 	count   int
 	notes   notes
@@ -45,23 +44,23 @@ type strictWriter struct {
 func (s *strictWriter) refuse(path, format string, args ...any) { s.reasons.add(path, format, args...) }
 
 // arguments renders the root, which is flat and an object.
-func (s *strictWriter) arguments(root *object) (*object, back) {
-	out, b := s.schema(root, "", 0)
+func (s *strictWriter) arguments(root *object) *object {
+	out := s.schema(root, "", 0)
 	if len(s.reasons.texts) == 0 {
 		if len(s.defs.keys) > 0 {
 			out.set("$defs", s.defs)
 		}
 		s.limits(out)
 	}
-	return out, b
+	return out
 }
 
 // schema renders one schema. What it returns after a refusal is not used.
-func (s *strictWriter) schema(o *object, path string, depth int) (*object, back) {
+func (s *strictWriter) schema(o *object, path string, depth int) *object {
 	s.count++
 	if s.count > maxNodes || depth > 64 {
 		s.refuse("", "the schema is too large")
-		return newObject(), nil
+		return newObject()
 	}
 	if target, name := s.in.target(o); target != nil && !asserts(o, "$ref") {
 		return s.reference(target, name, o.text("description"), depth)
@@ -69,11 +68,11 @@ func (s *strictWriter) schema(o *object, path string, depth int) (*object, back)
 	flat, exact := s.in.flat(o)
 	if !exact {
 		s.refuse(path, "allOf cannot be written as one schema")
-		return newObject(), nil
+		return newObject()
 	}
 	if isNever(flat) {
 		s.refuse(path, "nothing is allowed here")
-		return newObject(), nil
+		return newObject()
 	}
 	for _, word := range strictRefused {
 		if flat.has(word) {
@@ -87,7 +86,7 @@ func (s *strictWriter) schema(o *object, path string, depth int) (*object, back)
 		s.refuse(path, "strict has no uniqueItems")
 	}
 	if len(s.reasons.texts) >= maxReasons {
-		return newObject(), nil
+		return newObject()
 	}
 	for _, word := range []string{"anyOf", "oneOf"} {
 		if flat.has(word) {
@@ -96,7 +95,7 @@ func (s *strictWriter) schema(o *object, path string, depth int) (*object, back)
 	}
 	if values, ok := choices(flat); ok && len(values) == 0 {
 		s.refuse(path, "no value is allowed here")
-		return newObject(), nil
+		return newObject()
 	}
 	types, guessed := kinds(flat)
 	if guessed {
@@ -105,7 +104,7 @@ func (s *strictWriter) schema(o *object, path string, depth int) (*object, back)
 	switch len(types) {
 	case 0:
 		s.refuse(path, "anything is allowed here, and strict needs a type")
-		return newObject(), nil
+		return newObject()
 	case 1:
 		return s.typed(flat, types[0], path, depth)
 	}
@@ -146,34 +145,30 @@ func without(o *object, kind string) *object {
 
 // reference keeps a $ref: strict schemas may be recursive. Nothing may stand
 // beside it, so a description goes around it.
-func (s *strictWriter) reference(target *object, name, text string, depth int) (*object, back) {
+func (s *strictWriter) reference(target *object, name, text string, depth int) *object {
 	if !s.started[name] {
 		s.started[name] = true
 		s.defs.set(name, newObject()) // its place
-		def, b := s.schema(target, name, depth+1)
-		s.defs.set(name, def)
-		s.backs[name] = b
+		s.defs.set(name, s.schema(target, name, depth+1))
 	}
 	out := newObject("$ref", "#/$defs/"+name)
 	if text != "" {
 		out = newObject("description", text, "anyOf", []any{out})
 	}
-	// The definition may be under way still.
-	return out, func(v any, at string) (any, error) { return s.backs[name].apply(v, at) }
+	return out
 }
 
 // typed renders a schema of one type.
-func (s *strictWriter) typed(o *object, kind, path string, depth int) (*object, back) {
+func (s *strictWriter) typed(o *object, kind, path string, depth int) *object {
 	out := newObject("type", kind)
 	text := o.text("description")
-	var b back
 	if values, ok := choices(o); ok && kind != "null" {
 		if kind == "object" || kind == "array" {
 			s.refuse(path, "strict has no enum of objects or arrays")
 		}
 		out.set("enum", values)
 		out.setText(text, o)
-		return out, nil
+		return out
 	}
 	switch kind {
 	case "string":
@@ -198,12 +193,12 @@ func (s *strictWriter) typed(o *object, kind, path string, depth int) (*object, 
 			}
 		}
 	case "array":
-		b = s.array(o, out, path, depth)
+		s.array(o, out, path, depth)
 	case "object":
-		b = s.members(o, out, path, depth)
+		s.members(o, out, path, depth)
 	}
 	out.setText(text, o)
-	return out, b
+	return out
 }
 
 // joined puts a sentence behind a text.
@@ -233,7 +228,7 @@ func (o *object) setText(text string, from *object) {
 	o.set("description", text)
 }
 
-func (s *strictWriter) array(o, out *object, path string, depth int) back {
+func (s *strictWriter) array(o, out *object, path string, depth int) {
 	item := o.object("items")
 	for _, word := range []string{"minItems", "maxItems"} {
 		if o.has(word) {
@@ -251,20 +246,18 @@ func (s *strictWriter) array(o, out *object, path string, depth int) back {
 		case same && item != nil && equal(bare(item), bare(prefix[0])):
 		default:
 			s.refuse(path, "strict has no arrays with a type for each position")
-			return nil
+			return
 		}
 	}
 	if item == nil || len(item.keys) == 0 {
 		s.refuse(path+"[]", "anything is allowed here, and strict needs a type")
-		return nil
+		return
 	}
 	if isNever(item) {
 		s.refuse(path, "strict has no array that is always empty")
-		return nil
+		return
 	}
-	items, b := s.schema(item, path+"[]", depth+1)
-	out.set("items", items)
-	return listBack(b)
+	out.set("items", s.schema(item, path+"[]", depth+1))
 }
 
 // alike says whether schemas differ by what names them only.
@@ -283,7 +276,7 @@ func bare(v any) any {
 	return o
 }
 
-func (s *strictWriter) members(o, out *object, path string, depth int) back {
+func (s *strictWriter) members(o, out *object, path string, depth int) {
 	properties := o.object("properties")
 	if properties == nil {
 		properties = newObject()
@@ -292,18 +285,18 @@ func (s *strictWriter) members(o, out *object, path string, depth int) back {
 	case nil:
 		if len(properties.keys) == 0 {
 			s.refuse(path, "an object of any members is open, and strict has closed objects only")
-			return nil
+			return
 		}
 		s.notes.add(path, "further members, which the tool's schema does not forbid, are not offered")
 	case bool:
 		if more {
 			s.refuse(path, "the object is open (additionalProperties), and strict has closed objects only")
-			return nil
+			return
 		}
 	case *object:
 		if !isNever(more) {
 			s.refuse(path, "the object is open (additionalProperties), and strict has closed objects only")
-			return nil
+			return
 		}
 	}
 	needed := o.list("required")
@@ -312,7 +305,7 @@ func (s *strictWriter) members(o, out *object, path string, depth int) back {
 			s.refuse(path, "%q is required and not described", name)
 		}
 	}
-	shown, required, members := newObject(), []any{}, map[string]member{}
+	shown, required := newObject(), []any{}
 	for _, name := range properties.keys {
 		inner := properties.get(name).(*object)
 		at := inside(path, name)
@@ -320,20 +313,17 @@ func (s *strictWriter) members(o, out *object, path string, depth int) back {
 		if isNever(inner) && optional {
 			continue // the one value that it may have is none
 		}
-		rendered, b := s.schema(inner, at, depth+1)
-		m := member{name: name, back: b}
+		rendered := s.schema(inner, at, depth+1)
 		if optional && !s.in.takesNull(inner) {
-			rendered, m.dropNull = orNull(rendered), true
+			rendered = orNull(rendered)
 			s.notes.add("", "strict has no optional members: they are required here, and null stands for one that is left out")
 		}
 		shown.set(name, rendered)
 		required = append(required, name)
-		members[name] = m
 	}
 	out.set("properties", shown)
 	out.set("required", required)
 	out.set("additionalProperties", false)
-	return objectBack(members, "", nil)
 }
 
 // inside is the place of a member, for people.
@@ -371,17 +361,16 @@ func orNull(o *object) *object {
 }
 
 // alternatives renders anyOf, and oneOf as anyOf.
-func (s *strictWriter) alternatives(o *object, word, path string, depth int) (*object, back) {
+func (s *strictWriter) alternatives(o *object, word, path string, depth int) *object {
 	other := "oneOf"
 	if word == other {
 		other = "anyOf"
 	}
 	if o.has(other) || asserts(o, word, "type") || o.has("type") && !s.implied(o, word) {
 		s.refuse(path, "strict has no %s beside other words", word)
-		return newObject(), nil
+		return newObject()
 	}
 	var branches []any
-	var backs []back
 	null := false
 	for _, one := range o.list(word) {
 		inner := one.(*object)
@@ -392,21 +381,19 @@ func (s *strictWriter) alternatives(o *object, word, path string, depth int) (*o
 			null = true
 			continue
 		}
-		branch, b := s.schema(inner, path, depth+1)
+		branch := s.schema(inner, path, depth+1)
 		if slices.ContainsFunc(branches, func(other any) bool { return equal(other, branch) }) {
 			continue
 		}
 		branches = append(branches, branch)
-		backs = append(backs, b)
 	}
 	if len(s.reasons.texts) > 0 {
-		return newObject(), nil
+		return newObject()
 	}
 	if word == "oneOf" && len(branches) > 1 {
 		s.notes.add(path, "oneOf is written as anyOf: a value that fits several alternatives is refused when it is called, not before")
 	}
 	var out *object
-	var b back
 	switch len(branches) {
 	case 0:
 		if !null {
@@ -414,10 +401,10 @@ func (s *strictWriter) alternatives(o *object, word, path string, depth int) (*o
 		}
 		out = newObject("type", "null")
 	case 1:
-		out, b = branches[0].(*object), backs[0]
+		out = branches[0].(*object)
 	default:
 		s.distinct(branches, path)
-		out, b = newObject("anyOf", branches), s.choose(branches, backs)
+		out = newObject("anyOf", branches)
 	}
 	if text := o.text("description"); text != "" || o.has("default") {
 		if out.has("$ref") {
@@ -432,7 +419,7 @@ func (s *strictWriter) alternatives(o *object, word, path string, depth int) (*o
 	if null {
 		out = orNull(out)
 	}
-	return out, b
+	return out
 }
 
 // implied says whether the type beside alternatives says nothing new.
@@ -497,63 +484,6 @@ func (s *strictWriter) resolve(o *object) *object {
 		o = s.defs.object(name)
 	}
 	return newObject()
-}
-
-// choose maps a value by the first alternative that it fits. The model was held
-// to the schema, so one does.
-func (s *strictWriter) choose(branches []any, backs []back) back {
-	if !slices.ContainsFunc(backs, func(b back) bool { return b != nil }) {
-		return nil
-	}
-	return func(v any, at string) (any, error) {
-		visits := 100000
-		for i, branch := range branches {
-			if s.fits(branch.(*object), v, &visits) {
-				return backs[i].apply(v, at)
-			}
-		}
-		return v, nil
-	}
-}
-
-// fits says whether a value fits a rendered schema, as far as alternatives
-// differ by it: types, enums and the names of members.
-func (s *strictWriter) fits(o *object, v any, visits *int) bool {
-	if *visits--; *visits < 0 {
-		return false
-	}
-	if name, ok := strings.CutPrefix(o.text("$ref"), "#/$defs/"); ok {
-		return s.fits(s.defs.object(name), v, visits)
-	}
-	if branches := o.list("anyOf"); branches != nil {
-		return slices.ContainsFunc(branches, func(one any) bool { return s.fits(one.(*object), v, visits) })
-	}
-	kind, types := kindOf(v), kindsOf(o.get("type"))
-	if !slices.Contains(types, kind) && !(kind == "integer" && slices.Contains(types, "number")) {
-		return false
-	}
-	if values := o.list("enum"); values != nil && !contains(values, v) {
-		return false
-	}
-	switch v := v.(type) {
-	case []any:
-		items := o.object("items")
-		return !slices.ContainsFunc(v, func(one any) bool { return !s.fits(items, one, visits) })
-	case *object:
-		properties := o.object("properties")
-		for _, name := range o.list("required") {
-			if !v.has(name.(string)) {
-				return false
-			}
-		}
-		for _, key := range v.keys {
-			inner := properties.object(key)
-			if inner == nil || !s.fits(inner, v.get(key), visits) {
-				return false
-			}
-		}
-	}
-	return true
 }
 
 // limits refuses what is beyond the documented sizes.

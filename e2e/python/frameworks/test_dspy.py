@@ -16,7 +16,7 @@ import pytest
 from dspy.utils import DummyLM
 
 import toolmesh
-from toolmesh import Host, Mesh
+from toolmesh import Host, Mesh, _framework
 from toolmesh import dspy as bridge
 from toolmesh._dspy_tool import MeshTool
 from toolmesh.remote import Description
@@ -182,9 +182,16 @@ def test_trap_8_many_calls_of_one_round(mesh):
     assert "4" in str(found.history) and "5" in str(found.history)
 
 
+def test_what_models_write_is_understood(mesh):
+    numbers = tool_of(mesh, "rich.rich.numbers")
+    assert numbers(Count="2", pause=None) == asyncio.run(numbers.acall(Count="2", pause=None)) == (0, 1)
+    with pytest.raises(toolmesh.InvalidArguments, match="two"):
+        numbers(count="two")
+
+
 def test_traps_9_and_10_names():
     ids = ["finish", "submit", "a.b-c", "a.b.c", "class", "1.a", "wetter.für", "x" * 80, "weather.forecast.today"]
-    names = bridge.names(ids)
+    names = _framework.names(ids)
     assert names["weather.forecast.today"] == "weather_forecast_today"
     assert len(set(names.values())) == len(ids)
     assert not {"finish", "submit", "class"} & set(names.values())

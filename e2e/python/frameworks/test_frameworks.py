@@ -7,6 +7,7 @@ import httpx2
 import pytest
 
 import toolmesh
+from toolmesh import Host
 
 
 def by_name(tools, name):
@@ -35,6 +36,23 @@ class TestLangChain:
             tool = by_name(self.tools(mesh, "rich."), "rich_rich_size")
             for message in (tool.invoke(call), asyncio.run(tool.ainvoke(call))):
                 assert message.status == "error" and text in message.content
+
+    def test_what_models_write_is_understood(self, mesh):
+        tool = by_name(self.tools(mesh, "rich."), "rich_rich_numbers")
+        call = {"type": "tool_call", "id": "1", "name": tool.name, "args": {"Count": "2", "pause": None}}
+        assert tool.invoke(call).artifact == asyncio.run(tool.ainvoke(call)).artifact == [0, 1]
+        assert "invalid_arguments" in tool.invoke({**call, "args": {"count": "two"}}).content
+
+    def test_names_of_lists_that_are_put_together(self, mesh, node):
+        one, other = Host(index="tw-in", **node), Host(index="tw", **node)
+        one.tool(lambda: 1, name="pay")
+        other.tool(lambda: 2, name="in-pay")
+        with one, other:
+            both = self.tools(mesh, "tw-in.") + self.tools(mesh, "tw.")
+            assert len(both) == len({tool.name for tool in both}) == 2
+            ids = ("tw-in.pay", "tw.in-pay")
+            declared = [mesh.format("openai", [tool])[0]["function"]["name"] for tool in ids]
+            assert [mesh.execute({"name": name}) for name in declared] == [1, 2]
 
     def test_parameters_with_names_that_langchain_keeps(self, mesh):
         tool = by_name(self.tools(mesh, "odd."), "odd_reserved")
@@ -129,6 +147,19 @@ class TestOpenAIAgents:
             assert tool.strict_json_schema is bool(declared[tool.name].get("strict"))
 
 
+    def test_another_rendering_changes_nothing(self, mesh):
+        from toolmesh.openai_agents import tools
+
+        (read,) = [one for one in tools(mesh, "odd.") if one.name == "odd-read"]
+        for provider in ("anthropic", "gemini", "mcp"):
+            mesh.format(provider, ["odd.read", "odd.reserved"])
+        assert asyncio.run(read.on_invoke_tool(None, '{"path": "/a", "lines": "3"}')) == "/a:3"
+        (reserved,) = [one for one in tools(mesh, "odd.") if one.name == "odd-reserved"]
+        mesh.format("anthropic", ["odd.reserved"])
+        given = '{"config": "x", "callbacks": null, "run_manager": null, "self": null}'
+        assert json.loads(asyncio.run(reserved.on_invoke_tool(None, given)))["callbacks"] == 0
+
+
 class TestPydanticAI:
     def run(self, mesh, prefix, *rounds):
         from pydantic_ai import Agent
@@ -159,6 +190,10 @@ class TestPydanticAI:
         assert (one.content, other.content) == (4, [0, 1])
         assert "Overdrawn: a lacks 7" in str(failed.content) and failed.outcome == "failed"
 
+    def test_what_models_write_is_understood(self, mesh):
+        seen = self.run(mesh, "rich.", [("rich_rich_numbers", {"count": "2", "pause": None})])
+        assert seen[1][0].parts[0].content == [0, 1]
+
     def test_what_is_declared(self, mesh):
         (_, info) = self.run(mesh, "odd.")[0]
         read, reserved = sorted(info.function_tools, key=lambda one: one.name)
@@ -188,7 +223,7 @@ class TestAnthropic:
 
         return asked, httpx2.MockTransport(answer)
 
-    CALLS = (("rich-rich-size", {"text": "four"}), ("rich-rich-numbers", {"count": 2}),
+    CALLS = (("rich-rich-size", {"text": "four"}), ("rich-rich-numbers", {"count": "2", "pause": None}),
              ("rich-rich-fails", {"account": "a"}), ("rich-rich-size", {"text": 4}))
 
     def check(self, asked, mesh):

@@ -9,8 +9,9 @@ from toolmesh.langchain import tools
 
 class Standard:
     @pytest.fixture(autouse=True, scope="class")
-    def found(self, request, mesh):
-        (request.cls.one,) = tools(mesh, "rich.rich.size")
+    @classmethod
+    def found(cls, mesh):
+        (cls.one,) = tools(mesh, "rich.rich.size")
 
     @property
     def tool_constructor(self):

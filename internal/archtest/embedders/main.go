@@ -60,13 +60,12 @@ func main() {
 	fmt.Println(subjects.InboxPrefix(""))
 
 	// tool: names that providers take, and back (docs/tools.md, "Names").
-	names := tool.NewNames(nil)
-	fmt.Println(names.Name(""), names.All())
-	fmt.Println(names.Resolve(""))
+	fmt.Println(tool.ProviderName(""))
+	fmt.Println(tool.FromProviderName(""))
 
 	// tool/render: a model's answer as arguments, a result as structured content (docs/tools.md).
-	rendered, err := render.Tool(render.MCP, &tool.Descriptor{}, nil)
+	rendered, err := render.Tool(render.MCP, &tool.Descriptor{})
 	fmt.Println(err)
-	fmt.Println(rendered.Arguments(json.RawMessage{}))
+	fmt.Println(render.Arguments(&tool.Descriptor{}, json.RawMessage{}))
 	fmt.Println(rendered.StructuredContent(json.RawMessage{}))
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import typing
@@ -12,7 +13,7 @@ import pydantic
 from dspy.utils.callback import with_callbacks
 
 from ._core import errors
-from ._framework import brief
+from ._framework import brief, meant
 from .dspy import RPCProxyTool, _awhole, _plain, _whole
 
 JSONObject = dict[str, typing.Any]
@@ -40,6 +41,9 @@ class MeshTool(dspy.Tool):
         )
         self._proxy, self._schema = proxy, schema
         self._checks = jsonschema.Draft202012Validator(schema)
+
+    def _meant(self, kwargs: JSONObject, failure: errors.MeshError) -> typing.Any:
+        return meant(self._proxy._caller(), self._proxy.tool_id, _plain(kwargs, self._proxy.tool_id), failure)
 
     def _checked(self, kwargs: JSONObject) -> JSONObject:
         """The arguments as they are sent, checked against the whole schema."""
@@ -70,7 +74,11 @@ class MeshTool(dspy.Tool):
     @with_callbacks
     async def _acalled(self, kwargs: JSONObject) -> typing.Any:
         try:
-            return _shown(await _awhole(self._proxy, **self._checked(kwargs)))
+            try:
+                given = self._checked(kwargs)
+            except errors.InvalidArguments as failure:
+                given = self._checked(await asyncio.wrap_future(self._meant(kwargs, failure)))
+            return _shown(await _awhole(self._proxy, **given))
         except errors.MeshError as failure:
             raise _quiet(failure) from None
 
@@ -96,9 +104,13 @@ class _Call:
     def __init__(self, tool: MeshTool, proxy: RPCProxyTool) -> None:
         self._tool, self._proxy = tool, proxy
 
-    def __call__(self, **kwargs: typing.Any) -> typing.Any:
+    def __call__(self, /, **kwargs: typing.Any) -> typing.Any:
         try:
-            return _shown(_whole(self._proxy, **self._tool._checked(kwargs)))
+            try:
+                given = self._tool._checked(kwargs)
+            except errors.InvalidArguments as failure:
+                given = self._tool._checked(self._tool._meant(kwargs, failure).result())
+            return _shown(_whole(self._proxy, **given))
         except errors.MeshError as failure:
             raise _quiet(failure) from None
 

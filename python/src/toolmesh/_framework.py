@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import hashlib
 import json
 import keyword
 import re
 import typing
 
+from . import _models
 from ._background import background as _background
 from ._core import errors
+from .client import Mesh
 
 if typing.TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
     from typing import Any
 
-    from .client import Mesh
     from .remote import RemoteTool
 
 _NAME = 64
+_HASHED = re.compile(r"t_.*_[0-9a-f]{8}", re.ASCII)
 _SHOWN = 600  # characters of a failure that a model reads
 # What agents have under names of their own: ReAct, ReActV2 and RLM of DSPy.
 _RESERVED = {"finish", "submit", "SUBMIT", "llm_query", "llm_query_batched", "print"}
@@ -35,11 +40,11 @@ def names(ids: Sequence[str]) -> dict[str, str]:
     """Names for ids that every provider takes, that are identifiers, and that are nobody else's in this set: the id
     with _ for what is between its words, else a hash of the id behind it."""
     plain = {one: re.sub(r"[^A-Za-z0-9_]", "_", one) for one in ids}
-    taken = list(plain.values())
+    taken = collections.Counter(plain.values())
 
     def good(one: str, name: str) -> bool:
         return (len(name) <= _NAME and name.isidentifier() and not keyword.iskeyword(name) and name not in _RESERVED
-                and taken.count(name) == 1 and one.isascii())
+                and taken[name] == 1 and one.isascii() and not _HASHED.fullmatch(name))
 
     return {
         one: name if good(one, name) else f"t_{name[:_NAME - 11]}_{hashlib.sha256(one.encode()).hexdigest()[:8]}"
@@ -47,17 +52,60 @@ def names(ids: Sequence[str]) -> dict[str, str]:
     }
 
 
-def run(tool: RemoteTool, arguments: dict[str, Any]) -> Any:
-    """The result of a model's call; of a tool that streams the list of its items."""
+def named(mesh: Mesh, prefix: str) -> list[tuple[RemoteTool, str]]:
+    """The tools whose id begins with prefix, with names that are no other tool's of the whole session: lists of
+    several prefixes may be put together."""
+    found, core = mesh.tools(prefix), mesh._here()
+    known = _background.run(lambda: core._ids("")) if prefix else []
+    by_id = names(list(dict.fromkeys([*known, *[one.id for one in found]])))
+    return [(one, by_id[one.id]) for one in found]
+
+
+def run(tool: RemoteTool, arguments: dict[str, Any], exact: bool = False) -> Any:
+    """The result of a model's call; of a tool that streams the list of its items. Unless they are exact already,
+    the mesh is asked what refused arguments mean."""
     mesh = tool._mesh
-    return (mesh.collect if tool.streaming else mesh.call)(tool.id, arguments)
+    call = mesh.collect if tool.streaming else mesh.call
+    try:
+        return call(tool.id, arguments)
+    except errors.InvalidArguments as failure:
+        if exact:
+            raise
+        arguments = meant(mesh, tool.id, arguments, failure).result()
+    return call(tool.id, arguments)
 
 
-async def arun(tool: RemoteTool, arguments: dict[str, Any]) -> Any:
+async def arun(tool: RemoteTool, arguments: dict[str, Any], exact: bool = False) -> Any:
     """As run, for coroutines; cancelling it cancels the call."""
-    if not tool.streaming:
-        return await tool._mesh.acall(tool.id, arguments)
-    return [item async for item in tool._mesh.astream(tool.id, arguments)]
+    async def call(given: dict[str, Any]) -> Any:
+        if not tool.streaming:
+            return await tool._mesh.acall(tool.id, given)
+        return [item async for item in tool._mesh.astream(tool.id, given)]
+
+    try:
+        return await call(arguments)
+    except errors.InvalidArguments as failure:
+        if exact:
+            raise
+        arguments = await asyncio.wrap_future(meant(tool._mesh, tool.id, arguments, failure))
+    return await call(arguments)
+
+
+def meant(mesh: Any, tool: str, arguments: dict[str, Any], failure: errors.MeshError) -> Future[dict[str, Any]]:
+    """What a model meant by arguments that were refused. Where nothing is known of it the failure is raised."""
+    if failure.started is not False or not isinstance(mesh, Mesh):
+        raise failure
+    core = mesh._here()
+
+    async def ask() -> dict[str, Any]:
+        # The refusal says more than that nobody can be asked.
+        with contextlib.suppress(errors.MeshError):
+            _, found = await _models.meant(core._links.here(), core.session_name, tool, arguments, only_changed=True)
+            if found is not None:
+                return typing.cast("dict[str, Any]", found)
+        raise failure
+
+    return _background.submit(ask)
 
 
 async def meaning(mesh: Mesh, call: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import typing
 
 from ._answers import refused
@@ -18,60 +19,66 @@ if typing.TYPE_CHECKING:
 
     from ._connection import Connection
 
+_log = logging.getLogger("toolmesh")
+
+_NAME = ("toolname", "name", "tool")
+_ARGUMENTS = ("arguments", "input", "args", "kwargs", "parameters")
+# What providers put beside the name of a call, and what is no argument.
+_BESIDE = ("_meta", "cache_control", "call_id", "caller", "id", "index", "namespace", "partial_args",
+           "provider_specific_fields", "role", "status", "thoughtSignature", "thought_signature", "type",
+           "will_continue")
 _REPAIRED = 20_000  # characters of JSON that are repaired at most: what that costs may grow with the square
 
 
-class Names:
-    """The names that tools of one session were declared under."""
+async def render(link: Connection, session: str, provider: str, ids: Sequence[str]) -> list[Any]:
+    """The declarations of tools for a provider."""
+    question: dict[str, Any] = {"provider": provider, "tools": list(ids)}
+    found: list[Any] = []
+    while True:
+        answer = await link.registry(session, "render", question)
+        found += answer.get("tools", ())
+        question["after"] = answer.get("next")
+        if not question["after"]:
+            return found
 
-    def __init__(self) -> None:
-        self._ids: dict[str, tuple[str, str]] = {}  # name -> provider, id
 
-    async def render(self, link: Connection, session: str, provider: str, ids: Sequence[str]) -> list[Any]:
-        """The declarations of tools for a provider."""
-        question: dict[str, Any] = {"provider": provider, "tools": list(ids)}
-        declared: list[Any] = []
-        while True:
-            answer = await link.registry(session, "render", question)
-            declared += answer.get("tools", ())
-            for name, tool_id in answer.get("names", {}).items():
-                self._ids[name] = provider, tool_id
-            question["after"] = answer.get("next")
-            if not question["after"]:
-                return declared
+async def meaning(link: Connection, session: str, call: Any) -> tuple[str, Any]:
+    """The tool and the arguments of a model's call: the name alone leads to the tool, whoever has declared it."""
+    name, arguments = unwrapped(call)
+    return await meant(link, session, name, parsed(arguments, name) if isinstance(arguments, str) else arguments)
 
-    async def resolve(self, link: Connection, session: str, call: Any) -> tuple[str, Any]:
-        """The tool and the arguments of a model's call."""
-        name, arguments = unwrapped(call)
-        provider, tool_id = self._ids.get(name, ("", ""))
-        if not tool_id:
-            # Not declared here: an id, or what a shorter one stands for.
-            tool_id, _ = await link.resolve(session, name)
-        if isinstance(arguments, str):
-            arguments = parsed(arguments, tool_id)
-        if not provider:
-            return tool_id, arguments
-        answer = await link.registry(
-            session, "arguments", {"provider": provider, "tool": tool_id, "arguments": arguments})
-        return tool_id, answer.get("arguments")
+
+async def meant(
+    link: Connection, session: str, name: str, arguments: Any, only_changed: bool = False,
+) -> tuple[str, Any]:
+    """The tool that a name stands for, and its arguments by those that a model wrote; with only_changed None for
+    arguments that are as they were."""
+    answer = await link.registry(session, "arguments", {"tool": name, "arguments": arguments})
+    changed = answer.get("changed", ())
+    if changed:
+        _log.info("arguments of a model changed: tool %s: %s", answer["tool"], "; ".join(changed))
+    return answer["tool"], answer["arguments"] if changed or not only_changed else None
 
 
 def unwrapped(call: Any) -> tuple[str, Any]:
     """The name and the arguments, an object or JSON text, of a tool call as a
-    provider's library gives it."""
+    provider's library gives it. What may be arguments is taken or refused."""
     for wrapper in ("function", "functionCall", "function_call", "params"):
         inner = _field(call, wrapper)
         if inner is not None and _field(inner, "name") is not None:
             call = inner
             break
-    name = next((one for one in (_field(call, key) for key in ("name", "toolname", "tool")) if one is not None), None)
+    name = next((one for one in (_field(call, key) for key in _NAME) if one is not None), None)
     if not isinstance(name, str) or not name:
         raise refused("invalid_request", f"the tool call names no tool: it is {type(call).__name__} without a name")
-    for key in ("arguments", "input", "args", "kwargs"):
-        arguments = _field(call, key)
-        if arguments is not None:
-            return name, arguments
-    return name, {}
+    given = {key: one for key in _ARGUMENTS if (one := _field(call, key)) is not None}
+    if any(one != next(iter(given.values())) for one in given.values()):
+        raise refused("invalid_request", f"the call has several arguments: {', '.join(given)}; leave one of them", name)
+    keys = call if isinstance(call, dict) and not given else ()
+    if left := [str(key) for key in keys if key not in (*_NAME, *_BESIDE, *_ARGUMENTS)]:
+        raise refused("invalid_request", f"the call has no arguments, but {', '.join(left)}: put them into an object "
+                                         "named arguments", name)
+    return name, next(iter(given.values()), {})
 
 
 def _field(value: Any, name: str) -> Any:
@@ -81,11 +88,14 @@ def _field(value: Any, name: str) -> Any:
 
 
 def parsed(text: str, tool: str) -> Any:
-    """The value that JSON text stands for; where it is slightly broken, what it most likely means."""
+    """JSON text as it is, for the mesh to read; where it is slightly broken, what it most likely means."""
     if not text.strip():
         return {}
     try:
-        return json.loads(text)
+        json.loads(text)
+        return text
+    except RecursionError:
+        return text  # the mesh says how deep it may be
     except ValueError as failure:
         broken = failure
     if len(text) > _REPAIRED:

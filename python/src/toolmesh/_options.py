@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 if typing.TYPE_CHECKING:
@@ -68,3 +69,25 @@ class OfStream(typing.TypedDict, total=False):
     isolation: str | None
     revision: str | None
     idle: float | None
+
+
+class OfCollect(OfStream, total=False):
+    """As OfStream, of a list."""
+
+    returns: Any
+
+
+class Submission(typing.TypedDict, total=False):
+    """What submit takes besides the call."""
+
+    id: str | None
+    timeout: float | None
+    attempts: int | None
+    priority: int
+    ttl: float | None
+    idempotency_key: str | None
+    at: datetime | None
+    delay: float | None
+    every: float | None
+    cron: str | None
+    catch_up: str | None

@@ -33,7 +33,7 @@ class _AsyncTool(BetaAsyncBuiltinFunctionTool):
     async def call(self, given: object) -> str:
         try:
             arguments = await meaning(self._mesh, {"name": self.name, "input": given})
-            return text(await arun(self._tool, arguments))
+            return text(await arun(self._tool, arguments, exact=True))
         except errors.MeshError as failure:
             raise ToolError(str(brief(failure))) from None
 
@@ -48,7 +48,7 @@ class _Tool(BetaBuiltinFunctionTool):
     def call(self, given: object) -> str:
         try:
             _, arguments = _background.run(self._mesh._meaning({"name": self.name, "input": given}))
-            return text(run(self._tool, arguments))
+            return text(run(self._tool, arguments, exact=True))
         except errors.MeshError as failure:
             raise ToolError(str(brief(failure))) from None
 

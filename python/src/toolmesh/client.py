@@ -31,7 +31,7 @@ from ._core import batches, errors, files, tasks, tool_side
 from ._core import scope as _scope
 from ._finding import find
 from ._installing import install
-from ._options import OfCall, OfStream, Unpack
+from ._options import OfCall, OfCollect, OfStream, Submission, Unpack
 from ._results import _about_task, _page, _resolved, _typed
 from ._streams import Stream
 from .remote import AsyncRemoteTool, RemoteTool, declared
@@ -137,7 +137,6 @@ class _Base:
         self._session = session
         self._timeout = tool_side._seconds(timeout)
         self._links = _Links(settings, name, session or "default")
-        self._models = _models.Names()
 
     def session(self: Self, name: str) -> Self:
         """The same mesh, on the same connection, for calls of another session."""
@@ -145,7 +144,7 @@ class _Base:
             raise ValueError("a session has a name: text that is not empty")
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._session, other._models = name, _models.Names()
+        other._session = name
         return other
 
     def __repr__(self) -> str:
@@ -257,7 +256,7 @@ class AsyncMesh(_Base):
 
     astream = stream
 
-    async def collect(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
+    async def collect(self, tool: str, args: Args = None, **options: Unpack[OfCollect]) -> list[Any]:
         """The list of all items of stream."""
         return [item async for item in self.stream(tool, args, **options)]
 
@@ -343,11 +342,11 @@ class AsyncMesh(_Base):
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """As Mesh.format."""
         ids = [getattr(one, "id", one) for one in tools] if tools is not None else await self._ids("")
-        return await self._models.render(self._links.here(), self.session_name, provider, ids)
+        return await _models.render(self._links.here(), self.session_name, provider, ids)
 
     async def execute(self, call: Any, *, timeout: float | None = None) -> Any:
         """As Mesh.execute."""
-        tool, arguments = await self._models.resolve(self._links.here(), self.session_name, call)
+        tool, arguments = await _models.meaning(self._links.here(), self.session_name, call)
         return await self.call(tool, arguments, timeout=timeout)
 
     async def close(self) -> None:
@@ -520,7 +519,7 @@ class Mesh(_Base):
         finally:
             pages.end()
 
-    def collect(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
+    def collect(self, tool: str, args: Args = None, **options: Unpack[OfCollect]) -> list[Any]:
         """The list of all items of stream."""
         return list(self.stream(tool, args, **options))
 
@@ -577,7 +576,7 @@ class Mesh(_Base):
         _background.run(lambda: self._core._submit(call, request))
         return self._task(call.rpc_id, call.session)
 
-    async def asubmit(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.AsyncTask:
+    async def asubmit(self, tool: str, args: Args = None, **options: Unpack[Submission]) -> tasks.AsyncTask:
         """As submit, for coroutines of any event loop, on the same connection."""
         core = self._here()
         made: tasks.AsyncTask = await asyncio.wrap_future(
@@ -637,21 +636,23 @@ class Mesh(_Base):
     def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """The declarations of tools (ids, or tools themselves; all of the session if
         None) as a provider takes them: openai, openai-responses, anthropic, gemini or
-        mcp. execute knows the names in them."""
+        mcp. execute knows the names in them, in any program."""
         core = self._here()
         return _background.run(lambda: core.format(provider, tools))
 
     def execute(self, call: Any, *, timeout: float | None = None) -> Any:
         """Runs a tool call as a model gave it: an object or a dict of the provider's
-        client, or {"name", "arguments"}. Its name and its values are mapped back.
-        JSON that is slightly broken is repaired where json_repair is installed."""
+        client, or {"name", "arguments"}. Its name is mapped back, and arguments that do
+        not fit are made to where their meaning is plain (docs/tools.md, "What models
+        write"); the logger toolmesh says so. JSON that is slightly broken is repaired
+        where json_repair is installed."""
         tool, arguments = _background.run(self._meaning(call))
         return self.call(tool, arguments, timeout=timeout)
 
     def _meaning(self, call: Any) -> Callable[[], Coroutine[Any, Any, tuple[str, Any]]]:
         """What finds the tool and the arguments of a model's call."""
         core = self._here()
-        return lambda: core._models.resolve(core._links.here(), core.session_name, call)
+        return lambda: _models.meaning(core._links.here(), core.session_name, call)
 
     def dspy_tools(self, prefix: str = "") -> list[Any]:
         """The tools of the session whose id begins with prefix as dspy.Tools, for dspy.ReAct and others, under

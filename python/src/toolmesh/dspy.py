@@ -30,7 +30,7 @@ import toolmesh
 from . import _serving
 from . import mesh as _here
 from ._core import errors, values
-from ._framework import names
+from ._framework import named
 from ._locks import lock
 from .remote import Description, RemoteTool, declared
 
@@ -338,9 +338,7 @@ async def _awhole(proxy: RPCProxyTool, /, **kwargs: Any) -> Any:
 
 def tools(mesh: toolmesh.Mesh, prefix: str = "") -> list[Any]:
     """See Mesh.dspy_tools."""
-    found = mesh.tools(prefix)
-    named = names([one.id for one in found])
-    return [_wrapped(_own(mesh, one, named[one.id])) for one in found]
+    return [_wrapped(_own(mesh, *one)) for one in named(mesh, prefix)]
 
 
 def _own(mesh: toolmesh.Mesh, tool: RemoteTool, name: str) -> RPCProxyTool:

@@ -16,7 +16,7 @@ from typing import Any
 from langchain_core.tools import StructuredTool, ToolException
 
 from ._core import errors
-from ._framework import arun, brief, names, run, text
+from ._framework import arun, brief, named, run, text
 from .client import Mesh
 
 __all__ = ["tools"]
@@ -33,9 +33,7 @@ class _Tool(StructuredTool):
 
 def tools(mesh: Mesh, prefix: str = "") -> list[StructuredTool]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
-    found = mesh.tools(prefix)
-    named = names([one.id for one in found])
-    return [_made(one, named[one.id]) for one in found]
+    return [_made(*one) for one in named(mesh, prefix)]
 
 
 def _made(tool: Any, name: str) -> StructuredTool:

@@ -21,7 +21,7 @@ import toolmesh
 
 from . import _serving
 from ._core import batches, errors, tasks, tool_side
-from ._options import Options, Settings, Unpack
+from ._options import Options, Settings, Submission, Unpack
 
 F = typing.TypeVar("F", bound=Callable[..., Any])
 
@@ -142,10 +142,11 @@ def _said(parallel: bool) -> dict[str, Any]:
     return {"parallel": True} if parallel else {}  # which an older agent's worker does not know
 
 
-def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.Task:
+def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.Task:
     """Hands in a call that is made whatever becomes of this program, and returns its task; see Mesh.submit."""
+    said = typing.cast("dict[str, Any]", options)
     if _in_tool():
-        made: tasks.Task = tool_side.submit(tool, args, **options)
+        made: tasks.Task = tool_side.submit(tool, args, **said)
         return made
     serving = _serving.current.get()
     if serving is not None:
@@ -154,15 +155,16 @@ def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> 
         def ask(verb: str, request: bytes) -> Any:
             return bridge.task(parent, verb, request).result()
 
-        body = tasks.submission(tool, bridge.encoded(tool, args), **_SUBMISSION | options)
+        body = tasks.submission(tool, bridge.encoded(tool, args), **_SUBMISSION | said)
         return tasks.Task(ask("submit", body)["id"], ask)
-    return default().submit(tool, args, **options)
+    return default().submit(tool, args, **said)
 
 
-async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.AsyncTask:
+async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.AsyncTask:
     """As submit, for coroutines."""
+    said = typing.cast("dict[str, Any]", options)
     if _in_tool():
-        made: tasks.AsyncTask = await tool_side.asubmit(tool, args, **options)
+        made: tasks.AsyncTask = await tool_side.asubmit(tool, args, **said)
         return made
     serving = _serving.current.get()
     if serving is not None:
@@ -171,9 +173,9 @@ async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: A
         async def ask(verb: str, request: bytes) -> Any:
             return await bridge.task(parent, verb, request).aresult()
 
-        body = tasks.submission(tool, bridge.encoded(tool, args), **_SUBMISSION | options)
+        body = tasks.submission(tool, bridge.encoded(tool, args), **_SUBMISSION | said)
         return tasks.AsyncTask((await ask("submit", body))["id"], ask)
-    return await default().asubmit(tool, args, **options)
+    return await default().asubmit(tool, args, **said)
 
 
 _SUBMISSION: dict[str, Any] = {

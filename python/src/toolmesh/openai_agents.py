@@ -32,7 +32,7 @@ def _made(mesh: Mesh, tool: Any, declared: dict[str, Any]) -> FunctionTool:
     async def invoke(_context: Any, arguments: str) -> str:
         try:
             given = await meaning(mesh, {"name": declared["name"], "arguments": arguments})
-            return text(await arun(tool, given))
+            return text(await arun(tool, given, exact=True))
         except errors.MeshError as failure:
             return f"error: {brief(failure)}"
 

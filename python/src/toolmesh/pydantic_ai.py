@@ -17,7 +17,7 @@ from pydantic_ai import ModelRetry, Tool
 from pydantic_ai.exceptions import ToolFailed
 
 from ._core import errors
-from ._framework import arun, brief, names
+from ._framework import arun, brief, named
 from .client import Mesh
 
 __all__ = ["tools"]
@@ -25,9 +25,7 @@ __all__ = ["tools"]
 
 def tools(mesh: Mesh, prefix: str = "") -> list[Tool[Any]]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
-    found = mesh.tools(prefix)
-    named = names([one.id for one in found])
-    return [_made(one, named[one.id]) for one in found]
+    return [_made(*one) for one in named(mesh, prefix)]
 
 
 def _made(tool: Any, name: str) -> Tool[Any]:

@@ -19,7 +19,7 @@ from typing import Any
 from rath.flow.tool import FlowToolCall
 from rath.session import create_user_session
 
-from ._framework import names, run
+from ._framework import named, names, run
 from ._options import Settings, Unpack
 from .client import Mesh
 from .host import Host
@@ -33,9 +33,7 @@ _UNKNOWN = "<unknown>"  # what OpenRath's own tools have for an argument that is
 
 def tools(mesh: Mesh, prefix: str = "") -> list[MeshToolCall]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
-    found = mesh.tools(prefix)
-    named = names([one.id for one in found])
-    return [MeshToolCall(one, named[one.id]) for one in found]
+    return [MeshToolCall(*one) for one in named(mesh, prefix)]
 
 
 class MeshToolCall(FlowToolCall):

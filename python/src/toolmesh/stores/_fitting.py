@@ -87,6 +87,8 @@ def _fit(value: Any, schema: Any, definitions: Schema, at: str) -> Any:
     if kinds not in _SCALARS:
         return value
     try:
+        if isinstance(value, bool) and kinds in ("integer", "number"):
+            raise ValueError
         return _SCALARS[kinds](value)
     except ValueError:
         raise values.Mismatch(str(kinds), values.describe(value), pointer=at) from None

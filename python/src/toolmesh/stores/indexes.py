@@ -16,6 +16,7 @@ from typing import Any
 from .._background import background as _background
 from .._core import errors
 from .._installing import shown
+from .._models import unwrapped
 from ..client import Mesh
 from ._sources import Source, ask, mesh_here
 from ._tools import MeshTool, Tool, tool_of
@@ -44,8 +45,7 @@ class BaseIndex:
             raise ValueError(f"Found duplicate(s): {repeated}")
         self._mesh: Mesh | None = mesh or next((one.mesh for one in tools if one.mesh is not None), None)
         self._tools = tools
-        self._declared: dict[str, Tool] = {}  # by the names of the last format_tools
-        self._provider: ProviderFormat | None = None
+        self._declared: dict[str, Tool] = {}  # by the names of format_tools
         self.tools = [one.function() for one in tools]
 
     def __repr__(self) -> str:
@@ -146,16 +146,14 @@ class BaseIndex:
             if not question["after"]:
                 break
         shorts = collections.Counter(short(one.name, chosen) for one in self._tools)
-        declared = {}
         for one in found:
             part = inner(one)
             tool = keys[names[part["name"]]]
             name = short(tool.name, chosen)
-            if name and shorts[name] == 1:
+            if name and shorts[name] == 1 and keys.get(names.get(name, ""), tool) is tool:
                 part["name"] = name
             part["description"] = part["description"] if tool.doc else "No description available."
-            declared[part["name"]] = tool
-        self._declared, self._provider = declared, chosen
+            self._declared[part["name"]] = tool
         return found
 
     def _find(self, toolname: str) -> Tool:
@@ -182,10 +180,10 @@ class BaseIndex:
     def _question(self, toolname: str, kwargs: Mapping[str, Any] | None) -> tuple[Tool, dict[str, Any], dict[str, Any]]:
         """The tool, its arguments, and what the mesh is asked to know what a model means by them."""
         tool, given = self._find(toolname), dict(kwargs or {})
-        if self._provider is None or not given:
+        if not self._declared or not given:
             return tool, given, {}
         return tool, given, {
-            "provider": RENDERED[self._provider], "tool": self._key(tool), "arguments": given,
+            "tool": self._key(tool), "arguments": given,
             "declared": [_declaration(self._key(tool), tool)] if tool.mesh is None else [],
         }
 
@@ -312,10 +310,12 @@ def _parsed(msg: str) -> tuple[str, Mapping[str, Any] | None]:
     found = llm_parse_json(msg, _CALL)
     if not isinstance(found, dict) or not isinstance(found.get("toolname"), str):
         raise ValueError(f"Failed to parse JSON from text {msg}: it names no toolname")
-    kwargs = found.get("kwargs")
-    if not isinstance(kwargs, (dict, type(None))):
+    name, kwargs = unwrapped(found)
+    if isinstance(kwargs, str):
+        kwargs = llm_parse_json(kwargs)
+    if not isinstance(kwargs, dict):
         raise ValueError(f"Failed to parse JSON from text {msg}: kwargs is no object")
-    return found["toolname"], kwargs
+    return name, kwargs
 
 
 def _declaration(key: str, tool: Tool) -> dict[str, Any]:

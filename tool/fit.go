@@ -1,0 +1,238 @@
+package tool
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+)
+
+// maxChanges bounds what is told of one call.
+const maxChanges = 20
+
+// Fit makes arguments that a model wrote fit the schema where their meaning is plain:
+//
+//   - text that holds a JSON list, object, number, boolean or null becomes that value,
+//     where the schema takes no text and takes the value;
+//   - a null of an optional argument that takes none is left out;
+//   - a name that differs from a declared one by upper and lower case or by - and _
+//     alone becomes that, where it would be refused or the declared one is missing.
+//
+// changed says each change, as a text for people. Arguments that fit are returned as
+// they are, and so is all that fits in no way: [Validator.Validate] says where. The
+// work has the bound of one check.
+func (v *Validator) Fit(args json.RawMessage) (fitted json.RawMessage, changed []string) {
+	if v.Validate(args) == nil {
+		return args, nil
+	}
+	fitted = args
+	_ = v.checked(args, func(one *check, value any) error { //nolint:errcheck // what cannot be checked stays as it is
+		f := fitter{check: one}
+		value = f.value(one.schema, value, "")
+		if data, err := MarshalPlain(value); err == nil && len(f.changed) > 0 {
+			fitted, changed = data, f.changed
+		}
+		return nil
+	})
+	return fitted, changed
+}
+
+type fitter struct {
+	check   *check
+	changed []string
+}
+
+func (f *fitter) note(at, format string, args ...any) {
+	if len(f.changed) < maxChanges {
+		f.changed = append(f.changed, at+": "+fmt.Sprintf(format, args...))
+	}
+}
+
+// spend counts work that the library does not see.
+func (f *fitter) spend() {
+	if f.check.left--; f.check.left < 0 {
+		panic(budgetSpent{})
+	}
+}
+
+func accepts(s *jsonschema.Schema, v any) bool { return s.Validate(v) == nil }
+
+// value returns v, made to fit as far as it can be.
+func (f *fitter) value(s *jsonschema.Schema, v any, at string) any {
+	f.spend()
+	before := len(f.changed)
+	switch v := v.(type) {
+	case map[string]any, []any:
+		// What is in it is looked at in any case, unless one alternative may take it as it is.
+		if (s.AnyOf != nil || s.OneOf != nil) && accepts(s, v) {
+			return v
+		}
+	case string:
+		if accepts(s, v) {
+			return v
+		}
+		if held, ok := held(v); ok && !f.takesText(s) {
+			if made := f.value(s, held, at); accepts(s, made) {
+				f.changed = f.changed[:before]
+				f.note(at, "the text %s was read as %s", show(v), show(made))
+				return made
+			}
+			f.changed = f.changed[:before]
+		}
+		return v
+	default:
+		return v
+	}
+	if s.Ref != nil {
+		v = f.value(s.Ref, v, at)
+	}
+	for _, one := range s.AllOf {
+		v = f.value(one, v, at)
+	}
+	for _, one := range slices.Concat(s.AnyOf, s.OneOf) {
+		before := len(f.changed)
+		if made := f.value(one, v, at); accepts(one, made) {
+			v = made
+			break
+		}
+		f.changed = f.changed[:before]
+	}
+	switch given := v.(type) {
+	case map[string]any:
+		return f.object(s, given, at)
+	case []any:
+		made := slices.Clone(given)
+		for i, one := range given {
+			if inner := item(s, i); inner != nil {
+				made[i] = f.value(inner, one, at+"/"+strconv.Itoa(i))
+			}
+		}
+		return made
+	}
+	return v
+}
+
+func (f *fitter) object(s *jsonschema.Schema, given map[string]any, at string) any {
+	made := make(map[string]any, len(given))
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		name := key
+		if meant := declaredAs(s, key, given); meant != "" && !has(made, meant) {
+			name = meant
+			f.note(at+"/"+escapePointer(key), "the name was read as %q", name)
+		}
+		one, inner, place := given[key], s.Properties[name], at+"/"+escapePointer(name)
+		if inner != nil && !slices.Contains(s.Required, name) && f.isNull(inner, one) {
+			f.note(place, "%s was left out", show(one))
+			continue
+		}
+		if more, ok := s.AdditionalProperties.(*jsonschema.Schema); inner == nil && ok && len(s.PatternProperties) == 0 {
+			inner = more
+		}
+		if inner != nil {
+			one = f.value(inner, one, place)
+		}
+		made[name] = one
+	}
+	return made
+}
+
+// isNull says whether a value is null, or text for it, where the schema takes neither.
+func (f *fitter) isNull(s *jsonschema.Schema, v any) bool {
+	if text, ok := v.(string); ok {
+		if one, ok := held(text); !ok || one != nil || f.takesText(s) {
+			return false
+		}
+	} else if v != nil {
+		return false
+	}
+	f.spend()
+	return !accepts(s, nil)
+}
+
+// declaredAs returns the one declared member that a name, which is none, may stand for.
+func declaredAs(s *jsonschema.Schema, key string, given map[string]any) string {
+	if s.Properties[key] != nil || len(s.PatternProperties) > 0 {
+		return ""
+	}
+	found, plain := "", plainly(key)
+	for name := range s.Properties {
+		if plainly(name) == plain {
+			if found != "" {
+				return ""
+			}
+			found = name
+		}
+	}
+	if found == "" || has(given, found) || s.AdditionalProperties != false && !slices.Contains(s.Required, found) {
+		return ""
+	}
+	return found
+}
+
+func has(o map[string]any, key string) bool { _, ok := o[key]; return ok }
+
+var betweenWords = strings.NewReplacer("_", "", "-", "")
+
+func plainly(name string) string { return strings.ToLower(betweenWords.Replace(name)) }
+
+// item is the schema of an array's member.
+func item(s *jsonschema.Schema, i int) *jsonschema.Schema {
+	list, rest := s.PrefixItems, s.Items2020
+	switch items := s.Items.(type) { // before 2020-12
+	case *jsonschema.Schema:
+		rest = items
+	case []*jsonschema.Schema:
+		list = items
+	}
+	if i < len(list) {
+		return list[i]
+	}
+	return rest
+}
+
+// held returns the JSON value that a text holds: no text, and within the bounds of
+// arguments. True, False and None of Python count.
+func held(text string) (any, bool) {
+	text = strings.TrimSpace(text)
+	switch {
+	case text == "True" || text == "False":
+		text = strings.ToLower(text)
+	case text == "None":
+		text = "null"
+	case text == "" || text[0] == '"' || checkJSON([]byte(text)) != nil:
+		return nil, false
+	}
+	value, err := decodeNumbers([]byte(text))
+	return value, err == nil
+}
+
+// takesText says whether some text may fit a schema. It says yes where it cannot tell.
+func (f *fitter) takesText(s *jsonschema.Schema) bool { return f.text(s, maxSteps) }
+
+func (f *fitter) text(s *jsonschema.Schema, steps int) bool {
+	f.spend()
+	isText := func(v any) bool { _, ok := v.(string); return ok }
+	refuses := func(one *jsonschema.Schema) bool { return !f.text(one, steps-1) }
+	switch {
+	case steps == 0:
+		return true
+	case s.Bool != nil:
+		return *s.Bool
+	case s.Types != nil && *s.Types&types['"'] == 0,
+		s.Enum != nil && !slices.ContainsFunc(s.Enum.Values, isText),
+		s.Const != nil && !isText(*s.Const),
+		s.Ref != nil && refuses(s.Ref),
+		slices.ContainsFunc(s.AllOf, refuses):
+		return false
+	}
+	for _, list := range [][]*jsonschema.Schema{s.AnyOf, s.OneOf} {
+		if len(list) > 0 && !slices.ContainsFunc(list, func(one *jsonschema.Schema) bool { return !refuses(one) }) {
+			return false
+		}
+	}
+	return true
+}
