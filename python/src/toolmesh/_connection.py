@@ -587,8 +587,7 @@ class Connection:
                     call.ran = failure.started
                 pause = _routes.room(failure, waits)
                 if pause is not None:
-                    bound = "node" in failure.details  # that one alone can run it
-                    if not bound and self._routes.refused(call, pause) and number - waits < _ATTEMPTS:
+                    if self._routes.refused(call, failure, pause) and number - waits < _ATTEMPTS:
                         continue  # on another node
                     if (left := until - time.monotonic()) <= pause:
                         raise
