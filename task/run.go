@@ -244,7 +244,11 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 	defer held.free()
 	args, err := r.s.argsOf(r.ctx, &made, &held)
 	if err != nil {
-		return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+		e := toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+		if !fresh && waits(e) { // the attempt may be under way: it is no other one's turn
+			e = unavailable("%w", e).WithOrigin(toolmesh.OriginCaller)
+		}
+		return nil, e
 	}
 	made.Args = args
 	if !fresh && made.Key == "" {

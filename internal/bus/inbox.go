@@ -103,6 +103,7 @@ func (i *Inbox) Subject() string { return i.subject }
 // payload_too_large over the broker's limit. If the broker refuses the subject,
 // deliver gets permission_denied: m's subject must stay as it is until then.
 func (i *Inbox) Send(m *nats.Msg) error {
+	i.taken.Store(false)
 	i.order.Store(i.in.sends.Add(1))
 	i.sentTo.Store(&m.Subject)
 	m.Reply = i.subject

@@ -587,11 +587,9 @@ class Connection:
                     call.ran = failure.started
                 pause = _routes.room(failure, waits)
                 if pause is not None:
-                    alone = "node" in failure.details  # of all nodes that one can run it
-                    if not alone and self._routes.refused(call, pause) and number - waits < _ATTEMPTS:
+                    if self._routes.refused(call, failure, pause) and number - waits < _ATTEMPTS:
                         continue  # on another node
-                    left = until - time.monotonic()
-                    if left <= pause:
+                    if (left := until - time.monotonic()) <= pause:
                         raise
                     waits += 1
                     await asyncio.sleep(pause + random.uniform(0, min(pause, left - pause) / 2))

@@ -123,9 +123,10 @@ class Routes:
         node = self._connection.nodes.get(place.node)
         return node is None or node.well(place.boot)
 
-    def refused(self, call: Call, after: float) -> bool:
-        """Notes that the node of a call had no room: whether another one may have."""
-        if call.place is None:
+    def refused(self, call: Call, failure: errors.MeshError, after: float) -> bool:
+        """Notes that the node of a call had no room: whether another one may have. A node that is named is the one that
+        can run it."""
+        if call.place is None or "node" in failure.details:
             return False
         call.place.refused(after)
         route = self._known.get((call.session, call.tool))

@@ -194,7 +194,8 @@ class Description:
         if self.__signature__.return_annotation is not inspect.Signature.empty:
             self.__annotations__["return"] = self.__signature__.return_annotation
         self._shapes: dict[str, Any] | None = None
-        named = [one for one in self.__signature__.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        named = [one for one in self.__signature__.parameters.values()
+                 if one.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)]
         self._names = {one.name for one in named}
         self._needed = {one.name for one in named if one.default is inspect.Parameter.empty}
 
@@ -208,12 +209,12 @@ class Description:
         """The arguments object of a call. Raises InvalidArguments for what the tool
         does not take, with the places in details["errors"]."""
         given: JSONObject = {}
-        if self._varargs in keywords:  # by name, as in JSON
-            keywords = dict(keywords)
-            given[self._varargs] = keywords.pop(self._varargs)
         if not positional and self._needed <= keywords.keys() <= self._names:
             given.update(keywords)  # as bind would have it, which takes a fifth of a call
         else:
+            if self._varargs in keywords:  # by name, as in JSON
+                keywords = dict(keywords)
+                given[self._varargs] = keywords.pop(self._varargs)
             try:
                 bound = self.__signature__.bind(*positional, **keywords)
             except TypeError as failure:
