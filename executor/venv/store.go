@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -253,15 +254,28 @@ func failed(err error, said, format string, args ...any) *toolmesh.Error {
 	if said = redact(said); said != "" {
 		// How it began says what was tried, and the end why it failed.
 		const limit = 4 << 10
+		cause := causeIn(said)
 		if len(said) > limit {
 			said = strings.ToValidUTF8(said[:limit/4], "") + "\n…\n" + strings.ToValidUTF8(said[len(said)-limit*3/4:], "")
 		}
 		made.Message += ": " + fewLines(said, 12)
+		if !strings.Contains(made.Message, cause) {
+			made.Message += "\n" + cause
+		}
 		made = made.WithDetail("stderr", said)
 	} else if err != nil {
 		made.Message += ": " + redact(err.Error())
 	}
 	return made
+}
+
+// causes are the lines in which compilers, interpreters and build tools say why they failed.
+var causes = regexp.MustCompile(`(?m)^.*(?:\bfatal error:|\berror:|^\s*\w*(?:Error|Exception|NotFound):).*$`)
+
+// causeIn is the first line of a text that says why a command failed, "" if none does.
+func causeIn(text string) string {
+	line := strings.TrimSpace(causes.FindString(text))
+	return strings.ToValidUTF8(line[:min(len(line), 300)], "")
 }
 
 // fewLines returns the first lines of a text and more of its last ones, n at most.

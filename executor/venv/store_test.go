@@ -1,6 +1,7 @@
 package venv
 
 import (
+	"errors"
 	"strings"
 	"testing"
 )
@@ -18,5 +19,24 @@ func TestAFailureShowsHowItBeganAndHowItEnded(t *testing.T) {
 	}
 	if lines := strings.Count(err.Message, "\n") + 1; lines > 12 {
 		t.Errorf("the message has %d lines", lines)
+	}
+}
+
+// The line that says why a build has failed is in the message, wherever it stands in what was
+// printed.
+func TestCauseOfAFailedBuildIsInTheMessage(t *testing.T) {
+	t.Parallel()
+	for _, cause := range []string{
+		"src/_ffi.c:15:10: fatal error: ffi.h: No such file or directory",
+		"error: Microsoft Visual C++ 14.0 or greater is required",
+		"ModuleNotFoundError: No module named 'numpy'",
+	} {
+		said := strings.Repeat("building 'ext'\n", 200) + "    " + cause + "\n" + strings.Repeat("hint: look above\n", 200)
+		if e := failed(errors.New("exit status 1"), said, "the environment cannot be built"); strings.Count(e.Message, cause) != 1 || strings.Count(e.Message, "\n") > 14 {
+			t.Errorf("%q", e.Message)
+		}
+	}
+	if e := failed(errors.New("exit status 1"), "nothing to see", "the environment cannot be built"); e.Message != "the environment cannot be built: nothing to see" {
+		t.Errorf("%q", e.Message)
 	}
 }
