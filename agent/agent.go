@@ -78,9 +78,12 @@ type Options struct {
 	// Defaults to 3 min.
 	EnvironmentAge time.Duration
 	// Environ is the environment that interpreters, uv and git are found and run
-	// in, as os.Environ gives it. Workers see PATH, HOME, LANG and TMPDIR of it
+	// in, as os.Environ gives it. Workers see PATH, HOME, LANG, TMPDIR and ToolEnv of it
 	// and nothing else. Defaults to a PATH of the system's folders.
 	Environ []string
+	// ToolEnv names variables of Environ that every tool gets. Defaults to those of proxies
+	// and certificates: see [executor.ToolEnv].
+	ToolEnv []string
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
@@ -183,7 +186,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		}
 	}()
 	if a.executor, err = executor.New(filepath.Join(a.dir, "executor"), &executor.Options{
-		Logger: a.log, Sandbox: tool.Sandbox(a.opts.Sandbox), Limits: a.opts.Limits, MaxLimits: a.opts.MaxLimits, UV: a.opts.UV, Environ: a.opts.Environ, Sealed: a.dir,
+		Logger: a.log, Sandbox: tool.Sandbox(a.opts.Sandbox), Limits: a.opts.Limits, MaxLimits: a.opts.MaxLimits, UV: a.opts.UV, Environ: a.opts.Environ, ToolEnv: a.opts.ToolEnv, Sealed: a.dir,
 		Environments: a.opts.Environments,
 		Shown:        []string{filepath.Join(a.dir, "indexes")}, Users: cmp.Or(a.opts.WorkerUser, "each"), Homes: filepath.Join(a.dir, deploy.HomesDir),
 	}); err != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"log/slog"
 	"path/filepath"
+	"slices"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/output"
@@ -62,7 +63,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 			return x.user(cmp.Or(spec.Account, spec.Name), cmp.Or(box, x.opts.Sandbox))
 		},
 		Given:  func(user sandbox.User) []sandbox.Path { return append(x.seen(root, spec.Env, user), spec.Paths...) },
-		Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
+		Redact: output.NewRedactor(append(slices.Clip(spec.SecretValues), x.proxyLogins()...)), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace, Limits: x.opts.Limits, MaxLimits: x.opts.MaxLimits,
 		Processes: x.processes,
 		Closed:    func() { x.ended(runner) },

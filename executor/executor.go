@@ -34,9 +34,13 @@ type Options struct {
 	Logger *slog.Logger
 	// Environ is the environment, as os.Environ gives it, that interpreters and
 	// uv are looked up in. uv, pip and what they build with see of it what they
-	// need, a worker PATH HOME LANG TMPDIR alone. Defaults to a PATH of the system's
-	// folders.
+	// need, a worker PATH HOME LANG TMPDIR and those of ToolEnv. Defaults to a PATH of the
+	// system's folders.
 	Environ []string
+	// ToolEnv names variables of Environ that every tool gets, in upper or lower case alike;
+	// what an index is given stands above them. Credentials in URLs among their values are
+	// in no text for people. Defaults to [ToolEnv].
+	ToolEnv []string
 	// Environments is a folder of environments that other executors have, too, on machines
 	// that may differ: what one has built the others find. It is below Sealed, so that tools
 	// cannot change it. Environments that rest on files of an index's folder, or that
@@ -128,6 +132,9 @@ func (o *Options) withDefaults() Options {
 	r.Logger = cmp.Or(r.Logger, slog.New(slog.DiscardHandler))
 	if r.Environ == nil {
 		r.Environ = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
+	}
+	if r.ToolEnv == nil {
+		r.ToolEnv = ToolEnv()
 	}
 	r.Grace = cmp.Or(r.Grace, 500*time.Millisecond)
 	r.StartTimeout = cmp.Or(r.StartTimeout, time.Minute)

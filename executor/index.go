@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -143,7 +144,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 	ix.alive, ix.stop = context.WithCancel(context.Background())
 	ix.pools = map[poolKey]*pool.Pool{}
 	ix.sessions.by, ix.sessions.taken = map[poolKey]*sessionPool{}, map[poolKey]*sessionPool{}
-	ix.redact = output.NewRedactor(spec.secrets())
+	ix.redact = output.NewRedactor(append(spec.secrets(), x.proxyLogins()...))
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
 	}
@@ -186,6 +187,29 @@ func realPath(dir string) (string, error) {
 	return filepath.EvalSymlinks(dir)
 }
 
+// ToolEnv are the variables of the agent that tools get where nothing else is set: how to
+// reach the network by a company's proxy, and whom to believe there.
+func ToolEnv() []string {
+	return []string{"HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
+}
+
+// forTools reports whether tools get a variable of the agent: proxies are spelt in both ways.
+func (x *Executor) forTools(name string) bool {
+	return slices.ContainsFunc(x.opts.ToolEnv, func(one string) bool { return strings.EqualFold(one, name) })
+}
+
+// proxyLogins are the credentials in URLs that tools get with the agent's variables.
+func (x *Executor) proxyLogins() (secrets []string) {
+	for _, line := range x.opts.Environ {
+		name, value, _ := strings.Cut(line, "=")
+		if at, err := url.Parse(value); err == nil && at.User != nil && x.forTools(name) {
+			password, _ := at.User.Password()
+			secrets = append(secrets, at.User.String(), password)
+		}
+	}
+	return secrets
+}
+
 // workerEnv is all that a worker sees of an environment. bin comes first on PATH,
 // as in an activated environment: programs of the dependencies are found. Later vars
 // replace earlier ones.
@@ -196,10 +220,10 @@ func (x *Executor) workerEnv(bin string, vars ...map[string]string) []string {
 	}
 	for _, line := range x.opts.Environ {
 		name, value, _ := strings.Cut(line, "=")
-		switch name {
-		case "PATH":
+		switch {
+		case name == "PATH":
 			env[name] = bin + string(os.PathListSeparator) + value
-		case "HOME", "LANG", "TMPDIR":
+		case slices.Contains([]string{"HOME", "LANG", "TMPDIR"}, name), x.forTools(name):
 			env[name] = value
 		}
 	}

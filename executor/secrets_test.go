@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -280,4 +282,46 @@ def other(): return os.environ.get("MINE")
 		t.Errorf("last words are %v", e.Details["stderr"])
 	}
 	mustCall(t, ix, "t.other", `{}`, `null`)
+}
+
+// Behind a company's proxy tools reach the network as installs do; what they say shows no
+// password of the proxy.
+func TestToolsGetTheProxyOfTheirAgent(t *testing.T) {
+	t.Parallel()
+	environ := append(os.Environ(), "HTTPS_PROXY=http://alice:pass-of-proxy@proxy.example:3128", "no_proxy=localhost", "SSL_CERT_FILE=/etc/ssl/company.pem", "CORP_REGION=north", "CORP_TOKEN=not-for-tools")
+	dir := writeFiles(t, map[string]string{"t.py": `
+import os
+def seen(): return {name: value for name, value in sorted(os.environ.items()) if "PROXY" in name.upper() or name.startswith(("SSL_CERT_FILE", "CORP_"))}
+def fails(): raise ConnectionError(f"cannot connect to {os.environ['HTTPS_PROXY']}")
+`})
+	for what, c := range map[string]struct {
+		names []string
+		vars  map[string]string
+		want  string
+	}{
+		"those of proxies":   {nil, nil, `{"HTTPS_PROXY":"http://alice:pass-of-proxy@proxy.example:3128","SSL_CERT_FILE":"/etc/ssl/company.pem","no_proxy":"localhost"}`},
+		"what is named":      {[]string{"CORP_REGION", "NO_PROXY"}, nil, `{"CORP_REGION":"north","no_proxy":"localhost"}`},
+		"none":               {[]string{}, nil, `{}`},
+		"what the index has": {[]string{"CORP_REGION"}, map[string]string{"CORP_REGION": "south"}, `{"CORP_REGION":"south"}`},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			x := newExecutor(t, func(o *executor.Options) {
+				o.Environ = slices.DeleteFunc(slices.Clone(environ), func(line string) bool {
+					name, value, _ := strings.Cut(line, "=")
+					return strings.HasSuffix(strings.ToUpper(name), "_PROXY") && !strings.Contains(value, "proxy.example") && value != "localhost"
+				})
+				o.ToolEnv = c.names
+			})
+			spec := specOf(t, x, dir, "t.seen", "t.fails")
+			spec.Vars = c.vars
+			ix := open(t, x, spec)
+			mustCall(t, ix, "t.seen", `{}`, c.want)
+			if c.names == nil {
+				if e := mustFail(t, ix, "t.fails", `{}`, toolmesh.CodeToolError); e.Message != "cannot connect to http://***@proxy.example:3128" || strings.Contains(told(t, e), "pass-of-proxy") {
+					t.Errorf("%q\n%s", e.Message, e.Stacktrace)
+				}
+			}
+		})
+	}
 }

@@ -518,7 +518,7 @@ func (h *Host) unary(running *admit.Call[*inflight]) admit.Record {
 	if err := h.guard(running, &c.sink); err != nil {
 		return admit.Record{Err: outcome(&c.ctx, err)}
 	}
-	return admit.Record{Result: c.sink.result(), Cache: c.sink.cache}
+	return admit.Record{Result: c.sink.result(), Cache: c.sink.cache, Warning: c.sink.warning}
 }
 
 // budget is the call's time: the caller's, up to what the tool declares, or up
@@ -669,6 +669,9 @@ func (h *Host) answer(r *stream.Reader, record admit.Record) {
 		record.Cache.Put(header)
 	}
 	record.Lane.Put(header)
+	if record.Warning != "" && header != nil {
+		header.Set(codec.HeaderWarning, codec.HeaderText(record.Warning))
+	}
 	if req.Read && record.By == nil && len(body) >= pacedFrom { // who has read it tells the node that is named
 		header.Set(codec.HeaderRead, "1")
 	}

@@ -366,7 +366,7 @@ func (r *records) write(ctx context.Context, held *registry.Lease, l *listing, a
 		route := e.route
 		route.Digest = e.digest
 		to.Tools = append(to.Tools, route)
-		to.Alike = to.Alike && route.Reason == "" && route.Notice == ""
+		to.Alike = to.Alike && route.Reason == "" && route.Notice == "" && route.Warning == ""
 	}
 	r.mu.Unlock()
 	slices.SortFunc(to.Tools, func(a, b registry.ToolRoute) int { return cmp.Compare(a.ID, b.ID) })

@@ -417,6 +417,7 @@ func (h *Host) prepare(s *service, t Tool, before *offered) (*offered, error) {
 	} else if o.validator, err = tool.Compile(d.InputSchema); err != nil {
 		return nil, err
 	}
+	h.checkResults(s.key, o.served)
 	h.takeTurns(o.served)
 	h.keepResults(o.served)
 	return o, h.fits(o.entry)

@@ -16,6 +16,7 @@ type unarySink struct {
 	last    json.RawMessage
 	list    bytes.Buffer
 	cache   codec.CacheUse // where the result came from
+	warning string         // what is wrong with it
 }
 
 // Send implements [Sink].
@@ -42,8 +43,7 @@ func (s *unarySink) result() json.RawMessage {
 	case s.collect && s.items == 0:
 		return json.RawMessage("[]")
 	case s.collect:
-		s.list.WriteByte(']')
-		return s.list.Bytes()
+		return append(s.list.Bytes(), ']')
 	case s.items == 0:
 		return json.RawMessage("null")
 	}

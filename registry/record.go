@@ -77,6 +77,8 @@ type ToolRoute struct {
 	Reason string `json:"reason,omitempty"`
 	// Notice is what callers of a tool that is served have to expect for a while.
 	Notice string `json:"notice,omitempty"`
+	// Warning is what has turned out to be wrong with the tool since it is served, for people.
+	Warning string `json:"warning,omitempty"`
 	// User is who the tool runs as on the node, by number. Empty: its node does not say.
 	User         string `json:"user,omitempty"`
 	Streaming    bool   `json:"streaming,omitempty"`

@@ -46,6 +46,8 @@ type Route struct {
 	// Reason says why nobody serves it or, if each of Nodes has something to say,
 	// what callers have to expect for a while.
 	Reason string
+	// Warning is what has turned out to be wrong with it on one of Nodes.
+	Warning string
 }
 
 // Route returns a tool of a full id, as it is or as it travels, false if the session knows no such tool.
@@ -81,6 +83,7 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 			c := n.candidate(now)
 			c.User = one.tool.User
 			r.Nodes = append(r.Nodes, c)
+			r.Warning = cmp.Or(r.Warning, one.tool.Warning)
 			if one.tool.Notice != "" {
 				notice, noticed = one.tool.Notice, noticed+1
 			}

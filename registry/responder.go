@@ -487,6 +487,9 @@ func Describe(ctx context.Context, store *Store, route Route) (DescribeAnswer, e
 	}
 	// The stored one is shared and has no revision of an index.
 	described := *d
+	if route.Warning != "" {
+		described.Warnings = append(slices.Clip(d.Warnings), route.Warning)
+	}
 	if route.Index != "" {
 		described.Index = &tool.IndexRef{Name: route.Index, Revision: route.Revision}
 	}

@@ -62,6 +62,17 @@ const (
 	LaneMesh    LaneScope = "mesh"
 )
 
+// ResultCheck says what becomes of a result that does not fit the output schema. Empty:
+// [ResultWarn].
+type ResultCheck string
+
+// The checks of results.
+const (
+	ResultOff    ResultCheck = "off"
+	ResultWarn   ResultCheck = "warn"   // it is told in the log, to who asks about the tool, and beside the result
+	ResultStrict ResultCheck = "strict" // the call fails
+)
+
 // oneOf is the one check of a closed set; it names the allowed values.
 func oneOf[T ~string](key string, value T, allowed []T) error {
 	if slices.Contains(allowed, value) {
@@ -74,6 +85,7 @@ func oneOf[T ~string](key string, value T, allowed []T) error {
 var (
 	affinities = []Affinity{AffinityQueue, AffinityFail, AffinityHint}
 	laneScopes = []LaneScope{LaneBatch, LaneSession, LaneNode, LaneMesh}
+	checks     = []ResultCheck{ResultOff, ResultWarn, ResultStrict}
 )
 
 // ParseIsolation returns the isolation named text, or an error that names the allowed ones.
@@ -90,6 +102,11 @@ func ParseAffinity(text string) (Affinity, error) {
 // ParseSandbox returns the sandbox level named text, or an error that names the allowed ones.
 func ParseSandbox(text string) (Sandbox, error) {
 	return Sandbox(text), oneOf("sandbox", Sandbox(text), Sandboxes())
+}
+
+// ParseResultCheck returns the check of results named text, or an error that names the allowed ones.
+func ParseResultCheck(text string) (ResultCheck, error) {
+	return ResultCheck(text), oneOf("results", ResultCheck(text), checks)
 }
 
 // ParseLaneScope returns the lane scope named text, or an error that names the allowed ones.
@@ -334,6 +351,7 @@ type Annotations struct {
 	Concurrency  int                `json:"concurrency,omitempty"`   // calls of the index at once on one node; 0: as many as the node runs
 	Limits       Limits             `json:"limits,omitzero"`         // of one call
 	Affinity     Affinity           `json:"affinity,omitempty"`      // of isolation session; empty: strict-queue
+	Results      ResultCheck        `json:"results,omitempty"`       // against the output schema; empty: warn
 }
 
 // annotationsJSON is the JSON form: durations are text.
@@ -385,7 +403,7 @@ func (a *Annotations) UnmarshalJSON(data []byte) error {
 func (a Annotations) check() error {
 	for _, err := range []error{
 		optional("isolation", a.Isolation, toolmesh.Isolations()), optional("affinity", a.Affinity, affinities),
-		optional("sandbox", a.Sandbox, Sandboxes()), optional("lane_scope", a.LaneScope, laneScopes), a.ResourceKey.Check(),
+		optional("sandbox", a.Sandbox, Sandboxes()), optional("lane_scope", a.LaneScope, laneScopes), optional("results", a.Results, checks), a.ResourceKey.Check(),
 	} {
 		if err != nil {
 			return err

@@ -166,6 +166,26 @@ func (v *Validator) Validate(args json.RawMessage) error {
 	return v.ask(args)
 }
 
+// CheckResult reports what is wrong with a result, or with an item, of the schema; "" for
+// nothing. The work is bounded by the size, as that of [Validator.Validate] is.
+func (v *Validator) CheckResult(result json.RawMessage) string {
+	certain, bad := scan(result, v.fast, v.readable)
+	switch {
+	case bad != nil:
+		return bad.problem("the result", "is").Message
+	case certain:
+		return ""
+	}
+	problems := Problems(v.ask(result))
+	if len(problems) == 0 {
+		return "" // it fits, or the check itself has failed
+	}
+	if at := problems[0].Pointer; at != "" {
+		return at + ": " + problems[0].Message
+	}
+	return problems[0].Message
+}
+
 // ask has the library check arguments that are well-formed.
 func (v *Validator) ask(args json.RawMessage) error {
 	return v.checked(args, func(one *check, value any) error {

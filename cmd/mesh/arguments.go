@@ -130,7 +130,7 @@ func (g given) merge(schema json.RawMessage) (json.RawMessage, error) {
 			object[p.name] = json.RawMessage(p.text)
 			continue
 		}
-		value, err := typed(known, p.name, p.text)
+		value, err := typed(known, p.name, p.text, func() bool { return fits(schema, p) })
 		if err != nil {
 			return nil, err
 		}
@@ -140,14 +140,16 @@ func (g given) merge(schema json.RawMessage) (json.RawMessage, error) {
 }
 
 // typed types the text of one parameter. A parameter that the schema does not
-// know, or of any type, takes it as text.
-func typed(s *jsonschema.Schema, name, text string) (json.RawMessage, error) {
+// know, or of any type, takes it as text. fits says whether the tool takes it as JSON.
+func typed(s *jsonschema.Schema, name, text string, fits func() bool) (json.RawMessage, error) {
 	types, ok := typesOf(s, name)
 	if !ok {
 		return encodeText(text), nil
 	}
 	for _, kind := range kinds {
-		if value, ok := asType(kind[0], text); ok && types[kind[0]] {
+		value, ok := asType(kind[0], text)
+		// Where text is taken, too, 05 is text, and [1] where a list of texts is wanted.
+		if ok && types[kind[0]] && (!types["string"] || fits()) {
 			return value, nil
 		}
 	}
@@ -162,7 +164,7 @@ func typed(s *jsonschema.Schema, name, text string) (json.RawMessage, error) {
 	if types["null"] && text == "null" {
 		return json.RawMessage(text), nil
 	}
-	return nil, usage(nil, "%s=%s: the tool takes %s there%s", name, text, article(types), jsonHint(name, types))
+	return nil, usage(nil, "%s=%s: the tool takes %s there%s", name, text, article(types), jsonHint(s, name, types))
 }
 
 func encodeText(text string) json.RawMessage { return json.RawMessage(compact(text)) }
@@ -211,10 +213,27 @@ func article(types map[string]bool) string {
 	return strings.Join(parts, " or ")
 }
 
-func jsonHint(name string, types map[string]bool) string {
+// fits reports whether the text of a parameter is JSON that the schema takes there.
+func fits(schema json.RawMessage, p pair) bool {
+	var alone map[string]json.RawMessage
+	if json.Unmarshal(schema, &alone) != nil || !json.Valid([]byte(p.text)) {
+		return false
+	}
+	delete(alone, "required")
+	v, err := tool.Compile(json.RawMessage(compact(alone)))
+	return err == nil && v.Validate(json.RawMessage(compact(map[string]json.RawMessage{p.name: json.RawMessage(p.text)}))) == nil
+}
+
+func jsonHint(s *jsonschema.Schema, name string, types map[string]bool) string {
 	switch {
 	case types["array"]:
-		return "; write " + name + `:='["…"]'`
+		of, one := itemsOf(partOf(s, name)), `"…"`
+		for kind, example := range map[string]string{"integer": "1", "number": "1.5", "boolean": "true", "object": `{"…":…}`} {
+			if len(of) == 1 && of[kind] {
+				one = example
+			}
+		}
+		return "; write " + name + ":='[" + one + "]'"
 	case types["object"]:
 		return "; write " + name + `:='{"…":…}'`
 	}

@@ -324,6 +324,10 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 		if json.Unmarshal(raw, &line) != nil {
 			return true
 		}
+		if line.Step == "" && len(p.warned) > 0 {
+			line.Warnings, p.warned = append(p.warned, line.Warnings...), nil
+			raw = json.RawMessage(compact(line))
+		}
 		if a.json && !detach && !f.dryRun {
 			a.printJSON(raw)
 		}
@@ -357,7 +361,10 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): wait until mesh indexes%s shows %s, then mesh uninstall %s%s takes it back\n",
 				job, in, cmp.Or(r.called, "the index"), cmp.Or(r.called, "INDEX"), in)
 		}
-		return unfinished(err)
+		if err = unfinished(err); len(p.warned) > 0 {
+			err = toolmesh.AsError(err).WithDetail("warnings", p.warned)
+		}
+		return err
 	}
 	if detach {
 		if a.json {
@@ -369,7 +376,10 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 	}
 	if f.dryRun && done.Plan != nil {
 		if a.json {
-			a.printJSON(done.Plan)
+			a.printJSON(struct {
+				*deploy.Plan
+				Warnings []string `json:"warnings,omitempty"`
+			}{done.Plan, done.Warnings})
 			return nil
 		}
 		for _, w := range done.Warnings {

@@ -59,6 +59,7 @@ type steps struct {
 	percent atomic.Int64
 	since   time.Time
 	wipe    func()
+	warned  []string // with --json: what the last line is to say
 }
 
 func (a *app) steps() *steps { return &steps{a: a, wipe: func() {}} }
@@ -100,7 +101,9 @@ func (s *steps) finish() {
 // warn shows a text between the steps.
 func (s *steps) warn(text string) {
 	s.wipe()
-	if !s.a.json {
+	if s.a.json {
+		s.warned = append(s.warned, text)
+	} else {
 		fmt.Fprintf(s.a.err, "mesh: warning: %s\n", text)
 	}
 }

@@ -36,12 +36,34 @@ func follow(part *jsonschema.Schema) *jsonschema.Schema {
 
 // typesOf returns the JSON types that a parameter takes; false is any.
 func typesOf(s *jsonschema.Schema, name string) (types map[string]bool, ok bool) {
+	types = make(map[string]bool)
+	return types, collect(partOf(s, name), types, 0)
+}
+
+// partOf is the schema of a parameter; nil if it takes anything.
+func partOf(s *jsonschema.Schema, name string) *jsonschema.Schema {
 	part, ok := s.Properties[name]
 	if !ok {
 		part, _ = s.AdditionalProperties.(*jsonschema.Schema)
 	}
-	types = make(map[string]bool)
-	return types, collect(part, types, 0)
+	return part
+}
+
+// itemsOf are the types of the items of a list, none where they may be any.
+func itemsOf(part *jsonschema.Schema) map[string]bool {
+	if part = follow(part); part == nil {
+		return nil
+	}
+	for _, one := range part.AnyOf {
+		if types := itemsOf(one); len(types) > 0 {
+			return types
+		}
+	}
+	types := make(map[string]bool)
+	if part.Items2020 == nil || !collect(part.Items2020, types, 0) {
+		return nil
+	}
+	return types
 }
 
 // collect adds the types of a part, and reports false if it takes anything.

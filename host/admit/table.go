@@ -79,7 +79,9 @@ type Record struct {
 	// beside it only if there is room for it.
 	Ref   *codec.Ref
 	Cache codec.CacheUse // of a result
-	Lane  *codec.LaneUse // nil: it had to do with none
+	// Warning is what is wrong with a result; empty for nothing.
+	Warning string
+	Lane    *codec.LaneUse // nil: it had to do with none
 	// By is the node that ran a call that was passed on; nil for this one.
 	By *codec.Identity
 }

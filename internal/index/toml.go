@@ -484,6 +484,7 @@ func (r *reader) declared(s *section, d *declared) {
 	s.duration("cache_ttl", &d.CacheTTL)
 	s.boolean("cache_shared", &d.CacheShared)
 	s.boolean("collect", &d.Collect)
+	parsed(s, "results", "a check", tool.ParseResultCheck, &d.Results)
 	parsed(s, "lane_scope", "a scope", tool.ParseLaneScope, &d.LaneScope)
 	parsed(s, "isolation", "an isolation", tool.ParseIsolation, &d.Isolation)
 	parsed(s, "affinity", "an affinity", tool.ParseAffinity, &d.Affinity)

@@ -16,6 +16,23 @@ def described(properties, required=(), **more):
     return Description({"id": "i.m.f", "description": "Does it.", "input_schema": {**schema, **more}})
 
 
+def test_further_positional_arguments():
+    from toolmesh._core import schema
+
+    def rest(first: int, *values: int, unit: str = "m") -> list[int]:
+        return [first, *values]
+
+    made = schema.signature(rest)
+    told = Description({"id": "a.rest", "input_schema": made.input_schema, "varargs": "values"})
+    assert told.arguments((1, 2, 3), {"unit": "s"}) == {"first": 1, "values": [2, 3], "unit": "s"}
+    assert told.arguments((1,), {}) == {"first": 1}
+    named = {"values": [2, 3]}
+    assert told.arguments((1,), named) == {"first": 1, "values": [2, 3]} and named == {"values": [2, 3]}
+    with pytest.raises(toolmesh.InvalidArguments) as caught:
+        told.arguments((1, 2, "x"), {})
+    assert caught.value.details["errors"][0]["pointer"] == "/values/1"
+
+
 @pytest.mark.parametrize(("schema", "expected"), [
     ({"type": "string"}, str),
     ({"type": "integer"}, int),

@@ -580,6 +580,83 @@ def test_decorators_that_take_no_names(
     assert function(*positional, **keyword) == result
 
 
+def _add(x: int, y: int, *, z: int = 1) -> list[int]:
+    return [x, y, z]
+
+
+def _wrapping(made: typing.Callable[..., Any]) -> typing.Callable[..., Any]:
+    return functools.update_wrapper(made, _add)
+
+
+@_wrapping
+def _one_less(x):
+    return _add(x, 10)
+
+
+@_wrapping
+def _one_more(x: int, y: int, times: int, *, z: int = 1) -> list[int]:
+    return _add(x, y, z=z) * times
+
+
+class Adder:
+    def __call__(self, x: int, y: int = 10) -> list[int]:
+        return [x, y, 1]
+
+    def bound(self, x: int, y: int = 10) -> list[int]:
+        return [x, y, 1]
+
+    half = functools.partialmethod(bound, y=10)
+
+    @classmethod
+    def of_class(cls, x: int, y: int = 10) -> list[int]:
+        return [x, y, 1]
+
+    @staticmethod
+    def static(x: int, y: int = 10) -> list[int]:
+        return [x, y, 1]
+
+
+@pytest.mark.parametrize("function", [
+    _wrapping(functools.partial(_add, y=10)),
+    _wrapping(functools.partial(_wrapping(functools.partial(_add, z=1)), y=10)),
+    functools.wraps(_wrapping(functools.partial(_add, y=10)))(lambda *a, **k: functools.partial(_add, y=10)(*a, **k)),
+    _one_less, Adder(), Adder().bound, Adder().half, Adder.of_class, Adder.static,
+    functools.lru_cache(functools.partial(_add, y=10)), functools.partial(Adder(), y=10),
+    functools.partial(functools.partial(_add, y=10), z=1),
+], ids=lambda one: getattr(one, "__qualname__", type(one).__name__))
+def test_what_a_callable_shows_is_what_it_takes(function: typing.Callable[..., Any]) -> None:
+    found = schema.signature(function)
+    assert found.input_schema["required"] == ["x"]
+    assert found.input_schema["properties"]["x"]["type"] == "integer"
+    tool = Tool("t", function, schema.kind_of(function), found)
+    positional, keyword = tool.bind({"x": 3})
+    assert function(*positional, **keyword) == [3, 10, 1]
+
+
+def test_a_wrapper_with_a_parameter_more_shows_it() -> None:
+    assert schema.signature(_one_more).input_schema["required"] == ["x", "y", "times"]
+    assert schema.signature(_one_more).output_schema == {"type": "array", "items": {"type": "integer"}}
+
+
+def test_what_a_signature_hides_is_said() -> None:
+    import pydantic
+
+    def hidden(*args, **kwargs):
+        """Does it."""
+
+    def fields(**fields: str) -> None:
+        """Takes what it is given."""
+
+    def renamed(x: Annotated[int, pydantic.Field(alias="X")], y: int = pydantic.Field(2, alias="Y")) -> None:
+        """Has names that JSON would not."""
+
+    assert "functools.wraps" in schema.signature(hidden).warnings[0]
+    assert schema.signature(fields).warnings == []
+    assert [one.partition(" of ")[0] for one in schema.signature(renamed).warnings] == [
+        "x: the alias 'X'", "y: the alias 'Y'"]
+    assert list(schema.signature(renamed).input_schema["properties"]) == ["x", "y"]
+
+
 def test_a_partial_has_the_description_of_its_function() -> None:
     def greet(greeting: str, name: str) -> str:
         """Greet somebody."""

@@ -41,6 +41,18 @@ class Text:
     data: str
 
 
+@dataclasses.dataclass
+class Meeting:
+    name: str
+    on: datetime.date | None = None
+
+
+@dataclasses.dataclass
+class Person:
+    name: str
+    mail: str = ""
+
+
 UserName = NewType("UserName", str)
 DAY = datetime.date(2026, 1, 31)
 
@@ -69,6 +81,11 @@ def load(annotation, value):
     (tuple[bytes, int] | tuple[str, int], ["test", 1], ("test", 1)),
     (Dated | Noted, {"on": "2026-01-31"}, {"on": "2026-01-31"}),
     (Blob | Text, {"data": "test"}, Text("test")),
+    # A field that was not sent says nothing.
+    (Meeting | Person, {"name": "a"}, Meeting("a")),
+    (Person | Meeting, {"name": "a"}, Person("a")),
+    (Person | Meeting, {"name": "a", "on": "2026-01-31"}, Meeting("a", DAY)),
+    (Meeting | Person, {"name": "a", "mail": "b"}, Person("a", "b")),
     (datetime.date | str, "2026-01-31", "2026-01-31"),
     (datetime.datetime | str, "2026-01-31T00:00:00", "2026-01-31T00:00:00"),
     (uuid.UUID | str, "12345678-1234-5678-1234-567812345678", "12345678-1234-5678-1234-567812345678"),

@@ -49,7 +49,7 @@ func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error)
 		MaxTimeout: time.Duration(c.Node.MaxTimeout), Version: c.Version, SessionPolicy: string(c.Policy.SessionPolicy),
 		Replicas: int(c.Store.Replicas), ChunksStorage: string(c.Store.ChunksStorage), ChunksMax: int64(c.Store.ChunksMax),
 		PayloadsMax: int64(c.Store.PayloadsMax), PayloadMax: int64(c.Node.PayloadMax),
-		StreamQuota: int64(c.Node.SessionStreamQuota), CacheBytes: int64(c.Node.CacheMax), CacheEntries: int(c.Node.CacheEntries), Environments: c.Node.Environments, Environ: c.Environ, Logger: c.Logger,
+		StreamQuota: int64(c.Node.SessionStreamQuota), CacheBytes: int64(c.Node.CacheMax), CacheEntries: int(c.Node.CacheEntries), Environments: c.Node.Environments, Environ: c.Environ, ToolEnv: c.Node.ToolEnv, Logger: c.Logger,
 	})
 }
 

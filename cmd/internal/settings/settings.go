@@ -55,6 +55,7 @@ type Node struct {
 	Limits             Limits  `split_words:"true" flag:"limits" arg:"K=V,…" help:"limits of a call where its tool declares none (default memory=25%,pids=256,open_files=1024,temp_files=1GB; 25% is at least 256MB)"`
 	MaxLimits          Limits  `split_words:"true" flag:"max-limits" arg:"K=V,…" help:"the most that limits of a tool may be, as in --limits (default what the machine has)"`
 	WorkerUser         string  `split_words:"true" flag:"worker-user" arg:"USER" help:"user, by name or number, that tools run as in all levels but none (default one for each index where the agent is root, else the agent's)"`
+	ToolEnv            Vars    `split_words:"true" flag:"tool-env" arg:"NAME,…" help:"variables of the agent that every tool gets, in upper or lower case, or none (default HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE, SSL_CERT_DIR, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, NODE_EXTRA_CA_CERTS)"`
 	PrivateSources     bool    `split_words:"true" flag:"private-sources" help:"install from URLs of this machine and of private networks, too"`
 	MaxTimeout         Timeout `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
 	DrainTimeout       Timeout `split_words:"true" default:"30s" flag:"drain-timeout" arg:"DURATION" help:"how long calls that run may take to end once this node is told to stop"`

@@ -34,6 +34,7 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_LIMITS":               {"limits", "memory=25%, pids=100,temp_files=2GB", "memory=25%,pids=100,temp_files=2GB"},
 	"MESH_MAX_LIMITS":           {"max-limits", "memory=8GB,open_files=4096", ""},
 	"MESH_WORKER_USER":          {"worker-user", "tools", ""},
+	"MESH_TOOL_ENV":             {"tool-env", "HTTPS_PROXY,CORP_REGION", ""},
 	"MESH_PRIVATE_SOURCES":      {"private-sources", "true", ""},
 	"MESH_MAX_TIMEOUT":          {"max-timeout", "90s", "1m30s"},
 	"MESH_DRAIN_TIMEOUT":        {"drain-timeout", "5m", "5m0s"},

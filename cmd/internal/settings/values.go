@@ -242,6 +242,30 @@ func (l *Labels) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// Vars are names of variables; not nil once they are read.
+type Vars []string
+
+// UnmarshalText reads NAME,NAME, or none.
+func (n *Vars) UnmarshalText(text []byte) error {
+	names := Vars{}
+	for name := range strings.SplitSeq(string(text), ",") {
+		switch name = strings.TrimSpace(name); {
+		case name == "" || strings.EqualFold(name, "none"):
+		case strings.ContainsAny(name, "= \x00"):
+			return fmt.Errorf("%q is no name of a variable: want NAME,NAME, or none", name)
+		case strings.HasPrefix(name, "MESH_"):
+			return fmt.Errorf("%s is the agent's own setting, which tools do not get", name)
+		default:
+			names = append(names, name)
+		}
+	}
+	*n = names
+	return nil
+}
+
+// String returns what UnmarshalText reads.
+func (n Vars) String() string { return strings.Join(n, ",") }
+
 // String returns what UnmarshalText reads, sorted.
 func (l Labels) String() string { return registry.Labels(l).String() }
 

@@ -589,8 +589,7 @@ class Connection:
                 if pause is not None:
                     if self._routes.refused(call, failure, pause) and number - waits < _ATTEMPTS:
                         continue  # on another node
-                    left = until - time.monotonic()
-                    if left <= pause:
+                    if (left := until - time.monotonic()) <= pause:
                         raise
                     waits += 1
                     await asyncio.sleep(pause + random.uniform(0, min(pause, left - pause) / 2))

@@ -25,6 +25,7 @@ class Annotations(typing.TypedDict, total=False):
     read_only: bool
     lane_scope: str
     collect: bool
+    results: str
 
 
 class Options(Annotations, total=False):

@@ -103,7 +103,7 @@ class Host:
         function stays what it is. Its schemas come from its annotations and its
         docstring. annotations are those of tools.toml: timeout and cache_ttl (seconds, or
         text like "2s"), cache_shared, idempotent, parallel_safe, resource_key, read_only,
-        lane_scope, collect. Raises TypeError for what is no function, ValueError for a name that
+        lane_scope, collect, results. Raises TypeError for what is no function, ValueError for a name that
         cannot be or is taken, or an annotation that there is not."""
         if function is None:
             return lambda given: self.tool(given, name=name, description=description, metadata=metadata, **annotations)

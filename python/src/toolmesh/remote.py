@@ -73,19 +73,27 @@ def _union(members: list[Any]) -> Any:
     return typing.Union[tuple(members)]  # noqa: UP007  # of what is known only now
 
 
-def signature(input_schema: JSONObject, output_schema: JSONObject | None, streaming: bool) -> inspect.Signature:
+def signature(
+    input_schema: JSONObject, output_schema: JSONObject | None, streaming: bool, varargs: str = "",
+) -> inspect.Signature:
     """The signature of the function behind a tool, as far as its schemas tell: parameters that the caller must give,
-    with the types, then those with a default; what cannot be a parameter of Python's goes by **further."""
+    with the types, then those with a default; varargs is the name of *args, if it has such; what cannot be a parameter
+    of Python's goes by **further."""
     definitions = input_schema.get("$defs", {})
     required = set(input_schema.get("required", ()))
-    parameters, further, optional = [], bool(input_schema.get("additionalProperties")), False
+    parameters: list[inspect.Parameter] = []
+    further, optional = bool(input_schema.get("additionalProperties")), False
     for name, declared in input_schema.get("properties", {}).items():
         if not name.isidentifier() or keyword.iskeyword(name):
             further = True
             continue
         default: Any = inspect.Parameter.empty
         kind: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        if name not in required:
+        if any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters):
+            kind = inspect.Parameter.KEYWORD_ONLY
+        if name == varargs:
+            kind, declared = inspect.Parameter.VAR_POSITIONAL, declared.get("items")
+        elif name not in required:
             default = declared.get("default") if isinstance(declared, dict) else None
             optional = True
         elif optional:
@@ -177,7 +185,8 @@ class Description:
         self.__name__ = self.id.rpartition(".")[2]
         self.__qualname__ = self.id
         self.__doc__ = self.description
-        self.__signature__ = signature(self.input_schema, self.output_schema, self.streaming)
+        self._varargs: str = told.get("varargs") or ""
+        self.__signature__ = signature(self.input_schema, self.output_schema, self.streaming, self._varargs)
         self.__annotations__ = {
             name: one.annotation for name, one in self.__signature__.parameters.items()
             if one.annotation is not inspect.Parameter.empty
@@ -185,7 +194,8 @@ class Description:
         if self.__signature__.return_annotation is not inspect.Signature.empty:
             self.__annotations__["return"] = self.__signature__.return_annotation
         self._shapes: dict[str, Any] | None = None
-        named = [one for one in self.__signature__.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        named = [one for one in self.__signature__.parameters.values()
+                 if one.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)]
         self._names = {one.name for one in named}
         self._needed = {one.name for one in named if one.default is inspect.Parameter.empty}
 
@@ -202,6 +212,9 @@ class Description:
         if not positional and self._needed <= keywords.keys() <= self._names:
             given.update(keywords)  # as bind would have it, which takes a fifth of a call
         else:
+            if self._varargs in keywords:  # by name, as in JSON
+                keywords = dict(keywords)
+                given[self._varargs] = keywords.pop(self._varargs)
             try:
                 bound = self.__signature__.bind(*positional, **keywords)
             except TypeError as failure:
@@ -210,11 +223,12 @@ class Description:
                 if self.__signature__.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                     given.update(value)
                 else:
-                    given[name] = value
+                    given[name] = list(value) if name == self._varargs else value
         if self._shapes is None:
             builder = schema.Builder({})
             self._shapes = {
-                name: builder.shape(one.annotation, name) for name, one in self.__signature__.parameters.items()
+                name: builder.shape(list[one.annotation] if name == self._varargs else one.annotation, name)  # type: ignore[name-defined]
+                for name, one in self.__signature__.parameters.items()
                 if one.annotation not in (typing.Any, inspect.Parameter.empty)
             }
         wrong = []

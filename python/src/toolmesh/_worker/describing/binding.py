@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 
 from . import files, values
@@ -55,6 +56,16 @@ class Signature:
         }
 
 
+def shown(function: Callable[..., Any]) -> Callable[..., Any]:
+    """function, or what has the signature with which it is called: that of a partial is its own, whatever
+    update_wrapper says that it wraps."""
+    partial = functools.partial
+    inner = inspect.unwrap(function, stop=lambda one: isinstance(one, partial) or hasattr(one, "__signature__"))
+    if isinstance(inner, partial):
+        return partial(shown(inner.func), *inner.args, **inner.keywords)
+    return function
+
+
 def _nameless(function: Callable[..., Any]) -> set[str]:
     """The parameters of a decorated function that it takes by position alone:
     its signature is that of what it wraps, its own is the wrapper's."""
@@ -62,7 +73,7 @@ def _nameless(function: Callable[..., Any]) -> set[str]:
     if wrapped is None:
         return set()
     try:
-        inner = list(inspect.signature(function).parameters)
+        inner = list(inspect.signature(shown(function)).parameters)
         outer = inspect.signature(function, follow_wrapped=False).parameters
     except (TypeError, ValueError):
         return set()

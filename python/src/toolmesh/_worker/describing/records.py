@@ -97,7 +97,8 @@ class _Record:
 
         same = make is None and all(shape.same for shape in fields.values())
         return Shape(schema, f"object {title}", load if make is None else guard(load, self._base),
-                     dump_only(instance, dump), same=same, texts=inside(*fields.values()))
+                     dump_only(instance, dump), same=same, texts=inside(*fields.values()),
+                     fields={name: inside(shape) for name, shape in fields.items()})
 
 
 def typed_dict(draft: Draft, base: Any, where: str) -> Shape:

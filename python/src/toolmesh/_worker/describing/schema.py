@@ -21,7 +21,7 @@ import sys
 import typing
 
 from . import containers, models, notes, records, redaction
-from .binding import Parameter, Signature
+from .binding import Parameter, Signature, shown
 from .docstring import parse as parse_docstring
 from .docstring import returned
 from .draft import Draft, hashable
@@ -384,9 +384,10 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
     if sys.version_info >= (3, 14):
         import annotationlib
 
-        found = inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+        found = inspect.signature(shown(function), annotation_format=annotationlib.Format.FORWARDREF)
     else:
-        found = inspect.signature(function)
+        found = inspect.signature(shown(function))
+    found = _taken(function, found)
     inner = inspect.unwrap(function)
     while hasattr(inner, "func") and not inspect.isfunction(inner):  # functools.partial
         inner = inspect.unwrap(inner.func)
@@ -397,11 +398,15 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
         inner = inner.__init__
     elif not hasattr(inner, "__globals__") and callable(inner) and hasattr(type(inner).__call__, "__globals__"):
         inner = type(inner).__call__
-    namespace = dict(getattr(inner, "__globals__", {}))
+    namespace = {**getattr(function, "__globals__", {}), **getattr(inner, "__globals__", {})}
     for parameter in getattr(inner, "__type_params__", ()):
         namespace.setdefault(parameter.__name__, parameter)
 
     builder = Builder(namespace)
+    bare = [(one.kind, one.annotation) for one in found.parameters.values()]
+    if bare == [(inspect.Parameter.VAR_POSITIONAL, _EMPTY), (inspect.Parameter.VAR_KEYWORD, _EMPTY)]:
+        builder.warn("its signature is (*args, **kwargs): callers see none of its arguments; a decorator keeps them "
+                     "with functools.wraps")
     running = kind or kind_of(function)
     own = vars(function).get("__doc__") if type(function).__name__ == "partial" else function.__doc__
     documented = function if own or inspect.isfunction(function) or inspect.isclass(function) else inner
@@ -441,6 +446,9 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
         if kind == "varargs" and whole_of is None:
             shape = containers.array(shape)
         default, fill = parameter.default, None
+        for note in (*getattr(annotation, "__metadata__", ()), default):
+            if models.field_default(note)[0] and getattr(note, "alias", None):
+                builder.warn(f"{name}: the alias {note.alias!r} of its Field is not used; callers give {name}")
         extra: Schema = {}
         if kind != "varargs" and default is not _EMPTY:
             is_field, inner_default = models.field_default(default)
@@ -486,6 +494,22 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
     made = Signature(description, schema, output, parameters, dump, builder.warnings, exact)
     _keep_json(made)
     return made
+
+
+def _taken(function: Callable[..., Any], found: inspect.Signature) -> inspect.Signature:
+    """What a wrapper takes: what it wraps does, unless its own signature, without *args and **kwargs, has another
+    number of parameters. What they mean may still be said there."""
+    if not hasattr(function, "__wrapped__") or not inspect.isfunction(function) or hasattr(function, "__signature__"):
+        return found
+    own, known = inspect.signature(function, follow_wrapped=False), found.parameters
+    open_ended = any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in own.parameters.values())
+    if open_ended or len(own.parameters) == len(known):
+        return found
+    returns = own.return_annotation if own.return_annotation is not _EMPTY else found.return_annotation
+    return own.replace(return_annotation=returns, parameters=[
+        one.replace(annotation=known[one.name].annotation) if one.annotation is _EMPTY and one.name in known else one
+        for one in own.parameters.values()
+    ])
 
 
 def _item(returns: Any, kind: str) -> Any:

@@ -12,9 +12,11 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import functools
 import ipaddress
 import json
 import math
+import operator
 import re
 import uuid
 
@@ -50,7 +52,7 @@ class Shape:
     """One annotation: its schema; load, which makes the Python value of a JSON value and raises Mismatch; same,
     whether that is the JSON value itself; dump (None: encode as it is); expected (the words of messages); texts
     (what becomes of a text, or of those inside: a union gives them to the member that keeps them); order (which
-    member of a union has a value that several take)."""
+    member of a union has a value that several take); fields (of a record, what becomes of the texts inside each)."""
 
     schema: Schema
     expected: str
@@ -59,6 +61,7 @@ class Shape:
     same: bool = False
     order: int = 5
     texts: int = 0
+    fields: dict[str, int] | None = None
 
     def but(self, **changes: Any) -> Shape:
         """A copy, with changes."""
@@ -361,10 +364,12 @@ def either(shapes: list[Shape]) -> Shape:
     ordered = _ordered(shapes)
     # A number keeps the type it came with where both are taken.
     of_float = sorted(ordered, key=lambda shape: shape.order != _FLOAT)
+    records = any(shape.fields for shape in shapes)
 
     def load(value: JSON) -> Any:
         deepest: Mismatch | None = None  # the words of the member that came furthest
-        for shape in of_float if type(value) is float else ordered:
+        of_dict = _ordered(shapes, value) if records and type(value) is dict else ordered
+        for shape in of_float if type(value) is float else of_dict:
             try:
                 return shape.load(value)
             except Mismatch as failure:
@@ -392,15 +397,20 @@ def either(shapes: list[Shape]) -> Shape:
                  order=min(shape.order for shape in shapes), texts=texts)
 
 
-def _ordered(shapes: list[Shape]) -> list[Shape]:
+def _ordered(shapes: list[Shape], value: Iterable[str] | None = None) -> list[Shape]:
     """The members in the order in which they may have a value. A text is the
     str that was sent wherever one of them is a str: nothing that could be made
-    of it goes first, and a closed set only if its author wrote it first."""
-    kept = any(shape.texts & KEEPS for shape in shapes)
-    first = next((at for at, shape in enumerate(shapes) if shape.texts & KEPT), len(shapes))
+    of it goes first, and a closed set only if its author wrote it first. Of a
+    record only the fields count that the value has."""
+    texts = [shape.texts for shape in shapes]
+    if value is not None:
+        for at, shape in enumerate(shapes):
+            if shape.fields is not None:
+                texts[at] = functools.reduce(operator.or_, (shape.fields.get(name, 0) for name in value), 0)
+    kept = any(one & KEEPS for one in texts)
+    first = next((at for at, one in enumerate(texts) if one & KEPT), len(shapes))
 
     def rank(at: int) -> tuple[bool, int]:
-        shape = shapes[at]
-        return bool(kept and shape.texts & MAKES or at > first and shape.texts & LISTED), shape.order
+        return bool(kept and texts[at] & MAKES or at > first and texts[at] & LISTED), shapes[at].order
 
     return [shapes[at] for at in sorted(range(len(shapes)), key=rank)]

@@ -1,0 +1,144 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	// mostChecked is how large a result may be, in bytes, that is checked where a mismatch is
+	// only told: the check takes time by the size.
+	mostChecked = 16 << 10
+	// checkShare is how much longer than a check that fits the time to the next one is, there:
+	// checks take a hundredth of the time at most.
+	checkShare = 100
+	// warningText is how many bytes of a mismatch are told.
+	warningText = 300
+)
+
+// checked is the handler of a tool that says what it returns, around its own: each result
+// and item is held against the output schema.
+type checked struct {
+	Handler
+	h         *Host
+	of        *served
+	index     serviceKey
+	validator func() (*tool.Validator, error)
+	told      atomic.Bool
+	next      atomic.Int64 // when a value is checked again, as [bus.Mono]
+}
+
+// checkResults puts the check around the handler of a tool that has an output schema. The
+// schema is compiled for the first result.
+func (h *Host) checkResults(index serviceKey, t *served) {
+	d := t.descriptor
+	if len(d.OutputSchema) > 0 && d.Annotations.Results != tool.ResultOff {
+		compile := func() (*tool.Validator, error) { return tool.Compile(d.OutputSchema) }
+		t.handler = &checked{Handler: t.handler, h: h, of: t, index: index, validator: sync.OnceValues(compile)}
+	}
+}
+
+// ServeTool implements [Handler].
+func (t *checked) ServeTool(ctx context.Context, call *Call, sink Sink) error {
+	into, unary := sink.(*unarySink)
+	if !unary {
+		return t.Handler.ServeTool(ctx, call, &resultSink{sink, t, call})
+	}
+	if err := t.Handler.ServeTool(ctx, call, sink); err != nil {
+		return err
+	}
+	result := into.result()
+	values := []json.RawMessage{result}
+	if t.of.descriptor.Annotations.Streaming { // the schema is an item's
+		if into.items == 0 {
+			return nil
+		}
+		if call.Collect && json.Unmarshal(result, &values) != nil {
+			return nil
+		}
+	}
+	for _, value := range values {
+		warning, err := t.check(ctx, call, value)
+		if err != nil {
+			return err
+		}
+		if into.warning == "" {
+			into.warning = warning
+		}
+	}
+	return nil
+}
+
+// resultSink checks the items of a stream.
+type resultSink struct {
+	Sink
+	t    *checked
+	call *Call
+}
+
+// Send implements [Sink].
+func (s *resultSink) Send(ctx context.Context, item json.RawMessage) error {
+	if _, err := s.t.check(ctx, s.call, item); err != nil {
+		return err
+	}
+	return s.Sink.Send(ctx, item)
+}
+
+// check holds a value against the schema. What does not fit is the tool's failure where it
+// is strict, else a warning, which the log and the registry have the first time.
+func (t *checked) check(ctx context.Context, call *Call, value json.RawMessage) (warning string, err error) {
+	strict := t.of.descriptor.Annotations.Results == tool.ResultStrict
+	began := time.Now()
+	if !strict && (len(value) > mostChecked || bus.Mono(began) < t.next.Load()) {
+		return "", nil
+	}
+	v, err := t.validator()
+	if err != nil {
+		return "", nil // the descriptor's warnings say so
+	}
+	wrong := v.CheckResult(value)
+	if wrong == "" {
+		took := time.Since(began)
+		t.next.Store(bus.Mono(began.Add(checkShare * took)))
+		return "", nil
+	}
+	warning = cut(fmt.Sprintf("the result does not fit the output schema: %s", wrong), warningText)
+	if strict {
+		e := toolmesh.Errorf(toolmesh.CodeToolError, "%s", warning).WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
+		e.Type = "ResultMismatch"
+		return "", e
+	}
+	level := slog.LevelDebug
+	if !t.told.Swap(true) {
+		level = slog.LevelWarn
+		t.h.warn(t.index, t.of, warning)
+	}
+	t.h.log.Log(ctx, level, "a result does not fit the output schema", slog.String("tool", string(call.Tool)), slog.String("rpc_id", string(call.RPCID)), slog.String("error", wrong))
+	return warning, nil
+}
+
+// warn has the registry say what people should know of a tool that is offered.
+func (h *Host) warn(index serviceKey, t *served, warning string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.services[index]
+	if s == nil {
+		return
+	}
+	if o := s.tools[t.descriptor.ID]; o != nil && o.served == t {
+		route := o.entry.route
+		route.Warning = warning
+		o.entry = newEntry(o.descriptor, route)
+		h.records.put(s, o.entry)
+		h.presence.Wake()
+	}
+}

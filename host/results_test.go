@@ -1,0 +1,168 @@
+package host_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// locked is a text that several write.
+type locked struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (l *locked) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Buffer.Write(p)
+}
+
+func (l *locked) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.String()
+}
+
+// A result that is not what its tool says it returns is told: in the log, beside the result
+// and to who asks about the tool; or the call fails, as the tool declares it.
+func TestResultsAreChecked(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	log := &locked{}
+	h, err := host.New(broker.Connect(t), &host.Options{Index: "desk", Logger: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	returns := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"},"at":{"type":"string","format":"date-time"}},"required":["n"],"additionalProperties":false}`)
+	echo := host.HandlerFunc(func(ctx context.Context, call *host.Call, sink host.Sink) error {
+		var args struct{ Items []json.RawMessage }
+		if err := json.Unmarshal(call.Args, &args); err != nil {
+			return err
+		}
+		for _, item := range args.Items {
+			if err := sink.Send(ctx, item); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	const fits, wrong = `{"n":1,"at":"2026-01-01T00:00:00"}`, `{"n":"x"}`
+	large := `{"n":1,"pad":"` + strings.Repeat("x", 16<<10) + `"}`
+	kinds := map[string]tool.Annotations{
+		"usual": {}, "off": {Results: tool.ResultOff}, "strict": {Results: tool.ResultStrict},
+		"items": {Streaming: true}, "list": {Streaming: true, Collect: true}, "exact": {Streaming: true, Results: tool.ResultStrict},
+	}
+	// Each has a tool of its own: after a check that fits the next one waits.
+	cases := []struct {
+		kind, items, warning string
+		code                 toolmesh.Code
+	}{
+		{"usual", wrong, `/n: `, ""},
+		{"usual", fits, "", ""},
+		{"usual", `{"m":1}`, `n `, ""},
+		{"usual", large, "", ""},
+		{"off", wrong, "", ""},
+		{"strict", fits, "", ""},
+		{"strict", wrong, "", toolmesh.CodeToolError},
+		{"strict", large, "", toolmesh.CodeToolError},
+		{"items", fits, "", ""},
+		{"items", fits + `,` + wrong, `/n: `, ""},
+		{"items", "", "", ""},
+		{"list", fits, "", ""},
+		{"list", wrong + `,` + fits, `/n: `, ""},
+		{"exact", wrong, "", toolmesh.CodeToolError},
+	}
+	nameOf := func(i int) string { return fmt.Sprint(cases[i].kind, i) }
+	var tools []host.Tool
+	for i, one := range cases {
+		tools = append(tools, host.Tool{Handler: echo, Descriptor: &tool.Descriptor{
+			ID: subjects.ToolID("desk." + nameOf(i)), Name: nameOf(i), InputSchema: json.RawMessage(`{"type":"object"}`), OutputSchema: returns, Annotations: kinds[one.kind], Source: tool.SourceGo,
+		}})
+	}
+	if err := h.Publish(t.Context(), host.Service{Index: "desk", Tools: tools}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = h.Stop(context.Background()) })
+	c, err := client.New(broker.Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	b, err := bus.New(broker.Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	view, err := registry.OpenView(t.Context(), b, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(view.Close)
+	responder, err := registry.NewResponder(b, view, registry.NewStore(b), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(responder.Close)
+	for i, one := range cases {
+		result, err := c.Call(t.Context(), subjects.ToolID("desk."+nameOf(i)), json.RawMessage(`{"items":[`+one.items+`]}`))
+		if toolmesh.CodeOf(err) != one.code {
+			t.Errorf("%s of %.60s: %v", one.kind, one.items, err)
+			continue
+		}
+		if err != nil {
+			if e := toolmesh.AsError(err); e.Type != "ResultMismatch" || !strings.Contains(e.Message, "output schema") || e.Started != toolmesh.StartedYes {
+				t.Errorf("%s of %.60s: %+v", one.kind, one.items, e)
+			}
+			continue
+		}
+		if (result.Warning == "") != (one.warning == "") || !strings.Contains(result.Warning, one.warning) {
+			t.Errorf("%s of %.60s: the warning is %q, want %q", one.kind, one.items, result.Warning, one.warning)
+		}
+	}
+	// Of a stream the log has it, and strict ends it.
+	count := 0
+	var last error
+	for _, err := range c.Stream(t.Context(), "desk.exact13", json.RawMessage(`{"items":[`+fits+`,`+wrong+`]}`)) {
+		if last = err; err == nil {
+			count++
+		}
+	}
+	if e := toolmesh.AsError(last); count != 1 || e == nil || e.Type != "ResultMismatch" {
+		t.Errorf("%d items, then %v", count, last)
+	}
+	// Once for a tool, however often it happens.
+	for range 3 {
+		if result, err := c.Call(t.Context(), "desk.usual0", json.RawMessage(`{"items":[`+wrong+`]}`)); err != nil || result.Warning == "" {
+			t.Errorf("again: %+v, %v", result, err)
+		}
+	}
+	if n := strings.Count(log.text(), "level=WARN msg=\"a result does not fit the output schema\" tool=desk.usual0"); n != 1 {
+		t.Errorf("the log has it %d times\n%s", n, log.text())
+	}
+	meshtest.Until(t, "the registry warns of the tool", func() bool {
+		raw, err := c.Describe(t.Context(), "desk.usual0")
+		if err != nil {
+			return false
+		}
+		var d registry.DescribeAnswer
+		return json.Unmarshal(raw, &d) == nil && len(d.Descriptor.Warnings) == 1 && strings.Contains(d.Descriptor.Warnings[0], "/n: ")
+	})
+}
