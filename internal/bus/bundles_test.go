@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh/internal/bus"
@@ -209,6 +210,38 @@ func TestClearedBundles(t *testing.T) {
 	if err != nil || len(all) != 2 {
 		t.Errorf("bundles: %v %v", all, err)
 	}
+}
+
+// What cannot be removed, as this mark, holds up nothing else.
+func TestClearingBundlesGoesOn(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t, meshtest.Config(`authorization { users: [
+  { user: all, password: all }
+  { user: narrow, password: narrow, permissions: { publish: { deny: ["$JS.API.STREAM.MSG.DELETE.>"] } } }
+] }`))
+	ctx := t.Context()
+	all := open(t, s.Connect(t, nats.UserInfo("all", "all")), nil)
+	ensure(t, all, nil)
+	if _, err := all.PutBundle(ctx, "deleted", strings.NewReader("deleted")); err != nil {
+		t.Fatal(err)
+	}
+	objects, err := all.JetStream().ObjectStore(ctx, subjects.ObjectBundles)
+	if err == nil {
+		err = objects.Delete(ctx, "deleted") // leaves its mark
+	}
+	if err == nil {
+		_, err = all.JetStream().Publish(ctx, "$O."+subjects.ObjectBundles+".C.unfinished", []byte("part"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := open(t, s.Connect(t, nats.UserInfo("narrow", "narrow")), nil)
+	meshtest.Until(t, "the mark alone is left", func() bool {
+		if err := b.ClearBundles(ctx, 0); err == nil {
+			t.Fatal("the mark was removed")
+		}
+		return messages(t, all) == 1
+	})
 }
 
 const sweepsNothing = 1 << 62
