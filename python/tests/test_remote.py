@@ -28,6 +28,10 @@ def test_further_positional_arguments():
     assert told.arguments((1,), {}) == {"first": 1}
     named = {"values": [2, 3]}
     assert told.arguments((1,), named) == {"first": 1, "values": [2, 3]} and named == {"values": [2, 3]}
+    assert typing.get_type_hints(told)["values"] == list[int]  # what frameworks call it with, by name
+    for positional, keywords in (((1, 2), {"values": [3]}), ((1,), {"": 5})):
+        with pytest.raises(toolmesh.InvalidArguments):
+            told.arguments(positional, keywords)
     with pytest.raises(toolmesh.InvalidArguments) as caught:
         told.arguments((1, 2, "x"), {})
     assert caught.value.details["errors"][0]["pointer"] == "/values/1"

@@ -356,11 +356,22 @@ def test_arguments_in_a_text_are_taken_by_any_name(key: str) -> None:
 
 @pytest.mark.parametrize("rest", [
     {"n": 3}, {"payload": {"n": 3}}, {"kwargs": {}, "arguments": {"n": 3}}, {"input": {"n": 2}, "parameters": {"n": 3}},
+    {"id": 3}, {"params": {"name": "plain"}}, {"kwargs": {"n": 3}, "params": {"name": "plain"}},
+    {"kwargs": {}, "function": {"name": "plain"}},
 ])
 def test_arguments_in_a_text_are_not_dropped(rest: Any) -> None:
     """The tool ran without them."""
     with pytest.raises(ValueError, match="arguments"):
         Index([optional]).parse_and_execute(json.dumps({"toolname": "optional", **rest}))
+
+
+def every(first: int, *values: int) -> int:
+    return first + sum(values)
+
+
+def test_further_values_by_position_and_by_name() -> None:
+    index = Index([every])
+    assert index.tools[0](1, 2, 3) == index.tools[0](1, values=[2, 3]) == 6
 
 
 @pytest.mark.parametrize("annotation", [int, float, Literal[1, 2], Union[int, list[int]]])

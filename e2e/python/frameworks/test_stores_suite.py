@@ -56,6 +56,7 @@ def test_the_suite_of_stores(rich, tmp_path):
                           cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert outcomes.exists(), done.stdout + done.stderr
     ended = json.loads(outcomes.read_text())
+    assert len(ended) == 121, sorted(ended)
     wrong = []
     for name, outcome in ended.items():
         expected = next((reason for pattern, reason in FAIL.items() if re.search(pattern, name)), "")

@@ -43,10 +43,15 @@ class Background:
         with self.lock:
             if self.loop is None or self.pid != os.getpid():
                 # After a fork the parent's thread and loop are not here; its sockets are left alone.
-                self.loop, self.pid = asyncio.new_event_loop(), os.getpid()
-                self.loop.set_debug(False)  # under python -X dev: what it would say of this loop is nobody's business
-                self.thread = threading.Thread(target=self._run, args=(self.loop,), name="toolmesh", daemon=True)
-                self.thread.start()
+                loop = asyncio.new_event_loop()
+                loop.set_debug(False)  # under python -X dev: what it would say of this loop is nobody's business
+                thread = threading.Thread(target=self._run, args=(loop,), name="toolmesh", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as failure:
+                    loop.close()
+                    raise refused("unavailable", f"the mesh gets no thread: {failure}") from None
+                self.thread, self.loop, self.pid = thread, loop, os.getpid()
             return self.loop
 
     @staticmethod
@@ -90,9 +95,10 @@ class Background:
     def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """submit, and waits for it. An exception in the waiting thread cancels it."""
         loop, work = self.start(), _Awaited(make)
-        loop.call_soon_threadsafe(work.begin, loop)
         try:
-            work.ended.acquire()
+            loop.call_soon_threadsafe(work.begin, loop)
+            while not work.ended.acquire(timeout=1):  # a signal may come just before it waits
+                pass
         except BaseException:
             work.given_up = True
             loop.call_soon_threadsafe(work.give_up)

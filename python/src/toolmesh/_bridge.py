@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import json
 import logging
-import math
 import os
 import re
 import threading
@@ -71,8 +70,6 @@ class Bridge:
         """Starts it and waits until it is connected. Raises Unavailable with what it says where it cannot be."""
         self._from, out = os.pipe()
         into, self._to = os.pipe()
-        # Under python -X dev asyncio tells of slow steps: how long a process takes to begin is up to the machine.
-        slow, self._loop.slow_callback_duration = self._loop.slow_callback_duration, math.inf
         try:
             # In a session of its own: an interrupt at the terminal is the program's, which drains.
             self._process = await asyncio.create_subprocess_exec(
@@ -85,7 +82,6 @@ class Bridge:
             self._close()
             raise
         finally:
-            self._loop.slow_callback_duration = slow
             os.close(into)
             os.close(out)
         _living.add(self)

@@ -33,6 +33,8 @@ def install(
     source is a folder, owner/repo or a git URL, with @rev or without; env has the variables of its tools, paths the
     folders that they may use: "DIR" to read, "DIR:rw" also to write. Warnings, and tools that are not served, are
     logged. Raises InstallFailed, LookupError where no tool is served, FileNotFoundError without the command mesh."""
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
     text = os.path.abspath(source) if os.path.exists(source) else os.fspath(source)
     command = [binary.find(), "install", "--json", *(f"--path={_folder(os.fspath(one))}" for one in paths)]
     if name:
@@ -99,6 +101,6 @@ def _environment(mesh: toolmesh.Mesh) -> dict[str, str]:
     for name, variable in _SETTINGS.items():
         if name in said:
             found[variable] = said[name] if isinstance(said[name], str) else ",".join(said[name])
-    if mesh._session:
-        found["MESH_SESSION"] = mesh._session
+    if mesh.session_name != "default":
+        found["MESH_SESSION"] = mesh.session_name
     return found

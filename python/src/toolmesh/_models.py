@@ -23,6 +23,7 @@ _log = logging.getLogger("toolmesh")
 
 _NAME = ("toolname", "name", "tool")
 _ARGUMENTS = ("arguments", "input", "args", "kwargs", "parameters")
+_WRAPPERS = ("function", "functionCall", "function_call", "params")
 # What providers put beside the name of a call, and what is no argument.
 _BESIDE = ("_meta", "cache_control", "call_id", "caller", "id", "index", "namespace", "partial_args",
            "provider_specific_fields", "role", "status", "thoughtSignature", "thought_signature", "type",
@@ -60,25 +61,28 @@ async def meant(
     return answer["tool"], answer["arguments"] if changed or not only_changed else None
 
 
-def unwrapped(call: Any) -> tuple[str, Any]:
+def unwrapped(call: Any, beside: Sequence[str] = _BESIDE) -> tuple[str, Any]:
     """The name and the arguments, an object or JSON text, of a tool call as a
-    provider's library gives it. What may be arguments is taken or refused."""
-    for wrapper in ("function", "functionCall", "function_call", "params"):
-        inner = _field(call, wrapper)
-        if inner is not None and _field(inner, "name") is not None:
-            call = inner
-            break
-    name = next((one for one in (_field(call, key) for key in _NAME) if one is not None), None)
+    provider's library gives it. What may be arguments is taken or refused; beside are keys that are none."""
+    name = _named(call)
+    if name is None:
+        call = next((inner for wrapper in _WRAPPERS if _named(inner := _field(call, wrapper)) is not None), call)
+        name = _named(call)
     if not isinstance(name, str) or not name:
         raise refused("invalid_request", f"the tool call names no tool: it is {type(call).__name__} without a name")
     given = {key: one for key in _ARGUMENTS if (one := _field(call, key)) is not None}
     if any(one != next(iter(given.values())) for one in given.values()):
         raise refused("invalid_request", f"the call has several arguments: {', '.join(given)}; leave one of them", name)
-    keys = call if isinstance(call, dict) and not given else ()
-    if left := [str(key) for key in keys if key not in (*_NAME, *_BESIDE, *_ARGUMENTS)]:
-        raise refused("invalid_request", f"the call has no arguments, but {', '.join(left)}: put them into an object "
-                                         "named arguments", name)
+    known = (*_NAME, *beside, *_ARGUMENTS)
+    keys = call if isinstance(call, dict) else ()
+    if left := [str(key) for key in keys if key in _WRAPPERS or not given and key not in known]:
+        raise refused("invalid_request", f"the call has {', '.join(left)} beside its name: put arguments into an "
+                                         "object named arguments, and leave out the rest", name)
     return name, next(iter(given.values()), {})
+
+
+def _named(call: Any) -> Any:
+    return next((one for key in _NAME if (one := _field(call, key)) is not None), None)
 
 
 def _field(value: Any, name: str) -> Any:

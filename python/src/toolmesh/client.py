@@ -695,4 +695,9 @@ class _Pages:
         included."""
         loop, pages = _background.loop, self._pages
         if pages is not None and loop is not None and not loop.is_closed() and _background.pid == os.getpid():
-            loop.call_soon_threadsafe(lambda: loop.create_task(pages.aclose()))
+            loop.call_soon_threadsafe(lambda: loop.create_task(_ended(pages)))
+
+
+async def _ended(pages: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # it runs: what was cancelled is ending it
+        await pages.aclose()

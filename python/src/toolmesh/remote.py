@@ -191,6 +191,8 @@ class Description:
             name: one.annotation for name, one in self.__signature__.parameters.items()
             if one.annotation is not inspect.Parameter.empty
         }
+        if self._varargs in self.__annotations__:  # by name it is a list, and by name frameworks call
+            self.__annotations__[self._varargs] = list[self.__annotations__[self._varargs]]  # type: ignore[name-defined]
         if self.__signature__.return_annotation is not inspect.Signature.empty:
             self.__annotations__["return"] = self.__signature__.return_annotation
         self._shapes: dict[str, Any] | None = None
@@ -212,7 +214,7 @@ class Description:
         if not positional and self._needed <= keywords.keys() <= self._names:
             given.update(keywords)  # as bind would have it, which takes a fifth of a call
         else:
-            if self._varargs in keywords:  # by name, as in JSON
+            if self._varargs and self._varargs in keywords:  # by name, as in JSON
                 keywords = dict(keywords)
                 given[self._varargs] = keywords.pop(self._varargs)
             try:
@@ -222,6 +224,8 @@ class Description:
             for name, value in bound.arguments.items():
                 if self.__signature__.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                     given.update(value)
+                elif name in given:
+                    raise self._refused(f"{name} is given by position and by name", [])
                 else:
                     given[name] = list(value) if name == self._varargs else value
         if self._shapes is None:

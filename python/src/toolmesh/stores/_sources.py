@@ -22,7 +22,7 @@ if typing.TYPE_CHECKING:
 
 _REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:[:@](.+))?", re.ASCII)
 _PLAIN = re.compile(r"[^A-Za-z0-9_]+")
-_RELATIVE = re.compile(r"\.\.?(/|\Z)")
+_RELATIVE = re.compile(r"\.\.?/[^:\s]*\Z")
 _READABLE = 48  # characters of a source that its index is called by
 
 _lock = lock()

@@ -48,12 +48,16 @@ class Tool(abc.ABC):
 
     def named(self, positional: tuple[Any, ...], keywords: Arguments) -> Arguments:
         """The arguments of a call of Python's, by name."""
+        found = {}
+        for one in self.signature.parameters.values():
+            if one.kind is inspect.Parameter.VAR_POSITIONAL and one.name in keywords:  # by name, as in JSON
+                keywords = dict(keywords)
+                found[one.name] = keywords.pop(one.name)
         try:
             bound = self.signature.bind(*positional, **keywords)
         except TypeError as failure:
             raise errors.error("invalid_arguments", str(failure), tool=self.id or self.name, started=False,
                                origin="caller") from None
-        found = {}
         for name, value in bound.arguments.items():
             if self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                 found.update(value)

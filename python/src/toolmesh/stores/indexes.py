@@ -310,7 +310,7 @@ def _parsed(msg: str) -> tuple[str, Mapping[str, Any] | None]:
     found = llm_parse_json(msg, _CALL)
     if not isinstance(found, dict) or not isinstance(found.get("toolname"), str):
         raise ValueError(f"Failed to parse JSON from text {msg}: it names no toolname")
-    name, kwargs = unwrapped(found)
+    name, kwargs = unwrapped(found, beside=())
     if isinstance(kwargs, str):
         kwargs = llm_parse_json(kwargs)
     if not isinstance(kwargs, dict):
