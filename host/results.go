@@ -3,7 +3,6 @@ package host
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -51,7 +50,12 @@ func (h *Host) checkResults(index serviceKey, t *served) {
 func (t *checked) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	into, unary := sink.(*unarySink)
 	if !unary {
-		return t.Handler.ServeTool(ctx, call, &resultSink{sink, t, call})
+		items := &resultSink{Sink: sink, t: t, call: call}
+		err := t.Handler.ServeTool(ctx, call, items)
+		if failed := items.failure(); failed != nil {
+			return failed // whatever the handler has made of it
+		}
+		return err
 	}
 	if err := t.Handler.ServeTool(ctx, call, sink); err != nil {
 		return err
@@ -83,18 +87,34 @@ type resultSink struct {
 	Sink
 	t    *checked
 	call *Call
+
+	mu     sync.Mutex
+	failed error // the item that does not fit ends the stream: nothing is sent behind it
+}
+
+func (s *resultSink) failure() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed
 }
 
 // Send implements [Sink].
 func (s *resultSink) Send(ctx context.Context, item json.RawMessage) error {
+	if err := s.failure(); err != nil {
+		return err
+	}
 	if _, err := s.t.check(ctx, s.call, item); err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.failed = err
 		return err
 	}
 	return s.Sink.Send(ctx, item)
 }
 
 // check holds a value against the schema. What does not fit is the tool's failure where it
-// is strict, else a warning, which the log and the registry have the first time.
+// is strict, else a warning for the caller; the log and the registry, which others read, have
+// the first time what the schema says of it, and nothing of the value.
 func (t *checked) check(ctx context.Context, call *Call, value json.RawMessage) (warning string, err error) {
 	strict := t.of.descriptor.Annotations.Results == tool.ResultStrict
 	began := time.Now()
@@ -105,25 +125,34 @@ func (t *checked) check(ctx context.Context, call *Call, value json.RawMessage) 
 	if err != nil {
 		return "", nil // the descriptor's warnings say so
 	}
-	wrong := v.CheckResult(value)
-	if wrong == "" {
+	wrong, undecided := v.CheckResult(value)
+	if undecided != nil && strict {
+		return "", failure("ResultUndecided", undecided.Error())
+	}
+	if wrong == nil {
 		took := time.Since(began)
 		t.next.Store(bus.Mono(began.Add(checkShare * took)))
 		return "", nil
 	}
-	warning = cut(fmt.Sprintf("the result does not fit the output schema: %s", wrong), warningText)
+	const unfit = "the result does not fit the output schema: "
+	warning = cut(unfit+wrong.Text, warningText)
 	if strict {
-		e := toolmesh.Errorf(toolmesh.CodeToolError, "%s", warning).WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
-		e.Type = "ResultMismatch"
-		return "", e
+		return "", failure("ResultMismatch", warning)
 	}
 	level := slog.LevelDebug
 	if !t.told.Swap(true) {
 		level = slog.LevelWarn
-		t.h.warn(t.index, t.of, warning)
+		t.h.warn(t.index, t.of, cut(unfit+wrong.Public, warningText))
 	}
-	t.h.log.Log(ctx, level, "a result does not fit the output schema", slog.String("tool", string(call.Tool)), slog.String("rpc_id", string(call.RPCID)), slog.String("error", wrong))
+	t.h.log.Log(ctx, level, "a result does not fit the output schema", slog.String("tool", string(call.Tool)), slog.String("rpc_id", string(call.RPCID)), slog.String("error", wrong.Public))
 	return warning, nil
+}
+
+// failure is that of a strict tool.
+func failure(kind, text string) error {
+	e := toolmesh.Errorf(toolmesh.CodeToolError, "%s", text).WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
+	e.Type = kind
+	return e
 }
 
 // warn has the registry say what people should know of a tool that is offered.

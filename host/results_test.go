@@ -38,6 +38,14 @@ func (l *locked) text() string {
 	return l.String()
 }
 
+// heedless is a sink whose errors nobody hears.
+type heedless struct{ host.Sink }
+
+func (s heedless) Send(ctx context.Context, item json.RawMessage) error {
+	_ = s.Sink.Send(ctx, item)
+	return nil
+}
+
 // A result that is not what its tool says it returns is told: in the log, beside the result
 // and to who asks about the tool; or the call fails, as the tool declares it.
 func TestResultsAreChecked(t *testing.T) {
@@ -72,19 +80,19 @@ func TestResultsAreChecked(t *testing.T) {
 		kind, items, warning string
 		code                 toolmesh.Code
 	}{
-		{"usual", wrong, `/n: `, ""},
+		{"usual", wrong, `: /n must be integer, not string "x"`, ""},
 		{"usual", fits, "", ""},
-		{"usual", `{"m":1}`, `n `, ""},
+		{"usual", `{"m":1}`, `: "m" is not a field of the result`, ""},
 		{"usual", large, "", ""},
 		{"off", wrong, "", ""},
 		{"strict", fits, "", ""},
 		{"strict", wrong, "", toolmesh.CodeToolError},
 		{"strict", large, "", toolmesh.CodeToolError},
 		{"items", fits, "", ""},
-		{"items", fits + `,` + wrong, `/n: `, ""},
+		{"items", fits + `,` + wrong, `/n must`, ""},
 		{"items", "", "", ""},
 		{"list", fits, "", ""},
-		{"list", wrong + `,` + fits, `/n: `, ""},
+		{"list", wrong + `,` + fits, `/n must`, ""},
 		{"exact", wrong, "", toolmesh.CodeToolError},
 	}
 	nameOf := func(i int) string { return fmt.Sprint(cases[i].kind, i) }
@@ -94,6 +102,11 @@ func TestResultsAreChecked(t *testing.T) {
 			ID: subjects.ToolID("desk." + nameOf(i)), Name: nameOf(i), InputSchema: json.RawMessage(`{"type":"object"}`), OutputSchema: returns, Annotations: kinds[one.kind], Source: tool.SourceGo,
 		}})
 	}
+	deaf := *tools[13].Descriptor
+	deaf.ID, deaf.Name = "desk.deaf", "deaf"
+	tools = append(tools, host.Tool{Descriptor: &deaf, Handler: host.HandlerFunc(func(ctx context.Context, call *host.Call, sink host.Sink) error {
+		return echo(ctx, call, heedless{sink})
+	})})
 	if err := h.Publish(t.Context(), host.Service{Index: "desk", Tools: tools}); err != nil {
 		t.Fatal(err)
 	}
@@ -137,16 +150,18 @@ func TestResultsAreChecked(t *testing.T) {
 			t.Errorf("%s of %.60s: the warning is %q, want %q", one.kind, one.items, result.Warning, one.warning)
 		}
 	}
-	// Of a stream the log has it, and strict ends it.
-	count := 0
-	var last error
-	for _, err := range c.Stream(t.Context(), "desk.exact13", json.RawMessage(`{"items":[`+fits+`,`+wrong+`]}`)) {
-		if last = err; err == nil {
-			count++
+	// Of a stream the log has it, and strict ends it: also where the handler goes on.
+	for _, id := range []subjects.ToolID{"desk.exact13", "desk.deaf"} {
+		count := 0
+		var last error
+		for _, err := range c.Stream(t.Context(), id, json.RawMessage(`{"items":[`+fits+`,`+wrong+`,`+fits+`]}`)) {
+			if last = err; err == nil {
+				count++
+			}
 		}
-	}
-	if e := toolmesh.AsError(last); count != 1 || e == nil || e.Type != "ResultMismatch" {
-		t.Errorf("%d items, then %v", count, last)
+		if e := toolmesh.AsError(last); count != 1 || e == nil || e.Type != "ResultMismatch" {
+			t.Errorf("%s: %d items, then %v", id, count, last)
+		}
 	}
 	// Once for a tool, however often it happens.
 	for range 3 {
@@ -163,6 +178,85 @@ func TestResultsAreChecked(t *testing.T) {
 			return false
 		}
 		var d registry.DescribeAnswer
-		return json.Unmarshal(raw, &d) == nil && len(d.Descriptor.Warnings) == 1 && strings.Contains(d.Descriptor.Warnings[0], "/n: ")
+		return json.Unmarshal(raw, &d) == nil && len(d.Descriptor.Warnings) == 1 && strings.Contains(d.Descriptor.Warnings[0], "#/properties/n: expected integer, got a string")
 	})
+}
+
+// The value that a session's call returns is told to its caller alone: neither its texts nor
+// its keys are in the log or in what other sessions read of the tool.
+func TestResultOfASessionStaysItsOwn(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	log := &locked{}
+	h, err := host.New(broker.Connect(t), &host.Options{Index: "desk", Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := map[subjects.ToolID]string{
+		"desk.text": `{"n":"secret"}`, "desk.key": `{"secret":["x"]}`, "desk.name": `{"n":1,"closed":{"secret":1}}`,
+		"desk.names": `{"short":{"secret":1}}`, "desk.either": `{"either":{"secret":{}}}`, "desk.twice": `{"secret":1,"secret":2}`,
+	}
+	var tools []host.Tool
+	for id, result := range results {
+		_, name, _ := strings.Cut(string(id), ".")
+		tools = append(tools, host.Tool{
+			Handler: host.HandlerFunc(func(ctx context.Context, _ *host.Call, sink host.Sink) error {
+				return sink.Send(ctx, json.RawMessage(result))
+			}),
+			Descriptor: &tool.Descriptor{ID: id, Name: name, Source: tool.SourceGo, InputSchema: json.RawMessage(`{"type":"object"}`), OutputSchema: json.RawMessage(`{"type":"object",
+				"properties":{"n":{"type":"integer"},"closed":{"additionalProperties":false},"short":{"propertyNames":{"maxLength":3}},
+					"either":{"anyOf":[{"additionalProperties":{"type":"integer"}},{"additionalProperties":{"type":"string"}}]}},
+				"additionalProperties":{"items":{"type":"integer"}}}`)},
+		})
+	}
+	if err := h.Publish(t.Context(), host.Service{Index: "desk", Tools: tools}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = h.Stop(context.Background()) })
+	b, err := bus.New(broker.Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	view, err := registry.OpenView(t.Context(), b, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(view.Close)
+	responder, err := registry.NewResponder(b, view, registry.NewStore(b), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(responder.Close)
+	of := func(session subjects.SessionID) *client.Client {
+		c, err := client.New(broker.Connect(t), &client.Options{Session: session})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Close)
+		return c
+	}
+	one, other := of("one"), of("other")
+	for id := range results {
+		for range 2 { // the log has the first at warn, the second at debug
+			if result, err := one.Call(t.Context(), id, nil); err != nil || !strings.Contains(result.Warning, "secret") {
+				t.Errorf("%s: its caller hears %+v, %v", id, result, err)
+			}
+		}
+		var said string
+		meshtest.Until(t, "the registry warns of the tool", func() bool {
+			raw, err := other.Describe(t.Context(), id)
+			said = string(raw)
+			return err == nil && strings.Contains(said, "does not fit the output schema")
+		})
+		if strings.Contains(said, "secret") {
+			t.Errorf("another session reads of %s: %s", id, said)
+		}
+	}
+	if text := log.text(); strings.Contains(text, "secret") || strings.Count(text, "a result does not fit") != 2*len(results) {
+		t.Errorf("the log says\n%s", text)
+	}
 }

@@ -11,8 +11,15 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// maxChanges bounds what is told of one call.
-const maxChanges = 20
+const (
+	// maxChanges bounds what is told of one call.
+	maxChanges = 20
+	// maxHeld is how long a text may be, in bytes, that is read as a value: longer than what a
+	// model writes in one answer.
+	maxHeld = 1 << 20
+	// perStep is how many bytes, members or names are looked at for the price of a visit.
+	perStep = 16
+)
 
 // Fit makes arguments that a model wrote fit the schema where their meaning is plain:
 //
@@ -31,7 +38,7 @@ func (v *Validator) Fit(args json.RawMessage) (fitted json.RawMessage, changed [
 	}
 	fitted = args
 	_ = v.checked(args, func(one *check, value any) error { //nolint:errcheck // what cannot be checked stays as it is
-		f := fitter{check: one}
+		f := fitter{check: one, texts: make(map[string]text)}
 		value = f.value(one.schema, value, "")
 		if data, err := MarshalPlain(value); err == nil && len(f.changed) > 0 {
 			fitted, changed = data, f.changed
@@ -44,6 +51,13 @@ func (v *Validator) Fit(args json.RawMessage) (fitted json.RawMessage, changed [
 type fitter struct {
 	check   *check
 	changed []string
+	texts   map[string]text // those that were read
+}
+
+// text is what a text holds, if it is a value.
+type text struct {
+	value any
+	ok    bool
 }
 
 func (f *fitter) note(at, format string, args ...any) {
@@ -52,9 +66,10 @@ func (f *fitter) note(at, format string, args ...any) {
 	}
 }
 
-// spend counts work that the library does not see.
-func (f *fitter) spend() {
-	if f.check.left--; f.check.left < 0 {
+// spend counts work that the library does not see: a visit, and what n more take that are
+// looked at in it.
+func (f *fitter) spend(n int) {
+	if f.check.left -= 1 + n/perStep; f.check.left < 0 {
 		panic(budgetSpent{})
 	}
 }
@@ -63,7 +78,7 @@ func accepts(s *jsonschema.Schema, v any) bool { return s.Validate(v) == nil }
 
 // value returns v, made to fit as far as it can be.
 func (f *fitter) value(s *jsonschema.Schema, v any, at string) any {
-	f.spend()
+	f.spend(len(s.AnyOf) + len(s.OneOf))
 	before := len(f.changed)
 	switch v := v.(type) {
 	case map[string]any, []any:
@@ -75,7 +90,7 @@ func (f *fitter) value(s *jsonschema.Schema, v any, at string) any {
 		if accepts(s, v) {
 			return v
 		}
-		if held, ok := held(v); ok && !f.takesText(s) {
+		if held, ok := f.held(v); ok && !f.takesText(s) {
 			if made := f.value(s, held, at); accepts(s, made) {
 				f.changed = f.changed[:before]
 				f.note(at, "the text %s was read as %s", show(v), show(made))
@@ -105,6 +120,7 @@ func (f *fitter) value(s *jsonschema.Schema, v any, at string) any {
 	case map[string]any:
 		return f.object(s, given, at)
 	case []any:
+		f.spend(len(given))
 		made := slices.Clone(given)
 		for i, one := range given {
 			if inner := item(s, i); inner != nil {
@@ -117,10 +133,11 @@ func (f *fitter) value(s *jsonschema.Schema, v any, at string) any {
 }
 
 func (f *fitter) object(s *jsonschema.Schema, given map[string]any, at string) any {
+	f.spend(len(given) * (perStep + len(s.Required))) // each is sorted, and copied
 	made := make(map[string]any, len(given))
 	for _, key := range slices.Sorted(maps.Keys(given)) {
 		name := key
-		if meant := declaredAs(s, key, given); meant != "" && !has(made, meant) {
+		if meant := f.declaredAs(s, key, given); meant != "" && !has(made, meant) {
 			name = meant
 			f.note(at+"/"+escapePointer(key), "the name was read as %q", name)
 		}
@@ -143,21 +160,22 @@ func (f *fitter) object(s *jsonschema.Schema, given map[string]any, at string) a
 // isNull says whether a value is null, or text for it, where the schema takes neither.
 func (f *fitter) isNull(s *jsonschema.Schema, v any) bool {
 	if text, ok := v.(string); ok {
-		if one, ok := held(text); !ok || one != nil || f.takesText(s) {
+		if one, ok := f.held(text); !ok || one != nil || f.takesText(s) {
 			return false
 		}
 	} else if v != nil {
 		return false
 	}
-	f.spend()
+	f.spend(0)
 	return !accepts(s, nil)
 }
 
 // declaredAs returns the one declared member that a name, which is none, may stand for.
-func declaredAs(s *jsonschema.Schema, key string, given map[string]any) string {
+func (f *fitter) declaredAs(s *jsonschema.Schema, key string, given map[string]any) string {
 	if s.Properties[key] != nil || len(s.PatternProperties) > 0 {
 		return ""
 	}
+	f.spend(len(key) + perStep*len(s.Properties))
 	found, plain := "", plainly(key)
 	for name := range s.Properties {
 		if plainly(name) == plain {
@@ -194,6 +212,22 @@ func item(s *jsonschema.Schema, i int) *jsonschema.Schema {
 	return rest
 }
 
+// held is what a text holds, which is read once. What was made of it is not changed: to make
+// something fit copies it.
+func (f *fitter) held(given string) (any, bool) {
+	if len(given) > maxHeld {
+		return nil, false
+	}
+	f.spend(len(given))
+	read, ok := f.texts[given]
+	if !ok {
+		f.spend(perStep * len(given))
+		read.value, read.ok = held(given)
+		f.texts[given] = read
+	}
+	return read.value, read.ok
+}
+
 // held returns the JSON value that a text holds: no text, and within the bounds of
 // arguments. True, False and None of Python count.
 func held(text string) (any, bool) {
@@ -214,7 +248,7 @@ func held(text string) (any, bool) {
 func (f *fitter) takesText(s *jsonschema.Schema) bool { return f.text(s, maxSteps) }
 
 func (f *fitter) text(s *jsonschema.Schema, steps int) bool {
-	f.spend()
+	f.spend(0)
 	isText := func(v any) bool { _, ok := v.(string); return ok }
 	refuses := func(one *jsonschema.Schema) bool { return !f.text(one, steps-1) }
 	switch {

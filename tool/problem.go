@@ -1,9 +1,11 @@
 package tool
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/big"
 	"slices"
 	"strconv"
@@ -68,24 +70,27 @@ func invalid(problems []Problem) error {
 // collector flattens the library's tree of errors.
 type collector struct {
 	root     any
+	result   string   // how the whole is called, of a result; empty for arguments
 	declared []string // names of the top-level properties
+	most     int      // as many problems are collected
 	problems []Problem
 	seen     map[Problem]bool
 }
 
-func problemsOf(failed *jsonschema.ValidationError, root any, declared []string) []Problem {
-	c := &collector{root: root, declared: declared, seen: map[Problem]bool{}}
+func problemsOf(failed *jsonschema.ValidationError, root any, result string, declared []string) []Problem {
+	c := &collector{root: root, result: result, declared: declared, most: 10 * maxProblems, seen: map[Problem]bool{}}
 	c.collect(failed)
 	// The library walks maps: sort, so that the same call gives the same answer.
 	slices.SortStableFunc(c.problems, func(a, b Problem) int { return strings.Compare(a.Pointer, b.Pointer) })
 	if len(c.problems) == 0 {
-		c.problems = []Problem{{Expected: "arguments that fit the schema", Got: "others", Message: "the arguments do not fit the schema"}}
+		whole := cmp.Or(result, "the arguments object")
+		c.problems = []Problem{{Expected: "a value that fits the schema", Got: "another", Message: whole + " does not fit the schema"}}
 	}
 	return c.problems[:min(len(c.problems), maxProblems)]
 }
 
 func (c *collector) add(p Problem) {
-	if !c.seen[p] && len(c.problems) < 10*maxProblems {
+	if !c.seen[p] && len(c.problems) < c.most {
 		c.seen[p] = true
 		c.problems = append(c.problems, p)
 	}
@@ -101,21 +106,21 @@ func pointerOf(location []string) string {
 }
 
 // name is how a message calls the value at pointer.
-func name(pointer string) string {
-	if pointer == "" {
-		return "the arguments object"
-	}
-	return pointer
+func (c *collector) name(pointer string) string {
+	return cmp.Or(pointer, c.result, "the arguments object")
 }
 
 func (c *collector) collect(e *jsonschema.ValidationError) {
+	if len(c.problems) >= c.most {
+		return
+	}
 	at := pointerOf(e.InstanceLocation)
 	put := func(expected, got, format string, args ...any) {
 		c.add(Problem{Pointer: at, Expected: expected, Got: got, Message: fmt.Sprintf(format, args...)})
 	}
 	must := func(expected string) {
 		got := c.show(e.InstanceLocation)
-		put(expected, got, "%s must be %s, not %s", name(at), expected, got)
+		put(expected, got, "%s must be %s, not %s", c.name(at), expected, got)
 	}
 	switch k := e.ErrorKind.(type) {
 	case *fault.Required:
@@ -133,12 +138,12 @@ func (c *collector) collect(e *jsonschema.ValidationError) {
 			last := len(e.InstanceLocation) - 1
 			c.unknown(e.InstanceLocation[:last], e.InstanceLocation[last])
 		} else {
-			put("nothing", c.show(e.InstanceLocation), "the schema allows no arguments at all")
+			put("nothing", c.show(e.InstanceLocation), "the schema allows no %s at all", cmp.Or(strings.TrimPrefix(c.result, "the "), "arguments"))
 		}
 	case *fault.Type:
 		want := strings.Join(k.Want, " or ")
 		got := c.show(e.InstanceLocation)
-		put(want, got, "%s must be %s, not %s", name(at), want, withKind(k.Got, got))
+		put(want, got, "%s must be %s, not %s", c.name(at), want, withKind(k.Got, got))
 	case *fault.Enum:
 		must("one of " + list(k.Want))
 	case *fault.Const:
@@ -160,37 +165,37 @@ func (c *collector) collect(e *jsonschema.ValidationError) {
 	case *fault.MultipleOf:
 		must("a multiple of " + decimal(k.Want))
 	case *fault.MinLength:
-		put(plural("at least", k.Want, "character"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at least", k.Want, "character"), k.Got)
+		put(plural("at least", k.Want, "character"), strconv.Itoa(k.Got), "%s must have %s, but has %d", c.name(at), plural("at least", k.Want, "character"), k.Got)
 	case *fault.MaxLength:
-		put(plural("at most", k.Want, "character"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at most", k.Want, "character"), k.Got)
+		put(plural("at most", k.Want, "character"), strconv.Itoa(k.Got), "%s must have %s, but has %d", c.name(at), plural("at most", k.Want, "character"), k.Got)
 	case *fault.MinItems:
-		put(plural("at least", k.Want, "item"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at least", k.Want, "item"), k.Got)
+		put(plural("at least", k.Want, "item"), strconv.Itoa(k.Got), "%s must have %s, but has %d", c.name(at), plural("at least", k.Want, "item"), k.Got)
 	case *fault.MaxItems:
-		put(plural("at most", k.Want, "item"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at most", k.Want, "item"), k.Got)
+		put(plural("at most", k.Want, "item"), strconv.Itoa(k.Got), "%s must have %s, but has %d", c.name(at), plural("at most", k.Want, "item"), k.Got)
 	case *fault.UniqueItems:
-		put("items that differ", "equal items", "%s has equal items at %d and %d", name(at), k.Duplicates[0], k.Duplicates[1])
+		put("items that differ", "equal items", "%s has equal items at %d and %d", c.name(at), k.Duplicates[0], k.Duplicates[1])
 	case *fault.MinProperties:
-		put(plural("at least", k.Want, "field"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at least", k.Want, "field"), k.Got)
+		put(plural("at least", k.Want, "field"), strconv.Itoa(k.Got), "%s must have %s, but has %d", c.name(at), plural("at least", k.Want, "field"), k.Got)
 	case *fault.MaxProperties:
-		put(plural("at most", k.Want, "field"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at most", k.Want, "field"), k.Got)
+		put(plural("at most", k.Want, "field"), strconv.Itoa(k.Got), "%s must have %s, but has %d", c.name(at), plural("at most", k.Want, "field"), k.Got)
 	case *fault.PropertyNames:
 		c.add(Problem{
 			Pointer: at + "/" + escapePointer(k.Property), Expected: "another name", Got: show(k.Property),
-			Message: fmt.Sprintf("%q is not an allowed name in %s", k.Property, name(at)),
+			Message: fmt.Sprintf("%q is not an allowed name in %s", k.Property, c.name(at)),
 		})
 	case *fault.AnyOf:
 		c.alternatives(e)
 	case *fault.OneOf:
 		if len(k.Subschemas) > 0 {
-			put("exactly one of the alternatives", "several", "%s fits several alternatives of the schema, but must fit exactly one", name(at))
+			put("exactly one of the alternatives", "several", "%s fits several alternatives of the schema, but must fit exactly one", c.name(at))
 		} else {
 			c.alternatives(e)
 		}
 	case *fault.Not:
-		put("another value", c.show(e.InstanceLocation), "%s must not be %s", name(at), c.show(e.InstanceLocation))
+		put("another value", c.show(e.InstanceLocation), "%s must not be %s", c.name(at), c.show(e.InstanceLocation))
 	default: // groups: schema, $ref, allOf
 		if len(e.Causes) == 0 {
-			put("a value that fits the schema", c.show(e.InstanceLocation), "%s: %s", name(at), e.ErrorKind.LocalizedString(english))
+			put("a value that fits the schema", c.show(e.InstanceLocation), "%s: %s", c.name(at), e.ErrorKind.LocalizedString(english))
 		}
 		for _, cause := range e.Causes {
 			c.collect(cause)
@@ -215,8 +220,8 @@ func (c *collector) unknown(parent []string, prop string) {
 	at := pointerOf(parent)
 	got := c.show(append(slices.Clone(parent), prop))
 	text := fmt.Sprintf("%q is not an argument of this tool", prop)
-	if at != "" {
-		text = fmt.Sprintf("%q is not a field of %s", prop, at)
+	if at != "" || c.result != "" {
+		text = fmt.Sprintf("%q is not a field of %s", prop, c.name(at))
 	} else if near := Nearest(prop, c.declared, 1); len(near) > 0 {
 		text += fmt.Sprintf("; did you mean %q?", near[0])
 	} else if len(c.declared) > 0 && len(c.declared) <= 12 {
@@ -249,19 +254,18 @@ func (c *collector) alternatives(e *jsonschema.ValidationError) {
 		c.collect(near[0])
 	case len(near) == 0 && len(wanted) > 0:
 		want := strings.Join(wanted, " or ")
-		c.add(Problem{Pointer: at, Expected: want, Got: got, Message: fmt.Sprintf("%s must be %s, not %s", name(at), want, got)})
+		c.add(Problem{Pointer: at, Expected: want, Got: got, Message: fmt.Sprintf("%s must be %s, not %s", c.name(at), want, got)})
 	default:
 		var reasons []string
-		for _, n := range near {
-			sub := &collector{root: c.root, seen: map[Problem]bool{}}
-			sub.collect(n)
-			if len(sub.problems) > 0 && len(reasons) < 4 {
+		for _, n := range near[:min(len(near), 4)] { // of many none says much
+			sub := &collector{root: c.root, result: c.result, most: 1, seen: map[Problem]bool{}}
+			if sub.collect(n); len(sub.problems) > 0 {
 				reasons = append(reasons, sub.problems[0].Message)
 			}
 		}
 		c.add(Problem{
 			Pointer: at, Expected: "one of the alternatives", Got: got,
-			Message: fmt.Sprintf("%s fits none of its alternatives: %s", name(at), strings.Join(reasons, "; or ")),
+			Message: fmt.Sprintf("%s fits none of its alternatives: %s", c.name(at), strings.Join(reasons, "; or ")),
 		})
 	}
 }
@@ -282,7 +286,15 @@ func (c *collector) wrongKind(e *jsonschema.ValidationError, location []string) 
 
 // show returns the value at a location as short JSON text.
 func (c *collector) show(location []string) string {
-	v := c.root
+	v, ok := valueAt(c.root, location)
+	if !ok {
+		return "nothing"
+	}
+	return show(v)
+}
+
+// valueAt is the value at a location.
+func valueAt(v any, location []string) (any, bool) {
 	for _, token := range location {
 		switch parent := v.(type) {
 		case map[string]any:
@@ -290,12 +302,59 @@ func (c *collector) show(location []string) string {
 		case []any:
 			i, err := strconv.Atoi(token)
 			if err != nil || i < 0 || i >= len(parent) {
-				return "nothing"
+				return nil, false
 			}
 			v = parent[i]
 		}
 	}
-	return show(v)
+	return v, true
+}
+
+// public says of a failed check what the schema has of it, and the kind of what came.
+func public(e *jsonschema.ValidationError, root any) string {
+	for group := true; group && len(e.Causes) > 0; {
+		switch e.ErrorKind.(type) {
+		case *fault.Schema, *fault.Group, *fault.Reference, *fault.AllOf: // the library walks maps
+			e = slices.MinFunc(e.Causes, func(a, b *jsonschema.ValidationError) int { return strings.Compare(a.SchemaURL, b.SchemaURL) })
+		default:
+			group = false
+		}
+	}
+	c := &collector{root: root, result: "the result", most: 1, seen: map[Problem]bool{}}
+	c.collect(e)
+	expected, got := "a value that fits", "nothing"
+	if len(c.problems) > 0 {
+		expected = c.problems[0].Expected
+	}
+	if v, ok := valueAt(root, e.InstanceLocation); ok {
+		got = kindOf(v)
+	}
+	switch k := e.ErrorKind.(type) {
+	case *fault.Required:
+		expected, got = show(k.Missing[0]), got+" without"
+	case *fault.AdditionalProperties:
+		expected = "no field that is not declared"
+	case *fault.PropertyNames:
+		expected = "other names of fields"
+	}
+	return fmt.Sprintf("%s: expected %s, got %s", strings.TrimPrefix(e.SchemaURL, schemaURL), expected, got)
+}
+
+// kindOf is the JSON kind of a decoded value.
+func kindOf(v any) string {
+	switch v.(type) {
+	case nil:
+		return "null"
+	case bool:
+		return "a boolean"
+	case string:
+		return "a string"
+	case []any:
+		return "an array"
+	case map[string]any:
+		return "an object"
+	}
+	return "a number"
 }
 
 const maxShown = 80
@@ -310,15 +369,55 @@ func show(v any) string {
 			return fmt.Sprintf("an array of %d items", len(v))
 		}
 	}
-	data, err := MarshalPlain(v)
-	if err != nil {
-		return "something"
-	}
-	text := string(data)
+	text := string(appendShown(nil, v))
 	if utf8.RuneCountInString(text) > maxShown {
 		text = string([]rune(text)[:maxShown]) + "…"
 	}
 	return text
+}
+
+// appendShown appends v as JSON text as far as it may be shown: what a large value costs is
+// what a small one does.
+func appendShown(b []byte, v any) []byte {
+	if len(b) > utf8.UTFMax*maxShown {
+		return b
+	}
+	switch given := v.(type) {
+	case string:
+		n := 0
+		for i := range given {
+			if n++; n > maxShown {
+				v = given[:i]
+				break
+			}
+		}
+	case map[string]any:
+		if len(given) > 8 {
+			return append(b, "{…}"...)
+		}
+		b = append(b, '{')
+		for i, key := range slices.Sorted(maps.Keys(given)) {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendShown(append(appendShown(b, key), ':'), given[key])
+		}
+		return append(b, '}')
+	case []any:
+		b = append(b, '[')
+		for i, one := range given[:min(len(given), maxShown)] {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendShown(b, one)
+		}
+		return append(b, ']')
+	}
+	data, err := MarshalPlain(v)
+	if err != nil {
+		return append(b, "something"...)
+	}
+	return append(b, data...)
 }
 
 // withKind puts the kind before a shown scalar: string "three".

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
 	"github.com/toolmesh/toolmesh"
 )
 
@@ -51,7 +53,7 @@ func FuzzScan(f *testing.F) {
 		if !json.Valid([]byte(args)) {
 			t.Fatalf("%q passed, but is not JSON", args)
 		}
-		if err := v.ask(json.RawMessage(args)); err != nil {
+		if err := v.ask(json.RawMessage(args), func(e *jsonschema.ValidationError, _ any) error { return e }); err != nil {
 			t.Fatalf("%s passed with %s, but the library says: %v", args, schema, err)
 		}
 	})

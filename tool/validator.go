@@ -21,7 +21,10 @@ const schemaURL = "mem:///schema.json"
 const (
 	baseWork    = 20_000 // visits of schema objects …
 	workPerByte = 4      // … and as many more per byte of the arguments
-	idleChecks  = 4
+	// textPerVisit is how many bytes of a text are looked at for the price of a visit: each is
+	// looked at 256 times at most.
+	textPerVisit = 64
+	idleChecks   = 4
 )
 
 // Validator checks arguments against one schema. It is immutable: any number of
@@ -47,9 +50,11 @@ type check struct {
 type budgetSpent struct{}
 
 // Validate counts a visit. It is the library's interface of an extension. A
-// deep visit is dearer, as its error is, and exponential work is always deep.
-func (c *check) Validate(visit *jsonschema.ValidatorContext, _ any) {
-	if c.left -= 1 + len(visit.ValueLocation())/4; c.left < 0 {
+// deep visit is dearer, as its error is, and exponential work is always deep. So
+// is that of a long text, which the library copies.
+func (c *check) Validate(visit *jsonschema.ValidatorContext, v any) {
+	text, _ := v.(string)
+	if c.left -= 1 + len(visit.ValueLocation())/4 + len(text)/textPerVisit; c.left < 0 {
 		panic(budgetSpent{})
 	}
 }
@@ -163,32 +168,50 @@ func (v *Validator) Validate(args json.RawMessage) error {
 	if certain {
 		return nil
 	}
-	return v.ask(args)
+	err := v.ask(args, func(failed *jsonschema.ValidationError, value any) error {
+		return invalid(problemsOf(failed, value, "", v.unknown))
+	})
+	if errors.Is(err, errBudget) {
+		err = invalid([]Problem{{Expected: "arguments that can be checked", Got: "nested alternatives", Message: "the arguments are " + err.Error()}})
+	}
+	return err
 }
 
-// CheckResult reports what is wrong with a result, or with an item, of the schema; "" for
-// nothing. The work is bounded by the size, as that of [Validator.Validate] is.
-func (v *Validator) CheckResult(result json.RawMessage) string {
+// Mismatch is what is wrong with a result.
+type Mismatch struct {
+	// Text says it to the caller, with what is there.
+	Text string
+	// Public says it with what the schema has alone: neither texts nor keys of the result are in it.
+	Public string
+}
+
+// CheckResult reports what is wrong with a result, or with an item, of the schema; nil for
+// nothing. The error says why that cannot be decided: the work is bounded by the size, as that
+// of [Validator.Validate] is.
+func (v *Validator) CheckResult(result json.RawMessage) (wrong *Mismatch, err error) {
 	certain, bad := scan(result, v.fast, v.readable)
 	switch {
 	case bad != nil:
-		return bad.problem("the result", "is").Message
+		return &Mismatch{bad.problem("the result", "is").Message, "expected " + bad.expected}, nil
 	case certain:
-		return ""
+		return nil, nil
 	}
-	problems := Problems(v.ask(result))
-	if len(problems) == 0 {
-		return "" // it fits, or the check itself has failed
+	err = v.ask(result, func(failed *jsonschema.ValidationError, value any) error {
+		wrong = &Mismatch{problemsOf(failed, value, "the result", nil)[0].Message, public(failed, value)}
+		return nil
+	})
+	if errors.Is(err, errBudget) {
+		err = fmt.Errorf("the result is %w", err)
 	}
-	if at := problems[0].Pointer; at != "" {
-		return at + ": " + problems[0].Message
-	}
-	return problems[0].Message
+	return wrong, err
 }
 
-// ask has the library check arguments that are well-formed.
-func (v *Validator) ask(args json.RawMessage) error {
-	return v.checked(args, func(one *check, value any) error {
+// errBudget is the end of a check that takes too long.
+var errBudget = errors.New("too complex to check: the schema's alternatives overlap and are nested in themselves")
+
+// ask has the library check a value that is well-formed, and told say what is wrong.
+func (v *Validator) ask(data json.RawMessage, told func(*jsonschema.ValidationError, any) error) error {
+	return v.checked(data, func(one *check, value any) error {
 		err := one.schema.Validate(value)
 		if err == nil {
 			return nil
@@ -197,7 +220,7 @@ func (v *Validator) ask(args json.RawMessage) error {
 		if !errors.As(err, &failed) {
 			return broken(err)
 		}
-		return invalid(problemsOf(failed, value, v.unknown))
+		return told(failed, value)
 	})
 }
 
@@ -221,10 +244,7 @@ func (v *Validator) checked(args json.RawMessage, run func(*check, any) error) (
 		switch r := recover(); r {
 		case nil:
 		case budgetSpent{}:
-			err = invalid([]Problem{{
-				Expected: "arguments that can be checked", Got: "nested alternatives",
-				Message: "the arguments are too complex to check: the schema's alternatives overlap and are nested in themselves",
-			}})
+			err = errBudget
 		default:
 			err = broken(fmt.Errorf("%v", r))
 		}
