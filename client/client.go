@@ -85,6 +85,9 @@ func New(nc *nats.Conn, opts *Options) (*Client, error) {
 
 // NewOn is [New] for packages of this module that share one bus.
 func NewOn(b *bus.Bus, opts *Options) (*Client, error) {
+	if err := b.Check(); err != nil {
+		return nil, err
+	}
 	var o Options
 	if opts != nil {
 		o = *opts
@@ -268,7 +271,9 @@ func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string)
 	}
 	s := settings{session: c.session, queue: c.queue, above: above}
 	for _, o := range opts {
-		o.apply(&s)
+		if o != nil {
+			o.apply(&s)
+		}
 	}
 	if s.rpc == "" {
 		s.rpc = subjects.NewRPCID(prefix)

@@ -150,6 +150,9 @@ func New(nc *nats.Conn, opts *Options) (*Host, error) {
 
 // NewOn is [New] for packages of this module that share one bus.
 func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
+	if err := b.Check(); err != nil {
+		return nil, err
+	}
 	o := opts.withDefaults()
 	if err := o.validate(); err != nil {
 		return nil, err

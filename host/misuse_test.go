@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -35,6 +36,8 @@ func TestMisuseIsAnError(t *testing.T) {
 	for what, try := range map[string]func() error{
 		"client.New":                     func() error { _, err := client.New(nil, nil); return err },
 		"host.New":                       func() error { _, err := host.New(nil, nil); return err },
+		"client.NewOn":                   func() error { _, err := client.NewOn(nil, nil); return err },
+		"host.NewOn":                     func() error { _, err := host.NewOn(nil, nil); return err },
 		"router.New":                     func() error { _, err := router.New(nil, nil); return err },
 		"agent.New":                      func() error { _, err := agent.New(nil, t.TempDir(), nil); return err },
 		"Handle without a handler":       func() error { _, err := h.Handle("x", nil); return err },
@@ -54,6 +57,16 @@ func TestMisuseIsAnError(t *testing.T) {
 		"Publish of an untold": func() error {
 			return h.Publish(ctx, host.Service{Index: "desk", Unavailable: make([]host.Unavailable, 1)})
 		},
+		"Handle of a nil option": func() error { _, err := h.Handle("x", echo, nil, host.Schema(json.RawMessage("{"), nil)); return err },
+		"Call of a nil option":   func() error { _, err := c.Call(ctx, "desk.none", nil, nil); return err },
+		"Batch of a nil option":  func() error { _, err := c.Batch(ctx, nil, nil); return err },
+		"Stream of a nil option": func() (err error) {
+			for _, err = range c.Stream(ctx, "desk.none", nil, nil) {
+			}
+			return err
+		},
+		"registry.NewResponder":   func() error { _, err := registry.NewResponder(nil, nil, nil, nil); return err },
+		"registry.OpenView":       func() error { _, err := registry.OpenView(ctx, nil, nil); return err },
 		"Call of no tool":         func() error { _, err := c.Call(ctx, "", nil); return err },
 		"Call of no arguments":    func() error { _, err := c.Call(ctx, "desk.a", make(chan int)); return err },
 		"Batch of nothing":        func() error { _, err := c.Batch(ctx, make([]client.BatchCall, 1)); return err },

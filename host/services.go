@@ -196,7 +196,9 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "host.Options has neither Index nor Session: functions need one of them to be called by")
 	}
 	for _, opt := range opts {
-		opt(&d)
+		if opt != nil {
+			opt(&d)
+		}
 	}
 	if noInput != nil && d.InputSchema == nil {
 		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the arguments of %q: %w", name, noInput)

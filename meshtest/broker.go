@@ -65,7 +65,9 @@ func newServer(t testing.TB, options []Option) *Server {
 	t.Helper()
 	var o broker.Options
 	for _, set := range options {
-		set(&o)
+		if set != nil {
+			set(&o)
+		}
 	}
 	o.StoreDir = t.TempDir()
 	if o.Name == "" {

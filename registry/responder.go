@@ -213,6 +213,9 @@ const (
 // NewResponder begins to answer. The view and the store must outlive it. A nil
 // logger discards.
 func NewResponder(b *bus.Bus, view *View, store *Store, log *slog.Logger) (*Responder, error) {
+	if err := b.Check(); err != nil {
+		return nil, err
+	}
 	r := &Responder{bus: b, view: view, store: store, log: cmp.Or(log, slog.New(slog.DiscardHandler))}
 	r.work.SetLimit(waiting)
 	sub, err := b.Conn().QueueSubscribe(subjects.AllRegistry, subjects.QueueGroup, r.receive)

@@ -122,6 +122,9 @@ const (
 // all of it was read once, or with an error when ctx ends first or the buckets
 // are not there.
 func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, error) {
+	if err := b.Check(); err != nil {
+		return nil, err
+	}
 	o := *cmp.Or(options, &ViewOptions{})
 	running, end := context.WithCancel(context.Background())
 	v := &View{

@@ -68,6 +68,15 @@ type State struct {
 	Since time.Time
 }
 
+// Check refuses a bus that is none.
+func (b *Bus) Check() error {
+	if b == nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no bus: make one of a connection").
+			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	return nil
+}
+
 // New wraps a connection, which may be disconnected and need not have been made
 // with [ConnectOptions]. It chains itself before the connection's error handler:
 // set your own before, not after. It returns an error for a connection that is
