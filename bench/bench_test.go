@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // TestMain lets the test binary be every process of the benchmark.
@@ -19,13 +21,13 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// Every benchmark but that of Python, whose peers are large, runs once, with tiny
-// counts: figures are not looked at, but that there are any.
+// Each benchmark runs once, with tiny counts: figures are not looked at, but that there are
+// any. make test runs two, make soak all but that of Python, whose peers are large.
 func TestEveryBenchmark(t *testing.T) {
 	t.Parallel()
-	which := "unary|burst|stream|keys|messages|engine|install|bulk"
-	if testing.Short() {
-		which = "unary|burst|stream|messages|engine|bulk" // the others install packages
+	which := "unary|messages"
+	if meshtest.Soak() {
+		which = "unary|burst|stream|keys|messages|engine|install|bulk"
 	}
 	p := plan{Which: regexp.MustCompile(which), Rounds: 1, Calls: 20, Burst: 64, Items: 50}
 	log, err := os.Create(filepath.Join(t.TempDir(), "log")) // a file: many processes write to it
@@ -41,14 +43,15 @@ func TestEveryBenchmark(t *testing.T) {
 	var table bytes.Buffer
 	r.print(&table)
 	wants := []string{
-		"unary p50, Go tool: our client against a plain one", "calls/s, 64 callers, warm Python tool: our client against a plain one",
-		"unary p50, Go tool", "unary p50, warm Python tool", "calls/s, 64 callers, warm Python tool", "Go generator", "Python generator",
+		"unary p50, Go tool: our client against a plain one", "unary p50, Go tool", "unary p50, warm Python tool",
 		"messages out of the caller per unary call, go", "JetStream requests per unary call, python",
-		"engine: warm call p50", "engine: fork-isolated call p50", "engine: items/s", "engine: cold index", "bulk: batch of 10", "bulk: a call in a batch of 1,000",
-		"bulk: cache hit p50 / the Go tool's call", "bulk: cache hit p50 / the warm Python tool's call",
 	}
-	if !testing.Short() {
-		wants = append(wants, "install: numpy and pydantic, nothing cached", "install: numpy and pydantic, all cached", "install: an agent that starts again")
+	if meshtest.Soak() {
+		wants = append(wants, "calls/s, 64 callers, warm Python tool: our client against a plain one",
+			"calls/s, 64 callers, warm Python tool", "Go generator", "Python generator",
+			"engine: warm call p50", "engine: fork-isolated call p50", "engine: items/s", "engine: cold index", "bulk: batch of 10", "bulk: a call in a batch of 1,000",
+			"bulk: cache hit p50 / the Go tool's call", "bulk: cache hit p50 / the warm Python tool's call",
+			"install: numpy and pydantic, nothing cached", "install: numpy and pydantic, all cached", "install: an agent that starts again")
 	}
 	for _, want := range wants {
 		if !strings.Contains(table.String(), want) {
@@ -85,6 +88,9 @@ func TestVerdict(t *testing.T) {
 
 // A mesh of 70 nodes, more than agents hear of all, is measured once, with tiny counts.
 func TestScale(t *testing.T) {
+	if !meshtest.Soak() {
+		t.Skip("not run: it takes half a minute: make soak")
+	}
 	t.Parallel()
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {

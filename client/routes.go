@@ -166,18 +166,17 @@ func (r *routes) owner(session subjects.SessionID, id subjects.ToolID, of subjec
 }
 
 // better is the choice of two: the freer of two random nodes that are well. Those of less
-// weight are drawn less often.
+// weight are drawn less often, and a node may be drawn twice: else of two nodes the freer one
+// had every call, whatever it weighs.
 func better(nodes []*seat) *seat {
-	best := draw(nodes, nil)
-	if best == nil {
-		return nil
+	best, other := draw(nodes, nil), draw(nodes, nil)
+	if best != nil && best == other && !best.usable() {
+		other = draw(nodes, best)
 	}
-	if other := draw(nodes, best); other != nil {
-		if !best.usable() || other.usable() && other.load() < best.load() {
-			best = other
-		}
+	if best != nil && other != nil && (!best.usable() || other.usable() && other.load() < best.load()) {
+		best = other
 	}
-	if !best.usable() {
+	if best == nil || !best.usable() {
 		return nil
 	}
 	return best

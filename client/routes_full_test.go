@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -43,5 +44,30 @@ func TestManyShortIDs(t *testing.T) {
 	}
 	if n := len(r.aliases); n != maxRoutes {
 		t.Errorf("%d short ids are remembered, want %d", n, maxRoutes)
+	}
+}
+
+// A node of little weight gets few calls, of two nodes too, however free it is: but all while the
+// other one is full.
+func TestWeightsOfTwoNodes(t *testing.T) {
+	t.Parallel()
+	slow, busy := &seat{node: &node{}}, &seat{node: &node{}}
+	slow.weight.Store(1000)
+	busy.weight.Store(1e6)
+	busy.setLoad(codec.Load{InFlight: 1, Slots: 2})
+	chosen := func() (n int) {
+		for range 10_000 {
+			if better([]*seat{slow, busy}) == slow {
+				n++
+			}
+		}
+		return n
+	}
+	if n := chosen(); n > 100 {
+		t.Errorf("the node of weight 0.001 has %d of 10000 calls, want about 20", n)
+	}
+	busy.full.Store(1<<63 - 1)
+	if n := chosen(); n != 10_000 {
+		t.Errorf("%d of 10000 calls went to the node that has room", n)
 	}
 }

@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"log/slog"
 	"path/filepath"
-	"slices"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/python"
@@ -63,7 +61,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 			return x.user(cmp.Or(spec.Account, spec.Name), cmp.Or(box, x.opts.Sandbox))
 		},
 		Given:  func(user sandbox.User) []sandbox.Path { return append(x.seen(root, spec.Env, user), spec.Paths...) },
-		Redact: output.NewRedactor(append(slices.Clip(spec.SecretValues), x.proxyLogins()...)), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
+		Redact: x.redactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace, Limits: x.opts.Limits, MaxLimits: x.opts.MaxLimits,
 		Processes: x.processes,
 		Closed:    func() { x.ended(runner) },

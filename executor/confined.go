@@ -26,7 +26,8 @@ func (x *Executor) help(ctx context.Context, as venv.Role, job venv.Job) (stdout
 	if err != nil {
 		return nil, "", err
 	}
-	return x.confined(ctx, box, user, job, nil)
+	stdout, stderr, err = x.confined(ctx, box, user, job, nil)
+	return stdout, x.redactor(nil).Text(stderr), err
 }
 
 // confined runs a program of an installation in a level. What it may write is its

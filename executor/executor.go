@@ -19,7 +19,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
-	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/executor/zygote"
@@ -426,7 +425,7 @@ func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, a
 		return x.confined(ctx, box, user, job, paths)
 	}
 	environ := x.workerEnv(filepath.Join(env.Dir, "bin"), own, vars)
-	return x.venvs.Command(ctx, env, dir, argv, environ, output.NewRedactor(spec.secrets()).Text, confined)
+	return x.venvs.Command(ctx, env, dir, argv, environ, x.redactor(spec.secrets()).Text, confined)
 }
 
 // Close stops every index, waits until the last process is gone, and ends the

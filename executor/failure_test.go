@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -368,8 +369,10 @@ def place(): return [os.getcwd(), sys.path[0], sys.argv, os.path.exists("t.py")]
 		switch name {
 		case "PATH", "HOME", "LANG", "TMPDIR", "TOKEN", "LC_CTYPE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
 			"MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS":
-		default:
-			t.Errorf("the worker sees %s", name)
+		default: // but what the machine's own agents would give
+			if !slices.ContainsFunc(executor.ToolEnv(), func(one string) bool { return strings.EqualFold(one, name) }) {
+				t.Errorf("the worker sees %s", name)
+			}
 		}
 	}
 	for name, value := range map[string]string{"TOKEN": "x=y", "OMP_NUM_THREADS": "3", "HOME": "/home/of/test", "MKL_NUM_THREADS": "1"} {

@@ -144,7 +144,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 	ix.alive, ix.stop = context.WithCancel(context.Background())
 	ix.pools = map[poolKey]*pool.Pool{}
 	ix.sessions.by, ix.sessions.taken = map[poolKey]*sessionPool{}, map[poolKey]*sessionPool{}
-	ix.redact = output.NewRedactor(append(spec.secrets(), x.proxyLogins()...))
+	ix.redact = x.redactor(spec.secrets())
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
 	}
@@ -198,16 +198,24 @@ func (x *Executor) forTools(name string) bool {
 	return slices.ContainsFunc(x.opts.ToolEnv, func(one string) bool { return strings.EqualFold(one, name) })
 }
 
-// proxyLogins are the credentials in URLs that tools get with the agent's variables.
-func (x *Executor) proxyLogins() (secrets []string) {
+// redactor takes secrets out of a text, and the credentials in URLs that come with the agent's
+// variables. What [url.Parse] refuses programs take all the same.
+func (x *Executor) redactor(secrets []string) *output.Redactor {
+	secrets = slices.Clip(secrets)
 	for _, line := range x.opts.Environ {
 		name, value, _ := strings.Cut(line, "=")
-		if at, err := url.Parse(value); err == nil && at.User != nil && x.forTools(name) {
-			password, _ := at.User.Password()
-			secrets = append(secrets, at.User.String(), password)
+		_, rest, found := strings.Cut(value, "://")
+		proxy := strings.HasSuffix(strings.ToUpper(name), "_PROXY") // builds get them whatever tools get
+		if !found && proxy {
+			rest = value
+		}
+		if end := strings.LastIndex(rest, "@"); end > 0 && (proxy || x.forTools(name)) {
+			_, password, _ := strings.Cut(rest[:end], ":")
+			plain, _ := url.PathUnescape(password)
+			secrets = append(secrets, rest[:end], password, plain)
 		}
 	}
-	return secrets
+	return output.NewRedactor(secrets)
 }
 
 // workerEnv is all that a worker sees of an environment. bin comes first on PATH,

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -323,5 +324,48 @@ def fails(): raise ConnectionError(f"cannot connect to {os.environ['HTTPS_PROXY'
 				}
 			}
 		})
+	}
+}
+
+// Proxies are written in forms that are no URLs, and programs take them: none shows its password,
+// in a tool or in an init command.
+func TestProxyLoginsStayOut(t *testing.T) {
+	t.Parallel()
+	forms := map[string]string{
+		"HTTPS_PROXY": "alice:s3cret-one@proxy:3128",
+		"https_proxy": "http://alice:s3cret%two@proxy:3128",
+		"HTTP_PROXY":  "http://alice:s3c#retthree@proxy:3128",
+		"ALL_PROXY":   "http://alice:s3cret@fo/ur@proxy:3128",
+		"all_proxy":   "http://alice:s3cret%2Ffive@proxy:3128",
+	}
+	x := newExecutor(t, func(o *executor.Options) {
+		o.Environ = slices.DeleteFunc(slices.Clone(o.Environ), func(line string) bool {
+			name, _, _ := strings.Cut(line, "=")
+			return strings.HasSuffix(strings.ToUpper(name), "_PROXY")
+		})
+		for name, value := range forms {
+			o.Environ = append(o.Environ, name+"="+value)
+		}
+	})
+	say := "import os, sys, urllib.parse\n" +
+		"said = ' '.join(v + ' ' + urllib.parse.unquote(v) for n, v in sorted(os.environ.items()) if n.upper().endswith('_PROXY'))\n"
+	dir := writeFiles(t, map[string]string{"t.py": say + "def fails(): raise ConnectionError(said)\n", "init.py": say + "sys.exit(said)\n"})
+	spec := specOf(t, x, dir, "t.fails")
+	shown := map[string]error{
+		"tool": mustFail(t, open(t, x, spec), "t.fails", `{}`, toolmesh.CodeToolError),
+		"init": x.Command(t.Context(), spec.Env, spec.Name, dir, []string{"python", "init.py"}, nil, nil, nil),
+	}
+	for what, err := range shown {
+		text := told(t, err)
+		for name, value := range forms {
+			_, value, _ = strings.Cut(strings.TrimPrefix(value, "http://"), ":")
+			password := strings.TrimSuffix(value, "@proxy:3128")
+			if plain, _ := url.PathUnescape(password); strings.Contains(text, password) || plain != "" && strings.Contains(text, plain) {
+				t.Errorf("%s shows the password of %s:\n%s", what, name, text)
+			}
+		}
+		if !strings.Contains(text, "@proxy:3128") {
+			t.Errorf("%s does not say which proxy: %s", what, text)
+		}
 	}
 }

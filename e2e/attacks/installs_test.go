@@ -57,7 +57,7 @@ type installMachine struct {
 
 var installMachines = []installMachine{
 	{name: "root, guard", root: true, asked: guard, second: true},
-	{name: "ordinary user, guard", asked: guard},
+	{name: "ordinary user, guard", asked: guard, soak: true},
 	{name: "ordinary user, no namespaces", alone: true, asked: guard, soak: true},
 	{name: "root, strict", root: true, asked: strict, soak: true},
 	{name: "root, none", root: true, asked: none, soak: true},
@@ -75,24 +75,6 @@ func (m installMachine) from(a installAttempt) level {
 		return a.root
 	}
 	return a.user
-}
-
-// takes reports whether a recipe is tried on a machine: what is stopped whoever the agent
-// is, is tried where it is root, and elsewhere if more is asked for.
-func (m installMachine) takes(r *recipe) bool {
-	if m.root || os.Getenv(soak) != "" || r.control != "" {
-		return true
-	}
-	alike := false
-	for _, a := range installAttempts {
-		if a.of == r {
-			if a.user != none || a.alone != none {
-				return true
-			}
-			alike = true
-		}
-	}
-	return !alike // another one needs it
 }
 
 // What indexes try while they are installed, started again, taken over by a second node
@@ -200,7 +182,7 @@ func installAt(t *testing.T, m installMachine) {
 	start := time.Now()
 	picked := regexp.MustCompile(*only)
 	for i, r := range recipes {
-		if !picked.MatchString(r.name) || !m.takes(r) {
+		if !picked.MatchString(r.name) {
 			continue
 		}
 		id := string([]byte{'a' + byte(i/676), 'a' + byte(i/26%26), 'a' + byte(i%26)})

@@ -164,6 +164,7 @@ func TestBadSettings(t *testing.T) {
 		"MESH_CHUNKS_STORAGE":       {"tape", "file or memory"},
 		"MESH_SESSION_POLICY":       {"shut", "open or strict"},
 		"MESH_SANDBOX":              {"padded", "none, guard, strict or offline"},
+		"MESH_TOOL_ENV":             {"CORP,mesh_x", "mesh_x is the agent's own setting"},
 		"MESH_LOG_LEVEL":            {"loud", "debug, info, warn or error"},
 		"MESH_LOG_FORMAT":           {"xml", "text or json"},
 	} {

@@ -253,7 +253,7 @@ func (n *Vars) UnmarshalText(text []byte) error {
 		case name == "" || strings.EqualFold(name, "none"):
 		case strings.ContainsAny(name, "= \x00"):
 			return fmt.Errorf("%q is no name of a variable: want NAME,NAME, or none", name)
-		case strings.HasPrefix(name, "MESH_"):
+		case strings.HasPrefix(strings.ToUpper(name), "MESH_"): // tools get a name in either case
 			return fmt.Errorf("%s is the agent's own setting, which tools do not get", name)
 		default:
 			names = append(names, name)
