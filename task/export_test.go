@@ -28,6 +28,9 @@ func (s *Service) SetRoom(records, bytes int64, fired int) {
 // SetRequests bounds how many requests are answered at once.
 func (s *Service) SetRequests(n int64) { s.places = fair.NewRoom[subjects.SessionID](n) }
 
+// SetHeld bounds the bytes of values in memory.
+func (s *Service) SetHeld(n int64) { s.held = fair.NewRoom[subjects.SessionID](n) }
+
 // HoldValues takes all room for values, until free is called.
 func (s *Service) HoldValues(session subjects.SessionID) (free func()) {
 	s.held = fair.NewRoom[subjects.SessionID](1)

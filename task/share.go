@@ -34,6 +34,10 @@ const firedMost = 100
 // resultBytes is the room that a result takes which is not there yet.
 const resultBytes = 1 << 20
 
+// heldAgain is how soon what was refused for want of memory may come again: values are held for
+// as long as it takes to pass them on.
+const heldAgain = time.Second
+
 // useKept is for how long a session's use is believed.
 const useKept = time.Second
 
@@ -64,7 +68,8 @@ type holding struct {
 func (h *holding) take(size int64) error {
 	if !h.s.held.Take(h.account, size) {
 		return toolmesh.Errorf(toolmesh.CodeBusy, "large values of tasks take as many bytes here as the session may have of %d: try again", h.s.held.Limit()).
-			WithDetail("limit", "held_bytes").WithDetail("max", h.s.held.Limit()).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+			WithDetail("limit", "held_bytes").WithDetail("max", h.s.held.Limit()).
+			WithDetail("retry_after_ms", heldAgain.Milliseconds()).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
 	h.sizes = append(h.sizes, size)
 	return nil
@@ -75,6 +80,7 @@ func (h *holding) free() {
 	for _, size := range h.sizes {
 		h.s.held.Give(h.account, size)
 	}
+	h.sizes = nil
 }
 
 // roomFor reports whether a session may have so many more records and bytes: it may have as

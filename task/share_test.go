@@ -134,7 +134,7 @@ func TestMadeUpSessionsHaveOneShare(t *testing.T) {
 
 	free := s.HoldValues("made-up-0")
 	show := `{"id":"` + string(large.ID()) + `","accept_ref":true}`
-	if r := <-ask("other", "show", show); r.Err == nil || r.Err.Code != toolmesh.CodeBusy || r.Err.Details["limit"] != "held_bytes" {
+	if r := <-ask("other", "show", show); r.Err == nil || r.Err.Code != toolmesh.CodeBusy || r.Err.Details["limit"] != "held_bytes" || r.Err.RetryAfter() == 0 {
 		t.Errorf("one more value where there is no room: %v", r.Err)
 	}
 	free()
