@@ -78,7 +78,7 @@ func TestAPacedResultThatCannotLeave(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.Stop(context.WithoutCancel(t.Context())) //nolint:errcheck // it has no calls
-	h.unsent.holding.Store(true) // as while the connection is down
+	h.unsent.holding.Store(true)                     // as while the connection is down
 	h.unsent.room.Take("_INBOX", maxHeldAnswers/2-1<<20)
 	r := &stream.Reader{Reply: "_INBOX.a.1", Request: &codec.Request{Session: "default", RPCID: "r"}, Identity: &codec.Identity{}}
 	port{h}.Answer(r, admit.Record{Result: make([]byte, 900<<10)})

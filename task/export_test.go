@@ -38,3 +38,12 @@ func (s *Service) HoldValues(session subjects.SessionID) (free func()) {
 	_ = held.take(1)
 	return held.free
 }
+
+// Counts finds out a session's part of the stores, and the level of its next task.
+func (s *Service) Counts(ctx context.Context, session subjects.SessionID) error {
+	_, err := s.useOf(ctx, session)
+	if err == nil {
+		_, err = s.level(ctx, session, priorityName(0))
+	}
+	return err
+}

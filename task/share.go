@@ -110,15 +110,37 @@ func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more 
 		WithDetail("limit", "tasks").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
-// useOf is what a session's account has, as of a moment ago.
+// useOf is what a session's account has, as of a moment ago. Of all that ask for it at once one
+// lists it, whoever of them gives up.
 func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, error) {
-	now, account := time.Now(), s.account(session)
-	s.mu.Lock()
-	u := s.uses[account]
-	s.mu.Unlock()
-	if u != nil && now.Sub(u.read) < useKept {
+	account := s.account(session)
+	known := func() *use {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if u := s.uses[account]; u != nil && time.Since(u.read) < useKept {
+			return u
+		}
+		return nil
+	}
+	if u := known(); u != nil {
 		return u, nil
 	}
+	u, err, _ := s.counts.Do("use "+string(account), func() (any, error) {
+		if u := known(); u != nil { // it came in between
+			return u, nil
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)
+		defer cancel()
+		return s.countUse(ctx, session, account)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return u.(*use), nil //nolint:forcetypeassert // as above
+}
+
+func (s *Service) countUse(ctx context.Context, session, account subjects.SessionID) (*use, error) {
+	now := time.Now()
 	keys, err := subjects.SessionTasks(session)
 	if err != nil {
 		return nil, invalid("session: %w", err)
@@ -136,7 +158,7 @@ func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, 
 	if err != nil {
 		return nil, err
 	}
-	u = &use{read: now, all: room{bytes: bytes}}
+	u := &use{read: now, all: room{bytes: bytes}}
 	for i, n := range []*int64{&u.records, &u.all.records} {
 		if found[i] != nil {
 			*n = int64(found[i].Pending) + 1 //nolint:gosec // fewer than 2^63
