@@ -164,6 +164,7 @@ type settings struct {
 	ref        *codec.Ref // the arguments, where they are no body; nil for most
 	first      *node      // has those at hand
 	noRef      bool       // the result must not come by reference
+	referred   func()     // nil: nobody asks
 	keepRef    bool       // a result that does so is left where it is
 	trace      string
 	progress   func(codec.Progress) // nil for most
@@ -242,6 +243,10 @@ func Outlive() CallOption { return optionFunc(func(s *settings) { s.outlive = tr
 // ByReference leaves a result that came by reference where it is: [Result.Ref] names it,
 // and nothing is read. [Client.Forget] has it deleted; else it expires in 15 minutes.
 func ByReference() CallOption { return optionFunc(func(s *settings) { s.keepRef = true }) }
+
+// WhenReferred has f called once the arguments are in the store of large values, from where the
+// node reads them: this process holds them no longer. Small ones are held until the call ends.
+func WhenReferred(f func()) CallOption { return optionFunc(func(s *settings) { s.referred = f }) }
 
 // WithProgress has f told how far a call says that it is, about once a second while it
 // runs. f is called one call at a time, by the goroutine that reads the connection, and must not block.

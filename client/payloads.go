@@ -38,6 +38,9 @@ func (c *Client) refer(ctx context.Context, id subjects.ToolID, s *settings, bod
 		return nil, err
 	}
 	s.ref = ref
+	if s.referred != nil {
+		s.referred()
+	}
 	if s.timeout > 0 {
 		s.timeout = max(s.timeout-time.Since(began), time.Millisecond)
 	}

@@ -39,8 +39,8 @@ func (p port) Answer(r *stream.Reader, record admit.Record) {
 		p.running.run(func() { p.answer(r, p.anew(r, record)) })
 	case len(record.Result) >= pacedFrom && r.Local == nil && p.unsent.room.Take(inboxPrefix(r.Reply), int64(len(record.Result))):
 		p.running.run(func() {
-			defer p.unsent.room.Give(inboxPrefix(r.Reply), int64(len(record.Result)))
 			p.pacer.wait(p.base.Done(), r, len(record.Result))
+			p.unsent.room.Give(inboxPrefix(r.Reply), int64(len(record.Result))) // what cannot be sent takes it itself
 			p.answer(r, record)
 		})
 	default:

@@ -1,13 +1,18 @@
 package host
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"testing"
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/stream"
 	"github.com/toolmesh/toolmesh/internal/fair"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // What is kept for the connection to come back is bounded in bytes, of which no session has
@@ -62,5 +67,23 @@ func TestWhatIsUnsentIsBounded(t *testing.T) {
 	}
 	if again := fill("_INBOX_greedy.1.x"); again != flood {
 		t.Errorf("afterwards there is room for %d answers, and was for %d", again, flood)
+	}
+}
+
+// A result that waited to be sent and cannot leave takes no room twice: the last that fits is kept.
+func TestAPacedResultThatCannotLeave(t *testing.T) {
+	t.Parallel()
+	h, err := New(meshtest.Broker(t).Connect(t), &Options{Index: "desk"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Stop(context.WithoutCancel(t.Context())) //nolint:errcheck // it has no calls
+	h.unsent.holding.Store(true)                     // as while the connection is down
+	h.unsent.room.Take("_INBOX", maxHeldAnswers/2-1<<20)
+	r := &stream.Reader{Reply: "_INBOX.a.1", Request: &codec.Request{Session: "default", RPCID: "r"}, Identity: &codec.Identity{}}
+	port{h}.Answer(r, admit.Record{Result: make([]byte, 900<<10)})
+	h.running.wg.Wait()
+	if n := len(h.unsent.answers); n != 1 {
+		t.Errorf("%d answers wait for the connection, want the one", n)
 	}
 }

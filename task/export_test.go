@@ -28,10 +28,22 @@ func (s *Service) SetRoom(records, bytes int64, fired int) {
 // SetRequests bounds how many requests are answered at once.
 func (s *Service) SetRequests(n int64) { s.places = fair.NewRoom[subjects.SessionID](n) }
 
+// SetHeld bounds the bytes of values in memory.
+func (s *Service) SetHeld(n int64) { s.held = fair.NewRoom[subjects.SessionID](n) }
+
 // HoldValues takes all room for values, until free is called.
 func (s *Service) HoldValues(session subjects.SessionID) (free func()) {
 	s.held = fair.NewRoom[subjects.SessionID](1)
 	held := &holding{s: s, account: s.account(session)}
 	_ = held.take(1)
 	return held.free
+}
+
+// Counts finds out a session's part of the stores, and the level of its next task.
+func (s *Service) Counts(ctx context.Context, session subjects.SessionID) error {
+	_, err := s.useOf(ctx, session)
+	if err == nil {
+		_, err = s.level(ctx, session, priorityName(0))
+	}
+	return err
 }

@@ -79,6 +79,11 @@ func (s *Service) level(ctx context.Context, session subjects.SessionID, priorit
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if known = c.until[of]; now.Before(known.until) { // others asked at once
+		known.queued++
+		c.until[of] = known
+		return levelOf(known.queued), nil
+	}
 	if account != "" && levelOf(queued) < levels-2 {
 		delete(c.until, of)
 		return levelOf(queued), nil
@@ -100,13 +105,19 @@ func (s *Service) queuedOf(ctx context.Context, account subjects.SessionID, of s
 		}
 		return queued, err
 	}
-	all, _, err := s.bus.Subjects(ctx, subjects.StreamTasks, of)
-	for subject := range all {
-		if parsed, bad := subjects.Parse(subject); bad == nil && s.account(parsed.Session) == "" {
-			queued++
+	counted, err, _ := s.counts.Do("queue "+of, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)
+		defer cancel()
+		all, _, err := s.bus.Subjects(ctx, subjects.StreamTasks, of)
+		n := uint64(0)
+		for subject := range all {
+			if parsed, bad := subjects.Parse(subject); bad == nil && s.account(parsed.Session) == "" {
+				n++
+			}
 		}
-	}
-	return queued, err
+		return n, err
+	})
+	return counted.(uint64), err //nolint:forcetypeassert // as above
 }
 
 // mostCrowds bounds what is remembered of levels.

@@ -2,6 +2,7 @@ package task
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -242,17 +243,12 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 	caller := r.s.client.In(r.session)
 	held := holding{s: r.s, account: r.account}
 	defer held.free()
-	args, err := r.s.argsOf(r.ctx, &made, &held)
-	if err != nil {
-		e := toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
-		if !fresh && waits(e) { // the attempt may be under way: it is no other one's turn
-			e = unavailable("%w", e).WithOrigin(toolmesh.OriginCaller)
-		}
-		return nil, e
-	}
-	made.Args = args
 	if !fresh && made.Key == "" {
-		result, known, err := caller.Join(r.ctx, made.Tool, made.callID(n), made.Args, client.WithProgress(r.progress))
+		args, err := r.args(&made, &held, fresh)
+		if err != nil {
+			return nil, err
+		}
+		result, known, err := caller.Join(r.ctx, made.Tool, made.callID(n), args, client.WithProgress(r.progress), client.WhenReferred(held.free))
 		if err == nil && !known {
 			err = toolmesh.Errorf(toolmesh.CodeNodeLost, "the runner of the attempt is lost, and no node knows its call: whether the tool ran is not known").
 				WithOrigin(toolmesh.OriginMesh)
@@ -264,7 +260,12 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 		if own := toolmesh.Millis(made.TimeoutMS); own > 0 {
 			timeout = min(own, timeout)
 		}
-		result, err := r.once(caller, &made, n, timeout)
+		args, err := r.args(&made, &held, fresh)
+		if err != nil {
+			return nil, err
+		}
+		result, err := r.once(caller, &made, n, timeout, args, client.WhenReferred(held.free))
+		held.free()
 		e := toolmesh.AsError(err)
 		if e == nil || e.Code != toolmesh.CodeBusy || !waits(e) || !r.s.await(over, r.account, made.Priority) {
 			return result, err
@@ -272,13 +273,27 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 	}
 }
 
+// args are the arguments of an attempt's call, with the room for them. Large ones are held until
+// they are where the node reads them, which is long before a call of hours ends.
+func (r *run) args(made *record, held *holding, fresh bool) (json.RawMessage, error) {
+	args, err := r.s.argsOf(r.ctx, made, held)
+	if err == nil {
+		return args, nil
+	}
+	e := toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+	if !fresh && waits(e) { // the attempt may be under way: it is no other one's turn
+		e = unavailable("%w", e).WithOrigin(toolmesh.OriginCaller)
+	}
+	return nil, e
+}
+
 // once makes a call.
-func (r *run) once(caller *client.Client, made *record, n int, timeout time.Duration) (*client.Result, error) {
-	options := []client.CallOption{client.WithRPCID(made.callID(n)), client.WithTimeout(timeout), client.WithLineage(client.Lineage{Parent: made.Parent}), client.NoWait(), client.Outlive(), client.WithProgress(r.progress)}
+func (r *run) once(caller *client.Client, made *record, n int, timeout time.Duration, args json.RawMessage, referred client.CallOption) (*client.Result, error) {
+	options := []client.CallOption{referred, client.WithRPCID(made.callID(n)), client.WithTimeout(timeout), client.WithLineage(client.Lineage{Parent: made.Parent}), client.NoWait(), client.Outlive(), client.WithProgress(r.progress)}
 	if made.Key != "" {
 		options = append(options, client.WithIdempotencyKey(made.Key))
 	}
-	return caller.Call(r.ctx, made.Tool, made.Args, options...)
+	return caller.Call(r.ctx, made.Tool, args, options...)
 }
 
 // attend looks after a call until r's context ends: it says that the task runs, tells the

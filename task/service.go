@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -80,6 +81,7 @@ type Service struct {
 	waiting []*waiter
 	awaited map[string]awaited          // tasks that wait for a node, by key
 	uses    map[subjects.SessionID]*use // by account
+	counts  singleflight.Group          // what is listed in the stores for them
 }
 
 // New makes a service; [Service.Start] begins. All that it is given must outlive it.

@@ -34,6 +34,10 @@ const firedMost = 100
 // resultBytes is the room that a result takes which is not there yet.
 const resultBytes = 1 << 20
 
+// heldAgain is how soon what was refused for want of memory may come again: values are held for
+// as long as it takes to pass them on.
+const heldAgain = time.Second
+
 // useKept is for how long a session's use is believed.
 const useKept = time.Second
 
@@ -64,7 +68,8 @@ type holding struct {
 func (h *holding) take(size int64) error {
 	if !h.s.held.Take(h.account, size) {
 		return toolmesh.Errorf(toolmesh.CodeBusy, "large values of tasks take as many bytes here as the session may have of %d: try again", h.s.held.Limit()).
-			WithDetail("limit", "held_bytes").WithDetail("max", h.s.held.Limit()).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+			WithDetail("limit", "held_bytes").WithDetail("max", h.s.held.Limit()).
+			WithDetail("retry_after_ms", heldAgain.Milliseconds()).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
 	h.sizes = append(h.sizes, size)
 	return nil
@@ -75,6 +80,7 @@ func (h *holding) free() {
 	for _, size := range h.sizes {
 		h.s.held.Give(h.account, size)
 	}
+	h.sizes = nil
 }
 
 // roomFor reports whether a session may have so many more records and bytes: it may have as
@@ -104,15 +110,37 @@ func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more 
 		WithDetail("limit", "tasks").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
-// useOf is what a session's account has, as of a moment ago.
+// useOf is what a session's account has, as of a moment ago. Of all that ask for it at once one
+// lists it, whoever of them gives up.
 func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, error) {
-	now, account := time.Now(), s.account(session)
-	s.mu.Lock()
-	u := s.uses[account]
-	s.mu.Unlock()
-	if u != nil && now.Sub(u.read) < useKept {
+	account := s.account(session)
+	known := func() *use {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if u := s.uses[account]; u != nil && time.Since(u.read) < useKept {
+			return u
+		}
+		return nil
+	}
+	if u := known(); u != nil {
 		return u, nil
 	}
+	u, err, _ := s.counts.Do("use "+string(account), func() (any, error) {
+		if u := known(); u != nil { // it came in between
+			return u, nil
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)
+		defer cancel()
+		return s.countUse(ctx, session, account)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return u.(*use), nil //nolint:forcetypeassert // as above
+}
+
+func (s *Service) countUse(ctx context.Context, session, account subjects.SessionID) (*use, error) {
+	now := time.Now()
 	keys, err := subjects.SessionTasks(session)
 	if err != nil {
 		return nil, invalid("session: %w", err)
@@ -130,7 +158,7 @@ func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, 
 	if err != nil {
 		return nil, err
 	}
-	u = &use{read: now, all: room{bytes: bytes}}
+	u := &use{read: now, all: room{bytes: bytes}}
 	for i, n := range []*int64{&u.records, &u.all.records} {
 		if found[i] != nil {
 			*n = int64(found[i].Pending) + 1 //nolint:gosec // fewer than 2^63

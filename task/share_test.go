@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -134,7 +136,7 @@ func TestMadeUpSessionsHaveOneShare(t *testing.T) {
 
 	free := s.HoldValues("made-up-0")
 	show := `{"id":"` + string(large.ID()) + `","accept_ref":true}`
-	if r := <-ask("other", "show", show); r.Err == nil || r.Err.Code != toolmesh.CodeBusy || r.Err.Details["limit"] != "held_bytes" {
+	if r := <-ask("other", "show", show); r.Err == nil || r.Err.Code != toolmesh.CodeBusy || r.Err.Details["limit"] != "held_bytes" || r.Err.RetryAfter() == 0 {
 		t.Errorf("one more value where there is no room: %v", r.Err)
 	}
 	free()
@@ -286,5 +288,35 @@ func TestSchedulesCatchUp(t *testing.T) {
 			}
 		}
 		d.starts(t, string(id)) // it goes on
+	}
+}
+
+// What all tasks of the stores are listed for is listed once for all that ask at once.
+func TestOneListingForAllThatAsk(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	s := runs(t, broker.Connect(t), 0)
+	var lists atomic.Int64
+	spy := broker.Connect(t)
+	if _, err := spy.Subscribe("$JS.API.STREAM.INFO.>", func(*nats.Msg) { lists.Add(1) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := spy.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for range 40 {
+		all.Go(func() {
+			if err := s.Counts(t.Context(), "made-up"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if err := spy.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if n := lists.Load(); n == 0 || n > 20 { // three each second
+		t.Errorf("%d listings for 40 that asked at once, want 3", n)
 	}
 }

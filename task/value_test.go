@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/task"
 )
 
 // large is a key that no message carries, and neither does what the tool makes of it.
@@ -161,4 +162,25 @@ func TestValuesThatComeLate(t *testing.T) {
 func sum(text string) []byte {
 	all := sha256.Sum256([]byte(text))
 	return all[:]
+}
+
+// A call of hours holds nothing of its arguments in the runner: another one's large values are
+// taken while it runs, where there is room for one such value.
+func TestALongTaskHoldsNoArguments(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	runsWith(t, broker.Connect(t), task.Options{}, func(s *task.Service) { s.SetHeld(2 << 20) })
+	long := submit(t, calls(t, broker.Connect(t), ""), "jobs.wait", large("long"), nil)
+	d.starts(t, large("long"))
+	other, err := calls(t, broker.Connect(t), "other").Submit(within(t), "jobs.wait", job{large("other")}, nil)
+	if err != nil {
+		t.Fatalf("another large task beside one that runs: %v", err)
+	}
+	d.starts(t, large("other"))
+	for name, one := range map[string]*client.Task{"long": long, "other": other} {
+		close(d.gate(large(name)))
+		succeeds(t, one, "waited "+large(name))
+	}
 }

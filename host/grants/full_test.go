@@ -31,7 +31,8 @@ func TestHomesAreShared(t *testing.T) {
 }
 
 // Once an index has other workers, of another revision or of the same one made anew, one
-// call of each session hears so, and none is brought to what an earlier worker knew.
+// call of each session hears so, and none is brought to what an earlier worker knew: also where
+// calls that asked for an earlier one come late.
 func TestHomesHaveOtherWorkers(t *testing.T) {
 	t.Parallel()
 	since := time.Now()
@@ -43,7 +44,7 @@ func TestHomesHaveOtherWorkers(t *testing.T) {
 	for n, want := range []struct {
 		workers      string
 		claim, moved bool
-	}{{"1", true, false}, {"1", true, false}, {"2", true, true}, {"2", true, false}, {"3", false, false}, {"3", true, true}, {"3", true, false}} {
+	}{{"1", true, false}, {"1", true, false}, {"2", true, true}, {"2", true, false}, {"1", true, false}, {"2", true, false}, {"3", false, false}, {"2", true, false}, {"3", true, true}, {"1", true, false}, {"3", true, false}} {
 		home, err := k.Home(t.Context(), Of{Session: "s", Index: "i"}, want.workers, want.claim)
 		if err != nil || !home.Here {
 			t.Fatalf("%+v, %v", home, err)

@@ -3,6 +3,7 @@ package grants
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 
@@ -65,9 +66,14 @@ func (k *Keeper) Home(ctx context.Context, of Of, workers string, claim bool) (*
 		if home.d = k.domains[home.key]; home.d != nil && home.d.term != nil {
 			t := home.d.term
 			home.Here, home.ID = true, t.id+"."+workers
-			t.moved = t.moved || t.workers != "" && t.workers != workers
-			t.workers = workers
-			if claim {
+			late := slices.Contains(t.replaced, workers) // it asked before they were replaced
+			if !late && t.workers != workers {
+				if t.workers != "" {
+					t.moved, t.replaced = true, append(t.replaced, t.workers)
+				}
+				t.workers = workers
+			}
+			if claim && !late {
 				home.Moved, t.moved = t.moved, false
 			}
 			home.d.calls++

@@ -29,9 +29,10 @@ type term struct {
 	fence    uint64       // the last one
 
 	// Of a home.
-	id      string
-	workers string // that the last call asked for
-	moved   bool   // another node, or other workers, had it, and no call has heard of that
+	id       string
+	workers  string   // the newest that a call asked for
+	replaced []string // those before
+	moved    bool     // another node, or other workers, had it, and no call has heard of that
 }
 
 // rule is how keys are made of the calls of a tool.

@@ -348,10 +348,10 @@ func (j *Reader) read() {
 		case got > next:
 			next, misses = got, 0
 			continue
-		case err != nil && (ended != nil || r.node.Base.Err() != nil || toolmesh.CodeOf(err) != toolmesh.CodeUnavailable):
+		case err != nil && (ended != nil || r.node.Base.Err() != nil || toolmesh.CodeOf(err) != toolmesh.CodeUnavailable && toolmesh.CodeOf(err) != toolmesh.CodeBusy):
 			j.fail(admit.Record{Err: refusedItem(err)})
 			return
-		case ended == nil: // the store lags, or does not answer what stores the items either
+		case ended == nil: // the store lags, or does not answer what stores the items either, or others read
 		case !ended.Streamed:
 			j.fail(*ended)
 			return

@@ -187,3 +187,39 @@ func TestQuotaOfLargeItems(t *testing.T) {
 		t.Errorf("what is stored is given back: %d are used", used)
 	}
 }
+
+// A repetition for which too many others read waits its turn for as long as the call runs: no
+// error ends a stream that goes on.
+func TestARepetitionWaitsForOthersThatRead(t *testing.T) {
+	t.Parallel()
+	f, r, s := begin(t, &codec.Request{Delivery: codec.DeliverLive}, 1000)
+	if err := s.Send(t.Context(), json.RawMessage(`1`)); err != nil {
+		t.Fatal(err)
+	}
+	free := make(chan struct{})
+	var others sync.WaitGroup
+	defer others.Wait()
+	r.node.Replays = fair.NewQueue[subjects.SessionID](1, 1, func(f func()) { others.Go(f) })
+	for range 2 {
+		r.node.Replays.Do("default", func() { <-free })
+	}
+	gone := toolmesh.Errorf(toolmesh.CodeToolError, "the call's own end")
+	asked := 0
+	own := &Readers{}
+	own.Init(r.node, f, &Reader{Request: &codec.Request{Session: "default", RPCID: "r1", Delivery: codec.DeliverInbox}, Reply: "_INBOX.b", Start: time.Now()})
+	r.node.Account = func(session subjects.SessionID) subjects.SessionID {
+		if asked++; asked == 2 {
+			close(free)
+			others.Wait()
+			own.Settle(admit.Record{Err: gone})
+		}
+		return session
+	}
+	r.Join(own)
+	if asked < 2 {
+		close(free)
+	}
+	if len(f.answered) != 1 || f.answered[0].Err != gone {
+		t.Errorf("the repetition has %v, want %v", f.answered, gone)
+	}
+}
