@@ -70,15 +70,16 @@ func invalid(problems []Problem) error {
 // collector flattens the library's tree of errors.
 type collector struct {
 	root     any
-	result   string   // how the whole is called, of a result; empty for arguments
-	declared []string // names of the top-level properties
-	most     int      // as many problems are collected
+	result   string             // how the whole is called, of a result; empty for arguments
+	declared []string           // names of the top-level properties
+	schema   *jsonschema.Schema // of the arguments; nil: of something else
+	most     int                // as many problems are collected
 	problems []Problem
 	seen     map[Problem]bool
 }
 
-func problemsOf(failed *jsonschema.ValidationError, root any, result string, declared []string) []Problem {
-	c := &collector{root: root, result: result, declared: declared, most: 10 * maxProblems, seen: map[Problem]bool{}}
+func problemsOf(failed *jsonschema.ValidationError, root any, result string, declared []string, schema *jsonschema.Schema) []Problem {
+	c := &collector{root: root, result: result, declared: declared, schema: schema, most: 10 * maxProblems, seen: map[Problem]bool{}}
 	c.collect(failed)
 	// The library walks maps: sort, so that the same call gives the same answer.
 	slices.SortStableFunc(c.problems, func(a, b Problem) int { return strings.Compare(a.Pointer, b.Pointer) })
@@ -205,15 +206,36 @@ func (c *collector) collect(e *jsonschema.ValidationError) {
 
 func (c *collector) missing(at string, names []string, because string) {
 	for _, n := range names {
-		text := fmt.Sprintf("%q is required", n)
+		text, expected := fmt.Sprintf("%q is required", n), "a value"
 		if at != "" {
 			text = fmt.Sprintf("%q is required in %s", n, at)
 		}
 		if because != "" {
 			text += fmt.Sprintf(" when %q is given", because)
 		}
-		c.add(Problem{Pointer: at + "/" + escapePointer(n), Expected: "a value", Got: "nothing", Message: text})
+		if kind := c.typeOf(n); at == "" && kind != "" {
+			text, expected = text+": "+kind, kind
+		}
+		c.add(Problem{Pointer: at + "/" + escapePointer(n), Expected: expected, Got: "nothing", Message: text})
 	}
+}
+
+// typeOf is what JSON an argument is, empty where its schema does not say it itself.
+func (c *collector) typeOf(argument string) string {
+	if c.schema == nil {
+		return ""
+	}
+	s := c.schema.Properties[argument]
+	for range maxSteps {
+		switch {
+		case s == nil:
+			return ""
+		case s.Types != nil && !s.Types.IsEmpty():
+			return strings.Join(s.Types.ToStrings(), " or ")
+		}
+		s = s.Ref
+	}
+	return ""
 }
 
 func (c *collector) unknown(parent []string, prop string) {

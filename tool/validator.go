@@ -169,7 +169,7 @@ func (v *Validator) Validate(args json.RawMessage) error {
 		return nil
 	}
 	err := v.ask(args, func(failed *jsonschema.ValidationError, value any) error {
-		return invalid(problemsOf(failed, value, "", v.unknown))
+		return invalid(problemsOf(failed, value, "", v.unknown, v.fast))
 	})
 	if errors.Is(err, errBudget) {
 		err = invalid([]Problem{{Expected: "arguments that can be checked", Got: "nested alternatives", Message: "the arguments are " + err.Error()}})
@@ -197,7 +197,7 @@ func (v *Validator) CheckResult(result json.RawMessage) (wrong *Mismatch, err er
 		return nil, nil
 	}
 	err = v.ask(result, func(failed *jsonschema.ValidationError, value any) error {
-		wrong = &Mismatch{problemsOf(failed, value, "the result", nil)[0].Message, public(failed, value)}
+		wrong = &Mismatch{problemsOf(failed, value, "the result", nil, nil)[0].Message, public(failed, value)}
 		return nil
 	})
 	if errors.Is(err, errBudget) {

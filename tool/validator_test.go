@@ -150,7 +150,7 @@ func TestValidateMessages(t *testing.T) {
 	v := compile(t, forecastSchema)
 	err := v.Validate(json.RawMessage(`{"days":"three","units":"kelvin","ctiy":"Oslo"}`))
 	want := []tool.Problem{
-		{Pointer: "/city", Expected: "a value", Got: "nothing", Message: `"city" is required`},
+		{Pointer: "/city", Expected: "string", Got: "nothing", Message: `"city" is required: string`},
 		{Pointer: "/ctiy", Expected: "nothing", Got: `"Oslo"`, Message: `"ctiy" is not an argument of this tool; did you mean "city"?`},
 		{Pointer: "/days", Expected: "integer", Got: `"three"`, Message: `/days must be integer, not string "three"`},
 		{Pointer: "/units", Expected: `one of "metric", "imperial"`, Got: `"kelvin"`, Message: `/units must be one of "metric", "imperial", not "kelvin"`},
@@ -158,7 +158,7 @@ func TestValidateMessages(t *testing.T) {
 	if diff := cmp.Diff(want, tool.Problems(err)); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
-	if got, want := err.Error(), `invalid_arguments: "city" is required (and 3 more)`; got != want {
+	if got, want := err.Error(), `invalid_arguments: "city" is required: string (and 3 more)`; got != want {
 		t.Errorf("error is %q, want %q", got, want)
 	}
 	wire, jsonErr := json.Marshal(toolmesh.AsError(err))
