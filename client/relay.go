@@ -112,7 +112,7 @@ func (c *Client) others(ctx context.Context, key routeKey, without subjects.Node
 	c.pick(key.session, key.id) // it is in use: asked for again, beside the calls
 	nodes, ok := c.shared.routes.seats(key)
 	if !ok {
-		select { // not by who is heard: one that is known since now has said nothing yet
+		select { // a node without heartbeats counts too: one that has just joined has sent none yet
 		case <-c.askNodes(key):
 		case <-ctx.Done():
 		}

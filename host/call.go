@@ -672,7 +672,7 @@ func (h *Host) answer(r *stream.Reader, record admit.Record) {
 	if record.Warning != "" && header != nil {
 		header.Set(codec.HeaderWarning, codec.HeaderText(record.Warning))
 	}
-	if req.Read && record.By == nil && len(body) >= pacedFrom { // who has read it tells the node that is named
+	if req.Read && record.By == nil && len(body) >= pacedFrom { // the caller tells the node in Mesh-Node that it has read it
 		header.Set(codec.HeaderRead, "1")
 	}
 	if !h.send(reply, header, body) && record.Err == nil {

@@ -74,7 +74,7 @@ func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int) {
 	p.mu.Unlock()
 	defer p.mu.Lock()
 	select {
-	case to.turn <- struct{}{}: // who waits for it has it in the order of arrival
+	case to.turn <- struct{}{}: // waiters get it in the order of arrival
 		defer func() { <-to.turn }()
 	case <-done:
 		return

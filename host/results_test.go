@@ -13,7 +13,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -119,21 +118,7 @@ func TestResultsAreChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	b, err := bus.New(broker.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(view.Close)
-	responder, err := registry.NewResponder(b, view, registry.NewStore(b), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(responder.Close)
+	responding(t, broker)
 	for i, one := range cases {
 		result, err := c.Call(t.Context(), subjects.ToolID("desk."+nameOf(i)), json.RawMessage(`{"items":[`+one.items+`]}`))
 		if toolmesh.CodeOf(err) != one.code {
@@ -216,21 +201,7 @@ func TestResultOfASessionStaysItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = h.Stop(context.Background()) })
-	b, err := bus.New(broker.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(view.Close)
-	responder, err := registry.NewResponder(b, view, registry.NewStore(b), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(responder.Close)
+	responding(t, broker)
 	of := func(session subjects.SessionID) *client.Client {
 		c, err := client.New(broker.Connect(t), &client.Options{Session: session})
 		if err != nil {

@@ -209,21 +209,7 @@ func TestThousandsOfFunctions(t *testing.T) {
 	h := newHost(t, nc, &host.Options{Index: "many", Node: "n1"})
 	handleMany(t, h, "many", "", 0, n)
 	start(t, nc, h)
-	b, err := bus.New(broker.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(view.Close)
-	responder, err := registry.NewResponder(b, view, registry.NewStore(b), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(responder.Close)
+	view := responding(t, broker)
 	meshtest.Until(t, "all are known", func() bool {
 		all, _ := view.List("s", "", 0)
 		return len(all) == n
@@ -448,4 +434,25 @@ func TestToolsAreAddedAndRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	meshtest.Until(t, "nothing is said of them", func() bool { return !strings.Contains(known(), "many.") })
+}
+
+// responding has somebody answer for the registry, by the view that is returned.
+func responding(t *testing.T, broker *meshtest.Server) *registry.View {
+	t.Helper()
+	b, err := bus.New(broker.Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	view, err := registry.OpenView(t.Context(), b, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(view.Close)
+	responder, err := registry.NewResponder(b, view, registry.NewStore(b), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(responder.Close)
+	return view
 }

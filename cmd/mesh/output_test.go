@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -13,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/broker"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // What a tool says of itself, its results and its errors do nothing to a terminal.
@@ -34,13 +37,25 @@ func TestTextOfToolsSteersNoTerminal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, tool := range map[string]func(context.Context, struct{}) (string, error){
+	for name, say := range map[string]func(context.Context, struct{}) (string, error){
 		"say":  func(context.Context, struct{}) (string, error) { return hostile, nil },
 		"fail": func(context.Context, struct{}) (string, error) { return "", errors.New(hostile) },
 	} {
-		if _, err := h.Handle(name, host.Func(tool), host.Description(hostile+"\nsecond line")); err != nil {
+		if _, err := h.Handle(name, host.Func(say), host.Description(hostile+"\nsecond line")); err != nil {
 			t.Fatal(err)
 		}
+	}
+	// What it returns is no number: the warning of that is text of the tool, too.
+	if err := h.Publish(t.Context(), host.Service{Index: "liar", Tools: []host.Tool{{
+		Descriptor: &tool.Descriptor{
+			ID: "liar.say", Name: "say", Source: tool.SourceGo, InputSchema: json.RawMessage(`{"type":"object"}`), OutputSchema: json.RawMessage(`{"type":"integer"}`),
+		},
+		Handler: host.HandlerFunc(func(ctx context.Context, _ *host.Call, sink host.Sink) error {
+			value, _ := json.Marshal(hostile)
+			return sink.Send(ctx, value)
+		}),
+	}}}); err != nil {
+		t.Fatal(err)
 	}
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
@@ -48,11 +63,11 @@ func TestTextOfToolsSteersNoTerminal(t *testing.T) {
 	t.Cleanup(func() { _ = h.Stop(context.WithoutCancel(t.Context())) })
 	startAgent(t, home, b.URL(), "one") // answers for the registry
 	for _, args := range [][]string{
-		{"ls"}, {"ls", "--json"}, {"info", "hostile.say"}, {"call", "hostile.say"}, {"call", "hostile.fail"},
+		{"ls"}, {"ls", "--json"}, {"info", "hostile.say"}, {"call", "hostile.say"}, {"call", "liar.say"}, {"info", "liar.say"}, {"call", "hostile.fail"},
 		{"call", "hostile.fail", "--json"}, {"nodes"}, {"node", "show", string(h.Node())},
 	} {
 		out, _ := meshCommand(t, home, append(args, "--server="+b.URL())...).CombinedOutput()
-		if !strings.Contains(string(out), "nice") && !strings.Contains(string(out), "hostile") {
+		if !strings.Contains(string(out), "nice") && !strings.Contains(string(out), "hostile") || slices.Contains(args, "liar.say") && !strings.Contains(string(out), "does not fit the output schema") {
 			t.Errorf("mesh %v prints %q", args, out)
 		}
 		if at := strings.IndexFunc(string(out), func(c rune) bool { return unicode.IsControl(c) && c != '\n' && c != '\t' || c == '\u202e' }); at >= 0 {

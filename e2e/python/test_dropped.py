@@ -1,4 +1,4 @@
-"""What becomes of a mesh that is dropped, of a fork and at the interpreter's end; and that nothing complains."""
+"""A mesh that is dropped, after a fork and at the interpreter's end: it closes, and nothing is printed."""
 
 import os
 import subprocess

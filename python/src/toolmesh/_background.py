@@ -136,7 +136,7 @@ class _Awaited:
             self.value = await self.make()
         except BaseException as failure:  # noqa: B036 - it is raised where it is waited for
             self.failure = failure
-        if not background.over:  # else who waits is a daemon thread, which ends with the interpreter
+        if not background.over:  # else the waiting thread is a daemon, which ends with the interpreter
             self.ended.release()
 
     def give_up(self) -> None:
@@ -151,7 +151,7 @@ def _give_up(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], future: c
 
 def _settle(future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
     if background.over:
-        return  # whoever waits is a daemon thread, which ends with the interpreter
+        return  # the waiting thread is a daemon, which ends with the interpreter
     if future.cancelled() or not future.set_running_or_notify_cancel():
         if not task.cancelled():
             task.exception()  # seen
