@@ -19,10 +19,10 @@ func TestChangesPage(t *testing.T) {
 		}
 		return string(data)
 	}
-	if !strings.Contains(read("README.md"), "(docs/changes.md)") {
-		t.Error("README.md does not link docs/changes.md")
+	if !strings.Contains(read("README.md"), "(docs/development/where-changes-go.md)") {
+		t.Error("README.md does not link docs/development/where-changes-go.md")
 	}
-	page := read("docs/changes.md")
+	page := read("docs/development/where-changes-go.md")
 	changes := strings.Split(page, "\n## ")[1:]
 	if len(changes) < 6 {
 		t.Errorf("the page shows %d changes, want six", len(changes))
