@@ -13,7 +13,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -255,11 +254,11 @@ type counter struct {
 	begun chan struct{}
 }
 
-// Item implements [output.Sink].
+// Item implements [executor.Sink].
 func (c *counter) Item(context.Context, json.RawMessage) error { c.n++; return nil }
 
-// Log implements [output.Sink].
-func (c *counter) Log(output.Record) {
+// Log implements [executor.Sink].
+func (c *counter) Log(executor.Record) {
 	if c.begun != nil {
 		select {
 		case c.begun <- struct{}{}:

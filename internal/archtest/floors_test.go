@@ -104,8 +104,8 @@ var never = []struct {
 	{"codec", []string{natsGo, natsServer, jsmGo}, "it knows bytes and headers, not NATS"},
 	{"tool", []string{natsGo, natsServer, jsmGo}, "it knows nothing of NATS"},
 	{"executor", []string{natsGo, natsServer, jsmGo}, "it knows nothing of NATS"},
-	{"executor/pool", []string{module + "/executor/zygote"}, "it is handed a function that starts a process"},
-	{"executor/zygote", []string{module + "/executor/pool"}, "it knows nothing of calls"},
+	{"executor/internal/pool", []string{module + "/executor/internal/zygote"}, "it is handed a function that starts a process"},
+	{"executor/internal/zygote", []string{module + "/executor/internal/pool"}, "it knows nothing of calls"},
 	{"internal/index", []string{natsGo, natsServer, jsmGo}, "it knows nothing of NATS"},
 }
 
@@ -276,7 +276,7 @@ func TestRulesRefuse(t *testing.T) {
 		"not in the table":    {brokenFloors, in("internal/stuff"), in("internal/bus/inner")},
 		"a root sub-folder":   {brokenFloors, in("stuff"), in("")},
 		"not std":             {brokenFloors, in("subjects", "github.com/google/uuid"), in("subjects", "encoding/base32")},
-		"out of a room":       {brokenRooms, in("executor/venv/lock", module+"/executor"), in("executor/pool", module+"/executor/frame")},
+		"out of a room":       {brokenRooms, in("executor/internal/venv/lock", module+"/executor"), in("executor/internal/pool", module+"/executor/internal/frame")},
 		"root imports a part": {brokenFloors, in("", module+"/subjects"), in("", "errors")},
 		"envconfig":           {brokenLinks, in("agent", envconfig), in("cmd/mesh", envconfig)},
 		"cobra":               {brokenLinks, in("gateway", cobra), in("cmd/mesh", cobra)},
@@ -286,8 +286,8 @@ func TestRulesRefuse(t *testing.T) {
 		"the broker":          {brokenLinks, in("router", module+"/internal/broker"), in("meshtest", module+"/internal/broker")},
 		"natsadmin":           {brokenLinks, in("meshtest", module+"/internal/natsadmin"), in("cmd/mesh-agent", module+"/internal/natsadmin")},
 		"meshtest":            {brokenLinks, in("cmd/mesh", module+"/meshtest"), in("bench", module+"/meshtest")},
-		"client and executor": {brokenLinks, in("client", module+"/executor/frame"), in("agent", module+"/executor/frame")},
-		"executor and NATS":   {brokenLinks, in("executor/pool", natsGo), in("internal/bus", natsGo)},
+		"client and executor": {brokenLinks, in("client", module+"/executor/internal/frame"), in("agent", module+"/executor/internal/frame")},
+		"executor and NATS":   {brokenLinks, in("executor/internal/pool", natsGo), in("internal/bus", natsGo)},
 		"a name":              {brokenNames, in("internal/util"), in("internal/utility")},
 		"no doc.go":           {brokenNames, source{folder: "codec", name: "codec", files: []string{"codec.go"}}, in("codec")},
 	} {
