@@ -134,6 +134,9 @@ func (x *Exchange) Arrived() <-chan Arrival { return x.arrived }
 // Peer is the node that has the request; nil while that is unknown.
 func (x *Exchange) Peer() *Peer { return x.peer.Load() }
 
+// Heard reports whether a keepalive has come.
+func (x *Exchange) Heard() bool { return x.sign.Load() != 0 }
+
 // receive takes what arrives in the inbox, on the goroutine of all inboxes.
 func (x *Exchange) receive(m *nats.Msg, err error) {
 	if err == nil && strings.HasSuffix(m.Subject, again) && NoResponders(m) {
