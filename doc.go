@@ -30,7 +30,7 @@
 //	host     takes the request off its channel; refuses a reply subject that is
 //	         no inbox; reads headers and body (codec); finds the tool; checks
 //	         deadline, session and revision; gives it a slot, or joins it to the
-//	         same call that runs (host/admit); validates the arguments (tool)
+//	         same call that runs (host/internal/admit); validates the arguments (tool)
 //	agent    hands the arguments to the executor, as the bytes they are
 //	executor picks a warm worker of the index and writes one frame to its pipe
 //	worker   converts the arguments, runs the function, writes one frame back

@@ -11,8 +11,8 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/batch"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/batch"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -62,7 +62,7 @@ func (h *Host) subscribeBatches(s *batch.Server, c *client.Client, own string) (
 func (h *Host) features() []string {
 	all := codec.Features()
 	if h.batches.Load() != nil {
-		all = append(all, batch.Feature)
+		all = append(all, codec.FeatureBatch)
 	}
 	return all
 }
@@ -139,7 +139,7 @@ type batchView struct {
 // Owner implements [batch.View].
 func (v batchView) Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) (subjects.NodeID, bool) {
 	route, _ := v.Route(session, first)
-	return v.View.Owner(batch.Feature, route.Nodes, string(session), string(id))
+	return v.View.Owner(codec.FeatureBatch, route.Nodes, string(session), string(id))
 }
 
 // mostNames is of how many tools, called by less than their ids, one batch is told what

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/stream"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 

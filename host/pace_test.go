@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/stream"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 

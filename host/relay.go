@@ -5,9 +5,9 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/retry"
-	"github.com/toolmesh/toolmesh/host/stream"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/retry"
+	"github.com/toolmesh/toolmesh/host/internal/stream"
 )
 
 // maxHops is how often a call is passed on at most, by all nodes together.

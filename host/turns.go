@@ -11,8 +11,8 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/grants"
-	"github.com/toolmesh/toolmesh/host/lane"
+	"github.com/toolmesh/toolmesh/host/internal/grants"
+	"github.com/toolmesh/toolmesh/host/internal/lane"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -77,7 +77,7 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		return refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the call's turn has come, and its caller is not there"))
 	}
 	mine := *call
-	mine.Turn, mine.lanes = turn, strings.TrimPrefix(call.lanes+","+turn.ID(), ",")
+	mine.Lane, mine.lanes = turn, strings.TrimPrefix(call.lanes+","+turn.ID(), ",")
 	lineage := mine.below()
 	err := t.Handler.ServeTool(&turnContext{ctx, above, &lineage, turn}, &mine, sink)
 	var lost, known *toolmesh.Error

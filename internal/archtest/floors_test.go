@@ -271,7 +271,7 @@ func TestRulesRefuse(t *testing.T) {
 		"upwards":             {brokenFloors, in("client", module+"/host"), in("host", module+"/client")},
 		"sideways":            {brokenFloors, in("codec", module+"/tool"), in("codec", module+"/subjects", module)},
 		"from a sub-folder":   {brokenFloors, in("registry/part", module+"/client"), in("registry/part", module+"/registry")},
-		"into a sub-folder":   {brokenFloors, in("registry", module+"/host/lane"), in("agent", module+"/host/lane")},
+		"into a sub-folder":   {brokenFloors, in("registry", module+"/host/internal/lane"), in("agent", module+"/host/internal/lane")},
 		"of the top":          {brokenFloors, in("cmd/mesh", module+"/bench"), in("bench", module+"/cmd/mesh")},
 		"not in the table":    {brokenFloors, in("internal/stuff"), in("internal/bus/inner")},
 		"a root sub-folder":   {brokenFloors, in("stuff"), in("")},

@@ -1,5 +1,5 @@
 // Package grants gives calls their turns in lanes that reach beyond one batch: those of a
-// session, of the mesh, and of one node. [host/lane] says who has to wait for whom; this
+// session, of the mesh, and of one node. [host/internal/lane] says who has to wait for whom; this
 // package says who decides that, for how long a decision stands, and what happens when
 // somebody is lost.
 //

@@ -9,7 +9,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/lane"
+	"github.com/toolmesh/toolmesh/host/internal/lane"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )

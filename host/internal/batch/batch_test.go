@@ -19,7 +19,6 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/host/batch"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
@@ -88,7 +87,7 @@ func open(t *testing.T, at where, n int, opts router.Options) *mesh {
 			route, _ := view.Route("s", "stage.keyed")
 			ready := 0
 			for _, node := range view.Nodes() {
-				if node.Alive && slices.Contains(node.Features, batch.Feature) {
+				if node.Alive && slices.Contains(node.Features, codec.FeatureBatch) {
 					ready++
 				}
 			}
@@ -768,7 +767,7 @@ func TestNodeLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	owner, ok := view.Owner(batch.Feature, nil, "default", "batch_lost")
+	owner, ok := view.Owner(codec.FeatureBatch, nil, "default", "batch_lost")
 	if !ok {
 		t.Fatal("no node has the batch")
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/toolmesh/toolmesh/host/lane"
+	"github.com/toolmesh/toolmesh/host/internal/lane"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
