@@ -64,8 +64,9 @@ func (r *Room) Free() {
 
 // View is what the registry knows. Its methods may be called concurrently.
 type View interface {
-	// Owner returns the node that has the batch of an id, of a session: one that serves
-	// the tool of its first call, if one of those runs batches. Nil: there is none.
+	// Owner returns the other node that has the batch of an id, of a session: one that
+	// serves the tool of its first call, if one of those runs batches. Nil: this node has
+	// it, or none.
 	Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) *bus.Peer
 	// Descriptors returns the descriptors of tools by the names that calls have for
 	// them. What it does not know is missing.
@@ -222,7 +223,7 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Heade
 		return
 	}
 	if b.Hops == 0 && !here {
-		if owner := s.View.Owner(subject.Session, b.Request.RPCID, b.Members[0].Tool); owner != nil && owner.ID != s.Node {
+		if owner := s.View.Owner(subject.Session, b.Request.RPCID, b.Members[0].Tool); owner != nil {
 			s.pass(owner, subject, to, m)
 			return
 		}
