@@ -56,7 +56,9 @@ func (h *Host) relayCall(c *inflight, req *codec.Request, args json.RawMessage, 
 		h.relayed.Add(1)
 		return admit.Record{Streamed: true}, nil
 	}
-	result, err := h.relay.Load().Relay(&c.ctx, req, args, h.node, to, c.report)
+	c.readers.Relayed.Store(true) // the node that runs it sees to callers that are gone
+	defer c.readers.Relayed.Store(false)
+	result, err := h.relay.Load().Relay(&c.ctx, req, args, h.node, to, c.report, c.readers.Deserted)
 	if err != nil {
 		return admit.Record{}, err
 	}
