@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/batch"
 	"github.com/toolmesh/toolmesh/host/internal/reply"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -135,9 +136,13 @@ type batchView struct {
 }
 
 // Owner implements [batch.View].
-func (v batchView) Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) (subjects.NodeID, bool) {
+func (v batchView) Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) *bus.Peer {
 	route, _ := v.Route(session, first)
-	return v.View.Owner(codec.FeatureBatch, route.Nodes, string(session), string(id))
+	owner, ok := v.View.Owner(codec.FeatureBatch, route.Nodes, string(session), string(id))
+	if !ok || owner.Node == v.host.node {
+		return nil
+	}
+	return v.host.bus.Listed(owner.Node, owner.Boot)
 }
 
 // mostNames is of how many tools, called by less than their ids, one batch is told what

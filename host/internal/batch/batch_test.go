@@ -784,7 +784,7 @@ func TestNodeLost(t *testing.T) {
 	}
 	m.stage.began(t, "runs")
 	for i, r := range m.routers {
-		if r.Node() == owner {
+		if r.Node() == owner.Node {
 			proxies[i].Blackhole()
 			t.Cleanup(proxies[i].Heal) // before the node leaves
 		}
