@@ -49,6 +49,11 @@ func (h *Host) Stats() Stats {
 	return s
 }
 
+// load is how busy the node is, for callers that choose by it.
+func (h *Host) load() codec.Load {
+	return codec.Load{InFlight: h.calls.InFlight(), Slots: h.opts.Slots}
+}
+
 // CodeOther is what [Figures] counts errors under whose code is none of this
 // version's: a handler may write what it likes.
 const CodeOther toolmesh.Code = "other"

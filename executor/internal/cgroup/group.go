@@ -14,7 +14,8 @@ import (
 )
 
 // Group is one control group: the processes that were added, and all that they
-// start. Safe for concurrent use.
+// start. Safe for concurrent use. Of nil, which bounds nothing, Kills, Refused and Close may
+// be asked.
 type Group struct {
 	tree *Tree
 	kind Kind
@@ -120,6 +121,9 @@ func (g *Group) LimitTasks(n int) error {
 
 // Refused is how many processes and threads the kernel has refused to start.
 func (g *Group) Refused() int {
+	if g == nil {
+		return 0
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.refusal == nil {
@@ -171,6 +175,9 @@ func (g *Group) number(name string) (int64, error) {
 
 // Kills is how many of its processes the kernel has killed for want of memory.
 func (g *Group) Kills() int {
+	if g == nil {
+		return 0
+	}
 	n, _ := g.kills()
 	return n
 }
@@ -221,6 +228,9 @@ func counter(text, name string) (int64, bool) {
 // Close removes the group in the background, and kills what still runs in it. It
 // may be called several times.
 func (g *Group) Close() {
+	if g == nil {
+		return
+	}
 	g.closing.Do(func() {
 		t := g.tree
 		t.mu.Lock()

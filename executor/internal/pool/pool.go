@@ -76,6 +76,8 @@ type Pool struct {
 	spawn    func(ctx context.Context) (Process, error)
 	nextCall atomic.Uint64
 
+	watchEvery time.Duration // how often the watchdog looks; 0: there is none
+
 	limited chan struct{}   // capacity 1: a call that the watchdog looks at begins
 	open    context.Context //nolint:containedctx // until no more workers are started: an update cannot be given one
 	shut    context.CancelFunc
@@ -95,7 +97,7 @@ func New(cfg Config, spawn func(ctx context.Context) (Process, error)) *Pool {
 	p.open, p.shut = context.WithCancel(context.Background())
 	p.state.cfg, p.state.depths = &p.cfg, map[int]int{}
 	p.wg.Go(p.maintain)
-	if watched(cfg.Limits) {
+	if p.watchEvery = sandbox.Pace(cfg.Declared, cfg.Limits); p.watchEvery > 0 {
 		p.wg.Go(p.watch)
 	}
 	return p

@@ -9,7 +9,6 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/frame"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // A limit on memory has three guards. What is asked for at once, far beyond it,
@@ -22,15 +21,6 @@ import (
 // also counts what the limit does not: see bound.
 
 const (
-	// watchEvery is how often the watchdog looks at calls that run and declare limits:
-	// what a call may take beyond a limit before it is stopped is what it can take in
-	// that time.
-	watchEvery = 20 * time.Millisecond
-	// The defaults of the node are wide and hold for every call: they are looked at
-	// more rarely, and so are temporary files. A look at many files may take no more than
-	// a part of the time.
-	watchDefaults = 100 * time.Millisecond
-	watchShare    = 20
 	// kernelShare is for what the kernel holds on a worker's behalf, beyond the limit:
 	// tables of pages, stacks, buffers.
 	kernelShare = 4 << 20
@@ -49,21 +39,14 @@ type metering struct {
 	base int64 // bytes of memory before the first call
 	// Of its control group: what was charged to it by then, and the processes that
 	// the kernel had killed there when the running call began.
-	charged   int64
-	kills     int
-	seen      time.Duration // processor time, of the process and all below, at the last look
-	looked    time.Time     // when that was; the watchdog's own
-	nextFiles time.Time     // when its temporary files are looked at again; the watchdog's own
+	charged int64
+	kills   int
+	seen    time.Duration // processor time, of the process and all below, at the last look
+	looked  time.Time     // when that was; the watchdog's own
+	files   sandbox.Look  // at its temporary files; the watchdog's own
 	// Likewise: its own processor time at the last look, if it was alone then, else 0.
 	alone time.Duration
 }
-
-// closely reports whether calls under these limits, which they declare, must be looked
-// at often.
-func closely(l tool.Limits) bool { return l.CPUTime > 0 || l.Memory > 0 || l.Pids > 0 }
-
-// watched reports whether calls under these limits must be looked at while they run.
-func watched(l tool.Limits) bool { return closely(l) || l.TempFiles > 0 }
 
 // bound sets the bound of a worker's group when it is ready for its first call.
 // What it has of its zygote is charged to that; but the first to write to a
@@ -71,7 +54,7 @@ func watched(l tool.Limits) bool { return closely(l) || l.TempFiles > 0 }
 // that it began with may be charged to it once more.
 func (w *worker) bound() {
 	limits := w.pool.cfg.Limits
-	if w.metering.base = w.proc.Base(); closely(w.pool.cfg.Declared) { // else near enough, for a fork's sake
+	if w.metering.base = w.proc.Base(); w.pool.watchEvery == sandbox.LookOften { // else near enough, for a fork's sake
 		if u, ok := w.proc.Usage(0); ok {
 			w.metering.base = u.Memory
 		}
@@ -94,7 +77,7 @@ func (w *worker) bound() {
 // meter notes where a worker's meter stands when it gets a call, and wakes the
 // watchdog.
 func (s *state) meter(w *worker) {
-	if !watched(s.cfg.Limits) {
+	if w.pool.watchEvery == 0 {
 		return
 	}
 	if len(w.jobs) <= 1 { // else it is metered already
@@ -103,8 +86,8 @@ func (s *state) meter(w *worker) {
 				w.metering.seen = u.CPU
 			}
 		}
-		if group := w.proc.Group(); group != nil && s.cfg.Declared.Memory > 0 {
-			w.metering.kills = group.Kills()
+		if s.cfg.Declared.Memory > 0 {
+			w.metering.kills = w.proc.Group().Kills()
 		}
 	}
 	select {
@@ -116,10 +99,6 @@ func (s *state) meter(w *worker) {
 // watch is the watchdog: it looks at the calls of a pool with limits while there
 // are any, and stops what takes more than it may.
 func (p *Pool) watch() {
-	every := watchDefaults
-	if closely(p.cfg.Declared) {
-		every = watchEvery
-	}
 	for {
 		select {
 		case <-p.limited:
@@ -128,7 +107,7 @@ func (p *Pool) watch() {
 		}
 		for busy := true; busy; {
 			select {
-			case <-time.After(every):
+			case <-time.After(p.watchEvery):
 			case <-p.open.Done():
 				return
 			}
@@ -162,8 +141,8 @@ func (p *Pool) patrol() bool {
 
 // tooBrief reports whether a worker need not be looked at yet.
 func (p *Pool) tooBrief(w *worker, calls []*job, now time.Time) bool {
-	return w.proc.Group() != nil && !closely(p.cfg.Declared) && now.Sub(w.metering.looked) < watchBrief &&
-		!slices.ContainsFunc(calls, func(j *job) bool { return now.Sub(j.since) >= watchDefaults })
+	return w.proc.Group() != nil && p.watchEvery != sandbox.LookOften && now.Sub(w.metering.looked) < watchBrief &&
+		!slices.ContainsFunc(calls, func(j *job) bool { return now.Sub(j.since) >= sandbox.LookRarely })
 }
 
 // asleep reports whether a worker, which had no processes and threads but its own, has not
@@ -178,17 +157,14 @@ func (w *worker) asleep() bool {
 
 // tempFiles is what a worker's temporary files take, 0 while it is not time to look.
 func (w *worker) tempFiles() int64 {
-	limit, began := int64(w.pool.cfg.Limits.TempFiles), time.Now()
+	limit := int64(w.pool.cfg.Limits.TempFiles)
 	if limit == 0 {
 		return 0
 	}
-	if began.Before(w.metering.nextFiles) {
+	files, looked := w.metering.files.Due(func() int64 { return w.proc.TempFiles(limit) })
+	if !looked {
 		w.metering.alone = 0 // to be looked at again, though it may sleep by then
-		return 0
 	}
-	files := w.proc.TempFiles(limit)
-	now := time.Now()
-	w.metering.nextFiles = now.Add(max(watchDefaults/2, watchShare*now.Sub(began)))
 	return files
 }
 
@@ -268,8 +244,6 @@ func computing(w *worker, jobs []*job) []*job {
 func (w *worker) outgrown() func(j *job) *toolmesh.Error {
 	group, limits := w.proc.Group(), w.pool.cfg.Limits
 	switch {
-	case group == nil:
-		return nil
 	case group.Kills() > w.metering.kills:
 		peak, reached := group.Peak()-w.metering.charged, group.Reached()
 		return func(j *job) *toolmesh.Error { return failure.Starved(j.Tool, int64(limits.Memory), peak, reached) }

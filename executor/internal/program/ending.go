@@ -5,8 +5,6 @@ import (
 	"strings"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
@@ -22,18 +20,15 @@ func (r *run) unit() string {
 }
 
 // failed makes an error of how the program ended, nil if it ended well.
-func (r *run) failed(said string) error {
-	var number int
-	switch {
-	case strings.HasPrefix(said, "refused "):
-		return failure.Unavailable("the sandbox level %s cannot be had: %s", r.call.Sandbox, strings.TrimPrefix(said, "refused "))
-	case scanned(said, "exec %d", &number):
-		errno := syscall.Errno(number) //nolint:gosec // an errno
-		if errno == unix.E2BIG {
-			return failure.NotStarted(toolmesh.CodePayloadTooLarge, "the arguments are more than the system gives to a program")
-		}
-		return failure.Unavailable("the command %s cannot be started: %s", r.program(), errno).WithRetryable(false)
-	case !scanned(said, "exit %d", &number):
+func (r *run) failed(ending sandbox.Ending) error {
+	switch how := ending.Exit; {
+	case ending.Refused != "":
+		return failure.Unavailable("the sandbox level %s cannot be had: %s", r.call.Sandbox, ending.Refused)
+	case ending.Failed == syscall.E2BIG:
+		return failure.NotStarted(toolmesh.CodePayloadTooLarge, "the arguments are more than the system gives to a program")
+	case ending.Failed != 0:
+		return failure.Unavailable("the command %s cannot be started: %s", r.program(), ending.Failed).WithRetryable(false)
+	case ending.Lost:
 		select {
 		case <-r.runner.stop:
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the index %s was closed while the call ran", r.runner.cfg.Index).
@@ -41,19 +36,15 @@ func (r *run) failed(said string) error {
 		default:
 		}
 		return r.withWords(toolmesh.Errorf(toolmesh.CodeWorkerCrashed, "the process that runs %s ended under it", r.program()))
-	}
-	status := syscall.WaitStatus(number) //nolint:gosec // as the system gave it
-	switch {
-	case status.Signaled():
-		how := sandbox.Exit{Code: -1, Signal: int(status.Signal())}
+	case how.Signal != 0:
 		return r.withWords(toolmesh.Errorf(toolmesh.CodeWorkerCrashed, "%s was ended by a signal: %s", r.program(), how).WithDetail("signal", how.Signal))
-	case status.ExitStatus() != 0:
-		message := fmt.Sprintf("%s ended with exit status %d", r.program(), status.ExitStatus())
+	case how.Code != 0:
+		message := fmt.Sprintf("%s ended with exit status %d", r.program(), how.Code)
 		<-r.quiet
 		if lines := strings.Split(r.tail.String(), "\n"); lines[len(lines)-1] != "" {
 			message += ": " + lines[len(lines)-1]
 		}
-		e := r.withWords(toolmesh.Errorf(toolmesh.CodeToolError, "%s", message).WithDetail("exit_status", status.ExitStatus()))
+		e := r.withWords(toolmesh.Errorf(toolmesh.CodeToolError, "%s", message).WithDetail("exit_status", how.Code))
 		e.Type, e.Origin = "CommandFailed", toolmesh.OriginTool
 		return e
 	}
@@ -69,9 +60,4 @@ func (r *run) withWords(e *toolmesh.Error) *toolmesh.Error {
 		e = e.WithDetail("stderr", words)
 	}
 	return e
-}
-
-func scanned(text, format string, into *int) bool {
-	n, err := fmt.Sscanf(text, format, into)
-	return err == nil && n == 1
 }

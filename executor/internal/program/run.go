@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"io"
 	"maps"
 	"sync"
 	"sync/atomic"
@@ -77,11 +76,14 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	if tasks > 0 {
 		tasks++ // the process above it
 	}
-	if r.group = r.runner.cfg.Groups.ForLimits(int64(r.call.Limits.Memory), tasks); r.group != nil {
-		defer r.group.Close()
-	}
+	r.group = r.runner.cfg.Groups.ForLimits(int64(r.call.Limits.Memory), tasks)
+	defer r.group.Close()
 	defer proc.Kill()
-	r.enclose() // it starts nothing before it has read the request
+	limit := int64(r.call.Limits.Memory)
+	if limit > 0 {
+		limit += limit/32 + sandbox.AboveProgram
+	}
+	sandbox.Enclose(r.runner.cfg.Logger, r.group, proc.Pid(), limit) // it starts nothing before it has read the request
 	if _, err := proc.Control.Write(append(r.request(user, r.runner.cfg.Environ(own, vars)).Encode(), r.until()...)); err != nil {
 		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
@@ -95,16 +97,15 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	if r.call.Lane != nil {
 		r.call.Lane.Follow(func(end time.Time) { _, _ = proc.Control.Write(until(end)) })
 	}
-	if watched(r.call.Limits) {
-		helpers.Go(func() { r.patrol(finished) })
+	if every := sandbox.Pace(r.declared, r.call.Limits); every > 0 {
+		helpers.Go(func() { r.patrol(every) })
 	}
 
 	out, err := r.stdout(ctx)
 	if err != nil {
 		proc.Kill()
 	}
-	said, _ := io.ReadAll(io.LimitReader(proc.Control, 512))
-	<-proc.Done()
+	ending := proc.Ending()
 	if exceeded := r.breach.Load(); exceeded != nil {
 		return nil, exceeded
 	}
@@ -121,7 +122,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	case err != nil:
 		return nil, err
 	}
-	if failed := r.failed(string(said)); failed != nil {
+	if failed := r.failed(ending); failed != nil {
 		return nil, failed
 	}
 	return r.result(ctx, out)

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -66,7 +68,7 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	}
 	defer proc.Kill()
 	defer context.AfterFunc(ctx, proc.Kill)()
-	exceeded := r.Bounds.keep(proc) // it starts nothing before it has read the request
+	exceeded := s.keep(proc, r.Bounds) // it starts nothing before it has read the request
 	if _, err := proc.Control.Write(r.Encode()); err != nil && ctx.Err() == nil {
 		return nil, "", err
 	}
@@ -88,36 +90,55 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 			}
 		}
 	})
-	said, _ := io.ReadAll(io.LimitReader(proc.Control, 512))
-	<-proc.Done()
+	ending := proc.Ending()
 	readers.Wait()
 	stderr = strings.TrimSpace(strings.ToValidUTF8(string(words), "\uFFFD"))
-	switch how, exceeded := string(said), exceeded(); {
+	switch exceeded := exceeded(); {
 	case ctx.Err() != nil:
 		return nil, "", ctx.Err()
 	case exceeded != nil:
 		return nil, stderr, exceeded
 	case len(stdout) > maxOutput:
 		return nil, stderr, fmt.Errorf("it wrote more than %d bytes, and was ended", maxOutput)
-	case how == "exit 0":
-		return stdout, stderr, nil
-	case strings.HasPrefix(how, "refused "):
-		return nil, stderr, fmt.Errorf("the sandbox level %s cannot be had: %s", r.Level, strings.TrimPrefix(how, "refused "))
-	default:
-		return nil, stderr, ended(how)
+	case ending.Refused != "":
+		return nil, stderr, fmt.Errorf("the sandbox level %s cannot be had: %s", r.Level, ending.Refused)
+	case ending.Lost:
+		return nil, stderr, errors.New("the process above it was killed")
+	case ending.Failed != 0:
+		return nil, stderr, fmt.Errorf("it cannot be started: %w", ending.Failed)
+	case ending.Exit != Exit{}:
+		return nil, stderr, errors.New(ending.Exit.String())
 	}
+	return stdout, stderr, nil
 }
 
-// ended says how a program ended that has failed.
-func ended(how string) error {
-	var number int
-	switch n, _ := fmt.Sscanf(how, "exit %d", &number); {
-	case n == 1 && number&0x7f != 0:
-		return fmt.Errorf("signal %d", number&0x7f)
-	case n == 1:
-		return fmt.Errorf("exit status %d", number>>8)
-	case strings.HasPrefix(how, "exec "):
-		return errors.New("it cannot be started: error " + strings.TrimPrefix(how, "exec "))
+// Ending is what became of a program, as starting/command.py reports it.
+type Ending struct {
+	Lost    bool          // nothing was reported: the process above it was killed
+	Refused string        // why its sandbox level cannot be had; empty: it can
+	Failed  syscall.Errno // why it cannot be executed; 0: it was
+	Exit    Exit
+}
+
+// Ending waits until the process above a program has ended.
+func (p *Process) Ending() (e Ending) {
+	said, _ := io.ReadAll(io.LimitReader(p.Control, 512))
+	<-p.done
+	what, rest, _ := strings.Cut(string(said), " ")
+	number, _ := strconv.Atoi(rest)
+	switch what {
+	case "refused":
+		e.Refused = rest
+	case "exec":
+		e.Failed = syscall.Errno(number) //nolint:gosec // an errno
+	case "exit":
+		if status := syscall.WaitStatus(number); status.Signaled() { //nolint:gosec // as the system gave it
+			e.Exit = Exit{Code: -1, Signal: int(status.Signal())}
+		} else {
+			e.Exit.Code = status.ExitStatus()
+		}
+	default:
+		e.Lost = true
 	}
-	return errors.New("the process above it was killed")
+	return e
 }

@@ -2,6 +2,22 @@ package sandbox
 
 import "time"
 
+// Look is when something was looked at that may take long to look at.
+type Look struct{ next time.Time }
+
+// Due looks, unless that was done a moment ago, or would take more than a twentieth of the
+// time.
+func (l *Look) Due(look func() int64) (found int64, looked bool) {
+	began := time.Now()
+	if began.Before(l.next) {
+		return 0, false
+	}
+	found = look()
+	now := time.Now()
+	l.next = now.Add(max(LookRarely/2, 20*now.Sub(began)))
+	return found, true
+}
+
 // Usage is what a process and all below it take.
 type Usage struct {
 	CPU       time.Duration // since they started, with what they waited for

@@ -3,8 +3,10 @@ package sandbox
 import (
 	"bytes"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -18,43 +20,38 @@ const tick = 10 * time.Millisecond
 // Descendants are the processes below one, by their ids in our namespace, as far as
 // none of them is cut off by the end of one between.
 func Descendants(pid int) []int {
-	if tree := treeOf(pid); len(tree) > 0 {
-		return tree[1:]
-	}
-	return nil
+	all := slices.Collect(treeOf(pid))
+	return all[min(1, len(all)):]
 }
 
-// treeOf is a process, first, and all below it; nothing for what is no process.
-func treeOf(pid int) []int {
-	if pid <= 0 {
-		return nil
-	}
-	tree, seen := []int{pid}, map[int]bool{pid: true}
-	for at := 0; at < len(tree) && len(tree) < mostProcesses; at++ {
-		for _, child := range children(tree[at]) {
-			if !seen[child] { // it may have got another parent meanwhile
-				seen[child] = true
-				tree = append(tree, child)
+// treeOf yields a process, first, and all below it; nothing for what is no process.
+func treeOf(pid int) iter.Seq[int] {
+	return func(yield func(pid int) bool) {
+		tree, seen := []int{pid}, map[int]bool{pid: true}
+		for at := 0; pid > 0 && at < len(tree) && at < mostProcesses; at++ {
+			if !yield(tree[at]) {
+				return
+			}
+			for _, child := range children(tree[at]) {
+				if !seen[child] { // it may have got another parent meanwhile
+					seen[child] = true
+					tree = append(tree, child)
+				}
 			}
 		}
 	}
-	return tree
 }
 
 // UsageOf is what all processes below one, and the one itself if it counts, take at
 // this moment. False when it is gone. It stops at the first that makes them more than
 // most processes and threads, if that is not 0: a bomb is not counted to its end.
 func UsageOf(pid int, itself bool, most int) (u Usage, alive bool) {
-	if pid <= 0 {
-		return Usage{}, false
-	}
-	tree, seen := []int{pid}, map[int]bool{pid: true}
-	for at := 0; at < len(tree) && len(tree) < mostProcesses; at++ {
-		below, ended, ok := one(tree[at])
+	for next := range treeOf(pid) {
+		below, ended, ok := one(next)
 		switch {
-		case at == 0 && !ok:
+		case next == pid && !ok:
 			return Usage{}, false
-		case at == 0 && !itself:
+		case next == pid && !itself:
 			below = Usage{}
 		}
 		if ok {
@@ -66,12 +63,6 @@ func UsageOf(pid int, itself bool, most int) (u Usage, alive bool) {
 		}
 		if most > 0 && u.Tasks > most {
 			break
-		}
-		for _, child := range children(tree[at]) {
-			if !seen[child] { // it may have got another parent meanwhile
-				seen[child] = true
-				tree = append(tree, child)
-			}
 		}
 	}
 	return u, alive
@@ -91,8 +82,8 @@ func ChildrenMemory(pid int) (total int64) {
 // count once, and those of mapped files, which are the disk's, not at all, if the kernel
 // tells them apart. It costs far more than UsageOf. False when the system does not tell.
 func ShareOf(pid int, itself bool) (total int64, told bool) {
-	for at, next := range treeOf(pid) {
-		if at == 0 && !itself {
+	for next := range treeOf(pid) {
+		if next == pid && !itself {
 			continue
 		}
 		data, _ := os.ReadFile("/proc/" + strconv.Itoa(next) + "/smaps_rollup")
@@ -136,7 +127,7 @@ func FilesOf(folder string, pid int, limit int64) (total int64) {
 		}
 		return nil
 	})
-	for _, next := range treeOf(pid) {
+	for next := range treeOf(pid) {
 		dir := "/proc/" + strconv.Itoa(next) + "/fd"
 		fds, _ := os.ReadDir(dir)
 		for _, fd := range fds {

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/toolmesh/toolmesh/executor/internal/output"
 )
 
 // login is a credential for one address, of an index's declared variables.
@@ -156,14 +158,11 @@ func (l login) basic() string {
 
 // redact takes the values, and all that [redact] does, out of a text for people.
 func (l logins) redact(text string) string {
+	var secrets []string
 	for _, one := range l {
-		for _, value := range append([]string{one.basic()}, one.secrets...) {
-			for _, form := range []string{value, url.PathEscape(value), url.QueryEscape(value)} {
-				text = strings.ReplaceAll(text, form, "***")
-			}
-		}
+		secrets = append(append(secrets, one.basic()), one.secrets...)
 	}
-	return redact(text)
+	return redact(output.NewRedactor(secrets).Text(text))
 }
 
 var (

@@ -1,9 +1,9 @@
 package venv
 
 import (
+	"bytes"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -215,35 +215,22 @@ func (k *keys) of(key string) chan struct{} {
 // the command and what it started are killed.
 func (s *Store) run(ctx context.Context, dir, name string, args ...string) (stdout []byte, stderr string, err error) {
 	cmd := exec.Command(name, args...) //nolint:gosec,noctx // see below for the context
-	cmd.Dir = dir
-	cmd.Env = s.environ
-	var out, errs *os.File
-	theirs, err := sandbox.NewPipes(sandbox.Channel{Ours: &out}, sandbox.Channel{Ours: &errs})
-	defer func() { sandbox.CloseAll([]*os.File{out, errs}) }()
-	if err == nil {
-		cmd.Stdout, cmd.Stderr = theirs[0], theirs[1]
-		err = s.spawner.StartCommand(cmd)
-	}
-	sandbox.CloseAll(theirs)
-	if err != nil {
+	cmd.Dir, cmd.Env = dir, s.environ
+	var out, words bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &words
+	cmd.WaitDelay = time.Second // for what it left behind and that holds its output open
+	if err := s.spawner.StartCommand(cmd); err != nil {
 		return nil, "", err
 	}
-	var readers sync.WaitGroup
-	var words []byte
-	readers.Go(func() { stdout, _ = io.ReadAll(out) })
-	readers.Go(func() { words, _ = io.ReadAll(errs) })
-	unwatch := context.AfterFunc(ctx, func() {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		_ = cmd.Process.Kill()
-	})
+	end := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	unwatch := context.AfterFunc(ctx, end)
 	err = cmd.Wait()
 	unwatch()
-	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what it left behind
-	readers.Wait()
+	end()
 	if ctx.Err() != nil {
 		return nil, "", ctx.Err()
 	}
-	return stdout, strings.TrimSpace(strings.ToValidUTF8(string(words), "\uFFFD")), err
+	return out.Bytes(), strings.TrimSpace(strings.ToValidUTF8(words.String(), "\uFFFD")), err
 }
 
 // failed makes an install_failed error; said is what a command printed.

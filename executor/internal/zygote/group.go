@@ -167,14 +167,11 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 	if err != nil {
 		p.closeChannels()
 		z.temp.give(p.temp, false)
-		if p.group != nil {
-			p.group.Close()
-		}
+		p.group.Close()
 		return nil, err
 	}
-	if p.group != nil {
-		enclose(p.log, p.group, p.Pid())
-	}
+	// With what the index's own handlers of forks have started, before any call.
+	sandbox.Enclose(p.log, p.group, p.Pid(), 0)
 	return p, nil
 }
 

@@ -1,7 +1,6 @@
 package zygote
 
 import (
-	"errors"
 	"log/slog"
 	"os"
 	"sync"
@@ -173,25 +172,6 @@ func (p *Process) flush() {
 	}
 }
 
-// enclose moves a process that has just begun into its group, with what it has started: a
-// worker with what the index's own handlers of forks have, before any call.
-func enclose(log *slog.Logger, group *cgroup.Group, pid int) {
-	err := group.Add(pid)
-	known := map[int]bool{}
-	for more := true; more && err == nil; {
-		more = false
-		for _, pid := range sandbox.Descendants(pid) {
-			if !known[pid] {
-				known[pid], more = true, true
-				err = errors.Join(err, group.Add(pid))
-			}
-		}
-	}
-	if err != nil {
-		log.Warn("a process is in no control group", slog.Int("pid", pid), slog.Any("error", err))
-	}
-}
-
 // Close releases what is left of a process that has ended, or that was killed and of
 // which nothing is heard: from here on nothing will be.
 func (p *Process) Close() {
@@ -200,9 +180,7 @@ func (p *Process) Close() {
 	p.closeChannels()
 	p.wg.Wait()
 	p.zygote.temp.give(p.temp, !p.exit.Lost)
-	if p.group != nil {
-		p.group.Close()
-	}
+	p.group.Close()
 	p.handle.Close()
 	if p.release != nil {
 		p.release()

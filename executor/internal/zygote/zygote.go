@@ -150,12 +150,8 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 			z.kill()
 		}
 	}()
-	if z.group = opts.Cgroups.ForLimits(opts.ImportMemory, opts.ImportTasks); z.group != nil {
-		enclose(z.log, z.group, proc.Pid())
-		if err := z.group.Limit(opts.ImportMemory); err != nil {
-			z.log.Warn("the imports of an index are not bounded", slog.Any("error", err))
-		}
-	}
+	z.group = opts.Cgroups.ForLimits(opts.ImportMemory, opts.ImportTasks)
+	sandbox.Enclose(z.log, z.group, proc.Pid(), opts.ImportMemory)
 	body, err := json.Marshal(s)
 	if err != nil {
 		return nil, fmt.Errorf("setup: %w", err)
@@ -331,7 +327,7 @@ func (z *zygote) ended(at progress, most int64) error {
 	case goesOn:
 		return broke(at, errors.New("it closed the channel"))
 	}
-	if z.group != nil && z.group.Kills() > 0 {
+	if z.group.Kills() > 0 {
 		return &importFailure{at.module, fmt.Sprintf("%s took more than the %d bytes of memory that imports may take", at, most)}
 	}
 	return &importFailure{at.module, fmt.Sprintf("%s ended the process (%s)%s", at, sandbox.ExitOf(status), z.words.Suffix())}
@@ -508,9 +504,7 @@ func (z *zygote) gone() bool {
 func (z *zygote) kill() {
 	z.proc.Kill()
 	z.wg.Wait()
-	if z.group != nil {
-		z.group.Close()
-	}
+	z.group.Close()
 	z.control.close()
 	if z.folder != "" {
 		_ = deep.RemoveAll(z.folder)

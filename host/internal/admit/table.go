@@ -86,6 +86,26 @@ type Record struct {
 	By *codec.Identity
 }
 
+// Size is how many bytes the result has.
+func (r *Record) Size() int64 {
+	if r.Ref != nil {
+		return r.Ref.Size
+	}
+	return int64(len(r.Result))
+}
+
+// Refusal makes an error say that nothing was started, unless it says otherwise.
+func Refusal(err error) *toolmesh.Error {
+	e := toolmesh.AsError(err)
+	if e.Started == toolmesh.StartedUnknown {
+		e = e.WithStarted(toolmesh.StartedNo)
+	}
+	if e.Origin == "" {
+		e = e.WithOrigin(toolmesh.OriginAgent)
+	}
+	return e
+}
+
 // Verdict is what to do with a request.
 type Verdict uint8
 

@@ -377,7 +377,7 @@ type value struct {
 // so that the answer need not hold it.
 func (r *run) refer(v value) (value, *toolmesh.Error) {
 	limit := r.s.Bus.MaxPayload()
-	if !r.b.AcceptRef || v.ref != nil || limit == 0 || int64(len(v.json)+answerRoom) <= limit {
+	if !r.b.AcceptRef || v.ref != nil || limit == 0 || int64(len(v.json)+codec.AnswerRoom) <= limit {
 		return v, nil
 	}
 	ref, bad := r.s.Host.Keep(r.b.Session, v.json)

@@ -327,7 +327,7 @@ func (s *Server) answer(to *reader, rec admit.Record) {
 		return
 	}
 	header, body := to.b.Results(s.Identity, rec.Result)
-	if limit := s.Bus.MaxPayload(); to.b.AcceptRef && limit > 0 && int64(len(body)+answerRoom) > limit {
+	if limit := s.Bus.MaxPayload(); to.b.AcceptRef && limit > 0 && int64(len(body)+codec.AnswerRoom) > limit {
 		s.running.Go(func() { s.answerRef(to, rec.Result) }) // who calls this must not wait for the store
 		return
 	}
@@ -337,9 +337,6 @@ func (s *Server) answer(to *reader, rec admit.Record) {
 	}
 	s.end(to)
 }
-
-// answerRoom is what the headers of an answer may take.
-const answerRoom = 1024
 
 // answerRef answers by reference, with an object of its own.
 func (s *Server) answerRef(to *reader, results json.RawMessage) {

@@ -36,7 +36,7 @@ func TestHomesAreShared(t *testing.T) {
 func TestHomesHaveOtherWorkers(t *testing.T) {
 	t.Parallel()
 	since := time.Now()
-	k := New(Options{Node: "here", Boot: "1", Lease: func() (time.Time, time.Time) { return since, since.Add(time.Hour) }})
+	k := New(Options{Node: "here", Boot: "1", Presence: held{since: since}})
 	d := k.domain(domainKey{session: "s", index: "i"})
 	d.term = newTerm(since, 1, time.Time{})
 	d.term.id = "a"
@@ -62,3 +62,11 @@ func TestHomesHaveOtherWorkers(t *testing.T) {
 		t.Errorf("workers: %v", ids)
 	}
 }
+
+// held is the presence of a node that has its lease for an hour.
+type held struct {
+	Presence
+	since time.Time
+}
+
+func (h held) Held() (since, until time.Time) { return h.since, h.since.Add(time.Hour) }

@@ -53,20 +53,24 @@ const (
 
 // Options are what a [Keeper] needs of its node.
 type Options struct {
-	Node subjects.NodeID
-	Boot subjects.BootID
-	Bus  *bus.Bus
-	// Lease is from when and until when the node's lease stands for certain: see
-	// [registry.Lease.Held]. Zero without one.
-	Lease func() (since, until time.Time)
-	// Rely has the node's lease end soon after the node: see [registry.Lease.Rely].
-	Rely func(ctx context.Context) error
-	// Lost reports whether a start of a node has no lease any more, and whether that has
-	// ended by its time.
-	Lost func(ctx context.Context, node subjects.NodeID, boot subjects.BootID) (lost, expired bool, err error)
+	Node     subjects.NodeID
+	Boot     subjects.BootID
+	Bus      *bus.Bus
+	Presence Presence
 	// Go runs f in a goroutine that the node waits for when it stops.
 	Go  func(f func())
 	Log *slog.Logger
+}
+
+// Presence is what a keeper needs of the node's presence.Presence.
+type Presence interface {
+	// Held is from when and until when the node's lease is held for certain.
+	Held() (since, until time.Time)
+	// Rely has the node's lease end soon after the node.
+	Rely(ctx context.Context) error
+	// NodeLost reports whether a start of a node has no lease any more, and whether that
+	// has ended by its time.
+	NodeLost(ctx context.Context, node subjects.NodeID, boot subjects.BootID) (lost, expired bool, err error)
 }
 
 // Keeper keeps the lanes of one node: it owns domains, asks the owners of others, and

@@ -71,7 +71,7 @@ func (k *Keeper) stands(d *domain, now time.Time) (until time.Time, ok bool) {
 	if d.key.node {
 		return now.Add(forEver), true
 	}
-	since, until := k.opts.Lease()
+	since, until := k.opts.Presence.Held()
 	if since.Equal(t.since) && now.Before(until) && now.Round(0).Before(until.Round(0)) && now.Sub(t.written) < writtenFor {
 		return until, true
 	}
@@ -412,11 +412,11 @@ func (k *Keeper) claim(ctx context.Context, d *domain, take bool) error {
 		if full {
 			return errHomes
 		}
-		if err := k.opts.Rely(ctx); err != nil {
+		if err := k.opts.Presence.Rely(ctx); err != nil {
 			return err
 		}
 		var until time.Time
-		since, until = k.opts.Lease()
+		since, until = k.opts.Presence.Held()
 		if left || !time.Now().Before(until) {
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node has no lease, so it cannot give turns in lanes, nor keep workers of sessions: the registry is not reachable").WithStarted(toolmesh.StartedNo)
 		}
@@ -442,7 +442,7 @@ func (k *Keeper) claim(ctx context.Context, d *domain, take bool) error {
 	case r.Node == "", r.owner == k.self():
 		opens = now.Add(standsFor) // what was granted in an earlier term may stand
 	default:
-		lost, expired, err := k.opts.Lost(ctx, r.Node, r.Boot)
+		lost, expired, err := k.opts.Presence.NodeLost(ctx, r.Node, r.Boot)
 		if err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package presence
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"sync"
@@ -246,11 +247,43 @@ func (p *Presence) Update(ctx context.Context, change func(*registry.NodeRecord)
 	return lease.Update(ctx, change)
 }
 
-// Rely keeps the lease as short as [registry.Lease.Rely] has made it. It does not wait.
-func (p *Presence) Rely() {
+// Held is from when and until when the node's lease is held for certain, zero without one:
+// see [registry.Lease.Held].
+func (p *Presence) Held() (since, until time.Time) {
 	if lease := p.Lease(); lease != nil {
-		lease.Held()
+		return lease.Held()
 	}
+	return since, until
+}
+
+// Rely has the node's lease, if there is one, end soon after the node: see
+// [registry.Lease.Rely].
+func (p *Presence) Rely(ctx context.Context) error {
+	if lease := p.Lease(); lease != nil {
+		return lease.Rely(ctx)
+	}
+	return nil
+}
+
+// NodeLost reports whether a start of a node has no lease any more, and whether that has
+// expired. What a node has granted may still be valid if its lease was given back or taken
+// over.
+func (p *Presence) NodeLost(ctx context.Context, node subjects.NodeID, boot subjects.BootID) (lost, expired bool, err error) {
+	name, err := subjects.NodeKey(node)
+	if err != nil {
+		return true, true, nil //nolint:nilerr // no such node can exist
+	}
+	entry, err := p.bus.Latest(ctx, bus.Key{Bucket: subjects.BucketNodes, Name: name})
+	switch {
+	case errors.Is(err, bus.ErrNoKey):
+		return true, !errors.Is(err, bus.ErrDeleted), nil
+	case err != nil:
+		return false, false, err
+	}
+	var lease struct {
+		Boot subjects.BootID `json:"boot"`
+	}
+	return json.Unmarshal(entry.Value, &lease) != nil || lease.Boot != boot, false, nil
 }
 
 // State says a new state of the node at once, in its heartbeat and in its lease, if

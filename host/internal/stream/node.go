@@ -22,6 +22,7 @@ type Node struct {
 	Base    context.Context //nolint:containedctx // ends with the host
 	Log     *slog.Logger
 	Host    Host
+	Go      func(f func()) // runs f in a goroutine, unless the host has stopped
 	Store   Store
 	Quota   *quota.Quota
 	Account func(subjects.SessionID) subjects.SessionID // whose part of the node a session has
@@ -31,8 +32,9 @@ type Node struct {
 // Host is the part of a host that speaks to callers. Its methods may be called
 // concurrently.
 type Host interface {
-	// Send publishes a message. It must not block.
-	Send(m *nats.Msg)
+	// Send publishes a message, and reports whether the connection takes its size. It must
+	// not block.
+	Send(m *nats.Msg) bool
 	// Answer sends a reader the record of a call that is over.
 	Answer(r *Reader, record admit.Record)
 	// Acknowledge tells the reader of a live stream that its chunks are in the store.
@@ -41,8 +43,6 @@ type Host interface {
 	Fit(e *toolmesh.Error) *toolmesh.Error
 	// Keep stores what no message carries, for its caller to read by reference.
 	Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error)
-	// Go has a goroutine run f, unless the host has stopped.
-	Go(f func())
 }
 
 // Call is the call that readers belong to.

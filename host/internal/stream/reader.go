@@ -143,7 +143,7 @@ func (r *Readers) Repeat(record admit.Record) {
 		r.node.acknowledge(j) // the chunks are in the store: the caller asks for them
 	default:
 		j.of, j.until, j.ended = r, math.MaxInt64, &record
-		r.node.Host.Go(j.read)
+		r.node.Go(j.read)
 	}
 }
 
@@ -183,7 +183,7 @@ func (r *Readers) Join(own *Readers) {
 	r.mu.Unlock()
 	switch {
 	case items:
-		r.node.Host.Go(j.read)
+		r.node.Go(j.read)
 	case flowing:
 		r.node.acknowledge(j)
 	}

@@ -341,7 +341,7 @@ func (s *Stream) Leave(err *toolmesh.Error) bool {
 	s.left = true
 	s.mu.Unlock()
 	if first {
-		s.node.Host.Go(func() { s.Finish(admit.Record{Err: err, Streamed: true}) })
+		s.node.Go(func() { s.Finish(admit.Record{Err: err, Streamed: true}) })
 	}
 	return first
 }

@@ -38,16 +38,16 @@ func (f *fake) Keep(_ subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.E
 	return &codec.Ref{Name: "s.kept", Size: int64(len(value))}, nil
 }
 
-func (f *fake) Send(m *nats.Msg) {
+func (f *fake) Send(m *nats.Msg) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.sent = append(f.sent, m)
+	return true
 }
 
 func (f *fake) Answer(_ *Reader, record admit.Record)           { f.answered = append(f.answered, record) }
 func (f *fake) Acknowledge(*Reader)                             { f.acked++ }
 func (f *fake) Fit(e *toolmesh.Error) *toolmesh.Error           { return e }
-func (f *fake) Go(run func())                                   { run() }
 func (f *fake) Epoch(context.Context) (string, error)           { return "", nil }
 func (f *fake) End(cause *toolmesh.Error)                       { f.ended = cause }
 func (f *fake) MaxPayload() int64                               { return 1 << 20 }
@@ -81,7 +81,7 @@ func begin(t *testing.T, req *codec.Request, limit int64) (*fake, *Readers, *Str
 	t.Helper()
 	f := &fake{}
 	node := &Node{
-		ID: "n", Base: t.Context(), Log: slog.New(slog.DiscardHandler), Host: f, Store: f,
+		ID: "n", Base: t.Context(), Log: slog.New(slog.DiscardHandler), Host: f, Go: func(run func()) { run() }, Store: f,
 		Quota: quota.New(limit, time.Hour, time.Now), Replays: fair.NewQueue[subjects.SessionID](16, 16, func(f func()) { go f() }), Account: func(s subjects.SessionID) subjects.SessionID { return s },
 	}
 	req.Session, req.RPCID = "default", "r1"

@@ -1,4 +1,4 @@
-package access_test
+package callout_test
 
 import (
 	"bufio"

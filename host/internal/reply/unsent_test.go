@@ -1,9 +1,9 @@
-package host
+package reply
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/stream"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
@@ -73,17 +74,19 @@ func TestWhatIsUnsentIsBounded(t *testing.T) {
 // A result that waited to be sent and cannot leave takes no room twice: the last that fits is kept.
 func TestAPacedResultThatCannotLeave(t *testing.T) {
 	t.Parallel()
-	h, err := New(meshtest.Broker(t).Connect(t), &Options{Index: "desk"})
+	b, err := bus.New(meshtest.Broker(t).Connect(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.Stop(context.WithoutCancel(t.Context())) //nolint:errcheck // it has no calls
-	h.unsent.holding.Store(true)                     // as while the connection is down
-	h.unsent.room.Take("_INBOX", maxHeldAnswers/2-1<<20)
+	defer b.Close()
+	var running sync.WaitGroup
+	p := New(Options{Bus: b, Base: t.Context(), Log: slog.New(slog.DiscardHandler), Go: running.Go})
+	p.unsent.holding.Store(true) // as while the connection is down
+	p.unsent.room.Take("_INBOX", maxHeldAnswers/2-1<<20)
 	r := &stream.Reader{Reply: "_INBOX.a.1", Request: &codec.Request{Session: "default", RPCID: "r"}, Identity: &codec.Identity{}}
-	port{h}.Answer(r, admit.Record{Result: make([]byte, 900<<10)})
-	h.running.wg.Wait()
-	if n := len(h.unsent.answers); n != 1 {
+	p.Answer(r, admit.Record{Result: make([]byte, 900<<10)})
+	running.Wait()
+	if n := len(p.unsent.answers); n != 1 {
 		t.Errorf("%d answers wait for the connection, want the one", n)
 	}
 }

@@ -1,4 +1,4 @@
-package access
+package callout
 
 import (
 	"context"
@@ -10,16 +10,14 @@ import (
 	"github.com/nats-io/nats.go"
 	"golang.org/x/time/rate"
 
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// keyLook is how often it is looked whether the session of a key goes on.
+// keyLook is the interval at which the sessions of connected keys are checked.
 const keyLook = 250 * time.Millisecond
-
-// calloutQueue is what those that answer a server subscribe.
-const calloutQueue = subjects.UserAuth + " " + subjects.QueueGroup
 
 // Server is a NATS server of this process.
 type Server interface {
@@ -29,8 +27,8 @@ type Server interface {
 	Disconnect(client uint64)
 }
 
-// SessionKeysOptions adjusts [ServeSessionKeys].
-type SessionKeysOptions struct {
+// Options adjusts [Serve].
+type Options struct {
 	// Server is the one server that asks: connections end with their session.
 	// Defaults to none: the servers are elsewhere.
 	Server Server
@@ -44,8 +42,8 @@ type SessionKeysOptions struct {
 // SessionKeys lets in the keys of sessions, for as long as the sessions go on. Of the
 // processes that do so at one mesh one answers each question.
 type SessionKeys struct {
-	issuer *Issuer
-	opts   SessionKeysOptions
+	issuer *access.Issuer
+	opts   Options
 	bus    *bus.Bus
 	view   *registry.View
 	sub    *nats.Subscription
@@ -57,10 +55,10 @@ type SessionKeys struct {
 	clients map[uint64]string // the public key that a connection was let in with
 }
 
-// ServeSessionKeys begins to answer, on a connection that may, and that the server
+// Serve begins to answer, on a connection that may, and that the server
 // does not ask about: its key is among the auth_users. The error is permission_denied
 // where it may not. End it with Stop.
-func ServeSessionKeys(ctx context.Context, nc *nats.Conn, issuer *Issuer, o SessionKeysOptions) (*SessionKeys, error) {
+func Serve(ctx context.Context, nc *nats.Conn, issuer *access.Issuer, o Options) (*SessionKeys, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -83,7 +81,7 @@ func ServeSessionKeys(ctx context.Context, nc *nats.Conn, issuer *Issuer, o Sess
 }
 
 func (k *SessionKeys) open(ctx context.Context, nc *nats.Conn) error {
-	err := k.bus.CheckRights(ctx, "answer for the keys of sessions: what mesh auth template --nats-conf prints allows the node's key to", subjects.Rights{Subscribe: []string{calloutQueue}})
+	err := k.bus.CheckRights(ctx, "answer for the keys of sessions: what mesh auth template --nats-conf prints allows the node's key to", subjects.Rights{Subscribe: []string{access.CalloutQueue}})
 	if err != nil {
 		return err
 	}
@@ -123,10 +121,10 @@ func (k *SessionKeys) asked(m *nats.Msg) {
 	_ = m.Respond(answer)
 }
 
-func (k *SessionKeys) find(public string) (SessionKey, bool) {
+func (k *SessionKeys) find(public string) (access.SessionKey, bool) {
 	for _, r := range k.view.Sessions() {
 		if r.Key == public && public != "" {
-			found := SessionKey{Session: r.ID}
+			found := access.SessionKey{Session: r.ID}
 			if r.TTL > 0 {
 				found.Until = r.Created.Add(r.TTL)
 			}
@@ -136,7 +134,7 @@ func (k *SessionKeys) find(public string) (SessionKey, bool) {
 			return found, true
 		}
 	}
-	return SessionKey{}, false
+	return access.SessionKey{}, false
 }
 
 // follow ends the connections of sessions that are over.

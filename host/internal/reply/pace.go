@@ -1,4 +1,4 @@
-package host
+package reply
 
 import (
 	"strings"
@@ -27,12 +27,12 @@ const (
 // their caller. The zero value is ready.
 type pacer struct {
 	mu     sync.Mutex
-	inbox  map[string]*paced
+	inbox  map[string]*outbox
 	unread map[admit.Key]unread // by the call that it is the result of
 }
 
-// paced is the results that go to one connection.
-type paced struct {
+// outbox is the results that go to one connection.
+type outbox struct {
 	turn  chan struct{} // of capacity 1: held by the one that goes next
 	read  chan struct{} // of capacity 1: less is unread
 	bytes int           // unread
@@ -41,7 +41,7 @@ type paced struct {
 
 // unread is a result on its way.
 type unread struct {
-	to    *paced
+	to    *outbox
 	size  int
 	until time.Time // then it counts as read
 }
@@ -61,12 +61,12 @@ func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.inbox == nil {
-		p.inbox, p.unread = make(map[string]*paced), make(map[admit.Key]unread)
+		p.inbox, p.unread = make(map[string]*outbox), make(map[admit.Key]unread)
 	}
 	p.forget(call) // it is sent again: the first one was lost
 	to := p.inbox[name]
 	if to == nil {
-		to = &paced{turn: make(chan struct{}, 1), read: make(chan struct{}, 1)}
+		to = &outbox{turn: make(chan struct{}, 1), read: make(chan struct{}, 1)}
 		p.inbox[name] = to
 	}
 	to.waits++
@@ -89,7 +89,7 @@ func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int) {
 }
 
 // goes has a result go, if there is room.
-func (p *pacer) goes(to *paced, call admit.Key, size int, lasts time.Duration) bool {
+func (p *pacer) goes(to *outbox, call admit.Key, size int, lasts time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if to.bytes > 0 && to.bytes+size > pacedMost {

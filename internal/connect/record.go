@@ -1,4 +1,4 @@
-package process
+package connect
 
 import (
 	"cmp"
@@ -36,6 +36,17 @@ type Record struct {
 // State is a folder of records, of one user; "" for one that has none.
 type State string
 
+// Lookup returns a variable of an environment in the form of os.Environ; "" if it is not
+// set.
+func Lookup(env []string, name string) string {
+	for i := len(env) - 1; i >= 0; i-- { // the last one counts
+		if value, ok := strings.CutPrefix(env[i], name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
 // StateOf is $XDG_STATE_HOME/toolmesh, else ~/.local/state/toolmesh.
 func StateOf(env []string) State {
 	if dir := Lookup(env, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
@@ -47,12 +58,11 @@ func StateOf(env []string) State {
 	return ""
 }
 
-// OwnerKey is the key that owns what this user installs from folders, which is made if
-// there is none. The error is invalid_request.
+// OwnerKey is the key that owns what this user installs from folders; it is made if there
+// is none. The error is invalid_request.
 func (s State) OwnerKey() (nkeys.KeyPair, error) {
 	if s == "" {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the key that owns what you install has no place: set HOME or XDG_STATE_HOME").
-			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+		return nil, failed(toolmesh.CodeInvalidRequest, errors.New("the key that owns what you install has no place: set HOME or XDG_STATE_HOME"))
 	}
 	return access.OpenOwner(filepath.Join(string(s), "owner.nk"))
 }

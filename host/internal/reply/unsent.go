@@ -1,7 +1,6 @@
-package host
+package reply
 
 import (
-	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -75,33 +74,4 @@ func (u *unsent) send(log *slog.Logger, publish func(*nats.Msg) error, connected
 	}
 	u.answers = nil
 	u.holding.Store(false)
-}
-
-// sendMsg publishes a reply and reports whether the connection takes its size; its header
-// is the host's from then on. What cannot leave because the connection is down is kept
-// and sent when it is back: the work is done, its answer should not be lost.
-func (h *Host) sendMsg(m *nats.Msg) bool {
-	if h.unsent.holding.Load() && h.unsent.hold(h.log, m, true) {
-		return true // behind those that wait: chunks stay in order
-	}
-	err := h.bus.Conn().PublishMsg(m)
-	switch {
-	case err == nil:
-		codec.Recycle(codec.Header(m.Header))
-	case errors.Is(err, nats.ErrMaxPayload):
-		return false
-	case errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrConnectionClosed):
-		h.log.Error("reply could not be sent", slog.String("subject", m.Subject), slog.String("error", err.Error()))
-	default:
-		h.unsent.hold(h.log, m, false)
-		if h.bus.Connected() {
-			h.resend() // it came back in this instant, perhaps before it could wake us
-		}
-	}
-	return true
-}
-
-// resend sends what waited for the connection.
-func (h *Host) resend() {
-	h.unsent.send(h.log, h.bus.Conn().PublishMsg, h.bus.Connected)
 }

@@ -1,4 +1,4 @@
-package host
+package once
 
 import (
 	"context"
@@ -7,12 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/presence"
 	"github.com/toolmesh/toolmesh/host/internal/quota"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
@@ -21,6 +23,7 @@ import (
 )
 
 const (
+	keysFor = 24 * time.Hour  // a record is kept
 	keyWait = 5 * time.Second // for one question to the store
 	// After what the store did not take: at first, doubling up to the last.
 	firstKeyRetry = time.Second
@@ -33,6 +36,31 @@ const (
 	firstKeyLook = 20 * time.Millisecond
 	lastKeyLook  = time.Second
 )
+
+// Options are what [Keys] need of their node.
+type Options struct {
+	Node     subjects.NodeID
+	Boot     subjects.BootID
+	Bus      *bus.Bus
+	Presence *presence.Presence
+	Base     context.Context //nolint:containedctx // ends with the node
+	Log      *slog.Logger
+	// Go runs f in a goroutine that the node waits for when it stops.
+	Go func(f func())
+	// Fit cuts an error that no message can carry.
+	Fit func(*toolmesh.Error) *toolmesh.Error
+	// Exited is the error of a handler that ends its goroutine.
+	Exited *toolmesh.Error
+}
+
+// Call is a call under an idempotency key.
+type Call struct {
+	Request    *codec.Request
+	Epoch      string // of its session
+	Args       json.RawMessage
+	VarArgs    json.RawMessage
+	Idempotent bool // as its tool declares
+}
 
 // keyed is what is stored under an idempotency key: which call it names, who runs it,
 // and what it ended with.
@@ -48,20 +76,42 @@ type keyed struct {
 	Error  *toolmesh.Error `json:"error,omitempty"`
 }
 
-// keys are the idempotency keys that a call of this node has in hand: it asks for one,
-// runs under it, or its record is yet to be stored.
-type keys struct {
+// Keys are the idempotency keys of a node's calls. A call holds a key while it asks for it,
+// runs under it, and until its record is stored. Its methods may be called concurrently.
+type Keys struct {
+	Options
 	room   *chunks.Room // of the bucket
 	stored *quota.Quota // what each account has put into it
 
-	mu       sync.Mutex
+	mu       sync.Mutex               // no other lock is taken under it
 	held     map[string]chan struct{} // closed when it is let go
 	reserved int64                    // of the bucket, for what runs
 }
 
+// New makes the keys of a node.
+func New(o Options) *Keys {
+	return &Keys{
+		Options: o, held: make(map[string]chan struct{}),
+		room:   chunks.NewRoom(o.Base, o.Bus, subjects.KVStream(subjects.BucketIdem), nil),
+		stored: quota.New(math.MaxInt64, keysFor, time.Now),
+	}
+}
+
+// Tick keeps the node's lease short while a key is held, and forgets what was stored a day
+// ago. The node calls it each second.
+func (k *Keys) Tick() {
+	k.stored.Sweep()
+	k.mu.Lock()
+	held := len(k.held)
+	k.mu.Unlock()
+	if held > 0 {
+		k.Presence.Held()
+	}
+}
+
 // reserve takes room for what a call ends with, before it begins; give it back by done.
 // An account that has filled the bucket leaves the others as much as it has itself.
-func (k *keys) reserve(ctx context.Context, account subjects.SessionID, limit int64) (done func(), bad *toolmesh.Error) {
+func (k *Keys) reserve(ctx context.Context, account subjects.SessionID, limit int64) (done func(), bad *toolmesh.Error) {
 	left, most := k.room.Left(ctx)
 	if most == 0 {
 		return func() {}, nil // no bound, or no answer: who creates the key will see
@@ -74,7 +124,7 @@ func (k *keys) reserve(ctx context.Context, account subjects.SessionID, limit in
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.reserved+size > left || used+size > left {
-		return nil, refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys has no room left for the call's result (the session has stored %d bytes in a day through this node): wait until older keys expire, or call without a key", used)).
+		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys has no room left for the call's result (the session has stored %d bytes in a day through this node): wait until older keys expire, or call without a key", used)).
 			WithDetail("limit", "keys_max").WithDetail("max", most)
 	}
 	k.reserved += size
@@ -86,35 +136,25 @@ func (k *keys) reserve(ctx context.Context, account subjects.SessionID, limit in
 }
 
 // take has a call hold a key; wait is nil, or closed when whoever holds it lets go.
-func (k *keys) take(name string) (wait <-chan struct{}) {
+func (k *Keys) take(name string) (wait <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if held := k.held[name]; held != nil {
 		return held
 	}
-	if k.held == nil {
-		k.held = make(map[string]chan struct{})
-	}
 	k.held[name] = make(chan struct{})
 	return nil
 }
 
-// inUse reports whether any is held.
-func (k *keys) inUse() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return len(k.held) > 0
-}
-
-func (k *keys) letGo(name string) {
+func (k *Keys) letGo(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	close(k.held[name])
 	delete(k.held, name)
 }
 
-// once runs a call that has an idempotency key, or returns what the call of that key
-// ended with: run has the handler run. In the store a key goes this way:
+// Do runs a call that has an idempotency key, or returns what the call of that key ended
+// with. run has the handler run, and returns a result that a message carries. In the store a key goes this way:
 //
 //	none ──create──▶ running ──▶ done, with the call's record, for a day
 //	  ▲                 │
@@ -122,49 +162,49 @@ func (k *keys) letGo(name string) {
 //
 // A running one whose node is lost stays so: whether its tool ran is not known. Only that
 // of a tool that is declared idempotent is taken over.
-func (h *Host) once(ctx context.Context, c *inflight, run func() admit.Record) admit.Record {
+func (k *Keys) Do(ctx context.Context, c Call, run func() admit.Record) admit.Record {
 	name, err := subjects.IdempotencyKey(c.Request.Session, c.Request.IdempotencyKey)
 	if err != nil {
-		return admit.Record{Err: refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the idempotency key: %w", err))}
+		return admit.Record{Err: admit.Refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the idempotency key: %w", err))}
 	}
-	args := append(c.call.Args[:len(c.call.Args):len(c.call.Args)], c.call.VarArgs...)
-	if canonical, err := tool.Canonical(c.call.Args); err == nil {
-		args = append(canonical, c.call.VarArgs...)
+	args := append(c.Args[:len(c.Args):len(c.Args)], c.VarArgs...)
+	if canonical, err := tool.Canonical(c.Args); err == nil {
+		args = append(canonical, c.VarArgs...)
 	}
 	digest := sha256.Sum256(args)
 	key := bus.Key{Bucket: subjects.BucketIdem, Name: name}
 	mine := &keyed{
-		Tool: c.Request.Tool, Digest: hex.EncodeToString(digest[:]), Epoch: c.epoch, RPCID: c.Request.RPCID, Node: h.node, Boot: h.boot,
+		Tool: c.Request.Tool, Digest: hex.EncodeToString(digest[:]), Epoch: c.Epoch, RPCID: c.Request.RPCID, Node: k.Node, Boot: k.Boot,
 	}
-	for wait := h.keys.take(name); wait != nil; wait = h.keys.take(name) {
+	for wait := k.take(name); wait != nil; wait = k.take(name) {
 		select {
 		case <-wait:
 		case <-ctx.Done():
 			return admit.Record{Err: stillRuns(ctx)}
 		}
 	}
-	if err := h.rely(ctx); err != nil { // the call runs all the same
-		h.log.Debug("if this node dies, it is known late", slog.String("error", err.Error()))
+	if err := k.Presence.Rely(ctx); err != nil { // the call runs all the same
+		k.Log.Debug("if this node dies, it is known late", slog.String("error", err.Error()))
 	}
-	account := subjects.Account(c.Request.Session, c.epoch)
-	claim := claim{key: key, mine: mine, idempotent: c.tool.descriptor.Annotations.Idempotent}
-	claim.room = func() (func(), *toolmesh.Error) { return h.keys.reserve(ctx, account, h.bus.MaxPayload()) }
-	other, bad := h.claimKey(ctx, &claim)
+	account := subjects.Account(c.Request.Session, c.Epoch)
+	claim := claim{key: key, mine: mine, idempotent: c.Idempotent}
+	claim.room = func() (func(), *toolmesh.Error) { return k.reserve(ctx, account, k.Bus.MaxPayload()) }
+	other, bad := k.claim(ctx, &claim)
 	if other != nil || bad != nil {
-		h.keys.letGo(name)
+		k.letGo(name)
 		claim.unreserve()
 		if bad != nil {
 			return admit.Record{Err: bad}
 		}
 		return admit.Record{Result: other.Result, Err: other.Error}
 	}
-	record := admit.Record{Err: outcome(&c.ctx, errExited)} // of a handler that ends this goroutine
-	defer func() { h.settleKey(c, &claim, account, record) }()
+	record := admit.Record{Err: k.Exited} // of a handler that ends this goroutine
+	defer func() { k.settle(&claim, account, record) }()
 	if ctx.Err() != nil { // while the key was created
 		record = admit.Record{Err: notBegun(ctx)}
 		return record
 	}
-	record = h.bounded(c, run())
+	record = run()
 	return record
 }
 
@@ -180,10 +220,10 @@ type claim struct {
 }
 
 // unreserve gives back the room of a claim, if it has any.
-func (k *claim) unreserve() {
-	if k.done != nil {
-		k.done()
-		k.done = nil
+func (c *claim) unreserve() {
+	if c.done != nil {
+		c.done()
+		c.done = nil
 	}
 }
 
@@ -197,11 +237,11 @@ func stillRuns(ctx context.Context) *toolmesh.Error {
 	return toolmesh.AsError(context.Cause(ctx)).WithDetail("reason", "key_in_use").WithStarted(toolmesh.StartedUnknown)
 }
 
-// claimKey makes a key this call's, or returns the record of the call that it names.
-func (h *Host) claimKey(ctx context.Context, k *claim) (other *keyed, bad *toolmesh.Error) {
+// claim makes a key this call's, or returns the record of the call that it names.
+func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.Error) {
 	var err error
-	if k.value, err = tool.MarshalPlain(k.mine); err != nil {
-		return nil, refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record of an idempotency key: %w", err))
+	if c.value, err = tool.MarshalPlain(c.mine); err != nil {
+		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record of an idempotency key: %w", err))
 	}
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -214,44 +254,44 @@ func (h *Host) claimKey(ctx context.Context, k *claim) (other *keyed, bad *toolm
 			}
 			return nil, stillRuns(ctx)
 		}
-		other, bad, err := h.tryKey(ctx, k)
+		other, bad, err := k.try(ctx, c)
 		switch {
-		case k.revision > 0 || other != nil || bad != nil:
+		case c.revision > 0 || other != nil || bad != nil:
 			return other, bad
 		case err != nil:
 			if !bus.Refused(err) { // what was sent may yet be stored
-				own := *k
+				own := *c
 				own.room, own.done = nil, nil
-				h.running.run(func() { h.giveUpKey(&own) })
+				k.Go(func() { k.giveUp(&own) })
 			}
 			if ctx.Err() != nil {
 				return nil, notBegun(ctx)
 			}
-			return nil, refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys does not answer: %w", err))
+			return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys does not answer: %w", err))
 		}
-		k.unreserve() // another call runs under the key
+		c.unreserve() // another call runs under the key
 		pause.Reset(next)
 	}
 }
 
-// giveUpKey gives a key free that may have been stored, or will be, for a call that does
+// giveUp gives a key free that may have been stored, or will be, for a call that does
 // not begin. It takes the key and deletes it, until the store has answered or this node
 // has ended: what is on its way is refused from then on.
-func (h *Host) giveUpKey(k *claim) {
-	h.untilStored(func(context.Context) error {
-		for wait := h.keys.take(k.key.Name); wait != nil; wait = h.keys.take(k.key.Name) {
+func (k *Keys) giveUp(c *claim) {
+	k.untilStored(func(context.Context) error {
+		for wait := k.take(c.key.Name); wait != nil; wait = k.take(c.key.Name) {
 			select {
 			case <-wait: // this call, which ends, or another one
-			case <-h.base.Done():
+			case <-k.Base.Done():
 				return nil
 			}
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(h.base), keyWait)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Base), keyWait)
 		defer cancel()
-		defer h.keys.letGo(k.key.Name)
-		_, _, err := h.tryKey(ctx, k)
-		if k.revision > 0 {
-			err = h.bus.Delete(ctx, k.key, k.revision)
+		defer k.letGo(c.key.Name)
+		_, _, err := k.try(ctx, c)
+		if c.revision > 0 {
+			err = k.Bus.Delete(ctx, c.key, c.revision)
 		}
 		return err
 	})
@@ -260,9 +300,9 @@ func (h *Host) giveUpKey(k *claim) {
 // untilStored has the store told something until it has taken it, at growing intervals. A
 // conflict is as good: an acknowledgement was lost, or the key has expired, as it does in a
 // day. It ends with the host.
-func (h *Host) untilStored(tell func(context.Context) error) {
+func (k *Keys) untilStored(tell func(context.Context) error) {
 	for wait := firstKeyRetry; ; wait = min(2*wait, lastKeyRetry) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(h.base), keyWait)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Base), keyWait)
 		err := tell(ctx)
 		cancel()
 		if err == nil || errors.Is(err, bus.ErrConflict) {
@@ -270,41 +310,41 @@ func (h *Host) untilStored(tell func(context.Context) error) {
 		}
 		select {
 		case <-time.After(wait):
-		case <-h.base.Done():
+		case <-k.Base.Done():
 			return
 		}
 	}
 }
 
-// tryKey asks once; nothing at all is returned where the call has to wait. Where the key
+// try asks once; nothing at all is returned where the call has to wait. Where the key
 // is the call's, the claim has its revision.
-func (h *Host) tryKey(ctx context.Context, k *claim) (other *keyed, bad *toolmesh.Error, err error) {
+func (k *Keys) try(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.Error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, keyWait)
 	defer cancel()
 	var full *toolmesh.Error // a call that has ended is answered all the same
-	if k.room != nil && k.done == nil {
-		k.done, full = k.room()
+	if c.room != nil && c.done == nil {
+		c.done, full = c.room()
 	}
 	if full == nil {
-		if k.revision, err = h.bus.Create(ctx, k.key, k.value, 0); !errors.Is(err, bus.ErrConflict) {
+		if c.revision, err = k.Bus.Create(ctx, c.key, c.value, 0); !errors.Is(err, bus.ErrConflict) {
 			return nil, nil, err
 		}
 	}
-	entry, err := h.bus.Latest(ctx, k.key)
+	entry, err := k.Bus.Latest(ctx, c.key)
 	if errors.Is(err, bus.ErrNoKey) {
 		return nil, full, nil // or it has just been given free
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	other, free, bad, err := h.heldBy(ctx, k, entry)
+	other, free, bad, err := k.heldBy(ctx, c, entry)
 	switch {
 	case !free:
 		return other, bad, err
 	case full != nil:
 		return nil, full, nil
 	}
-	k.revision, err = h.bus.Update(ctx, k.key, k.value, entry.Revision, 0)
+	c.revision, err = k.Bus.Update(ctx, c.key, c.value, entry.Revision, 0)
 	if errors.Is(err, bus.ErrConflict) {
 		return nil, nil, nil // somebody was faster
 	}
@@ -313,101 +353,80 @@ func (h *Host) tryKey(ctx context.Context, k *claim) (other *keyed, bad *toolmes
 
 // heldBy says of what is stored under a key whether it may be taken over; else it is the
 // record of the call that has ended, an error, or nothing where a call runs.
-func (h *Host) heldBy(ctx context.Context, k *claim, entry bus.Entry) (other *keyed, free bool, bad *toolmesh.Error, err error) {
-	other, mine := new(keyed), k.mine
+func (k *Keys) heldBy(ctx context.Context, c *claim, entry bus.Entry) (other *keyed, free bool, bad *toolmesh.Error, err error) {
+	other, mine := new(keyed), c.mine
 	if err := json.Unmarshal(entry.Value, other); err != nil {
-		return nil, false, refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record under the idempotency key cannot be read: %w", err)), nil
+		return nil, false, admit.Refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record under the idempotency key cannot be read: %w", err)), nil
 	}
 	switch {
 	case other.Epoch != mine.Epoch:
 		return nil, true, nil, nil // of a session of this name that has ended
 	case other.Tool != mine.Tool || other.Digest != mine.Digest:
-		return nil, false, refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the idempotency key names another call (tool and arguments must agree): use a new one")), nil
+		return nil, false, admit.Refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the idempotency key names another call (tool and arguments must agree): use a new one")), nil
 	case other.Done:
 		return other, false, nil, nil
-	case other.Node == h.node && other.Boot == h.boot:
+	case other.Node == k.Node && other.Boot == k.Boot:
 		return nil, true, nil, nil // this call holds the key on this node, so nobody runs under it
 	}
-	lost, _, err := h.nodeLost(ctx, other.Node, other.Boot)
-	if err != nil || !lost || k.idempotent {
+	lost, _, err := k.Presence.NodeLost(ctx, other.Node, other.Boot)
+	if err != nil || !lost || c.idempotent {
 		return nil, lost && err == nil, nil, err
 	}
 	return nil, false, toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s, which ran the call of the idempotency key, is lost: whether the tool ran is not known", other.Node).
 		WithOrigin(toolmesh.OriginAgent).WithDetail("node", string(other.Node)).WithDetail("reason", "key_unknown"), nil
 }
 
-// nodeLost reports whether a start of a node has no lease any more, and whether that has
-// expired. What it has given out itself may stand for a while where it was given back, or
-// taken over.
-func (h *Host) nodeLost(ctx context.Context, node subjects.NodeID, boot subjects.BootID) (lost, expired bool, err error) {
-	name, err := subjects.NodeKey(node)
-	if err != nil {
-		return true, true, nil //nolint:nilerr // there can be no such node
-	}
-	entry, err := h.bus.Latest(ctx, bus.Key{Bucket: subjects.BucketNodes, Name: name})
-	switch {
-	case errors.Is(err, bus.ErrNoKey):
-		return true, !errors.Is(err, bus.ErrDeleted), nil
-	case err != nil:
-		return false, false, err
-	}
-	var lease struct {
-		Boot subjects.BootID `json:"boot"`
-	}
-	return json.Unmarshal(entry.Value, &lease) != nil || lease.Boot != boot, false, nil
-}
-
-// settleKey stores what the call of a key ended with, and lets go of the key when it is
+// settle stores what the call of a key ended with, and lets go of the key when it is
 // stored; or gives it free.
-func (h *Host) settleKey(c *inflight, k *claim, account subjects.SessionID, record admit.Record) {
+func (k *Keys) settle(c *claim, account subjects.SessionID, record admit.Record) {
 	began := record.Err == nil || record.Err.Started != toolmesh.StartedNo
-	if record.Err != nil && k.idempotent && mayRepeat(record.Err.Code) {
+	if record.Err != nil && c.idempotent && mayRepeat(record.Err.Code) {
 		began = false // once more is as good as once
 	}
-	mine := k.mine
+	mine := c.mine
 	mine.Done, mine.Result, mine.Error = true, record.Result, record.Err
 	if record.Err != nil {
-		mine.Error = h.fitting(record.Err)
+		mine.Error = k.Fit(record.Err)
 	} else if len(mine.Result) > 0 && !json.Valid(mine.Result) {
 		mine.Result, mine.Error = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON").WithStarted(toolmesh.StartedYes)
 	}
 	value, err := tool.MarshalPlain(mine)
 	without := func(why string) {
 		mine.Result = nil
-		mine.Error = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the call has run, and its result, of %d bytes, %s its idempotency key", resultSize(record), why).
+		mine.Error = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the call has run, and its result, of %d bytes, %s its idempotency key", record.Size(), why).
 			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
 		value, _ = tool.MarshalPlain(mine)
 	}
-	if limit := h.bus.MaxPayload(); err != nil || record.Ref != nil || limit > 0 && int64(len(value)+answerRoom) > limit {
+	if limit := k.Bus.MaxPayload(); err != nil || record.Ref != nil || limit > 0 && int64(len(value)+codec.AnswerRoom) > limit {
 		without("was too large to be kept under")
 	}
 	store := func(ctx context.Context) error {
 		if !began {
-			return h.bus.Delete(ctx, k.key, k.revision)
+			return k.Bus.Delete(ctx, c.key, c.revision)
 		}
-		_, err := h.bus.Update(ctx, k.key, value, k.revision, 0)
-		if errors.Is(err, bus.ErrFull) && len(value) > answerRoom {
+		_, err := k.Bus.Update(ctx, c.key, value, c.revision, 0)
+		if errors.Is(err, bus.ErrFull) && len(value) > codec.AnswerRoom {
 			without("found no room in the store to be kept under")
-			_, err = h.bus.Update(ctx, k.key, value, k.revision, 0)
+			_, err = k.Bus.Update(ctx, c.key, value, c.revision, 0)
 		}
 		return err
 	}
 	stored := func() {
 		if began {
-			h.keys.stored.Take(account, int64(len(value)))
+			k.stored.Take(account, int64(len(value)))
 		}
-		k.unreserve()
-		h.keys.letGo(k.key.Name)
+		c.unreserve()
+		k.letGo(c.key.Name)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.base), keyWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Base), keyWait)
 	defer cancel()
 	if err := store(ctx); err == nil || errors.Is(err, bus.ErrConflict) {
 		stored()
 		return
 	}
-	h.log.Warn("the record of an idempotency key is stored later: the store does not take it", slog.String("rpc_id", string(c.Request.RPCID)))
-	h.running.run(func() {
-		h.untilStored(store)
+	k.Log.Warn("the record of an idempotency key is stored later: the store does not take it", slog.String("rpc_id", string(mine.RPCID)))
+	k.Go(func() {
+		k.untilStored(store)
 		stored()
 	})
 }
@@ -419,15 +438,4 @@ func mayRepeat(code toolmesh.Code) bool {
 		return true
 	}
 	return false
-}
-
-// checkKey says why a request with an idempotency key must not be started.
-func (h *Host) checkKey(req *codec.Request) *toolmesh.Error {
-	switch {
-	case req.Delivery != codec.DeliverNone:
-		return refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s: a stream cannot have an idempotency key, only a call with one result", codec.HeaderIdempotencyKey))
-	case !h.presence.Joined():
-		return refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s has not found the store of idempotency keys: without JetStream there are none", h.node))
-	}
-	return nil
 }

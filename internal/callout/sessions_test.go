@@ -1,4 +1,4 @@
-package access_test
+package callout_test
 
 import (
 	"bytes"
@@ -22,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/callout"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -42,9 +43,9 @@ func sessions(t *testing.T, nc *nats.Conn) *registry.Store {
 }
 
 // answer lets in the keys of sessions at a broker, as one of its nodes.
-func answer(t *testing.T, k *meshtest.Keyed, issuer *access.Issuer, o access.SessionKeysOptions) {
+func answer(t *testing.T, k *meshtest.Keyed, issuer *access.Issuer, o callout.Options) {
 	t.Helper()
-	keys, err := access.ServeSessionKeys(t.Context(), k.As(t, access.Node), issuer, o)
+	keys, err := callout.Serve(t.Context(), k.As(t, access.Node), issuer, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +92,7 @@ func TestConnectionsAreRenewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // one of them answers
-		answer(t, k, issuer, access.SessionKeysOptions{Renew: 2 * time.Second})
+		answer(t, k, issuer, callout.Options{Renew: 2 * time.Second})
 	}
 	file := t.TempDir() + "/mine.nk"
 	public, err := access.CreateSessionKey(file)
@@ -159,7 +160,7 @@ func TestKeysOfSessionsInACluster(t *testing.T) {
 	}
 	nc := servers[0].Connect(t, node, nats.CustomInboxPrefix(access.Node.Inbox()))
 	store := sessions(t, nc)
-	answering, err := access.ServeSessionKeys(t.Context(), nc, issuer, access.SessionKeysOptions{Renew: time.Hour})
+	answering, err := callout.Serve(t.Context(), nc, issuer, callout.Options{Renew: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,13 +213,13 @@ func TestThoseThatCannotAnswer(t *testing.T) {
 	}
 	unasked := meshtest.Broker(t, meshtest.Config(config)).Connect(t, node, nats.CustomInboxPrefix(access.Node.Inbox()))
 	for who, nc := range map[string]*nats.Conn{"a caller": k.Connect(t), "a node where nobody asks": unasked} {
-		_, err = access.ServeSessionKeys(t.Context(), nc, issuer, access.SessionKeysOptions{})
+		_, err = callout.Serve(t.Context(), nc, issuer, callout.Options{})
 		if toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied || !strings.Contains(err.Error(), "it may not subscribe $SYS.REQ.USER.AUTH mesh") {
 			t.Errorf("%s: %v", who, err)
 		}
 	}
 	logs := meshtest.CaptureLogs(t)
-	answer(t, k, issuer, access.SessionKeysOptions{Logger: logs.Logger})
+	answer(t, k, issuer, callout.Options{Logger: logs.Logger})
 	stranger, err := nkeys.CreateUser()
 	if err != nil {
 		t.Fatal(err)
@@ -413,7 +414,7 @@ func TestLoginsDoNotWaitForUpkeep(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := &slowServer{asked: make(chan struct{}, 1), answer: make(chan struct{})}
-	answer(t, k, issuer, access.SessionKeysOptions{Server: server})
+	answer(t, k, issuer, callout.Options{Server: server})
 	t.Cleanup(func() { close(server.answer) })
 	login := func(id subjects.SessionID) {
 		t.Helper()
