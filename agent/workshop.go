@@ -237,14 +237,6 @@ func takesTurns(b deploy.Build) bool {
 	})
 }
 
-// laneOf is a call's turn in a lane, as the executor knows it.
-func laneOf(call *host.Call) executor.Lane {
-	if call.Turn == nil {
-		return nil
-	}
-	return call.Turn
-}
-
 // varsOf are the values of the variables that a tool may see.
 func varsOf(b deploy.Build, name string) map[string]string {
 	vars := make(map[string]string)
@@ -449,7 +441,7 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 	nested := host.NewNestedCalls(p.i.a.client, call)
 	defer nested.Close()
 	result, err := p.i.index.Call(ctx, executor.Call{
-		Nested: nested, Lane: laneOf(call), Depth: call.Depth,
+		Nested: nested, Lane: call.Lane, Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Isolation: call.Isolation,
 		Session: string(call.Session), Account: string(subjects.Account(call.Session, call.Epoch)),
 		Epoch: call.Epoch, Home: call.Home, Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,

@@ -6,13 +6,13 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/batch"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/batch"
+	"github.com/toolmesh/toolmesh/host/internal/reply"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -29,7 +29,7 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 	}
 	s := batch.New(batch.Options{
 		Node: h.node, Identity: h.identity, Base: h.base, Bus: h.bus, Client: c,
-		View: batchView{view, store, h}, Host: batchHost{h}, Log: h.log,
+		View: batchView{view, store, h}, Host: batchHost{h, h.replies}, Log: h.log,
 	})
 	if err := h.subscribeBatches(s, c, own); err != nil {
 		return err
@@ -37,22 +37,22 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
 		h.log.Warn("the lease does not say yet that the node runs batches", slog.String("error", err.Error()))
 	}
-	return h.flush(ctx)
+	return h.publisher.flush(ctx)
 }
 
 func (h *Host) subscribeBatches(s *batch.Server, c *client.Client, own string) (err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if err := h.ended(); err != nil || h.state != stateServing {
+	h.publisher.mu.Lock()
+	defer h.publisher.mu.Unlock()
+	if err := h.publisher.ended(); err != nil || h.publisher.state != stateServing {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host does not serve")
 	}
-	h.batches.Store(s)
+	h.intake.batches.Store(s)
 	h.relay.Store(c)
 	nc := h.bus.Conn()
-	if h.batchSub, err = nc.ChanQueueSubscribe(subjects.AllBatches, subjects.QueueGroup, h.intake.requests); err != nil {
+	if h.batchSub, err = nc.ChanQueueSubscribe(subjects.AllBatches, subjects.QueueGroup, h.listeners.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllBatches, err)
 	}
-	if h.batchOwn, err = nc.ChanSubscribe(own, h.intake.requests); err != nil {
+	if h.batchOwn, err = nc.ChanSubscribe(own, h.listeners.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", own, err)
 	}
 	return nil
@@ -61,19 +61,16 @@ func (h *Host) subscribeBatches(s *batch.Server, c *client.Client, own string) (
 // features is what the node's lease says that it can do.
 func (h *Host) features() []string {
 	all := codec.Features()
-	if h.batches.Load() != nil {
-		all = append(all, batch.Feature)
+	if h.intake.batches.Load() != nil {
+		all = append(all, codec.FeatureBatch)
 	}
 	return all
 }
 
 // batchHost is the host as its batches see it.
-type batchHost struct{ *Host }
-
-func (h batchHost) Send(m *nats.Msg) bool { return h.sendMsg(m) }
-
-func (h batchHost) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error) {
-	return h.keep(session, value)
+type batchHost struct {
+	*Host
+	*reply.Replies
 }
 
 func (h batchHost) Load(session subjects.SessionID, ref *codec.Ref) (body []byte, room batch.Room, bad *toolmesh.Error) {
@@ -85,7 +82,7 @@ func (h batchHost) Load(session subjects.SessionID, ref *codec.Ref) (body []byte
 	})
 	if err != nil {
 		room.Free()
-		return nil, batch.Room{}, refusal(err).WithStarted(toolmesh.StartedNo)
+		return nil, batch.Room{}, admit.Refusal(err).WithStarted(toolmesh.StartedNo)
 	}
 	return body, room, nil
 }
@@ -94,35 +91,37 @@ func (h batchHost) Hold(session subjects.SessionID, size int64) (batch.Room, *to
 	if size <= smallArgs {
 		return batch.Room{}, nil
 	}
-	account := h.account(session)
-	if !h.args.Take(account, size) {
-		return batch.Room{}, h.noRoom(account)
+	account := h.sessions.Account(session)
+	if !h.runner.args.Take(account, size) {
+		return batch.Room{}, h.runner.noRoom(account)
 	}
-	return batch.Room{Give: func() { h.args.Give(account, size) }}, nil
+	return batch.Room{Give: func() { h.runner.args.Give(account, size) }}, nil
 }
 
 func (h batchHost) Late(req *codec.Request) *toolmesh.Error {
-	if bad := h.foreign(req, h.catchUp(req)); bad != nil {
+	if bad := h.intake.foreign(req, h.intake.catchUp(req)); bad != nil {
 		return bad
 	}
-	return h.late(req)
+	return h.intake.late(req)
 }
 
-func (h batchHost) Account(session subjects.SessionID) subjects.SessionID { return h.account(session) }
+func (h batchHost) Account(session subjects.SessionID) subjects.SessionID {
+	return h.sessions.Account(session)
+}
 
 // Here implements [batch.Host]: the call goes the way of a request, without one.
 func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Request, done func(admit.Record)) bool {
 	if !h.presence.Certain() {
 		return false
 	}
-	c, r := h.find(&s, req, "", time.Now(), nil)
+	c, r := h.intake.find(&s, req, "", time.Now(), nil)
 	if c.tool == nil || c.tool.withdrawn.Load() {
 		return false
 	}
 	c.Local = done
-	if call := h.admit(c, r, h.check(c, true, false)); call != nil {
+	if call := h.intake.admit(c, r, h.intake.check(c, true, false)); call != nil {
 		stop := context.AfterFunc(ctx, func() { c.End(toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedYes)) })
-		h.run(call)
+		h.runner.run(call)
 		stop()
 	}
 	return true
@@ -137,9 +136,13 @@ type batchView struct {
 }
 
 // Owner implements [batch.View].
-func (v batchView) Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) (subjects.NodeID, bool) {
+func (v batchView) Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) *bus.Peer {
 	route, _ := v.Route(session, first)
-	return v.View.Owner(batch.Feature, route.Nodes, string(session), string(id))
+	owner, ok := v.View.Owner(codec.FeatureBatch, route.Nodes, string(session), string(id))
+	if !ok || owner.Node == v.host.node {
+		return nil
+	}
+	return v.host.bus.Listed(owner.Node, owner.Boot)
 }
 
 // mostNames is of how many tools, called by less than their ids, one batch is told what

@@ -91,7 +91,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
-	account := h.account(n.call.Session)
+	account := h.sessions.Account(n.call.Session)
 	if err := h.payloads.Room(ctx, account, about.Size); err != nil {
 		return nil, err
 	}
@@ -154,6 +154,6 @@ func (n *NestedCalls) Close() {
 	n.files.uploads = nil
 	n.files.mu.Unlock()
 	for _, f := range left {
-		n.call.host.running.run(func() { _ = f.Drop(n.call.host.base) }) // else it expires
+		n.call.host.background.Go(func() { _ = f.Drop(n.call.host.base) }) // else it expires
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"maps"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -12,11 +11,9 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
-	"github.com/toolmesh/toolmesh/cmd/internal/process"
-	"github.com/toolmesh/toolmesh/cmd/internal/settings"
-	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -24,6 +21,7 @@ import (
 
 type link struct {
 	nc      *nats.Conn
+	domain  string // of JetStream; "" for the connection's own
 	bus     *bus.Bus
 	client  *client.Client
 	session subjects.SessionID
@@ -68,7 +66,7 @@ func (a *app) withView(ctx context.Context, do func(context.Context, *link, *reg
 		if none := l.noMesh(ctx); none != nil {
 			return none
 		}
-		if err := l.mayAskStreams(ctx, a.set.Connection); err != nil {
+		if err := l.mayAskStreams(ctx); err != nil {
 			return err
 		}
 		view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
@@ -82,8 +80,8 @@ func (a *app) withView(ctx context.Context, do func(context.Context, *link, *reg
 
 // mayAskStreams returns permission_denied to a connection that may not ask
 // JetStream: what asks it goes on trying for long where the broker only keeps silent.
-func (l *link) mayAskStreams(ctx context.Context, c settings.Connection) error {
-	_, err := l.bus.Request(ctx, &nats.Msg{Subject: subjects.JetStreamAPI(process.Domain(c)) + "INFO"})
+func (l *link) mayAskStreams(ctx context.Context) error {
+	_, err := l.bus.Request(ctx, &nats.Msg{Subject: subjects.JetStreamAPI(l.domain) + "INFO"})
 	if toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied {
 		return err
 	}
@@ -92,38 +90,26 @@ func (l *link) mayAskStreams(ctx context.Context, c settings.Connection) error {
 
 // connect connects as an administrator; see connectAs.
 func (a *app) connect(ctx context.Context) (*link, error) {
-	return a.connectAs(ctx, "mesh", access.Admin, subjects.InboxAdmin)
+	return a.connectAs(ctx, "mesh", access.Admin)
 }
 
-// connectAs connects to the mesh that flags, variables, a context or the state of
+// connectAs connects to the mesh that flags, variables, a context or the records of
 // `mesh up` name, else to the NATS default port: under a name, and with the key of a
-// role and its inbox where nothing else is given.
-func (a *app) connectAs(ctx context.Context, name string, role access.Role, own string) (*link, error) {
-	c := a.set.Connection
-	if c.NATSURL == "" && c.NATSContext == "" {
-		if here := process.StateOf(a.env).Running(); len(here) > 0 {
-			c.NATSURL = here[0].URL
-		}
-	}
+// role and its inbox where no credentials are given.
+func (a *app) connectAs(ctx context.Context, name string, role access.Role) (*link, error) {
 	session := subjects.SessionID(a.set.Session.Session)
-	inbox, err := subjects.InboxPrefix(session)
+	inboxes, err := connect.Inboxes(role, session)
 	if err != nil {
 		return nil, usage(nil, "%s", err.Error())
 	}
-	inboxes := []string{own, inbox}
-	for _, other := range []string{subjects.InboxAdmin, subjects.InboxNode} {
-		if other != own {
-			inboxes = append(inboxes, other)
-		}
-	}
-	nc, err := process.Connect(ctx, c, process.ConnectOptions{
-		Name: name, Role: role, Env: a.env, Inboxes: inboxes, Logger: a.log,
+	nc, domain, err := connect.Connect(ctx, connect.Options{
+		Settings: a.set.Connection.Settings(), Env: a.env, Name: name, Role: role, Inboxes: inboxes, Logger: a.log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	l := &link{nc: nc, session: session, url: process.Redact(nc.ConnectedUrl())}
-	if l.bus, err = bus.New(nc, &bus.Options{Domain: process.Domain(c), Logger: a.log}); err == nil {
+	l := &link{nc: nc, domain: domain, session: session, url: connect.Redact(nc.ConnectedUrl())}
+	if l.bus, err = bus.New(nc, &bus.Options{Domain: domain, Logger: a.log}); err == nil {
 		l.client, err = client.NewOn(l.bus, &client.Options{Session: l.session, QueueOnly: true, Logger: a.log})
 	}
 	if err != nil {
@@ -159,93 +145,19 @@ func (l *link) noMesh(ctx context.Context) error {
 		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }
 
-// adminSilence is how long an agent may say nothing about a request before it is
-// asked for.
-const adminSilence = 5 * time.Second
-
-// lines sends an administrative request, to any agent or to a node, and hands on each line of the answer
-// until the empty message behind the last one, which it returns. A line with an
-// error is the error; node_lost says that the node which worked on it is gone. If
-// line returns false the rest of the answer is left alone.
-func (l *link) lines(ctx context.Context, node subjects.NodeID, verb string, body any, owner nkeys.KeyPair, line func(json.RawMessage) bool) (json.RawMessage, error) {
-	subject, err := subjects.Admin(verb)
-	if node != "" {
-		subject, err = subjects.NodeAdmin(node, verb)
-	}
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "%w", err)
-	}
-	data, err := json.Marshal(body)
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "write the request: %w", err)
-	}
-	type arrival struct {
-		msg *nats.Msg
-		err error // of the connection
-	}
-	arrivals := make(chan arrival, 1<<14) // far more than an answer has
-	inbox, err := l.bus.Open(func(m *nats.Msg, err error) {
-		select {
-		case arrivals <- arrival{m, err}:
-		default:
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	defer inbox.Close()
-	// Asked for a sign of life, the node says at once which one it is.
-	ask := &nats.Msg{Subject: subject, Data: data, Header: nats.Header{codec.HeaderKeepalive: {"1"}}}
-	if owner != nil {
-		signed, err := deploy.Sign(owner, data)
+// lines is [deploy.Ask] with a function that takes each line, until it returns false. It
+// returns the last line.
+func (l *link) lines(ctx context.Context, node subjects.NodeID, verb string, body any, owner nkeys.KeyPair, take func(json.RawMessage) bool) (json.RawMessage, error) {
+	var last json.RawMessage
+	for line, err := range deploy.Ask(ctx, l.bus, node, verb, body, owner) {
 		if err != nil {
 			return nil, err
 		}
-		maps.Copy(ask.Header, signed)
-	}
-	if err := inbox.Send(ask); err != nil {
-		return nil, err
-	}
-	peer := peer{l: l}
-	defer peer.close()
-	var last json.RawMessage
-	for {
-		var m *nats.Msg
-		select {
-		case next := <-arrivals:
-			if next.err != nil {
-				return nil, next.err
-			}
-			m = next.msg
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case <-time.After(peer.silence()):
-			if err := peer.gone(ctx); err != nil && ctx.Err() == nil && len(arrivals) == 0 {
-				return nil, err
-			}
-			continue
-		}
-		peer.met(m.Header)
-		switch {
-		case m.Header.Get(codec.HeaderKeepalive) != "":
-			continue
-		case bus.NoResponders(m):
-			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no agent of the mesh at %s takes this request", l.url).
-				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-		case len(m.Data) == 0:
-			if last == nil {
-				return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent answered nothing")
-			}
-			return last, nil
-		}
-		last = json.RawMessage(m.Data)
-		if err := answerOf(last, nil); err != nil {
-			return nil, err
-		}
-		if line != nil && !line(last) {
-			return last, nil
+		if last = line; take != nil && !take(line) {
+			break
 		}
 	}
+	return last, nil
 }
 
 func (l *link) ask(ctx context.Context, subject string, body, answer any) error {

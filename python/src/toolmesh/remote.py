@@ -12,8 +12,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
-import toolmesh
-
+from ._client.answers import outward
 from ._core import errors, schema, values
 
 JSONObject = dict[str, Any]
@@ -144,11 +143,36 @@ def declared(body: bytes, input_schema: JSONObject) -> bytes:
 F = typing.TypeVar("F", bound=Callable[..., Any])
 
 
+class Caller(typing.Protocol):
+    """What a tool needs of its Mesh or AsyncMesh."""
+
+    def call(self, tool: str, args: JSONObject | None = None, /) -> Any:
+        """See Mesh.call."""
+
+    def acall(self, tool: str, args: JSONObject | None = None, /) -> Any:
+        """See Mesh.acall."""
+
+    def stream(self, tool: str, args: JSONObject | None = None, /) -> Any:
+        """See Mesh.stream."""
+
+    def astream(self, tool: str, args: JSONObject | None = None, /) -> Any:
+        """See Mesh.astream."""
+
+    def collect(self, tool: str, args: JSONObject | None = None, /) -> Any:
+        """See Mesh.collect."""
+
+
+class Named(str):
+    """The id of a tool that was described, with the revision of its index then: a refusal by another one says so."""
+
+    revision = ""
+
+
 class _Method:
     """A method that has, on a tool, the signature of the tool: frameworks ask __call__ for the parameters."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+        self.function = outward(function)
         self.__doc__ = function.__doc__
 
     def __get__(self, tool: Description | None, _kind: type | None = None) -> Callable[..., Any]:
@@ -167,7 +191,7 @@ def _method(function: F) -> F:
 class Description:
     """What the mesh says of a tool, and how arguments for it are checked and written.
 
-    id is the full id, name its last part; input_schema and output_schema are JSON
+    id is the full id, name its last part, revision that of its index; input_schema and output_schema are JSON
     Schemas (output_schema is None where nothing is said of the result);
     annotations say how the tool behaves (idempotent, parallel_safe, resource_key,
     timeout and others); metadata is its author's own.
@@ -175,6 +199,9 @@ class Description:
 
     def __init__(self, told: JSONObject) -> None:
         self.id: str = told["id"]
+        self.revision: str = (told.get("index") or {}).get("revision") or ""
+        self._named = Named(self.id)
+        self._named.revision = self.revision
         self.name: str = told.get("name") or self.id
         self.description: str = told.get("description") or ""
         self.input_schema: JSONObject = told.get("input_schema") or {"type": "object"}
@@ -182,11 +209,12 @@ class Description:
         self.annotations: JSONObject = told.get("annotations") or {}
         self.metadata: JSONObject = told.get("metadata") or {}
         self.streaming: bool = bool(self.annotations.get("streaming"))
-        self.__name__ = self.id.rpartition(".")[2]
+        self.__name__: str = self.id.rpartition(".")[2]
         self.__qualname__ = self.id
         self.__doc__ = self.description
         self._varargs: str = told.get("varargs") or ""
-        self.__signature__ = signature(self.input_schema, self.output_schema, self.streaming, self._varargs)
+        self.__signature__: inspect.Signature = signature(
+            self.input_schema, self.output_schema, self.streaming, self._varargs)
         self.__annotations__ = {
             name: one.annotation for name, one in self.__signature__.parameters.items()
             if one.annotation is not inspect.Parameter.empty
@@ -264,7 +292,7 @@ class RemoteTool(Description):
     """A tool to call like the function that it is: tool("Oslo", days=2). Arguments
     are checked before anything is sent. Any thread may call it."""
 
-    def __init__(self, mesh: toolmesh.Mesh, told: JSONObject) -> None:
+    def __init__(self, mesh: Caller, told: JSONObject) -> None:
         super().__init__(told)
         self._mesh = mesh
 
@@ -272,41 +300,44 @@ class RemoteTool(Description):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result; of one that streams, the last value, or the list of all where the
         tool says so."""
-        return self._mesh.call(self.id, self.arguments(args, kwargs))
+        return self._mesh.call(self._named, self.arguments(args, kwargs))
 
     @_method
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """As a call, for coroutines of any event loop."""
-        return await self._mesh.acall(self.id, self.arguments(args, kwargs))
+        return await self._mesh.acall(self._named, self.arguments(args, kwargs))
 
     @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         """Calls the tool and yields its items as they come."""
-        return self._mesh.stream(self.id, self.arguments(args, kwargs))
+        items: Generator[Any, None, None] = self._mesh.stream(self._named, self.arguments(args, kwargs))
+        return items
 
     @_method
     def astream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines."""
-        return self._mesh.astream(self.id, self.arguments(args, kwargs))
+        items: AsyncGenerator[Any, None] = self._mesh.astream(self._named, self.arguments(args, kwargs))
+        return items
 
 
 class AsyncRemoteTool(Description):
     """As RemoteTool, for coroutines: await tool("Oslo")."""
 
-    def __init__(self, mesh: toolmesh.AsyncMesh, told: JSONObject) -> None:
+    def __init__(self, mesh: Caller, told: JSONObject) -> None:
         super().__init__(told)
         self._mesh = mesh
 
     @_method
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result."""
-        return await self._mesh.call(self.id, self.arguments(args, kwargs))
+        return await self._mesh.call(self._named, self.arguments(args, kwargs))
 
     acall = __call__
 
     @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Calls the tool and yields its items as they come."""
-        return self._mesh.stream(self.id, self.arguments(args, kwargs))
+        items: AsyncGenerator[Any, None] = self._mesh.stream(self._named, self.arguments(args, kwargs))
+        return items
 
     astream = stream

@@ -1,0 +1,105 @@
+package batch
+
+import (
+	"maps"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// forwarded is a batch that another node runs for a caller of this one.
+type forwarded struct {
+	bus.Exchange
+	s      *Server
+	caller *reader
+}
+
+// Keepalive implements [bus.ExchangeUser]: it goes on to a caller that asked for it.
+func (f *forwarded) Keepalive(m *nats.Msg, _ *codec.Reply) {
+	if f.caller.b.Keepalive {
+		f.pass(m)
+	}
+}
+
+// Subject implements [bus.ExchangeUser].
+func (f *forwarded) Subject(n *bus.Peer) (string, error) { return subjects.NodeBatch(n.ID, f.Session) }
+
+// Silent implements [bus.ExchangeUser].
+func (f *forwarded) Silent(*bus.Peer, bool) {}
+
+// pass passes a message of the other node on to the caller. The reply subject of a keepalive
+// is a probe: the other node learns by it when the caller is gone.
+func (f *forwarded) pass(m *nats.Msg) {
+	probe := ""
+	if m.Reply != "" {
+		probe = f.caller.probe.Pass(f.s.Bus, m.Reply)
+	}
+	f.s.Host.Send(&nats.Msg{Subject: f.caller.reply, Reply: probe, Header: m.Header, Data: m.Data})
+}
+
+// forward passes a batch on to the node that owns its id, so that a repetition finds the
+// node that ran it, and passes back the answer. It reports false where that node does not
+// take it: then this node may run it.
+func (s *Server) forward(owner *bus.Peer, subject subjects.Subject, caller *reader, m *nats.Msg) bool {
+	b := caller.b
+	f := &forwarded{s: s, caller: caller}
+	f.User, f.Session, f.RPC, f.What = f, subject.Session, b.Request.RPCID, "the batch ran"
+	to, err := f.Subject(owner)
+	if err != nil || f.Open(s.Bus, codec.MaxBatch+8) != nil { // all that can come, so that nothing is dropped
+		return false
+	}
+	defer f.Close()
+	// The id is in the header, should the body have none: the owner must not make another.
+	header := maps.Clone(m.Header)
+	if header == nil {
+		header = nats.Header{}
+	}
+	header[codec.HeaderKeepalive], header[codec.HeaderRPCID] = []string{"1"}, []string{string(b.Request.RPCID)}
+	header[codec.HeaderHops] = []string{"1"}
+	if f.Send(&nats.Msg{Subject: to, Header: header, Data: m.Data}, owner) != nil {
+		return false
+	}
+	for taken := false; ; taken = true {
+		a, err := f.Next(s.Base)
+		taken = taken || f.Heard()
+		e := toolmesh.AsError(err)
+		switch {
+		case err == nil:
+		case s.Base.Err() != nil:
+			e = toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s stopped before node %s had answered the batch: whether it ran is not known", s.Node, owner.ID)
+			fallthrough
+		case e.Code == toolmesh.CodeNodeLost:
+			s.refuse(caller, e.WithOrigin(toolmesh.OriginAgent))
+			return true
+		case e.Code == toolmesh.CodeUnavailable && e.Retryable:
+			continue // this node's own connection is lost: the caller cannot be told
+		default:
+			return taken
+		}
+		r := codec.ParseReply(codec.Header(a.Header), a.Data)
+		switch {
+		case !taken && (r.Kind == codec.ReplyNoResponders || r.Kind == codec.ReplyError && r.Err.Code == toolmesh.CodeUnavailable && r.Err.Started == toolmesh.StartedNo):
+			return false // it has left, or is about to
+		case r.Kind == codec.ReplyNoResponders:
+			continue
+		}
+		f.pass(a)
+		if r.Kind == codec.ReplyEnd || b.Delivery != codec.DeliverInbox {
+			return true
+		}
+	}
+}
+
+// cut bounds a text.
+func cut(text string) string {
+	const most = 256
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
+}

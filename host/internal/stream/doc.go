@@ -1,0 +1,39 @@
+// Package stream is what a host knows of the readers of a call, and of the stream
+// that it may give them.
+//
+// A call has [Readers]: its first caller, and those that repeat the request while it
+// runs. A [Reader] is a reply subject, the form in which it wants chunks, and whether
+// it has its one answer. A [Stream] stores items, holds the handler back while there
+// is no credit, and ends the call when nobody reads.
+//
+// # States of a repetition
+//
+//	            nothing is stored, or                        all of it is
+//	Join ──────▶ it wants no items ─────────▶ [ follows ] ◀── sent ─┐
+//	  │                                        │  │  │              │
+//	  └─ chunks are stored ──▶ [ reads the store ] ─┼──┼──────────────┘
+//	                              │ the call ends   │  └─ 64 newer ones, or one of
+//	                              │ and all is sent │     its reply subject: dropped
+//	                              ▼                 ▼     until Settle
+//	                             over ◀── terminal, or Settle and the rest read
+//
+// # States of a stream
+//
+//	New ──▶ [ open ] ── no credit ──▶ [ waits ] ── Grant, or the reader that gave ─┐
+//	          ▲ │                        │         credit is gone and others are   │
+//	          └─┼────────────────────────┼──────────────────────────────────────────┘
+//	            │ Finish, Leave          │ nobody reads for 10 s, nothing sent for
+//	            ▼                        ▼ 60 s: the call is told to end
+//	          over (the terminal is stored, or the readers are told in its place)
+//
+// That nobody reads is found by a probe: one chunk a second has a reply subject, where
+// the broker says 503 if the chunk meets no subscription. Readers that give credit are
+// known by that.
+//
+// Locks are taken in this order: Stream.sending, Readers.mu, then Stream.mu, a
+// reader's settleMu or a probe's. Chunks are handed to the connection with Readers.mu
+// held, which keeps them in order; [Replies.Send] must not block.
+//
+// The package never subscribes a request, decides whether a call runs, or imports
+// the host.
+package stream

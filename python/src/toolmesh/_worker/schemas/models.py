@@ -1,0 +1,344 @@
+"""Classes that describe and check themselves: models of pydantic, version 1 and
+2, and whatever else pydantic can make an adapter for.
+
+Nothing here imports pydantic unless the index has: it is the index's own copy,
+of the index's own version.
+"""
+
+from __future__ import annotations
+
+import copy
+import decimal
+import inspect
+import re
+import sys
+import types
+import typing
+
+from .shapes import MADE, Shape, sure
+from .values import Mismatch, describe, encode, member, pointer, sent
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from ..wire.frames import JSON
+    from .draft import Draft
+    from .shapes import Load, Schema
+
+UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
+
+
+def model(draft: Draft, base: Any) -> Shape:
+    """The Shape of a BaseModel of pydantic 2."""
+    mode = "serialization" if draft.results else "validation"
+    return _shape(draft, base.model_json_schema(mode=mode), base.__name__, base.model_validate_json, base)
+
+
+def adapted(draft: Draft, annotation: Any) -> Shape | None:
+    """The Shape of a type that only pydantic 2 understands, such as HttpUrl;
+    None when it does not either."""
+    pydantic: Any = sys.modules.get("pydantic")
+    if not hasattr(pydantic, "TypeAdapter") or not hasattr(annotation, "__get_pydantic_core_schema__"):
+        return None
+    adapter = pydantic.TypeAdapter(annotation)
+    schema = adapter.json_schema(mode="serialization" if draft.results else "validation")
+    name = getattr(annotation, "__name__", str(annotation))
+    return _shape(draft, schema, name, adapter.validate_json, annotation)
+
+
+def annotated(draft: Draft, annotation: Any) -> Shape | None:
+    """The Shape that pydantic, of either version, gives an annotation with notes
+    of its own; None when it is not there or does not know the type."""
+    pydantic: Any = sys.modules.get("pydantic")
+    if not hasattr(pydantic, "TypeAdapter"):
+        return old_adapted(draft, annotation)
+    try:
+        adapter = pydantic.TypeAdapter(annotation)
+        schema = adapter.json_schema()
+    except Exception:
+        return None
+    return _shape(draft, schema, _called(annotation), adapter.validate_json, annotation)
+
+
+def checker(annotation: Any) -> Load | None:
+    """What lets pydantic 2 have its say on a value that was made already."""
+    pydantic = sys.modules.get("pydantic")
+    try:
+        adapter = pydantic.TypeAdapter(annotation)  # type: ignore[union-attr]  # caught below
+    except Exception:
+        return None
+    name = _called(annotation)
+    return lambda value: _validated(lambda: adapter.validate_python(value), value, name)
+
+
+def _called(annotation: Any) -> str:
+    return str(getattr(annotation, "__name__", None) or getattr(annotation.__origin__, "__name__", "value"))
+
+
+def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
+    """The Shape of a type that only pydantic 1 understands, such as conint(ge=3);
+    None when it does not either."""
+    bases = getattr(annotation, "__mro__", ())
+    home = next((one.__module__ for one in bases if one.__module__.startswith("pydantic.")), "pydantic.types")
+    pydantic = sys.modules.get(home.rpartition(".")[0])
+    if pydantic is None or hasattr(pydantic, "TypeAdapter"):
+        return None
+    name = getattr(annotation, "__name__", "value")
+    try:
+        plain, field = annotation, ...
+        for note in getattr(annotation, "__metadata__", ()):
+            if type(note).__name__ == "FieldInfo":  # with a default, it may not stand in Annotated
+                plain, field = annotation.__origin__, copy.copy(note)
+                field.default, field.default_factory = ..., None
+        holder = pydantic.create_model(name, value=(plain, field))
+        found = copy.deepcopy(holder.schema())
+    except Exception:
+        return None
+    schema: Schema = found["properties"]["value"]
+    schema.pop("title", None)
+    schema["definitions"] = found.get("definitions", {})
+    schema = _hoist(draft, _modern(schema), "definitions")
+    as_sent = _decimals(draft, annotation)
+
+    def load(value: JSON) -> Any:
+        given = {"value": _whole(as_sent(value))}
+        return _validated(lambda: holder.parse_obj(given), value, name, "value").value
+
+    return Shape(schema, name, load, texts=MADE if schema.get("type") == "string" else 0)
+
+
+def _shape(draft: Draft, found: Schema, name: str, validate: Callable[[bytes], Any], annotation: Any) -> Shape:
+    schema, kind = _hoist(draft, dict(found), "$defs"), found.get("type")
+    as_sent = _decimals(draft, annotation)
+
+    def load(value: JSON) -> Any:
+        # As JSON, so that strict models too take text for a date and an array for a set.
+        body = encode(as_sent(value))
+        if _LARGE.search(body):
+            body = encode(_whole(as_sent(value)))
+        return _validated(lambda: validate(body), value, name)
+
+    return Shape(schema, f"object {name}" if kind == "object" else name, load, texts=MADE if kind == "string" else 0)
+
+
+def old_model(draft: Draft, base: Any) -> Shape:
+    """The Shape of a BaseModel of pydantic 1."""
+    # A copy: pydantic hands out its own again.
+    found = copy.deepcopy(base.schema())
+    definitions = found.get("definitions", {})
+    for name, inner in _old_models(base).items():
+        if inner is base or name in definitions:
+            _correct_old(found if inner is base and name not in definitions else definitions[name], inner)
+    schema = _hoist(draft, _modern(found), "definitions")
+    as_sent = _decimals(draft, base)
+
+    def load(value: JSON) -> Any:
+        given = _whole(as_sent(value))
+        return _validated(lambda: base.parse_obj(given), value, base.__name__)
+
+    return Shape(schema, f"object {base.__name__}", load)
+
+
+def _old_models(base: Any) -> dict[str, Any]:
+    """All models that a model's schema speaks of, by their name there."""
+    home = next((one.__module__ for one in base.__mro__ if one.__name__ == "BaseModel"), "pydantic.main")
+    module = sys.modules.get(home.rpartition(".")[0] + ".schema")
+    try:
+        flat = module.get_flat_models_from_model(base)  # type: ignore[union-attr]  # caught below
+        return {name: one for one, name in module.get_model_name_map(flat).items()}  # type: ignore[union-attr]
+    except Exception:
+        return {base.__name__: base}
+
+
+def _correct_old(schema: Schema, base: Any) -> None:
+    """Version 1 says nothing of the null that its optional fields take."""
+    properties = schema.get("properties")
+    for field in getattr(base, "__fields__", {}).values():
+        name = getattr(field, "alias", None)
+        if isinstance(properties, dict) and name in properties and getattr(field, "allow_none", False):
+            found = dict(properties[name])
+            kept = {key: found.pop(key) for key in ("title", "description", "default") if key in found}
+            if found:
+                properties[name] = {"anyOf": [found, {"type": "null"}], **kept}
+
+
+def _modern(schema: JSON) -> JSON:
+    """A schema of draft 7 in the words of 2020-12."""
+    if isinstance(schema, list):
+        return [_modern(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _modern(one) for key, one in schema.items()}
+    if isinstance(made.get("items"), list):
+        made["prefixItems"] = made.pop("items")
+        made["items"] = made.pop("additionalItems", False if made.get("maxItems") == len(made["prefixItems"]) else {})
+    return made
+
+
+def _hoist(draft: Draft, schema: Schema, key: str) -> Schema:
+    """schema with its definitions among the draft's."""
+    rename: dict[str, str] = {}
+    inner: dict[str, Schema] = schema.pop(key, None) or {}
+    prefix = f"#/{key}/"
+    for name, one in inner.items():
+        target = name
+        while target in draft.defs and draft.defs[target] != _rewrite(one, prefix, {}):
+            target += "_"
+        rename[name] = target
+    for name, one in inner.items():
+        draft.defs[rename[name]] = _rewrite(one, prefix, rename)
+    made: Schema = _rewrite(schema, prefix, rename)
+    return made
+
+
+def _rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
+    """schema with its references below prefix, of discriminators too, pointing into $defs, renamed."""
+    if isinstance(schema, str) and schema.startswith(prefix):
+        name = schema[len(prefix):]
+        return "#/$defs/" + rename.get(name, name)
+    if isinstance(schema, dict):
+        return {key: _rewrite(value, prefix, rename) for key, value in schema.items()}
+    if isinstance(schema, list):
+        return [_rewrite(value, prefix, rename) for value in schema]
+    return schema
+
+
+def _decimals(draft: Draft, annotation: Any) -> Callable[[JSON], JSON]:
+    """What puts the texts of numbers where a model has Decimals: pydantic makes
+    those of JSON's numbers out of floats."""
+    if draft.results or not _has_decimal(annotation, set()):
+        return lambda value: value
+    draft.exact = True
+    return lambda value: _as_sent(annotation, value)
+
+
+def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """(origin, arguments) of an annotation, without notes and None."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if hasattr(annotation, "__metadata__") and origin is not None:
+        return _parts(annotation.__origin__)
+    if origin in UNIONS:
+        members = [one for one in args if one is not type(None)]
+        # Of several, a text might become another one than the number would.
+        return _parts(members[0]) if len(members) == 1 else (None, ())
+    return (annotation, ()) if origin is None else (origin, args)
+
+
+def _named_fields(base: Any) -> dict[str, Any]:
+    """The annotations of a model's fields, by the names that they may be given."""
+    found: dict[str, Any] = {}
+    fields = getattr(base, "__pydantic_fields__", None) or getattr(base, "__fields__", None)
+    for name, field in (fields if isinstance(fields, dict) else {}).items():
+        annotation = getattr(field, "annotation", None) if hasattr(field, "validation_alias") else field.outer_type_
+        for known in (name, getattr(field, "validation_alias", None), getattr(field, "alias", None)):
+            if isinstance(known, str):
+                found[known] = annotation
+    return found
+
+
+def _has_decimal(annotation: Any, seen: set[Any]) -> bool:
+    base, args = _parts(annotation)
+    if not isinstance(base, type) or base in seen and not args:
+        return False
+    if not args:
+        seen.add(base)
+    if issubclass(base, decimal.Decimal):
+        return True
+    return any(_has_decimal(one, seen) for one in (*args, *_named_fields(base).values()))
+
+
+def _as_sent(annotation: Any, value: JSON) -> JSON:
+    """value with texts for the numbers of Decimals, as far as it is clear which
+    those are."""
+    base, args = _parts(annotation)
+    kind = type(value)
+    if not isinstance(base, type):
+        return value
+    if kind is float:
+        return sent(value) or value if issubclass(base, decimal.Decimal) else value
+    if kind is list and args:
+        if issubclass(base, tuple) and args[-1] is not Ellipsis:
+            return [_as_sent(one, item) for one, item in zip(args, value, strict=False)] + value[len(args):]
+        return [_as_sent(args[0], item) for item in value]
+    if kind is dict:
+        if len(args) == 2:
+            return {key: _as_sent(args[1], item) for key, item in value.items()}
+        fields = _named_fields(base)
+        return {key: _as_sent(fields.get(key), item) for key, item in value.items()}
+    return value
+
+
+_LARGE = re.compile(rb"\d{16}\.0|e\+")  # in JSON with a float of 2^53 or more, and seldom in other
+
+
+def _whole(value: JSON) -> JSON:
+    """value with the integers that were sent where pydantic, which makes an int
+    of a float, would make another one of it."""
+    kind = type(value)
+    if kind is list:
+        return [member(_whole, one, index) for index, one in enumerate(value)]
+    if kind is dict:
+        return {key: member(_whole, one, key) for key, one in value.items()}
+    if kind is not float or not value.is_integer() or sure(value) is not None:
+        return value
+    text = sent(value)
+    if text is None:
+        raise Mismatch("a number that a double can hold", describe(value))
+    number = decimal.Decimal(text)
+    return int(number) if number == number.to_integral_value() else value
+
+
+def _validated(run: Callable[[], Any], value: JSON, name: str, holder: str = "__root__") -> Any:
+    """run(), its refusal as a Mismatch that names the place."""
+    try:
+        return run()
+    except Exception as failure:
+        problems = failure.errors() if hasattr(failure, "errors") else []
+        if not problems:
+            raise
+        first = problems[0]
+        steps = [one for one in first.get("loc", ()) if one != "__root__"]
+        steps = steps[1:] if steps[:1] == [holder] else steps
+        place, got = "", describe(value)
+        for index, step in enumerate(steps):
+            try:
+                value = value[step]
+                got = describe(value)
+            except (KeyError, IndexError, TypeError):
+                if index + 1 < len(steps) or type(value) is not dict or not str(first.get("type")).endswith("missing"):
+                    continue  # it names a member of a union, which has no place in the value
+                got = "nothing"
+            place += pointer("", step)
+        text = str(first.get("msg") or "refused")
+        # Input should be a valid URL, because ...
+        expected = text.partition(" should ")[2].removeprefix("be ").partition(", ")[0] or text
+        expected = "a value" if got == "nothing" else expected
+        raise Mismatch(expected, got, f"{name}: {text}", place) from None
+
+
+def field_default(value: Any) -> tuple[bool, Any]:
+    """(is it pydantic's Field(...) in a default's place, the default in it, inspect's empty without one)."""
+    kind = type(value)
+    if kind.__name__ != "FieldInfo" or not kind.__module__.startswith("pydantic"):
+        return False, value
+    factory = getattr(value, "default_factory", None)
+    if factory is not None:
+        return True, factory()
+    default = getattr(value, "default", ...)
+    missing = default is ... or type(default).__name__ in ("PydanticUndefinedType", "UndefinedType")
+    return True, inspect.Parameter.empty if missing else default
+
+
+def alias(notes: Iterable[Any]) -> Any:
+    """What a parameter is called by its callers, as its Field among these notes says; None where none does."""
+    named = [getattr(one, "validation_alias", None) or getattr(one, "alias", None)
+             for one in notes if field_default(one)[0]]
+    return next((one for one in named if one is not None), None)
+
+
+def filler(field: Any, default: Any) -> Callable[[], Any] | None:
+    """What gives a parameter its default when Field(...) stands in its place."""
+    if default is inspect.Parameter.empty:
+        return None
+    return getattr(field, "default_factory", None) or (lambda: default)

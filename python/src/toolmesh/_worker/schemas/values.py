@@ -1,0 +1,557 @@
+"""Values between JSON and Python: results out, arguments in.
+
+A result is encoded by the C encoder in one go. Only when it refuses, the value
+is walked to name the offending place. Nothing is ever replaced by its repr.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import ipaddress
+import itertools
+import json
+import json.encoder
+import math
+import pathlib
+import re
+import sys
+import uuid
+from collections import abc
+
+from . import files
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from ..wire.frames import JSON
+
+_BUILT_IN, _SLOT = type(dict[str, int]().items), type(list.__iter__)  # of methods that are written in C
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+_STRINGS = frozenset((str,))
+_ARRAY_LIMIT = 1_000_000  # elements of an array, a frame or what only looks like a list that become JSON
+_DEPTH = 5000  # levels that are written when a tool has raised Python's own limit
+_MISSING = ("NaTType", "NAType")  # what pandas has where nothing is
+_SHOWN = 80  # characters of a key in a path
+
+
+class Mismatch(Exception):
+    """An argument does not fit what the signature says. pointer is the JSON pointer of its place."""
+
+    def __init__(self, expected: str, got: str, message: str | None = None, pointer: str = "") -> None:
+        self.pointer = pointer
+        self.expected = expected
+        self.got = got
+        self.message = message or f"expected {expected}, got {got}"
+        super().__init__(self.message)
+
+    def as_dict(self) -> dict[str, JSON]:
+        """What details.errors of an error says of it."""
+        return {"pointer": self.pointer, "expected": self.expected, "got": self.got, "message": self.message}
+
+
+class NotSerializable(Exception):
+    """A result that JSON cannot carry. path names the place, like result.items[3]."""
+
+    def __init__(self, path: str, message: str, type_name: str = "") -> None:
+        self.path = path
+        self.type_name = type_name
+        super().__init__(f"{path} {message}")
+
+
+class _Refused(TypeError):
+    pass
+
+
+def describe(value: object) -> str:
+    """What a JSON value is, for messages: its kind and a short form of it."""
+    if value is None:
+        return "null"
+    kind = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}.get(
+        type(value), type(value).__name__
+    )
+    if type(value) in (list, dict):
+        return kind
+    if type(value) is str:
+        text = _text(value[:61])
+    elif type(value) in _SCALARS:
+        text = _text(value)
+    else:
+        return kind
+    return f"{kind} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def pointer(parent: str, key: object) -> str:
+    """The JSON pointer of a member of parent."""
+    return f"{parent}/{str(key).replace('~', '~0').replace('/', '~1')}"
+
+
+def needed(name: str, kind: JSON) -> Mismatch:
+    """What is said of a member that is not there. kind is the type that its schema names, or a text; empty: any."""
+    kind = " or ".join(kind) if type(kind) is list else kind
+    return Mismatch(kind or "a value", "nothing", f"{name} is required: {kind}" if kind else f"{name} is required",
+                    pointer("", name))
+
+
+def member(load: Callable[[JSON], Any], value: JSON, key: object) -> Any:
+    """load(value) of what stands at key of something: a Mismatch names the place there."""
+    try:
+        return load(value)
+    except Mismatch as failure:
+        failure.pointer = pointer("", key) + failure.pointer
+        raise
+
+
+# Results.
+
+
+def _check(value: Any) -> None:
+    """Refuses objects whose keys are not all text but could be told apart only
+    before they became text: {1: a, "1": b}. The C encoder does not notice."""
+    kind = type(value)
+    if kind is dict:
+        if len(value) < 16:
+            for key, child in value.items():
+                if type(key) is not str:
+                    _check_keys(value)
+                kind = type(child)
+                if kind not in _SCALARS:
+                    _check(child)
+            return
+        if set(map(type, value)) - _STRINGS:
+            _check_keys(value)
+        value = value.values()
+    elif kind is not list and kind is not tuple:
+        if kind in _SCALARS:
+            return
+        if isinstance(value, dict):
+            if _own_items(value):
+                raise _Refused("gives its items itself")
+            _check_keys(dict.keys(value))
+            value = list(dict.values(value))
+        elif not isinstance(value, (list, tuple)):
+            return
+        elif _own_items(value):
+            raise _Refused("gives its items itself")
+    # Long and flat is common: tables of numbers cost by the kind, not by the item.
+    if set(map(type, value)) - _SCALARS:
+        for child in value:
+            _check(child)
+
+
+def _own_items(value: Any) -> bool:
+    """Whether a subclass of list, tuple or dict has methods of its own that the
+    encoder would ask for the items: they may be endless, so convert asks first."""
+    if isinstance(value, dict):
+        return type(value.items) is not _BUILT_IN
+    return type(type(value).__iter__) is not _SLOT
+
+
+def _check_keys(value: Iterable[Any]) -> None:
+    seen: set[object] = set()
+    for key in value:
+        text = _key_text(key)
+        if text in seen:
+            raise _Refused("keys collide")
+        seen.add(text)
+
+
+def _key_text(key: object) -> object:
+    """The text that a key becomes in JSON; the key itself where it becomes none."""
+    if isinstance(key, str):
+        return str.__str__(key)
+    if key is None:
+        return "null"
+    if key is True:
+        return "true"
+    if key is False:
+        return "false"
+    if isinstance(key, int):
+        return int.__repr__(key)
+    if isinstance(key, float):
+        return float.__repr__(key)
+    return key
+
+
+def convert(value: Any) -> Any:
+    """What value becomes in JSON, one level deep; raises TypeError if nothing."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    kind = type(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if hasattr(value, "__pydantic_serializer__"):
+            return _dumped(lambda **how: value.__pydantic_serializer__.to_python(value, **how))
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if kind is files.File:
+        return (files.named.get() or files.store)(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"$bytes": base64.b64encode(value).decode("ascii")}
+    if kind.__name__ in _MISSING and kind.__module__.startswith("pandas"):
+        return None
+    text = _text_of(value)
+    if text is not None:
+        return text
+    if isinstance(value, (set, frozenset)):
+        items = list(value) if kind in (set, frozenset) else _few(value)
+        try:
+            return sorted(items)
+        except TypeError:
+            return items
+    if isinstance(value, re.Pattern):
+        return value.pattern
+    if isinstance(value, collections.UserString):
+        return value.data
+    if not isinstance(value, type):
+        if hasattr(kind, "model_dump") and hasattr(kind, "model_fields"):
+            return _dumped(value.model_dump)
+        if hasattr(kind, "__fields__") and hasattr(kind, "parse_obj"):
+            try:
+                return json.loads(value.json(by_alias=True))
+            except Exception:
+                return value.dict(by_alias=True)
+        if hasattr(kind, "__attrs_attrs__"):
+            return {field.name: getattr(value, field.name) for field in kind.__attrs_attrs__}
+        module = kind.__module__.partition(".")[0]
+        if module in ("numpy", "torch", "jaxlib", "tensorflow", "cupy"):
+            size = getattr(value, "size", 1)
+            size = value.numel() if callable(size) else size
+            if isinstance(size, int) and size > _ARRAY_LIMIT:
+                raise TypeError(f"is an array of {size} elements, more than {_ARRAY_LIMIT}")
+            if hasattr(value, "tolist"):
+                return _listed(value)
+        bases = {base.__name__ for base in kind.__mro__ if base.__module__.partition(".")[0] == "pandas"}
+        if bases:
+            if getattr(value, "size", 1) > _ARRAY_LIMIT:
+                raise TypeError(f"is a {kind.__name__} of {value.size} elements, more than {_ARRAY_LIMIT}")
+            if "DataFrame" in bases:
+                if not value.columns.is_unique:
+                    name = value.columns[value.columns.duplicated()][0]
+                    raise TypeError(f"is a {kind.__name__} with more than one column {_shown(name)}")
+                return value.to_dict("records")
+            if bases & {"Series", "Index", "ExtensionArray"}:
+                return list(value)
+    if isinstance(value, abc.Mapping):
+        keys = _few(value)
+        held = {key: value[key] for key in keys}
+        if len(held) < max(len(keys), len(value)):  # multidict counts all and names each once
+            raise TypeError(f"is a {kind.__name__} that has one key more than once; JSON keys stand once")
+        return held
+    if isinstance(value, (abc.Sequence, abc.Set, abc.ValuesView, collections.deque)) or kind.__module__ == "array":
+        return list(_few(value))
+    raise TypeError(f"is of type {kind.__module__}.{kind.__qualname__}, which JSON has no form for")
+
+
+def _listed(value: Any) -> Any:
+    """A scalar or an array of numpy and the like as what Python has for it."""
+    dtype: Any = getattr(value, "dtype", None)
+    kind, names = getattr(dtype, "kind", ""), getattr(dtype, "names", None)
+    if names or kind in ("M", "m"):
+        # Asked for all at once numpy gives times that datetime cannot hold, of
+        # nanoseconds or far away, as bare numbers in a unit that nobody is told.
+        one = isinstance(value, dtype.type)
+        if one and not names:
+            made = value.tolist()
+            if type(made) is int:
+                made = str(value) if kind == "M" else value / type(value)(1, "s")
+            return made
+        return list(value) if one or value.shape else _listed(value[()])
+    made = value.tolist()
+    if type(made) is type(value):
+        raise TypeError(f"is of type {type(value).__module__}.{type(value).__name__}, which JSON has no form for")
+    return made
+
+
+def _few(value: Any, items: Any = None) -> list[Any]:
+    """The items of what only looks like a list: it may be endless."""
+    taken = list(itertools.islice(iter(value if items is None else items), _ARRAY_LIMIT + 1))
+    if len(taken) > _ARRAY_LIMIT:
+        raise TypeError(f"is a {type(value).__name__} of more than {_ARRAY_LIMIT} elements")
+    return taken
+
+
+def _pairs(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    return _few(value, value.items()) if _own_items(value) else value.items()
+
+
+def _items(value: list[Any] | tuple[Any, ...]) -> Iterable[Any]:
+    return _few(value) if _own_items(value) else value
+
+
+def _dumped(dump: Callable[..., Any]) -> Any:
+    """A model as its author lets it be written; what has no such form, such as
+    bytes that are no text, is left to the rules here."""
+    try:
+        return dump(mode="json", by_alias=True)
+    except Exception:
+        return dump(mode="python", by_alias=True)
+
+
+def _text_of(value: Any) -> str | None:
+    """The text that stands for a value of a standard type, None if none does."""
+    import fractions
+
+    if isinstance(value, (datetime.date, datetime.time)):
+        return None if type(value).__name__ in _MISSING else value.isoformat()
+    if isinstance(value, (
+        decimal.Decimal, uuid.UUID, pathlib.PurePath, fractions.Fraction,
+        ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network,
+    )):
+        return str(value)
+    return None
+
+
+def plain_key(key: Any) -> Any:
+    """A key of a dict as one that JSON knows; raises TypeError if there is none."""
+    while isinstance(key, enum.Enum):
+        key = key.value
+    if key is None or isinstance(key, (str, int, float)):
+        return key
+    if type(key).__module__ == "numpy" and hasattr(key, "tolist"):
+        return plain_key(_listed(key))
+    text = _text_of(key)
+    if text is None:
+        raise TypeError(f"a key of type {type(key).__name__}")
+    return text
+
+
+def _default(value: Any) -> Any:
+    converted = convert(value)
+    _check(converted)
+    return converted
+
+
+# Without markers, which would be of one value at a time: values are encoded in several threads, and one whose own
+# code encodes others. What contains itself meets Python's limit of recursion, and explain says so.
+_encode: Callable[[Any, int], tuple[str, ...]] = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
+    None, _default, json.encoder.encode_basestring, None, ":", ",", False, False, False
+)
+
+
+def encode(value: Any) -> bytes:
+    """value as JSON bytes; raises NotSerializable with the path of what cannot be."""
+    if value is None:
+        return b"null"  # what many tools return
+    try:
+        if type(value) not in _SCALARS:
+            if sys.getrecursionlimit() > _DEPTH:
+                _check_depth(value)  # the encoder would meet the end of the stack first
+            _check(value)
+        return "".join(_encode(value, 0)).encode()
+    except Exception as failure:
+        try:
+            explain(value)
+            # The walk found nothing. Keys that are dates or members of an Enum
+            # are known to it, and not to the encoder.
+            return "".join(_encode(_rekeyed(value), 0)).encode()
+        except NotSerializable:
+            raise
+        except Exception:
+            # The value changed while it was encoded, or converts differently each time.
+            raise NotSerializable("result", f"cannot be encoded: {_words(failure)}") from None
+
+
+def _check_depth(value: Any) -> None:
+    """Refuses what is nested deeper than the C stack may allow, without recursion."""
+    above: list[Any] = [iter((value,))]
+    while above:
+        for child in above[-1]:
+            if isinstance(child, (dict, list, tuple)):
+                if len(above) > _DEPTH:
+                    raise _Refused("nested too deeply")
+                members = (one for _, one in _pairs(child)) if isinstance(child, dict) else _items(child)
+                above.append(iter(members))
+                break
+        else:
+            above.pop()
+
+
+def _rekeyed(value: Any) -> Any:
+    """value with all its keys as JSON knows them."""
+    if isinstance(value, dict):
+        return {plain_key(key): _rekeyed(child) for key, child in _pairs(value)}
+    if isinstance(value, (list, tuple)):
+        return [_rekeyed(child) for child in _items(value)]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return _rekeyed(convert(value))
+
+
+def explain(value: Any, path: str = "result") -> None:
+    """Raises NotSerializable for the first place in value that JSON cannot carry."""
+    try:
+        if sys.getrecursionlimit() > _DEPTH:
+            _check_depth(value)
+        _explain(value, path, set())
+    except (RecursionError, _Refused):
+        raise NotSerializable(path, "is nested too deeply for JSON") from None
+
+
+def _words(failure: BaseException) -> str:
+    """str(failure), whatever its __str__ does."""
+    try:
+        return f"{type(failure).__name__}: {failure}"[:500]
+    except Exception:
+        return type(failure).__name__
+
+
+def _shown(key: object) -> str:
+    """A key for people: its repr, cut, whatever its __repr__ does."""
+    try:
+        text = repr(key[: _SHOWN + 1] if isinstance(key, str) else key)
+    except Exception:
+        return f"<{type(key).__name__}>"
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _explain(value: Any, path: str, above: set[int]) -> None:
+    kind = type(value)
+    if kind is str or isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise NotSerializable(path, "holds a lone surrogate, which is not Unicode text", "str") from None
+        return
+    if value is None or kind is bool:
+        return
+    if isinstance(value, int):
+        try:
+            int.__repr__(value)
+        except ValueError as failure:
+            raise NotSerializable(path, f"is too long a number: {failure}", "int") from None
+        return
+    if isinstance(value, float):
+        if math.isnan(value):
+            raise NotSerializable(path, "is NaN: JSON has no NaN; return None or a string", "float")
+        if math.isinf(value):
+            raise NotSerializable(path, "is infinite: JSON has no infinity; return None or a string", "float")
+        return
+    if id(value) in above:
+        raise NotSerializable(path, "contains itself", kind.__name__)
+    above.add(id(value))
+    if isinstance(value, dict):
+        seen: dict[object, object] = {}
+        for key, child in _explained(_pairs, value, path):
+            try:
+                known = plain_key(key)
+            except Exception:
+                raise NotSerializable(
+                    path, f"has a key of type {type(key).__name__}: {_shown(key)}; JSON keys are strings", kind.__name__
+                ) from None
+            if isinstance(known, float) and not math.isfinite(known):
+                raise NotSerializable(path, f"has the key {_shown(key)}, which JSON cannot carry", kind.__name__)
+            text = _key_text(known)
+            if text in seen:
+                raise NotSerializable(
+                    path, f"has the keys {_shown(seen[text])} and {_shown(key)}, which are the same key in JSON",
+                    kind.__name__,
+                )
+            seen[text] = key
+            _explain(known, f"{path} (key {_shown(key)})", above)
+            _explain(child, _member(path, key), above)
+    elif isinstance(value, (list, tuple)):
+        for index, child in enumerate(_explained(_items, value, path)):
+            _explain(child, f"{path}[{index}]", above)
+    else:
+        _explain(_explained(convert, value, path), path, above)
+    above.discard(id(value))
+
+
+def _explained(convert: Callable[[Any], Any], value: Any, path: str) -> Any:
+    """What convert makes of value; raises NotSerializable where it fails."""
+    try:
+        return convert(value)
+    except RecursionError:
+        raise
+    except Exception as failure:
+        message = _words(failure)
+        if isinstance(failure, TypeError) and message.startswith("TypeError: is "):
+            message = message.removeprefix("TypeError: ")
+        else:
+            message = f"cannot be converted: {message}"
+        raise NotSerializable(path, message, type(value).__qualname__) from None
+
+
+def _member(path: str, key: object) -> str:
+    if isinstance(key, str) and len(key) <= _SHOWN and key.isidentifier():
+        return f"{path}.{key}"
+    return f"{path}[{_shown(key)}]"
+
+
+# Arguments.
+
+def no_constant(name: str) -> Any:
+    """What stands where a number should, like NaN."""
+    raise ValueError(f"{name} is no JSON")
+
+
+_text = json.JSONEncoder(ensure_ascii=False).encode  # bound now: a tool may replace what json has
+
+
+def reader(decoder: json.JSONDecoder) -> Callable[[bytes], JSON]:
+    """What reads a body with a decoder."""
+    scan = decoder.scan_once  # type: ignore[attr-defined]  # every decoder has it; the stubs leave it out
+    whole = decoder.decode
+
+    def decode(body: bytes) -> JSON:
+        """The JSON value in body; raises ValueError, also for what is nested deeper
+        than Python reads."""
+        text = body.decode()
+        try:
+            value, end = scan(text, 0)
+            if end == len(text):
+                return value
+        except StopIteration:
+            pass
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        return whole(text)  # space around it, or an error to be told properly
+
+    return decode
+
+
+decode = reader(json.JSONDecoder(parse_constant=no_constant))
+
+
+# Numbers as they were sent. A double holds about 16 digits; what needs more of a number, or needs to know that there
+# were no more, reads the arguments with decode_exact and asks here for the text of each float. The floats themselves
+# are plain ones: whatever takes them as they are knows nothing of this. Only who needs it pays for a call per float.
+
+# id of a float of the arguments that are being bound -> itself, which keeps
+# the id its own, and its text.
+_texts: dict[int, tuple[float, str]] = {}
+
+
+def _keep(text: str) -> float:
+    number = float(text)
+    _texts[id(number)] = number, text
+    return number
+
+
+_read = reader(json.JSONDecoder(parse_float=_keep, parse_constant=no_constant))
+
+
+def decode_exact(body: bytes) -> JSON:
+    """decode, after which sent knows the numbers until forget."""
+    try:
+        return _read(body)
+    except BaseException:
+        _texts.clear()
+        raise
+
+
+def sent(number: float) -> str | None:
+    """The text of a float of the arguments; None when it was not kept."""
+    return _texts[id(number)][1] if id(number) in _texts else None
+
+
+def forget() -> None:
+    """Forgets the texts, once the arguments are bound."""
+    _texts.clear()
