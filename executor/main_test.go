@@ -48,21 +48,21 @@ func TestMain(m *testing.M) {
 	if flag.Lookup("test.parallel").Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
 		_ = flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))) // most tests wait for processes
 	}
-	status := m.Run()
-	if used {
-		if err := errors.Join(one().Close(), os.RemoveAll(shared)); err != nil && status == 0 {
-			status = fail(err)
-		}
-	}
-	if err := goleak.Find(); err != nil && status == 0 {
-		status = fail(err)
-	}
-	os.Exit(status)
+	goleak.VerifyTestMain(sharing{m})
 }
 
-func fail(err error) (status int) {
-	fmt.Fprintln(os.Stderr, err)
-	return 1
+// sharing are the tests, which end with the executor that they share.
+type sharing struct{ *testing.M }
+
+func (s sharing) Run() (status int) {
+	status = s.M.Run()
+	if used {
+		if err := errors.Join(one().Close(), os.RemoveAll(shared)); err != nil && status == 0 {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return status
 }
 
 var (
