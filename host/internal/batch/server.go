@@ -260,7 +260,7 @@ func (to *reader) settle(s *Server) func(admit.Record) {
 }
 
 // follow answers what is not run here anew.
-func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Call[*run], record admit.Record, bad *toolmesh.Error) {
+func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Running[*run], record admit.Record, bad *toolmesh.Error) {
 	switch verdict {
 	case admit.Refuse:
 		s.refuse(to, bad)
