@@ -28,7 +28,7 @@ const (
 	// RenewEvery is how often it is renewed there.
 	RenewEvery = 3 * time.Second
 	// Silence is how long a node must not be heard to count as gone.
-	Silence = 2500 * time.Millisecond
+	Silence = bus.Silence
 
 	// HoldsFor is how long what rests on a lease may rely on it after it was renewed: a
 	// margin is left before it can expire for others.
