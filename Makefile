@@ -49,9 +49,15 @@ environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stam
 # the first failure is in the summary.
 GOTEST = $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=5 --packages=./... --
 
-test-go: build
+# uv, as a machine of agents has it: an agent that finds none installs its own, which takes longer than most tests.
+UV = .tools/uv/bin/uv
+$(UV): executor/internal/venv/uv.go
+	@rm -rf .tools/uv
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-compile --target .tools/uv "uv==$$(sed -n 's/^const uvVersion = "\(.*\)"/\1/p' $<)"
+
+test-go: build $(UV)
 	@$(GO) vet ./...
-	@$(GOTEST) -vet=off -p $(P) -timeout $(TIMEOUT)
+	@PATH="$(CURDIR)/.tools/uv/bin:$$PATH" $(GOTEST) -vet=off -p $(P) -timeout $(TIMEOUT)
 
 test-python: $(VENV)/test.stamp $(VENV)/pydantic1.stamp
 	@cd python && ../$(VENV)/bin/python -m pytest -q
@@ -149,13 +155,13 @@ fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
 	   done; \
 	 done
 
-soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; an index of 20,000 functions; each benchmark once; what indexes try at their installation, at every level and by every kind of agent; the newest frameworks
+soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; an index of 20,000 functions; each benchmark once; what tools try, and indexes at their installation, at every level and by every kind of agent; the newest frameworks
 	@MESH_LANES_CALLS=100000 $(GO) test -count 1 -timeout 60m -v -run TestNothingOverlaps ./e2e/lanes
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -v -run TestMemoryOfAFile ./e2e
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 20m -v -run 'TestClocks|TestSessionKeysWithOtherLibraries' ./e2e
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 30m $$(git grep -l -E 'meshtest\.(Topologies|Conversations)\(' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run TestIndexOfThousandsOfFunctions ./agent
-	@MESH_SOAK=1 $(GO) test -count 1 -timeout 60m -run TestInstalls ./e2e/attacks
+	@MESH_SOAK=1 $(GO) test -count 1 -timeout 60m -run 'TestInstalls|TestTools' ./e2e/attacks
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m ./bench
 	@$(MAKE) test-newest
 	@MESH_LANES_TAGS=lanes_without_fence $(GO) test -count 1 -timeout 10m -v -run TestNothingOverlaps ./e2e/lanes
