@@ -243,7 +243,7 @@ func TestStreamThatExpired(t *testing.T) {
 	d.serve(t, broker.Connect(t), nil)
 	proxy := meshtest.NewProxy(t, broker)
 	c := newClient(t, proxy.Connect(t), nil)
-	js := store(t, broker.Connect(t))
+	js := chunkStore(t, broker.Connect(t))
 	g := d.gate("x")
 	g.release <- struct{}{}
 	s := countItems(t, c, t.Context(), toolArgs{Key: "x", N: 20, Gate: true}, func(i int) {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -140,7 +140,7 @@ func (h *Host) registered(session subjects.SessionID) (string, error) {
 	defer cancel()
 	record, err := h.store.SessionNow(ctx, session)
 	switch {
-	case errors.Is(err, bus.ErrNoKey):
+	case errors.Is(err, store.ErrNoKey):
 		return "", nil
 	case err != nil:
 		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err).WithOrigin(toolmesh.OriginAgent)

@@ -27,6 +27,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -194,7 +195,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 	h.keys.room = chunks.NewRoom(h.base, b, subjects.KVStream(subjects.BucketIdem), nil)
 	h.keys.stored = quota.New(math.MaxInt64, keysFor, time.Now)
 	h.payloads = payloads.NewServer(payloads.ServerOptions{
-		Node: h.node, Bus: b, Base: h.base, Max: o.PayloadMax, SessionCredentials: o.SessionCredentials,
+		Node: h.node, Bus: store.Of(b), Base: h.base, Max: o.PayloadMax, SessionCredentials: o.SessionCredentials,
 		Go: h.running.run, Admit: h.admitsSession, Account: h.account, Log: h.log,
 	})
 	h.streams = stream.Node{
@@ -277,7 +278,7 @@ func (h *Host) start(ctx context.Context) error {
 // view of sessions filled.
 func (h *Host) lay(ctx context.Context) error {
 	o := &h.opts
-	err := h.bus.Ensure(ctx, &bus.Layout{Copies: o.Replicas, ChunksStorage: o.ChunksStorage, ChunksBytes: o.ChunksMax, PayloadsBytes: o.PayloadsMax})
+	err := store.Of(h.bus).Ensure(ctx, &store.Layout{Copies: o.Replicas, ChunksStorage: o.ChunksStorage, ChunksBytes: o.ChunksMax, PayloadsBytes: o.PayloadsMax})
 	if err != nil || h.followed == nil || h.view != nil {
 		return err
 	}

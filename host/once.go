@@ -14,8 +14,8 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/quota"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -132,7 +132,7 @@ func (h *Host) once(ctx context.Context, c *inflight, run func() admit.Record) a
 		args = append(canonical, c.call.VarArgs...)
 	}
 	digest := sha256.Sum256(args)
-	key := bus.Key{Bucket: subjects.BucketIdem, Name: name}
+	key := store.Key{Bucket: subjects.BucketIdem, Name: name}
 	mine := &keyed{
 		Tool: c.Request.Tool, Digest: hex.EncodeToString(digest[:]), Epoch: c.epoch, RPCID: c.Request.RPCID, Node: h.node, Boot: h.boot,
 	}
@@ -170,7 +170,7 @@ func (h *Host) once(ctx context.Context, c *inflight, run func() admit.Record) a
 
 // claim is a key that a call is to have, or has.
 type claim struct {
-	key        bus.Key
+	key        store.Key
 	mine       *keyed
 	value      []byte // mine, as it is stored
 	idempotent bool
@@ -219,7 +219,7 @@ func (h *Host) claimKey(ctx context.Context, k *claim) (other *keyed, bad *toolm
 		case k.revision > 0 || other != nil || bad != nil:
 			return other, bad
 		case err != nil:
-			if !bus.Refused(err) { // what was sent may yet be stored
+			if !store.Refused(err) { // what was sent may yet be stored
 				own := *k
 				own.room, own.done = nil, nil
 				h.running.run(func() { h.giveUpKey(&own) })
@@ -251,7 +251,7 @@ func (h *Host) giveUpKey(k *claim) {
 		defer h.keys.letGo(k.key.Name)
 		_, _, err := h.tryKey(ctx, k)
 		if k.revision > 0 {
-			err = h.bus.Delete(ctx, k.key, k.revision)
+			err = store.Of(h.bus).Delete(ctx, k.key, k.revision)
 		}
 		return err
 	})
@@ -265,7 +265,7 @@ func (h *Host) untilStored(tell func(context.Context) error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(h.base), keyWait)
 		err := tell(ctx)
 		cancel()
-		if err == nil || errors.Is(err, bus.ErrConflict) {
+		if err == nil || errors.Is(err, store.ErrConflict) {
 			return
 		}
 		select {
@@ -286,12 +286,12 @@ func (h *Host) tryKey(ctx context.Context, k *claim) (other *keyed, bad *toolmes
 		k.done, full = k.room()
 	}
 	if full == nil {
-		if k.revision, err = h.bus.Create(ctx, k.key, k.value, 0); !errors.Is(err, bus.ErrConflict) {
+		if k.revision, err = store.Of(h.bus).Create(ctx, k.key, k.value, 0); !errors.Is(err, store.ErrConflict) {
 			return nil, nil, err
 		}
 	}
-	entry, err := h.bus.Latest(ctx, k.key)
-	if errors.Is(err, bus.ErrNoKey) {
+	entry, err := store.Of(h.bus).Latest(ctx, k.key)
+	if errors.Is(err, store.ErrNoKey) {
 		return nil, full, nil // or it has just been given free
 	}
 	if err != nil {
@@ -304,8 +304,8 @@ func (h *Host) tryKey(ctx context.Context, k *claim) (other *keyed, bad *toolmes
 	case full != nil:
 		return nil, full, nil
 	}
-	k.revision, err = h.bus.Update(ctx, k.key, k.value, entry.Revision, 0)
-	if errors.Is(err, bus.ErrConflict) {
+	k.revision, err = store.Of(h.bus).Update(ctx, k.key, k.value, entry.Revision, 0)
+	if errors.Is(err, store.ErrConflict) {
 		return nil, nil, nil // somebody was faster
 	}
 	return nil, nil, err
@@ -313,7 +313,7 @@ func (h *Host) tryKey(ctx context.Context, k *claim) (other *keyed, bad *toolmes
 
 // heldBy says of what is stored under a key whether it may be taken over; else it is the
 // record of the call that has ended, an error, or nothing where a call runs.
-func (h *Host) heldBy(ctx context.Context, k *claim, entry bus.Entry) (other *keyed, free bool, bad *toolmesh.Error, err error) {
+func (h *Host) heldBy(ctx context.Context, k *claim, entry store.Entry) (other *keyed, free bool, bad *toolmesh.Error, err error) {
 	other, mine := new(keyed), k.mine
 	if err := json.Unmarshal(entry.Value, other); err != nil {
 		return nil, false, refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record under the idempotency key cannot be read: %w", err)), nil
@@ -344,10 +344,10 @@ func (h *Host) nodeLost(ctx context.Context, node subjects.NodeID, boot subjects
 	if err != nil {
 		return true, true, nil //nolint:nilerr // there can be no such node
 	}
-	entry, err := h.bus.Latest(ctx, bus.Key{Bucket: subjects.BucketNodes, Name: name})
+	entry, err := store.Of(h.bus).Latest(ctx, store.Key{Bucket: subjects.BucketNodes, Name: name})
 	switch {
-	case errors.Is(err, bus.ErrNoKey):
-		return true, !errors.Is(err, bus.ErrDeleted), nil
+	case errors.Is(err, store.ErrNoKey):
+		return true, !errors.Is(err, store.ErrDeleted), nil
 	case err != nil:
 		return false, false, err
 	}
@@ -381,14 +381,14 @@ func (h *Host) settleKey(c *inflight, k *claim, account subjects.SessionID, reco
 	if limit := h.bus.MaxPayload(); err != nil || record.Ref != nil || limit > 0 && int64(len(value)+answerRoom) > limit {
 		without("was too large to be kept under")
 	}
-	store := func(ctx context.Context) error {
+	write := func(ctx context.Context) error {
 		if !began {
-			return h.bus.Delete(ctx, k.key, k.revision)
+			return store.Of(h.bus).Delete(ctx, k.key, k.revision)
 		}
-		_, err := h.bus.Update(ctx, k.key, value, k.revision, 0)
-		if errors.Is(err, bus.ErrFull) && len(value) > answerRoom {
+		_, err := store.Of(h.bus).Update(ctx, k.key, value, k.revision, 0)
+		if errors.Is(err, store.ErrFull) && len(value) > answerRoom {
 			without("found no room in the store to be kept under")
-			_, err = h.bus.Update(ctx, k.key, value, k.revision, 0)
+			_, err = store.Of(h.bus).Update(ctx, k.key, value, k.revision, 0)
 		}
 		return err
 	}
@@ -401,13 +401,13 @@ func (h *Host) settleKey(c *inflight, k *claim, account subjects.SessionID, reco
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.base), keyWait)
 	defer cancel()
-	if err := store(ctx); err == nil || errors.Is(err, bus.ErrConflict) {
+	if err := write(ctx); err == nil || errors.Is(err, store.ErrConflict) {
 		stored()
 		return
 	}
 	h.log.Warn("the record of an idempotency key is stored later: the store does not take it", slog.String("rpc_id", string(c.Request.RPCID)))
 	h.running.run(func() {
-		h.untilStored(store)
+		h.untilStored(write)
 		stored()
 	})
 }

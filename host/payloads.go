@@ -11,8 +11,8 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/stream"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -117,7 +117,7 @@ func (h *Host) keep(session subjects.SessionID, value []byte) (*codec.Ref, *tool
 	err := h.payloads.Room(h.base, account, int64(len(value)))
 	var ref *codec.Ref
 	if err == nil {
-		ref, err = payloads.Store(h.base, h.bus, session, account, bytes.NewReader(value), h.opts.PayloadMax)
+		ref, err = payloads.Store(h.base, store.Of(h.bus), session, account, bytes.NewReader(value), h.opts.PayloadMax)
 	}
 	if err != nil {
 		e := toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
@@ -146,7 +146,7 @@ func (h *Host) anew(r *stream.Reader, record admit.Record) admit.Record {
 	case record.Result != nil:
 		return h.refer(r.Request.Session, record)
 	default:
-		if _, err := h.bus.Payload(h.base, record.Ref.Name); err != nil && !errors.Is(err, bus.ErrNoKey) {
+		if _, err := store.Of(h.bus).Payload(h.base, record.Ref.Name); err != nil && !errors.Is(err, store.ErrNoKey) {
 			return admit.Record{Err: toolmesh.Errorf(toolmesh.CodeUnavailable, "call %q has run, and the store that has its result does not answer: %w", r.Request.RPCID, err).
 				WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)}
 		} else if err != nil {

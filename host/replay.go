@@ -10,6 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -117,7 +118,7 @@ func (h *Host) dropChunks() {
 				now, err := h.lookups.find(h.base, session)
 				return toolmesh.CodeOf(err) == toolmesh.CodeSessionNotFound || err == nil && now == ""
 			}
-			if err := h.bus.DropChunks(h.base, session, epoch, unused); err != nil {
+			if err := store.Of(h.bus).DropChunks(h.base, session, epoch, unused); err != nil {
 				h.log.Debug("the chunks of a session that has ended expire by themselves", slog.String("error", err.Error()))
 			}
 			h.streams.Quota.Forget(session)

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/grants"
 	"github.com/toolmesh/toolmesh/host/lane"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -142,7 +143,7 @@ type fenceKey struct{}
 // openLanes makes what gives and takes turns in lanes.
 func (h *Host) openLanes() {
 	h.lanes = grants.New(grants.Options{
-		Node: h.node, Boot: h.boot, Bus: h.bus, Log: h.log, Go: h.running.run, Lost: h.nodeLost, Rely: h.rely,
+		Node: h.node, Boot: h.boot, Bus: store.Of(h.bus), Log: h.log, Go: h.running.run, Lost: h.nodeLost, Rely: h.rely,
 		Lease: func() (since, until time.Time) {
 			if lease := h.presence.Lease(); lease != nil {
 				return lease.Held()

@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -46,7 +47,7 @@ type ViewOptions struct {
 // sessions alone. Reads cost no message and may be concurrent; what they return
 // is the caller's.
 type View struct {
-	bus     *bus.Bus
+	bus     store.Store
 	log     *slog.Logger
 	every   time.Duration
 	sparing bool
@@ -128,7 +129,7 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 	o := *cmp.Or(options, &ViewOptions{})
 	running, end := context.WithCancel(context.Background())
 	v := &View{
-		bus: b, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
+		bus: store.Of(b), log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
 		wanted: make(map[listSum]*wantedList),
 		nodes:  make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
 		sessions:  make(map[subjects.SessionID]SessionRecord),

@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router/standby"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -181,7 +182,7 @@ func (r *Router) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.bus.Ensure(ctx, &bus.Layout{Copies: r.opts.Replicas, ChunksStorage: r.opts.ChunksStorage, ChunksBytes: r.opts.ChunksMax, PayloadsBytes: r.opts.PayloadsMax}); err != nil {
+	if err := store.Of(r.bus).Ensure(ctx, &store.Layout{Copies: r.opts.Replicas, ChunksStorage: r.opts.ChunksStorage, ChunksBytes: r.opts.ChunksMax, PayloadsBytes: r.opts.PayloadsMax}); err != nil {
 		return err
 	}
 	view, err := registry.OpenView(ctx, r.bus, &registry.ViewOptions{Reaps: true, Logger: r.log})

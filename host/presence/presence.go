@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -134,7 +135,7 @@ func (p *Presence) Start(ctx context.Context) error {
 // passes reports whether what kept a node from its lease may be over a moment
 // later, the attempt's own time included.
 func passes(err error) bool {
-	return errors.Is(err, context.DeadlineExceeded) || bus.IsUnavailable(err) && toolmesh.AsError(err).Retryable
+	return errors.Is(err, context.DeadlineExceeded) || store.IsUnavailable(err) && toolmesh.AsError(err).Retryable
 }
 
 func (p *Presence) acquire(ctx context.Context) error {

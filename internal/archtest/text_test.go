@@ -34,9 +34,9 @@ func outside(name string) bool {
 }
 
 // envReads returns a line for each place that reads the environment in a file
-// below floor 8.
+// below floor 9.
 func envReads(name string, file *ast.File, fset *token.FileSet) []string {
-	if _, floor, ok := floorOf(folderOf(name)); ok && floor >= 8 {
+	if _, floor, ok := floorOf(folderOf(name)); ok && floor >= 9 {
 		return nil
 	}
 	return calls(file, fset, func(pkg, fun string) string {
