@@ -8,17 +8,17 @@
 //	9  cmd/mesh, cmd/mesh-agent, cmd/mesh-router   settings and flags to lifecycles
 //	   meshtest                                    a real mesh inside a test
 //	8  agent                                       one machine that runs installs
-//	   internal/broker, natsadmin, access          the embedded broker; saved NATS contexts; keys, and who has one
+//	   internal/broker, internal/callout           the embedded broker; admission of the keys of sessions
 //	   internal/monitor                            health, metrics and demand over HTTP
 //	7  router, internal/bridge                     the member that services embed; a program on pipes
 //	6  host, task, internal/deploy                 makes a process a node; durable tasks; makes installs be served
 //	5  client                                      calls, streams, cancels
-//	4  registry, internal/chunks                   which node serves what; streams stored and replayed
-//	   internal/payloads                           payloads stored, served and fetched
+//	4  registry, internal/connect                  which node serves what; finding a mesh and connecting to it
+//	   internal/chunks, internal/payloads          streams stored and replayed; payloads stored, served and fetched
 //	3  internal/store                              what the mesh keeps in JetStream: keys, objects, reads
 //	2  executor, internal/index, internal/bus      Python workers; sources and bundles; one NATS connection
 //	1  tool, codec, internal/cache, internal/deep  what a tool is; what a message is; results that are kept; deep folders
-//	   internal/transcript                         conversations on the wire that tests replay
+//	   internal/access, internal/transcript        keys and their rights; conversations on the wire that tests replay
 //	0  toolmesh, subjects, python, examples        words, names, the worker's files
 //	   internal/fair                              room and work that sessions share
 //
@@ -32,7 +32,7 @@
 //	host     takes the request off its channel; refuses a reply subject that is
 //	         no inbox; reads headers and body (codec); finds the tool; checks
 //	         deadline, session and revision; gives it a slot, or joins it to the
-//	         same call that runs (host/admit); validates the arguments (tool)
+//	         same call that runs (host/internal/admit); validates the arguments (tool)
 //	agent    hands the arguments to the executor, as the bytes they are
 //	executor picks a warm worker of the index and writes one frame to its pipe
 //	worker   converts the arguments, runs the function, writes one frame back

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/executor/pool"
+	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/registry"
@@ -88,8 +88,8 @@ func (a *Agent) Seen() *registry.View {
 }
 
 // Workers are those of all indexes that the agent serves.
-func (a *Agent) Workers() pool.Stats {
-	var all pool.Stats
+func (a *Agent) Workers() executor.Workers {
+	var all executor.Workers
 	for _, i := range a.indexes() {
 		all.Add(i.Stats().Stats)
 	}

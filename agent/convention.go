@@ -8,7 +8,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
@@ -136,9 +135,9 @@ func (t *commandTool) ServeTool(ctx context.Context, call *host.Call, sink host.
 		return err
 	}
 	s := &pythonSink{sink: sink, log: t.i.a.log, call: call}
-	result, err := t.i.commands.Call(ctx, program.Call{
+	result, err := t.i.commands.Call(ctx, executor.CommandCall{
 		Tool: t.name, RPCID: string(call.RPCID), Account: string(subjects.Account(call.Session, call.Epoch)), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Sandbox: t.sandbox, Limits: t.limits, Vars: t.vars,
-		Stream: call.Stream, Collect: call.Collect, Lane: laneOf(call),
+		Stream: call.Stream, Collect: call.Collect, Lane: call.Lane,
 	}, s)
 	return deliver(ctx, call, sink, result, err)
 }

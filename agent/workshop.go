@@ -18,8 +18,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/executor/output"
-	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
@@ -239,14 +237,6 @@ func takesTurns(b deploy.Build) bool {
 	})
 }
 
-// laneOf is a call's turn in a lane, as the executor knows it.
-func laneOf(call *host.Call) executor.Lane {
-	if call.Turn == nil {
-		return nil
-	}
-	return call.Turn
-}
-
 // varsOf are the values of the variables that a tool may see.
 func varsOf(b deploy.Build, name string) map[string]string {
 	vars := make(map[string]string)
@@ -329,8 +319,8 @@ type instance struct {
 	env         *executor.Env
 	paths       executor.Given
 	warnings    []string
-	index       *executor.Index // nil for an index of commands alone
-	commands    *program.Runner // nil for an index without commands
+	index       *executor.Index    // nil for an index of commands alone
+	commands    *executor.Commands // nil for an index without commands
 	tools       []host.Tool
 	unavailable []deploy.Unavailable
 	known       map[subjects.ToolID]*tool.Descriptor // of what is unavailable, from its import or else its source
@@ -451,7 +441,7 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 	nested := host.NewNestedCalls(p.i.a.client, call)
 	defer nested.Close()
 	result, err := p.i.index.Call(ctx, executor.Call{
-		Nested: nested, Lane: laneOf(call), Depth: call.Depth,
+		Nested: nested, Lane: call.Lane, Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Isolation: call.Isolation,
 		Session: string(call.Session), Account: string(subjects.Account(call.Session, call.Epoch)),
 		Epoch: call.Epoch, Home: call.Home, Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
@@ -460,7 +450,7 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 }
 
 // progressOf is what a worker says of how far a call is.
-func progressOf(r *output.Record) codec.Progress {
+func progressOf(r *executor.Record) codec.Progress {
 	var at struct {
 		Fraction *float64 `json:"fraction"`
 	}
@@ -486,22 +476,22 @@ type pythonSink struct {
 	call *host.Call
 }
 
-// Item implements [output.Sink].
+// Item implements [executor.Sink].
 func (s *pythonSink) Item(ctx context.Context, data json.RawMessage) error {
 	return s.sink.Send(ctx, data)
 }
 
-// Log implements [output.Sink]: what a tool prints and logs are the agent's
+// Log implements [executor.Sink]: what a tool prints and logs are the agent's
 // log lines, under the call's id.
-func (s *pythonSink) Log(r output.Record) {
+func (s *pythonSink) Log(r executor.Record) {
 	level := slog.LevelInfo
 	switch r.Stream {
-	case output.StreamLog:
+	case executor.StreamLog:
 		level = r.Level
-	case output.StreamProgress:
+	case executor.StreamProgress:
 		level = slog.LevelDebug
 		s.call.Report(progressOf(&r))
-	case output.StreamStdout, output.StreamStderr:
+	case executor.StreamStdout, executor.StreamStderr:
 	}
 	if !s.log.Enabled(context.Background(), level) {
 		return
@@ -513,7 +503,7 @@ func (s *pythonSink) Log(r output.Record) {
 	if r.Logger != "" {
 		attrs = append(attrs, slog.String("logger", r.Logger))
 	}
-	if r.Stream == output.StreamProgress && len(r.Fields) > 0 {
+	if r.Stream == executor.StreamProgress && len(r.Fields) > 0 {
 		attrs = append(attrs, slog.String("fields", string(r.Fields)))
 	}
 	s.log.LogAttrs(context.Background(), level, "tool output", attrs...)

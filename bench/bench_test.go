@@ -27,7 +27,7 @@ func TestEveryBenchmark(t *testing.T) {
 	t.Parallel()
 	which := "unary|messages"
 	if meshtest.Soak() {
-		which = "unary|burst|stream|keys|messages|engine|install|bulk"
+		which = "unary|burst|stream|messages|payload"
 	}
 	p := plan{Which: regexp.MustCompile(which), Rounds: 1, Calls: 20, Burst: 64, Items: 50}
 	log, err := os.Create(filepath.Join(t.TempDir(), "log")) // a file: many processes write to it
@@ -48,10 +48,7 @@ func TestEveryBenchmark(t *testing.T) {
 	}
 	if meshtest.Soak() {
 		wants = append(wants, "calls/s, 64 callers, warm Python tool: our client against a plain one",
-			"calls/s, 64 callers, warm Python tool", "Go generator", "Python generator",
-			"engine: warm call p50", "engine: fork-isolated call p50", "engine: items/s", "engine: cold index", "bulk: batch of 10", "bulk: a call in a batch of 1,000",
-			"bulk: cache hit p50 / the Go tool's call", "bulk: cache hit p50 / the warm Python tool's call",
-			"install: numpy and pydantic, nothing cached", "install: numpy and pydantic, all cached", "install: an agent that starts again")
+			"calls/s, 64 callers, warm Python tool", "Go generator", "Python generator", "64 MB argument and result")
 	}
 	for _, want := range wants {
 		if !strings.Contains(table.String(), want) {

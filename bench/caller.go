@@ -4,9 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -51,26 +54,12 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 		return c.load(ctx, r)
 	case "burst":
 		return together(r.N, r.Callers, c.one(ctx, r.Side))
-	case "cached":
-		return c.cached(ctx, r.N)
 	case "stream":
 		return c.stream(ctx, r)
-	case "writes":
-		return c.writes(ctx, r.N)
-	case "publishes":
-		return c.publishes(ctx, r.N)
-	case "tasks":
-		return c.tasks(ctx, r.N)
-	case "keyed":
-		return c.keyed(ctx, r.N)
-	case "turns":
-		return c.turns(ctx, r.N)
 	case "objects":
 		return c.objects(ctx, r.N)
 	case "large":
 		return c.large(ctx, r.N)
-	case "batch":
-		return c.batches(ctx, r.N, r.Callers)
 	case "counters":
 		s := c.conn.Stats()
 		return answer{In: s.InMsgs, Out: s.OutMsgs}, nil
@@ -164,4 +153,44 @@ func (c *caller) stream(ctx context.Context, r request) (answer, error) {
 		return answer{}, fmt.Errorf("the stream had %d items of %d", n, r.N)
 	}
 	return answer{Took: time.Since(began), Ops: n}, nil
+}
+
+// wideArgs is 64 MB of arguments, which are the result as well.
+var wideArgs = sync.OnceValue(func() json.RawMessage {
+	return json.RawMessage(`{"text":"` + strings.Repeat("0123456789abcdef", 4_000_000) + `"}`)
+})
+
+// objects times the least cost of a large argument and a large result: each is put into an
+// object store, and got from there.
+func (c *caller) objects(ctx context.Context, n int) (answer, error) {
+	js, err := jetstream.New(c.raw)
+	if err != nil {
+		return answer{}, err
+	}
+	store, err := js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: "RAW_OBJECTS"})
+	if err != nil {
+		return answer{}, err
+	}
+	return each(n, func() error {
+		for _, name := range []string{"argument", "result"} {
+			if _, err := store.PutBytes(ctx, name, wideArgs()); err != nil {
+				return err
+			}
+			if _, err := store.GetBytes(ctx, name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// large times calls with that argument and result.
+func (c *caller) large(ctx context.Context, n int) (answer, error) {
+	return each(n, func() error {
+		r, err := c.mesh.Call(ctx, goIndex+".echo", wideArgs())
+		if err == nil && len(r.Value) != len(wideArgs()) {
+			err = fmt.Errorf("%d bytes came back", len(r.Value))
+		}
+		return err
+	})
 }

@@ -17,11 +17,8 @@ const (
 
 // toolOf is the id of a tool on a side of the mesh.
 func toolOf(side, name string) string {
-	switch side {
-	case sideGo:
+	if side == sideGo {
 		return goIndex + "." + name
-	case sideService:
-		return serviceIndex + "." + name
 	}
 	return pyIndex + ".bill." + name
 }

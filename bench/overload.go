@@ -210,8 +210,8 @@ func (l *loading) run(ctx context.Context, side string, rate, seconds int) (got 
 const loadSeconds = 12
 
 // measureOverload calls one node at rates beyond what it can do.
-func (p *plan) measureOverload(ctx context.Context, stderr io.Writer, dir string, r *result) error {
-	l, err := p.startLoading(ctx, stderr, filepath.Join(dir, "overload"), "one")
+func (p *plan) measureOverload(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
+	l, err := p.startLoading(ctx, stderr, filepath.Join(s.dir, "overload"), "one")
 	defer l.end()
 	if err != nil {
 		return err
@@ -248,8 +248,8 @@ func (p *plan) measureOverload(ctx context.Context, stderr io.Writer, dir string
 
 // measureSlow adds a node that is ten times slower to five others, at six tenths of what
 // these can do.
-func (p *plan) measureSlow(ctx context.Context, stderr io.Writer, dir string, r *result) error {
-	l, err := p.startLoading(ctx, stderr, filepath.Join(dir, "slow-node"), "a", "b", "c", "d", "e")
+func (p *plan) measureSlow(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
+	l, err := p.startLoading(ctx, stderr, filepath.Join(s.dir, "slow-node"), "a", "b", "c", "d", "e")
 	defer l.end()
 	if err != nil {
 		return err

@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-
-	"github.com/toolmesh/toolmesh/internal/access"
 )
 
 // plan says what is measured and how often.
@@ -29,27 +27,50 @@ func defaultPlan() plan {
 // burstCallers is how many callers a benchmark with many has.
 const burstCallers = 64
 
-// benchmark is one measurement of several sides.
+// benchmark is one section: how its sides are measured, or what measures it.
 type benchmark struct {
 	name  string
-	sides []string
-	do    string // the request, to the caller or, for raw streams, to the raw side
-	count func(p *plan) int
+	sides []side
+	run   func(p *plan, ctx context.Context, stderr io.Writer, s *stage, r *result) error
+}
+
+// side is one side of a benchmark: what its caller is asked for in a round.
+type side struct {
+	name string
+	ask  func(p *plan) request
+	raw  bool // the raw process is asked instead
 }
 
 var benchmarks = []benchmark{
-	{"unary", []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython}, "unary", func(p *plan) int { return p.Calls }},
-	{"burst", []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython}, "burst", func(p *plan) int { return p.Burst }},
-	{"before", nil, "", nil},
-	{"stream", []string{sideRaw, sideGo, sidePython}, "stream", func(p *plan) int { return p.Items }},
-	{"keys", nil, "", nil},
-	{"messages", nil, "", nil},
-	{"engine", nil, "", nil},
-	{"install", nil, "", nil},
-	{"python", nil, "", nil},
-	{"bulk", nil, "", nil},
-	{"overload", nil, "", nil},
-	{"slow", nil, "", nil},
+	{name: "unary", sides: callSides(func(p *plan) request { return request{Do: "unary", N: p.Calls} })},
+	{name: "burst", sides: callSides(func(p *plan) request { return request{Do: "burst", N: p.Burst, Callers: burstCallers} })},
+	{name: "before", run: (*plan).measureBefore},
+	{name: "stream", sides: []side{
+		{sideRaw, func(p *plan) request { return request{Do: "stream", N: p.Items} }, true},
+		{sideGo, func(p *plan) request { return request{Do: "stream", Side: sideGo, N: p.Items} }, false},
+		{sidePython, func(p *plan) request { return request{Do: "stream", Side: sidePython, N: p.Items} }, false},
+	}},
+	{name: "messages", run: (*plan).countMessages},
+	{name: "payload", sides: []side{
+		{sideRaw, func(*plan) request { return request{Do: "objects", N: 1} }, false},
+		{sideGo, func(*plan) request { return request{Do: "large", N: 1} }, false},
+	}},
+	{name: "python", run: (*plan).measurePython},
+	{name: "overload", run: (*plan).measureOverload},
+	{name: "slow", run: (*plan).measureSlow},
+}
+
+// callSides are the sides of a benchmark that calls one tool: raw, by our client, and by a
+// plain one.
+func callSides(ask func(p *plan) request) (sides []side) {
+	for _, name := range []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython} {
+		sides = append(sides, side{name: name, ask: func(p *plan) request {
+			r := ask(p)
+			r.Side = name
+			return r
+		}})
+	}
+	return sides
 }
 
 func benchmarkNames() (names []string) {
@@ -76,28 +97,9 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 			continue
 		}
 		fmt.Fprintf(stderr, "%s …\n", b.name)
-		switch b.name {
-		case "before":
-			err = p.measureBefore(ctx, stderr, s, r)
-		case "messages":
-			err = p.countMessages(s, r)
-		case "keys":
-			err = p.measureKeys(ctx, stderr, s, r)
-		case "engine":
-			err = p.measureEngine(ctx, stderr, dir, r)
-		case "install":
-			err = p.measureInstall(ctx, stderr, dir, r)
-		case "python":
-			err = p.measurePython(ctx, stderr, s, r)
-		case "overload":
-			err = p.measureOverload(ctx, stderr, dir, r)
-		case "slow":
-			err = p.measureSlow(ctx, stderr, dir, r)
-		case "bulk":
-			if err = p.measureBulk(ctx, stderr, s, r); err == nil {
-				err = p.measureCache(s, r)
-			}
-		default:
+		if b.run != nil {
+			err = b.run(p, ctx, stderr, s, r)
+		} else {
 			err = p.measure(s, b, r)
 		}
 		if err != nil {
@@ -166,70 +168,26 @@ func (s *stage) end() {
 	}
 }
 
+// measure asks each side once a round; the first round only warms them.
 func (p *plan) measure(s *stage, b benchmark, r *result) error {
 	r.samples[b.name] = make(map[string][]answer)
 	sides := slices.Clone(b.sides)
-	for range p.Rounds {
-		for _, side := range sides {
-			actor := s.caller
-			if b.do == "stream" && side == sideRaw {
-				actor = s.raw
-			}
-			one, err := actor.ask(request{Do: b.do, Side: side, N: b.count(p), Callers: burstCallers})
-			if err != nil {
-				return fmt.Errorf("%s: %w", side, err)
-			}
-			r.samples[b.name][side] = append(r.samples[b.name][side], one)
-		}
-		sides = append(sides[1:], sides[0]) // nobody always goes first
-	}
-	return nil
-}
-
-// measureKeys compares calls of a mesh with keys, by a caller that has none, with those
-// of a mesh without.
-func (p *plan) measureKeys(ctx context.Context, stderr io.Writer, open *stage, r *result) error {
-	dir := filepath.Join(open.dir, "keys")
-	keyed := &stage{dir: dir}
-	defer keyed.end()
-	start := func(name string, args ...string) (*child, error) {
-		c, err := startChild(ctx, stderr, name, args...)
-		if err == nil {
-			keyed.all = append(keyed.all, c)
-		}
-		return c, err
-	}
-	b, err := start("broker", dir, withKeys)
-	if err != nil {
-		return err
-	}
-	// The node that makes the registry, and the one that serves.
-	if _, err := start("agent", b.hello+" "+access.File(dir, access.Admin), filepath.Join(dir, "agent"), "bench-keys"); err != nil {
-		return err
-	}
-	if _, err := start("host", b.hello+" "+access.File(dir, access.Node)); err != nil {
-		return err
-	}
-	caller, err := start("caller", b.hello)
-	if err != nil {
-		return err
-	}
-	sides := []string{"open", "keys"}
-	actors := map[string]*child{"open": open.caller, "keys": caller}
-	got := map[string][]answer{}
 	for round := range p.Rounds + 1 {
 		for _, side := range sides {
-			one, err := actors[side].ask(request{Do: "unary", Side: sideGo, N: p.Calls})
-			if err != nil {
-				return fmt.Errorf("%s: %w", side, err)
+			actor := s.caller
+			if side.raw {
+				actor = s.raw
 			}
-			if round > 0 { // each side is warm
-				got[side] = append(got[side], one)
+			one, err := actor.ask(side.ask(p))
+			if err != nil {
+				return fmt.Errorf("%s: %w", side.name, err)
+			}
+			if round > 0 {
+				r.samples[b.name][side.name] = append(r.samples[b.name][side.name], one)
 			}
 		}
-		slices.Reverse(sides)
+		sides = append(sides[1:], sides[0]) // each side goes first in turn
 	}
-	r.samples["keys"] = got
 	return nil
 }
 
@@ -239,7 +197,7 @@ const countBatches = 15
 
 // countMessages counts what a call costs in messages, subscriptions and
 // JetStream requests.
-func (p *plan) countMessages(s *stage, r *result) error {
+func (p *plan) countMessages(_ context.Context, _ io.Writer, s *stage, r *result) error {
 	calls := min(p.Calls, 200)
 	for _, side := range []string{sideGo, sidePython} {
 		var batches [][]float64
@@ -302,6 +260,6 @@ func (p *plan) measureBefore(ctx context.Context, stderr io.Writer, s *stage, r 
 			*side.into = append(*side.into, a)
 		}
 	}
-	r.compared("calls/s, 64 callers, "+sideNames[sidePlainPython]+": against the state before", now, then, rate, perSecond, beforeBound)
+	r.compared("calls/s, 64 callers, warm Python tool by a plain NATS client: against the state before", now, then, rate, perSecond, beforeBound)
 	return nil
 }

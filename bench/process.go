@@ -55,13 +55,11 @@ type role struct {
 // starters make the roles: what each needs is in args. After an error the process
 // ends at once.
 var starters = map[string]func(ctx context.Context, args []string) (role, error){
-	"broker":  startBroker,
-	"raw":     startRaw,
-	"host":    startHost,
-	"agent":   startAgent,
-	"caller":  startCaller,
-	"service": startService,
-	"engine":  startEngine,
+	"broker": startBroker,
+	"raw":    startRaw,
+	"host":   startHost,
+	"agent":  startAgent,
+	"caller": startCaller,
 }
 
 // serveRole runs one process until its standard input ends.

@@ -49,20 +49,32 @@ func (b bound) verdict(ratio float64) (must, verdict string) {
 	return must, "MISSED"
 }
 
-// The table of what the mesh must reach against raw NATS.
-var bounds = map[string]map[string]*bound{
-	"unary":  {sideGo: {must: 1.4, goal: 1.25}, sidePython: {must: 2.0, goal: 1.8}},
-	"burst":  {sidePython: {must: 0.18, goal: 0.3, least: true}},
-	"stream": {sideGo: {must: 0.33, goal: 0.35, least: true}, sidePython: {must: 0.33, goal: 0.35, least: true}},
+// row is one line of the table: a value of two sides of a benchmark, and their ratio.
+type row struct {
+	benchmark, what, ours, raw string
+	value                      func(answer) float64
+	show                       func(float64) string
+	limit                      *bound
+}
+
+// rows are the ratios against raw NATS and against a plain NATS client.
+var rows = []row{
+	{"unary", "unary p50, Go tool", sideGo, sideRaw, p50, micros, &bound{must: 1.4, goal: 1.25}},
+	{"unary", "unary p50, warm Python tool", sidePython, sideRaw, p50, micros, &bound{must: 2.0, goal: 1.8}},
+	{"unary", "unary p50, Go tool: our client against a plain one", sideGo, sidePlainGo, p50, micros, &bound{goal: 1.15}},
+	{"unary", "unary p50, warm Python tool: our client against a plain one", sidePython, sidePlainPython, p50, micros, &bound{goal: 1.15}},
+	{"burst", "calls/s, 64 callers, Go tool", sideGo, sideRaw, rate, perSecond, nil},
+	{"burst", "calls/s, 64 callers, warm Python tool", sidePython, sideRaw, rate, perSecond, &bound{must: 0.18, goal: 0.3, least: true}},
+	{"burst", "calls/s, 64 callers, Go tool: our client against a plain one", sideGo, sidePlainGo, rate, perSecond, &bound{goal: 0.8, least: true}},
+	{"burst", "calls/s, 64 callers, warm Python tool: our client against a plain one", sidePython, sidePlainPython, rate, perSecond, &bound{goal: 0.8, least: true}},
+	{"stream", "streamed items/s, stored and delivered, Go generator", sideGo, sideRaw, rate, perSecond, &bound{must: 0.33, goal: 0.35, least: true}},
+	{"stream", "streamed items/s, stored and delivered, Python generator", sidePython, sideRaw, rate, perSecond, &bound{must: 0.33, goal: 0.35, least: true}},
+	{"payload", "64 MB argument and result against an object store's put and get of both, p50", sideGo, sideRaw, p50, wholeMillis, &bound{must: 1.5, goal: 1.2}},
 }
 
 // What a landing must keep of the calls/s of 64 plain callers of a Python tool, measured side by
 // side with the state before it (-before): ratios against raw NATS differ by machine.
 var beforeBound = &bound{must: 0.9, goal: 1, least: true}
-
-// What our client should reach against a plain NATS client that calls the same
-// tool.
-var clientBounds = map[string]*bound{"unary": {goal: 1.15}, "burst": {goal: 0.8, least: true}}
 
 // plainOf is the side whose tools a side calls by a plain NATS client.
 var plainOf = map[string]string{sidePlainGo: sideGo, sidePlainPython: sidePython}
@@ -98,11 +110,6 @@ func ratioOf(ours, raw []answer, f func(answer) float64) float64 {
 func p50(a answer) float64  { return float64(a.P50) }
 func rate(a answer) float64 { return float64(a.Ops) / a.Took.Seconds() }
 
-var sideNames = map[string]string{
-	sideGo: "Go tool", sidePython: "warm Python tool",
-	sidePlainGo: "Go tool by a plain NATS client", sidePlainPython: "warm Python tool by a plain NATS client",
-}
-
 func (r *result) add(l line, limit *bound) {
 	if limit != nil {
 		l.Must, l.Verdict = limit.verdict(l.Ratio)
@@ -114,39 +121,13 @@ func (r *result) compared(what string, ours, raw []answer, value func(answer) fl
 	r.add(line{What: what, Ours: show(medianOf(ours, value)), Raw: show(medianOf(raw, value)), Ratio: ratioOf(ours, raw, value)}, limit)
 }
 
+// conclude adds the rows of the benchmarks that were run.
 func (r *result) conclude() {
-	for _, b := range benchmarks {
-		got := r.samples[b.name]
-		raw := got[sideRaw]
-		if len(raw) == 0 {
-			continue
-		}
-		value, show, what := rate, perSecond, "calls/s, 64 callers, "
-		switch b.name {
-		case "unary":
-			value, show, what = p50, micros, "unary p50, "
-		case "stream":
-			what = "streamed items/s, stored and delivered, "
-		}
-		for _, side := range b.sides[1:] {
-			name := sideNames[side]
-			if b.name == "stream" {
-				name = map[string]string{sideGo: "Go generator", sidePython: "Python generator"}[side]
-			}
-			r.compared(what+name, got[side], raw, value, show, bounds[b.name][side])
-		}
-		for _, plain := range b.sides {
-			if side, ok := plainOf[plain]; ok {
-				r.compared(what+sideNames[side]+": our client against a plain one", got[side], got[plain], value, show, clientBounds[b.name])
-			}
+	for _, row := range rows {
+		if got := r.samples[row.benchmark]; len(got) > 0 {
+			r.compared(row.what, got[row.ours], got[row.raw], row.value, row.show, row.limit)
 		}
 	}
-	if got := r.samples["keys"]; len(got) > 0 {
-		r.compared("unary p50, Go tool, with keys against without", got["keys"], got["open"], p50, micros, &bound{must: 1.1, goal: 1.02})
-	}
-	r.concludeEngine()
-	r.concludeInstall()
-	r.concludeBulk()
 }
 
 func micros(ns float64) string      { return fmt.Sprintf("%.1f µs", ns/1000) }

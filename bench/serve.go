@@ -2,14 +2,13 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -18,28 +17,14 @@ import (
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/broker"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// withKeys has the broker know the keys of its folder.
-const withKeys = "with keys"
-
-// startBroker is the broker's process. args: a folder, and withKeys or another text.
+// startBroker is the broker's process. args: a folder.
 func startBroker(ctx context.Context, args []string) (role, error) {
 	debug.SetGCPercent(gcPercent)
-	o := broker.Options{StoreDir: args[0]}
-	if args[1] == withKeys {
-		keys, err := access.OpenKeys(args[0])
-		if err == nil {
-			o.Config, err = keys.Config(nil, "")
-		}
-		if err != nil {
-			return role{}, err
-		}
-	}
-	b, err := broker.Start(ctx, o)
+	b, err := broker.Start(ctx, broker.Options{StoreDir: args[0]})
 	if err != nil {
 		return role{}, err
 	}
@@ -167,28 +152,17 @@ func count(_ context.Context, in countArgs) iter.Seq2[item, error] {
 	}
 }
 
-// dial connects to a broker, whose URL the file of a role's key may follow, after a
-// space.
-func dial(target string) (*nats.Conn, error) {
-	url, file, keyed := strings.Cut(target, " ")
-	options := client.ConnectOptions()
-	if keyed {
-		key, err := access.Option(file)
-		if err != nil {
-			return nil, err
-		}
-		role := access.Role(strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)))
-		options = append(options, key, nats.CustomInboxPrefix(role.Inbox()))
-	}
-	return nats.Connect(url, options...)
-}
-
 // streamQuota is beyond what all rounds together store.
 const streamQuota = 8 << 30
 
-// startHost is a service with Go tools. args: as for dial.
+// echo returns its arguments.
+func echo(ctx context.Context, call *host.Call, sink host.Sink) error {
+	return sink.Send(ctx, call.Args)
+}
+
+// startHost is a service with Go tools. args: the broker's URL.
 func startHost(ctx context.Context, args []string) (role, error) {
-	nc, err := dial(args[0])
+	nc, err := nats.Connect(args[0], client.ConnectOptions()...)
 	if err != nil {
 		return role{}, err
 	}
@@ -196,13 +170,14 @@ func startHost(ctx context.Context, args []string) (role, error) {
 	if err != nil {
 		return role{}, err
 	}
-	for name, handler := range map[string]host.Handler{"refund": host.Func(refund), "count": host.Stream(count)} {
-		if _, err = h.Handle(name, handler); err != nil {
+	for name, handler := range map[string]host.Handler{"refund": host.Func(refund), "count": host.Stream(count), "echo": host.HandlerFunc(echo)} {
+		var schema []host.ToolOption
+		if name == "echo" {
+			schema = append(schema, host.Schema(json.RawMessage(`{"type":"object"}`), nil))
+		}
+		if _, err = h.Handle(name, handler, schema...); err != nil {
 			break
 		}
-	}
-	if err == nil {
-		err = offerKept(h)
 	}
 	if err == nil {
 		err = h.Start(ctx)
@@ -214,11 +189,11 @@ func startHost(ctx context.Context, args []string) (role, error) {
 	return role{do: do, stop: stops(h.Stop, nc)}, nil
 }
 
-// startAgent is one machine's agent. args: as for dial, a folder, the node's id.
+// startAgent is one machine's agent. args: the broker's URL, a folder, the node's id.
 func startAgent(ctx context.Context, args []string) (role, error) {
 	debug.SetGCPercent(gcPercent)
 	began := time.Now()
-	nc, err := dial(args[0])
+	nc, err := nats.Connect(args[0], client.ConnectOptions()...)
 	if err != nil {
 		return role{}, err
 	}

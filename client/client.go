@@ -34,6 +34,12 @@ type Options struct {
 	QueueOnly bool
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
+	// Env is the environment that [Connect] finds the mesh with, in most programs
+	// os.Environ(): MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY,
+	// each else without MESH_, and the folders of saved NATS contexts and of `mesh up`.
+	// This package reads no environment of its own, so a program with settings of its own
+	// writes []string{"MESH_NATS_NKEY=" + file}. Defaults to none.
+	Env []string
 }
 
 // Client calls tools. Its methods may be called concurrently; one Client serves
@@ -41,6 +47,7 @@ type Options struct {
 type Client struct {
 	bus     *bus.Bus
 	ownBus  bool
+	ownConn bool // of Connect
 	child   bool // of In: another client closes what they share
 	foreign bool // the connection may buffer while it is disconnected
 	session subjects.SessionID
@@ -96,7 +103,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Client, error) {
 		o.Session = subjects.DefaultSession
 	}
 	if _, err := subjects.EncodeToken(string(o.Session)); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "client.Options.Session: %w", err).WithOrigin(toolmesh.OriginCaller)
+		return nil, invalid("Session", err)
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -111,6 +118,12 @@ func NewOn(b *bus.Bus, opts *Options) (*Client, error) {
 	return c, nil
 }
 
+// invalid is the error of an option that cannot be used.
+func invalid(option string, err error) error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "client.Options.%s: %w", option, err).
+		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+}
+
 // In returns a client for another session, on the same connection. It needs no
 // Close of its own.
 func (c *Client) In(session subjects.SessionID) *Client {
@@ -122,8 +135,8 @@ func (c *Client) In(session subjects.SessionID) *Client {
 // Session is the session of calls that name none.
 func (c *Client) Session() subjects.SessionID { return c.session }
 
-// Close ends what runs beside the calls. Calls in flight fail; the connection
-// stays open.
+// Close ends the client's background work. Calls in flight fail. A connection that the
+// caller made stays open; one that [Connect] made is closed.
 func (c *Client) Close() {
 	if c.child {
 		return
@@ -133,6 +146,9 @@ func (c *Client) Close() {
 	c.shared.nodes.close()
 	if c.ownBus {
 		c.bus.Close()
+	}
+	if c.ownConn {
+		c.bus.Conn().Close()
 	}
 }
 

@@ -51,6 +51,26 @@ func billing(ctx context.Context, nc *nats.Conn) (stop func()) {
 	return func() { _ = h.Stop(ctx) }
 }
 
+func ExampleConnect() {
+	meshtest.Example(func(ctx context.Context, url string) error {
+		// Most programs pass no address and Env: os.Environ().
+		mesh, err := client.Connect(ctx, url, nil)
+		if err != nil {
+			return err
+		}
+		defer mesh.Close()
+		_, err = mesh.Call(ctx, "billing.refund", map[string]any{"amount": 12})
+		fmt.Println(toolmesh.CodeOf(err)) // no node is there
+
+		_, err = client.Connect(ctx, "", &client.Options{Env: []string{"MESH_NATS_CONTEXT=nowhere"}})
+		fmt.Println(toolmesh.CodeOf(err))
+		return nil
+	})
+	// Output:
+	// unavailable
+	// invalid_request
+}
+
 func ExampleClient_Call() {
 	meshtest.Example(func(ctx context.Context, url string) error {
 		nc, err := nats.Connect(url, client.ConnectOptions()...)

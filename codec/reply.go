@@ -13,6 +13,9 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
+// AnswerRoom is how many bytes the headers of an answer, or its envelope, may take.
+const AnswerRoom = 1024
+
 // Identity is what a serving side says of itself on each reply. Make one per
 // index revision and reuse it: its header values are shared.
 type Identity struct {

@@ -17,6 +17,9 @@ const (
 // features are names, besides our headers', that Mesh-Require may hold.
 var features = []string{"unary", "stream", "inbox", "replay", "credit", "cancel", "keepalive", "envelope", "drain", "idempotency", "msgpack", "zstd", "ref"}
 
+// FeatureBatch is the feature that the lease of a node advertises if it serves batches.
+const FeatureBatch = "batch"
+
 // Features returns what a lease advertises as features.
 func Features() []string { return append([]string(nil), features...) }
 

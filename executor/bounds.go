@@ -4,7 +4,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
 
 // What runs for an index and is no call of a tool is bounded, too: imports, builds, init.

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/executor/pool"
-	"github.com/toolmesh/toolmesh/executor/zygote"
+	"github.com/toolmesh/toolmesh/executor/internal/output"
+	"github.com/toolmesh/toolmesh/executor/internal/pool"
+	"github.com/toolmesh/toolmesh/executor/internal/program"
+	"github.com/toolmesh/toolmesh/executor/internal/zygote"
 )
 
 // Types of the packages below, which do the work, as this package's callers see them.
@@ -19,8 +21,28 @@ type (
 	Unavailable = zygote.Unavailable
 	// Nested makes the calls that a tool makes.
 	Nested = pool.Nested
-	// Lane is a call's turn in a lane.
+	// Lane is the lane that a call holds.
 	Lane = pool.Lane
+	// Workers counts workers and calls of pools.
+	Workers = pool.Stats
+	// Commands runs the commands of an index. [Executor.OpenCommands] makes one.
+	Commands = program.Runner
+	// CommandCall is one execution of a command.
+	CommandCall = program.Call
+	// Sink takes the items of a call, and what its tool prints and logs.
+	Sink = output.Sink
+	// Record is one piece of what a tool prints, logs or says of its progress.
+	Record = output.Record
+	// Stream is where a record comes from.
+	Stream = output.Stream
+)
+
+// The streams of records.
+const (
+	StreamStdout   = output.StreamStdout
+	StreamStderr   = output.StreamStderr
+	StreamLog      = output.StreamLog
+	StreamProgress = output.StreamProgress
 )
 
 // The kinds of tools.

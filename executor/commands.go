@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/executor/program"
-	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/executor/internal/program"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -34,7 +34,7 @@ type CommandSpec struct {
 
 // OpenCommands makes ready to run an index's programs; nothing is started. The
 // error is unavailable or internal.
-func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
+func (x *Executor) OpenCommands(spec CommandSpec) (*Commands, error) {
 	if spec.Env == nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "executor: CommandSpec.Env is missing").WithOrigin(toolmesh.OriginAgent)
 	}
@@ -46,7 +46,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 	if places <= 0 {
 		places = x.opts.MaxWorkers
 	}
-	var runner *program.Runner
+	var runner *Commands
 	runner = program.New(program.Config{
 		Index: spec.Name, Logger: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 		Launch: sandbox.Command{

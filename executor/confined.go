@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/toolmesh/toolmesh/executor/sandbox"
-	"github.com/toolmesh/toolmesh/executor/venv"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/executor/internal/venv"
 	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"

@@ -11,11 +11,19 @@
 // Arguments and results pass through as the bytes they came in. What a tool
 // prints is never mistaken for its answer. No process outlives the agent.
 //
-// Sub-packages, of which none imports this one: zygote owns the processes that
-// import and fork, pool the workers and the queue before them, program runs tools
-// that are commands, output captures what tools print and removes secrets, frame is
-// the wire (docs/worker-protocol.md), failure makes errors, sandbox starts processes,
-// cgroup bounds their memory, venv makes environments.
+// The packages below internal do the work. None imports this one, and what callers need
+// of them has a name here (call.go):
+//
+//	zygote   the processes that import modules and fork workers
+//	pool     the workers, and the queue of calls before them
+//	turns    the order in that queue: accounts in turn
+//	program  tools that are commands
+//	frame    the wire to the worker (docs/worker-protocol.md)
+//	output   what tools print, without secrets
+//	failure  errors of calls
+//	sandbox  how a process is started and confined
+//	cgroup   control groups, which bound memory and processes
+//	venv     locks and environments
 //
 // The package must never know of NATS or nodes, never parse what a Python tool
 // returns (of a command's output it checks that it is what the tool declares), never

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/toolmesh/toolmesh/executor/venv"
+	"github.com/toolmesh/toolmesh/executor/internal/venv"
 )
 
 // What a build prints shows no password of a proxy, in forms that are no URLs either.

@@ -18,10 +18,10 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/executor/failure"
-	"github.com/toolmesh/toolmesh/executor/output"
-	"github.com/toolmesh/toolmesh/executor/pool"
-	"github.com/toolmesh/toolmesh/executor/zygote"
+	"github.com/toolmesh/toolmesh/executor/internal/failure"
+	"github.com/toolmesh/toolmesh/executor/internal/output"
+	"github.com/toolmesh/toolmesh/executor/internal/pool"
+	"github.com/toolmesh/toolmesh/executor/internal/zygote"
 	"github.com/toolmesh/toolmesh/tool"
 )
 

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/internal/output"
 )
 
 // Items that come quickly are written together. None of them may wait for one

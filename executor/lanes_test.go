@@ -10,7 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/executor/program"
+	"github.com/toolmesh/toolmesh/executor/internal/program"
 	"github.com/toolmesh/toolmesh/tool"
 )
 

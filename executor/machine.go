@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/toolmesh/toolmesh/executor/cgroup"
-	"github.com/toolmesh/toolmesh/executor/failure"
-	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/executor/internal/cgroup"
+	"github.com/toolmesh/toolmesh/executor/internal/failure"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
 

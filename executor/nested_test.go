@@ -17,7 +17,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/internal/output"
 )
 
 // Calls that are nested deeper than this are refused, as a node does it.

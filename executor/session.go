@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/executor/failure"
-	"github.com/toolmesh/toolmesh/executor/pool"
+	"github.com/toolmesh/toolmesh/executor/internal/failure"
+	"github.com/toolmesh/toolmesh/executor/internal/pool"
 	"github.com/toolmesh/toolmesh/tool"
 )
 

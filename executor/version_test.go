@@ -9,7 +9,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/executor/frame"
+	"github.com/toolmesh/toolmesh/executor/internal/frame"
 )
 
 // Files of the worker that speak another version of the protocol serve nothing, and the error says which two

@@ -6,13 +6,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/batch"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/batch"
+	"github.com/toolmesh/toolmesh/host/internal/reply"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -29,7 +28,7 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 	}
 	s := batch.New(batch.Options{
 		Node: h.node, Identity: h.identity, Base: h.base, Bus: h.bus, Client: c,
-		View: batchView{view, store, h}, Host: batchHost{h}, Log: h.log,
+		View: batchView{view, store, h}, Host: batchHost{h, h.replies}, Log: h.log,
 	})
 	if err := h.subscribeBatches(s, c, own); err != nil {
 		return err
@@ -62,18 +61,15 @@ func (h *Host) subscribeBatches(s *batch.Server, c *client.Client, own string) (
 func (h *Host) features() []string {
 	all := codec.Features()
 	if h.batches.Load() != nil {
-		all = append(all, batch.Feature)
+		all = append(all, codec.FeatureBatch)
 	}
 	return all
 }
 
 // batchHost is the host as its batches see it.
-type batchHost struct{ *Host }
-
-func (h batchHost) Send(m *nats.Msg) bool { return h.sendMsg(m) }
-
-func (h batchHost) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error) {
-	return h.keep(session, value)
+type batchHost struct {
+	*Host
+	*reply.Replies
 }
 
 func (h batchHost) Load(session subjects.SessionID, ref *codec.Ref) (body []byte, room batch.Room, bad *toolmesh.Error) {
@@ -85,7 +81,7 @@ func (h batchHost) Load(session subjects.SessionID, ref *codec.Ref) (body []byte
 	})
 	if err != nil {
 		room.Free()
-		return nil, batch.Room{}, refusal(err).WithStarted(toolmesh.StartedNo)
+		return nil, batch.Room{}, admit.Refusal(err).WithStarted(toolmesh.StartedNo)
 	}
 	return body, room, nil
 }
@@ -94,7 +90,7 @@ func (h batchHost) Hold(session subjects.SessionID, size int64) (batch.Room, *to
 	if size <= smallArgs {
 		return batch.Room{}, nil
 	}
-	account := h.account(session)
+	account := h.sessions.Account(session)
 	if !h.args.Take(account, size) {
 		return batch.Room{}, h.noRoom(account)
 	}
@@ -108,7 +104,9 @@ func (h batchHost) Late(req *codec.Request) *toolmesh.Error {
 	return h.late(req)
 }
 
-func (h batchHost) Account(session subjects.SessionID) subjects.SessionID { return h.account(session) }
+func (h batchHost) Account(session subjects.SessionID) subjects.SessionID {
+	return h.sessions.Account(session)
+}
 
 // Here implements [batch.Host]: the call goes the way of a request, without one.
 func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Request, done func(admit.Record)) bool {
@@ -139,7 +137,7 @@ type batchView struct {
 // Owner implements [batch.View].
 func (v batchView) Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) (subjects.NodeID, bool) {
 	route, _ := v.Route(session, first)
-	return v.View.Owner(batch.Feature, route.Nodes, string(session), string(id))
+	return v.View.Owner(codec.FeatureBatch, route.Nodes, string(session), string(id))
 }
 
 // mostNames is of how many tools, called by less than their ids, one batch is told what

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"reflect"
 	"runtime/debug"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -16,9 +15,11 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/grants"
-	"github.com/toolmesh/toolmesh/host/stream"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/grants"
+	"github.com/toolmesh/toolmesh/host/internal/once"
+	"github.com/toolmesh/toolmesh/host/internal/sessions"
+	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -59,7 +60,7 @@ type served struct {
 	cached     *cached // the handler of a tool that keeps results; nil for most
 	identity   *codec.Identity
 	session    subjects.SessionID // empty: every session's
-	tenure     *tenure            // of session; nil: every session's
+	tenure     *sessions.Tenure   // of session; nil: every session's
 	sessions   string             // see [Tool.Sessions]
 	maxArgs    int64              // see [Tool.MaxArgs]
 	withdrawn  atomic.Bool
@@ -74,7 +75,7 @@ type inflight struct {
 	tool          *served
 	directed      bool      // to this node's own subject
 	deadline      time.Time // zero for a stream without a total
-	epoch         string    // of the session; see lookUp
+	epoch         string    // of the session; see Epoch
 	ctx           callContext
 	stop          context.CancelCauseFunc
 	alarm         *time.Timer  // fires at the deadline; nil for none
@@ -102,12 +103,12 @@ type inflight struct {
 //	check       Host.check          what must not be started here and now
 //	admit       admit.Table         a result that is kept, a new call with a slot or to be passed on, a repetition, or refused
 //	run         Handler.ServeTool   in this goroutine; or [Host.passOn]
-//	answer      Host.answer
+//	answer      reply.Replies
 //
 // Nothing on it leaves the process or waits, with two exceptions that have a bound,
 // and hold up no other request. After a freeze or a cut, what find and check rest on
 // is asked first: see [Host.catchUp]. And a call that has its slot may have to look
-// its session up before its handler runs: see [inflight.lookUp].
+// its session up before its handler runs: see [inflight.Epoch].
 func (h *Host) receive(m *nats.Msg) {
 	arrived := time.Now()
 	s, err := subjects.Parse(m.Subject)
@@ -130,7 +131,7 @@ func (h *Host) receive(m *nats.Msg) {
 	}
 	c, r := h.find(&s, req, m.Reply, arrived, bad)
 	if bad != nil {
-		h.answer(&c.Reader, admit.Record{Err: bad})
+		h.replies.AnswerNow(&c.Reader, admit.Record{Err: bad})
 		return
 	}
 	c.directed, r.MayPass = directed, !directed && h.mayPass(req)
@@ -146,7 +147,7 @@ func parse(s *subjects.Subject, m *nats.Msg, err error) (*codec.Request, *toolme
 	var req *codec.Request
 	header, bad := bus.RequestHeader(m)
 	if bad != nil {
-		req, bad = &codec.Request{Session: s.Session, Tool: s.Tool}, refusal(bad)
+		req, bad = &codec.Request{Session: s.Session, Tool: s.Tool}, admit.Refusal(bad)
 	} else {
 		req, bad = codec.ReadRequest(*s, header, m.Data)
 	}
@@ -192,8 +193,8 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 	if bad != nil {
 		return c, admit.Request{}
 	}
-	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone || req.IdempotencyKey != "" || c.tool.keepsBySession() || h.bound(c.tool, req))
-	if c.tool != nil && c.tool.tenure.ended(epoch) {
+	epoch, sure := h.sessions.Known(req.Session, req.Delivery != codec.DeliverNone || req.IdempotencyKey != "" || c.tool.keepsBySession() || h.bound(c.tool, req))
+	if c.tool != nil && c.tool.tenure.Ended(epoch) {
 		sure = false // the tool is about to be withdrawn, or the view is behind
 	}
 	c.epoch = epoch
@@ -221,29 +222,17 @@ func (h *Host) instead(c *inflight, r admit.Request, answer admit.Record) {
 	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { c.readers.Settle(rec) })
 	if !ok {
 		h.spendFor(c.Request, answer.Err)
-		port{h}.Answer(&c.Reader, answer)
+		h.replies.Answer(&c.Reader, answer)
 		return
 	}
 	h.follow(c, verdict, call, record, err)
-}
-
-// refusal makes an error say that nothing was started.
-func refusal(err error) *toolmesh.Error {
-	e := toolmesh.AsError(err)
-	if e.Started == toolmesh.StartedUnknown {
-		e = e.WithStarted(toolmesh.StartedNo)
-	}
-	if e.Origin == "" {
-		e = e.WithOrigin(toolmesh.OriginAgent)
-	}
-	return e
 }
 
 // check says why a request must not be started here and now; nil for most.
 func (h *Host) check(c *inflight, mine, directed bool) *toolmesh.Error {
 	t, req := c.tool, c.Request
 	refuse := func(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
-		return refusal(toolmesh.Errorf(code, format, args...))
+		return admit.Refusal(toolmesh.Errorf(code, format, args...))
 	}
 	if bad := h.foreign(req, mine); bad != nil {
 		return bad
@@ -256,7 +245,7 @@ func (h *Host) check(c *inflight, mine, directed bool) *toolmesh.Error {
 	}
 	switch {
 	case t == nil || t.withdrawn.Load() && directed:
-		return refusal(h.takenOff(req.Tool))
+		return admit.Refusal(h.takenOff(req.Tool))
 	case h.draining.Load() && directed:
 		return refuse(toolmesh.CodeUnavailable, "node %s is draining: send to another", h.node)
 	case req.Delivery != codec.DeliverNone && !h.presence.Joined():
@@ -266,8 +255,11 @@ func (h *Host) check(c *inflight, mine, directed bool) *toolmesh.Error {
 			WithDetail("revision", t.identity.Revision)
 	}
 	if req.IdempotencyKey != "" {
-		if bad := h.checkKey(req); bad != nil {
-			return bad
+		switch {
+		case req.Delivery != codec.DeliverNone:
+			return refuse(toolmesh.CodeInvalidRequest, "header %s: a stream cannot have an idempotency key, only a call with one result", codec.HeaderIdempotencyKey)
+		case !h.presence.Joined():
+			return refuse(toolmesh.CodeUnavailable, "node %s has not found the store of idempotency keys: without JetStream there are none", h.node)
 		}
 	}
 	if req.Delivery != codec.DeliverNone {
@@ -283,7 +275,7 @@ func (h *Host) check(c *inflight, mine, directed bool) *toolmesh.Error {
 func (h *Host) foreign(req *codec.Request, mine bool) *toolmesh.Error {
 	switch {
 	case !mine:
-		return refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "another process has become node %s: send again", h.node))
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "another process has become node %s: send again", h.node))
 	case req.Boot != "" && req.Boot != h.boot:
 		// The request was sent before, to another start of this node, which may
 		// have run it.
@@ -297,15 +289,15 @@ func (h *Host) foreign(req *codec.Request, mine bool) *toolmesh.Error {
 func (h *Host) late(req *codec.Request) *toolmesh.Error {
 	switch {
 	case req.Depth > h.opts.MaxDepth:
-		return refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the call is nested %d calls deep, at most %d are allowed: do tools call each other in a circle?",
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the call is nested %d calls deep, at most %d are allowed: do tools call each other in a circle?",
 			req.Depth, h.opts.MaxDepth).WithDetail("limit", "depth").WithDetail("max", h.opts.MaxDepth))
 	case req.HasTimeout && req.Timeout <= 0:
-		return refusal(toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived"))
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived"))
 	case req.Deadline.IsZero():
 		return nil
 	}
 	if now := h.bus.Time(); req.Deadline.Before(now.Now.Add(-now.Bound)) {
-		return refusal(toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's deadline passed %v before it arrived", now.Now.Sub(req.Deadline).Round(time.Millisecond)))
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's deadline passed %v before it arrived", now.Now.Sub(req.Deadline).Round(time.Millisecond)))
 	}
 	return nil
 }
@@ -346,7 +338,7 @@ func (h *Host) follow(c *inflight, verdict admit.Verdict, call *admit.Call[*infl
 	switch verdict {
 	case admit.Refuse:
 		h.spendFor(c.Request, bad)
-		h.answer(&c.Reader, admit.Record{Err: h.withoutSlot(c, bad)})
+		h.replies.AnswerNow(&c.Reader, admit.Record{Err: h.withoutSlot(c, bad)})
 	case admit.Repeat:
 		h.spend(c.Request)
 		c.readers.Repeat(record)
@@ -381,13 +373,9 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 		h.calls.Vacate(call) // before anybody reads the stream's end
 		record = s.Finish(record)
 	}
-	if record.Result != nil && record.Ref == nil {
-		record = h.bounded(c, record)
-	}
+	record = h.replies.Bounded(&c.ctx, c.Request, record)
 	took := time.Since(c.Start)
-	if n := len(record.Result); n >= pacedFrom && record.Ref == nil && c.Local == nil {
-		h.pacer.wait(c.ctx.Done(), &c.Reader, n) // with its slot: no more results wait than there are
-	}
+	h.replies.Pace(c.ctx.Done(), &c.Reader, record) // with its slot: no more results wait than there are
 	c.finish()
 	if record.Err != nil {
 		h.failed.Add(1)
@@ -407,7 +395,7 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 	c.readers.Close()
 	h.calls.Finish(call, record)
 	if first && !record.Streamed {
-		h.answer(&c.Reader, record)
+		h.replies.AnswerNow(&c.Reader, record)
 	}
 	h.logCall(c, record)
 }
@@ -426,45 +414,15 @@ func (h *Host) logCall(c *inflight, record admit.Record) {
 		slog.Duration("took", time.Since(c.Start)), slog.String("code", code))
 }
 
-// bounded replaces a result that no message can carry.
-func (h *Host) bounded(c *inflight, record admit.Record) admit.Record {
-	if h.fitsAnswer(len(record.Result)) {
-		return record
-	}
-	if c.ctx.Err() != nil { // nobody would read it, nor have it deleted
-		return admit.Record{Err: toolmesh.AsError(context.Cause(&c.ctx)).WithStarted(toolmesh.StartedYes)}
-	}
-	if c.Request.AcceptRef {
-		return h.refer(c.Request.Session, record)
-	}
-	return admit.Record{Err: tooLarge(len(record.Result), h.bus.MaxPayload()-answerRoom)}
-}
-
-// answerRoom is what the headers of an answer, or its envelope, may take.
-const answerRoom = 1024
-
-// fitsAnswer reports whether a message can carry a result of a size.
-func (h *Host) fitsAnswer(size int) bool {
-	limit := h.bus.MaxPayload()
-	return limit == 0 || int64(size+answerRoom) <= limit
-}
-
-func tooLarge(size int, limit int64) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodePayloadTooLarge,
-		"the result has %d bytes, a message carries %d: return less, or stream it", size, limit).
-		WithDetail("limit", limit).WithDetail("size", size).
-		WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
-}
-
 // execute prepares the call and runs its handler.
 func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 	c := running.Value
-	err := c.lookUp(&c.ctx)
-	if err == nil && c.tool.tenure.ended(c.epoch) {
+	_, err := c.Epoch(&c.ctx)
+	if err == nil && c.tool.tenure.Ended(c.epoch) {
 		err = h.takenOff(c.Request.Tool)
 	}
 	if err != nil {
-		bad := refusal(err).WithStarted(toolmesh.StartedNo)
+		bad := admit.Refusal(err).WithStarted(toolmesh.StartedNo)
 		if c.Request.IsAgain {
 			bad = bad.WithStarted(toolmesh.StartedUnknown) // it may have run in the session that has ended
 		}
@@ -501,13 +459,15 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 		s, err := c.stream()
 		if err != nil {
 			// The cause of a call that is over already says that it began.
-			return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}
+			return admit.Record{Err: admit.Refusal(err).WithStarted(toolmesh.StartedNo)}
 		}
 		return h.unlessCrowded(running, args, admit.Record{Err: outcome(ctx, h.guard(running, s)), Streamed: true})
 	}
 	c.sink.collect = call.Collect
 	if c.Request.IdempotencyKey != "" {
-		return h.unlessCrowded(running, args, h.once(ctx, c, func() admit.Record { return h.unary(running) }))
+		return h.unlessCrowded(running, args, h.keys.Do(ctx, once.Call{
+			Request: c.Request, Epoch: c.epoch, Args: args, VarArgs: varArgs, Idempotent: c.tool.descriptor.Annotations.Idempotent,
+		}, func() admit.Record { return h.replies.Bounded(ctx, c.Request, h.unary(running)) }))
 	}
 	return h.unlessCrowded(running, args, h.unary(running))
 }
@@ -542,7 +502,7 @@ func (h *Host) budget(t *served, req *codec.Request) time.Duration {
 var errExited = func() *toolmesh.Error {
 	e := toolmesh.Errorf(toolmesh.CodeToolError, "the function ended its goroutine instead of returning, as runtime.Goexit and a test's Fatal do")
 	e.Type = "goexit"
-	return e.WithOrigin(toolmesh.OriginTool)
+	return e.WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
 }()
 
 // guard keeps a panicking handler from taking the node down, and one that ends
@@ -639,91 +599,26 @@ func because(ctx context.Context, e *toolmesh.Error, unsure bool) *toolmesh.Erro
 	return cause
 }
 
-// answer sends the reply of a call that is over.
-func (h *Host) answer(r *stream.Reader, record admit.Record) {
-	if r.Local != nil {
-		r.Local(record)
-		return
-	}
-	reply, req, id := r.Reply, r.Request, r.Identity
-	if record.By != nil {
-		id = record.By
-	}
-	load := codec.Load{}
-	if req.WantLoad {
-		load = h.load()
-	}
-	var header codec.Header
-	var body []byte
-	if record.Ref != nil && !req.AcceptRef {
-		record.Err = tooLarge(int(record.Ref.Size), h.bus.MaxPayload()-answerRoom) // another one, that takes it, asked first
-	}
-	switch {
-	case record.Err != nil:
-		header, body = req.Failure(id, h.fitting(record.Err), load)
-	case record.Ref != nil:
-		header, body = req.ResultRef(id, record.Ref, load)
-		record.Cache.Put(header)
-	default:
-		header, body = req.Result(id, record.Result, load)
-		record.Cache.Put(header)
-	}
-	record.Lane.Put(header)
-	if record.Warning != "" && header != nil {
-		header.Set(codec.HeaderWarning, codec.HeaderText(record.Warning))
-	}
-	if req.Read && record.By == nil && len(body) >= pacedFrom { // the caller tells the node in Mesh-Node that it has read it
-		header.Set(codec.HeaderRead, "1")
-	}
-	if !h.send(reply, header, body) && record.Err == nil {
-		// Bounded left less room than this caller's own names take.
-		header, body = req.Failure(id, tooLarge(len(record.Result), h.bus.MaxPayload()), load)
-		h.send(reply, header, body)
-	}
-	if req.Delivery == codec.DeliverInbox {
-		h.send(reply, nil, nil) // ends the answer for a caller that waits for the empty message
-	}
-}
-
-// fitting cuts an error that no message can carry.
-func (h *Host) fitting(e *toolmesh.Error) *toolmesh.Error {
-	limit := h.bus.MaxPayload()
-	if limit == 0 || int64(len(codec.ErrorBody(e))+4096) <= limit {
-		return e
-	}
-	c := *e
-	c.Message = cut(c.Message, 4096)
-	c.Stacktrace = cut(c.Stacktrace, 16384)
-	c.Details = map[string]any{"truncated": true}
-	return &c
-}
-
-func cut(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return strings.ToValidUTF8(s[:n], "") + "…"
-}
-
-func (h *Host) acknowledge(r *stream.Reader) {
-	load := codec.Load{}
-	if r.Request.WantLoad {
-		load = h.load()
-	}
-	header, body := r.Request.Ack(r.Identity, load)
-	h.send(r.Reply, header, body)
-}
-
-func (h *Host) load() codec.Load {
-	return codec.Load{InFlight: h.calls.InFlight(), Slots: h.opts.Slots}
-}
-
 // End implements [stream.Call]: it tells the call's handler to stop.
 func (c *inflight) End(cause *toolmesh.Error) {
 	if c.cause.CompareAndSwap(nil, cause) {
 		c.ending.Store(bus.Mono(time.Now()))
 	}
 	c.stop(cause)
+}
+
+// Epoch implements [stream.Call]: it looks the call's session up where the view did not
+// say enough, once the call holds its slot.
+func (c *inflight) Epoch(ctx context.Context) (string, error) {
+	if c.unsettled.Load() {
+		epoch, err := c.h.sessions.Epoch(ctx, c.Request.Session)
+		if err != nil {
+			return "", err
+		}
+		c.epoch = epoch
+		c.unsettled.Store(false)
+	}
+	return c.epoch, nil
 }
 
 // report notes how far the call says that it is.

@@ -4,7 +4,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -27,8 +27,8 @@ func (h *Host) control(m *nats.Msg) {
 	key := admit.Key{Session: s.Session, RPC: s.RPC}
 	if bad != nil {
 		if _, ok := h.calls.Lookup(key); ok && m.Reply != "" {
-			header, body := codec.ErrorReply(refusal(bad))
-			h.send(m.Reply, header, body)
+			header, body := codec.ErrorReply(admit.Refusal(bad))
+			h.replies.Publish(m.Reply, header, body)
 		}
 		return
 	}
@@ -41,12 +41,12 @@ func (h *Host) control(m *nats.Msg) {
 		return
 	}
 	if control.Type == codec.ControlRead {
-		h.pacer.read(key)
+		h.replies.Read(key)
 		return
 	}
 	if control.Type == codec.ControlWhere {
 		if m.Reply != "" && h.calls.Known(key) {
-			h.send(m.Reply, nil, codec.Where{Node: h.node, Boot: h.boot}.Encode())
+			h.replies.Publish(m.Reply, nil, codec.Where{Node: h.node, Boot: h.boot}.Encode())
 		}
 		return
 	}
@@ -54,14 +54,14 @@ func (h *Host) control(m *nats.Msg) {
 		return // a router's
 	}
 	if h.cancel(key) && m.Reply != "" {
-		h.send(m.Reply, nil, codec.Cancelled{Cancelled: true}.Encode())
+		h.replies.Publish(m.Reply, nil, codec.Cancelled{Cancelled: true}.Encode())
 	}
 }
 
 // cancel ends the call or the batch of a key, and what was made anew of it, and reports
 // whether any of that runs here: if not another node may have it.
 func (h *Host) cancel(key admit.Key) bool {
-	call, ok := h.calls.Cancel(key, h.account(key.Session))
+	call, ok := h.calls.Cancel(key, h.sessions.Account(key.Session))
 	if ok {
 		call.Value.End(errCancelled)
 	} else if batches := h.batches.Load(); batches != nil {
@@ -70,7 +70,7 @@ func (h *Host) cancel(key admit.Key) bool {
 	for n := 1; n <= subjects.MaxAgain; n++ {
 		key := admit.Key{Session: key.Session, RPC: subjects.WireName(key.RPC.Again(n))}
 		if h.calls.Known(key) {
-			call, runs := h.calls.Cancel(key, h.account(key.Session))
+			call, runs := h.calls.Cancel(key, h.sessions.Account(key.Session))
 			if ok = ok || runs; runs {
 				call.Value.End(errCancelled)
 			}

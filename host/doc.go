@@ -2,9 +2,9 @@
 // of the tools it is given, checks and admits each request, hands it to the
 // tool's [Handler], and answers in the form that the caller used, with chunks
 // stored and delivered for streams. It drains without losing a call. What decides
-// whether a call runs is in host/admit; the node's lease and heartbeat, and whether
-// this process still is the node, are in host/presence; streams, and all that read a
-// call, are in host/stream; what a session may store in streams is in host/quota.
+// whether a call runs is in host/internal/admit; the node's lease and heartbeat, and whether
+// this process still is the node, are in host/internal/presence; streams, and all that read a
+// call, are in host/internal/stream; what a session may store in streams is in host/internal/quota.
 //
 // A host never runs anything by itself: a Go function, a Python worker and an
 // MCP server are all Handlers, so it links neither the executor nor a broker. It

@@ -3,6 +3,7 @@ package host_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -46,4 +47,38 @@ func ExampleHost_Handle() {
 		return h.Stop(ctx) // drains: calls that run end first
 	})
 	// Output: words.upper "HELLO"
+}
+
+func ExampleServe() {
+	type text struct {
+		Text string `json:"text"`
+	}
+	reverse := func(_ context.Context, in text) (string, error) {
+		letters := []rune(in.Text)
+		slices.Reverse(letters)
+		return string(letters), nil
+	}
+	meshtest.Example(func(ctx context.Context, url string) error {
+		ctx, stop := context.WithCancel(ctx)
+		defer stop()
+		served := make(chan error)
+		go func() { // a program that only serves calls it in main
+			served <- host.Serve(ctx, url, &host.Options{Index: "words"},
+				host.Named("reverse", host.Func(reverse), host.Description("Say it backwards.")))
+		}()
+		mesh, err := client.Connect(ctx, url, nil)
+		if err != nil {
+			return err
+		}
+		defer mesh.Close()
+		for { // until it is served
+			if res, err := mesh.Call(ctx, "words.reverse", text{Text: "stressed"}); err == nil {
+				fmt.Println(string(res.Value))
+				break
+			}
+		}
+		stop() // Serve drains and returns
+		return <-served
+	})
+	// Output: "desserts"
 }

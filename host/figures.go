@@ -9,7 +9,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -47,6 +47,11 @@ func (h *Host) Stats() Stats {
 	}
 	s.Tools = h.routes.count()
 	return s
+}
+
+// load is how busy the node is, for callers that choose by it.
+func (h *Host) load() codec.Load {
+	return codec.Load{InFlight: h.calls.InFlight(), Slots: h.opts.Slots}
 }
 
 // CodeOther is what [Figures] counts errors under whose code is none of this

@@ -91,7 +91,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
-	account := h.account(n.call.Session)
+	account := h.sessions.Account(n.call.Session)
 	if err := h.payloads.Room(ctx, account, about.Size); err != nil {
 		return nil, err
 	}

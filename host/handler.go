@@ -8,8 +8,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/grants"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -86,13 +85,22 @@ type Call struct {
 	// meanwhile another node had it. See [Tool.Sessions].
 	Home string
 
-	// Turn is the call's turn in a lane of its session, node or mesh; nil for a call that
-	// has none.
-	Turn *grants.Grant
+	// Lane is the lane of its session, node or mesh that the call holds; nil for a call that
+	// needs none.
+	Lane Lane
 
 	lanes   string // the turns of the calls above it, and its own: Mesh-Lanes
 	running *admit.Call[*inflight]
 	host    *Host // that runs it; nil for a call that a test has made
+}
+
+// Lane is a lane that a call holds.
+type Lane interface {
+	// Fence is greater than that of each call that held the lane before: see [Fence].
+	Fence() uint64
+	// Follow has f called with the time at which the call must have stopped unless the lane
+	// is renewed: now, and with each renewal, until the call ends. It must not block.
+	Follow(f func(end time.Time))
 }
 
 // Report tells how far the call is, as [Progress] does. It may be called concurrently.

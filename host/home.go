@@ -8,8 +8,8 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/grants"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/grants"
 	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -33,7 +33,7 @@ func (h *Host) goHome(running *admit.Call[*inflight]) (record admit.Record, here
 	var err error
 	c.heavily(func() { args, varArgs, err = c.bind() })
 	if err != nil {
-		return admit.Record{Err: refusal(err)}, false
+		return admit.Record{Err: admit.Refusal(err)}, false
 	}
 	index, _ := c.tool.descriptor.ID.Index()
 	req := *c.Request
@@ -82,7 +82,7 @@ func (h *Host) goHome(running *admit.Call[*inflight]) (record admit.Record, here
 
 // homeless is the error of a call that has not reached its session's worker.
 func (c *inflight) homeless(err error) *toolmesh.Error {
-	e := refusal(err).WithStarted(toolmesh.StartedNo)
+	e := admit.Refusal(err).WithStarted(toolmesh.StartedNo)
 	if context.Cause(&c.ctx) != nil {
 		e = e.WithDetail("reason", "waiting_for_session_worker")
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,12 +15,15 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/batch"
-	"github.com/toolmesh/toolmesh/host/grants"
-	"github.com/toolmesh/toolmesh/host/presence"
-	"github.com/toolmesh/toolmesh/host/quota"
-	"github.com/toolmesh/toolmesh/host/stream"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/batch"
+	"github.com/toolmesh/toolmesh/host/internal/grants"
+	"github.com/toolmesh/toolmesh/host/internal/once"
+	"github.com/toolmesh/toolmesh/host/internal/presence"
+	"github.com/toolmesh/toolmesh/host/internal/quota"
+	"github.com/toolmesh/toolmesh/host/internal/reply"
+	"github.com/toolmesh/toolmesh/host/internal/sessions"
+	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/cache"
 	"github.com/toolmesh/toolmesh/internal/chunks"
@@ -39,10 +41,8 @@ const (
 	// retireAfter is how long requests that have been received may wait for
 	// somebody to look at them.
 	retireAfter = 2 * time.Second
-	// chunksFor and keysFor are how long chunks and the records of idempotency keys are
-	// kept in their stores.
+	// chunksFor is how long chunks are kept in their store.
 	chunksFor = 15 * time.Minute
-	keysFor   = 24 * time.Hour
 )
 
 // Host makes a process a node. Its methods may be called concurrently.
@@ -64,15 +64,14 @@ type Host struct {
 	presence *presence.Presence
 	store    *registry.Store
 	records  records
-	keys     keys
+	keys     *once.Keys
+	replies  *reply.Replies
 	lanes    *grants.Keeper
 	payloads *payloads.Server
 	args     *fair.Room[subjects.SessionID] // bytes of arguments, by account
 	batches  atomic.Pointer[batch.Server]   // nil for a node that runs none
 	relay    atomic.Pointer[client.Client]  // passes calls on; nil for a node that does not
-	lookups  *lookups
-	followed *registry.Sessions // of a host that was given no Sessions; else nil
-	view     *registry.View     // of followed; nil until the registry was reached
+	sessions *sessions.Sessions
 
 	base    context.Context // ends with the host, as every call's context does
 	end     context.CancelCauseFunc
@@ -97,9 +96,6 @@ type Host struct {
 	batchSub   *nats.Subscription
 	batchOwn   *nats.Subscription
 	retired    []*retiredRoute // to be taken out of routes by the ticker
-
-	unsent unsent
-	pacer  pacer
 
 	spentMu sync.Mutex
 	spent   []string // names of arguments that nobody reads any more
@@ -168,7 +164,6 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		subs:     make(map[*nats.Subscription]struct{}),
 		quit:     make(chan struct{}),
 		failures: newFailures(),
-		unsent:   unsent{room: fair.NewRoom[string](maxHeldAnswers)},
 		args:     fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(o.Slots)*argsPerSlot)),
 		drained:  make(chan struct{}),
 		store:    registry.NewStore(b),
@@ -181,26 +176,30 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		return nil, err
 	}
 	h.presence = p
-	h.cache = cache.New(o.CacheBytes, o.CacheEntries, h.fitsAnswer)
-	h.lookups = newLookups(h.registered, h.running.run)
-	if h.opts.Sessions == nil {
-		h.followed = &registry.Sessions{}
-		h.opts.Sessions = h.followed
-	}
 	h.intake = newIntake(h.receive)
 	h.records.h = h
 	h.base, h.end = context.WithCancelCause(context.Background())
-	h.openLanes()
+	h.lanes = grants.New(grants.Options{Node: h.node, Boot: h.boot, Bus: store.Of(h.bus), Presence: h.presence, Log: h.log, Go: h.running.run})
 	h.room = chunks.NewRoom(h.base, b, subjects.StreamChunks, h.running.run)
-	h.keys.room = chunks.NewRoom(h.base, b, subjects.KVStream(subjects.BucketIdem), nil)
-	h.keys.stored = quota.New(math.MaxInt64, keysFor, time.Now)
+	known := sessions.Options{Bus: b, Store: h.store, Joined: p.Joined, Base: h.base, Go: h.running.run}
+	if o.Sessions != nil {
+		known.Admit = o.Sessions.Admit
+	}
+	h.sessions = sessions.New(known)
 	h.payloads = payloads.NewServer(payloads.ServerOptions{
 		Node: h.node, Bus: store.Of(b), Base: h.base, Max: o.PayloadMax, SessionCredentials: o.SessionCredentials,
-		Go: h.running.run, Admit: h.admitsSession, Account: h.account, Log: h.log,
+		Go: h.running.run, Admit: func(session subjects.SessionID) error { _, err := h.sessions.Settled(session); return err }, Account: h.sessions.Account, Log: h.log,
+	})
+	h.replies = reply.New(reply.Options{
+		Bus: b, Base: h.base, Log: h.log, Payloads: h.payloads, PayloadMax: o.PayloadMax, Account: h.sessions.Account, Load: h.load, Go: h.running.run,
+	})
+	h.cache = cache.New(o.CacheBytes, o.CacheEntries, h.replies.Fits)
+	h.keys = once.New(once.Options{
+		Node: h.node, Boot: boot, Bus: store.Of(b), Presence: p, Base: h.base, Log: h.log, Go: h.running.run, Fit: h.replies.Fit, Exited: errExited,
 	})
 	h.streams = stream.Node{
-		ID: h.node, Base: h.base, Log: h.log, Host: port{h}, Store: port{h},
-		Quota: quota.New(o.StreamQuota, chunksFor, time.Now), Account: h.account, Replays: fair.NewQueue[subjects.SessionID](maxReplays, maxWaiting, h.running.run),
+		ID: h.node, Base: h.base, Log: h.log, Host: h.replies, Go: h.running.run, Store: chunkStore{b, h.replayer, boot, &h.chunked},
+		Quota: quota.New(o.StreamQuota, chunksFor, time.Now), Account: h.sessions.Account, Replays: fair.NewQueue[subjects.SessionID](maxReplays, maxWaiting, h.running.run),
 	}
 	return h, nil
 }
@@ -251,7 +250,7 @@ func (h *Host) start(ctx context.Context) error {
 		return err
 	}
 	if err := h.presence.Start(ctx); err != nil {
-		h.closeView()
+		h.sessions.Close()
 		return err
 	}
 	h.state = stateServing
@@ -261,12 +260,12 @@ func (h *Host) start(ctx context.Context) error {
 		h.intake.close()
 		h.closeSubscriptions()
 		h.presence.Stop(ctx)
-		h.closeView()
+		h.sessions.Close()
 		return err
 	}
 	h.unlisten = h.bus.OnState(func(s bus.State) {
 		if s.Connected {
-			h.resend()
+			h.replies.Resend()
 		}
 	})
 	h.workers.Go(h.tick)
@@ -279,23 +278,10 @@ func (h *Host) start(ctx context.Context) error {
 func (h *Host) lay(ctx context.Context) error {
 	o := &h.opts
 	err := store.Of(h.bus).Ensure(ctx, &store.Layout{Copies: o.Replicas, ChunksStorage: o.ChunksStorage, ChunksBytes: o.ChunksMax, PayloadsBytes: o.PayloadsMax})
-	if err != nil || h.followed == nil || h.view != nil {
-		return err
-	}
-	view, err := registry.OpenView(ctx, h.bus, &registry.ViewOptions{SessionsOnly: true, Logger: h.log})
 	if err != nil {
 		return err
 	}
-	h.view = view
-	h.followed.Use(view)
-	return nil
-}
-
-// closeView ends the view that lay has opened; nothing of presence runs.
-func (h *Host) closeView() {
-	if h.view != nil {
-		h.view.Close()
-	}
+	return h.sessions.Open(ctx, h.log)
 }
 
 func (h *Host) nodeRecord() registry.NodeRecord {
@@ -451,9 +437,4 @@ func (h *Host) Run(ctx context.Context) error {
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
 	return errors.Join(h.presence.Err(), h.Stop(stop))
-}
-
-// send is [Host.sendMsg] of a reply in parts.
-func (h *Host) send(reply string, header codec.Header, body []byte) bool {
-	return h.sendMsg(&nats.Msg{Subject: reply, Header: nats.Header(header), Data: body})
 }

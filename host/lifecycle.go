@@ -11,9 +11,10 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/presence"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/presence"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // Times of a drain.
@@ -24,6 +25,9 @@ const (
 	drainRest  = 3 * time.Second        // for replays, at the end
 	// stopGrace is how long handlers may take to return once they are told to stop.
 	stopGrace = 5 * time.Second
+	// sessionEvery is how often a call that goes on, and what is served in a session, looks
+	// whether its session goes on.
+	sessionEvery = time.Second
 )
 
 // tick is the node's clock: keepalives, limits that no timer of their own watches,
@@ -49,15 +53,12 @@ func (h *Host) tick() {
 				}
 				h.intake.adapt()
 				h.streams.Quota.Sweep()
-				h.keys.stored.Sweep()
-				h.cache.Sweep(h.seen)
+				h.cache.Sweep(h.sessions.Seen)
 				h.sweepRoutes(now)
 				h.payloads.Sweep(now)
 				h.deleteSpent()
 				h.dropChunks()
-				if h.keys.inUse() {
-					h.presence.Rely()
-				}
+				h.keys.Tick()
 			}
 			for _, call := range h.calls.Running() {
 				h.tend(call.Value, now)
@@ -66,7 +67,7 @@ func (h *Host) tick() {
 				batches.Tick(now)
 			}
 			h.lanes.Tick(now)
-			h.pacer.tick(now)
+			h.replies.Tick(now)
 		}
 	}
 }
@@ -95,7 +96,7 @@ func (h *Host) tend(c *inflight, now time.Time) {
 		} else {
 			if c.Claim() {
 				first = true
-				h.answer(&c.Reader, record)
+				h.replies.AnswerNow(&c.Reader, record)
 			}
 			c.readers.End(record)
 		}
@@ -105,6 +106,34 @@ func (h *Host) tend(c *inflight, now time.Time) {
 		return
 	}
 	c.readers.KeepAlive(now)
+}
+
+// followSession ends a call whose session has ended: that is promised of what the
+// session runs. A call that came before the news of its session's creation belongs to the
+// session that is seen while it runs. The ticker calls it.
+func (h *Host) followSession(c *inflight, now time.Time) {
+	session := c.Request.Session
+	if c.unsettled.Load() {
+		return
+	}
+	if c.follows == "" {
+		if c.follows = c.epoch; c.follows == "" && session != subjects.DefaultSession {
+			c.follows, _ = h.sessions.Admit(session)
+		}
+	}
+	if c.follows == "" || c.ending.Load() != 0 || now.Sub(c.looked) < sessionEvery || now.Sub(c.Start) < sessionEvery {
+		return
+	}
+	c.looked = now
+	if h.sessions.Seen(session, c.follows) {
+		return
+	}
+	epoch := c.follows
+	h.running.run(func() {
+		if h.sessions.Over(session, epoch) {
+			c.End(errSessionOver)
+		}
+	})
 }
 
 // Drain takes the node out of service without losing a call: it says so in
@@ -225,7 +254,7 @@ func (h *Host) shut(ctx context.Context) error {
 	h.running.wg.Wait()
 	h.unlisten()
 	h.presence.Stop(context.WithoutCancel(ctx))
-	h.closeView()
+	h.sessions.Close()
 	h.mu.Lock()
 	h.closeSubscriptions()
 	h.mu.Unlock()

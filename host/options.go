@@ -101,6 +101,9 @@ type Options struct {
 	Queued func() int
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
+	// Env is the environment that [Serve] finds the mesh with: see [client.Options].
+	// Defaults to none.
+	Env []string
 }
 
 // Sandbox is a sandbox level, asked for and in effect.

@@ -3,27 +3,14 @@ package host
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/stream"
-	"github.com/toolmesh/toolmesh/internal/payloads"
-	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/subjects"
 )
-
-// admitsSession says why nothing large is taken for a session; nil if it may be.
-func (h *Host) admitsSession(session subjects.SessionID) error {
-	if _, sure := h.known(session, true); sure {
-		return nil
-	}
-	_, err := h.epoch(h.base, session)
-	return err
-}
 
 const (
 	// minArgsRoom is what a node holds of arguments of its calls at least, in bytes; for
@@ -43,7 +30,7 @@ func (h *Host) arguments(c *inflight) (args, varArgs json.RawMessage, bad *toolm
 		var err error
 		args, err = h.payloads.Load(&c.ctx, req.Session, req.Ref, func(size int64) error { return h.holdArgs(c, size) })
 		if err != nil {
-			return nil, nil, refusal(err).WithStarted(toolmesh.StartedNo)
+			return nil, nil, admit.Refusal(err).WithStarted(toolmesh.StartedNo)
 		}
 		if len(bytes.TrimSpace(args)) == 0 {
 			args = json.RawMessage("{}")
@@ -58,7 +45,7 @@ func (h *Host) arguments(c *inflight) (args, varArgs json.RawMessage, bad *toolm
 			err = c.tool.validator.Validate(args)
 		}
 		if err != nil {
-			bad = refusal(err)
+			bad = admit.Refusal(err)
 		}
 	})
 	return args, varArgs, bad
@@ -85,78 +72,12 @@ func (h *Host) noRoom(account subjects.SessionID) *toolmesh.Error {
 	if account == "" {
 		who = "sessions that nobody created, together,"
 	}
-	return refusal(toolmesh.Errorf(toolmesh.CodeBusy, "calls of %s hold their part of the %d bytes of arguments that node %s has room for: try again, or another node", who, h.args.Limit(), h.node)).
+	return admit.Refusal(toolmesh.Errorf(toolmesh.CodeBusy, "calls of %s hold their part of the %d bytes of arguments that node %s has room for: try again, or another node", who, h.args.Limit(), h.node)).
 		WithDetail("limit", "arguments").WithDetail("max", h.args.Limit()).WithDetail("retry_after_ms", h.retryAfter(nil).Milliseconds())
-}
-
-// account is whose part of the node a session has, as far as the view knows.
-func (h *Host) account(session subjects.SessionID) subjects.SessionID {
-	epoch, _ := h.known(session, false)
-	return subjects.Account(session, epoch)
 }
 
 // account is whose part of the node the call takes.
 func (c *inflight) account() subjects.SessionID { return subjects.Account(c.Request.Session, c.epoch) }
-
-// refer has a result that no message carries be read by reference. Beside that it stays in
-// the call's record, for repetitions, if it is small enough for one.
-func (h *Host) refer(session subjects.SessionID, record admit.Record) admit.Record {
-	ref, err := h.keep(session, record.Result)
-	if err != nil {
-		return admit.Record{Err: err}
-	}
-	if record.Ref = ref; len(record.Result) > admit.MaxOneResult {
-		record.Result = nil
-	}
-	return record
-}
-
-// keep stores what a tool has returned, for its caller.
-func (h *Host) keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error) {
-	account := h.account(session)
-	err := h.payloads.Room(h.base, account, int64(len(value)))
-	var ref *codec.Ref
-	if err == nil {
-		ref, err = payloads.Store(h.base, store.Of(h.bus), session, account, bytes.NewReader(value), h.opts.PayloadMax)
-	}
-	if err != nil {
-		e := toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
-		if e.Origin == "" {
-			e = e.WithOrigin(toolmesh.OriginAgent)
-		}
-		return nil, e
-	}
-	h.payloads.Hold(ref, value)
-	return ref, nil
-}
-
-// resultSize is how many bytes a result has.
-func resultSize(record admit.Record) int64 {
-	if record.Ref != nil {
-		return record.Ref.Size
-	}
-	return int64(len(record.Result))
-}
-
-// anew is what a repetition of a call gets whose result went by reference: the first
-// caller's object is deleted when that has read it.
-func (h *Host) anew(r *stream.Reader, record admit.Record) admit.Record {
-	switch {
-	case !r.Request.AcceptRef:
-	case record.Result != nil:
-		return h.refer(r.Request.Session, record)
-	default:
-		if _, err := store.Of(h.bus).Payload(h.base, record.Ref.Name); err != nil && !errors.Is(err, store.ErrNoKey) {
-			return admit.Record{Err: toolmesh.Errorf(toolmesh.CodeUnavailable, "call %q has run, and the store that has its result does not answer: %w", r.Request.RPCID, err).
-				WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)}
-		} else if err != nil {
-			return admit.Record{Err: toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-				"call %q has already run, and its result, of %d bytes, has been read and is no longer kept: use a new rpc_id to run it again", r.Request.RPCID, record.Ref.Size).
-				WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", payloads.ReasonGone)}
-		}
-	}
-	return record
-}
 
 // release deletes the arguments of a call that came by reference, once it has ended and
 // its caller cannot send it again: for a repetition their digest is enough.

@@ -12,7 +12,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/toolmesh/toolmesh/host/presence"
+	"github.com/toolmesh/toolmesh/host/internal/presence"
+	"github.com/toolmesh/toolmesh/host/internal/sessions"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -49,7 +50,7 @@ type listing struct {
 
 	claim    string
 	revision string
-	tenure   *tenure
+	tenure   *sessions.Tenure
 	epoch    string // of the session, as it was written last
 	entries  map[subjects.ToolID]*entry
 	records  map[subjects.ToolsKey]*record
@@ -321,7 +322,7 @@ func (r *records) begin(ctx context.Context, l *listing) error {
 		r.h.giveUp(l.key, err)
 		return nil
 	}
-	epoch, err := r.h.bind(ctx, l.key.session, tenure)
+	epoch, err := r.h.sessions.Bind(ctx, l.key.session, tenure)
 	if err != nil {
 		return err
 	}

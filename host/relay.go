@@ -5,9 +5,9 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/host/retry"
-	"github.com/toolmesh/toolmesh/host/stream"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/retry"
+	"github.com/toolmesh/toolmesh/host/internal/stream"
 )
 
 // maxHops is how often a call is passed on at most, by all nodes together.
@@ -23,7 +23,7 @@ func (h *Host) mayPass(req *codec.Request) bool { return req.Hops < maxHops && h
 func (h *Host) passOn(call *admit.Call[*inflight], req *codec.Request, args, varArgs json.RawMessage) admit.Record {
 	c, full := call.Value, call.Full
 	if full == nil { // of a session's worker that this node is not to have
-		full = refusal(h.takenOff(req.Tool))
+		full = admit.Refusal(h.takenOff(req.Tool))
 	}
 	if varArgs != nil { // only the envelope form carries these
 		return admit.Record{Err: h.withoutSlot(c, full)}
@@ -47,7 +47,7 @@ func (h *Host) relayCall(c *inflight, req *codec.Request, args json.RawMessage, 
 	if req.Delivery != codec.DeliverNone {
 		s, err := c.stream()
 		if err != nil {
-			return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}, nil
+			return admit.Record{Err: admit.Refusal(err).WithStarted(toolmesh.StartedNo)}, nil
 		}
 		send := func(item json.RawMessage) error { return s.Send(&c.ctx, item) }
 		if err := h.relay.Load().RelayStream(&c.ctx, req, args, h.node, to, send, c.report); err != nil {

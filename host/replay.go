@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 	"time"
@@ -9,7 +10,10 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/stream"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -37,25 +41,46 @@ func (h *Host) replay(m *nats.Msg) {
 		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
 	refuse := func(err error) {
-		header, body := codec.ErrorReply(refusal(err))
-		h.send(m.Reply, header, body)
+		header, body := codec.ErrorReply(admit.Refusal(err))
+		h.replies.Publish(m.Reply, header, body)
 	}
 	if err != nil {
 		refuse(err)
 		return
 	}
-	if !h.streams.Replays.Do(h.account(s.Session), func() {
-		epoch, sure := h.known(s.Session, true)
-		if !sure {
-			if epoch, err = h.epoch(h.base, s.Session); err != nil {
-				refuse(err)
-				return
-			}
+	if !h.streams.Replays.Do(h.sessions.Account(s.Session), func() {
+		epoch, err := h.sessions.Settled(s.Session)
+		if err != nil {
+			refuse(err)
+			return
 		}
 		h.replayer.Answer(h.base, s, epoch, m)
 	}) {
 		refuse(toolmesh.Errorf(toolmesh.CodeBusy, "too many replays of session %q wait at node %s: try again", s.Session, h.node).WithDetail("limit", "replays"))
 	}
+}
+
+// chunkStore is where the node's streams keep their chunks.
+type chunkStore struct {
+	*bus.Bus
+	replayer *chunks.Replayer
+	boot     subjects.BootID
+	chunked  *chunked
+}
+
+// Read implements [stream.Store].
+func (s chunkStore) Read(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID, epoch string, req codec.ReplayRequest) (chunks.Page, error) {
+	return s.replayer.Read(ctx, session, rpc, epoch, req)
+}
+
+// Writer implements [stream.Store].
+func (s chunkStore) Writer(session subjects.SessionID, rpc subjects.RPCID, opts *chunks.WriterOptions) (stream.Writer, error) {
+	w, err := chunks.NewWriter(s.Bus, session, rpc, s.boot, opts)
+	if err != nil {
+		return nil, err
+	}
+	s.chunked.note(session, opts.Epoch)
+	return w, nil
 }
 
 // replayed notes that somebody reads what is stored of a stream that this node has:
@@ -100,7 +125,7 @@ func (h *Host) dropChunks() {
 	h.chunked.mu.Lock()
 	defer h.chunked.mu.Unlock()
 	for session, epoch := range h.chunked.epoch {
-		if h.seen(session, epoch) {
+		if h.sessions.Seen(session, epoch) {
 			continue
 		}
 		delete(h.chunked.epoch, session)
@@ -110,12 +135,12 @@ func (h *Host) dropChunks() {
 			case <-h.base.Done():
 				return
 			}
-			if !h.over(session, epoch) { // the view is behind
+			if !h.sessions.Over(session, epoch) { // the view is behind
 				h.chunked.note(session, epoch)
 				return
 			}
 			unused := func() bool { // the next one of its name may have stored some
-				now, err := h.lookups.find(h.base, session)
+				now, err := h.sessions.Now(session)
 				return toolmesh.CodeOf(err) == toolmesh.CodeSessionNotFound || err == nil && now == ""
 			}
 			if err := store.Of(h.bus).DropChunks(h.base, session, epoch, unused); err != nil {

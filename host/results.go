@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/host/internal/reply"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -135,14 +136,14 @@ func (t *checked) check(ctx context.Context, call *Call, value json.RawMessage) 
 		return "", nil
 	}
 	const unfit = "the result does not fit the output schema: "
-	warning = cut(unfit+wrong.Text, warningText)
+	warning = reply.Cut(unfit+wrong.Text, warningText)
 	if strict {
 		return "", failure("ResultMismatch", warning)
 	}
 	level := slog.LevelDebug
 	if !t.told.Swap(true) {
 		level = slog.LevelWarn
-		t.h.warn(t.index, t.of, cut(unfit+wrong.Public, warningText))
+		t.h.warn(t.index, t.of, reply.Cut(unfit+wrong.Public, warningText))
 	}
 	t.h.log.Log(ctx, level, "a result does not fit the output schema", slog.String("tool", string(call.Tool)), slog.String("rpc_id", string(call.RPCID)), slog.String("error", wrong.Public))
 	return warning, nil

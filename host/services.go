@@ -16,7 +16,8 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/presence"
+	"github.com/toolmesh/toolmesh/host/internal/presence"
+	"github.com/toolmesh/toolmesh/host/internal/sessions"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -82,7 +83,7 @@ type service struct {
 	identity    *codec.Identity
 	tools       map[subjects.ToolID]*offered
 	unavailable []*entry
-	tenure      *tenure // of key.session; nil for every session's
+	tenure      *sessions.Tenure // of key.session; nil for every session's
 }
 
 // offered is one tool of a service.
@@ -99,7 +100,7 @@ func (h *Host) newService(key serviceKey, revision, claim string) *service {
 		tools: make(map[subjects.ToolID]*offered),
 	}
 	if key.session != "" {
-		s.tenure = &tenure{}
+		s.tenure = &sessions.Tenure{}
 	}
 	return s
 }
@@ -484,7 +485,7 @@ func (h *Host) fits(e *entry) error {
 // somebody else's; and it asks for which session of its name the service is. Where
 // the registry cannot be reached it is tried again with what else has to be written.
 func (h *Host) claim(ctx context.Context, s *service) error {
-	if _, err := h.bind(ctx, s.key.session, s.tenure); err != nil {
+	if _, err := h.sessions.Bind(ctx, s.key.session, s.tenure); err != nil {
 		h.log.Warn("the session of the tools is not known yet", slog.String("session", string(s.key.session)), slog.String("error", err.Error()))
 	}
 	err := h.records.claim(ctx, s.key, s.claim, s.revision)
@@ -673,5 +674,65 @@ func (h *Host) settle(ctx context.Context, keys ...serviceKey) {
 	if err := h.records.bring(attempt, keys...); err != nil {
 		h.log.Warn("the registry is not up to date: it is tried again", slog.String("error", err.Error()))
 		h.presence.Wake()
+	}
+}
+
+// outlived reports whether a service is of a session that is over. It blocks.
+func (h *Host) outlived(s *service, serving bool) bool {
+	if s == nil || s.tenure == nil {
+		return false
+	}
+	if serving {
+		_, _ = h.sessions.Bind(h.base, s.key.session, s.tenure) // a look-up may be on its way that says an earlier one
+	}
+	epoch, _ := s.tenure.Epoch()
+	return epoch != "" && h.sessions.Over(s.key.session, epoch)
+}
+
+// followSessions withdraws what is served in sessions that have ended, until the
+// host stops.
+func (h *Host) followSessions() {
+	ticker := time.NewTicker(sessionEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-h.quit:
+			return
+		case <-ticker.C:
+		}
+		h.mu.Lock()
+		var own []*service
+		for key, s := range h.services {
+			if key.index == "" && s.tenure != nil {
+				own = append(own, s)
+			}
+		}
+		h.mu.Unlock()
+		for _, s := range own {
+			h.followService(s)
+		}
+	}
+}
+
+func (h *Host) followService(s *service) {
+	epoch, known := s.tenure.Epoch()
+	if !known || h.sessions.Seen(s.key.session, epoch) {
+		return
+	}
+	if epoch == "" {
+		// Somebody has created the session in which the tools were served before.
+		if now, err := h.sessions.Now(s.key.session); err == nil && now != "" {
+			s.tenure.Became(now)
+			h.records.again(s.key)
+		}
+		return
+	}
+	if !h.sessions.Over(s.key.session, epoch) {
+		return
+	}
+	h.log.Info("a session has ended: its tools are served no more", slog.String("session", string(s.key.session)))
+	same := func(now *service) bool { return now.tenure == s.tenure }
+	if err := h.withdraw(h.base, s.key, same); err != nil {
+		h.log.Warn("the broker has not confirmed it", slog.String("session", string(s.key.session)), slog.String("error", err.Error()))
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/grants"
-	"github.com/toolmesh/toolmesh/host/lane"
-	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/grants"
+	"github.com/toolmesh/toolmesh/host/internal/lane"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -47,10 +47,10 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		return bad
 	}
 	if t.scope != tool.LaneNode && !t.h.presence.Joined() {
-		return refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s has not found the registry: without JetStream nobody gives turns in lanes of a session or of the mesh", t.h.node))
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s has not found the registry: without JetStream nobody gives turns in lanes of a session or of the mesh", t.h.node))
 	}
 	if len(call.lanes) > maxLanes {
-		return refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s has %d bytes, at most %d are possible", codec.HeaderLanes, len(call.lanes), maxLanes))
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s has %d bytes, at most %d are possible", codec.HeaderLanes, len(call.lanes), maxLanes))
 	}
 	running := call.running
 	began, use, parked := time.Now(), new(codec.LaneUse), false
@@ -75,10 +75,10 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	}
 	defer turn.Release()
 	if running.Value.readers.Deserted() {
-		return refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the call's turn has come, and its caller is not there"))
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the call's turn has come, and its caller is not there"))
 	}
 	mine := *call
-	mine.Turn, mine.lanes = turn, strings.TrimPrefix(call.lanes+","+turn.ID(), ",")
+	mine.Lane, mine.lanes = turn, strings.TrimPrefix(call.lanes+","+turn.ID(), ",")
 	lineage := mine.below()
 	err := t.Handler.ServeTool(&turnContext{ctx, above, &lineage, turn}, &mine, sink)
 	var lost, known *toolmesh.Error
@@ -139,27 +139,6 @@ func Fence(ctx context.Context) uint64 {
 }
 
 type fenceKey struct{}
-
-// openLanes makes what gives and takes turns in lanes.
-func (h *Host) openLanes() {
-	h.lanes = grants.New(grants.Options{
-		Node: h.node, Boot: h.boot, Bus: store.Of(h.bus), Log: h.log, Go: h.running.run, Lost: h.nodeLost, Rely: h.rely,
-		Lease: func() (since, until time.Time) {
-			if lease := h.presence.Lease(); lease != nil {
-				return lease.Held()
-			}
-			return since, until
-		},
-	})
-}
-
-// rely has the node's lease end soon after the node, if it has one.
-func (h *Host) rely(ctx context.Context) error {
-	if lease := h.presence.Lease(); lease != nil {
-		return lease.Rely(ctx)
-	}
-	return nil
-}
 
 // laneAsked serves a message on the node's subject of lanes.
 func (h *Host) laneAsked(m *nats.Msg) {

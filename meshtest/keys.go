@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/callout"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -80,7 +81,7 @@ func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.Sess
 			must(err)
 			t.Cleanup(b.Close)
 			must(store.Of(b).EnsureBucket(t.Context(), subjects.BucketSessions))
-			answering, err := access.ServeSessionKeys(t.Context(), nc, issuer, access.SessionKeysOptions{Renew: time.Hour})
+			answering, err := callout.Serve(t.Context(), nc, issuer, callout.Options{Renew: time.Hour})
 			must(err)
 			t.Cleanup(answering.Stop)
 			records = registry.NewStore(b)

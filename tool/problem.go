@@ -125,11 +125,11 @@ func (c *collector) collect(e *jsonschema.ValidationError) {
 	}
 	switch k := e.ErrorKind.(type) {
 	case *fault.Required:
-		c.missing(at, k.Missing, "")
+		c.missing(e.InstanceLocation, k.Missing, "")
 	case *fault.DependentRequired:
-		c.missing(at, k.Missing, k.Prop)
+		c.missing(e.InstanceLocation, k.Missing, k.Prop)
 	case *fault.Dependency:
-		c.missing(at, k.Missing, k.Prop)
+		c.missing(e.InstanceLocation, k.Missing, k.Prop)
 	case *fault.AdditionalProperties:
 		for _, prop := range k.Properties {
 			c.unknown(e.InstanceLocation, prop)
@@ -204,7 +204,8 @@ func (c *collector) collect(e *jsonschema.ValidationError) {
 	}
 }
 
-func (c *collector) missing(at string, names []string, because string) {
+func (c *collector) missing(location, names []string, because string) {
+	at := pointerOf(location)
 	for _, n := range names {
 		text, expected := fmt.Sprintf("%q is required", n), "a value"
 		if at != "" {
@@ -213,29 +214,48 @@ func (c *collector) missing(at string, names []string, because string) {
 		if because != "" {
 			text += fmt.Sprintf(" when %q is given", because)
 		}
-		if kind := c.typeOf(n); at == "" && kind != "" {
+		if kind := c.typeOf(location, n); kind != "" {
 			text, expected = text+": "+kind, kind
 		}
 		c.add(Problem{Pointer: at + "/" + escapePointer(n), Expected: expected, Got: "nothing", Message: text})
 	}
 }
 
-// typeOf is what JSON an argument is, empty where its schema does not say it itself.
-func (c *collector) typeOf(argument string) string {
-	if c.schema == nil {
+// typeOf is what JSON a field of the object at location is, empty where its schema does not say it itself.
+func (c *collector) typeOf(location []string, field string) string {
+	s := plain(c.schema)
+	for _, step := range append(slices.Clone(location), field) {
+		if s == nil {
+			return ""
+		}
+		further, _ := s.AdditionalProperties.(*jsonschema.Schema)
+		s = plain(cmp.Or(s.Properties[step], s.Items2020, further))
+	}
+	if s == nil || s.Types == nil || s.Types.IsEmpty() {
 		return ""
 	}
-	s := c.schema.Properties[argument]
+	return strings.Join(s.Types.ToStrings(), " or ")
+}
+
+// plain is the schema that s refers to, or that it allows beside null; nil where there is none.
+func plain(s *jsonschema.Schema) *jsonschema.Schema {
 	for range maxSteps {
 		switch {
-		case s == nil:
-			return ""
-		case s.Types != nil && !s.Types.IsEmpty():
-			return strings.Join(s.Types.ToStrings(), " or ")
+		case s == nil || s.Types != nil && !s.Types.IsEmpty():
+			return s
+		case s.Ref == nil && len(s.AnyOf) == 2 && isNull(s.AnyOf[0]):
+			s = s.AnyOf[1]
+		case s.Ref == nil && len(s.AnyOf) == 2 && isNull(s.AnyOf[1]):
+			s = s.AnyOf[0]
+		default:
+			s = s.Ref
 		}
-		s = s.Ref
 	}
-	return ""
+	return nil
+}
+
+func isNull(s *jsonschema.Schema) bool {
+	return s.Types != nil && slices.Equal(s.Types.ToStrings(), []string{"null"})
 }
 
 func (c *collector) unknown(parent []string, prop string) {

@@ -174,6 +174,23 @@ func TestValidateMessages(t *testing.T) {
 	}
 }
 
+func TestMissingFieldNamesItsType(t *testing.T) {
+	t.Parallel()
+	v := compile(t, `{"type":"object","properties":{
+		"order":{"anyOf":[{"$ref":"#/$defs/Order"},{"type":"null"}]},"lines":{"type":"array","items":{"$ref":"#/$defs/Order"}},
+		"by":{"type":"object","additionalProperties":{"$ref":"#/$defs/Order"}}},
+		"$defs":{"Order":{"type":"object","required":["id","any"],"properties":{"id":{"$ref":"#/$defs/ID"},"any":{"anyOf":[{"type":"string"},{"type":"integer"}]}}},"ID":{"type":["string","integer"]}}}`)
+	for _, args := range []string{`{"order":{"any":1}}`, `{"lines":[{"any":1}]}`, `{"by":{"a":{"any":1}}}`} {
+		problems := tool.Problems(v.Validate(json.RawMessage(args)))
+		if len(problems) != 1 || problems[0].Expected != "integer or string" || !strings.HasSuffix(problems[0].Message, ": integer or string") {
+			t.Errorf("%s: %+v", args, problems)
+		}
+	}
+	if problems := tool.Problems(v.Validate(json.RawMessage(`{"order":{"id":"a"}}`))); len(problems) != 1 || problems[0].Expected != "a value" {
+		t.Errorf("a field of one of two types: %+v", problems)
+	}
+}
+
 // What JSON allows and we do not is a problem of its place; where text is no JSON
 // the place is counted in bytes.
 func TestValidateMalformed(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+	"github.com/toolmesh/toolmesh/internal/connect"
 )
 
 // app is one run of the command: where it reads and writes, and what is set.
@@ -150,8 +151,8 @@ func (a *app) prepare(cmd *cobra.Command) error {
 	}
 	flags := cmd.Flags()
 	a.serverFlag = flags.Changed("server")
-	a.sessionGiven = flags.Changed("session") || process.Lookup(a.env, "MESH_SESSION") != ""
-	if err := process.Settle(a.env, flags, &a.set.Connection); err != nil {
+	a.sessionGiven = flags.Changed("session") || connect.Lookup(a.env, "MESH_SESSION") != ""
+	if err := settings.Settle(a.env, flags, &a.set.Connection); err != nil {
 		return usage(cmd, "%s", err.Error())
 	}
 	// What a short connection warns of is no news, unless it is asked for.

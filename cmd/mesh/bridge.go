@@ -42,7 +42,7 @@ func (a *app) bridge(ctx context.Context, packed bool) error {
 	signal.Ignore(syscall.SIGPIPE) // a program that does not read is gone: its tools are to be taken off
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelWarn)
 	session := subjects.SessionID(a.set.Session.Session)
-	l, err := a.connectAs(ctx, "mesh-bridge", access.Node, subjects.InboxNode)
+	l, err := a.connectAs(ctx, "mesh-bridge", access.Node)
 	if err != nil {
 		return err
 	}

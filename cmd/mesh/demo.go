@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
@@ -23,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/examples"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -203,15 +203,13 @@ func hello(_ context.Context, in struct {
 }
 
 func (d *demo) goFunction(ctx context.Context) error {
-	d.code(`h, err := host.New(nc, &host.Options{Index: "greeter"})`,
-		`h.Handle("hello", host.Func(hello))   // schemas from the Go types`)
-	key, err := access.Option(access.File(d.data, access.Node))
+	d.code(`host.Serve(ctx, url, &host.Options{Index: "greeter"},`,
+		`    host.Named("hello", host.Func(hello)))   // schemas from the Go types`)
+	nc, _, err := connect.Connect(ctx, connect.Options{
+		Settings: connect.Settings{URL: d.url, Nkey: access.File(d.data, access.Node)}, Inboxes: []string{subjects.InboxNode},
+	})
 	if err != nil {
 		return err
-	}
-	nc, err := nats.Connect(d.url, append(client.ConnectOptions(), key, nats.CustomInboxPrefix(access.Node.Inbox()))...)
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "connect to %s: %w", d.url, err)
 	}
 	defer nc.Close()
 	h, err := host.New(nc, &host.Options{Index: "greeter"})

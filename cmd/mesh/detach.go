@@ -18,6 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/connect"
 )
 
 // logFile is the log of a mesh in the background, in its data folder; one that
@@ -63,10 +64,10 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 // warnUnfound warns that other commands will not find the mesh that was started: it
 // has told its log why.
 func (a *app) warnUnfound(url, dir string) {
-	s := process.StateOf(a.env)
-	if !slices.ContainsFunc(s.Running(), func(r process.Record) bool { return r.URL == url }) {
+	s := connect.StateOf(a.env)
+	if !slices.ContainsFunc(s.Running(), func(r connect.Record) bool { return r.URL == url }) {
 		needed := "--server " + url
-		if r, _, _ := process.ReadRecord(filepath.Join(dir, upFile)); r.Keys {
+		if r, _, _ := connect.ReadRecord(filepath.Join(dir, upFile)); r.Keys {
 			needed += " --nkey " + access.File(dir, access.Admin)
 		}
 		fmt.Fprintf(a.err, "mesh: warning: other commands need %s: there is no record of it in %q\n", needed, s)

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/internal/connect"
 )
 
 const stopTimeout = 45 * time.Second
@@ -40,26 +40,26 @@ one of --server or --data-dir. Calls in flight end first; what is installed stay
 	return cmd
 }
 
-func (a *app) findUp(dir string) (process.Record, error) {
-	none := func(format string, args ...any) (process.Record, error) {
-		return process.Record{}, toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+func (a *app) findUp(dir string) (connect.Record, error) {
+	none := func(format string, args ...any) (connect.Record, error) {
+		return connect.Record{}, toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 	}
 	if dir != "" {
 		dir, err := filepath.Abs(dir)
 		if err != nil {
-			return process.Record{}, usage(nil, "--data-dir %s: %s", dir, err.Error())
+			return connect.Record{}, usage(nil, "--data-dir %s: %s", dir, err.Error())
 		}
-		if r, alive, _ := process.ReadRecord(filepath.Join(dir, upFile)); alive {
+		if r, alive, _ := connect.ReadRecord(filepath.Join(dir, upFile)); alive {
 			return r, nil
 		}
 		return none("no mesh runs in %s", dir)
 	}
-	all := process.StateOf(a.env).Running()
+	all := connect.StateOf(a.env).Running()
 	if a.serverFlag {
-		if i := slices.IndexFunc(all, func(r process.Record) bool { return r.URL == strings.TrimSuffix(a.set.NATSURL, "/") }); i >= 0 {
+		if i := slices.IndexFunc(all, func(r connect.Record) bool { return r.URL == strings.TrimSuffix(a.set.NATSURL, "/") }); i >= 0 {
 			return all[i], nil
 		}
-		return none("no mesh at %s was started on this machine by mesh up", process.Redact(a.set.NATSURL))
+		return none("no mesh at %s was started on this machine by mesh up", connect.Redact(a.set.NATSURL))
 	}
 	if len(all) == 0 {
 		return none("no mesh runs that mesh up started on this machine")
@@ -68,19 +68,19 @@ func (a *app) findUp(dir string) (process.Record, error) {
 }
 
 // stopProcess asks the process of a mesh to end, and waits until it has.
-func (a *app) stopProcess(ctx context.Context, r process.Record) error {
+func (a *app) stopProcess(ctx context.Context, r connect.Record) error {
 	p, err := os.FindProcess(r.PID)
 	if err == nil {
 		err = p.Signal(syscall.SIGTERM)
 	}
-	if err != nil && process.ProcessID(r.PID) == r.Process {
+	if err != nil && connect.ProcessID(r.PID) == r.Process {
 		return toolmesh.Errorf(toolmesh.CodePermissionDenied, "process %d cannot be stopped: %w", r.PID, err)
 	}
 	deadline := time.NewTimer(stopTimeout)
 	defer deadline.Stop()
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
-	for process.ProcessID(r.PID) == r.Process {
+	for connect.ProcessID(r.PID) == r.Process {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():

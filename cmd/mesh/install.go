@@ -21,8 +21,8 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
-	"github.com/toolmesh/toolmesh/cmd/internal/process"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/internal/store"
@@ -134,7 +134,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 		if none := l.noMesh(ctx); none != nil {
 			return none
 		}
-		if err := l.mayAskStreams(ctx, a.set.Connection); err != nil {
+		if err := l.mayAskStreams(ctx); err != nil {
 			return err
 		}
 		p := a.steps()
@@ -150,7 +150,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 // store, and takes it out of there when the agent is done with it. It is this user's
 // from then on.
 func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r installRequest, f installFlags, p *steps) error {
-	owner, err := process.StateOf(a.env).OwnerKey()
+	owner, err := connect.StateOf(a.env).OwnerKey()
 	if err != nil {
 		return err
 	}
@@ -221,7 +221,7 @@ func (a *app) variables(env map[string]string, given []string) (_ map[string]str
 			if !slices.ContainsFunc(a.env, func(e string) bool { return strings.HasPrefix(e, name+"=") }) {
 				return nil, nil, usage(nil, "--env %s: your environment has no such variable", name)
 			}
-			value = process.Lookup(a.env, name)
+			value = connect.Lookup(a.env, name)
 		} else {
 			literal = append(literal, name)
 		}

@@ -12,11 +12,10 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
-	"github.com/toolmesh/toolmesh/cmd/internal/process"
-	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -24,6 +23,7 @@ import (
 
 type link struct {
 	nc      *nats.Conn
+	domain  string // of JetStream; "" for the connection's own
 	bus     *bus.Bus
 	client  *client.Client
 	session subjects.SessionID
@@ -68,7 +68,7 @@ func (a *app) withView(ctx context.Context, do func(context.Context, *link, *reg
 		if none := l.noMesh(ctx); none != nil {
 			return none
 		}
-		if err := l.mayAskStreams(ctx, a.set.Connection); err != nil {
+		if err := l.mayAskStreams(ctx); err != nil {
 			return err
 		}
 		view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
@@ -82,8 +82,8 @@ func (a *app) withView(ctx context.Context, do func(context.Context, *link, *reg
 
 // mayAskStreams returns permission_denied to a connection that may not ask
 // JetStream: what asks it goes on trying for long where the broker only keeps silent.
-func (l *link) mayAskStreams(ctx context.Context, c settings.Connection) error {
-	_, err := l.bus.Request(ctx, &nats.Msg{Subject: subjects.JetStreamAPI(process.Domain(c)) + "INFO"})
+func (l *link) mayAskStreams(ctx context.Context) error {
+	_, err := l.bus.Request(ctx, &nats.Msg{Subject: subjects.JetStreamAPI(l.domain) + "INFO"})
 	if toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied {
 		return err
 	}
@@ -92,38 +92,26 @@ func (l *link) mayAskStreams(ctx context.Context, c settings.Connection) error {
 
 // connect connects as an administrator; see connectAs.
 func (a *app) connect(ctx context.Context) (*link, error) {
-	return a.connectAs(ctx, "mesh", access.Admin, subjects.InboxAdmin)
+	return a.connectAs(ctx, "mesh", access.Admin)
 }
 
-// connectAs connects to the mesh that flags, variables, a context or the state of
+// connectAs connects to the mesh that flags, variables, a context or the records of
 // `mesh up` name, else to the NATS default port: under a name, and with the key of a
-// role and its inbox where nothing else is given.
-func (a *app) connectAs(ctx context.Context, name string, role access.Role, own string) (*link, error) {
-	c := a.set.Connection
-	if c.NATSURL == "" && c.NATSContext == "" {
-		if here := process.StateOf(a.env).Running(); len(here) > 0 {
-			c.NATSURL = here[0].URL
-		}
-	}
+// role and its inbox where no credentials are given.
+func (a *app) connectAs(ctx context.Context, name string, role access.Role) (*link, error) {
 	session := subjects.SessionID(a.set.Session.Session)
-	inbox, err := subjects.InboxPrefix(session)
+	inboxes, err := connect.Inboxes(role, session)
 	if err != nil {
 		return nil, usage(nil, "%s", err.Error())
 	}
-	inboxes := []string{own, inbox}
-	for _, other := range []string{subjects.InboxAdmin, subjects.InboxNode} {
-		if other != own {
-			inboxes = append(inboxes, other)
-		}
-	}
-	nc, err := process.Connect(ctx, c, process.ConnectOptions{
-		Name: name, Role: role, Env: a.env, Inboxes: inboxes, Logger: a.log,
+	nc, domain, err := connect.Connect(ctx, connect.Options{
+		Settings: a.set.Connection.Settings(), Env: a.env, Name: name, Role: role, Inboxes: inboxes, Logger: a.log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	l := &link{nc: nc, session: session, url: process.Redact(nc.ConnectedUrl())}
-	if l.bus, err = bus.New(nc, &bus.Options{Domain: process.Domain(c), Logger: a.log}); err == nil {
+	l := &link{nc: nc, domain: domain, session: session, url: connect.Redact(nc.ConnectedUrl())}
+	if l.bus, err = bus.New(nc, &bus.Options{Domain: domain, Logger: a.log}); err == nil {
 		l.client, err = client.NewOn(l.bus, &client.Options{Session: l.session, QueueOnly: true, Logger: a.log})
 	}
 	if err != nil {

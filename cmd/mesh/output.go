@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -40,7 +40,7 @@ func terminalOf(env []string, stdin io.Reader, stdout, stderr io.Writer) termina
 	if f, ok := stderr.(*os.File); ok {
 		t.err = term.IsTerminal(int(f.Fd()))
 	}
-	t.plain = process.Lookup(env, "NO_COLOR") != "" || process.Lookup(env, "TERM") == "dumb"
+	t.plain = connect.Lookup(env, "NO_COLOR") != "" || connect.Lookup(env, "TERM") == "dumb"
 	return t
 }
 

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -340,7 +340,7 @@ func TestInterruptedDemoCleansUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil || process.ProcessID(pid) == "" {
+	if err != nil || connect.ProcessID(pid) == "" {
 		t.Fatalf("the demo's mesh is process %q: %v", text, err)
 	}
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
@@ -351,38 +351,12 @@ func TestInterruptedDemoCleansUp(t *testing.T) {
 	if got := exitStatus(cmd.Wait()); got != 130 {
 		t.Errorf("exit status %d, want 130", got)
 	}
-	if process.ProcessID(pid) != "" {
+	if connect.ProcessID(pid) != "" {
 		t.Errorf("process %d lives on", pid)
 	}
 	left, err := os.ReadDir(tmp)
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v %v", left, err)
-	}
-}
-
-// A record of a process that is gone, or whose pid another one has now, is no mesh.
-func TestStateOfDeadMeshes(t *testing.T) {
-	t.Parallel()
-	s := process.State(t.TempDir())
-	self := process.Record{URL: "nats://127.0.0.1:1", PID: os.Getpid(), Process: process.ProcessID(os.Getpid()), Started: time.Now()}
-	if self.Process == "" {
-		t.Fatal("this process has no id")
-	}
-	other := process.Record{URL: "nats://127.0.0.1:2", PID: 1, Process: "an earlier one", Started: time.Now().Add(time.Hour)}
-	for _, r := range []process.Record{self, other} {
-		if err := s.Write(r); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got := s.Running(); len(got) != 1 || got[0].URL != self.URL {
-		t.Errorf("running are %v, want %q alone", got, self.URL)
-	}
-	if _, err := os.Stat(s.File(other)); err == nil {
-		t.Error("the record of a dead mesh is kept")
-	}
-	s.Remove(self)
-	if got := s.Running(); len(got) > 0 {
-		t.Errorf("after its end %v are found", got)
 	}
 }
 

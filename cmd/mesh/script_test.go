@@ -20,9 +20,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
-	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/broker"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -229,8 +229,8 @@ func scriptUp(ts *testscript.TestScript, neg bool, args []string) {
 func scriptStore(ts *testscript.TestScript, look func(ctx context.Context, js jetstream.JetStream)) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	nc, err := process.Connect(ctx, settings.Connection{NATSURL: ts.Getenv("URL")}, process.ConnectOptions{
-		Name: "test", Role: access.Admin, Env: scriptEnv(ts),
+	nc, _, err := connect.Connect(ctx, connect.Options{
+		Settings: connect.Settings{URL: ts.Getenv("URL")}, Name: "test", Role: access.Admin, Env: scriptEnv(ts),
 	})
 	ts.Check(err)
 	defer nc.Close()

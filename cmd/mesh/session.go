@@ -13,9 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/cmd/internal/process"
-	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -170,7 +169,7 @@ func (a *app) tryKey(ctx context.Context, url string, id subjects.SessionID, fil
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	for {
-		nc, err := process.Connect(ctx, settings.Connection{NATSURL: url, NATSNkey: file}, process.ConnectOptions{Name: "mesh", Inboxes: []string{inbox}})
+		nc, _, err := connect.Connect(ctx, connect.Options{Settings: connect.Settings{URL: url, Nkey: file}, Name: "mesh", Inboxes: []string{inbox}})
 		if err == nil {
 			nc.Close()
 			return nil

@@ -19,9 +19,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/toolmesh/toolmesh/cmd/internal/process"
-	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/connect"
 )
 
 const (
@@ -113,7 +112,7 @@ func TestATokenInASourceIsShownNowhere(t *testing.T) {
 		}
 	}
 
-	nc, err := process.Connect(t.Context(), settings.Connection{NATSURL: at}, process.ConnectOptions{Name: "test", Role: access.Admin, Env: meshCommand(t, home).Env})
+	nc, _, err := connect.Connect(t.Context(), connect.Options{Settings: connect.Settings{URL: at}, Name: "test", Role: access.Admin, Env: meshCommand(t, home).Env})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,10 +161,10 @@ func TestATokenInASourceIsShownNowhere(t *testing.T) {
 		number++
 		name := fmt.Sprintf("--name=n%d", number)
 		if got := run("", "install", source, name, "--dry-run"); got != want {
-			t.Errorf("dry run %s: status %d, want %d", process.Redact(source), got, want)
+			t.Errorf("dry run %s: status %d, want %d", connect.Redact(source), got, want)
 		}
 		if got := run(fmt.Sprintf(`{"source":%q}`, source), "install", "-", name, "--json"); got != want {
-			t.Errorf("%s: status %d, want %d\n%s", process.Redact(source), got, want, seen["install - "+name+" --json"])
+			t.Errorf("%s: status %d, want %d\n%s", connect.Redact(source), got, want, seen["install - "+name+" --json"])
 		}
 		if want == 0 {
 			run("", "install", source, name)

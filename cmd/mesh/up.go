@@ -25,6 +25,8 @@ import (
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/broker"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/callout"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/internal/store"
 )
 
@@ -99,7 +101,7 @@ type machine struct {
 	a      *app
 	log    *slog.Logger
 	folder *process.Folder
-	record process.Record
+	record connect.Record
 	ends   []func(ctx context.Context) error // what was started, in that order
 	done   <-chan struct{}
 	lost   func() error // why it is done, if that was nobody's order
@@ -244,15 +246,15 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		return err
 	}
 	if issuer != nil {
-		keys, err := access.ServeSessionKeys(ctx, nc, issuer, access.SessionKeysOptions{Server: served, Logger: m.log})
+		keys, err := callout.Serve(ctx, nc, issuer, callout.Options{Server: served, Logger: m.log})
 		if err != nil {
 			return err
 		}
 		m.ends = append(m.ends, func(context.Context) error { keys.Stop(); return nil })
 	}
 	m.done, m.lost = agent.Done(), agent.Err
-	m.record = process.Record{
-		URL: served.URL(), PID: os.Getpid(), Process: process.ProcessID(os.Getpid()),
+	m.record = connect.Record{
+		URL: served.URL(), PID: os.Getpid(), Process: connect.ProcessID(os.Getpid()),
 		DataDir: dir, Listen: f.natsListen, Keys: !f.open, Started: time.Now().UTC(),
 	}
 	return m.tell(f.unrecorded)
@@ -297,10 +299,10 @@ func (m *machine) tell(unrecorded bool) error {
 	if unrecorded {
 		return nil
 	}
-	if err := process.StateOf(m.a.env).Write(m.record); err != nil {
+	if err := connect.StateOf(m.a.env).Write(m.record); err != nil {
 		m.log.Warn("other commands need --server", slog.String("server", m.record.URL), slog.String("error", err.Error()))
 	}
-	m.ends = append(m.ends, func(context.Context) error { process.StateOf(m.a.env).Remove(m.record); return nil })
+	m.ends = append(m.ends, func(context.Context) error { connect.StateOf(m.a.env).Remove(m.record); return nil })
 	return nil
 }
 
@@ -329,7 +331,7 @@ func loopback(listen string) bool {
 
 // inUse says what has a data folder, if it is a mesh.
 func (a *app) inUse(dir string, err error) error {
-	if r, alive, _ := process.ReadRecord(filepath.Join(dir, upFile)); alive && errors.Is(err, process.ErrInUse) {
+	if r, alive, _ := connect.ReadRecord(filepath.Join(dir, upFile)); alive && errors.Is(err, process.ErrInUse) {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "a mesh runs already in %s, at %s: stop it with mesh down, or give another --data-dir", dir, r.URL)
 	}
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err)

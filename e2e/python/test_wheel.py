@@ -85,7 +85,8 @@ def test_the_command_and_the_first_page(
     venv.create(tmp_path / "venv", with_pip=True)
     folder = wheels["platform"].parent
     environment["PATH"] = f"{tmp_path}/venv/bin:{environment['PATH']}"
-    subprocess.run(["sh", "-c", command.replace(" dist ", f" {folder} ")], check=True, env=environment, capture_output=True)
+    subprocess.run(["sh", "-c", command.replace(" dist ", f" {folder} ")], check=True, env=environment,
+                   capture_output=True)
     said = [subprocess.run([*command, "version"], check=True, env=environment, capture_output=True, text=True).stdout
             for command in (["mesh"], ["python", "-m", "toolmesh"])]
     assert said[0] == said[1] and "0.1.0" in said[0]

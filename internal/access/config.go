@@ -14,6 +14,10 @@ import (
 // public key, so nobody can prove to have its other half, and the server does not ask for it.
 const keylessName = "clients of the mesh without keys"
 
+// CalloutQueue is the subject and queue group of the processes that answer a server's
+// questions about keys.
+const CalloutQueue = subjects.UserAuth + " " + subjects.QueueGroup
+
 // Config is the part of a NATS server's configuration that lets keys in, each with
 // the rights of its role, and clients without a key with those of the caller. A leaf node
 // without a key is refused: it stands for a whole site. The server asks the
@@ -31,7 +35,7 @@ func (k Keys) Config(issuer *Issuer, answering Role) (string, error) {
 			return "", err
 		}
 		if issuer != nil && role == answering {
-			rights.Subscribe = append(rights.Subscribe, calloutQueue)
+			rights.Subscribe = append(rights.Subscribe, CalloutQueue)
 		}
 		fmt.Fprintf(&b, "    { nkey: %s, permissions: {\n%s    } }\n", k[role], permissions(rights, "      "))
 		if role == Caller {

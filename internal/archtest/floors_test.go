@@ -22,6 +22,7 @@ var floors = map[string]int{
 	"subjects":      0,
 
 	"codec":               1,
+	"internal/access":     1,
 	"internal/cache":      1,
 	"internal/deep":       1,
 	"internal/transcript": 1,
@@ -33,7 +34,7 @@ var floors = map[string]int{
 
 	"internal/store": 3,
 
-	"internal/chunks": 4, "internal/payloads": 4,
+	"internal/chunks": 4, "internal/connect": 4, "internal/payloads": 4,
 	"registry": 4,
 
 	"client": 5,
@@ -45,12 +46,11 @@ var floors = map[string]int{
 	"internal/bridge": 7,
 	"router":          7,
 
-	"agent":              8,
-	"gateway":            8,
-	"internal/access":    8,
-	"internal/broker":    8,
-	"internal/monitor":   8,
-	"internal/natsadmin": 8,
+	"agent":            8,
+	"gateway":          8,
+	"internal/broker":  8,
+	"internal/callout": 8,
+	"internal/monitor": 8,
 
 	"cmd":      9, // the three binaries, and in cmd/internal what they share
 	"meshtest": 9,
@@ -68,7 +68,6 @@ var floors = map[string]int{
 const (
 	natsGo     = "github.com/nats-io/nats.go"
 	natsServer = "github.com/nats-io/nats-server/v2"
-	jsmGo      = "github.com/nats-io/jsm.go"
 	envconfig  = "github.com/kelseyhightower/envconfig"
 	cobra      = "github.com/spf13/cobra"
 	prometheus = "github.com/prometheus"
@@ -83,9 +82,7 @@ var onlyIn = []struct {
 	{envconfig, []string{"cmd"}, "settings are read at the edge; libraries take options"},
 	{cobra, []string{"cmd"}, "commands are the edge's"},
 	{prometheus, []string{"internal/monitor"}, "what others count they say in figures of their own"},
-	{jsmGo, []string{"internal/natsadmin"}, "it links nats-server packages"},
 	{natsServer, []string{"internal/broker", "meshtest"}, "only what starts a broker links one"},
-	{module + "/internal/natsadmin", []string{"cmd"}, "it links nats-server packages"},
 	{module + "/internal/broker", []string{"cmd/mesh", "meshtest", "bench"}, "only what starts a broker links one"},
 	{module + "/internal/transcript", nil, "it is for tests"},
 	{module + "/meshtest", []string{"bench", "e2e", "examples"}, "it is for tests"},
@@ -97,18 +94,18 @@ var never = []struct {
 	banned []string
 	why    string
 }{
-	{"client", []string{module + "/executor", natsServer, jsmGo}, "services embed it"},
-	{"host", []string{module + "/executor", natsServer, jsmGo}, "services embed it"},
-	{"router", []string{module + "/executor", natsServer, jsmGo}, "services embed it"},
-	{"internal/bridge", []string{module + "/executor", natsServer, jsmGo}, "it runs nothing and only hands on"},
-	{"agent", []string{natsServer, jsmGo}, "an agent runs no broker"},
-	{"gateway", []string{module + "/executor", natsServer, jsmGo}, "it is handlers over a router"},
-	{"codec", []string{natsGo, natsServer, jsmGo}, "it knows bytes and headers, not NATS"},
-	{"tool", []string{natsGo, natsServer, jsmGo}, "it knows nothing of NATS"},
-	{"executor", []string{natsGo, natsServer, jsmGo}, "it knows nothing of NATS"},
-	{"executor/pool", []string{module + "/executor/zygote"}, "it is handed a function that starts a process"},
-	{"executor/zygote", []string{module + "/executor/pool"}, "it knows nothing of calls"},
-	{"internal/index", []string{natsGo, natsServer, jsmGo}, "it knows nothing of NATS"},
+	{"client", []string{module + "/executor", natsServer}, "services embed it"},
+	{"host", []string{module + "/executor", natsServer}, "services embed it"},
+	{"router", []string{module + "/executor", natsServer}, "services embed it"},
+	{"internal/bridge", []string{module + "/executor", natsServer}, "it runs nothing and only hands on"},
+	{"agent", []string{natsServer}, "an agent runs no broker"},
+	{"gateway", []string{module + "/executor", natsServer}, "it is handlers over a router"},
+	{"codec", []string{natsGo, natsServer}, "it knows bytes and headers, not NATS"},
+	{"tool", []string{natsGo, natsServer}, "it knows nothing of NATS"},
+	{"executor", []string{natsGo, natsServer}, "it knows nothing of NATS"},
+	{"executor/internal/pool", []string{module + "/executor/internal/zygote"}, "it is handed a function that starts a process"},
+	{"executor/internal/zygote", []string{module + "/executor/internal/pool"}, "it knows nothing of calls"},
+	{"internal/index", []string{natsGo, natsServer}, "it knows nothing of NATS"},
 }
 
 // rooms are the packages whose sub-folders each own their state and never see the
@@ -273,23 +270,21 @@ func TestRulesRefuse(t *testing.T) {
 		"upwards":             {brokenFloors, in("client", module+"/host"), in("host", module+"/client")},
 		"sideways":            {brokenFloors, in("codec", module+"/tool"), in("codec", module+"/subjects", module)},
 		"from a sub-folder":   {brokenFloors, in("registry/part", module+"/client"), in("registry/part", module+"/registry")},
-		"into a sub-folder":   {brokenFloors, in("registry", module+"/host/lane"), in("agent", module+"/host/lane")},
+		"into a sub-folder":   {brokenFloors, in("registry", module+"/host/internal/lane"), in("agent", module+"/host/internal/lane")},
 		"of the top":          {brokenFloors, in("cmd/mesh", module+"/bench"), in("bench", module+"/cmd/mesh")},
 		"not in the table":    {brokenFloors, in("internal/stuff"), in("internal/bus/inner")},
 		"a root sub-folder":   {brokenFloors, in("stuff"), in("")},
 		"not std":             {brokenFloors, in("subjects", "github.com/google/uuid"), in("subjects", "encoding/base32")},
-		"out of a room":       {brokenRooms, in("executor/venv/lock", module+"/executor"), in("executor/pool", module+"/executor/frame")},
+		"out of a room":       {brokenRooms, in("executor/internal/venv/lock", module+"/executor"), in("executor/internal/pool", module+"/executor/internal/frame")},
 		"root imports a part": {brokenFloors, in("", module+"/subjects"), in("", "errors")},
 		"envconfig":           {brokenLinks, in("agent", envconfig), in("cmd/mesh", envconfig)},
 		"cobra":               {brokenLinks, in("gateway", cobra), in("cmd/mesh", cobra)},
 		"prometheus":          {brokenLinks, in("host", prometheus+"/client_golang/prometheus"), in("internal/monitor", prometheus+"/client_golang/prometheus")},
-		"jsm.go":              {brokenLinks, in("cmd/mesh", jsmGo+"/natscontext"), in("internal/natsadmin", jsmGo)},
 		"nats-server":         {brokenLinks, in("cmd/mesh", natsServer+"/server"), in("internal/broker", natsServer+"/server")},
 		"the broker":          {brokenLinks, in("router", module+"/internal/broker"), in("meshtest", module+"/internal/broker")},
-		"natsadmin":           {brokenLinks, in("meshtest", module+"/internal/natsadmin"), in("cmd/mesh-agent", module+"/internal/natsadmin")},
 		"meshtest":            {brokenLinks, in("cmd/mesh", module+"/meshtest"), in("bench", module+"/meshtest")},
-		"client and executor": {brokenLinks, in("client", module+"/executor/frame"), in("agent", module+"/executor/frame")},
-		"executor and NATS":   {brokenLinks, in("executor/pool", natsGo), in("internal/bus", natsGo)},
+		"client and executor": {brokenLinks, in("client", module+"/executor/internal/frame"), in("agent", module+"/executor/internal/frame")},
+		"executor and NATS":   {brokenLinks, in("executor/internal/pool", natsGo), in("internal/bus", natsGo)},
 		"a name":              {brokenNames, in("internal/util"), in("internal/utility")},
 		"no doc.go":           {brokenNames, source{folder: "codec", name: "codec", files: []string{"codec.go"}}, in("codec")},
 	} {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/toolmesh/toolmesh/executor/pool"
+	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/router/standby"
 )
@@ -115,7 +115,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	if member == nil {
 		return
 	}
-	if w, ok := member.(interface{ Workers() pool.Stats }); ok {
+	if w, ok := member.(interface{ Workers() executor.Workers }); ok {
 		all := w.Workers()
 		gauge(workersDesc, all.Workers, "ready")
 		gauge(workersDesc, all.Starting, "starting")

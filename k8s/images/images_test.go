@@ -261,7 +261,7 @@ func TestRootFileSystem(t *testing.T) {
 // uv of the image is the version that the agent would install.
 func TestVersionOfUV(t *testing.T) {
 	t.Parallel()
-	code, err := os.ReadFile("../../executor/venv/uv.go")
+	code, err := os.ReadFile("../../executor/internal/venv/uv.go")
 	if err != nil {
 		t.Fatal(err)
 	}

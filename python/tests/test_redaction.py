@@ -8,7 +8,7 @@ import pytest
 
 from toolmesh._worker.describing import redaction
 
-FORMS = pathlib.Path(__file__).resolve().parents[2] / "executor" / "output" / "testdata" / "forms.json"
+FORMS = pathlib.Path(__file__).resolve().parents[2] / "executor" / "internal" / "output" / "testdata" / "forms.json"
 TOKEN, ODD, QUOTED, SHORT = json.loads(FORMS.read_text())["secrets"]
 
 

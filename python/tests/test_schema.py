@@ -547,6 +547,16 @@ def _dispatched(x: int, y: int = 1) -> list[int]:
     return [x, y]
 
 
+class _Method:
+    @functools.singledispatchmethod
+    def dispatched(self, x: int, y: int = 1) -> list[int]:
+        return [x, y]
+
+    @dispatched.register
+    def _(self, x: str, y: int = 1) -> list[int]:
+        return [len(x) * y]
+
+
 def _by_position(function: typing.Callable[..., Any]) -> typing.Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any) -> Any:
@@ -568,6 +578,8 @@ def _cached(x: int, y: int = 2) -> list[int]:
 @pytest.mark.parametrize(("function", "arguments", "result"), [
     (_dispatched, {"x": 3}, [3, 1]),
     (_dispatched, {"x": 3, "y": 4}, [3, 4]),
+    (_Method().dispatched, {"x": 3}, [3, 1]),
+    (_Method().dispatched, {"y": 2, "x": 3}, [3, 2]),
     (_positional, {"x": 3}, [3, 2]),
     (_positional, {"y": 4, "x": 3}, [3, 4]),
     (_cached, {"x": 3}, [3, 2]),
@@ -639,22 +651,41 @@ def test_a_wrapper_with_a_parameter_more_shows_it() -> None:
 
 
 def test_what_a_signature_hides_is_said() -> None:
-    import pydantic
-
     def hidden(*args, **kwargs):
         """Does it."""
 
     def fields(**fields: str) -> None:
         """Takes what it is given."""
 
-    def renamed(x: Annotated[int, pydantic.Field(alias="X")], y: int = pydantic.Field(2, alias="Y")) -> None:
-        """Has names that JSON would not."""
-
     assert "functools.wraps" in schema.signature(hidden).warnings[0]
     assert schema.signature(fields).warnings == []
-    assert [one.partition(" of ")[0] for one in schema.signature(renamed).warnings] == [
-        "x: the alias 'X'", "y: the alias 'Y'"]
-    assert list(schema.signature(renamed).input_schema["properties"]) == ["x", "y"]
+
+
+def test_an_alias_is_what_callers_write() -> None:
+    import pydantic
+
+    def renamed(x: Annotated[int, pydantic.Field(alias="user-id")], y: int = pydantic.Field(2, validation_alias="Y"),
+                *, z: Annotated[str, pydantic.Field(alias="x")] = "", **rest: int) -> list[Any]:
+        """Has names that Python would not.
+
+        Args:
+            x: Who it is.
+        """
+        return [x, y, z, rest]
+
+    found = schema.signature(renamed)
+    assert list(found.input_schema["properties"]) == ["user-id", "Y", "z"]
+    assert found.as_dict("t", "sync")["positional"] == ["user-id", "Y"]
+    assert found.input_schema["required"] == ["user-id"]
+    assert found.input_schema["properties"]["user-id"]["description"] == "Who it is."
+    assert [one.partition(" of ")[0] for one in found.warnings] == ["z: the alias 'x'"], "x is another's name"
+    tool = Tool("t", renamed, "sync", found)
+    for given, result in (({"user-id": 3, "Y": 4}, [3, 4, "", {}]), ({"user-id": 3}, [3, 2, "", {}]),
+                          ({"user-id": 3, "more": 1}, [3, 2, "", {"more": 1}])):
+        positional, keyword = tool.bind(given)
+        assert renamed(*positional, **keyword) == result
+    with pytest.raises(values.Mismatch, match="user-id is required: integer"):
+        tool.bind({"Y": 3})
 
 
 def test_a_partial_has_the_description_of_its_function() -> None:

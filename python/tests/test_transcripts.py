@@ -1,7 +1,8 @@
 """What agent and worker said to each other, recorded: the worker says it again.
 
-The files are executor/frame/testdata/*.txt; a Go test there reads the same ones. A line is a frame: its sender (> is
-the agent, < the worker), its type, the 16 bytes of its header, its body as a JSON text of one byte per character.
+The files are executor/internal/frame/testdata/*.txt; a Go test there reads the same ones. A line is a frame: its
+sender (> is the agent, < the worker), its type, the 16 bytes of its header, its body as a JSON text of one byte per
+character.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 from toolmesh._worker.wire import frames
 
 HERE = pathlib.Path(__file__).resolve().parent
-TRANSCRIPTS = HERE.parent.parent / "executor" / "frame" / "testdata"
+TRANSCRIPTS = HERE.parent.parent / "executor" / "internal" / "frame" / "testdata"
 PROGRAM = """
 import asyncio, mmap, sys
 from toolmesh._worker import mesh

@@ -15,7 +15,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/batch"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -224,7 +223,7 @@ func (c *call) look() (node subjects.NodeID, boot subjects.BootID, refused *tool
 	}
 	if c.batch != nil {
 		route, _ := v.Route(session, c.tools[0])
-		owner, _ := v.Owner(batch.Feature, route.Nodes, string(session), string(c.req.RPCID))
+		owner, _ := v.Owner(codec.FeatureBatch, route.Nodes, string(session), string(c.req.RPCID))
 		return owner, "", nil // the node itself sees to repetitions
 	}
 	route, known := v.Route(session, c.subject.Tool)

@@ -13,7 +13,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/batch"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/registry"
@@ -201,7 +200,7 @@ func (s *Standby) look() {
 		}
 	}
 	if len(want) > 0 {
-		if _, ok := s.view.Owner(batch.Feature, nil); !ok {
+		if _, ok := s.view.Owner(codec.FeatureBatch, nil); !ok {
 			want[subjects.AllBatches] = true
 		}
 	}

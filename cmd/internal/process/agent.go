@@ -19,6 +19,8 @@ import (
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/callout"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -151,23 +153,24 @@ func serveSessionKeys(ctx context.Context, nc *nats.Conn, issuer *access.Issuer,
 	if issuer == nil {
 		return func() {}, nil
 	}
-	keys, err := access.ServeSessionKeys(ctx, nc, issuer, access.SessionKeysOptions{Renew: time.Duration(s.AuthRenew), Logger: log})
+	keys, err := callout.Serve(ctx, nc, issuer, callout.Options{Renew: time.Duration(s.AuthRenew), Logger: log})
 	if err != nil {
 		return nil, err
 	}
 	return keys.Stop, nil
 }
 
-// join connects as a node, with the key of a role where nothing else is given. A process that is started before its broker waits for it;
-// one whose key the broker refuses is told so.
+// join connects as a node, with the key of a role where no credentials are given. A
+// process that starts before its broker waits for it; one whose key the broker refuses
+// returns that error.
 func join(ctx context.Context, c settings.Connection, name string, role access.Role, env []string, log *slog.Logger) (*nats.Conn, error) {
-	nc, err := Connect(ctx, c, ConnectOptions{
-		Name: name, Wait: true, Role: role, Env: env, Inboxes: []string{subjects.InboxNode}, Logger: log,
+	nc, _, err := connect.Connect(ctx, connect.Options{
+		Settings: c.Settings(), Env: env, Name: name, Role: role, Inboxes: []string{subjects.InboxNode}, Wait: true, Logger: log,
 	})
 	if err != nil || nc.IsConnected() {
 		return nc, err
 	}
-	log.Info("waiting for the NATS server", slog.String("servers", Redact(strings.Join(nc.Servers(), ","))))
+	log.Info("waiting for the NATS server", slog.String("servers", connect.Redact(strings.Join(nc.Servers(), ","))))
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
 	for !nc.IsConnected() {
@@ -180,7 +183,7 @@ func join(ctx context.Context, c settings.Connection, name string, role access.R
 		if err := nc.LastError(); errors.Is(err, nats.ErrAuthorization) {
 			at := strings.Join(nc.Servers(), ",")
 			nc.Close()
-			return nil, connectError(at, err)
+			return nil, connect.Explain(at, err)
 		}
 	}
 	return nc, nil
@@ -208,7 +211,7 @@ func execute(ctx context.Context, cmd *cobra.Command, c *settings.Connection, lo
 		if unknown := settings.Unknown(env); len(unknown) > 0 {
 			return wrong{fmt.Errorf("unknown variable %s: a setting that is misspelt would be missed; --help lists all", unknown[0])}
 		}
-		if err := Settle(env, cmd.Flags(), c); err != nil {
+		if err := settings.Settle(env, cmd.Flags(), c); err != nil {
 			return wrong{err}
 		}
 		return nil

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -24,24 +25,13 @@ func DataFolder(env []string, set string) (string, error) {
 		}
 		return dir, nil
 	}
-	if dir := Lookup(env, "XDG_DATA_HOME"); filepath.IsAbs(dir) {
+	if dir := connect.Lookup(env, "XDG_DATA_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "toolmesh"), nil
 	}
-	if home := Lookup(env, "HOME"); home != "" {
+	if home := connect.Lookup(env, "HOME"); home != "" {
 		return filepath.Join(home, ".local", "share", "toolmesh"), nil
 	}
 	return "", errors.New("there is no data folder: HOME is not set; give --data-dir")
-}
-
-// Lookup returns a variable of an environment in the form of os.Environ, "" if
-// it is not there.
-func Lookup(env []string, name string) string {
-	for i := len(env) - 1; i >= 0; i-- { // the last one counts
-		if value, ok := strings.CutPrefix(env[i], name+"="); ok {
-			return value
-		}
-	}
-	return ""
 }
 
 // ErrInUse says that another process has a data folder.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
-	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 )
 
 // The promised statuses, for each code that there is.
@@ -54,20 +53,6 @@ func TestInterrupts(t *testing.T) {
 	cancel()
 	if process.Interrupted(other) {
 		t.Error("a context that was cancelled counts as interrupted")
-	}
-}
-
-func TestRedact(t *testing.T) {
-	t.Parallel()
-	for servers, want := range map[string]string{
-		"nats://127.0.0.1:4222":                "nats://127.0.0.1:4222",
-		"nats://me:secret@a:1, nats://token@b": "nats://a:1,nats://b",
-		"me:secret@a:1":                        "…@a:1",
-		"tls://me:se%cret@a:1":                 "…@a:1",
-	} {
-		if got := process.Redact(servers); got != want || strings.Contains(got, "secret") {
-			t.Errorf("Redact(%q) = %q, want %q", servers, got, want)
-		}
 	}
 }
 
@@ -128,25 +113,5 @@ func TestFolder(t *testing.T) {
 	defer func() { _ = elsewhere.Close() }()
 	if other, err := elsewhere.NodeID(""); err != nil || other == id {
 		t.Errorf("two folders have the node id %q: %v", other, err)
-	}
-}
-
-func TestConnectSaysWhatIsWrong(t *testing.T) {
-	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
-	for name, tc := range map[string]struct {
-		c    settings.Connection
-		want string
-	}{
-		"nothing there": {settings.Connection{NATSURL: "nats://me:secret@127.0.0.1:1"}, "no mesh at nats://127.0.0.1:1: nothing answers there"},
-		"no context":    {settings.Connection{NATSContext: "nowhere"}, "nowhere"},
-		"no file":       {settings.Connection{NATSURL: "nats://127.0.0.1:1", NATSCreds: "no/such.creds"}, "file no/such.creds cannot be read"},
-	} {
-		nc, err := process.Connect(t.Context(), tc.c, process.ConnectOptions{Name: "test"})
-		if err == nil {
-			nc.Close()
-		}
-		if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "secret") {
-			t.Errorf("%s: %v, want %q and no secret", name, err, tc.want)
-		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/kelseyhightower/envconfig"
 	"github.com/spf13/pflag"
 
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -32,22 +33,46 @@ func Load(env []string, spec any) error {
 	if err != nil {
 		return fmt.Errorf("read the settings: %w", err)
 	}
-	spec.(interface{ preferOurs(env []string) }).preferOurs(env)
+	spec.(interface{ connection(env []string) }).connection(env)
 	return nil
 }
 
-// preferOurs lets a MESH_ variable win over a NATS_ variable of another kind: a
-// context that is named for the mesh is meant, whatever NATS_URL says.
-func (c *Connection) preferOurs(env []string) {
-	set := func(name string) bool {
-		return slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, name+"=") && len(e) > len(name)+1 })
-	}
-	if set("MESH_NATS_CONTEXT") && !set("MESH_NATS_URL") {
-		c.NATSURL = ""
-	}
-	if set("MESH_NATS_URL") && !set("MESH_NATS_CONTEXT") {
+// connection takes the rule of package connect for variables of two prefixes: a context
+// that is named for the mesh wins over NATS_URL.
+func (c *Connection) connection(env []string) {
+	found := connect.FromEnv(env)
+	*c = Connection{NATSURL: found.URL, NATSContext: found.Context, NATSCreds: found.Creds, NATSNkey: found.Nkey}
+}
+
+// Settings returns the settings as package connect takes them.
+func (c Connection) Settings() connect.Settings {
+	return connect.Settings{URL: c.NATSURL, Context: c.NATSContext, Creds: c.NATSCreds, Nkey: c.NATSNkey}
+}
+
+// Settle makes one of what flags and the environment say about the connection: a flag wins
+// over the variable of the other kind. It refuses both flags at once, and a list of
+// servers to which no client can connect, by the name of the setting with that list.
+func Settle(env []string, flags *pflag.FlagSet, c *Connection) error {
+	server, saved := flags.Changed("server"), flags.Changed("context")
+	name := "--server"
+	switch {
+	case server && saved:
+		return errors.New("--server and --context both say where the mesh is: give one")
+	case server:
 		c.NATSContext = ""
+	case saved:
+		c.NATSURL = ""
+	case connect.Lookup(env, "MESH_NATS_URL") != "":
+		name = "MESH_NATS_URL"
+	default:
+		name = "NATS_URL"
 	}
+	for server := range strings.SplitSeq(c.NATSURL, ",") {
+		if err := connect.CheckURL(server); err != nil {
+			return fmt.Errorf("%s: %q %w", name, connect.Redact(server), err)
+		}
+	}
+	return nil
 }
 
 // Unknown returns the MESH_ variables in env that are no setting of any of the

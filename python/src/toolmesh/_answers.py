@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 import typing
 
 from ._core import errors, values
@@ -11,6 +14,58 @@ if typing.TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from ._connection import Call
+
+F = typing.TypeVar("F", bound="typing.Callable[..., typing.Any]")
+C = typing.TypeVar("C", bound=type)
+
+
+def bare(failure: errors.MeshError) -> None:
+    """Takes our frames out of the traceback of a failure, for a raise without an operand right after it: that, from
+    Python 3.11 on, adds no entry for the frame which it leaves. Python 3.10 adds one."""
+    failure.__traceback__ = failure.__cause__ = None
+    if sys.version_info < (3, 11):
+        raise failure from None
+
+
+def outward(function: F) -> F:
+    """A function or a coroutine function of the API: its MeshErrors come without our frames."""
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+            try:
+                return await function(*args, **kwargs)
+            except errors.MeshError as failure:
+                bare(failure)
+                raise
+
+        return typing.cast("F", awaited)
+
+    @functools.wraps(function)
+    def called(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        try:
+            return function(*args, **kwargs)
+        except errors.MeshError as failure:
+            bare(failure)
+            raise
+
+    return typing.cast("F", called)
+
+
+def api(kind: C) -> C:
+    """A class whose public methods, but for generators, are outward."""
+    for name, one in list(vars(kind).items()):
+        plain = inspect.isfunction(one) and not inspect.isgeneratorfunction(one)
+        if plain and not inspect.isasyncgenfunction(one) and not name.startswith("_"):
+            setattr(kind, name, outward(one))
+    return kind
+
+
+def outdated(failure: errors.MeshError, described: str) -> None:
+    """Has a refusal say that the tool is of another revision than the one, if any, that its caller knows it by."""
+    if failure.code == "invalid_arguments" and described and failure.revision not in ("", described):
+        failure.message += (f"; the tool's revision changed since it was described ({described[:12]} → "
+                            f"{failure.revision[:12]}): describe it again")
 
 
 def failed(message: Msg) -> errors.MeshError:
@@ -26,7 +81,9 @@ def failed(message: Msg) -> errors.MeshError:
     told.setdefault("code", headers.get("Mesh-Error-Code") or by_number(headers.get("Nats-Service-Error-Code", "")))
     if "started" not in told and headers.get("Mesh-Started") in ("true", "false"):
         told["started"] = headers["Mesh-Started"] == "true"
-    return errors.rebuilt(told, "")
+    found = errors.rebuilt(told, "")
+    found.revision = headers.get("Mesh-Revision", "")
+    return found
 
 
 def by_number(number: str) -> str:

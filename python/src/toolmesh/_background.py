@@ -109,8 +109,6 @@ class Background:
             raise work.failure
         except asyncio.CancelledError:
             raise errors.error("cancelled", "the mesh was closed while the call ran", origin="caller") from None
-        except errors.MeshError as failure:
-            raise failure.with_traceback(None) from None  # it is the tool's, or the mesh's: where we met it is no news
         finally:
             del work
 

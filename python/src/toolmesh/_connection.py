@@ -14,6 +14,7 @@ import dataclasses
 import io
 import itertools
 import json
+import logging
 import math
 import os
 import random
@@ -26,7 +27,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from . import _finding, _names, _payloads, _routes
-from ._answers import Nobody, check_size, refused, result, timed_out, unreachable, unserved
+from ._answers import Nobody, check_size, outdated, refused, result, timed_out, unreachable, unserved
 from ._clock import FOREVER, Clock
 from ._core import errors, values
 
@@ -42,6 +43,7 @@ if typing.TYPE_CHECKING:
     from ._routes import Place
     from ._worker.describing.files import File
 
+_log = logging.getLogger("toolmesh")
 SILENCE = 2.5  # seconds without a sign after which a node may be lost
 MISSING = 1.3  # after which a keepalive is missed
 TICK = 0.1
@@ -92,6 +94,7 @@ class Call:
     stored: list[Ref] = dataclasses.field(default_factory=list)  # those of them that are in the store
     ran: bool | None = False  # whether an attempt began, or None where that is not known
     asked: asyncio.Task[bool] | None = None  # whether its tool is idempotent, once its node is missed
+    described: str = ""  # the revision at which its caller was told what the tool takes
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -246,6 +249,7 @@ class Connection:
         self._routes = _routes.Routes(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._last_error: BaseException | None = None
+        self._warned: set[str] = set()  # tools whose results did not fit
         self.closed, self._clock = False, Clock()
 
     # The link.
@@ -583,6 +587,7 @@ class Connection:
                 self._aliases[call.session, asked_for] = call.tool = other
             except errors.MeshError as failure:
                 failure.tool = failure.tool or call.tool
+                outdated(failure, call.described)
                 if failure.started is not False and not call.ran:
                     call.ran = failure.started
                 pause = _routes.room(failure, waits)
@@ -684,6 +689,8 @@ class Connection:
             where = _names.control(call.session, call.rpc_id, headers.get("Mesh-Node", ""))
             await self.publish(where, b'{"type":"read"}')
         body = result(message)
+        if "Mesh-Warning" in headers:
+            self._warn(call.tool, headers["Mesh-Warning"])
         ref = None if body else _payloads.Ref.of(message.headers)
         if ref is None:
             return body
@@ -691,6 +698,12 @@ class Connection:
         body = await _payloads.read(self, call.session, ref, node, call.deadline)
         await _payloads.delete(self, call.session, ref, node)
         return body
+
+    def _warn(self, tool: str, warning: str) -> None:
+        """Logs what is wrong with a result: for each tool once as a warning."""
+        _log.log(logging.DEBUG if tool in self._warned else logging.WARNING, "tool %s: %s", tool, warning)
+        if len(self._warned) < _ALIASES:
+            self._warned.add(tool)
 
     async def cancel(self, call: Call, node: str) -> None:
         """Tells the node of a call, or all nodes, to stop it, if there is a link."""

@@ -67,20 +67,20 @@ def run(tool: RemoteTool, arguments: dict[str, Any], exact: bool = False) -> Any
     mesh = tool._mesh
     call = mesh.collect if tool.streaming else mesh.call
     try:
-        return call(tool.id, arguments)
+        return call(tool._named, arguments)
     except errors.InvalidArguments as failure:
         if exact:
             raise
         arguments = meant(mesh, tool.id, arguments, failure).result()
-    return call(tool.id, arguments)
+    return call(tool._named, arguments)
 
 
 async def arun(tool: RemoteTool, arguments: dict[str, Any], exact: bool = False) -> Any:
     """As run, for coroutines; cancelling it cancels the call."""
     async def call(given: dict[str, Any]) -> Any:
         if not tool.streaming:
-            return await tool._mesh.acall(tool.id, given)
-        return [item async for item in tool._mesh.astream(tool.id, given)]
+            return await tool._mesh.acall(tool._named, given)
+        return [item async for item in tool._mesh.astream(tool._named, given)]
 
     try:
         return await call(arguments)

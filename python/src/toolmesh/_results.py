@@ -46,8 +46,8 @@ async def _page(pages: AsyncGenerator[list[bytes], None], call: Call, idle: floa
     """The next page; an empty one is the end."""
     try:
         return await asyncio.wait_for(anext(pages, []), idle)
-    except errors.MeshError as failure:
-        raise failure.with_traceback(None) from None  # that of the whole call's time is a TimeoutError too
+    except errors.MeshError:
+        raise  # that of the whole call's time is a TimeoutError, too
     except asyncio.TimeoutError:
         raise errors.error("deadline_exceeded", f"no item within {idle:g} s", tool=call.tool, started=None,
                            origin="caller", details={"limit": "idle"}) from None

@@ -12,7 +12,7 @@ import time
 import typing
 
 from . import _names, _payloads
-from ._answers import Nobody, result, timed_out
+from ._answers import Nobody, outdated, result, timed_out
 from ._connection import SILENCE, TICK, Pending, new_rpc_id, subject
 from ._core import errors, values
 
@@ -105,6 +105,7 @@ class Stream:
             complete = True
         except errors.MeshError as failure:
             failure.tool = failure.tool or call.tool
+            outdated(failure, call.described)
             complete = failure.origin != "caller" or failure.started is False
             if self.taken or self._begun() and failure.code not in ("node_lost", "worker_crashed"):
                 raise _Failed(failure) from None

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _models, _payloads
-from ._answers import refused
+from ._answers import api, bare, refused
 from ._background import background as _background
 from ._connection import Call, Connection, new_rpc_id
 from ._core import batches, errors, files, tasks, tool_side
@@ -33,6 +33,7 @@ from ._finding import find
 from ._installing import install
 from ._options import OfCall, OfCollect, OfStream, Submission, Unpack
 from ._results import _about_task, _page, _resolved, _typed
+from ._routes import FRESH
 from ._streams import Stream
 from .remote import AsyncRemoteTool, RemoteTool, declared
 
@@ -71,7 +72,7 @@ class _Links:
 
     def __init__(self, settings: Mapping[str, Any], name: str, session: str) -> None:
         self._settings, self._name, self._session = settings, name, session
-        self._schemas: dict[tuple[str, str], dict[str, Any]] = {}
+        self._schemas: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}  # and when they were told
         self._of: _Open = {}
         weakref.finalize(self, _dropped, self._of).atexit = False
 
@@ -90,17 +91,18 @@ class _Links:
 
     async def settle(self, link: Connection, call: Call) -> None:
         """Writes bytes in the arguments of a call as its tool declares them, and stores its files. The schema is
-        asked for once."""
+        asked for each few seconds at most."""
         if call.files:
             await _payloads.stored(link, call)
         if _BYTES not in call.body:
             return
-        known = self._schemas.get((call.session, call.tool))
-        if known is None:
+        when, known = self._schemas.get((call.session, call.tool), (0.0, {}))
+        if time.monotonic() - when > FRESH or not when:
             told = await link.registry(call.session, "describe", {"tool": call.tool})
             if len(self._schemas) >= _SCHEMAS:
                 self._schemas.clear()
-            known = self._schemas[call.session, call.tool] = told.get("input_schema") or {}
+            known = told.get("input_schema") or {}
+            self._schemas[call.session, call.tool] = time.monotonic(), known
         call.body = declared(call.body, known)
 
     def all(self) -> list[Connection]:
@@ -184,7 +186,7 @@ class _Base:
             raise refused("invalid_request", f"the idempotency key {key!r} cannot travel in a header: it is printable "
                                              "ASCII without space around it", tool)
         return Call(self.session_name, tool, body, name, seconds, idempotent, isolation, revision, no_cache, key=key,
-                    files=named.found)
+                    files=named.found, described=getattr(tool, "revision", ""))
 
     def _whole(self, made: list[tuple[str, Any, float | None]], timeout: float | None,
                rpc_id: str | None, parallel: bool) -> tuple[Call, list[Call], bool]:
@@ -197,6 +199,7 @@ class _Base:
         return call, members, parallel
 
 
+@api
 class AsyncMesh(_Base):
     """A mesh for coroutines: as Mesh, with await. Any number of tasks may use it; each event
     loop has a connection of its own. Close it, or use it as an async context manager."""
@@ -221,11 +224,8 @@ class AsyncMesh(_Base):
 
     async def _unary(self, call: Call) -> bytes:
         link = self._links.here()
-        try:
-            await self._links.settle(link, call)
-            return await link.call(call)
-        except errors.MeshError as failure:
-            raise failure.with_traceback(None) from None  # without our frames, which are no news
+        await self._links.settle(link, call)
+        return await link.call(call)
 
     @typing.overload
     def stream(
@@ -243,16 +243,17 @@ class AsyncMesh(_Base):
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
         """As Mesh.stream; the call begins with the first item that is asked for."""
-        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
-        link = self._links.here()
-        await self._links.settle(link, call)
-        pages = Stream(link, call).pages()
         try:
-            while page := await _page(pages, call, idle):
-                for body in page:
-                    yield _typed(body, returns, tool)
-        finally:
-            await pages.aclose()
+            call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
+            link = self._links.here()
+            await self._links.settle(link, call)
+            async with contextlib.aclosing(Stream(link, call).pages()) as pages:
+                while page := await _page(pages, call, idle):
+                    for body in page:
+                        yield _typed(body, returns, tool)
+        except errors.MeshError as failure:
+            bare(failure)
+            raise
 
     astream = stream
 
@@ -388,6 +389,7 @@ class AsyncMesh(_Base):
         return [one for one in found if one is not None]
 
 
+@api
 class Mesh(_Base):
     """A mesh to call tools of. It connects when it is first used: by the arguments, by
     MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's
@@ -488,6 +490,9 @@ class Mesh(_Base):
                     return
                 for body in page:
                     yield _typed(body, returns, tool)
+        except errors.MeshError as failure:
+            bare(failure)
+            raise
         finally:
             pages.end()
 
@@ -516,6 +521,9 @@ class Mesh(_Base):
                     return
                 for body in page:
                     yield _typed(body, returns, tool)
+        except errors.MeshError as failure:
+            bare(failure)
+            raise
         finally:
             pages.end()
 

@@ -66,6 +66,7 @@ class RPCProxyTool:
         self.timeout = timeout
         self._mesh = mesh
         self._told = told
+        self._named = told._named if told is not None else tool_id
         self.__name__ = self.tool_name
         self.__doc__ = told.description if told is not None else None
         if told is not None:
@@ -73,11 +74,11 @@ class RPCProxyTool:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result."""
-        return self._caller().call(self.tool_id, self._arguments(args, kwargs), timeout=self._limit(CALL))
+        return self._caller().call(self._named, self._arguments(args, kwargs), timeout=self._limit(CALL))
 
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """As a call, for coroutines."""
-        return await self._caller().acall(self.tool_id, self._arguments(args, kwargs), timeout=self._limit(CALL))
+        return await self._caller().acall(self._named, self._arguments(args, kwargs), timeout=self._limit(CALL))
 
     def _caller(self) -> Any:
         if self._mesh is not None:
@@ -110,11 +111,11 @@ class StreamingRPCProxyTool(RPCProxyTool):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Calls the tool and yields its items."""
-        return self._options("stream")(self.tool_id, self._arguments(args, kwargs))  # type: ignore[no-any-return]
+        return self._options("stream")(self._named, self._arguments(args, kwargs))  # type: ignore[no-any-return]
 
     def acall(self, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # type: ignore[override]
         """As a call, for coroutines."""
-        return self._options("astream")(self.tool_id, self._arguments(args, kwargs))  # type: ignore[no-any-return]
+        return self._options("astream")(self._named, self._arguments(args, kwargs))  # type: ignore[no-any-return]
 
     def _options(self, name: str) -> Callable[..., Any]:
         stream: Callable[..., Any] = getattr(self._caller(), name)

@@ -14,6 +14,7 @@ from typing import Any
 
 import toolmesh
 
+from ._answers import outward
 from ._core import errors, schema, values
 
 JSONObject = dict[str, Any]
@@ -144,11 +145,17 @@ def declared(body: bytes, input_schema: JSONObject) -> bytes:
 F = typing.TypeVar("F", bound=Callable[..., Any])
 
 
+class Named(str):
+    """The id of a tool that was described, with the revision of its index then: a refusal by another one says so."""
+
+    revision = ""
+
+
 class _Method:
     """A method that has, on a tool, the signature of the tool: frameworks ask __call__ for the parameters."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+        self.function = outward(function)
         self.__doc__ = function.__doc__
 
     def __get__(self, tool: Description | None, _kind: type | None = None) -> Callable[..., Any]:
@@ -167,7 +174,7 @@ def _method(function: F) -> F:
 class Description:
     """What the mesh says of a tool, and how arguments for it are checked and written.
 
-    id is the full id, name its last part; input_schema and output_schema are JSON
+    id is the full id, name its last part, revision that of its index; input_schema and output_schema are JSON
     Schemas (output_schema is None where nothing is said of the result);
     annotations say how the tool behaves (idempotent, parallel_safe, resource_key,
     timeout and others); metadata is its author's own.
@@ -175,6 +182,9 @@ class Description:
 
     def __init__(self, told: JSONObject) -> None:
         self.id: str = told["id"]
+        self.revision: str = (told.get("index") or {}).get("revision") or ""
+        self._named = Named(self.id)
+        self._named.revision = self.revision
         self.name: str = told.get("name") or self.id
         self.description: str = told.get("description") or ""
         self.input_schema: JSONObject = told.get("input_schema") or {"type": "object"}
@@ -272,22 +282,22 @@ class RemoteTool(Description):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result; of one that streams, the last value, or the list of all where the
         tool says so."""
-        return self._mesh.call(self.id, self.arguments(args, kwargs))
+        return self._mesh.call(self._named, self.arguments(args, kwargs))
 
     @_method
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """As a call, for coroutines of any event loop."""
-        return await self._mesh.acall(self.id, self.arguments(args, kwargs))
+        return await self._mesh.acall(self._named, self.arguments(args, kwargs))
 
     @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         """Calls the tool and yields its items as they come."""
-        return self._mesh.stream(self.id, self.arguments(args, kwargs))
+        return self._mesh.stream(self._named, self.arguments(args, kwargs))
 
     @_method
     def astream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines."""
-        return self._mesh.astream(self.id, self.arguments(args, kwargs))
+        return self._mesh.astream(self._named, self.arguments(args, kwargs))
 
 
 class AsyncRemoteTool(Description):
@@ -300,13 +310,13 @@ class AsyncRemoteTool(Description):
     @_method
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result."""
-        return await self._mesh.call(self.id, self.arguments(args, kwargs))
+        return await self._mesh.call(self._named, self.arguments(args, kwargs))
 
     acall = __call__
 
     @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Calls the tool and yields its items as they come."""
-        return self._mesh.stream(self.id, self.arguments(args, kwargs))
+        return self._mesh.stream(self._named, self.arguments(args, kwargs))
 
     astream = stream

@@ -154,7 +154,10 @@ def _object(value: Any, schema: Schema, definitions: Schema, at: str) -> Any:
             made[name] = _fit(one, further, definitions, place)
     for name in required:
         if name not in made:
-            raise values.Mismatch("a value", "nothing", f"{name} is required", values.pointer(at, name))
+            declared = _resolved(properties.get(name), definitions)
+            missing = values.needed(name, declared.get("type") if isinstance(declared, dict) else None)
+            missing.pointer = at + missing.pointer
+            raise missing
     return made
 
 

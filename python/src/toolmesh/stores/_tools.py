@@ -143,6 +143,8 @@ class LocalTool(Tool):
     def _call(self, given: Arguments) -> Any:
         if not plain(given):
             return self._function(**given)  # of Python: as it is
+        names = {one.own: one.name for one in self._bound.parameters if one.own}
+        given = {names.get(name, name): value for name, value in given.items()}
         given = self.fitted(given)
         try:
             positional, keywords = self._bound.bind(dict(given))

@@ -26,6 +26,8 @@ class MeshError(Exception):
     """
 
     __module__ = "toolmesh"
+    revision = ""
+    """Of the tool's index, as the node has it that refused the call; empty where that is not known."""
 
     def __init__(
         self,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import types
 
 from . import files, values
-from .values import Mismatch, describe, member, pointer
+from .values import Mismatch, describe, member, needed, pointer
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Parameter:
     load: Load | None
     default: Any = None
     fill: Callable[[], Any] | None = None  # gives the value when none was sent, where the function's default does not
+    own: str = ""  # the function's name for it, where callers have another: the alias of its Field
 
 
 @dataclasses.dataclass
@@ -59,11 +61,18 @@ class Signature:
 def shown(function: Callable[..., Any]) -> Callable[..., Any]:
     """function, or what has the signature with which it is called: that of a partial is its own, whatever
     update_wrapper says that it wraps."""
+    if _dispatches(function) and not hasattr(function, "dispatch"):  # of a method: it is bound
+        return types.MethodType(inspect.unwrap(function), function)
     partial = functools.partial
     inner = inspect.unwrap(function, stop=lambda one: isinstance(one, partial) or hasattr(one, "__signature__"))
     if isinstance(inner, partial):
         return partial(shown(inner.func), *inner.args, **inner.keywords)
     return function
+
+
+def _dispatches(function: Callable[..., Any]) -> bool:
+    """Whether functools chooses what to call by the class of the first argument, which has no name then."""
+    return hasattr(function, "register") and getattr(function, "__globals__", None) is vars(functools)
 
 
 def _nameless(function: Callable[..., Any]) -> set[str]:
@@ -77,7 +86,7 @@ def _nameless(function: Callable[..., Any]) -> set[str]:
         outer = inspect.signature(function, follow_wrapped=False).parameters
     except (TypeError, ValueError):
         return set()
-    if hasattr(function, "dispatch") and hasattr(function, "registry"):  # functools.singledispatch
+    if _dispatches(function):
         return set(inner[:1])
     if any(one.kind is one.VAR_KEYWORD for one in outer.values()):
         return set()
@@ -105,11 +114,13 @@ class Tool:
         self.gives_files = files.in_schema(signature.output_schema)
         nameless = _nameless(function)
         for parameter in self.parameters:
-            if parameter.kind == "normal" and parameter.name in nameless:
+            if parameter.kind == "normal" and (parameter.own or parameter.name) in nameless:
                 parameter.kind = "positional"
         kinds = {parameter.kind for parameter in self.parameters}
         varkw_loads = any(p.kind == "varkw" and p.load is not None for p in self.parameters)
-        self._simple = kinds <= {"normal", "keyword", "varkw"} and not varkw_loads and not signature.exact
+        renamed = any(p.own for p in self.parameters)
+        self._simple = (
+            kinds <= {"normal", "keyword", "varkw"} and not varkw_loads and not signature.exact and not renamed)
         self.decode = values.decode_exact if signature.exact else values.decode
         self._loads = [(p.name, p.load) for p in self.parameters if p.load is not None and p.kind != "varkw"]
         self._fills = [(p.name, p.fill) for p in self.parameters if p.fill is not None]
@@ -164,7 +175,7 @@ class Tool:
             if varargs.load is not None:
                 extra = member(varargs.load, extra, varargs.name)
         for parameter in self.parameters:
-            name = parameter.name
+            name, own = parameter.name, parameter.own or parameter.name
             if parameter.kind == "varargs":
                 positional.extend(extra)
             elif parameter.kind == "varkw":
@@ -182,7 +193,7 @@ class Tool:
                     if by_position:
                         positional.append(parameter.fill() if parameter.fill else parameter.default)
                     elif parameter.fill:
-                        keyword[name] = parameter.fill()
+                        keyword[own] = parameter.fill()
                     continue
                 value = rest.pop(name)
                 if parameter.load is not None:
@@ -190,7 +201,7 @@ class Tool:
                 if by_position:
                     positional.append(value)
                 else:
-                    keyword[name] = value
+                    keyword[own] = value
         if rest:
             name = next(iter(rest))
             raise self._unknown(name, rest[name])
@@ -199,14 +210,14 @@ class Tool:
     def problems(self, arguments: dict[str, Any]) -> list[Mismatch]:
         """What is missing and what is unknown, as a list of Mismatch; for a
         TypeError that was raised at the call itself."""
-        known = {p.name for p in self.parameters}
-        found = [self._missing(p.name) for p in self.parameters if p.required and p.name not in arguments]
+        known = {p.own or p.name for p in self.parameters}
+        found = [self._missing(p.name) for p in self.parameters if p.required and (p.own or p.name) not in arguments]
         if not any(p.kind in ("varkw", "unpack") for p in self.parameters):
             found += [self._unknown(name, value) for name, value in arguments.items() if name not in known]
         return found
 
     def _missing(self, name: str) -> Mismatch:
-        return Mismatch("a value", "nothing", f"{name} is required", pointer("", name))
+        return needed(name, self.described.input_schema["properties"].get(name, {}).get("type"))
 
     def _unknown(self, name: str, value: JSON) -> Mismatch:
         return Mismatch("no such argument", describe(value), f"{self.name} has no argument {name}", pointer("", name))

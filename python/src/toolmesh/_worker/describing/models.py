@@ -19,7 +19,7 @@ from .shapes import MADE, Shape, sure
 from .values import Mismatch, describe, encode, member, pointer, sent
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from ..wire.frames import JSON
@@ -328,6 +328,13 @@ def field_default(value: Any) -> tuple[bool, Any]:
     default = getattr(value, "default", ...)
     missing = default is ... or type(default).__name__ in ("PydanticUndefinedType", "UndefinedType")
     return True, inspect.Parameter.empty if missing else default
+
+
+def alias(notes: Iterable[Any]) -> Any:
+    """What a parameter is called by its callers, as its Field among these notes says; None where none does."""
+    named = [getattr(one, "validation_alias", None) or getattr(one, "alias", None)
+             for one in notes if field_default(one)[0]]
+    return next((one for one in named if one is not None), None)
 
 
 def filler(field: Any, default: Any) -> Callable[[], Any] | None:

@@ -16,7 +16,7 @@ from collections import abc
 from .containers import places
 from .docstring import parse as parse_docstring
 from .shapes import UNRESOLVED, Shape, dump_only, guard, inside
-from .values import Mismatch, describe, member, pointer
+from .values import Mismatch, describe, member, needed, pointer
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -80,7 +80,7 @@ class _Record:
                 raise Mismatch(f"object {title}", describe(value))
             for name in required:
                 if name not in value:
-                    raise Mismatch(fields[name].expected, "nothing", f"{name} is required", pointer("", name))
+                    raise needed(name, fields[name].expected)
             made: dict[str, Any] = {}
             for name, one in value.items():
                 if name not in fields:

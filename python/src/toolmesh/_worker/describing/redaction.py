@@ -1,8 +1,8 @@
 """Secrets of the index, kept out of every text that is made for people.
 
-The agent says which texts stand for them (executor/output/redact.go): as they are, in a repr, in JSON, in a URL and in
-base64. Here they are cut out of what a worker says, before that is cut to its size. Results and items are the caller's
-data and are never touched.
+The agent says which texts stand for them (executor/internal/output/redact.go): as they are, in a repr, in JSON, in a
+URL and in base64. Here they are cut out of what a worker says, before that is cut to its size. Results and items are
+the caller's data and are never touched.
 """
 
 from __future__ import annotations

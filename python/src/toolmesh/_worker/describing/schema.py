@@ -445,10 +445,12 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
             continue
         if kind == "varargs" and whole_of is None:
             shape = containers.array(shape)
-        default, fill = parameter.default, None
-        for note in (*getattr(annotation, "__metadata__", ()), default):
-            if models.field_default(note)[0] and getattr(note, "alias", None):
-                builder.warn(f"{name}: the alias {note.alias!r} of its Field is not used; callers give {name}")
+        default, fill, own = parameter.default, None, name
+        alias = models.alias((*getattr(annotation, "__metadata__", ()), default))
+        if isinstance(alias, str) and kind in ("normal", "keyword") and alias not in {*found.parameters, *properties}:
+            name = alias
+        elif alias is not None and alias != name:
+            builder.warn(f"{name}: the alias {alias!r} of its Field is not used; callers give {name}")
         extra: Schema = {}
         if kind != "varargs" and default is not _EMPTY:
             is_field, inner_default = models.field_default(default)
@@ -460,16 +462,17 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
                 default, fill = inner_default, models.filler(default, inner_default)
         needed = default is _EMPTY and kind != "varargs"
         shape = shape if default is _EMPTY else builder.nullable_for(default, shape)
-        if "description" not in shape.schema and texts.get(name):
-            extra.setdefault("description", texts[name])
-        elif texts.get(name) and shape.schema.get("description") == "seconds":
-            extra["description"] = f"{texts[name]} (seconds)"
+        if "description" not in shape.schema and texts.get(own):
+            extra.setdefault("description", texts[own])
+        elif texts.get(own) and shape.schema.get("description") == "seconds":
+            extra["description"] = f"{texts[own]} (seconds)"
         if default is not _EMPTY:
             builder.show(default, shape, extra, name)
         properties[name] = {**shape.schema, **extra} if extra else shape.schema
         if needed:
             required.append(name)
-        parameters.append(Parameter(name, kind, needed, None if shape.same else shape.load, default, fill))
+        parameters.append(Parameter(
+            name, kind, needed, None if shape.same else shape.load, default, fill, own if own != name else ""))
     schema: Schema = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required

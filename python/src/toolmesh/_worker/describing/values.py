@@ -92,6 +92,13 @@ def pointer(parent: str, key: object) -> str:
     return f"{parent}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
 
+def needed(name: str, kind: JSON) -> Mismatch:
+    """What is said of a member that is not there. kind is the type that its schema names, or a text; empty: any."""
+    kind = " or ".join(kind) if type(kind) is list else kind
+    return Mismatch(kind or "a value", "nothing", f"{name} is required: {kind}" if kind else f"{name} is required",
+                    pointer("", name))
+
+
 def member(load: Callable[[JSON], Any], value: JSON, key: object) -> Any:
     """load(value) of what stands at key of something: a Mismatch names the place there."""
     try:

@@ -2,7 +2,7 @@
 
 Header, little-endian: u32 body length, u8 type, u8 flags, u16 tool slot,
 u64 call id. docs/worker-protocol.md is their page and the Go package
-``executor/frame`` the other side; a test there compares the numbers of all three.
+``executor/internal/frame`` the other side; a test there compares the numbers of all three.
 """
 
 from __future__ import annotations

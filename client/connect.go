@@ -1,0 +1,51 @@
+package client
+
+import (
+	"context"
+
+	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/connect"
+)
+
+// Connect makes a client with a connection of its own, which [Client.Close] closes. url
+// names the NATS servers, comma-separated; "" leaves it to [Options.Env], as the commands
+// of mesh do: the environment's address or NATS context, else the mesh that `mesh up` of
+// this user left running, else nats://127.0.0.1:4222.
+//
+// The error is a [toolmesh.Error]: unavailable where no broker answers, permission_denied
+// where it refuses the credentials, invalid_request for an address, a NATS context, or a
+// file of credentials that cannot be used.
+func Connect(ctx context.Context, url string, opts *Options) (*Client, error) {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	inboxes, err := connect.Inboxes(access.Admin, o.Session)
+	if err != nil {
+		return nil, invalid("Session", err)
+	}
+	found := connect.FromEnv(o.Env)
+	if url != "" {
+		found.URL = url
+	}
+	nc, domain, err := connect.Connect(ctx, connect.Options{
+		Settings: found, Env: o.Env, Role: access.Admin, Inboxes: inboxes, Logger: o.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	b, err := bus.New(nc, &bus.Options{Domain: domain, Logger: o.Logger})
+	if err != nil {
+		nc.Close()
+		return nil, err
+	}
+	c, err := NewOn(b, &o)
+	if err != nil {
+		b.Close()
+		nc.Close()
+		return nil, err
+	}
+	c.ownBus, c.ownConn = true, true
+	return c, nil
+}

@@ -1,0 +1,102 @@
+"""A tool whose index is upgraded, or whose result does not fit, while programs hold a description of it."""
+
+import asyncio
+import logging
+import pathlib
+import traceback
+
+import pytest
+from conftest import Started
+
+from toolmesh import AsyncMesh, InvalidArguments, Mesh
+from toolmesh.dspy import RPCProxyTool
+
+pytestmark = pytest.mark.usefixtures("binary")
+
+BEFORE = """
+from collections.abc import Iterator
+
+def pay(amount: int, note: bytes = b"") -> int:
+    return f"{amount} paid"
+
+def count(to: int) -> Iterator[int]:
+    yield from range(to)
+"""
+AFTER = BEFORE.replace("amount: int, note: bytes", "amount: int, currency: str, note: str").replace(
+    'b""', '""').replace("to: int", "to: int, by: int")
+
+
+def install(rich: Started, folder: pathlib.Path, source: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "tools.toml").write_text('[index]\ntools = ["shop.pay", "shop.count"]\n')
+    (folder / "shop.py").write_text(source)
+    rich.run("install", f"--name={folder.name}", str(folder))
+
+
+def test_a_refusal_says_that_the_tool_was_upgraded(rich: Started, tmp_path: pathlib.Path) -> None:
+    with Mesh(rich.url) as mesh:
+        install(rich, tmp_path / "shop", BEFORE)
+        pay, count = mesh.tool("shop.shop.pay"), mesh.tool("shop.shop.count")
+        proxy = RPCProxyTool("shop.shop.pay", mesh=mesh, told=pay)
+        assert pay(3, b"a") == "3 paid" and list(count.stream(2)) == [0, 1]
+
+        async def described() -> None:
+            async with AsyncMesh(rich.url) as other:
+                one = await other.tool("shop.shop.pay")
+                with pytest.raises(InvalidArguments) as refused:
+                    install(rich, tmp_path / "shop", AFTER)
+                    await one(3)
+                assert "describe it again" in str(refused.value)
+
+        asyncio.run(described())
+        again = mesh.tool("shop.shop.pay")
+        changed = (f"the tool's revision changed since it was described ({pay.revision[:12]} → {again.revision[:12]}): "
+                   "describe it again")
+        for call in (lambda: pay(3), lambda: asyncio.run(pay.acall(3)), lambda: list(count.stream(3)), lambda: count(3),
+                     lambda: proxy(amount=3)):
+            with pytest.raises(InvalidArguments, match="is required") as refused:
+                call()
+            assert changed in str(refused.value)
+        with pytest.raises(InvalidArguments, match="is required") as refused:
+            again._mesh.call(again.id, {"amount": 3})
+        assert "described" not in str(refused.value), "what was not described before is not said to have changed"
+        assert again(3, "EUR") == "3 paid"
+
+
+def test_a_result_that_does_not_fit_is_logged_once(
+    rich: Started, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Mesh(rich.url) as mesh:
+        install(rich, tmp_path / "stall", BEFORE)
+        with caplog.at_level(logging.DEBUG, "toolmesh"):
+            for _ in range(3):
+                assert mesh.call("stall.shop.pay", {"amount": 3}) == "3 paid"
+    said = [(one.levelname, one.getMessage()) for one in caplog.records if "stall.shop.pay" in one.getMessage()]
+    assert [level for level, _ in said] == ["WARNING", "DEBUG", "DEBUG"], said
+    assert "integer" in said[0][1]
+
+
+def test_errors_of_real_calls_have_no_frames_of_ours(rich: Started) -> None:
+    with Mesh(rich.url) as mesh:
+        fails, described = mesh.tool("rich.rich.fails"), mesh.tool("rich.rich.size")
+
+        async def aiterated() -> None:
+            async for _ in mesh.astream("rich.rich.fails", {"account": "a"}):
+                pass
+
+        for call in (
+            lambda: mesh.call("rich.rich.fails", {"account": "a"}), lambda: fails("a"), lambda: list(fails.stream("a")),
+            lambda: mesh.batch([("rich.rich.fails", {"account": "a"})]), lambda: list(mesh.stream("rich.rich.nothing")),
+            lambda: mesh.execute({"name": "rich-rich-fails", "arguments": {"account": "a"}}), lambda: described(),
+            lambda: described(text=3), lambda: mesh.tool("rich.rich.nothing"), lambda: mesh.install("no/such@index"),
+        ):
+            with pytest.raises(Exception) as raised:
+                call()
+            found = [one for one in traceback.extract_tb(raised.value.__traceback__) if "/toolmesh/" in one.filename]
+            assert len(found) == (0 if hasattr(raised.value, "add_note") else 1), found
+        for work in (lambda: mesh.acall("rich.rich.fails", {"account": "a"}), lambda: fails.acall("a"), aiterated,
+                     lambda: mesh.abatch([("rich.rich.fails", {"account": "a"})])):
+            with pytest.raises(Exception) as raised:
+                asyncio.run(work())
+            found = [one for one in traceback.extract_tb(raised.value.__traceback__) if "/toolmesh/" in one.filename]
+            assert len(found) == (0 if hasattr(raised.value, "add_note") else 1), found

@@ -1,0 +1,153 @@
+package output
+
+import (
+	"encoding/base64"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/toolmesh/toolmesh/executor/internal/frame"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// Whatever stands around a secret in base64, what is left tells nothing of it: it
+// is the same for every secret of its length.
+func TestSecretsInBase64LeaveNothing(t *testing.T) {
+	t.Parallel()
+	secrets := []string{"tok-5f3a9c0e", "~~~???>>>~~~"}
+	for ahead := range 5 {
+		for behind := range 5 {
+			for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
+				var left []string
+				for _, secret := range secrets {
+					text := strings.Repeat("u", ahead) + secret + strings.Repeat(":", behind)
+					left = append(left, NewRedactor([]string{secret}).Text("Basic "+encoding.EncodeToString([]byte(text))+"."))
+				}
+				if !strings.Contains(left[0], "***") || left[0] != left[1] {
+					t.Errorf("%d characters ahead and %d behind: left %q", ahead, behind, left)
+				}
+			}
+		}
+	}
+}
+
+// A secret that arrives in pieces, at the edge of a line that is too long, or that
+// begins before what a tail keeps, is not shown in part.
+func TestSecretsAtEdges(t *testing.T) {
+	t.Parallel()
+	const secret = "the-secret-of-the-index"
+	redact := NewRedactor([]string{secret})
+	for shift := range len(secret) + 2 {
+		var got []string
+		lines, tail := NewLines(redact, func(text string) { got = append(got, text) }), NewTail(redact)
+		text := strings.Repeat("x", longestLine-shift) + secret + strings.Repeat("y", tailSize-shift)
+		for len(text) > 0 {
+			n := min(len(text), 1000)
+			lines.Add([]byte(text[:n]))
+			tail.Add([]byte(text[:n]), "")
+			text = text[n:]
+		}
+		lines.Settle()
+		all := strings.Join(got, "") + tail.String()
+		if left := strings.NewReplacer(strings.Repeat("x", 100), "", strings.Repeat("y", 100), "").Replace(all); strings.Trim(left, "xy*") != "" ||
+			!strings.Contains(all, mark) {
+			t.Errorf("%d bytes before the edge: left %q", shift, left)
+		}
+	}
+}
+
+func TestATailIsOneSessions(t *testing.T) {
+	t.Parallel()
+	tail := NewTail(nil)
+	tail.Add([]byte("of a "), "a")
+	tail.Add([]byte("and more\n"), "a")
+	if got := tail.Of("a"); got != "of a and more" {
+		t.Errorf("a sees %q", got)
+	}
+	if got := tail.Of("b"); got != "" {
+		t.Errorf("b sees %q", got)
+	}
+	tail.Add([]byte("of b"), "b")
+	if got := tail.String(); got != "of b" {
+		t.Errorf("b's call left %q", got)
+	}
+	tail.Forget()
+	if got := tail.Of("b"); got != "" {
+		t.Errorf("after the call: %q", got)
+	}
+}
+
+// What is in a pipe when its call ends is handed over then, with what has no line
+// break yet; what exceeds the rate is dropped.
+func TestAPipeHandsOverBeforeTheEndOfACall(t *testing.T) {
+	t.Parallel()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	var lock sync.Mutex
+	var got []string
+	saw := 0
+	pipe, err := NewPipe(r, &lock, func(data []byte) { saw += len(data) }, NewLines(nil, func(text string) { got = append(got, text) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var running sync.WaitGroup
+	running.Go(pipe.Run)
+	lock.Lock() // Run cannot read now
+	if _, err := w.WriteString("one\ntwo\nthree"); err != nil {
+		t.Fatal(err)
+	}
+	pipe.Flush()
+	pipe.Settle()
+	if diff := cmp.Diff([]string{"one\ntwo", "three"}, got); diff != "" {
+		t.Error(diff)
+	}
+	lock.Unlock()
+	flood := []byte(strings.Repeat(strings.Repeat("z", 999)+"\n", 1000))
+	if _, err := w.Write(flood); err != nil {
+		t.Fatal(err)
+	}
+	pipe.Close()
+	running.Wait()
+	size := 0
+	for _, text := range got {
+		size += len(text)
+	}
+	if want := len("one\ntwo\nthree") + len(flood); saw != want {
+		t.Errorf("%d bytes were read, %d written", saw, want)
+	}
+	if size < burst/2 || size > 2*burst {
+		t.Errorf("%d bytes of %d were handed over", size, len(flood))
+	}
+}
+
+func TestRecordOf(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		flags uint8
+		body  string
+		want  Record
+	}{
+		{frame.LogStdout, "text\n", Record{Stream: StreamStdout, Message: "text"}},
+		{frame.LogStderr, "text", Record{Stream: StreamStderr, Message: "text"}},
+		{frame.LogRecord, `{"level":"warning","logger":"a.b","message":"m","fields":{"n": 1}}`,
+			Record{Stream: StreamLog, Level: 4, Logger: "a.b", Message: "m", Fields: []byte(`{"n": 1}`)}},
+		{frame.LogProgress, `{"message":"half","fields":{"fraction":0.5}}`,
+			Record{Stream: StreamProgress, Message: "half", Fields: []byte(`{"fraction":0.5}`)}},
+		{frame.LogRecord, `broken`, Record{Stream: StreamLog, Message: "broken"}},
+	} {
+		got := RecordOf(c.flags, []byte(c.body))
+		got.Time = time.Time{}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s: %s", c.body, diff)
+		}
+	}
+}

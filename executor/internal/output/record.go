@@ -1,0 +1,88 @@
+package output
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/toolmesh/toolmesh/executor/internal/frame"
+)
+
+// Sink takes what a call gives off before its end. A nil sink is legal for a
+// call that does not stream.
+type Sink interface {
+	// Item takes one item of a stream, in order. It may block: the generator
+	// pauses then. An error ends the call as a cancellation, and the call returns it.
+	Item(ctx context.Context, data json.RawMessage) error
+	// Log takes a piece of output. It is called concurrently with Item, must
+	// not block, and is not called after the call has returned.
+	Log(record Record)
+}
+
+// Stream names where a [Record] comes from.
+type Stream string
+
+// The sources of records.
+const (
+	StreamStdout Stream = "stdout"
+	StreamStderr Stream = "stderr"
+	StreamLog    Stream = "log"
+	// StreamProgress: the message is what the tool does, and the fields hold the
+	// fraction from 0 to 1, if it gave one.
+	StreamProgress Stream = "progress"
+)
+
+// Record is a piece of output of a call: text that it printed, without the last
+// line break, or one record of Python's logging.
+type Record struct {
+	Time    time.Time
+	Stream  Stream
+	Level   slog.Level      // of StreamLog
+	Logger  string          // of StreamLog
+	Message string          // at most about 8 KB
+	Fields  json.RawMessage // of StreamLog and StreamProgress: extra fields, an object; may be nil
+}
+
+// RecordOf makes a record of a LOG frame.
+func RecordOf(flags uint8, body []byte) Record {
+	r := Record{Time: time.Now()}
+	switch flags {
+	case frame.LogRecord, frame.LogProgress:
+		r.Stream = StreamLog
+		if flags == frame.LogProgress {
+			r.Stream = StreamProgress
+		}
+		var m struct {
+			Level   string          `json:"level"`
+			Logger  string          `json:"logger"`
+			Message string          `json:"message"`
+			Fields  json.RawMessage `json:"fields"`
+		}
+		if json.Unmarshal(body, &m) != nil {
+			r.Message = string(body)
+			return r
+		}
+		r.Level, r.Logger, r.Message, r.Fields = levelOf(m.Level), m.Logger, m.Message, m.Fields
+	default:
+		r.Stream, r.Message = StreamStderr, strings.TrimSuffix(string(body), "\n")
+		if flags == frame.LogStdout {
+			r.Stream = StreamStdout
+		}
+	}
+	return r
+}
+
+func levelOf(name string) slog.Level {
+	switch name {
+	case "debug":
+		return slog.LevelDebug
+	case "warning":
+		return slog.LevelWarn
+	case "error", "critical":
+		return slog.LevelError
+	default:
+		return slog.LevelInfo
+	}
+}

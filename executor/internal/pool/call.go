@@ -1,0 +1,366 @@
+package pool
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/internal/failure"
+	"github.com/toolmesh/toolmesh/executor/internal/frame"
+	"github.com/toolmesh/toolmesh/executor/internal/output"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/executor/internal/turns"
+)
+
+// Bytes of a stream's items that may be on their way; calling/plain.py starts with it.
+const window = 256 << 10
+
+// itemCost is what an item counts beyond its bytes; calling/plain.py adds the same.
+const itemCost = 64
+
+// Call is one call of a tool.
+type Call struct {
+	Tool    string          // for messages
+	Slot    uint16          // the tool's place in the worker's list
+	Args    json.RawMessage // an object; empty means none
+	VarArgs json.RawMessage // an array of further positional arguments; empty means none
+	Session string          // whose call it is
+	Account string          // whose turn it takes when calls wait for workers
+	RPCID   string          // for log lines
+	Depth   int             // how many calls are above it
+	Stream  bool            // its items go to the sink one by one
+	Collect bool            // its result is the list of its items
+	Sink    output.Sink     // may be nil for a call that does not stream
+	Nested  Nested          // nil: its tool can make no calls
+	Lane    Lane            // nil: it has no turn in a lane
+}
+
+// Lane is a call's turn in a lane: it must have stopped when that ends, whether or not
+// this process runs then.
+type Lane interface {
+	// Follow has f called with the end of the turn, now and whenever that is moved.
+	Follow(f func(end time.Time))
+}
+
+// job is a call on its way through the pool.
+type job struct {
+	Call
+	turns.Turn
+	id    uint64
+	flags uint8
+	meta  []byte
+
+	deadline time.Time               // zero for none
+	first    bool                    // of its worker
+	item     func(data []byte) error // takes a stream's items; nil for calls that do not stream
+
+	nesting nesting // the calls that its tool makes
+
+	until atomic.Uint64 // when its turn ends, as [sandbox.Boottime]; 0: never
+
+	// place is which CALL frame of its worker it is, from 1; 0 until there is one.
+	// Set with the worker's writeMu.
+	place atomic.Uint64
+
+	// turn gets nil when a queued call gets a worker, or why it gets none. Made
+	// when a call is queued, capacity 1.
+	turn chan *toolmesh.Error
+	// done is signalled when the outcome of a coroutine's call is set; capacity 1.
+	done chan struct{}
+
+	// Outcome. Of a coroutine's call set before done, of a plain function's by
+	// its caller.
+	kind frame.Type // Result, Error, End, or 0 with err
+	body []byte
+	err  *toolmesh.Error
+
+	// Set in an update, when the watchdog stops it: the limit that it exceeded.
+	breach atomic.Pointer[toolmesh.Error]
+
+	// Set once, when it gets a worker.
+	to      *worker
+	crowded bool // that worker holds many others
+
+	// Guarded by update.
+	worker  *worker // as to, while the worker has it
+	before  uint64  // what its worker's page said had started when it was assigned
+	since   time.Time
+	cpu     time.Duration // processor time it used, as far as it is metered
+	killed  bool          // its worker was killed because it went on after its grace
+	open    int           // calls that its tool has open
+	grace   *time.Timer
+	again   *time.Timer // signals it once more
+	verdict Verdict     // set when its worker ended under it
+
+	// What its items have cost, which who reads from the worker counts, and how much
+	// of that the worker was told it may use again.
+	charged  int64
+	credited atomic.Int64
+
+	// Items of a coroutine's stream that the sink has not taken; bounded by credit.
+	items struct {
+		mu     sync.Mutex
+		list   [][]byte
+		notify chan struct{} // capacity 1; nil for calls that do not stream
+	}
+}
+
+// Call makes a call and returns its result's JSON; nil for a stream, whose items go
+// to the sink. When ctx ends the work is stopped: Call returns only when it has,
+// which takes at most the grace and a moment. The verdict says what the call's end
+// tells about its tool. Every error is a [*toolmesh.Error], except what
+// [output.Sink.Item] returned.
+func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, error) {
+	j := &job{Call: call, id: p.nextCall.Add(1)}
+	j.Depth = max(j.Depth, 0)
+	j.nesting.above = ctx
+	j.deadline, _ = ctx.Deadline()
+	defer j.endNested()
+	if len(call.VarArgs) > 0 && string(call.VarArgs) != "[]" {
+		j.flags |= frame.FlagMeta
+		j.meta = metaOf(call.VarArgs)
+	}
+	if end, ok := ctx.Deadline(); ok { // a worker that is frozen until then does not begin it
+		j.flags |= frame.FlagUntil
+		j.meta = append(binary.LittleEndian.AppendUint64(nil, sandbox.Boottime(end)), j.meta...)
+	}
+	if p.cfg.Async {
+		j.done = make(chan struct{}, 1)
+	}
+	if call.Lane != nil {
+		call.Lane.Follow(func(end time.Time) {
+			j.until.Store(sandbox.Boottime(end))
+			p.update(func(*state) {
+				if j.worker != nil {
+					j.worker.limitTurns()
+				}
+			})
+		})
+	}
+	switch {
+	case call.Stream && call.Sink == nil:
+		return nil, Verdict{}, toolmesh.Errorf(toolmesh.CodeInternal, "executor: a stream needs a sink").
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+	case call.Stream:
+		j.flags |= frame.FlagStream
+		j.items.notify = make(chan struct{}, 1)
+		j.item = p.taker(ctx, j)
+	case call.Collect:
+		j.flags |= frame.FlagCollect
+	}
+	if err := p.submit(ctx, j); err != nil {
+		return nil, Verdict{}, err
+	}
+	run := p.runPlain
+	if p.cfg.Async {
+		run = p.runCoroutine
+	}
+	refused := run(ctx, j)
+	if exceeded := j.breach.Load(); exceeded != nil {
+		return nil, Verdict{}, exceeded // and no crash: the tool is told its limit, and stays in service
+	}
+	body, err := j.outcome(ctx, refused)
+	return body, j.judgement(), err
+}
+
+// outcome is what the caller gets.
+func (j *job) outcome(ctx context.Context, refused error) (json.RawMessage, error) {
+	switch {
+	case j.err != nil && (refused == nil || ctx.Err() != nil):
+		return nil, j.err
+	case refused != nil:
+		return nil, refused
+	case j.kind == frame.Error:
+		return nil, failure.FromWorker(j.body)
+	case j.Stream && j.kind == frame.Result:
+		return nil, j.Sink.Item(ctx, j.body) // a plain function's one item
+	case j.kind == frame.Result:
+		return j.body, nil
+	case j.Stream && j.kind == frame.End:
+		return nil, nil
+	default:
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the worker answered a call with frame type %d", j.kind).
+			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes)
+	}
+}
+
+// submit gives a call to a worker, or queues it and waits for its turn.
+func (p *Pool) submit(ctx context.Context, j *job) *toolmesh.Error {
+	var refused *toolmesh.Error
+	p.update(func(s *state) {
+		if refused = s.refuses(); refused != nil {
+			return
+		}
+		if s.admits(j) {
+			if w := s.pick(); w != nil {
+				s.assign(w, j)
+				j.crowded = len(w.jobs) > crowd
+				return
+			}
+		}
+		if refused = s.mustNotWait(j); refused != nil {
+			return
+		}
+		j.turn = make(chan *toolmesh.Error, 1)
+		refused = s.enqueue(j)
+	})
+	if refused != nil || j.turn == nil {
+		return refused
+	}
+	select {
+	case err := <-j.turn:
+		return err
+	case <-ctx.Done():
+		queued := false
+		p.update(func(s *state) { queued = s.queue.Remove(j) })
+		if queued {
+			return failure.Ended(ctx, toolmesh.StartedNo)
+		}
+		return <-j.turn // it has just come
+	}
+}
+
+// runPlain makes a call of a plain function: the caller itself reads what its
+// worker says. The outcome is in j. An error that the sink returned stops the
+// call and is returned.
+func (p *Pool) runPlain(ctx context.Context, j *job) error {
+	stop := func() bool { return true }
+	if ctx.Done() != nil {
+		stop = context.AfterFunc(ctx, func() { p.interrupt(j) })
+	}
+	kind, body, refused, err := j.to.follow(j)
+	ctxEnded := !stop()
+	if kind == 0 {
+		j.to.finish(err) // sets j.err
+	} else {
+		p.finishedPlain(j)
+		j.kind, j.body = kind, body
+	}
+	if ctxEnded || j.failedAfter(ctx) {
+		p.stopped(ctx, j)
+	}
+	return refused
+}
+
+// failedAfter reports whether the tool has failed after the end of ctx: a nested call of
+// it may have heard of that before its own caller did, and have had it stopped.
+func (j *job) failedAfter(ctx context.Context) bool { return j.kind == frame.Error && ctx.Err() != nil }
+
+// runCoroutine makes a call of a coroutine. As runPlain.
+func (p *Pool) runCoroutine(ctx context.Context, j *job) error {
+	done := ctx.Done()
+	ctxEnded := false
+	var refused error
+	for {
+		select {
+		case <-j.done:
+			if refused == nil && !ctxEnded && j.item != nil {
+				refused = j.deliver()
+			}
+			if ctxEnded || j.failedAfter(ctx) {
+				p.stopped(ctx, j)
+			}
+			return refused
+		case <-j.items.notify:
+			if refused == nil && !ctxEnded {
+				if refused = j.deliver(); refused != nil {
+					p.interrupt(j)
+				}
+			}
+		case <-done:
+			ctxEnded, done = true, nil
+			p.interrupt(j)
+		}
+	}
+}
+
+// limitTurns says in a worker's page when it must have stopped: at the end of the turn
+// that ends first. It is called in updates.
+func (w *worker) limitTurns() {
+	first := uint64(0)
+	for _, j := range w.running() {
+		if until := j.until.Load(); until > 0 && (first == 0 || until < first) {
+			first = until
+		}
+	}
+	w.proc.Store(sandbox.WordUntil, first)
+}
+
+// charge counts an item of size bytes. An error means that the worker breaks the
+// protocol: it had no credit for it.
+func (j *job) charge(size int) error {
+	if j.item == nil {
+		return errors.New("the worker sent an item of a call that does not stream")
+	}
+	if j.charged-j.credited.Load() >= window {
+		return errors.New("the worker sent an item without credit")
+	}
+	j.charged += int64(size) + itemCost
+	return nil
+}
+
+// deliver hands over the items that have arrived.
+func (j *job) deliver() error {
+	for {
+		j.items.mu.Lock()
+		list := j.items.list
+		j.items.list = nil
+		j.items.mu.Unlock()
+		if len(list) == 0 {
+			return nil
+		}
+		for _, data := range list {
+			if err := j.item(data); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// taker gives a stream's items to its sink, and room for more to the worker
+// when half of what it had is used up.
+func (p *Pool) taker(ctx context.Context, j *job) func(data []byte) error {
+	used := 0
+	return func(data []byte) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := j.Sink.Item(ctx, data); err != nil {
+			return err
+		}
+		if used += len(data) + itemCost; used >= window/2 {
+			j.to.credit(j, used)
+			used = 0
+		}
+		return nil
+	}
+}
+
+// stopped turns the outcome of a call into that of one whose context ended.
+func (p *Pool) stopped(ctx context.Context, j *job) {
+	begun := toolmesh.StartedYes
+	switch {
+	case j.err != nil:
+		begun = j.err.Started
+	case j.kind == frame.Error:
+		begun = failure.FromWorker(j.body).Started
+	}
+	j.kind, j.body = 0, nil
+	j.err = failure.Ended(ctx, begun)
+	killed := false
+	p.read(func(*state) { killed = j.killed })
+	if killed {
+		j.err = j.err.WithDetail("killed", true)
+	}
+}
+
+// metaOf makes the meta block of a CALL body: length, then the JSON object.
+func metaOf(varargs json.RawMessage) []byte {
+	text := append(append([]byte(`{"varargs":`), varargs...), '}')
+	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...) //nolint:gosec // bounded by the executor
+}

@@ -1,0 +1,285 @@
+package pool
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/internal/failure"
+	"github.com/toolmesh/toolmesh/executor/internal/frame"
+)
+
+// maxNested bounds the calls that one call's tool has open at once.
+const maxNested = 1024
+
+// Nested makes the calls that a tool makes: on behalf of the call that it is
+// given with, whose caller's session and depth it knows. Its methods are called
+// concurrently, and return soon after ctx has ended.
+type Nested interface {
+	// Call runs a tool, by its full id. args are as the tool wrote them; empty
+	// means none. The error should be a [*toolmesh.Error]: it is what the tool sees.
+	Call(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error)
+	// Stream runs a tool and yields its items; an error is the last thing it yields.
+	Stream(ctx context.Context, tool string, args json.RawMessage) iter.Seq2[json.RawMessage, error]
+	// Batch runs several calls, as the tool wrote them: a list of {"tool_id","kwargs",
+	// "timeout_ms"}. It returns a list of their ends in the same order.
+	Batch(ctx context.Context, calls json.RawMessage) (json.RawMessage, error)
+	// Task makes a request about durable tasks: a verb (submit, wait and so on) and what it
+	// takes. It returns the answer.
+	Task(ctx context.Context, verb string, request json.RawMessage) (json.RawMessage, error)
+	// Describe says what a tool is, as `mesh info --json` does.
+	Describe(ctx context.Context, tool string) (json.RawMessage, error)
+	// File takes a file of the tool, piece by piece. what is put, whose body is {"size"}
+	// and which returns an id; piece:<id>, with the next bytes; or end:<id>, which
+	// returns {"ref","digest","size"}.
+	File(ctx context.Context, what string, body []byte) ([]byte, error)
+	// ReadFile yields the bytes of a file that the caller of the tool has sent, of which
+	// file is {"ref","digest"}.
+	ReadFile(ctx context.Context, file json.RawMessage) iter.Seq2[json.RawMessage, error]
+}
+
+// nesting is the calls that the tool of one call makes. A tool that makes none
+// costs nothing.
+type nesting struct {
+	above context.Context //nolint:containedctx // of the call: the goroutine that reads for all of a worker begins its nested calls
+	wg    sync.WaitGroup
+
+	// Guarded by update until the call has ended.
+	ctx    context.Context //nolint:containedctx // of all of them; nil until there is one
+	cancel context.CancelFunc
+}
+
+// nestedCall is one call that a tool makes.
+type nestedCall struct {
+	id     uint64 // the worker's
+	w      *worker
+	j      *job // of the tool that makes it
+	cancel context.CancelFunc
+
+	mu     sync.Mutex
+	credit int           // bytes that the worker has room for
+	more   chan struct{} // capacity 1: credit came
+}
+
+// nestedAbout is what a NESTED_CALL frame says beside the arguments.
+type nestedAbout struct {
+	Call      uint64 `json:"call"` // whose tool makes it
+	Tool      string `json:"tool"`
+	TimeoutMS int64  `json:"timeout_ms"` // 0: as long as the call above has
+}
+
+// nested takes a frame about a nested call. An error means that the worker
+// breaks the protocol.
+func (w *worker) nested(h frame.Header, body []byte) error {
+	if h.Type == frame.NestedCall {
+		return w.beginNested(h, body)
+	}
+	var n *nestedCall
+	w.pool.read(func(*state) { n = w.nests[h.ID] })
+	switch {
+	case n == nil: // it has just ended
+	case h.Type == frame.NestedCancel:
+		n.cancel()
+	case len(body) != 4:
+		return fmt.Errorf("the worker sent a credit of %d bytes", len(body))
+	default:
+		return n.add(int(binary.LittleEndian.Uint32(body)))
+	}
+	return nil
+}
+
+func (w *worker) beginNested(h frame.Header, body []byte) error {
+	var about nestedAbout
+	if len(body) < 4 {
+		return errors.New("the worker sent a nested call that is cut off")
+	}
+	size := int(binary.LittleEndian.Uint32(body))
+	if size > len(body)-4 {
+		return errors.New("the worker sent a nested call that is cut off")
+	}
+	if err := json.Unmarshal(body[4:4+size], &about); err != nil {
+		return fmt.Errorf("the worker sent a nested call that cannot be read: %w", err)
+	}
+	args := append(json.RawMessage(nil), body[4+size:]...)
+	j := w.find(about.Call)
+	if j == nil {
+		w.nestedFailed(h.ID, errCallEnded)
+		return nil
+	}
+	n := &nestedCall{id: h.ID, w: w, j: j, credit: window, more: make(chan struct{}, 1)}
+	var refused error
+	twice := false
+	w.pool.update(func(s *state) {
+		if _, twice = w.nests[n.id]; twice {
+			return
+		}
+		var ctx context.Context
+		if ctx, refused = s.beginNested(n, toolmesh.Millis(about.TimeoutMS)); refused != nil {
+			return
+		}
+		j.nesting.wg.Go(func() {
+			switch {
+			case h.Flags&(frame.FlagStream|frame.FlagFile) == frame.FlagStream|frame.FlagFile:
+				n.stream(ctx, n.j.Nested.ReadFile(ctx, args))
+			case h.Flags&frame.FlagStream != 0:
+				n.stream(ctx, n.j.Nested.Stream(ctx, about.Tool, args))
+			default:
+				n.unary(ctx, h.Flags, about.Tool, args)
+			}
+		})
+	})
+	if twice {
+		return fmt.Errorf("the worker sent nested call %d twice", n.id)
+	}
+	if refused != nil {
+		w.nestedFailed(n.id, refused)
+	}
+	return nil
+}
+
+var (
+	errCallEnded     = failure.NotStarted(toolmesh.CodeCancelled, "the call that this code belongs to has ended")
+	errNoNested      = failure.Unavailable("tools cannot call others here: they run outside of a mesh")
+	errTooManyNested = failure.NotStarted(toolmesh.CodeBusy, "the tool has %d calls open at once: wait for some of them", maxNested).
+				WithDetail("limit", "nested")
+)
+
+// beginNested notes a nested call, whose context it returns. A timeout of 0 is as
+// long as the call above has.
+func (s *state) beginNested(n *nestedCall, timeout time.Duration) (ctx context.Context, err error) {
+	j := n.j
+	switch {
+	case j.worker != n.w:
+		return nil, errCallEnded
+	case j.Nested == nil:
+		return nil, errNoNested
+	case j.open >= maxNested:
+		return nil, errTooManyNested
+	}
+	if j.nesting.ctx == nil {
+		j.nesting.ctx, j.nesting.cancel = context.WithCancel(j.nesting.above)
+	}
+	if timeout > 0 {
+		ctx, n.cancel = context.WithTimeout(j.nesting.ctx, timeout)
+	} else {
+		ctx, n.cancel = context.WithCancel(j.nesting.ctx)
+	}
+	n.w.nests[n.id] = n
+	s.opened(j, 1)
+	return ctx, nil
+}
+
+// endNested stops the calls that an ended call's tool has left open, and waits until
+// they have ended.
+func (j *job) endNested() {
+	if j.nesting.cancel != nil {
+		j.nesting.cancel()
+	}
+	j.nesting.wg.Wait()
+}
+
+func (n *nestedCall) unary(ctx context.Context, flags uint8, tool string, args json.RawMessage) {
+	var result json.RawMessage
+	var err error
+	switch {
+	case flags&frame.FlagFile != 0:
+		result, err = n.j.Nested.File(ctx, tool, args)
+	case flags&frame.FlagBatch != 0:
+		result, err = n.j.Nested.Batch(ctx, args)
+	case flags&frame.FlagDescribe != 0:
+		result, err = n.j.Nested.Describe(ctx, tool)
+	case flags&frame.FlagTask != 0:
+		result, err = n.j.Nested.Task(ctx, tool, args)
+	default:
+		result, err = n.j.Nested.Call(ctx, tool, args)
+	}
+	n.finish(err, frame.NestedResult, result)
+}
+
+func (n *nestedCall) stream(ctx context.Context, items iter.Seq2[json.RawMessage, error]) {
+	var failed error
+	for data, err := range items {
+		if err == nil {
+			err = n.spend(ctx, len(data)+itemCost)
+		}
+		if failed = err; failed != nil {
+			break
+		}
+		n.w.send(frame.Header{Type: frame.NestedItem, ID: n.id}, data, nil)
+	}
+	n.finish(failed, frame.NestedEnd, nil)
+}
+
+// finish takes a nested call that has ended off the lists, and sends its end: that of
+// kind, or the error.
+func (n *nestedCall) finish(err error, kind frame.Type, result []byte) {
+	if err != nil && n.j.nesting.above.Err() != nil {
+		// The call above is to stop, and its tool should not see this as a failure
+		// that it may go on after: so the order to stop goes first.
+		n.w.pool.interrupt(n.j)
+	}
+	n.cancel()
+	n.w.pool.update(func(s *state) {
+		delete(n.w.nests, n.id)
+		s.opened(n.j, -1)
+	})
+	if err != nil {
+		n.w.nestedFailed(n.id, err)
+	} else {
+		n.w.send(frame.Header{Type: kind, ID: n.id}, result, nil)
+	}
+}
+
+// spend takes size off the credit, once there is any.
+func (n *nestedCall) spend(ctx context.Context, size int) error {
+	for {
+		n.mu.Lock()
+		if n.credit > 0 {
+			n.credit -= size
+			n.mu.Unlock()
+			return nil
+		}
+		n.mu.Unlock()
+		select {
+		case <-n.more:
+		case <-ctx.Done():
+			return failure.Ended(ctx, toolmesh.StartedYes)
+		}
+	}
+}
+
+// add takes credit back. An error means that the worker breaks the protocol: it gave
+// more than was used.
+func (n *nestedCall) add(size int) error {
+	n.mu.Lock()
+	over := n.credit+size > window
+	if !over {
+		n.credit += size
+	}
+	n.mu.Unlock()
+	if over {
+		return fmt.Errorf("the worker gave nested call %d more credit than it has room", n.id)
+	}
+	select {
+	case n.more <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// nestedFailed ends a nested call with an error.
+func (w *worker) nestedFailed(id uint64, err error) {
+	body, bad := json.Marshal(toolmesh.AsError(err))
+	if bad != nil { // details that are not JSON
+		e := *toolmesh.AsError(err)
+		e.Details = nil
+		body, _ = json.Marshal(&e)
+	}
+	w.send(frame.Header{Type: frame.NestedError, ID: id}, body, nil)
+}

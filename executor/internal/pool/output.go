@@ -1,0 +1,126 @@
+package pool
+
+import (
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/toolmesh/toolmesh/executor/internal/frame"
+	"github.com/toolmesh/toolmesh/executor/internal/output"
+)
+
+// logged hands over a LOG frame.
+func (w *worker) logged(h frame.Header, body []byte) {
+	record := output.RecordOf(h.Flags, body)
+	w.logMu.Lock()
+	j := w.find(h.ID)
+	if record.Stream == output.StreamStderr && j != nil {
+		w.tail.Add(body, j.Session)
+	}
+	w.hand(j, record)
+	w.logMu.Unlock()
+}
+
+// settleOutput hands over what bypassed sys.stdout before a call's end. From then
+// on a plain function's call gets no more output. A worker of coroutines says
+// whether there is anything; of plain functions we look, which is cheaper than
+// to have the worker look.
+func (w *worker) settleOutput(flags uint8) {
+	async := w.pool.cfg.Async
+	w.logMu.Lock()
+	for _, pipe := range [...]*output.Pipe{w.stdout, w.stderr} {
+		if pipe == nil {
+			continue
+		}
+		if !async || flags&frame.FlagRaw != 0 {
+			pipe.Flush()
+		}
+		pipe.Settle()
+	}
+	if !async {
+		w.current.Store(nil)
+		w.tail.Forget()
+	}
+	w.logMu.Unlock()
+}
+
+// writers are the running calls: what bypasses sys.stdout is of one of them. None
+// when there may be others that we no longer know of.
+func (w *worker) writers() (jobs []*job) {
+	if !w.pool.cfg.Async {
+		if j := w.current.Load(); j != nil {
+			jobs = append(jobs, j)
+		}
+		return jobs
+	}
+	w.pool.read(func(*state) {
+		if w.abandoned == 0 {
+			jobs = slices.Collect(maps.Values(w.jobs))
+		}
+	})
+	return jobs
+}
+
+// hand gives a record to its call's sink, or to the log. logMu is held.
+func (w *worker) hand(j *job, r output.Record) {
+	if j != nil && j.Sink != nil {
+		j.Sink.Log(r)
+		return
+	}
+	rpcID := ""
+	if j != nil {
+		rpcID = j.RPCID
+	}
+	w.pool.log.Debug("output of a worker", slog.String("stream", string(r.Stream)), slog.String("rpc_id", rpcID),
+		slog.String("text", r.Message))
+}
+
+// capture begins to take what the worker writes to its descriptors 1 and 2.
+func (w *worker) capture() (err error) {
+	stdout, stderr := w.proc.Output()
+	if stdout == nil {
+		return nil
+	}
+	if w.stdout, err = w.pipe(stdout, output.StreamStdout, nil); err != nil {
+		return err
+	}
+	if w.stderr, err = w.pipe(stderr, output.StreamStderr, w.remember); err != nil {
+		return err
+	}
+	w.reading.Go(w.stdout.Run)
+	w.reading.Go(w.stderr.Run)
+	return nil
+}
+
+// pipe makes the reader of a descriptor.
+func (w *worker) pipe(file *os.File, stream output.Stream, saw func(data []byte)) (*output.Pipe, error) {
+	return output.NewPipe(file, &w.logMu, saw, output.NewLines(w.pool.cfg.Redact, func(text string) {
+		var j *job
+		if jobs := w.writers(); len(jobs) == 1 {
+			j = jobs[0]
+		}
+		w.hand(j, output.Record{Time: time.Now(), Stream: stream, Message: text})
+	}))
+}
+
+// remember adds what bypassed sys.stderr to the last words of the call whose it is.
+func (w *worker) remember(data []byte) {
+	jobs := w.writers()
+	if len(jobs) == 0 || slices.ContainsFunc(jobs, func(j *job) bool { return j.Session != jobs[0].Session }) {
+		w.tail.Forget() // it is nobody's, or several's
+	} else {
+		w.tail.Add(data, jobs[0].Session)
+	}
+}
+
+// endOutput takes the rest when the worker has ended.
+func (w *worker) endOutput() {
+	for _, pipe := range [...]*output.Pipe{w.stdout, w.stderr} {
+		if pipe != nil {
+			pipe.Close()
+		}
+	}
+	w.reading.Wait()
+}

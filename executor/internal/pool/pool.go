@@ -1,0 +1,450 @@
+package pool
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/internal/failure"
+	"github.com/toolmesh/toolmesh/executor/internal/output"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// endTimeout is how long a killed process may take to end.
+const endTimeout = 5 * time.Second
+
+// Config says what a pool's workers have in common. All times and numbers must be
+// set; those that may be zero say so.
+type Config struct {
+	// Index is the name of the index, for messages.
+	Index  string
+	Logger *slog.Logger
+	// Redact takes secrets out of what workers write past their protocol; may be nil.
+	Redact *output.Redactor
+
+	// Async says that workers run coroutines, many at a time, and not plain functions,
+	// one at a time.
+	Async bool
+	// Once has each worker serve one call and end. Spares is how many workers then
+	// wait for calls to come.
+	Once   bool
+	Spares int
+	// MinIdle is how many workers stay when nobody calls; 0: none, nor is one started
+	// before the first call.
+	MinIdle int
+	// Affinity is that of the session that the pool belongs to; empty for all others.
+	// A session has its first worker started by its first call.
+	Affinity tool.Affinity
+
+	// MaxWorkers bounds the workers that run calls.
+	MaxWorkers int
+	// MaxCalls bounds the calls that run at once, those aside that wait for a call of
+	// their own; 0: as many as the workers hold.
+	MaxCalls int
+	// Limits bound one call. Zero fields mean no limit.
+	Limits tool.Limits
+	// Declared are those that the tools themselves declare; the others are the node's.
+	Declared tool.Limits
+
+	// Grace is what a call has to end in after its cancellation.
+	Grace time.Duration
+	// StartTimeout is what a worker has to become ready in.
+	StartTimeout time.Duration
+	// IdleAfter is how long a worker may be idle before it is ended.
+	IdleAfter time.Duration
+	Recycle   Recycle
+	// MaxFrame bounds a frame, in bytes.
+	MaxFrame uint32
+}
+
+// holdsState reports whether another worker would not do: the pool is that of a
+// session whose calls are about what its one worker knows.
+func (c *Config) holdsState() bool {
+	return c.Affinity == tool.AffinityQueue || c.Affinity == tool.AffinityFail
+}
+
+// Pool is workers that are alike, and the queue before them, in which accounts take
+// turns: first come, first served for each. Its methods may be called concurrently.
+type Pool struct {
+	cfg      Config
+	log      *slog.Logger
+	spawn    func(ctx context.Context) (Process, error)
+	nextCall atomic.Uint64
+
+	watchEvery time.Duration // how often the watchdog looks; 0: there is none
+
+	limited chan struct{}   // capacity 1: a call that the watchdog looks at begins
+	open    context.Context //nolint:containedctx // until no more workers are started: an update cannot be given one
+	shut    context.CancelFunc
+	gone    chan struct{} // closed when the pool is closed and its last process has ended
+	wg      sync.WaitGroup
+
+	mu     sync.Mutex
+	state  state
+	timer  *time.Timer // the next look; nil until there was one
+	lookAt time.Time   // when that is; zero: none is to come
+}
+
+// New makes a pool. spawn starts one worker process, which sends READY when it is
+// able to take calls; it may be called concurrently.
+func New(cfg Config, spawn func(ctx context.Context) (Process, error)) *Pool {
+	p := &Pool{cfg: cfg, log: cfg.Logger, spawn: spawn, limited: make(chan struct{}, 1), gone: make(chan struct{})}
+	p.open, p.shut = context.WithCancel(context.Background())
+	p.state.cfg, p.state.depths = &p.cfg, map[int]int{}
+	p.wg.Go(p.maintain)
+	if p.watchEvery = sandbox.Pace(cfg.Declared, cfg.Limits); p.watchEvery > 0 {
+		p.wg.Go(p.watch)
+	}
+	return p
+}
+
+// update changes the state. It is the only place where that is done: f says what
+// has happened, and what follows from it, for the queue and the workers, is found
+// and begun here. f must not block, nor call update.
+func (p *Pool) update(f func(s *state)) {
+	p.mu.Lock()
+	s := &p.state
+	f(s)
+	s.settle()
+	granted := s.granted
+	s.granted = nil
+	if s.starts > 0 || len(s.dismissed) > 0 || len(s.replaced) > 0 || s.look > 0 {
+		p.begin(s)
+	}
+	if s.closed && s.alive+s.starting == 0 {
+		select {
+		case <-p.gone:
+		default:
+			close(p.gone)
+		}
+	}
+	p.mu.Unlock()
+	for _, j := range granted {
+		j.to.call(j)
+		if j.turn != nil {
+			j.turn <- nil
+		}
+	}
+}
+
+// read looks at the state. f must not change it.
+func (p *Pool) read(f func(s *state)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f(&p.state)
+}
+
+// begin begins what an update has found to be done.
+func (p *Pool) begin(s *state) {
+	for ; s.starts > 0; s.starts-- {
+		p.wg.Go(func() { _ = p.start() })
+	}
+	for _, w := range s.dismissed {
+		p.wg.Go(w.end)
+	}
+	for _, w := range s.replaced {
+		p.wg.Go(func() { p.replace(w) })
+	}
+	s.dismissed, s.replaced = nil, nil
+	if s.look > 0 {
+		at := time.Now().Add(s.look)
+		switch {
+		case !p.lookAt.IsZero() && !at.Before(p.lookAt): // a look comes before it
+		case p.timer == nil:
+			p.lookAt = at
+			p.timer = time.AfterFunc(s.look, func() { p.update(func(*state) { p.lookAt = time.Time{} }) })
+		default:
+			p.lookAt = at
+			p.timer.Reset(s.look)
+		}
+		s.look = 0
+	}
+}
+
+// Warm starts a worker, so that the first call finds one. Its error says why none
+// can be started.
+func (p *Pool) Warm() error {
+	closed := false
+	p.update(func(s *state) {
+		if closed = s.closed; !closed {
+			s.starting++
+			p.wg.Add(1)
+		}
+	})
+	if closed {
+		return failure.Unavailable("the index %s is closed", p.cfg.Index)
+	}
+	defer p.wg.Done()
+	return p.start()
+}
+
+// start starts a worker. Calls that wait for one are told if none can be started.
+func (p *Pool) start() error {
+	w, err := p.newWorker()
+	p.update(func(s *state) {
+		s.starting--
+		if err == nil {
+			s.welcome(w)
+			return
+		}
+		s.crashed()
+		s.restarts++
+		if s.serving() == 0 && s.starting == 0 {
+			for _, j := range s.empty() {
+				j.turn <- failure.Unavailable("no worker of %s can be started: %s", s.cfg.Index, err)
+			}
+		}
+		if !s.closed {
+			p.log.Error("cannot start a worker", slog.Any("error", err))
+		}
+	})
+	return err
+}
+
+// welcome takes a worker that has just become ready into service. One that has
+// ended meanwhile is a crash.
+func (s *state) welcome(w *worker) {
+	switch {
+	case s.closed:
+		w.retired, w.stopping = true, true
+		if !w.ended {
+			w.proc.Kill() // its watcher, or its reader, finishes it
+		}
+		return
+	case w.ended:
+		s.restarts++
+		s.crashed()
+		return
+	}
+	s.workers = append(s.workers, w)
+	w.idleSince = time.Now()
+	s.scheduleRecycling(w)
+	if !s.cfg.Async {
+		s.idle = append(s.idle, w)
+	}
+}
+
+// finishedPlain takes a call off its worker of plain functions.
+func (p *Pool) finishedPlain(j *job) {
+	w := j.to
+	ended := false
+	p.update(func(s *state) {
+		s.finished(j)
+		switch {
+		case w.ended: // it ended after its answer
+			ended = true
+			s.retire(w)
+		case s.cfg.Once || w.retired:
+			s.dismiss(w)
+		default:
+			s.countCalls(w)
+			w.idleSince = j.since
+			s.idle = append(s.idle, w)
+		}
+	})
+	if ended {
+		w.finish(nil)
+	}
+}
+
+// finishedCoroutine takes the call of a terminal frame off its worker. nil when
+// nobody waits for the ended call any more. The error is that of known.
+func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job, err error) {
+	p.update(func(s *state) {
+		if err = w.known(id); err != nil {
+			return
+		}
+		if j = w.jobs[id]; j == nil {
+			w.abandoned--
+		} else {
+			s.finished(j)
+			s.countCalls(w)
+		}
+		if (s.cfg.Once || w.retired) && len(w.jobs) == 0 {
+			s.dismiss(w)
+		}
+	})
+	return j, err
+}
+
+// processEnded notes that a worker's process has ended, and finishes the worker
+// if nobody reads from it: a goroutine that reads finds out, and finishes it.
+func (p *Pool) processEnded(w *worker) {
+	alone := false
+	p.update(func(s *state) {
+		w.ended = true
+		alone = w.ready && !s.cfg.Async && w.one == nil
+		if alone {
+			s.retire(w)
+		}
+	})
+	if alone {
+		w.finish(nil)
+	}
+}
+
+// remove takes a worker that has ended out of service: its calls fail, and another
+// is started if one is needed.
+func (s *state) remove(log *slog.Logger, w *worker, cause error) {
+	before := len(s.workers)
+	s.workers = slices.DeleteFunc(s.workers, func(one *worker) bool { return one == w })
+	joined := len(s.workers) < before
+	s.retire(w)
+	entered := func(j *job) bool { return w.begun(j) == toolmesh.StartedYes }
+	if w.exit.Code == exitSpent && !slices.ContainsFunc(w.running(), entered) {
+		w.stopping = true
+	}
+	if fails := w.outgrown(); fails != nil && !w.free() {
+		s.stopFor(log, w, w.running(), fails)
+	}
+	if until := w.proc.Load(sandbox.WordUntil); until > 0 && sandbox.Boottime(time.Now()) >= until {
+		w.stopping = true // by its zygote, and by itself before a call: no crash
+		for _, j := range w.running() {
+			if j.Lane != nil && j.breach.Load() == nil {
+				j.breach.Store(failure.TurnOver(j.Tool, w.begun(j)))
+			}
+		}
+	}
+	failed := w.running()
+	tools := map[string]struct{}{}
+	for _, j := range failed {
+		tools[j.Tool] = struct{}{}
+	}
+	for _, j := range failed {
+		if !w.exit.Lost && !w.stopping {
+			j.verdict = Verdict{blame: blameCrash, worker: w.proc.ID()}
+			if len(tools) > 1 {
+				j.verdict.blame = blameMaybe
+			}
+		}
+		j.err = failure.Crashed(j.Tool, w.exit, w.begun(j), w.tail.Of(j.Session))
+		if s.cfg.holdsState() && !s.closed {
+			j.err = j.err.WithDetail("session_state", "lost")
+		}
+		j.stopTimers()
+		s.release(j)
+		if s.cfg.Async {
+			j.done <- struct{}{}
+		}
+	}
+	if s.cfg.holdsState() && !s.closed {
+		why := "it ended: " + w.exit.String()
+		if len(failed) == 0 && !w.stopping {
+			s.lost = why
+		}
+		for _, j := range s.empty() {
+			j.turn <- failure.StateGone(why)
+		}
+	}
+	if joined && !w.stopping && !s.closed { // one that never joined is start's affair
+		s.restarts++
+		if len(failed) == 0 {
+			s.crashed() // what dies in a call is the tool's affair, and its quarantine's
+		}
+		log.Warn("a worker ended", slog.String("exit", w.exit.String()), slog.Int("calls", len(failed)), slog.Any("cause", cause))
+	}
+}
+
+// exitSpent is the status of a worker that ends between two calls because one of
+// them has changed it beyond repair; state/snapshot.py says the same.
+const exitSpent = 75
+
+// Stats is a moment's view of a pool, or of several.
+type Stats struct {
+	Workers  int   // that take calls
+	Starting int   // on their way
+	Busy     int   // calls that have a worker
+	Waiting  int   // calls in the queue
+	Restarts int   // workers that ended without being told to
+	Recycled int   // workers that were replaced for their calls, age or memory
+	Pids     []int // of the workers, those on their way out too
+}
+
+// Add adds those of another pool.
+func (s *Stats) Add(more Stats) {
+	s.Workers += more.Workers
+	s.Starting += more.Starting
+	s.Busy += more.Busy
+	s.Waiting += more.Waiting
+	s.Restarts += more.Restarts
+	s.Recycled += more.Recycled
+	s.Pids = append(s.Pids, more.Pids...)
+}
+
+// Stats is a moment's view.
+func (p *Pool) Stats() (stats Stats) {
+	p.read(func(s *state) {
+		stats = Stats{Starting: s.starting, Busy: s.busy, Waiting: len(s.queue.Waiting), Restarts: s.restarts, Recycled: s.recycled}
+		for _, w := range s.workers {
+			if !w.retired {
+				stats.Workers++
+			}
+			stats.Pids = append(stats.Pids, w.proc.Pid())
+		}
+	})
+	return stats
+}
+
+// End refuses further calls, cancels those that run and has the workers end: each
+// at once, or with its last call. It returns at once.
+func (p *Pool) End() {
+	p.refuse(func(s *state) {
+		for _, w := range s.workers {
+			for _, j := range w.running() {
+				s.interrupt(p, j)
+			}
+			switch {
+			case w.retired:
+			case w.free():
+				s.dismiss(w)
+			default:
+				s.stop(w)
+			}
+		}
+	})
+}
+
+// Gone is closed when the pool has been ended or closed, and its last process has
+// ended.
+func (p *Pool) Gone() <-chan struct{} { return p.gone }
+
+// Close refuses further calls, fails those in the queue, kills the workers and
+// waits until what the pool runs has ended. Calls that workers have fail, which is
+// not counted as a crash.
+func (p *Pool) Close() {
+	p.refuse(func(s *state) {
+		for _, w := range s.workers {
+			w.stopping = true
+			w.proc.Kill()
+		}
+	})
+	p.Wait()
+}
+
+// Wait waits until what an ended pool runs has ended too.
+func (p *Pool) Wait() {
+	p.wg.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+}
+
+func (p *Pool) refuse(f func(s *state)) {
+	p.update(func(s *state) {
+		if !s.closed {
+			s.closed = true
+			p.shut()
+		}
+		for _, j := range s.empty() {
+			j.turn <- s.shut()
+		}
+		f(s)
+	})
+}

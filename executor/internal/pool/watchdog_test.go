@@ -1,0 +1,121 @@
+package pool_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/internal/pool"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// What was measured while one call ran is not laid to the one that began meanwhile.
+func TestAMeasurementIsOfTheCallsThatRan(t *testing.T) {
+	for _, async := range []bool{false, true} {
+		t.Run(map[bool]string{false: "plain", true: "coroutine"}[async], func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				first, second := make(chan struct{}), make(chan struct{})
+				p, ps := open(t, config(func(c *pool.Config) {
+					c.Async, c.MaxWorkers, c.MaxCalls, c.Limits = async, 1, 1, tool.Limits{Memory: 1 << 20}
+				}), func(w *work) (string, error) {
+					if w.args == "1" {
+						w.memory.Store(2 << 20)
+						defer w.memory.Store(0)
+						return w.wait(first)
+					}
+					return w.wait(second)
+				})
+				if err := p.Warm(); err != nil {
+					t.Fatal(err)
+				}
+				looked := false
+				look := func() {
+					if !looked {
+						looked = true
+						close(first)
+						time.Sleep(10 * time.Millisecond)
+					}
+				}
+				ps.list()[0].measured.Store(&look)
+				ends := []<-chan outcome{begin(t.Context(), p, args("1"))}
+				synctest.Wait()
+				ends = append(ends, begin(t.Context(), p, args("2")))
+				time.Sleep(time.Second)
+				close(second)
+				for i, end := range ends {
+					if o := <-end; o.err != nil {
+						t.Errorf("call %d: %v", i+1, o.err)
+					}
+				}
+				if !looked {
+					t.Error("nothing was measured")
+				}
+				ps.list()[0].measured.Store(nil)
+				third := make(chan struct{})
+				second = third
+				ps.list()[0].memory.Store(2 << 20)
+				wantCode(t, (<-begin(t.Context(), p, args("3"))).err, toolmesh.CodeWorkerOutOfMemory)
+			})
+		})
+	}
+}
+
+// What the node limits holds though no tool declares it: of memory beyond what the
+// zygote had, and of temporary files. The next call has another worker.
+func TestLimitsOfTheNodeAreWatched(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const base = 100 << 20
+		p, ps := open(t, config(func(c *pool.Config) {
+			c.MaxWorkers, c.Limits = 1, tool.Limits{Memory: 2 << 20, TempFiles: 1 << 20}
+		}), func(w *work) (string, error) {
+			w.memory.Store(base)
+			switch w.args {
+			case "more":
+				w.memory.Store(base + 1<<20)
+			case "too much":
+				w.memory.Store(base + 3<<20)
+			case "files":
+				w.files.Store(2 << 20)
+			}
+			time.Sleep(time.Second)
+			return "1", nil
+		})
+		ps.base = base
+		call := func(text string) error { return (<-begin(t.Context(), p, args("%s", text))).err }
+		wantCode(t, call("too much"), toolmesh.CodeWorkerOutOfMemory)
+		if e := wantCode(t, call("files"), toolmesh.CodeToolError); e.Details["limit"] != "temp_files" || e.Details["max"] != int64(1<<20) {
+			t.Errorf("details %v", e.Details)
+		}
+		if err := call("more"); err != nil {
+			t.Error(err)
+		}
+		if n := len(ps.list()); n != 3 {
+			t.Errorf("%d workers, want one for each call", n)
+		}
+	})
+}
+
+// A look that took long, because it counted thousands of processes or many workers, does
+// not put off the next one: a call that begins after a breach is looked at as soon as any.
+func TestALongLookDoesNotPutOffTheNext(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p, ps := open(t, config(func(c *pool.Config) {
+			c.MaxWorkers, c.Limits = 1, tool.Limits{Memory: 2 << 20}
+		}), func(w *work) (string, error) {
+			w.memory.Store(3 << 20)
+			time.Sleep(time.Second) // until then it must have been looked at
+			return "1", nil
+		})
+		defer time.Sleep(2 * time.Second)
+		for range 3 {
+			if err := p.Warm(); err != nil {
+				t.Fatal(err)
+			}
+			workers := ps.list()
+			look := func() { time.Sleep(150 * time.Millisecond) }
+			workers[len(workers)-1].measured.Store(&look)
+			wantCode(t, (<-begin(t.Context(), p, args("1"))).err, toolmesh.CodeWorkerOutOfMemory)
+		}
+	})
+}

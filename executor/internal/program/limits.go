@@ -1,0 +1,76 @@
+package program
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/internal/failure"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// bounded is the limit on memory that the system keeps too: one that is declared.
+func (r *run) bounded() tool.Size { return min(r.declared.Memory, r.call.Limits.Memory) }
+
+// backstop is what the system lets one process of a command reserve: far more
+// than its limit, which the watchdog keeps and gives its own error. 0: no limit.
+func backstop(memory tool.Size) int64 {
+	if memory == 0 {
+		return 0
+	}
+	return 2*int64(memory) + 256<<20
+}
+
+// patrol looks at what a command takes, until it has ended. Of processor time too
+// much it is asked to end; more memory or processes than it may have end it at once.
+func (r *run) patrol(every time.Duration) {
+	var files sandbox.Look
+	r.proc.Watch(every, r.call.Limits.Pids, func(u sandbox.Usage) bool {
+		exceeded, fatal := r.exceeds(u, &files)
+		if refused := r.refused(); refused != nil {
+			exceeded, fatal = refused, true
+		}
+		if exceeded == nil {
+			return false
+		}
+		r.breach.Store(exceeded)
+		r.runner.cfg.Logger.Warn("a command exceeded a limit", slog.String("rpc_id", r.call.RPCID), slog.String("tool", r.call.Tool), slog.Any("error", exceeded))
+		if fatal {
+			r.proc.Kill()
+		} else {
+			close(r.exceeded)
+		}
+		return true
+	})
+}
+
+// exceeds says which limit is exceeded, and whether the program has to go at once.
+func (r *run) exceeds(u sandbox.Usage, look *sandbox.Look) (exceeded *toolmesh.Error, fatal bool) {
+	limits, memory, files := r.call.Limits, int64(0), int64(0)
+	if limits.Pids == 0 || u.Tasks <= limits.Pids { // with more the rest takes long
+		memory = u.MemoryFor(int64(limits.Memory), 0, func() (int64, bool) { return sandbox.ShareOf(r.proc.Pid(), false) })
+		if limit := int64(limits.TempFiles); limit > 0 {
+			files, _ = look.Due(func() int64 { return sandbox.FilesOf(r.folder, r.proc.Pid(), limit) })
+		}
+	}
+	if exceeded := failure.Exceeded(r.call.Tool, limits, memory, u.Tasks, files); exceeded != nil {
+		return exceeded, true
+	}
+	if limits.CPUTime > 0 && u.CPU > limits.CPUTime {
+		return failure.OutOfTime(r.call.Tool, limits.CPUTime, u.CPU), false
+	}
+	return nil, false
+}
+
+// refused is the error of a program of which the kernel killed a process for want of
+// memory, or to which it refused one, else nil.
+func (r *run) refused() *toolmesh.Error {
+	switch {
+	case r.group.Kills() > 0:
+		return failure.Starved(r.call.Tool, int64(r.call.Limits.Memory), r.group.Peak(), r.group.Reached())
+	case r.group.Refused() > 0:
+		return failure.Refused(r.call.Tool, r.call.Limits)
+	}
+	return nil
+}

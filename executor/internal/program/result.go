@@ -1,0 +1,132 @@
+package program
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/internal/failure"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// stdout reads to the end of what the program writes. Items are handed over as
+// they come. The error is errTooLong, the sink's, or result_not_serializable.
+func (r *run) stdout(ctx context.Context) ([]byte, error) {
+	if !r.call.Lines {
+		out, err := io.ReadAll(io.LimitReader(r.proc.Stdout, int64(r.most)+1))
+		if len(out) > r.most {
+			return nil, errTooLong
+		}
+		if err != nil && !errors.Is(err, os.ErrClosed) {
+			return nil, failure.Unavailable("the output of %s cannot be read: %s", r.program(), err)
+		}
+		return out, nil
+	}
+	lines := bufio.NewScanner(r.proc.Stdout)
+	lines.Buffer(nil, r.most+2) // with a line break, and room to see that there is none
+	for number := 0; lines.Scan(); {
+		line := bytes.Clone(lines.Bytes())
+		if len(line) == 0 {
+			continue
+		}
+		if len(line) > r.most {
+			return nil, errTooLong
+		}
+		number++
+		if err := r.item(ctx, line, number); err != nil {
+			return nil, err
+		}
+	}
+	if errors.Is(lines.Err(), bufio.ErrTooLong) {
+		return nil, errTooLong
+	}
+	return nil, nil // how the program ended says the rest
+}
+
+// item takes one line of a program that streams.
+func (r *run) item(ctx context.Context, line []byte, number int) error {
+	if !r.call.Text && len(bytes.TrimSpace(line)) == 0 {
+		return nil
+	}
+	value, err := r.value(line, fmt.Sprintf("line %d", number))
+	if err != nil {
+		return err
+	}
+	switch {
+	case r.call.Stream:
+		return r.sink.Item(ctx, value)
+	case r.call.Collect:
+		if r.size += len(value) + 1; r.size > r.most {
+			return errTooLong
+		}
+		r.list = append(r.list, value)
+	default:
+		r.last = value
+	}
+	return nil
+}
+
+// value makes JSON of what the program wrote; what names the place.
+func (r *run) value(text []byte, what string) (json.RawMessage, error) {
+	bad := func(why string) error {
+		shown := r.runner.cfg.Redact.Text(string(text[:min(len(text), 4096)]))
+		shown = shown[:min(len(shown), 200)]
+		return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "%s of %s %s", what, r.program(), why).
+			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).
+			WithDetail("tool", r.call.Tool).WithDetail("output", strings.ToValidUTF8(shown, "\uFFFD"))
+	}
+	if !utf8.Valid(text) {
+		return nil, bad("is not UTF-8")
+	}
+	if r.call.Text {
+		return tool.MarshalPlain(string(text))
+	}
+	text = bytes.TrimSpace(text)
+	if len(text) == 0 {
+		return nil, bad(`is empty, not JSON: write "null", or declare stdout = "text"`)
+	}
+	if err := json.Unmarshal(text, new(json.RawMessage)); err != nil {
+		return nil, bad(fmt.Sprintf("is not one JSON value (%s): write one, or declare stdout = \"text\"", err))
+	}
+	return text, nil
+}
+
+// result makes the answer of a program that ended well.
+func (r *run) result(ctx context.Context, out []byte) (json.RawMessage, error) {
+	switch {
+	case r.call.Lines && r.call.Stream:
+		return nil, nil
+	case r.call.Lines && r.call.Collect:
+		list, err := json.Marshal(r.list)
+		if r.list == nil {
+			list = []byte("[]")
+		}
+		if err != nil {
+			return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the items of %s cannot be put together: %w", r.program(), err)
+		}
+		return list, nil
+	case r.call.Lines && r.last == nil:
+		return json.RawMessage("null"), nil
+	case r.call.Lines:
+		return r.last, nil
+	}
+	if r.call.Text {
+		out = bytes.TrimSuffix(bytes.TrimSuffix(out, []byte("\n")), []byte("\r"))
+	}
+	value, err := r.value(out, "the output")
+	if err != nil {
+		return nil, err
+	}
+	if r.call.Stream {
+		return nil, r.sink.Item(ctx, value)
+	}
+	return value, nil
+}

@@ -1,0 +1,160 @@
+package sandbox
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh/executor/internal/cgroup"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Bounds are what a program may take, with all that it starts; 0 is no bound.
+type Bounds struct {
+	Time   time.Duration
+	Memory int64 // bytes
+	Tasks  int   // processes and threads
+	// Groups are where the kernel keeps Memory and Tasks; elsewhere they are kept by looking.
+	Groups *cgroup.Tree
+}
+
+// AboveProgram is what the control group of a program holds beside it, in bytes: the
+// interpreter above it, and what the kernel holds on its behalf.
+const AboveProgram = 28 << 20
+
+// How often processes are looked at: what they take beyond a limit before they are stopped
+// is what they can take in that time.
+const (
+	// LookOften is for limits that a tool declares.
+	LookOften = 20 * time.Millisecond
+	// LookRarely is for all others: those of the node are wide and hold for every call.
+	LookRarely = 100 * time.Millisecond
+)
+
+// Pace is how often the processes of a call are looked at whose tool declares limits, for
+// those in effect; 0: they need not be.
+func Pace(declared, inEffect tool.Limits) time.Duration {
+	closely := func(l tool.Limits) bool { return l.CPUTime > 0 || l.Memory > 0 || l.Pids > 0 }
+	switch {
+	case !closely(inEffect) && inEffect.TempFiles == 0:
+		return 0
+	case closely(declared):
+		return LookOften
+	}
+	return LookRarely
+}
+
+// Watch looks at what is below the process, as often as every says, until it has ended or
+// look is done. Tasks beyond most are not counted.
+func (p *Process) Watch(every time.Duration, most int, look func(u Usage) (done bool)) {
+	for {
+		select {
+		case <-p.done:
+			return
+		case <-time.After(every):
+		}
+		u, _ := UsageOf(p.Pid(), false, most)
+		select {
+		case <-p.done: // it was another process's id by then
+			return
+		default:
+		}
+		if look(u) {
+			return
+		}
+	}
+}
+
+// Enclose moves a process that has just begun into a group, with what it has started, and
+// bounds the group's memory, in bytes; 0: somebody does later. It does nothing without a
+// group. Where the system refuses, the log says so, and the limits are kept by looking.
+func Enclose(log *slog.Logger, group *cgroup.Group, pid int, memory int64) {
+	if group == nil {
+		return
+	}
+	err := group.Add(pid)
+	known := map[int]bool{}
+	for more := true; more && err == nil; {
+		more = false
+		for _, pid := range Descendants(pid) {
+			if !known[pid] && err == nil {
+				known[pid], more = true, true
+				err = group.Add(pid)
+			}
+		}
+	}
+	if err == nil && memory > 0 {
+		err = group.Limit(memory)
+	}
+	if err != nil {
+		log.Warn("a process is in no control group", slog.Int("pid", pid), slog.Any("error", err))
+	}
+}
+
+// keep keeps a process, above a program that has not begun, within the bounds until it
+// ends. exceeded, called after that, says which one made it end, if one did.
+func (s *Spawner) keep(proc *Process, b Bounds) (exceeded func() error) {
+	if b.Time == 0 && b.Memory == 0 && b.Tasks == 0 {
+		return func() error { return nil }
+	}
+	tasks := b.Tasks
+	if tasks > 0 {
+		tasks++ // the process above it
+	}
+	memory := b.Memory
+	if memory > 0 {
+		memory += AboveProgram
+	}
+	group := b.Groups.ForLimits(b.Memory, tasks)
+	Enclose(s.log, group, proc.Pid(), memory)
+	end := time.Now().Add(b.Time)
+	var found error
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		defer group.Close()
+		proc.Watch(LookRarely, b.Tasks, func(u Usage) bool {
+			found = b.check(proc, group, end, u)
+			return found != nil
+		})
+		if found == nil {
+			found = b.refused(group)
+			return
+		}
+		proc.Kill()
+	})
+	return func() error { looking.Wait(); return found }
+}
+
+func (b Bounds) check(proc *Process, group *cgroup.Group, end time.Time, u Usage) error {
+	switch {
+	case b.Time > 0 && time.Now().After(end):
+		return fmt.Errorf("it did not end within %v and was ended", b.Time)
+	case b.refused(group) != nil:
+		return b.refused(group)
+	case b.Tasks > 0 && u.Tasks > b.Tasks:
+		return b.tooMany()
+	case b.Memory > 0 && u.MemoryFor(b.Memory, 0, func() (int64, bool) { return ShareOf(proc.Pid(), false) }) > b.Memory:
+		return b.tooMuch()
+	}
+	return nil
+}
+
+// refused says what the kernel has refused, or killed a process for.
+func (b Bounds) refused(group *cgroup.Group) error {
+	switch {
+	case group.Kills() > 0:
+		return b.tooMuch()
+	case group.Refused() > 0:
+		return b.tooMany()
+	}
+	return nil
+}
+
+func (b Bounds) tooMuch() error {
+	return fmt.Errorf("it took more than the %d bytes of memory that it may and was ended", b.Memory)
+}
+
+func (b Bounds) tooMany() error {
+	return fmt.Errorf("it had more than the %d processes and threads that it may and was ended", b.Tasks)
+}

@@ -1,0 +1,143 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh/executor/internal/cgroup"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/python"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// What a program of an installation does, with more than it may take; each ends by itself
+// within a minute.
+const greedy = `
+import os, sys, time
+
+def processes():
+    for _ in range(400):
+        try:
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(60)
+                os._exit(0)
+        except OSError:
+            time.sleep(0.01)
+    time.sleep(60)
+
+def memory():
+    held = [b"x" * (1 << 20) for _ in range(200)]
+    time.sleep(60)
+
+def children():
+    for _ in range(10):
+        if os.fork() == 0:
+            memory()
+    time.sleep(60)
+
+def waits():
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+    time.sleep(60)
+
+def prints():
+    for _ in range(70):
+        sys.stdout.write("x" * (1 << 20))
+
+def complains():
+    for _ in range(10):
+        sys.stderr.write("x" * (1 << 20))
+    sys.stderr.write("the end")
+
+def file():
+    with open(sys.argv[2], "wb") as f:
+        f.write(bytes(2 << 20))
+
+def fine():
+    print("fine")
+
+globals()[sys.argv[1]]()
+`
+
+// What runs at an installation takes no more than it may, with control groups and without
+// them, and nothing that it started is left. Its error says what was too much.
+func TestRunKeepsBounds(t *testing.T) {
+	interpreter, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip(err)
+	}
+	files := t.TempDir()
+	worker, err := fs.Sub(python.Worker, python.WorkerDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(filepath.Join(files, "_the_worker"), worker); err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	spawner := sandbox.NewSpawner(log)
+	defer spawner.Close()
+	tree := cgroup.Open(cgroup.NameOf(files), filepath.Join(files, "cgroup"), log)
+	defer tree.Close()
+	dir := t.TempDir()
+	launch := sandbox.Command{
+		Path: interpreter, Dir: dir, Env: []string{"LANG=C.UTF-8"},
+		Args: []string{"-I", "-S", "-c", "import sys; sys.path.insert(0, sys.argv[1]); from _the_worker import entry; entry.command(sys.argv[2])", files},
+	}
+	for _, row := range []struct {
+		name   string
+		bounds sandbox.Bounds
+		want   string // of the error; empty for none
+	}{
+		{"processes", sandbox.Bounds{Tasks: 50}, "more than the 50 processes and threads"},
+		{"memory", sandbox.Bounds{Memory: 64 << 20}, "more than the 67108864 bytes of memory"},
+		{"children", sandbox.Bounds{Memory: 500 << 20}, "more than the 524288000 bytes of memory"},
+		{"waits", sandbox.Bounds{Time: 300 * time.Millisecond}, "did not end within 300ms"},
+		{"prints", sandbox.Bounds{Time: time.Minute}, "wrote more than 67108864 bytes"},
+		{"complains", sandbox.Bounds{}, ""},
+		{"file", sandbox.Bounds{}, "exit status 1"},
+		{"fine", sandbox.Bounds{Time: time.Minute, Memory: 64 << 20, Tasks: 50}, ""},
+	} {
+		for _, groups := range []*cgroup.Tree{nil, tree} {
+			if groups != nil && groups.Kind() == "" {
+				continue // the log of other tests says why
+			}
+			row.bounds.Groups = groups
+			argv := []string{interpreter, "-c", greedy, row.name, filepath.Join(dir, "file")}
+			stdout, stderr, err := spawner.Run(t.Context(), launch, sandbox.Request{
+				Level: tool.SandboxNone, FileSize: 1 << 20, Argv: argv, Env: []string{"PATH=" + os.Getenv("PATH")}, Bounds: row.bounds,
+			})
+			if said := fmt.Sprint(err); row.want == "" && err != nil || !strings.Contains(said, row.want) {
+				t.Errorf("%s, groups: %t: got %v, want %q", row.name, groups != nil, err, row.want)
+			}
+			if row.name == "fine" && string(stdout) != "fine\n" {
+				t.Errorf("stdout is %q", stdout)
+			}
+			if row.name == "complains" && (!strings.HasSuffix(stderr, "the end") || len(stderr) > 2<<20) {
+				t.Errorf("stderr has %d bytes and ends with %q", len(stderr), stderr[max(0, len(stderr)-10):])
+			}
+		}
+	}
+	if info, err := os.Stat(filepath.Join(dir, "file")); err != nil || info.Size() > 1<<20 {
+		t.Errorf("the file: %v, %v", info, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, _, err = spawner.Run(ctx, launch, sandbox.Request{
+		Level: tool.SandboxNone, Argv: []string{interpreter, "-c", greedy, "waits"}, Bounds: sandbox.Bounds{Time: time.Minute},
+	})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a run that its caller ends: %v", err)
+	}
+}

@@ -1,0 +1,140 @@
+package sandbox_test
+
+import (
+	"bytes"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newSpawner(t *testing.T, levels ...sandbox.Level) *sandbox.Spawner {
+	t.Helper()
+	s := sandbox.NewSpawner(slog.New(slog.DiscardHandler), levels...)
+	t.Cleanup(s.Close)
+	return s
+}
+
+func TestStartGivesTheProgramItsChannels(t *testing.T) {
+	t.Parallel()
+	s := newSpawner(t)
+	p, err := s.Start(sandbox.Command{
+		Path: "/bin/sh", Args: []string{"-c", `echo "mode $1"; echo oops >&2; cat <&4; exit 7`, "sh"},
+		Env: []string{"PATH=/usr/bin:/bin"}, Dir: t.TempDir(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make([]byte, 64)
+	n, err := p.Stdout.Read(out)
+	want := "mode namespace\n"
+	if p.Level == sandbox.LevelReaper {
+		want = "mode reaper\n"
+	}
+	if err != nil || string(out[:n]) != want {
+		t.Errorf("stdout %q, %v, want %q", out[:n], err, want)
+	}
+	// It waits for the lifeline's end, which Kill brings about or outruns.
+	p.Kill()
+	p.Kill()
+	<-p.Done()
+}
+
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	s := newSpawner(t, sandbox.LevelReaper)
+	for script, want := range map[string]int{"exit 7": 7, "exit 0": 0, "kill -KILL $$": 128 + int(syscall.SIGKILL)} {
+		p, err := s.Start(sandbox.Command{Path: "/bin/sh", Args: []string{"-c", script}, Env: []string{"PATH=/usr/bin:/bin"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-p.Done()
+		if got := p.ExitCode(); got != want {
+			t.Errorf("%s: exit code %d, want %d", script, got, want)
+		}
+		p.Kill()
+	}
+}
+
+func TestStartOfNothingFails(t *testing.T) {
+	t.Parallel()
+	s := newSpawner(t)
+	if _, err := s.Start(sandbox.Command{Path: "/nowhere/python"}); err == nil || !strings.Contains(err.Error(), "/nowhere/python") {
+		t.Errorf("got %v, want an error that names the program", err)
+	}
+	if err := s.StartCommand(exec.Command("/nowhere/uv")); err == nil {
+		t.Error("a command that is not there was started")
+	}
+}
+
+func TestCommandsRun(t *testing.T) {
+	t.Parallel()
+	s := newSpawner(t)
+	var out bytes.Buffer
+	cmd := exec.Command("/bin/sh", "-c", "echo hello")
+	cmd.Stdout = &out
+	if err := s.StartCommand(cmd); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil || out.String() != "hello\n" {
+		t.Errorf("got %q, %v", out.String(), err)
+	}
+}
+
+func TestAPageIsSharedMemory(t *testing.T) {
+	t.Parallel()
+	page, err := sandbox.NewPage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer page.Close()
+	page.Store(sandbox.WordStarted, 0x0102030405060708)
+	data := make([]byte, 16)
+	if _, err := page.File().ReadAt(data, 0); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(data[8:], []byte{8, 7, 6, 5, 4, 3, 2, 1}) || page.Load(sandbox.WordCancel) != 0 {
+		t.Errorf("got % x", data)
+	}
+	page.Sent()
+	if page.Load(sandbox.WordStarted) != 0x0102030405060708 {
+		t.Error("the memory went with the descriptor")
+	}
+}
+
+// A child must find its end of a pipe blocking, and ours must not block the runtime.
+func TestPipeEnds(t *testing.T) {
+	t.Parallel()
+	var r *os.File
+	theirs, err := sandbox.NewPipes(sandbox.Channel{Ours: &r})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := theirs[0]
+	done := make(chan string)
+	go func() {
+		data, _ := io.ReadAll(r)
+		done <- string(data)
+	}()
+	if _, err := w.WriteString("through"); err != nil {
+		t.Fatal(err)
+	}
+	_ = w.Close()
+	if got := <-done; got != "through" {
+		t.Errorf("got %q", got)
+	}
+	if err := r.SetReadDeadline(time.Time{}); err != nil {
+		t.Errorf("our end is not known to the poller: %v", err)
+	}
+	_ = r.Close()
+}

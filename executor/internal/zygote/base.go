@@ -1,0 +1,200 @@
+package zygote
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh/executor/internal/output"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/python"
+)
+
+// baseRetry is how long no base is started for an interpreter with which that failed.
+const baseRetry = time.Minute
+
+// environ is all that an interpreter of the machine begins with.
+var environ = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
+
+// commandLineRoom is an argument that nobody reads: a process that renames itself
+// has as much room as its first command line took.
+var commandLineRoom = strings.Repeat(" ", 1024)
+
+// Variables that the C library, or a library that a base has loaded, reads when
+// it is loaded: too late in a copy. PYTHON is for modules of the standard library;
+// the interpreter itself reads none of them.
+var earlyVariables = []string{"LD_", "GLIBC_", "MALLOC_", "OPENSSL_", "PYTHON"}
+
+// bases are the processes that zygotes begin as copies of, one for each
+// interpreter. They hold no variables and no files of any index.
+type bases struct {
+	starter *Starter
+	life    context.Context //nolint:containedctx // ends all of them
+	stop    context.CancelFunc
+
+	mu sync.Mutex
+	by map[string]*base // by the interpreter
+	wg sync.WaitGroup
+}
+
+// base is one of them, from the moment that it is wanted.
+type base struct {
+	made  time.Time
+	stamp string        // of the interpreter's file
+	ready chan struct{} // closed when it is known whether it can be used
+
+	// Valid after ready.
+	proc *sandbox.Base
+	err  error
+}
+
+// adoption is what a zygote takes of an index once it is confined.
+type adoption struct {
+	Environ    []byte   `json:"environ"` // lines as in os.Environ, separated by zeros
+	Executable string   `json:"executable"`
+	Argv       []string `json:"argv"` // what the executable is started with
+}
+
+// unfitFor says why what has these variables cannot go on with what a base has loaded;
+// empty when it can. With own nothing does.
+func unfitFor(environ []string, own bool) string {
+	if own {
+		return "each has one"
+	}
+	for _, line := range environ {
+		for _, prefix := range earlyVariables {
+			if strings.HasPrefix(line, prefix) {
+				name, _, _ := strings.Cut(line, "=")
+				return fmt.Sprintf("the variable %s is read when an interpreter starts", name)
+			}
+		}
+	}
+	return ""
+}
+
+// start makes a process that goes on as cmd would have, or adopts its environment.
+func (b *bases) start(ctx context.Context, cmd sandbox.Command, adopts bool) (*sandbox.Process, error) {
+	base, err := b.of(cmd.Path)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-base.ready:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if base.err != nil {
+		return nil, base.err
+	}
+	proc, err := base.proc.Start(cmd.Sandbox, adopts)
+	if err != nil {
+		base.proc.Close() // it does not do what it should: the next one gets another
+	}
+	return proc, err
+}
+
+// of finds the base of an interpreter of the machine, or has one started.
+func (b *bases) of(interpreter string) (*base, error) {
+	info, err := os.Stat(interpreter)
+	if err != nil {
+		return nil, err
+	}
+	// An interpreter that was replaced meanwhile is another one.
+	stamp := strconv.FormatInt(info.Size(), 10) + " " + info.ModTime().String()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.life.Err() != nil {
+		return nil, errors.New("the executor is closed")
+	}
+	old := b.by[interpreter]
+	if old != nil && old.stamp == stamp && !old.spent() {
+		return old, nil
+	}
+	made := &base{made: time.Now(), stamp: stamp, ready: make(chan struct{})}
+	b.by[interpreter] = made
+	b.wg.Go(func() {
+		defer close(made.ready)
+		if old != nil { // it has been spent, or its interpreter replaced
+			if <-old.ready; old.proc != nil {
+				old.proc.Close()
+			}
+		}
+		made.proc, made.err = b.run(interpreter)
+		if made.err != nil {
+			b.starter.opts.Logger.Warn("no base process, each index starts an interpreter of its own",
+				slog.String("interpreter", interpreter), slog.Any("error", made.err))
+		}
+	})
+	return made, nil
+}
+
+// spent reports whether a new one has to be made.
+func (b *base) spent() bool {
+	select {
+	case <-b.ready:
+	default:
+		return false
+	}
+	if b.err != nil {
+		return time.Since(b.made) > baseRetry
+	}
+	select {
+	case <-b.proc.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// run starts the process, which ends with all of them.
+func (b *bases) run(interpreter string) (*sandbox.Base, error) {
+	began := time.Now()
+	proc, err := b.starter.spawner.StartBase(sandbox.Command{
+		Path: interpreter, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("base()"), b.starter.opts.Files, commandLineRoom},
+		Env: environ, Dir: "/",
+	})
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(b.life, proc.Close)
+	words, drained := output.NewTail(nil), make(chan struct{})
+	b.wg.Go(func() {
+		output.Drain(proc.Output(), words, func(text string) { // which should be nothing
+			b.starter.opts.Logger.Debug("output of the base process", slog.String("text", text))
+		})
+		close(drained)
+		<-proc.Done()
+		stop()
+		b.starter.opts.Logger.Debug("base process ended", slog.Int("pid", proc.Pid()))
+	})
+	hello, err := proc.Hello(b.starter.opts.StartTimeout)
+	var about struct {
+		Modules int `json:"modules"`
+	}
+	if err == nil {
+		err = json.Unmarshal(hello, &about)
+	}
+	if err != nil {
+		proc.Close()
+		<-drained
+		return nil, fmt.Errorf("%w%s", err, words.Suffix())
+	}
+	b.starter.opts.Logger.Debug("base process started", slog.String("interpreter", interpreter), slog.Int("pid", proc.Pid()),
+		slog.Int("modules", about.Modules), slog.Duration("took", time.Since(began)))
+	return proc, nil
+}
+
+// close ends all of them.
+func (b *bases) close() {
+	b.mu.Lock() // nothing is started from here on
+	b.stop()
+	b.mu.Unlock()
+	b.wg.Wait()
+}

@@ -1,0 +1,188 @@
+package zygote
+
+import (
+	"log/slog"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/internal/cgroup"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// afterEnd is how long a read goes on once the process has ended: what it wrote is
+// there by then, but a process that a tool left behind may hold the pipe open.
+const afterEnd = 200 * time.Millisecond
+
+// Worker says what kind of worker a process is to be.
+type Worker struct {
+	Async     bool
+	Isolation toolmesh.Isolation // of its calls
+	Limits    tool.Limits        // of one call, that the worker keeps
+	Bounds    tool.Limits        // of one call, that the kernel keeps where there are control groups
+	// Tool, where it is not empty, is the one tool that the worker imports, in an
+	// interpreter of its own.
+	Tool string
+	// Turns: the zygote looks after the end of its calls' turns.
+	Turns bool
+}
+
+// Process is a worker process: a fork of a zygote, or one that was a zygote itself.
+// It implements the Process of package pool.
+type Process struct {
+	log    *slog.Logger
+	id     uint64
+	zygote *zygote
+	handle *sandbox.Handle
+	group  *cgroup.Group // nil: it is in none of its own
+	temp   folder        // of its temporary files
+	page   *sandbox.Page
+	in     *os.File // its calls
+	out    *os.File // its results
+	stdout *os.File
+	stderr *os.File
+	reader *eager // of out
+	raw    syscall.RawConn
+	// release gives up a zygote that has become the process; else nil.
+	release func()
+
+	done     chan struct{}
+	doneOnce sync.Once
+	exit     sandbox.Exit // valid after done
+
+	mu       sync.Mutex
+	pending  []byte // what the pipe had no room for
+	flushing bool
+	wg       sync.WaitGroup // the flusher
+}
+
+// newProcess makes the channels of a process that is to be; theirs are the ends
+// that are for it, in the order of the protocol.
+func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err error) {
+	p = &Process{log: log, id: id, done: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			sandbox.CloseAll(theirs)
+			p.closeChannels()
+		}
+	}()
+	theirs, err = sandbox.NewPipes([]sandbox.Channel{{Ours: &p.in, Write: true}, {Ours: &p.out}, {Ours: &p.stdout}, {Ours: &p.stderr}}...)
+	if err != nil {
+		return nil, theirs, err
+	}
+	if p.page, err = sandbox.NewPage(); err != nil {
+		return nil, theirs, err
+	}
+	if p.raw, err = p.in.SyscallConn(); err != nil {
+		return nil, theirs, err
+	}
+	if p.reader, err = newEager(p.out); err != nil {
+		return nil, theirs, err
+	}
+	return p, theirs, nil
+}
+
+func (p *Process) closeChannels() {
+	sandbox.CloseAll([]*os.File{p.in, p.out, p.stdout, p.stderr})
+	if p.page != nil {
+		p.page.Close()
+	}
+}
+
+// exited notes the end of the process.
+func (p *Process) exited(e sandbox.Exit) {
+	p.doneOnce.Do(func() {
+		p.exit = e
+		_ = p.out.SetReadDeadline(time.Now().Add(afterEnd))
+		close(p.done)
+	})
+}
+
+// These are what package pool says of them.
+
+func (p *Process) ID() uint64                           { return p.id }
+func (p *Process) Pid() int                             { return p.handle.Pid() }
+func (p *Process) Read(b []byte) (int, error)           { return p.reader.Read(b) }
+func (p *Process) Eager(eager bool)                     { p.reader.eager = eager }
+func (p *Process) Output() (stdout, stderr *os.File)    { return p.stdout, p.stderr }
+func (p *Process) Load(word int) uint64                 { return p.page.Load(word) }
+func (p *Process) Store(word int, value uint64)         { p.page.Store(word, value) }
+func (p *Process) Interrupt()                           { _ = p.handle.Signal(syscall.SIGURG) }
+func (p *Process) Kill()                                { _ = p.handle.Signal(syscall.SIGKILL) }
+func (p *Process) Done() <-chan struct{}                { return p.done }
+func (p *Process) Exit() sandbox.Exit                   { return p.exit }
+func (p *Process) ProcessorTime() (time.Duration, bool) { return sandbox.ProcessorTime(p.Pid()) }
+func (p *Process) Usage(most int) (sandbox.Usage, bool) { return sandbox.UsageOf(p.Pid(), true, most) }
+func (p *Process) Share() (int64, bool)                 { return sandbox.ShareOf(p.Pid(), true) }
+func (p *Process) Group() *cgroup.Group                 { return p.group }
+func (p *Process) Base() int64                          { <-p.zygote.measured; return p.zygote.memory }
+func (p *Process) TempFiles(limit int64) int64          { return sandbox.FilesOf(p.temp.path, p.Pid(), limit) }
+
+// Write sends data. It never blocks: what the pipe has no room for is written by a
+// goroutine.
+func (p *Process) Write(data []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.flushing {
+		p.pending = append(p.pending, data...)
+		return
+	}
+	var n int
+	err := p.raw.Control(func(fd uintptr) {
+		for {
+			var failed error
+			n, failed = unix.Write(int(fd), data) //nolint:gosec // descriptors are small
+			if failed != unix.EINTR {             //nolint:errorlint // a plain errno
+				break
+			}
+		}
+	})
+	if err != nil {
+		return // closed: the worker has ended, and its calls end with it
+	}
+	if n = max(n, 0); n < len(data) {
+		p.pending = append([]byte(nil), data[n:]...)
+		p.flushing = true
+		p.wg.Go(p.flush)
+	}
+}
+
+// flush writes what is pending, waiting for the worker to read.
+func (p *Process) flush() {
+	for {
+		p.mu.Lock()
+		data := p.pending
+		p.pending = nil
+		if len(data) == 0 {
+			p.flushing = false
+			p.mu.Unlock()
+			return
+		}
+		p.mu.Unlock()
+		if _, err := p.in.Write(data); err != nil {
+			// The worker reads no more. Its end is reported by the zygote.
+			p.Kill()
+			return
+		}
+	}
+}
+
+// Close releases what is left of a process that has ended, or that was killed and of
+// which nothing is heard: from here on nothing will be.
+func (p *Process) Close() {
+	p.zygote.forget(p)
+	p.exited(sandbox.Exit{Lost: true})
+	p.closeChannels()
+	p.wg.Wait()
+	p.zygote.temp.give(p.temp, !p.exit.Lost)
+	p.group.Close()
+	p.handle.Close()
+	if p.release != nil {
+		p.release()
+	}
+}

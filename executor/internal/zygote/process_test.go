@@ -1,0 +1,153 @@
+package zygote
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+)
+
+// channels makes a process that is nothing but its channels: theirs are the worker's
+// ends.
+func channels(t *testing.T) (p *Process, theirs []*os.File) {
+	t.Helper()
+	p, theirs, err := newProcess(slog.New(slog.DiscardHandler), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.page.Sent()
+	p.zygote = &zygote{workers: map[uint64]*Process{7: p}}
+	p.handle = sandbox.NewHandle(-1, 0)
+	return p, theirs
+}
+
+// Write does not wait for the worker to read, and nothing is lost or turned round.
+func TestWriteNeverBlocks(t *testing.T) {
+	p, theirs := channels(t)
+	defer sandbox.CloseAll(theirs)
+	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<17) // far more than a pipe holds
+	for part := range 1 << 7 {
+		p.Write(want[part*1<<14 : (part+1)*1<<14])
+	}
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(theirs[0], got); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%v; as it was written: %v", err, bytes.Equal(got, want))
+	}
+	p.Write([]byte("more"))
+	if _, err := io.ReadFull(theirs[0], got[:4]); err != nil || string(got[:4]) != "more" {
+		t.Errorf("got %q, %v", got[:4], err)
+	}
+	p.exited(sandbox.Exit{})
+	p.Close()
+	p.Write([]byte("after the end")) // which nobody reads
+}
+
+// What is still to be written when the process is closed is given up.
+func TestCloseEndsAWrite(t *testing.T) {
+	p, theirs := channels(t)
+	defer sandbox.CloseAll(theirs)
+	p.Write(make([]byte, 1<<20))
+	p.exited(sandbox.Exit{Lost: true})
+	p.Close()
+	if !p.Exit().Lost {
+		t.Errorf("exit: %v", p.Exit())
+	}
+}
+
+// A read gets what the process wrote and then ends, though something that the process
+// left behind holds the other end of the pipe.
+func TestAReadEndsWithTheProcess(t *testing.T) {
+	for _, eager := range []bool{false, true} {
+		p, theirs := channels(t)
+		p.Eager(eager)
+		if _, err := theirs[1].WriteString("last words"); err != nil {
+			t.Fatal(err)
+		}
+		p.exited(sandbox.Exit{Code: 3})
+		<-p.Done()
+		got, err := io.ReadAll(p)
+		if string(got) != "last words" || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("read %q, %v", got, err)
+		}
+		p.Close()
+		sandbox.CloseAll(theirs)
+	}
+}
+
+// An eager read finds what is there, waits for what is not, and ends with the stream.
+func TestEagerReads(t *testing.T) {
+	p, theirs := channels(t)
+	var sent sync.WaitGroup
+	sent.Go(func() {
+		for i := range 2000 {
+			_, _ = theirs[1].Write([]byte{byte(i)})
+		}
+		sandbox.CloseAll(theirs)
+	})
+	b := make([]byte, 100)
+	next := 0
+	for {
+		p.Eager(next%3 != 0)
+		n, err := p.Read(b)
+		for _, got := range b[:n] {
+			if got != byte(next) {
+				t.Fatalf("byte %d is %d", next, got)
+			}
+			next++
+		}
+		if err != nil {
+			if !errors.Is(err, io.EOF) || next != 2000 {
+				t.Errorf("%v after %d bytes", err, next)
+			}
+			break
+		}
+	}
+	sent.Wait()
+	p.exited(sandbox.Exit{})
+	p.Close()
+}
+
+func TestPlacesAreBounded(t *testing.T) {
+	s := NewStarter(nil, Options{})
+	defer s.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	var leave func()
+	for range cap(s.starting) {
+		var err error
+		if leave, err = s.Place(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	if _, err := s.Place(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("one more place than there are: %v", err)
+	}
+	leave()
+	if _, err := s.Place(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Who waits for the end of a worker that was killed, and of which its zygote has not
+// said that it ended, learns at its close that nothing more will be heard.
+func TestClosedBeforeItsEndIsKnown(t *testing.T) {
+	t.Parallel()
+	p, theirs := channels(t)
+	sandbox.CloseAll(theirs)
+	p.Close()
+	p.zygote.lostAll()
+	select {
+	case <-p.Done():
+		if want := (sandbox.Exit{Lost: true}); p.Exit() != want {
+			t.Errorf("its end: %v, want %v", p.Exit(), want)
+		}
+	default:
+		t.Error("its end is not known")
+	}
+}

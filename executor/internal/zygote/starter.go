@@ -1,0 +1,86 @@
+package zygote
+
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolmesh/toolmesh/executor/internal/cgroup"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+)
+
+// Options configure a [Starter]. All must be set; those that may be zero say so.
+type Options struct {
+	Logger *slog.Logger
+	// Dir is the folder below which processes get folders of their own.
+	Dir string
+	// Files is the folder that holds the worker's package.
+	Files string
+	// Cgroups bound the memory and the processes of workers, where they are of a kind.
+	Cgroups *cgroup.Tree
+	// ImportMemory (bytes) and ImportTasks (processes and threads) are what the imports of an
+	// index may take, where the kernel keeps it.
+	ImportMemory int64
+	ImportTasks  int
+	// StartTimeout bounds the import of one module.
+	StartTimeout time.Duration
+	// MaxResult bounds a result and an item, MaxFrame a message, in bytes.
+	MaxResult int
+	MaxFrame  uint32
+	// OwnInterpreters has each group start an interpreter of its own: no bases. May be
+	// false.
+	OwnInterpreters bool
+}
+
+// Starter has what all groups of an executor share: the base processes, and the
+// places of interpreters that import. Its methods may be called concurrently.
+type Starter struct {
+	opts     Options
+	spawner  *sandbox.Spawner
+	bases    bases
+	nextID   atomic.Uint64
+	starting chan struct{} // see Place
+	temp     folders       // of workers that may write where they like
+}
+
+// NewStarter makes a starter, which starts nothing by itself.
+func NewStarter(spawner *sandbox.Spawner, opts Options) *Starter {
+	s := &Starter{opts: opts, spawner: spawner, starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
+	s.temp.log, s.temp.parent = opts.Logger, opts.Dir
+	s.bases.starter, s.bases.by = s, map[string]*base{}
+	s.bases.life, s.bases.stop = context.WithCancel(context.Background())
+	return s
+}
+
+// Place waits for one of the places of interpreters that may import at once: more
+// than there are processors would only make each other late.
+func (s *Starter) Place(ctx context.Context) (leave func(), err error) {
+	select {
+	case s.starting <- struct{}{}:
+		return func() { <-s.starting }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Warm starts the base of an interpreter of the machine in the background: the next
+// group finds it.
+func (s *Starter) Warm(interpreter string) {
+	if !s.opts.OwnInterpreters {
+		_, _ = s.bases.of(interpreter) // the next group says what is wrong with it
+	}
+}
+
+// Close ends the bases. The groups must have been closed.
+func (s *Starter) Close() { s.bases.close() }
+
+// numbers are limits as a worker reads them: seconds and bytes; zero is none.
+type numbers struct {
+	CPUTime   float64 `json:"cpu_time,omitempty"`
+	Memory    int64   `json:"memory,omitempty"`
+	Pids      int     `json:"pids,omitempty"`
+	OpenFiles int     `json:"open_files,omitempty"`
+	Output    int64   `json:"output,omitempty"`
+}

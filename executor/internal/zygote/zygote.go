@@ -1,0 +1,558 @@
+package zygote
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/internal/cgroup"
+	"github.com/toolmesh/toolmesh/executor/internal/frame"
+	"github.com/toolmesh/toolmesh/executor/internal/output"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/internal/deep"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// setup is the first message to a zygote.
+type setup struct {
+	Root    string            `json:"root"`
+	Cwd     string            `json:"cwd"`
+	Paths   []string          `json:"paths"`
+	Tools   []string          `json:"tools"`
+	Exclude map[string]string `json:"exclude"`
+	Secrets *output.Forms     `json:"secrets"` // what no text may show
+	// Sandbox is to be in effect before any code of the index runs.
+	Sandbox tool.Sandbox `json:"sandbox"`
+	// Folder is the one that strict and offline may write; empty for the others.
+	Folder string `json:"folder"`
+	// Temp is the folder that has those of workers for temporary files.
+	Temp string `json:"temp,omitempty"`
+	// OpenFiles are the limit of a call of a tool that declares none, and the most that
+	// a [forkRequest] may say.
+	OpenFiles [2]int `json:"open_files,omitzero"`
+	// Processes is how many processes and threads the user may have, who is the index's own;
+	// 0: any.
+	Processes int `json:"processes,omitempty"`
+	// User is who to become: a user's id and a group's; empty for nobody else.
+	User []int `json:"user,omitempty"`
+	// Given are folders that it has, whoever owns them.
+	Given []sandbox.Path `json:"given,omitempty"`
+	// Adopt is what it takes then.
+	Adopt *adoption `json:"adopt,omitempty"`
+}
+
+// forkRequest is the body of a FORK and a BECOME, the same for all workers of a
+// pool: the zygote knows it again.
+type forkRequest struct {
+	Kind      string             `json:"kind"`      // sync or async
+	Limit     int                `json:"limit"`     // bytes of a result or an item
+	Isolation toolmesh.Isolation `json:"isolation"` // of the worker's calls
+	Limits    numbers            `json:"limits"`    // of one call
+	Turns     bool               `json:"turns,omitempty"`
+}
+
+// description is a zygote's answer to it. The place in Tools is a tool's slot.
+type description struct {
+	Tools       []Tool        `json:"tools"`
+	Unavailable []Unavailable `json:"unavailable"`
+	Python      string        `json:"python"`
+	ForkUnsafe  string        `json:"fork_unsafe"`
+}
+
+// importFailure is returned by startZygote when a module hangs, ends the process or
+// breaks the protocol: it is to be left out. Without a module it is the environment's
+// start-up files that do.
+type importFailure struct {
+	module string
+	reason string
+}
+
+func (e *importFailure) Error() string { return e.reason }
+
+// zygote is one running zygote process and the channel to it.
+type zygote struct {
+	log     *slog.Logger
+	proc    *sandbox.Process
+	conn    *net.UnixConn
+	control controlReader // of conn
+	reader  *frame.Reader // of control
+	about   description
+	words   *output.Tail
+
+	folder string        // see setup.Temp; removed with the zygote
+	group  *cgroup.Group // of what it imports; nil: it is in none of its own
+	temp   *folders
+
+	measured chan struct{} // closed once memory is known
+	memory   int64         // bytes, once it had described its tools
+
+	solo bool // it is itself the one worker
+
+	broke atomic.Pointer[error] // how it broke the protocol; nil: it has not
+
+	forking sync.Mutex // one FORK under way: its descriptors must not mix with the next one's
+
+	mu      sync.Mutex
+	waited  bool // for a forkedMessage
+	forked  chan forkedMessage
+	workers map[uint64]*Process
+
+	wg sync.WaitGroup
+}
+
+// forkedMessage is a zygote's answer to a FORK or a BECOME.
+type forkedMessage struct {
+	pid    int
+	fd     int    // its pidfd, -1 without
+	failed string // why there is no worker
+}
+
+// startZygote sets the process up and waits until it has described its tools.
+func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup) (_ *zygote, err error) {
+	opts := g.starter.opts
+	if err := g.ownFolder(&s); err != nil {
+		proc.Kill()
+		return nil, err
+	}
+	z := &zygote{
+		log: g.log, proc: proc, conn: proc.Control,
+		measured: make(chan struct{}), forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(g.redact),
+	}
+	if z.temp = &g.starter.temp; s.Temp != z.temp.parent {
+		z.folder, z.temp = s.Temp, &folders{log: z.log, parent: s.Temp}
+	}
+	z.control.conn = z.conn
+	z.reader = frame.NewReader(&z.control, opts.MaxFrame)
+	z.wg.Go(func() { z.drain(proc.Stdout, output.StreamStdout) })
+	z.wg.Go(func() { z.drain(proc.Stderr, output.StreamStderr) })
+	z.wg.Go(func() {
+		<-proc.Done()
+		_ = z.conn.SetReadDeadline(time.Now().Add(time.Second)) // what it had to say is read
+	})
+	defer func() {
+		if err != nil {
+			z.kill()
+		}
+	}()
+	z.group = opts.Cgroups.ForLimits(opts.ImportMemory, opts.ImportTasks)
+	sandbox.Enclose(z.log, z.group, proc.Pid(), opts.ImportMemory)
+	body, err := json.Marshal(s)
+	if err != nil {
+		return nil, fmt.Errorf("setup: %w", err)
+	}
+	// An interpreter that takes none of it, or ends, says so by what it sends, or does not.
+	setUp := func() {
+		_ = z.conn.SetWriteDeadline(time.Now().Add(opts.StartTimeout))
+		_, _ = z.conn.Write(frame.Append(nil, frame.Header{Type: frame.Setup}, body))
+		_ = z.conn.SetWriteDeadline(time.Time{})
+	}
+	setUp()
+	interrupt := func() { _ = z.conn.SetReadDeadline(time.Unix(1, 0)) }
+	timer := time.AfterFunc(opts.StartTimeout, interrupt) // for each single import
+	defer timer.Stop()
+	stop := context.AfterFunc(ctx, interrupt)
+	at, err := z.describe(s, setUp, func() { timer.Reset(opts.StartTimeout) })
+	late := !timer.Stop() || errors.Is(err, os.ErrDeadlineExceeded) && !z.gone()
+	switch {
+	case !stop():
+		return nil, fmt.Errorf("start the index: %w", ctx.Err())
+	case late && !at.confined:
+		return nil, fmt.Errorf("the interpreter did not start within %v", opts.StartTimeout)
+	case late:
+		return nil, &importFailure{at.module, fmt.Sprintf("%s did not end within %v", at, opts.StartTimeout)}
+	case errors.Is(err, errEnded):
+		return nil, z.ended(at, opts.ImportMemory)
+	case err != nil && at.confined:
+		return nil, broke(at, err)
+	case err != nil:
+		return nil, err
+	}
+	z.wg.Go(func() {
+		defer close(z.measured)
+		z.memory = sandbox.ChildrenMemory(proc.Pid()) // what a fork begins with, or a bit more
+	})
+	if len(at.notes) > 0 {
+		z.log.Info("the sandbox does without something", slog.String("sandbox", string(s.Sandbox)), slog.Any("notes", at.notes))
+	}
+	z.wg.Go(func() {
+		z.read()
+		<-proc.Done()
+		// Where there is no namespace the root may have died alone: closing the
+		// channel ends the zygote then.
+		_ = z.conn.Close()
+		z.lostAll()
+	})
+	return z, nil
+}
+
+var errEnded = errors.New("the zygote says nothing more")
+
+// progress is how far a zygote has come.
+type progress struct {
+	confined bool     // from here on all that it says may be said by code of the index
+	notes    []string // what the sandbox level does without here, for people
+	module   string   // the last whose import has begun
+}
+
+// String names what runs.
+func (p progress) String() string {
+	if p.module == "" {
+		return "the start of the environment's interpreter"
+	}
+	return "the import of " + p.module
+}
+
+// broke is the failure of code that has spoken to the agent in its zygote's place.
+func broke(at progress, err error) *importFailure {
+	if at.module == "" {
+		return &importFailure{"", fmt.Sprintf("%s broke the worker's protocol: %s", at, err)}
+	}
+	return &importFailure{at.module, fmt.Sprintf("the module %s broke the worker's protocol while it was imported: %s", at.module, err)}
+}
+
+// describe reads until the zygote has described the tools of a setup, which is sent again
+// to an interpreter that it has become; imports is told of each module. The error is
+// errEnded when the channel ends.
+func (z *zygote) describe(s setup, setUp, imports func()) (at progress, err error) {
+	h, body, err := z.reader.Next()
+	if err == nil {
+		if err := frame.Greeted(h, body); err != nil {
+			return at, err
+		}
+	}
+	modules := map[string]bool{} // that may be imported yet
+	for _, name := range s.Tools {
+		modules[name[:max(0, strings.LastIndexByte(name, '.'))]] = true
+	}
+	for again := false; err == nil; {
+		if h, body, err = z.reader.Next(); err != nil {
+			break
+		}
+		switch {
+		case h.Type == frame.Confined && !at.confined:
+			var m struct {
+				Notes []string `json:"notes"`
+			}
+			if err := json.Unmarshal(body, &m); err != nil {
+				return at, err
+			}
+			at.confined, at.notes = true, m.Notes
+		case h.Type == frame.Hello && at.confined && at.module == "" && !again:
+			if again = true; frame.Greeted(h, body) != nil {
+				return at, errors.New("it has another version")
+			}
+			setUp()
+		case h.Type == frame.Importing && at.confined:
+			var m struct {
+				Module string `json:"module"`
+			}
+			if err := json.Unmarshal(body, &m); err != nil || !modules[m.Module] {
+				return at, errors.New("it imports what is none of the tools' modules, or one again")
+			}
+			delete(modules, m.Module)
+			at.module = m.Module
+			imports()
+		case h.Type == frame.Described && at.confined:
+			if err := json.Unmarshal(body, &z.about); err != nil {
+				return at, fmt.Errorf("its description cannot be read: %w", err)
+			}
+			WithoutNulls(z.about.Tools)
+			return at, z.about.check(s.Tools)
+		default:
+			return at, fmt.Errorf("it sent frame type %d", h.Type)
+		}
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("%w: %w", errEnded, err)
+	}
+	return at, err
+}
+
+// check says what is wrong with a description of tools, which code of the index may have
+// written: nil when it has each of them once.
+func (d *description) check(tools []string) error {
+	left := map[string]int{}
+	for _, name := range tools {
+		left[name]++
+	}
+	for _, t := range d.Tools {
+		left[t.Name]--
+		if !slices.Contains(Kinds, t.Kind) || len(t.InputSchema) == 0 {
+			return fmt.Errorf("it describes no tool as %q", t.Name)
+		}
+	}
+	for _, u := range d.Unavailable {
+		left[u.Name]--
+	}
+	for name, n := range left {
+		if n != 0 {
+			return fmt.Errorf("it does not describe %q once", name)
+		}
+	}
+	return nil
+}
+
+// ended is the error of a zygote that has ended before it had described its tools. most is
+// the memory that it might take.
+func (z *zygote) ended(at progress, most int64) error {
+	_ = z.conn.Close() // in case that it closed the channel and goes on
+	goesOn := false
+	select {
+	case <-z.proc.Done():
+	case <-time.After(time.Second):
+		goesOn = true
+		z.proc.Kill()
+	}
+	z.wg.Wait() // the last words have arrived
+	status := z.proc.ExitCode()
+	switch {
+	case !at.confined:
+		return fmt.Errorf("the interpreter ended before it was confined (exit status %d): %s", status, z.words)
+	case goesOn:
+		return broke(at, errors.New("it closed the channel"))
+	}
+	if z.group.Kills() > 0 {
+		return &importFailure{at.module, fmt.Sprintf("%s took more than the %d bytes of memory that imports may take", at, most)}
+	}
+	return &importFailure{at.module, fmt.Sprintf("%s ended the process (%s)%s", at, sandbox.ExitOf(status), z.words.Suffix())}
+}
+
+// drain takes what the index prints at import: into the log, never into a call.
+func (z *zygote) drain(file *os.File, stream output.Stream) {
+	output.Drain(file, z.words, func(text string) {
+		z.log.Debug("output at import", slog.String("stream", string(stream)), slog.String("text", text))
+	})
+}
+
+// read takes the messages of a zygote that has described its tools, until it ends, or
+// says what it must not.
+func (z *zygote) read() {
+	for {
+		h, body, err := z.reader.Next()
+		if err == nil {
+			err = z.take(h, body)
+		}
+		if err != nil {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) &&
+				!errors.Is(err, os.ErrDeadlineExceeded) {
+				z.log.Warn("the zygote is ended, for what came from it", slog.Any("error", err))
+				z.broke.Store(&err)
+				z.proc.Kill()
+			}
+			return
+		}
+	}
+}
+
+// take takes one message. An error means that the zygote breaks the protocol.
+func (z *zygote) take(h frame.Header, body []byte) error {
+	switch h.Type { //nolint:exhaustive // the rest never comes from a zygote
+	case frame.Forked:
+		z.mu.Lock()
+		waited := z.waited
+		z.waited = false
+		z.mu.Unlock()
+		if !waited {
+			return errors.New("it forked what nobody asked for")
+		}
+		m := forkedMessage{fd: -1}
+		if h.Flags&frame.FlagHandle != 0 {
+			m.fd = z.control.take()
+		}
+		switch numbers := numbersIn(body); {
+		case h.Flags&frame.FlagFailed != 0:
+			m.failed = string(body)
+		case len(numbers) == 1:
+			m.pid = numbers[0]
+		default:
+			m.failed = "its answer has no process id"
+		}
+		z.forked <- m
+	case frame.Exited:
+		e := sandbox.Exit{Lost: true}
+		if numbers := numbersIn(body); len(numbers) == 2 {
+			e = sandbox.Exit{Code: numbers[0], Signal: numbers[1]}
+		}
+		z.mu.Lock()
+		w := z.workers[h.ID]
+		delete(z.workers, h.ID)
+		z.mu.Unlock()
+		if w != nil { // else it was given up before
+			w.exited(e)
+		}
+	default:
+		return fmt.Errorf("it sent frame type %d", h.Type)
+	}
+	return nil
+}
+
+// numbersIn reads a body of i32.
+func numbersIn(body []byte) []int {
+	var numbers []int
+	for ; len(body) >= 4; body = body[4:] {
+		numbers = append(numbers, int(int32(binary.LittleEndian.Uint32(body)))) //nolint:gosec // it was one
+	}
+	return numbers
+}
+
+var errNoFork = errors.New("cannot fork a worker")
+
+// fork makes the zygote fork p, or become it. files go to the child in order.
+func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.File) (*sandbox.Handle, error) {
+	z.forking.Lock()
+	defer z.forking.Unlock()
+	body, err := json.Marshal(request)
+	if err != nil {
+		return nil, err
+	}
+	rights, err := sandbox.Rights(files)
+	if err != nil {
+		return nil, err
+	}
+	message := frame.Fork
+	if become {
+		message = frame.Become
+	}
+	z.mu.Lock()
+	z.workers[p.id], z.waited = p, true
+	z.solo = become
+	z.mu.Unlock()
+	data := frame.Append(nil, frame.Header{Type: message, ID: p.id, Slot: p.temp.number}, body)
+	if _, _, err := z.conn.WriteMsgUnix(data, rights, nil); err != nil {
+		return nil, z.lost(p, fmt.Errorf("%w: %w", errNoFork, err))
+	}
+	select {
+	case m := <-z.forked:
+		if m.failed != "" {
+			return nil, z.lost(p, fmt.Errorf("%w: %s", errNoFork, m.failed))
+		}
+		if m.fd < 0 && z.proc.Level != sandbox.LevelReaper {
+			return nil, final("%s: this kernel has no pidfd, or code of the index broke the worker's protocol", errNoFork)
+		}
+		h := sandbox.NewHandle(m.fd, m.pid)
+		if !h.Below(z.proc.Pid()) {
+			h.Close()
+			return nil, final("%s: code of the index broke the worker's protocol: it named a process that is not its own", errNoFork)
+		}
+		return h, nil
+	case <-z.proc.Done():
+	case <-time.After(30 * time.Second):
+		_ = z.conn.Close() // it does not answer: it is of no more use
+	}
+	return nil, z.lost(p, fmt.Errorf("%w: the zygote is gone%s", errNoFork, z.words.Suffix()))
+}
+
+// lost gives up a process that is not to be, and says why: for err, or for what came from
+// the zygote.
+func (z *zygote) lost(p *Process, err error) error {
+	z.forget(p)
+	if broke := z.broke.Load(); broke != nil {
+		return final("the code of the index broke the worker's protocol after its import: %s", *broke)
+	}
+	return err
+}
+
+func (z *zygote) forget(p *Process) {
+	z.mu.Lock()
+	delete(z.workers, p.id)
+	z.mu.Unlock()
+}
+
+// lostAll ends the workers whose end the zygote can no longer report.
+func (z *zygote) lostAll() {
+	z.mu.Lock()
+	workers := slices.Collect(maps.Values(z.workers))
+	clear(z.workers)
+	solo := z.solo
+	z.mu.Unlock()
+	end := sandbox.Exit{Lost: true}
+	if solo {
+		end = sandbox.ExitOf(z.proc.ExitCode())
+	}
+	for _, w := range workers {
+		w.exited(end)
+	}
+}
+
+// gone reports whether the process has ended.
+func (z *zygote) gone() bool {
+	select {
+	case <-z.proc.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// kill ends the zygote and all its workers, and waits for them.
+func (z *zygote) kill() {
+	z.proc.Kill()
+	z.wg.Wait()
+	z.group.Close()
+	z.control.close()
+	if z.folder != "" {
+		_ = deep.RemoveAll(z.folder)
+	}
+}
+
+// controlReader reads the byte stream of a control socket and keeps the
+// descriptors that come along.
+type controlReader struct {
+	conn *net.UnixConn
+	oob  [256]byte
+	fds  []int
+}
+
+func (r *controlReader) Read(b []byte) (int, error) {
+	n, oobn, _, _, err := r.conn.ReadMsgUnix(b, r.oob[:])
+	if oobn > 0 {
+		messages, parseErr := unix.ParseSocketControlMessage(r.oob[:oobn])
+		if parseErr == nil {
+			for i := range messages {
+				if fds, rightsErr := unix.ParseUnixRights(&messages[i]); rightsErr == nil {
+					r.fds = append(r.fds, fds...)
+				}
+			}
+		}
+		if len(r.fds) > 1 { // each answer has one, and there is one question at a time
+			r.close()
+			return n, errors.New("more descriptors came than were asked for")
+		}
+	}
+	if err == nil && n == 0 && len(b) > 0 {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func (r *controlReader) take() int {
+	if len(r.fds) == 0 {
+		return -1
+	}
+	fd := r.fds[0]
+	r.fds = r.fds[1:]
+	return fd
+}
+
+func (r *controlReader) close() {
+	for _, fd := range r.fds {
+		_ = unix.Close(fd)
+	}
+	r.fds = nil
+}

@@ -1,0 +1,677 @@
+package admit
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/fair"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Limits of docs/protocol, sections 2 and 7.
+const (
+	keepNames   = 2 * time.Minute // and results, within the next two
+	maxResults  = 10_000
+	maxKept     = 64 << 20
+	keepCancels = 30 * time.Second
+	maxCancels  = 10_000
+	maxJoined   = 1 << 14 // repetitions that wait for the end of their calls
+)
+
+// MaxOneResult is the largest record of a call that is kept, in bytes.
+const MaxOneResult = 8 << 20
+
+// Key names a call: the same id in two sessions is two calls.
+type Key struct {
+	Session subjects.SessionID
+	RPC     subjects.RPCID
+}
+
+// Request identifies a call well enough to tell a repetition from a collision:
+// all of it must agree.
+type Request struct {
+	Key   Key // an empty RPC is a call that nobody can repeat or cancel
+	Tool  subjects.ToolID
+	Epoch string // of the session
+	// Unsettled: the epoch is not known yet. Any one will do.
+	Unsettled bool
+	Stream    bool   // its answer is a stream, whatever the delivery
+	Digest    Digest // of its body
+
+	// What follows need not agree.
+
+	// Depth is how many calls are above it.
+	Depth int
+	// Account is whose places it takes: that of its session, see [subjects.Account].
+	Account subjects.SessionID
+	// MayPass: where there is no place, it may be passed on to another node. Then the
+	// call has Full set and takes no slot, only one of as many places of those.
+	MayPass bool
+	// First is when a request was first sent that says it is sent again, by the
+	// table's clock; else zero.
+	First time.Time
+}
+
+// Digest tells bodies apart, within this process only: their sender does not
+// know its seeds.
+type Digest [2]uint64
+
+var seeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
+
+// DigestOf returns the digest of a request's body.
+func DigestOf(body []byte) Digest {
+	return Digest{maphash.Bytes(seeds[0], body), maphash.Bytes(seeds[1], body)}
+}
+
+// Record is what a call ended with: a result, or an error. Streamed is set for
+// a call whose chunks are in the store instead.
+type Record struct {
+	Result   json.RawMessage
+	Err      *toolmesh.Error
+	Streamed bool
+	// Ref is where a result is that no message carries; nil for most. Result is then kept
+	// beside it only if there is room for it.
+	Ref   *codec.Ref
+	Cache codec.CacheUse // of a result
+	// Warning is what is wrong with a result; empty for nothing.
+	Warning string
+	Lane    *codec.LaneUse // nil: it had to do with none
+	// By is the node that ran a call that was passed on; nil for this one.
+	By *codec.Identity
+}
+
+// Size is how many bytes the result has.
+func (r *Record) Size() int64 {
+	if r.Ref != nil {
+		return r.Ref.Size
+	}
+	return int64(len(r.Result))
+}
+
+// Refusal makes an error say that nothing was started, unless it says otherwise.
+func Refusal(err error) *toolmesh.Error {
+	e := toolmesh.AsError(err)
+	if e.Started == toolmesh.StartedUnknown {
+		e = e.WithStarted(toolmesh.StartedNo)
+	}
+	if e.Origin == "" {
+		e = e.WithOrigin(toolmesh.OriginAgent)
+	}
+	return e
+}
+
+// Verdict is what to do with a request.
+type Verdict uint8
+
+// The verdicts.
+const (
+	// Run: the call is new and has a slot; [Table.Finish] gives it back.
+	Run Verdict = iota
+	// Join: the same call runs; the waiter given to Begin gets its record.
+	Join
+	// Repeat: the same call has ended; its record is returned.
+	Repeat
+	// Refuse: the error says why.
+	Refuse
+)
+
+// Call is a call in flight. Its fields are set by Begin and, but for Full, never change; T
+// is what the host knows of it.
+type Call[T any] struct {
+	Request
+	Value T
+	// Full is why it has no slot and is to be passed on; nil for a call that has one. It is
+	// for the one that runs the call.
+	Full    *toolmesh.Error
+	waiters []func(Record)
+	share   *share
+	depth   int
+	place   int  // in the table's running; -1 when it has ended
+	ordered bool // to end: its cancel came
+	vacated bool // its slot is free already
+	parked  bool // it waits for something else, without its slot
+	entry   *entry[T]
+}
+
+// entry is a call that runs, or one that has ended and whose record is kept.
+type entry[T any] struct {
+	hash    uint64
+	running *Call[T] // nil once it has ended
+	request Request
+	record  Record
+	size    int
+	ended   time.Time
+}
+
+// early is a cancel that came before its call.
+type early struct {
+	at      time.Time
+	account subjects.SessionID
+}
+
+// Table is a node's calls. The zero value is not usable; see [NewTable]. Its
+// methods may be called concurrently.
+type Table[T any] struct {
+	slots int
+	now   func() time.Time
+
+	mu      sync.Mutex
+	running []*Call[T]
+	vacated int         // of running: those that have given their slot back
+	passed  int         // of running: those that have none, as they are passed on
+	parked  int         // of running: those that have none while they wait
+	deep    map[int]int // how many of running are nested and have a place, by depth; none is 0
+	nested  int         // their sum
+	shares  shares
+	names   map[uint64]*entry[T] // by hash of the key: a table of texts is slow to search and to collect
+	spare   []entry[T]           // made together, as they are forgotten together
+	ring    []*entry[T]          // those that have ended, in order, from head on
+	head    int
+	size    int
+	past    past
+	horizon time.Time // names of calls that ended before it are forgotten
+	cancels map[Key]early
+	early   *fair.Room[subjects.SessionID] // cancels
+	joined  *fair.Room[subjects.SessionID] // repetitions that wait
+}
+
+// NewTable returns a table for a node that runs at most slots calls at once, and
+// beside them as many nested ones, and one more of each depth. So none waits for a
+// place that it holds itself: it waits for deeper ones only, whose own place those
+// above them cannot take. now is time.Now unless a test says otherwise.
+func NewTable[T any](slots int, now func() time.Time) *Table[T] {
+	began := now()
+	return &Table[T]{
+		slots: slots, now: now,
+		names: make(map[uint64]*entry[T]), cancels: make(map[Key]early), early: fair.NewRoom[subjects.SessionID](maxCancels), deep: make(map[int]int),
+		shares: shares{slots: slots, of: make(map[subjects.SessionID]*share)},
+		joined: fair.NewRoom[subjects.SessionID](maxJoined),
+		past:   past{since: began}, horizon: began.Add(-keepNames),
+	}
+}
+
+// Begin decides on a request. For Run it returns the call, which holds value;
+// for Repeat the record; for Refuse the error, which has started set. For Join,
+// waiter is called once, when the running call ends, with its record.
+func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
+	depth := r.Depth
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var name uint64
+	if r.Key.RPC != "" {
+		name = hash(r.Key)
+		if verdict, c, record, err := t.repeated(name, r, waiter); verdict != Run {
+			return verdict, c, record, err
+		}
+		if at, ok := t.cancelled(r.Key); ok && t.now().Sub(at) < keepCancels {
+			return Refuse, nil, Record{}, cancelled("arrived")
+		}
+	}
+	share := t.shares.share(r.Account)
+	full := t.full(share, depth)
+	if full != nil && !(r.MayPass && t.mayPass(share)) {
+		return Refuse, nil, Record{}, full
+	}
+	c := &Call[T]{Request: r, Value: value, Full: full, share: share, depth: depth, place: len(t.running)}
+	t.running = append(t.running, c)
+	if full != nil {
+		share.has[ofPassed]++
+		t.passed++
+	} else {
+		t.enter(c)
+	}
+	if r.Key.RPC != "" {
+		c.entry = t.name(name, r)
+		c.entry.running = c
+	}
+	return Run, c, Record{}, nil
+}
+
+// full says why there is no place for a call of a depth, nil if there is one. The
+// first of each depth has one of its own, the others share as many as there are slots.
+// t.mu is held.
+func (t *Table[T]) full(s *share, depth int) *toolmesh.Error {
+	kind, free := ofAll, t.slots-t.inFlight()+t.vacated
+	if depth > 0 {
+		if t.deep[depth] == 0 {
+			return nil
+		}
+		kind, free = ofNested, t.slots-(t.nested-len(t.deep))
+	}
+	if t.shares.may(s, kind, free) {
+		return nil
+	}
+	t.shares.missed(s, kind, t.now())
+	what := "slots of this node"
+	if depth > 0 {
+		what = "places for calls that tools make on this node"
+	}
+	why := fmt.Sprintf("all %d %s are taken", t.slots, what)
+	if free > 0 {
+		who := "sessions that nobody created have together"
+		if s.account != "" {
+			who = fmt.Sprintf("session %q has", s.account)
+		}
+		why = fmt.Sprintf("%s %d of the %d %s, and others wait for one", who, s.has[kind], t.slots, what)
+	}
+	return toolmesh.Errorf(toolmesh.CodeBusy, "%s: try again, or another node", why).
+		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).
+		WithDetail("limit", toolmesh.LimitSlots).WithDetail("max", t.slots)
+}
+
+// mayPass reports whether one more call of an account may be passed on: as many as there
+// are slots, shared like these. t.mu is held.
+func (t *Table[T]) mayPass(s *share) bool {
+	if t.shares.may(s, ofPassed, t.slots-t.passed) {
+		return true
+	}
+	t.shares.missed(s, ofPassed, t.now())
+	return false
+}
+
+// inFlight is how many calls run here; t.mu is held.
+func (t *Table[T]) inFlight() int { return len(t.running) - t.passed - t.parked }
+
+// spares is how many entries are made at once.
+const spares = 64
+
+// name takes a name that nobody has. t.mu is held.
+func (t *Table[T]) name(hash uint64, r Request) *entry[T] {
+	if len(t.spare) == 0 {
+		t.spare = make([]entry[T], spares)
+	}
+	k := &t.spare[0]
+	t.spare = t.spare[1:]
+	k.hash, k.request = hash, r.same()
+	t.names[hash] = k
+	return k
+}
+
+func hash(key Key) uint64 {
+	return maphash.String(seeds[0], string(key.Session)) ^ maphash.String(seeds[1], string(key.RPC))
+}
+
+// of returns the entry of a key, or nil; t.mu is held.
+func (t *Table[T]) of(key Key) *entry[T] {
+	if k := t.names[hash(key)]; k != nil && k.request.Key == key {
+		return k
+	}
+	return nil
+}
+
+// cancelled looks a key up in cancels, which is empty nearly always. t.mu is held.
+func (t *Table[T]) cancelled(key Key) (at time.Time, ok bool) {
+	if len(t.cancels) == 0 {
+		return at, false
+	}
+	c, ok := t.cancels[key]
+	if !ok {
+		key.RPC = key.RPC.First()
+		c, ok = t.cancels[key]
+	}
+	return c.at, ok
+}
+
+// Repeated is Begin for a request that would not be run anyway: ok is false
+// where it is no repetition, and then nothing has changed.
+func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c *Call[T], record Record, err *toolmesh.Error, ok bool) {
+	if r.Key.RPC == "" {
+		return Run, nil, Record{}, nil, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	verdict, c, record, err = t.repeated(hash(r.Key), r, waiter)
+	return verdict, c, record, err, verdict != Run
+}
+
+// repeated decides on a request whose name has a hash; Run says that it is a new
+// call. t.mu is held.
+func (t *Table[T]) repeated(hash uint64, r Request, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
+	k := t.names[hash]
+	switch {
+	case k == nil && t.past.has(hash):
+		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+			"call %q has already run and its result is no longer kept: use a new rpc_id to run it again", r.Key.RPC).
+			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
+	case k == nil && !r.First.IsZero() && !r.First.After(t.past.since):
+		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeNodeLost,
+			"call %q was first sent before all that this node remembers: whether the tool ran is not known", r.Key.RPC).
+			WithOrigin(toolmesh.OriginAgent)
+	case k == nil:
+		return Run, nil, Record{}, nil
+	case !k.is(r):
+		return Refuse, nil, Record{}, k.collision(r)
+	case k.running != nil && !t.joined.Take(k.running.Account, 1):
+		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeBusy, "call %q runs, and too many repetitions of the session's calls wait: send it again later", r.Key.RPC).
+			WithOrigin(toolmesh.OriginAgent).WithDetail("limit", "repetitions").WithDetail("max", maxJoined)
+	case k.running != nil:
+		k.running.waiters = append(k.running.waiters, waiter)
+		return Join, k.running, Record{}, nil
+	}
+	return Repeat, nil, k.record, nil
+}
+
+// same is what a request and its repetition agree in.
+func (r Request) same() Request {
+	r.Depth, r.First, r.Account, r.MayPass = 0, time.Time{}, "", false
+	return r
+}
+
+// is reports whether a request repeats the entry's call. One that came before the
+// news of its session's creation has no epoch: a repetition that has one tells it.
+func (k *entry[T]) is(r Request) bool {
+	known := k.request
+	if known.Epoch == "" && (known.Unsettled || !known.Stream) {
+		known.Epoch = r.Epoch
+	}
+	if r = r.same(); r.Unsettled {
+		r.Epoch = known.Epoch
+	}
+	r.Unsettled = known.Unsettled
+	if known != r {
+		return false
+	}
+	k.request = known
+	return true
+}
+
+// collision is the error of a request under the name of another call. If only the bodies
+// differ it may be the same call in another form, which has begun.
+func (k *entry[T]) collision(r Request) *toolmesh.Error {
+	e := toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+		"rpc_id %q already names another call of its session (tool, kind and body must agree): use a new one", r.Key.RPC).WithOrigin(toolmesh.OriginAgent)
+	if k.request.Digest != r.Digest && k.request.Tool == r.Tool && k.request.Stream == r.Stream {
+		return e
+	}
+	return e.WithStarted(toolmesh.StartedNo)
+}
+
+// cancelled is the error of a call whose cancel came before it arrived or began.
+func cancelled(before string) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeCancelled, "the call was cancelled before it %s", before).
+		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+}
+
+// leastVacated is how many calls may be without a slot on a node of few.
+const leastVacated = 16
+
+// Vacate frees the slot of a call whose tool has done its work, while what it said
+// last is yet to be stored: a caller that reads its end may call again at once. The call
+// runs on until Finish. When that goes for as many calls as there are slots, and
+// no few, the store is slow, and the others keep theirs. Calling Vacate again does
+// nothing.
+func (t *Table[T]) Vacate(c *Call[T]) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.place < 0 || c.vacated || t.vacated >= max(t.slots, leastVacated) {
+		return
+	}
+	c.vacated = true
+	t.vacated++
+	t.leave(c)
+}
+
+// maxParked is how many calls may wait without a slot; the others keep theirs.
+const maxParked = 1024
+
+// Park frees the slot of a call that has to wait before its tool can run, for something
+// that other calls have. It reports false where too many wait already; then the call
+// keeps its slot.
+func (t *Table[T]) Park(c *Call[T]) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.place < 0 || c.vacated || c.parked || c.Full != nil || !t.shares.may(c.share, ofParked, maxParked-t.parked) {
+		return false
+	}
+	c.parked = true
+	c.share.has[ofParked]++
+	t.parked++
+	t.leave(c)
+	return true
+}
+
+// Unpark gives a call its slot again, also where none is free: what it has waited for
+// must not wait for a slot.
+func (t *Table[T]) Unpark(c *Call[T]) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.parked {
+		t.unpark(c)
+		t.enter(c)
+	}
+}
+
+// unpark ends a wait; t.mu is held.
+func (t *Table[T]) unpark(c *Call[T]) {
+	c.parked = false
+	c.share.has[ofParked]--
+	t.parked--
+}
+
+// Pass has a call that could not begin give its slot back, as it is to be passed on: why
+// says what it found here. It reports false where it must not be, or too many are.
+func (t *Table[T]) Pass(c *Call[T], why *toolmesh.Error) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.place < 0 || c.vacated || c.parked || c.Full != nil || !c.MayPass || !t.mayPass(c.share) {
+		return false
+	}
+	c.share.has[ofPassed]++
+	t.passed++
+	t.leave(c)
+	c.Full = why
+	return true
+}
+
+// enter takes a place for a call; t.mu is held.
+func (t *Table[T]) enter(c *Call[T]) {
+	c.share.has[ofAll]++
+	if c.depth > 0 {
+		c.share.has[ofNested]++
+		t.deep[c.depth]++
+		t.nested++
+	}
+}
+
+// leave gives a call's place free; t.mu is held.
+func (t *Table[T]) leave(c *Call[T]) {
+	if c.Full != nil {
+		c.share.has[ofPassed]--
+		t.passed--
+		t.shares.left(c.share)
+		return
+	}
+	c.share.has[ofAll]--
+	if c.depth > 0 {
+		c.share.has[ofNested]--
+		t.nested--
+		if t.deep[c.depth]--; t.deep[c.depth] == 0 {
+			delete(t.deep, c.depth)
+		}
+	}
+	t.shares.left(c.share)
+}
+
+// Finish ends a call of Begin: it frees the slot, keeps the record unless the
+// tool's code never began, and hands it to the callers that joined. A call that was
+// cancelled before it began keeps its name as well, as it may not begin later.
+// Calling Finish again does nothing.
+func (t *Table[T]) Finish(c *Call[T], record Record) {
+	t.mu.Lock()
+	if c.place < 0 {
+		t.mu.Unlock()
+		return
+	}
+	last := len(t.running) - 1
+	t.running[c.place] = t.running[last]
+	t.running[c.place].place = c.place
+	t.running[last] = nil
+	t.running = t.running[:last]
+	c.place = -1
+	switch {
+	case c.vacated:
+		t.vacated--
+	case c.parked:
+		t.unpark(c)
+		t.shares.left(c.share)
+	default:
+		t.leave(c)
+	}
+	if k := c.entry; k != nil {
+		k.running = nil
+		switch {
+		case record.Err == nil || record.Err.Started != toolmesh.StartedNo:
+			t.keep(k, record)
+		case c.ordered:
+			t.keep(k, Record{Err: cancelled("began")})
+		default:
+			delete(t.names, k.hash)
+		}
+	}
+	waiters := c.waiters
+	t.mu.Unlock()
+	for _, w := range waiters {
+		t.joined.Give(c.Account, 1)
+		w(record)
+	}
+}
+
+// keep holds the record of a call that has ended; t.mu is held.
+func (t *Table[T]) keep(k *entry[T], record Record) {
+	k.record, k.size, k.ended = record, keptSize+len(record.Result), t.now()
+	if e := record.Err; e != nil {
+		k.size += len(e.Message) + len(e.Stacktrace)
+		if len(e.Details) > 0 {
+			if details, err := json.Marshal(e.Details); err == nil {
+				k.size += len(details)
+			}
+		}
+	}
+	if k.size > MaxOneResult {
+		t.drop(k) // the others need not give way to it
+		return
+	}
+	t.ring = append(t.ring, k)
+	t.size += k.size
+	for len(t.ring)-t.head > maxResults || t.size > maxKept {
+		t.drop(t.oldest())
+	}
+}
+
+// keptSize is about what a record costs without its result.
+const keptSize = 256
+
+// drop forgets a record, and not its name: the call may not run again. t.mu is held.
+func (t *Table[T]) drop(k *entry[T]) {
+	t.past.add(k.hash, k.ended)
+	t.forget(k)
+}
+
+// forget gives a name free; t.mu is held.
+func (t *Table[T]) forget(k *entry[T]) {
+	delete(t.names, k.hash)
+	*k = entry[T]{} // those it was made together with keep its room
+}
+
+// oldest takes the oldest record off the ring, which has one; t.mu is held.
+func (t *Table[T]) oldest() *entry[T] {
+	k := t.ring[t.head]
+	t.ring[t.head] = nil
+	t.head++
+	t.size -= k.size
+	if t.head > 1024 && t.head*2 > len(t.ring) {
+		t.ring = append([]*entry[T](nil), t.ring[t.head:]...)
+		t.head = 0
+	}
+	return k
+}
+
+// Cancel returns the running call of a key, or remembers the cancel for a call
+// that has yet to arrive, in the part of an account. The caller stops the call.
+func (t *Table[T]) Cancel(key Key, account subjects.SessionID) (*Call[T], bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k := t.of(key)
+	if k != nil {
+		if k.running != nil {
+			k.running.ordered = true
+		}
+		return k.running, k.running != nil
+	}
+	if old, again := t.cancels[key]; again {
+		account = old.account
+	} else if !t.early.Take(account, 1) {
+		return nil, false
+	}
+	t.cancels[key] = early{t.now(), account}
+	return nil, false
+}
+
+// Lookup returns the running call of a key.
+func (t *Table[T]) Lookup(key Key) (*Call[T], bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k := t.of(key)
+	if k == nil {
+		return nil, false
+	}
+	return k.running, k.running != nil
+}
+
+// Known reports whether a call of a key runs, or has ended and is remembered.
+func (t *Table[T]) Known(key Key) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.of(key) != nil
+}
+
+// InFlight is how many calls run, without those that are passed on.
+func (t *Table[T]) InFlight() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.inFlight()
+}
+
+// Running returns the calls in flight.
+func (t *Table[T]) Running() []*Call[T] {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.running)
+}
+
+// sweepStep bounds how far the horizon moves in one Sweep: a node that was frozen
+// for minutes first reads the repetitions that have come meanwhile.
+const sweepStep = 5 * time.Second
+
+// Sweep forgets calls and cancels whose time is over. The host calls it each
+// second.
+func (t *Table[T]) Sweep() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.now()
+	if t.horizon = t.horizon.Add(sweepStep); t.horizon.After(now.Add(-keepNames)) {
+		t.horizon = now.Add(-keepNames)
+	}
+	for t.head < len(t.ring) && !t.ring[t.head].ended.After(t.horizon) {
+		k := t.oldest()
+		t.past.forgotten(k.ended)
+		t.forget(k)
+	}
+	if t.head == len(t.ring) {
+		t.ring, t.head = nil, 0
+	}
+	t.past.sweep(t.horizon)
+	t.shares.sweep(now)
+	for key, c := range t.cancels {
+		if now.Sub(c.at) >= keepCancels {
+			delete(t.cancels, key)
+			t.early.Give(c.account, 1)
+		}
+	}
+}

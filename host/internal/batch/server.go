@@ -1,0 +1,392 @@
+package batch
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/lane"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	// maxBatches is how many batches a node runs at once, and as many that tools send.
+	maxBatches = 128
+	// maxPassing is how many a node passes on at once.
+	maxPassing = 1024
+
+	keepaliveEvery = time.Second
+	lookWait       = 5 * time.Second // for what the registry knows of the tools
+)
+
+// Host is the node that a [Server] is part of. Its methods may be called concurrently.
+type Host interface {
+	// Here runs a call of a tool that this node serves, as one that came on a subject, and
+	// returns when its handler has, or at once where there is nothing to run; done is called once, perhaps
+	// earlier, with its record. When ctx ends, so does the call. mine is false, and
+	// nothing happens, for a tool that is not served here.
+	Here(ctx context.Context, subject subjects.Subject, call *codec.Request, done func(admit.Record)) (mine bool)
+	// Send publishes a reply; it reports whether the connection takes its size.
+	Send(m *nats.Msg) bool
+	// Keep stores what no message carries, for its caller to read by reference.
+	Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error)
+	// Load reads what a session's reference names into room that is held for it.
+	Load(session subjects.SessionID, ref *codec.Ref) ([]byte, Room, *toolmesh.Error)
+	// Hold holds room for the arguments of a batch, of so many bytes.
+	Hold(session subjects.SessionID, size int64) (Room, *toolmesh.Error)
+	// Late says why a request came too late, or for another node; nil for most.
+	Late(req *codec.Request) *toolmesh.Error
+	// Account is whose part of the node a session has.
+	Account(session subjects.SessionID) subjects.SessionID
+}
+
+// Room is held for arguments; the zero value is none.
+type Room struct{ Give func() }
+
+// Free gives it back, once.
+func (r *Room) Free() {
+	if r.Give != nil {
+		r.Give()
+		r.Give = nil
+	}
+}
+
+// View is what the registry knows. Its methods may be called concurrently.
+type View interface {
+	// Owner returns the node that has the batch of an id, of a session: one that serves
+	// the tool of its first call, if one of those runs batches.
+	Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) (subjects.NodeID, bool)
+	// Alive reports whether a node is heard.
+	Alive(id subjects.NodeID) bool
+	// Descriptors returns the descriptors of tools by the names that calls have for
+	// them. What it does not know is missing.
+	Descriptors(ctx context.Context, session subjects.SessionID, names []subjects.ToolID) map[subjects.ToolID]*tool.Descriptor
+}
+
+// Options are what a [Server] is made of; all of them are needed.
+type Options struct {
+	Node     subjects.NodeID
+	Identity *codec.Identity
+	Base     context.Context // ends with the node
+	Bus      *bus.Bus
+	Client   *client.Client
+	View     View
+	Host     Host
+	Log      *slog.Logger
+}
+
+// Server runs batches. Its methods may be called concurrently.
+type Server struct {
+	Options
+	table    *admit.Table[*run]
+	draining atomic.Bool
+	passing  atomic.Int64   // batches that are passed on
+	running  sync.WaitGroup // goroutines of batches
+
+	mu    sync.Mutex
+	rules map[declared]*lane.Rule // of tools that were called, so many at most
+}
+
+// maxRules is of how many tools the server remembers what makes the keys of their calls.
+const maxRules = 10_000
+
+// declared is what decides on a rule; see [lane.RuleOf].
+type declared struct {
+	tool        *tool.Descriptor
+	independent bool
+}
+
+// rule is what makes the keys of a tool's calls.
+func (s *Server) rule(d *tool.Descriptor, independent bool) *lane.Rule {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := declared{d, independent}
+	r := s.rules[of]
+	if r == nil {
+		if len(s.rules) >= maxRules {
+			clear(s.rules)
+		}
+		r = lane.RuleOf(d, independent)
+		s.rules[of] = r
+	}
+	return r
+}
+
+// New makes a server.
+func New(o Options) *Server {
+	return &Server{Options: o, table: admit.NewTable[*run](maxBatches, time.Now), rules: make(map[declared]*lane.Rule)}
+}
+
+// Drain has the server refuse what comes from now on; what runs goes on.
+func (s *Server) Drain() { s.draining.Store(true) }
+
+// Wait waits for the batches that run. Serve must not be called any more.
+func (s *Server) Wait() { s.running.Wait() }
+
+// Tick says to who asked for it that their batches run. The host calls it a few times a
+// second.
+func (s *Server) Tick(now time.Time) {
+	for _, call := range s.table.Running() {
+		call.Value.keepAlive(now)
+	}
+}
+
+// Sweep forgets what nobody repeats any more. The host calls it each second.
+func (s *Server) Sweep() { s.table.Sweep() }
+
+// Cancel ends a batch, and reports whether it runs here.
+func (s *Server) Cancel(key admit.Key) bool {
+	call, ok := s.table.Cancel(key, s.Host.Account(key.Session))
+	if ok {
+		call.Value.cancel(errCancelled)
+	}
+	return ok
+}
+
+var errCancelled = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller cancelled the batch").WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+
+// reader is who asked for a batch, and may be answered.
+type reader struct {
+	b     *codec.Batch
+	reply string
+	began time.Time
+	told  time.Time // that it runs; of the ticker
+	probe bus.Probe
+}
+
+// Serve takes a request on a batch subject, and returns when there is nothing more for
+// the goroutine to do, which may be a call that runs.
+func (s *Server) Serve(subject subjects.Subject, m *nats.Msg) {
+	s.read(subject, m, time.Now(), false)
+}
+
+// read is Serve; here says that this node is to run the batch, whoever owns it.
+func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, here bool) {
+	header, err := bus.RequestHeader(m)
+	if err != nil {
+		s.refuse(&reader{b: &codec.Batch{}, reply: m.Reply}, toolmesh.AsError(err))
+		return
+	}
+	ref := header.Referred()
+	if ref == nil {
+		s.serve(subject, m, header, m.Data, began, here, Room{})
+		return
+	}
+	if s.passing.Add(1) > maxPassing {
+		s.passing.Add(-1)
+		s.refuse(&reader{b: &codec.Batch{}, reply: m.Reply}, errPassing)
+		return
+	}
+	s.running.Go(func() {
+		body, room, bad := s.Host.Load(subject.Session, ref)
+		s.passing.Add(-1)
+		if bad == nil && len(m.Data) > 0 {
+			room.Free()
+			bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s stands for the body, and there is one", codec.HeaderRef)
+		}
+		if bad != nil {
+			named := &codec.Batch{Request: codec.Request{RPCID: codec.ParseNameHeader[subjects.RPCID](header.Get(codec.HeaderRPCID))}}
+			s.refuse(&reader{b: named, reply: m.Reply}, bad)
+			return
+		}
+		s.serve(subject, m, header.Resolved(), body, began, here, room)
+	})
+}
+
+// serve takes a batch whose body is there, in room that is held for it if it came by
+// reference. m is the message that brought either.
+func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Header, body []byte, began time.Time, here bool, room Room) {
+	defer func() { room.Free() }() // unless run has it
+	b, bad := codec.ParseBatch(subject, header, body)
+	to := &reader{b: b, reply: m.Reply, began: began}
+	if bad != nil {
+		s.refuse(to, bad)
+		return
+	}
+	r := s.request(subject, to)
+	// What this node has is answered here, whoever owns it now and whatever else is wrong:
+	// "not started" would have its caller send it elsewhere.
+	known := r
+	known.First = time.Time{} // how far back this node remembers counts where it is to run the batch
+	if verdict, call, record, err, ok := s.table.Repeated(known, to.settle(s)); ok {
+		s.follow(to, verdict, call, record, err)
+		return
+	}
+	if b.Hops == 0 && !here {
+		if owner, ok := s.View.Owner(subject.Session, b.Request.RPCID, b.Members[0].Tool); ok && owner != s.Node {
+			s.pass(owner, subject, to, m)
+			return
+		}
+	}
+	if room.Give == nil {
+		if room, bad = s.Host.Hold(subject.Session, b.Size()); bad != nil {
+			s.refuse(to, bad)
+			return
+		}
+	}
+	if s.run(r, to, room) {
+		room = Room{}
+	}
+}
+
+var errPassing = toolmesh.Errorf(toolmesh.CodeBusy, "the node passes %d batches on: try again", maxPassing)
+
+// request is what a batch is admitted by.
+func (s *Server) request(subject subjects.Subject, to *reader) admit.Request {
+	b := to.b
+	r := admit.Request{
+		Key:    admit.Key{Session: subject.Session, RPC: subjects.WireName(b.Request.RPCID)},
+		Digest: admit.DigestOf(b.Body()), Depth: b.Depth, Account: s.Host.Account(b.Session),
+	}
+	if b.IsAgain {
+		r.First = to.began.Add(-b.Again)
+	}
+	return r
+}
+
+// settle answers a repetition when its batch has ended.
+func (to *reader) settle(s *Server) func(admit.Record) {
+	return func(record admit.Record) { s.answer(to, record) }
+}
+
+// follow answers what is not run here anew.
+func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Call[*run], record admit.Record, bad *toolmesh.Error) {
+	switch verdict {
+	case admit.Refuse:
+		s.refuse(to, bad)
+	case admit.Repeat:
+		s.answer(to, record)
+	case admit.Join:
+		to.b.Drop()
+		call.Value.join(to)
+	}
+}
+
+// pass has a batch passed on, as long as not too many are.
+func (s *Server) pass(owner subjects.NodeID, subject subjects.Subject, to *reader, m *nats.Msg) {
+	if s.passing.Add(1) > maxPassing {
+		s.passing.Add(-1)
+		s.refuse(to, errPassing)
+		return
+	}
+	to.b.Drop() // the message is what waits
+	s.running.Go(func() {
+		passed := s.forward(owner, subject, to, m)
+		s.passing.Add(-1)
+		if !passed {
+			s.read(subject, m, to.began, true)
+		}
+		to.probe.Close()
+	})
+}
+
+// run runs a batch on this node, and reports whether it does and gives the room free once it
+// has. A repetition gets what the first one gets.
+func (s *Server) run(r admit.Request, to *reader, room Room) bool {
+	if bad := s.check(to.b); bad != nil {
+		s.refuse(to, bad)
+		return false
+	}
+	batch := newRun(s, to)
+	verdict, call, record, bad := s.table.Begin(r, batch, to.settle(s))
+	if verdict != admit.Run {
+		batch.close()
+		s.follow(to, verdict, call, record, bad)
+		return false
+	}
+	batch.start(func(rec admit.Record) {
+		room.Free()
+		s.table.Finish(call, rec)
+		s.answer(to, rec)
+	})
+	return true
+}
+
+// check says why a batch must not begin here and now.
+func (s *Server) check(b *codec.Batch) *toolmesh.Error {
+	if s.draining.Load() {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is draining: send again", s.Node)
+	}
+	return s.Host.Late(&b.Request)
+}
+
+func (s *Server) answer(to *reader, rec admit.Record) {
+	if rec.Err != nil {
+		s.refuse(to, rec.Err)
+		return
+	}
+	header, body := to.b.Results(s.Identity, rec.Result)
+	if limit := s.Bus.MaxPayload(); to.b.AcceptRef && limit > 0 && int64(len(body)+codec.AnswerRoom) > limit {
+		s.running.Go(func() { s.answerRef(to, rec.Result) }) // who calls this must not wait for the store
+		return
+	}
+	if !s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header), Data: body}) {
+		s.refuse(to, tooLarge(len(body), s.Bus.MaxPayload()))
+		return
+	}
+	s.end(to)
+}
+
+// answerRef answers by reference, with an object of its own.
+func (s *Server) answerRef(to *reader, results json.RawMessage) {
+	ref, bad := s.Host.Keep(to.b.Session, to.b.ResultsBody(results))
+	if bad != nil {
+		s.refuse(to, bad)
+		return
+	}
+	header, _ := to.b.ResultRef(s.Identity, ref, codec.Load{})
+	s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header)})
+	s.end(to)
+}
+
+func (s *Server) refuse(to *reader, e *toolmesh.Error) {
+	if e.Started == toolmesh.StartedUnknown && e.Code != toolmesh.CodeNodeLost {
+		e = e.WithStarted(toolmesh.StartedNo)
+	}
+	if e.Origin == "" {
+		e = e.WithOrigin(toolmesh.OriginAgent)
+	}
+	header, body := to.b.Failure(s.Identity, e)
+	s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header), Data: body})
+	s.end(to)
+}
+
+// end sends the empty message behind the last one, to who asked for several.
+func (s *Server) end(to *reader) {
+	if to.b.Delivery == codec.DeliverInbox {
+		s.Host.Send(&nats.Msg{Subject: to.reply})
+	}
+}
+
+func tooLarge(size int, limit int64) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodePayloadTooLarge,
+		"the results have %d bytes together, a message carries %d: send fewer calls at once, or ask for each result as it ends", size, limit).
+		WithDetail("limit", limit).WithDetail("size", size).WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
+}
+
+// joined is encoded results as one list, which is what the table keeps.
+func joined(results [][]byte) json.RawMessage {
+	n := 2
+	for _, r := range results {
+		n += len(r) + 1
+	}
+	list := append(make([]byte, 0, n), '[')
+	for i, r := range results {
+		if i > 0 {
+			list = append(list, ',')
+		}
+		list = append(list, r...)
+	}
+	return append(list, ']')
+}

@@ -1,0 +1,568 @@
+package grants
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/internal/lane"
+	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// term is this node's time as the owner of a domain.
+type term struct {
+	since    time.Time // of the lease that it rests on; zero for the lanes of a node
+	revision uint64    // of the record
+	written  time.Time
+	opens    time.Time // nothing is granted before: an earlier owner's grants may stand
+	queue    lane.Queue
+	turns    map[string]*turn
+	rules    map[rule]int // how many turns there are of each
+	fence    uint64       // the last one
+
+	// Of a home.
+	id       string
+	workers  string   // the newest that a call asked for
+	replaced []string // those before
+	moved    bool     // another node, or other workers, had it, and no call has heard of that
+}
+
+// rule is how keys are made of the calls of a tool.
+type rule struct {
+	tool subjects.ToolID
+	text string
+}
+
+// turn is one that somebody has, or waits for.
+type turn struct {
+	id      string
+	by      owner
+	key     lane.Key
+	rule    rule
+	above   []string
+	at      *lane.Turn
+	granted bool
+	fence   uint64
+	until   time.Time // who has it has let go by then
+	heard   time.Time // when who waits said so last
+	n       uint64    // of that request
+	answer  func(codec.LaneAnswer)
+}
+
+func newTerm(since time.Time, revision uint64, opens time.Time) *term {
+	return &term{since: since, revision: revision, written: time.Now(), opens: opens, turns: make(map[string]*turn), rules: make(map[rule]int), fence: revision << 32}
+}
+
+// stands is until when a term stands, and whether it does; k.mu is held. What is not
+// certain any more is over for good, also if the lease is renewed later.
+func (k *Keeper) stands(d *domain, now time.Time) (until time.Time, ok bool) {
+	t := d.term
+	if t == nil {
+		return time.Time{}, false
+	}
+	if d.key.node {
+		return now.Add(forEver), true
+	}
+	since, until := k.opts.Presence.Held()
+	if since.Equal(t.since) && now.Before(until) && now.Round(0).Before(until.Round(0)) && now.Sub(t.written) < writtenFor {
+		return until, true
+	}
+	return time.Time{}, false
+}
+
+// serve decides on a request; answer may be called then, and once more when a wait is
+// over.
+func (k *Keeper) serve(key domainKey, req *codec.LaneRequest, answer func(codec.LaneAnswer)) {
+	var out outbox
+	now := time.Now()
+	k.mu.Lock()
+	d := k.domains[key]
+	if d == nil {
+		d = &domain{key: key}
+	}
+	until, ok := k.stands(d, now)
+	switch {
+	case !ok:
+		if req.Type != codec.LaneRelease {
+			elsewhere := codec.LaneAnswer{State: codec.LaneElsewhere, N: req.N, Gone: nil}
+			if req.Type == codec.LaneAsk {
+				elsewhere.ID = req.IDs[0]
+			}
+			out.add(func() { answer(elsewhere) })
+		}
+	case req.Type == codec.LaneAsk:
+		d.used = now
+		k.ask(d, req, now, until, answer, &out)
+	case req.Type == codec.LaneRenew:
+		d.used = now
+		k.renewTurns(d.term, req, now, until, answer, &out)
+	case req.Type == codec.LaneRelease:
+		d.used = now
+		for _, id := range req.IDs {
+			if t := d.term.turns[id]; t != nil {
+				k.drop(d, t, now, until, &out)
+			}
+		}
+	}
+	k.mu.Unlock()
+	out.send()
+}
+
+// ask takes a wait for a turn; k.mu is held.
+func (k *Keeper) ask(d *domain, req *codec.LaneRequest, now, until time.Time, answer func(codec.LaneAnswer), out *outbox) {
+	id := req.IDs[0]
+	t := d.term.turns[id]
+	if t == nil {
+		key := lane.KeyOf(req.Place, req.Read)
+		t = &turn{id: id, by: owner{req.Node, req.Boot}, rule: rule{req.Tool, req.Rule}, above: req.Above}
+		if d.term.rules[t.rule]++; d.term.declaredOtherwise(t.rule) {
+			key = lane.Key{}
+		}
+		t.key = key
+		t.at = d.term.queue.Add(key, t)
+		if bad := d.term.circle(t); bad != nil {
+			k.end(d, t, now, until, out)
+			out.add(func() { answer(codec.LaneAnswer{State: codec.LaneRefused, ID: id, N: req.N, Error: bad}) })
+			return
+		}
+		d.term.turns[id] = t
+	}
+	t.heard, t.n, t.answer = now, req.N, answer
+	if t.granted {
+		t.until = until
+		out.add(t.grant())
+		return
+	}
+	if k.tryGrant(d, t, now, until, out); !t.granted {
+		out.add(func() { answer(codec.LaneAnswer{State: codec.LaneWaiting, ID: id, N: req.N}) })
+	}
+}
+
+// tryGrant grants a turn whose time has come; k.mu is held.
+func (k *Keeper) tryGrant(d *domain, t *turn, now, until time.Time, out *outbox) {
+	if t.granted || !t.at.Ready() || now.Before(d.term.opens) {
+		return
+	}
+	d.term.fence++
+	t.granted, t.fence, t.until = true, d.term.fence, until
+	out.add(t.grant())
+}
+
+// grant says that the turn is granted. How long it stands counts from when the last
+// request was sent, which was before that was heard.
+func (t *turn) grant() func() {
+	answer := t.answer
+	a := codec.LaneAnswer{State: codec.LaneGranted, ID: t.id, N: t.n, MS: t.until.Sub(t.heard).Milliseconds(), Fence: t.fence}
+	return func() { answer(a) }
+}
+
+// declaredOtherwise reports whether there are turns of a tool by another rule.
+func (t *term) declaredOtherwise(of rule) bool {
+	for other := range t.rules {
+		if other.tool == of.tool && other != of {
+			return true
+		}
+	}
+	return false
+}
+
+// circle says why a turn would never come: those that it waits for wait for it. k.mu is
+// held.
+func (t *term) circle(of *turn) *toolmesh.Error {
+	above := t.held(of)
+	if of.at.Ready() || len(above) == 0 {
+		return nil
+	}
+	var from []*lane.Turn
+	for _, a := range above {
+		if lane.Overlap(a.key, of.key) {
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the call would wait for itself: a call above it has a turn in the same lane, until this one ends").
+				WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithDetail("limit", limitLanes)
+		}
+		from = append(from, a.at)
+	}
+	holds := func(at *lane.Turn) (all []*lane.Turn) {
+		if waiting, ok := at.Value.(*turn); ok {
+			for _, a := range t.held(waiting) {
+				all = append(all, a.at)
+			}
+		}
+		return all
+	}
+	if !of.at.Circle(from, holds) {
+		return nil
+	}
+	return toolmesh.Errorf(toolmesh.CodeBusy, "the call would wait in a circle: who has the turn before it waits for a lane that a call above this one has").
+		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithDetail("limit", limitLanes)
+}
+
+// held are the turns that calls above a turn's have in this domain.
+func (t *term) held(of *turn) (all []*turn) {
+	for _, id := range of.above {
+		if a := t.turns[id]; a != nil && a.granted {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// renewTurns extends the turns that a node holds, and takes back those of its that it
+// does not name; k.mu is held.
+func (k *Keeper) renewTurns(t *term, req *codec.LaneRequest, now, until time.Time, answer func(codec.LaneAnswer), out *outbox) {
+	a := codec.LaneAnswer{State: codec.LaneRenewed, N: req.N, MS: until.Sub(now).Milliseconds()}
+	for _, id := range req.IDs {
+		if turn := t.turns[id]; turn != nil && turn.granted {
+			turn.until = until
+		} else {
+			a.Gone = append(a.Gone, id)
+		}
+	}
+	out.add(func() { answer(a) })
+}
+
+// drop ends a turn that is given back or given up; k.mu is held.
+func (k *Keeper) drop(d *domain, t *turn, now, until time.Time, out *outbox) {
+	delete(d.term.turns, t.id)
+	k.end(d, t, now, until, out)
+}
+
+func (k *Keeper) end(d *domain, t *turn, now, until time.Time, out *outbox) {
+	if d.term.rules[t.rule]--; d.term.rules[t.rule] <= 0 {
+		delete(d.term.rules, t.rule)
+	}
+	for _, next := range d.term.queue.Done(t.at) {
+		if waiting, ok := next.Value.(*turn); ok {
+			k.tryGrant(d, waiting, now, until, out)
+		}
+	}
+}
+
+// tickTerm looks after a domain that this node owns; k.mu is held.
+func (k *Keeper) tickTerm(d *domain, now time.Time, out *outbox) {
+	until, ok := k.stands(d, now)
+	t := d.term
+	if !ok {
+		if d.key.index == "" {
+			k.opts.Log.Warn("lanes are given up: the node's lease was not renewed", slog.String("session", string(d.key.session)))
+		}
+		k.resign(d, out)
+		return
+	}
+	for _, turn := range t.turns {
+		switch {
+		case d.key.node: // only this node knows of them
+		case turn.granted && now.After(turn.until.Add(margin)):
+			k.opts.Log.Warn("a turn in a lane is taken back: who had it is not heard", slog.String("node", string(turn.by.Node)))
+			k.drop(d, turn, now, until, out)
+		case !turn.granted && now.Sub(turn.heard) > askedFor && now.After(k.grace):
+			k.drop(d, turn, now, until, out)
+		}
+	}
+	if !t.opens.IsZero() && !now.Before(t.opens) {
+		t.opens = time.Time{}
+		for _, turn := range t.turns {
+			k.tryGrant(d, turn, now, until, out)
+		}
+	}
+	keep := keepFor
+	if d.key.index != "" {
+		keep = homeFor
+	}
+	switch {
+	case d.key.node || d.looking != nil:
+	case len(t.turns) == 0 && d.calls == 0 && now.Sub(d.used) > keep:
+		revision := t.revision
+		d.term = nil
+		k.look(d, func(ctx context.Context) error { return k.opts.Bus.Delete(ctx, d.key.record(), revision) })
+	case now.Sub(t.written) > writeEvery:
+		revision := t.revision
+		k.look(d, func(ctx context.Context) error {
+			next, err := k.opts.Bus.Update(ctx, d.key.record(), encodeRecord(record{owner: k.self(), ID: t.id}), revision, 0)
+			if err == nil {
+				k.mu.Lock()
+				defer k.mu.Unlock()
+				if d.term == t {
+					t.revision, t.written = next, now
+				}
+			}
+			return err
+		})
+	}
+}
+
+// resign ends a term: those that wait ask the next owner. k.mu is held.
+func (k *Keeper) resign(d *domain, out *outbox) {
+	for _, t := range d.term.turns {
+		if !t.granted && t.answer != nil {
+			answer, elsewhere := t.answer, codec.LaneAnswer{State: codec.LaneElsewhere, ID: t.id, N: t.n}
+			out.add(func() { answer(elsewhere) })
+		}
+	}
+	d.term = nil
+}
+
+// record is who owns a domain, in MESH_LANES.
+type record struct {
+	owner
+	// Of a domain that its owner has left in good order, and that has none: the turns
+	// that are held. Wait: they are not known.
+	Left []heldTurn `json:"left,omitempty"`
+	Wait bool       `json:"wait,omitempty"`
+	// ID is of a home; see [Home].
+	ID string `json:"id,omitempty"`
+}
+
+type heldTurn struct {
+	ID    string   `json:"id"`
+	By    owner    `json:"by"`
+	Place []string `json:"place,omitempty"`
+	Read  bool     `json:"read,omitempty"`
+	Fence uint64   `json:"fence"`
+}
+
+func encodeRecord(r record) []byte {
+	data, _ := tool.MarshalPlain(r) // texts and numbers
+	return data
+}
+
+// record is the key of a domain's record.
+func (key domainKey) record() store.Key {
+	name, err := subjects.LaneKey(key.session)
+	if key.index != "" {
+		name, err = subjects.HomeKey(key.session, key.epoch, key.index)
+	}
+	if err != nil {
+		name = "x" // of no domain: a session that cannot be has no calls
+	}
+	return store.Key{Bucket: subjects.BucketLanes, Name: name}
+}
+
+func (k *Keeper) self() owner { return owner{k.opts.Node, k.opts.Boot} }
+
+// find returns who owns a domain, and asks the store where that is not known. Where nobody
+// does it becomes this node, unless claim is false: then nobody is returned.
+func (k *Keeper) find(ctx context.Context, key domainKey, claim bool) (owner, error) {
+	for asked := false; ; asked = true {
+		k.mu.Lock()
+		d := k.domain(key)
+		d.used = time.Now()
+		if _, ok := k.stands(d, d.used); ok {
+			k.mu.Unlock()
+			return k.self(), nil
+		}
+		if who := d.owner; who != (owner{}) || asked && !claim {
+			k.mu.Unlock()
+			return who, nil
+		}
+		if d.looking == nil {
+			k.look(d, func(ctx context.Context) error { return k.claim(ctx, d, claim) })
+		}
+		looking := d.looking
+		k.mu.Unlock()
+		select {
+		case <-looking:
+		case <-ctx.Done():
+			return owner{}, context.Cause(ctx)
+		}
+		k.mu.Lock()
+		err := d.failed
+		d.failed = nil
+		k.mu.Unlock()
+		if err != nil {
+			return owner{}, err
+		}
+	}
+}
+
+// look asks the store something about a domain, once at a time; k.mu is held.
+func (k *Keeper) look(d *domain, ask func(context.Context) error) {
+	looking := make(chan struct{})
+	d.looking, d.failed = looking, nil
+	k.opts.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), storeWait)
+		err := ask(ctx)
+		cancel()
+		k.mu.Lock()
+		d.failed, d.looking = err, nil
+		k.mu.Unlock()
+		close(looking)
+	})
+}
+
+// claim makes this node the owner of a domain, or finds out who is; unless take is set it
+// does no more than that.
+func (k *Keeper) claim(ctx context.Context, d *domain, take bool) error {
+	key, mine := d.key.record(), record{owner: k.self()}
+	k.mu.Lock()
+	left, full := k.left, d.key.index != "" && k.full(d.key)
+	k.mu.Unlock()
+	if d.key.index != "" {
+		mine.ID = newID()
+	}
+	var since time.Time
+	if take {
+		if full {
+			return errHomes
+		}
+		if err := k.opts.Presence.Rely(ctx); err != nil {
+			return err
+		}
+		var until time.Time
+		since, until = k.opts.Presence.Held()
+		if left || !time.Now().Before(until) {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node has no lease, so it cannot give turns in lanes, nor keep workers of sessions: the registry is not reachable").WithStarted(toolmesh.StartedNo)
+		}
+		revision, err := k.opts.Bus.Create(ctx, key, encodeRecord(mine), 0)
+		if !errors.Is(err, store.ErrConflict) {
+			return k.own(d, newTerm(since, revision, time.Time{}), &mine, err)
+		}
+	}
+	entry, err := k.opts.Bus.Latest(ctx, key)
+	if errors.Is(err, store.ErrNoKey) {
+		return nil // just deleted: find looks again
+	}
+	if err != nil {
+		return err
+	}
+	var r record
+	if err := json.Unmarshal(entry.Value, &r); err != nil {
+		r = record{Wait: true} // of nobody that we know
+	}
+	var opens time.Time
+	switch now := time.Now(); {
+	case r.Node == "" && !r.Wait:
+	case r.Node == "", r.owner == k.self():
+		opens = now.Add(standsFor) // what was granted in an earlier term may stand
+	default:
+		lost, expired, err := k.opts.Presence.NodeLost(ctx, r.Node, r.Boot)
+		if err != nil {
+			return err
+		}
+		if !lost {
+			k.mu.Lock()
+			d.owner = r.owner
+			k.mu.Unlock()
+			return nil
+		}
+		if !expired {
+			opens = now.Add(standsFor)
+		}
+	}
+	if !take {
+		return nil
+	}
+	if r.owner == mine.owner {
+		mine.ID = r.ID // nobody has had it since
+	}
+	revision, err := k.opts.Bus.Update(ctx, key, encodeRecord(mine), entry.Revision, 0)
+	if errors.Is(err, store.ErrConflict) {
+		return nil // somebody was faster
+	}
+	t := newTerm(since, revision, opens)
+	t.moved = r.owner != mine.owner
+	mine.Left = r.Left
+	return k.own(d, t, &mine, err)
+}
+
+// own begins a term, by the record that was written.
+func (k *Keeper) own(d *domain, t *term, r *record, err error) error {
+	if err != nil {
+		return err
+	}
+	held := r.Left
+	t.id = r.ID
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	until := time.Now().Add(standsFor)
+	slices.SortFunc(held, func(a, b heldTurn) int { return cmp.Compare(a.Fence, b.Fence) })
+	for _, h := range held {
+		turn := &turn{id: h.ID, by: h.By, key: lane.KeyOf(h.Place, h.Read), granted: true, fence: h.Fence, until: until}
+		turn.at = t.queue.Add(turn.key, turn)
+		t.turns[h.ID] = turn
+	}
+	d.term, d.owner, d.used = t, owner{}, time.Now()
+	k.opts.Log.Debug("this node gives the turns of lanes now", slog.String("session", string(d.key.session)),
+		slog.Int("held", len(held)), slog.Duration("wait", max(time.Until(t.opens), 0)))
+	return nil
+}
+
+// disown forgets who owns a domain, so that the store is asked again.
+func (k *Keeper) disown(key domainKey, who owner) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d := k.domains[key]; d != nil && d.owner == who {
+		d.owner = owner{}
+	}
+}
+
+// Leave hands over all that this node owns: the node stops, and no call runs here. ctx
+// bounds what it writes.
+func (k *Keeper) Leave(ctx context.Context) {
+	k.mu.Lock()
+	k.left = true
+	k.mu.Unlock()
+	k.handOver(ctx, func(key domainKey) bool { return !key.node })
+	k.mu.Lock()
+	inbox := k.inbox
+	k.mu.Unlock()
+	if inbox != nil {
+		inbox.Close()
+	}
+}
+
+// handOver gives up domains that this node owns, and says in their records what is held.
+func (k *Keeper) handOver(ctx context.Context, meant func(domainKey) bool) {
+	type leaving struct {
+		home     bool
+		key      store.Key
+		revision uint64
+		record   record
+	}
+	var all []leaving
+	var out outbox
+	now := time.Now()
+	k.mu.Lock()
+	for _, d := range k.domains {
+		if _, ok := k.stands(d, now); !ok || !meant(d.key) {
+			continue
+		}
+		l := leaving{home: d.key.index != "", key: d.key.record(), revision: d.term.revision}
+		for _, t := range d.term.turns {
+			if t.granted {
+				l.record.Left = append(l.record.Left, heldTurn{t.id, t.by, t.key.Place(), t.key.Reads(), t.fence})
+			}
+		}
+		all = append(all, l)
+		k.resign(d, &out)
+	}
+	k.mu.Unlock()
+	for _, l := range all {
+		var err error
+		data := encodeRecord(l.record)
+		switch {
+		case l.home: // that there was one is to be told
+			_, err = k.opts.Bus.Update(ctx, l.key, data, l.revision, homeFor)
+		case len(l.record.Left) == 0:
+			err = k.opts.Bus.Delete(ctx, l.key, l.revision)
+		default:
+			if _, err = k.opts.Bus.Update(ctx, l.key, data, l.revision, 0); err != nil && toolmesh.CodeOf(err) == toolmesh.CodePayloadTooLarge {
+				_, err = k.opts.Bus.Update(ctx, l.key, encodeRecord(record{Wait: true}), l.revision, 0)
+			}
+		}
+		if err != nil {
+			k.opts.Log.Warn("lanes, or a session's worker, could not be handed over: the next owner waits until this one's time has ended", slog.String("key", l.key.Name), slog.String("error", err.Error()))
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	out.send()
+}

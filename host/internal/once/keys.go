@@ -1,0 +1,441 @@
+package once
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/presence"
+	"github.com/toolmesh/toolmesh/host/internal/quota"
+	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	keysFor = 24 * time.Hour  // a record is kept
+	keyWait = 5 * time.Second // for one question to the store
+	// After what the store did not take: at first, doubling up to the last.
+	firstKeyRetry = time.Second
+	lastKeyRetry  = time.Minute
+	// keyParts is what of the bucket a call has for what it ends with before it begins: one
+	// part in so many, or less where messages are smaller.
+	keyParts = 512
+	// How often a call looks whether another one of its key has ended: at first, and
+	// doubling up to the last.
+	firstKeyLook = 20 * time.Millisecond
+	lastKeyLook  = time.Second
+)
+
+// Options are what [Keys] need of their node.
+type Options struct {
+	Node     subjects.NodeID
+	Boot     subjects.BootID
+	Bus      store.Store
+	Presence *presence.Presence
+	Base     context.Context //nolint:containedctx // ends with the node
+	Log      *slog.Logger
+	// Go runs f in a goroutine that the node waits for when it stops.
+	Go func(f func())
+	// Fit cuts an error that no message can carry.
+	Fit func(*toolmesh.Error) *toolmesh.Error
+	// Exited is the error of a handler that ends its goroutine.
+	Exited *toolmesh.Error
+}
+
+// Call is a call under an idempotency key.
+type Call struct {
+	Request    *codec.Request
+	Epoch      string // of its session
+	Args       json.RawMessage
+	VarArgs    json.RawMessage
+	Idempotent bool // as its tool declares
+}
+
+// keyed is what is stored under an idempotency key: which call it names, who runs it,
+// and what it ended with.
+type keyed struct {
+	Tool   subjects.ToolID `json:"tool"`
+	Digest string          `json:"digest"` // of the arguments
+	Epoch  string          `json:"epoch,omitempty"`
+	RPCID  subjects.RPCID  `json:"rpc_id"`
+	Node   subjects.NodeID `json:"node"`
+	Boot   subjects.BootID `json:"boot"`
+	Done   bool            `json:"done,omitempty"`
+	Result json.RawMessage `json:"result,omitempty"`
+	Error  *toolmesh.Error `json:"error,omitempty"`
+}
+
+// Keys are the idempotency keys of a node's calls. A call holds a key while it asks for it,
+// runs under it, and until its record is stored. Its methods may be called concurrently.
+type Keys struct {
+	Options
+	room   *chunks.Room // of the bucket
+	stored *quota.Quota // what each account has put into it
+
+	mu       sync.Mutex               // no other lock is taken under it
+	held     map[string]chan struct{} // closed when it is let go
+	reserved int64                    // of the bucket, for what runs
+}
+
+// New makes the keys of a node.
+func New(o Options) *Keys {
+	return &Keys{
+		Options: o, held: make(map[string]chan struct{}),
+		room:   chunks.NewRoom(o.Base, o.Bus.Bus, subjects.KVStream(subjects.BucketIdem), nil),
+		stored: quota.New(math.MaxInt64, keysFor, time.Now),
+	}
+}
+
+// Tick keeps the node's lease short while a key is held, and forgets what was stored a day
+// ago. The node calls it each second.
+func (k *Keys) Tick() {
+	k.stored.Sweep()
+	k.mu.Lock()
+	held := len(k.held)
+	k.mu.Unlock()
+	if held > 0 {
+		k.Presence.Held()
+	}
+}
+
+// reserve takes room for what a call ends with, before it begins; give it back by done.
+// An account that has filled the bucket leaves the others as much as it has itself.
+func (k *Keys) reserve(ctx context.Context, account subjects.SessionID, limit int64) (done func(), bad *toolmesh.Error) {
+	left, most := k.room.Left(ctx)
+	if most == 0 {
+		return func() {}, nil // no bound, or no answer: who creates the key will see
+	}
+	size := most / keyParts
+	if limit > 0 {
+		size = min(size, limit)
+	}
+	used, _ := k.stored.Take(account, 0)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.reserved+size > left || used+size > left {
+		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys has no room left for the call's result (the session has stored %d bytes in a day through this node): wait until older keys expire, or call without a key", used)).
+			WithDetail("limit", "keys_max").WithDetail("max", most)
+	}
+	k.reserved += size
+	return func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.reserved -= size
+	}, nil
+}
+
+// take has a call hold a key; wait is nil, or closed when whoever holds it lets go.
+func (k *Keys) take(name string) (wait <-chan struct{}) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if held := k.held[name]; held != nil {
+		return held
+	}
+	k.held[name] = make(chan struct{})
+	return nil
+}
+
+func (k *Keys) letGo(name string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	close(k.held[name])
+	delete(k.held, name)
+}
+
+// Do runs a call that has an idempotency key, or returns what the call of that key ended
+// with. run has the handler run, and returns a result that a message carries. In the store a key goes this way:
+//
+//	none ──create──▶ running ──▶ done, with the call's record, for a day
+//	  ▲                 │
+//	  └── never began ──┘
+//
+// A running one whose node is lost stays so: whether its tool ran is not known. Only that
+// of a tool that is declared idempotent is taken over.
+func (k *Keys) Do(ctx context.Context, c Call, run func() admit.Record) admit.Record {
+	name, err := subjects.IdempotencyKey(c.Request.Session, c.Request.IdempotencyKey)
+	if err != nil {
+		return admit.Record{Err: admit.Refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the idempotency key: %w", err))}
+	}
+	args := append(c.Args[:len(c.Args):len(c.Args)], c.VarArgs...)
+	if canonical, err := tool.Canonical(c.Args); err == nil {
+		args = append(canonical, c.VarArgs...)
+	}
+	digest := sha256.Sum256(args)
+	key := store.Key{Bucket: subjects.BucketIdem, Name: name}
+	mine := &keyed{
+		Tool: c.Request.Tool, Digest: hex.EncodeToString(digest[:]), Epoch: c.Epoch, RPCID: c.Request.RPCID, Node: k.Node, Boot: k.Boot,
+	}
+	for wait := k.take(name); wait != nil; wait = k.take(name) {
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return admit.Record{Err: stillRuns(ctx)}
+		}
+	}
+	if err := k.Presence.Rely(ctx); err != nil { // the call runs all the same
+		k.Log.Debug("if this node dies, it is known late", slog.String("error", err.Error()))
+	}
+	account := subjects.Account(c.Request.Session, c.Epoch)
+	claim := claim{key: key, mine: mine, idempotent: c.Idempotent}
+	claim.room = func() (func(), *toolmesh.Error) { return k.reserve(ctx, account, k.Bus.MaxPayload()) }
+	other, bad := k.claim(ctx, &claim)
+	if other != nil || bad != nil {
+		k.letGo(name)
+		claim.unreserve()
+		if bad != nil {
+			return admit.Record{Err: bad}
+		}
+		return admit.Record{Result: other.Result, Err: other.Error}
+	}
+	record := admit.Record{Err: k.Exited} // of a handler that ends this goroutine
+	defer func() { k.settle(&claim, account, record) }()
+	if ctx.Err() != nil { // while the key was created
+		record = admit.Record{Err: notBegun(ctx)}
+		return record
+	}
+	record = run()
+	return record
+}
+
+// claim is a key that a call is to have, or has.
+type claim struct {
+	key        store.Key
+	mine       *keyed
+	value      []byte // mine, as it is stored
+	idempotent bool
+	room       func() (done func(), bad *toolmesh.Error)
+	done       func() // gives back the room; nil: there is none yet
+	revision   uint64 // of the key, once it is the call's
+}
+
+// unreserve gives back the room of a claim, if it has any.
+func (c *claim) unreserve() {
+	if c.done != nil {
+		c.done()
+		c.done = nil
+	}
+}
+
+// notBegun is the error of a call that is over before its key was its own.
+func notBegun(ctx context.Context) *toolmesh.Error {
+	return toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedNo)
+}
+
+// stillRuns is the error of a call that waited for another one of its key.
+func stillRuns(ctx context.Context) *toolmesh.Error {
+	return toolmesh.AsError(context.Cause(ctx)).WithDetail("reason", "key_in_use").WithStarted(toolmesh.StartedUnknown)
+}
+
+// claim makes a key this call's, or returns the record of the call that it names.
+func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.Error) {
+	var err error
+	if c.value, err = tool.MarshalPlain(c.mine); err != nil {
+		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record of an idempotency key: %w", err))
+	}
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	for next := time.Duration(0); ; next = min(max(2*next, firstKeyLook), lastKeyLook) {
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			if next == 0 {
+				return nil, notBegun(ctx)
+			}
+			return nil, stillRuns(ctx)
+		}
+		other, bad, err := k.try(ctx, c)
+		switch {
+		case c.revision > 0 || other != nil || bad != nil:
+			return other, bad
+		case err != nil:
+			if !store.Refused(err) { // what was sent may yet be stored
+				own := *c
+				own.room, own.done = nil, nil
+				k.Go(func() { k.giveUp(&own) })
+			}
+			if ctx.Err() != nil {
+				return nil, notBegun(ctx)
+			}
+			return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys does not answer: %w", err))
+		}
+		c.unreserve() // another call runs under the key
+		pause.Reset(next)
+	}
+}
+
+// giveUp gives a key free that may have been stored, or will be, for a call that does
+// not begin. It takes the key and deletes it, until the store has answered or this node
+// has ended: what is on its way is refused from then on.
+func (k *Keys) giveUp(c *claim) {
+	k.untilStored(func(context.Context) error {
+		for wait := k.take(c.key.Name); wait != nil; wait = k.take(c.key.Name) {
+			select {
+			case <-wait: // this call, which ends, or another one
+			case <-k.Base.Done():
+				return nil
+			}
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Base), keyWait)
+		defer cancel()
+		defer k.letGo(c.key.Name)
+		_, _, err := k.try(ctx, c)
+		if c.revision > 0 {
+			err = k.Bus.Delete(ctx, c.key, c.revision)
+		}
+		return err
+	})
+}
+
+// untilStored has the store told something until it has taken it, at growing intervals. A
+// conflict is as good: an acknowledgement was lost, or the key has expired, as it does in a
+// day. It ends with the host.
+func (k *Keys) untilStored(tell func(context.Context) error) {
+	for wait := firstKeyRetry; ; wait = min(2*wait, lastKeyRetry) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Base), keyWait)
+		err := tell(ctx)
+		cancel()
+		if err == nil || errors.Is(err, store.ErrConflict) {
+			return
+		}
+		select {
+		case <-time.After(wait):
+		case <-k.Base.Done():
+			return
+		}
+	}
+}
+
+// try asks once; nothing at all is returned where the call has to wait. Where the key
+// is the call's, the claim has its revision.
+func (k *Keys) try(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.Error, err error) {
+	ctx, cancel := context.WithTimeout(ctx, keyWait)
+	defer cancel()
+	var full *toolmesh.Error // a call that has ended is answered all the same
+	if c.room != nil && c.done == nil {
+		c.done, full = c.room()
+	}
+	if full == nil {
+		if c.revision, err = k.Bus.Create(ctx, c.key, c.value, 0); !errors.Is(err, store.ErrConflict) {
+			return nil, nil, err
+		}
+	}
+	entry, err := k.Bus.Latest(ctx, c.key)
+	if errors.Is(err, store.ErrNoKey) {
+		return nil, full, nil // or it has just been given free
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	other, free, bad, err := k.heldBy(ctx, c, entry)
+	switch {
+	case !free:
+		return other, bad, err
+	case full != nil:
+		return nil, full, nil
+	}
+	c.revision, err = k.Bus.Update(ctx, c.key, c.value, entry.Revision, 0)
+	if errors.Is(err, store.ErrConflict) {
+		return nil, nil, nil // somebody was faster
+	}
+	return nil, nil, err
+}
+
+// heldBy says of what is stored under a key whether it may be taken over; else it is the
+// record of the call that has ended, an error, or nothing where a call runs.
+func (k *Keys) heldBy(ctx context.Context, c *claim, entry store.Entry) (other *keyed, free bool, bad *toolmesh.Error, err error) {
+	other, mine := new(keyed), c.mine
+	if err := json.Unmarshal(entry.Value, other); err != nil {
+		return nil, false, admit.Refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record under the idempotency key cannot be read: %w", err)), nil
+	}
+	switch {
+	case other.Epoch != mine.Epoch:
+		return nil, true, nil, nil // of a session of this name that has ended
+	case other.Tool != mine.Tool || other.Digest != mine.Digest:
+		return nil, false, admit.Refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the idempotency key names another call (tool and arguments must agree): use a new one")), nil
+	case other.Done:
+		return other, false, nil, nil
+	case other.Node == k.Node && other.Boot == k.Boot:
+		return nil, true, nil, nil // this call holds the key on this node, so nobody runs under it
+	}
+	lost, _, err := k.Presence.NodeLost(ctx, other.Node, other.Boot)
+	if err != nil || !lost || c.idempotent {
+		return nil, lost && err == nil, nil, err
+	}
+	return nil, false, toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s, which ran the call of the idempotency key, is lost: whether the tool ran is not known", other.Node).
+		WithOrigin(toolmesh.OriginAgent).WithDetail("node", string(other.Node)).WithDetail("reason", "key_unknown"), nil
+}
+
+// settle stores what the call of a key ended with, and lets go of the key when it is
+// stored; or gives it free.
+func (k *Keys) settle(c *claim, account subjects.SessionID, record admit.Record) {
+	began := record.Err == nil || record.Err.Started != toolmesh.StartedNo
+	if record.Err != nil && c.idempotent && mayRepeat(record.Err.Code) {
+		began = false // once more is as good as once
+	}
+	mine := c.mine
+	mine.Done, mine.Result, mine.Error = true, record.Result, record.Err
+	if record.Err != nil {
+		mine.Error = k.Fit(record.Err)
+	} else if len(mine.Result) > 0 && !json.Valid(mine.Result) {
+		mine.Result, mine.Error = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON").WithStarted(toolmesh.StartedYes)
+	}
+	value, err := tool.MarshalPlain(mine)
+	without := func(why string) {
+		mine.Result = nil
+		mine.Error = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the call has run, and its result, of %d bytes, %s its idempotency key", record.Size(), why).
+			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
+		value, _ = tool.MarshalPlain(mine)
+	}
+	if limit := k.Bus.MaxPayload(); err != nil || record.Ref != nil || limit > 0 && int64(len(value)+codec.AnswerRoom) > limit {
+		without("was too large to be kept under")
+	}
+	write := func(ctx context.Context) error {
+		if !began {
+			return k.Bus.Delete(ctx, c.key, c.revision)
+		}
+		_, err := k.Bus.Update(ctx, c.key, value, c.revision, 0)
+		if errors.Is(err, store.ErrFull) && len(value) > codec.AnswerRoom {
+			without("found no room in the store to be kept under")
+			_, err = k.Bus.Update(ctx, c.key, value, c.revision, 0)
+		}
+		return err
+	}
+	stored := func() {
+		if began {
+			k.stored.Take(account, int64(len(value)))
+		}
+		c.unreserve()
+		k.letGo(c.key.Name)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Base), keyWait)
+	defer cancel()
+	if err := write(ctx); err == nil || errors.Is(err, store.ErrConflict) {
+		stored()
+		return
+	}
+	k.Log.Warn("the record of an idempotency key is stored later: the store does not take it", slog.String("rpc_id", string(mine.RPCID)))
+	k.Go(func() {
+		k.untilStored(write)
+		stored()
+	})
+}
+
+// mayRepeat reports whether a call of an idempotent tool that ended so may run again.
+func mayRepeat(code toolmesh.Code) bool {
+	switch code {
+	case toolmesh.CodeNodeLost, toolmesh.CodeWorkerCrashed, toolmesh.CodeCancelled, toolmesh.CodeUnavailable, toolmesh.CodeDeadlineExceeded:
+		return true
+	}
+	return false
+}

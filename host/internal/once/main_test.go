@@ -1,0 +1,9 @@
+package once
+
+import (
+	"testing"
+
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+func TestMain(m *testing.M) { meshtest.Main(m) }

@@ -1,0 +1,9 @@
+package reply
+
+import (
+	"testing"
+
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+func TestMain(m *testing.M) { meshtest.Main(m) }

@@ -1,0 +1,137 @@
+package reply
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/stream"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// pacedFrom is the size of the smallest result that is paced, in bytes.
+	pacedFrom = 64 << 10
+	// pacedMost is how many bytes of such results may be on their way to one connection: a
+	// broker cuts one for which 64 MiB wait, and several nodes may answer it.
+	pacedMost = 16 << 20
+	// readWithin is how long a caller that says what it has read may be silent until it is
+	// believed to have read it, or to be gone; readGuess is the same of one that does not:
+	// it gets pacedMost within each.
+	readWithin = 5 * time.Second
+	readGuess  = 250 * time.Millisecond
+)
+
+// pacer holds large results back while too many bytes are on their way to the connection of
+// their caller. The zero value is ready.
+type pacer struct {
+	mu     sync.Mutex
+	inbox  map[string]*outbox
+	unread map[admit.Key]unread // by the call that it is the result of
+}
+
+// outbox is the results that go to one connection.
+type outbox struct {
+	turn  chan struct{} // of capacity 1: held by the one that goes next
+	read  chan struct{} // of capacity 1: less is unread
+	bytes int           // unread
+	waits int
+}
+
+// unread is a result on its way.
+type unread struct {
+	to    *outbox
+	size  int
+	until time.Time // then it counts as read
+}
+
+// wait returns when a result may be sent, or when done is closed. One goes however large it
+// is.
+func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int) {
+	name := r.Reply
+	if at := strings.LastIndexByte(name, '.'); at > strings.IndexByte(name, '.') {
+		name = name[:at] // a connection has one inbox, and a token of it for each request
+	}
+	lasts := readGuess
+	if r.Request.Read {
+		lasts = readWithin
+	}
+	call := admit.Key{Session: subjects.WireName(r.Request.Session), RPC: subjects.WireName(r.Request.RPCID)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.inbox == nil {
+		p.inbox, p.unread = make(map[string]*outbox), make(map[admit.Key]unread)
+	}
+	p.forget(call) // it is sent again: the first one was lost
+	to := p.inbox[name]
+	if to == nil {
+		to = &outbox{turn: make(chan struct{}, 1), read: make(chan struct{}, 1)}
+		p.inbox[name] = to
+	}
+	to.waits++
+	defer func() { to.waits-- }()
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	select {
+	case to.turn <- struct{}{}: // waiters get it in the order of arrival
+		defer func() { <-to.turn }()
+	case <-done:
+		return
+	}
+	for !p.goes(to, call, size, lasts) {
+		select {
+		case <-to.read:
+		case <-done:
+			return
+		}
+	}
+}
+
+// goes has a result go, if there is room.
+func (p *pacer) goes(to *outbox, call admit.Key, size int, lasts time.Duration) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if to.bytes > 0 && to.bytes+size > pacedMost {
+		return false
+	}
+	p.forget(call)
+	to.bytes += size
+	p.unread[call] = unread{to, size, time.Now().Add(lasts)}
+	return true
+}
+
+// forget takes a result off those on their way; mu is held.
+func (p *pacer) forget(call admit.Key) {
+	if u, ok := p.unread[call]; ok {
+		u.to.bytes -= u.size
+		delete(p.unread, call)
+		select {
+		case u.to.read <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// read notes that a caller has read the result of a call.
+func (p *pacer) read(call admit.Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forget(call)
+}
+
+// tick lets go what has been on its way for long enough; the ticker calls it.
+func (p *pacer) tick(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for call, u := range p.unread {
+		if !now.Before(u.until) {
+			p.forget(call)
+		}
+	}
+	for name, to := range p.inbox {
+		if to.bytes == 0 && to.waits == 0 {
+			delete(p.inbox, name)
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package reply
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/stream"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Large results to one connection are held back, in their order, until its caller says that
+// it has read others, or has had the time; results to others are not.
+func TestResultsArePaced(t *testing.T) {
+	t.Parallel()
+	const size, fit = 1 << 20, pacedMost >> 20
+	var p pacer
+	reader := func(n int, inbox string, reads bool) *stream.Reader {
+		return &stream.Reader{Reply: fmt.Sprintf("_INBOX.%s.%d", inbox, n), Request: &codec.Request{Session: "s", RPCID: subjects.RPCID(fmt.Sprint(inbox, n)), Read: reads}}
+	}
+	sent := make(chan int, 100)
+	var done chan struct{} // nil: never
+	go func() {
+		for n := range 3 * fit {
+			p.wait(done, reader(n, "a", true), size)
+			sent <- n
+		}
+	}()
+	next := func(want int) {
+		t.Helper()
+		if got := <-sent; got != want {
+			t.Fatalf("result %d was sent, %d is next", got, want)
+		}
+	}
+	waits := func(n int) {
+		t.Helper()
+		for {
+			now := 0
+			p.mu.Lock()
+			for _, to := range p.inbox {
+				now += to.waits
+			}
+			p.mu.Unlock()
+			if now == n {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if len(sent) > 0 {
+			t.Fatal("more is on its way than may be")
+		}
+	}
+	for n := range fit {
+		next(n)
+	}
+	waits(1)
+	p.wait(done, reader(0, "b", true), size)         // another connection
+	p.wait(done, reader(0, "c", false), 2*pacedMost) // larger than all that may be: alone it goes
+	p.tick(time.Now().Add(readWithin - time.Second))
+	waits(1)
+	p.read(admit.Key{Session: "s", RPC: "a3"})
+	p.read(admit.Key{Session: "s", RPC: "a3"}) // once more is nothing
+	p.read(admit.Key{Session: "t", RPC: "a4"}) // another session's
+	next(fit)
+	waits(1)
+	p.tick(time.Now().Add(readWithin)) // gone, or it never says anything
+	for n := range fit {
+		next(fit + 1 + n)
+	}
+	waits(1)
+	given := make(chan struct{})
+	close(given)
+	p.wait(given, reader(99, "a", true), size) // its time is up
+	waits(1)
+	for n := range 3 * fit {
+		p.read(admit.Key{Session: "s", RPC: subjects.RPCID(fmt.Sprint("a", n))})
+		p.tick(time.Now().Add(time.Minute))
+	}
+	for n := 2*fit + 1; n < 3*fit; n++ {
+		next(n)
+	}
+	p.tick(time.Now().Add(time.Minute))
+	if len(p.inbox) != 0 || len(p.unread) != 0 {
+		t.Errorf("left: %d inboxes, %d results", len(p.inbox), len(p.unread))
+	}
+	// A caller that says nothing has as much again soon.
+	for range 4 {
+		p.wait(done, reader(0, "d", false), pacedMost)
+		p.tick(time.Now().Add(readGuess))
+	}
+}

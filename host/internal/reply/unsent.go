@@ -1,0 +1,77 @@
+package reply
+
+import (
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/fair"
+)
+
+const (
+	// maxHeldAnswers is how many bytes of answers are held for the connection to come back,
+	// or, of calls that have no slot any more, for their caller to read others. Callers of
+	// one inbox prefix, as the sessions with a key have one each, have no more of it than
+	// they leave free: whoever comes next has some, too.
+	maxHeldAnswers = 64 << 20
+	// heldCost is about what a message costs in memory beside its bytes.
+	heldCost = 512
+)
+
+// unsent is the answers and chunks that wait for the connection to come back.
+type unsent struct {
+	room *fair.Room[string] // in bytes, by inbox prefix
+
+	mu      sync.Mutex
+	answers []*nats.Msg // in order
+	holding atomic.Bool // there are some; changes under mu
+}
+
+// hold keeps a message, unless only behind others and there are none. It reports whether
+// the message is seen to; where there is no room for it, that is an error in the log.
+// Keepalives are not kept: the next ones say the same.
+func (u *unsent) hold(log *slog.Logger, m *nats.Msg, behind bool) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	switch {
+	case behind && !u.holding.Load():
+		return false
+	case len(m.Data) == 0 && len(m.Header[codec.HeaderKeepalive]) > 0:
+	case u.room.Take(inboxPrefix(m.Subject), heldSize(m)):
+		u.answers = append(u.answers, m)
+		u.holding.Store(true)
+	default:
+		log.Error("reply lost: the connection is down and too many bytes wait", slog.String("subject", m.Subject), slog.Int("bytes", len(m.Data)))
+	}
+	return true
+}
+
+func heldSize(m *nats.Msg) int64 { return int64(m.Size() + heldCost) }
+
+func inboxPrefix(reply string) string {
+	prefix, _, _ := strings.Cut(reply, ".")
+	return prefix
+}
+
+// send publishes what waits, in order, until the connection is down again.
+func (u *unsent) send(log *slog.Logger, publish func(*nats.Msg) error, connected func() bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for len(u.answers) > 0 {
+		m := u.answers[0]
+		if err := publish(m); err != nil && !connected() {
+			return
+		} else if err != nil {
+			log.Error("reply could not be sent", slog.String("subject", m.Subject), slog.String("error", err.Error()))
+		}
+		u.answers[0] = nil
+		u.answers = u.answers[1:]
+		u.room.Give(inboxPrefix(m.Subject), heldSize(m))
+	}
+	u.answers = nil
+	u.holding.Store(false)
+}

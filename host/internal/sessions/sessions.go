@@ -1,0 +1,261 @@
+package sessions
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// epochWait is how long the registry may take to say what a session's epoch is.
+	epochWait = 5 * time.Second
+	// maxLookups is how many sessions are looked up at once.
+	maxLookups = 16
+)
+
+// Options are what [Sessions] need of their node.
+type Options struct {
+	// Admit is what the node's view says of a session: its epoch, empty for one that nobody
+	// created, or session_not_found. It must not block. Nil has the node follow the registry
+	// itself: see [Sessions.Open].
+	Admit func(subjects.SessionID) (epoch string, err error)
+	// Ask is what the registry's leader says of a session. Defaults to asking it.
+	Ask    func(subjects.SessionID) (epoch string, err error)
+	Bus    *bus.Bus
+	Store  *registry.Store
+	Joined func() bool     // whether the registry was ever found
+	Base   context.Context //nolint:containedctx // ends with the node
+	Go     func(f func())  // runs f in a goroutine that the node waits for
+}
+
+// Sessions is what a node knows of sessions. Its methods may be called concurrently.
+type Sessions struct {
+	Options
+	lookups  *lookups
+	followed *registry.Sessions // nil if Options.Admit was given
+	view     *registry.View     // of followed; nil until the registry was reached
+}
+
+// New makes a node's knowledge of sessions.
+func New(o Options) *Sessions {
+	s := &Sessions{Options: o}
+	if s.Ask == nil {
+		s.Ask = s.registered
+	}
+	if s.Admit == nil {
+		s.followed = &registry.Sessions{}
+		s.Admit = s.followed.Admit
+	}
+	s.lookups = newLookups(func(session subjects.SessionID) (string, error) { return s.Ask(session) }, o.Go)
+	return s
+}
+
+// Open fills the node's own view of sessions, if it has one. It is called by one goroutine.
+func (s *Sessions) Open(ctx context.Context, log *slog.Logger) (err error) {
+	if s.followed != nil && s.view == nil {
+		if s.view, err = registry.OpenView(ctx, s.Bus, &registry.ViewOptions{SessionsOnly: true, Logger: log}); err == nil {
+			s.followed.Use(s.view)
+		}
+	}
+	return err
+}
+
+// Close closes the view that Open has opened. Open does not run.
+func (s *Sessions) Close() {
+	if s.view != nil {
+		s.view.Close()
+	}
+}
+
+// Known is what the view says of a session's epoch, and whether that will do. Of a
+// session that it does not know a caller may be faster than the news of the
+// session's creation. A call of which nothing is stored looks it up only before it is
+// refused.
+func (s *Sessions) Known(session subjects.SessionID, stored bool) (epoch string, sure bool) {
+	epoch, err := s.Admit(session)
+	return epoch, err == nil && (epoch != "" || !stored || session == subjects.DefaultSession)
+}
+
+// Epoch returns the epoch of a session of which the view does not say enough, empty
+// for one that nobody created. The error is session_not_found, why ctx ended, or
+// unavailable where the registry does not answer: what depends on the epoch must not
+// begin under another one. Where no registry was ever found nobody has created a session.
+func (s *Sessions) Epoch(ctx context.Context, session subjects.SessionID) (string, error) {
+	if s.Joined() {
+		if epoch, err := s.lookups.find(ctx, session); epoch != "" || err != nil {
+			return epoch, err
+		}
+	}
+	return s.Admit(session)
+}
+
+// Now is a session's epoch as the registry's leader has it now, empty for one that nobody
+// created.
+func (s *Sessions) Now(session subjects.SessionID) (string, error) {
+	return s.lookups.find(s.Base, session)
+}
+
+// Account is whose share of the node a session has, as far as the view knows.
+func (s *Sessions) Account(session subjects.SessionID) subjects.SessionID {
+	epoch, _ := s.Known(session, false)
+	return subjects.Account(session, epoch)
+}
+
+// Settled is the epoch of a session of which something is stored: as the view says or, if
+// that does not know enough, the registry.
+func (s *Sessions) Settled(session subjects.SessionID) (string, error) {
+	if epoch, sure := s.Known(session, true); sure {
+		return epoch, nil
+	}
+	return s.Epoch(s.Base, session)
+}
+
+// lookups are the questions about sessions to the registry's leader: one at a time
+// for each session, which all share that began to wait before it was sent.
+type lookups struct {
+	ask    func(subjects.SessionID) (epoch string, err error)
+	run    func(func())
+	places chan struct{}
+
+	mu   sync.Mutex
+	next map[subjects.SessionID]*lookup // not sent yet
+	busy map[subjects.SessionID]bool    // a goroutine asks for it
+}
+
+type lookup struct {
+	done  chan struct{}
+	epoch string
+	err   error
+}
+
+func newLookups(ask func(subjects.SessionID) (string, error), run func(func())) *lookups {
+	return &lookups{
+		ask: ask, run: run, places: make(chan struct{}, maxLookups),
+		next: make(map[subjects.SessionID]*lookup), busy: make(map[subjects.SessionID]bool),
+	}
+}
+
+// find returns the epoch of a session as it is now, empty for one that nobody
+// created. The errors are session_not_found and unavailable, and why ctx ended.
+func (ls *lookups) find(ctx context.Context, session subjects.SessionID) (string, error) {
+	ls.mu.Lock()
+	l := ls.next[session]
+	if l == nil {
+		l = &lookup{done: make(chan struct{})}
+		ls.next[session] = l
+		if !ls.busy[session] {
+			ls.busy[session] = true
+			ls.run(func() { ls.answer(session) })
+		}
+	}
+	ls.mu.Unlock()
+	select {
+	case <-l.done:
+		return l.epoch, l.err
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+}
+
+// answer answers what waits for a session until nothing does.
+func (ls *lookups) answer(session subjects.SessionID) {
+	for {
+		ls.mu.Lock()
+		if ls.next[session] == nil {
+			delete(ls.busy, session)
+			ls.mu.Unlock()
+			return
+		}
+		ls.mu.Unlock()
+		ls.places <- struct{}{}
+		ls.mu.Lock()
+		l := ls.next[session] // with all that came while there was no place
+		delete(ls.next, session)
+		ls.mu.Unlock()
+		l.epoch, l.err = ls.ask(session)
+		<-ls.places
+		close(l.done)
+	}
+}
+
+// registered is what the registry's leader says of a session's epoch.
+func (s *Sessions) registered(session subjects.SessionID) (string, error) {
+	ctx, cancel := context.WithTimeout(s.Base, epochWait)
+	defer cancel()
+	record, err := s.Store.SessionNow(ctx, session)
+	switch {
+	case errors.Is(err, store.ErrNoKey):
+		return "", nil
+	case err != nil:
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err).WithOrigin(toolmesh.OriginAgent)
+	}
+	return record.Epoch, nil
+}
+
+// Over reports whether a session has another epoch by now than one that somebody
+// created it with. What the view says is asked of the registry before it counts, as
+// a view may be behind. It blocks.
+func (s *Sessions) Over(session subjects.SessionID, epoch string) bool {
+	now, err := s.Now(session)
+	return err == nil && now != epoch || toolmesh.CodeOf(err) == toolmesh.CodeSessionNotFound
+}
+
+// Seen reports whether the view says that a session goes on, or nothing of it.
+func (s *Sessions) Seen(session subjects.SessionID, epoch string) bool {
+	now, err := s.Admit(session)
+	return err == nil && now == epoch || err != nil && toolmesh.CodeOf(err) != toolmesh.CodeSessionNotFound
+}
+
+// Tenure says for which session of its name a session's own tools are served.
+type Tenure struct {
+	asking sync.Mutex             // of who binds it: the first answer counts
+	epoch  atomic.Pointer[string] // nil: the registry has not answered yet
+}
+
+// Epoch is that of the session, empty for one that nobody has created yet. known is false
+// until the registry has answered.
+func (t *Tenure) Epoch() (epoch string, known bool) {
+	if at := t.epoch.Load(); at != nil {
+		return *at, true
+	}
+	return "", false
+}
+
+// Became notes that the session was created after its tools were served in it.
+func (t *Tenure) Became(epoch string) { t.epoch.Store(&epoch) }
+
+// Ended reports whether a call's session is another one than a tool is served for,
+// so far as the call knows its session's epoch.
+func (t *Tenure) Ended(epoch string) bool {
+	if t == nil || epoch == "" {
+		return false
+	}
+	mine := t.epoch.Load()
+	return mine != nil && *mine != "" && *mine != epoch
+}
+
+// Bind asks for which session of its name a service is, before it is served: a
+// session's own tools are never those of the next session of its name.
+func (s *Sessions) Bind(ctx context.Context, session subjects.SessionID, t *Tenure) (epoch string, err error) {
+	if t == nil {
+		return "", nil
+	}
+	t.asking.Lock()
+	defer t.asking.Unlock()
+	if known := t.epoch.Load(); known != nil {
+		return *known, nil
+	}
+	if epoch, err = s.lookups.find(ctx, session); err == nil {
+		t.epoch.Store(&epoch)
+	}
+	return epoch, err
+}

@@ -1,0 +1,435 @@
+package stream
+
+import (
+	"context"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/internal/bus"
+)
+
+const (
+	// maxJoined is how many repetitions of one call are looked after while it
+	// runs. Of more than that the oldest hear nothing before its end.
+	maxJoined = 64
+	// storeLag is how long the store may take to show what it has acknowledged:
+	// another server of the cluster may answer.
+	storeLag = 50 * time.Millisecond
+	// storeLooks is how often the rest of a stream that has ended is looked for,
+	// storeLag apart, before it counts as no longer kept.
+	storeLooks = 100
+
+	keepaliveEvery = time.Second
+	// callerGone is for how long no keepalive may meet the caller of a unary call: one that
+	// has no connection for 2.5 s gives its call up.
+	callerGone = 5 * time.Second
+)
+
+// Readers are all that read one call: its first caller, and those that repeat the
+// request while it runs. A unary call has them as well. Its methods may be called
+// concurrently.
+type Readers struct {
+	node   *Node
+	call   Call
+	first  *Reader
+	stream atomic.Pointer[Stream] // nil for a unary call, and before the handler runs
+
+	progress atomic.Pointer[codec.Progress] // nil until the tool says how far it is
+
+	mu      sync.Mutex    // guards what follows, and what its readers say it does
+	joined  []*Reader     // repetitions, the newest last
+	flowing bool          // it has been acknowledged
+	last    int64         // Seq that is stored and delivered
+	epoch   string        // of the session, from the stream's beginning
+	more    chan struct{} // closed once something is stored, or a repetition's call has ended; nil: nobody waits
+}
+
+// Init makes a call's readers, of which first is the only one.
+func (r *Readers) Init(node *Node, call Call, first *Reader) {
+	r.node, r.call, r.first = node, call, first
+}
+
+// Stream is the call's stream, or nil.
+func (r *Readers) Stream() *Stream { return r.stream.Load() }
+
+// Reader is one that reads a call: its first caller, or a repetition. A repetition
+// that wants items on its reply subject is sent what is stored, by a goroutine of its
+// own. It never holds the stream up: what it has yet to get is in the store.
+type Reader struct {
+	// Set before the call is admitted, and then read by anyone.
+	Request  *codec.Request
+	Reply    string
+	Identity *codec.Identity // of the answers to it
+	Start    time.Time       // when it arrived
+	// Local takes the answer of a call that no message has brought; nil for all others.
+	Local func(admit.Record)
+
+	answered  atomic.Bool  // it has its one answer, or it is being sent
+	keepalive atomic.Int64 // when the last one was sent, as [bus.Mono]
+	probe     bus.Probe
+
+	settleMu sync.Mutex
+	settled  bool     // what it repeats has ended
+	of       *Readers // of the call that it repeats; nil for a first caller
+
+	// Guarded by of.mu, for a repetition.
+	until int64         // Seq of the last chunk that is sent for it
+	over  bool          // it has all that it gets
+	ended *admit.Record // what the call ended with; nil while it runs
+}
+
+// Claim reports whether the caller has no answer yet: the one that asks has to send
+// it. It does so once.
+func (j *Reader) Claim() bool { return j.answered.CompareAndSwap(false, true) }
+
+// items reports whether a reader is sent items on its reply subject.
+func (j *Reader) items() bool {
+	return j.Request.Delivery == codec.DeliverInbox || j.Request.Delivery == codec.DeliverEnvelope
+}
+
+// send sends a chunk to a reader's reply subject; of.mu is held.
+func (r *Readers) send(j *Reader, chunk codec.Chunk) {
+	msg := &nats.Msg{Subject: j.Reply}
+	if !j.Request.HasCredit && !chunk.Terminal() {
+		msg.Reply = j.probe.Next(r.node.Store)
+	}
+	if j.Request.Delivery == codec.DeliverEnvelope {
+		h, body := j.Request.Encode(nil, chunk.Envelope(j.Request))
+		msg.Header, msg.Data = nats.Header(h), body
+	} else {
+		h, body := j.Request.Encode(chunk.Encode(j.Request.RPCID, r.epoch))
+		msg.Header, msg.Data = nats.Header(h), body
+	}
+	r.node.Host.Send(msg)
+	if chunk.Terminal() && j.Request.Delivery == codec.DeliverInbox {
+		r.node.Host.Send(&nats.Msg{Subject: j.Reply})
+	}
+}
+
+// acknowledge tells the caller of a live stream, once, that its chunks are in the store.
+func (n *Node) acknowledge(j *Reader) {
+	if j.Request.Delivery == codec.DeliverLive && j.Claim() {
+		n.Host.Acknowledge(j)
+	}
+}
+
+// flows acknowledges a live stream, and its repetitions.
+func (r *Readers) flows() {
+	r.mu.Lock()
+	joined := slices.Clone(r.joined)
+	r.flowing = true
+	r.mu.Unlock()
+	for _, j := range joined {
+		r.node.acknowledge(j)
+	}
+	r.node.acknowledge(r.first)
+}
+
+// Repeat answers a repetition of a call that has ended.
+func (r *Readers) Repeat(record admit.Record) {
+	j := r.first
+	switch {
+	case !record.Streamed:
+		r.node.Host.Answer(j, record)
+	case j.Request.Delivery == codec.DeliverLive:
+		r.node.acknowledge(j) // the chunks are in the store: the caller asks for them
+	default:
+		j.of, j.until, j.ended = r, math.MaxInt64, &record
+		r.node.Go(j.read)
+	}
+}
+
+// Join looks after a repetition, the first of its own readers, until the call has its
+// answer.
+func (r *Readers) Join(own *Readers) {
+	j := own.first
+	r.mu.Lock()
+	j.settleMu.Lock()
+	settled := j.settled
+	if !settled {
+		j.of = r
+	}
+	j.settleMu.Unlock()
+	if settled {
+		r.mu.Unlock()
+		return // the call has ended in this instant, and Settle has answered
+	}
+	if j.until = math.MaxInt64; j.echoes() {
+		j.until, j.over = r.last, r.last == 0
+	}
+	r.joined = slices.DeleteFunc(r.joined, func(old *Reader) bool {
+		if old.Reply != j.Reply {
+			return false
+		}
+		old.probe.Close() // the same caller, which needs to hear it once
+		old.over = old.over || old.items()
+		return true
+	})
+	if len(r.joined) == maxJoined {
+		r.joined[0].probe.Close()
+		r.joined = r.joined[1:]
+	}
+	r.joined = append(r.joined, j)
+	s := r.stream.Load()
+	items, flowing := !j.over && j.items(), r.flowing
+	r.mu.Unlock()
+	switch {
+	case items:
+		r.node.Go(j.read)
+	case flowing:
+		r.node.acknowledge(j)
+	}
+	if s != nil && j.Request.HasCredit {
+		s.Grant(j.Request.Credit) // and a sign of life
+	}
+}
+
+// echoes reports whether all that comes from now on is sent to the reader's reply
+// subject anyway, as it is that of the first caller.
+func (j *Reader) echoes() bool {
+	first := j.of.first
+	return j != first && j.Reply == first.Reply && j.items() && j.Request.Delivery == first.Request.Delivery
+}
+
+// Settle gives a repetition what its call ended with; r are its own readers.
+func (r *Readers) Settle(record admit.Record) {
+	j := r.first
+	j.settleMu.Lock()
+	j.settled = true
+	joined := j.of != nil
+	j.settleMu.Unlock()
+	if joined {
+		j.end(record)
+	} else {
+		r.Repeat(record)
+	}
+}
+
+// end gives a repetition the record, once; of a call whose handler does not return
+// the ticker may be first.
+func (j *Reader) end(record admit.Record) {
+	r := j.of
+	r.mu.Lock()
+	if j.over || j.ended != nil {
+		r.mu.Unlock()
+		return
+	}
+	j.ended = &record
+	j.probe.Close()
+	items := j.items()
+	j.over = !items
+	r.wake()
+	r.mu.Unlock()
+	switch {
+	case items: // it is being read for
+	case record.Streamed:
+		r.node.acknowledge(j)
+	default:
+		r.node.Host.Answer(j, record)
+	}
+}
+
+// End ends all repetitions of a call whose handler does not return.
+func (r *Readers) End(record admit.Record) {
+	r.mu.Lock()
+	joined := slices.Clone(r.joined)
+	r.mu.Unlock()
+	for _, j := range joined {
+		j.end(record)
+	}
+}
+
+// Report notes how far the call says that it is.
+func (r *Readers) Report(p *codec.Progress) { r.progress.Store(p) }
+
+// KeepAlive tells the callers that asked for it, once a second, that the call runs, and
+// how far it is: all that have yet to get some of their answer.
+func (r *Readers) KeepAlive(now time.Time) {
+	s, high := r.stream.Load(), int64(-1)
+	if s != nil {
+		high = s.writer.High()
+	}
+	var all []*Reader
+	if s != nil || !r.first.answered.Load() {
+		all = append(all, r.first)
+	}
+	r.mu.Lock()
+	for _, j := range r.joined {
+		if !j.over && (j.Reply != r.first.Reply || !r.first.Request.Keepalive) {
+			all = append(all, j)
+		}
+	}
+	r.mu.Unlock()
+	progress := r.progress.Load()
+	if s == nil && len(all) > 0 && deserted(all, callerGone) {
+		r.call.End(errGone)
+	}
+	for _, j := range all {
+		last := j.keepalive.Load()
+		if j.Local != nil || !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || last != 0 && bus.Mono(now)-last < int64(keepaliveEvery*7/8) {
+			continue
+		}
+		j.keepalive.Store(bus.Mono(now))
+		probe := ""
+		if s == nil {
+			probe = j.probe.Next(r.node.Store)
+		}
+		r.node.Host.Send(&nats.Msg{Subject: j.Reply, Reply: probe, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
+	}
+}
+
+// Deserted reports whether the last keepalive to each caller met nobody. A call that has
+// waited is not to begin then.
+func (r *Readers) Deserted() bool {
+	r.mu.Lock()
+	all := slices.DeleteFunc(append(slices.Clone(r.joined), r.first), func(j *Reader) bool { return j.over })
+	r.mu.Unlock()
+	return deserted(all, 0)
+}
+
+// deserted reports whether no caller of a unary call has been there for a time. One that
+// asked for no keepalives may be there, and for one with an idempotency key, or of a
+// durable task, somebody else will ask.
+func deserted(all []*Reader, since time.Duration) bool {
+	return !slices.ContainsFunc(all, func(j *Reader) bool {
+		q := j.Request
+		return j.Local != nil || !q.Keepalive || q.Outlive || q.IdempotencyKey != "" || !j.probe.Gone(since)
+	})
+}
+
+// Close ends the looking after a call that is over.
+func (r *Readers) Close() { r.first.probe.Close() }
+
+// wake has repetitions look for more; r.mu is held.
+func (r *Readers) wake() {
+	if r.more != nil {
+		close(r.more)
+		r.more = nil
+	}
+}
+
+// read sends the reader what is stored, until it has all of it.
+func (j *Reader) read() {
+	r, next, misses := j.of, int64(1), 0
+	for {
+		r.mu.Lock()
+		if j.over = j.over || next > j.until; j.over {
+			r.mu.Unlock()
+			return
+		}
+		if r.more == nil {
+			r.more = make(chan struct{})
+		}
+		ended, more, stored := j.ended, r.more, next <= r.last
+		r.mu.Unlock()
+		switch {
+		case stored || ended != nil && ended.Streamed:
+		case ended != nil:
+			j.fail(*ended)
+			return
+		default:
+			select {
+			case <-more:
+			case <-r.node.Base.Done():
+				return
+			}
+			continue
+		}
+		got, err := j.page(next)
+		switch {
+		case got > next:
+			next, misses = got, 0
+			continue
+		case err != nil && (ended != nil || r.node.Base.Err() != nil || toolmesh.CodeOf(err) != toolmesh.CodeUnavailable && toolmesh.CodeOf(err) != toolmesh.CodeBusy):
+			j.fail(admit.Record{Err: refusedItem(err)})
+			return
+		case ended == nil: // the store lags, or does not answer what stores the items either, or others read
+		case !ended.Streamed:
+			j.fail(*ended)
+			return
+		case misses == storeLooks:
+			j.fail(admit.Record{Err: toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream's chunks are no longer kept").
+				WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)})
+			return
+		default:
+			misses++
+		}
+		select {
+		case <-time.After(storeLag):
+		case <-r.node.Base.Done():
+		}
+	}
+}
+
+// page sends the reader the next chunks that are stored, and returns which one is next
+// then. So many replays at once that no more would help hold as many pages in memory.
+func (j *Reader) page(next int64) (got int64, err error) {
+	n, read := j.of.node, make(chan func(), 1)
+	if !n.Replays.Do(n.Account(j.Request.Session), func() {
+		at, bad := j.readPage(next)
+		read <- func() { got, err = at, bad }
+	}) {
+		return next, toolmesh.Errorf(toolmesh.CodeBusy, "too many replays of session %q wait at node %s: send it again later", j.Request.Session, n.ID).WithDetail("limit", "replays")
+	}
+	select {
+	case set := <-read:
+		set()
+		return got, err
+	case <-n.Base.Done():
+		return next, context.Cause(n.Base)
+	}
+}
+
+func (j *Reader) readPage(next int64) (int64, error) {
+	r, n := j.of, j.of.node
+	ctx, cancel := context.WithTimeout(n.Base, finishWithin)
+	defer cancel()
+	epoch, err := r.call.Epoch(ctx) // is asked for by one that repeats what has ended
+	if err != nil {
+		return next, err
+	}
+	r.mu.Lock()
+	r.epoch = epoch
+	r.mu.Unlock()
+	page, err := n.Store.Read(ctx, j.Request.Session, j.Request.RPCID, epoch, codec.ReplayRequest{FromSeq: next, MaxBytes: codec.DefaultReplayBytes})
+	if err != nil {
+		return next, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, m := range page.Chunks {
+		c, err := codec.ParseChunk(codec.Header(m.Header), m.Data)
+		switch {
+		case err != nil || c.Seq < next:
+			continue
+		case j.over || c.Seq > j.until || c.Seq > next && j.ended == nil: // the one between is on its way to the store once more
+			return next, nil
+		}
+		r.send(j, c)
+		if next = c.Seq + 1; c.Terminal() {
+			j.over = true
+			j.probe.Close()
+		}
+	}
+	return next, nil
+}
+
+// fail answers a reader in place of what it has not got.
+func (j *Reader) fail(record admit.Record) {
+	j.of.mu.Lock()
+	over := j.over
+	j.over = true
+	j.probe.Close()
+	j.of.mu.Unlock()
+	if !over {
+		j.of.node.Host.Answer(j, record)
+	}
+}

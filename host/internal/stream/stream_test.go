@@ -1,0 +1,225 @@
+package stream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/quota"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/fair"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// fake is a host, a store that stores at once, and a call.
+type fake struct {
+	mu       sync.Mutex
+	sent     []*nats.Msg
+	answered []admit.Record
+	acked    int
+	ended    *toolmesh.Error
+	stored   func(codec.Chunk)
+	admit    func(int) error
+	high     int64
+}
+
+func (f *fake) Keep(_ subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error) {
+	return &codec.Ref{Name: "s.kept", Size: int64(len(value))}, nil
+}
+
+func (f *fake) Send(m *nats.Msg) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sent = append(f.sent, m)
+	return true
+}
+
+func (f *fake) Answer(_ *Reader, record admit.Record)           { f.answered = append(f.answered, record) }
+func (f *fake) Acknowledge(*Reader)                             { f.acked++ }
+func (f *fake) Fit(e *toolmesh.Error) *toolmesh.Error           { return e }
+func (f *fake) Epoch(context.Context) (string, error)           { return "", nil }
+func (f *fake) End(cause *toolmesh.Error)                       { f.ended = cause }
+func (f *fake) MaxPayload() int64                               { return 1 << 20 }
+func (f *fake) Open(func(*nats.Msg, error)) (*bus.Inbox, error) { return nil, errors.New("no inbox") }
+func (f *fake) Flush(context.Context) error                     { return nil }
+func (f *fake) Tick()                                           {}
+func (f *fake) High() int64                                     { return f.high }
+func (f *fake) Close()                                          {}
+
+func (f *fake) Writer(_ subjects.SessionID, _ subjects.RPCID, opts *chunks.WriterOptions) (Writer, error) {
+	f.stored, f.admit = opts.Stored, opts.Admit
+	return f, nil
+}
+
+func (f *fake) Read(context.Context, subjects.SessionID, subjects.RPCID, string, codec.ReplayRequest) (chunks.Page, error) {
+	return chunks.Page{}, nil
+}
+
+func (f *fake) Write(_ context.Context, c codec.Chunk) error {
+	if !c.Terminal() {
+		if err := f.admit(len(c.Data)); err != nil {
+			return err
+		}
+	}
+	f.high = c.Seq
+	f.stored(c)
+	return nil
+}
+
+func begin(t *testing.T, req *codec.Request, limit int64) (*fake, *Readers, *Stream) {
+	t.Helper()
+	f := &fake{}
+	node := &Node{
+		ID: "n", Base: t.Context(), Log: slog.New(slog.DiscardHandler), Host: f, Go: func(run func()) { run() }, Store: f,
+		Quota: quota.New(limit, time.Hour, time.Now), Replays: fair.NewQueue[subjects.SessionID](16, 16, func(f func()) { go f() }), Account: func(s subjects.SessionID) subjects.SessionID { return s },
+	}
+	req.Session, req.RPCID = "default", "r1"
+	r := &Readers{}
+	r.Init(node, f, &Reader{Request: req, Reply: "_INBOX.a", Start: time.Now()})
+	s, err := New(t.Context(), r, "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f, r, s
+}
+
+// Each item and the end go to the first caller, with the empty message that ends the answer
+// of an inbox.
+func TestDelivers(t *testing.T) {
+	t.Parallel()
+	f, _, s := begin(t, &codec.Request{Delivery: codec.DeliverInbox}, 1000)
+	if err := s.Send(t.Context(), json.RawMessage(`1`)); err != nil {
+		t.Fatal(err)
+	}
+	s.Finish(admit.Record{Streamed: true})
+	if len(f.sent) != 3 {
+		t.Errorf("%d messages; want the item, the end and the empty one", len(f.sent))
+	}
+	if err := s.Send(t.Context(), json.RawMessage(`2`)); toolmesh.CodeOf(err) != toolmesh.CodeCancelled {
+		t.Errorf("an item after the end: %v", err)
+	}
+}
+
+// A live stream is acknowledged once; an error before its first item is its answer.
+func TestAcknowledges(t *testing.T) {
+	t.Parallel()
+	f, _, s := begin(t, &codec.Request{Delivery: codec.DeliverLive}, 1000)
+	for range 2 {
+		if err := s.Send(t.Context(), json.RawMessage(`1`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Finish(admit.Record{Streamed: true})
+	if f.acked != 1 || len(f.answered) != 0 {
+		t.Errorf("%d acknowledgements and %d answers, want one and none", f.acked, len(f.answered))
+	}
+	f, _, s = begin(t, &codec.Request{Delivery: codec.DeliverLive}, 1000)
+	s.Finish(admit.Record{Err: toolmesh.Errorf(toolmesh.CodeToolError, "no"), Streamed: true})
+	if f.acked != 0 || len(f.answered) != 1 || f.answered[0].Err == nil {
+		t.Errorf("%d acknowledgements, answers %v; want the error alone", f.acked, f.answered)
+	}
+}
+
+// An item waits for credit; without any for 10 s the call is told to end.
+func TestCredit(t *testing.T) {
+	t.Parallel()
+	f, _, s := begin(t, &codec.Request{Delivery: codec.DeliverInbox, HasCredit: true, Credit: 1}, 1000)
+	if err := s.Send(t.Context(), json.RawMessage(`1`)); err != nil {
+		t.Fatal(err)
+	}
+	sent := make(chan error, 1)
+	go func() { sent <- s.Send(t.Context(), json.RawMessage(`2`)) }()
+	select {
+	case err := <-sent:
+		t.Fatalf("an item without credit was sent: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	s.Grant(2)
+	if err := <-sent; err != nil {
+		t.Fatal(err)
+	}
+	s.Tick(time.Now().Add(readerGone - time.Second))
+	if f.ended != nil {
+		t.Fatalf("ended too early: %v", f.ended)
+	}
+	s.Tick(time.Now().Add(readerGone + time.Second))
+	if f.ended == nil || f.ended.Details["reason"] != "caller_gone" {
+		t.Errorf("the call ended with %v", f.ended)
+	}
+}
+
+// What a session may store bounds its streams.
+func TestQuotaOfStream(t *testing.T) {
+	t.Parallel()
+	_, _, s := begin(t, &codec.Request{Delivery: codec.DeliverInbox}, 3)
+	if err := s.Send(t.Context(), json.RawMessage(`12`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Send(t.Context(), json.RawMessage(`34`)); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
+		t.Errorf("more than the quota: %v", err)
+	}
+}
+
+// An item that goes by reference counts as what it is.
+func TestQuotaOfLargeItems(t *testing.T) {
+	t.Parallel()
+	_, r, s := begin(t, &codec.Request{Delivery: codec.DeliverInbox, AcceptRef: true}, 3<<20)
+	item := json.RawMessage(`"` + strings.Repeat("x", 2<<20) + `"`)
+	if err := s.Send(t.Context(), item); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Send(t.Context(), item); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
+		t.Errorf("more than the quota: %v", err)
+	}
+	s.Finish(admit.Record{Streamed: true})
+	if used, ok := r.node.Quota.Take("default", 1<<20); ok {
+		t.Errorf("what is stored is given back: %d are used", used)
+	}
+}
+
+// A repetition for which too many others read waits its turn for as long as the call runs: no
+// error ends a stream that goes on.
+func TestARepetitionWaitsForOthersThatRead(t *testing.T) {
+	t.Parallel()
+	f, r, s := begin(t, &codec.Request{Delivery: codec.DeliverLive}, 1000)
+	if err := s.Send(t.Context(), json.RawMessage(`1`)); err != nil {
+		t.Fatal(err)
+	}
+	free := make(chan struct{})
+	var others sync.WaitGroup
+	defer others.Wait()
+	r.node.Replays = fair.NewQueue[subjects.SessionID](1, 1, func(f func()) { others.Go(f) })
+	for range 2 {
+		r.node.Replays.Do("default", func() { <-free })
+	}
+	gone := toolmesh.Errorf(toolmesh.CodeToolError, "the call's own end")
+	asked := 0
+	own := &Readers{}
+	own.Init(r.node, f, &Reader{Request: &codec.Request{Session: "default", RPCID: "r1", Delivery: codec.DeliverInbox}, Reply: "_INBOX.b", Start: time.Now()})
+	r.node.Account = func(session subjects.SessionID) subjects.SessionID {
+		if asked++; asked == 2 {
+			close(free)
+			others.Wait()
+			own.Settle(admit.Record{Err: gone})
+		}
+		return session
+	}
+	r.Join(own)
+	if asked < 2 {
+		close(free)
+	}
+	if len(f.answered) != 1 || f.answered[0].Err != gone {
+		t.Errorf("the repetition has %v, want %v", f.answered, gone)
+	}
+}

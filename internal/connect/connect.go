@@ -1,0 +1,264 @@
+package connect
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nats.go"
+	"github.com/synadia-io/orbit.go/natscontext"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// DefaultURL is the address of the mesh if nothing names another one.
+const DefaultURL = "nats://127.0.0.1:4222"
+
+// Settings name the servers of a mesh and the credentials for them. Each may be empty.
+type Settings struct {
+	URL     string // servers, comma-separated; wins over Context
+	Context string // name of a saved NATS context
+	Creds   string // NATS credentials file
+	Nkey    string // file of an nkey's seed, mode 0600
+}
+
+// FromEnv returns the settings of an environment: MESH_NATS_URL or MESH_NATS_CONTEXT, else
+// NATS_URL or NATS_CONTEXT; MESH_NATS_CREDS, else NATS_CREDS; MESH_NATS_NKEY, else
+// NATS_NKEY. A URL wins over a context of the same prefix.
+func FromEnv(env []string) Settings {
+	first := func(name string) string {
+		if value := Lookup(env, "MESH_"+name); value != "" {
+			return value
+		}
+		return Lookup(env, name)
+	}
+	s := Settings{Creds: first("NATS_CREDS"), Nkey: first("NATS_NKEY")}
+	for _, prefix := range []string{"MESH_", ""} {
+		if s.URL == "" && s.Context == "" {
+			if s.URL = Lookup(env, prefix+"NATS_URL"); s.URL == "" {
+				s.Context = Lookup(env, prefix+"NATS_CONTEXT")
+			}
+		}
+	}
+	return s
+}
+
+// Options adjusts [Connect].
+type Options struct {
+	Settings
+	// Env is the environment of the user, in the form of os.Environ: it says where saved
+	// contexts are, and what `mesh up` of this user left running. Defaults to none.
+	Env []string
+	// Name is shown by the broker next to the connection. Defaults to "toolmesh".
+	Name string
+	// Role is the role of the process on the mesh. Where the settings name no credentials
+	// it takes the key of that role which `mesh up` of this user made for the server, if
+	// any. Defaults to none.
+	Role access.Role
+	// Inboxes are inbox prefixes for a connection with a key, which may subscribe
+	// few of them: the first permitted one is taken; none is permission_denied. Only the
+	// first is tried where Wait is set. Of a credentials file the first one that it names
+	// is taken, and the usual prefix where it names none.
+	Inboxes []string
+	// Wait returns before the first broker answers and goes on trying. Defaults to an
+	// error.
+	Wait bool
+	// Logger takes what happens to the connection; nil discards it.
+	Logger *slog.Logger
+}
+
+// Inboxes returns the inbox prefixes that a connection of a user may have, that of a role
+// first, then that of a session ("" is the default one). The error is that of a name that no
+// session can have.
+func Inboxes(role access.Role, session subjects.SessionID) ([]string, error) {
+	own, err := subjects.InboxPrefix(cmp.Or(session, subjects.DefaultSession))
+	inboxes := []string{role.Inbox(), own}
+	for _, other := range []access.Role{access.Admin, access.Node} {
+		if other != role {
+			inboxes = append(inboxes, other.Inbox())
+		}
+	}
+	return inboxes, err
+}
+
+// Connect connects to the mesh that the settings name, else to the one that `mesh up` of
+// the user of Env left running, else to [DefaultURL], with the connection policy of
+// [bus.ConnectOptions]. The connection is the caller's to close; domain is the JetStream
+// domain of the mesh's streams, if a saved context names one. The error is a
+// [toolmesh.Error]: unavailable where nothing answers, permission_denied where the
+// credentials are refused, invalid_request for settings that cannot be used.
+func Connect(ctx context.Context, o Options) (nc *nats.Conn, domain string, err error) {
+	var saved savedContext
+	if o.URL == "" && o.Context != "" {
+		if saved, err = readContext(o.Env, o.Context); err != nil {
+			return nil, "", failed(toolmesh.CodeInvalidRequest, err)
+		}
+		o.URL = saved.URL
+	}
+	if o.URL == "" && o.Context == "" {
+		if running := StateOf(o.Env).Running(); len(running) > 0 {
+			o.URL = running[0].URL
+		}
+	}
+	if o.URL == "" {
+		o.URL = DefaultURL
+	}
+	for server := range strings.SplitSeq(o.URL, ",") {
+		if err := CheckURL(server); err != nil {
+			return nil, "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q %w", Redact(server), err))
+		}
+	}
+	options, file, err := o.credentials(saved.path != "")
+	if err != nil {
+		return nil, "", err
+	}
+	inboxes := o.Inboxes
+	for {
+		with := options
+		if file != "" && len(inboxes) > 0 {
+			with = append(slices.Clip(options), nats.CustomInboxPrefix(inboxes[0]))
+			inboxes = inboxes[1:]
+		}
+		if saved.path == "" {
+			nc, err = nats.Connect(o.URL, with...)
+		} else { // its options come first: the mesh's policy wins
+			nc, _, err = natscontext.Connect(saved.path, with...)
+		}
+		if err != nil {
+			return nil, "", Explain(o.URL, err)
+		}
+		if ctx.Err() != nil {
+			nc.Close()
+			return nil, "", context.Cause(ctx)
+		}
+		if file == "" || len(o.Inboxes) == 0 || o.Wait || bus.MayHear(nc, nc.NewInbox()) {
+			return nc, saved.JSDomain, nil
+		}
+		nc.Close()
+		if len(inboxes) == 0 {
+			return nil, "", failed(toolmesh.CodePermissionDenied, fmt.Errorf(
+				"the key in %s is for none of the inboxes %s: the key of a session takes --session", file, strings.Join(o.Inboxes, ", ")))
+		}
+	}
+}
+
+// credentials returns the options of a connection, and the file of the key in them, if
+// there is one.
+func (o *Options) credentials(context bool) (options []nats.Option, key string, err error) {
+	options = bus.ConnectOptions(&bus.ConnectConfig{Name: o.Name, RetryFirst: o.Wait, Logger: o.Logger})
+	if o.Creds != "" {
+		if _, err := os.Stat(o.Creds); err != nil {
+			return nil, "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the NATS credentials file %s cannot be read: %w", o.Creds, err))
+		}
+		options = append(options, nats.UserCredentials(o.Creds))
+		if prefix := inboxOf(o.Creds, o.Inboxes); prefix != "" {
+			options = append(options, nats.CustomInboxPrefix(prefix))
+		}
+	}
+	key = o.Nkey
+	if key == "" && o.Creds == "" && !context && o.Role != "" {
+		key = StateOf(o.Env).key(o.URL, o.Role)
+	}
+	if key == "" {
+		return options, "", nil
+	}
+	option, err := access.Option(key)
+	return append(options, option), key, err
+}
+
+// inboxOf returns the first of some inbox prefixes that a credentials file lets its user
+// subscribe; empty for none, and for a damaged file, which the server will refuse.
+func inboxOf(creds string, prefixes []string) string {
+	data, err := os.ReadFile(creds)
+	if err != nil {
+		return ""
+	}
+	token, err := jwt.ParseDecoratedJWT(data)
+	if err != nil {
+		return ""
+	}
+	user, err := jwt.DecodeUserClaims(token)
+	if err != nil {
+		return ""
+	}
+	for _, prefix := range prefixes {
+		if slices.Contains(user.Sub.Allow, prefix+".>") {
+			return prefix
+		}
+	}
+	return ""
+}
+
+// Explain returns the [toolmesh.Error] for a connection to an address that failed.
+func Explain(address string, err error) error {
+	var unparsable *url.Error
+	var unreadable *fs.PathError
+	shown := Redact(address)
+	switch {
+	case errors.As(err, &unparsable):
+		return failed(toolmesh.CodeInvalidRequest, fmt.Errorf("%s is no address of a NATS server, write nats://HOST:PORT: %w", shown, unparsable.Err))
+	case errors.As(err, &unreadable):
+		return failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the credentials for %s cannot be used: %w", shown, err))
+	case errors.Is(err, nats.ErrNoServers):
+		return failed(toolmesh.CodeUnavailable, fmt.Errorf("no mesh at %s: nothing answers there; start one with mesh up, or name another with --server", shown))
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked):
+		return failed(toolmesh.CodePermissionDenied, fmt.Errorf("the NATS server at %s refuses the credentials: they are neither in its configuration (where that has an auth_callout, among its auth_users, too) nor the key of a session that goes on: %w", shown, err))
+	}
+	return failed(toolmesh.CodeUnavailable, fmt.Errorf("no mesh at %s: %w", shown, err))
+}
+
+func failed(code toolmesh.Code, err error) error {
+	return toolmesh.Errorf(code, "%w", err).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+}
+
+// Redact returns a list of server URLs without the secrets in them.
+func Redact(servers string) string {
+	parts := strings.Split(servers, ",")
+	for i, part := range parts {
+		part = strings.TrimSpace(part)
+		if u, err := url.Parse(part); err == nil && u.User != nil {
+			u.User = nil
+			part = u.String()
+		} else if at := strings.LastIndexByte(part, '@'); at >= 0 {
+			part = fmt.Sprintf("…%s", part[at:])
+		}
+		parts[i] = part
+	}
+	return strings.Join(parts, ",")
+}
+
+// CheckURL returns an error for a server to which no client can connect, to be read after
+// its name: "is not the URL of a NATS server …".
+func CheckURL(server string) error {
+	if server = strings.TrimSpace(server); server == "" {
+		return nil
+	}
+	if !strings.Contains(server, "://") {
+		server = "nats://" + server
+	}
+	u, err := url.Parse(server)
+	if err != nil || u.Host == "" {
+		return errors.New("is not the URL of a NATS server: want nats://host:port")
+	}
+	if !slices.Contains([]string{"nats", "tls", "ws", "wss"}, strings.ToLower(u.Scheme)) {
+		return errors.New("is not the URL of a NATS server: it begins with nats, tls, ws or wss, want nats://host:port")
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return errors.New("has no port between 1 and 65535")
+		}
+	}
+	return nil
+}

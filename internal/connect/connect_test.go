@@ -1,0 +1,156 @@
+package connect_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/connect"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func TestMain(m *testing.M) { meshtest.Main(m) }
+
+// save writes a context as the nats command line does, and returns the environment that
+// has it.
+func save(t *testing.T, config, name string, context map[string]any) (env []string) {
+	t.Helper()
+	data, err := json.Marshal(context)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(config, "nats", "context")
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, name+".json"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"XDG_CONFIG_HOME=" + config}
+}
+
+// A saved context gives address, credentials, inbox prefix and JetStream domain.
+func TestSavedContext(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t, meshtest.Config(`authorization { users: [{user: u, password: p}] }`))
+	env := save(t, t.TempDir(), "prod", map[string]any{"url": s.URL, "user": "u", "password": "p", "jetstream_domain": "hub", "inbox_prefix": "_INBOX_s1"})
+	nc, domain, err := connect.Connect(t.Context(), connect.Options{Settings: connect.FromEnv([]string{"NATS_CONTEXT=prod"}), Env: env})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if inbox := nc.NewInbox(); domain != "hub" || !strings.HasPrefix(inbox, "_INBOX_s1.") || nc.Opts.ReconnectBufSize != -1 {
+		t.Errorf("domain %q, inbox %s, reconnect buffer %d", domain, inbox, nc.Opts.ReconnectBufSize)
+	}
+}
+
+// The key of the role is taken, which mesh up of the user made, for the address that it
+// left and for the same one written another way.
+func TestKeyOfMeshUp(t *testing.T) {
+	t.Parallel()
+	k := meshtest.WithKeys(t)
+	state := t.TempDir()
+	env := []string{"XDG_STATE_HOME=" + state}
+	for _, r := range []connect.Record{
+		{URL: k.URL, PID: os.Getpid(), Process: connect.ProcessID(os.Getpid()), DataDir: k.DataDir, Keys: true},
+	} {
+		if err := connect.StateOf(env).Write(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, at := range []string{"", k.URL, strings.Replace(k.URL, "127.0.0.1", "localhost", 1)} {
+		nc, _, err := connect.Connect(t.Context(), connect.Options{
+			Settings: connect.Settings{URL: at}, Env: env, Role: access.Node, Inboxes: []string{subjects.InboxNode},
+		})
+		if err != nil {
+			t.Fatalf("%q: %v", at, err)
+		}
+		if inbox := nc.NewInbox(); !strings.HasPrefix(inbox, subjects.InboxNode) {
+			t.Errorf("%q: inbox %s is not a node's", at, inbox)
+		}
+		nc.Close()
+	}
+	_, _, err := connect.Connect(t.Context(), connect.Options{
+		Settings: connect.Settings{URL: k.URL, Nkey: access.File(k.DataDir, access.Node)}, Inboxes: []string{subjects.InboxAdmin},
+	})
+	if toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied || !strings.Contains(err.Error(), "is for none of the inboxes") {
+		t.Errorf("the key of another role: %v", err)
+	}
+}
+
+func TestConnectSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	closed := meshtest.Broker(t, meshtest.Config(`authorization { users: [{user: u, password: p}] }`))
+	config := t.TempDir()
+	env := save(t, config, "broken", map[string]any{"url": closed.URL, "nkey": filepath.Join(config, "missing.nk")})
+	save(t, config, "nsc", map[string]any{"url": closed.URL, "nsc": "nsc://o/a/u"})
+	for name, c := range map[string]struct {
+		s    connect.Settings
+		code toolmesh.Code
+		want string
+	}{
+		"nothing there":       {connect.Settings{URL: "nats://me:secret@127.0.0.1:1"}, toolmesh.CodeUnavailable, "no mesh at nats://127.0.0.1:1: nothing answers there"},
+		"no address":          {connect.Settings{URL: "http://me:secret@127.0.0.1"}, toolmesh.CodeInvalidRequest, `"http://127.0.0.1" is not the URL of a NATS server`},
+		"refused":             {connect.Settings{URL: closed.URL}, toolmesh.CodePermissionDenied, "refuses the credentials"},
+		"no context":          {connect.Settings{Context: "nowhere"}, toolmesh.CodeInvalidRequest, `the NATS context "nowhere" cannot be used`},
+		"a context elsewhere": {connect.Settings{Context: "../prod"}, toolmesh.CodeInvalidRequest, "a name has no"},
+		"key of a context":    {connect.Settings{Context: "broken"}, toolmesh.CodeInvalidRequest, "missing.nk"},
+		"nsc":                 {connect.Settings{Context: "nsc"}, toolmesh.CodeInvalidRequest, "has nsc, which Toolmesh does not read"},
+		"no credentials file": {connect.Settings{URL: closed.URL, Creds: "no/such.creds"}, toolmesh.CodeInvalidRequest, "file no/such.creds cannot be read"},
+		"no key file":         {connect.Settings{URL: closed.URL, Nkey: "no/such.nk"}, toolmesh.CodeInvalidRequest, "the key no/such.nk cannot be used"},
+	} {
+		nc, _, err := connect.Connect(t.Context(), connect.Options{Settings: c.s, Env: env})
+		if err == nil {
+			nc.Close()
+			t.Errorf("%s: connected", name)
+		} else if toolmesh.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %s %v, want %s %q and no secret", name, toolmesh.CodeOf(err), err, c.code, c.want)
+		}
+	}
+}
+
+func TestRedact(t *testing.T) {
+	t.Parallel()
+	for servers, want := range map[string]string{
+		"nats://127.0.0.1:4222":                "nats://127.0.0.1:4222",
+		"nats://me:secret@a:1, nats://token@b": "nats://a:1,nats://b",
+		"me:secret@a:1":                        "…@a:1",
+		"tls://me:se%cret@a:1":                 "…@a:1",
+	} {
+		if got := connect.Redact(servers); got != want || strings.Contains(got, "secret") {
+			t.Errorf("Redact(%q) = %q, want %q", servers, got, want)
+		}
+	}
+}
+
+// A record of a process that is gone, or whose pid another one has now, is no mesh.
+func TestStateOfDeadMeshes(t *testing.T) {
+	t.Parallel()
+	s := connect.State(t.TempDir())
+	self := connect.Record{URL: "nats://127.0.0.1:1", PID: os.Getpid(), Process: connect.ProcessID(os.Getpid()), Started: time.Now()}
+	if self.Process == "" {
+		t.Fatal("this process has no id")
+	}
+	other := connect.Record{URL: "nats://127.0.0.1:2", PID: 1, Process: "an earlier one", Started: time.Now().Add(time.Hour)}
+	for _, r := range []connect.Record{self, other} {
+		if err := s.Write(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := s.Running(); len(got) != 1 || got[0].URL != self.URL {
+		t.Errorf("running are %v, want %q alone", got, self.URL)
+	}
+	if _, err := os.Stat(s.File(other)); err == nil {
+		t.Error("the record of a dead mesh is kept")
+	}
+	s.Remove(self)
+	if got := s.Running(); len(got) > 0 {
+		t.Errorf("after its end %v are found", got)
+	}
+}

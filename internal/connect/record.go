@@ -1,0 +1,173 @@
+package connect
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nkeys"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/access"
+)
+
+// Record is what `mesh up` leaves for other commands to find it by: one file per
+// mesh in the user's state folder, gone when the mesh is.
+type Record struct {
+	URL     string    `json:"url"`
+	PID     int       `json:"pid"`
+	Process string    `json:"process"` // tells this process from a later one of its pid
+	DataDir string    `json:"data_dir"`
+	Listen  string    `json:"listen"`         // of the NATS server, as it was asked for
+	Keys    bool      `json:"keys,omitempty"` // it has keys, in the data folder
+	Started time.Time `json:"started"`
+}
+
+// State is a folder of records, of one user; "" for one that has none.
+type State string
+
+// Lookup returns a variable of an environment in the form of os.Environ; "" if it is not
+// set.
+func Lookup(env []string, name string) string {
+	for i := len(env) - 1; i >= 0; i-- { // the last one counts
+		if value, ok := strings.CutPrefix(env[i], name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// StateOf is $XDG_STATE_HOME/toolmesh, else ~/.local/state/toolmesh.
+func StateOf(env []string) State {
+	if dir := Lookup(env, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return State(filepath.Join(dir, "toolmesh"))
+	}
+	if home := Lookup(env, "HOME"); home != "" {
+		return State(filepath.Join(home, ".local", "state", "toolmesh"))
+	}
+	return ""
+}
+
+// OwnerKey is the key that owns what this user installs from folders; it is made if there
+// is none. The error is invalid_request.
+func (s State) OwnerKey() (nkeys.KeyPair, error) {
+	if s == "" {
+		return nil, failed(toolmesh.CodeInvalidRequest, errors.New("the key that owns what you install has no place: set HOME or XDG_STATE_HOME"))
+	}
+	return access.OpenOwner(filepath.Join(string(s), "owner.nk"))
+}
+
+const recordEnd = ".mesh.json"
+
+// File is where a record is.
+func (s State) File(r Record) string {
+	return filepath.Join(string(s), strconv.Itoa(r.PID)+recordEnd)
+}
+
+// Write puts a record where [State.Running] finds it.
+func (s State) Write(r Record) error {
+	if s == "" {
+		return errors.New("write the state file: HOME is not set")
+	}
+	return r.Write(s.File(r))
+}
+
+// Write writes the record to a file.
+func (r Record) Write(path string) error {
+	data, err := json.Marshal(r)
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o700)
+	}
+	if err == nil {
+		err = os.WriteFile(path+".part", append(data, '\n'), 0o600)
+	}
+	if err == nil {
+		err = os.Rename(path+".part", path)
+	}
+	if err != nil {
+		return fmt.Errorf("write the state file: %w", err)
+	}
+	return nil
+}
+
+// ReadRecord reads a record; alive says that its process lives.
+func ReadRecord(path string) (r Record, alive bool, err error) {
+	data, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil || r.PID <= 0 {
+		return r, false, cmp.Or(err, errors.New("no record"))
+	}
+	id := ProcessID(r.PID)
+	return r, id != "" && id == r.Process, nil
+}
+
+// Remove takes a record away.
+func (s State) Remove(r Record) {
+	if s != "" {
+		_ = os.Remove(s.File(r))
+	}
+}
+
+// Running lists the meshes whose process lives, the latest first. Records of
+// dead ones are removed.
+func (s State) Running() []Record {
+	if s == "" {
+		return nil
+	}
+	names, _ := fs.Glob(os.DirFS(string(s)), "*"+recordEnd)
+	var all []Record
+	for _, name := range names {
+		path := filepath.Join(string(s), name)
+		switch r, alive, err := ReadRecord(path); {
+		case err != nil:
+		case alive:
+			all = append(all, r)
+		default:
+			_ = os.Remove(path)
+		}
+	}
+	slices.SortFunc(all, func(x, y Record) int { return y.Started.Compare(x.Started) })
+	return all
+}
+
+// key is the file with the key of a role for the mesh at an address, if `mesh up`
+// of this user started it with keys; else "".
+func (s State) key(address string, role access.Role) string {
+	for _, r := range s.Running() {
+		if r.Keys && sameServer(r.URL, address) {
+			return access.File(r.DataDir, role)
+		}
+	}
+	return ""
+}
+
+// sameServer reports whether two addresses are one server of this machine. One
+// with credentials of its own needs no key.
+func sameServer(a, b string) bool {
+	split := func(address string) (port string, ok bool) {
+		if !strings.Contains(address, "://") {
+			address = "nats://" + address
+		}
+		u, err := url.Parse(address)
+		if err != nil || u.User != nil {
+			return "", false
+		}
+		ip := net.ParseIP(u.Hostname())
+		return cmp.Or(u.Port(), "4222"), u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
+	}
+	x, hereX := split(a)
+	y, hereY := split(b)
+	return a == b || hereX && hereY && x == y
+}
