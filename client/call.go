@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"math/rand/v2"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,14 +15,6 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
-)
-
-// Times of docs/protocol, section 6.
-const (
-	silence   = 2500 * time.Millisecond // after which a node may be lost
-	missing   = 1300 * time.Millisecond // after which a keepalive is missed
-	watchTick = 100 * time.Millisecond
-	pingWait  = 400 * time.Millisecond
 )
 
 // Result is what a unary call returned.
@@ -90,10 +80,10 @@ func (c *Client) Call(ctx context.Context, id subjects.ToolID, args any, opts ..
 // target is where one attempt goes.
 type target struct {
 	id     subjects.ToolID
-	node   *node // nil: the queue group
-	seat   *seat // of node, where the client has chosen it; else nil
-	choice bool  // there are others
-	batch  bool  // of no tool
+	node   *bus.Peer // nil: the queue group
+	seat   *seat     // of node, where the client has chosen it; else nil
+	choice bool      // there are others
+	batch  bool      // of no tool
 }
 
 // How often a call that did not start is sent again, but for want of room.
@@ -140,18 +130,18 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 		t := target{id: id}
 		if !queueOnly {
 			if t.seat, t.choice = c.pick(s.session, id); t.seat != nil {
-				t.node = t.seat.node
+				t.node = t.seat.Peer
 			}
-			if at := s.first; n == 1 && at != nil && at.usable() {
+			if at := s.first; n == 1 && at != nil && at.Usable() {
 				t.node, t.seat = at, nil
 			}
 		}
 		if t.node != nil {
-			t.node.outstanding.Add(1)
+			t.node.Outstanding.Add(1)
 		}
 		err := send(t)
 		if t.node != nil {
-			t.node.outstanding.Add(-1)
+			t.node.Outstanding.Add(-1)
 		}
 		if err == nil {
 			return nil
@@ -180,7 +170,7 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 		case codec.StateGone(e):
 			return err // the caller is to know: the next call would find a new worker
 		case errors.Is(err, errNobody) && t.node != nil:
-			c.shared.routes.forget(s.session, id, t.node.id)
+			c.shared.routes.forget(s.session, id, t.node.ID)
 			queueOnly = true
 		case errors.Is(err, errNobody):
 			if resolved {
@@ -200,7 +190,7 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 		case e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeToolNotFound && t.node != nil,
 			e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeUnavailable && e.Origin != toolmesh.OriginCaller:
 			if t.node != nil {
-				c.shared.routes.forget(s.session, id, t.node.id)
+				c.shared.routes.forget(s.session, id, t.node.ID)
 				queueOnly = true
 			} else if !pause(ctx, n) {
 				return err
@@ -209,10 +199,10 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 			if s.noWait || passes(e) || !pause(ctx, n) {
 				return err
 			}
-		case lost < maxLosses && (e.Code == toolmesh.CodeNodeLost || e.Details["reason"] == reasonCut), lost == 0 && e.Code == toolmesh.CodeWorkerCrashed:
+		case lost < maxLosses && (e.Code == toolmesh.CodeNodeLost || e.Details["reason"] == bus.ReasonCut), lost == 0 && e.Code == toolmesh.CodeWorkerCrashed:
 			lost++
 			if t.node != nil {
-				c.shared.routes.forget(s.session, id, t.node.id)
+				c.shared.routes.forget(s.session, id, t.node.ID)
 			}
 			// The broker may still choose a node that has frozen: the registry knows better.
 			asking, cancel := ctx, context.CancelFunc(func() {})
@@ -305,123 +295,61 @@ func unserved(id subjects.ToolID, reason string) error {
 		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
-// pending is one call on its way.
-type pending struct {
-	c       *Client
-	s       *settings
-	id      subjects.ToolID
-	batch   bool
-	inbox   *bus.Inbox
-	answers chan answer // capacity 2: an answer, or an acknowledgement and an end
-
-	node atomic.Pointer[node] // where it runs, once that is known
-	sign atomic.Int64         // when it was last heard of, as [bus.Mono]; 0 = never
-	high atomic.Int64         // Mesh-High of the last keepalive
-
-	mu     sync.Mutex // guards what follows
-	held   bool       // it waits at a router, by that one's last word, which asks before it passes it on
-	let    bool       // the router has its answer: from now on a node may begin the call
-	closed bool       // none gets one any more
-
-	// The call's goroutine only.
-	sent     time.Time // when the request was first sent, and
-	asked    time.Time // last
-	attended *node     // whose heartbeats the call asked for
-	quiet    bool      // at the last look nothing was heard, over a connection that is well
-	sought   time.Time // when it was last asked which node has the call
+// attempt is one request for a call, on its way.
+type attempt struct {
+	bus.Exchange
+	c     *Client
+	s     *settings
+	id    subjects.ToolID
+	batch bool
+	high  atomic.Int64 // Mesh-High of the last keepalive
 }
 
-// answer is what came back: a message, or why none can come.
-type answer struct {
-	msg *nats.Msg
-	err error
+// Keepalive implements [bus.ExchangeUser].
+func (a *attempt) Keepalive(_ *nats.Msg, r *codec.Reply) {
+	if r.High > 0 {
+		a.high.Store(r.High)
+	}
+	if r.Progress != nil && a.s.progress != nil {
+		a.s.progress(*r.Progress)
+	}
 }
 
-// again is put behind the inbox's subject where a request is sent again, so that
-// the broker's "nobody there" to it does not pass for one to the first request.
-const again = ".again"
+// Silent implements [bus.ExchangeUser].
+func (a *attempt) Silent(n *bus.Peer, lost bool) {
+	if lost && n != nil {
+		a.c.shared.routes.forgetNode(n.ID)
+	} else if !lost && !a.batch {
+		a.c.missed(routeKey{a.s.session, a.id})
+	}
+}
 
-// receive takes what arrives in the inbox, on the goroutine of all inboxes.
-func (p *pending) receive(m *nats.Msg, err error) {
+// Subject implements [bus.ExchangeUser]: it is where the call is sent to a node, or, of nil,
+// to the queue group. A batch may go to any: the node that has its id gets it.
+func (a *attempt) Subject(n *bus.Peer) (subject string, err error) {
+	switch {
+	case a.batch && n != nil:
+		subject, err = subjects.NodeBatch(n.ID, a.s.session)
+	case a.batch:
+		subject, err = subjects.Batch(a.s.session)
+	case n != nil:
+		subject, err = subjects.NodeTool(n.ID, a.s.session, a.id)
+	default:
+		subject, err = subjects.Tool(a.s.session, a.id)
+	}
 	if err != nil {
-		p.answered(answer{err: err})
-		return
+		return "", callerError(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	if strings.HasSuffix(m.Subject, again) && bus.NoResponders(m) {
-		return // its node is going: whether it ran the call is for the liveness to say
-	}
-	if len(m.Data) == 0 && m.Header != nil && len(m.Header[codec.HeaderKeepalive]) > 0 {
-		r := codec.ParseReply(codec.Header(m.Header), nil)
-		if r.Awaits != "" {
-			p.waits(r.Awaits, r.Question)
-		} else {
-			p.heard(r.Node, r.Boot)
-		}
-		if r.High > 0 {
-			p.high.Store(r.High)
-		}
-		if r.Progress != nil && p.s.progress != nil {
-			p.s.progress(*r.Progress)
-		}
-		return
-	}
-	p.answered(answer{msg: m})
-}
-
-func (p *pending) answered(a answer) {
-	select {
-	case p.answers <- a:
-	default: // one more answer: the first ones stand
-	}
-}
-
-func (p *pending) heard(id subjects.NodeID, boot subjects.BootID) {
-	p.sign.Store(bus.Mono(time.Now()))
-	if id != "" && boot != "" && p.node.Load() == nil {
-		n := p.c.shared.nodes.get(id, boot)
-		if n.boot != boot {
-			// The process that runs the call is the node no more: the one that is must
-			// neither vouch for it nor be sent it again.
-			n = &node{id: id, boot: boot}
-		}
-		p.node.Store(n)
-	}
-}
-
-// waits takes the word of a router at which the call waits for a node. Before that one
-// passes it on it asks, and names the node: what was not let go has not begun, whatever
-// becomes of the router.
-func (p *pending) waits(word codec.Awaits, question int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return
-	}
-	p.sign.Store(bus.Mono(time.Now()))
-	p.node.Store(nil) // one that was named has not taken it
-	p.held, p.let = word != codec.AwaitsNode, word == codec.AwaitsAnswer
-	if subject, err := subjects.Ctl(p.s.session, p.s.rpc); p.let && err == nil {
-		_ = p.c.bus.Conn().Publish(subject, codec.Control{Type: codec.ControlPass, Seq: question}.Encode()) // asked again if it is lost
-	}
-}
-
-// close has no router pass the call on any more that has not been let yet. It reports
-// whether the call has begun nowhere: it waits at one, by that one's last word.
-func (p *pending) close() (unbegun bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	unbegun = p.held && !p.let && !p.closed
-	p.closed = true
-	return unbegun
+	return subject, nil
 }
 
 // request renders the call; its budget is what is left of ctx and the options.
-func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery, credit int64, body []byte) (*nats.Msg, error) {
-	s := p.s
+func (a *attempt) request(ctx context.Context, t target, delivery codec.Delivery, credit int64, body []byte) (*nats.Msg, error) {
+	s := a.s
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
 		Depth: s.above.Depth, Parent: s.above.Parent, Lanes: s.above.Lanes, Revision: s.revision, Isolation: s.isolation, Keepalive: true, Answers: true, Outlive: s.outlive, WantLoad: t.choice, NoCache: s.noCache,
-		IdempotencyKey: s.key, Hops: s.hops, Traceparent: s.trace, Ref: s.ref, AcceptRef: !s.noRef, Read: delivery == codec.DeliverNone && !p.batch,
+		IdempotencyKey: s.key, Hops: s.hops, Traceparent: s.trace, Ref: s.ref, AcceptRef: !s.noRef, Read: delivery == codec.DeliverNone && !a.batch,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		left := min(time.Until(deadline), toolmesh.MaxTime)
@@ -435,105 +363,64 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	// Without the broker's time a deadline would be one of this machine's clock, and a node
 	// would refuse what is in time. A foreign connection may have a buffer that holds
 	// requests back.
-	p.c.bus.WantTime()
-	if now := p.c.bus.Time(); now.Measured && (call.Timeout > 0 || p.c.foreign) {
+	a.c.bus.WantTime()
+	if now := a.c.bus.Time(); now.Measured && (call.Timeout > 0 || a.c.foreign) {
 		budget := call.Timeout
 		if budget == 0 {
 			budget = 30 * time.Second
 		}
 		call.Deadline = now.Now.Add(budget + now.Bound)
 	}
-	subject, err := p.subject(t.node)
+	subject, err := a.Subject(t.node)
 	if err != nil {
 		return nil, err
 	}
 	msg := &nats.Msg{Subject: subject, Header: nats.Header(call.Header()), Data: body}
 	if s.again > 0 {
-		sentAgain(msg.Header, s.boot, s.again)
+		bus.SentAgain(msg.Header, s.boot, s.again)
 	}
 	return msg, nil
 }
 
-// subject is where the call is sent: to a node, or to the queue group. A batch may go
-// to any: the node that has its id gets it.
-func (p *pending) subject(n *node) (subject string, err error) {
-	switch {
-	case p.batch && n != nil:
-		subject, err = subjects.NodeBatch(n.id, p.s.session)
-	case p.batch:
-		subject, err = subjects.Batch(p.s.session)
-	case n != nil:
-		subject, err = subjects.NodeTool(n.id, p.s.session, p.id)
-	default:
-		subject, err = subjects.Tool(p.s.session, p.id)
-	}
-	if err != nil {
-		return "", callerError(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	return subject, nil
-}
-
 // begin prepares one attempt.
-func (c *Client) begin(t target, s *settings) (*pending, error) {
-	p := &pending{c: c, s: s, id: t.id, batch: t.batch, answers: make(chan answer, 2)}
-	p.node.Store(t.node)
-	var err error
-	p.inbox, err = c.bus.Open(p.receive)
-	return p, err
+func (c *Client) begin(t target, s *settings) (*attempt, error) {
+	a := &attempt{c: c, s: s, id: t.id, batch: t.batch}
+	a.User, a.Session, a.RPC, a.Findable, a.What = a, s.session, s.rpc, !t.batch, "the tool ran"
+	return a, a.Open(c.bus, 2) // an answer, or an acknowledgement and an end
 }
-
-// send sends the request for the first time.
-func (p *pending) send(msg *nats.Msg) error {
-	p.sent = time.Now()
-	p.asked = p.sent
-	return p.inbox.Send(msg)
-}
-
-var timers = sync.Pool{New: func() any { return time.NewTimer(missing) }}
 
 // unary makes one attempt at a unary call.
 func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) (*Result, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, ended(ctx, toolmesh.StartedNo)
 	}
-	p, err := c.begin(t, s)
+	a, err := c.begin(t, s)
 	if err != nil {
 		return nil, err
 	}
-	defer p.inbox.Close()
-	msg, err := p.request(ctx, t, codec.DeliverNone, 0, body)
+	defer a.Close()
+	msg, err := a.request(ctx, t, codec.DeliverNone, 0, body)
 	if err != nil {
 		return nil, asCall(ctx, err)
 	}
-	timer := timers.Get().(*time.Timer)
-	timer.Reset(missing)
-	defer func() {
-		timer.Stop()
-		timers.Put(timer)
-	}()
-	if err := p.send(msg); err != nil {
+	if err := a.Send(msg, t.node); err != nil {
 		return nil, err
 	}
-	var a answer
-	select {
-	case a = <-p.answers:
-	case <-ctx.Done():
-		a.err = p.abandon(ctx)
-	case <-timer.C:
-		a.msg, a.err = p.watch(ctx, msg)
-	}
+	reply, err := a.Next(ctx)
 	codec.Recycle(codec.Header(msg.Header))
-	if a.err != nil {
-		return nil, a.err
+	if err != nil {
+		if ctx.Err() != nil {
+			err = a.abandon(ctx)
+		}
+		return nil, err
 	}
-	reply := a.msg
 	r := codec.ParseReply(codec.Header(reply.Header), reply.Data)
 	if r.Read {
-		p.tell(r.Node, codec.Control{Type: codec.ControlRead}.Encode())
+		a.Tell(r.Node, codec.Control{Type: codec.ControlRead}.Encode())
 	}
-	took := time.Since(p.sent)
-	if n := t.node; n != nil && r.HasLoad && r.Boot == n.boot {
-		n.setLoad(r.Load)
+	took := time.Since(a.Sent())
+	if n := t.node; n != nil && r.HasLoad && r.Boot == n.Boot {
+		n.SetLoad(r.Load)
 	}
 	switch r.Kind {
 	case codec.ReplyResult:
@@ -554,11 +441,10 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 var ErrLeft = toolmesh.Errorf(toolmesh.CodeUnavailable, "the caller has left the call to another one")
 
 // abandon cancels a call whose context ended, unless it is to go on.
-func (p *pending) abandon(ctx context.Context) error {
-	if errors.Is(context.Cause(ctx), ErrLeft) {
-		return ended(ctx, toolmesh.StartedUnknown)
+func (a *attempt) abandon(ctx context.Context) error {
+	if !errors.Is(context.Cause(ctx), ErrLeft) {
+		a.Cancel()
 	}
-	p.c.cancel(p.s.session, p.s.rpc, p.node.Load())
 	return ended(ctx, toolmesh.StartedUnknown)
 }
 
@@ -597,20 +483,6 @@ func asCall(ctx context.Context, err error) error {
 	return err
 }
 
-// cancel tells the call's node, or every node, to stop a call.
-func (c *Client) cancel(session subjects.SessionID, rpc subjects.RPCID, n *node) {
-	var subject string
-	var err error
-	if n != nil {
-		subject, err = subjects.NodeCtl(n.id, session, rpc)
-	} else {
-		subject, err = subjects.Ctl(session, rpc)
-	}
-	if err == nil && c.bus.Connected() {
-		_ = c.bus.Conn().Publish(subject, nil)
-	}
-}
-
 // Cancel stops a call of the client's session wherever it runs, and reports
 // whether a node had it. A second without an answer means that none runs it.
 func (c *Client) Cancel(ctx context.Context, rpc subjects.RPCID) (bool, error) {
@@ -637,31 +509,25 @@ func (c *Client) Cancel(ctx context.Context, rpc subjects.RPCID) (bool, error) {
 // askAny is ask for what any node answers, and may be asked twice: while no answer comes
 // others are asked as well, for the broker may choose one that has frozen.
 func (c *Client) askAny(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
-	answers := make(chan answer, 1)
-	inbox, err := c.bus.Open(func(m *nats.Msg, err error) {
-		select {
-		case answers <- answer{m, err}:
-		default:
-		}
-	})
-	if err != nil {
+	var x bus.Exchange
+	if err := x.Open(c.bus, 1); err != nil {
 		return nil, err
 	}
-	defer inbox.Close()
+	defer x.Close()
 	again := time.NewTicker(askAgain)
 	defer again.Stop()
 	for n := 1; ; n = 2 { // the broker chooses at random
 		for range n {
-			if err := inbox.Send(&nats.Msg{Subject: subject, Data: body}); err != nil {
+			if err := x.Send(&nats.Msg{Subject: subject, Data: body}, nil); err != nil {
 				return nil, err
 			}
 		}
 		select {
-		case a := <-answers:
-			if a.err == nil && bus.NoResponders(a.msg) {
+		case a := <-x.Arrived():
+			if a.Err == nil && bus.NoResponders(a.Msg) {
 				return nil, errNobody
 			}
-			return a.msg, a.err
+			return a.Msg, a.Err
 		case <-again.C:
 		case <-ctx.Done():
 			return nil, ctx.Err()

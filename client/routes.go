@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -37,16 +38,17 @@ type routeKey struct {
 
 // seat is a node as one that serves a tool.
 type seat struct {
-	*node
-	full   atomic.Int64  // until when it has no room for the tool, by its own word: ns since startup
-	weight atomic.Uint64 // how often it is to be tried, in a million, by the registry: see [codec.Weights]
+	*bus.Peer
+	full      atomic.Int64  // until when it has no room for the tool, by its own word: ns since startup
+	noBatches atomic.Bool   // a batch met no subscription there
+	weight    atomic.Uint64 // how often it is to be tried, in a million, by the registry: see [codec.Weights]
 }
 
 // startup is when the process began: what is counted from there follows no change of the clock.
 var startup = time.Now()
 
 // usable reports whether new calls of the tool may go there.
-func (s *seat) usable() bool { return s.node.usable() && int64(time.Since(startup)) >= s.full.Load() }
+func (s *seat) usable() bool { return s.Peer.Usable() && int64(time.Since(startup)) >= s.full.Load() }
 
 // refusedFor is for how long a node that had no room is passed over, at most: it has some
 // again before the call that it refused would have had its turn.
@@ -127,7 +129,7 @@ func (r *routes) forgetNode(gone subjects.NodeID) {
 }
 
 func (r *route) without(gone subjects.NodeID) {
-	r.seats = slices.DeleteFunc(r.seats, func(n *seat) bool { return n.id == gone })
+	r.seats = slices.DeleteFunc(r.seats, func(n *seat) bool { return n.ID == gone })
 }
 
 // pick chooses a node for a call: the better of two random candidates. It
@@ -149,16 +151,16 @@ func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *seat, 
 }
 
 // owner is the node that has an id to itself among those that serve a tool and are well.
-func (r *routes) owner(session subjects.SessionID, id subjects.ToolID, of subjects.RPCID) *node {
+func (r *routes) owner(session subjects.SessionID, id subjects.ToolID, of subjects.RPCID) *seat {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var ids []subjects.NodeID
-	byID := make(map[subjects.NodeID]*node)
+	byID := make(map[subjects.NodeID]*seat)
 	if known := r.known[routeKey{session, id}]; known != nil {
 		for _, n := range known.seats {
-			if n.node.usable() && !n.noBatches.Load() {
-				ids = append(ids, n.id)
-				byID[n.id] = n.node
+			if n.Peer.Usable() && !n.noBatches.Load() {
+				ids = append(ids, n.ID)
+				byID[n.ID] = n
 			}
 		}
 	}
@@ -173,7 +175,7 @@ func better(nodes []*seat) *seat {
 	if best != nil && best == other && !best.usable() {
 		other = draw(nodes, best)
 	}
-	if best != nil && other != nil && (!best.usable() || other.usable() && other.load() < best.load()) {
+	if best != nil && other != nil && (!best.usable() || other.usable() && other.Load() < best.Load()) {
 		best = other
 	}
 	if best == nil || !best.usable() {
@@ -242,7 +244,7 @@ func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
 // take replaces the nodes of a route; what is known of those that stay is kept.
 func (r *route) take(nodes []*seat) {
 	for i, n := range nodes {
-		at := slices.IndexFunc(r.seats, func(old *seat) bool { return old.node == n.node })
+		at := slices.IndexFunc(r.seats, func(old *seat) bool { return old.Peer == n.Peer })
 		if at >= 0 {
 			r.seats[at].weight.Store(n.weight.Load())
 			nodes[i] = r.seats[at]
@@ -311,9 +313,9 @@ func (r *routes) declared(key routeKey) (idempotent, others, ok bool) {
 	if known == nil || time.Since(known.answered) > routeFresh {
 		return false, false, false
 	}
-	heard := slices.ContainsFunc(known.seats, func(n *seat) bool { return n.heard.Load() != 0 && n.node.usable() })
+	heard := slices.ContainsFunc(known.seats, func(n *seat) bool { return n.Heard() && n.Peer.Usable() })
 	known.seats = slices.DeleteFunc(known.seats, func(n *seat) bool {
-		return !n.node.usable() || heard && n.attended.Load() && n.heard.Load() == 0
+		return !n.Peer.Usable() || heard && n.Unheard()
 	})
 	return known.idempotent, len(known.seats) > 0, true
 }
@@ -335,9 +337,9 @@ func (c *Client) candidates(ctx context.Context, key routeKey) ([]*seat, bool, e
 	}
 	nodes := make([]*seat, 0, len(answer.Nodes))
 	for _, a := range answer.Nodes {
-		n := c.shared.nodes.told(a.Node, a.Boot)
-		n.setLoad(codec.Load{InFlight: a.InFlight, Slots: a.Slots})
-		one := &seat{node: n}
+		n := c.bus.Listed(a.Node, a.Boot)
+		n.SetLoad(codec.Load{InFlight: a.InFlight, Slots: a.Slots})
+		one := &seat{Peer: n}
 		one.weight.Store(uint64(1e6 * max(min(cmp.Or(a.Weight, 1), 1), codec.WeightMin)))
 		nodes = append(nodes, one)
 	}

@@ -37,7 +37,7 @@ func TestTheWorkersFilesAreWrittenOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	find := func() []string {
-		files, err := filepath.Glob(filepath.Join(dir, "worker", "*", "starting", "__pycache__", "zygote.*.pyc"))
+		files, err := filepath.Glob(filepath.Join(dir, "worker", "*", "startup", "__pycache__", "zygote.*.pyc"))
 		if err != nil {
 			t.Fatal(err)
 		}

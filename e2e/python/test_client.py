@@ -343,7 +343,7 @@ def test_cancelling_a_task_cancels_the_call(rich: Started) -> None:
 def test_cancel_by_id(both: Any) -> None:
     name = toolmesh_id()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        url_mesh = Mesh(both.mesh._links._settings["servers"])
+        url_mesh = Mesh(both.mesh._links.settings["servers"])
         running = pool.submit(url_mesh.call, "lab.timing.nap", {"seconds": 30}, rpc_id=name)
         until(lambda: bool(both.run("cancel", name)) or running.done())
         with pytest.raises(toolmesh.CallCancelled):

@@ -226,7 +226,7 @@ async def main():
 asyncio.run(main())
 """,
     "a slow step on the mesh's own loop": """
-from toolmesh._background import background
+from toolmesh._client.background import background
 async def slow():
     time.sleep(0.3)
 background.run(slow)

@@ -20,7 +20,7 @@ MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 STARTS = """
 from toolmesh import local
 mesh = local(idle=3)
-print(mesh._links._settings["servers"], [tool.id for tool in mesh.tools()], flush=True)
+print(mesh._links.settings["servers"], [tool.id for tool in mesh.tools()], flush=True)
 input()
 """
 

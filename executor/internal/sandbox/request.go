@@ -15,7 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Request is what the process above a program is asked for: see starting/command.py.
+// Request is what the process above a program is asked for: see startup/command.py.
 type Request struct {
 	Level tool.Sandbox
 	// Folder is what strict leaves to be written; empty for none.
@@ -56,7 +56,7 @@ func (r Request) Encode() []byte {
 // maxWords the middle is left out.
 const maxOutput, maxWords = 64 << 20, 1 << 20
 
-// Run starts launch, which is starting/command.py, has it run a program, and gives what
+// Run starts launch, which is startup/command.py, has it run a program, and gives what
 // the program wrote. When ctx ends, or the program exceeds its bounds,
 // it is killed with what it started. The error says how it failed, or why it could not be
 // started.

@@ -1,0 +1,276 @@
+package grants
+
+import (
+	"context"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	// standsFor is how long a grant can still stand of an owner whose lease has ended
+	// otherwise than by its time: that of its last answer.
+	standsFor = registry.HoldsFor
+	// renewEvery is how often grants are renewed.
+	renewEvery = 2 * time.Second
+	// askEvery is how often a wait for a turn is said again, and askedFor how long the
+	// owner believes it.
+	askEvery = time.Second
+	askedFor = 5 * time.Second
+	// silence is how long an owner may say nothing before the store is asked who it is.
+	silence = 2500 * time.Millisecond
+	// soft is how long before the end of a grant its call is told to stop, and hard how
+	// long before it its worker is stopped: that takes a moment on a busy machine.
+	soft = 1500 * time.Millisecond
+	hard = 500 * time.Millisecond
+	// margin is left between the end of a grant and the next one's beginning, likewise.
+	margin = time.Second
+	// keepFor is how long a domain is owned that nobody uses.
+	keepFor = 30 * time.Second
+	// writeEvery is how often the record of a domain in use is written again, which
+	// the bucket forgets after a day, and writtenFor how long it is believed.
+	writeEvery = time.Hour
+	writtenFor = 12 * time.Hour
+	// forEver is how long a turn in a lane of the node stands that is not given back.
+	forEver = 1000 * time.Hour
+	// stalled is how long the clock of the node may stand until what it heard meanwhile
+	// is looked at before it is missed.
+	stalled = time.Second
+	// storeWait is for one question to the store.
+	storeWait = 3 * time.Second
+)
+
+// Options are what a [Lanes] needs of its node.
+type Options struct {
+	Node     subjects.NodeID
+	Boot     subjects.BootID
+	Bus      store.Store
+	Presence Presence
+	// Go runs f in a goroutine that the node waits for when it stops.
+	Go  func(f func())
+	Log *slog.Logger
+}
+
+// Presence is what a keeper needs of the node's presence.Presence.
+type Presence interface {
+	// Held is from when and until when the node's lease is held for certain.
+	Held() (since, until time.Time)
+	// Rely has the node's lease end soon after the node.
+	Rely(ctx context.Context) error
+	// NodeLost reports whether a start of a node has no lease any more, and whether that
+	// has ended by its time.
+	NodeLost(ctx context.Context, node subjects.NodeID, boot subjects.BootID) (lost, expired bool, err error)
+}
+
+// Lanes are the lanes of one node: it owns domains, asks the owners of others, and
+// holds what was granted to calls of the node. Its methods may be called concurrently.
+type Lanes struct {
+	opts Options
+
+	mu      sync.Mutex // guards what follows; nothing waits and nothing is sent under it
+	domains map[domainKey]*domain
+	asking  map[string]*asking // by the id of the grant
+	waiting int                // of asking: whose turn did not come at once
+	held    map[string]*Grant
+	renewed map[uint64]renewal // that have not been answered
+	counter uint64             // of requests
+	inbox   *bus.Inbox
+	nextAsk time.Time // when grants are renewed next
+	ticked  time.Time
+	grace   time.Time // until then no waiting call is dropped for its silence: this process stood still itself
+	left    bool
+}
+
+// domainKey is the lanes of a session, of the mesh or, with node set, of this node; or, with
+// index set, the worker of a session: see [Home].
+type domainKey struct {
+	session subjects.SessionID // empty: of the mesh
+	node    bool
+	epoch   string
+	index   subjects.IndexName
+}
+
+// owner is a start of a node.
+type owner struct {
+	Node subjects.NodeID `json:"node"`
+	Boot subjects.BootID `json:"boot"`
+}
+
+// domain is what this node knows of one.
+type domain struct {
+	key     domainKey
+	owner   owner         // zero: not known
+	looking chan struct{} // closed when the store has been asked; nil while it is not
+	failed  error         // of the last question
+	term    *term         // of this node as its owner; nil: it is not
+	used    time.Time
+	calls   int // that use a home
+}
+
+// New makes a keeper. Nothing is sent before the first [Lanes.Take].
+func New(opts Options) *Lanes {
+	return &Lanes{
+		opts: opts, domains: make(map[domainKey]*domain), asking: make(map[string]*asking),
+		held: make(map[string]*Grant), renewed: make(map[uint64]renewal),
+	}
+}
+
+// domain returns that of a key; k.mu is held.
+func (k *Lanes) domain(key domainKey) *domain {
+	d := k.domains[key]
+	if d == nil {
+		d = &domain{key: key, used: time.Now()}
+		if key.node { // nobody can take it, and there is no lease to lose
+			d.term = newTerm(time.Time{}, 0, time.Time{})
+		}
+		k.domains[key] = d
+	}
+	return d
+}
+
+// keyOf is the domain of a scope.
+func keyOf(scope tool.LaneScope, session subjects.SessionID) domainKey {
+	switch scope {
+	case tool.LaneNode:
+		return domainKey{node: true}
+	case tool.LaneMesh:
+		return domainKey{}
+	}
+	return domainKey{session: session}
+}
+
+// Waiting is how many calls of this node wait for their turn.
+func (k *Lanes) Waiting() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.waiting
+}
+
+// Tick is the node's clock; the host calls it several times a second.
+func (k *Lanes) Tick(now time.Time) {
+	var out outbox
+	k.mu.Lock()
+	if now.Sub(k.ticked) > stalled {
+		k.grace = now.Add(askedFor)
+	}
+	k.ticked = now
+	for key, d := range k.domains {
+		if d.term != nil {
+			k.tickTerm(d, now, &out)
+		} else if d.looking == nil && now.Sub(d.used) > keepFor {
+			delete(k.domains, key) // who owns it is asked again
+		}
+	}
+	k.renew(now, &out)
+	var late []*Grant
+	for _, g := range k.held {
+		if fenced && now.After(g.end.Add(-soft)) && !g.told {
+			g.told = true
+			late = append(late, g)
+		}
+	}
+	k.mu.Unlock()
+	out.send()
+	for _, g := range late {
+		k.opts.Log.Warn("a call is stopped: its turn in a lane could not be renewed", slog.String("rpc_id", string(g.rpc)))
+		g.lost(errLost)
+	}
+}
+
+// ReasonLost is details.reason of the error of a call whose turn is lost.
+const ReasonLost = "lane_lost"
+
+// errLost ends a call whose turn may be another's soon.
+var errLost = toolmesh.Errorf(toolmesh.CodeNodeLost, "the call was stopped: the node that gives the turns of its lane is lost, and another call may have the turn now").
+	WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", ReasonLost)
+
+// outbox is what is to be sent when the lock is let go.
+type outbox []func()
+
+func (o *outbox) add(f func()) { *o = append(*o, f) }
+
+func (o outbox) send() {
+	for _, f := range o {
+		f()
+	}
+}
+
+// publish sends a request to the owner of a domain. session is that of the subject: any
+// one for the lanes of the mesh.
+func (k *Lanes) publish(to subjects.NodeID, session subjects.SessionID, reply string, req *codec.LaneRequest) {
+	subject, err := subjects.NodeLane(to, session)
+	if err != nil {
+		return // a record that cannot be: the silence is noticed
+	}
+	_ = k.opts.Bus.Conn().PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: req.Encode()})
+}
+
+// Serve answers a request on this node's subject of lanes.
+func (k *Lanes) Serve(s subjects.Subject, m *nats.Msg) {
+	var req codec.LaneRequest
+	if err := bus.ReadRequest(m, &req); err != nil || len(req.IDs) == 0 && req.Type != codec.LaneRenew {
+		return // only nodes may ask here, and they ask again
+	}
+	key := domainKey{session: s.Session}
+	if req.Mesh {
+		key.session = ""
+	}
+	reply := m.Reply
+	k.serve(key, &req, func(a codec.LaneAnswer) {
+		if reply != "" {
+			_ = k.opts.Bus.Conn().Publish(reply, a.Encode())
+		}
+	})
+}
+
+// heard takes what an owner answers, or the broker for one that is not there.
+func (k *Lanes) heard(m *nats.Msg, err error) {
+	if err != nil {
+		k.mu.Lock()
+		k.inbox = nil // the connection is closed, or has no right to an inbox: calls wait for their time
+		k.mu.Unlock()
+		return
+	}
+	if bus.NoResponders(m) {
+		answer := codec.LaneAnswer{State: codec.LaneElsewhere}
+		if n, ok := strings.CutPrefix(lastToken(m.Subject), renewalToken); ok {
+			answer.N, _ = strconv.ParseUint(n, 10, 64)
+		} else {
+			answer.ID = n
+		}
+		k.answered(answer)
+		return
+	}
+	answer, err := codec.ParseLaneAnswer(m.Data)
+	if err != nil {
+		k.opts.Log.Warn("a lane's owner cannot be understood", slog.String("error", err.Error()))
+		return
+	}
+	k.answered(answer)
+}
+
+// answered takes an answer, of another node or of this one.
+func (k *Lanes) answered(answer codec.LaneAnswer) {
+	if answer.ID != "" {
+		k.mu.Lock()
+		a := k.asking[answer.ID]
+		k.mu.Unlock()
+		if a != nil {
+			a.deliver(answer)
+		}
+		return
+	}
+	k.extend(answer)
+}
