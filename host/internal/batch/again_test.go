@@ -12,6 +12,11 @@ import (
 	"github.com/toolmesh/toolmesh/router"
 )
 
+func TestMain(m *testing.M) {
+	meshtest.Parallel(8)
+	meshtest.Main(m)
+}
+
 // A call of a batch is the same call where it is sent alone, or by another node, under its
 // rpc_id: it has the result, and is not told that nothing has started.
 func TestMembersSentAgain(t *testing.T) {

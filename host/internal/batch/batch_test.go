@@ -26,11 +26,6 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-func TestMain(m *testing.M) {
-	meshtest.Parallel(8)
-	meshtest.Main(m)
-}
-
 // waitTimeout bounds every wait for a signal: long, because machines are busy.
 const waitTimeout = 60 * time.Second
 
