@@ -222,7 +222,7 @@ func TestStreamIntoAFullStore(t *testing.T) {
 	t.Parallel()
 	d := newTools()
 	broker := meshtest.Broker(t)
-	d.serve(t, broker.Connect(t), &host.Options{ChunksMax: 100_000})
+	d.serve(t, broker.Connect(t), &host.Options{StoreOptions: host.StoreOptions{ChunksMax: 100_000}})
 	c := newClient(t, broker.Connect(t), nil)
 	s := countItems(t, c, t.Context(), toolArgs{N: 1000, Size: 10_000}, nil)
 	e := toolmesh.AsError(s.err)

@@ -235,7 +235,8 @@ func (h *Host) start(ctx context.Context) error {
 // view of sessions filled.
 func (h *Host) lay(ctx context.Context) error {
 	o := &h.opts
-	err := store.Of(h.bus).Ensure(ctx, &store.Layout{Copies: o.Replicas, ChunksStorage: o.ChunksStorage, ChunksBytes: o.ChunksMax, PayloadsBytes: o.PayloadsMax})
+	layout := store.Layout(o.StoreOptions)
+	err := store.Of(h.bus).Ensure(ctx, &layout)
 	if err != nil {
 		return err
 	}

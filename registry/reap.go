@@ -81,7 +81,7 @@ func (v *View) silent() (all []suspect) {
 	now := time.Now()
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if v.ears.all == nil || v.listening.IsZero() || now.Sub(v.listening) < LeaseTTL || now.Sub(v.ears.since) < LeaseTTL || v.bus.StalledSince(now.Add(-LeaseTTL)) {
+	if v.heartbeats.all == nil || v.listening.IsZero() || now.Sub(v.listening) < LeaseTTL || now.Sub(v.heartbeats.since) < LeaseTTL || v.bus.StalledSince(now.Add(-LeaseTTL)) {
 		return nil
 	}
 	for id, n := range v.nodes {
@@ -153,7 +153,7 @@ func (v *View) left(within time.Duration) map[string]left {
 	now := time.Now()
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if v.ears.all == nil || v.listening.IsZero() || now.Sub(v.listening) < within || now.Sub(v.ears.since) < within || v.bus.StalledSince(now.Add(-within)) || !v.whole() {
+	if v.heartbeats.all == nil || v.listening.IsZero() || now.Sub(v.listening) < within || now.Sub(v.heartbeats.since) < within || v.bus.StalledSince(now.Add(-within)) || !v.whole() {
 		return nil
 	}
 	all := make(map[string]left)

@@ -80,9 +80,9 @@ func TestSparingViewHearsWhatItNeeds(t *testing.T) {
 			return loadOf(v, "many0") == 3
 		})
 		subscribed := mine.Conn().NumSubscriptions()
-		crowd(t, b, 2, registry.HearsAll+1, nil)
+		crowd(t, b, 2, registry.SparingMax+1, nil)
 		meshtest.Until(t, "the view knows all nodes", func() bool {
-			return len(v.Nodes()) == registry.HearsAll+1 && len(whole.Nodes()) == registry.HearsAll+1
+			return len(v.Nodes()) == registry.SparingMax+1 && len(whole.Nodes()) == registry.SparingMax+1
 		})
 		if got := mine.Conn().NumSubscriptions(); got != subscribed-1 {
 			t.Errorf("a view of a large mesh has %d subscriptions, want %d: it hears all nodes", got, subscribed-1)
@@ -102,17 +102,17 @@ func TestSparingViewHearsWhatItNeeds(t *testing.T) {
 			silentBeat(t, b, "many5", mine)
 			return v.Alive("many5")
 		})
-		if v.HearsLoads() || !whole.HearsLoads() {
+		if v.KnowsLoads() || !whole.KnowsLoads() {
 			t.Error("a view that hears few knows what all do, or one that hears all does not")
 		}
-		for i := 10; i < registry.HearsAll+1; i++ {
+		for i := 10; i < registry.SparingMax+1; i++ {
 			if err := store.Of(b).Delete(t.Context(), nodeKey(fmt.Sprintf("many%d", i)), 0); err != nil {
 				t.Fatal(err)
 			}
 		}
 		meshtest.Until(t, "the small mesh is heard again", func() bool {
 			silentBeat(t, b, "many7", mine)
-			return loadOf(v, "many7") == 3 && v.HearsLoads()
+			return loadOf(v, "many7") == 3 && v.KnowsLoads()
 		})
 	})
 }
@@ -122,7 +122,7 @@ func TestSparingViewHearsWhatItNeeds(t *testing.T) {
 func TestStatsOfALargeMesh(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	crowd(t, b, 0, registry.HearsAll+1, nil)
+	crowd(t, b, 0, registry.SparingMax+1, nil)
 	v := sparing(t, b)
 	r, err := registry.NewResponder(b, v, registry.NewStore(b), nil)
 	if err != nil {
@@ -136,8 +136,8 @@ func TestStatsOfALargeMesh(t *testing.T) {
 		if err := ask(t, b, "s1", registry.VerbStats, registry.Request{}, &answer); err != nil {
 			t.Fatal(err)
 		}
-		if len(answer.Nodes) != registry.HearsAll+1 {
-			t.Fatalf("%d nodes, want %d", len(answer.Nodes), registry.HearsAll+1)
+		if len(answer.Nodes) != registry.SparingMax+1 {
+			t.Fatalf("%d nodes, want %d", len(answer.Nodes), registry.SparingMax+1)
 		}
 		return !slices.ContainsFunc(answer.Nodes, func(n registry.NodeStats) bool {
 			if n.Node == "many3" {

@@ -32,7 +32,7 @@ type ViewOptions struct {
 	// SessionsOnly has the view know sessions and nothing else.
 	SessionsOnly bool
 	// Sparing has the view hear the heartbeats of all nodes only while the mesh has at
-	// most [HearsAll]. In a larger one it knows the load of no node, and a node that died
+	// most [SparingMax]. In a larger one it knows the load of no node, and a node that died
 	// is one that lives until its lease ends, unless it is asked about: see [View.Alive].
 	Sparing bool
 	// Reaps has the view end the leases of nodes that died, in a mesh so large that these
@@ -52,19 +52,19 @@ type View struct {
 	every   time.Duration
 	sparing bool
 
-	mu        sync.RWMutex // guards what follows
-	follows   []*follow
-	table     *table
-	wanted    map[listSum]*wantedList
-	nodes     map[subjects.NodeID]*nodeEntry
-	indexes   map[string]IndexRecord
-	sessions  map[subjects.SessionID]SessionRecord
-	leased    int  // how many of nodes have a lease
-	ears      ears // what is heard of heartbeats
-	closed    bool
-	listening time.Time // since when we do: silence before it means nothing; zero: there is no connection
-	fresh     time.Time // when everything was last known to be there
-	listeners map[chan<- struct{}]Change
+	mu         sync.RWMutex // guards what follows
+	follows    []*follow
+	table      *table
+	wanted     map[listSum]*wantedList
+	nodes      map[subjects.NodeID]*nodeEntry
+	indexes    map[string]IndexRecord
+	sessions   map[subjects.SessionID]SessionRecord
+	leased     int        // how many of nodes have a lease
+	heartbeats heartbeats // the subscriptions to them
+	closed     bool
+	listening  time.Time // since when we do: silence before it means nothing; zero: there is no connection
+	fresh      time.Time // when everything was last known to be there
+	listeners  map[chan<- struct{}]Change
 
 	subs   []*nats.Subscription
 	kick   chan struct{}      // a bucket is to be read
@@ -82,7 +82,7 @@ type nodeEntry struct {
 	beat   codec.Heartbeat
 	beatAt time.Time
 	busy   refusals
-	ear    *ear // nil: nobody asked about it
+	single *single // nil: no question about it lately
 }
 
 // refusals is how often a node answered busy between two of its heartbeats.
@@ -165,7 +165,7 @@ func (v *View) subscribe(ctx context.Context, sessionsOnly bool) error {
 	if !sessionsOnly {
 		buckets = append(buckets, subjects.BucketNodes, subjects.BucketTools, subjects.BucketIndexes)
 		v.mu.Lock()
-		err := v.hearAll()
+		err := v.subscribeAll()
 		v.mu.Unlock()
 		if err != nil {
 			return err
@@ -208,7 +208,7 @@ func (v *View) Close() {
 		_ = sub.Unsubscribe()
 	}
 	v.mu.Lock()
-	v.hearNothing()
+	v.unsubscribeAll()
 	v.mu.Unlock()
 	v.wg.Wait()
 }
@@ -292,7 +292,7 @@ func (v *View) applyNode(c change) {
 		if n != nil && n.leased {
 			n.leased, n.raw = false, nil
 			v.leased--
-			v.adjustEars()
+			v.followSize()
 			v.touched(ChangedNodes)
 		}
 		return
@@ -317,7 +317,7 @@ func (v *View) applyNode(c change) {
 		v.leased++
 	}
 	n.record, n.raw, n.leased = r, c.data, true
-	v.adjustEars()
+	v.followSize()
 	v.touched(ChangedNodes)
 }
 
@@ -335,7 +335,7 @@ func (v *View) longestLease() time.Duration {
 // heard reports whether the boot of a node's record is heard, as far as this
 // process can tell: not while it has no connection, nor after it was frozen.
 func (v *View) heard(n *nodeEntry, now time.Time) bool {
-	since, hears := v.hears(n)
+	since, hears := v.heardSince(n)
 	if !hears {
 		return true // its lease counts
 	}
@@ -509,9 +509,9 @@ func (v *View) forgetOld() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	maps.DeleteFunc(v.nodes, func(_ subjects.NodeID, n *nodeEntry) bool {
-		return !n.leased && n.ear == nil && time.Since(n.beatAt) > LeaseTTL
+		return !n.leased && n.single == nil && time.Since(n.beatAt) > LeaseTTL
 	})
-	v.forgetEars(time.Now())
+	v.dropSingles(time.Now())
 }
 
 // whole reports whether nothing is waiting to be read. The lock is held.
@@ -731,12 +731,12 @@ func (v *View) Owner(feature string, preferred []Candidate, of ...string) (owner
 func (v *View) Alive(id subjects.NodeID) bool {
 	v.mu.RLock()
 	n, now := v.nodes[id], time.Now()
-	alive, listens := n != nil && v.alive(n, now), v.ears.all != nil
+	alive, listens := n != nil && v.alive(n, now), v.heartbeats.all != nil
 	v.mu.RUnlock()
 	if alive && !listens && v.sparing {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		v.attend(id, n, now)
+		v.subscribeTo(id, n, now)
 	}
 	return alive
 }

@@ -63,7 +63,7 @@ func calls(file *ast.File, fset *token.FileSet, rule func(pkg, fun string) strin
 	return broken
 }
 
-var subjectHeads = []string{"tools.", "mesh.", "$KV.", "$JS."}
+var subjectHeads = []string{"tools.", "mesh.", "$KV.", "$JS.", "$O."}
 
 // subjectLiterals returns a line for each text that looks like a subject.
 // Prose has spaces, and the file of an index is no subject.

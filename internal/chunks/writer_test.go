@@ -331,7 +331,7 @@ func TestWriterWithoutAStore(t *testing.T) {
 func TestWriterOfAFullStore(t *testing.T) {
 	t.Parallel()
 	b := newBus(t, meshtest.Broker(t).Connect(t))
-	if err := store.Of(b).Ensure(t.Context(), &store.Layout{ChunksBytes: 100_000}); err != nil {
+	if err := store.Of(b).Ensure(t.Context(), &store.Layout{ChunksMax: 100_000}); err != nil {
 		t.Fatal(err)
 	}
 	w := newWriter(t, b, "full", nil)

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -23,11 +24,10 @@ import (
 // object one message that describes it, and its parts under an id of their own.
 // The library's own calls overwrite and delete a description whatever it is by
 // now; whether a bundle may go has to be decided and done in one.
-const (
-	bundleStream = "OBJ_" + subjects.ObjectBundles
-	bundleMetas  = "$O." + subjects.ObjectBundles + ".M."
-	bundleParts  = "$O." + subjects.ObjectBundles + ".C."
-	bundleSum    = "SHA-256=" // before the digest of all parts, base64url
+var (
+	bundleStream = subjects.ObjectStream(subjects.ObjectBundles)
+	bundleMetas  = subjects.ObjectMetas(subjects.ObjectBundles)
+	bundleParts  = subjects.ObjectParts(subjects.ObjectBundles)
 )
 
 // StoredBundle is a bundle in the mesh.
@@ -175,7 +175,7 @@ func (st Store) copyBundle(ctx context.Context, s StoredBundle, w io.Writer) err
 	if err != nil {
 		return err
 	}
-	if got := bundleSum + base64.URLEncoding.EncodeToString(sum.Sum(nil)); got != s.info.Digest {
+	if got := codec.DigestText(sum.Sum(nil)); got != s.info.Digest {
 		return toolmesh.Errorf(toolmesh.CodeInternal, "%s: it is damaged: its digest is %s, stored was %s; install the index again", what, got, s.info.Digest).
 			WithOrigin(toolmesh.OriginMesh)
 	}

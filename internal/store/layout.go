@@ -52,36 +52,36 @@ const (
 // Layout says how the mesh's streams and buckets are made. What is there already
 // keeps its storage, size and copies where the field here has its zero value.
 type Layout struct {
-	// Copies is the number of replicas of each stream. Defaults to 3 where the
+	// Replicas is the number of replicas of each stream. Defaults to 3 where the
 	// broker is a cluster that can place them, else 1: two are lost with either.
-	Copies int
+	Replicas int
 	// ChunksStorage is "file" or "memory" for MESH_CHUNKS. Defaults to file for a
 	// new one. Memory, or one copy, gives up resuming over a broker's restart.
 	ChunksStorage string
-	// ChunksBytes bounds MESH_CHUNKS. Defaults to [DefaultChunksBytes] for a new one.
-	ChunksBytes int64
-	// PayloadsBytes bounds the object store of large values. Defaults to
+	// ChunksMax bounds MESH_CHUNKS. Defaults to [DefaultChunksBytes] for a new one.
+	ChunksMax int64
+	// PayloadsMax bounds the object store of payloads. Defaults to
 	// [DefaultPayloadsBytes] for a new one.
-	PayloadsBytes int64
+	PayloadsMax int64
 }
 
 // Validate names the field that cannot be.
 func (l Layout) Validate() error {
 	switch {
-	case l.Copies < 0 || l.Copies > 5:
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.Copies is %d: 0 to 5 is possible", l.Copies)
+	case l.Replicas < 0 || l.Replicas > 5:
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.Replicas is %d: 0 to 5 is possible", l.Replicas)
 	case l.ChunksStorage != "" && l.ChunksStorage != "file" && l.ChunksStorage != "memory":
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.ChunksStorage is %q: file or memory is possible", l.ChunksStorage)
-	case l.ChunksBytes < 0:
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.ChunksBytes is %d: it cannot be negative", l.ChunksBytes)
-	case l.PayloadsBytes < 0:
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.PayloadsBytes is %d: it cannot be negative", l.PayloadsBytes)
+	case l.ChunksMax < 0:
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.ChunksMax is %d: it cannot be negative", l.ChunksMax)
+	case l.PayloadsMax < 0:
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.PayloadsMax is %d: it cannot be negative", l.PayloadsMax)
 	}
 	return nil
 }
 
 // Streams returns the configurations that the layout asks for, the buckets'
-// streams included, the object stores not. Copies is 0 where the layout leaves it
+// streams included, the object stores not. Replicas is 0 where the layout leaves it
 // to the broker's cluster.
 func (l Layout) Streams() []jetstream.StreamConfig {
 	chunks := jetstream.StreamConfig{
@@ -92,12 +92,12 @@ func (l Layout) Streams() []jetstream.StreamConfig {
 		Storage:           jetstream.FileStorage,
 		Discard:           jetstream.DiscardNew,
 		MaxAge:            chunksAge,
-		MaxBytes:          l.ChunksBytes,
+		MaxBytes:          l.ChunksMax,
 		MaxMsgs:           -1,
 		MaxMsgsPerSubject: -1,
 		MaxConsumers:      -1,
 		MaxMsgSize:        -1,
-		Replicas:          l.Copies,
+		Replicas:          l.Replicas,
 		AllowDirect:       true,
 		RePublish:         &jetstream.RePublish{Source: subjects.ChunksTransform, Destination: subjects.LiveTransform},
 	}
@@ -169,7 +169,7 @@ func (l Layout) tasks() jetstream.StreamConfig {
 		MaxMsgsPerSubject: -1,
 		MaxConsumers:      -1,
 		MaxMsgSize:        -1,
-		Replicas:          l.Copies,
+		Replicas:          l.Replicas,
 		AllowDirect:       true,
 	}
 }
@@ -194,7 +194,7 @@ func (st Store) EnsureSchedules(ctx context.Context, copies int) (bool, error) {
 	if !atLeast(st.Conn().ConnectedServerVersion(), 2, 14) {
 		return false, nil
 	}
-	l := Layout{Copies: copies}
+	l := Layout{Replicas: copies}
 	return true, st.ensureStream(ctx, l.schedules(), l)
 }
 
@@ -220,7 +220,7 @@ func (l Layout) bucket(bucket string) jetstream.StreamConfig {
 		MaxMsgsPerSubject: 1,
 		MaxConsumers:      -1,
 		MaxMsgSize:        -1,
-		Replicas:          l.Copies,
+		Replicas:          l.Replicas,
 		AllowDirect:       true,
 		DenyDelete:        true,
 		// One publish with a rollup header would empty the bucket.
@@ -243,7 +243,7 @@ func (l Layout) objects() []jetstream.StreamConfig {
 	payloads := l.objectStore(subjects.ObjectPayloads, "Values that are too large for a message")
 	tasks := l.objectStore(subjects.ObjectTasks, "Large arguments and results of durable tasks")
 	tasks.MaxBytes = DefaultTasksBytes
-	payloads.MaxAge, payloads.MaxBytes = payloadsAge, cmp.Or(l.PayloadsBytes, DefaultPayloadsBytes)
+	payloads.MaxAge, payloads.MaxBytes = payloadsAge, cmp.Or(l.PayloadsMax, DefaultPayloadsBytes)
 	return []jetstream.StreamConfig{l.objectStore(subjects.ObjectBundles, "Bundles of indexes by digest"), payloads, tasks}
 }
 
@@ -257,7 +257,7 @@ func (l Layout) objectStore(bucket, description string) jetstream.StreamConfig {
 		MaxMsgsPerSubject: -1,
 		MaxConsumers:      -1,
 		MaxMsgSize:        -1,
-		Replicas:          l.Copies,
+		Replicas:          l.Replicas,
 		AllowRollup:       true,
 		AllowDirect:       true,
 	}
@@ -419,11 +419,11 @@ func merge(have, want jetstream.StreamConfig, l Layout) (jetstream.StreamConfig,
 	}
 	merged.AllowMsgTTL = have.AllowMsgTTL || want.AllowMsgTTL // cannot be turned off again
 	merged.SubjectDeleteMarkerTTL = want.SubjectDeleteMarkerTTL
-	if want.Name == subjects.StreamChunks && l.ChunksBytes > 0 || want.Name == payloadStream && l.PayloadsBytes > 0 || want.MaxBytes < 0 {
+	if want.Name == subjects.StreamChunks && l.ChunksMax > 0 || want.Name == payloadStream && l.PayloadsMax > 0 || want.MaxBytes < 0 {
 		merged.MaxBytes = want.MaxBytes
 	}
-	if l.Copies > 0 {
-		merged.Replicas = l.Copies
+	if l.Replicas > 0 {
+		merged.Replicas = l.Replicas
 	}
 	return merged, nil
 }

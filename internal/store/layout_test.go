@@ -94,7 +94,7 @@ func TestEnsureRepairsWhatIsSafe(t *testing.T) {
 	if _, err := b.JetStream().Publish(t.Context(), subjects.KVSubject(subjects.BucketTools, "kept"), []byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	ensure(t, b, &store.Layout{ChunksBytes: 1 << 20})
+	ensure(t, b, &store.Layout{ChunksMax: 1 << 20})
 	got := config(t, b, bucket)
 	if got.MaxMsgsPerSubject != 1 || got.AllowRollup || !got.AllowDirect || !got.AllowMsgTTL || got.RePublish == nil {
 		t.Fatalf("not repaired: %+v", got)
@@ -110,7 +110,7 @@ func TestEnsureRepairsWhatIsSafe(t *testing.T) {
 	if got := config(t, b, subjects.StreamChunks).MaxBytes; got != 1<<20 {
 		t.Fatalf("chunk bytes %d after an Ensure that asks for none", got)
 	}
-	ensure(t, b, &store.Layout{ChunksBytes: 2 << 20})
+	ensure(t, b, &store.Layout{ChunksMax: 2 << 20})
 	if got := config(t, b, subjects.StreamChunks).MaxBytes; got != 2<<20 {
 		t.Fatalf("chunk bytes %d after they were raised", got)
 	}
@@ -134,7 +134,7 @@ func TestEnsureRefusesWhatIsNotOurs(t *testing.T) {
 		"covers tools":    {jetstream.StreamConfig{Name: "AUDIT", Subjects: []string{"ok", "tools.s1.>"}}, nil, "AUDIT"},
 		"covers a node":   {jetstream.StreamConfig{Name: "AUDIT", Subjects: []string{"mesh.node.>"}}, nil, "AUDIT"},
 		"covers registry": {jetstream.StreamConfig{Name: "AUDIT", Subjects: []string{"mesh.registry.s1.list"}}, nil, "AUDIT"},
-		"bad layout":      {jetstream.StreamConfig{Name: "FINE", Subjects: []string{"fine"}}, &store.Layout{Copies: 9}, "Layout.Copies"},
+		"bad layout":      {jetstream.StreamConfig{Name: "FINE", Subjects: []string{"fine"}}, &store.Layout{Replicas: 9}, "Layout.Replicas"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
