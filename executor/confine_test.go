@@ -359,22 +359,15 @@ func TestWhatALevelDenies(t *testing.T) {
 		asked tool.Sandbox
 		users string
 	}{
+		// e2e/attacks makes more attempts at each level: here are the combinations that it has not.
 		{"root", sandbox.LevelPID, tool.SandboxNone, ""},
 		{"root", sandbox.LevelPID, tool.SandboxGuard, ""},
-		{"root", sandbox.LevelPID, tool.SandboxStrict, ""},
 		{"root", sandbox.LevelPID, tool.SandboxOffline, ""},
-		{"root", sandbox.LevelPID, tool.SandboxNone, "each"},
-		{"root", sandbox.LevelPID, tool.SandboxGuard, "each"},
 		{"root", sandbox.LevelPID, tool.SandboxStrict, "each"},
-		{"root", sandbox.LevelPID, tool.SandboxOffline, "each"},
 		{"root", sandbox.LevelPID, tool.SandboxGuard, "nobody"},
-		{"root", sandbox.LevelUser, tool.SandboxGuard, ""},
-		{"root", sandbox.LevelUser, tool.SandboxOffline, ""},
+		{"root", sandbox.LevelUser, tool.SandboxStrict, ""},
 		{"root", sandbox.LevelUser, tool.SandboxGuard, "each"},
-		{"root", sandbox.LevelUser, tool.SandboxOffline, "each"},
-		{"ordinary", sandbox.LevelUser, tool.SandboxNone, ""},
 		{"ordinary", sandbox.LevelUser, tool.SandboxGuard, ""},
-		{"ordinary", sandbox.LevelUser, tool.SandboxStrict, ""},
 		{"ordinary", sandbox.LevelUser, tool.SandboxOffline, ""},
 	} {
 		t.Run(fmt.Sprintf("%s %s %s %s", c.user, c.kept, c.asked, c.users), func(t *testing.T) {

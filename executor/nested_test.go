@@ -777,7 +777,7 @@ func TestProgressIsARecord(t *testing.T) {
 // A package that is installed under our name comes first, and finds the channel.
 func TestInstalledPackageComesFirst(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	dir := writeFiles(t, map[string]string{
 		"toolmesh/__init__.py": "from _toolmesh_worker import mesh\ninstalled = True\n",
 		"t.py": "import toolmesh\nfrom toolmesh import mesh\ndef add(a): return a + 1\n" +
@@ -790,7 +790,7 @@ func TestInstalledPackageComesFirst(t *testing.T) {
 // A module that calls while it is imported is told so.
 func TestNoCallsAtImport(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), "from toolmesh import mesh\nmesh.call('t.ok')\ndef ok(): pass\n", "ok")
+	ix := openModule(t, sharedExecutor(t), "from toolmesh import mesh\nmesh.call('t.ok')\ndef ok(): pass\n", "ok")
 	if u := ix.Unavailable(); len(u) != 1 || !strings.Contains(u[0].Reason, "from inside a tool") {
 		t.Errorf("got %+v, want the tool unavailable with a reason that helps", u)
 	}

@@ -67,7 +67,7 @@ var poolNames = []string{"echo", "aecho", "nap", "anap", "pid", "bump", "append"
 
 func TestAThousandConcurrentCallsGetTheirOwnAnswers(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
+	ix := openModule(t, sharedExecutor(t), poolTools, poolNames...)
 	var wg sync.WaitGroup
 	for n := range 1000 {
 		for _, tool := range []string{"t.echo", "t.aecho"} {
@@ -133,7 +133,7 @@ func mustPid(t *testing.T, ix *executor.Index) string {
 
 func TestCoroutinesShareOneWorker(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
+	ix := openModule(t, sharedExecutor(t), poolTools, poolNames...)
 	begin := time.Now()
 	var wg sync.WaitGroup
 	for range 200 {
@@ -156,7 +156,7 @@ func TestCoroutinesShareOneWorker(t *testing.T) {
 // A coroutine that blocks its loop delays those that share it, but no new ones.
 func TestABlockedLoopGetsACompanion(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), slowTools, slowNames...)
+	ix := openModule(t, sharedExecutor(t), slowTools, slowNames...)
 	ctx, cancel := context.WithCancel(t.Context())
 	sink := &collector{logged: make(chan struct{}, 1)}
 	done := make(chan struct{})
@@ -177,7 +177,7 @@ func TestABlockedLoopGetsACompanion(t *testing.T) {
 
 func TestConcurrencyBoundsTheCallsAtOnce(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	dir := writeFiles(t, map[string]string{"t.py": `
 import asyncio, threading, time
 now = 0
@@ -273,7 +273,7 @@ func begin(t *testing.T, ix *executor.Index) <-chan error {
 
 func TestKillingTheZygoteCostsOnlyTheCallsInFlight(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
+	ix := openModule(t, sharedExecutor(t), poolTools, poolNames...)
 	done := begin(t, ix)
 	root := ix.Stats().Root
 	if err := syscall.Kill(root, syscall.SIGKILL); err != nil {
@@ -292,7 +292,7 @@ func TestKillingTheZygoteCostsOnlyTheCallsInFlight(t *testing.T) {
 // A worker that dies while it has nothing to do costs no call anything.
 func TestAnIdleWorkersDeathIsRepaired(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
+	ix := openModule(t, sharedExecutor(t), poolTools, poolNames...)
 	for range 20 {
 		for _, pid := range ix.Stats().Pids {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -331,7 +331,7 @@ func TestQueuedCallsSurviveACrash(t *testing.T) {
 
 func TestAnIndexThatMustNotBeForkedIsServedByProcessesOfItsOwn(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), `
+	ix := openModule(t, sharedExecutor(t), `
 import os, threading, time
 beats = 0
 def beat():
@@ -370,7 +370,7 @@ async def aalive():
 
 func TestCloseDrains(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
+	ix := openModule(t, sharedExecutor(t), poolTools, poolNames...)
 	done := make(chan error, 1)
 	go func() {
 		_, err := call(t, ix, "t.nap", `{"n":0.2}`)

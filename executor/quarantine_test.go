@@ -65,7 +65,7 @@ func TestACrashStormEndsInQuarantine(t *testing.T) {
 	for _, isolation := range []toolmesh.Isolation{toolmesh.IsolationWarm, toolmesh.IsolationSession, toolmesh.IsolationFork} {
 		t.Run(string(isolation), func(t *testing.T) {
 			t.Parallel()
-			x := newExecutor(t, nil) // five within a minute, and none within the next
+			x := sharedExecutor(t) // five within a minute, and none within the next
 			var names []string
 			policies := map[string]executor.Policy{}
 			for _, name := range fatalNames {
@@ -135,7 +135,7 @@ func TestOldCrashesDoNotCount(t *testing.T) {
 // A tool whose calls run beside another's that crashes is not blamed for it.
 func TestTheInnocentAreNotQuarantined(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), fatalTools, fatalNames...)
+	ix := openModule(t, sharedExecutor(t), fatalTools, fatalNames...)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	for range 4 {

@@ -32,7 +32,7 @@ def good() -> int:
 // second at most; without, one each half a minute in the end.
 func TestStartsThatFailBecomeRare(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	dir := writeFiles(t, map[string]string{"t.py": dyingTools})
 	ix := open(t, x, specOf(t, x, dir, "t.good"))
 	mustCall(t, ix, "t.good", `{}`, "1")

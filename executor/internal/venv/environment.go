@@ -396,11 +396,16 @@ for file in glob.glob(os.path.join(sys.argv[1], "**", "*.py"), recursive=True):
 	return nil
 }
 
-// compiledBy lists the bytecode of an interpreter below a folder.
+// compiledBy lists the bytecode of an interpreter below a folder, by its content.
 func compiledBy(folder string, i Interpreter) listing {
 	all, _ := list(folder, nil, true)
-	maps.DeleteFunc(all, func(name string, _ noted) bool { return !strings.HasSuffix(name, "."+i.CacheTag+".pyc") })
-	return all
+	compiled := listing{}
+	for name, file := range all {
+		if strings.HasSuffix(name, "."+i.CacheTag+".pyc") {
+			compiled[name] = noted{Sum: file.Sum}
+		}
+	}
+	return compiled
 }
 
 func lastLine(text string) string {

@@ -43,7 +43,6 @@ func (s *Store) findUV(ctx context.Context, progress Progress) (string, error) {
 		return s.foundUV, nil
 	}
 	folder := s.path("uv-" + uvVersion)
-	_ = os.Chmod(folder, 0o755) //nolint:gosec // an earlier version let nobody else run it
 	for _, bin := range append(filepath.SplitList(lookup(s.environ, "PATH")), filepath.Join(folder, "bin")) {
 		file := filepath.Join(bin, "uv")
 		if !filepath.IsAbs(file) || !isExecutable(file) {

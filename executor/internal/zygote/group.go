@@ -180,7 +180,11 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 // be made, the machine's interpreter, which does so, too.
 func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error) {
 	if !g.starter.opts.OwnInterpreters {
-		z, err := g.copied(ctx, s, only == "" && g.unfit == "")
+		proc, err := g.starter.bases.start(ctx, g.command, only == "" && g.unfit == "")
+		var z *zygote
+		if err == nil {
+			z, err = g.startZygote(ctx, proc, s)
+		}
 		var failure *importFailure
 		if z != nil || ctx.Err() != nil || errors.As(err, &failure) && failure.module != "" {
 			return z, err
@@ -208,15 +212,6 @@ func (g *Group) ownFolder(s *setup) (err error) {
 		s.Folder = s.Temp
 	}
 	return err
-}
-
-// copied starts a zygote as a copy of the interpreter's base.
-func (g *Group) copied(ctx context.Context, s setup, adopts bool) (*zygote, error) {
-	proc, err := g.starter.bases.start(ctx, g.command, adopts)
-	if err != nil {
-		return nil, err
-	}
-	return g.startZygote(ctx, proc, s)
 }
 
 // newZygote starts a zygote, leaving out modules that hang or end the process;
