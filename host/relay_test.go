@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -28,7 +29,7 @@ func relaying(t *testing.T, d *desk, nc *nats.Conn, opts *host.Options) (*host.H
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
-	if err := b.Ensure(t.Context(), nil); err != nil {
+	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	view, err := registry.OpenView(t.Context(), b, nil)
