@@ -22,7 +22,7 @@ func TestTheDocumentedLimitsAreThoseOfTheCode(t *testing.T) {
 		t.Fatal("docs/tools.md has no section on limits")
 	}
 	page, _, _ = strings.Cut(page, "\n## ")
-	confining := "../python/src/toolmesh/_worker/confining/"
+	confining := "../python/src/toolmesh/_worker/sandbox/"
 	confine, filters := string(readFile(t, confining+"levels.py")), string(readFile(t, confining+"filters.py"))
 
 	// Every limit has a row, and its code is the one that the suite of bad tools demands.

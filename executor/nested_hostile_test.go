@@ -12,7 +12,7 @@ import (
 // Tools that write frames about nested calls themselves.
 const forgingTools = `
 import json, time
-from _toolmesh_worker.calling import channel
+from _toolmesh_worker.calls import channel
 from _toolmesh_worker.wire.frames import HEADER, NESTED_CALL, NESTED_CANCEL, NESTED_CREDIT, write_all
 from toolmesh import mesh
 

@@ -24,18 +24,18 @@ def run(url: str, program: str, *options: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("program", [
-    "for _ in range(300):\n    assert Mesh(url).call(*size) == 4",
-    "for _ in range(300):\n    assert list(Mesh(url).stream('rich.rich.numbers', {'count': 2})) == [0, 1]",
+    "for _ in range(100):\n    assert Mesh(url).call(*size) == 4",
+    "for _ in range(100):\n    assert list(Mesh(url).stream('rich.rich.numbers', {'count': 2})) == [0, 1]",
     "for _ in range(100):\n    Mesh(url).session('default').tool('rich.rich.size')(text='four')",
     """
 async def main():
-    for _ in range(300):
+    for _ in range(100):
         assert await AsyncMesh(url).call(*size) == 4
 asyncio.run(main())
 """,
     """
 async def main():
-    for _ in range(300):
+    for _ in range(100):
         assert await Mesh(url).acall(*size) == 4
 asyncio.run(main())
 """,
@@ -226,7 +226,7 @@ async def main():
 asyncio.run(main())
 """,
     "a slow step on the mesh's own loop": """
-from toolmesh._background import background
+from toolmesh._client.background import background
 async def slow():
     time.sleep(0.3)
 background.run(slow)

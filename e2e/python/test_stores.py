@@ -576,7 +576,7 @@ def test_the_mesh_that_runs_is_found(mesh: Mesh, monkeypatch: pytest.MonkeyPatch
     from toolmesh.stores import _sources
 
     monkeypatch.setattr(_sources, "_running", [])
-    monkeypatch.setenv("MESH_NATS_URL", typing.cast(str, mesh._links._settings["servers"]))
+    monkeypatch.setenv("MESH_NATS_URL", typing.cast(str, mesh._links.settings["servers"]))
     try:
         assert Index([INDEXES / "faults"]).execute("faults.shout", {"text": "a"}) == "A"
     finally:
@@ -589,7 +589,7 @@ def test_without_a_mesh_one_is_started(mesh: Mesh, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(_sources, "_running", [])
     monkeypatch.setenv("MESH_NATS_URL", "nats://127.0.0.1:1")
-    monkeypatch.setattr(binary, "local", lambda: mesh)
+    monkeypatch.setattr(_sources, "local", lambda: mesh)
     assert Index([INDEXES / "faults"]).execute("faults.shout", {"text": "a"}) == "A"
 
 

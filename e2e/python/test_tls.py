@@ -13,6 +13,7 @@ from hosting import until, works
 
 import toolmesh
 from toolmesh import Host, Mesh
+from toolmesh._client import connection
 
 FILES = pathlib.Path(os.environ["MESH_E2E_TLS"])
 LOCKED = """-----BEGIN ENCRYPTED PRIVATE KEY-----
@@ -93,7 +94,10 @@ def test_a_key_with_a_password(changed: Callable[..., str], tmp_path: pathlib.Pa
 
 
 @pytest.mark.parametrize("more", [{"ca": None}, {"cert": None, "key": None}])
-def test_a_side_that_is_not_trusted(changed: Callable[..., str], more: dict[str, Any]) -> None:
+def test_a_side_that_is_not_trusted(
+    changed: Callable[..., str], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "_CONNECTING", 1.0)
     with Mesh(context=changed(**more)) as mesh, pytest.raises(toolmesh.Unavailable, match="no mesh at"):
         mesh.call("lab.double", {"n": 1})
 
@@ -125,7 +129,9 @@ def stranger() -> Iterator[tuple[str, list[bytes]]]:
 @pytest.mark.parametrize(("scheme", "more"), [("nats", {}), ("tls", {"ca": None, "cert": None, "key": None})])
 def test_a_server_that_does_not_speak_tls_hears_no_password(
     changed: Callable[..., str], stranger: tuple[str, list[bytes]], scheme: str, more: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(connection, "_CONNECTING", 1.0)
     where, heard = stranger
     with Mesh(context=changed(url=f"{scheme}://{where}", **more)) as mesh, pytest.raises(toolmesh.Unavailable):
         mesh.call("lab.double", {"n": 1})

@@ -9,7 +9,6 @@ import sys
 import time
 import venv
 import zipfile
-from collections.abc import Iterator
 
 import pytest
 from conftest import HERE
@@ -20,7 +19,7 @@ MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 STARTS = """
 from toolmesh import local
 mesh = local(idle=3)
-print(mesh._links._settings["servers"], [tool.id for tool in mesh.tools()], flush=True)
+print(mesh._links.settings["servers"], [tool.id for tool in mesh.tools()], flush=True)
 input()
 """
 
@@ -35,37 +34,49 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
     return {"pure" if "-any" in one.name else "platform": one for one in dist.glob("*.whl")}
 
 
-@pytest.fixture
-def environment(tmp_path: pathlib.Path) -> Iterator[dict[str, str]]:
-    """An environment of a user who has nothing yet."""
+def nothing_yet(home: pathlib.Path, path: str = "") -> dict[str, str]:
+    """The environment of a user who has nothing yet but what is in these folders of the PATH."""
     named = {name: value for name, value in os.environ.items()
              if not name.startswith(("MESH_", "NATS_", "TOOLMESH_", "PYTHONPATH", "XDG_"))}
-    yield {**named, "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    return {**named, "HOME": str(home), "PATH": f"{path}:/usr/bin:/bin"}
 
 
-def installed(folder: pathlib.Path, wheel: pathlib.Path) -> str:
-    venv.create(folder / "venv", with_pip=True)
-    python = str(folder / "venv" / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel)], check=True)
-    return python
+README = (ROOT / "python" / "README.md").read_text()
 
 
-def test_a_wheel_for_this_platform(
-    wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path, environment: dict[str, str]
-) -> None:
-    python = installed(tmp_path, wheels["platform"])
-    programs = [subprocess.Popen([python, "-X", "dev", "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+@pytest.fixture(scope="module")
+def programs(wheels: dict[str, pathlib.Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of programs of an environment that had nothing before the first page's line for pip, as pasted."""
+    (command,) = re.findall(r"^pip install --find-links dist toolmesh$", README, re.MULTILINE)
+    home = tmp_path_factory.mktemp("home")
+    venv.create(home / "venv", with_pip=True)
+    found = str(home / "venv" / "bin")
+    folder = wheels["platform"].parent
+    subprocess.run(["sh", "-c", command.replace(" dist ", f" {folder} ")], check=True, env=nothing_yet(home, found),
+                   capture_output=True)
+    return found
+
+
+@pytest.fixture
+def environment(programs: str, tmp_path: pathlib.Path) -> dict[str, str]:
+    """That of a user who has these programs, and has called none."""
+    return nothing_yet(tmp_path, programs)
+
+
+def test_a_wheel_for_this_platform(environment: dict[str, str]) -> None:
+    home = pathlib.Path(environment["HOME"])
+    running = [subprocess.Popen(["python", "-X", "dev", "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                  stderr=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
-    said = [one.stdout.readline() for one in programs if one.stdout is not None]
-    failed = [one.communicate()[1] for one in programs if not all(said)]
+    said = [one.stdout.readline() for one in running if one.stdout is not None]
+    failed = [one.communicate()[1] for one in running if not all(said)]
     assert said[0] == said[1] and said[0].startswith("nats://127.0.0.1:"), failed
-    log = next((tmp_path / ".local").rglob("toolmesh.log"))
+    log = next((home / ".local").rglob("toolmesh.log"))
     time.sleep(3.5)  # it is not idle while programs are connected
     assert "nobody is connected" not in log.read_text()
-    for one in programs:
+    for one in running:
         out, err = one.communicate("\n", timeout=60)
         assert (one.returncode, err) == (0, "")
-    records = tmp_path / ".local" / "state" / "toolmesh"
+    records = home / ".local" / "state" / "toolmesh"
     end = time.monotonic() + 60
     while list(records.glob("*.mesh.json")):
         assert time.monotonic() < end, "the mesh does not end"
@@ -73,24 +84,12 @@ def test_a_wheel_for_this_platform(
     assert "nobody is connected" in log.read_text()
 
 
-README = (ROOT / "python" / "README.md").read_text()
-
-
-def test_the_command_and_the_first_page(
-    wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path, environment: dict[str, str]
-) -> None:
-    """As pasted, in an empty environment."""
-    (command,) = re.findall(r"^pip install --find-links dist toolmesh$", README, re.MULTILINE)
+def test_the_command_and_the_first_page(environment: dict[str, str]) -> None:
+    """As pasted."""
     program = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
-    venv.create(tmp_path / "venv", with_pip=True)
-    folder = wheels["platform"].parent
-    environment["PATH"] = f"{tmp_path}/venv/bin:{environment['PATH']}"
-    subprocess.run(["sh", "-c", command.replace(" dist ", f" {folder} ")], check=True, env=environment,
-                   capture_output=True)
     said = [subprocess.run([*command, "version"], check=True, env=environment, capture_output=True, text=True).stdout
             for command in (["mesh"], ["python", "-m", "toolmesh"])]
     assert said[0] == said[1] and "0.1.0" in said[0]
-    assert os.access(tmp_path / "venv" / "bin" / "mesh", os.X_OK)
     try:
         done = subprocess.run(["python", "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True,
                               check=False)
@@ -99,16 +98,17 @@ def test_the_command_and_the_first_page(
         subprocess.run(["mesh", "down"], env=environment, check=False, capture_output=True)
 
 
-def test_the_pure_wheel_says_where_to_get_the_binary(
-    wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path, environment: dict[str, str]
-) -> None:
+def test_the_pure_wheel_says_where_to_get_the_binary(wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
     with zipfile.ZipFile(wheels["pure"]) as read:
         names = read.namelist()
     assert "toolmesh/py.typed" in names and "toolmesh/_worker/entry.py" in names
     assert not any("tests" in name or "scripts/" in name for name in names)
-    python = installed(tmp_path, wheels["pure"])
+    venv.create(tmp_path / "venv")
+    python = str(tmp_path / "venv" / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet",
+                    "--disable-pip-version-check", str(wheels["pure"])], check=True)
     done = subprocess.run([python, "-c", "import toolmesh; toolmesh.local()"], capture_output=True, text=True,
-                          env=environment, check=False)
+                          env=nothing_yet(tmp_path), check=False)
     assert "toolmesh.Unavailable" in done.stderr and "wheel" in done.stderr and "TOOLMESH_BINARY" in done.stderr
 
 

@@ -13,13 +13,13 @@ import (
 	"github.com/toolmesh/toolmesh/python"
 )
 
-// The agent carries every file of the worker. Which of its rooms may import which is held by
-// python/tests/test_rooms.py, that reads Python as Python does.
+// The agent carries every file of the worker. python/tests/test_rooms.py, which reads Python as Python does, holds which
+// module of the Python package may import which, and that there are no circles.
 func TestTheWorkerIsEmbeddedWhole(t *testing.T) {
 	t.Parallel()
 	root := "../../python"
 	if _, err := os.Stat(path.Join(root, "tests/test_rooms.py")); err != nil {
-		t.Errorf("nothing holds the worker's rooms: %v", err)
+		t.Errorf("nothing holds the graph of the Python package: %v", err)
 	}
 	list := func(files fs.FS) (found []string) {
 		err := fs.WalkDir(files, python.WorkerDir, func(name string, _ fs.DirEntry, err error) error {

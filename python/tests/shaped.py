@@ -1,7 +1,7 @@
 """Tools of one parameter, for tests of what its annotation means."""
 
-from toolmesh._worker.describing import schema
-from toolmesh._worker.describing.binding import Tool
+from toolmesh._worker.schemas import schema
+from toolmesh._worker.schemas.binding import Tool
 
 
 class Bounds:

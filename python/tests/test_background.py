@@ -8,7 +8,7 @@ import time
 import pytest
 
 import toolmesh
-from toolmesh._background import Background
+from toolmesh._client.background import Background
 
 
 def test_no_thread_is_an_error_and_the_next_call_tries_again(monkeypatch):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from toolmesh._bridge import Asked, Bridge
+from toolmesh._host.bridge import Asked, Bridge
 
 
 @pytest.mark.parametrize("frame", [

@@ -33,8 +33,8 @@ SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src"
 
 WORKER = """
 import asyncio, mmap, sys
-from toolmesh._worker.calling import coroutines, output
-from toolmesh._worker.describing import binding, schema
+from toolmesh._worker.calls import coroutines, output
+from toolmesh._worker.schemas import binding, schema
 
 async def echo(value):
     return value
@@ -64,7 +64,7 @@ async def threshold():
 
 async def signalled(where: str):
     import signal
-    from toolmesh._worker.calling import threads
+    from toolmesh._worker.calls import threads
     page[0] = threads.running.get()
     called, frame = set(), sys._getframe()
     if where == "asyncio":

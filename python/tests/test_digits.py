@@ -8,9 +8,9 @@ from typing import Any, Dict, List, Literal, Optional, Tuple, Union
 import pytest
 
 from tests.shaped import of
-from toolmesh._worker.describing import schema, values
-from toolmesh._worker.describing.binding import Tool
-from toolmesh._worker.describing.values import Mismatch
+from toolmesh._worker.schemas import schema, values
+from toolmesh._worker.schemas.binding import Tool
+from toolmesh._worker.schemas.values import Mismatch
 
 
 def sent(tool, text):

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from toolmesh._worker.describing.docstring import parse
+from toolmesh._worker.schemas.docstring import parse
 
 GOOGLE = """Fetches rows.
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from tests.shaped import Bounds, of
-from toolmesh._worker.describing import schema
-from toolmesh._worker.describing.docstring import parse, returned
-from toolmesh._worker.describing.values import Mismatch
+from toolmesh._worker.schemas import schema
+from toolmesh._worker.schemas.docstring import parse, returned
+from toolmesh._worker.schemas.values import Mismatch
 
 
 def load(annotation, value):

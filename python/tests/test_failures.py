@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from toolmesh._worker.calling import failures
+from toolmesh._worker.calls import failures
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no exception groups")
 

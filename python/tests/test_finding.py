@@ -6,7 +6,7 @@ import os
 import pytest
 
 import toolmesh
-from toolmesh import _finding
+from toolmesh._client import finding
 
 
 @pytest.fixture(autouse=True)
@@ -28,21 +28,21 @@ def record(tmp_path, url, started="2026-01-01", **more):
 
 
 def test_the_order(monkeypatch, tmp_path):
-    assert _finding.find().servers == ["nats://127.0.0.1:4222"]
+    assert finding.find().servers == ["nats://127.0.0.1:4222"]
     record(tmp_path, "nats://127.0.0.1:1")
     record(tmp_path, "nats://127.0.0.1:2", "2026-01-02")
     record(tmp_path, "nats://127.0.0.1:3", "2026-01-03", process="another/1")
-    assert _finding.find().servers == ["nats://127.0.0.1:2"], "the latest that lives"
+    assert finding.find().servers == ["nats://127.0.0.1:2"], "the latest that lives"
     monkeypatch.setenv("NATS_URL", "nats://n:1")
-    assert _finding.find().servers == ["nats://n:1"]
+    assert finding.find().servers == ["nats://n:1"]
     monkeypatch.setenv("MESH_NATS_URL", "nats://m:1, nats://m:2")
-    assert _finding.find().servers == ["nats://m:1", "nats://m:2"]
+    assert finding.find().servers == ["nats://m:1", "nats://m:2"]
     (tmp_path / "nats" / "context").mkdir(parents=True)
     (tmp_path / "nats" / "context" / "prod.json").write_text('{"url": "nats://p:1", "user": "u", "password": "hush"}')
-    found = _finding.find(context="prod")
+    found = finding.find(context="prod")
     assert (found.servers, found.user, found.password) == (["nats://p:1"], "u", "hush")
     assert "hush" not in repr(found)
-    assert _finding.find("nats://a:1").servers == ["nats://a:1"]
+    assert finding.find("nats://a:1").servers == ["nats://a:1"]
 
 
 @pytest.mark.parametrize(("settings", "expected"), [
@@ -52,7 +52,7 @@ def test_the_order(monkeypatch, tmp_path):
 ])
 def test_what_cannot_be(settings, expected):
     with pytest.raises(expected):
-        _finding.find(**settings)
+        finding.find(**settings)
 
 
 @pytest.mark.parametrize("server", ["nats://bob:hush@127.0.0.1:1", "nats://hush@127.0.0.1:1", "bob:hush@127.0.0.1:1",
@@ -68,13 +68,13 @@ def test_keys(tmp_path):
     file = tmp_path / "a.nk"
     file.write_text("# a key\nSUAMRUTRFAZS456KZ4UCABTPM6TVJ246VTYZ3NS3IJ5M5KOZP7PJME3WUU\n")
     with pytest.raises(PermissionError, match="chmod 600"):
-        _finding.seed(str(file))
+        finding.seed(str(file))
     file.chmod(0o600)
-    if _finding._signs():
-        assert _finding.seed(str(file)).startswith("SUAM")
+    if finding._signs():
+        assert finding.seed(str(file)).startswith("SUAM")
     else:
         with pytest.raises(ValueError, match="toolmesh\\[keys\\]"):
-            _finding.seed(str(file))
+            finding.seed(str(file))
     file.write_text("nothing")
     with pytest.raises(ValueError, match="no seed"):
-        _finding.seed(str(file))
+        finding.seed(str(file))

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 import pytest
 
 from tests import shaped
-from toolmesh._worker.describing.values import Mismatch
+from toolmesh._worker.schemas.values import Mismatch
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from toolmesh._worker.calling.guard import PAGE_CANCEL, PAGE_HEARD, Cancelled, Guard
+from toolmesh._worker.calls.guard import PAGE_CANCEL, PAGE_HEARD, Cancelled, Guard
 
 
 def test_a_cancellation_waits_for_the_end_of_a_write():

@@ -5,7 +5,8 @@ import subprocess
 import pytest
 
 import toolmesh
-from toolmesh import _installing, binary
+from toolmesh import binary
+from toolmesh._client import installing
 
 
 @pytest.mark.parametrize("paths", ["/data:rw", ["/data:rw"]])
@@ -24,7 +25,7 @@ def test_one_folder_is_one(monkeypatch, paths):
 
 def test_an_index_is_for_the_session_that_calls_go_to():
     mesh = toolmesh.Mesh("nats://localhost:1")
-    assert "MESH_SESSION" not in _installing._environment(mesh)
+    assert "MESH_SESSION" not in installing._environment(mesh._links.settings, mesh.session_name)
     with toolmesh.scope("alice"):
-        assert _installing._environment(mesh)["MESH_SESSION"] == "alice"
-    assert _installing._environment(mesh.session("bob"))["MESH_SESSION"] == "bob"
+        assert installing._environment(mesh._links.settings, mesh.session_name)["MESH_SESSION"] == "alice"
+    assert installing._environment(mesh._links.settings, "bob")["MESH_SESSION"] == "bob"

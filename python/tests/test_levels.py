@@ -13,7 +13,7 @@ import pytest
 
 CODE = """
 import os
-from toolmesh._worker.confining import levels
+from toolmesh._worker.sandbox import levels
 
 def mounts():
     with open("/proc/self/mountinfo") as file:
@@ -48,7 +48,7 @@ def test_mounts_stay_with_who_asked_for_them(tmp_path: object) -> None:
 
 ALONE = """
 import errno, os, sys
-from toolmesh._worker.confining import levels
+from toolmesh._worker.sandbox import levels
 
 top, abi = sys.argv[1], int(sys.argv[2])
 data, beside = top + "/data", top + "/beside"
@@ -102,7 +102,7 @@ print({
 @pytest.mark.parametrize("abi", [0, 2])
 def test_the_agents_files_where_nothing_can_be_mounted(tmp_path: pathlib.Path, abi: int) -> None:
     """Kernels before 6.2 (the second) let Landlock know nothing of truncating."""
-    from toolmesh._worker.confining import filters, levels
+    from toolmesh._worker.sandbox import filters, levels
 
     if levels._abi() < 3 or os.uname().machine not in filters.AUDIT:
         pytest.skip("no Landlock, or no filter")

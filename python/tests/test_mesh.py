@@ -11,8 +11,8 @@ import typing
 import pytest
 
 from toolmesh._worker import mesh
-from toolmesh._worker.calling import channel
-from toolmesh._worker.starting.finder import Finder
+from toolmesh._worker.calls import channel
+from toolmesh._worker.startup.finder import Finder
 from toolmesh._worker.wire.frames import HEADER, LOG, Reader
 
 if typing.TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run(tmp_path, code):
     return done.stdout.strip()
 
 
-WITH_FINDER = "from _toolmesh_worker.starting.finder import Finder; sys.meta_path.append(Finder)\n"
+WITH_FINDER = "from _toolmesh_worker.startup.finder import Finder; sys.meta_path.append(Finder)\n"
 
 
 def test_a_worker_offers_toolmesh(tmp_path):

@@ -8,9 +8,9 @@ from typing import Annotated, Any, List, Literal, Optional, Union
 import pydantic
 import pytest
 
-from toolmesh._worker.describing import schema
-from toolmesh._worker.describing.binding import Tool
-from toolmesh._worker.describing.values import Mismatch
+from toolmesh._worker.schemas import schema
+from toolmesh._worker.schemas.binding import Tool
+from toolmesh._worker.schemas.values import Mismatch
 
 OLD = pydantic.VERSION.startswith("1.")
 

@@ -5,36 +5,36 @@ import pathlib
 
 import pytest
 
-from toolmesh import _names
+from toolmesh._client import names
 
 VECTORS = json.loads((pathlib.Path(__file__).parents[2] / "docs" / "protocol" / "vectors.json").read_text())
 
 
 def test_tokens():
     for one in VECTORS["tokens"]:
-        assert _names.token(one["name"]) == one["token"]
-        assert _names.hashed(one["token"]) or not one.get("hashed")
+        assert names.token(one["name"]) == one["token"]
+        assert names.hashed(one["token"]) or not one.get("hashed")
 
 
 def test_refused_names():
     for one in VECTORS["refused_names"]:
         if one["of"] in ("token", "tool"):
             with pytest.raises(ValueError):
-                _names.token(one["name"]) if one["of"] == "token" else _names.tool(one["name"])
+                names.token(one["name"]) if one["of"] == "token" else names.tool(one["name"])
 
 
 def test_subjects():
     build = {
-        "tool": lambda one: _names.call(one["session"], one["tool"]),
-        "node_tool": lambda one: _names.node_call(one["node"], one["session"], one["tool"]),
-        "ctl": lambda one: _names.control(one["session"], one["rpc"]),
-        "node_ctl": lambda one: _names.control(one["session"], one["rpc"], one["node"]),
-        "live": lambda one: _names.live(one["session"], one["rpc"]),
-        "replay": lambda one: _names.replay(one["session"], one["rpc"]),
-        "payload": lambda one: _names.payload(one["session"], one["payload"]),
-        "node_payload": lambda one: _names.payload(one["session"], one["payload"], one["node"]),
-        "registry": lambda one: _names.registry(one["session"], one["verb"]),
-        "heartbeat": lambda one: _names.heartbeat(one["node"]),
+        "tool": lambda one: names.call(one["session"], one["tool"]),
+        "node_tool": lambda one: names.node_call(one["node"], one["session"], one["tool"]),
+        "ctl": lambda one: names.control(one["session"], one["rpc"]),
+        "node_ctl": lambda one: names.control(one["session"], one["rpc"], one["node"]),
+        "live": lambda one: names.live(one["session"], one["rpc"]),
+        "replay": lambda one: names.replay(one["session"], one["rpc"]),
+        "payload": lambda one: names.payload(one["session"], one["payload"]),
+        "node_payload": lambda one: names.payload(one["session"], one["payload"], one["node"]),
+        "registry": lambda one: names.registry(one["session"], one["verb"]),
+        "heartbeat": lambda one: names.heartbeat(one["node"]),
     }
     seen = set()
     for one in VECTORS["subjects"]:

@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 from tests.shaped import Bounds, of
-from toolmesh._worker.describing.values import Mismatch
+from toolmesh._worker.schemas.values import Mismatch
 
 DAY = datetime.date(2020, 1, 1)
 D = decimal.Decimal

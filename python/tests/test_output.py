@@ -9,7 +9,7 @@ SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src"
 # In a process of its own: a signal goes to whichever thread of a process takes it.
 BLOCKED = """
 import os, signal, time
-from toolmesh._worker.calling.output import UNSHIELDED, Outlet
+from toolmesh._worker.calls.output import UNSHIELDED, Outlet
 
 r, w = os.pipe()
 outlet = Outlet(w, lambda: 0, UNSHIELDED)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from toolmesh._worker.starting.finder import Finder
+from toolmesh._worker.startup.finder import Finder
 
 
 @pytest.mark.parametrize("text,version", [

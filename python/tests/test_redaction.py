@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from toolmesh._worker.describing import redaction
+from toolmesh._worker.schemas import redaction
 
 FORMS = pathlib.Path(__file__).resolve().parents[2] / "executor" / "internal" / "output" / "testdata" / "forms.json"
 TOKEN, ODD, QUOTED, SHORT = json.loads(FORMS.read_text())["secrets"]

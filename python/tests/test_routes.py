@@ -4,11 +4,13 @@ import asyncio
 import collections
 import itertools
 
-from toolmesh import _connection, _routes
+from toolmesh._client import routes
+from toolmesh._client.call import Pending
+from toolmesh._client.connection import Connection
 
 
 def route(*nodes):
-    known = _routes.Route()
+    known = routes.Route()
     known.take({"nodes": [{"node": name, "boot": "1", "in_flight": 0, "slots": 8, **more} for name, more in nodes]})
     return known
 
@@ -45,13 +47,13 @@ def test_a_node_that_refused_is_passed_over():
 
 
 def test_when_the_registry_is_asked():
-    known = _routes.Routes(None)  # type: ignore[arg-type]  # it asks nobody
+    known = routes.Routes(None)  # type: ignore[arg-type]  # it asks nobody
     first = known.stale("s", "t")
     assert first is not None and known.stale("s", "t") is None and known.stale("s", "other") is not first
-    first.asked -= _routes.FRESH
+    first.asked -= routes.FRESH
     assert known.stale("s", "t") is first
     first.take({"nodes": [{"node": "n", "boot": "b"}]})
-    first.asked -= _routes.FRESH / 2
+    first.asked -= routes.FRESH / 2
     assert known.stale("s", "t") is None
     first.forget(first.places[0])
     assert known.stale("s", "t") is first
@@ -59,9 +61,9 @@ def test_when_the_registry_is_asked():
 
 def test_a_refused_publish_fails_the_call_that_it_is_about():
     async def refuse():
-        connection = object.__new__(_connection.Connection)
+        connection = object.__new__(Connection)
         connection.pending, connection.numbers, connection._denied = {}, itertools.count(), set()
-        runs, refused, later = (_connection.Pending(connection, "tools.s.t") for _ in range(3))
+        runs, refused, later = (Pending(connection, "tools.s.t") for _ in range(3))
         runs.sign += 1  # its node has said so
 
         def said() -> list[tuple[str, bool | None] | None]:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from toolmesh import _payloads
+from toolmesh._client import payloads
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def _umask():
 
 
 def save(path: pathlib.Path, data: bytes = b"after") -> None:
-    with _payloads._replacing(str(path)) as out:
+    with payloads._replacing(str(path)) as out:
         out.write(data)
 
 
@@ -50,7 +50,7 @@ def test_no_half_file_is_left(tmp_path, there) -> None:
     path = tmp_path / "x"
     if there:
         path.write_bytes(b"before")
-    with pytest.raises(ConnectionError), _payloads._replacing(str(path)) as out:
+    with pytest.raises(ConnectionError), payloads._replacing(str(path)) as out:
         out.write(b"half")
         raise ConnectionError
     assert [one.name for one in tmp_path.iterdir()] == ["x"] * there

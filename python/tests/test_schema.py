@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, Optional, Typed
 
 import pytest
 
-from toolmesh._worker.describing import schema, values
-from toolmesh._worker.describing.binding import Tool
-from toolmesh._worker.describing.values import Mismatch
+from toolmesh._worker.schemas import schema, values
+from toolmesh._worker.schemas.binding import Tool
+from toolmesh._worker.schemas.values import Mismatch
 
 EMPTY = object()
 

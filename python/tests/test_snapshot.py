@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import os, sys
 
-from toolmesh._worker.calling import output
+from toolmesh._worker.calls import output
 from toolmesh._worker.state import snapshot
 
 output.install(output.Outlet(-1, int, output.UNSHIELDED))

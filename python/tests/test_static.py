@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from toolmesh._worker.describing import static
+from toolmesh._worker.schemas import static
 
 
 def documentation(tmp_path, source, name="index_of_ours.tool"):

@@ -16,7 +16,8 @@ from typing import Any, List, Literal, Optional, Tuple, TypedDict, Union
 import pytest
 
 import toolmesh
-from toolmesh import Mesh, _models, binary
+from toolmesh import Mesh, binary
+from toolmesh._client import models
 from toolmesh.stores import Index, ProviderFormat, _sources, llm_parse_json
 from toolmesh.stores._fitting import fitted
 from toolmesh.stores._sources import Source
@@ -68,7 +69,7 @@ def test_repair_is_bounded() -> None:
     with pytest.raises(ValueError, match="Failed to parse"):
         llm_parse_json('{"a"\n' * 16_000)  # a minute and a half, if it were repaired
     with pytest.raises(toolmesh.InvalidArguments, match="too long to be repaired"):
-        _models.parsed('{"a"\n' * 16_000, "a.tool")
+        models.parsed('{"a"\n' * 16_000, "a.tool")
     with pytest.raises(ValueError, match="Failed to parse"):
         llm_parse_json('{"a": "she said "hi" to me"}', autoescape=False)
 

@@ -7,8 +7,8 @@ import typing
 
 import pytest
 
-from toolmesh._worker.describing import schema
-from toolmesh._worker.describing.binding import Tool
+from toolmesh._worker.schemas import schema
+from toolmesh._worker.schemas.binding import Tool
 
 PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 

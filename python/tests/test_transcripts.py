@@ -22,8 +22,8 @@ TRANSCRIPTS = HERE.parent.parent / "executor" / "internal" / "frame" / "testdata
 PROGRAM = """
 import asyncio, mmap, sys
 from toolmesh._worker import mesh
-from toolmesh._worker.calling import coroutines, output, plain
-from toolmesh._worker.describing import binding, schema
+from toolmesh._worker.calls import coroutines, output, plain
+from toolmesh._worker.schemas import binding, schema
 
 def greet(name: str, times: int = 1) -> str:
     print("greeting", name)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.shaped import of
-from toolmesh._worker.describing import schema
-from toolmesh._worker.describing.binding import Tool
-from toolmesh._worker.describing.values import Mismatch
+from toolmesh._worker.schemas import schema
+from toolmesh._worker.schemas.binding import Tool
+from toolmesh._worker.schemas.values import Mismatch
 
 Unpack: Any
 if sys.version_info >= (3, 11):

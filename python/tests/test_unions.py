@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, NewType, TypedDict
 
 import pytest
 
-from toolmesh._worker.describing import schema
-from toolmesh._worker.describing.binding import Tool
-from toolmesh._worker.describing.values import Mismatch
+from toolmesh._worker.schemas import schema
+from toolmesh._worker.schemas.binding import Tool
+from toolmesh._worker.schemas.values import Mismatch
 
 
 class Color(enum.Enum):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from toolmesh._worker.describing.values import NotSerializable, decode, encode
+from toolmesh._worker.schemas.values import NotSerializable, decode, encode
 
 
 class Color(enum.Enum):

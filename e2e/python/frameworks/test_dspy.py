@@ -16,9 +16,10 @@ import pytest
 from dspy.utils import DummyLM
 
 import toolmesh
-from toolmesh import Host, Mesh, _framework
+from toolmesh import Host, Mesh
 from toolmesh import dspy as bridge
-from toolmesh._dspy_tool import MeshTool
+from toolmesh._adapters import common, proxies
+from toolmesh._adapters.dspy_tool import MeshTool
 from toolmesh.remote import Description
 
 SOURCE = pathlib.Path(toolmesh.__file__).parent.parent
@@ -191,7 +192,7 @@ def test_what_models_write_is_understood(mesh):
 
 def test_traps_9_and_10_names():
     ids = ["finish", "submit", "a.b-c", "a.b.c", "class", "1.a", "wetter.für", "x" * 80, "weather.forecast.today"]
-    names = _framework.names(ids)
+    names = common.names(ids)
     assert names["weather.forecast.today"] == "weather_forecast_today"
     assert len(set(names.values())) == len(ids)
     assert not {"finish", "submit", "class"} & set(names.values())
@@ -288,7 +289,7 @@ def test_hole_c_an_agent_that_a_command_started_has_its_answers(node, mesh):
 
 
 def test_hole_d_bridges_do_not_share_what_waits(mesh):
-    one, other = bridge.ToolBridgeManager(mesh), bridge.ToolBridgeManager(Mesh(mesh._links._settings["servers"]))
+    one, other = bridge.ToolBridgeManager(mesh), bridge.ToolBridgeManager(Mesh(mesh._links.settings["servers"]))
     one.create_tools_from_specs(specs("rich.rich.size"))
     other.create_tools_from_specs(specs("rich.rich.echo"))
     with pytest.raises(ValueError, match="rich.rich.echo"):
@@ -389,7 +390,7 @@ def test_hole_h_what_is_cached():
 
 def test_cached_results_expire(mesh, monkeypatch):
     counted, now = Counted(), [0.0]
-    monkeypatch.setattr(bridge.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(proxies.time, "monotonic", lambda: now[0])
     proxy = bridge.CachedRPCProxyTool("a.b", mesh=counted, cache_ttl=300)
     proxy(value=1)
     now[0] = 299.0

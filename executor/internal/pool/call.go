@@ -17,10 +17,10 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/turns"
 )
 
-// Bytes of a stream's items that may be on their way; calling/plain.py starts with it.
+// Bytes of a stream's items that may be on their way; calls/plain.py starts with it.
 const window = 256 << 10
 
-// itemCost is what an item counts beyond its bytes; calling/plain.py adds the same.
+// itemCost is what an item counts beyond its bytes; calls/plain.py adds the same.
 const itemCost = 64
 
 // Call is one call of a tool.

@@ -1,7 +1,7 @@
 // Package program runs tools that are commands: programs of any language, one
 // process per call.
 //
-// A [Runner] belongs to one index. Each call starts starting/command.py, an interpreter of
+// A [Runner] belongs to one index. Each call starts startup/command.py, an interpreter of
 // its own that sees to the sandbox, the limits and the end of everything that the
 // program starts; the program itself is its child. Arguments are a list, never a
 // line for a shell. What the program writes to stdout is the result: text, one JSON

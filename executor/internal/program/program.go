@@ -25,7 +25,7 @@ import (
 type Config struct {
 	Index  string // its name, for messages
 	Logger *slog.Logger
-	// Launch starts starting/command.py, the process above a program. Its folder is that of the
+	// Launch starts startup/command.py, the process above a program. Its folder is that of the
 	// index, its level is not looked at.
 	Launch  sandbox.Command
 	Spawner *sandbox.Spawner

@@ -13,7 +13,7 @@ import (
 const pageSize = 4096
 
 // Page is memory that the agent shares with one worker: 64-bit words that either
-// side reads without a message. calling/plain.py names the words.
+// side reads without a message. calls/plain.py names the words.
 type Page struct {
 	mem  []byte
 	file *os.File

@@ -15,7 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Request is what the process above a program is asked for: see starting/command.py.
+// Request is what the process above a program is asked for: see startup/command.py.
 type Request struct {
 	Level tool.Sandbox
 	// Folder is what strict leaves to be written; empty for none.
@@ -56,7 +56,7 @@ func (r Request) Encode() []byte {
 // maxWords the middle is left out.
 const maxOutput, maxWords = 64 << 20, 1 << 20
 
-// Run starts launch, which is starting/command.py, has it run a program, and gives what
+// Run starts launch, which is startup/command.py, has it run a program, and gives what
 // the program wrote. When ctx ends, or the program exceeds its bounds,
 // it is killed with what it started. The error says how it failed, or why it could not be
 // started.
@@ -112,7 +112,7 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	return stdout, stderr, nil
 }
 
-// Ending is what became of a program, as starting/command.py reports it.
+// Ending is what became of a program, as startup/command.py reports it.
 type Ending struct {
 	Lost    bool          // nothing was reported: the process above it was killed
 	Refused string        // why its sandbox level cannot be had; empty: it can

@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 
 if typing.TYPE_CHECKING:
     from . import mesh as mesh
-    from .binary import local
+    from ._local import local
     from .client import AsyncMesh, Mesh, scope
     from .host import Host
     from .remote import AsyncRemoteTool, RemoteTool
@@ -59,7 +59,7 @@ __all__ = [
 
 _HOMES = {
     "AsyncMesh": "client", "Mesh": "client", "Host": "host", "scope": "client", "AsyncRemoteTool": "remote",
-    "RemoteTool": "remote", "local": "binary", "mesh": "mesh",
+    "RemoteTool": "remote", "local": "_local", "mesh": "mesh",
 }
 
 

@@ -15,8 +15,8 @@ import typing
 
 if typing.TYPE_CHECKING:
     from ._worker import mesh as tool_side
-    from ._worker.calling import batches, channel, errors, failures, guard, tasks
-    from ._worker.describing import binding, files, schema, values
+    from ._worker.calls import batches, channel, errors, failures, guard, tasks
+    from ._worker.schemas import binding, files, schema, values
 else:
     from importlib import import_module
 
@@ -25,16 +25,16 @@ else:
     def _part(name: str):
         return import_module(f"{WORKER}.{name}" if WORKER in sys.modules else f"toolmesh._worker.{name}")
 
-    values = _part("describing.values")
-    schema = _part("describing.schema")
-    files = _part("describing.files")
-    binding = _part("describing.binding")
-    batches = _part("calling.batches")
-    tasks = _part("calling.tasks")
-    errors = _part("calling.errors")
-    failures = _part("calling.failures")
-    guard = _part("calling.guard")
-    channel = _part("calling.channel")
+    values = _part("schemas.values")
+    schema = _part("schemas.schema")
+    files = _part("schemas.files")
+    binding = _part("schemas.binding")
+    batches = _part("calls.batches")
+    tasks = _part("calls.tasks")
+    errors = _part("calls.errors")
+    failures = _part("calls.failures")
+    guard = _part("calls.guard")
+    channel = _part("calls.channel")
     tool_side = _part("mesh")
 
     # The worker does without typing, and what the API shows of its files has annotations all the same.

@@ -15,9 +15,9 @@ from typing import Any
 
 from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool, BetaBuiltinFunctionTool, ToolError
 
-from ._background import background as _background
+from ._adapters.common import arun, brief, meaning, run, text
+from ._client.background import background
 from ._core import errors
-from ._framework import arun, brief, meaning, run, text
 from .client import Mesh
 
 __all__ = ["async_tools", "tools"]
@@ -47,7 +47,7 @@ class _Tool(BetaBuiltinFunctionTool):
 
     def call(self, given: object) -> str:
         try:
-            _, arguments = _background.run(self._mesh._meaning({"name": self.name, "input": given}))
+            _, arguments = background.run(self._mesh._meaning({"name": self.name, "input": given}))
             return text(run(self._tool, arguments, exact=True))
         except errors.MeshError as failure:
             raise ToolError(str(brief(failure))) from None

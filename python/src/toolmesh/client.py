@@ -23,18 +23,18 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from . import _models, _payloads
-from ._answers import api, bare, refused
-from ._background import background as _background
-from ._connection import Call, Connection, new_rpc_id
+from ._client import installing, models, payloads
+from ._client.answers import api, bare, refused
+from ._client.background import background
+from ._client.call import Call, new_rpc_id
+from ._client.connection import Connection
+from ._client.finding import find
+from ._client.results import _about_task, _page, _resolved, _typed
+from ._client.routes import FRESH
+from ._client.streams import Stream
 from ._core import batches, errors, files, tasks, tool_side
 from ._core import scope as _scope
-from ._finding import find
-from ._installing import install
 from ._options import OfCall, OfCollect, OfStream, Submission, Unpack
-from ._results import _about_task, _page, _resolved, _typed
-from ._routes import FRESH
-from ._streams import Stream
 from .remote import AsyncRemoteTool, RemoteTool, declared
 
 T = typing.TypeVar("T")
@@ -71,7 +71,7 @@ class _Links:
     """The connections of a mesh object and its sessions, one for each event loop."""
 
     def __init__(self, settings: Mapping[str, Any], name: str, session: str) -> None:
-        self._settings, self._name, self._session = settings, name, session
+        self.settings, self._name, self._session = settings, name, session
         self._schemas: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}  # and when they were told
         self._of: _Open = {}
         weakref.finalize(self, _dropped, self._of).atexit = False
@@ -84,7 +84,7 @@ class _Links:
             for one in list(self._of):
                 if one[1].is_closed():
                     self._of.pop(one, None)
-            settings = self._settings  # not self: a connection does not keep what would close it
+            settings = self.settings  # not self: a connection does not keep what would close it
             link = self._of[key] = Connection(lambda: find(**settings), self._name, self._session)
             link.keep()
         return link
@@ -93,7 +93,7 @@ class _Links:
         """Writes bytes in the arguments of a call as its tool declares them, and stores its files. The schema is
         asked for each few seconds at most."""
         if call.files:
-            await _payloads.stored(link, call)
+            await payloads.stored(link, call)
         if _BYTES not in call.body:
             return
         when, known = self._schemas.get((call.session, call.tool), (0.0, {}))
@@ -168,7 +168,7 @@ class _Base:
     ) -> Call:
         if not isinstance(tool, str):
             raise TypeError(f"a tool is called by its id, a text, not by {type(tool).__name__}")
-        named = _payloads.Named()
+        named = payloads.Named()
         store = files.named.set(named)
         try:
             body = tool_side._encoded(tool, args)
@@ -301,10 +301,10 @@ class AsyncMesh(_Base):
         link = self._links.here()
         await self._links.settle(link, call)
         nc = await link.ready()
-        if len(call.body) + _payloads.ROOM <= nc.max_payload:
+        if len(call.body) + payloads.ROOM <= nc.max_payload:
             await link.task(call.session, "submit", request(call.body))
         else:
-            ref = await _payloads.put(link, call.session, io.BytesIO(call.body), len(call.body))
+            ref = await payloads.put(link, call.session, io.BytesIO(call.body), len(call.body))
             await link.task(call.session, "submit", request(b"", ref=(ref.name, ref.digest)))
         return self._task(call.rpc_id, call.session)
 
@@ -323,7 +323,7 @@ class AsyncMesh(_Base):
 
     async def save(self, value: Any, path: str | os.PathLike[str]) -> str:
         """As Mesh.save."""
-        return await _payloads.save(self._links.here(), self.session_name, value, path)
+        return await payloads.save(self._links.here(), self.session_name, value, path)
 
     asave = save
 
@@ -343,11 +343,11 @@ class AsyncMesh(_Base):
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """As Mesh.format."""
         ids = [getattr(one, "id", one) for one in tools] if tools is not None else await self._ids("")
-        return await _models.render(self._links.here(), self.session_name, provider, ids)
+        return await models.render(self._links.here(), self.session_name, provider, ids)
 
     async def execute(self, call: Any, *, timeout: float | None = None) -> Any:
         """As Mesh.execute."""
-        tool, arguments = await _models.meaning(self._links.here(), self.session_name, call)
+        tool, arguments = await models.meaning(self._links.here(), self.session_name, call)
         return await self.call(tool, arguments, timeout=timeout)
 
     async def close(self) -> None:
@@ -444,7 +444,7 @@ class Mesh(_Base):
         """
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
                           key=idempotency_key)
-        return _typed(_background.run(lambda: self._core._unary(call)), returns, tool)
+        return _typed(background.run(lambda: self._core._unary(call)), returns, tool)
 
     @typing.overload
     async def acall(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
@@ -460,7 +460,7 @@ class Mesh(_Base):
         """As call, for coroutines of any event loop, on the same connection."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
                           key=idempotency_key)
-        body = await asyncio.wrap_future(_background.submit(lambda: self._core._unary(call)))
+        body = await asyncio.wrap_future(background.submit(lambda: self._core._unary(call)))
         return _typed(body, returns, tool)
 
     @typing.overload
@@ -485,7 +485,7 @@ class Mesh(_Base):
         pages = _Pages(self._links, call, idle)
         try:
             while True:
-                page = _background.run(pages.next)
+                page = background.run(pages.next)
                 if not page:
                     return
                 for body in page:
@@ -516,7 +516,7 @@ class Mesh(_Base):
         pages = _Pages(self._links, call, idle)
         try:
             while True:
-                page = await asyncio.wrap_future(_background.submit(pages.next))
+                page = await asyncio.wrap_future(background.submit(pages.next))
                 if not page:
                     return
                 for body in page:
@@ -549,7 +549,7 @@ class Mesh(_Base):
         """
         made = batches.members(calls)
         whole = self._whole(made, timeout, rpc_id, parallel)
-        return batches.ends(made, _background.run(lambda: self._core._batch(*whole)), return_exceptions)
+        return batches.ends(made, background.run(lambda: self._core._batch(*whole)), return_exceptions)
 
     async def abatch(
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
@@ -558,7 +558,7 @@ class Mesh(_Base):
         """As batch, for coroutines of any event loop, on the same connection."""
         made = batches.members(calls)
         whole = self._whole(made, timeout, rpc_id, parallel)
-        results = await asyncio.wrap_future(_background.submit(lambda: self._core._batch(*whole)))
+        results = await asyncio.wrap_future(background.submit(lambda: self._core._batch(*whole)))
         return batches.ends(made, results, return_exceptions)
 
     def submit(
@@ -581,72 +581,84 @@ class Mesh(_Base):
             tasks.submission, tool, id=call.rpc_id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
             idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron,
             catch_up=catch_up)
-        _background.run(lambda: self._core._submit(call, request))
+        background.run(lambda: self._core._submit(call, request))
         return self._task(call.rpc_id, call.session)
 
     async def asubmit(self, tool: str, args: Args = None, **options: Unpack[Submission]) -> tasks.AsyncTask:
         """As submit, for coroutines of any event loop, on the same connection."""
         core = self._here()
         made: tasks.AsyncTask = await asyncio.wrap_future(
-            _background.submit(lambda: core.submit(tool, args, **options)))
+            background.submit(lambda: core.submit(tool, args, **options)))
         session = core.session_name
         return tasks.AsyncTask(made.id, lambda verb, request: asyncio.wrap_future(
-            _background.submit(lambda: _about_task(self._links.here(), session, verb, request))))
+            background.submit(lambda: _about_task(self._links.here(), session, verb, request))))
 
     def task(self, id: str) -> tasks.Task:
         """The durable task of that name, of the session. Asks nothing yet."""
         return self._task(id, self.session_name)
 
     def _task(self, id: str, session: str) -> tasks.Task:
-        return tasks.Task(id, lambda verb, request: _background.run(
+        return tasks.Task(id, lambda verb, request: background.run(
             lambda: _about_task(self._links.here(), session, verb, request)))
 
     def describe(self, tool: str) -> dict[str, Any]:
         """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
         core = self._here()
-        return _background.run(lambda: core.describe(tool))
+        return background.run(lambda: core.describe(tool))
 
     async def adescribe(self, tool: str) -> dict[str, Any]:
         """As describe, for coroutines."""
         core = self._here()
-        return await asyncio.wrap_future(_background.submit(lambda: core.describe(tool)))
+        return await asyncio.wrap_future(background.submit(lambda: core.describe(tool)))
 
     def save(self, value: Any, path: str | os.PathLike[str]) -> str:
         """Writes the file that a result stands for (a tool that returns a File gives {"$file": ...}) to path, or
         into that folder under its own name, and returns its path. It is kept for 15 minutes after the call, and
         can be saved once."""
         core = self._here()
-        return _background.run(lambda: core.save(value, path))
+        return background.run(lambda: core.save(value, path))
 
     async def asave(self, value: Any, path: str | os.PathLike[str]) -> str:
         """As save, for coroutines."""
         core = self._here()
-        return await asyncio.wrap_future(_background.submit(lambda: core.save(value, path)))
+        return await asyncio.wrap_future(background.submit(lambda: core.save(value, path)))
 
     def cancel(self, rpc_id: str) -> bool:
         """Stops a call of the session, wherever it runs: whether a node had it."""
         core = self._here()
-        return _background.run(lambda: core.cancel(rpc_id))
+        return background.run(lambda: core.cancel(rpc_id))
 
     def tools(self, prefix: str = "") -> list[RemoteTool]:
         """The tools of the session that are served and whose id begins with prefix, in the order of their ids."""
         core = self._here()
-        return [RemoteTool(self, one) for one in _background.run(lambda: core._described(prefix))]
+        return [RemoteTool(self, one) for one in background.run(lambda: core._described(prefix))]
 
     def tool(self, tool_id: str) -> RemoteTool:
         """One tool; ToolNotFound names what may have been meant."""
         session = self.session_name
-        return RemoteTool(self, _background.run(
+        return RemoteTool(self, background.run(
             lambda: self._links.here().registry(session, "describe", {"tool": tool_id})))
 
-    install = install
+    def install(
+        self, source: str | os.PathLike[str], *, name: str = "", rev: str = "", env: Mapping[str, str] | None = None,
+        paths: Iterable[str | os.PathLike[str]] = (),
+    ) -> list[RemoteTool]:
+        """Installs an index, as mesh install does, and returns its tools, which the mesh serves from then on.
+
+        source is a folder, owner/repo or a git URL, with @rev or without; env has the variables of its tools, paths
+        the folders that they may use: "DIR" to read, "DIR:rw" also to write. Warnings, and tools that are not served,
+        are logged. Raises InstallFailed, LookupError where no tool is served, FileNotFoundError without the command
+        mesh."""
+        told = installing.install(
+            source, name, rev, env, paths, self._links.settings, self.session_name, self.describe)
+        return [RemoteTool(self, one) for one in told]
 
     def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """The declarations of tools (ids, or tools themselves; all of the session if
         None) as a provider takes them: openai, openai-responses, anthropic, gemini or
         mcp. execute knows the names in them, in any program."""
         core = self._here()
-        return _background.run(lambda: core.format(provider, tools))
+        return background.run(lambda: core.format(provider, tools))
 
     def execute(self, call: Any, *, timeout: float | None = None) -> Any:
         """Runs a tool call as a model gave it: an object or a dict of the provider's
@@ -654,13 +666,13 @@ class Mesh(_Base):
         not fit are made to where their meaning is plain (docs/tools.md, "What models
         write"); the logger toolmesh says so. JSON that is slightly broken is repaired
         where json_repair is installed."""
-        tool, arguments = _background.run(self._meaning(call))
+        tool, arguments = background.run(self._meaning(call))
         return self.call(tool, arguments, timeout=timeout)
 
     def _meaning(self, call: Any) -> Callable[[], Coroutine[Any, Any, tuple[str, Any]]]:
         """What finds the tool and the arguments of a model's call."""
         core = self._here()
-        return lambda: _models.meaning(core._links.here(), core.session_name, call)
+        return lambda: models.meaning(core._links.here(), core.session_name, call)
 
     def dspy_tools(self, prefix: str = "") -> list[Any]:
         """The tools of the session whose id begins with prefix as dspy.Tools, for dspy.ReAct and others, under
@@ -672,8 +684,8 @@ class Mesh(_Base):
     def close(self) -> None:
         """Ends the connection; what is under way fails. A later call makes a new one."""
         for link in self._links.all():
-            if link.loop is _background.loop and not link.closed:
-                _background.run(link.close)
+            if link.loop is background.loop and not link.closed:
+                background.run(link.close)
 
     def __enter__(self) -> Mesh:
         return self
@@ -701,8 +713,8 @@ class _Pages:
     def end(self) -> None:
         """Cancels the call if it runs. Waits for nothing: a generator may be collected on any thread, the loop's own
         included."""
-        loop, pages = _background.loop, self._pages
-        if pages is not None and loop is not None and not loop.is_closed() and _background.pid == os.getpid():
+        loop, pages = background.loop, self._pages
+        if pages is not None and loop is not None and not loop.is_closed() and background.pid == os.getpid():
             loop.call_soon_threadsafe(lambda: loop.create_task(_ended(pages)))
 
 

@@ -13,174 +13,35 @@ that an agent's calls are nested in its own, in the session and the time of that
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import contextvars
-import copy
 import importlib
 import inspect
-import json
-import time
 import uuid
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import toolmesh
-
-from . import _serving
 from . import mesh as _here
-from ._core import errors, values
-from ._framework import named
+from ._adapters.common import named
+from ._adapters.proxies import CachedRPCProxyTool, RPCProxyTool, StreamingRPCProxyTool, whole
+from ._core import errors
+from ._host import serving
 from ._locks import lock
-from .remote import Description, RemoteTool, declared
+from .client import Mesh
+from .remote import Description, RemoteTool
 
 __all__ = [
     "BatchToolProcessor", "CachedRPCProxyTool", "RPCProxyTool", "StreamingRPCProxyTool", "ToolBridgeManager", "agent",
     "create_react_agent", "end_session", "init_tool_bridge", "tools",
 ]
 
-CALL = 30.0  # seconds that a call has whose tool declares no time
-CHUNK = 60.0  # seconds between two items of a stream
-_CACHED = 100
 _AT_ONCE = 32  # calls of a batch
 _BATCH = 1000
-
-
-class RPCProxyTool:
-    """A tool of the mesh as a function: proxy("Oslo", days=2).
-
-    mesh is where it is called, and None the mesh that the program is in. timeout is
-    the time of a call in seconds; without one the tool's own holds, else CALL. told is
-    what the mesh says of the tool: without it, it is asked for when it is
-    first needed, for arguments by position. Any thread may call it, many at once.
-    Failures are MeshErrors: those of arguments, sizes and unknown tools are
-    ValueErrors too, and what is late is a TimeoutError.
-    """
-
-    def __init__(self, tool_id: str, tool_name: str = "", mesh: toolmesh.Mesh | None = None, *,
-                 timeout: float | None = None, told: Description | None = None) -> None:
-        if not isinstance(tool_id, str) or not tool_id:
-            raise ValueError("a tool has an id: text that is not empty")
-        self.tool_id = tool_id
-        self.tool_name = tool_name or tool_id
-        self.timeout = timeout
-        self._mesh = mesh
-        self._told = told
-        self._named = told._named if told is not None else tool_id
-        self.__name__ = self.tool_name
-        self.__doc__ = told.description if told is not None else None
-        if told is not None:
-            self.__signature__ = told.__signature__
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls the tool and returns its result."""
-        return self._caller().call(self._named, self._arguments(args, kwargs), timeout=self._limit(CALL))
-
-    async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
-        """As a call, for coroutines."""
-        return await self._caller().acall(self._named, self._arguments(args, kwargs), timeout=self._limit(CALL))
-
-    def _caller(self) -> Any:
-        if self._mesh is not None:
-            return self._mesh
-        return _here if _here._in_tool() or _serving.current.get() is not None else _here.default()
-
-    def _limit(self, usual: float) -> float | None:
-        if self.timeout is not None:
-            return self.timeout
-        return None if self._told is not None and self._told.annotations.get("timeout") else usual
-
-    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if not args:
-            return kwargs  # the mesh checks them
-        if self._told is None:
-            caller = self._caller()
-            if caller is _here:
-                raise errors.error("invalid_arguments", "arguments by position need the tool's input_schema; "
-                                   "give them by name", tool=self.tool_id, started=False, origin="caller")
-            self._told = told = caller.tool(self.tool_id)
-            return dict(told.arguments(args, kwargs))
-        return self._told.arguments(args, kwargs)
-
-
-class StreamingRPCProxyTool(RPCProxyTool):
-    """A tool whose items come one by one: for item in proxy(...). timeout is the longest
-    time in seconds between two items, CHUNK without one; the whole is bound by
-    toolmesh.scope, and inside a tool by that tool's own time alone. Closing the
-    generator cancels the call."""
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Calls the tool and yields its items."""
-        return self._options("stream")(self._named, self._arguments(args, kwargs))  # type: ignore[no-any-return]
-
-    def acall(self, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # type: ignore[override]
-        """As a call, for coroutines."""
-        return self._options("astream")(self._named, self._arguments(args, kwargs))  # type: ignore[no-any-return]
-
-    def _options(self, name: str) -> Callable[..., Any]:
-        stream: Callable[..., Any] = getattr(self._caller(), name)
-        if self._caller() is _here:
-            return stream
-        return lambda tool, args: stream(tool, args, idle=self._limit(CHUNK))
-
-
-class CachedRPCProxyTool(RPCProxyTool):
-    """A tool whose results are kept, for cache_ttl seconds and of the last 100 calls:
-    for tools that answer the same to the same. Failures are not kept. Every caller has
-    a result of its own, which it may change."""
-
-    def __init__(self, *args: Any, cache_ttl: float = 300, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.cache_ttl = cache_ttl
-        self._lock = lock()
-        self._kept: OrderedDict[str, tuple[float, Any]] = OrderedDict()
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls the tool, or returns what it answered before."""
-        arguments = self._arguments(args, kwargs)
-        key = self._key(arguments)
-        kept = self._find(key)
-        if kept is None:
-            kept = (super().__call__(**arguments),)
-            self._keep(key, kept[0])
-        return copy.deepcopy(kept[0])
-
-    async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
-        """As a call, for coroutines."""
-        arguments = self._arguments(args, kwargs)
-        key = self._key(arguments)
-        kept = self._find(key)
-        if kept is None:
-            kept = (await super().acall(**arguments),)
-            self._keep(key, kept[0])
-        return copy.deepcopy(kept[0])
-
-    def _key(self, arguments: dict[str, Any]) -> str:
-        # As it is sent: nested values have a key too, and 1, 1.0 and True have three.
-        session = self._mesh.session_name if self._mesh is not None else ""
-        return session + "\n" + json.dumps(_plain(arguments, self.tool_id), sort_keys=True)
-
-    def _find(self, key: str) -> tuple[Any] | None:
-        with self._lock:
-            until, value = self._kept.get(key, (0.0, None))
-            if time.monotonic() >= until:
-                self._kept.pop(key, None)
-                return None
-            self._kept.move_to_end(key)
-            return (value,)
-
-    def _keep(self, key: str, value: Any) -> None:
-        with self._lock:
-            self._kept[key] = time.monotonic() + self.cache_ttl, copy.deepcopy(value)
-            self._kept.move_to_end(key)
-            if len(self._kept) > _CACHED:
-                self._kept.popitem(last=False)
 
 
 class ToolBridgeManager:
     """The tools of one session, by the specifications that its owner gives."""
 
-    def __init__(self, mesh: toolmesh.Mesh | None = None) -> None:
+    def __init__(self, mesh: Mesh | None = None) -> None:
         self.mesh = mesh
         self.tools: dict[str, RPCProxyTool] = {}  # by id
 
@@ -245,7 +106,7 @@ class ToolBridgeManager:
         if "input_schema" not in spec:
             if self.mesh is not None:
                 return self.mesh.tool(tool_id)
-            if not _here._in_tool() and _serving.current.get() is None:
+            if not _here.in_tool() and serving.current.get() is None:
                 return _here.default().tool(tool_id)
             told = {**spec, "input_schema": {"type": "object", "additionalProperties": True}}
         kept = {key: told.get(key) for key in ("description", "input_schema", "metadata")}
@@ -319,37 +180,24 @@ def _failed(index: Any, failure: errors.MeshError) -> dict[str, Any]:
 
 def _outcome(index: Any, proxy: RPCProxyTool, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"index": index, "status": "ok", "result": _whole(proxy, *args, **kwargs)}
+        return {"index": index, "status": "ok", "result": whole(proxy, *args, **kwargs)}
     except errors.MeshError as failure:
         return _failed(index, failure)
 
 
-def _whole(proxy: RPCProxyTool, /, *args: Any, **kwargs: Any) -> Any:
-    """The result of a proxy; of a stream the list of its items."""
-    found = proxy(*args, **kwargs)
-    return list(found) if isinstance(proxy, StreamingRPCProxyTool) else found
-
-
-async def _awhole(proxy: RPCProxyTool, /, **kwargs: Any) -> Any:
-    if isinstance(proxy, StreamingRPCProxyTool):
-        async with contextlib.aclosing(proxy.acall(**kwargs)) as items:  # type: ignore[type-var]
-            return [item async for item in items]
-    return await proxy.acall(**kwargs)
-
-
-def tools(mesh: toolmesh.Mesh, prefix: str = "") -> list[Any]:
+def tools(mesh: Mesh, prefix: str = "") -> list[Any]:
     """See Mesh.dspy_tools."""
     return [_wrapped(_own(mesh, *one)) for one in named(mesh, prefix)]
 
 
-def _own(mesh: toolmesh.Mesh, tool: RemoteTool, name: str) -> RPCProxyTool:
+def _own(mesh: Mesh, tool: RemoteTool, name: str) -> RPCProxyTool:
     kind = StreamingRPCProxyTool if tool.streaming else RPCProxyTool
     return kind(tool.id, name, mesh, told=tool)
 
 
 def _wrapped(proxy: RPCProxyTool) -> Any:
     try:
-        from ._dspy_tool import MeshTool
+        from ._adapters.dspy_tool import MeshTool
     except ModuleNotFoundError as failure:
         if failure.name != "dspy":
             raise
@@ -357,29 +205,19 @@ def _wrapped(proxy: RPCProxyTool) -> Any:
     return MeshTool(proxy)
 
 
-def _plain(arguments: dict[str, Any], tool: str, schema: dict[str, Any] | None = None) -> Any:
-    """Arguments as the JSON that is sent."""
-    try:
-        body = values.encode(arguments)
-    except (values.NotSerializable, TypeError, ValueError) as failure:
-        raise errors.error("invalid_arguments", f"not JSON: {failure}", tool=tool, started=False,
-                           origin="caller") from None
-    return values.decode(declared(body, schema or {}))
-
-
 _lock = lock()
 _sessions: dict[str, tuple[ToolBridgeManager, dict[str, Any]]] = {}
 _agents: dict[str, tuple[str, Any]] = {}
 
 
-def init_tool_bridge(request: dict[str, Any], mesh: toolmesh.Mesh | None = None) -> dict[str, Any]:
+def init_tool_bridge(request: dict[str, Any], mesh: Mesh | None = None) -> dict[str, Any]:
     """Makes the tools of {"session_id", "tools"}; see ToolBridgeManager for those. Returns
     {"session_id", "tool_count", "tool_names"}. Tools that the session had are replaced;
     end_session forgets them. mesh is as for RPCProxyTool; inside a tool
     the session is that of its call, and session_id only a name."""
     session = _text(request, "session_id")
     where = mesh
-    if where is None and not _here._in_tool() and _serving.current.get() is None:
+    if where is None and not _here.in_tool() and serving.current.get() is None:
         where = _here.default()
     manager = ToolBridgeManager(where.session(session) if where is not None else None)
     made = manager.create_tools_from_specs(request.get("tools", []))

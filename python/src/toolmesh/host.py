@@ -36,14 +36,15 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any
 
-from . import _names, _serving
-from ._bridge import MOST, Bridge
+from ._client import names
 from ._core import binding, errors, failures, guard, schema, values
+from ._host import serving
+from ._host.bridge import MOST, Bridge
 from ._locks import lock
 from ._options import Annotations, Options, Unpack
 
 if typing.TYPE_CHECKING:
-    from ._bridge import Frame
+    from ._host.bridge import Frame
 
 F = typing.TypeVar("F", bound=Callable[..., Any])
 Self = typing.TypeVar("Self", bound="Host")
@@ -208,7 +209,7 @@ class _Offered:
         self.name = name if name is not None else getattr(function, "__name__", "")
         if not isinstance(self.name, str) or not _NAME.match(self.name):
             raise ValueError(f"the name of a tool cannot be {self.name!r}: it is text without dots and spaces")
-        _names.token(self.name)
+        names.token(self.name)
         known = Annotations.__annotations__
         unknown = set(annotations) - set(known)
         if unknown:
@@ -397,7 +398,7 @@ class _Runner:
             return
         self._had_calls = True
         call = self._running[frame["rpc_id"]] = _Call(bridge, frame, key, offered, positional, keyword)
-        call.context.run(_serving.enter, bridge, frame)
+        call.context.run(serving.enter, bridge, frame)
         if offered.kind in ("async", "async_generator"):
             call.task = call.context.run(self._loop.create_task, self._awaited(call))
             call.task.add_done_callback(lambda task: self._done(call, task))

@@ -15,8 +15,8 @@ from typing import Any
 
 from langchain_core.tools import StructuredTool, ToolException
 
+from ._adapters.common import arun, brief, named, run, text
 from ._core import errors
-from ._framework import arun, brief, named, run, text
 from .client import Mesh
 
 __all__ = ["tools"]

@@ -19,8 +19,8 @@ from typing import Any
 
 import toolmesh
 
-from . import _serving
-from ._core import batches, errors, tasks, tool_side
+from ._core import errors, tasks, tool_side
+from ._host import serving
 from ._options import Options, Settings, Submission, Unpack
 
 F = typing.TypeVar("F", bound=Callable[..., Any])
@@ -49,93 +49,55 @@ def default() -> toolmesh.Mesh:
     return _default
 
 
-def _in_tool() -> bool:
+def in_tool() -> bool:
+    """Whether this is a process that an agent runs tools in."""
     return "_toolmesh_worker" in sys.modules
+
+
+def _here() -> toolmesh.Mesh:
+    """What has this module's functions where this code runs."""
+    found = tool_side if in_tool() else serving.current.get() or default()
+    return typing.cast("toolmesh.Mesh", found)
 
 
 def progress(fraction: float | None = None, text: str = "") -> None:
     """Tells how far the call is that this code serves, from 0 to 1, and what it does: one line. Cheap, never an
     error, and nothing outside of a call. Callers hear of it once a second at most; `mesh task show` shows it."""
-    serving = _serving.current.get()
-    if serving is None:
-        tool_side.progress(fraction, text)
-        return
-    bridge, call = serving
-    said: dict[str, Any] = {"text": str(text)[:256]}
-    if fraction is not None and fraction == fraction:
-        said["fraction"] = min(max(float(fraction), 0.0), 1.0)
-    bridge.frame("rpc_progress", rpc_id=call, progress=said)
+    (serving.current.get() or tool_side).progress(fraction, text)
 
 
 def call(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
     """Calls a tool by its full id and returns its result; see Mesh.call."""
-    if _in_tool():
-        return tool_side.call(tool, args, timeout=timeout)
-    serving = _serving.current.get()
-    if serving is not None:
-        return serving[0].call(serving[1], tool, args, timeout, False).result()
-    return default().call(tool, args, timeout=timeout)
+    return _here().call(tool, args, timeout=timeout)
 
 
 def stream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Iterator[Any]:
     """Calls a tool and yields its items as they come; see Mesh.stream."""
-    if _in_tool():
-        return tool_side.stream(tool, args, timeout=timeout)
-    serving = _serving.current.get()
-    if serving is not None:
-        return serving[0].call(serving[1], tool, args, timeout, True).items()
-    return default().stream(tool, args, timeout=timeout)
+    return _here().stream(tool, args, timeout=timeout)
 
 
 async def acall(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
     """As call, for coroutines."""
-    if _in_tool():
-        return await tool_side.acall(tool, args, timeout=timeout)
-    serving = _serving.current.get()
-    if serving is not None:
-        return await serving[0].call(serving[1], tool, args, timeout, False).aresult()
-    return await default().acall(tool, args, timeout=timeout)
+    return await _here().acall(tool, args, timeout=timeout)
 
 
 def astream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> AsyncIterator[Any]:
     """As stream, for coroutines."""
-    if _in_tool():
-        return tool_side.astream(tool, args, timeout=timeout)
-    serving = _serving.current.get()
-    if serving is not None:
-        return serving[0].call(serving[1], tool, args, timeout, True).aitems()
-    return default().astream(tool, args, timeout=timeout)
+    return _here().astream(tool, args, timeout=timeout)
 
 
 def batch(
     calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
 ) -> list[Any]:
     """Makes several calls at once and returns their results in the order of the calls; see Mesh.batch."""
-    if _in_tool():
-        found: list[Any] = tool_side.batch(
-            calls, timeout=timeout, return_exceptions=return_exceptions, **_said(parallel))
-        return found
-    serving = _serving.current.get()
-    if serving is not None:
-        made = batches.members(calls)
-        return batches.ends(made, serving[0].batch(serving[1], made, timeout, parallel).result(), return_exceptions)
-    return default().batch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
+    return _here().batch(calls, timeout=timeout, return_exceptions=return_exceptions, **_said(parallel))
 
 
 async def abatch(
     calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
 ) -> list[Any]:
     """As batch, for coroutines."""
-    if _in_tool():
-        found: list[Any] = await tool_side.abatch(
-            calls, timeout=timeout, return_exceptions=return_exceptions, **_said(parallel))
-        return found
-    serving = _serving.current.get()
-    if serving is not None:
-        made = batches.members(calls)
-        ends = await serving[0].batch(serving[1], made, timeout, parallel).aresult()
-        return batches.ends(made, ends, return_exceptions)
-    return await default().abatch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
+    return await _here().abatch(calls, timeout=timeout, return_exceptions=return_exceptions, **_said(parallel))
 
 
 def _said(parallel: bool) -> dict[str, Any]:
@@ -144,78 +106,27 @@ def _said(parallel: bool) -> dict[str, Any]:
 
 def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.Task:
     """Hands in a call that is made whatever becomes of this program, and returns its task; see Mesh.submit."""
-    said = typing.cast("dict[str, Any]", options)
-    if _in_tool():
-        made: tasks.Task = tool_side.submit(tool, args, **said)
-        return made
-    serving = _serving.current.get()
-    if serving is not None:
-        bridge, parent = serving
-
-        def ask(verb: str, request: bytes) -> Any:
-            return bridge.task(parent, verb, request).result()
-
-        body = tasks.submission(tool, bridge.encoded(tool, args), **_SUBMISSION | said)
-        return tasks.Task(ask("submit", body)["id"], ask)
-    return default().submit(tool, args, **said)
+    return _here().submit(tool, args, **options)
 
 
 async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.AsyncTask:
     """As submit, for coroutines."""
-    said = typing.cast("dict[str, Any]", options)
-    if _in_tool():
-        made: tasks.AsyncTask = await tool_side.asubmit(tool, args, **said)
-        return made
-    serving = _serving.current.get()
-    if serving is not None:
-        bridge, parent = serving
-
-        async def ask(verb: str, request: bytes) -> Any:
-            return await bridge.task(parent, verb, request).aresult()
-
-        body = tasks.submission(tool, bridge.encoded(tool, args), **_SUBMISSION | said)
-        return tasks.AsyncTask((await ask("submit", body))["id"], ask)
-    return await default().asubmit(tool, args, **said)
-
-
-_SUBMISSION: dict[str, Any] = {
-    "id": None, "timeout": None, "attempts": None, "priority": 0, "ttl": None, "idempotency_key": None, "at": None,
-    "delay": None, "every": None, "cron": None,
-}
+    return await _here().asubmit(tool, args, **options)
 
 
 def task(id: str) -> tasks.Task:
     """The durable task of that name; see Mesh.task."""
-    if _in_tool():
-        made: tasks.Task = tool_side.task(id)
-        return made
-    serving = _serving.current.get()
-    if serving is not None:
-        bridge, parent = serving
-        return tasks.Task(id, lambda verb, request: bridge.task(parent, verb, request).result())
-    return default().task(id)
+    return _here().task(id)
 
 
 def describe(tool: str) -> dict[str, Any]:
     """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
-    if _in_tool():
-        return tool_side.describe(tool)
-    serving = _serving.current.get()
-    if serving is not None:
-        found: dict[str, Any] = serving[0].describe(serving[1], tool).result()
-        return found
-    return default().describe(tool)
+    return _here().describe(tool)
 
 
 async def adescribe(tool: str) -> dict[str, Any]:
     """As describe, for coroutines."""
-    if _in_tool():
-        return await tool_side.adescribe(tool)
-    serving = _serving.current.get()
-    if serving is not None:
-        found: dict[str, Any] = await serving[0].describe(serving[1], tool).aresult()
-        return found
-    return await default().adescribe(tool)
+    return await _here().adescribe(tool)
 
 
 @typing.overload
@@ -232,7 +143,7 @@ def tool(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     offers is said in its tools.toml."""
     if function is None:
         return lambda given: tool(given, **settings)
-    if _in_tool():
+    if in_tool():
         return function
     if _host is not None:
         _host.tool(function, **settings)

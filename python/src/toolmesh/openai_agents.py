@@ -15,8 +15,8 @@ from typing import Any
 
 from agents import FunctionTool
 
+from ._adapters.common import arun, brief, meaning, text
 from ._core import errors
-from ._framework import arun, brief, meaning, text
 from .client import Mesh
 
 __all__ = ["tools"]

@@ -16,8 +16,8 @@ from typing import Any
 from pydantic_ai import ModelRetry, Tool
 from pydantic_ai.exceptions import ToolFailed
 
+from ._adapters.common import arun, brief, named
 from ._core import errors
-from ._framework import arun, brief, named
 from .client import Mesh
 
 __all__ = ["tools"]

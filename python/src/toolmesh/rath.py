@@ -19,7 +19,7 @@ from typing import Any
 from rath.flow.tool import FlowToolCall
 from rath.session import create_user_session
 
-from ._framework import named, names, run
+from ._adapters.common import named, names, run
 from ._options import Settings, Unpack
 from .client import Mesh
 from .host import Host
@@ -43,7 +43,7 @@ class MeshToolCall(FlowToolCall):
     def __init__(self, tool: RemoteTool, name: str = "") -> None:
         self._tool = tool
         self._name = name or names([tool.id])[tool.id]
-        self.parallel_safe = bool(tool.annotations.get("parallel_safe"))
+        self.parallel_safe: bool = bool(tool.annotations.get("parallel_safe"))
 
     @property
     def name(self) -> str:

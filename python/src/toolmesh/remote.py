@@ -12,9 +12,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
-import toolmesh
-
-from ._answers import outward
+from ._client.answers import outward
 from ._core import errors, schema, values
 
 JSONObject = dict[str, Any]
@@ -145,6 +143,25 @@ def declared(body: bytes, input_schema: JSONObject) -> bytes:
 F = typing.TypeVar("F", bound=Callable[..., Any])
 
 
+class Caller(typing.Protocol):
+    """What a tool needs of its Mesh or AsyncMesh."""
+
+    def call(self, tool: str, args: JSONObject | None = None, /) -> Any:
+        """See Mesh.call."""
+
+    def acall(self, tool: str, args: JSONObject | None = None, /) -> Any:
+        """See Mesh.acall."""
+
+    def stream(self, tool: str, args: JSONObject | None = None, /) -> Any:
+        """See Mesh.stream."""
+
+    def astream(self, tool: str, args: JSONObject | None = None, /) -> Any:
+        """See Mesh.astream."""
+
+    def collect(self, tool: str, args: JSONObject | None = None, /) -> Any:
+        """See Mesh.collect."""
+
+
 class Named(str):
     """The id of a tool that was described, with the revision of its index then: a refusal by another one says so."""
 
@@ -192,11 +209,12 @@ class Description:
         self.annotations: JSONObject = told.get("annotations") or {}
         self.metadata: JSONObject = told.get("metadata") or {}
         self.streaming: bool = bool(self.annotations.get("streaming"))
-        self.__name__ = self.id.rpartition(".")[2]
+        self.__name__: str = self.id.rpartition(".")[2]
         self.__qualname__ = self.id
         self.__doc__ = self.description
         self._varargs: str = told.get("varargs") or ""
-        self.__signature__ = signature(self.input_schema, self.output_schema, self.streaming, self._varargs)
+        self.__signature__: inspect.Signature = signature(
+            self.input_schema, self.output_schema, self.streaming, self._varargs)
         self.__annotations__ = {
             name: one.annotation for name, one in self.__signature__.parameters.items()
             if one.annotation is not inspect.Parameter.empty
@@ -274,7 +292,7 @@ class RemoteTool(Description):
     """A tool to call like the function that it is: tool("Oslo", days=2). Arguments
     are checked before anything is sent. Any thread may call it."""
 
-    def __init__(self, mesh: toolmesh.Mesh, told: JSONObject) -> None:
+    def __init__(self, mesh: Caller, told: JSONObject) -> None:
         super().__init__(told)
         self._mesh = mesh
 
@@ -292,18 +310,20 @@ class RemoteTool(Description):
     @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         """Calls the tool and yields its items as they come."""
-        return self._mesh.stream(self._named, self.arguments(args, kwargs))
+        items: Generator[Any, None, None] = self._mesh.stream(self._named, self.arguments(args, kwargs))
+        return items
 
     @_method
     def astream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines."""
-        return self._mesh.astream(self._named, self.arguments(args, kwargs))
+        items: AsyncGenerator[Any, None] = self._mesh.astream(self._named, self.arguments(args, kwargs))
+        return items
 
 
 class AsyncRemoteTool(Description):
     """As RemoteTool, for coroutines: await tool("Oslo")."""
 
-    def __init__(self, mesh: toolmesh.AsyncMesh, told: JSONObject) -> None:
+    def __init__(self, mesh: Caller, told: JSONObject) -> None:
         super().__init__(told)
         self._mesh = mesh
 
@@ -317,6 +337,7 @@ class AsyncRemoteTool(Description):
     @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Calls the tool and yields its items as they come."""
-        return self._mesh.stream(self._named, self.arguments(args, kwargs))
+        items: AsyncGenerator[Any, None] = self._mesh.stream(self._named, self.arguments(args, kwargs))
+        return items
 
     astream = stream

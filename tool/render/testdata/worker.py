@@ -19,7 +19,7 @@ from typing import Annotated, Any, List, Literal, NamedTuple, NotRequired, Optio
 import pydantic
 import pydantic.v1
 
-from toolmesh._worker.describing import schema
+from toolmesh._worker.schemas import schema
 
 
 class Color(enum.Enum):

@@ -6,8 +6,8 @@ the agent writes them into its own folder under a private package name, so that
 nothing is installed into an index's environment and no name can clash.
 
 entry is the one way in, and mesh is what tools import. The rest is in rooms, of
-which each imports only those before it: wire, state, confining, describing,
-calling, starting. internal/archtest holds them to it.
+which each imports only those before it: wire, state, sandbox, schemas,
+calls, startup. internal/archtest holds them to it.
 
 Started by the Go package ``executor``; nobody else runs them.
 """

@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 def zygote(mode: str) -> NoReturn:
     """The root process of an index and its zygote. mode is "namespace" where it is PID 1 of its own, else "reaper"."""
-    from .starting import zygote
+    from .startup import zygote
 
     zygote.main(mode)
 
 
 def confined() -> NoReturn:
     """A zygote that has confined itself and started the interpreter of its index's environment."""
-    from .starting import zygote
+    from .startup import zygote
 
     zygote.confined()
 
 
 def base() -> NoReturn:
     """The process that zygotes begin as copies of."""
-    from .starting import base
+    from .startup import base
 
     base.main()
 
 
 def command(mode: str) -> NoReturn:
     """The process above one run of a program. mode as for zygote."""
-    from .starting import command
+    from .startup import command
 
     command.main(mode)

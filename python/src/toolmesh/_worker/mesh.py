@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import os
 
-from .calling import batches, channel, tasks
-from .calling.errors import MeshError
-from .describing.values import NotSerializable, decode, encode
+from .calls import batches, channel, tasks
+from .calls.errors import MeshError
+from .schemas.values import NotSerializable, decode, encode
 from .wire.frames import BATCH, DESCRIBE, TASK
 
 TYPE_CHECKING = False  # as typing has it, without importing typing

@@ -8,10 +8,10 @@ import platform
 import re
 import typing
 
-from .. import binary
-from .._background import background as _background
+from .._client.background import background
+from .._client.installing import shown
 from .._core import errors
-from .._installing import install, shown
+from .._local import local
 from .._locks import lock
 from ..client import Mesh
 from ..remote import RemoteTool
@@ -38,14 +38,14 @@ def mesh_here() -> Mesh:
                 ask(mesh, "list", {"limit": 1})
             except errors.Unavailable:
                 mesh.close()
-                mesh = binary.local()
+                mesh = local()
             _running.append(mesh)
         return _running[0]
 
 
 def ask(mesh: Mesh, verb: str, question: dict[str, Any]) -> dict[str, Any]:
     """What the registry answers."""
-    return _background.run(lambda: mesh._links.here().registry(mesh.session_name, verb, question))
+    return background.run(lambda: mesh._links.here().registry(mesh.session_name, verb, question))
 
 
 class Source:
@@ -100,5 +100,5 @@ class Source:
         if not found:
             # As in stores, ./data is the caller's folder.
             env = {name: os.path.abspath(one) if _RELATIVE.match(one) else one for name, one in variables.items()}
-            found = install(mesh, self.install, name=self.index, rev=self.rev, env=env, paths=paths)
+            found = mesh.install(self.install, name=self.index, rev=self.rev, env=env, paths=paths)
         return found if self.folder else sorted(found, key=lambda one: one.id)

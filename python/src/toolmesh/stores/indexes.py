@@ -13,10 +13,10 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .._background import background as _background
+from .._client.background import background
+from .._client.installing import shown
+from .._client.models import unwrapped
 from .._core import errors
-from .._installing import shown
-from .._models import unwrapped
 from ..client import Mesh
 from ._sources import Source, ask, mesh_here
 from ._tools import MeshTool, Tool, tool_of
@@ -46,7 +46,7 @@ class BaseIndex:
         self._mesh: Mesh | None = mesh or next((one.mesh for one in tools if one.mesh is not None), None)
         self._tools = tools
         self._declared: dict[str, Tool] = {}  # by the names of format_tools
-        self.tools = [one.function() for one in tools]
+        self.tools: list[Callable[..., Any]] = [one.function() for one in tools]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.tools)} tools>"
@@ -197,7 +197,7 @@ class BaseIndex:
         tool, given, question = self._question(toolname, kwargs)
         mesh = self._mesh
         if question and _is_json(given) and mesh is not None:
-            answer = await asyncio.wrap_future(_background.submit(
+            answer = await asyncio.wrap_future(background.submit(
                 lambda: mesh._links.here().registry(mesh.session_name, "arguments", question)))
             given = answer["arguments"]
         return tool, given

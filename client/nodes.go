@@ -1,0 +1,337 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	routeFresh = 5 * time.Second // after which a route in use is asked for again
+	askWait    = 2 * time.Second
+	askAgain   = 300 * time.Millisecond // after which a question goes to other nodes as well
+	lostAsk    = 300 * time.Millisecond // how much longer a lost call waits for what was asked beside it
+	maxRoutes  = 10_000
+	listPage   = 500
+	// aliasKeep is how long a short id stands for what it was found to: a tool
+	// that comes later may have the better claim.
+	aliasKeep = time.Minute
+)
+
+type routeKey struct {
+	session subjects.SessionID
+	id      subjects.ToolID
+}
+
+// seat is a node as one that serves a tool.
+type seat struct {
+	*bus.Peer
+	full      atomic.Int64  // until when it has no room for the tool, by its own word: ns since startup
+	noBatches atomic.Bool   // a batch met no subscription there
+	weight    atomic.Uint64 // how often it is to be tried, in a million, by the registry: see [codec.Weights]
+}
+
+// startup is when the process began: what is counted from there follows no change of the clock.
+var startup = time.Now()
+
+// usable reports whether new calls of the tool may go there.
+func (s *seat) usable() bool { return s.Peer.Usable() && int64(time.Since(startup)) >= s.full.Load() }
+
+// refusedFor is for how long a node that had no room is passed over, at most: it has some
+// again before the call that it refused would have had its turn.
+const refusedFor = 100 * time.Millisecond
+
+func (s *seat) refused(e *toolmesh.Error) {
+	s.full.Store(int64(time.Since(startup) + min(e.RetryAfter(), refusedFor)))
+}
+
+// refused notes that a node had no room, and reports whether another one may have.
+func (c *Client) refused(key routeKey, s *seat, e *toolmesh.Error) bool {
+	s.refused(e)
+	r := &c.shared.routes
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.known[key]
+	return known != nil && slices.ContainsFunc(known.seats, (*seat).usable)
+}
+
+// route is what the client knows of the nodes that serve a tool.
+type route struct {
+	seats []*seat
+	asked time.Time
+	used  time.Time
+	// Whether the tool is declared idempotent, by the registry's last answer.
+	idempotent bool
+	answered   time.Time
+}
+
+// routes is the candidates of the tools in use, and the full ids behind the
+// short ones that callers sent.
+type routes struct {
+	mu      sync.Mutex
+	known   map[routeKey]*route
+	aliases map[routeKey]alias
+}
+
+type alias struct {
+	full  subjects.ToolID
+	found time.Time
+}
+
+func (r *routes) init() {
+	r.known = make(map[routeKey]*route)
+	r.aliases = make(map[routeKey]alias)
+}
+
+func (r *routes) alias(session subjects.SessionID, id subjects.ToolID) subjects.ToolID {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if a, ok := r.aliases[routeKey{session, id}]; ok && time.Since(a.found) <= aliasKeep {
+		return a.full
+	}
+	return id
+}
+
+func (r *routes) setAlias(session subjects.SessionID, short, full subjects.ToolID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	makeRoom(r.aliases)
+	r.aliases[routeKey{session, short}] = alias{full, time.Now()}
+}
+
+func (r *routes) forget(session subjects.SessionID, id subjects.ToolID, gone subjects.NodeID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.known[routeKey{session, id}]; known != nil {
+		known.without(gone)
+	}
+}
+
+func (r *routes) forgetNode(gone subjects.NodeID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, known := range r.known {
+		known.without(gone)
+	}
+}
+
+func (r *route) without(gone subjects.NodeID) {
+	r.seats = slices.DeleteFunc(r.seats, func(n *seat) bool { return n.ID == gone })
+}
+
+// pick chooses a node for a call: the better of two random candidates. It
+// returns nil while none is known, and has a route in use asked for again, in
+// the background, now and then.
+func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *seat, choice bool) {
+	r := &c.shared.routes
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.known[routeKey{session, id}]
+	if known == nil {
+		return nil, false
+	}
+	known.used = time.Now()
+	if known.used.Sub(known.asked) > routeFresh {
+		c.refresh(routeKey{session, id}, known)
+	}
+	return better(known.seats), len(known.seats) > 1
+}
+
+// owner is the node that has an id to itself among those that serve a tool and are well.
+func (r *routes) owner(session subjects.SessionID, id subjects.ToolID, of subjects.RPCID) *seat {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var ids []subjects.NodeID
+	byID := make(map[subjects.NodeID]*seat)
+	if known := r.known[routeKey{session, id}]; known != nil {
+		for _, n := range known.seats {
+			if n.Peer.Usable() && !n.noBatches.Load() {
+				ids = append(ids, n.ID)
+				byID[n.ID] = n
+			}
+		}
+	}
+	return byID[subjects.Owner(ids, string(session), string(of))]
+}
+
+// better is the choice of two: the freer of two random nodes that are well. Those of less
+// weight are drawn less often, and a node may be drawn twice: else of two nodes the freer one
+// had every call, whatever it weighs.
+func better(nodes []*seat) *seat {
+	best, other := draw(nodes, nil), draw(nodes, nil)
+	if best != nil && best == other && !best.usable() {
+		other = draw(nodes, best)
+	}
+	if best != nil && other != nil && (!best.usable() || other.usable() && other.Load() < best.Load()) {
+		best = other
+	}
+	if best == nil || !best.usable() {
+		return nil
+	}
+	return best
+}
+
+// draw draws one of the nodes but for one; nil if there is no other.
+func draw(nodes []*seat, but *seat) *seat {
+	all := uint64(0)
+	for _, n := range nodes {
+		if n != but {
+			all += n.weight.Load()
+		}
+	}
+	at := rand.Uint64N(all + 1)
+	var last *seat
+	for _, n := range nodes {
+		if n == but {
+			continue
+		}
+		last = n
+		w := n.weight.Load()
+		if at < w {
+			break
+		}
+		at -= w
+	}
+	return last
+}
+
+// entry is what is known of a tool that is in use; r.mu is held.
+func (r *routes) entry(key routeKey) *route {
+	known := r.known[key]
+	if known == nil {
+		makeRoom(r.known)
+		known = &route{}
+		r.known[key] = known
+	}
+	known.used = time.Now()
+	return known
+}
+
+// makeRoom has a map forget any of its entries if it has too many: it is asked for again.
+func makeRoom[K comparable, V any](m map[K]V) {
+	for one := range m {
+		if len(m) < maxRoutes {
+			return
+		}
+		delete(m, one)
+	}
+}
+
+// learn begins to know a tool that was called through the queue group.
+func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
+	r := &c.shared.routes
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key := routeKey{session, id}
+	if known := r.entry(key); len(known.seats) == 0 && known.used.Sub(known.asked) > routeFresh/5 {
+		c.refresh(key, known)
+	}
+}
+
+// take replaces the nodes of a route; what is known of those that stay is kept.
+func (r *route) take(nodes []*seat) {
+	for i, n := range nodes {
+		at := slices.IndexFunc(r.seats, func(old *seat) bool { return old.Peer == n.Peer })
+		if at >= 0 {
+			r.seats[at].weight.Store(n.weight.Load())
+			nodes[i] = r.seats[at]
+		}
+	}
+	r.seats = nodes
+}
+
+// refresh asks which nodes serve a tool, beside the calls; r.mu is held.
+func (c *Client) refresh(key routeKey, known *route) {
+	if c.shared.base.Err() != nil {
+		return
+	}
+	known.asked = time.Now()
+	c.shared.tasks.Go(func() { <-c.askNodes(key) })
+}
+
+// askNodes asks which nodes serve a tool, and whether it is declared idempotent. Those who ask at
+// the same time share the question.
+func (c *Client) askNodes(key routeKey) <-chan singleflight.Result {
+	return c.shared.asked.DoChan(string(key.session)+" "+string(key.id), func() (any, error) {
+		nodes, idempotent, err := c.candidates(c.shared.base, key)
+		if err != nil {
+			c.log.Debug("candidates not learned", slog.String("tool", string(key.id)), slog.String("error", err.Error()))
+			return nil, err
+		}
+		r := &c.shared.routes
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		known := r.entry(key)
+		known.take(nodes)
+		known.idempotent, known.asked, known.answered = idempotent, known.used, known.used
+		return nil, nil
+	})
+}
+
+// missed has what is to be known of a tool once a call of it is lost asked beside that
+// call, as soon as its node is silent.
+func (c *Client) missed(key routeKey) {
+	if _, _, ok := c.shared.routes.declared(key); !ok {
+		c.askNodes(key)
+	}
+}
+
+// declaredIdempotent finds out, once a call was lost, whether its tool is declared so that
+// it may be sent again, and whether a node serves it that is well.
+func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared, others bool) {
+	declared, others, ok := c.shared.routes.declared(key)
+	if ok {
+		return declared, others
+	}
+	select {
+	case <-c.askNodes(key):
+	case <-ctx.Done():
+	}
+	declared, others, _ = c.shared.routes.declared(key)
+	return declared, others
+}
+
+// declared is what the registry has just said of a tool, if it has; others says whether a
+// node serves it that is well. One that is not heard, while others are, is not.
+func (r *routes) declared(key routeKey) (idempotent, others, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.known[key]
+	if known == nil || time.Since(known.answered) > routeFresh {
+		return false, false, false
+	}
+	heard := slices.ContainsFunc(known.seats, func(n *seat) bool { return n.Heard() && n.Peer.Usable() })
+	known.seats = slices.DeleteFunc(known.seats, func(n *seat) bool {
+		return !n.Peer.Usable() || heard && n.Unheard()
+	})
+	return known.idempotent, len(known.seats) > 0, true
+}
+
+func (c *Client) candidates(ctx context.Context, key routeKey) ([]*seat, bool, error) {
+	var answer registry.CandidatesAnswer
+	if err := c.registry(ctx, key.session, registry.VerbCandidates, registry.Request{Tool: string(key.id)}, &answer); err != nil {
+		return nil, false, err
+	}
+	nodes := make([]*seat, 0, len(answer.Nodes))
+	for _, a := range answer.Nodes {
+		n := c.bus.Listed(a.Node, a.Boot)
+		n.SetLoad(codec.Load{InFlight: a.InFlight, Slots: a.Slots})
+		one := &seat{Peer: n}
+		one.weight.Store(uint64(1e6 * max(min(cmp.Or(a.Weight, 1), 1), codec.WeightMin)))
+		nodes = append(nodes, one)
+	}
+	return nodes, answer.Idempotent, nil
+}

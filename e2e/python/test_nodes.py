@@ -1,0 +1,133 @@
+"""The Python client where there are several nodes, or one that is full: Mesh and AsyncMesh side by side."""
+
+import asyncio
+import concurrent.futures
+import json
+import os
+import pathlib
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import HERE, Started
+from hosting import until
+
+import toolmesh
+from toolmesh import AsyncMesh, Mesh
+
+
+class Pair:
+    """A mesh, and the process of a second node of it."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.mesh = Started(folder)
+        self.agent: subprocess.Popen[bytes] | None = None
+
+    def second(self) -> dict[str, Any]:
+        """What the mesh says of the second node."""
+        nodes = json.loads(self.mesh.run("nodes", "--json"))["nodes"]
+        return next((node for node in nodes if node["id"] == "second"), {})
+
+    def both_serve(self, tool: str) -> None:
+        """Starts the second node if it does not run, and waits until it serves a tool."""
+        folder = self.mesh.folder
+        if self.agent is None or self.agent.poll() is not None:
+            with (folder / "agent.log").open("ab") as log:
+                self.agent = subprocess.Popen(
+                    [os.environ["MESH_E2E_AGENT"], "-s", self.mesh.url, "--data-dir", str(folder / "agent"), "--node",
+                     "second", "--nkey", str(folder / "data" / "keys" / "node.nk")],
+                    env=self.mesh.environment, stderr=log)
+        until(lambda: "second" in json.loads(self.mesh.run("info", tool, "--json")).get("nodes", ()))
+
+    def kill(self) -> None:
+        """Ends the second node at once."""
+        if self.agent is not None:
+            self.agent.kill()
+            self.agent.wait()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    one = Pair(tmp_path_factory.mktemp("pair"))
+    yield one
+    one.kill()
+    one.mesh.stop()
+
+
+def index(pair: Pair, folder: pathlib.Path, name: str, source: str, more: str) -> None:
+    """Installs an index of one module."""
+    (folder / f"{name}.py").write_text(source)
+    tools = ", ".join(f'"{name}.{one}"' for one in [line[4:].partition("(")[0] for line in source.splitlines()
+                                                   if line.startswith("def ")])
+    (folder / "tools.toml").write_text(f"[index]\ntools = [{tools}]\n{more}\n")
+    pair.mesh.run("install", f"--name={name}", str(folder))
+
+
+def together(url: str, count: int, tool: str, args: dict[str, Any], then: Callable[[], None] = lambda: None,
+             timeout: float | None = None) -> list[Any]:
+    """What calls of a tool end with, one half by Mesh, one half by AsyncMesh, all at once."""
+    async def gather() -> list[Any]:
+        async with AsyncMesh(url) as mesh:
+            calls = (mesh.call(tool, args, timeout=timeout) for _ in range(count // 2))
+            return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    with Mesh(url) as mesh, concurrent.futures.ThreadPoolExecutor(count) as pool:
+        running = [pool.submit(mesh.call, tool, args, timeout=timeout) for _ in range(count // 2)]
+        others = pool.submit(asyncio.run, gather())
+        then()
+        ends = [one.exception(60) or one.result() for one in running]
+        return ends + others.result(60)
+
+
+def test_a_session_has_its_globals_on_two_nodes(pair: Pair, tmp_path: pathlib.Path) -> None:
+    index(pair, tmp_path, "keep", "kept = {}\n\n\ndef put(value: int) -> None:\n    kept['value'] = value\n\n\n"
+          "def get() -> int:\n    return kept['value']\n\n\ndef items():\n    yield kept['value']\n",
+          'isolation = "session"')
+    pair.both_serve("keep.keep.put")
+
+    async def gather() -> list[Any]:
+        async with AsyncMesh(pair.mesh.url) as mesh:
+            await mesh.call("keep.keep.put", {"value": 8})
+            found = [await mesh.call("keep.keep.get") for _ in range(20)]
+            return found + [item async for item in mesh.stream("keep.keep.items")]
+
+    with Mesh(pair.mesh.url) as mesh:
+        mesh.call("keep.keep.put", {"value": 7})
+        found = [mesh.call("keep.keep.get") for _ in range(20)] + list(mesh.stream("keep.keep.items"))
+    assert found == [7] * 21 and asyncio.run(gather()) == [8] * 21
+
+
+def busy(pair: Pair, keepalives: float = 0) -> None:
+    """Waits until the second node has calls, and for as long as their first keepalives take, and kills it."""
+    until(lambda: pair.second().get("in_flight", 0) > 1)
+    time.sleep(keepalives)
+    pair.kill()
+
+
+def test_a_node_that_dies_is_said_so(pair: Pair) -> None:
+    pair.mesh.run("install", str(HERE / "indexes" / "rich"))
+    pair.both_serve("rich.rich.ended")
+    ends = together(pair.mesh.url, 12, "rich.rich.ended", {"seconds": 6, "mark": "/tmp/never"}, lambda: busy(pair, 1.5))
+    lost = [one for one in ends if isinstance(one, BaseException)]
+    assert lost and all(isinstance(one, toolmesh.NodeLost) and one.details == {"node": "second"} for one in lost), ends
+
+
+def test_calls_of_an_idempotent_tool_survive_their_node(pair: Pair, tmp_path: pathlib.Path) -> None:
+    index(pair, tmp_path, "twice", "import time\n\n\ndef rest(seconds: float) -> str:\n    time.sleep(seconds)\n"
+          "    return 'rested'\n", "idempotent = true")
+    pair.both_serve("twice.twice.rest")
+    assert together(pair.mesh.url, 12, "twice.twice.rest", {"seconds": 4}, lambda: busy(pair)) == ["rested"] * 12
+
+
+def test_busy_is_waited_for(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "slowly.py").write_text(
+        "import time\n\n\ndef rest() -> str:\n    time.sleep(0.5)\n    return 'rested'\n")
+    (tmp_path / "tools.toml").write_text('[index]\ntools = ["slowly.rest"]\n')
+    one = Started(tmp_path, more=["--slots", "1"])
+    try:
+        one.run("install", "--name=slowly", str(tmp_path))
+        assert together(one.url, 6, "slowly.slowly.rest", {}, timeout=60) == ["rested"] * 6
+    finally:
+        one.stop()

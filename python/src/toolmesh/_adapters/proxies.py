@@ -1,0 +1,177 @@
+"""Tools of the mesh as functions, which DSPy's tools are made of: toolmesh.dspy has them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from .. import mesh as _here
+from .._core import errors, values
+from .._host import serving
+from .._locks import lock
+from ..client import Mesh
+from ..remote import Description, declared
+
+CALL = 30.0  # seconds that a call has whose tool declares no time
+CHUNK = 60.0  # seconds between two items of a stream
+_CACHED = 100
+
+
+class RPCProxyTool:
+    """A tool of the mesh as a function: proxy("Oslo", days=2).
+
+    mesh is where it is called, and None the mesh that the program is in. timeout is
+    the time of a call in seconds; without one the tool's own holds, else CALL. told is
+    what the mesh says of the tool: without it, it is asked for when it is
+    first needed, for arguments by position. Any thread may call it, many at once.
+    Failures are MeshErrors: those of arguments, sizes and unknown tools are
+    ValueErrors too, and what is late is a TimeoutError.
+    """
+
+    def __init__(self, tool_id: str, tool_name: str = "", mesh: Mesh | None = None, *,
+                 timeout: float | None = None, told: Description | None = None) -> None:
+        if not isinstance(tool_id, str) or not tool_id:
+            raise ValueError("a tool has an id: text that is not empty")
+        self.tool_id = tool_id
+        self.tool_name = tool_name or tool_id
+        self.timeout = timeout
+        self._mesh = mesh
+        self._told = told
+        self._named = told._named if told is not None else tool_id
+        self.__name__ = self.tool_name
+        self.__doc__ = told.description if told is not None else None
+        if told is not None:
+            self.__signature__ = told.__signature__
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls the tool and returns its result."""
+        return self._caller().call(self._named, self._arguments(args, kwargs), timeout=self._limit(CALL))
+
+    async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
+        """As a call, for coroutines."""
+        return await self._caller().acall(self._named, self._arguments(args, kwargs), timeout=self._limit(CALL))
+
+    def _caller(self) -> Any:
+        if self._mesh is not None:
+            return self._mesh
+        return _here if _here.in_tool() or serving.current.get() is not None else _here.default()
+
+    def _limit(self, usual: float) -> float | None:
+        if self.timeout is not None:
+            return self.timeout
+        return None if self._told is not None and self._told.annotations.get("timeout") else usual
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if not args:
+            return kwargs  # the mesh checks them
+        if self._told is None:
+            caller = self._caller()
+            if caller is _here:
+                raise errors.error("invalid_arguments", "arguments by position need the tool's input_schema; "
+                                   "give them by name", tool=self.tool_id, started=False, origin="caller")
+            self._told = told = caller.tool(self.tool_id)
+            return dict(told.arguments(args, kwargs))
+        return self._told.arguments(args, kwargs)
+
+
+class StreamingRPCProxyTool(RPCProxyTool):
+    """A tool whose items come one by one: for item in proxy(...). timeout is the longest
+    time in seconds between two items, CHUNK without one; the whole is bound by
+    toolmesh.scope, and inside a tool by that tool's own time alone. Closing the
+    generator cancels the call."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Calls the tool and yields its items."""
+        return self._options("stream")(self._named, self._arguments(args, kwargs))  # type: ignore[no-any-return]
+
+    def acall(self, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+        """As a call, for coroutines."""
+        return self._options("astream")(self._named, self._arguments(args, kwargs))  # type: ignore[no-any-return]
+
+    def _options(self, name: str) -> Callable[..., Any]:
+        stream: Callable[..., Any] = getattr(self._caller(), name)
+        if self._caller() is _here:
+            return stream
+        return lambda tool, args: stream(tool, args, idle=self._limit(CHUNK))
+
+
+class CachedRPCProxyTool(RPCProxyTool):
+    """A tool whose results are kept, for cache_ttl seconds and of the last 100 calls:
+    for tools that answer the same to the same. Failures are not kept. Every caller has
+    a result of its own, which it may change."""
+
+    def __init__(self, *args: Any, cache_ttl: float = 300, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cache_ttl = cache_ttl
+        self._lock = lock()
+        self._kept: OrderedDict[str, tuple[float, Any]] = OrderedDict()
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls the tool, or returns what it answered before."""
+        arguments = self._arguments(args, kwargs)
+        key = self._key(arguments)
+        kept = self._find(key)
+        if kept is None:
+            kept = (super().__call__(**arguments),)
+            self._keep(key, kept[0])
+        return copy.deepcopy(kept[0])
+
+    async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
+        """As a call, for coroutines."""
+        arguments = self._arguments(args, kwargs)
+        key = self._key(arguments)
+        kept = self._find(key)
+        if kept is None:
+            kept = (await super().acall(**arguments),)
+            self._keep(key, kept[0])
+        return copy.deepcopy(kept[0])
+
+    def _key(self, arguments: dict[str, Any]) -> str:
+        # As it is sent: nested values have a key too, and 1, 1.0 and True have three.
+        session = self._mesh.session_name if self._mesh is not None else ""
+        return session + "\n" + json.dumps(plain(arguments, self.tool_id), sort_keys=True)
+
+    def _find(self, key: str) -> tuple[Any] | None:
+        with self._lock:
+            until, value = self._kept.get(key, (0.0, None))
+            if time.monotonic() >= until:
+                self._kept.pop(key, None)
+                return None
+            self._kept.move_to_end(key)
+            return (value,)
+
+    def _keep(self, key: str, value: Any) -> None:
+        with self._lock:
+            self._kept[key] = time.monotonic() + self.cache_ttl, copy.deepcopy(value)
+            self._kept.move_to_end(key)
+            if len(self._kept) > _CACHED:
+                self._kept.popitem(last=False)
+
+
+def whole(proxy: RPCProxyTool, /, *args: Any, **kwargs: Any) -> Any:
+    """The result of a proxy; of a stream the list of its items."""
+    found = proxy(*args, **kwargs)
+    return list(found) if isinstance(proxy, StreamingRPCProxyTool) else found
+
+
+async def awhole(proxy: RPCProxyTool, /, **kwargs: Any) -> Any:
+    """As whole, for coroutines."""
+    if isinstance(proxy, StreamingRPCProxyTool):
+        async with contextlib.aclosing(proxy.acall(**kwargs)) as items:  # type: ignore[type-var]
+            return [item async for item in items]
+    return await proxy.acall(**kwargs)
+
+
+def plain(arguments: dict[str, Any], tool: str, schema: dict[str, Any] | None = None) -> Any:
+    """Arguments as the JSON that is sent."""
+    try:
+        body = values.encode(arguments)
+    except (values.NotSerializable, TypeError, ValueError) as failure:
+        raise errors.error("invalid_arguments", f"not JSON: {failure}", tool=tool, started=False,
+                           origin="caller") from None
+    return values.decode(declared(body, schema or {}))

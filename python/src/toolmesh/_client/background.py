@@ -1,0 +1,166 @@
+"""The event loop of the process's Mesh objects, on a thread of its own, and how other threads have it work."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import functools
+import os
+import threading
+import typing
+
+from .._core import errors
+from .._locks import lock
+from .answers import refused
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    T = typing.TypeVar("T")
+
+
+class Background:
+    """The loop and its thread, from the first use on."""
+
+    def __init__(self) -> None:
+        self.lock = lock()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.thread: threading.Thread | None = None
+        self.pid = 0
+        self.over = False
+
+    def start(self) -> asyncio.AbstractEventLoop:
+        """The loop, which runs."""
+        if self.over:
+            raise refused("unavailable", "the interpreter is shutting down: no tool can be called any more")
+        loop = self.loop
+        if loop is not None and self.pid == os.getpid():
+            if threading.current_thread() is self.thread:
+                raise RuntimeError("a Mesh was used on its own event loop; AsyncMesh is for coroutines")
+            return loop
+        with self.lock:
+            if self.loop is None or self.pid != os.getpid():
+                # After a fork the parent's thread and loop are not here; its sockets are left alone.
+                loop = asyncio.new_event_loop()
+                loop.set_debug(False)  # under python -X dev: what it would say of this loop is nobody's business
+                thread = threading.Thread(target=self._run, args=(loop,), name="toolmesh", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as failure:
+                    loop.close()
+                    raise refused("unavailable", f"the mesh gets no thread: {failure}") from None
+                self.thread, self.loop, self.pid = thread, loop, os.getpid()
+            return self.loop
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    def end(self) -> None:
+        """Ends the loop, and with it what is under way, when the interpreter does."""
+        with self.lock:
+            self.over = True
+            loop, thread = self.loop, self.thread
+            if loop is None or thread is None or self.pid != os.getpid() or loop.is_closed():
+                return
+            loop.call_soon_threadsafe(loop.stop)
+        thread.join(2)
+
+    def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
+        """Runs a coroutine that is made there. Cancelling the future cancels it."""
+        loop = self.start()
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def begin() -> None:
+            if future.cancelled():
+                return
+            task = loop.create_task(make())
+            task.add_done_callback(functools.partial(_settle, future))
+            future.add_done_callback(functools.partial(_give_up, loop, task))
+
+        loop.call_soon_threadsafe(begin)
+        return future
+
+    def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """submit, and waits for it. An exception in the waiting thread cancels it."""
+        loop, work = self.start(), _Awaited(make)
+        try:
+            loop.call_soon_threadsafe(work.begin, loop)
+            while not work.ended.acquire(timeout=1):  # a signal may come just before it waits
+                pass
+        except BaseException:
+            work.given_up = True
+            loop.call_soon_threadsafe(work.give_up)
+            raise
+        if work.failure is None:
+            return typing.cast("T", work.value)
+        try:
+            raise work.failure
+        except asyncio.CancelledError:
+            raise errors.error("cancelled", "the mesh was closed while the call ran", origin="caller") from None
+        finally:
+            del work
+
+
+class _Awaited:
+    """A coroutine that one thread waits for: a bare lock, which costs a third of a future."""
+
+    __slots__ = ("make", "ended", "task", "given_up", "value", "failure")
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self.make, self.ended = make, threading.Lock()
+        self.task: asyncio.Task[None] | None = None
+        self.given_up, self.value = False, None
+        self.failure: BaseException | None = None
+        self.ended.acquire()
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self.given_up:
+            self.task = loop.create_task(self.run())
+
+    async def run(self) -> None:
+        try:
+            self.value = await self.make()
+        except BaseException as failure:  # noqa: B036 - it is raised where it is waited for
+            self.failure = failure
+        if not background.over:  # else the waiting thread is a daemon, which ends with the interpreter
+            self.ended.release()
+
+    def give_up(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+def _give_up(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], future: concurrent.futures.Future[Any]) -> None:
+    if future.cancelled() and not loop.is_closed():
+        loop.call_soon_threadsafe(task.cancel)
+
+
+def _settle(future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
+    if background.over:
+        return  # the waiting thread is a daemon, which ends with the interpreter
+    if future.cancelled() or not future.set_running_or_notify_cancel():
+        if not task.cancelled():
+            task.exception()  # seen
+        return
+    if task.cancelled():
+        future.set_exception(concurrent.futures.CancelledError())
+    elif task.exception() is not None:
+        future.set_exception(task.exception())
+    else:
+        future.set_result(task.result())
+
+
+background = Background()
+atexit.register(background.end)

@@ -1,0 +1,259 @@
+"""What the parts of the client hand one another: a call, a request that waits for an answer, a node, a stored value."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import time
+import typing
+
+from . import names
+from .answers import timed_out
+from .clock import FOREVER
+
+if typing.TYPE_CHECKING:
+    import itertools
+    from collections.abc import Coroutine, Mapping
+    from typing import Any
+
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+    from .._core import errors
+    from .._worker.schemas.files import File
+
+SILENCE = 2.5  # seconds without a sign after which a node may be lost
+AGAIN = ".again"  # behind the inbox of a request that is sent again: a 503 to it is not one to the first
+_REFUSED = 0.1  # seconds for which a node that had no room is passed over, at most
+
+
+def new_rpc_id(prefix: str = "rpc_") -> str:
+    """A name for a call: a UUID of version 7, as the mesh's own clients make."""
+    number = time.time_ns() // 1_000_000 << 80 | 7 << 76 | secrets.randbits(12) << 64 | 2 << 62 | secrets.randbits(62)
+    return f"{prefix}{number:032x}"
+
+
+class Ref(typing.NamedTuple):
+    """What stands for a value that is in the store."""
+
+    name: str
+    digest: str
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str] | None) -> Ref | None:
+        """The reference in a message's headers."""
+        name = (headers or {}).get("Mesh-Ref", "")
+        return cls(name, (headers or {}).get("Mesh-Digest", "")) if name else None
+
+    @property
+    def ident(self) -> str:
+        """The name without its session."""
+        return self.name.partition(".")[2]
+
+
+@dataclasses.dataclass(eq=False)
+class Place:
+    """A node that serves a tool."""
+
+    node: str
+    boot: str
+    load: float  # which part of its slots is taken, by its own word
+    slots: int
+    weight: float
+    ours: int = 0  # calls of ours that it has
+    full: float = 0.0  # until when it has no room, by time.monotonic
+
+    def taken(self) -> float:
+        """Which part of its slots is taken, as far as is known."""
+        return max(self.load, self.ours / self.slots)
+
+    def refused(self, after: float) -> None:
+        """Notes that it had no room, and said when to come again."""
+        self.full = time.monotonic() + min(after, _REFUSED)
+
+
+@dataclasses.dataclass
+class Call:
+    """What is sent, and how. Times are seconds."""
+
+    session: str
+    tool: str
+    body: bytes
+    rpc_id: str
+    timeout: float | None = None
+    idempotent: bool = False
+    isolation: str | None = None
+    revision: str | None = None
+    no_cache: bool = False
+    deadline: float = 0.0  # when the timeout ends, by time.monotonic
+    batch: bool = False  # the body is one: it goes to no tool, and to no node
+    key: str | None = None  # idempotency key
+    place: Place | None = None  # which node it is sent to; None: any that the server chooses
+    queue: bool = False  # it goes to any
+    ref: Ref | None = None  # where the body is, if that is too large for a message
+    files: list[tuple[str, File]] = dataclasses.field(default_factory=list)  # by what stands for them in the body
+    stored: list[Ref] = dataclasses.field(default_factory=list)  # those of them that are in the store
+    ran: bool | None = False  # whether an attempt began, or None where that is not known
+    asked: asyncio.Task[bool] | None = None  # whether its tool is idempotent, once its node is missed
+    described: str = ""  # the revision at which its caller was told what the tool takes
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None:
+            self.deadline = time.monotonic() + min(self.timeout, FOREVER)
+
+    def left(self) -> float | None:
+        """The seconds that are left; ToolTimeout when none are."""
+        if self.timeout is None:
+            return None
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise timed_out(self.tool, self.timeout, False)
+        return left
+
+    def headers(self) -> dict[str, str]:
+        """The headers of the request."""
+        found = {"Mesh-Rpc-Id": self.rpc_id, "Mesh-Keepalive": "1", "Mesh-Accept-Ref": "1"}
+        if self.ref is not None:
+            found["Mesh-Ref"], found["Mesh-Digest"] = self.ref
+        left = self.left()
+        if left is not None:
+            found["Mesh-Timeout-Ms"] = str(max(1, int(left * 1000)))
+        if self.isolation:
+            found["Mesh-Isolation"] = self.isolation
+        if self.revision:
+            found["Mesh-Revision"] = self.revision
+        if self.tool:
+            found["Mesh-Read"] = "1"
+        if self.no_cache:
+            found["Mesh-Cache"] = "bypass"
+        if self.key is not None:
+            found["Mesh-Idempotency-Key"] = self.key
+        if self.tool and names.hashed(names.tool(self.tool)):
+            found["Mesh-Tool"] = self.tool
+        if names.hashed(names.token(self.session)):
+            found["Mesh-Session"] = self.session
+        return found
+
+
+@dataclasses.dataclass
+class Node:
+    """What is heard of a node."""
+
+    boot: str = ""
+    heard: float = 0.0  # when its last heartbeat came
+    beats: int = 0  # of this boot, in a row
+
+    def beat(self, boot: str) -> None:
+        """Takes a heartbeat."""
+        now = time.monotonic()
+        if boot != self.boot or now - self.heard > SILENCE:
+            self.boot, self.beats = boot, 0
+        self.heard = now
+        self.beats += 1
+
+    def well(self, boot: str) -> bool:
+        """Whether that start may be sent calls, by what was heard."""
+        return not self.boot or self.boot == boot and time.monotonic() - self.heard <= SILENCE
+
+
+class Pending:
+    """A question that is under way. Whoever waits for it wakes with each message and each nudge."""
+
+    def __init__(self, connection: Link, subject: str) -> None:
+        self.connection = connection
+        self.subject = subject
+        self.token = str(next(connection.numbers))
+        self.call: Call | None = None
+        self.messages: list[Msg] = []
+        self.error: errors.MeshError | None = None
+        self.node = self.boot = ""
+        self.high = 0  # Mesh-High of the last keepalive
+        self.sent = self.sign = self.asked = time.monotonic()
+        self.sought = 0.0  # when it was last asked which node has the call
+        self.quiet = False  # at the last look nothing was heard, over a connection that is well
+        self._waiter: asyncio.Future[None] | None = None
+        connection.pending[self.token] = self
+
+    @property
+    def inbox(self) -> str:
+        """Where answers come, once there is a connection."""
+        return self.connection.inbox + self.token
+
+    def close(self) -> None:
+        """Whatever still comes is dropped."""
+        self.connection.pending.pop(self.token, None)
+
+    def take(self, message: Msg) -> None:
+        """Takes an answer."""
+        headers = message.headers
+        if headers is not None:
+            if not message.data and "Mesh-Keepalive" in headers:
+                self.heard(headers)
+                return
+            if message.subject.endswith(AGAIN) and headers.get("Status") == "503":
+                return  # its node is going: whether it ran the call is for the liveness to say
+        self.messages.append(message)
+        self.nudge()
+
+    def heard(self, headers: dict[str, str]) -> None:
+        """Takes a sign of life."""
+        self.sign = time.monotonic()
+        if not self.node and headers.get("Mesh-Node") and headers.get("Mesh-Boot"):
+            self.node, self.boot = headers["Mesh-Node"], headers["Mesh-Boot"]
+            self.connection.listen(self.node)
+        high = headers.get("Mesh-High", "").partition(";")[0]
+        if high.isdigit():
+            self.high = max(self.high, int(high))
+
+    def fail(self, error: errors.MeshError) -> None:
+        """Ends the wait."""
+        self.error = self.error or error
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Wakes whoever waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        """Until a message is there, a nudge came, or the time has passed."""
+        if self.messages or self.error is not None:
+            return
+        loop = self.connection.loop
+        self._waiter = loop.create_future()
+        timer = loop.call_later(seconds, self.nudge)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+
+class Link(typing.Protocol):
+    """What the parts of a connection know of it."""
+
+    loop: asyncio.AbstractEventLoop
+    inbox: str
+    nodes: dict[str, Node]
+    pending: dict[str, Pending]
+    numbers: itertools.count[int]
+
+    def listen(self, node: str) -> None:
+        """Hears a node's heartbeats from now on."""
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs work of its own beside what is under way."""
+
+    async def ready(self) -> Client:
+        """The NATS client; Unavailable while there is no link."""
+        ...
+
+    async def publish(
+        self, subject: str, body: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Sends what needs no answer, if there is a link."""
+
+    async def registry(self, session: str, verb: str, question: dict[str, Any]) -> dict[str, Any]:
+        """A question to the registry."""
+        ...

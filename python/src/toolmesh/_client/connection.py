@@ -1,0 +1,652 @@
+"""One connection of one event loop: requests out, answers in, which node is alive.
+
+All answers come to one inbox, each under a token of its own. A call is one
+message out and one in. What goes beyond that, keepalives and the heartbeats of
+the nodes that run long calls, is for finding out that a node is gone:
+docs/protocol, sections 4, 6 and 7. Nothing here is for other threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import itertools
+import json
+import logging
+import math
+import os
+import random
+import re
+import secrets
+import time
+import typing
+
+import nats.errors
+from nats.aio.client import Client
+
+from .._core import errors, values
+from . import finding, names, payloads, routes
+from .answers import Nobody, outdated, refused, result, timed_out, unreachable, unserved
+from .call import AGAIN, SILENCE, Call, Node, Pending, Ref
+from .clock import Clock
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+
+    from .finding import Found
+
+_log = logging.getLogger("toolmesh")
+MISSING = 1.3  # after which a keepalive is missed
+TICK = 0.1
+_PING = 0.4
+_WAIT = 10.0  # seconds that a question about a task may wait for its end
+_REST = 0.2  # seconds before one is asked again that nobody has answered
+_ANSWER = 5.0  # how long a question to the registry may take
+_OTHERS = 0.3  # after which others are asked as well, and how long a lost call waits for what was asked beside it
+_GRACE = 1.0  # how much longer than its time a call's own answer is waited for
+_CONNECTING = 5.0  # seconds
+_ATTEMPTS = 6  # how often a call that did not start is sent again
+_LOSSES = 2  # of them after its node was lost
+_BUSY = 0.005  # first pause before that; doubles
+_SEEK = 1.0  # seconds between two questions which node has a call
+_CUT = "connection_cut"  # why a call's answer is lost
+_NODES = 1024
+_ALIASES = 10_000
+_DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
+
+
+class Connection:
+    """The connection of one event loop, made when it is first used."""
+
+    def __init__(self, find: Callable[[], Found], name: str, session: str) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.pid = os.getpid()
+        self.pending: dict[str, Pending] = {}
+        self.numbers = itertools.count(1)
+        self.inbox = ""
+        self.generation = 0  # of the link to the server
+        self.since = 0.0  # when that was made
+        self._find, self._name, self._session = find, name, session
+        self._nc: Client | None = None
+        self._opening = asyncio.Lock()
+        self._denied: set[str] = set()  # inboxes that may not be subscribed
+        self.nodes: dict[str, Node] = {}
+        self._heartbeats: dict[str, Subscription] = {}
+        self._aliases: dict[tuple[str, str], str] = {}
+        self._routes = routes.Routes(self)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._last_error: BaseException | None = None
+        self._warned: set[str] = set()  # tools whose results did not fit
+        self.closed, self._clock = False, Clock()
+
+    # The link.
+
+    def keep(self) -> None:
+        """Closes the connection when its event loop ends without that, as asyncio.run does."""
+        async def guard() -> None:
+            try:
+                await self.loop.create_future()
+            except asyncio.CancelledError:
+                await self.close()
+
+        self.beside(guard())
+
+    def drop(self) -> None:
+        """Has it close: nobody will use it again."""
+        self.beside(self.close())
+
+    async def ready(self) -> Client:
+        """The NATS client; Unavailable while there is no link."""
+        nc = self._nc
+        if self.closed:
+            raise refused("unavailable", "the mesh was closed")
+        if nc is None or nc.is_closed:
+            async with self._opening:
+                if self._nc is None or self._nc.is_closed:
+                    await self._open()
+                nc = self._nc
+        assert nc is not None
+        if not nc.is_connected:
+            raise refused("unavailable", "the connection to the mesh is lost, and being made again: nothing was sent",
+                          retryable=True)
+        return nc
+
+    async def _open(self) -> None:
+        try:
+            found = self._find()
+        except (OSError, ValueError) as failure:
+            code = "invalid_request" if isinstance(failure, ValueError) else "unavailable"
+            raise refused(code, str(failure)) from None
+        where = ", ".join(map(finding.shown, found.servers))
+        try:
+            nc = Client() if found.tls is None else _Secure()
+            await asyncio.wait_for(nc.connect(
+                servers=list(found.servers), name=self._name or "toolmesh", user=found.user, password=found.password,
+                token=found.token, user_credentials=found.creds, nkeys_seed_str=found.nkey, tls=found.tls,
+                tls_handshake_first=found.tls_first,
+                # A request that cannot be sent now is refused, not kept: it would run when nobody waits for it.
+                pending_size=2 << 20, connect_timeout=2, max_reconnect_attempts=1,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # seconds
+                error_cb=self._failed, disconnected_cb=self._disconnected, reconnected_cb=self._connected,
+                closed_cb=self._closed,
+            ), _CONNECTING)
+        except asyncio.CancelledError:
+            raise
+        except Exception as failure:
+            cause = self._last_error if isinstance(failure, nats.errors.NoServersError) else failure
+            raise unreachable(where, cause or failure) from None
+        if isinstance(nc, _Secure) and not nc.secured:
+            await nc.close()  # an nats-py that asks otherwise
+            raise refused("unavailable", "this version of nats-py cannot be made to use TLS: take another")
+        nc.options["max_reconnect_attempts"] = -1
+        self._nc = nc
+        try:
+            await self._subscribe_inbox(nc, bool(found.creds or found.nkey))
+        except BaseException:
+            self._nc = None
+            await nc.close()
+            raise
+        await self._connected()
+
+    async def _subscribe_inbox(self, nc: Client, key: bool) -> None:
+        """Takes the first inbox that the credentials allow."""
+        prefixes = ["_INBOX"]
+        if key:
+            prefixes = ["_INBOX_mesh_admin", f"_INBOX_{names.token(self._session)}", "_INBOX_mesh_node", *prefixes]
+        for prefix in prefixes:
+            self.inbox = f"{prefix}.{secrets.token_hex(11)}."
+            subscription = await nc.subscribe(self.inbox + ">", cb=self._receive, pending_msgs_limit=0,
+                                              pending_bytes_limit=0)
+            if key:
+                await nc.flush()
+                if self.inbox + ">" in self._denied:
+                    with contextlib.suppress(nats.errors.Error):
+                        await subscription.unsubscribe()
+                    continue
+            return
+        raise refused("permission_denied", f"the key may hear none of the inboxes {', '.join(prefixes)}: "
+                                           "the key of a session is used with that session")
+
+    async def close(self) -> None:
+        """Ends the connection for good; what is under way fails."""
+        if self.closed:
+            return
+        self.closed = True
+        for one in list(self.pending.values()):
+            one.fail(errors.error("unavailable", "the mesh was closed while the call ran", origin="caller"))
+        for _ in range(3):
+            await asyncio.sleep(0)  # the cancels of what was under way are written, and sent by what follows
+        nc, self._nc = self._nc, None
+        others = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        if nc is not None and not nc.is_closed:
+            await nc.close()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _failed(self, failure: Exception) -> None:
+        self._last_error = failure
+        denied = _DENIED.search(str(failure))
+        if denied is None:
+            return
+        what, subject = denied.groups()
+        if what.lower() == "subscription":
+            self._denied.add(subject)
+        for one in self.pending.values():  # it refuses one by one, in the order in which they were sent
+            if one.subject == subject and one.error is None and not one.messages and one.sign == one.sent == one.asked:
+                one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {subject}: "
+                                                      "a session of somebody else needs its key"))
+                break
+
+    async def _disconnected(self) -> None:
+        for one in list(self.pending.values()):
+            one.nudge()
+
+    async def _connected(self) -> None:
+        self.generation += 1
+        self.since = time.monotonic()
+        for one in list(self.pending.values()):
+            one.nudge()
+
+    async def _closed(self) -> None:
+        for one in list(self.pending.values()):
+            one.fail(errors.error("unavailable", f"the connection to the mesh has ended: {self._last_error}",
+                                  origin="caller", retryable=True))
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a link now."""
+        return self._nc is not None and self._nc.is_connected
+
+    async def _receive(self, message: Msg) -> None:
+        one = self.pending.get(message.subject[len(self.inbox):].partition(".")[0])
+        if one is not None:
+            one.take(message)
+
+    async def publish(self, subject: str, body: bytes = b"", reply: str = "",
+                      headers: dict[str, str] | None = None) -> None:
+        """Sends what needs no answer, if there is a link."""
+        if self.connected:
+            assert self._nc is not None
+            with contextlib.suppress(nats.errors.Error):
+                await self._nc.publish(subject, body, reply, headers)
+
+    async def subscribe(self, subject: str, take: Callable[[Msg], None]) -> Callable[[], None]:
+        """Hands take each message; what is returned ends that."""
+        nc = await self.ready()
+
+        subscription = await nc.subscribe(subject, cb=_async(take), pending_msgs_limit=0, pending_bytes_limit=0)
+
+        return lambda: self.beside(_ended(subscription))
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Nodes.
+
+    def listen(self, node: str) -> None:
+        """Hears a node's heartbeats from now on."""
+        if node in self.nodes:
+            return
+        if len(self.nodes) >= _NODES:
+            self._forget(next(iter(self.nodes)))
+        self.nodes[node] = Node()
+        self.beside(self._listen(node))
+
+    async def _listen(self, node: str) -> None:
+        def beat(message: Msg) -> None:
+            with contextlib.suppress(ValueError):
+                body = json.loads(message.data)
+                heard = self.nodes.get(node)
+                if heard is not None and isinstance(body, dict) and body.get("boot"):
+                    heard.beat(str(body["boot"]))
+
+        with contextlib.suppress(nats.errors.Error, errors.MeshError):
+            assert self._nc is not None
+            subscription = await self._nc.subscribe(names.heartbeat(node), cb=_async(beat))
+            self._heartbeats[node] = subscription
+
+    def _forget(self, node: str) -> None:
+        self.nodes.pop(node, None)
+        subscription = self._heartbeats.pop(node, None)
+        if subscription is not None:
+            self.beside(_ended(subscription))
+
+    async def alive(self, one: Pending, since: float) -> None:
+        """Raises NodeLost once the node of a call, silent since then, counts as lost, and Unavailable once our own
+        connection is what is lost."""
+        last = max(one.sign, since)
+        node = self.nodes.get(one.node)
+        if node is not None:
+            if node.boot and node.boot != one.boot and node.beats > 1:
+                raise self._lost(one, "has restarted")
+            if node.boot == one.boot:
+                last = max(last, node.heard)
+        last = max(last, self.since)  # what was said before went to the link that is gone
+        if (quiet := time.monotonic() - last) < SILENCE:
+            one.quiet = False
+            if quiet > MISSING and one.call is not None and one.call.asked is None:
+                one.call.asked = self.loop.create_task(self._idempotent(one.call))
+                self._tasks.add(one.call.asked)
+                one.call.asked.add_done_callback(self._tasks.discard)
+            return
+        generation = self.generation
+        try:
+            if not self.connected:
+                raise ConnectionError("not connected")
+            assert self._nc is not None
+            await self._nc.flush(_PING)  # type: ignore[arg-type]  # seconds
+        except (nats.errors.Error, OSError, asyncio.TimeoutError) as failure:
+            raise errors.error("unavailable", f"the connection to the mesh was lost while the call ran: {failure}",
+                               tool="", origin="caller") from None
+        # What was on its way has arrived before the ping's answer, and is looked at before the next look.
+        if generation != self.generation or one.messages or one.sign > last or node is not None and node.heard > last:
+            return
+        if one.quiet:
+            raise self._lost(one, f"has been silent for {SILENCE} s")
+        one.quiet = True
+
+    async def seek(self, one: Pending, call: Call) -> None:
+        """Finds the node of a call of which none is known after the link was cut, so that it can be asked again."""
+        now = time.monotonic()
+        if one.node or call.batch or self.since <= one.sent or not self.connected or now - one.sought < _SEEK:
+            return
+        one.sought = now
+        with contextlib.suppress(Nobody, errors.MeshError):
+            at = await self.ask(names.control(call.session, call.rpc_id), {"type": "where"}, wait=_SEEK / 2)
+            one.heard({"Mesh-Node": str(at.get("node", "")), "Mesh-Boot": str(at.get("boot", ""))})
+
+    def _lost(self, one: Pending, why: str) -> errors.MeshError:
+        if not one.node and self.since > one.sent:
+            return errors.error(
+                "unavailable", "the connection to the mesh was cut while the call ran, and no node says that it has "
+                "the call: whether the tool ran is not known. A NATS server cuts a connection that does not read what "
+                "waits for it, by default 64 MiB or for 10 s", origin="caller", details={"reason": _CUT})
+        name = f"node {one.node}" if one.node else "the call's node"
+        self._forget(one.node)
+        if one.call is not None:
+            self._routes.elsewhere(one.call)
+        return errors.error("node_lost", f"{name} {why}: whether the tool ran is not known", origin="caller",
+                            details={"node": one.node} if one.node else {})
+
+    async def resend(self, one: Pending, call: Call, headers: dict[str, str], since: float) -> None:
+        """Asks the node again for a call of which it, alive and the same as ever, has said nothing since then: the
+        request or its answer got lost. It knows the name of the call, and runs it once at most."""
+        node = self.nodes.get(one.node)
+        now = time.monotonic()
+        if (node is None or not self.connected or now - max(one.sign, since, one.asked) < SILENCE
+                or node.boot != one.boot or node.beats * 1.0 < SILENCE or now - node.heard > SILENCE):
+            return
+        assert self._nc is not None
+        one.asked = now
+        again = {**headers, "Mesh-Boot": one.boot, "Mesh-Again": str(int((now - one.sent) * 1000) + 1)}
+        with contextlib.suppress(nats.errors.Error):
+            where = one.subject if call.batch else names.node_call(one.node, call.session, call.tool)
+            await self._nc.publish(where, call.body, one.inbox + AGAIN, again)
+
+    # Calls.
+
+    def headers(self, call: Call) -> dict[str, str]:
+        """The headers of a request, with its deadline once the mesh's time is known, which is asked for beside it."""
+        if self._clock.asks():
+            self.beside(self._clock.measure(self.ask(names.registry(call.session, "time"), {}, wait=2)))
+        return self._clock.dated(call.headers(), call.left())
+
+    async def send(self, one: Pending, call: Call, headers: dict[str, str]) -> None:
+        """Sends a call for the first time."""
+        nc = await self.ready()
+        check_size(nc, call, headers)
+        one.sent = one.sign = one.asked = time.monotonic()
+        try:
+            await nc.publish(one.subject, call.body, one.inbox, headers)
+        except nats.errors.Error as failure:
+            raise refused("unavailable", f"the request could not be sent: {failure}", call.tool) from None
+
+    async def call(self, call: Call) -> bytes:
+        """A unary call: its result's JSON."""
+        found: bytes = await self.attempts(call, self._unary)
+        return found
+
+    async def attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
+        """Sends a call until it has an answer. Arguments that no message carries are stored before."""
+        nc = await self.ready()
+        if len(call.body) + payloads.ROOM > nc.max_payload:
+            call.ref = await payloads.put(self, call.session, io.BytesIO(call.body), len(call.body), call.deadline)
+            call.body = b""
+        try:
+            return await self._attempts(call, send)
+        except BaseException as failure:
+            if isinstance(failure, errors.MeshError) and failure.started is False:
+                failure.started = call.ran  # the last attempt speaks of itself
+            if call.ref is not None:
+                self.beside(payloads.delete(self, call.session, call.ref))  # it may never have begun
+            raise
+        finally:
+            for one in call.stored:
+                self.beside(payloads.delete(self, call.session, one))
+
+    async def _attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
+        """Sends a call until it has an answer that is more than "not here, not now". Only what provably did not start
+        is sent again, or what is idempotent."""
+        asked_for, first = call.tool, call.rpc_id
+        call.tool = self._aliases.get((call.session, asked_for), asked_for)
+        resolved, lost, waits = False, 0, 0
+        until = time.monotonic() + routes.ROOM if call.timeout is None else call.deadline
+        for number in itertools.count(1):
+            try:
+                return await send(call)
+            except Nobody:
+                if self._routes.elsewhere(call):
+                    continue
+                if call.batch:
+                    raise refused("unavailable", "nobody runs batches: that needs an agent, or a router that serves "
+                                                 "functions") from None
+                if resolved:
+                    raise unserved(call.tool, "") from None
+                resolved = True
+                other, reason = await self.resolve(call.session, asked_for)
+                if other == call.tool:
+                    raise unserved(call.tool, reason) from None
+                if len(self._aliases) >= _ALIASES:
+                    self._aliases.clear()
+                self._aliases[call.session, asked_for] = call.tool = other
+            except errors.MeshError as failure:
+                failure.tool = failure.tool or call.tool
+                outdated(failure, call.described)
+                if failure.started is not False and not call.ran:
+                    call.ran = failure.started
+                pause = routes.room(failure, waits)
+                if pause is not None:
+                    if self._routes.refused(call, failure, pause) and number - waits < _ATTEMPTS:
+                        continue  # on another node
+                    if (left := until - time.monotonic()) <= pause:
+                        raise
+                    waits += 1
+                    await asyncio.sleep(pause + random.uniform(0, min(pause, left - pause) / 2))
+                    continue
+                if (number - waits >= _ATTEMPTS or "waited_ms" in failure.details  # for long enough
+                        or failure.details.get("reason") == "session_worker_unavailable"):  # the next has a new worker
+                    raise
+                if routes.gone(failure) and self._routes.elsewhere(call):
+                    continue
+                if failure.started is False and (
+                    failure.code == "busy" or failure.code == "unavailable" and failure.origin != "caller"
+                ):
+                    pause = _BUSY * 2 ** min(number - waits - 1, 5) * random.uniform(0.5, 1)
+                    if call.timeout is not None and call.deadline - time.monotonic() < pause:
+                        raise
+                    await asyncio.sleep(pause)
+                elif (
+                    ((failure.code == "node_lost" or failure.details.get("reason") == _CUT) and lost < _LOSSES
+                     or failure.code == "worker_crashed" and not lost)
+                    and not call.batch
+                    and (call.idempotent or call.key or await self._declared_idempotent(call))
+                ):
+                    lost += 1
+                    self._routes.elsewhere(call)
+                    call.rpc_id = names.again(first, lost)
+                else:
+                    raise
+        raise AssertionError
+
+    async def _declared_idempotent(self, call: Call) -> bool:
+        """Whether the tool of a call that was lost is declared so that it may be sent again."""
+        if call.asked is None:
+            return await self._idempotent(call)
+        asked = call.asked
+        return asked in (await asyncio.wait([asked], timeout=_OTHERS))[0] and asked.result()
+
+    async def _idempotent(self, call: Call) -> bool:
+        try:
+            answer = await self.registry(call.session, "candidates", {"tool": call.tool})
+        except errors.MeshError:
+            call.asked = None  # asked again, if the call is missed again
+            return False
+        return answer.get("idempotent") is True
+
+    async def _unary(self, call: Call) -> bytes:
+        place = self._routes.choose(call)
+        one = Pending(self, subject(call))
+        one.call = None if call.batch else call
+        if place is not None:
+            one.node, one.boot = place.node, place.boot
+            self.listen(place.node)
+            place.ours += 1
+        try:
+            headers = self.headers(call)
+            await self.send(one, call, headers)
+            last = time.monotonic()
+            while True:
+                wait = MISSING if last == one.sent else TICK
+                left = None if call.timeout is None else call.deadline + _GRACE - time.monotonic()
+                if left is not None and left <= 0:
+                    raise timed_out(call.tool, call.timeout or 0, None)
+                await one.wait(wait if left is None else min(wait, left))
+                if one.messages:
+                    value = await self._value(call, one.messages[0])
+                    if place is None and not call.batch:
+                        self._routes.learn(call)
+                    return value
+                if one.error is not None:
+                    raise one.error
+                now = time.monotonic()
+                if now - last > wait + 1:
+                    one.sign = now  # this process was frozen: listen anew
+                last = now
+                await self.seek(one, call)
+                await self.alive(one, one.asked)
+                await self.resend(one, call, headers, one.asked)
+        except (asyncio.CancelledError, errors.MeshError) as failure:
+            # Not what is lost: a cancel would reach what is made anew of it, too.
+            if (not one.messages and getattr(failure, "started", None) is not False
+                    and getattr(failure, "code", "") not in ("node_lost", "unavailable")):
+                await self.cancel(call, one.node)  # nobody waits for it any more
+            raise
+        finally:
+            one.close()
+            if place is not None:
+                place.ours -= 1
+
+    async def _value(self, call: Call, message: Msg) -> bytes:
+        """The result in an answer, or what that refers to, which is then deleted."""
+        headers = message.headers or {}
+        if "Mesh-Read" in headers:  # its node holds back more until it knows
+            where = names.control(call.session, call.rpc_id, headers.get("Mesh-Node", ""))
+            await self.publish(where, b'{"type":"read"}')
+        body = result(message)
+        if "Mesh-Warning" in headers:
+            self._warn(call.tool, headers["Mesh-Warning"])
+        ref = None if body else Ref.of(message.headers)
+        if ref is None:
+            return body
+        node = (message.headers or {}).get("Mesh-Node", "")
+        body = await payloads.read(self, call.session, ref, node, call.deadline)
+        await payloads.delete(self, call.session, ref, node)
+        return body
+
+    def _warn(self, tool: str, warning: str) -> None:
+        """Logs what is wrong with a result: for each tool once as a warning."""
+        _log.log(logging.DEBUG if tool in self._warned else logging.WARNING, "tool %s: %s", tool, warning)
+        if len(self._warned) < _ALIASES:
+            self._warned.add(tool)
+
+    async def cancel(self, call: Call, node: str) -> None:
+        """Tells the node of a call, or all nodes, to stop it, if there is a link."""
+        await self.publish(names.control(call.session, call.rpc_id, node))
+
+    async def cancelled(self, session: str, rpc_id: str) -> bool:
+        """Stops a call wherever it runs: whether a node had it."""
+        try:
+            answer = await self.ask(names.control(session, rpc_id), {"type": "cancel"}, wait=1)
+        except (Nobody, errors.ToolTimeout):
+            return False
+        return bool(answer.get("cancelled"))
+
+    # Questions.
+
+    async def ask(self, where: str, question: dict[str, Any] | bytes, wait: float = _ANSWER,
+                  others: float = math.inf) -> dict[str, Any]:
+        """One question to the mesh and its answer; raises Nobody. Others are asked as well each so many seconds."""
+        nc = await self.ready()
+        one = Pending(self, where)
+        until = time.monotonic() + wait
+        try:
+            body = question if isinstance(question, bytes) else json.dumps(question).encode()
+            await nc.publish(where, body, one.inbox)
+            again = time.monotonic() + others
+            while not one.messages:
+                left = until - time.monotonic()
+                if one.error is not None:
+                    raise one.error
+                if time.monotonic() >= again:
+                    again = time.monotonic() + others
+                    for _ in range(2):
+                        await self.publish(where, body, one.inbox)
+                if left <= 0:
+                    raise errors.error("deadline_exceeded", f"no answer on {where} within {wait:g} s", origin="caller")
+                await one.wait(max(min(left, again - time.monotonic()), 0))
+            answer = values.decode(result(one.messages[0]))
+        finally:
+            one.close()
+        if not isinstance(answer, dict):
+            raise errors.error("protocol_error", f"the answer on {where} is no object", origin="caller")
+        return answer
+
+    async def registry(self, session: str, verb: str, question: dict[str, Any]) -> dict[str, Any]:
+        """A question to the registry. A mesh that does not answer is Unavailable."""
+        try:
+            return await self.ask(names.registry(session, verb), question, others=_OTHERS)
+        except Nobody:
+            raise refused("unavailable", "a NATS server answers, but no mesh: run mesh up, or an agent") from None
+        except errors.ToolTimeout as failure:
+            raise refused("unavailable", f"the registry does not answer: {failure.message}") from None
+
+    async def task(self, session: str, verb: str, request: bytes) -> dict[str, Any]:
+        """A question about durable tasks. It may be sent twice, so it is while nobody answers it."""
+        wait = _ANSWER + _WAIT if verb == "wait" else _ANSWER
+        for again in (True, True, False):
+            try:
+                return await self.ask(names.task(session, verb), request, wait)
+            except Nobody:
+                failure = refused("unavailable", "nobody runs tasks: that needs an agent or a router")
+            except errors.ToolTimeout as late:
+                failure = errors.error("unavailable", f"the request about a task is not answered: {late.message}",
+                                       tool="", origin="caller", retryable=True)
+            if not again:
+                raise failure
+            await asyncio.sleep(_REST)
+        raise AssertionError
+
+    async def resolve(self, session: str, name: str) -> tuple[str, str]:
+        """The full id of a name, and why nobody serves it."""
+        answer = await self.registry(session, "resolve", {"name": name})
+        return str(answer.get("id", "")), str(answer.get("reason", ""))
+
+
+class _Secure(Client):
+    """A client that connects by TLS alone. nats-py leaves that to the server's first line, which
+    whoever is between may write: it would be told the password."""
+
+    secured = False
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection:
+            info["tls_required"] = self.secured = True
+        await super()._process_info(info, initial_connection)
+
+
+def check_size(nc: Client, call: Call, headers: dict[str, str]) -> None:
+    """Refuses what the server would end the connection for."""
+    size = len(call.body) + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) + 16
+    if size > nc.max_payload:
+        raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages of "
+                                           f"{nc.max_payload}", call.tool)
+
+
+def subject(call: Call) -> str:
+    """Where a call goes; InvalidRequest for names that cannot be."""
+    try:
+        if call.place is not None:
+            return names.node_call(call.place.node, call.session, call.tool)
+        return names.batch(call.session) if call.batch else names.call(call.session, call.tool)
+    except ValueError as failure:
+        raise refused("invalid_request", str(failure), call.tool) from None
+
+
+def _async(take: Callable[[Msg], None]) -> Callable[[Msg], typing.Awaitable[None]]:
+    async def receive(message: Msg) -> None:
+        take(message)
+
+    return receive
+
+
+async def _ended(subscription: Subscription) -> None:
+    with contextlib.suppress(nats.errors.Error, ValueError):
+        await subscription.unsubscribe()

@@ -1,0 +1,100 @@
+"""Indexes are put on the mesh by its command, mesh install, which asks an agent to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .. import binary
+from .._core import errors
+
+_log = logging.getLogger("toolmesh")
+_LOGIN = re.compile(r"([^/]*://)(?:[^/]*@|[^/@]*:[^/@]*[^0-9/@][^/@]*/.*@)")  # a password may have slashes
+_SETTINGS = {"servers": "MESH_NATS_URL", "context": "MESH_NATS_CONTEXT", "creds": "MESH_NATS_CREDS",
+             "nkey": "MESH_NATS_NKEY"}
+_FOLLOWED = 2.0  # seconds, as long as mesh install waits for the list
+
+
+def install(
+    source: str | os.PathLike[str], name: str, rev: str, env: Mapping[str, str] | None,
+    paths: Iterable[str | os.PathLike[str]], settings: Mapping[str, Any], session: str,
+    describe: Callable[[str], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Mesh.install on the mesh of these settings; returns what describe says of the tools."""
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    text = os.path.abspath(source) if os.path.exists(source) else os.fspath(source)
+    command = [binary.find(), "install", "--json", *(f"--path={_folder(os.fspath(one))}" for one in paths)]
+    if name:
+        command.append(f"--name={name}")
+    if rev:
+        command.append(f"--rev={rev}")
+    # All users of the machine can read a command line, and the variables are the index's, not the command's.
+    said = json.dumps({"source": text, "env": dict(env or {})}, ensure_ascii=False)
+    done = subprocess.run([*command, "-"], env=_environment(settings, session), input=said, capture_output=True,
+                          encoding="utf-8", check=False)
+    revision, tools, unavailable = "", [], []
+    for line in done.stdout.splitlines():
+        said = json.loads(line)
+        if "error" in said:
+            raise errors.rebuilt(said["error"], "")
+        revision = said.get("revision", revision)
+        tools += said.get("tools", ())
+        unavailable += [f"{one['id']} is not served: {one['reason']}" for one in said.get("unavailable", ())]
+        for warning in said.get("warnings", ()):
+            _log.warning("%s: %s", shown(text), warning)
+    if done.returncode != 0:
+        raise errors.error("install_failed", done.stderr.strip()[-2000:], origin="caller")
+    if unavailable and not tools:
+        raise LookupError("\n".join(unavailable))
+    for reason in unavailable:
+        _log.warning("%s: %s", shown(text), reason)
+    return [_described(describe, one, revision) for one in tools]
+
+
+def shown(text: str) -> str:
+    """A source without the credentials of its URL."""
+    return _LOGIN.sub(r"\1", text, count=1)
+
+
+def _folder(text: str) -> str:
+    """DIR or DIR:rw, from the root on; ~/ is the tools' own home."""
+    folder, mode = (text[:-3], ":rw") if text.endswith(":rw") else (text, "")
+    return (folder if folder.startswith("~/") else os.path.abspath(folder)) + mode
+
+
+def _described(describe: Callable[[str], dict[str, Any]], tool: str, revision: str) -> dict[str, Any]:
+    """What the registry says of a tool that has just been installed. Its members follow
+    what nodes publish: one may know the revision before for a moment."""
+    end = time.monotonic() + _FOLLOWED
+    while True:
+        try:
+            told = describe(tool)
+            if told["index"]["revision"] == revision or time.monotonic() > end:
+                return told
+        except errors.ToolNotFound:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.02)
+
+
+def _environment(settings: Mapping[str, Any], session: str) -> dict[str, str]:
+    """The environment in which mesh finds the mesh that is meant. Not its command line,
+    which everybody on the machine reads: a URL may have a password."""
+    said = {name: value for name, value in settings.items() if value is not None}
+    replaced = ["MESH_SESSION"]
+    if "servers" in said or "context" in said:
+        replaced += ["MESH_NATS_URL", "MESH_NATS_CONTEXT", "NATS_URL", "NATS_CONTEXT"]
+    found = {name: value for name, value in os.environ.items() if name not in replaced}
+    for name, variable in _SETTINGS.items():
+        if name in said:
+            found[variable] = said[name] if isinstance(said[name], str) else ",".join(said[name])
+    if session != "default":
+        found["MESH_SESSION"] = session
+    return found

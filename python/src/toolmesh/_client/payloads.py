@@ -1,0 +1,274 @@
+"""Values that are too large for a message: a node moves them to and from the mesh's
+object store, in pieces (docs/protocol, section 9). Here is never more than a few pieces
+of one, besides what the caller holds itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import stat
+import time
+import typing
+import uuid
+
+from .._core import errors, files
+from . import answers, names
+from .call import Link, Pending, Ref
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import BinaryIO
+
+    from nats.aio.msg import Msg
+
+    from .call import Call
+
+ROOM = 4096  # what the headers of a request may take of a message
+_PIECE = 256 << 10
+_WINDOW = 8  # pieces on their way
+_PAGE = 4 << 20  # what one get asks for
+_QUIET = 5.0  # seconds that a node may say nothing
+_TRIES = 4
+_PREFIX = "SHA-256="
+
+
+async def put(link: Link, session: str, source: BinaryIO, size: int, deadline: float = 0.0) -> Ref:
+    """Stores what is left of a file that can be read again, size bytes. Begins anew when the
+    node that takes it, or the connection, is lost. deadline is by time.monotonic, 0 for none."""
+    start = source.tell()
+    for number in range(_TRIES):
+        try:
+            source.seek(start)
+            return await _put(link, session, source, size, deadline)
+        except answers.Nobody:
+            nc = await link.ready()
+            raise answers.refused("payload_too_large", f"the value has {size} bytes, the broker takes messages of "
+                                               f"{nc.max_payload}, and no node takes larger ones",
+                          details={"limit": nc.max_payload, "size": size}) from None
+        except errors.MeshError as failure:
+            failure.started = False
+            if number == _TRIES - 1 or not _again(failure):
+                raise
+        await asyncio.sleep(0.25 * 2 ** number)
+    raise AssertionError
+
+
+def _again(failure: errors.MeshError) -> bool:
+    gone = failure.details.get("reason") == "payload_gone"
+    return failure.code in ("unavailable", "busy") and failure.retryable or gone
+
+
+async def _put(link: Link, session: str, source: BinaryIO, size: int, deadline: float) -> Ref:
+    ident = uuid.uuid4().hex
+    one = Pending(link, names.payload(session, ident))
+    try:
+        nc = await link.ready()
+        piece_size = min(_PIECE, nc.max_payload - ROOM)
+        await nc.publish(one.subject, json.dumps({"size": size}).encode(), one.inbox, {"Mesh-Payload": "put"})
+        node = json.loads((await _next(one, deadline)).data)["node"]
+        one.subject = names.payload(session, ident, node)
+        digest, sent, stored = hashlib.sha256(), 0, 0
+        while piece := source.read(piece_size):
+            while sent - stored >= _WINDOW:
+                await _next(one, deadline)
+                stored += 1
+            sent += 1
+            digest.update(piece)
+            nc = await link.ready()
+            await nc.publish(one.subject, piece, one.inbox, {"Mesh-Payload": "piece", "Mesh-Seq": str(sent)})
+        text = _PREFIX + base64.urlsafe_b64encode(digest.digest()).decode()
+        await nc.publish(one.subject, b"", one.inbox, {"Mesh-Payload": "end", "Mesh-Digest": text})
+        while True:
+            found = Ref.of((await _next(one, deadline)).headers)
+            if found is not None:
+                one.subject = ""
+                return found
+    finally:
+        one.close()
+        if one.subject:
+            await link.publish(one.subject, b"", one.inbox, {"Mesh-Payload": "delete"})  # what came of it
+
+
+async def _next(one: Pending, deadline: float) -> Msg:
+    """The next answer that is no error."""
+    until = time.monotonic() + _QUIET
+    while not one.messages:
+        if one.error is not None:
+            raise one.error
+        now = time.monotonic()
+        if deadline and now >= deadline:
+            raise errors.error("deadline_exceeded", "the time was up while a large value moved", origin="caller")
+        if now >= until:
+            raise errors.error("unavailable", "the node that moves the large value says nothing any more",
+                               origin="mesh", retryable=True)
+        await one.wait(min(until, deadline or until) - now)
+    message = one.messages.pop(0)
+    answers.result(message)
+    return message
+
+
+async def get(link: Link, session: str, ref: Ref, write: Callable[[bytes], object], node: str = "",
+              deadline: float = 0.0) -> None:
+    """Hands over what a reference names, in pieces and in order. node is who is asked first. What
+    is gone or was altered is InvalidRequest with details["reason"]; what was handed over before
+    that is something else, or less."""
+    digest, high, count = hashlib.sha256(), 0, 0
+    if not ref.ident or ref.name.partition(".")[0] != names.token(session):
+        said = f"the large value {ref.name!r} is not of session {session!r}"
+        raise answers.refused("permission_denied", said)
+    page: list[bytes] = []
+    terminal, where = False, names.payload(session, ref.ident, node)
+    while not terminal:
+        for number in range(_TRIES):
+            try:
+                page, high, terminal = await _page(link, where, high, count, deadline)
+                break
+            except (errors.MeshError, answers.Nobody) as failure:
+                told = failure if isinstance(failure, errors.MeshError) else answers.refused(
+                    "unavailable", "nobody moves large values", retryable=True)
+                if number == _TRIES - 1 or not _again(told) or told.details.get("reason") == "payload_gone":
+                    told.started = True  # it is a result's
+                    raise told from None
+            where = names.payload(session, ref.ident)
+            await asyncio.sleep(0.25 * 2 ** number)
+        for piece in page:
+            digest.update(piece)
+            write(piece)
+        count += len(page)
+    text = _PREFIX + base64.urlsafe_b64encode(digest.digest()).decode()
+    if text != ref.digest:
+        said = f"the large value has the digest {text}, its reference says {ref.digest}: it was altered"
+        raise errors.error("invalid_request", said, origin="caller", started=True,
+                           details={"reason": "payload_altered"})
+
+
+async def _page(link: Link, where: str, high: int, count: int, deadline: float) -> tuple[list[bytes], int, bool]:
+    """Some of a value, whole or not at all; how far it goes, and whether that is all."""
+    one = Pending(link, where)
+    page: list[bytes] = []
+    try:
+        nc = await link.ready()
+        await nc.publish(where, json.dumps({"from_seq": high + 1, "max_bytes": _PAGE}).encode(), one.inbox,
+                         {"Mesh-Payload": "get", "Mesh-Count": str(count)})
+        while True:
+            message = await _next(one, deadline)
+            headers = message.headers or {}
+            if message.data:
+                page.append(message.data)
+                if headers.get("Mesh-Seq") == str(len(page)):
+                    continue
+            elif headers.get("Mesh-Count") == str(count + len(page)):
+                last, _, terminal = headers.get("Mesh-High", "0").partition(";")
+                return page, int(last), bool(terminal)
+            raise errors.error("unavailable", "a piece of the large value was lost on its way", origin="mesh",
+                               retryable=True)
+    finally:
+        one.close()
+
+
+async def read(link: Link, session: str, ref: Ref, node: str = "", deadline: float = 0.0) -> bytes:
+    """What a reference names, in memory."""
+    value = bytearray()
+    await get(link, session, ref, value.extend, node, deadline)
+    return bytes(value)
+
+
+class Named:
+    """What Files become while arguments are written: a mark, which stored replaces."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, files.File]] = []
+
+    def __call__(self, file: files.File) -> dict[str, typing.Any]:
+        if file.sent is not None:
+            return file.sent  # it has come from the mesh
+        mark = f"file:{uuid.uuid4().hex}"
+        self.found.append((mark, file))
+        return {files.KEY: mark, "digest": ""}
+
+
+async def stored(link: Link, call: Call) -> None:
+    """Stores the files that a call's arguments name, and names what was stored in their place."""
+    while call.files:
+        mark, file = call.files.pop()
+        with open(file.path, "rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            ref = await put(link, call.session, opened, size, call.deadline)
+        call.stored.append(ref)
+        told = {files.KEY: ref.name, "digest": ref.digest, "size": size, "name": file.name}
+        if file.type:
+            told["type"] = file.type
+        before = json.dumps({files.KEY: mark, "digest": ""}, separators=(",", ":")).encode()
+        call.body = call.body.replace(before, json.dumps(told, ensure_ascii=False).encode())
+
+
+async def save(link: Link, session: str, value: typing.Any, path: str | os.PathLike[str]) -> str:
+    """Writes the file that a result stands for to path, or into that folder under its own name, and has it
+    deleted from the store. See _replacing for what is there."""
+    if isinstance(value, files.File):
+        value = value.sent
+    if not files.refers(value):
+        raise TypeError(f"this stands for no file: {value!r:.80}")
+    where = os.fspath(path)
+    if os.path.isdir(where):
+        where = os.path.join(where, files.base_name(value))
+    ref = Ref(value[files.KEY], value["digest"])
+    with _replacing(where) as out:
+        await get(link, session, ref, out.write)
+    await delete(link, session, ref)
+    return where
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[BinaryIO]:
+    """What is written replaces the file at path, once all of it has been, and keeps its mode and its owner. A link is
+    followed, and stays. A device or a pipe is written to. A new file has the mode that the umask leaves."""
+    there: BinaryIO | None = None
+    before: os.stat_result | None = None
+    try:
+        there = open(path, "wb", opener=lambda name, _flags: os.open(name, _THERE))
+        before = os.fstat(there.fileno())
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise  # it leads to nothing
+    with there or contextlib.nullcontext():
+        if there and before and not stat.S_ISREG(before.st_mode):
+            os.set_blocking(there.fileno(), True)
+            yield there
+            return
+        path = os.path.realpath(path)
+        part = f"{path}.{uuid.uuid4().hex[:8]}.part"
+        try:
+            with open(part, "x+b", opener=lambda name, flags: os.open(name, flags, 0o600 if before else 0o666)) as out:
+                yield out
+                out.flush()
+                if there and before:
+                    try:
+                        os.chown(out.fileno(), before.st_uid, before.st_gid)
+                        os.chmod(out.fileno(), stat.S_IMODE(before.st_mode) & 0o777)
+                    except PermissionError:  # a file of another user that this one may write
+                        out.seek(0)
+                        there.truncate(0)
+                        shutil.copyfileobj(out, there)
+                        return
+            os.replace(part, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+
+
+# How what is there is opened: nobody may read a pipe, and a loop waits for no reader.
+_THERE = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+async def delete(link: Link, session: str, ref: Ref, node: str = "") -> None:
+    """Says that nobody needs a value any more. Waits for no answer: what is not deleted expires."""
+    one = Pending(link, names.payload(session, ref.ident, node))
+    one.close()
+    await link.publish(one.subject, b"", one.inbox, {"Mesh-Payload": "delete"})

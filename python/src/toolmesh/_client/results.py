@@ -1,0 +1,81 @@
+"""What came back, as the caller is given it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import typing
+
+from .._core import errors, schema, values
+from . import payloads
+from .call import Ref
+
+if typing.TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from typing import Any
+
+    from .call import Call
+    from .connection import Connection
+
+
+async def _about_task(link: Connection, session: str, verb: str, request: bytes) -> dict[str, Any]:
+    """What is answered about a task, with the result that it refers to."""
+    answer = await link.task(session, verb, request)
+    if "ref" in answer:
+        ref = Ref(answer.pop("ref"), answer.pop("digest", ""))
+        answer["result"] = values.decode(await payloads.read(link, session, ref))
+        await payloads.delete(link, session, ref)
+    return answer
+
+
+async def _resolved(link: Connection, session: str, body: bytes) -> list[Any]:
+    """The results in the answer to a batch, with what they refer to."""
+    results: list[Any] = values.decode(body)["results"]
+    for one in results:
+        if "ref" not in one:
+            continue
+        ref = Ref(one["ref"], one.get("digest", ""))
+        try:
+            one["result"] = values.decode(await payloads.read(link, session, ref))
+            await payloads.delete(link, session, ref)
+        except errors.MeshError as failure:
+            one["status"] = "error"
+            one["error"] = {"code": failure.code, "message": failure.message, "started": True}
+    return results
+
+
+async def _page(pages: AsyncGenerator[list[bytes], None], call: Call, idle: float | None) -> list[bytes]:
+    """The next page; an empty one is the end."""
+    try:
+        return await asyncio.wait_for(anext(pages, []), idle)
+    except errors.MeshError:
+        raise  # that of the whole call's time is a TimeoutError, too
+    except asyncio.TimeoutError:
+        raise errors.error("deadline_exceeded", f"no item within {idle:g} s", tool=call.tool, started=None,
+                           origin="caller", details={"limit": "idle"}) from None
+
+
+def _typed(body: bytes, returns: Any, tool: str) -> Any:
+    try:
+        value = values.decode(body) if body else None
+    except ValueError as failure:
+        raise errors.error("protocol_error", f"the result is no JSON: {failure}", tool=tool, origin="caller") from None
+    if returns is None:
+        return value
+    try:
+        return _loader(returns)(value)
+    except values.Mismatch as failure:
+        raise TypeError(f"{tool}: the result is not {returns!r}: {failure.pointer or 'it'}: {failure}") from None
+
+
+def _loader(returns: Any) -> Callable[[Any], Any]:
+    try:
+        return _made_loader(returns)
+    except TypeError:  # it cannot be a key
+        return _made_loader.__wrapped__(returns)
+
+
+@functools.lru_cache(maxsize=256)
+def _made_loader(returns: Any) -> Callable[[Any], Any]:
+    load: Callable[[Any], Any] = schema.Builder({}).shape(returns, "the result").load
+    return load

@@ -1,0 +1,146 @@
+"""Which node to call: the nodes that serve a tool, as the registry tells of them.
+
+The first call of a tool goes to the queue group, and so does each one that no node
+is known for. Then the registry is asked beside the calls, again every few seconds
+while the tool is in use. Its weights say which nodes are slow or fail, and are to
+be tried less: docs/protocol, section 2. Of two nodes that are drawn by them the
+freer one is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import time
+import typing
+
+import nats.errors
+
+from .._core import errors
+from .call import Place
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .call import Call, Link
+
+ROOM = 30.0  # seconds for which a call waits for room that has no time of its own
+FRESH = 5.0  # seconds after which a route that is in use is asked for again
+_ROUTES = 10_000
+
+
+@dataclasses.dataclass
+class Route:
+    """What is known of the nodes that serve a tool."""
+
+    places: list[Place] = dataclasses.field(default_factory=list)
+    asked: float = 0.0
+
+    def choose(self, well: Callable[[Place], bool]) -> Place | None:
+        """The freer of two, that are well and have room."""
+        now = time.monotonic()
+        having = [one for one in self.places if one.full <= now and well(one)]
+        if not having:
+            return None
+        first, second = random.choices(having, [one.weight for one in having], k=2)
+        return min(first, second, key=Place.taken)
+
+    def take(self, answer: dict[str, Any]) -> None:
+        """Takes the registry's answer; what is known of nodes that stay is kept."""
+        before = {(one.node, one.boot): one for one in self.places}
+        self.places = []
+        for told in answer.get("nodes", []):
+            slots = max(int(told.get("slots", 1)), 1)
+            weight = float(told.get("weight", 0)) or 1.0
+            load, weight = int(told.get("in_flight", 0)) / slots, min(max(weight, 0.001), 1.0)
+            new = Place(str(told["node"]), str(told["boot"]), load, slots, weight)
+            old = before.get((new.node, new.boot))
+            if old is not None:
+                old.load, old.slots, old.weight = new.load, new.slots, new.weight
+            self.places.append(old or new)
+
+    def forget(self, place: Place) -> None:
+        """A node does not serve the tool any more."""
+        self.places = [one for one in self.places if one is not place]
+
+
+def room(failure: errors.MeshError, waits: int) -> float | None:
+    """How long to wait, at least, after a call was refused for want of room: what the node says, an hour at most, else
+    a little, as another one may have room. None: it was refused for something else, which does not pass by itself."""
+    if failure.started is not False or failure.code != "busy":
+        return None
+    after = failure.details.get("retry_after_ms")
+    if isinstance(after, (int, float)) and after > 0:
+        return min(after / 1000, 3600.0)
+    return 0.005 * 2.0 ** min(waits, 7) if failure.details.get("limit") == "slots" else None
+
+
+def gone(failure: errors.MeshError) -> bool:
+    """Whether a node does not serve the tool of a call, which has not started."""
+    return failure.started is False and failure.code in ("unavailable", "tool_not_found")
+
+
+class Routes:
+    """The tools in use."""
+
+    def __init__(self, connection: Link) -> None:
+        self._connection = connection
+        self._known: dict[tuple[str, str], Route] = {}
+
+    def choose(self, call: Call) -> Place | None:
+        """The node that a call is sent to, if any is known."""
+        call.place = None
+        route = self._known.get((call.session, call.tool))
+        if route is not None and not call.queue and not call.batch:
+            self.learn(call)
+            call.place = route.choose(self._well)
+        return call.place
+
+    def _well(self, place: Place) -> bool:
+        node = self._connection.nodes.get(place.node)
+        return node is None or node.well(place.boot)
+
+    def refused(self, call: Call, failure: errors.MeshError, after: float) -> bool:
+        """Notes that the node of a call had no room: whether another one may have. A node that is named is the one that
+        can run it."""
+        if call.place is None or "node" in failure.details:
+            return False
+        call.place.refused(after)
+        route = self._known.get((call.session, call.tool))
+        return route is not None and route.choose(self._well) is not None
+
+    def elsewhere(self, call: Call) -> bool:
+        """Whether a call was sent to one node: that does not serve its tool, so the next try goes to any."""
+        place, call.place = call.place, None
+        if place is None:
+            return False
+        route = self._known.get((call.session, call.tool))
+        if route is not None:
+            route.forget(place)
+        call.queue = True
+        return True
+
+    def learn(self, call: Call) -> None:
+        """Has the registry asked which nodes serve the tool of a call, beside the calls, if that is not known."""
+        route = self.stale(call.session, call.tool)
+        if route is not None:
+            self._connection.beside(self._ask(route, call.session, call.tool))
+
+    async def _ask(self, route: Route, session: str, tool: str) -> None:
+        with contextlib.suppress(errors.MeshError, nats.errors.Error, KeyError, TypeError, ValueError):  # any node does
+            route.take(await self._connection.registry(session, "candidates", {"tool": tool}))
+
+    def stale(self, session: str, tool: str) -> Route | None:
+        """The route of a tool if it is to be asked for now; it counts as asked for then."""
+        known = self._known.get((session, tool))
+        now = time.monotonic()
+        if known is None:
+            if len(self._known) >= _ROUTES:
+                del self._known[next(iter(self._known))]
+            known = self._known[session, tool] = Route()
+        elif now - known.asked < (FRESH if known.places else FRESH / 5):
+            return None
+        known.asked = now
+        return known

@@ -1,0 +1,453 @@
+"""The child process that is the node of a Python host, and the frames that are spoken with it: docs/bridge.md.
+
+One event loop reads, and writes what it is woken for. Frames of threads wait until one of them
+has nothing else to do, or the loop is woken: what waits is written at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+import json
+import logging
+import os
+import re
+import threading
+import typing
+import weakref
+from collections import deque
+
+from .. import binary
+from .._core import batches, errors, tool_side, values
+from .._locks import lock
+
+if typing.TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from typing import Any
+
+    Frame = dict[str, Any]
+
+_log = logging.getLogger("toolmesh")
+MOST = (64 << 20) - (64 << 10)  # bytes of a value: a frame has 64 MiB
+_READ = 1 << 18
+_LEVEL = re.compile(r"\blevel=(\w+)")
+_LEVELS = {"WARN": logging.WARNING, "ERROR": logging.ERROR, "INFO": logging.INFO}
+_CREDIT = 64  # items of a stream of another tool that may be on their way
+_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+_living: weakref.WeakSet[Bridge] = weakref.WeakSet()
+
+
+class Bridge:
+    """A running mesh bridge. take is given each frame that is not an answer to what
+    this side has asked, with its bytes."""
+
+    def __init__(self, take: Callable[[Frame, bytes], None]) -> None:
+        self._take = take
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._process: asyncio.subprocess.Process | None = None
+        self._from, self._to = -1, -1  # our ends of its stdout and stdin
+        self._had = bytearray()  # of which no whole frame has come
+        self._out: deque[bytes] = deque()
+        self._rest = memoryview(b"")  # what the pipe had no room for
+        self._waking = False
+        self._writing = lock()  # of _rest and _to
+        self._ready: asyncio.Future[Frame] = self._loop.create_future()
+        self._ended = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._numbers = itertools.count(1)
+        self._asked: dict[str, Asked] = {}
+        self._said: deque[str] = deque(maxlen=20)
+        self._listening: asyncio.Task[None] | None = None
+        self.ready: Frame = {}
+        self.over = False
+        self._forked = False  # this is a child that the program has forked
+
+    async def start(self, settings: Mapping[str, str]) -> None:
+        """Starts it and waits until it is connected. Raises Unavailable with what it says where it cannot be."""
+        self._from, out = os.pipe()
+        into, self._to = os.pipe()
+        try:
+            # In a session of its own: an interrupt at the terminal is the program's, which drains.
+            self._process = await asyncio.create_subprocess_exec(
+                binary.find(), "bridge", stdin=into, stdout=out, stderr=asyncio.subprocess.PIPE,
+                env={**os.environ, **settings}, limit=_READ, start_new_session=True)
+        except OSError as failure:
+            self._close()
+            raise errors.error("unavailable", str(failure), started=False, origin="caller") from None
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            os.close(into)
+            os.close(out)
+        _living.add(self)
+        os.set_blocking(self._from, False)
+        os.set_blocking(self._to, False)
+        self._loop.add_reader(self._from, self._readable)
+        assert self._process.stderr is not None
+        self._listening = self._loop.create_task(_listen(self._process.stderr, self._said))
+        self.ready = await self._ready
+        if not self.ready:
+            await self.wait()
+            raise errors.error("unavailable", f"mesh bridge cannot serve: {self.said}", started=False, origin="caller")
+
+    @property
+    def said(self) -> str:
+        """Its last words."""
+        return next((one for one in reversed(self._said) if one.strip()), "it has ended")
+
+    async def wait(self) -> int:
+        """Until it has ended: its status."""
+        assert self._process is not None and self._listening is not None
+        await self._ended.wait()
+        await asyncio.wait({self._listening})
+        return await self._process.wait()
+
+    async def kill(self) -> None:
+        """Ends it, and what it runs, now."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self.wait()
+
+    def leave_fork(self) -> None:
+        """Ends a child of the program's that came back from the function which forked it: it must not go on here."""
+        if self._forked:
+            os._exit(0)
+
+    def _close(self) -> None:
+        with self._writing:
+            self.over = True
+            ends, self._from, self._to = (self._from, self._to), -1, -1
+            for one in ends:
+                if one >= 0:
+                    os.close(one)
+
+    def __del__(self) -> None:
+        self._close()  # the loop was closed while it served
+
+    def _readable(self) -> None:
+        """Takes what the pipe holds."""
+        try:
+            more = os.read(self._from, _READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
+        if not more:
+            self._end()
+            return
+        data = self._had
+        data += more
+        at, size = 0, len(data)
+        try:
+            while size - at >= 4:
+                end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+                if end > size:
+                    break
+                body = bytes(data[at + 4 : end])
+                at = end
+                frame = values.decode(body)
+                if self.ready or self._ready.done():
+                    self._give(frame, body)
+                else:
+                    self._ready.set_result(frame)
+        except Exception:
+            _log.exception("a frame of mesh bridge cannot be read")
+            self._end()
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+            return
+        del data[:at]
+
+    def _end(self) -> None:
+        """Nothing comes any more."""
+        self._loop.remove_reader(self._from)
+        if self._rest:
+            self._loop.remove_writer(self._to)
+        self._close()
+        self._ended.set()
+        self._room.set()
+        if not self._ready.done():
+            self._ready.set_result({})
+        for one in list(self._asked.values()):
+            one.fail(errors.error("unavailable", "the bridge to the mesh has ended", origin="caller"))
+
+    def _give(self, frame: Frame, body: bytes) -> None:
+        kind = frame.get("type")
+        if kind in ("rpc_tool_response", "rpc_stream_chunk", "rpc_batch_response", "rpc_error"):
+            asked = self._asked.get(frame.get("rpc_id") or frame.get("batch_id", ""))
+            if asked is not None:
+                asked.take(frame)
+            elif kind == "rpc_error":
+                _log.warning("mesh bridge: %s", frame.get("error"))
+            return
+        self._take(frame, body)
+
+    # Out.
+
+    def put(self, body: bytes) -> None:
+        """Has a frame be written with the next that is sent, or at the next flush; from any thread."""
+        self._out.append(len(body).to_bytes(4, "big") + body)
+
+    def send(self, body: bytes) -> None:
+        """Sends a frame; from any thread. In one that is interrupted here it may wait until flush."""
+        self._out.append(len(body).to_bytes(4, "big") + body)
+        self.wake()
+
+    def wake(self) -> None:
+        """Has the loop write what waits."""
+        if self._waking or self.over:
+            return
+        self._waking = True
+        try:
+            if threading.get_ident() == self._thread:
+                self._loop.call_soon(self.flush)
+            else:
+                self._loop.call_soon_threadsafe(self.flush)
+        except RuntimeError:
+            self.over = True  # the loop has ended, and the process with it
+
+    def flush(self) -> None:
+        """Writes what waits; from any thread that nothing interrupts."""
+        self._waking = False  # before what waits is taken: nothing that comes later is left
+        if not self._out:
+            return
+        with self._writing:
+            if self._rest:
+                return  # written when there is room
+            data = memoryview(b"".join(self._taken()))
+            if self._to < 0 or not data:
+                return
+            try:
+                data = data[os.write(self._to, data):]
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # it is gone, which reading shows
+            self._rest = data
+        if data:
+            self._loop.call_soon_threadsafe(self._full)
+
+    def _taken(self) -> Iterator[bytes]:
+        while self._out:
+            yield self._out.popleft()
+
+    def _full(self) -> None:
+        if not self.over:
+            self._room.clear()
+            self._loop.add_writer(self._to, self._writable)
+
+    def _writable(self) -> None:
+        with self._writing:
+            try:
+                self._rest = self._rest[os.write(self._to, self._rest):]
+            except BlockingIOError:
+                return
+            except OSError:
+                self._rest = memoryview(b"")
+            if self._rest:
+                return
+        self._loop.remove_writer(self._to)
+        self._room.set()
+        self.flush()
+
+    async def written(self) -> None:
+        """Until the pipe has room."""
+        self.flush()
+        if self._rest:
+            await asyncio.sleep(0)  # the loop hears of it
+        await self._room.wait()
+
+    def frame(self, kind: str, **fields: Any) -> None:
+        """Sends a frame of these fields."""
+        self.send(_text({"type": kind, **fields}).encode())
+
+    # Questions and calls of ours.
+
+    def ask(self, kind: str, tool: str = "", **fields: Any) -> Asked:
+        """Sends a question; what is returned has its answer."""
+        asked = Asked(self, f"c{next(self._numbers)}", tool)
+        self._asked[asked.id] = asked
+        if self.over:
+            asked.fail(errors.error("unavailable", "the bridge to the mesh has ended", started=False, origin="caller"))
+        else:
+            self.frame(kind, rpc_id=asked.id, **fields)
+        return asked
+
+    def encoded(self, tool: str, args: Mapping[str, Any] | None) -> bytes:
+        """The arguments object of a call."""
+        return tool_side._encoded(tool, args)
+
+    def task(self, parent: str, verb: str, request: bytes) -> Asked:
+        """Asks about the durable tasks of the session of a call that is being served."""
+        asked = Asked(self, f"c{next(self._numbers)}", "")
+        head = {"type": "task_request", "rpc_id": asked.id, "tool_id": verb, "parent": parent}
+        return self._sent(asked, head, b'"kwargs":' + request)
+
+    def call(self, parent: str, tool: str, args: Mapping[str, Any] | None, timeout: float | None,
+             stream: bool) -> Asked:
+        """Calls a tool on behalf of a call that is being served."""
+        body = self.encoded(tool, args) or b"{}"
+        if len(body) > MOST:
+            message = f"the arguments are {len(body)} bytes of JSON, a frame carries {MOST}"
+            raise errors.error("payload_too_large", message, tool=tool, started=False, origin="caller",
+                               details={"size": len(body), "limit": MOST})
+        fields: dict[str, Any] = {"tool_id": tool, "parent": parent}
+        seconds = tool_side._seconds(timeout)
+        if seconds is not None:
+            fields["timeout_ms"] = max(1, int(seconds * 1000))
+        if stream:
+            fields["credit"] = _CREDIT
+        asked = Asked(self, f"c{next(self._numbers)}", tool)
+        head = {"type": "rpc_tool_stream" if stream else "rpc_tool_call", "rpc_id": asked.id, **fields}
+        return self._sent(asked, head, b'"kwargs":' + body)
+
+    def batch(self, parent: str, members: list[tuple[str, Any, float | None]], timeout: float | None,
+              parallel: bool) -> Asked:
+        """Makes several calls on behalf of a call that is being served; the answer is their ends."""
+        body = batches.requests(members, tool_side._encoded)
+        asked = Asked(self, f"c{next(self._numbers)}", "")
+        head: dict[str, Any] = {"type": "rpc_batch_call", "batch_id": asked.id, "parent": parent}
+        seconds = tool_side._seconds(timeout)
+        if seconds is not None:
+            head["timeout_ms"] = max(1, int(seconds * 1000))
+        if parallel:
+            head["parallel"] = True
+        return self._sent(asked, head, b'"requests":' + body)
+
+    def describe(self, parent: str, tool: str) -> Asked:
+        """Asks what a tool is on behalf of a call that is being served."""
+        return self.ask("describe_tool", tool, tool_id=tool, parent=parent)
+
+    def _sent(self, asked: Asked, head: dict[str, Any], body: bytes) -> Asked:
+        """Sends a question whose last field is written already."""
+        self._asked[asked.id] = asked
+        if self.over:
+            asked.fail(errors.error("unavailable", "the bridge to the mesh has ended", started=False, origin="caller"))
+        else:
+            self.send(_text(head)[:-1].encode() + b"," + body + b"}")
+        return asked
+
+    def forget(self, asked: Asked) -> None:
+        """Nobody waits for it any more."""
+        self._asked.pop(asked.id, None)
+
+
+class Asked:
+    """What this side has asked, and what comes of it: one answer, or the items of a stream and an end."""
+
+    def __init__(self, bridge: Bridge, number: str, tool: str) -> None:
+        self.id = number
+        self._bridge, self._tool = bridge, tool
+        self._answers: deque[concurrent.futures.Future[Any]] = deque([concurrent.futures.Future()])
+        self._count = 0
+
+    def take(self, frame: Frame) -> None:
+        """On the loop: a frame for it."""
+        if frame["type"] == "rpc_stream_chunk" and frame.get("chunk_type") == "data":
+            following: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            self._answers.append(following)
+            _settle(self._answers[-2], (True, frame.get("data")), None)
+            return
+        if "error" in frame:
+            self.fail(errors.rebuilt(frame["error"], self._tool))
+        else:
+            self._bridge.forget(self)
+            _settle(self._answers[-1], (False, frame["results"] if "results" in frame else frame.get("result")), None)
+
+    def fail(self, failure: BaseException) -> None:
+        """Ends the wait."""
+        self._bridge.forget(self)
+        _settle(self._answers[-1], None, failure)
+
+    def cancel(self) -> None:
+        """Nobody waits: stops it where it runs."""
+        if self.id in self._bridge._asked:
+            self._bridge.forget(self)
+            self._bridge.frame("rpc_cancel", rpc_id=self.id)
+
+    def result(self) -> Any:
+        """The answer, on a thread that may wait."""
+        try:
+            return self._answers[0].result()[1]
+        except BaseException:
+            self.cancel()
+            raise
+
+    async def aresult(self) -> Any:
+        """The answer."""
+        try:
+            return (await asyncio.wrap_future(self._answers[0]))[1]
+        except BaseException:
+            self.cancel()
+            raise
+
+    def items(self) -> Iterator[Any]:
+        """The items, on a thread that may wait."""
+        try:
+            while True:
+                more, item = self._answers[0].result()
+                if not more:
+                    return
+                self._had()
+                yield item
+        finally:
+            self.cancel()
+
+    async def aitems(self) -> AsyncIterator[Any]:
+        """The items."""
+        try:
+            while True:
+                more, item = await asyncio.wrap_future(self._answers[0])
+                if not more:
+                    return
+                self._had()
+                yield item
+        finally:
+            self.cancel()
+
+    def _had(self) -> None:
+        self._answers.popleft()
+        self._count += 1
+        if self._count % (_CREDIT // 2) == 0:
+            self._bridge.frame("rpc_credit", rpc_id=self.id, seq=self._count + _CREDIT)
+
+
+def _settle(future: concurrent.futures.Future[Any], value: Any, failure: BaseException | None) -> None:
+    with contextlib.suppress(concurrent.futures.InvalidStateError):
+        if failure is None:
+            future.set_result(value)
+        else:
+            future.set_exception(failure)
+
+
+async def _listen(stderr: asyncio.StreamReader, said: deque[str]) -> None:
+    """Logs what a bridge says. It does not hold the bridge, which ends when nobody does."""
+    while True:
+        try:
+            line = await stderr.readline()
+        except ValueError:
+            continue  # longer than a line may be
+        if not line:
+            return
+        text = line.decode(errors="replace").rstrip()
+        said.append(text)
+        level = _LEVEL.search(text)
+        _log.log(_LEVELS.get(level.group(1), logging.INFO) if level else logging.INFO, "mesh bridge: %s", text)
+
+
+def _forked() -> None:
+    """In a child that the program forks: lets go of the pipes, or the bridge would outlive the program."""
+    for one in list(_living):
+        one._forked = True
+        one._close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

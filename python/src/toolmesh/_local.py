@@ -1,0 +1,46 @@
+"""A mesh on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+
+from . import binary
+from ._client import finding
+from ._core import errors
+from .client import Mesh
+
+_STARTING = 120  # seconds that a first start may take: it makes environments of what is installed
+
+
+def local(*, idle: float = 300.0) -> Mesh:
+    """A Mesh of this machine, which all programs of this user share: the one that mesh
+    up left running, else one that is started and ends when nobody has been
+    connected for idle seconds. Raises Unavailable where none can be started."""
+    for record in finding.running():
+        mesh = Mesh(record["url"])
+        try:
+            mesh.tools("no tool has such a name")
+            return mesh
+        except errors.MeshError:
+            mesh.close()
+    try:
+        with finding.starting():
+            # Another program may have started one meanwhile.
+            for record in finding.running():
+                return Mesh(record["url"])
+            return Mesh(_started(binary.find(), idle))
+    except OSError as failure:
+        raise errors.error("unavailable", str(failure), started=False, origin="caller") from None
+
+
+def _started(program: str, idle: float) -> str:
+    try:
+        done = subprocess.run([program, "up", "--detach", "--nats-listen=127.0.0.1:0", f"--idle={idle}s"],
+                              stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", timeout=_STARTING,
+                              check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"no mesh is ready within {_STARTING} s of its start") from None
+    url = done.stdout.strip().removeprefix("ready nats=")
+    if done.returncode != 0 or not url:
+        raise OSError(f"no mesh can be started: {done.stderr.strip()[-2000:]}")
+    return url

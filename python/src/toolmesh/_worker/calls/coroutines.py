@@ -1,0 +1,434 @@
+"""The worker of coroutines and async generators: many calls on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from _thread import get_ident
+from inspect import CORO_CREATED, getcoroutinestate
+from types import AsyncGeneratorType, GeneratorType
+
+from .. import FOLDER
+from ..schemas.values import encode
+from ..state import limits, orphans, turns
+from ..wire import frames
+from . import channel, failures, threads, transfer
+from .channel import Channel, Waiter, refuse
+from .guard import PAGE_CANCEL, PAGE_HEARD, PAGE_RUNNING, PAGE_TAKEN, SIGNAL
+from .output import UNSHIELDED, Outlet, install
+from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, raw_pending, unbound
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+    from types import FrameType
+    from typing import Any
+
+    from ..schemas.binding import Tool
+    from ..state.snapshot import Snapshot
+    from ..wire.frames import JSON
+
+# Whose frames are never cut off: ours, and those of the loop's own upkeep.
+_UNTOUCHED = (FOLDER, os.path.dirname(asyncio.__file__) + os.sep)
+# Bytes of frames that are read at once. Calls that come together are begun in
+# groups: what they wait for ends in groups as well then, and others get their turn.
+_READ = 1 << 12
+_REST = 1 << 16  # as many for the rest of a long frame: what a pipe holds
+# New objects between two collections. Each call in flight is some tens of them,
+# which Python's own threshold would have looked at again and again.
+_YOUNG = 10_000
+_SAMPLE = 0.01  # seconds of processor time between two looks at what runs
+_call = threads.running
+
+
+class _Credit:
+    """Bytes that one stream may still send."""
+
+    __slots__ = ("left", "_more")
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self._more: asyncio.Future[None] | None = None
+
+    def add(self, size: int) -> None:
+        """Takes what the agent grants on top."""
+        self.left += size
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
+    async def wait(self) -> None:
+        """Returns when something may be sent."""
+        while self.left <= 0:
+            self._more = asyncio.get_running_loop().create_future()
+            await self._more
+
+
+class Worker:
+    """Serves calls until the agent closes the pipe."""
+
+    def __init__(
+        self, inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int, snapshot: Snapshot | None
+    ) -> None:
+        self._inp = inp
+        self._page = page
+        self._tools = tools
+        self._limit = limit
+        self._chunks: list[bytes] = []  # the beginning of a frame whose rest has not come
+        self._have = 0  # bytes in them
+        self._need = 0  # bytes that they will be, as far as that is known
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._credit: dict[int, _Credit] = {}
+        self._asked: set[int] = set()  # calls that the agent cancelled
+        self._taken = 0
+        self._outlet = Outlet(out, _call.get, UNSHIELDED)  # coroutines are cancelled between steps
+        self._forked = False
+        self._channel = channel.current = LoopChannel(self, self._outlet)
+        self._giving = False  # what is held back is about to be written
+        install(self._outlet)
+        forked_by_tool(self._outlet, self._leave)
+        signal.signal(SIGNAL, self._interrupt)
+        if limits.cpu_time:
+            signal.signal(signal.SIGPROF, self._sample)
+            signal.siginterrupt(signal.SIGPROF, False)
+            signal.setitimer(signal.ITIMER_PROF, _SAMPLE, _SAMPLE)
+        self._snapshot = snapshot
+        self.fit = True  # for more calls
+        if snapshot is not None:
+            snapshot.begin()
+            snapshot.handle(SIGNAL, signal.getsignal(SIGNAL))
+            if limits.cpu_time:
+                snapshot.handle(signal.SIGPROF, signal.getsignal(signal.SIGPROF), _SAMPLE)
+
+    def _leave(self) -> int:
+        self._forked = True
+        return self._inp
+
+    def _sample(self, _signum: int, _frame: FrameType | None) -> None:
+        """Tells the agent which call uses the processor: of all that share the loop
+        it is the one to count it for."""
+        call = _call.get()
+        if call:
+            self._page[PAGE_RUNNING] = call
+
+    def _interrupt(self, _signum: int, frame: FrameType | None) -> None:
+        """Cancels the call that is meant while it keeps the loop from hearing of
+        it: where it stands, if that is in the tool's own code. Elsewhere nothing
+        happens: the loop hears of it soon, or the agent signals again.
+
+        It calls nothing that is written in Python elsewhere: a second signal would
+        take such a function for the tool's code, and what it raised there would
+        come out of here, into whatever the first signal has interrupted."""
+        call = _call.get()
+        if call == 0 or self._page[PAGE_CANCEL] != call or call in self._asked:
+            return
+        if frame is None or frame.f_code.co_filename.startswith(_UNTOUCHED):
+            return
+        task = self._tasks.get(call)
+        if task is not None and asyncio.current_task(self._loop) is task:
+            self._heard(call)
+            raise asyncio.CancelledError
+
+    def _heard(self, call: int) -> None:
+        self._asked.add(call)
+        self._page[PAGE_HEARD] = call
+
+    def serve(self, loop: asyncio.AbstractEventLoop, about: bytes) -> asyncio.Future[None]:
+        """Says READY with about, and serves while the loop runs. What it returns is
+        done when the agent is; no task, which a tool that cancels all tasks would
+        find."""
+        self._loop = loop
+        self._ready = getattr(loop, "_ready", (None,))  # another kind of loop may not tell
+        self._done: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._inp, self._readable)
+        self._outlet.send(frames.HEADER.pack(len(about), frames.READY, 0, 0, 0) + about)
+        return self._done
+
+    def _give(self, data: bytes) -> None:
+        """Writes a frame, or holds it back while others may come right behind it:
+        until the loop has gone through what is ready, or stands still."""
+        if not self._ready:
+            self._outlet.send(data)  # nothing else is to be done before the loop sleeps
+        elif self._outlet.gather(data) and not self._giving:
+            self._giving = True
+            self._loop.call_soon(self._given)
+
+    def _given(self) -> None:
+        self._giving = False
+        self._outlet.settle_items()
+
+    def _finish(self, failure: frames.FrameError | None = None) -> None:
+        if not self._done.done():
+            self._loop.remove_reader(self._inp)
+            if failure is None:
+                self._done.set_result(None)
+            else:
+                self._done.set_exception(failure)
+
+    def _readable(self) -> None:
+        data = os.read(self._inp, max(_READ, min(self._need - self._have, _REST)))
+        if not data:
+            self._finish()
+            return
+        if self._chunks:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        unpack, run, tasks, loop, taken = frames.HEADER.unpack_from, self._run, self._tasks, self._loop, self._taken
+        at, size = 0, len(data)
+        while size - at >= frames.HEADER_SIZE:
+            length, kind, flags, slot, call = unpack(data, at)
+            end = at + frames.HEADER_SIZE + length
+            if end > size:
+                break
+            body = data[at + frames.HEADER_SIZE : end]
+            if kind == frames.CALL:
+                if self._page[turns.PAGE_UNTIL]:
+                    turns.check(self._page[turns.PAGE_UNTIL])
+                # By hand: a factory of tasks that a tool has set is not for these.
+                tasks[call] = asyncio.Task(run(flags, slot, call, body), loop=loop)
+                taken += 1
+            else:
+                self._take(kind, call, body)
+            at = end
+        if taken != self._taken:
+            self._taken = self._page[PAGE_TAKEN] = taken  # of none of them a step was made yet
+        if at < size:
+            self._chunks.append(data[at:])
+            self._have = size - at
+            self._need = frames.HEADER_SIZE if self._have < frames.HEADER_SIZE else end - at
+
+    def _take(self, kind: int, call: int, body: bytes) -> None:
+        if kind == frames.CANCEL:
+            running = self._tasks.get(call)
+            if running is not None and call not in self._asked:
+                self._heard(call)
+                running.cancel()
+                self._unbegun(call, running)
+        elif kind == frames.CREDIT:
+            credit = self._credit.get(call)
+            if credit is not None:
+                credit.add(int.from_bytes(body, "little"))
+        elif frames.NESTED_RESULT <= kind <= frames.NESTED_END:
+            self._channel.dispatch(kind, call, body)
+        elif kind == frames.PING:
+            for one, task in list(self._tasks.items()):
+                self._unbegun(one, task)
+            self._outlet.send(frames.HEADER.pack(0, frames.PONG, 0, 0, call))
+        elif kind == frames.EXIT:
+            self._finish()
+        else:
+            self._finish(frames.FrameError(f"frame type {kind} is unknown to this worker"))
+
+    def _unbegun(self, call: int, task: asyncio.Task[None]) -> None:
+        """Ends a call that is cancelled before its first step, by the agent or by a
+        tool that cancels all it finds: its coroutine, which would, never runs."""
+        coroutine: Any = task.get_coro()
+        waits = getattr(task, "_must_cancel", False) and getcoroutinestate(coroutine) == CORO_CREATED
+        if waits or task.done():
+            self._tasks.pop(call, None)
+            self._asked.discard(call)
+            body = failures.body("cancelled", "the call was cancelled", False)
+            self._outlet.send(frames.HEADER.pack(len(body), frames.ERROR, 0, 0, call) + body)
+
+    async def _run(self, flags: int, slot: int, call: int, body: bytes) -> None:
+        _call.set(call)
+        tool = self._tools[slot]
+        begun = False
+        kind, data = frames.RESULT, b""
+        try:
+            if tool.takes_files:  # they come by the loop, which must not wait for them
+                positional, keyword, meta = await asyncio.to_thread(bound, tool, flags, body)
+            else:
+                positional, keyword, meta = bound(tool, flags, body)
+            begun = True
+            value = tool.function(*positional, **keyword)
+            if type(value) is not AsyncGeneratorType and hasattr(value, "__await__"):
+                value = await value
+                if type(value) is GeneratorType:
+                    value = _steps(value, flags & (frames.STREAM | frames.COLLECT))
+            if type(value) is AsyncGeneratorType:
+                if flags & frames.STREAM:
+                    await self._stream(tool, slot, call, value, meta)
+                    kind = frames.END
+                else:
+                    value = await _drain(value, flags & frames.COLLECT)
+            if kind == frames.RESULT:
+                if tool.gives_files:
+                    data = await asyncio.to_thread(tool.encode, value)
+                else:
+                    data = encode(value) if tool.dump is None else tool.encode(value)
+                if len(data) > self._limit:
+                    kind, data = frames.ERROR, failures.too_large(len(data), self._limit, "result")
+        except BaseException as failure:  # noqa: B036 - one terminal per call; sys.exit is the tool's failure
+            kind = frames.ERROR
+            try:
+                if not begun:
+                    data = unbound(failure, tool)
+                elif isinstance(failure, asyncio.CancelledError) and call in self._asked:
+                    data = failures.cancelled()
+                else:
+                    data = failed(failure, tool, self._limit, keyword, positional)
+            except BaseException as second:  # noqa: B036 - as above
+                data = failures.raised(second, tool.name)
+        if self._forked:
+            os._exit(0)
+        if self._tasks.pop(call, None) is None:
+            return  # its end was told
+        if self._asked:
+            self._asked.discard(call)
+        if transfer.folders:
+            transfer.forget(call)
+        if self._outlet.dirty:
+            self._outlet.settle(call)
+        raw = 0
+        if not self._tasks:
+            orphans.sweep()  # of whose call they are is not known: of none that runs
+            raw = raw_pending()
+        if limits.memory and (limits.exceeded() or no_memory(kind, data)):
+            kind, data = frames.ERROR, failures.out_of_memory()
+            raw |= frames.SPENT
+        try:
+            frame = frames.HEADER.pack(len(data), kind, raw, slot, call) + data
+        except MemoryError as failure:
+            data = failures.raised(failure, tool.name)
+            frame = frames.HEADER.pack(len(data), frames.ERROR, raw, slot, call) + data
+        self._give(frame)
+        if self._snapshot is not None and not self._tasks and not self._snapshot.mend():
+            self.fit = False
+            self._finish()
+
+    async def _stream(
+        self, tool: Tool, slot: int, call: int, items: AsyncGenerator[Any, Any], meta: dict[str, JSON]
+    ) -> None:
+        credit = self._credit[call] = _Credit(meta.get("credit", 1 << 18))
+        try:
+            async for value in items:
+                data = tool.encode(value)
+                if len(data) > self._limit:
+                    raise TooLarge(len(data), "item")
+                if self._outlet.dirty:
+                    self._outlet.settle(call)
+                if credit.left <= 0:
+                    self._outlet.settle_items()
+                    await credit.wait()
+                credit.left -= len(data) + 64
+                self._give(frames.HEADER.pack(len(data), frames.YIELD, 0, slot, call) + data)
+        finally:
+            self._credit.pop(call, None)
+            await items.aclose()
+
+
+class LoopChannel(Channel):
+    """Of a worker of coroutines: its loop reads, always."""
+
+    def __init__(self, worker: Worker, outlet: Outlet) -> None:
+        super().__init__(outlet)
+        self._worker = worker
+
+    def _only(self) -> int:
+        return next(iter(list(self._worker._tasks)), 0) if self._worker._taken == 1 else 0
+
+    def _runs(self, call: int) -> bool:
+        return call in self._worker._tasks
+
+    def _refuse_loop(self, tool: str, instead: str) -> None:
+        if get_ident() == self._main:
+            refuse("invalid_request", f"this would block the event loop that all calls here run on: {instead}", tool)
+
+    def call(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> bytes:
+        self._refuse_loop(tool, "await mesh.acall(...)")
+        return super().call(tool, args, timeout, flags)
+
+    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
+        self._refuse_loop(tool, "async for item in mesh.astream(...)")
+        return super().stream(tool, args, timeout)
+
+    def file(self, what: str, body: bytes, flags: int = 0) -> Generator[bytes, None, None]:
+        self._refuse_loop("", "declare the result as a File, or return it from a thread")
+        return super().file(what, body, flags)
+
+    def _event(self, waiter: Waiter) -> tuple[int, bytes]:
+        while not waiter.events:
+            waiter.sleep()
+        return waiter.events.popleft()
+
+
+async def _steps(items: Generator[Any, Any, Any], yields: int) -> AsyncGenerator[Any, Any]:
+    """A plain generator that a coroutine has returned, as one of the loop's: others
+    have their turns between its items."""
+    found = False
+    try:
+        while True:
+            try:
+                value = next(items)
+            except StopIteration as stop:
+                if not yields and not found:
+                    yield stop.value  # what it returns is its result, as it is where it is declared
+                return
+            found = True
+            yield value
+            await asyncio.sleep(0)
+    finally:
+        items.close()
+
+
+async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
+    """An async generator's last value, or the list of all."""
+    if collect:
+        return [value async for value in items]
+    last = None
+    async for value in items:
+        last = value
+    return last
+
+
+def start(
+    tools: list[Tool],
+    inp: int, out: int, page: memoryview[int], limit: int, about: bytes, snapshot: Snapshot | None = None,
+) -> bool:
+    """Serves tools as a worker of coroutines; as the other worker's start."""
+    worker = Worker(inp, out, page, tools, limit, snapshot)
+    young, *older = gc.get_threshold()
+    if 0 < young < _YOUNG:
+        gc.set_threshold(_YOUNG, *older)
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    serving = worker.serve(loop, about)
+    try:
+        while not serving.done():
+            try:
+                loop.run_until_complete(serving)
+            except (SystemExit, KeyboardInterrupt, RuntimeError):
+                # Of a task or a callback that a tool has made: what awaits it has it
+                # too, and for all others the loop goes on. Or a tool has stopped it.
+                if serving.done() or loop.is_closed():
+                    raise
+    finally:
+        try:
+            _wind_up(loop)
+        finally:
+            worker._outlet.settle_items()
+    sys.stdout.flush()
+    return worker.fit
+
+
+def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
+    """Lets what tools have left on the loop come to an end, as asyncio.run does."""
+    loop.set_task_factory(None)  # a tool's may be gone, or never have worked
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    try:
+        if left:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

@@ -1,0 +1,205 @@
+"""What a call that a tool made raises when it fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from ..schemas.values import decode
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..wire.frames import JSON
+
+
+class MeshError(Exception):
+    """A call has failed. Each code of the mesh has a subclass of its own.
+
+    code is one of the mesh's: with "tool_error" the called tool itself failed,
+    with any other the mesh could not have it run or answer. started says
+    whether the called tool's code had begun: True, False, or None where nobody
+    knows. A call that did not start can be made again without harm; retryable
+    says that this may help. stacktrace is the remote one, as text, where there
+    is one; origin is the part of the mesh that reports the failure.
+    """
+
+    __module__ = "toolmesh"
+    revision = ""
+    """Of the tool's index, as the node has it that refused the call; empty where that is not known."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        details: dict[str, JSON] | None = None,
+        retryable: bool = False,
+        started: bool | None = None,
+        tool: str = "",
+        type: str = "",
+        stacktrace: str = "",
+        origin: str = "",
+    ) -> None:
+        self.code = code
+        self.message = message
+        self.details: dict[str, JSON] = details or {}
+        self.retryable = retryable
+        self.started = started
+        self.tool = tool
+        self.type = type
+        self.stacktrace = stacktrace
+        self.origin = origin
+        super().__init__(code, message)
+
+    def __str__(self) -> str:
+        kind = f"{self.type}: " if self.type and self.code == "tool_error" else ""
+        tool = f"{self.tool}: " if self.tool else ""
+        return f"{tool}{self.code}: {kind}{self.message}"
+
+    def as_dict(self) -> dict[str, JSON]:
+        """What the details of a failed call say of the nested call it failed of."""
+        found: dict[str, JSON] = {"tool": self.tool, "code": self.code, "message": self.message[:2000]}
+        if self.type:
+            found["type"] = self.type
+        if self.retryable:
+            found["retryable"] = True
+        if self.details and len(json.dumps(self.details, default=str)) < 4096:
+            found["details"] = self.details
+        return found
+
+
+class InvalidRequest(MeshError, ValueError):
+    """The request is malformed or contradicts itself."""
+
+
+class PermissionDenied(MeshError, PermissionError):
+    """A rule of the broker or the mesh forbids it."""
+
+
+class ToolNotFound(MeshError, LookupError, ValueError):
+    """Nobody offers the tool. details["nearest"] lists the ids that may have been meant."""
+
+
+class SessionNotFound(MeshError, LookupError):
+    """The session does not exist, or has ended."""
+
+
+class StreamExpired(MeshError):
+    """Items of the stream are no longer kept."""
+
+
+class PayloadTooLarge(MeshError, ValueError):
+    """A message is over the size limit."""
+
+
+class InvalidArguments(MeshError, ValueError):
+    """The arguments do not fit the tool's schema. details["errors"] says where: pointer, expected, got, message."""
+
+
+class InstallFailed(MeshError):
+    """An index could not be installed."""
+
+
+class Busy(MeshError):
+    """Every place is taken; nothing has started."""
+
+
+class CallCancelled(MeshError):
+    """The caller gave the call up, or its session has ended."""
+
+
+class ToolExecutionError(MeshError, RuntimeError):
+    """The tool itself failed: error_type is the name of what it raised, and
+    stacktrace where, inside the tool; from Python 3.11 on that is a note of the exception, too."""
+
+    @property
+    def tool_name(self) -> str:
+        """The tool's id."""
+        return self.tool
+
+    @property
+    def error_type(self) -> str:
+        """The class of what the tool raised."""
+        return self.type
+
+
+class ResultNotSerializable(MeshError):
+    """The tool returned what JSON cannot carry."""
+
+
+class InternalError(MeshError):
+    """A fault of the mesh."""
+
+
+class ProtocolError(MeshError):
+    """A peer broke the protocol, or requires what is not known."""
+
+
+class WorkerCrashed(MeshError):
+    """The process that ran the tool died."""
+
+
+class NodeLost(MeshError, ConnectionError):
+    """The node that ran the call is gone: whether the tool ran is not known."""
+
+
+class Unavailable(MeshError, ConnectionError):
+    """Nobody can serve it now, or there is no mesh to ask."""
+
+
+class ToolTimeout(MeshError, TimeoutError):
+    """The call's time is up. details["limit"] names a limit of the tool, where it was one."""
+
+
+class WorkerOutOfMemory(MeshError, MemoryError):
+    """The tool took more memory than it may."""
+
+
+CLASSES: dict[str, type[MeshError]] = {
+    "invalid_request": InvalidRequest,
+    "permission_denied": PermissionDenied,
+    "tool_not_found": ToolNotFound,
+    "session_not_found": SessionNotFound,
+    "stream_expired": StreamExpired,
+    "payload_too_large": PayloadTooLarge,
+    "invalid_arguments": InvalidArguments,
+    "install_failed": InstallFailed,
+    "busy": Busy,
+    "cancelled": CallCancelled,
+    "tool_error": ToolExecutionError,
+    "result_not_serializable": ResultNotSerializable,
+    "internal": InternalError,
+    "protocol_error": ProtocolError,
+    "worker_crashed": WorkerCrashed,
+    "node_lost": NodeLost,
+    "unavailable": Unavailable,
+    "deadline_exceeded": ToolTimeout,
+    "worker_out_of_memory": WorkerOutOfMemory,
+}
+NAMES: dict[str, type[MeshError]] = {"MeshError": MeshError, **{_one.__name__: _one for _one in CLASSES.values()}}
+for _one in NAMES.values():
+    _one.__module__ = "toolmesh"
+
+
+def error(code: str, message: str, **more: Any) -> MeshError:
+    """The exception of a code; more are MeshError's arguments. A code that is not known is a MeshError."""
+    return CLASSES.get(code, MeshError)(code, message, **more)
+
+
+def failure(body: bytes, tool: str) -> MeshError:
+    """The exception of the error object of the mesh."""
+    return rebuilt(decode(body), tool)
+
+
+def rebuilt(found: dict[str, Any], tool: str) -> MeshError:
+    """failure of an error object that has been read."""
+    told = ("details", "retryable", "started", "type", "stacktrace", "origin")
+    made = error(
+        found.get("code") or "internal", found.get("message") or "", tool=tool,
+        **{name: found[name] for name in told if found.get(name) is not None},
+    )
+    if made.stacktrace and sys.version_info >= (3, 11):
+        made.add_note(f"In the tool: {made.stacktrace.strip()}")
+    return made

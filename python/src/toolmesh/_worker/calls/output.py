@@ -1,0 +1,428 @@
+"""What a tool prints and logs, as LOG frames of its call.
+
+sys.stdout and sys.stderr become proxies that know which call is running; one
+handler on the root logger does the same for logging. What goes to the file
+descriptors 1 and 2 directly (C code, child processes) lands in pipes that the
+agent reads. Nothing here ever blocks for long or grows: the agent always
+reads, and what exceeds a call's rate is counted and dropped.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import time
+from _thread import allocate_lock, get_ident, start_new_thread
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter as _clock
+from time import sleep as _sleep
+
+from ..schemas import redaction
+from ..wire.frames import HEADER, LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
+from . import failures, threads
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+    from typing import Any
+
+    from _typeshed import ReadableBuffer
+
+    from ..wire.frames import JSON
+
+# Bound now: a tool may replace what json has.
+_text = json.JSONEncoder(ensure_ascii=False, default=repr).encode
+_loads = json.JSONDecoder().decode
+_LINE = 8 * 1024  # longest piece of text in one frame
+_BURST = 256 * 1024  # bytes of output that a call may make at once
+_RATE = 64 * 1024  # and per second from then on
+
+# Items that come quicker than they can be written one by one go together.
+_QUICK = 100e-6  # seconds from one item to the next
+_STREAK = 16  # so many quick items in a row are written one by one
+_PACKED = 16 * 1024  # bytes that are held back at most
+_HELD = 1e-3  # and seconds, while more keep coming
+_LOOK = 5e-3  # seconds between the flusher's looks: each takes the interpreter from the tool
+_PARTING = 0.5  # seconds that an end waits for another thread to have written
+_IDLE = 4  # looks that find nothing before the flusher ends
+
+
+UNSHIELDED: AbstractContextManager[None, None] = nullcontext()  # where writes are never interrupted
+
+
+class _Budget:
+    """Bytes that one call may still print: a token bucket."""
+
+    __slots__ = ("left", "at", "dropped")
+
+    def __init__(self) -> None:
+        self.left: float = _BURST
+        self.at = time.monotonic()
+        self.dropped = 0
+
+    def take(self, size: int) -> bool:
+        now = time.monotonic()
+        self.left = min(_BURST, self.left + (now - self.at) * _RATE)
+        self.at = now
+        if self.left < size:
+            self.dropped += size
+            return False
+        self.left -= size
+        return True
+
+
+class Outlet:
+    """The one writer of the pipe to the agent, shared by loop and output.
+
+    shield is entered around every write that happens while a tool's code is
+    on the stack: a cancellation must not cut a frame in two.
+    """
+
+    def __init__(self, fd: int, current: Callable[[], int], shield: AbstractContextManager[None, None]) -> None:
+        self.fd = fd
+        self.lock = allocate_lock()
+        self.dirty = False  # a call has printed since the last settle
+        self._current = current  # () -> call id or 0
+        self._shield = shield
+        self._partial: dict[tuple[int, int], str] = {}  # (call, flag) -> text without its newline yet
+        self._budgets: dict[int, _Budget] = {}  # call -> _Budget
+        self._main = get_ident()
+        self._process = os.getpid()
+        self.held: list[bytes] = []  # frames of items that wait for more; with the lock
+        self._size = 0  # bytes in held
+        self._since = 0.0  # when the first of held came
+        self._last = 0.0  # when the last item was dealt with
+        self._quick = 0  # items in a row that came quickly
+        self._flushing = False  # the flusher runs; with the lock
+
+    def begin(self, fd: int) -> None:
+        """Writes to fd from now on, in this process."""
+        self.fd = fd
+        self._process = os.getpid()
+
+    def send(self, data: bytes) -> None:
+        """Writes one or more whole frames."""
+        with self.lock:
+            if self.fd >= 0:
+                write_all(self.fd, self.released() + data if self.held else data)
+
+    def released(self) -> bytes:
+        """What was held back, for the caller to write. The lock is held."""
+        data = b"".join(self.held)
+        self.held.clear()
+        self._size = 0
+        return data
+
+    def item(self, data: bytes) -> None:
+        """Writes an item's frame, or holds it back for some milliseconds when items
+        come so quickly that each would cost more to write than to make."""
+        now = _clock()
+        if now - self._last > _QUICK:
+            self._quick = 0
+        self._quick += 1
+        if self._quick <= _STREAK or not self._hold(data, now):
+            self.send(data)
+            now = _clock()
+        self._last = now
+
+    def gather(self, data: bytes) -> bool:
+        """Takes a frame of an event loop, which comes back to settle_items when it
+        has gone through what is ready. True when the frame is held back."""
+        if not self._hold(data, _clock()):
+            self.send(data)
+        return bool(self.held)
+
+    def _hold(self, data: bytes, now: float) -> bool:
+        """Holds a frame back, or writes it with all that is held. False when it did
+        neither."""
+        with self.lock:
+            if not self.held:
+                if not self._flushing:
+                    try:
+                        start_new_thread(self._flush_held, ())
+                    except RuntimeError:
+                        return False  # the tool has all the threads that it may have
+                    self._flushing = True
+                self._since = now
+            self.held.append(data)
+            self._size += len(data)
+            if self._size >= _PACKED or now - self._since >= _HELD:
+                data = self.released()
+                if self.fd >= 0:
+                    write_all(self.fd, data)
+        return True
+
+    def _flush_held(self) -> None:
+        """A thread that is there while items are held back: the one that makes
+        them may not come back for long."""
+        threads.block_signals()
+        idle = 0
+        while True:
+            _sleep(_LOOK)
+            if self.held and _clock() - self._since < _LOOK:
+                idle = 0
+                continue  # they keep coming: the tool's own thread writes
+            with self.lock:
+                if self.held and self.fd >= 0:
+                    idle = 0
+                    write_all(self.fd, self.released())
+                    continue
+                idle += 1
+                if idle > _IDLE:
+                    self._flushing = False
+                    return
+
+    def settle_items(self) -> None:
+        """Writes what is held back."""
+        if self.held:
+            self.send(b"")
+
+    def part(self) -> None:
+        """Writes what is held back before the process may end, on any thread. Not
+        for long: a signal handler may have interrupted the thread that has the lock."""
+        if not self.held or os.getpid() != self._process:
+            return
+        with self._shielded():
+            if self.lock.acquire(True, _PARTING):
+                try:
+                    if self.fd >= 0:
+                        write_all(self.fd, self.released())
+                finally:
+                    self.lock.release()
+
+    def _shielded(self) -> AbstractContextManager[None, None]:
+        """What a write is within: only the main thread is ever interrupted."""
+        return self._shield if get_ident() == self._main else UNSHIELDED
+
+    def text(self, flag: int, text: str) -> None:
+        """Takes what a tool wrote to stdout or stderr."""
+        with self._shielded():
+            call = self._current()
+            self.dirty = True
+            key = (call, flag)
+            text = self._partial.pop(key, "") + text
+            cut = text.rfind("\n") + 1
+            if 0 < len(text) - cut < _LINE:
+                self._partial[key] = text[cut:]
+                text = text[:cut]
+            if text:
+                self._emit(call, flag, text)
+
+    def flush(self, flag: int) -> None:
+        """Sends what the running call wrote without a newline yet."""
+        call = self._current()
+        text = self._partial.pop((call, flag), "")
+        if text:
+            with self._shielded():
+                self._emit(call, flag, text)
+
+    def _emit(self, call: int, flag: int, text: str) -> None:
+        budget = self._budget(call)
+        data = redaction.text(text).encode("utf-8", "replace")
+        for start in range(0, len(data), _LINE):
+            piece = data[start : start + _LINE]
+            if budget.take(len(piece)):
+                self.send(HEADER.pack(len(piece), LOG, flag, 0, call) + piece)
+
+    def _budget(self, call: int) -> _Budget:
+        return self._budgets.get(call) or self._budgets.setdefault(call, _Budget())
+
+    def record(self, fields: dict[str, JSON], flag: int = LOG_RECORD) -> None:
+        """Takes a record of the logging module, or what a call says of how far it is."""
+        call = self._current()
+        self.dirty = True
+        said = _text(fields)
+        if redaction.text(said) != said:
+            said = _text(redaction.tree(_loads(said)))
+        data = said.encode("utf-8", "replace")
+        if not self._budget(call).take(len(data)):
+            return
+        with self._shielded():
+            self.send(HEADER.pack(len(data), LOG, flag, 0, call) + data)
+
+    def settle(self, call: int) -> None:
+        """Sends what a finished call left without a newline, and says what was dropped."""
+        self.dirty = False
+        for flag in (LOG_STDOUT, LOG_STDERR):
+            text = self._partial.pop((call, flag), "")
+            if text:
+                self._emit(call, flag, text)
+        budget = self._budgets.pop(call, None)
+        if budget is not None and budget.dropped:
+            data = f"[{budget.dropped} bytes of output left out]".encode()
+            self.send(HEADER.pack(len(data), LOG, LOG_STDERR, 0, call) + data)
+
+    def abandon(self) -> None:
+        """In a process that a tool forked: from now on output goes to 1 and 2."""
+        self.fd = -1
+        self.lock = allocate_lock()
+        self.held = []
+        self._size = 0
+        self._flushing = False
+
+
+class _Bytes(io.RawIOBase):
+    """The .buffer of a proxy."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer) -> int:
+        data = bytes(data)
+        self._proxy.write(data.decode("utf-8", "replace"))
+        return len(data)
+
+    def flush(self) -> None:
+        self._proxy.flush()
+
+    def fileno(self) -> int:
+        return self._proxy.fileno()
+
+
+class Proxy(io.TextIOBase):
+    """sys.stdout or sys.stderr of a worker."""
+
+    encoding = "utf-8"
+    errors = "replace"
+    mode = "w"
+    line_buffering = True
+
+    def __init__(self, outlet: Outlet, flag: int, fd: int) -> None:
+        self._outlet = outlet
+        self._flag = flag
+        self._fd = fd
+        self.buffer = _Bytes(self)
+
+    @property
+    def name(self) -> str:
+        return "<stdout>" if self._fd == 1 else "<stderr>"
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def reconfigure(self, **_: object) -> None:
+        """What a text file can change of itself stays as it is here."""
+
+    def close(self) -> None:
+        pass  # a tool that closes stdout must not take it from the next call
+
+    def write(self, text: str) -> int:
+        if type(text) is not str:
+            if not isinstance(text, str):
+                raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+            text = str(text)
+        if self._outlet.fd >= 0:
+            self._outlet.text(self._flag, text)
+        else:
+            os.write(self._fd, text.encode("utf-8", "replace"))
+        return len(text)
+
+    def flush(self) -> None:
+        if self._outlet.fd >= 0:
+            self._outlet.flush(self._flag)
+
+
+_proxies: list[Proxy] = []
+_installed: list[Outlet] = []  # the one that records of logging go to
+_handlers: list[logging.Handler] = []
+
+
+def prepare() -> None:
+    """Makes what sys.stdout, sys.stderr and logging become at the first install,
+    and changes nothing yet."""
+    if _proxies:
+        return
+    nowhere = Outlet(-1, int, UNSHIELDED)
+    _proxies.extend((Proxy(nowhere, LOG_STDOUT, 1), Proxy(nowhere, LOG_STDERR, 2)))
+    _installed.append(nowhere)
+    if sys.modules.get("logging") is not None:
+        _handlers.append(_handler())
+
+
+def install(outlet: Outlet) -> None:
+    """Points sys.stdout, sys.stderr and logging at outlet."""
+    prepare()
+    for proxy in _proxies:
+        proxy._outlet = outlet
+    _installed[0] = outlet
+    if sys.stdout is _proxies[0] and sys.stderr is _proxies[1]:
+        return
+    old = {id(sys.stdout), id(sys.stderr), id(sys.__stdout__), id(sys.__stderr__)}
+    sys.stdout, sys.stderr = _proxies
+    if not _handlers:
+        return
+    import logging
+
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        # What basicConfig put there at import would say everything twice.
+        if type(handler) is logging.StreamHandler and id(handler.stream) in old:
+            root.removeHandler(handler)
+    if root.level == logging.WARNING:
+        root.setLevel(logging.INFO)
+    root.addHandler(_handlers.pop())
+
+
+def keep_ends() -> None:
+    """Has what ends a process at once write first what is held back. Before any
+    code of the index is imported, which may take the functions by name."""
+    import functools
+    import signal
+
+    def parting(end: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(end)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            for outlet in _installed:
+                outlet.part()
+            return end(*args, **kwargs)
+
+        return wrapper
+
+    for module, below, names in (
+        (os, sys.modules.get(os.name), ("_exit", "abort", "kill", "killpg", "execv", "execve")),
+        (signal, sys.modules.get("_signal"), ("raise_signal",)),
+    ):
+        for name in names:
+            end = getattr(module, name, None)
+            if end is not None:
+                wrapper = parting(end)
+                setattr(module, name, wrapper)
+                setattr(below, name, wrapper)
+
+
+def _handler() -> logging.Handler:
+    """The handler that records go through; for prepare, which has seen logging imported."""
+    import logging
+
+    plain = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                fields: dict[str, JSON] = {
+                    "level": record.levelname.lower(),
+                    "logger": record.name,
+                    "message": record.getMessage()[:_LINE],
+                }
+                extra = {key: value for key, value in vars(record).items() if key not in plain}
+                if record.exc_info and record.exc_info[1] is not None:
+                    extra["exception"] = failures.trace(record.exc_info[1])[:_LINE]
+                if extra:
+                    fields["fields"] = extra
+                _installed[0].record(fields)
+            except Exception:
+                self.handleError(record)
+
+    return Handler()

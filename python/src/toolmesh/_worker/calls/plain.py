@@ -1,0 +1,278 @@
+"""The worker of plain functions and generators: one call at a time.
+
+Calls run on the main thread, so that a signal can interrupt them wherever they
+are, in a sleep and in a loop alike. The control page is shared with the agent:
+before it signals, the agent writes there which call is meant, and the handler
+raises only if that call is the one that runs. A late signal hits nobody.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # has no stubs
+import os
+import sys
+from contextvars import copy_context
+from time import perf_counter as _clock
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+
+from .. import FOLDER
+from ..schemas.values import encode
+from ..state import limits, orphans, turns
+from ..wire import frames
+from . import channel, failures, threads, transfer
+from .guard import PAGE_CANCEL, PAGE_STARTED, SIGNAL, Cancelled, Guard
+from .output import Outlet, install
+from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, unbound
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Any
+
+    from ..schemas.binding import Tool
+    from ..state.snapshot import Snapshot
+    from ..wire.frames import JSON
+
+_STREAMED = object()  # in the place of a result: the items were sent
+
+
+class Worker:
+    """Serves calls until the agent closes the pipe.
+
+    It is made before the fork, of no use yet: a worker that makes nothing new
+    touches a third of the pages, each of which the system copies.
+    """
+
+    def __init__(self, tools: list[Tool]) -> None:
+        self._inp = self._out = -1
+        self._page = memoryview(bytes(8 * 8)).cast("Q")
+        self._tools = tools
+        self._limit = 0
+        self._reader = frames.Reader(-1)
+        self._guard = Guard(self._page)
+        self.call = 0
+        self.served = False  # a call has ended here
+        self._outlet = Outlet(-1, self._current, self._guard)
+        self._forked = False
+        self._channel = channel.PlainChannel(self, self._outlet, self._reader, self._guard)
+
+    def install(self) -> None:
+        """Makes this what tools' output, nested calls and signals go to."""
+        channel.current = self._channel
+        install(self._outlet)
+        forked_by_tool(self._outlet, self._leave)
+        _signal.signal(SIGNAL, self._guard.handle)  # signal's own makes members of enums
+
+    def _current(self) -> int:
+        return self.call
+
+    def _leave(self) -> int:
+        self._forked = True
+        return self._inp
+
+    def start(
+        self, inp: int, out: int, page: memoryview[int], limit: int, about: bytes, snapshot: Snapshot | None
+    ) -> bool:
+        """In the worker's own process: tells the agent that calls may come, with about,
+        which is JSON about the worker, and serves until the agent is done with it. With
+        a snapshot others follow each call; False when that could not put back what one
+        had changed, and this worker is to be replaced."""
+        self._inp = self._reader.fd = inp
+        self._out = out
+        self._page = self._guard.page = page
+        self._limit = limit
+        self._outlet.begin(out)
+        if snapshot is not None:
+            snapshot.begin()
+        frames.write_all(out, frames.HEADER.pack(len(about), frames.READY, 0, 0, 0) + about)
+        fit = self.serve(snapshot)
+        sys.stdout.flush()
+        return fit
+
+    def serve(self, snapshot: Snapshot | None) -> bool:
+        """The loop: one read and one write per call."""
+        read, run, outlet, pack = self._reader.next, self._run, self._outlet, frames.HEADER.pack
+        lock, out, write, sweep, nested = outlet.lock, self._out, os.write, orphans.sweep, self._channel
+        clock, swept = _clock, 0.0
+        spent = 0
+        while True:
+            frame = nested.next() if nested.used else read()
+            if frame is None:
+                return True
+            kind, flags, slot, call, body = frame
+            if kind == frames.CALL:
+                self.call = call
+                began = clock()
+                kind, body = copy_context().run(run, flags, slot, call, body)  # what a call sets there is its own
+                if self._forked:
+                    os._exit(0)  # a child of the tool came back from the function
+                now, over = clock(), False
+                if now - began > orphans.SHORTEST or now - swept > orphans.PERIOD:
+                    swept = now
+                    sweep()
+                    over = limits.exceeded()  # a briefer call can touch some 100 kB
+                if over or limits.memory and no_memory(kind, body):
+                    kind, body, spent = frames.ERROR, failures.out_of_memory(), frames.SPENT
+                if outlet.dirty:
+                    outlet.settle(call)
+                if transfer.folders:
+                    transfer.forget(call)
+                self.call = 0
+                self.served = True
+                data = pack(len(body), kind, spent, slot, call) + body
+                with lock:
+                    if outlet.held:
+                        data = outlet.released() + data
+                    sent = write(out, data)
+                    if sent != len(data):
+                        frames.write_all(out, memoryview(data)[sent:])
+                if snapshot is not None and not snapshot.mend():
+                    return False
+            elif kind == frames.PING:
+                outlet.send(pack(0, frames.PONG, 0, 0, call))
+            elif kind == frames.EXIT:
+                return True
+            elif kind not in (frames.CANCEL, frames.CREDIT) and not frames.NESTED_RESULT <= kind <= frames.NESTED_END:
+                # Those may come after the end of what they are about.
+                raise frames.FrameError(f"frame type {kind} is unknown to this worker")
+
+    def _run(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:
+        """Runs one call to its terminal: (frame type, body)."""
+        threads.running.set(call)
+        guard, tool = self._guard, self._tools[slot]
+        try:
+            try:
+                positional, keyword, meta = bound(tool, flags, body)
+            except Exception as failure:
+                return frames.ERROR, unbound(failure, tool)
+            if self._page[turns.PAGE_UNTIL]:
+                turns.check(self._page[turns.PAGE_UNTIL])
+            try:
+                self._page[PAGE_STARTED] = call
+                guard.armed = call
+                if self._page[PAGE_CANCEL] == call:
+                    guard.cancel(call)  # its signal came before the call did
+                value = tool.function(*positional, **keyword)
+                kind = type(value)
+                if kind is CoroutineType or kind is AsyncGeneratorType:  # of a decorated function
+                    value = self._looped(value, flags, tool, slot, call, meta)
+                    kind = type(value)
+                    if value is _STREAMED:
+                        guard.armed = 0
+                        return frames.END, b""
+                if kind is GeneratorType:
+                    if flags & frames.STREAM:
+                        self._stream(tool, slot, call, value, meta)
+                        guard.armed = 0
+                        return frames.END, b""
+                    value = _drain(value, flags & frames.COLLECT)
+                data = encode(value) if tool.dump is None else tool.encode(value)
+                guard.armed = 0
+            except BaseException as failure:
+                guard.armed = 0
+                if isinstance(failure, Cancelled):
+                    return frames.ERROR, failures.cancelled()
+                return frames.ERROR, failed(failure, tool, self._limit, keyword, positional)
+            if len(data) > self._limit:
+                return frames.ERROR, failures.too_large(len(data), self._limit, "result")
+            return frames.RESULT, data
+        except Cancelled:
+            # It arrived between the end of the function and the lines above.
+            guard.armed = 0
+            return frames.ERROR, failures.cancelled()
+
+    def _stream(
+        self, tool: Tool, slot: int, call: int, items: Generator[Any, Any, Any], meta: dict[str, JSON]
+    ) -> None:
+        """Sends what a generator yields, never more than the agent has room for."""
+        sender = self._sender(tool, slot, call, meta)
+        next(sender)
+        send = sender.send
+        try:
+            for value in items:
+                send(value)
+        finally:
+            self._guard.armed = call
+            items.close()
+
+    def _sender(self, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Generator[None, Any, None]:
+        """Sends the items that it is given."""
+        guard, outlet, send, pack = self._guard, self._outlet, self._outlet.item, frames.HEADER.pack
+        credit = meta.get("credit", 1 << 18)
+        page, encode, limit = self._page, tool.encode, self._limit
+        self._channel.credit = 0
+        while True:
+            data = encode((yield))
+            if len(data) > limit:
+                raise TooLarge(len(data), "item")
+            guard.armed = 0
+            if outlet.dirty:
+                outlet.settle(call)
+            while credit <= 0:
+                outlet.settle_items()
+                # A cancellation comes as a frame here: a signal that raised
+                # could lose bytes that were read already.
+                credit += self._channel.more()
+            credit -= len(data) + 64
+            send(pack(len(data), frames.YIELD, 0, slot, call) + data)
+            guard.armed = call
+            if page[PAGE_CANCEL] == call:
+                guard.cancel(call)  # its signal came while the frame was written
+
+    def _looped(self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Any:
+        """What a coroutine returns or an async generator yields, on a loop of the
+        call's own."""
+        import asyncio
+
+        try:
+            return asyncio.run(self._awaited(value, flags, tool, slot, call, meta))
+        except asyncio.CancelledError:
+            if self._guard.untasked(call):
+                raise Cancelled from None
+            raise
+        finally:
+            self._guard.untasked(call)
+
+    async def _awaited(
+        self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]
+    ) -> Any:
+        """_looped's own task. A coroutine may return an async generator: so decorators do."""
+        import asyncio
+        import selectors
+
+        upkeep = (FOLDER, os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__)
+        self._guard.tasked(asyncio.get_running_loop(), asyncio.current_task(), upkeep)
+        if type(value) is CoroutineType:
+            value = await value
+        if type(value) is not AsyncGeneratorType:
+            return value
+        last: Any = None
+        every: list[Any] = []
+        sender = self._sender(tool, slot, call, meta)
+        next(sender)
+        try:
+            async for item in value:
+                if flags & frames.STREAM:
+                    sender.send(item)
+                elif flags & frames.COLLECT:
+                    every.append(item)
+                else:
+                    last = item
+        finally:
+            self._guard.armed = call
+            await value.aclose()
+        return _STREAMED if flags & frames.STREAM else every if flags & frames.COLLECT else last
+
+
+def _drain(items: Generator[Any, Any, Any], collect: int) -> Any:
+    """A generator's last value, or the list of all."""
+    if collect:
+        return list(items)
+    value = None
+    yielded = False
+    while True:
+        try:
+            value = next(items)
+            yielded = True
+        except StopIteration as stop:
+            return value if yielded else stop.value

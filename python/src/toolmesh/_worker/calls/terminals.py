@@ -1,0 +1,116 @@
+"""How a call ends, in either kind of worker."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import termios
+
+from ..schemas.values import Mismatch, NotSerializable
+from ..state import forking, turns
+from ..wire.frames import ERROR, META, RAW, UNTIL
+from . import failures
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ..schemas.binding import Tool
+    from ..wire.frames import JSON
+    from .output import Outlet
+
+
+class TooLarge(Exception):
+    """A result or an item is larger than the agent takes."""
+
+    def __init__(self, size: int, what: str) -> None:
+        self.size = size
+        self.what = what
+
+
+class Late(Exception):
+    """A call's time was up before its worker looked at it: the worker, or all of the machine, was frozen."""
+
+
+def bound(tool: Tool, flags: int, body: bytes) -> tuple[Sequence[Any], dict[str, Any], dict[str, JSON]]:
+    """(positional, keyword, meta) of a CALL. Of what it raises unbound tells."""
+    meta: dict[str, JSON] = {}
+    if flags & UNTIL:
+        if turns.over(int.from_bytes(body[:8], "little")):
+            raise Late
+        body = body[8:]
+    if flags & META:
+        size = 4 + int.from_bytes(body[:4], "little")
+        meta, body = tool.decode(body[4:size]), body[size:]
+    arguments = tool.decode(body) if body else {}
+    if tool.direct and "varargs" not in meta and type(arguments) is dict:
+        return (), arguments, meta
+    return *tool.bind(arguments, meta.get("varargs"), body), meta
+
+
+def unbound(failure: BaseException, tool: Tool) -> bytes:
+    """The body for arguments that do not reach a tool's function."""
+    if isinstance(failure, Late):
+        return failures.body("deadline_exceeded", "the call's time was up before its worker began it", False)
+    if isinstance(failure, Mismatch):
+        return failures.invalid([failure])
+    if isinstance(failure, ValueError):
+        return failures.invalid(
+            [Mismatch("a JSON object", "something else", f"the arguments are not JSON: {failure}")]
+        )
+    if isinstance(failure, RecursionError):
+        return failures.invalid([Mismatch("less nesting", "deeper nesting", "the arguments are nested too deeply")])
+    return failures.raised(failure, tool.name)  # of a converter of the tool, like __post_init__
+
+
+def forked_by_tool(outlet: Outlet, leave: Callable[[], int]) -> None:
+    """Keeps a process that a tool forks off the channel to the agent. leave notes
+    that it is one, and returns the descriptor that calls come by."""
+
+    def closed() -> None:
+        if forking.forks():
+            return
+        fds = leave(), outlet.fd
+        outlet.abandon()
+        for fd in fds:
+            try:
+                os.close(fd)
+            except OSError:
+                pass
+
+    os.register_at_fork(after_in_child=closed)
+
+
+def failed(
+    failure: BaseException, tool: Tool, limit: int, keyword: dict[str, Any], positional: Sequence[Any]
+) -> bytes:
+    """The body for what came out of a tool's function, or out of its result, other
+    than a cancellation."""
+    if isinstance(failure, NotSerializable):
+        return failures.unserializable(failure, tool.name)
+    if isinstance(failure, TooLarge):
+        return failures.too_large(failure.size, limit, failure.what)
+    if isinstance(failure, TypeError):
+        step = failure.__traceback__
+        while step is not None and step.tb_next is not None:
+            step = step.tb_next
+        # Raised by the call itself, not inside the tool.
+        ours = step is not None and os.path.dirname(step.tb_frame.f_code.co_filename) == os.path.dirname(__file__)
+        if ours and not positional and (problems := tool.problems(keyword)):
+            return failures.invalid(problems)
+    return failures.raised(failure, tool.name)
+
+
+def no_memory(kind: int, body: bytes) -> bool:
+    """Whether a call ended for want of memory: what it holds may be held for ever."""
+    return kind == ERROR and body.startswith(b'{"code": "worker_out_of_memory"')
+
+
+def raw_pending() -> int:
+    """RAW when something written past sys.stdout still waits in the pipes of 1 and 2."""
+    none = bytes(4)
+    try:
+        return RAW if any(fcntl.ioctl(fd, termios.FIONREAD, none) != none for fd in (1, 2)) else 0
+    except OSError:
+        return 0  # the tool closed it

@@ -1,0 +1,76 @@
+"""The root of everything that an index runs: PID 1 of its own PID namespace where the agent could make one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from select import POLLIN, poll
+
+from ..sandbox import levels
+from ..state import orphans
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+CONTROL = 3  # socket to the agent
+LIFELINE = 4  # pipe whose other end the agent holds: its end is ours
+
+
+def main(child: int, mode: str) -> NoReturn:
+    """Reaps until child ends or the agent is gone, and takes what is left along."""
+    if mode == levels.REAPER:
+        levels.become_subreaper()
+    silence()
+    status = until_end(child, wake()[0]) or 0
+    if mode == levels.REAPER:
+        orphans.kill_all()
+    code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    os._exit(code)
+
+
+def silence() -> None:
+    """Lets go of what was given as 0, 1 and 2."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+
+
+def wake() -> tuple[int, int]:
+    """A pipe of which the first end can be read once a child has ended."""
+    ends = os.pipe()
+    for fd in ends:
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return ends
+
+
+def until_end(
+    child: int, wake: int, asked: Callable[[], bool] | None = None, timeout: Callable[[], int | None] = lambda: None
+) -> int | None:
+    """Reaps until child ends: its wait status; None when the agent is gone before.
+    asked is called when the agent has written, and says whether to go on. timeout is for how
+    many milliseconds to wait: not at all ends it, too."""
+    waiting = poll()
+    for fd in (LIFELINE, wake) if asked is None else (LIFELINE, wake, CONTROL):
+        waiting.register(fd, POLLIN)
+    while True:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return None
+            if pid == 0:
+                break
+            if pid == child:
+                return status
+        left = timeout()
+        if left == 0:
+            return None
+        for fd, _ in waiting.poll(left):
+            if fd == wake:
+                os.read(wake, 4096)
+            elif fd == LIFELINE or asked is None or not asked():
+                return None  # nobody ever writes to the lifeline: it is the end of the agent
