@@ -25,7 +25,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build wheels demo test environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
+.PHONY: help build wheels demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,9 +37,11 @@ build: ## the binaries, into bin/
 demo: build ## a whole mesh on this machine: install, call, stream, clean up
 	@bin/mesh demo
 
-test: ## everything that needs only go, python3, git and make
-	@$(MAKE) -j2 test-go environments test-k8s test-images
+test: ## the product, with what needs only go, python3, git and make
+	@$(MAKE) -j2 test-go environments
 	@$(MAKE) test-python test-frameworks skipped
+
+test-more: test-k8s test-images ## what is beside the product: the manifests of Kubernetes and the program that makes images; minutes
 
 # What the Python tests need: it is fetched while those of Go run.
 environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp $(VENV)/suites.stamp
@@ -49,9 +51,15 @@ environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stam
 # the first failure is in the summary.
 GOTEST = $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=5 --packages=./... --
 
-test-go: build
+# uv, as a machine of agents has it: an agent that finds none installs its own, which takes longer than most tests.
+UV = .tools/uv/bin/uv
+$(UV): executor/internal/venv/uv.go
+	@rm -rf .tools/uv
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-compile --target .tools/uv "uv==$$(sed -n 's/^const uvVersion = "\(.*\)"/\1/p' $<)"
+
+test-go: build $(UV)
 	@$(GO) vet ./...
-	@$(GOTEST) -vet=off -p $(P) -timeout $(TIMEOUT)
+	@PATH="$(CURDIR)/.tools/uv/bin:$$PATH" $(GOTEST) -vet=off -p $(P) -timeout $(TIMEOUT)
 
 test-python: $(VENV)/test.stamp $(VENV)/pydantic1.stamp
 	@cd python && ../$(VENV)/bin/python -m pytest -q
@@ -87,7 +95,7 @@ k8s: ## render k8s/rendered anew from the overlays
 
 skipped:
 	@echo
-	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation but at an agent of root with level guard, the newest versions of the Python frameworks, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
+	@echo "not run by make test: the manifests of Kubernetes and the images (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, the newest versions of the Python frameworks, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
@@ -149,13 +157,13 @@ fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
 	   done; \
 	 done
 
-soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; an index of 20,000 functions; each benchmark once; what indexes try at their installation, at every level and by every kind of agent; the newest frameworks
+soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; an index of 20,000 functions; each benchmark once; what tools try, and indexes at their installation, at every level and by every kind of agent; the newest frameworks
 	@MESH_LANES_CALLS=100000 $(GO) test -count 1 -timeout 60m -v -run TestNothingOverlaps ./e2e/lanes
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -v -run TestMemoryOfAFile ./e2e
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 20m -v -run 'TestClocks|TestSessionKeysWithOtherLibraries' ./e2e
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 30m $$(git grep -l -E 'meshtest\.(Topologies|Conversations)\(' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run TestIndexOfThousandsOfFunctions ./agent
-	@MESH_SOAK=1 $(GO) test -count 1 -timeout 60m -run TestInstalls ./e2e/attacks
+	@MESH_SOAK=1 $(GO) test -count 1 -timeout 60m -run 'TestInstalls|TestTools' ./e2e/attacks
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m ./bench
 	@$(MAKE) test-newest
 	@MESH_LANES_TAGS=lanes_without_fence $(GO) test -count 1 -timeout 10m -v -run TestNothingOverlaps ./e2e/lanes

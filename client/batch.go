@@ -83,12 +83,15 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 		return nil, err
 	}
 	defer c.release(&s)
-	t := target{batch: true, node: c.batchNode(&s, calls[0].Tool)}
+	t := target{batch: true}
+	if t.seat = c.batchNode(&s, calls[0].Tool); t.seat != nil {
+		t.node = t.seat.Peer
+	}
 	room := newRoom(&s)
 	for n := 1; ; n++ {
 		r, err := c.unary(ctx, t, &s, body)
 		if errors.Is(err, errNobody) && t.node != nil { // it runs none, or is gone
-			t.node.noBatches.Store(true)
+			t.seat.noBatches.Store(true)
 			t.node = nil
 			r, err = c.unary(ctx, t, &s, body)
 		}
@@ -116,7 +119,7 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 
 // batchNode is the node that has a batch's id among those that serve its first call's
 // tool, as far as they are known; nil: any may take it, and pass it on.
-func (c *Client) batchNode(s *settings, first subjects.ToolID) *node {
+func (c *Client) batchNode(s *settings, first subjects.ToolID) *seat {
 	if s.queue {
 		return nil
 	}

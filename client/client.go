@@ -59,7 +59,6 @@ type Client struct {
 // shared is what the clients of all sessions of one connection have in common.
 type shared struct {
 	routes routes
-	nodes  nodes
 	asked  singleflight.Group // which nodes serve a tool
 	tasks  sync.WaitGroup
 	base   context.Context // ends with Close
@@ -114,7 +113,6 @@ func NewOn(b *bus.Bus, opts *Options) (*Client, error) {
 	}
 	c.shared.base, c.shared.end = context.WithCancel(context.Background())
 	c.shared.routes.init()
-	c.shared.nodes.init(b)
 	return c, nil
 }
 
@@ -143,7 +141,6 @@ func (c *Client) Close() {
 	}
 	c.shared.end()
 	c.shared.tasks.Wait()
-	c.shared.nodes.close()
 	if c.ownBus {
 		c.bus.Close()
 	}
@@ -177,11 +174,12 @@ type settings struct {
 	hops       int
 	again      time.Duration // since it was first sent by somebody else; 0: it was not
 	boot       subjects.BootID
-	ref        *codec.Ref // the arguments, where they are no body; nil for most
-	first      *node      // has those at hand
-	noRef      bool       // the result must not come by reference
-	referred   func()     // nil: nobody asks
-	keepRef    bool       // a result that does so is left where it is
+	ref        *codec.Ref  // the arguments, where they are no body; nil for most
+	first      *bus.Peer   // has those at hand
+	noRef      bool        // the result must not come by reference
+	referred   func()      // nil: nobody asks
+	keepRef    bool        // a result that does so is left where it is
+	deserted   func() bool // of a call that is passed on: its callers are gone; nil of others
 	trace      string
 	progress   func(codec.Progress) // nil for most
 }

@@ -1,281 +1,337 @@
 package client
 
 import (
-	"encoding/json"
+	"cmp"
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/singleflight"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
 const (
-	maxNodes = 1024
-	// maxHeard is how many nodes are listened to at once: all, where the client knows no
-	// more, else those with calls that last come first. Calls on others rest on their
-	// keepalives, which come as often.
-	maxHeard = 64
+	routeFresh = 5 * time.Second // after which a route in use is asked for again
+	askWait    = 2 * time.Second
+	askAgain   = 300 * time.Millisecond // after which a question goes to other nodes as well
+	lostAsk    = 300 * time.Millisecond // how much longer a lost call waits for what was asked beside it
+	maxRoutes  = 10_000
+	listPage   = 500
+	// aliasKeep is how long a short id stands for what it was found to: a tool
+	// that comes later may have the better claim.
+	aliasKeep = time.Minute
 )
 
-// node is one start of a node, as this client sees it.
-type node struct {
-	id     subjects.NodeID
-	boot   subjects.BootID
-	before *node // the boot that this one replaced here, if any; guarded by nodes.mu
-	back   bool  // it replaced the one that had replaced it: both live; guarded by nodes.mu
-
-	outstanding atomic.Int64 // our own calls on it
-	noBatches   atomic.Bool  // a batch found nobody there
-	reported    atomic.Int64 // in flight, by its own word
-	slots       atomic.Int64
-	heard       atomic.Int64 // last heartbeat of this boot, as [bus.Mono]; 0 = none
-	met         atomic.Int64 // last answer of this boot that named it, likewise
-	beats       atomic.Int64 // heartbeats of this boot in a row without a pause
-	attended    atomic.Bool  // its heartbeats are listened to
-	other       atomic.Bool  // another boot is the node: the calls of this one are lost
-	draining    atomic.Bool
+type routeKey struct {
+	session subjects.SessionID
+	id      subjects.ToolID
 }
 
-func (n *node) setLoad(l codec.Load) {
-	n.reported.Store(int64(l.InFlight))
-	n.slots.Store(int64(max(l.Slots, 1)))
+// seat is a node as one that serves a tool.
+type seat struct {
+	*bus.Peer
+	full      atomic.Int64  // until when it has no room for the tool, by its own word: ns since startup
+	noBatches atomic.Bool   // a batch met no subscription there
+	weight    atomic.Uint64 // how often it is to be tried, in a million, by the registry: see [codec.Weights]
 }
 
-// load is the share of the node's slots that are taken, by its own word and by
-// what we have sent since.
-func (n *node) load() float64 {
-	taken := max(n.reported.Load(), n.outstanding.Load())
-	return float64(taken) / float64(max(n.slots.Load(), 1))
+// startup is when the process began: what is counted from there follows no change of the clock.
+var startup = time.Now()
+
+// usable reports whether new calls of the tool may go there.
+func (s *seat) usable() bool { return s.Peer.Usable() && int64(time.Since(startup)) >= s.full.Load() }
+
+// refusedFor is for how long a node that had no room is passed over, at most: it has some
+// again before the call that it refused would have had its turn.
+const refusedFor = 100 * time.Millisecond
+
+func (s *seat) refused(e *toolmesh.Error) {
+	s.full.Store(int64(time.Since(startup) + min(e.RetryAfter(), refusedFor)))
 }
 
-func (n *node) lastHeard() time.Time {
-	if ns := n.heard.Load(); ns != 0 {
-		return bus.MonoTime(ns)
+// refused notes that a node had no room, and reports whether another one may have.
+func (c *Client) refused(key routeKey, s *seat, e *toolmesh.Error) bool {
+	s.refused(e)
+	r := &c.shared.routes
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.known[key]
+	return known != nil && slices.ContainsFunc(known.seats, (*seat).usable)
+}
+
+// route is what the client knows of the nodes that serve a tool.
+type route struct {
+	seats []*seat
+	asked time.Time
+	used  time.Time
+	// Whether the tool is declared idempotent, by the registry's last answer.
+	idempotent bool
+	answered   time.Time
+}
+
+// routes is the candidates of the tools in use, and the full ids behind the
+// short ones that callers sent.
+type routes struct {
+	mu      sync.Mutex
+	known   map[routeKey]*route
+	aliases map[routeKey]alias
+}
+
+type alias struct {
+	full  subjects.ToolID
+	found time.Time
+}
+
+func (r *routes) init() {
+	r.known = make(map[routeKey]*route)
+	r.aliases = make(map[routeKey]alias)
+}
+
+func (r *routes) alias(session subjects.SessionID, id subjects.ToolID) subjects.ToolID {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if a, ok := r.aliases[routeKey{session, id}]; ok && time.Since(a.found) <= aliasKeep {
+		return a.full
 	}
-	return time.Time{}
+	return id
 }
 
-// beating reports whether the last heartbeat is no older than a node may be silent.
-func (n *node) beating(now time.Time) bool { return bus.Mono(now)-n.heard.Load() < int64(silence) }
-
-// usable reports whether new calls may go there.
-func (n *node) usable() bool {
-	return !n.other.Load() && !n.draining.Load() && (n.heard.Load() == 0 || n.beating(time.Now()))
+func (r *routes) setAlias(session subjects.SessionID, short, full subjects.ToolID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	makeRoom(r.aliases)
+	r.aliases[routeKey{session, short}] = alias{full, time.Now()}
 }
 
-// name is the node's id; empty for none.
-func (n *node) name() subjects.NodeID {
-	if n == nil {
-		return ""
-	}
-	return n.id
-}
-
-// wellSince reports whether the node has been beating for d without a pause.
-func (n *node) wellSince(d time.Duration) bool {
-	return !n.other.Load() && n.beats.Load() >= int64(d/time.Second)+1 && n.beating(time.Now())
-}
-
-// nodes are the nodes that the client uses, up to maxHeard of them with a subscription to
-// their heartbeat.
-type nodes struct {
-	bus *bus.Bus
-
-	mu     sync.Mutex
-	byID   map[subjects.NodeID]*node
-	subs   map[subjects.NodeID]*nats.Subscription
-	closed bool
-}
-
-func (ns *nodes) init(b *bus.Bus) {
-	ns.bus = b
-	ns.byID = make(map[subjects.NodeID]*node)
-	ns.subs = make(map[subjects.NodeID]*nats.Subscription)
-}
-
-// get returns the node that an answer names. It is of another boot while that is heard: an answer says which process made
-// it, and only the node's own subject says which one is the node.
-func (ns *nodes) get(id subjects.NodeID, boot subjects.BootID) *node { return ns.find(id, boot, true) }
-
-// told is get for a boot that the registry names. What it says may be old, so that
-// it does not replace a boot that has answered either.
-func (ns *nodes) told(id subjects.NodeID, boot subjects.BootID) *node {
-	return ns.find(id, boot, false)
-}
-
-func (ns *nodes) find(id subjects.NodeID, boot subjects.BootID, answered bool) *node {
-	ns.mu.Lock()
-	defer ns.mu.Unlock()
-	now := time.Now()
-	n := ns.byID[id]
-	switch {
-	case n == nil:
-		n = newNode(id, boot)
-		if ns.closed {
-			return n
-		}
-		if len(ns.byID) >= maxNodes {
-			ns.evict()
-		}
-		ns.byID[id] = n
-		ns.listen(id)
-	case n.boot == boot || n.before != nil && n.before.boot == boot:
-	case n.beating(now) || !answered && bus.Mono(now)-n.met.Load() < int64(silence):
-		return n
-	default:
-		n = ns.replace(n, boot)
-	}
-	if answered {
-		n.met.Store(bus.Mono(now))
-	}
-	return n
-}
-
-func newNode(id subjects.NodeID, boot subjects.BootID) *node {
-	n := &node{id: id, boot: boot}
-	n.slots.Store(1)
-	return n
-}
-
-// replace makes another boot the node; ns.mu is held.
-func (ns *nodes) replace(old *node, boot subjects.BootID) *node {
-	n := old.before
-	if n != nil && n.boot == boot {
-		n.back = true
-	} else {
-		n = newNode(old.id, boot)
-	}
-	n.before, old.before = old, nil
-	n.attended.Store(ns.subs[n.id] != nil)
-	n.other.Store(false)
-	old.other.Store(true)
-	ns.byID[n.id] = n
-	return n
-}
-
-// attend listens to a node that has a call which lasts, in place of one that has none if
-// that many are listened to.
-func (ns *nodes) attend(n *node) {
-	if n == nil || n.attended.Load() {
-		return
-	}
-	ns.mu.Lock()
-	defer ns.mu.Unlock()
-	if ns.subs[n.id] == nil && ns.byID[n.id] != nil {
-		ns.makeRoom()
-		ns.listen(n.id)
+func (r *routes) forget(session subjects.SessionID, id subjects.ToolID, gone subjects.NodeID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.known[routeKey{session, id}]; known != nil {
+		known.without(gone)
 	}
 }
 
-// makeRoom lets go of the heartbeats of a node without calls of ours, if there are too
-// many; ns.mu is held.
-func (ns *nodes) makeRoom() {
-	if len(ns.subs) < maxHeard {
-		return
-	}
-	for id := range ns.subs {
-		if n := ns.byID[id]; n == nil || n.outstanding.Load() == 0 {
-			ns.deafen(id)
-			return
-		}
+func (r *routes) forgetNode(gone subjects.NodeID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, known := range r.known {
+		known.without(gone)
 	}
 }
 
-// deafen lets go of a node's heartbeats; ns.mu is held.
-func (ns *nodes) deafen(id subjects.NodeID) {
-	if sub := ns.subs[id]; sub != nil {
-		_ = sub.Unsubscribe()
-		delete(ns.subs, id)
-	}
-	if n := ns.byID[id]; n != nil {
-		n.attended.Store(false)
-		n.heard.Store(0) // that it is not heard any more says nothing
-		n.beats.Store(0)
-		n.draining.Store(false)
-	}
+func (r *route) without(gone subjects.NodeID) {
+	r.seats = slices.DeleteFunc(r.seats, func(n *seat) bool { return n.ID == gone })
 }
 
-// doubt has no new calls go to a node that was lost, until it is heard again.
-func (ns *nodes) doubt(n *node) {
-	ns.attend(n)
-	ns.mu.Lock()
-	defer ns.mu.Unlock()
-	if ns.subs[n.id] != nil && n.heard.Load() == 0 {
-		n.heard.Store(bus.Mono(time.Now().Add(-silence)))
+// pick chooses a node for a call: the better of two random candidates. It
+// returns nil while none is known, and has a route in use asked for again, in
+// the background, now and then.
+func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *seat, choice bool) {
+	r := &c.shared.routes
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.known[routeKey{session, id}]
+	if known == nil {
+		return nil, false
 	}
+	known.used = time.Now()
+	if known.used.Sub(known.asked) > routeFresh {
+		c.refresh(routeKey{session, id}, known)
+	}
+	return better(known.seats), len(known.seats) > 1
 }
 
-// listen subscribes a node's heartbeats, unless there are too many; ns.mu is held.
-func (ns *nodes) listen(id subjects.NodeID) {
-	if ns.subs[id] != nil || ns.closed || ns.byID[id] == nil || len(ns.subs) >= maxHeard {
-		return
-	}
-	subject, err := subjects.Heartbeat(id)
-	if err != nil {
-		return
-	}
-	if sub, err := ns.bus.Conn().Subscribe(subject, func(m *nats.Msg) { ns.beat(id, m) }); err == nil {
-		ns.subs[id] = sub
-		ns.byID[id].attended.Store(true)
-	}
-}
-
-// evict lets go of a node that has gone, or else of any without calls of ours.
-func (ns *nodes) evict() {
-	for pass := range 2 {
-		for id, n := range ns.byID {
-			if n.outstanding.Load() == 0 && (pass == 1 || !n.usable()) {
-				ns.deafen(id)
-				delete(ns.byID, id)
-				return
+// owner is the node that has an id to itself among those that serve a tool and are well.
+func (r *routes) owner(session subjects.SessionID, id subjects.ToolID, of subjects.RPCID) *seat {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var ids []subjects.NodeID
+	byID := make(map[subjects.NodeID]*seat)
+	if known := r.known[routeKey{session, id}]; known != nil {
+		for _, n := range known.seats {
+			if n.Peer.Usable() && !n.noBatches.Load() {
+				ids = append(ids, n.ID)
+				byID[n.ID] = n
 			}
 		}
 	}
+	return byID[subjects.Owner(ids, string(session), string(of))]
 }
 
-// established is how many heartbeats of a boot in a row settle that it is the node:
-// one of an earlier boot was then long on its way. Before, the last one counts.
-const established = 2
+// better is the choice of two: the freer of two random nodes that are well. Those of less
+// weight are drawn less often, and a node may be drawn twice: else of two nodes the freer one
+// had every call, whatever it weighs.
+func better(nodes []*seat) *seat {
+	best, other := draw(nodes, nil), draw(nodes, nil)
+	if best != nil && best == other && !best.usable() {
+		other = draw(nodes, best)
+	}
+	if best != nil && other != nil && (!best.usable() || other.usable() && other.Load() < best.Load()) {
+		best = other
+	}
+	if best == nil || !best.usable() {
+		return nil
+	}
+	return best
+}
 
-// beat takes a message on a node's heartbeat subject, which says whose it is: the
-// name in its body counts for nothing.
-func (ns *nodes) beat(id subjects.NodeID, m *nats.Msg) {
-	var b codec.Heartbeat
-	if json.Unmarshal(m.Data, &b) != nil || b.Boot == "" {
-		return
+// draw draws one of the nodes but for one; nil if there is no other.
+func draw(nodes []*seat, but *seat) *seat {
+	all := uint64(0)
+	for _, n := range nodes {
+		if n != but {
+			all += n.weight.Load()
+		}
 	}
-	ns.mu.Lock()
-	defer ns.mu.Unlock()
-	n := ns.byID[id]
-	if n == nil || ns.subs[id] == nil {
-		return
+	at := rand.Uint64N(all + 1)
+	var last *seat
+	for _, n := range nodes {
+		if n == but {
+			continue
+		}
+		last = n
+		w := n.weight.Load()
+		if at < w {
+			break
+		}
+		at -= w
 	}
-	now := time.Now()
-	if boot := subjects.BootID(b.Boot); n.boot != boot {
-		if n.before != nil && n.before.boot == boot && !n.back && n.beats.Load() >= established && n.beating(now) {
+	return last
+}
+
+// entry is what is known of a tool that is in use; r.mu is held.
+func (r *routes) entry(key routeKey) *route {
+	known := r.known[key]
+	if known == nil {
+		makeRoom(r.known)
+		known = &route{}
+		r.known[key] = known
+	}
+	known.used = time.Now()
+	return known
+}
+
+// makeRoom has a map forget any of its entries if it has too many: it is asked for again.
+func makeRoom[K comparable, V any](m map[K]V) {
+	for one := range m {
+		if len(m) < maxRoutes {
 			return
 		}
-		n = ns.replace(n, boot)
+		delete(m, one)
 	}
-	if !n.beating(now) {
-		n.beats.Store(0)
-	}
-	n.beats.Add(1)
-	n.heard.Store(bus.Mono(now))
-	n.draining.Store(b.State == "draining")
-	n.setLoad(codec.Load{InFlight: b.InFlight, Slots: b.Slots})
 }
 
-func (ns *nodes) close() {
-	ns.mu.Lock()
-	defer ns.mu.Unlock()
-	ns.closed = true
-	for id, sub := range ns.subs {
-		_ = sub.Unsubscribe()
-		delete(ns.subs, id)
+// learn begins to know a tool that was called through the queue group.
+func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
+	r := &c.shared.routes
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key := routeKey{session, id}
+	if known := r.entry(key); len(known.seats) == 0 && known.used.Sub(known.asked) > routeFresh/5 {
+		c.refresh(key, known)
 	}
+}
+
+// take replaces the nodes of a route; what is known of those that stay is kept.
+func (r *route) take(nodes []*seat) {
+	for i, n := range nodes {
+		at := slices.IndexFunc(r.seats, func(old *seat) bool { return old.Peer == n.Peer })
+		if at >= 0 {
+			r.seats[at].weight.Store(n.weight.Load())
+			nodes[i] = r.seats[at]
+		}
+	}
+	r.seats = nodes
+}
+
+// refresh asks which nodes serve a tool, beside the calls; r.mu is held.
+func (c *Client) refresh(key routeKey, known *route) {
+	if c.shared.base.Err() != nil {
+		return
+	}
+	known.asked = time.Now()
+	c.shared.tasks.Go(func() { <-c.askNodes(key) })
+}
+
+// askNodes asks which nodes serve a tool, and whether it is declared idempotent. Those who ask at
+// the same time share the question.
+func (c *Client) askNodes(key routeKey) <-chan singleflight.Result {
+	return c.shared.asked.DoChan(string(key.session)+" "+string(key.id), func() (any, error) {
+		nodes, idempotent, err := c.candidates(c.shared.base, key)
+		if err != nil {
+			c.log.Debug("candidates not learned", slog.String("tool", string(key.id)), slog.String("error", err.Error()))
+			return nil, err
+		}
+		r := &c.shared.routes
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		known := r.entry(key)
+		known.take(nodes)
+		known.idempotent, known.asked, known.answered = idempotent, known.used, known.used
+		return nil, nil
+	})
+}
+
+// missed has what is to be known of a tool once a call of it is lost asked beside that
+// call, as soon as its node is silent.
+func (c *Client) missed(key routeKey) {
+	if _, _, ok := c.shared.routes.declared(key); !ok {
+		c.askNodes(key)
+	}
+}
+
+// declaredIdempotent finds out, once a call was lost, whether its tool is declared so that
+// it may be sent again, and whether a node serves it that is well.
+func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared, others bool) {
+	declared, others, ok := c.shared.routes.declared(key)
+	if ok {
+		return declared, others
+	}
+	select {
+	case <-c.askNodes(key):
+	case <-ctx.Done():
+	}
+	declared, others, _ = c.shared.routes.declared(key)
+	return declared, others
+}
+
+// declared is what the registry has just said of a tool, if it has; others says whether a
+// node serves it that is well. One that is not heard, while others are, is not.
+func (r *routes) declared(key routeKey) (idempotent, others, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.known[key]
+	if known == nil || time.Since(known.answered) > routeFresh {
+		return false, false, false
+	}
+	heard := slices.ContainsFunc(known.seats, func(n *seat) bool { return n.Heard() && n.Peer.Usable() })
+	known.seats = slices.DeleteFunc(known.seats, func(n *seat) bool {
+		return !n.Peer.Usable() || heard && n.Unheard()
+	})
+	return known.idempotent, len(known.seats) > 0, true
+}
+
+func (c *Client) candidates(ctx context.Context, key routeKey) ([]*seat, bool, error) {
+	var answer registry.CandidatesAnswer
+	if err := c.registry(ctx, key.session, registry.VerbCandidates, registry.Request{Tool: string(key.id)}, &answer); err != nil {
+		return nil, false, err
+	}
+	nodes := make([]*seat, 0, len(answer.Nodes))
+	for _, a := range answer.Nodes {
+		n := c.bus.Listed(a.Node, a.Boot)
+		n.SetLoad(codec.Load{InFlight: a.InFlight, Slots: a.Slots})
+		one := &seat{Peer: n}
+		one.weight.Store(uint64(1e6 * max(min(cmp.Or(a.Weight, 1), 1), codec.WeightMin)))
+		nodes = append(nodes, one)
+	}
+	return nodes, answer.Idempotent, nil
 }

@@ -28,9 +28,9 @@ func (c *Client) refer(ctx context.Context, id subjects.ToolID, s *settings, bod
 	}
 	began := time.Now()
 	if n, _ := c.pick(s.session, c.shared.routes.alias(s.session, id)); n != nil && !s.queue {
-		s.first = n.node
+		s.first = n.Peer
 	}
-	ref, err := payloads.Put(ctx, c.bus, s.session, s.first.name(), bytes.NewReader(body), int64(len(body)))
+	ref, err := payloads.Put(ctx, c.bus, s.session, s.first.Name(), bytes.NewReader(body), int64(len(body)))
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, ended(ctx, toolmesh.StartedNo)
@@ -51,7 +51,7 @@ func (c *Client) refer(ctx context.Context, id subjects.ToolID, s *settings, bod
 // one that succeeded its node sees to that.
 func (c *Client) release(s *settings) {
 	if s.ref != nil {
-		payloads.Delete(c.bus, s.session, s.first.name(), s.ref)
+		payloads.Delete(c.bus, s.session, s.first.Name(), s.ref)
 	}
 }
 

@@ -29,8 +29,13 @@ var ErrNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for t
 //
 // With to it goes to that node, whatever its load, and the error is what that says, or
 // [ErrNoRoom] where it is not there, or leaves.
-func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, progress func(codec.Progress)) (result *Result, err error) {
+//
+// deserted reports whether the callers of the request are gone. It is told to the node that
+// runs the call, which ends it if no other caller has joined it there; a cancel would end it
+// for those too.
+func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, progress func(codec.Progress), deserted func() bool) (result *Result, err error) {
 	s := relayed(req, progress)
+	s.deserted = deserted
 	err = c.relay(ctx, req, from, to, func(t target) error {
 		result, err = c.unary(ctx, t, &s, args)
 		return err
@@ -69,7 +74,7 @@ func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.No
 	var nodes []*seat
 	var err error
 	if to.Node != "" {
-		nodes = []*seat{{node: c.shared.nodes.told(to.Node, to.Boot)}}
+		nodes = []*seat{{Peer: c.bus.Listed(to.Node, to.Boot)}}
 	} else if nodes, err = c.others(ctx, routeKey{req.Session, req.Tool}, from); err != nil {
 		return err
 	}
@@ -78,9 +83,9 @@ func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.No
 		if n == nil {
 			break
 		}
-		n.outstanding.Add(1)
-		err := send(target{id: req.Tool, node: n.node, seat: n, choice: true})
-		n.outstanding.Add(-1)
+		n.Outstanding.Add(1)
+		err := send(target{id: req.Tool, node: n.Peer, seat: n, choice: true})
+		n.Outstanding.Add(-1)
 		if f := (final{}); errors.As(err, &f) {
 			return f.err
 		}
@@ -121,7 +126,7 @@ func (c *Client) others(ctx context.Context, key routeKey, without subjects.Node
 	if ctx.Err() != nil {
 		return nil, ended(ctx, toolmesh.StartedNo)
 	}
-	return slices.DeleteFunc(nodes, func(n *seat) bool { return n.id == without || !n.usable() || n.load() >= 1 }), nil
+	return slices.DeleteFunc(nodes, func(n *seat) bool { return n.ID == without || !n.usable() || n.Load() >= 1 }), nil
 }
 
 // seats returns those of a route, false if there is none.
@@ -180,17 +185,14 @@ func (c *Client) Join(ctx context.Context, id subjects.ToolID, rpc subjects.RPCI
 	if err != nil {
 		return nil, false, err
 	}
-	n := c.shared.nodes.get(at.Node, at.Boot)
-	if n.boot != at.Boot {
-		n = &node{id: at.Node, boot: at.Boot}
-	}
+	n := c.bus.Answered(at.Node, at.Boot)
 	s.again, s.boot = longAgo, at.Boot
 	name := c.shared.routes.alias(c.session, id)
 	if full, _, err := c.resolve(ctx, c.session, id); err == nil {
 		name = full // as it was called
 	}
-	n.outstanding.Add(1)
-	defer n.outstanding.Add(-1)
+	n.Outstanding.Add(1)
+	defer n.Outstanding.Add(-1)
 	body, err := c.refer(ctx, name, &s, args) // of the same bytes, so of the same digest
 	if err == nil {
 		result, err = c.unary(ctx, target{id: name, node: n}, &s, body)

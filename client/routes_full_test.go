@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -51,10 +52,10 @@ func TestManyShortIDs(t *testing.T) {
 // other one is full.
 func TestWeightsOfTwoNodes(t *testing.T) {
 	t.Parallel()
-	slow, busy := &seat{node: &node{}}, &seat{node: &node{}}
+	slow, busy := &seat{Peer: &bus.Peer{}}, &seat{Peer: &bus.Peer{}}
 	slow.weight.Store(1000)
 	busy.weight.Store(1e6)
-	busy.setLoad(codec.Load{InFlight: 1, Slots: 2})
+	busy.SetLoad(codec.Load{InFlight: 1, Slots: 2})
 	chosen := func() (n int) {
 		for range 10_000 {
 			if better([]*seat{slow, busy}) == slow {

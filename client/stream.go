@@ -98,7 +98,7 @@ var errStopped = toolmesh.Errorf(toolmesh.CodeCancelled, "the reader stopped")
 
 // reader is one stream on its way.
 type reader struct {
-	p      *pending
+	p      *attempt
 	yield  func(Chunk, error) bool
 	signal chan struct{} // capacity 1: something arrived
 
@@ -171,7 +171,7 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 		return err
 	}
 	r.p = p
-	defer p.inbox.Close()
+	defer p.Close()
 	r.granted = firstCredit
 	msg, err := p.request(ctx, t, codec.DeliverLive, firstCredit, body)
 	if err != nil {
@@ -186,7 +186,7 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 		return callerError(toolmesh.CodeUnavailable, "the stream's chunks cannot be subscribed: %w", err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	if err := p.send(msg); err != nil {
+	if err := p.Send(msg, t.node); err != nil {
 		return err
 	}
 	stop := make(chan struct{})
@@ -198,17 +198,17 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 		keeper.Wait()
 		if left {
 			r.abandonReplay()
-			c.cancel(s.session, s.rpc, p.node.Load())
+			p.Cancel()
 		}
 	}()
-	err = r.read(ctx, msg)
+	err = r.read(ctx)
 	left = false
 	r.abandonReplay()
 	if r.begun() && !r.acked && !s.queue {
 		c.learn(s.session, t.id) // its end was faster than the acknowledgement
 	}
 	if err != nil && (errors.Is(err, errStopped) || ctx.Err() != nil) {
-		c.cancel(s.session, s.rpc, p.node.Load())
+		p.Cancel()
 	}
 	if err == nil {
 		return nil
@@ -237,18 +237,14 @@ func (r *reader) keepCredit(stop <-chan struct{}) {
 }
 
 func (r *reader) sendCredit() {
-	n := r.p.node.Load()
-	if n == nil || !r.p.c.bus.Connected() {
-		return
-	}
-	subject, err := subjects.NodeCtl(n.id, r.p.s.session, r.p.s.rpc)
-	if err != nil {
+	n := r.p.Peer().Name()
+	if n == "" {
 		return
 	}
 	r.mu.Lock()
 	upTo := r.taken + r.window()
 	r.mu.Unlock()
-	_ = r.p.c.bus.Conn().Publish(subject, codec.Control{Type: codec.ControlCredit, Seq: upTo}.Encode())
+	r.p.Tell(n, codec.Control{Type: codec.ControlCredit, Seq: upTo}.Encode())
 }
 
 // window is how many items may be on their way; r.mu is held.
@@ -275,7 +271,7 @@ func (r *reader) yieldAll(ctx context.Context) (done bool, err error) {
 			return true, nil
 		}
 		if c.Ref != nil { // it stays where it is until it expires, as the chunk does
-			if c.Data, err = r.p.c.read(ctx, r.p.s.session, r.p.node.Load().name(), c.Ref); err != nil {
+			if c.Data, err = r.p.c.read(ctx, r.p.s.session, r.p.Peer().Name(), c.Ref); err != nil {
 				return true, err
 			}
 		}
@@ -298,13 +294,13 @@ func (r *reader) yieldAll(ctx context.Context) (done bool, err error) {
 }
 
 // read yields chunks until the stream ends.
-func (r *reader) read(ctx context.Context, msg *nats.Msg) error {
-	ticker := time.NewTicker(watchTick)
+func (r *reader) read(ctx context.Context) error {
+	ticker := time.NewTicker(bus.LookEvery)
 	defer ticker.Stop()
 	var gap <-chan time.Time // fires when a gap has had its time
 	wait := gapWait
 	generation := r.p.c.bus.State().Generation
-	lastReplay := r.p.asked
+	lastReplay := r.p.Asked()
 	var before int64
 	for {
 		if done, err := r.yieldAll(ctx); done {
@@ -334,16 +330,16 @@ func (r *reader) read(ctx context.Context, msg *nats.Msg) error {
 					WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)
 			}
 			lastReplay = time.Now()
-		case a := <-r.p.answers:
+		case a := <-r.p.Arrived():
 			switch {
-			case a.err == nil:
-				if done, err := r.replied(ctx, codec.ParseReply(codec.Header(a.msg.Header), a.msg.Data)); done {
+			case a.Err == nil:
+				if done, err := r.replied(ctx, codec.ParseReply(codec.Header(a.Msg.Header), a.Msg.Data)); done {
 					return err
 				}
 			case !r.begun():
-				return a.err
+				return a.Err
 			default:
-				return toolmesh.Errorf(toolmesh.CodeUnavailable, "the stream was cut off: %w", a.err).WithOrigin(toolmesh.OriginCaller)
+				return toolmesh.Errorf(toolmesh.CodeUnavailable, "the stream was cut off: %w", a.Err).WithOrigin(toolmesh.OriginCaller)
 			}
 		case <-ctx.Done():
 			return ended(ctx, toolmesh.StartedUnknown)
@@ -361,17 +357,17 @@ func (r *reader) read(ctx context.Context, msg *nats.Msg) error {
 			if quiet.Before(lastReplay) {
 				quiet = lastReplay
 			}
-			if r.begun() && time.Since(r.p.lastSign(quiet)) > quietWait {
+			if r.begun() && time.Since(r.p.LastSign(quiet)) > quietWait {
 				ask = true
 			}
 			if done, err := r.checkNode(ctx); done {
 				return err
 			}
-			if err := r.p.resend(msg, r.lastArrived()); err != nil {
+			if err := r.p.Resend(r.lastArrived()); err != nil {
 				return err
 			}
 		}
-		if ask && r.asking == nil && (r.begun() || r.p.node.Load() != nil) {
+		if ask && r.asking == nil && (r.begun() || r.p.Peer() != nil) {
 			lastReplay = time.Now()
 			if err := r.askStore(); err != nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
 				return err
@@ -384,8 +380,8 @@ func (r *reader) read(ctx context.Context, msg *nats.Msg) error {
 func (r *reader) lastArrived() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.arrived.Before(r.p.asked) {
-		return r.p.asked
+	if r.arrived.Before(r.p.Asked()) {
+		return r.p.Asked()
 	}
 	return r.arrived
 }
@@ -407,7 +403,7 @@ func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err
 		return true, reply.Err
 	}
 	r.acked = true
-	r.p.heard(reply.Node, reply.Boot)
+	r.p.Answered(reply.Node, reply.Boot)
 	if !r.p.s.queue {
 		r.p.c.learn(r.p.s.session, r.p.id)
 	}
@@ -417,14 +413,13 @@ func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err
 // checkNode ends the stream when its node is lost: with what the store still
 // has of it, if that is all of it.
 func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
-	r.p.attend()
 	r.mu.Lock()
 	since := r.arrived
 	r.mu.Unlock()
-	if since.Before(r.p.sent) {
-		since = r.p.sent // that it was asked again is no sign of the node
+	if since.Before(r.p.Sent()) {
+		since = r.p.Sent() // that it was asked again is no sign of the node
 	}
-	lost := r.p.alive(ctx, since)
+	lost := r.p.Look(ctx, since)
 	switch {
 	case lost == nil:
 		return false, nil

@@ -179,10 +179,10 @@ type Heartbeat struct {
 	Calls   uint64 `json:"calls,omitempty"`
 	Errors  uint64 `json:"errors,omitempty"`
 	Relayed uint64 `json:"relayed,omitempty"`
-	// Since the node's start, too: how often a caller was answered busy for want of a
-	// slot, and how long these had to wait together, in ms: each for as long as a call
-	// takes there on average, a second at most. What BusyMS grows by in a time is that
-	// time for each caller that waits.
+	// Busy is how often a caller was answered busy for want of a slot since the node's
+	// start, BusyMS how long these had to wait together, in ms: each for its
+	// retry_after_ms. The growth of BusyMS in a period, divided by the period, is the
+	// number of callers that wait.
 	Busy   uint64 `json:"busy,omitempty"`
 	BusyMS uint64 `json:"busy_ms,omitempty"`
 	// NowMS is the broker's time as the node knows it, in unix ms, and BoundMS how far it may

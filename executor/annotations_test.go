@@ -48,7 +48,7 @@ def raising(x: Raising): return 1
 def returns() -> Model: return 1
 def fine(x: int): return x
 `)
-	ix := openModule(t, newExecutor(t, nil), source.String(), "doubled", "infinite", "bounded", "model", "raising", "returns", "fine")
+	ix := openModule(t, sharedExecutor(t), source.String(), "doubled", "infinite", "bounded", "model", "raising", "returns", "fine")
 	if len(ix.Unavailable()) > 0 {
 		t.Errorf("not served: %+v", ix.Unavailable())
 	}
@@ -124,7 +124,7 @@ def bounded(x: pydantic.conint(ge=3), y: decimal.Decimal = Field(decimal.Decimal
 func TestModelsOfBothVersionsOfPydantic(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	for _, version := range []string{"pydantic<2", "pydantic>=2"} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
@@ -187,7 +187,7 @@ func TestModelsOfBothVersionsOfPydantic(t *testing.T) {
 // What is written of a tool reaches its description, in each style.
 func TestDocstringsAndDefaultsAreShown(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), `
+	ix := openModule(t, sharedExecutor(t), `
 from typing import Annotated
 def google(a: int, b: str = "x", *rest: int, **more: int) -> int:
     """Does it.

@@ -331,7 +331,7 @@ func TestACleanupIsNotCancelled(t *testing.T) {
 
 func TestDeadlineEndsAnEndlessLoop(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), slowTools, slowNames...)
+	ix := openModule(t, sharedExecutor(t), slowTools, slowNames...)
 	for _, tool := range []string{"t.spin", "t.asleep"} {
 		ctx, sink := newEnding(t), &collector{logged: make(chan struct{}, 1)}
 		go func() { <-sink.logged; ctx.end() }() // ends with the call, which prints
@@ -367,7 +367,7 @@ func TestAQueuedCallThatIsCancelledNeverStarts(t *testing.T) {
 
 func TestAToolsOwnCancelledErrorIsItsFailure(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), slowTools, slowNames...)
+	ix := openModule(t, sharedExecutor(t), slowTools, slowNames...)
 	if e := mustFail(t, ix, "t.acancel", `{}`, toolmesh.CodeToolError); e.Type != "CancelledError" {
 		t.Errorf("type %q", e.Type)
 	}

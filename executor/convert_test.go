@@ -12,7 +12,7 @@ import (
 // is the tool's error, and its worker lives.
 func TestRaisingWhileArgumentsAreMade(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	dir := writeFiles(t, map[string]string{"m.py": `
 import dataclasses
 

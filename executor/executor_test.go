@@ -73,7 +73,7 @@ func TestTheWorkersFilesAreWrittenOnce(t *testing.T) {
 
 func TestOpenOfWhatIsNotThere(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	spec := specOf(t, x, t.TempDir(), "t.tool")
 	spec.SourceDir += "/gone"
 	if _, err := x.Open(t.Context(), spec); toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
@@ -88,7 +88,7 @@ func TestOpenOfWhatIsNotThere(t *testing.T) {
 // VarArgs and every kind of parameter, through the wire.
 func TestPositionalArgumentsReachTheFunction(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), `
+	ix := openModule(t, sharedExecutor(t), `
 def f(a, b=2, /, c=3, *rest: float, d=4, **more):
     return [a, b, c, list(rest), d, more]
 async def af(a, *rest: int):
@@ -120,7 +120,7 @@ def plain(a, b=1):
 // What the schema says of rich types holds on the wire, both ways.
 func TestRichTypesRoundTrip(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), `
+	ix := openModule(t, sharedExecutor(t), `
 import dataclasses, datetime, enum, uuid
 from typing import Optional, TypedDict
 
@@ -164,5 +164,24 @@ def default(x: Optional[str] = "d"):
 	}
 	if len(ix.Tools()) != 4 {
 		t.Errorf("unavailable: %v", ix.Unavailable())
+	}
+}
+
+// The folder of shared environments is one that tools cannot change.
+func TestSharedEnvironmentsOutside(t *testing.T) {
+	t.Parallel()
+	dir, outside := t.TempDir(), t.TempDir()
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(outside, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, shared := range []string{outside, link, dir} {
+		x, err := executor.New(filepath.Join(dir, "executor"), &executor.Options{Sealed: dir, Environments: shared})
+		if err == nil {
+			_ = x.Close()
+			t.Errorf("%s is taken", shared)
+		} else if toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest || !strings.Contains(err.Error(), "mount it there") {
+			t.Errorf("%s: %v", shared, err)
+		}
 	}
 }

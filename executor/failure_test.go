@@ -337,7 +337,7 @@ def unresolved(x: "Missing", y: int = 1): return y
 
 func TestAnIndexOfWhichNothingCanBeServedOpens(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), `import nothing_of_the_kind`, "a")
+	ix := openModule(t, sharedExecutor(t), `import nothing_of_the_kind`, "a")
 	if len(ix.Tools()) != 0 || len(ix.Unavailable()) != 1 {
 		t.Errorf("tools %v, unavailable %v", ix.Tools(), ix.Unavailable())
 	}

@@ -45,7 +45,7 @@ async def adraw():
 
 func TestForksDrawDifferentNumbers(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	spec := specOf(t, x, writeFiles(t, drawing), "t.draw", "t.adraw")
 	spec.Policies = map[string]executor.Policy{"t.draw": {Isolation: toolmesh.IsolationFork}, "t.adraw": {Isolation: toolmesh.IsolationSession}}
 	ix := open(t, x, spec)
@@ -77,7 +77,7 @@ func TestForksDrawDifferentNumbers(t *testing.T) {
 // zygote forks, which holds none of their locks; not when a tool does.
 func TestForksOfAToolRenewTheirLocks(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": `
 import logging, os, random, threading
 handler = logging.StreamHandler(open(os.devnull, "w"))
@@ -153,7 +153,7 @@ warm = count
 	for name, text := range more {
 		files[name] = text
 	}
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	spec := specOf(t, x, writeFiles(t, files), "t.count", "t.acount", "t.warm")
 	spec.Policies = map[string]executor.Policy{"t.count": {Isolation: toolmesh.IsolationFork}, "t.acount": {Isolation: toolmesh.IsolationFork}}
 	return open(t, x, spec)

@@ -66,7 +66,7 @@ func TestAModuleThatSpeaksForItsZygote(t *testing.T) {
 		"descriptors later":             "say(frames.DESCRIBED, described)\nfor _ in range(9): say(frames.EXITED, bytes(8), 77, give=many)",
 	} {
 		t.Run(name, func(t *testing.T) {
-			x := newExecutor(t, nil)
+			x := sharedExecutor(t)
 			good := open(t, x, specOf(t, x, writeFiles(t, map[string]string{"t.py": "def f(): return 1"}), "t.f"))
 			before := openFiles(t)
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

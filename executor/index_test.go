@@ -8,7 +8,7 @@ import (
 
 func TestCallReturnsWhatTheToolReturns(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	ix := openModule(t, x, `
 def add(a: int, b: int = 2) -> int:
     """Adds.

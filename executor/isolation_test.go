@@ -252,7 +252,7 @@ func TestSingleUseWorkersTellWhatTheyPrint(t *testing.T) {
 func TestLoggingIsShutDownAtAWorkersEnd(t *testing.T) {
 	t.Parallel()
 	early, late := t.TempDir()+"/early", t.TempDir()+"/late"
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": `
 import logging, logging.config, logging.handlers, os
 
@@ -362,7 +362,7 @@ func fileText(name string) string {
 // little as for a coroutine beside it.
 func TestContextVariablesAreACallsOwn(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), `
+	ix := openModule(t, sharedExecutor(t), `
 from contextvars import ContextVar
 
 who = ContextVar("who", default="nobody")

@@ -95,7 +95,7 @@ func (w *waiter) Item(ctx context.Context, data json.RawMessage) error {
 
 func burstIndex(t *testing.T) *executor.Index {
 	t.Helper()
-	return openModule(t, newExecutor(t, nil), burstTools, "burst", "aburst", "between", "fork", "finish", "block")
+	return openModule(t, sharedExecutor(t), burstTools, "burst", "aburst", "between", "fork", "finish", "block")
 }
 
 func TestAQuickItemDoesNotWaitForASlowOne(t *testing.T) {

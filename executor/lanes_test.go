@@ -72,7 +72,7 @@ def spin(path: str):
 // has started, though nobody in this process tells it to; while the end is moved it runs.
 func TestAWorkerStopsAtTheEndOfItsTurn(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	for _, c := range []struct {
 		name, source, tool string
 		isolation          toolmesh.Isolation
@@ -170,7 +170,7 @@ func TestAWorkerStopsAtTheEndOfItsTurn(t *testing.T) {
 // turn is long another's: nothing of it runs.
 func TestACallWhoseTurnIsOverDoesNotBegin(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	dir := writeFiles(t, map[string]string{"t.py": "def touch(path: str):\n    open(path, 'w').close()\n\nasync def atouch(path: str):\n    open(path, 'w').close()\n"})
 	spec := specOf(t, x, dir, "t.touch", "t.atouch")
 	spec.Turns = true

@@ -9,7 +9,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
@@ -49,85 +48,6 @@ func localPackage(declares map[string]string, value string) map[string]string {
 		files[name] = text
 	}
 	return files
-}
-
-// What a path requirement points to is a part of what an environment is.
-func TestPathRequirements(t *testing.T) {
-	t.Parallel()
-	needsPackages(t)
-	x := newExecutor(t, nil)
-	for name, test := range map[string]func(*testing.T, *executor.Executor){
-		"each index has its own": eachItsOwn, "equal ones are shared": equalOnesAreShared,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, x)
-		})
-	}
-}
-
-// Two indexes may declare a package in the same words and each bring their own
-// along; and the next revision of one says the same words of another package.
-func eachItsOwn(t *testing.T, x *executor.Executor) {
-	const project = "[project]\nname = 'x'\nversion = '1'\ndependencies = ['acme']\n"
-	for name, declares := range map[string]map[string]string{
-		"folder":    {"requirements.txt": "./lib\n"},
-		"editable":  {"requirements.txt": "-e ./lib\n"},
-		"named":     {"requirements.txt": "acme @ file:./lib\n"},
-		"variable":  {"requirements.txt": "${PROJECT_ROOT}/lib\n"},
-		"included":  {"requirements.txt": "-r more/other.txt\n", "more/other.txt": "./lib\n"},
-		"source":    {"pyproject.toml": project + "[tool.uv.sources]\nacme = { path = 'lib' }\n"},
-		"workspace": {"pyproject.toml": project + "[tool.uv.sources]\nacme = { workspace = true }\n[tool.uv.workspace]\nmembers = ['lib']\n"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for _, value := range []string{"one", "two"} {
-				files := localPackage(declares, value)
-				fetched := writeFiles(t, files)
-				lock, err := x.Lock(t.Context(), fetched, executor.LockOptions{}, nil)
-				if err != nil {
-					t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
-				}
-				// A lock is used where the bundle is unpacked, on whatever node.
-				if err := os.RemoveAll(fetched); err != nil {
-					t.Fatal(err)
-				}
-				dir := writeFiles(t, files)
-				env, err := x.Environment(t.Context(), dir, lock, executor.Making{}, nil)
-				if err != nil {
-					t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
-				}
-				ix := open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}})
-				mustCall(t, ix, "t.tool", `{}`, fmt.Sprintf("%q", value))
-				if strings.Contains(string(lock.Requirements), filepath.Dir(fetched)) {
-					t.Errorf("the lock names a folder of this machine:\n%s", lock.Requirements)
-				}
-			}
-		})
-	}
-}
-
-// What is equal is shared, wherever it lies, within one index: another one may not fetch or
-// build what this one may.
-func equalOnesAreShared(t *testing.T, x *executor.Executor) {
-	for _, line := range []string{"./lib\n", "-e ./lib\n"} {
-		var dirs []string
-		for _, account := range []string{"one", "one", "other"} {
-			dir := writeFiles(t, localPackage(map[string]string{"requirements.txt": line}, "same"))
-			lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			env, err := x.Environment(t.Context(), dir, lock, executor.Making{Account: account}, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			dirs = append(dirs, env.Dir)
-		}
-		if dirs[0] != dirs[1] || dirs[0] == dirs[2] {
-			t.Errorf("%q: the environments of an index, the same index and another: %v", line, dirs)
-		}
-	}
 }
 
 // What builds a package is a stranger's code: of the agent's environment it sees what

@@ -3,9 +3,15 @@ package executor_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/output"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 func TestMain(m *testing.M) {
@@ -34,7 +41,55 @@ func TestMain(m *testing.M) {
 		beGrouped(dir)
 		return
 	}
-	goleak.VerifyTestMain(m)
+	// The interpreter itself, and no shim before it, which takes longer to start.
+	if python, err := exec.Command("python3", "-I", "-c", "import sys; print(sys._base_executable, end='')").Output(); err == nil {
+		_ = os.Setenv("PATH", filepath.Dir(string(python))+":"+os.Getenv("PATH"))
+	}
+	flag.Parse()
+	if flag.Lookup("test.parallel").Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		_ = flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))) // most tests wait for processes
+	}
+	goleak.VerifyTestMain(sharing{m})
+}
+
+// sharing are the tests, which end with the executor that they share.
+type sharing struct{ *testing.M }
+
+func (s sharing) Run() (status int) {
+	status = s.M.Run()
+	if used {
+		if err := errors.Join(one().Close(), os.RemoveAll(shared)); err != nil && status == 0 {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return status
+}
+
+var (
+	shared string // the folder of one, if it is used
+	used   bool
+	// one is an executor for all tests that need nothing of their own: to start one takes
+	// longer than most tests.
+	one = sync.OnceValue(func() *executor.Executor {
+		used = true
+		var err error
+		if shared, err = os.MkdirTemp("", "toolmesh-executor-"); err == nil {
+			_ = os.Chmod(shared, 0o755) // for uv, which other users run
+			var x *executor.Executor
+			if x, err = executor.New(shared, &executor.Options{Environ: os.Environ()}); err == nil {
+				return x
+			}
+		}
+		panic(err)
+	})
+)
+
+// sharedExecutor is one that other tests use, too, with the defaults of all options. Their
+// indexes have names of their own.
+func sharedExecutor(t testing.TB) *executor.Executor {
+	t.Helper()
+	return one()
 }
 
 // newExecutor makes an executor that is closed when the test ends.
@@ -57,7 +112,7 @@ func newExecutor(t testing.TB, change func(*executor.Options)) *executor.Executo
 }
 
 func testLogger(t testing.TB) *slog.Logger {
-	if os.Getenv("MESH_TEST_LOGS") == "" {
+	if !meshtest.ShowLogs() {
 		return nil
 	}
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -106,6 +161,11 @@ func open(t testing.TB, x *executor.Executor, spec executor.Spec) *executor.Inde
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		at, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = ix.Close(at) // its executor may have closed it
+	})
 	return ix
 }
 

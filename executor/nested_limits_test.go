@@ -79,16 +79,16 @@ func openWaiting(t testing.TB, policies map[string]executor.Policy, options func
 // where both run on one event loop.
 func TestNestedCallsSpendTheirOwnTime(t *testing.T) {
 	t.Parallel()
-	limited := executor.Policy{Limits: tool.Limits{CPUTime: time.Second}}
+	limited := executor.Policy{Limits: tool.Limits{CPUTime: 400 * time.Millisecond}}
 	ix := openWaiting(t, map[string]executor.Policy{
 		"t.orders": limited, "t.aorders": limited, "t.aburn": limited, "t.greedy": limited, "t.burn": limited, "t.rest": limited,
 	}, nil)
 	for _, c := range []struct{ tool, called string }{
 		{"t.orders", "t.burn"}, {"t.orders", "t.aburn"}, {"t.aorders", "t.burn"}, {"t.aorders", "t.aburn"},
 	} {
-		// Five times half a second is more than twice the limit, and a half of it, which
+		// Five times a fifth of a second is more than twice the limit, and a half of it, which
 		// is the share of one of two, is more than the limit.
-		mustCallNested(t, ix, c.tool, fmt.Sprintf(`{"tool":%q,"n":5,"seconds":0.5}`, c.called), "2.5")
+		mustCallNested(t, ix, c.tool, fmt.Sprintf(`{"tool":%q,"n":5,"seconds":0.2}`, c.called), "1.0")
 	}
 	for _, c := range []struct{ tool, args string }{
 		{"t.greedy", `{"seconds":1}`}, // has a call open, and computes
@@ -191,7 +191,7 @@ func (l *logLines) String() string {
 // call has, and that one waits for the session's worker: one of them must yield.
 func TestSessionWorkerAndPlacesDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	// Two indexes would do; one with a warm pool of one place and a session pool is
 	// the same. held is at depth 1 when kept, at depth 0, waits for it.
 	dir := writeFiles(t, map[string]string{"t.py": `
@@ -251,19 +251,6 @@ def inner():
 	if s := ix.Stats(); s.Busy != 0 || s.Waiting != 0 {
 		t.Errorf("afterwards %d busy, %d waiting", s.Busy, s.Waiting)
 	}
-}
-
-// A session's calls that are not above one another share its worker in turn.
-func TestSessionWorkerIsShared(t *testing.T) {
-	t.Parallel()
-	ix := openNested(t, func(s *executor.Spec) {
-		s.Policies = map[string]executor.Policy{"t.add": {Isolation: toolmesh.IsolationSession}}
-	}, nil)
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() { mustCallNestedIn(t, ix, "t.loop", `{"n":10}`, `55`) })
-	}
-	wg.Wait()
 }
 
 // What is cancelled while it waits in the queue of a session's worker leaves it.

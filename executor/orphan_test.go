@@ -168,19 +168,14 @@ func TestNothingSurvivesTheAgent(t *testing.T) {
 	}
 	cases := []orphanCase{
 		{"ordinary", sandbox.LevelUser, tool.SandboxGuard, ""},
-		{"ordinary", sandbox.LevelUser, tool.SandboxOffline, ""},
 		{"ordinary", sandbox.LevelReaper, tool.SandboxGuard, ""},
 		{"root", sandbox.LevelPID, tool.SandboxNone, ""},
-		{"root", sandbox.LevelPID, tool.SandboxGuard, ""},
 		{"root", sandbox.LevelPID, tool.SandboxStrict, ""},
 		{"root", sandbox.LevelUser, tool.SandboxGuard, ""},
-		{"root", sandbox.LevelReaper, tool.SandboxGuard, ""},
 		{"refused", sandbox.LevelReaper, tool.SandboxGuard, ""},
-		{"ordinary", sandbox.LevelUser, tool.SandboxGuard, "baseless"},
 		{"ordinary", sandbox.LevelReaper, tool.SandboxGuard, "baseless"},
 		{"root", sandbox.LevelPID, tool.SandboxGuard, "baseless"},
 		{"ordinary", sandbox.LevelUser, tool.SandboxGuard, "own"},
-		{"root", sandbox.LevelPID, tool.SandboxGuard, "own"},
 	}
 	turns := make(chan struct{}, 2) // each is an agent with six busy workers
 	for i, c := range cases {

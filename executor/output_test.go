@@ -121,7 +121,7 @@ def frames():
 
 func talkingIndex(t *testing.T) *executor.Index {
 	t.Helper()
-	return openModule(t, newExecutor(t, nil), talkingTools, "prints", "logs", "raw", "child", "c_code", "threads",
+	return openModule(t, sharedExecutor(t), talkingTools, "prints", "logs", "raw", "child", "c_code", "threads",
 		"forks", "fork_returns", "pool", "closes", "stdin", "flood", "raw_flood", "ok", "aprints", "frames")
 }
 

@@ -39,7 +39,7 @@ func mustSee(t *testing.T, ix *executor.Index, name string) (s seen) {
 
 func TestToolsShareAWorkerOnlyIfTheirPoliciesAgree(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": policyTools}), "t.two", "t.one", "t.none", "t.three", "t.four")
 	spec.Vars = map[string]string{"SHARED": "yes"}
 	spec.Policies = map[string]executor.Policy{
@@ -73,7 +73,7 @@ func TestToolsShareAWorkerOnlyIfTheirPoliciesAgree(t *testing.T) {
 
 func TestAnUnknownPolicyIsRefused(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": policyTools}), "t.one")
 	spec.Policies = map[string]executor.Policy{"t.one": {Isolation: "tight"}}
 	if _, err := x.Open(t.Context(), spec); err == nil {

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
@@ -65,7 +64,7 @@ func TestACrashStormEndsInQuarantine(t *testing.T) {
 	for _, isolation := range []toolmesh.Isolation{toolmesh.IsolationWarm, toolmesh.IsolationSession, toolmesh.IsolationFork} {
 		t.Run(string(isolation), func(t *testing.T) {
 			t.Parallel()
-			x := newExecutor(t, nil) // five within a minute, and none within the next
+			x := sharedExecutor(t) // five within a minute, and none within the next
 			var names []string
 			policies := map[string]executor.Policy{}
 			for _, name := range fatalNames {
@@ -89,53 +88,10 @@ func TestACrashStormEndsInQuarantine(t *testing.T) {
 	}
 }
 
-func TestATrialEndsTheQuarantineIfItsWorkerSurvives(t *testing.T) {
-	t.Parallel()
-	const every = 300 * time.Millisecond
-	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.TrialEvery = every }), fatalTools, fatalNames...)
-	storm(t, ix, "t.die", 4)
-	last := time.Now() // before the crash that counts
-	storm(t, ix, "t.die", 1)
-	// One trial at a time, one after each wait; the rest are refused.
-	crashes := 0
-	eventually(t, "a trial was made and failed, twice", func() bool {
-		asked := time.Now()
-		_, err := call(t, ix, "t.die", `{}`)
-		switch toolmesh.CodeOf(err) {
-		case toolmesh.CodeWorkerCrashed:
-			crashes++
-			if waited := time.Since(last); waited < every {
-				t.Errorf("trial %d came %v after the crash before", crashes, waited)
-			}
-			last = asked
-		case toolmesh.CodeUnavailable:
-		default:
-			t.Fatalf("got %v", err)
-		}
-		return crashes == 2
-	})
-	cured := t.TempDir()
-	eventually(t, "a trial went well", func() bool {
-		body, err := call(t, ix, "t.die", fmt.Sprintf(`{"path":%q}`, cured))
-		return err == nil && body == `"well"`
-	})
-	if got := ix.Stats().Quarantined; got != nil {
-		t.Errorf("still in quarantine: %v", got)
-	}
-	storm(t, ix, "t.die", 5) // as if nothing had been
-	quarantined(t, ix, "t.die")
-}
-
-func TestOldCrashesDoNotCount(t *testing.T) {
-	t.Parallel()
-	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.CrashWindow = time.Nanosecond }), fatalTools, fatalNames...)
-	storm(t, ix, "t.die", 12)
-}
-
 // A tool whose calls run beside another's that crashes is not blamed for it.
 func TestTheInnocentAreNotQuarantined(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), fatalTools, fatalNames...)
+	ix := openModule(t, sharedExecutor(t), fatalTools, fatalNames...)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	for range 4 {

@@ -243,7 +243,7 @@ func TestSecretsStayOutOfReasons(t *testing.T) {
 
 func TestSecretsStayOutOfInit(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	spec := secretSpec(t, x, map[string]string{"t.py": "", "init.py": `
 import os, sys
 sys.stderr.write("x" * 3000 + os.environ["TOKEN"] + "y" * 4080 + os.environ["KEY"])
@@ -262,7 +262,7 @@ sys.exit(1)
 // else is known to the agent alone.
 func TestSecretsOfAPolicy(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	dir := writeFiles(t, map[string]string{"t.py": `
 import os
 def mine(): raise ValueError(os.environ["MINE"])

@@ -156,13 +156,13 @@ func TestStartUpCodeRunsConfined(t *testing.T) {
 	}
 	var rows []row
 	for name := range plants {
-		rows = append(rows,
-			row{name, sandbox.LevelPID, tool.SandboxGuard, "each"}, row{name, sandbox.LevelPID, tool.SandboxStrict, "each"},
-			row{name, sandbox.LevelUser, tool.SandboxGuard, ""}, row{name, sandbox.LevelReaper, tool.SandboxGuard, "each"})
+		rows = append(rows, row{name, sandbox.LevelPID, tool.SandboxGuard, "each"})
 	}
+	// The level does not decide what is planted, nor the other way round, but for variables.
 	rows = append(rows,
-		row{"pth", sandbox.LevelPID, tool.SandboxOffline, "each"}, row{"pth", sandbox.LevelPID, tool.SandboxGuard, ""},
-		row{"pth", sandbox.LevelUser, tool.SandboxGuard, "each"}, row{"preloaded", sandbox.LevelReaper, tool.SandboxStrict, ""})
+		row{"pth", sandbox.LevelPID, tool.SandboxStrict, "each"}, row{"pth", sandbox.LevelPID, tool.SandboxOffline, "each"}, row{"pth", sandbox.LevelPID, tool.SandboxGuard, ""},
+		row{"pth", sandbox.LevelUser, tool.SandboxGuard, ""}, row{"pth", sandbox.LevelUser, tool.SandboxGuard, "each"},
+		row{"pth", sandbox.LevelReaper, tool.SandboxGuard, "each"}, row{"preloaded", sandbox.LevelReaper, tool.SandboxStrict, ""})
 	for _, c := range rows {
 		t.Run(fmt.Sprintf("%s %s %s %s", c.plant, c.level, c.box, c.users), func(t *testing.T) {
 			t.Parallel()

@@ -73,7 +73,7 @@ def gen_from_function():
 
 func streamIndex(t *testing.T) *executor.Index {
 	t.Helper()
-	return openModule(t, newExecutor(t, nil), streamTools, "count", "acount", "empty", "plain", "fails", "bad_item",
+	return openModule(t, sharedExecutor(t), streamTools, "count", "acount", "empty", "plain", "fails", "bad_item",
 		"returns", "only_returns", "big_items", "abig_items", "gen_from_function")
 }
 
@@ -201,7 +201,7 @@ func TestASlowReaderPausesTheGenerator(t *testing.T) {
 
 func TestAClosedStreamRunsTheGeneratorsFinally(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), slowTools, slowNames...)
+	ix := openModule(t, sharedExecutor(t), slowTools, slowNames...)
 	stop := errors.New("seen enough")
 	for tool, counter := range map[string]string{"t.forever": "t.how_many_closed", "t.aforever": "t.how_many_aclosed"} {
 		n := 0
@@ -237,7 +237,7 @@ func TestBigItemsAllArriveThroughTheWindow(t *testing.T) {
 
 func TestCollectCanBeDeclared(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	x := sharedExecutor(t)
 	dir := writeFiles(t, map[string]string{"t.py": "def count(n: int):\n    yield from range(n)\n"})
 	spec := specOf(t, x, dir, "t.count")
 	spec.Collect = map[string]bool{"t.count": true}
@@ -303,7 +303,7 @@ func TestStreamsOfDecoratedFunctions(t *testing.T) {
 	t.Parallel()
 	names := []string{"declared", "generator", "agen", "agen_twice", "agen_awaited", "gen", "gen_awaited", "returns_agen",
 		"areturns_agen", "coroutine"}
-	ix := openModule(t, newExecutor(t, nil), wrappedTools, append(names, "broken", "broken_awaited")...)
+	ix := openModule(t, sharedExecutor(t), wrappedTools, append(names, "broken", "broken_awaited")...)
 	for _, one := range ix.Tools() {
 		name := strings.TrimPrefix(one.Name, "t.")
 		if known := !strings.Contains(name, "returns") && name != "coroutine"; one.Kind.Streaming() != known {

@@ -15,7 +15,7 @@ import (
 // the worker is replaced.
 func TestSabotageOfTheWorker(t *testing.T) {
 	t.Parallel()
-	ix := badIndex(t, nil, "bad.sabotages", "bad.ok", "bad.raises", "bad.loop", "bad.where", "bad.endless")
+	ix := badIndex(t, badExecutor(t, false), nil, "bad.sabotages", "bad.ok", "bad.raises", "bad.loop", "bad.where", "bad.endless")
 	mustCall(t, ix, "bad.sabotages", `{}`, `"done"`)
 	mustCall(t, ix, "bad.where", `{}`, firstWorker(t, ix))
 	e := mustFail(t, ix, "bad.raises", `{}`, toolmesh.CodeToolError)
@@ -47,8 +47,8 @@ func firstWorker(t *testing.T, ix *executor.Index) string {
 // A tool that signals everything it can reach reaches itself.
 func TestAToolCannotKillItsNeighbours(t *testing.T) {
 	t.Parallel()
-	ix := badIndex(t, nil, "bad.kills_all", "bad.kills_the_zygote", "bad.ok", "bad.where", "bad.sleeps")
-	effective, _ := newExecutor(t, nil).Sandbox()
+	ix := badIndex(t, badExecutor(t, false), nil, "bad.kills_all", "bad.kills_the_zygote", "bad.ok", "bad.where", "bad.sleeps")
+	effective, _ := sharedExecutor(t).Sandbox()
 	if effective == "none" {
 		t.Skip("no sandbox here")
 	}
@@ -92,7 +92,7 @@ func TestBadImports(t *testing.T) {
 // What an index's own handlers of forks start in a worker is no call's.
 func TestAHandlerOfForksThatStartsAProcess(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), `
+	ix := openModule(t, sharedExecutor(t), `
 import os, subprocess, sys
 
 helper = None

@@ -42,7 +42,7 @@ func TestTheToolsPageIsRightAboutIsolation(t *testing.T) {
 	}
 	yes := map[bool]string{true: "yes", false: "no"}
 	for _, isolation := range []toolmesh.Isolation{toolmesh.IsolationWarm, toolmesh.IsolationSession, toolmesh.IsolationFork, toolmesh.IsolationFresh} {
-		x := newExecutor(t, nil)
+		x := sharedExecutor(t)
 		spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": globalTools}), "t.count")
 		spec.Policies = map[string]executor.Policy{"t.count": {Isolation: isolation}}
 		ix := open(t, x, spec)

@@ -384,7 +384,7 @@ func TestEveryType(t *testing.T) {
 		}
 		fmt.Fprintf(&source, "def f%d(x%s) -> str: return told(x)\n", i, annotation)
 	}
-	ix := openModule(t, newExecutor(t, nil), source.String(), names...)
+	ix := openModule(t, sharedExecutor(t), source.String(), names...)
 	for i, row := range typeRows {
 		t.Run(row.annotation, func(t *testing.T) {
 			name := "t." + names[i]

@@ -162,7 +162,7 @@ def depth(x) -> int:
 // coroutine, **kwargs and a stream.
 func TestRandomJSONComesBackByteForByte(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), echoTools, "echo", "typed", "later", "items", "whole")
+	ix := openModule(t, sharedExecutor(t), echoTools, "echo", "typed", "later", "items", "whole")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -194,7 +194,7 @@ func TestRandomJSONComesBackByteForByte(t *testing.T) {
 // Values at the edges: exact, or refused in words.
 func TestValuesAtTheEdges(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), echoTools, "echo", "later", "deep", "depth")
+	ix := openModule(t, sharedExecutor(t), echoTools, "echo", "later", "deep", "depth")
 	for _, want := range []string{
 		`9007199254740993`, `-123456789012345678901234567890`, strings.Repeat("9", 900), `-0.0`, `5e-324`, `1.7976931348623157e+308`, `0.1`,
 		`""`, `[]`, `{}`, `null`, `"\u0000"`, `"😀"`, `"e\u0301"`[:2] + "\u0301\"", `{"":""}`, `{"a":{"":[]}}`, `[[],{},null,false,0,""]`,
@@ -330,7 +330,7 @@ def liar() -> Movie:
 
 func TestEveryResult(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), resultsTools, "give", "give_later", "names", "place", "raw", "point", "liar")
+	ix := openModule(t, sharedExecutor(t), resultsTools, "give", "give_later", "names", "place", "raw", "point", "liar")
 	want := map[string]string{
 		"none": `null`, "enum": `"red"`, "enum key": `{"red":1,"1":2}`, "place": `[0,0]`, "date key": `{"2026-01-31":1}`,
 		"uuid key": `{"00000000-0000-0000-0000-000000000001":1}`, "int keys": `{"1":"a","2":"b","null":"c"}`,
@@ -496,7 +496,7 @@ def ok(): return 1
 
 func TestExceptionsAreToldWhateverTheyAre(t *testing.T) {
 	t.Parallel()
-	ix := openModule(t, newExecutor(t, nil), hostileTools, "cause", "hidden", "noted", "group", "deep_group", "wide_group", "long_chain",
+	ix := openModule(t, sharedExecutor(t), hostileTools, "cause", "hidden", "noted", "group", "deep_group", "wide_group", "long_chain",
 		"loop_chain", "huge", "mute", "false_group", "raising_attributes", "meta", "syntax", "surrogate", "recursion", "ok")
 	fail := func(name string) *toolmesh.Error {
 		t.Helper()

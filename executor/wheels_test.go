@@ -1,20 +1,14 @@
 package executor_test
 
 import (
-	"archive/tar"
 	"archive/zip"
 	"bytes"
-	"compress/gzip"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
@@ -47,30 +41,6 @@ func wheelOf(t *testing.T, files map[string]string) string {
 		t.Fatal(err)
 	}
 	return b.String()
-}
-
-// sdistOf is a source distribution with these files.
-func sdistOf(t *testing.T, name string, files map[string]string) []byte {
-	t.Helper()
-	var b bytes.Buffer
-	z := gzip.NewWriter(&b)
-	w := tar.NewWriter(z)
-	for file, text := range files {
-		err := w.WriteHeader(&tar.Header{Name: name + "-1/" + file, Mode: 0o644, Size: int64(len(text)), Typeflag: tar.TypeReg})
-		if err == nil {
-			_, err = w.Write([]byte(text))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
 }
 
 func locked(t *testing.T, x *executor.Executor, dir string) executor.Lock {
@@ -193,98 +163,6 @@ def build_wheel(folder, config=None, metadata=None, editable=False):
 	}
 }
 
-// Releases without a wheel are found out, and built with what has to be built anyway.
-func TestReleasesWithoutAWheel(t *testing.T) {
-	t.Parallel()
-	needsPackages(t)
-	packages := t.TempDir()
-	if err := os.Chmod(packages, 0o755); err != nil { //nolint:gosec // the packagers read it
-		t.Fatal(err)
-	}
-	for _, name := range []string{"acme-one", "acme_two"} {
-		module := strings.ReplaceAll(name, "-", "_")
-		files := map[string]string{
-			"PKG-INFO":              "Metadata-Version: 2.1\nName: " + name + "\nVersion: 1\n",
-			"pyproject.toml":        "[project]\nname = '" + name + "'\nversion = '1'\n[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n",
-			"backend.py":            strings.ReplaceAll(backend, "acme", module),
-			module + "/__init__.py": "VALUE = " + fmt.Sprintf("%q", name) + "\n",
-		}
-		if err := os.WriteFile(filepath.Join(packages, module+"-1.tar.gz"), sdistOf(t, module, files), 0o644); err != nil { //nolint:gosec // the packagers read it
-			t.Fatal(err)
-		}
-	}
-	x := newExecutor(t, func(o *executor.Options) { o.Environ = append(os.Environ(), "UV_FIND_LINKS="+packages) })
-	dir := writeFiles(t, map[string]string{
-		"requirements.txt": "acme-one==1\nacme_two==1\nsix==1.16.0\n",
-		"t.py":             "import acme_one, acme_two, six\ndef tool(): return [acme_one.VALUE, acme_two.VALUE, six.__version__]\n",
-	})
-	lock := locked(t, x, dir)
-	env, err := x.Environment(t.Context(), dir, lock, executor.Making{}, nil)
-	if err != nil {
-		t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
-	}
-	mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `["acme-one","acme_two","1.16.0"]`)
-}
-
-// uv runs an interpreter in an environment before it installs anything there. An installation that
-// fails halfway, with words of the author's, is not taken up again with what it has left.
-func TestAnInstallationThatFailsHalfwayStartsNothing(t *testing.T) {
-	t.Parallel()
-	needsPackages(t)
-	var ran atomic.Bool
-	var wheel string
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/ran" {
-			ran.Store(true)
-		}
-		http.ServeContent(w, r, "acme.whl", time.Time{}, strings.NewReader(wheel))
-	}))
-	defer server.Close()
-	wheel = wheelOf(t, map[string]string{
-		"acme.pth": "import urllib.request; urllib.request.urlopen('" + server.URL + "/ran')\n",
-		"acme-1.data/Wheels are required for `six` because building/x": "uv repeats the name of this folder",
-	})
-	x := newExecutor(t, nil)
-	dir := writeFiles(t, map[string]string{"requirements.txt": "acme @ " + server.URL + "/acme-1-py3-none-any.whl\nsix==1.16.0\n"})
-	_, err := x.Environment(t.Context(), dir, locked(t, x, dir), executor.Making{Account: "a"}, nil)
-	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed {
-		t.Errorf("it did not fail: %v", err)
-	}
-	if ran.Load() {
-		t.Error("start-up code of the package ran where packages are installed")
-	}
-}
-
-// What an index has fetched from an address of its own is in no cache that others have.
-func TestAddressesHaveNoSharedCache(t *testing.T) {
-	t.Parallel()
-	needsPackages(t)
-	var asked atomic.Int32
-	wheel := wheelOf(t, map[string]string{"acme.py": "VALUE = 1\n"})
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked.Add(1)
-		http.ServeContent(w, r, "acme.whl", time.Time{}, strings.NewReader(wheel))
-	}))
-	defer server.Close()
-	x := newExecutor(t, nil)
-	dir := writeFiles(t, map[string]string{
-		"requirements.txt": "acme @ " + server.URL + "/acme-1-py3-none-any.whl\nsix==1.16.0\n",
-		"t.py":             "import acme\ndef tool(): return acme.VALUE\n",
-	})
-	lock := locked(t, x, dir)
-	for _, account := range []string{"one", "other"} {
-		before := asked.Load()
-		env, err := x.Environment(t.Context(), dir, lock, executor.Making{Account: account}, nil)
-		if err != nil {
-			t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
-		}
-		mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `1`)
-		if asked.Load() == before {
-			t.Errorf("the index %s got a package that another has fetched", account)
-		}
-	}
-}
-
 // An environment that an init command has made too large to be read is refused, not read.
 func TestAnInitCommandMakesHugeFiles(t *testing.T) {
 	t.Parallel()
@@ -399,4 +277,9 @@ func TestUVIsConfined(t *testing.T) {
 			}
 		}
 	}
+}
+
+// recordOf is the file of what is noted of an environment.
+func recordOf(env *executor.Env, name string) string {
+	return filepath.Join(filepath.Dir(filepath.Dir(env.Dir)), "records", filepath.Base(env.Dir)+name)
 }

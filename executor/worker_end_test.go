@@ -85,7 +85,7 @@ async def stops():
 
 func partingIndex(t *testing.T) *executor.Index {
 	t.Helper()
-	return openModule(t, newExecutor(t, nil), partingTools, "items", "aitems", "finish", "last", "here", "exits_beside", "stops")
+	return openModule(t, sharedExecutor(t), partingTools, "items", "aitems", "finish", "last", "here", "exits_beside", "stops")
 }
 
 var partings = map[string]toolmesh.Code{

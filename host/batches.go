@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/batch"
 	"github.com/toolmesh/toolmesh/host/internal/reply"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -36,22 +37,22 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
 		h.log.Warn("the lease does not say yet that the node runs batches", slog.String("error", err.Error()))
 	}
-	return h.flush(ctx)
+	return h.publisher.flush(ctx)
 }
 
 func (h *Host) subscribeBatches(s *batch.Server, c *client.Client, own string) (err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if err := h.ended(); err != nil || h.state != stateServing {
+	h.publisher.mu.Lock()
+	defer h.publisher.mu.Unlock()
+	if err := h.publisher.ended(); err != nil || h.publisher.state != stateServing {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host does not serve")
 	}
-	h.batches.Store(s)
+	h.intake.batches.Store(s)
 	h.relay.Store(c)
 	nc := h.bus.Conn()
-	if h.batchSub, err = nc.ChanQueueSubscribe(subjects.AllBatches, subjects.QueueGroup, h.intake.requests); err != nil {
+	if h.batchSub, err = nc.ChanQueueSubscribe(subjects.AllBatches, subjects.QueueGroup, h.listeners.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllBatches, err)
 	}
-	if h.batchOwn, err = nc.ChanSubscribe(own, h.intake.requests); err != nil {
+	if h.batchOwn, err = nc.ChanSubscribe(own, h.listeners.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", own, err)
 	}
 	return nil
@@ -60,7 +61,7 @@ func (h *Host) subscribeBatches(s *batch.Server, c *client.Client, own string) (
 // features is what the node's lease says that it can do.
 func (h *Host) features() []string {
 	all := codec.Features()
-	if h.batches.Load() != nil {
+	if h.intake.batches.Load() != nil {
 		all = append(all, codec.FeatureBatch)
 	}
 	return all
@@ -91,17 +92,17 @@ func (h batchHost) Hold(session subjects.SessionID, size int64) (batch.Room, *to
 		return batch.Room{}, nil
 	}
 	account := h.sessions.Account(session)
-	if !h.args.Take(account, size) {
-		return batch.Room{}, h.noRoom(account)
+	if !h.runner.args.Take(account, size) {
+		return batch.Room{}, h.runner.noRoom(account)
 	}
-	return batch.Room{Give: func() { h.args.Give(account, size) }}, nil
+	return batch.Room{Give: func() { h.runner.args.Give(account, size) }}, nil
 }
 
 func (h batchHost) Late(req *codec.Request) *toolmesh.Error {
-	if bad := h.foreign(req, h.catchUp(req)); bad != nil {
+	if bad := h.intake.foreign(req, h.intake.catchUp(req)); bad != nil {
 		return bad
 	}
-	return h.late(req)
+	return h.intake.late(req)
 }
 
 func (h batchHost) Account(session subjects.SessionID) subjects.SessionID {
@@ -113,14 +114,14 @@ func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Requ
 	if !h.presence.Certain() {
 		return false
 	}
-	c, r := h.find(&s, req, "", time.Now(), nil)
+	c, r := h.intake.find(&s, req, "", time.Now(), nil)
 	if c.tool == nil || c.tool.withdrawn.Load() {
 		return false
 	}
 	c.Local = done
-	if call := h.admit(c, r, h.check(c, true, false)); call != nil {
+	if call := h.intake.admit(c, r, h.intake.check(c, true, false)); call != nil {
 		stop := context.AfterFunc(ctx, func() { c.End(toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedYes)) })
-		h.run(call)
+		h.runner.run(call)
 		stop()
 	}
 	return true
@@ -135,9 +136,13 @@ type batchView struct {
 }
 
 // Owner implements [batch.View].
-func (v batchView) Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) (subjects.NodeID, bool) {
+func (v batchView) Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) *bus.Peer {
 	route, _ := v.Route(session, first)
-	return v.View.Owner(codec.FeatureBatch, route.Nodes, string(session), string(id))
+	owner, ok := v.View.Owner(codec.FeatureBatch, route.Nodes, string(session), string(id))
+	if !ok || owner.Node == v.host.node {
+		return nil
+	}
+	return v.host.bus.Listed(owner.Node, owner.Boot)
 }
 
 // mostNames is of how many tools, called by less than their ids, one batch is told what

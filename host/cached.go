@@ -25,12 +25,12 @@ type cached struct {
 // keepResults puts the cache around the handler of a tool that declares a cache_ttl.
 // What is kept is of this offering of the tool alone. A session's own tools share
 // nothing: one of the next session of its name is another tool.
-func (h *Host) keepResults(t *served) {
+func (p *publisher) keepResults(t *served) {
 	a := t.descriptor.Annotations
 	if a.CacheTTL <= 0 {
 		return
 	}
-	t.cached = &cached{Handler: t.handler, results: h.cache.Offer(a.CacheTTL), shared: a.CacheShared && t.session == ""}
+	t.cached = &cached{Handler: t.handler, results: p.cache.Offer(a.CacheTTL), shared: a.CacheShared && t.session == ""}
 	t.handler = t.cached
 }
 
@@ -50,7 +50,7 @@ func (t *served) keepsBySession() bool { return t != nil && t.cached != nil && !
 // run, so that it takes no slot, and nothing is remembered of it: where it is repeated
 // the cache is asked again. A request that repeats a call of the node gets that call's
 // answer, and one with an idempotency key what its key has.
-func (h *Host) fromCache(c *inflight, r admit.Request) bool {
+func (in *intake) fromCache(c *inflight, r admit.Request) bool {
 	req := c.Request
 	if req.NoCache || req.Ref != nil || req.Delivery != codec.DeliverNone || req.IdempotencyKey != "" || c.unsettled.Load() {
 		return false
@@ -73,10 +73,10 @@ func (h *Host) fromCache(c *inflight, r admit.Request) bool {
 		return false
 	}
 	record := admit.Record{Result: result, Cache: codec.CacheHit}
-	h.handled.Add(1)
-	h.instead(c, r, record)
-	h.took.Add(int64(time.Since(c.Start)))
-	h.logCall(c, record)
+	in.counts.handled.Add(1)
+	in.instead(c, r, record)
+	in.counts.took.Add(int64(time.Since(c.Start)))
+	in.run.logCall(c, record)
 	return true
 }
 

@@ -145,9 +145,7 @@ func TestDrainLosesNothing(t *testing.T) {
 			})
 		}
 		meshtest.Until(t, "both are at work", func() bool { return answered.Load() > 500 && onLeaving.Load() > 50 })
-		if err := leaving.Stop(t.Context()); err != nil {
-			t.Errorf("stop: %v", err)
-		}
+		sent := plainRequests(t, top.CallOn(t, 2), inSession("tools.default.work.do", top.Session), func() error { return leaving.Stop(t.Context()) })
 		close(gone)
 		callers.Wait()
 		w.mu.Lock()
@@ -157,86 +155,76 @@ func TestDrainLosesNothing(t *testing.T) {
 				t.Errorf("call %s ran %d times", key, n)
 			}
 		}
-		if int64(len(w.runs)) != answered.Load() {
-			t.Errorf("%d calls ran, %d were answered", len(w.runs), answered.Load())
+		if answered := answered.Load() + int64(sent); int64(len(w.runs)) != answered {
+			t.Errorf("%d calls ran, %d were answered", len(w.runs), answered)
 		}
-		t.Logf("%d calls, %d of them on the node that left", answered.Load(), onLeaving.Load())
+		t.Logf("%d calls, %d of them on the node that left, and %d plain requests", answered.Load(), onLeaving.Load(), sent)
 		if s := staying.Stats(); s.InFlight != 0 {
 			t.Errorf("%d calls in flight at the end", s.InFlight)
 		}
 	})
 }
 
-// The same for plain requests through the queue group: each has one answer, and
-// none of them hears of the drain.
-func TestDrainAndPlainRequests(t *testing.T) {
-	t.Parallel()
-	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
-		w := &worker{runs: make(map[string]int)}
-		w.serve(t, top.ServeOn(t, 0), 1000)
-		leaving := w.serve(t, top.ServeOn(t, 1), 1000)
-		nc, subject := top.CallOn(t, 2), inSession("tools.default.work.do", top.Session)
-		meshtest.Until(t, "it is served", func() bool {
-			_, err := nc.Request(subject, []byte(`{"key":"warm"}`), time.Second)
-			return err == nil
-		})
-		prefix := nc.NewInbox()
-		var mu sync.Mutex
-		answers := make(map[string][]string)
-		room := make(chan struct{}, 200)
-		sub, err := nc.Subscribe(prefix+".*", func(m *nats.Msg) {
-			mu.Lock()
-			defer mu.Unlock()
-			key := strings.TrimPrefix(m.Subject, prefix+".")
-			if answers[key] = append(answers[key], string(m.Data)+m.Header.Get("Status")); len(answers[key]) == 1 {
-				<-room
-			}
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := nc.Flush(); err != nil {
-			t.Fatal(err)
-		}
-		stopped := make(chan error, 1)
-		sent := 0
-		for over := false; !over || sent%500 != 0; sent++ {
-			select {
-			case err := <-stopped:
-				if over = true; err != nil {
-					t.Errorf("stop: %v", err)
-				}
-			default:
-			}
-			if sent == 1000 {
-				go func() { stopped <- leaving.Stop(t.Context()) }()
-			}
-			select {
-			case room <- struct{}{}:
-			case <-time.After(waitTimeout):
-				t.Fatalf("of %d requests 200 have no answer", sent)
-			}
-			m := &nats.Msg{Subject: subject, Reply: fmt.Sprintf("%s.%d", prefix, sent), Data: fmt.Appendf(nil, `{"key":"%d"}`, sent)}
-			if err := nc.PublishMsg(m); err != nil {
-				t.Fatal(err)
-			}
-		}
-		meshtest.Until(t, "all are answered", func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return len(answers) == sent
-		})
-		_ = sub.Unsubscribe()
+// plainRequests sends requests as a plain client does, through the queue group, until a stop
+// that begins in their midst is over, and returns how many. Each has one answer, and none of
+// them hears of the drain.
+func plainRequests(t *testing.T, nc *nats.Conn, subject string, stop func() error) (sent int) {
+	t.Helper()
+	prefix := nc.NewInbox()
+	var mu sync.Mutex
+	answers := make(map[string][]string)
+	room := make(chan struct{}, 200)
+	sub, err := nc.Subscribe(prefix+".*", func(m *nats.Msg) {
 		mu.Lock()
 		defer mu.Unlock()
-		for i := range sent {
-			key := fmt.Sprint(i)
-			if got := answers[key]; len(got) != 1 || got[0] != fmt.Sprintf("%q", key) {
-				t.Errorf("request %d has the answers %q", i, got)
-			}
+		key := strings.TrimPrefix(m.Subject, prefix+".")
+		if answers[key] = append(answers[key], string(m.Data)+m.Header.Get("Status")); len(answers[key]) == 1 {
+			<-room
 		}
-		t.Logf("%d requests", sent)
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	stopped := make(chan error, 1)
+	for over := false; !over || sent%500 != 0; sent++ {
+		select {
+		case err := <-stopped:
+			if over = true; err != nil {
+				t.Errorf("stop: %v", err)
+			}
+		default:
+		}
+		if sent == 1000 {
+			go func() { stopped <- stop() }()
+		}
+		select {
+		case room <- struct{}{}:
+		case <-time.After(waitTimeout):
+			t.Fatalf("of %d requests 200 have no answer", sent)
+		}
+		m := &nats.Msg{Subject: subject, Reply: fmt.Sprintf("%s.%d", prefix, sent), Data: fmt.Appendf(nil, `{"key":"plain-%d"}`, sent)}
+		if err := nc.PublishMsg(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	meshtest.Until(t, "all are answered", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(answers) == sent
+	})
+	_ = sub.Unsubscribe()
+	mu.Lock()
+	defer mu.Unlock()
+	for i := range sent {
+		key := fmt.Sprint(i)
+		if got := answers[key]; len(got) != 1 || got[0] != fmt.Sprintf("%q", "plain-"+key) {
+			t.Errorf("request %d has the answers %q", i, got)
+		}
+	}
+	return sent
 }
 
 // What others see of a drain, in order: the state in heartbeat and lease, no

@@ -37,10 +37,10 @@ type Stats struct {
 func (h *Host) Stats() Stats {
 	s := Stats{
 		Node: h.node, InFlight: h.calls.InFlight(), Slots: h.opts.Slots,
-		Calls: h.handled.Load(), Errors: h.failed.Load(), Relayed: h.relayed.Load(), Busy: h.busy.Load(), RefusedReplies: h.refusedReplies.Load(),
+		Calls: h.counts.handled.Load(), Errors: h.counts.failed.Load(), Relayed: h.counts.relayed.Load(), Busy: h.counts.busy.Load(), RefusedReplies: h.counts.refusedReplies.Load(),
 		Waiting: h.lanes.Waiting(),
 		Joined:  h.presence.Joined(),
-		Took:    time.Duration(h.took.Load()),
+		Took:    time.Duration(h.counts.took.Load()),
 	}
 	if h.opts.Queued != nil {
 		s.Queued = h.opts.Queued()
@@ -49,9 +49,22 @@ func (h *Host) Stats() Stats {
 	return s
 }
 
+// counts are what a node counts since its start.
+type counts struct {
+	handled        atomic.Uint64
+	failed         atomic.Uint64
+	relayed        atomic.Uint64 // calls that another node ran
+	took           atomic.Int64  // ns, of all calls handled
+	busy           atomic.Uint64 // calls answered busy for want of a slot
+	busyFor        atomic.Int64  // ns, of all these: see [codec.Heartbeat]
+	refusedReplies atomic.Uint64
+	failures       failures
+	pace           pace // of all calls
+}
+
 // load is how busy the node is, for callers that choose by it.
-func (h *Host) load() codec.Load {
-	return codec.Load{InFlight: h.calls.InFlight(), Slots: h.opts.Slots}
+func (k *core) load() codec.Load {
+	return codec.Load{InFlight: k.calls.InFlight(), Slots: k.opts.Slots}
 }
 
 // CodeOther is what [Figures] counts errors under whose code is none of this
@@ -87,8 +100,8 @@ type Figures struct {
 
 // Figures returns the node's figures of now.
 func (h *Host) Figures() *Figures {
-	f := &Figures{Stats: h.Stats(), Failures: make(map[toolmesh.Code]uint64, len(h.failures))}
-	for code, n := range h.failures {
+	f := &Figures{Stats: h.Stats(), Failures: make(map[toolmesh.Code]uint64, len(h.counts.failures))}
+	for code, n := range h.counts.failures {
 		f.Failures[code] = n.Load()
 	}
 	return f
@@ -157,7 +170,7 @@ var faults = []toolmesh.Code{toolmesh.CodeInternal, toolmesh.CodeProtocolError, 
 // lane is not the node's.
 // Neither is what its result waited for, nor how long a caller reads a stream; a call that
 // was passed on says nothing of this node, nor does the time that a caller gave its call.
-func (h *Host) paced(call *admit.Call[*inflight], record *admit.Record, took time.Duration) {
+func (k *core) paced(call *admit.Running[*inflight], record *admit.Record, took time.Duration) {
 	c := call.Value
 	if call.Full != nil || record.By != nil || c.Request.Delivery != codec.DeliverNone || record.Err != nil && record.Err.Started == toolmesh.StartedNo {
 		return
@@ -166,7 +179,7 @@ func (h *Host) paced(call *admit.Call[*inflight], record *admit.Record, took tim
 		took -= record.Lane.Wait
 	}
 	failed := record.Err != nil && slices.Contains(faults, record.Err.Code)
-	now, tool, all := time.Now(), &c.tool.pace, &h.pace
+	now, tool, all := time.Now(), &c.tool.pace, &k.counts.pace
 	tool.mu.Lock()
 	tool.AddLast(now, took, failed)
 	tool.mu.Unlock()
@@ -179,15 +192,15 @@ func (h *Host) paced(call *admit.Call[*inflight], record *admit.Record, took tim
 const maxPaces = 8
 
 // paces are those of the tools of indexes that most calls were made of lately.
-func (h *Host) paces() map[subjects.ToolID]codec.ToolPace {
+func (k *core) paces() map[subjects.ToolID]codec.ToolPace {
 	type one struct {
 		id subjects.ToolID
 		codec.ToolPace
 	}
 	var all []one
-	h.routes.mu.RLock()
+	k.routes.mu.RLock()
 	now := time.Now()
-	for key, t := range h.routes.table {
+	for key, t := range k.routes.table {
 		if key.session != "" {
 			continue
 		}
@@ -197,7 +210,7 @@ func (h *Host) paces() map[subjects.ToolID]codec.ToolPace {
 		}
 		t.pace.mu.Unlock()
 	}
-	h.routes.mu.RUnlock()
+	k.routes.mu.RUnlock()
 	slices.SortFunc(all, func(a, b one) int { return cmp.Compare(b.Calls, a.Calls) })
 	paces := make(map[subjects.ToolID]codec.ToolPace)
 	for _, p := range all[:min(len(all), maxPaces)] {
@@ -215,15 +228,15 @@ const (
 // retryAfter is how long a call that finds no slot is to wait: as long as calls of its tool
 // take here, and as those that have the slots. Where no call has ended yet it is as long
 // as the oldest one has run.
-func (h *Host) retryAfter(t *served) time.Duration {
-	h.pace.mu.Lock()
-	d := h.pace.Met()
-	h.pace.mu.Unlock()
+func (k *core) retryAfter(t *served) time.Duration {
+	k.counts.pace.mu.Lock()
+	d := k.counts.pace.Met()
+	k.counts.pace.mu.Unlock()
 	if t != nil {
 		d = max(d, t.pace.mean())
 	}
 	if d == 0 {
-		for _, call := range h.calls.Running() {
+		for _, call := range k.calls.Running() {
 			d = max(d, time.Since(call.Value.Start))
 		}
 	}

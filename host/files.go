@@ -154,6 +154,6 @@ func (n *NestedCalls) Close() {
 	n.files.uploads = nil
 	n.files.mu.Unlock()
 	for _, f := range left {
-		n.call.host.running.run(func() { _ = f.Drop(n.call.host.base) }) // else it expires
+		n.call.host.background.Go(func() { _ = f.Drop(n.call.host.base) }) // else it expires
 	}
 }

@@ -90,8 +90,8 @@ type Call struct {
 	Lane Lane
 
 	lanes   string // the turns of the calls above it, and its own: Mesh-Lanes
-	running *admit.Call[*inflight]
-	host    *Host // that runs it; nil for a call that a test has made
+	running *admit.Running[*inflight]
+	host    *core // that runs it; nil for a call that a test has made
 }
 
 // Lane is a lane that a call holds.

@@ -16,18 +16,13 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
-	"github.com/toolmesh/toolmesh/host/internal/batch"
 	"github.com/toolmesh/toolmesh/host/internal/grants"
-	"github.com/toolmesh/toolmesh/host/internal/once"
 	"github.com/toolmesh/toolmesh/host/internal/presence"
-	"github.com/toolmesh/toolmesh/host/internal/quota"
 	"github.com/toolmesh/toolmesh/host/internal/reply"
 	"github.com/toolmesh/toolmesh/host/internal/sessions"
-	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/cache"
 	"github.com/toolmesh/toolmesh/internal/chunks"
-	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/internal/payloads"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -46,85 +41,62 @@ const (
 
 // Host makes a process a node. Its methods may be called concurrently.
 type Host struct {
-	opts     Options
-	bus      *bus.Bus
-	ownBus   bool
-	log      *slog.Logger
-	node     subjects.NodeID
-	boot     subjects.BootID
-	identity *codec.Identity // of answers that belong to no tool
-	calls    *admit.Table[*inflight]
-	streams  stream.Node
-	replayer *chunks.Replayer
-	chunked  chunked
-	room     *chunks.Room
-	routes   routes
-	cache    *cache.Cache
-	presence *presence.Presence
-	store    *registry.Store
-	records  records
-	keys     *once.Keys
-	replies  *reply.Replies
-	lanes    *grants.Keeper
-	payloads *payloads.Server
-	args     *fair.Room[subjects.SessionID] // bytes of arguments, by account
-	batches  atomic.Pointer[batch.Server]   // nil for a node that runs none
-	relay    atomic.Pointer[client.Client]  // passes calls on; nil for a node that does not
-	sessions *sessions.Sessions
+	*core
+	ownBus    bool
+	intake    *intake    // requests become calls
+	runner    *runner    // calls run, and are answered
+	publisher *publisher // what is served, and what the registry says of it
+	listeners *listeners // the goroutines of requests
+	workers   sync.WaitGroup
+	quit      chan struct{} // closed when nothing is in flight any more
 
-	base    context.Context // ends with the host, as every call's context does
-	end     context.CancelCauseFunc
-	intake  *intake        // calls
-	running runners        // replays
-	workers sync.WaitGroup // ticker and the like
-	quit    chan struct{}
-
-	changing   sync.Mutex // held while what is served changes; taken before mu
-	mu         sync.Mutex // guards what follows; nothing waits under it, but for the start
-	state      state
-	services   map[serviceKey]*service
-	subs       map[*nats.Subscription]struct{} // of tools, also of such as are yet to be in a service, or to be retired
-	shared     []*nats.Subscription            // of the node, not of a tool
+	// Subscriptions of the node, not of a tool; publisher.mu guards them.
+	shared     []*nats.Subscription
 	directed   *nats.Subscription
-	micro      *bus.Service
-	unlisten   func()
-	stopOnce   sync.Once
-	stopErr    error
 	replaySub  *nats.Subscription
 	payloadSub *nats.Subscription
 	batchSub   *nats.Subscription
 	batchOwn   *nats.Subscription
-	retired    []*retiredRoute // to be taken out of routes by the ticker
+	micro      *bus.Service
 
-	spentMu sync.Mutex
-	spent   []string // names of arguments that nobody reads any more
-
+	unlisten  func()
+	stopOnce  sync.Once
+	stopErr   error
 	drainOnce sync.Once
 	drained   chan struct{} // closed when the drain is over
 	drainErr  error
 
-	draining       atomic.Bool
-	lastDirected   atomic.Int64
-	refusedReplies atomic.Uint64
-	relayed        atomic.Uint64 // calls that another node ran
-	handled        atomic.Uint64
-	failed         atomic.Uint64
-	took           atomic.Int64 // ns, of all calls handled
-	pace           pace         // of all calls
-	failures       failures
-	labels         atomic.Pointer[map[string]string] // as they were changed; nil while they are those of the options
-	busy           atomic.Uint64                     // calls answered busy for want of a slot
-	busyFor        atomic.Int64                      // ns, of all these: see [codec.Heartbeat]
-	ticked         atomic.Pointer[time.Time]         // when the ticker last came by; nil while it does not run
+	labels atomic.Pointer[map[string]string] // as they were changed; nil while they are those of the options
+	ticked atomic.Pointer[time.Time]         // when the ticker last came by; nil while it does not run
 }
 
-type state uint8
+// core is what all parts of a host use: who it is, and the rooms that own their state.
+// Its fields are set before the host starts.
+type core struct {
+	opts     Options
+	bus      *bus.Bus
+	log      *slog.Logger
+	node     subjects.NodeID
+	boot     subjects.BootID
+	identity *codec.Identity // of answers that belong to no tool
 
-const (
-	stateNew state = iota
-	stateServing
-	stateStopped
-)
+	base       context.Context // ends with the host, as every call's context does
+	end        context.CancelCauseFunc
+	background background
+
+	presence *presence.Presence
+	store    *registry.Store
+	sessions *sessions.Sessions
+	calls    *admit.Table[*inflight]
+	routes   routes
+	lanes    *grants.Lanes
+	payloads *payloads.Server
+	replies  *reply.Replies
+	cache    *cache.Cache
+	relay    atomic.Pointer[client.Client] // passes calls on; nil for a node that does not
+	counts   counts
+	draining atomic.Bool
+}
 
 // New makes a host on a connection, made with [client.ConnectOptions] or any
 // other. Nothing is sent before [Host.Start]. The errors are invalid_request
@@ -154,52 +126,38 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		return nil, err
 	}
 	boot := subjects.BootID(uuid.NewString())
-	h := &Host{
-		opts: o, bus: b, log: o.Logger, node: o.Node, boot: boot,
-		identity: codec.NewIdentity(o.Node, boot, ""),
-		calls:    admit.NewTable[*inflight](o.Slots, time.Now),
-		replayer: chunks.NewReplayer(b, o.Logger),
-		services: make(map[serviceKey]*service),
-		subs:     make(map[*nats.Subscription]struct{}),
-		quit:     make(chan struct{}),
-		failures: newFailures(),
-		args:     fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(o.Slots)*argsPerSlot)),
-		drained:  make(chan struct{}),
-		store:    registry.NewStore(b),
+	k := &core{
+		opts: o, bus: b, log: o.Logger, node: o.Node, boot: boot, identity: codec.NewIdentity(o.Node, boot, ""),
+		calls: admit.NewTable[*inflight](o.Slots, time.Now), store: registry.NewStore(b), counts: counts{failures: newFailures()},
 	}
-	p, err := presence.New(b, h.node, boot, &presence.Options{
-		Prepare: h.lay, Record: h.nodeRecord, Heartbeat: h.heartbeat, Logger: h.log,
-		Write: func(ctx context.Context) error { return h.records.bring(ctx) },
+	h := &Host{core: k, quit: make(chan struct{}), drained: make(chan struct{})}
+	var err error
+	k.presence, err = presence.New(b, o.Node, boot, &presence.Options{
+		Prepare: h.lay, Record: h.nodeRecord, Heartbeat: h.heartbeat, Logger: k.log,
+		Write: func(ctx context.Context) error { return h.publisher.records.bring(ctx) },
 	})
 	if err != nil {
 		return nil, err
 	}
-	h.presence = p
-	h.intake = newIntake(h.receive)
-	h.records.h = h
-	h.base, h.end = context.WithCancelCause(context.Background())
-	h.lanes = grants.New(grants.Options{Node: h.node, Boot: h.boot, Bus: h.bus, Presence: h.presence, Log: h.log, Go: h.running.run})
-	h.room = chunks.NewRoom(h.base, b, subjects.StreamChunks, h.running.run)
-	known := sessions.Options{Bus: b, Store: h.store, Joined: p.Joined, Base: h.base, Go: h.running.run}
+	k.base, k.end = context.WithCancelCause(context.Background())
+	k.lanes = grants.New(grants.Options{Node: o.Node, Boot: boot, Bus: b, Presence: k.presence, Log: k.log, Go: k.background.Go})
+	known := sessions.Options{Bus: b, Store: k.store, Joined: k.presence.Joined, Base: k.base, Go: k.background.Go}
 	if o.Sessions != nil {
 		known.Admit = o.Sessions.Admit
 	}
-	h.sessions = sessions.New(known)
-	h.payloads = payloads.NewServer(payloads.ServerOptions{
-		Node: h.node, Bus: b, Base: h.base, Max: o.PayloadMax, SessionCredentials: o.SessionCredentials,
-		Go: h.running.run, Admit: func(session subjects.SessionID) error { _, err := h.sessions.Settled(session); return err }, Account: h.sessions.Account, Log: h.log,
+	k.sessions = sessions.New(known)
+	k.payloads = payloads.NewServer(payloads.ServerOptions{
+		Node: o.Node, Bus: b, Base: k.base, Max: o.PayloadMax, SessionCredentials: o.SessionCredentials,
+		Go: k.background.Go, Admit: func(session subjects.SessionID) error { _, err := k.sessions.Settled(session); return err }, Account: k.sessions.Account, Log: k.log,
 	})
-	h.replies = reply.New(reply.Options{
-		Bus: b, Base: h.base, Log: h.log, Payloads: h.payloads, PayloadMax: o.PayloadMax, Account: h.sessions.Account, Load: h.load, Go: h.running.run,
+	k.replies = reply.New(reply.Options{
+		Bus: b, Base: k.base, Log: k.log, Payloads: k.payloads, PayloadMax: o.PayloadMax, Account: k.sessions.Account, Load: k.load, Go: k.background.Go,
 	})
-	h.cache = cache.New(o.CacheBytes, o.CacheEntries, h.replies.Fits)
-	h.keys = once.New(once.Options{
-		Node: h.node, Boot: boot, Bus: b, Presence: p, Base: h.base, Log: h.log, Go: h.running.run, Fit: h.replies.Fit, Exited: errExited,
-	})
-	h.streams = stream.Node{
-		ID: h.node, Base: h.base, Log: h.log, Host: h.replies, Go: h.running.run, Store: chunkStore{b, h.replayer, boot, &h.chunked},
-		Quota: quota.New(o.StreamQuota, chunksFor, time.Now), Account: h.sessions.Account, Replays: fair.NewQueue[subjects.SessionID](maxReplays, maxWaiting, h.running.run),
-	}
+	k.cache = cache.New(o.CacheBytes, o.CacheEntries, k.replies.Fits)
+	h.runner = newRunner(k)
+	h.intake = &intake{core: k, run: h.runner, streams: newStreams(k), room: chunks.NewRoom(k.base, b, subjects.StreamChunks, k.background.Go)}
+	h.listeners = newListeners(h.intake.receive)
+	h.publisher = newPublisher(k, h.listeners.requests)
 	return h, nil
 }
 
@@ -217,7 +175,7 @@ func (h *Host) Start(ctx context.Context) error {
 	if err := h.start(ctx); err != nil {
 		return err
 	}
-	h.settle(ctx)
+	h.publisher.settle(ctx)
 	return nil
 }
 
@@ -238,11 +196,11 @@ func (h *Host) checkRights(ctx context.Context) error {
 
 // start is Start without what is written of the tools.
 func (h *Host) start(ctx context.Context) error {
-	h.changing.Lock()
-	defer h.changing.Unlock()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.state != stateNew || h.draining.Load() {
+	h.publisher.changing.Lock()
+	defer h.publisher.changing.Unlock()
+	h.publisher.mu.Lock()
+	defer h.publisher.mu.Unlock()
+	if h.publisher.state != stateNew || h.draining.Load() {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the host was started, drained or stopped before: a host starts once")
 	}
 	if err := h.checkRights(ctx); err != nil {
@@ -252,11 +210,11 @@ func (h *Host) start(ctx context.Context) error {
 		h.sessions.Close()
 		return err
 	}
-	h.state = stateServing
-	h.intake.listen()
+	h.publisher.state = stateServing
+	h.listeners.listen()
 	if err := h.open(ctx); err != nil {
-		h.state = stateStopped
-		h.intake.close()
+		h.publisher.state = stateStopped
+		h.listeners.close()
 		h.closeSubscriptions()
 		h.presence.Stop(ctx)
 		h.sessions.Close()
@@ -268,7 +226,7 @@ func (h *Host) start(ctx context.Context) error {
 		}
 	})
 	h.workers.Go(h.tick)
-	h.workers.Go(h.followSessions)
+	h.workers.Go(func() { h.publisher.followSessions(h.quit) })
 	return nil
 }
 
@@ -296,8 +254,8 @@ func (h *Host) heartbeat() codec.Heartbeat {
 	beat := codec.Heartbeat{
 		Node: string(h.node), Boot: string(h.boot), State: string(h.nodeState()),
 		Slots: h.opts.Slots, InFlight: h.calls.InFlight(),
-		Calls: h.handled.Load(), Errors: h.failed.Load(), Relayed: h.relayed.Load(), Waiting: h.lanes.Waiting(),
-		Busy: h.busy.Load(), BusyMS: uint64(time.Duration(h.busyFor.Load()).Milliseconds()), //nolint:gosec // it only grows
+		Calls: h.counts.handled.Load(), Errors: h.counts.failed.Load(), Relayed: h.counts.relayed.Load(), Waiting: h.lanes.Waiting(),
+		Busy: h.counts.busy.Load(), BusyMS: uint64(time.Duration(h.counts.busyFor.Load()).Milliseconds()), //nolint:gosec // it only grows
 	}
 	if now := h.bus.Time(); now.Measured {
 		beat.NowMS, beat.BoundMS = now.Millis()
@@ -309,77 +267,69 @@ func (h *Host) heartbeat() codec.Heartbeat {
 	return beat
 }
 
-func (h *Host) nodeState() registry.NodeState {
-	if h.draining.Load() {
+func (k *core) nodeState() registry.NodeState {
+	if k.draining.Load() {
 		return registry.StateDraining
 	}
 	return registry.StateServing
 }
 
-// open subscribes the node's own subjects and those of its tools; h.mu is held.
+// open subscribes the node's own subjects and those of its tools; publisher.mu is held.
 func (h *Host) open(ctx context.Context) error {
-	nc := h.bus.Conn()
-	tools, err := subjects.NodeTools(h.node)
-	if err != nil {
+	tools, errTools := subjects.NodeTools(h.node)
+	ctls, errCtls := subjects.NodeCtls(h.node)
+	lanes, errLanes := subjects.NodeLanes(h.node)
+	pieces, errPieces := subjects.NodePayloads(h.node)
+	if err := errors.Join(errTools, errCtls, errLanes, errPieces); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	ctls, err := subjects.NodeCtls(h.node)
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	nc, all := h.bus.Conn(), make([]*nats.Subscription, 5)
+	group := func(subject string, f nats.MsgHandler) (*nats.Subscription, error) {
+		return nc.QueueSubscribe(subject, subjects.QueueGroup, f)
 	}
-	lanes, err := subjects.NodeLanes(h.node)
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	requests := func(subject string, _ nats.MsgHandler) (*nats.Subscription, error) {
+		return nc.ChanSubscribe(subject, h.listeners.requests)
 	}
-	pieces, err := subjects.NodePayloads(h.node)
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	if h.directed, err = nc.ChanSubscribe(tools, h.intake.requests); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node's subject cannot be subscribed: %w", err)
-	}
-	for _, shared := range []struct {
-		subject string
-		handle  nats.MsgHandler
-	}{{ctls, h.control}, {subjects.AllCtl, h.control}, {subjects.AllReplay, h.replayed}, {lanes, h.laneAsked}, {pieces, h.payloads.Serve}} {
-		sub, err := nc.Subscribe(shared.subject, shared.handle)
-		if err != nil {
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", shared.subject, err)
+	h.shared = all
+	for _, s := range []struct {
+		into      **nats.Subscription
+		subject   string
+		subscribe func(string, nats.MsgHandler) (*nats.Subscription, error)
+		handle    nats.MsgHandler
+	}{
+		{&h.directed, tools, requests, nil},
+		{&all[0], ctls, nc.Subscribe, h.intake.control},
+		{&all[1], subjects.AllCtl, nc.Subscribe, h.intake.control},
+		{&all[2], subjects.AllReplay, nc.Subscribe, h.intake.streams.replayed},
+		{&all[3], lanes, nc.Subscribe, h.laneAsked},
+		{&all[4], pieces, nc.Subscribe, h.payloads.Serve},
+		{&h.replaySub, subjects.AllReplay, group, h.intake.streams.replay},
+		{&h.payloadSub, subjects.AllPayloads, group, h.payloads.Serve},
+	} {
+		var err error
+		if *s.into, err = s.subscribe(s.subject, s.handle); err != nil {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", s.subject, err)
 		}
-		h.shared = append(h.shared, sub)
 	}
-	if h.replaySub, err = nc.QueueSubscribe(subjects.AllReplay, subjects.QueueGroup, h.replay); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllReplay, err)
-	}
-	if h.payloadSub, err = nc.QueueSubscribe(subjects.AllPayloads, subjects.QueueGroup, h.payloads.Serve); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllPayloads, err)
-	}
-	for _, s := range h.services {
-		if err := h.claim(ctx, s); err != nil {
-			return err
-		}
-		for _, o := range s.tools {
-			if err := h.offer(o, nil); err != nil {
-				return err
-			}
-		}
-		h.records.replace(s)
+	if err := h.publisher.open(ctx); err != nil {
+		return err
 	}
 	if h.opts.Service != "-" {
+		var err error
 		h.micro, err = h.bus.StartService(bus.ServiceConfig{
 			Name: h.opts.Service, Version: h.opts.Version, Description: "a node of the mesh",
 			Metadata: map[string]string{"node": string(h.node), "boot": string(h.boot), "proto": "1"},
 			Endpoint: "calls", Subject: tools,
 			Stats: func() bus.ServiceStats {
 				all := h.Stats()
-				return bus.ServiceStats{Requests: all.Calls, Errors: all.Errors, Took: time.Duration(h.took.Load()), Data: all}
+				return bus.ServiceStats{Requests: all.Calls, Errors: all.Errors, Took: time.Duration(h.counts.took.Load()), Data: all}
 			},
 		})
 		if err != nil {
 			return err
 		}
 	}
-	return h.flush(ctx)
+	return h.publisher.flush(ctx)
 }
 
 // Label changes the node's labels: set ones are put, empty values removed.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"iter"
 	"strings"
@@ -20,13 +19,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// TestMain lets more tests run at once than there are processors, because they
-// mostly wait: a drain alone takes two seconds.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		panic(err)
-	}
+	meshtest.Parallel(8)
 	meshtest.Main(m)
 }
 

@@ -1,115 +1,257 @@
 package host
 
 import (
-	"sync"
+	"context"
 	"sync/atomic"
+	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/batch"
+	"github.com/toolmesh/toolmesh/host/internal/stream"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
-const (
-	// intakeQueue is how many requests may wait to be looked at. Looking at one
-	// takes microseconds, also to refuse it, so they wait only while the process
-	// does not run.
-	intakeQueue = 1 << 16
-	// maxListeners is how many goroutines may wait for requests at once, and
-	// minListeners how many do when little is going on: they take turns, and the
-	// fewer they are the warmer their stacks.
-	maxListeners = 256
-	minListeners = 2
-)
-
-// intake hands requests to goroutines that admit and run them. All
-// subscriptions feed one channel; whoever takes a request off it first makes
-// sure that somebody else listens. A call therefore needs no hand-over between
-// goroutines, which would cost more than all else that the host does for it,
-// and its goroutine's stack has grown already.
+// intake makes calls of requests: it finds the tool, and refuses, joins or admits each. Its
+// methods may be called concurrently.
 type intake struct {
-	requests chan *nats.Msg
-	handle   func(*nats.Msg)
-	quit     chan struct{}
-	idle     atomic.Int64
-	least    atomic.Int64 // of idle, since the last adapt
-	most     atomic.Int64 // of idle: more end
-	wg       sync.WaitGroup
-
-	mu     sync.Mutex
-	alive  int64
-	closed bool
+	*core
+	run          *runner
+	streams      *streams
+	room         *chunks.Room                 // of the chunk store
+	batches      atomic.Pointer[batch.Server] // nil for a node that runs none
+	lastDirected atomic.Int64                 // when a request came on the node's own subject, as [bus.Mono]
 }
 
-func newIntake(handle func(*nats.Msg)) *intake {
-	in := &intake{requests: make(chan *nats.Msg, intakeQueue), handle: handle, quit: make(chan struct{})}
-	in.most.Store(maxListeners)
-	return in
+// timeWait is how long the broker may be asked for its time before a deadline is judged by
+// what is known of it.
+const timeWait = 2 * time.Second
+
+// parse reads a request. One whose headers cannot be read is answered in the
+// plain form: nobody knows whether its body is an envelope. err is what is wrong
+// with its subject.
+func parse(s *subjects.Subject, m *nats.Msg, err error) (*codec.Request, *toolmesh.Error) {
+	var req *codec.Request
+	header, bad := bus.RequestHeader(m)
+	if bad != nil {
+		req, bad = &codec.Request{Session: s.Session, Tool: s.Tool}, admit.Refusal(bad)
+	} else {
+		req, bad = codec.ReadRequest(*s, header, m.Data)
+	}
+	if err != nil {
+		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+	}
+	return req, bad
 }
 
-// listen adds a goroutine; it ends with close, or when enough others wait.
-func (in *intake) listen() {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if in.closed {
+// catchUp reports whether this process is the node. As a rule that is known, and so
+// is the time. After a freeze or a cut the request may have waited, so that it is
+// asked whose the node is, for 9 s at most, and by what time a deadline is measured,
+// for 2 s at most; all that wait share the answers.
+func (in *intake) catchUp(req *codec.Request) (mine bool) {
+	mine = in.presence.Certain() || in.presence.Confirm(in.base)
+	if mine && !req.Deadline.IsZero() {
+		in.freshenTime()
+	}
+	return mine
+}
+
+// ended is a context that has ended: what needs to wait fails with it.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// freshenTime has the broker asked for its time unless that is known. Without an
+// answer the bound of what is known is as wide as it must be.
+func (in *intake) freshenTime() {
+	if in.bus.FreshTime(ended) == nil {
 		return
 	}
-	in.alive++
-	in.idle.Add(1)
-	in.wg.Go(in.serve)
+	ctx, cancel := context.WithTimeout(in.base, timeWait)
+	defer cancel()
+	_ = in.bus.FreshTime(ctx)
 }
 
-func (in *intake) serve() {
-	for {
-		select {
-		case m := <-in.requests:
-			in.take(m)
-		case <-in.quit:
-			for { // what had arrived is still answered
-				select {
-				case m := <-in.requests:
-					in.handle(m)
-				default:
-					return
-				}
-			}
+// find makes a call of a request: with its tool, if there is one, its session's
+// epoch, as far as the view knows it, and what it is admitted by. Both have the names
+// of the subject, where a long one is a hash. Of a request that cannot be read (bad)
+// only the tool is looked for.
+func (in *intake) find(s *subjects.Subject, req *codec.Request, reply string, arrived time.Time, bad *toolmesh.Error) (*inflight, admit.Request) {
+	c := &inflight{run: in.run, tool: in.routes.find(s.Session, s.Tool), Reader: stream.Reader{Request: req, Reply: reply, Identity: in.identity, Start: arrived}}
+	c.readers.Init(&in.streams.Node, c, &c.Reader)
+	if c.tool != nil {
+		c.Identity = c.tool.identity
+	}
+	if bad != nil {
+		return c, admit.Request{}
+	}
+	epoch, sure := in.sessions.Known(req.Session, req.Delivery != codec.DeliverNone || req.IdempotencyKey != "" || c.tool.keepsBySession() || in.run.bound(c.tool, req))
+	if c.tool != nil && c.tool.tenure.Ended(epoch) {
+		sure = false // the tool is about to be withdrawn, or the view is behind
+	}
+	c.epoch = epoch
+	c.unsettled.Store(!sure)
+	r := admit.Request{Tool: s.Tool, Epoch: epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth, Account: subjects.Account(s.Session, epoch)}
+	if req.IsAgain {
+		r.First = c.Start.Add(-req.Again)
+	}
+	if req.RPCID == "" && r.Stream {
+		req.RPCID = newRPCID(req.Delivery) // its caller learns it, and may cancel by it
+	}
+	if req.RPCID != "" {
+		r.Key = admit.Key{Session: s.Session, RPC: subjects.WireName(req.RPCID)}
+		r.Digest = admit.DigestOf(req.Body())
+	} else {
+		req.RPCID = newRPCID(req.Delivery)
+	}
+	return c, r
+}
+
+// instead answers a request that is not to be started. If it repeats a call that
+// this node has, that call's answer is what it gets: "not started" would be
+// wrong, and would have the caller start it elsewhere.
+func (in *intake) instead(c *inflight, r admit.Request, answer admit.Record) {
+	verdict, call, record, err, ok := in.calls.Repeated(r, func(rec admit.Record) { c.readers.Settle(rec) })
+	if !ok {
+		in.run.spendFor(c.Request, answer.Err)
+		in.replies.Answer(&c.Reader, answer)
+		return
+	}
+	in.follow(c, verdict, call, record, err)
+}
+
+// check says why a request must not be started here and now; nil for most.
+func (in *intake) check(c *inflight, mine, directed bool) *toolmesh.Error {
+	t, req := c.tool, c.Request
+	refuse := func(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
+		return admit.Refusal(toolmesh.Errorf(code, format, args...))
+	}
+	if bad := in.foreign(req, mine); bad != nil {
+		return bad
+	}
+	if t == nil && directed {
+		return refuse(toolmesh.CodeToolNotFound, "node %s does not serve tool %q", in.node, req.Tool)
+	}
+	if bad := in.late(req); bad != nil {
+		return bad
+	}
+	switch {
+	case t == nil || t.withdrawn.Load() && directed:
+		return admit.Refusal(in.takenOff(req.Tool))
+	case in.draining.Load() && directed:
+		return refuse(toolmesh.CodeUnavailable, "node %s is draining: send to another", in.node)
+	case req.Delivery != codec.DeliverNone && !in.presence.Joined():
+		return refuse(toolmesh.CodeUnavailable, "node %s has not found the chunk store: without JetStream there are no streams", in.node)
+	case req.Revision != "" && req.Revision != t.identity.Revision:
+		return refuse(toolmesh.CodeUnavailable, "revision %q of tool %q is asked for, node %s serves %q", req.Revision, req.Tool, in.node, t.identity.Revision).
+			WithDetail("revision", t.identity.Revision)
+	}
+	if req.IdempotencyKey != "" {
+		switch {
+		case req.Delivery != codec.DeliverNone:
+			return refuse(toolmesh.CodeInvalidRequest, "header %s: a stream cannot have an idempotency key, only a call with one result", codec.HeaderIdempotencyKey)
+		case !in.presence.Joined():
+			return refuse(toolmesh.CodeUnavailable, "node %s has not found the store of idempotency keys: without JetStream there are none", in.node)
 		}
-		if in.idle.Add(1) > in.most.Load() {
-			if in.idle.Add(-1) > 0 {
-				in.mu.Lock()
-				in.alive--
-				in.mu.Unlock()
-				return
-			}
-			in.idle.Add(1)
+	}
+	if req.Delivery != codec.DeliverNone {
+		if used, most, short := in.room.Short(); short {
+			return refuse(toolmesh.CodeUnavailable, "the chunk store holds %d of %d bytes, and the rest is for the streams that run: wait until older streams expire, or give it more room", used, most).
+				WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "chunks_max").WithDetail("stored", used).WithDetail("max", most)
 		}
 	}
+	return nil
 }
 
-func (in *intake) take(m *nats.Msg) {
-	idle := in.idle.Add(-1)
-	if idle == 0 {
-		in.listen()
+// foreign says why a request, mine or not, is not for this start of the node.
+func (in *intake) foreign(req *codec.Request, mine bool) *toolmesh.Error {
+	switch {
+	case !mine:
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "another process has become node %s: send again", in.node))
+	case req.Boot != "" && req.Boot != in.boot:
+		// The request was sent before, to another start of this node, which may
+		// have run it.
+		return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s was started anew: whether the tool ran is not known", in.node).
+			WithOrigin(toolmesh.OriginAgent).WithDetail("node", string(in.node))
 	}
-	if idle < in.least.Load() {
-		in.least.Store(idle) // two at once may leave the larger: adapt only estimates
-	}
-	in.handle(m)
+	return nil
 }
 
-// adapt lets go of goroutines that were not needed since it was last called.
-// The host calls it each second.
-func (in *intake) adapt() {
-	in.mu.Lock()
-	needed := in.alive - in.least.Load()
-	in.mu.Unlock()
-	in.most.Store(min(max(needed, minListeners), maxListeners))
-	in.least.Store(in.idle.Load())
+// late says why a request comes too late, or from too deep, to be run anywhere.
+func (in *intake) late(req *codec.Request) *toolmesh.Error {
+	switch {
+	case req.Depth > in.opts.MaxDepth:
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the call is nested %d calls deep, at most %d are allowed: do tools call each other in a circle?",
+			req.Depth, in.opts.MaxDepth).WithDetail("limit", "depth").WithDetail("max", in.opts.MaxDepth))
+	case req.HasTimeout && req.Timeout <= 0:
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived"))
+	case req.Deadline.IsZero():
+		return nil
+	}
+	if now := in.bus.Time(); req.Deadline.Before(now.Now.Add(-now.Bound)) {
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's deadline passed %v before it arrived", now.Now.Sub(req.Deadline).Round(time.Millisecond)))
+	}
+	return nil
 }
 
-// close ends the goroutines once what has arrived is handled.
-func (in *intake) close() {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if !in.closed {
-		in.closed = true
-		close(in.quit)
+// admit gives the call its slot, and returns it; nil if it is not to be run here:
+// then it has its answer, or gets that of the call that it repeats. bad is why it must
+// not be started.
+func (in *intake) admit(c *inflight, r admit.Request, bad *toolmesh.Error) *admit.Running[*inflight] {
+	if bad != nil {
+		in.instead(c, r, admit.Record{Err: bad})
+		return nil
 	}
+	if c.tool.cached != nil && in.fromCache(c, r) {
+		return nil
+	}
+	if budget := in.run.budget(c.tool, c.Request); budget > 0 {
+		c.deadline = c.Start.Add(budget)
+	}
+	c.begin()
+	verdict, call, record, bad := in.calls.Begin(r, c, func(rec admit.Record) { c.readers.Settle(rec) })
+	if verdict == admit.Run {
+		return call
+	}
+	c.finish()
+	in.follow(c, verdict, call, record, bad)
+	return nil
+}
+
+// takenOff refuses a call of a tool that is not served any more.
+func (k *core) takenOff(id subjects.ToolID) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q has just been taken off node %s", id, k.node)
+}
+
+// follow answers a request that is not run: now, or when the call that it
+// repeats has its answer.
+func (in *intake) follow(c *inflight, verdict admit.Verdict, call *admit.Running[*inflight], record admit.Record, bad *toolmesh.Error) {
+	c.Request.Drop() // it waits at most
+	switch verdict {
+	case admit.Refuse:
+		in.run.spendFor(c.Request, bad)
+		in.replies.AnswerNow(&c.Reader, admit.Record{Err: in.run.withoutSlot(c, bad)})
+	case admit.Repeat:
+		in.run.spend(c.Request)
+		c.readers.Repeat(record)
+	case admit.Join:
+		if of := call.Value.Request.Ref; of != nil && c.Request.Ref != nil && of.Name != c.Request.Ref.Name {
+			in.run.spend(c.Request) // what runs has its own
+		}
+		call.Value.readers.Join(&c.readers)
+	}
+}
+
+func newRPCID(d codec.Delivery) subjects.RPCID {
+	if d != codec.DeliverNone {
+		return subjects.NewRPCID("rpc_stream_")
+	}
+	return subjects.NewRPCID("rpc_")
 }

@@ -16,10 +16,7 @@ import (
 func TestAStreamBehindItsSessionsCreation(t *testing.T) {
 	t.Parallel()
 	brokers := meshtest.Cluster(t, 3)
-	rounds := 100
-	if testing.Short() {
-		rounds = 10
-	}
+	const rounds = 25 // of each server: with the fault all 75 go well once in 900 times
 	for i, broker := range brokers {
 		d := newDesk()
 		h := d.serve(t, broker.Connect(t), &host.Options{Index: "desk", Service: "-"})

@@ -8,13 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/presence"
 	"github.com/toolmesh/toolmesh/internal/bus"
-	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // Times of a drain.
@@ -48,92 +44,28 @@ func (h *Host) tick() {
 			if now.Sub(swept) >= sweepEvery-tickEvery/2 {
 				swept = now
 				h.calls.Sweep()
-				if batches := h.batches.Load(); batches != nil {
+				if batches := h.intake.batches.Load(); batches != nil {
 					batches.Sweep()
 				}
-				h.intake.adapt()
-				h.streams.Quota.Sweep()
+				h.listeners.adapt()
+				h.intake.streams.Quota.Sweep()
 				h.cache.Sweep(h.sessions.Seen)
-				h.sweepRoutes(now)
+				h.publisher.sweepRoutes(now)
 				h.payloads.Sweep(now)
-				h.deleteSpent()
-				h.dropChunks()
-				h.keys.Tick()
+				h.runner.deleteSpent()
+				h.intake.streams.dropChunks()
+				h.runner.keys.Tick()
 			}
 			for _, call := range h.calls.Running() {
-				h.tend(call.Value, now)
+				h.runner.tend(call.Value, now)
 			}
-			if batches := h.batches.Load(); batches != nil {
+			if batches := h.intake.batches.Load(); batches != nil {
 				batches.Tick(now)
 			}
 			h.lanes.Tick(now)
 			h.replies.Tick(now)
 		}
 	}
-}
-
-// tend looks after one call in flight.
-func (h *Host) tend(c *inflight, now time.Time) {
-	h.followSession(c, now)
-	s := c.readers.Stream()
-	if s != nil {
-		s.Tick(now)
-	}
-	overdue := !c.deadline.IsZero() && now.Sub(c.deadline) > overdueGrace
-	if at := c.ending.Load(); at != 0 && bus.Mono(now)-at > int64(overdueGrace) {
-		overdue = true
-	}
-	if overdue {
-		// The handler does not return; it keeps its slot until it does, but its
-		// callers need not wait for that.
-		record := admit.Record{Err: c.why().WithOrigin(toolmesh.OriginAgent)}
-		first := false
-		if s != nil {
-			first = s.Leave(record.Err)
-			if final := s.Final(); final != nil {
-				c.readers.End(*final)
-			}
-		} else {
-			if c.Claim() {
-				first = true
-				h.replies.AnswerNow(&c.Reader, record)
-			}
-			c.readers.End(record)
-		}
-		if first {
-			h.log.Warn("handler does not return", slog.String("rpc_id", string(c.Request.RPCID)), slog.String("tool", string(c.Request.Tool)))
-		}
-		return
-	}
-	c.readers.KeepAlive(now)
-}
-
-// followSession ends a call whose session has ended: that is promised of what the
-// session runs. A call that came before the news of its session's creation belongs to the
-// session that is seen while it runs. The ticker calls it.
-func (h *Host) followSession(c *inflight, now time.Time) {
-	session := c.Request.Session
-	if c.unsettled.Load() {
-		return
-	}
-	if c.follows == "" {
-		if c.follows = c.epoch; c.follows == "" && session != subjects.DefaultSession {
-			c.follows, _ = h.sessions.Admit(session)
-		}
-	}
-	if c.follows == "" || c.ending.Load() != 0 || now.Sub(c.looked) < sessionEvery || now.Sub(c.Start) < sessionEvery {
-		return
-	}
-	c.looked = now
-	if h.sessions.Seen(session, c.follows) {
-		return
-	}
-	epoch := c.follows
-	h.running.run(func() {
-		if h.sessions.Over(session, epoch) {
-			c.End(errSessionOver)
-		}
-	})
 }
 
 // Drain takes the node out of service without losing a call: it says so in
@@ -151,14 +83,14 @@ func (h *Host) Drain(ctx context.Context) error {
 }
 
 func (h *Host) drain(ctx context.Context) error {
-	h.mu.Lock()
-	serving := h.state != stateNew
-	subs := slices.Collect(maps.Keys(h.subs))
-	if batches := h.batches.Load(); batches != nil {
+	h.publisher.mu.Lock()
+	serving := h.publisher.state != stateNew
+	subs := slices.Collect(maps.Keys(h.publisher.subs))
+	if batches := h.intake.batches.Load(); batches != nil {
 		batches.Drain()
 		subs = append(subs, h.batchSub)
 	}
-	h.mu.Unlock()
+	h.publisher.mu.Unlock()
 	if !serving {
 		return nil
 	}
@@ -166,16 +98,16 @@ func (h *Host) drain(ctx context.Context) error {
 		return h.bus.Drain(ctx, subs...) // nobody is to hear of a drain of the process that is the node now
 	}
 	began := time.Now()
-	h.lastDirected.Store(bus.Mono(began))
+	h.intake.lastDirected.Store(bus.Mono(began))
 	h.presence.State(ctx, h.nodeState())
-	h.leaveHomes(ctx, serviceKey{})
+	h.publisher.leaveHomes(ctx, serviceKey{})
 	h.log.Info("draining", slog.Int("in_flight", h.calls.InFlight()))
 	err := h.bus.Drain(ctx, subs...)
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
 	for {
 		now := time.Now()
-		quiet := now.Sub(bus.MonoTime(h.lastDirected.Load()))
+		quiet := now.Sub(bus.MonoTime(h.intake.lastDirected.Load()))
 		if now.Sub(began) >= drainMost || now.Sub(began) >= drainBeats && quiet >= drainQuiet {
 			return err
 		}
@@ -196,12 +128,12 @@ func (h *Host) Stop(ctx context.Context) error {
 }
 
 func (h *Host) shut(ctx context.Context) error {
-	h.mu.Lock()
-	serving := h.state == stateServing
-	h.state = stateStopped
-	h.mu.Unlock()
+	h.publisher.mu.Lock()
+	serving := h.publisher.state == stateServing
+	h.publisher.state = stateStopped
+	h.publisher.mu.Unlock()
 	if !serving {
-		h.running.close()
+		h.background.close()
 		h.end(nil)
 		if h.ownBus {
 			h.bus.Close()
@@ -215,11 +147,11 @@ func (h *Host) shut(ctx context.Context) error {
 	if h.batchOwn != nil {
 		err = errors.Join(err, h.bus.Drain(ctx, h.batchOwn))
 	}
-	h.intake.close()
+	h.listeners.close()
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
-		h.intake.wg.Wait()
-		if batches := h.batches.Load(); batches != nil {
+		h.listeners.wg.Wait()
+		if batches := h.intake.batches.Load(); batches != nil {
 			batches.Wait()
 		}
 		close(ended)
@@ -227,7 +159,7 @@ func (h *Host) shut(ctx context.Context) error {
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		h.endCalls(errStopping)
+		h.runner.endCalls(errStopping)
 		timer := time.NewTimer(stopGrace)
 		select {
 		case <-ended:
@@ -246,18 +178,18 @@ func (h *Host) shut(ctx context.Context) error {
 	h.lanes.Leave(leave)
 	cancel()
 	h.payloads.Close()
-	h.deleteSpent()
+	h.runner.deleteSpent()
 	close(h.quit)
 	h.workers.Wait()
-	h.running.close()
+	h.background.close()
 	h.end(nil)
-	h.running.wg.Wait()
+	h.background.wg.Wait()
 	h.unlisten()
 	h.presence.Stop(context.WithoutCancel(ctx))
 	h.sessions.Close()
-	h.mu.Lock()
+	h.publisher.mu.Lock()
 	h.closeSubscriptions()
-	h.mu.Unlock()
+	h.publisher.mu.Unlock()
 	if h.bus.Connected() {
 		within := 2 * time.Second
 		if ctx.Err() != nil { // perhaps because nothing answers
@@ -273,24 +205,20 @@ func (h *Host) shut(ctx context.Context) error {
 	return err
 }
 
-// closeSubscriptions ends what Start and publishing subscribed; h.mu is held.
+// closeSubscriptions ends what Start and publishing subscribed; h.publisher.mu is held.
 func (h *Host) closeSubscriptions() {
 	if h.micro != nil {
 		h.micro.Stop()
 		h.micro = nil
 	}
-	for _, sub := range h.shared {
-		_ = sub.Unsubscribe()
-	}
-	h.shared = nil
-	for _, sub := range []*nats.Subscription{h.directed, h.replaySub, h.payloadSub, h.batchSub, h.batchOwn} {
+	for _, sub := range append(h.shared, h.directed, h.replaySub, h.payloadSub, h.batchSub, h.batchOwn) {
 		if sub != nil {
 			_ = sub.Unsubscribe()
 		}
 	}
-	h.directed, h.replaySub, h.payloadSub, h.batchSub, h.batchOwn = nil, nil, nil, nil, nil
-	for sub := range h.subs {
+	h.shared, h.directed, h.replaySub, h.payloadSub, h.batchSub, h.batchOwn = nil, nil, nil, nil, nil, nil
+	for sub := range h.publisher.subs {
 		_ = sub.Unsubscribe()
 	}
-	clear(h.subs)
+	clear(h.publisher.subs)
 }

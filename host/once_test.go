@@ -19,6 +19,7 @@ const keyHeader = "Mesh-Idempotency-Key"
 // One execution under a key, whoever asks which node, at once and afterwards, over
 // restarts of nodes and broker.
 func TestOneRunUnderAKey(t *testing.T) {
+	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		d := newDesk()
 		var hosts []*host.Host

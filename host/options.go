@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"log/slog"
 	"time"
 
@@ -122,38 +123,12 @@ func (o *Options) withDefaults() Options {
 		c = *o
 	}
 	if c.Node == "" {
-		name := string(c.Index)
-		if name == "" {
-			name = "host"
-		}
-		c.Node = subjects.NodeID(name + "-" + uuid.NewString()[:8])
+		c.Node = subjects.NodeID(cmp.Or(string(c.Index), "host") + "-" + uuid.NewString()[:8])
 	}
-	if c.Slots == 0 {
-		c.Slots = DefaultSlots
-	}
-	if c.MaxTimeout == 0 {
-		c.MaxTimeout = DefaultMaxTimeout
-	}
-	if c.MaxDepth == 0 {
-		c.MaxDepth = DefaultMaxDepth
-	}
-	if c.StreamQuota == 0 {
-		c.StreamQuota = DefaultStreamQuota
-	}
-	if c.CacheBytes == 0 {
-		c.CacheBytes = DefaultCacheBytes
-	}
-	if c.CacheEntries == 0 {
-		c.CacheEntries = DefaultCacheEntries
-	}
-	if c.PayloadMax == 0 {
-		c.PayloadMax = DefaultPayloadMax
-	}
-	if c.Service == "" {
-		if c.Service = string(c.Index); c.Service == "" {
-			c.Service = "mesh-host"
-		}
-	}
+	c.Slots, c.MaxTimeout, c.MaxDepth = cmp.Or(c.Slots, DefaultSlots), cmp.Or(c.MaxTimeout, DefaultMaxTimeout), cmp.Or(c.MaxDepth, DefaultMaxDepth)
+	c.StreamQuota, c.PayloadMax = cmp.Or(c.StreamQuota, DefaultStreamQuota), cmp.Or(c.PayloadMax, DefaultPayloadMax)
+	c.CacheBytes, c.CacheEntries = cmp.Or(c.CacheBytes, DefaultCacheBytes), cmp.Or(c.CacheEntries, DefaultCacheEntries)
+	c.Service = cmp.Or(c.Service, string(c.Index), "mesh-host")
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -181,6 +156,14 @@ func (o *Options) validate() error {
 		return bad("host.Options.CacheBytes is %d: at least 1", o.CacheBytes)
 	case o.CacheEntries < 1:
 		return bad("host.Options.CacheEntries is %d: at least 1", o.CacheEntries)
+	case o.Replicas < 0 || o.Replicas > 5:
+		return bad("host.Options.Replicas is %d: 1 to 5, or 0 for as many as the cluster allows", o.Replicas)
+	case o.ChunksStorage != "" && o.ChunksStorage != "file" && o.ChunksStorage != "memory":
+		return bad("host.Options.ChunksStorage is %q: file or memory", o.ChunksStorage)
+	case o.ChunksMax < 0:
+		return bad("host.Options.ChunksMax is %d: at least 0 bytes", o.ChunksMax)
+	case o.PayloadsMax < 0:
+		return bad("host.Options.PayloadsMax is %d: at least 0 bytes", o.PayloadsMax)
 	}
 	if _, err := subjects.EncodeToken(string(o.Node)); err != nil {
 		return bad("host.Options.Node: %w", err)

@@ -35,9 +35,9 @@ const (
 // changes them in memory; bring has the registry follow, one service without regard
 // to the others.
 type records struct {
-	h *Host
+	*publisher
 
-	mu       sync.Mutex // guards what follows, and what is in the listings
+	mu       sync.Mutex // guards what follows, and what is in the listings; no other lock is taken under it
 	listings map[serviceKey]*listing
 	claimed  map[serviceKey]bool
 }
@@ -156,12 +156,12 @@ func (r *records) again(key serviceKey) {
 		l.rewrite()
 	}
 	r.mu.Unlock()
-	r.h.presence.Wake()
+	r.presence.Wake()
 }
 
 // limit is how large a record may become.
 func (r *records) limit() int {
-	if most := r.h.bus.MaxPayload(); most > 0 {
+	if most := r.bus.MaxPayload(); most > 0 {
 		return int(min(recordBytes, most/2))
 	}
 	return recordBytes
@@ -221,12 +221,12 @@ func (r *records) claim(ctx context.Context, key serviceKey, source, revision st
 	r.mu.Lock()
 	done := source == "" || r.claimed[key]
 	r.mu.Unlock()
-	if done || r.h.presence.Lease() == nil {
+	if done || r.presence.Lease() == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, presence.AttemptWait)
 	defer cancel()
-	err := r.h.store.ClaimIndex(ctx, registry.IndexRecord{
+	err := r.store.ClaimIndex(ctx, registry.IndexRecord{
 		Name: key.index, Session: key.session, Source: source, Revision: revision, State: registry.IndexInstalled,
 	})
 	if err != nil {
@@ -269,7 +269,7 @@ func (r *records) bring(ctx context.Context, keys ...serviceKey) error {
 // bringOne writes the descriptors before the records that name them. Without a lease
 // it does nothing.
 func (r *records) bringOne(ctx context.Context, key serviceKey) error {
-	held := r.h.presence.Lease()
+	held := r.presence.Lease()
 	r.mu.Lock()
 	l := r.listings[key]
 	r.mu.Unlock()
@@ -295,7 +295,7 @@ func (r *records) bringOne(ctx context.Context, key serviceKey) error {
 			r.mu.Unlock()
 			return err
 		default:
-			r.h.log.Error("tools are not in the registry", slog.String("index", string(l.key.index)),
+			r.log.Error("tools are not in the registry", slog.String("index", string(l.key.index)),
 				slog.String("session", string(l.key.session)), slog.Int("tools", len(entries)), slog.String("error", err.Error()))
 		}
 	}
@@ -319,10 +319,10 @@ func (r *records) begin(ctx context.Context, l *listing) error {
 		clear(l.dirty) // nothing of it has been written
 		delete(r.listings, l.key)
 		r.mu.Unlock()
-		r.h.giveUp(l.key, err)
+		r.giveUp(l.key, err)
 		return nil
 	}
-	epoch, err := r.h.sessions.Bind(ctx, l.key.session, tenure)
+	epoch, err := r.sessions.Bind(ctx, l.key.session, tenure)
 	if err != nil {
 		return err
 	}
@@ -385,7 +385,7 @@ func (r *records) describe(ctx context.Context, entries []*entry) error {
 		}
 	}
 	r.mu.Unlock()
-	digests, err := r.h.store.PutDescriptors(ctx, all...)
+	digests, err := r.store.PutDescriptors(ctx, all...)
 	if err != nil {
 		return err
 	}

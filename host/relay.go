@@ -15,52 +15,54 @@ const maxHops = 2
 
 // mayPass reports whether a request that the queue group has brought may be passed on
 // when there is no slot: who chooses a node itself chooses another.
-func (h *Host) mayPass(req *codec.Request) bool { return req.Hops < maxHops && h.relay.Load() != nil }
+func (k *core) mayPass(req *codec.Request) bool { return req.Hops < maxHops && k.relay.Load() != nil }
 
 // passOn has another node run a call, and ends with what that says. The call has all
 // that one has that runs here: its name, so that a repetition joins it, its time, its
 // cancel, which reaches the node that runs it, and keepalives.
-func (h *Host) passOn(call *admit.Call[*inflight], req *codec.Request, args, varArgs json.RawMessage) admit.Record {
+func (r *runner) passOn(call *admit.Running[*inflight], req *codec.Request, args, varArgs json.RawMessage) admit.Record {
 	c, full := call.Value, call.Full
 	if full == nil { // of a session's worker that this node is not to have
-		full = admit.Refusal(h.takenOff(req.Tool))
+		full = admit.Refusal(r.takenOff(req.Tool))
 	}
 	if varArgs != nil { // only the envelope form carries these
-		return admit.Record{Err: h.withoutSlot(c, full)}
+		return admit.Record{Err: r.withoutSlot(c, full)}
 	}
-	record, err := h.relayCall(c, req, args, codec.Where{})
+	record, err := r.relayCall(c, req, args, codec.Where{})
 	if err == nil {
 		return record
 	}
 	e := toolmesh.AsError(err)
 	if e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable) && !codec.StateGone(e) && !codec.NodeBusy(e) {
-		return admit.Record{Err: h.withoutSlot(c, full)}
+		return admit.Record{Err: r.withoutSlot(c, full)}
 	}
-	return h.notPassed(c, e)
+	return r.notPassed(c, e)
 }
 
 // relayCall has another node run a call: to, or any.
 //
 // What the caller of a stream reads, acknowledges and asks for again is this node's stream,
 // whose handler reads another one: a reader that is slow holds that one back.
-func (h *Host) relayCall(c *inflight, req *codec.Request, args json.RawMessage, to codec.Where) (admit.Record, error) {
+func (r *runner) relayCall(c *inflight, req *codec.Request, args json.RawMessage, to codec.Where) (admit.Record, error) {
 	if req.Delivery != codec.DeliverNone {
 		s, err := c.stream()
 		if err != nil {
 			return admit.Record{Err: admit.Refusal(err).WithStarted(toolmesh.StartedNo)}, nil
 		}
 		send := func(item json.RawMessage) error { return s.Send(&c.ctx, item) }
-		if err := h.relay.Load().RelayStream(&c.ctx, req, args, h.node, to, send, c.report); err != nil {
+		if err := r.relay.Load().RelayStream(&c.ctx, req, args, r.node, to, send, c.report); err != nil {
 			return admit.Record{}, err
 		}
-		h.relayed.Add(1)
+		r.counts.relayed.Add(1)
 		return admit.Record{Streamed: true}, nil
 	}
-	result, err := h.relay.Load().Relay(&c.ctx, req, args, h.node, to, c.report)
+	c.readers.Relayed.Store(true) // the node that runs it sees to callers that are gone
+	defer c.readers.Relayed.Store(false)
+	result, err := r.relay.Load().Relay(&c.ctx, req, args, r.node, to, c.report, c.readers.Deserted)
 	if err != nil {
 		return admit.Record{}, err
 	}
-	h.relayed.Add(1)
+	r.counts.relayed.Add(1)
 	record := admit.Record{Result: result.Value, Ref: result.Ref, Cache: codec.CacheUseOf(result.Cache), Warning: result.Warning, By: codec.NewIdentity(result.Node, result.Boot, result.Revision)}
 	if result.LaneWait > 0 {
 		record.Lane = &codec.LaneUse{Wait: result.LaneWait}
@@ -77,11 +79,11 @@ func (c *inflight) stream() (*stream.Stream, error) {
 }
 
 // notPassed is what a call ends with that was passed on and has failed.
-func (h *Host) notPassed(c *inflight, e *toolmesh.Error) admit.Record {
+func (r *runner) notPassed(c *inflight, e *toolmesh.Error) admit.Record {
 	if e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeUnavailable {
 		e = e.WithOrigin(toolmesh.OriginAgent) // that it was not the caller's is known here
 	}
-	h.relayed.Add(1)
+	r.counts.relayed.Add(1)
 	if c.Request.Delivery == codec.DeliverNone {
 		return admit.Record{Err: e}
 	}
@@ -90,40 +92,40 @@ func (h *Host) notPassed(c *inflight, e *toolmesh.Error) admit.Record {
 
 // unlessCrowded is what a call ends with whose handler returned record: one that the handler
 // refused, as it would not have begun in time, is passed on.
-func (h *Host) unlessCrowded(call *admit.Call[*inflight], args json.RawMessage, record admit.Record) admit.Record {
+func (r *runner) unlessCrowded(call *admit.Running[*inflight], args json.RawMessage, record admit.Record) admit.Record {
 	c := call.Value
 	if record.Err == nil || !retry.Full(record.Err) {
 		return record
 	}
 	if c.home != nil {
-		record.Err = h.withoutSlot(c, record.Err).WithDetail("node", string(h.node)) // and no other one has room
+		record.Err = r.withoutSlot(c, record.Err).WithDetail("node", string(r.node)) // and no other one has room
 		return record
 	}
-	if c.call.VarArgs != nil || c.ctx.Err() != nil || !h.calls.Pass(call, record.Err) {
-		record.Err = h.withoutSlot(c, record.Err)
+	if c.call.VarArgs != nil || c.ctx.Err() != nil || !r.calls.Pass(call, record.Err) {
+		record.Err = r.withoutSlot(c, record.Err)
 		return record
 	}
 	if c.Request.Ref != nil {
 		args = nil // who runs it reads them
 	}
-	return h.passOn(call, c.Request, args, nil)
+	return r.passOn(call, c.Request, args, nil)
 }
 
 // withoutSlot is the error of a request that is refused: for want of room it says when to
 // send again, and counts for so long among those that wait.
-func (h *Host) withoutSlot(c *inflight, err *toolmesh.Error) *toolmesh.Error {
+func (r *runner) withoutSlot(c *inflight, err *toolmesh.Error) *toolmesh.Error {
 	if !retry.Full(err) {
 		return err
 	}
 	after := err.RetryAfter()
 	if after == 0 {
-		after = h.retryAfter(c.tool)
+		after = r.retryAfter(c.tool)
 	}
 	if c.Request.Hops == 0 { // else the node that has passed it on answers the caller
-		h.busyFor.Add(int64(after))
-		h.busy.Add(1)
+		r.counts.busyFor.Add(int64(after))
+		r.counts.busy.Add(1)
 	}
-	if !c.directed && h.relay.Load() == nil {
+	if !c.directed && r.relay.Load() == nil {
 		return err // the queue group may bring it to a node that has room at once
 	}
 	return err.WithDetail("retry_after_ms", after.Milliseconds())

@@ -29,7 +29,7 @@ const (
 // and item is held against the output schema.
 type checked struct {
 	Handler
-	h         *Host
+	h         *publisher
 	of        *served
 	index     serviceKey
 	validator func() (*tool.Validator, error)
@@ -39,11 +39,11 @@ type checked struct {
 
 // checkResults puts the check around the handler of a tool that has an output schema. The
 // schema is compiled for the first result.
-func (h *Host) checkResults(index serviceKey, t *served) {
+func (p *publisher) checkResults(index serviceKey, t *served) {
 	d := t.descriptor
 	if len(d.OutputSchema) > 0 && d.Annotations.Results != tool.ResultOff {
 		compile := func() (*tool.Validator, error) { return tool.Compile(d.OutputSchema) }
-		t.handler = &checked{Handler: t.handler, h: h, of: t, index: index, validator: sync.OnceValues(compile)}
+		t.handler = &checked{Handler: t.handler, h: p, of: t, index: index, validator: sync.OnceValues(compile)}
 	}
 }
 
@@ -157,10 +157,10 @@ func failure(kind, text string) error {
 }
 
 // warn has the registry say what people should know of a tool that is offered.
-func (h *Host) warn(index serviceKey, t *served, warning string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	s := h.services[index]
+func (p *publisher) warn(index serviceKey, t *served, warning string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.services[index]
 	if s == nil {
 		return
 	}
@@ -168,7 +168,7 @@ func (h *Host) warn(index serviceKey, t *served, warning string) {
 		route := o.entry.route
 		route.Warning = warning
 		o.entry = newEntry(o.descriptor, route)
-		h.records.put(s, o.entry)
-		h.presence.Wake()
+		p.records.put(s, o.entry)
+		p.presence.Wake()
 	}
 }

@@ -2,9 +2,28 @@ package host
 
 import (
 	"sync"
+	"sync/atomic"
 
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/internal/sessions"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
+
+// served is one tool that the host offers.
+type served struct {
+	descriptor *tool.Descriptor
+	validator  *tool.Validator
+	handler    Handler
+	cached     *cached // the handler of a tool that keeps results; nil for most
+	identity   *codec.Identity
+	session    subjects.SessionID // empty: every session's
+	tenure     *sessions.Tenure   // of session; nil: every session's
+	sessions   string             // see [Tool.Sessions]
+	maxArgs    int64              // see [Tool.MaxArgs]
+	withdrawn  atomic.Bool
+	pace       pace
+}
 
 // routeKey names a tool as it is read off a subject. An empty session stands
 // for every session.

@@ -200,26 +200,29 @@ func TestHandleInTheNextSession(t *testing.T) {
 	nc := broker.Connect(t)
 	newDesk().serve(t, broker.Connect(t), &host.Options{Index: "other"})
 	d := newDesk()
-	for i := range 20 {
+	for i := range 10 {
 		id := fmt.Sprint("s", i)
-		sessionRecord(t, nc, id, `{"id":"`+id+`","epoch":"1"}`)
-		h := d.serve(t, broker.Connect(t), &host.Options{Session: subjects.SessionID(id), Service: "-"})
-		r := &rig{desk: d, t: t, broker: broker, h: h, nc: nc}
-		sessionRecord(t, nc, id, "")
-		sessionRecord(t, nc, id, `{"id":"`+id+`","epoch":"2"}`)
-		if _, err := h.Handle("later", host.HandlerFunc(d.note), host.Schema([]byte(`{"type":"object"}`), nil)); err != nil {
-			t.Fatal(err)
-		}
-		if a := r.ask("tools."+id+".later", `{"key":"3"}`); a.code() != "ok" {
-			t.Errorf("what was registered in the next session: %s", a.Data)
-		}
-		meshtest.Until(t, "the tools of the session before are gone", func() bool {
-			_, err := nc.Request("tools."+id+".session", nil, time.Minute)
-			return errors.Is(err, nats.ErrNoResponders)
+		t.Run(id, func(t *testing.T) {
+			t.Parallel()
+			sessionRecord(t, nc, id, `{"id":"`+id+`","epoch":"1"}`)
+			h := d.serve(t, broker.Connect(t), &host.Options{Session: subjects.SessionID(id), Service: "-"})
+			r := &rig{desk: d, t: t, broker: broker, h: h, nc: nc}
+			sessionRecord(t, nc, id, "")
+			sessionRecord(t, nc, id, `{"id":"`+id+`","epoch":"2"}`)
+			if _, err := h.Handle("later", host.HandlerFunc(d.note), host.Schema([]byte(`{"type":"object"}`), nil)); err != nil {
+				t.Fatal(err)
+			}
+			if a := r.ask("tools."+id+".later", `{"key":"3"}`); a.code() != "ok" {
+				t.Errorf("what was registered in the next session: %s", a.Data)
+			}
+			meshtest.Until(t, "the tools of the session before are gone", func() bool {
+				_, err := nc.Request("tools."+id+".session", nil, time.Minute)
+				return errors.Is(err, nats.ErrNoResponders)
+			})
+			if a := r.ask("tools."+id+".later", `{"key":"4"}`); a.code() != "ok" {
+				t.Errorf("what was registered in the next session, afterwards: %s", a.Data)
+			}
 		})
-		if a := r.ask("tools."+id+".later", `{"key":"4"}`); a.code() != "ok" {
-			t.Errorf("what was registered in the next session, afterwards: %s", a.Data)
-		}
 	}
 }
 

@@ -79,9 +79,9 @@ func TestASlowAnswerAboutASession(t *testing.T) {
 		}
 	})
 	meshtest.Until(t, "the function waits for the answer", func() bool {
-		free := h.changing.TryLock()
+		free := h.publisher.changing.TryLock()
 		if free {
-			h.changing.Unlock()
+			h.publisher.changing.Unlock()
 		}
 		return !free
 	})

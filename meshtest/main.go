@@ -1,7 +1,9 @@
 package meshtest
 
 import (
+	"flag"
 	"os"
+	"strconv"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -16,6 +18,15 @@ func Main(m *testing.M, after ...func()) {
 		}
 		os.Exit(status)
 	}))...)
+}
+
+// Parallel has n tests run at once that call t.Parallel, whatever the number of processors:
+// most of a test is waiting. Call it before [Main].
+func Parallel(n int) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+		panic(err)
+	}
 }
 
 // LeakOptions are the goroutines that end by themselves, or never and rightly.

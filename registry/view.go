@@ -697,7 +697,7 @@ func (n *nodeEntry) candidate(now time.Time) Candidate {
 // Owner returns the node that has something to itself among those that serve and have
 // a feature: see [subjects.Owner]. Those of preferred that have it come first. ok is
 // false where no node has it.
-func (v *View) Owner(feature string, preferred []Candidate, of ...string) (node subjects.NodeID, ok bool) {
+func (v *View) Owner(feature string, preferred []Candidate, of ...string) (owner Candidate, ok bool) {
 	now := time.Now()
 	var able []subjects.NodeID
 	add := func(id subjects.NodeID) {
@@ -714,12 +714,15 @@ func (v *View) Owner(feature string, preferred []Candidate, of ...string) (node 
 			add(id)
 		}
 	}
-	v.mu.RUnlock()
-	node = subjects.Owner(able, of...)
-	if node != "" {
-		v.Alive(node) // if it is not, it will be known
+	id := subjects.Owner(able, of...)
+	if n := v.nodes[id]; n != nil {
+		owner, ok = n.candidate(now), true
 	}
-	return node, node != ""
+	v.mu.RUnlock()
+	if ok {
+		v.Alive(id) // if it is not, it will be known
+	}
+	return owner, ok
 }
 
 // Alive reports whether a node is heard. A view that does not hear all of them hears this

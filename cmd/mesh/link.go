@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"maps"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
-	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/connect"
@@ -147,93 +145,19 @@ func (l *link) noMesh(ctx context.Context) error {
 		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }
 
-// adminSilence is how long an agent may say nothing about a request before it is
-// asked for.
-const adminSilence = 5 * time.Second
-
-// lines sends an administrative request, to any agent or to a node, and hands on each line of the answer
-// until the empty message behind the last one, which it returns. A line with an
-// error is the error; node_lost says that the node which worked on it is gone. If
-// line returns false the rest of the answer is left alone.
-func (l *link) lines(ctx context.Context, node subjects.NodeID, verb string, body any, owner nkeys.KeyPair, line func(json.RawMessage) bool) (json.RawMessage, error) {
-	subject, err := subjects.Admin(verb)
-	if node != "" {
-		subject, err = subjects.NodeAdmin(node, verb)
-	}
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "%w", err)
-	}
-	data, err := json.Marshal(body)
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "write the request: %w", err)
-	}
-	type arrival struct {
-		msg *nats.Msg
-		err error // of the connection
-	}
-	arrivals := make(chan arrival, 1<<14) // far more than an answer has
-	inbox, err := l.bus.Open(func(m *nats.Msg, err error) {
-		select {
-		case arrivals <- arrival{m, err}:
-		default:
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	defer inbox.Close()
-	// Asked for a sign of life, the node says at once which one it is.
-	ask := &nats.Msg{Subject: subject, Data: data, Header: nats.Header{codec.HeaderKeepalive: {"1"}}}
-	if owner != nil {
-		signed, err := deploy.Sign(owner, data)
+// lines is [deploy.Ask] with a function that takes each line, until it returns false. It
+// returns the last line.
+func (l *link) lines(ctx context.Context, node subjects.NodeID, verb string, body any, owner nkeys.KeyPair, take func(json.RawMessage) bool) (json.RawMessage, error) {
+	var last json.RawMessage
+	for line, err := range deploy.Ask(ctx, l.bus, node, verb, body, owner) {
 		if err != nil {
 			return nil, err
 		}
-		maps.Copy(ask.Header, signed)
-	}
-	if err := inbox.Send(ask); err != nil {
-		return nil, err
-	}
-	peer := peer{l: l}
-	defer peer.close()
-	var last json.RawMessage
-	for {
-		var m *nats.Msg
-		select {
-		case next := <-arrivals:
-			if next.err != nil {
-				return nil, next.err
-			}
-			m = next.msg
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case <-time.After(peer.silence()):
-			if err := peer.gone(ctx); err != nil && ctx.Err() == nil && len(arrivals) == 0 {
-				return nil, err
-			}
-			continue
-		}
-		peer.met(m.Header)
-		switch {
-		case m.Header.Get(codec.HeaderKeepalive) != "":
-			continue
-		case bus.NoResponders(m):
-			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no agent of the mesh at %s takes this request", l.url).
-				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-		case len(m.Data) == 0:
-			if last == nil {
-				return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent answered nothing")
-			}
-			return last, nil
-		}
-		last = json.RawMessage(m.Data)
-		if err := answerOf(last, nil); err != nil {
-			return nil, err
-		}
-		if line != nil && !line(last) {
-			return last, nil
+		if last = line; take != nil && !take(line) {
+			break
 		}
 	}
+	return last, nil
 }
 
 func (l *link) ask(ctx context.Context, subject string, body, answer any) error {

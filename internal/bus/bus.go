@@ -38,6 +38,7 @@ type Bus struct {
 
 	inbox inboxes
 	clock clock
+	peers peers
 
 	mu        sync.Mutex // guards what follows; no callback runs under it
 	state     State
@@ -114,6 +115,7 @@ func New(nc *nats.Conn, options *Options) (*Bus, error) {
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.inbox.init(nc)
 	b.clock.init()
+	b.peers.init(nc)
 	listenToErrors(b)
 	if nc.IsConnected() {
 		b.state = State{Connected: true, Generation: 1, Since: time.Now()}
@@ -131,6 +133,7 @@ func (b *Bus) Close() {
 	b.cancel()
 	ignoreErrors(b)
 	b.nc.RemoveStatusListener(b.status)
+	b.peers.close()
 	b.inbox.shut(errClosed())
 	b.wg.Wait()
 	b.inbox.pump.Wait()

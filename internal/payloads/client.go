@@ -21,14 +21,14 @@ import (
 const (
 	// tries is how often a transfer is begun, or a page of one, before it counts as lost.
 	tries = 4
-	// quiet is how long the node that serves it may say nothing.
-	quiet = 5 * time.Second
+	// patience is how long the node that serves it may be silent.
+	patience = 5 * time.Second
 	// pageBytes is what one get asks for.
 	pageBytes = 4 << 20
 )
 
-// errSilent is what a node that says nothing any more is taken for.
-var errSilent = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node that moves the large value says nothing any more").WithOrigin(toolmesh.OriginMesh)
+// errSilent is the error of a transfer whose node is silent. Another node may serve it.
+var errSilent = toolmesh.Errorf(toolmesh.CodeUnavailable, "move a large value: the node that moves it has been silent for %v", patience).WithOrigin(toolmesh.OriginMesh)
 
 // Put has a node store what r reads, size bytes, for a session, and returns its reference.
 // When that node or the connection is lost it begins anew. The errors are
@@ -84,61 +84,32 @@ func await(ctx context.Context, n int) error {
 	}
 }
 
-// reply is what came to a request about a value: a message, or why none comes.
-type reply struct {
-	msg *nats.Msg
-	err error
-}
-
-// conversation is an inbox with what arrived in it.
-type conversation struct {
-	*bus.Inbox
-	got   chan reply
-	timer *time.Timer
-}
-
-// converse opens one, for so many replies that are not yet read.
-func converse(b *bus.Bus, most int) (*conversation, error) {
-	c := &conversation{got: make(chan reply, most), timer: time.NewTimer(quiet)}
-	var err error
-	c.Inbox, err = b.Open(func(m *nats.Msg, err error) {
-		select {
-		case c.got <- reply{m, err}:
-		default: // more than was asked for
-		}
-	})
-	if err != nil {
-		c.timer.Stop()
+// exchange opens an exchange for so many replies that wait to be read. Close it.
+func exchange(b *bus.Bus, unread int) (*bus.Exchange, error) {
+	x := &bus.Exchange{What: "the value was moved", Patience: patience}
+	if err := x.Open(b, unread); err != nil {
 		return nil, err
 	}
-	return c, nil
-}
-
-func (c *conversation) close() {
-	c.timer.Stop()
-	c.Close()
+	return x, nil
 }
 
 // next returns the next reply that is no error.
-func (c *conversation) next(ctx context.Context) (*nats.Msg, error) {
-	c.timer.Reset(quiet)
-	select {
-	case r := <-c.got:
-		if r.err != nil {
-			return nil, r.err
-		}
-		if bus.NoResponders(r.msg) {
-			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody moves large values on %s: %w", r.msg.Subject, nats.ErrNoResponders).WithOrigin(toolmesh.OriginMesh)
-		}
-		if h := codec.Header(r.msg.Header); len(h[codec.HeaderErrorCode]) > 0 {
-			return nil, codec.ParseReply(h, r.msg.Data).Err
-		}
-		return r.msg, nil
-	case <-c.timer.C:
-		return nil, errSilent
-	case <-ctx.Done():
+func next(ctx context.Context, x *bus.Exchange) (*nats.Msg, error) {
+	m, err := x.Next(ctx)
+	switch {
+	case err != nil && ctx.Err() != nil:
 		return nil, fmt.Errorf("move a large value: %w", context.Cause(ctx))
+	case toolmesh.CodeOf(err) == toolmesh.CodeNodeLost:
+		return nil, errSilent
+	case err != nil:
+		return nil, err
+	case bus.NoResponders(m):
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no node moves large values on %s: %w", m.Subject, nats.ErrNoResponders).WithOrigin(toolmesh.OriginMesh)
 	}
+	if h := codec.Header(m.Header); len(h[codec.HeaderErrorCode]) > 0 {
+		return nil, codec.ParseReply(h, m.Data).Err
+	}
+	return m, nil
 }
 
 // where a value is asked about: at a node, or at any one.
@@ -168,15 +139,15 @@ func put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 	if err != nil {
 		return nil, err
 	}
-	c, err := converse(b, window+8)
+	x, err := exchange(b, window+8)
 	if err != nil {
 		return nil, err
 	}
-	defer c.close()
-	if err := c.Send(&nats.Msg{Subject: subject, Header: ask(codec.PayloadPut), Data: codec.PayloadPutRequest{Size: size}.Encode()}); err != nil {
+	defer x.Close()
+	if err := x.Send(&nats.Msg{Subject: subject, Header: ask(codec.PayloadPut), Data: codec.PayloadPutRequest{Size: size}.Encode()}, nil); err != nil {
 		return nil, err
 	}
-	m, err := c.next(ctx)
+	m, err := next(ctx, x)
 	if errors.Is(err, nats.ErrNoResponders) && at == "" {
 		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the value has %d bytes, the broker takes %d in a message, and there is no node that takes larger ones: send less", size, b.MaxPayload()).
 			WithOrigin(toolmesh.OriginCaller).WithDetail("limit", b.MaxPayload()).WithDetail("size", size)
@@ -201,7 +172,7 @@ func put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 	sent, stored := 0, 0
 	err = pieces(r, b.PieceBytes(), func(piece []byte) error {
 		for ; sent-stored >= window; stored++ {
-			if _, err := c.next(ctx); err != nil {
+			if _, err := next(ctx, x); err != nil {
 				return err
 			}
 		}
@@ -209,7 +180,7 @@ func put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 		sum.Write(piece)
 		h := ask(codec.PayloadPiece)
 		h[codec.HeaderSeq] = []string{strconv.Itoa(sent)}
-		return c.Send(&nats.Msg{Subject: subject, Header: h, Data: piece})
+		return x.Send(&nats.Msg{Subject: subject, Header: h, Data: piece}, nil)
 	})
 	if err != nil {
 		return nil, err
@@ -217,11 +188,11 @@ func put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 	digest := codec.DigestText(sum.Sum(nil))
 	h := ask(codec.PayloadEnd)
 	h[codec.HeaderDigest] = []string{digest}
-	if err := c.Send(&nats.Msg{Subject: subject, Header: h}); err != nil {
+	if err := x.Send(&nats.Msg{Subject: subject, Header: h}, nil); err != nil {
 		return nil, err
 	}
 	for {
-		m, err := c.next(ctx)
+		m, err := next(ctx, x)
 		if err != nil {
 			return nil, err
 		}
@@ -284,12 +255,12 @@ type getting struct {
 	count   int        // pieces that have come
 	size    int64      // of the value, as the node says
 
-	next *conversation // in which the next page is on its way; nil: it is to be asked for
+	next *bus.Exchange // in which the next page is on its way; nil: it is to be asked for
 }
 
 func (g *getting) close() {
 	if g.next != nil {
-		g.next.close()
+		g.next.Close()
 		g.next = nil
 	}
 }
@@ -325,24 +296,24 @@ func (g *getting) ask() error {
 	if g.next != nil {
 		return nil
 	}
-	c, err := converse(g.b, maxParts+8)
+	x, err := exchange(g.b, maxParts+8)
 	if err != nil {
 		return err
 	}
 	h := ask(codec.PayloadGet)
 	h[codec.HeaderCount] = []string{strconv.Itoa(g.count)}
-	if err := c.Send(&nats.Msg{Subject: g.subject, Header: h, Data: codec.ReplayRequest{FromSeq: g.high.Seq + 1, MaxBytes: pageBytes}.Encode()}); err != nil {
-		c.close()
+	if err := x.Send(&nats.Msg{Subject: g.subject, Header: h, Data: codec.ReplayRequest{FromSeq: g.high.Seq + 1, MaxBytes: pageBytes}.Encode()}, nil); err != nil {
+		x.Close()
 		return err
 	}
-	g.next = c
+	g.next = x
 	return nil
 }
 
 func (g *getting) read(ctx context.Context) ([][]byte, error) {
 	var page [][]byte
 	for {
-		m, err := g.next.next(ctx)
+		m, err := next(ctx, g.next)
 		if err != nil {
 			return nil, err
 		}

@@ -224,7 +224,7 @@ func (c *call) look() (node subjects.NodeID, boot subjects.BootID, refused *tool
 	if c.batch != nil {
 		route, _ := v.Route(session, c.tools[0])
 		owner, _ := v.Owner(codec.FeatureBatch, route.Nodes, string(session), string(c.req.RPCID))
-		return owner, "", nil // the node itself sees to repetitions
+		return owner.Node, "", nil // the node itself sees to repetitions
 	}
 	route, known := v.Route(session, c.subject.Tool)
 	if len(route.Nodes) > 0 {

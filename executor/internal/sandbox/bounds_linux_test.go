@@ -35,14 +35,14 @@ def processes():
             time.sleep(0.01)
     time.sleep(60)
 
-def memory():
-    held = [b"x" * (1 << 20) for _ in range(200)]
+def memory(mb=100):
+    held = [b"x" * (1 << 20) for _ in range(mb)]
     time.sleep(60)
 
 def children():
-    for _ in range(10):
+    for _ in range(8):
         if os.fork() == 0:
-            memory()
+            memory(30)
     time.sleep(60)
 
 def waits():
@@ -102,7 +102,7 @@ func TestRunKeepsBounds(t *testing.T) {
 	}{
 		{"processes", sandbox.Bounds{Tasks: 50}, "more than the 50 processes and threads"},
 		{"memory", sandbox.Bounds{Memory: 64 << 20}, "more than the 67108864 bytes of memory"},
-		{"children", sandbox.Bounds{Memory: 500 << 20}, "more than the 524288000 bytes of memory"},
+		{"children", sandbox.Bounds{Memory: 128 << 20}, "more than the 134217728 bytes of memory"},
 		{"waits", sandbox.Bounds{Time: 300 * time.Millisecond}, "did not end within 300ms"},
 		{"prints", sandbox.Bounds{Time: time.Minute}, "wrote more than 67108864 bytes"},
 		{"complains", sandbox.Bounds{}, ""},
@@ -110,8 +110,8 @@ func TestRunKeepsBounds(t *testing.T) {
 		{"fine", sandbox.Bounds{Time: time.Minute, Memory: 64 << 20, Tasks: 50}, ""},
 	} {
 		for _, groups := range []*cgroup.Tree{nil, tree} {
-			if groups != nil && groups.Kind() == "" {
-				continue // the log of other tests says why
+			if groups != nil && (groups.Kind() == "" || row.bounds.Memory == 0 && row.bounds.Tasks == 0) {
+				continue
 			}
 			row.bounds.Groups = groups
 			argv := []string{interpreter, "-c", greedy, row.name, filepath.Join(dir, "file")}

@@ -112,7 +112,7 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	return stdout, stderr, nil
 }
 
-// Ending is what became of a program, as starting/command.py reports it.
+// Ending is what became of a program, as startup/command.py reports it.
 type Ending struct {
 	Lost    bool          // nothing was reported: the process above it was killed
 	Refused string        // why its sandbox level cannot be had; empty: it can

@@ -227,7 +227,7 @@ func (s *Store) build(ctx context.Context, sourceDir string, lock Lock, making M
 		progress.report("packages", "done", 95)
 		if m.Compiled {
 			if err := s.compileTo(ctx, m.Interpreter, beside, at.env(), "0"); err != nil { // one without bytecode is as good, and slower
-				s.log.Warn("the packages of an environment are not compiled", slog.String("digest", at.digest), slog.Any("error", err))
+				s.log.Warn("the packages of an environment are not compiled", slog.String("digest", at.digest), slog.String("error", err.Error()))
 			}
 		}
 	}
@@ -357,7 +357,7 @@ func (s *Store) Prepare(ctx context.Context) (pythons []string) {
 		err = s.warmUp(ctx, i)
 	}
 	if err != nil && ctx.Err() == nil {
-		s.log.Debug("nothing is prepared for indexes", slog.Any("error", err))
+		s.log.Debug("nothing is prepared for indexes", slog.String("error", err.Error()))
 	}
 	return nil
 }
@@ -396,11 +396,16 @@ for file in glob.glob(os.path.join(sys.argv[1], "**", "*.py"), recursive=True):
 	return nil
 }
 
-// compiledBy lists the bytecode of an interpreter below a folder.
+// compiledBy lists the bytecode of an interpreter below a folder, by its content.
 func compiledBy(folder string, i Interpreter) listing {
 	all, _ := list(folder, nil, true)
-	maps.DeleteFunc(all, func(name string, _ noted) bool { return !strings.HasSuffix(name, "."+i.CacheTag+".pyc") })
-	return all
+	compiled := listing{}
+	for name, file := range all {
+		if strings.HasSuffix(name, "."+i.CacheTag+".pyc") {
+			compiled[name] = noted{Sum: file.Sum}
+		}
+	}
+	return compiled
 }
 
 func lastLine(text string) string {

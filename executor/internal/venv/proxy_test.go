@@ -1,8 +1,6 @@
 package venv
 
 import (
-	"archive/zip"
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -17,30 +15,10 @@ import (
 	"time"
 )
 
-// wheelOf is a wheel of one module that holds its own name.
-func wheelOf(t *testing.T, name string) []byte {
+// moduleWheel is a wheel of one module that holds its own name.
+func moduleWheel(t *testing.T, name string) string {
 	t.Helper()
-	var buf bytes.Buffer
-	z := zip.NewWriter(&buf)
-	info := name + "-1.0.dist-info/"
-	for _, file := range [][2]string{
-		{name + ".py", "NAME = " + fmt.Sprintf("%q", name)},
-		{info + "METADATA", "Metadata-Version: 2.1\nName: " + name + "\nVersion: 1.0\n"},
-		{info + "WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"},
-		{info + "RECORD", name + ".py,,\n" + info + "METADATA,,\n" + info + "WHEEL,,\n" + info + "RECORD,,\n"},
-	} {
-		w, err := z.Create(file[0])
-		if err == nil {
-			_, err = io.WriteString(w, file[1])
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return buf.Bytes()
+	return wheelNamed(t, name, "1.0", map[string]string{name + ".py": "NAME = \"" + name + "\""})
 }
 
 // privateIndex is a package index that asks for credentials, and has a file of one package
@@ -51,7 +29,7 @@ func privateIndex(t *testing.T) (index *httptest.Server, elsewhere *httptest.Ser
 		if r.Header.Get("Authorization") != "" {
 			t.Errorf("%s of another host got credentials", r.URL)
 		}
-		_, _ = w.Write(wheelOf(t, "away"))
+		_, _ = w.Write([]byte(moduleWheel(t, "away")))
 	}))
 	t.Cleanup(elsewhere.Close)
 	index = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -84,7 +62,7 @@ func privateIndex(t *testing.T) (index *httptest.Server, elsewhere *httptest.Ser
 			html("<a href=x>" + strings.Repeat(" ", maxPage))
 		case strings.HasPrefix(path, "/team/files/"):
 			name, _, _ := strings.Cut(strings.TrimPrefix(path, "/team/files/"), "-")
-			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(wheelOf(t, name)))
+			http.ServeContent(w, r, "", time.Time{}, strings.NewReader(moduleWheel(t, name)))
 		case path == "/team/secret":
 			t.Errorf("%s was asked for, which no page links to", path)
 		default:

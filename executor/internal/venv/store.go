@@ -140,8 +140,7 @@ func among(environ, names, families []string) []string {
 // sweep removes what a process that was killed was in the middle of making: it
 // is made beside its place, under a name that begins so.
 func (s *Store) sweep() {
-	// Earlier versions noted what an environment is within it, and had a cache that builds shared.
-	for _, pattern := range []string{s.path("new-*"), s.path("envs", "new-*"), s.path("records", ".new-*"), s.path("uv-cache")} {
+	for _, pattern := range []string{s.path("new-*"), s.path("envs", "new-*"), s.path("records", ".new-*")} {
 		unfinished, _ := filepath.Glob(pattern)
 		for _, folder := range unfinished {
 			if err := deep.RemoveAll(folder); err != nil {

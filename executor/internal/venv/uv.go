@@ -43,7 +43,6 @@ func (s *Store) findUV(ctx context.Context, progress Progress) (string, error) {
 		return s.foundUV, nil
 	}
 	folder := s.path("uv-" + uvVersion)
-	_ = os.Chmod(folder, 0o755) //nolint:gosec // an earlier version let nobody else run it
 	for _, bin := range append(filepath.SplitList(lookup(s.environ, "PATH")), filepath.Join(folder, "bin")) {
 		file := filepath.Join(bin, "uv")
 		if !filepath.IsAbs(file) || !isExecutable(file) {
@@ -75,7 +74,7 @@ func (s *Store) findUV(ctx context.Context, progress Progress) (string, error) {
 		if err := stopped(ctx, s); err != nil {
 			return "", err
 		}
-		s.log.Warn("uv cannot be installed with this interpreter", slog.String("python", i.Path), slog.Any("error", last))
+		s.log.Warn("uv cannot be installed with this interpreter", slog.String("python", i.Path), slog.String("error", last.Error()))
 	}
 	return "", failed(last, said, "the index has dependencies, which need uv, and uv %s cannot be installed; "+
 		"install uv and put it on the agent's PATH, or make pip able to reach a package index", uvVersion)

@@ -180,12 +180,16 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 // be made, the machine's interpreter, which does so, too.
 func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error) {
 	if !g.starter.opts.OwnInterpreters {
-		z, err := g.copied(ctx, s, only == "" && g.unfit == "")
+		proc, err := g.starter.bases.start(ctx, g.command, only == "" && g.unfit == "")
+		var z *zygote
+		if err == nil {
+			z, err = g.startZygote(ctx, proc, s)
+		}
 		var failure *importFailure
 		if z != nil || ctx.Err() != nil || errors.As(err, &failure) && failure.module != "" {
 			return z, err
 		}
-		g.log.Warn("the index starts an interpreter of its own", slog.Any("error", err))
+		g.log.Warn("the index starts an interpreter of its own", slog.String("error", err.Error()))
 	}
 	proc, err := g.starter.spawner.Start(g.command)
 	if err != nil {
@@ -208,15 +212,6 @@ func (g *Group) ownFolder(s *setup) (err error) {
 		s.Folder = s.Temp
 	}
 	return err
-}
-
-// copied starts a zygote as a copy of the interpreter's base.
-func (g *Group) copied(ctx context.Context, s setup, adopts bool) (*zygote, error) {
-	proc, err := g.starter.bases.start(ctx, g.command, adopts)
-	if err != nil {
-		return nil, err
-	}
-	return g.startZygote(ctx, proc, s)
 }
 
 // newZygote starts a zygote, leaving out modules that hang or end the process;

@@ -17,11 +17,11 @@ type crowd struct {
 	t     *testing.T
 	tab   *table
 	depth int
-	runs  map[subjects.SessionID][]*admit.Call[string]
+	runs  map[subjects.SessionID][]*admit.Running[string]
 }
 
 func newCrowd(t *testing.T, clock *clock, slots, depth int) *crowd {
-	return &crowd{t: t, tab: admit.NewTable[string](slots, clock.Now), depth: depth, runs: map[subjects.SessionID][]*admit.Call[string]{}}
+	return &crowd{t: t, tab: admit.NewTable[string](slots, clock.Now), depth: depth, runs: map[subjects.SessionID][]*admit.Running[string]{}}
 }
 
 // ask reports whether an account gets a place.
@@ -156,14 +156,14 @@ func TestCallsThatArePassedOn(t *testing.T) {
 	clock := newClock()
 	tab := admit.NewTable[string](2, clock.Now)
 	began := 0
-	begin := func(account subjects.SessionID, may bool) (*admit.Call[string], *toolmesh.Error) {
+	begin := func(account subjects.SessionID, may bool) (*admit.Running[string], *toolmesh.Error) {
 		t.Helper()
 		began++
 		r := admit.Request{Key: admit.Key{Session: account, RPC: subjects.RPCID(fmt.Sprint(began))}, Tool: "x.y", Account: account, MayPass: may}
 		_, call, _, err := tab.Begin(r, "", nil)
 		return call, err
 	}
-	var here, passed []*admit.Call[string]
+	var here, passed []*admit.Running[string]
 	for i := range 4 {
 		call, err := begin("flood", true)
 		if err != nil || (call.Full != nil) != (i >= 2) {

@@ -121,9 +121,9 @@ const (
 	Refuse
 )
 
-// Call is a call in flight. Its fields are set by Begin and, but for Full, never change; T
+// Running is a call in flight. Its fields are set by Begin and, but for Full, never change; T
 // is what the host knows of it.
-type Call[T any] struct {
+type Running[T any] struct {
 	Request
 	Value T
 	// Full is why it has no slot and is to be passed on; nil for a call that has one. It is
@@ -142,7 +142,7 @@ type Call[T any] struct {
 // entry is a call that runs, or one that has ended and whose record is kept.
 type entry[T any] struct {
 	hash    uint64
-	running *Call[T] // nil once it has ended
+	running *Running[T] // nil once it has ended
 	request Request
 	record  Record
 	size    int
@@ -162,7 +162,7 @@ type Table[T any] struct {
 	now   func() time.Time
 
 	mu      sync.Mutex
-	running []*Call[T]
+	running []*Running[T]
 	vacated int         // of running: those that have given their slot back
 	passed  int         // of running: those that have none, as they are passed on
 	parked  int         // of running: those that have none while they wait
@@ -199,7 +199,7 @@ func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 // Begin decides on a request. For Run it returns the call, which holds value;
 // for Repeat the record; for Refuse the error, which has started set. For Join,
 // waiter is called once, when the running call ends, with its record.
-func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
+func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Running[T], Record, *toolmesh.Error) {
 	depth := r.Depth
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -218,7 +218,7 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 	if full != nil && !(r.MayPass && t.mayPass(share)) {
 		return Refuse, nil, Record{}, full
 	}
-	c := &Call[T]{Request: r, Value: value, Full: full, share: share, depth: depth, place: len(t.running)}
+	c := &Running[T]{Request: r, Value: value, Full: full, share: share, depth: depth, place: len(t.running)}
 	t.running = append(t.running, c)
 	if full != nil {
 		share.has[ofPassed]++
@@ -320,7 +320,7 @@ func (t *Table[T]) cancelled(key Key) (at time.Time, ok bool) {
 
 // Repeated is Begin for a request that would not be run anyway: ok is false
 // where it is no repetition, and then nothing has changed.
-func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c *Call[T], record Record, err *toolmesh.Error, ok bool) {
+func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c *Running[T], record Record, err *toolmesh.Error, ok bool) {
 	if r.Key.RPC == "" {
 		return Run, nil, Record{}, nil, false
 	}
@@ -332,7 +332,7 @@ func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c 
 
 // repeated decides on a request whose name has a hash; Run says that it is a new
 // call. t.mu is held.
-func (t *Table[T]) repeated(hash uint64, r Request, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
+func (t *Table[T]) repeated(hash uint64, r Request, waiter func(Record)) (Verdict, *Running[T], Record, *toolmesh.Error) {
 	k := t.names[hash]
 	switch {
 	case k == nil && t.past.has(hash):
@@ -406,7 +406,7 @@ const leastVacated = 16
 // runs on until Finish. When that goes for as many calls as there are slots, and
 // no few, the store is slow, and the others keep theirs. Calling Vacate again does
 // nothing.
-func (t *Table[T]) Vacate(c *Call[T]) {
+func (t *Table[T]) Vacate(c *Running[T]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if c.place < 0 || c.vacated || t.vacated >= max(t.slots, leastVacated) {
@@ -423,7 +423,7 @@ const maxParked = 1024
 // Park frees the slot of a call that has to wait before its tool can run, for something
 // that other calls have. It reports false where too many wait already; then the call
 // keeps its slot.
-func (t *Table[T]) Park(c *Call[T]) bool {
+func (t *Table[T]) Park(c *Running[T]) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if c.place < 0 || c.vacated || c.parked || c.Full != nil || !t.shares.may(c.share, ofParked, maxParked-t.parked) {
@@ -438,7 +438,7 @@ func (t *Table[T]) Park(c *Call[T]) bool {
 
 // Unpark gives a call its slot again, also where none is free: what it has waited for
 // must not wait for a slot.
-func (t *Table[T]) Unpark(c *Call[T]) {
+func (t *Table[T]) Unpark(c *Running[T]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if c.parked {
@@ -448,7 +448,7 @@ func (t *Table[T]) Unpark(c *Call[T]) {
 }
 
 // unpark ends a wait; t.mu is held.
-func (t *Table[T]) unpark(c *Call[T]) {
+func (t *Table[T]) unpark(c *Running[T]) {
 	c.parked = false
 	c.share.has[ofParked]--
 	t.parked--
@@ -456,7 +456,7 @@ func (t *Table[T]) unpark(c *Call[T]) {
 
 // Pass has a call that could not begin give its slot back, as it is to be passed on: why
 // says what it found here. It reports false where it must not be, or too many are.
-func (t *Table[T]) Pass(c *Call[T], why *toolmesh.Error) bool {
+func (t *Table[T]) Pass(c *Running[T], why *toolmesh.Error) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if c.place < 0 || c.vacated || c.parked || c.Full != nil || !c.MayPass || !t.mayPass(c.share) {
@@ -470,7 +470,7 @@ func (t *Table[T]) Pass(c *Call[T], why *toolmesh.Error) bool {
 }
 
 // enter takes a place for a call; t.mu is held.
-func (t *Table[T]) enter(c *Call[T]) {
+func (t *Table[T]) enter(c *Running[T]) {
 	c.share.has[ofAll]++
 	if c.depth > 0 {
 		c.share.has[ofNested]++
@@ -480,7 +480,7 @@ func (t *Table[T]) enter(c *Call[T]) {
 }
 
 // leave gives a call's place free; t.mu is held.
-func (t *Table[T]) leave(c *Call[T]) {
+func (t *Table[T]) leave(c *Running[T]) {
 	if c.Full != nil {
 		c.share.has[ofPassed]--
 		t.passed--
@@ -502,7 +502,7 @@ func (t *Table[T]) leave(c *Call[T]) {
 // tool's code never began, and hands it to the callers that joined. A call that was
 // cancelled before it began keeps its name as well, as it may not begin later.
 // Calling Finish again does nothing.
-func (t *Table[T]) Finish(c *Call[T], record Record) {
+func (t *Table[T]) Finish(c *Running[T], record Record) {
 	t.mu.Lock()
 	if c.place < 0 {
 		t.mu.Unlock()
@@ -594,7 +594,7 @@ func (t *Table[T]) oldest() *entry[T] {
 
 // Cancel returns the running call of a key, or remembers the cancel for a call
 // that has yet to arrive, in the part of an account. The caller stops the call.
-func (t *Table[T]) Cancel(key Key, account subjects.SessionID) (*Call[T], bool) {
+func (t *Table[T]) Cancel(key Key, account subjects.SessionID) (*Running[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	k := t.of(key)
@@ -614,7 +614,7 @@ func (t *Table[T]) Cancel(key Key, account subjects.SessionID) (*Call[T], bool) 
 }
 
 // Lookup returns the running call of a key.
-func (t *Table[T]) Lookup(key Key) (*Call[T], bool) {
+func (t *Table[T]) Lookup(key Key) (*Running[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	k := t.of(key)
@@ -639,7 +639,7 @@ func (t *Table[T]) InFlight() int {
 }
 
 // Running returns the calls in flight.
-func (t *Table[T]) Running() []*Call[T] {
+func (t *Table[T]) Running() []*Running[T] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Clone(t.running)

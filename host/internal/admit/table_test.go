@@ -43,7 +43,7 @@ func request(rpc string) admit.Request {
 
 type table = admit.Table[string]
 
-func begin(t *testing.T, tab *table, r admit.Request) *admit.Call[string] {
+func begin(t *testing.T, tab *table, r admit.Request) *admit.Running[string] {
 	t.Helper()
 	v, call, _, err := tab.Begin(r, "value", nil)
 	if v != admit.Run || call == nil || err != nil {
@@ -529,7 +529,7 @@ func refused(t *testing.T, tab *table, rpc string, depth int) {
 func TestPlacesOfNestedCalls(t *testing.T) {
 	t.Parallel()
 	tab := admit.NewTable[string](2, newClock().Now)
-	top := []*admit.Call[string]{begin(t, tab, at("a", 0)), begin(t, tab, at("b", 0))}
+	top := []*admit.Running[string]{begin(t, tab, at("a", 0)), begin(t, tab, at("b", 0))}
 	refused(t, tab, "c", 0)
 	deep := begin(t, tab, at("d", 1))
 	begin(t, tab, at("e", 1))
@@ -565,7 +565,7 @@ func TestNestedCallsDoNotWaitForThemselves(t *testing.T) {
 		depth, open int // open children
 		above       *task
 		node        *table
-		call        *admit.Call[string]
+		call        *admit.Running[string]
 	}
 	for seed := range uint64(50) {
 		random := rand.New(rand.NewPCG(seed, 0))
@@ -621,7 +621,7 @@ func TestASlotIsFreeBeforeItsCallHasEnded(t *testing.T) {
 		if depth > 0 {
 			begin(t, tab, at("own")) // in the place of the depth
 		}
-		var vacated []*admit.Call[string]
+		var vacated []*admit.Running[string]
 		for n := range 16 {
 			c := begin(t, tab, at(fmt.Sprint("a", n)))
 			refused("b")

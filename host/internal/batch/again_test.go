@@ -12,6 +12,11 @@ import (
 	"github.com/toolmesh/toolmesh/router"
 )
 
+func TestMain(m *testing.M) {
+	meshtest.Parallel(8)
+	meshtest.Main(m)
+}
+
 // A call of a batch is the same call where it is sent alone, or by another node, under its
 // rpc_id: it has the result, and is not told that nothing has started.
 func TestMembersSentAgain(t *testing.T) {
@@ -59,23 +64,26 @@ func TestMembersSentAgain(t *testing.T) {
 func TestCallerOfABatchIsGone(t *testing.T) {
 	t.Parallel()
 	for _, node := range []string{"node-0", "node-1"} { // one of them passes it on
-		at := &place{broker: meshtest.Broker(t)}
-		m := open(t, at, 2, router.Options{})
-		dead := at.Call(t)
-		inbox := dead.NewInbox()
-		if _, err := dead.SubscribeSync(inbox); err != nil {
-			t.Fatal(err)
-		}
-		const body = `{"type":"rpc_batch_call","batch_id":"b","requests":[{"tool_id":"stage.unsafe","kwargs":{"name":"first","wait":"door"}},{"tool_id":"stage.unsafe","kwargs":{"name":"second"}}]}`
-		if err := dead.PublishMsg(&nats.Msg{Subject: "mesh.node." + node + ".batch.default", Reply: inbox, Header: nats.Header{"Mesh-Keepalive": {"1"}}, Data: []byte(body)}); err != nil {
-			t.Fatal(err)
-		}
-		m.stage.began(t, "first")
-		dead.Close()
-		meshtest.Until(t, "what runs of it has ended", func() bool { return slices.Contains(m.stage.log(), "-first") })
-		if n := m.stage.ran("second"); n != 0 {
-			t.Errorf("the rest ran %d times", n)
-		}
+		t.Run(node, func(t *testing.T) {
+			t.Parallel()
+			at := &place{broker: meshtest.Broker(t)}
+			m := open(t, at, 2, router.Options{})
+			dead := at.Call(t)
+			inbox := dead.NewInbox()
+			if _, err := dead.SubscribeSync(inbox); err != nil {
+				t.Fatal(err)
+			}
+			const body = `{"type":"rpc_batch_call","batch_id":"b","requests":[{"tool_id":"stage.unsafe","kwargs":{"name":"first","wait":"door"}},{"tool_id":"stage.unsafe","kwargs":{"name":"second"}}]}`
+			if err := dead.PublishMsg(&nats.Msg{Subject: "mesh.node." + node + ".batch.default", Reply: inbox, Header: nats.Header{"Mesh-Keepalive": {"1"}}, Data: []byte(body)}); err != nil {
+				t.Fatal(err)
+			}
+			m.stage.began(t, "first")
+			dead.Close()
+			meshtest.Until(t, "what runs of it has ended", func() bool { return slices.Contains(m.stage.log(), "-first") })
+			if n := m.stage.ran("second"); n != 0 {
+				t.Errorf("the rest ran %d times", n)
+			}
+		})
 	}
 }
 
@@ -84,49 +92,52 @@ func TestCallerOfABatchIsGone(t *testing.T) {
 func TestBatchThatAnotherCallerHasJoined(t *testing.T) {
 	t.Parallel()
 	for _, ways := range [][2]string{{"node-0", "node-1"}, {"node-1", "node-0"}} { // one of them passes it on
-		at := &place{broker: meshtest.Broker(t)}
-		m := open(t, at, 2, router.Options{})
-		const body = `{"type":"rpc_batch_call","batch_id":"b","requests":[{"tool_id":"stage.unsafe","kwargs":{"name":"first","wait":"door"}},{"tool_id":"stage.unsafe","kwargs":{"name":"second"}}]}`
-		ask := func(nc *nats.Conn, node string) *nats.Subscription {
-			inbox := nc.NewInbox()
-			sub, err := nc.SubscribeSync(inbox)
-			if err == nil {
-				err = nc.PublishMsg(&nats.Msg{Subject: "mesh.node." + node + ".batch.default", Reply: inbox, Header: nats.Header{"Mesh-Keepalive": {"1"}}, Data: []byte(body)})
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			return sub
-		}
-		dead := at.Call(t)
-		ask(dead, ways[0])
-		m.stage.began(t, "first")
-		joined := ask(at.Call(t), ways[1])
-		next := func() *nats.Msg {
-			got, err := joined.NextMsg(time.Minute)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return got
-		}
-		next() // it has joined
-		dead.Close()
-		for range 12 { // one a second: the node that has passed it on has missed its caller by then
-			if got := next(); got.Header.Get("Mesh-Keepalive") == "" {
-				t.Fatalf("the batch has ended: %s", got.Data)
-			}
-		}
-		m.stage.open("door", 10)
-		for got := next(); ; got = next() {
-			if got.Header.Get("Mesh-Keepalive") == "" {
-				if strings.Contains(string(got.Data), "cancelled") {
-					t.Errorf("the caller that has joined is told %s", got.Data)
+		t.Run(ways[0], func(t *testing.T) {
+			t.Parallel()
+			at := &place{broker: meshtest.Broker(t)}
+			m := open(t, at, 2, router.Options{})
+			const body = `{"type":"rpc_batch_call","batch_id":"b","requests":[{"tool_id":"stage.unsafe","kwargs":{"name":"first","wait":"door"}},{"tool_id":"stage.unsafe","kwargs":{"name":"second"}}]}`
+			ask := func(nc *nats.Conn, node string) *nats.Subscription {
+				inbox := nc.NewInbox()
+				sub, err := nc.SubscribeSync(inbox)
+				if err == nil {
+					err = nc.PublishMsg(&nats.Msg{Subject: "mesh.node." + node + ".batch.default", Reply: inbox, Header: nats.Header{"Mesh-Keepalive": {"1"}}, Data: []byte(body)})
 				}
-				break
+				if err != nil {
+					t.Fatal(err)
+				}
+				return sub
 			}
-		}
-		if n := m.stage.ran("second"); n != 1 {
-			t.Errorf("the second call ran %d times", n)
-		}
+			dead := at.Call(t)
+			ask(dead, ways[0])
+			m.stage.began(t, "first")
+			joined := ask(at.Call(t), ways[1])
+			next := func() *nats.Msg {
+				got, err := joined.NextMsg(time.Minute)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return got
+			}
+			next() // it has joined
+			dead.Close()
+			for range 12 { // one a second: the node that has passed it on has missed its caller by then
+				if got := next(); got.Header.Get("Mesh-Keepalive") == "" {
+					t.Fatalf("the batch has ended: %s", got.Data)
+				}
+			}
+			m.stage.open("door", 10)
+			for got := next(); ; got = next() {
+				if got.Header.Get("Mesh-Keepalive") == "" {
+					if strings.Contains(string(got.Data), "cancelled") {
+						t.Errorf("the caller that has joined is told %s", got.Data)
+					}
+					break
+				}
+			}
+			if n := m.stage.ran("second"); n != 1 {
+				t.Errorf("the second call ran %d times", n)
+			}
+		})
 	}
 }

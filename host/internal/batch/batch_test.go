@@ -26,8 +26,6 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-func TestMain(m *testing.M) { meshtest.Main(m) }
-
 // waitTimeout bounds every wait for a signal: long, because machines are busy.
 const waitTimeout = 60 * time.Second
 
@@ -223,6 +221,7 @@ func outcome(results []client.BatchResult) []string {
 // Results come in the order of the calls, whatever becomes of them, on any topology and
 // by any key; one that fails hurts no other.
 func TestResultsInCallOrder(t *testing.T) {
+	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		m := open(t, top, 3, router.Options{})
 		if top.Session != "" {
@@ -780,7 +779,7 @@ func TestNodeLost(t *testing.T) {
 	}
 	m.stage.began(t, "runs")
 	for i, r := range m.routers {
-		if r.Node() == owner {
+		if r.Node() == owner.Node {
 			proxies[i].Blackhole()
 			t.Cleanup(proxies[i].Heal) // before the node leaves
 		}

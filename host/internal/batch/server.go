@@ -64,11 +64,10 @@ func (r *Room) Free() {
 
 // View is what the registry knows. Its methods may be called concurrently.
 type View interface {
-	// Owner returns the node that has the batch of an id, of a session: one that serves
-	// the tool of its first call, if one of those runs batches.
-	Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) (subjects.NodeID, bool)
-	// Alive reports whether a node is heard.
-	Alive(id subjects.NodeID) bool
+	// Owner returns the other node that has the batch of an id, of a session: one that
+	// serves the tool of its first call, if one of those runs batches. Nil: this node has
+	// it, or none.
+	Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) *bus.Peer
 	// Descriptors returns the descriptors of tools by the names that calls have for
 	// them. What it does not know is missing.
 	Descriptors(ctx context.Context, session subjects.SessionID, names []subjects.ToolID) map[subjects.ToolID]*tool.Descriptor
@@ -224,7 +223,7 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Heade
 		return
 	}
 	if b.Hops == 0 && !here {
-		if owner, ok := s.View.Owner(subject.Session, b.Request.RPCID, b.Members[0].Tool); ok && owner != s.Node {
+		if owner := s.View.Owner(subject.Session, b.Request.RPCID, b.Members[0].Tool); owner != nil {
 			s.pass(owner, subject, to, m)
 			return
 		}
@@ -261,7 +260,7 @@ func (to *reader) settle(s *Server) func(admit.Record) {
 }
 
 // follow answers what is not run here anew.
-func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Call[*run], record admit.Record, bad *toolmesh.Error) {
+func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Running[*run], record admit.Record, bad *toolmesh.Error) {
 	switch verdict {
 	case admit.Refuse:
 		s.refuse(to, bad)
@@ -274,7 +273,7 @@ func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Call[*run
 }
 
 // pass has a batch passed on, as long as not too many are.
-func (s *Server) pass(owner subjects.NodeID, subject subjects.Subject, to *reader, m *nats.Msg) {
+func (s *Server) pass(owner *bus.Peer, subject subjects.Subject, to *reader, m *nats.Msg) {
 	if s.passing.Add(1) > maxPassing {
 		s.passing.Add(-1)
 		s.refuse(to, errPassing)

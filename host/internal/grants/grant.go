@@ -38,7 +38,7 @@ type Ask struct {
 
 // Grant is a call's turn in a lane.
 type Grant struct {
-	k       *Keeper
+	k       *Lanes
 	id      string
 	rpc     subjects.RPCID
 	key     domainKey
@@ -78,7 +78,7 @@ func (g *Grant) Follow(f func(end time.Time)) {
 // Take waits for a call's turn. When ctx ends first the error is its cause; others are
 // unavailable where the owner of the lanes cannot be found, and invalid_request and busy
 // for a call that would wait for itself. None has begun. The grant must be released.
-func (k *Keeper) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
+func (k *Lanes) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 	a := &asking{k: k, ask: ask, answers: make(chan codec.LaneAnswer, 4)}
 	id := newID()
 	g := &Grant{k: k, id: id, rpc: ask.RPCID, key: keyOf(ask.Scope, ask.Session), session: ask.Session, lost: ask.Lost}
@@ -148,7 +148,7 @@ func pause(ctx context.Context, d time.Duration) {
 
 // asking is a call that waits for its turn.
 type asking struct {
-	k       *Keeper
+	k       *Lanes
 	ask     Ask
 	answers chan codec.LaneAnswer
 	waits   bool // it was said
@@ -175,7 +175,7 @@ func (a *asking) wait() {
 
 // await asks the owner until that grants the turn, refuses it, or is not there:
 // elsewhere. Nothing is returned when ctx ends.
-func (k *Keeper) await(ctx context.Context, g *Grant, a *asking) codec.LaneAnswer {
+func (k *Lanes) await(ctx context.Context, g *Grant, a *asking) codec.LaneAnswer {
 	sent := map[uint64]time.Time{}
 	k.askOwner(g, a, sent)
 	select {
@@ -214,7 +214,7 @@ func (k *Keeper) await(ctx context.Context, g *Grant, a *asking) codec.LaneAnswe
 }
 
 // askOwner asks for the turn, and notes when.
-func (k *Keeper) askOwner(g *Grant, a *asking, sent map[uint64]time.Time) {
+func (k *Lanes) askOwner(g *Grant, a *asking, sent map[uint64]time.Time) {
 	now := time.Now()
 	for n, at := range sent {
 		if now.Sub(at) > askedFor {
@@ -241,7 +241,7 @@ func (k *Keeper) askOwner(g *Grant, a *asking, sent map[uint64]time.Time) {
 
 // grant takes a grant, unless its end is near: this process may have stood still since it
 // asked.
-func (k *Keeper) grant(g *Grant, answer codec.LaneAnswer, sent map[uint64]time.Time) bool {
+func (k *Lanes) grant(g *Grant, answer codec.LaneAnswer, sent map[uint64]time.Time) bool {
 	at, known := sent[answer.N]
 	end := at.Add(toolmesh.Millis(answer.MS))
 	if answer.State != codec.LaneGranted || !known || !time.Now().Before(end.Add(-soft)) {
@@ -278,7 +278,7 @@ func (g *Grant) giveBack() {
 }
 
 // reply is where the answers to a request of this node arrive; empty without a connection.
-func (k *Keeper) reply(token string) string {
+func (k *Lanes) reply(token string) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.inbox == nil && !k.left {
@@ -309,7 +309,7 @@ type renewal struct {
 const renewalToken = "N"
 
 // renew has the owners of the grants that are held extend them; k.mu is held.
-func (k *Keeper) renew(now time.Time, out *outbox) {
+func (k *Lanes) renew(now time.Time, out *outbox) {
 	if now.Before(k.nextAsk) {
 		return
 	}
@@ -352,7 +352,7 @@ func (k *Keeper) renew(now time.Time, out *outbox) {
 }
 
 // extend takes an owner's answer to a renewal.
-func (k *Keeper) extend(answer codec.LaneAnswer) {
+func (k *Lanes) extend(answer codec.LaneAnswer) {
 	k.mu.Lock()
 	r, ok := k.renewed[answer.N]
 	delete(k.renewed, answer.N)
@@ -392,7 +392,7 @@ func (k *Keeper) extend(answer codec.LaneAnswer) {
 
 // seek finds out who owns the lanes of grants whose owner does not know them, or says
 // nothing: another one may have taken them over.
-func (k *Keeper) seek(r renewal) {
+func (k *Lanes) seek(r renewal) {
 	k.disown(r.key, r.by)
 	k.opts.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), storeWait)

@@ -40,7 +40,7 @@ type Home struct {
 	ID    string
 	Moved bool
 
-	k   *Keeper
+	k   *Lanes
 	key domainKey
 	d   *domain
 }
@@ -49,7 +49,7 @@ type Home struct {
 // on, if claim is set: one of workers, which are others than before once their index was made
 // anew. A home that is here is kept until [Home.Leave]. The errors are why ctx ended,
 // unavailable without the store or a lease, and busy.
-func (k *Keeper) Home(ctx context.Context, of Of, workers string, claim bool) (*Home, error) {
+func (k *Lanes) Home(ctx context.Context, of Of, workers string, claim bool) (*Home, error) {
 	home := &Home{k: k, key: domainKey{session: of.Session, epoch: of.Epoch, index: of.Index}}
 	for {
 		who, err := k.find(ctx, home.key, claim)
@@ -101,7 +101,7 @@ func (h *Home) Seek(ctx context.Context) {
 
 // LeaveHomes hands over the workers of a session for an index, empty names for those of all:
 // one call of each is told so, and the next runs anywhere. ctx bounds what it writes.
-func (k *Keeper) LeaveHomes(ctx context.Context, session subjects.SessionID, index subjects.IndexName) {
+func (k *Lanes) LeaveHomes(ctx context.Context, session subjects.SessionID, index subjects.IndexName) {
 	k.handOver(ctx, func(key domainKey) bool {
 		return key.index != "" && (index == "" || index == key.index) && (session == "" || session == key.session)
 	})
@@ -109,7 +109,7 @@ func (k *Keeper) LeaveHomes(ctx context.Context, session subjects.SessionID, ind
 
 // full reports whether a session has no room for one more home, which is among the domains
 // already; k.mu is held.
-func (k *Keeper) full(key domainKey) bool {
+func (k *Lanes) full(key domainKey) bool {
 	if 2*len(k.domains) <= maxDomains {
 		return false
 	}

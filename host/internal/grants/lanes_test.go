@@ -21,7 +21,10 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-func TestMain(m *testing.M) { meshtest.Main(m) }
+func TestMain(m *testing.M) {
+	meshtest.Parallel(8)
+	meshtest.Main(m)
+}
 
 // waitTimeout bounds every wait for a signal: long, because machines are busy.
 const waitTimeout = 60 * time.Second
@@ -237,6 +240,7 @@ func (m *mesh) all(t *testing.T, n int, name string, args func(i int) in, opts .
 // only reads, does: rows K1 to K3, K6 and K8 of the conformance table, on any topology and
 // by any key.
 func TestTurns(t *testing.T) {
+	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		m := open(t, top, 3, host.Options{})
 		m.all(t, 40, "alone", func(int) in { return in{Name: "alone"} })

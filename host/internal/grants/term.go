@@ -63,7 +63,7 @@ func newTerm(since time.Time, revision uint64, opens time.Time) *term {
 
 // stands is until when a term stands, and whether it does; k.mu is held. What is not
 // certain any more is over for good, also if the lease is renewed later.
-func (k *Keeper) stands(d *domain, now time.Time) (until time.Time, ok bool) {
+func (k *Lanes) stands(d *domain, now time.Time) (until time.Time, ok bool) {
 	t := d.term
 	if t == nil {
 		return time.Time{}, false
@@ -80,7 +80,7 @@ func (k *Keeper) stands(d *domain, now time.Time) (until time.Time, ok bool) {
 
 // serve decides on a request; answer may be called then, and once more when a wait is
 // over.
-func (k *Keeper) serve(key domainKey, req *codec.LaneRequest, answer func(codec.LaneAnswer)) {
+func (k *Lanes) serve(key domainKey, req *codec.LaneRequest, answer func(codec.LaneAnswer)) {
 	var out outbox
 	now := time.Now()
 	k.mu.Lock()
@@ -117,7 +117,7 @@ func (k *Keeper) serve(key domainKey, req *codec.LaneRequest, answer func(codec.
 }
 
 // ask takes a wait for a turn; k.mu is held.
-func (k *Keeper) ask(d *domain, req *codec.LaneRequest, now, until time.Time, answer func(codec.LaneAnswer), out *outbox) {
+func (k *Lanes) ask(d *domain, req *codec.LaneRequest, now, until time.Time, answer func(codec.LaneAnswer), out *outbox) {
 	id := req.IDs[0]
 	t := d.term.turns[id]
 	if t == nil {
@@ -147,7 +147,7 @@ func (k *Keeper) ask(d *domain, req *codec.LaneRequest, now, until time.Time, an
 }
 
 // tryGrant grants a turn whose time has come; k.mu is held.
-func (k *Keeper) tryGrant(d *domain, t *turn, now, until time.Time, out *outbox) {
+func (k *Lanes) tryGrant(d *domain, t *turn, now, until time.Time, out *outbox) {
 	if t.granted || !t.at.Ready() || now.Before(d.term.opens) {
 		return
 	}
@@ -216,7 +216,7 @@ func (t *term) held(of *turn) (all []*turn) {
 
 // renewTurns extends the turns that a node holds, and takes back those of its that it
 // does not name; k.mu is held.
-func (k *Keeper) renewTurns(t *term, req *codec.LaneRequest, now, until time.Time, answer func(codec.LaneAnswer), out *outbox) {
+func (k *Lanes) renewTurns(t *term, req *codec.LaneRequest, now, until time.Time, answer func(codec.LaneAnswer), out *outbox) {
 	a := codec.LaneAnswer{State: codec.LaneRenewed, N: req.N, MS: until.Sub(now).Milliseconds()}
 	for _, id := range req.IDs {
 		if turn := t.turns[id]; turn != nil && turn.granted {
@@ -229,12 +229,12 @@ func (k *Keeper) renewTurns(t *term, req *codec.LaneRequest, now, until time.Tim
 }
 
 // drop ends a turn that is given back or given up; k.mu is held.
-func (k *Keeper) drop(d *domain, t *turn, now, until time.Time, out *outbox) {
+func (k *Lanes) drop(d *domain, t *turn, now, until time.Time, out *outbox) {
 	delete(d.term.turns, t.id)
 	k.end(d, t, now, until, out)
 }
 
-func (k *Keeper) end(d *domain, t *turn, now, until time.Time, out *outbox) {
+func (k *Lanes) end(d *domain, t *turn, now, until time.Time, out *outbox) {
 	if d.term.rules[t.rule]--; d.term.rules[t.rule] <= 0 {
 		delete(d.term.rules, t.rule)
 	}
@@ -246,7 +246,7 @@ func (k *Keeper) end(d *domain, t *turn, now, until time.Time, out *outbox) {
 }
 
 // tickTerm looks after a domain that this node owns; k.mu is held.
-func (k *Keeper) tickTerm(d *domain, now time.Time, out *outbox) {
+func (k *Lanes) tickTerm(d *domain, now time.Time, out *outbox) {
 	until, ok := k.stands(d, now)
 	t := d.term
 	if !ok {
@@ -299,7 +299,7 @@ func (k *Keeper) tickTerm(d *domain, now time.Time, out *outbox) {
 }
 
 // resign ends a term: those that wait ask the next owner. k.mu is held.
-func (k *Keeper) resign(d *domain, out *outbox) {
+func (k *Lanes) resign(d *domain, out *outbox) {
 	for _, t := range d.term.turns {
 		if !t.granted && t.answer != nil {
 			answer, elsewhere := t.answer, codec.LaneAnswer{State: codec.LaneElsewhere, ID: t.id, N: t.n}
@@ -345,11 +345,11 @@ func (key domainKey) record() bus.Key {
 	return bus.Key{Bucket: subjects.BucketLanes, Name: name}
 }
 
-func (k *Keeper) self() owner { return owner{k.opts.Node, k.opts.Boot} }
+func (k *Lanes) self() owner { return owner{k.opts.Node, k.opts.Boot} }
 
 // find returns who owns a domain, and asks the store where that is not known. Where nobody
 // does it becomes this node, unless claim is false: then nobody is returned.
-func (k *Keeper) find(ctx context.Context, key domainKey, claim bool) (owner, error) {
+func (k *Lanes) find(ctx context.Context, key domainKey, claim bool) (owner, error) {
 	for asked := false; ; asked = true {
 		k.mu.Lock()
 		d := k.domain(key)
@@ -383,7 +383,7 @@ func (k *Keeper) find(ctx context.Context, key domainKey, claim bool) (owner, er
 }
 
 // look asks the store something about a domain, once at a time; k.mu is held.
-func (k *Keeper) look(d *domain, ask func(context.Context) error) {
+func (k *Lanes) look(d *domain, ask func(context.Context) error) {
 	looking := make(chan struct{})
 	d.looking, d.failed = looking, nil
 	k.opts.Go(func() {
@@ -399,7 +399,7 @@ func (k *Keeper) look(d *domain, ask func(context.Context) error) {
 
 // claim makes this node the owner of a domain, or finds out who is; unless take is set it
 // does no more than that.
-func (k *Keeper) claim(ctx context.Context, d *domain, take bool) error {
+func (k *Lanes) claim(ctx context.Context, d *domain, take bool) error {
 	key, mine := d.key.record(), record{owner: k.self()}
 	k.mu.Lock()
 	left, full := k.left, d.key.index != "" && k.full(d.key)
@@ -473,7 +473,7 @@ func (k *Keeper) claim(ctx context.Context, d *domain, take bool) error {
 }
 
 // own begins a term, by the record that was written.
-func (k *Keeper) own(d *domain, t *term, r *record, err error) error {
+func (k *Lanes) own(d *domain, t *term, r *record, err error) error {
 	if err != nil {
 		return err
 	}
@@ -495,7 +495,7 @@ func (k *Keeper) own(d *domain, t *term, r *record, err error) error {
 }
 
 // disown forgets who owns a domain, so that the store is asked again.
-func (k *Keeper) disown(key domainKey, who owner) {
+func (k *Lanes) disown(key domainKey, who owner) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if d := k.domains[key]; d != nil && d.owner == who {
@@ -505,7 +505,7 @@ func (k *Keeper) disown(key domainKey, who owner) {
 
 // Leave hands over all that this node owns: the node stops, and no call runs here. ctx
 // bounds what it writes.
-func (k *Keeper) Leave(ctx context.Context) {
+func (k *Lanes) Leave(ctx context.Context) {
 	k.mu.Lock()
 	k.left = true
 	k.mu.Unlock()
@@ -519,7 +519,7 @@ func (k *Keeper) Leave(ctx context.Context) {
 }
 
 // handOver gives up domains that this node owns, and says in their records what is held.
-func (k *Keeper) handOver(ctx context.Context, meant func(domainKey) bool) {
+func (k *Lanes) handOver(ctx context.Context, meant func(domainKey) bool) {
 	type leaving struct {
 		home     bool
 		key      bus.Key

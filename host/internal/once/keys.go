@@ -53,9 +53,9 @@ type Options struct {
 	Exited *toolmesh.Error
 }
 
-// Call is a call under an idempotency key.
-type Call struct {
-	Request    *codec.Request
+// Request is a call under an idempotency key.
+type Request struct {
+	*codec.Request
 	Epoch      string // of its session
 	Args       json.RawMessage
 	VarArgs    json.RawMessage
@@ -162,8 +162,8 @@ func (k *Keys) letGo(name string) {
 //
 // A running one whose node is lost stays so: whether its tool ran is not known. Only that
 // of a tool that is declared idempotent is taken over.
-func (k *Keys) Do(ctx context.Context, c Call, run func() admit.Record) admit.Record {
-	name, err := subjects.IdempotencyKey(c.Request.Session, c.Request.IdempotencyKey)
+func (k *Keys) Do(ctx context.Context, c Request, run func() admit.Record) admit.Record {
+	name, err := subjects.IdempotencyKey(c.Session, c.IdempotencyKey)
 	if err != nil {
 		return admit.Record{Err: admit.Refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the idempotency key: %w", err))}
 	}
@@ -174,7 +174,7 @@ func (k *Keys) Do(ctx context.Context, c Call, run func() admit.Record) admit.Re
 	digest := sha256.Sum256(args)
 	key := bus.Key{Bucket: subjects.BucketIdem, Name: name}
 	mine := &keyed{
-		Tool: c.Request.Tool, Digest: hex.EncodeToString(digest[:]), Epoch: c.Epoch, RPCID: c.Request.RPCID, Node: k.Node, Boot: k.Boot,
+		Tool: c.Tool, Digest: hex.EncodeToString(digest[:]), Epoch: c.Epoch, RPCID: c.RPCID, Node: k.Node, Boot: k.Boot,
 	}
 	for wait := k.take(name); wait != nil; wait = k.take(name) {
 		select {
@@ -186,7 +186,7 @@ func (k *Keys) Do(ctx context.Context, c Call, run func() admit.Record) admit.Re
 	if err := k.Presence.Rely(ctx); err != nil { // the call runs all the same
 		k.Log.Debug("if this node dies, it is known late", slog.String("error", err.Error()))
 	}
-	account := subjects.Account(c.Request.Session, c.Epoch)
+	account := subjects.Account(c.Session, c.Epoch)
 	claim := claim{key: key, mine: mine, idempotent: c.Idempotent}
 	claim.room = func() (func(), *toolmesh.Error) { return k.reserve(ctx, account, k.Bus.MaxPayload()) }
 	other, bad := k.claim(ctx, &claim)

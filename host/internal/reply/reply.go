@@ -43,7 +43,7 @@ type Replies struct {
 	pacer  pacer
 }
 
-var _ stream.Host = (*Replies)(nil)
+var _ stream.Replies = (*Replies)(nil)
 
 // New makes the replies of a node.
 func New(o Options) *Replies {

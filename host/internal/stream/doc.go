@@ -32,7 +32,7 @@
 //
 // Locks are taken in this order: Stream.sending, Readers.mu, then Stream.mu, a
 // reader's settleMu or a probe's. Chunks are handed to the connection with Readers.mu
-// held, which keeps them in order; [Host.Send] must not block.
+// held, which keeps them in order; [Replies.Send] must not block.
 //
 // The package never subscribes a request, decides whether a call runs, or imports
 // the host.

@@ -21,7 +21,7 @@ type Node struct {
 	ID      subjects.NodeID
 	Base    context.Context //nolint:containedctx // ends with the host
 	Log     *slog.Logger
-	Host    Host
+	Replies Replies
 	Go      func(f func()) // runs f in a goroutine, unless the host has stopped
 	Store   Store
 	Quota   *quota.Quota
@@ -29,9 +29,9 @@ type Node struct {
 	Replays *fair.Queue[subjects.SessionID]             // pages of chunks that are to be read
 }
 
-// Host is the part of a host that speaks to callers. Its methods may be called
+// Replies sends what callers read. Its methods may be called
 // concurrently.
-type Host interface {
+type Replies interface {
 	// Send publishes a message, and reports whether the connection takes its size. It must
 	// not block.
 	Send(m *nats.Msg) bool
@@ -45,8 +45,8 @@ type Host interface {
 	Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error)
 }
 
-// Call is the call that readers belong to.
-type Call interface {
+// Execution is the call that readers belong to.
+type Execution interface {
 	// Epoch is the epoch of the call's session, which it may have to look up.
 	Epoch(ctx context.Context) (string, error)
 	// End tells the call's handler to stop.

@@ -38,9 +38,12 @@ const (
 // concurrently.
 type Readers struct {
 	node   *Node
-	call   Call
+	call   Execution
 	first  *Reader
 	stream atomic.Pointer[Stream] // nil for a unary call, and before the handler runs
+	// Relayed says that another node runs the unary call. It ends the call once all callers
+	// are gone: others may have joined it there.
+	Relayed atomic.Bool
 
 	progress atomic.Pointer[codec.Progress] // nil until the tool says how far it is
 
@@ -53,7 +56,7 @@ type Readers struct {
 }
 
 // Init makes a call's readers, of which first is the only one.
-func (r *Readers) Init(node *Node, call Call, first *Reader) {
+func (r *Readers) Init(node *Node, call Execution, first *Reader) {
 	r.node, r.call, r.first = node, call, first
 }
 
@@ -108,16 +111,16 @@ func (r *Readers) send(j *Reader, chunk codec.Chunk) {
 		h, body := j.Request.Encode(chunk.Encode(j.Request.RPCID, r.epoch))
 		msg.Header, msg.Data = nats.Header(h), body
 	}
-	r.node.Host.Send(msg)
+	r.node.Replies.Send(msg)
 	if chunk.Terminal() && j.Request.Delivery == codec.DeliverInbox {
-		r.node.Host.Send(&nats.Msg{Subject: j.Reply})
+		r.node.Replies.Send(&nats.Msg{Subject: j.Reply})
 	}
 }
 
 // acknowledge tells the caller of a live stream, once, that its chunks are in the store.
 func (n *Node) acknowledge(j *Reader) {
 	if j.Request.Delivery == codec.DeliverLive && j.Claim() {
-		n.Host.Acknowledge(j)
+		n.Replies.Acknowledge(j)
 	}
 }
 
@@ -138,7 +141,7 @@ func (r *Readers) Repeat(record admit.Record) {
 	j := r.first
 	switch {
 	case !record.Streamed:
-		r.node.Host.Answer(j, record)
+		r.node.Replies.Answer(j, record)
 	case j.Request.Delivery == codec.DeliverLive:
 		r.node.acknowledge(j) // the chunks are in the store: the caller asks for them
 	default:
@@ -233,7 +236,7 @@ func (j *Reader) end(record admit.Record) {
 	case record.Streamed:
 		r.node.acknowledge(j)
 	default:
-		r.node.Host.Answer(j, record)
+		r.node.Replies.Answer(j, record)
 	}
 }
 
@@ -269,7 +272,7 @@ func (r *Readers) KeepAlive(now time.Time) {
 	}
 	r.mu.Unlock()
 	progress := r.progress.Load()
-	if s == nil && len(all) > 0 && deserted(all, callerGone) {
+	if s == nil && len(all) > 0 && !r.Relayed.Load() && deserted(all, callerGone) {
 		r.call.End(errGone)
 	}
 	for _, j := range all {
@@ -282,7 +285,7 @@ func (r *Readers) KeepAlive(now time.Time) {
 		if s == nil {
 			probe = j.probe.Next(r.node.Store)
 		}
-		r.node.Host.Send(&nats.Msg{Subject: j.Reply, Reply: probe, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
+		r.node.Replies.Send(&nats.Msg{Subject: j.Reply, Reply: probe, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
 	}
 }
 
@@ -430,6 +433,6 @@ func (j *Reader) fail(record admit.Record) {
 	j.probe.Close()
 	j.of.mu.Unlock()
 	if !over {
-		j.of.node.Host.Answer(j, record)
+		j.of.node.Replies.Answer(j, record)
 	}
 }

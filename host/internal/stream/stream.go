@@ -152,7 +152,7 @@ func (s *Stream) refer(c *codec.Chunk) error {
 	if err := s.admit(len(c.Data)); err != nil {
 		return err
 	}
-	ref, bad := s.node.Host.Keep(s.req.Session, c.Data)
+	ref, bad := s.node.Replies.Keep(s.req.Session, c.Data)
 	if bad != nil {
 		return bad
 	}
@@ -281,7 +281,7 @@ func (s *Stream) probeLive(c codec.Chunk) {
 		return
 	}
 	header, body := c.Encode(reader.Request.RPCID, s.readers.epoch)
-	s.node.Host.Send(&nats.Msg{Subject: subject, Reply: probe, Header: nats.Header(header), Data: body})
+	s.node.Replies.Send(&nats.Msg{Subject: subject, Reply: probe, Header: nats.Header(header), Data: body})
 }
 
 // deserted reports whether nobody reads the stream any more, neither its caller
@@ -380,7 +380,7 @@ func (s *Stream) conclude(record admit.Record) admit.Record {
 	if record.Err != nil {
 		// Items are out: whatever the error says of itself, this call began.
 		record.Err = record.Err.WithStarted(toolmesh.StartedYes)
-		c.Type, c.Err = codec.ChunkError, s.node.Host.Fit(record.Err)
+		c.Type, c.Err = codec.ChunkError, s.node.Replies.Fit(record.Err)
 	}
 	// The call's own context may be over; its end must still be stored.
 	base := s.node.Base
@@ -403,7 +403,7 @@ func (s *Stream) conclude(record admit.Record) admit.Record {
 		slog.String("rpc_id", string(s.req.RPCID)), slog.String("error", err.Error()))
 	// Nobody will find the end in the store: it goes to the reply subjects.
 	if s.req.Delivery == codec.DeliverLive {
-		s.node.Host.Answer(s.readers.first, admit.Record{Err: lost})
+		s.node.Replies.Answer(s.readers.first, admit.Record{Err: lost})
 	}
 	c.Type, c.Err = codec.ChunkError, lost
 	s.readers.mu.Lock()
@@ -416,7 +416,7 @@ func (s *Stream) conclude(record admit.Record) admit.Record {
 func (s *Stream) refused(err *toolmesh.Error) admit.Record {
 	record := admit.Record{Err: err}
 	if first := s.readers.first; first.Claim() {
-		s.node.Host.Answer(first, record)
+		s.node.Replies.Answer(first, record)
 	}
 	return record
 }

@@ -81,7 +81,7 @@ func begin(t *testing.T, req *codec.Request, limit int64) (*fake, *Readers, *Str
 	t.Helper()
 	f := &fake{}
 	node := &Node{
-		ID: "n", Base: t.Context(), Log: slog.New(slog.DiscardHandler), Host: f, Go: func(run func()) { run() }, Store: f,
+		ID: "n", Base: t.Context(), Log: slog.New(slog.DiscardHandler), Replies: f, Go: func(run func()) { run() }, Store: f,
 		Quota: quota.New(limit, time.Hour, time.Now), Replays: fair.NewQueue[subjects.SessionID](16, 16, func(f func()) { go f() }), Account: func(s subjects.SessionID) subjects.SessionID { return s },
 	}
 	req.Session, req.RPCID = "default", "r1"

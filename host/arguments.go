@@ -24,11 +24,11 @@ const (
 // arguments reads the arguments of a call, from wherever they are, and checks them. Until
 // the call ends they are a part of what its session may have here: a call that waits for a
 // lane, a key, a worker or an equal call holds no more.
-func (h *Host) arguments(c *inflight) (args, varArgs json.RawMessage, bad *toolmesh.Error) {
+func (r *runner) arguments(c *inflight) (args, varArgs json.RawMessage, bad *toolmesh.Error) {
 	req := c.Request
 	if req.Ref != nil {
 		var err error
-		args, err = h.payloads.Load(&c.ctx, req.Session, req.Ref, func(size int64) error { return h.holdArgs(c, size) })
+		args, err = r.payloads.Load(&c.ctx, req.Session, req.Ref, func(size int64) error { return r.holdArgs(c, size) })
 		if err != nil {
 			return nil, nil, admit.Refusal(err).WithStarted(toolmesh.StartedNo)
 		}
@@ -52,14 +52,14 @@ func (h *Host) arguments(c *inflight) (args, varArgs json.RawMessage, bad *toolm
 }
 
 // holdArgs takes room for arguments of a size.
-func (h *Host) holdArgs(c *inflight, size int64) error {
+func (r *runner) holdArgs(c *inflight, size int64) error {
 	most, account := c.tool.maxArgs, c.account()
 	switch {
 	case most > 0 && size > most:
 		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, most).WithDetail("limit", most).WithDetail("size", size)
 	case size <= smallArgs || c.held > 0 || c.Local != nil: // of one that has them in any case
-	case !h.args.Take(account, size):
-		return h.noRoom(account)
+	case !r.args.Take(account, size):
+		return r.noRoom(account)
 	default:
 		c.held = size
 	}
@@ -67,13 +67,13 @@ func (h *Host) holdArgs(c *inflight, size int64) error {
 }
 
 // noRoom refuses arguments that an account has no more room for.
-func (h *Host) noRoom(account subjects.SessionID) *toolmesh.Error {
+func (r *runner) noRoom(account subjects.SessionID) *toolmesh.Error {
 	who := fmt.Sprintf("session %q", account)
 	if account == "" {
 		who = "sessions that nobody created, together,"
 	}
-	return admit.Refusal(toolmesh.Errorf(toolmesh.CodeBusy, "calls of %s hold their part of the %d bytes of arguments that node %s has room for: try again, or another node", who, h.args.Limit(), h.node)).
-		WithDetail("limit", "arguments").WithDetail("max", h.args.Limit()).WithDetail("retry_after_ms", h.retryAfter(nil).Milliseconds())
+	return admit.Refusal(toolmesh.Errorf(toolmesh.CodeBusy, "calls of %s hold their part of the %d bytes of arguments that node %s has room for: try again, or another node", who, r.args.Limit(), r.node)).
+		WithDetail("limit", "arguments").WithDetail("max", r.args.Limit()).WithDetail("retry_after_ms", r.retryAfter(nil).Milliseconds())
 }
 
 // account is whose part of the node the call takes.
@@ -81,47 +81,47 @@ func (c *inflight) account() subjects.SessionID { return subjects.Account(c.Requ
 
 // release deletes the arguments of a call that came by reference, once it has ended and
 // its caller cannot send it again: for a repetition their digest is enough.
-func (h *Host) release(call *admit.Call[*inflight], record admit.Record) {
+func (r *runner) release(call *admit.Running[*inflight], record admit.Record) {
 	if call.Full == nil {
-		h.spendFor(call.Value.Request, record.Err)
+		r.spendFor(call.Value.Request, record.Err)
 	}
 }
 
 // spendFor is spend unless a call that has ended with an error may be sent again with the
 // same arguments.
-func (h *Host) spendFor(req *codec.Request, e *toolmesh.Error) {
+func (r *runner) spendFor(req *codec.Request, e *toolmesh.Error) {
 	switch {
 	case e == nil || e.Started == toolmesh.StartedYes && e.Code != toolmesh.CodeWorkerCrashed && e.Code != toolmesh.CodeNodeLost:
 	case e.Started != toolmesh.StartedNo || e.Retryable || e.Code == toolmesh.CodeToolNotFound:
 		return // the client sees to it, or they expire
 	}
-	h.spend(req)
+	r.spend(req)
 }
 
 // spend has the arguments of a request deleted that nobody reads any more: in a moment,
 // as deleting holds up what the caller reads now.
-func (h *Host) spend(req *codec.Request) {
+func (r *runner) spend(req *codec.Request) {
 	if req.Ref == nil {
 		return
 	}
-	h.spentMu.Lock()
-	defer h.spentMu.Unlock()
-	h.spent = append(h.spent, req.Ref.Name)
+	r.spentMu.Lock()
+	defer r.spentMu.Unlock()
+	r.spent = append(r.spent, req.Ref.Name)
 }
 
 // deleteSpent deletes what spend has noted; the ticker calls it.
-func (h *Host) deleteSpent() {
-	h.spentMu.Lock()
-	names := h.spent
-	h.spent = nil
-	h.spentMu.Unlock()
+func (r *runner) deleteSpent() {
+	r.spentMu.Lock()
+	names := r.spent
+	r.spent = nil
+	r.spentMu.Unlock()
 	if len(names) == 0 {
 		return
 	}
-	h.running.run(func() {
+	r.background.Go(func() {
 		for _, name := range names {
-			if err := h.payloads.Delete(h.base, name); err != nil {
-				h.log.Debug("the arguments of a call expire by themselves", slog.String("error", err.Error()))
+			if err := r.payloads.Delete(r.base, name); err != nil {
+				r.log.Debug("the arguments of a call expire by themselves", slog.String("error", err.Error()))
 			}
 		}
 	})

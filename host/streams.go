@@ -11,9 +11,11 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/quota"
 	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -25,12 +27,29 @@ const (
 	maxRequest = 8 << 10
 )
 
+// streams owns the node's streams, and the chunks that are stored of them.
+type streams struct {
+	*core
+	stream.Node
+	replayer *chunks.Replayer
+	chunked  chunked
+}
+
+func newStreams(k *core) *streams {
+	st := &streams{core: k, replayer: chunks.NewReplayer(k.bus, k.log)}
+	st.Node = stream.Node{
+		ID: k.node, Base: k.base, Log: k.log, Replies: k.replies, Go: k.background.Go, Store: chunkStore{k.bus, st.replayer, k.boot, &st.chunked},
+		Quota: quota.New(k.opts.StreamQuota, chunksFor, time.Now), Account: k.sessions.Account, Replays: fair.NewQueue[subjects.SessionID](maxReplays, maxWaiting, k.background.Go),
+	}
+	return st
+}
+
 // replay answers a request for stored chunks, outside of the callback. Sessions take
 // turns.
-func (h *Host) replay(m *nats.Msg) {
+func (st *streams) replay(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
-	if !h.bus.MayAnswer(m, s.Session, h.opts.SessionCredentials) {
-		h.refusedReplies.Add(1)
+	if !st.bus.MayAnswer(m, s.Session, st.opts.SessionCredentials) {
+		st.counts.refusedReplies.Add(1)
 		return
 	}
 	if err == nil && m.Size() > maxRequest {
@@ -41,21 +60,21 @@ func (h *Host) replay(m *nats.Msg) {
 	}
 	refuse := func(err error) {
 		header, body := codec.ErrorReply(admit.Refusal(err))
-		h.replies.Publish(m.Reply, header, body)
+		st.replies.Publish(m.Reply, header, body)
 	}
 	if err != nil {
 		refuse(err)
 		return
 	}
-	if !h.streams.Replays.Do(h.sessions.Account(s.Session), func() {
-		epoch, err := h.sessions.Settled(s.Session)
+	if !st.Replays.Do(st.sessions.Account(s.Session), func() {
+		epoch, err := st.sessions.Settled(s.Session)
 		if err != nil {
 			refuse(err)
 			return
 		}
-		h.replayer.Answer(h.base, s, epoch, m)
+		st.replayer.Answer(st.base, s, epoch, m)
 	}) {
-		refuse(toolmesh.Errorf(toolmesh.CodeBusy, "too many replays of session %q wait at node %s: try again", s.Session, h.node).WithDetail("limit", "replays"))
+		refuse(toolmesh.Errorf(toolmesh.CodeBusy, "too many replays of session %q wait at node %s: try again", s.Session, st.node).WithDetail("limit", "replays"))
 	}
 }
 
@@ -84,12 +103,12 @@ func (s chunkStore) Writer(session subjects.SessionID, rpc subjects.RPCID, opts 
 
 // replayed notes that somebody reads what is stored of a stream that this node has:
 // any member of the mesh may have answered.
-func (h *Host) replayed(m *nats.Msg) {
+func (st *streams) replayed(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
 	if err != nil {
 		return
 	}
-	if call, ok := h.calls.Lookup(admit.Key{Session: s.Session, RPC: s.RPC}); ok {
+	if call, ok := st.calls.Lookup(admit.Key{Session: s.Session, RPC: s.RPC}); ok {
 		if running := call.Value.readers.Stream(); running != nil {
 			running.Seen()
 		}
@@ -120,32 +139,32 @@ func (c *chunked) note(session subjects.SessionID, epoch string) {
 }
 
 // dropChunks has the chunks of sessions removed that have ended. The ticker calls it.
-func (h *Host) dropChunks() {
-	h.chunked.mu.Lock()
-	defer h.chunked.mu.Unlock()
-	for session, epoch := range h.chunked.epoch {
-		if h.sessions.Seen(session, epoch) {
+func (st *streams) dropChunks() {
+	st.chunked.mu.Lock()
+	defer st.chunked.mu.Unlock()
+	for session, epoch := range st.chunked.epoch {
+		if st.sessions.Seen(session, epoch) {
 			continue
 		}
-		delete(h.chunked.epoch, session)
-		h.running.run(func() {
+		delete(st.chunked.epoch, session)
+		st.background.Go(func() {
 			select {
 			case <-time.After(chunksOver):
-			case <-h.base.Done():
+			case <-st.base.Done():
 				return
 			}
-			if !h.sessions.Over(session, epoch) { // the view is behind
-				h.chunked.note(session, epoch)
+			if !st.sessions.Over(session, epoch) { // the view is behind
+				st.chunked.note(session, epoch)
 				return
 			}
 			unused := func() bool { // the next one of its name may have stored some
-				now, err := h.sessions.Now(session)
+				now, err := st.sessions.Now(session)
 				return toolmesh.CodeOf(err) == toolmesh.CodeSessionNotFound || err == nil && now == ""
 			}
-			if err := h.bus.DropChunks(h.base, session, epoch, unused); err != nil {
-				h.log.Debug("the chunks of a session that has ended expire by themselves", slog.String("error", err.Error()))
+			if err := st.bus.DropChunks(st.base, session, epoch, unused); err != nil {
+				st.log.Debug("the chunks of a session that has ended expire by themselves", slog.String("error", err.Error()))
 			}
-			h.streams.Quota.Forget(session)
+			st.Quota.Forget(session)
 		})
 	}
 }

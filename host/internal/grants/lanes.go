@@ -51,7 +51,7 @@ const (
 	storeWait = 3 * time.Second
 )
 
-// Options are what a [Keeper] needs of its node.
+// Options are what a [Lanes] needs of its node.
 type Options struct {
 	Node     subjects.NodeID
 	Boot     subjects.BootID
@@ -73,9 +73,9 @@ type Presence interface {
 	NodeLost(ctx context.Context, node subjects.NodeID, boot subjects.BootID) (lost, expired bool, err error)
 }
 
-// Keeper keeps the lanes of one node: it owns domains, asks the owners of others, and
+// Lanes are the lanes of one node: it owns domains, asks the owners of others, and
 // holds what was granted to calls of the node. Its methods may be called concurrently.
-type Keeper struct {
+type Lanes struct {
 	opts Options
 
 	mu      sync.Mutex // guards what follows; nothing waits and nothing is sent under it
@@ -118,16 +118,16 @@ type domain struct {
 	calls   int // that use a home
 }
 
-// New makes a keeper. Nothing is sent before the first [Keeper.Take].
-func New(opts Options) *Keeper {
-	return &Keeper{
+// New makes a keeper. Nothing is sent before the first [Lanes.Take].
+func New(opts Options) *Lanes {
+	return &Lanes{
 		opts: opts, domains: make(map[domainKey]*domain), asking: make(map[string]*asking),
 		held: make(map[string]*Grant), renewed: make(map[uint64]renewal),
 	}
 }
 
 // domain returns that of a key; k.mu is held.
-func (k *Keeper) domain(key domainKey) *domain {
+func (k *Lanes) domain(key domainKey) *domain {
 	d := k.domains[key]
 	if d == nil {
 		d = &domain{key: key, used: time.Now()}
@@ -151,14 +151,14 @@ func keyOf(scope tool.LaneScope, session subjects.SessionID) domainKey {
 }
 
 // Waiting is how many calls of this node wait for their turn.
-func (k *Keeper) Waiting() int {
+func (k *Lanes) Waiting() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.waiting
 }
 
 // Tick is the node's clock; the host calls it several times a second.
-func (k *Keeper) Tick(now time.Time) {
+func (k *Lanes) Tick(now time.Time) {
 	var out outbox
 	k.mu.Lock()
 	if now.Sub(k.ticked) > stalled {
@@ -208,7 +208,7 @@ func (o outbox) send() {
 
 // publish sends a request to the owner of a domain. session is that of the subject: any
 // one for the lanes of the mesh.
-func (k *Keeper) publish(to subjects.NodeID, session subjects.SessionID, reply string, req *codec.LaneRequest) {
+func (k *Lanes) publish(to subjects.NodeID, session subjects.SessionID, reply string, req *codec.LaneRequest) {
 	subject, err := subjects.NodeLane(to, session)
 	if err != nil {
 		return // a record that cannot be: the silence is noticed
@@ -217,7 +217,7 @@ func (k *Keeper) publish(to subjects.NodeID, session subjects.SessionID, reply s
 }
 
 // Serve answers a request on this node's subject of lanes.
-func (k *Keeper) Serve(s subjects.Subject, m *nats.Msg) {
+func (k *Lanes) Serve(s subjects.Subject, m *nats.Msg) {
 	var req codec.LaneRequest
 	if err := bus.ReadRequest(m, &req); err != nil || len(req.IDs) == 0 && req.Type != codec.LaneRenew {
 		return // only nodes may ask here, and they ask again
@@ -235,7 +235,7 @@ func (k *Keeper) Serve(s subjects.Subject, m *nats.Msg) {
 }
 
 // heard takes what an owner answers, or the broker for one that is not there.
-func (k *Keeper) heard(m *nats.Msg, err error) {
+func (k *Lanes) heard(m *nats.Msg, err error) {
 	if err != nil {
 		k.mu.Lock()
 		k.inbox = nil // the connection is closed, or has no right to an inbox: calls wait for their time
@@ -261,7 +261,7 @@ func (k *Keeper) heard(m *nats.Msg, err error) {
 }
 
 // answered takes an answer, of another node or of this one.
-func (k *Keeper) answered(answer codec.LaneAnswer) {
+func (k *Lanes) answered(answer codec.LaneAnswer) {
 	if answer.ID != "" {
 		k.mu.Lock()
 		a := k.asking[answer.ID]

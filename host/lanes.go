@@ -26,16 +26,16 @@ const maxLanes = 4096
 // mesh, around its own.
 type laned struct {
 	Handler
-	h     *Host
+	h     *core
 	scope tool.LaneScope
 	rule  *lane.Rule
 }
 
 // takeTurns puts the lane around the handler of a tool that declares a scope beyond the
 // batch.
-func (h *Host) takeTurns(t *served) {
+func (p *publisher) takeTurns(t *served) {
 	if scope := t.descriptor.Annotations.LaneScope; scope != "" && scope != tool.LaneBatch {
-		t.handler = &laned{Handler: t.handler, h: h, scope: scope, rule: lane.RuleOf(t.descriptor, false)}
+		t.handler = &laned{Handler: t.handler, h: p.core, scope: scope, rule: lane.RuleOf(t.descriptor, false)}
 	}
 }
 
@@ -144,7 +144,7 @@ type fenceKey struct{}
 func (h *Host) laneAsked(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
 	if err != nil || m.Reply != "" && !h.bus.MayAnswer(m, s.Session, false) {
-		h.refusedReplies.Add(1)
+		h.counts.refusedReplies.Add(1)
 		return
 	}
 	h.lanes.Serve(s, m)

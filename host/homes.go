@@ -20,14 +20,14 @@ import (
 const maxRefusals = 4
 
 // bound reports whether a call is to run in the worker that its session has on one node.
-func (h *Host) bound(t *served, req *codec.Request) bool {
-	return t != nil && t.sessions != "" && h.relay.Load() != nil && t.descriptor.Annotations.Isolation.Tighter(req.Isolation) == toolmesh.IsolationSession
+func (r *runner) bound(t *served, req *codec.Request) bool {
+	return t != nil && t.sessions != "" && r.relay.Load() != nil && t.descriptor.Annotations.Isolation.Tighter(req.Isolation) == toolmesh.IsolationSession
 }
 
 // goHome has a call run where its session's worker is. With here set that is this node: the
 // call has c.home until it ends. Whoever passes it on does so once, so that it comes back in
 // no circle.
-func (h *Host) goHome(running *admit.Call[*inflight]) (record admit.Record, here bool) {
+func (r *runner) goHome(running *admit.Running[*inflight]) (record admit.Record, here bool) {
 	c := running.Value
 	var args, varArgs json.RawMessage
 	var err error
@@ -39,31 +39,31 @@ func (h *Host) goHome(running *admit.Call[*inflight]) (record admit.Record, here
 	req := *c.Request
 	req.Hops = maxHops - 1
 	for refusals := 0; ; {
-		claim := running.Full == nil && !h.draining.Load() && !c.tool.withdrawn.Load()
-		home, err := h.lanes.Home(&c.ctx, grants.Of{Session: subjects.WireName(req.Session), Epoch: c.epoch, Index: index}, c.tool.sessions, claim)
+		claim := running.Full == nil && !r.draining.Load() && !c.tool.withdrawn.Load()
+		home, err := r.lanes.Home(&c.ctx, grants.Of{Session: subjects.WireName(req.Session), Epoch: c.epoch, Index: index}, c.tool.sessions, claim)
 		switch {
 		case err != nil:
 			return admit.Record{Err: c.homeless(err)}, false
 		case home.Here && running.Full != nil:
 			home.Leave()
-			return admit.Record{Err: h.withoutSlot(c, running.Full).WithDetail("node", string(h.node))}, false // and no other one has room
+			return admit.Record{Err: r.withoutSlot(c, running.Full).WithDetail("node", string(r.node))}, false // and no other one has room
 		case home.Here && home.Moved && c.tool.descriptor.Annotations.Affinity != tool.AffinityHint:
 			home.Leave()
 			return admit.Record{Err: errMoved}, false
 		case home.Here:
-			h.calls.Unpark(running)
+			r.calls.Unpark(running)
 			c.home = home
 			return admit.Record{}, true
 		case c.Request.Hops >= maxHops:
-			return admit.Record{Err: c.homeless(toolmesh.Errorf(toolmesh.CodeUnavailable, "the session's worker is not on node %s", h.node))}, false
+			return admit.Record{Err: c.homeless(toolmesh.Errorf(toolmesh.CodeUnavailable, "the session's worker is not on node %s", r.node))}, false
 		case home.Node == "": // and this node cannot have it
-			return h.passOn(running, &req, args, varArgs), false
+			return r.passOn(running, &req, args, varArgs), false
 		case varArgs != nil:
 			return admit.Record{Err: c.homeless(toolmesh.Errorf(toolmesh.CodeInvalidRequest,
 				"the session's worker is on node %s, and more positional arguments than parameters cannot be passed on: send the call to that node", home.Node))}, false
 		}
-		h.calls.Park(running)
-		record, err := h.relayCall(c, &req, args, codec.Where{Node: home.Node, Boot: home.Boot})
+		r.calls.Park(running)
+		record, err := r.relayCall(c, &req, args, codec.Where{Node: home.Node, Boot: home.Boot})
 		if err == nil {
 			return record, false
 		}
@@ -76,7 +76,7 @@ func (h *Host) goHome(running *admit.Call[*inflight]) (record admit.Record, here
 			home.Seek(&c.ctx)
 			continue
 		}
-		return h.notPassed(c, e), false
+		return r.notPassed(c, e), false
 	}
 }
 
@@ -95,10 +95,10 @@ var errMoved = toolmesh.Errorf(toolmesh.CodeUnavailable, "the session's worker i
 
 // leaveHomes hands over the workers that sessions have here for an index, or for all. What
 // they know is lost.
-func (h *Host) leaveHomes(ctx context.Context, of serviceKey) {
+func (p *publisher) leaveHomes(ctx context.Context, of serviceKey) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainRest)
 	defer cancel()
-	h.lanes.LeaveHomes(ctx, subjects.WireName(of.session), of.index)
+	p.lanes.LeaveHomes(ctx, subjects.WireName(of.session), of.index)
 }
 
 // bind is the arguments as they are passed on, of which the node takes room: none of a
@@ -110,7 +110,7 @@ func (c *inflight) bind() (args, varArgs json.RawMessage, err error) {
 	if bad := c.Request.Decode(); bad != nil {
 		return nil, nil, bad
 	}
-	if err := c.h.holdArgs(c, c.Request.Size()); err != nil || len(c.Request.Positional) == 0 {
+	if err := c.run.holdArgs(c, c.Request.Size()); err != nil || len(c.Request.Positional) == 0 {
 		return c.Request.Args, nil, err
 	}
 	return tool.Bind(c.tool.descriptor, c.Request.Positional, c.Request.Args)

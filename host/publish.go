@@ -1,0 +1,245 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"reflect"
+	"slices"
+
+	"github.com/google/uuid"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Service is what a host offers under one name: an index at one revision, or
+// the own tools of a session.
+type Service struct {
+	// Index is the index's name; empty for a session's own tools.
+	Index subjects.IndexName
+	// Session limits the service to one session; empty means all, which only an
+	// index can be.
+	Session  subjects.SessionID
+	Revision string
+	// Claim is the source that the index's name is claimed for in the registry;
+	// a name that another source has is refused. Empty claims nothing: whoever
+	// installed the index has.
+	Claim string
+	Tools []Tool
+	// Unavailable are tools that are known and not served.
+	Unavailable []Unavailable
+}
+
+// Tool is one tool of a [Service].
+type Tool struct {
+	Descriptor *tool.Descriptor
+	Handler    Handler
+	// Notice is what callers have to expect of the tool for a while, for people.
+	// It is served all the same. Defaults to nothing.
+	Notice string
+	// User is who the tool runs as, by number, for people. Defaults to nothing.
+	User string
+	// Sessions names the workers in which calls of isolation session find what earlier ones of
+	// their session left: a session's calls of an index all run on one node then, and one is
+	// told once the index has others. Empty: calls run where they come.
+	Sessions string
+	// MaxArgs is of how many bytes the tool takes arguments: more are refused before they
+	// are read. Defaults to [Options.PayloadMax].
+	MaxArgs int64
+}
+
+// Unavailable is a tool that is declared and not served, with the reason.
+type Unavailable struct {
+	ID     subjects.ToolID
+	Reason string
+	// Descriptor is what is known of it all the same; nil: nothing.
+	Descriptor *tool.Descriptor
+}
+
+// ToolOption adjusts one function of [Host.Handle].
+type ToolOption func(*tool.Descriptor)
+
+// Description is the text that people and models read.
+func Description(text string) ToolOption {
+	return func(d *tool.Descriptor) { d.Description = text }
+}
+
+// Annotate says how the tool behaves. Whether it streams follows from the
+// handler and need not be said.
+func Annotate(a tool.Annotations) ToolOption {
+	return func(d *tool.Descriptor) {
+		a.Streaming = a.Streaming || d.Annotations.Streaming
+		d.Annotations = a
+	}
+}
+
+// Schema sets the input and output schema of a handler that has no Go types, or
+// whose types do not say them; nil leaves one as it is.
+func Schema(input, output json.RawMessage) ToolOption {
+	return func(d *tool.Descriptor) {
+		if input != nil {
+			d.InputSchema = input
+		}
+		if output != nil {
+			d.OutputSchema = output
+		}
+	}
+}
+
+// Metadata is the author's own JSON object, passed through.
+func Metadata(object json.RawMessage) ToolOption {
+	return func(d *tool.Descriptor) { d.Metadata = object }
+}
+
+// Handle registers a function under the index or session of the options; an
+// empty name becomes a generated one (tool_<uuid>). It returns the full id. The
+// same name again replaces the function. Before Start the function waits for
+// it; afterwards it is served when Handle returns. The errors are invalid_request
+// for a name or a function that cannot be served, a type without a schema
+// included, or an index that somebody else has, payload_too_large for one that the
+// registry cannot hold, and unavailable without a connection. What it costs does not
+// depend on how many functions there are.
+func (h *Host) Handle(name string, handler Handler, opts ...ToolOption) (subjects.ToolID, error) {
+	return h.HandleIn(h.opts.Index, h.opts.Session, name, handler, opts...)
+}
+
+// takesObject reports whether a schema's type, if it has one, can be an object.
+func takesObject(schema json.RawMessage) bool {
+	var root struct {
+		Type any `json:"type"`
+	}
+	if json.Unmarshal(schema, &root) != nil {
+		return true // what is wrong with it is said when it is compiled
+	}
+	switch t := root.Type.(type) {
+	case string:
+		return t == "object"
+	case []any:
+		return slices.Contains(t, any("object"))
+	}
+	return true
+}
+
+// HandleIn is [Host.Handle] for an index or session of one's own choice: one of
+// them is empty.
+func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, name string, handler Handler, opts ...ToolOption) (subjects.ToolID, error) {
+	if name == "" {
+		name = "tool_" + uuid.NewString()
+	}
+	if noHandler(handler) {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "function %q has no handler", name)
+	}
+	d := tool.Descriptor{Source: tool.SourceGo}
+	var noInput, noOutput error
+	if t, ok := handler.(described); ok {
+		d, noInput, noOutput = t.describe()
+	}
+	d.Name = name
+	switch {
+	case index != "":
+		d.ID = subjects.ToolID(string(index) + "." + name)
+		d.Index = &tool.IndexRef{Name: index, Revision: h.opts.Revision}
+	case session != "":
+		d.ID = subjects.ToolID(name)
+		if _, dotted := d.ID.Index(); dotted {
+			return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q has a dot: a session's own tool has one name", name)
+		}
+	default:
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "host.Options has neither Index nor Session: functions need one of them to be called by")
+	}
+	for _, opt := range opts {
+		if opt != nil {
+			opt(&d)
+		}
+	}
+	if noInput != nil && d.InputSchema == nil {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the arguments of %q: %w", name, noInput)
+	}
+	if noOutput != nil && d.OutputSchema == nil {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the result of %q: %w", name, noOutput)
+	}
+	if err := d.Check(); err != nil {
+		return "", err
+	}
+	if !takesObject(d.InputSchema) {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+			"the arguments of %q are not an object, which arguments are: take a struct or a map", name)
+	}
+	if err := h.Add(index, session, Tool{Descriptor: &d, Handler: handler}); err != nil {
+		return "", err
+	}
+	return d.ID, nil
+}
+
+// noHandler reports whether there is no code behind a handler: also where it is made of a
+// function that is nil.
+func noHandler(handler Handler) bool {
+	v := reflect.ValueOf(handler)
+	if v.Kind() == reflect.Struct && v.NumField() == 1 { // of Func and Stream
+		v = v.Field(0)
+	}
+	switch v.Kind() {
+	case reflect.Func, reflect.Pointer:
+		return v.IsNil()
+	}
+	return !v.IsValid()
+}
+
+// usable refuses tools that lack what a tool is.
+func usable(tools []Tool) error {
+	for i, t := range tools {
+		if t.Descriptor == nil {
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tool %d has no descriptor", i)
+		}
+		if noHandler(t.Handler) {
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tool %q has no handler", t.Descriptor.ID)
+		}
+	}
+	return nil
+}
+
+// Add is [Host.HandleIn] for tools whose descriptors are at hand, all of them or, after
+// an error, none.
+func (h *Host) Add(index subjects.IndexName, session subjects.SessionID, tools ...Tool) error {
+	key := serviceKey{index, session}
+	if err := usable(tools); err != nil {
+		return err
+	}
+	if err := h.publisher.add(key, tools); err != nil {
+		return err
+	}
+	h.publisher.settle(h.base, key)
+	return nil
+}
+
+// Remove takes tools of an index or session back, and returns those that were
+// offered. Requests that have reached the node are still served.
+func (h *Host) Remove(ctx context.Context, index subjects.IndexName, session subjects.SessionID, ids ...subjects.ToolID) ([]subjects.ToolID, error) {
+	return h.publisher.remove(ctx, serviceKey{index, session}, ids)
+}
+
+// Publish offers a service, or replaces the one of the same index and session:
+// tools that stay are never without a server in between. When it returns, the
+// node's connection has told the broker; the registry follows. The errors are
+// invalid_request for a descriptor that cannot be served and for an index that
+// somebody else has, payload_too_large for a tool of which the broker takes no
+// message, and unavailable without a connection. After an error what was published
+// before is served.
+func (h *Host) Publish(ctx context.Context, s Service) error {
+	if err := usable(s.Tools); err != nil {
+		return err
+	}
+	err := h.publisher.publish(ctx, s)
+	if err == nil {
+		h.publisher.settle(ctx, serviceKey{s.Index, s.Session})
+	}
+	return err
+}
+
+// Withdraw takes a service back. Requests that have reached the node are still
+// served.
+func (h *Host) Withdraw(ctx context.Context, index subjects.IndexName, session subjects.SessionID) error {
+	key := serviceKey{index, session}
+	return h.publisher.withdraw(ctx, key, func(*service) bool { return true })
+}

@@ -1,0 +1,554 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/internal/presence"
+	"github.com/toolmesh/toolmesh/host/internal/sessions"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// publisher owns what the node serves: it subscribes the tools' subjects, has requests find
+// them, and has the registry follow.
+type publisher struct {
+	*core
+	requests chan *nats.Msg // of all tools
+	records  records
+
+	changing sync.Mutex // held while what is served changes; taken before mu
+	mu       sync.Mutex // guards what follows; taken before records.mu and routes.mu; nothing waits under it, but for the start
+	state    state
+	services map[serviceKey]*service
+	subs     map[*nats.Subscription]struct{} // of tools, also of such as are yet to be in a service, or to be retired
+	retired  []*retiredRoute                 // to be taken out of routes by the ticker
+}
+
+type state uint8
+
+const (
+	stateNew state = iota
+	stateServing
+	stateStopped
+)
+
+func newPublisher(k *core, requests chan *nats.Msg) *publisher {
+	p := &publisher{core: k, requests: requests, services: make(map[serviceKey]*service), subs: make(map[*nats.Subscription]struct{})}
+	p.records.publisher = p
+	return p
+}
+
+// open offers what was published before the start; mu is held.
+func (p *publisher) open(ctx context.Context) error {
+	for _, s := range p.services {
+		if err := p.claim(ctx, s); err != nil {
+			return err
+		}
+		for _, o := range s.tools {
+			if err := p.offer(o, nil); err != nil {
+				return err
+			}
+		}
+		p.records.replace(s)
+	}
+	return nil
+}
+
+// serviceKey names what is published and withdrawn as one: an index, or a
+// session's own tools.
+type serviceKey struct {
+	index   subjects.IndexName
+	session subjects.SessionID
+}
+
+// service is one published [Service]; the host's lock guards it.
+type service struct {
+	key         serviceKey
+	revision    string
+	claim       string
+	identity    *codec.Identity
+	tools       map[subjects.ToolID]*offered
+	unavailable []*entry
+	tenure      *sessions.Tenure // of key.session; nil for every session's
+}
+
+// offered is one tool of a service.
+type offered struct {
+	*served
+	at    routeKey
+	entry *entry             // what the registry is to say of it
+	sub   *nats.Subscription // nil before the host's start
+}
+
+func (p *publisher) newService(key serviceKey, revision, claim string) *service {
+	s := &service{
+		key: key, revision: revision, claim: claim, identity: codec.NewIdentity(p.node, p.boot, revision),
+		tools: make(map[subjects.ToolID]*offered),
+	}
+	if key.session != "" {
+		s.tenure = &sessions.Tenure{}
+	}
+	return s
+}
+
+// add adds tools to a service, or replaces them: the others are not touched.
+func (p *publisher) add(key serviceKey, tools []Tool) error {
+	p.changing.Lock()
+	defer p.changing.Unlock()
+	old, serving, err := p.published(key)
+	if err != nil {
+		return err
+	}
+	s := old
+	fresh := s == nil || p.outlived(s, serving)
+	if fresh {
+		claim := ""
+		if key.index != "" {
+			claim = registry.ServiceSource + string(key.index)
+		}
+		s = p.newService(key, p.opts.Revision, claim)
+	}
+	if old == nil {
+		old = &service{}
+	}
+	added := make([]*offered, len(tools))
+	for i, t := range tools {
+		var err error
+		if added[i], err = p.prepare(s, t, nil); err != nil {
+			return err
+		}
+	}
+	if serving {
+		if err := p.claim(p.base, s); err != nil {
+			return err
+		}
+	}
+	return p.offerAll(p.base, old, added, serving, func() {
+		for _, o := range added {
+			s.tools[o.descriptor.ID] = o
+		}
+		p.services[key] = s
+		switch {
+		case !serving:
+		case fresh:
+			p.supersede(old, s)
+		default:
+			for _, o := range added {
+				p.records.put(s, o.entry)
+			}
+		}
+	})
+}
+
+// published is what is offered under a key, nil for nothing, and whether the host serves.
+// The error says why nothing can be published any more.
+func (p *publisher) published(key serviceKey) (s *service, serving bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.services[key], p.state == stateServing, p.ended()
+}
+
+// remove takes tools of a service back, and returns those that were offered.
+func (p *publisher) remove(ctx context.Context, key serviceKey, ids []subjects.ToolID) ([]subjects.ToolID, error) {
+	var removed []*offered
+	var gone []subjects.ToolID
+	p.changing.Lock()
+	p.mu.Lock()
+	if s := p.services[key]; s != nil {
+		for _, id := range ids {
+			if o := s.tools[id]; o != nil {
+				delete(s.tools, id)
+				removed, gone = append(removed, o), append(gone, id)
+			}
+		}
+		if len(s.tools)+len(s.unavailable) > 0 {
+			p.records.replace(s)
+		} else {
+			delete(p.services, key)
+			p.records.clear(key)
+		}
+	}
+	p.mu.Unlock()
+	p.changing.Unlock()
+	if len(removed) == 0 {
+		return nil, nil
+	}
+	p.settle(ctx, key) // callers look for another node before this one refuses them
+	return gone, p.retireAll(ctx, removed)
+}
+
+// retireAll takes tools back that no service has any more.
+func (p *publisher) retireAll(ctx context.Context, tools []*offered) error {
+	p.mu.Lock()
+	for _, o := range tools {
+		p.retire(o)
+	}
+	p.mu.Unlock()
+	return p.flush(ctx)
+}
+
+// publish is Publish without the registry.
+func (p *publisher) publish(ctx context.Context, s Service) error {
+	p.changing.Lock()
+	defer p.changing.Unlock()
+	key := serviceKey{s.Index, s.Session}
+	old, serving, err := p.published(key)
+	if err != nil {
+		return err
+	}
+	if old == nil {
+		old = &service{}
+	}
+	next := p.newService(key, s.Revision, s.Claim)
+	for _, t := range s.Tools {
+		o, err := p.prepare(next, t, old.tools[t.Descriptor.ID])
+		if err != nil {
+			return err
+		}
+		next.tools[o.descriptor.ID] = o
+	}
+	for _, u := range s.Unavailable {
+		if err := u.ID.Validate(); err != nil {
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a tool that is not served: %w", err)
+		}
+		e := newEntry(u.Descriptor, registry.ToolRoute{ID: u.ID, State: registry.ToolUnavailable, Reason: u.Reason})
+		if err := p.fits(e); err != nil {
+			return err
+		}
+		next.unavailable = append(next.unavailable, e)
+	}
+	if serving {
+		if err := p.claim(ctx, next); err != nil {
+			return err
+		}
+	}
+	return p.offerAll(ctx, old, slices.Collect(maps.Values(next.tools)), serving, func() {
+		p.services[key] = next
+		if serving {
+			p.supersede(old, next)
+		}
+	})
+}
+
+// supersede takes back what a service no longer has, and has the registry say what
+// it has; p.mu is held.
+func (p *publisher) supersede(old, next *service) {
+	for id, o := range old.tools {
+		if next.tools[id] == nil {
+			p.retire(o)
+		}
+	}
+	p.records.replace(next)
+}
+
+// ended is why nothing can be published any more; p.mu is held.
+func (p *publisher) ended() error {
+	if p.state == stateStopped || p.draining.Load() {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host has stopped")
+	}
+	return nil
+}
+
+// prepare makes a tool ready to be offered. What before checks already is not
+// compiled again; it may be nil.
+func (p *publisher) prepare(s *service, t Tool, before *offered) (*offered, error) {
+	d := t.Descriptor
+	wire, err := subjects.WireTool(d.ID)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	o := &offered{
+		served: &served{descriptor: d, handler: t.Handler, maxArgs: t.MaxArgs, identity: s.identity, session: s.key.session, tenure: s.tenure, sessions: t.Sessions},
+		at:     routeKey{subjects.WireName(s.key.session), wire},
+		entry:  newEntry(d, registry.ToolRoute{ID: d.ID, Notice: t.Notice, User: t.User}),
+	}
+	if before != nil && bytes.Equal(before.descriptor.InputSchema, d.InputSchema) {
+		o.validator = before.validator
+	} else if o.validator, err = tool.Compile(d.InputSchema); err != nil {
+		return nil, err
+	}
+	p.checkResults(s.key, o.served)
+	p.takeTurns(o.served)
+	p.keepResults(o.served)
+	return o, p.fits(o.entry)
+}
+
+// fits refuses what no message to the registry can hold.
+func (p *publisher) fits(e *entry) error {
+	size, limit := e.size, p.bus.MaxPayload()
+	if e.descriptor != nil {
+		data, err := e.descriptor.Encode()
+		if err != nil {
+			return err
+		}
+		size = max(size, len(data))
+	}
+	if limit <= 0 || int64(size) <= limit-recordHeadroom {
+		return nil
+	}
+	return toolmesh.Errorf(toolmesh.CodePayloadTooLarge,
+		"what the registry has to hold of tool %q has %d bytes, a message of the broker %d: shorten its description or its schemas", e.route.ID, size, limit).
+		WithDetail("limit", limit).WithDetail("size", size)
+}
+
+// claim makes the index's name the service's own, and refuses one that is
+// somebody else's; and it asks for which session of its name the service is. Where
+// the registry cannot be reached it is tried again with what else has to be written.
+func (p *publisher) claim(ctx context.Context, s *service) error {
+	if _, err := p.sessions.Bind(ctx, s.key.session, s.tenure); err != nil {
+		p.log.Warn("the session of the tools is not known yet", slog.String("session", string(s.key.session)), slog.String("error", err.Error()))
+	}
+	err := p.records.claim(ctx, s.key, s.claim, s.revision)
+	if err != nil && later(err) {
+		p.log.Warn("the index's name is not claimed yet", slog.String("index", string(s.key.index)), slog.String("error", err.Error()))
+		return nil
+	}
+	return err
+}
+
+// giveUp withdraws a service whose name has turned out to be somebody else's.
+func (p *publisher) giveUp(key serviceKey, why error) {
+	p.log.Error("a service is withdrawn: it cannot have its name",
+		slog.String("index", string(key.index)), slog.String("error", why.Error()))
+	p.background.Go(func() {
+		if err := p.withdraw(p.base, key, func(*service) bool { return true }); err != nil {
+			p.log.Warn("the broker has not confirmed it", slog.String("index", string(key.index)), slog.String("error", err.Error()))
+		}
+	})
+}
+
+// offerAll has tools serve their names in place of those of old, if the host serves: once
+// the broker knows, done is called, under p.mu. If that fails all is as before.
+func (p *publisher) offerAll(ctx context.Context, old *service, tools []*offered, serving bool, done func()) error {
+	var offers int
+	var err error
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !serving {
+		done()
+		return nil
+	}
+	for err = p.ended(); offers < len(tools) && err == nil; offers++ {
+		err = p.offer(tools[offers], old.tools[tools[offers].descriptor.ID])
+	}
+	if err == nil {
+		p.mu.Unlock()
+		err = p.flush(ctx)
+		p.mu.Lock()
+	}
+	if err == nil {
+		err = p.ended() // meanwhile
+	}
+	if err == nil {
+		for _, o := range tools {
+			if before := old.tools[o.descriptor.ID]; before != nil {
+				before.forgetResults()
+			}
+		}
+		done()
+		return nil
+	}
+	for _, o := range tools[:offers] {
+		if before := old.tools[o.descriptor.ID]; before != nil {
+			p.routes.put(o.at, before.served)
+			continue
+		}
+		p.routes.drop(o.at, o.served)
+		if o.sub != nil {
+			_ = o.sub.Unsubscribe()
+			delete(p.subs, o.sub)
+		}
+	}
+	return err
+}
+
+// offer has a tool serve its name in place of before, which may be nil.
+func (p *publisher) offer(o, before *offered) (err error) {
+	p.routes.put(o.at, o.served)
+	if before != nil {
+		o.sub = before.sub
+		return nil
+	}
+	if o.sub, err = p.subscribe(o.at); err == nil {
+		p.subs[o.sub] = struct{}{}
+	}
+	return err
+}
+
+func (p *publisher) subscribe(k routeKey) (*nats.Subscription, error) {
+	var subject string
+	var err error
+	if k.session == "" {
+		subject, err = subjects.ToolAnySession(k.tool)
+	} else {
+		subject, err = subjects.Tool(k.session, k.tool)
+	}
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	sub, err := p.bus.Conn().ChanQueueSubscribe(subject, subjects.QueueGroup, p.requests)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q cannot be offered: %w", k.tool, err)
+	}
+	return sub, nil
+}
+
+// retiredRoute is a tool that is no longer offered. What the broker has already
+// sent is still served, so its route stays for a while.
+type retiredRoute struct {
+	tool *offered
+	at   atomic.Int64 // when its subscription was drained, as [bus.Mono]; 0 = not yet
+}
+
+// retire takes one tool back: its subscription is drained. p.mu is held.
+func (p *publisher) retire(o *offered) {
+	o.withdrawn.Store(true)
+	o.forgetResults()
+	if o.sub == nil {
+		return
+	}
+	delete(p.subs, o.sub)
+	r := &retiredRoute{tool: o}
+	p.retired = append(p.retired, r)
+	o.sub.SetClosedHandler(func(string) { r.at.Store(bus.Mono(time.Now())) })
+	if err := o.sub.Drain(); err != nil {
+		r.at.Store(bus.Mono(time.Now()))
+	}
+}
+
+// sweepRoutes takes the routes of retired tools away.
+func (p *publisher) sweepRoutes(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	kept := p.retired[:0]
+	for _, r := range p.retired {
+		if at := r.at.Load(); at == 0 || bus.Mono(now)-at < int64(retireAfter) {
+			kept = append(kept, r)
+			continue
+		}
+		p.routes.drop(r.tool.at, r.tool.served)
+	}
+	clear(p.retired[len(kept):])
+	p.retired = kept
+}
+
+// flush makes sure that the broker knows the subscriptions. Without a
+// connection there is nothing to wait for: they are sent with the next one.
+func (p *publisher) flush(ctx context.Context) error {
+	if !p.bus.Connected() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := p.bus.Ping(ctx); err != nil && p.bus.Connected() {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the broker did not confirm the subscriptions: %w", err)
+	}
+	return nil
+}
+
+// withdraw takes a service back if it is the one that is meant.
+func (p *publisher) withdraw(ctx context.Context, key serviceKey, meant func(*service) bool) error {
+	p.changing.Lock()
+	p.mu.Lock()
+	s := p.services[key]
+	if s == nil || !meant(s) {
+		p.mu.Unlock()
+		p.changing.Unlock()
+		return nil
+	}
+	delete(p.services, key)
+	tools := slices.Collect(maps.Values(s.tools))
+	p.records.clear(key)
+	p.mu.Unlock()
+	p.changing.Unlock()
+	p.settle(ctx, key) // callers look for another node before this one refuses them
+	err := p.retireAll(ctx, tools)
+	if key.index != "" {
+		p.leaveHomes(ctx, key)
+	}
+	return err
+}
+
+// settle waits a moment until the registry says what is published under keys, or
+// under any.
+func (p *publisher) settle(ctx context.Context, keys ...serviceKey) {
+	attempt, cancel := context.WithTimeout(ctx, presence.AttemptWait)
+	defer cancel()
+	if err := p.records.bring(attempt, keys...); err != nil {
+		p.log.Warn("the registry is not up to date: it is tried again", slog.String("error", err.Error()))
+		p.presence.Wake()
+	}
+}
+
+// outlived reports whether a service is of a session that is over. It blocks.
+func (p *publisher) outlived(s *service, serving bool) bool {
+	if s == nil || s.tenure == nil {
+		return false
+	}
+	if serving {
+		_, _ = p.sessions.Bind(p.base, s.key.session, s.tenure) // a look-up may be on its way that says an earlier one
+	}
+	epoch, _ := s.tenure.Epoch()
+	return epoch != "" && p.sessions.Over(s.key.session, epoch)
+}
+
+// followSessions withdraws what is served in sessions that have ended, until the
+// host stops.
+func (p *publisher) followSessions(quit <-chan struct{}) {
+	ticker := time.NewTicker(sessionEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-quit:
+			return
+		case <-ticker.C:
+		}
+		p.mu.Lock()
+		var own []*service
+		for key, s := range p.services {
+			if key.index == "" && s.tenure != nil {
+				own = append(own, s)
+			}
+		}
+		p.mu.Unlock()
+		for _, s := range own {
+			p.followService(s)
+		}
+	}
+}
+
+func (p *publisher) followService(s *service) {
+	epoch, known := s.tenure.Epoch()
+	if !known || p.sessions.Seen(s.key.session, epoch) {
+		return
+	}
+	if epoch == "" {
+		// Somebody has created the session in which the tools were served before.
+		if now, err := p.sessions.Now(s.key.session); err == nil && now != "" {
+			s.tenure.Became(now)
+			p.records.again(s.key)
+		}
+		return
+	}
+	if !p.sessions.Over(s.key.session, epoch) {
+		return
+	}
+	p.log.Info("a session has ended: its tools are served no more", slog.String("session", string(s.key.session)))
+	same := func(now *service) bool { return now.tenure == s.tenure }
+	if err := p.withdraw(p.base, s.key, same); err != nil {
+		p.log.Warn("the broker has not confirmed it", slog.String("session", string(s.key.session)), slog.String("error", err.Error()))
+	}
+}

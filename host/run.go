@@ -1,0 +1,275 @@
+package host
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/once"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/fair"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Times of docs/protocol, sections 5, 6 and 8.
+const (
+	defaultTimeout = 30 * time.Second // of a unary call, if neither caller nor tool says
+	// overdueGrace is how long a handler may take to return once its time is up;
+	// then its caller is answered all the same.
+	overdueGrace = time.Second
+)
+
+// runner runs admitted calls: here, or on another node. It owns what they hold meanwhile.
+// Its methods may be called concurrently.
+type runner struct {
+	*core
+	keys *once.Keys
+	args *fair.Room[subjects.SessionID] // bytes of arguments, by account
+
+	spentMu sync.Mutex // no other lock is taken under it
+	spent   []string   // names of arguments in the store that no call reads any more
+}
+
+func newRunner(k *core) *runner {
+	return &runner{
+		core: k, args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
+		keys: once.New(once.Options{
+			Node: k.node, Boot: k.boot, Bus: k.bus, Presence: k.presence, Base: k.base, Log: k.log, Go: k.background.Go, Fit: k.replies.Fit, Exited: errExited,
+		}),
+	}
+}
+
+// run executes one call and answers it.
+func (r *runner) run(call *admit.Running[*inflight]) {
+	c := call.Value
+	if r.base.Err() != nil {
+		c.stop(context.Cause(r.base))
+	}
+	r.conclude(call, r.execute(call))
+}
+
+// conclude answers a call whose handler has returned.
+func (r *runner) conclude(call *admit.Running[*inflight], record admit.Record) {
+	c := call.Value
+	if s := c.readers.Stream(); s != nil {
+		r.calls.Vacate(call) // before anybody reads the stream's end
+		record = s.Finish(record)
+	}
+	record = r.replies.Bounded(&c.ctx, c.Request, record)
+	took := time.Since(c.Start)
+	r.replies.Pace(c.ctx.Done(), &c.Reader, record) // with its slot: no more results wait than there are
+	c.finish()
+	if record.Err != nil {
+		r.counts.failed.Add(1)
+		r.counts.failures.add(record.Err.Code)
+	}
+	r.counts.handled.Add(1)
+	r.counts.took.Add(int64(time.Since(c.Start)))
+	if use := c.lane.Load(); use != nil {
+		record.Lane = use
+	}
+	r.paced(call, &record, took)
+	r.release(call, record)
+	if c.held > 0 {
+		r.args.Give(c.account(), c.held)
+	}
+	first := c.Claim()
+	c.readers.Close()
+	r.calls.Finish(call, record)
+	if first && !record.Streamed {
+		r.replies.AnswerNow(&c.Reader, record)
+	}
+	r.logCall(c, record)
+}
+
+func (r *runner) logCall(c *inflight, record admit.Record) {
+	level := slog.LevelDebug
+	code := ""
+	if record.Err != nil {
+		level, code = slog.LevelInfo, string(record.Err.Code)
+	}
+	if !r.log.Enabled(r.base, level) {
+		return
+	}
+	r.log.LogAttrs(r.base, level, "call finished", slog.String("rpc_id", string(c.Request.RPCID)),
+		slog.String("session", string(c.Request.Session)), slog.String("tool", string(c.Request.Tool)),
+		slog.Duration("took", time.Since(c.Start)), slog.String("code", code))
+}
+
+// execute prepares the call and runs its handler.
+func (r *runner) execute(running *admit.Running[*inflight]) admit.Record {
+	c := running.Value
+	_, err := c.Epoch(&c.ctx)
+	if err == nil && c.tool.tenure.Ended(c.epoch) {
+		err = r.takenOff(c.Request.Tool)
+	}
+	if err != nil {
+		bad := admit.Refusal(err).WithStarted(toolmesh.StartedNo)
+		if c.Request.IsAgain {
+			bad = bad.WithStarted(toolmesh.StartedUnknown) // it may have run in the session that has ended
+		}
+		return admit.Record{Err: bad}
+	}
+	if r.bound(c.tool, c.Request) {
+		if record, here := r.goHome(running); !here {
+			return record
+		}
+		defer c.home.Leave()
+	}
+	if c.Request.Ref != nil && running.Full != nil {
+		return r.passOn(running, c.Request, nil, nil) // who runs it reads them
+	}
+	args, varArgs, bad := r.arguments(c)
+	if bad != nil {
+		return admit.Record{Err: bad}
+	}
+	if running.Full != nil {
+		return r.passOn(running, c.Request, args, varArgs)
+	}
+	ctx, call := &c.ctx, &c.call
+	*call = Call{
+		Session: c.Request.Session, Epoch: c.epoch, Tool: c.Request.Tool, RPCID: c.Request.RPCID, Args: args, VarArgs: varArgs,
+		Stream: c.Request.Delivery != codec.DeliverNone, Collect: c.tool.descriptor.Annotations.Collect,
+		Deadline: c.deadline, Depth: c.Request.Depth, Parent: c.Request.Parent, Isolation: c.Request.Isolation, NoCache: c.Request.NoCache, Traceparent: c.Request.Traceparent,
+		lanes: c.Request.Lanes, running: running,
+		host: r.core,
+	}
+	if c.home != nil {
+		call.Home = c.home.ID
+	}
+	if call.Stream {
+		s, err := c.stream()
+		if err != nil {
+			// The cause of a call that is over already says that it began.
+			return admit.Record{Err: admit.Refusal(err).WithStarted(toolmesh.StartedNo)}
+		}
+		return r.unlessCrowded(running, args, admit.Record{Err: outcome(ctx, r.guard(running, s)), Streamed: true})
+	}
+	c.sink.collect = call.Collect
+	if c.Request.IdempotencyKey != "" {
+		return r.unlessCrowded(running, args, r.keys.Do(ctx, once.Request{
+			Request: c.Request, Epoch: c.epoch, Args: args, VarArgs: varArgs, Idempotent: c.tool.descriptor.Annotations.Idempotent,
+		}, func() admit.Record { return r.replies.Bounded(ctx, c.Request, r.unary(running)) }))
+	}
+	return r.unlessCrowded(running, args, r.unary(running))
+}
+
+// unary runs the handler of a call that has one result.
+func (r *runner) unary(running *admit.Running[*inflight]) admit.Record {
+	c := running.Value
+	if err := r.guard(running, &c.sink); err != nil {
+		return admit.Record{Err: outcome(&c.ctx, err)}
+	}
+	return admit.Record{Result: c.sink.result(), Cache: c.sink.cache, Warning: c.sink.warning}
+}
+
+// budget is the call's time: the caller's, up to what the tool declares, or up
+// to the node's limit where it declares nothing. 0 is no limit.
+func (r *runner) budget(t *served, req *codec.Request) time.Duration {
+	declared := time.Duration(t.descriptor.Annotations.Timeout)
+	most := declared
+	if most == 0 {
+		most = r.opts.MaxTimeout
+	}
+	switch {
+	case req.HasTimeout:
+		return min(req.Timeout, most)
+	case declared == 0 && req.Delivery == codec.DeliverNone:
+		return min(defaultTimeout, most)
+	}
+	return declared
+}
+
+// guard keeps a panicking handler from taking the node down, and one that ends
+// its goroutine from keeping its slot: nothing of what follows the handler runs
+// then, so the call is concluded here.
+func (r *runner) guard(running *admit.Running[*inflight], sink Sink) (err error) {
+	c, returned := running.Value, false
+	defer func() {
+		if p := recover(); p != nil {
+			err = panicked(p)
+		} else if !returned {
+			r.conclude(running, admit.Record{Err: outcome(&c.ctx, errExited), Streamed: c.call.Stream})
+		}
+	}()
+	err = c.tool.handler.ServeTool(&c.ctx, &c.call, sink)
+	returned = true
+	return err
+}
+
+// tend looks after one call in flight.
+func (r *runner) tend(c *inflight, now time.Time) {
+	r.followSession(c, now)
+	s := c.readers.Stream()
+	if s != nil {
+		s.Tick(now)
+	}
+	overdue := !c.deadline.IsZero() && now.Sub(c.deadline) > overdueGrace
+	if at := c.ending.Load(); at != 0 && bus.Mono(now)-at > int64(overdueGrace) {
+		overdue = true
+	}
+	if overdue {
+		// The handler does not return; it keeps its slot until it does, but its
+		// callers need not wait for that.
+		record := admit.Record{Err: c.why().WithOrigin(toolmesh.OriginAgent)}
+		first := false
+		if s != nil {
+			first = s.Leave(record.Err)
+			if final := s.Final(); final != nil {
+				c.readers.End(*final)
+			}
+		} else {
+			if c.Claim() {
+				first = true
+				r.replies.AnswerNow(&c.Reader, record)
+			}
+			c.readers.End(record)
+		}
+		if first {
+			r.log.Warn("handler does not return", slog.String("rpc_id", string(c.Request.RPCID)), slog.String("tool", string(c.Request.Tool)))
+		}
+		return
+	}
+	c.readers.KeepAlive(now)
+}
+
+// followSession ends a call whose session has ended: that is promised of what the
+// session runs. A call that came before the news of its session's creation belongs to the
+// session that is seen while it runs. The ticker calls it.
+func (r *runner) followSession(c *inflight, now time.Time) {
+	session := c.Request.Session
+	if c.unsettled.Load() {
+		return
+	}
+	if c.follows == "" {
+		if c.follows = c.epoch; c.follows == "" && session != subjects.DefaultSession {
+			c.follows, _ = r.sessions.Admit(session)
+		}
+	}
+	if c.follows == "" || c.ending.Load() != 0 || now.Sub(c.looked) < sessionEvery || now.Sub(c.Start) < sessionEvery {
+		return
+	}
+	c.looked = now
+	if r.sessions.Seen(session, c.follows) {
+		return
+	}
+	epoch := c.follows
+	r.background.Go(func() {
+		if r.sessions.Over(session, epoch) {
+			c.End(errSessionOver)
+		}
+	})
+}
+
+// endCalls ends the host's context and that of every call. A call that begins
+// now finds the host's ended.
+func (r *runner) endCalls(cause error) {
+	r.end(cause)
+	for _, call := range r.calls.Running() {
+		call.Value.stop(cause)
+	}
+}

@@ -1,0 +1,109 @@
+package deploy
+
+import (
+	"context"
+	"encoding/json"
+	"iter"
+	"maps"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// agentPatience is how long an agent may be silent before it has named itself.
+	agentPatience = 5 * time.Second
+	// maxUnread is far more messages than an answer has.
+	maxUnread = 1 << 14
+)
+
+// Ask makes an administrative request, of a node or, where that is empty, of any agent. It
+// yields the lines of the answer; an error is the last thing it yields. A line that has an
+// error is that error. node_lost says that the agent which works on the request is gone, or
+// that none has said in 5 s that it does: whether the request went through is unknown. The
+// owner's key signs the request; nil for none.
+func Ask(ctx context.Context, b *bus.Bus, node subjects.NodeID, verb string, body any, owner nkeys.KeyPair) iter.Seq2[json.RawMessage, error] {
+	return func(yield func(json.RawMessage, error) bool) {
+		m, err := request(node, verb, body, owner)
+		x := bus.Exchange{What: "it went through", Patience: agentPatience}
+		if err == nil {
+			err = x.Open(b, maxUnread)
+		}
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer x.Close()
+		for err, lines := x.Send(m, nil), 0; ; lines++ {
+			var line json.RawMessage
+			if err == nil {
+				line, err = next(ctx, &x)
+			}
+			if err == nil && line == nil && lines == 0 {
+				err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent answered nothing")
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if line == nil || !yield(line, nil) {
+				return
+			}
+		}
+	}
+}
+
+func request(node subjects.NodeID, verb string, body any, owner nkeys.KeyPair) (*nats.Msg, error) {
+	subject, err := subjects.Admin(verb)
+	if node != "" {
+		subject, err = subjects.NodeAdmin(node, verb)
+	}
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	data, err := json.Marshal(body)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "write the request: %w", err)
+	}
+	// Asked for keepalives, the agent says at once which node it is.
+	m := &nats.Msg{Subject: subject, Data: data, Header: nats.Header{codec.HeaderKeepalive: {"1"}}}
+	if owner != nil {
+		signed, err := Sign(owner, data)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(m.Header, signed)
+	}
+	return m, nil
+}
+
+// next returns the next line, nil after the last one.
+func next(ctx context.Context, x *bus.Exchange) (json.RawMessage, error) {
+	m, err := x.Next(ctx)
+	switch {
+	case ctx.Err() != nil && err != nil:
+		return nil, context.Cause(ctx)
+	case err != nil:
+		return nil, err
+	case bus.NoResponders(m):
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no agent takes the request: none is connected, or not the one that is named").
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	case len(m.Data) == 0:
+		return nil, nil
+	}
+	var line struct {
+		Error *toolmesh.Error `json:"error"`
+	}
+	if json.Unmarshal(m.Data, &line) == nil && line.Error != nil {
+		return nil, line.Error
+	}
+	h := codec.Header(m.Header)
+	x.Answered(codec.ParseNameHeader[subjects.NodeID](h.Get(codec.HeaderNode)), subjects.BootID(h.Get(codec.HeaderBoot)))
+	return m.Data, nil
+}
