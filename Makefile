@@ -25,7 +25,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build wheels demo test environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
+.PHONY: help build wheels demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,9 +37,11 @@ build: ## the binaries, into bin/
 demo: build ## a whole mesh on this machine: install, call, stream, clean up
 	@bin/mesh demo
 
-test: ## everything that needs only go, python3, git and make
-	@$(MAKE) -j2 test-go environments test-k8s test-images
+test: ## the product, with what needs only go, python3, git and make
+	@$(MAKE) -j2 test-go environments
 	@$(MAKE) test-python test-frameworks skipped
+
+test-more: test-k8s test-images ## what is beside the product: the manifests of Kubernetes and the program that makes images; minutes
 
 # What the Python tests need: it is fetched while those of Go run.
 environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp $(VENV)/suites.stamp
@@ -93,7 +95,7 @@ k8s: ## render k8s/rendered anew from the overlays
 
 skipped:
 	@echo
-	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, the newest versions of the Python frameworks, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
+	@echo "not run by make test: the manifests of Kubernetes and the images (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, the newest versions of the Python frameworks, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \

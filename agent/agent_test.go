@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	meshtest.Main(m, func() { _ = os.RemoveAll(uvFolder) })
 }
 
-// start runs an agent in a new folder until the test ends. MESH_TEST_LOGS=1
+// start runs an agent in a new folder until the test ends. MESH_TEST_LOG=1
 // shows its log.
 func start(t *testing.T, s *meshtest.Server, node subjects.NodeID) *agent.Agent {
 	t.Helper()
@@ -49,7 +49,7 @@ func startOn(t *testing.T, nc *nats.Conn, node subjects.NodeID, dir string, chan
 	t.Helper()
 	// The tools of most tests write where the test is.
 	o := &agent.Options{Node: node, Environ: os.Environ(), WorkerUser: strconv.Itoa(os.Geteuid()), PrivateSources: true}
-	if os.Getenv("MESH_TEST_LOGS") != "" {
+	if meshtest.ShowLogs() {
 		o.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))
 	}
 	for _, c := range change {

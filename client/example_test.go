@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/router"
 )
 
 type amount struct {
@@ -132,4 +133,42 @@ func ExampleClient_Stream() {
 	// 1 1
 	// 2 2
 	// 3 3
+}
+
+func ExampleClient_Batch() {
+	meshtest.Example(func(ctx context.Context, url string) error {
+		nc, err := nats.Connect(url, client.ConnectOptions()...)
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		r, err := router.New(nc, nil) // nodes with sessions run batches: agents and routers
+		if err != nil {
+			return err
+		}
+		defer func() { _ = r.Close() }()
+		double := func(_ context.Context, in amount) (int, error) { return 2 * in.Amount, nil }
+		if _, err := r.Handle("sums", "double", host.Func(double)); err != nil {
+			return err
+		}
+		if err := r.Start(ctx); err != nil {
+			return err
+		}
+		results, err := r.Batch(ctx, []client.BatchCall{
+			{Tool: "sums.double", Args: amount{Amount: 1}},
+			{Tool: "sums.double", Args: map[string]any{"amount": "many"}},
+			{Tool: "sums.double", Args: amount{Amount: 3}},
+		})
+		if err != nil {
+			return err
+		}
+		for _, one := range results { // in the order of the calls
+			fmt.Println(string(one.Value) + string(toolmesh.CodeOf(one.Err)))
+		}
+		return nil
+	})
+	// Output:
+	// 2
+	// invalid_arguments
+	// 6
 }

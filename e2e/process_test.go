@@ -100,7 +100,7 @@ func (u *user) start(t *testing.T, dir, name string, args ...string) (p *process
 			p.signal(t, syscall.SIGKILL)
 			<-p.done
 		}
-		if t.Failed() || os.Getenv("MESH_TEST_LOGS") != "" {
+		if t.Failed() || meshtest.ShowLogs() {
 			t.Logf("%s %s:\n%s", name, strings.Join(args, " "), p.logs)
 		}
 		if left := p.processes(t); len(left) > 0 {

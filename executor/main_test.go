@@ -22,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/output"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 func TestMain(m *testing.M) {
@@ -111,7 +112,7 @@ func newExecutor(t testing.TB, change func(*executor.Options)) *executor.Executo
 }
 
 func testLogger(t testing.TB) *slog.Logger {
-	if os.Getenv("MESH_TEST_LOGS") == "" {
+	if !meshtest.ShowLogs() {
 		return nil
 	}
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))

@@ -78,6 +78,7 @@ func newServer(t testing.TB, options []Option) *Server {
 	}
 	s := &Server{options: o}
 	t.Cleanup(s.Stop)
+	t.Cleanup(func() { dumpOnFailure(t) })
 	return s
 }
 

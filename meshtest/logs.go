@@ -2,11 +2,27 @@ package meshtest
 
 import (
 	"bytes"
+	"io"
 	"log/slog"
+	"os"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"testing"
 )
+
+// ShowLogs reports whether MESH_TEST_LOG is set: tests then print the logs of the mesh
+// while it runs, and a failing test with a broker prints the goroutines of its process.
+func ShowLogs() bool { return os.Getenv("MESH_TEST_LOG") != "" }
+
+// dumpOnFailure prints the goroutines of this process where a test has failed.
+func dumpOnFailure(t testing.TB) {
+	if t.Failed() && ShowLogs() {
+		var text bytes.Buffer
+		_ = pprof.Lookup("goroutine").WriteTo(&text, 1) // a buffer takes all
+		t.Logf("goroutines:\n%s", &text)
+	}
+}
 
 // Logs is a captured log.
 type Logs struct {
@@ -18,14 +34,18 @@ type Logs struct {
 	changed chan struct{}
 }
 
-// CaptureLogs returns a logger that keeps what it gets, of all levels. A test that
-// fails prints it.
+// CaptureLogs returns a logger that keeps what it gets, of all levels. A failing test
+// prints it; with [ShowLogs] it is printed as it is written.
 func CaptureLogs(t testing.TB) *Logs {
 	t.Helper()
 	l := &Logs{changed: make(chan struct{})}
-	l.Logger = slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	var to io.Writer = l
+	if ShowLogs() {
+		to = io.MultiWriter(l, t.Output())
+	}
+	l.Logger = slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	t.Cleanup(func() {
-		if t.Failed() {
+		if t.Failed() && !ShowLogs() {
 			t.Logf("log:\n%s", l)
 		}
 	})

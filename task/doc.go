@@ -1,13 +1,13 @@
-// Package task runs durable tasks: calls that somebody has handed in and that are made
-// whatever becomes of him, of who makes them, and of the broker meanwhile. A [Service]
-// answers what callers ask (mesh.task.<session>.<verb>) and runs what is queued, as one of
-// all agents and routers; nobody leads.
+// Package task runs durable tasks: calls that a caller submits, and that are made whatever
+// happens to the caller, to the runner and to the broker in the meantime. A [Service]
+// answers the requests of callers (mesh.task.<session>.<verb>) and runs what is queued. Every
+// agent and router has one; none of them leads.
 //
 // # What is stored
 //
-// A task's record in the bucket MESH_TASKSTATE is the task: its name, what it calls, its
+// The record of a task in the bucket MESH_TASKSTATE is the task: its name, what it calls, its
 // state, attempts and result. Each change is a compare-and-set. The message in the queue
-// MESH_TASKS only says that somebody is to look at the record, and so may be there twice:
+// MESH_TASKS only asks a runner to look at the record, and so may exist twice:
 //
 //	           submit                        ┌── attempt failed, after a while ──┐
 //	(none) ──────────────▶ queued ──▶ running ──────────────────────────────────┘
@@ -15,24 +15,24 @@
 //	   └──▶ scheduled ── due ┘           ├──▶ failed ── retry ──▶ queued
 //	                                     └──▶ cancelled
 //
-// "running" is written when a call has taken a moment, so that calls which do not are spared
-// the write. Whoever looks at a record in between makes the same call under the same
-// idempotency key, and joins it.
+// A runner writes "running" once a call has taken a moment, which spares short calls the
+// write. A second runner that reads the record before that makes the same call under the
+// same idempotency key, and joins it.
 //
 // # Why it is safe
 //
-// The broker delivers a message to one runner, and again when that one says nothing for
-// ackWait. Each attempt has an idempotency key of its own, so that the next runner gets what
-// the node that runs the attempt comes to, and begins no second one beside it. What an
-// attempt ended with counts when it is written over the record that the runner has read:
-// one result is seen, also when two runners have it. Then only is the message done.
+// The broker delivers a message to one runner, and again when that runner says nothing for
+// ackWait. Each attempt has an idempotency key of its own: the next runner gets the outcome
+// of the node that runs the attempt, and begins no second one. The outcome of an attempt
+// counts when it is written over the record that the runner has read: callers see one
+// result, also when two runners have it. Only then is the message acknowledged.
 //
-// # Who is next
+// # Which task is next
 //
-// A task is queued by its priority, and by how many tasks of its session are queued already
-// with that priority: its level. Each priority and level has a consumer, and runners take
-// the lowest level first. So a session's first tasks stand before the thousands of another
-// one. One time in four they begin at the other end, so that those come along, too.
+// A task is queued by its priority and by its level: how many tasks of its session are
+// queued already with that priority. Each priority and level has a consumer, and runners take
+// the lowest level first. So the first tasks of a session run before the thousands of another
+// one. One time in four a runner begins at the other end, so that those make progress, too.
 //
-// The package never runs a tool and never chooses a node: that is the client's.
+// The package never runs a tool and never chooses a node: the client does.
 package task

@@ -14,6 +14,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -147,7 +148,7 @@ func (c *attempted) said(where string) (found []report) {
 
 // judge wants of each row what it says.
 func (w *workplace) judge() {
-	if os.Getenv("MESH_TEST_LOGS") != "" {
+	if meshtest.ShowLogs() {
 		for _, one := range w.reports {
 			w.t.Logf("%+v", one)
 		}

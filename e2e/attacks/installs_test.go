@@ -26,6 +26,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // What this test takes for granted of the product, all of it here.
@@ -360,11 +361,11 @@ func (w *workplace) process(program, until string, args ...string) (said string,
 	})
 	w.t.Cleanup(func() {
 		stop()
-		if os.Getenv("MESH_TEST_LOGS") != "" {
+		if meshtest.ShowLogs() {
 			asked, _ := w.author.took()
 			w.t.Log(strings.Join(asked, "\n"))
 		}
-		if os.Getenv("MESH_TEST_LOGS") != "" {
+		if meshtest.ShowLogs() {
 			w.t.Log(w.logs.String())
 		}
 	})

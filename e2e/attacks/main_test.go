@@ -137,7 +137,7 @@ func begin(t *testing.T, cmd *exec.Cmd, until string) []string {
 		}
 		<-read
 		_ = out.Close()
-		if t.Failed() || os.Getenv("MESH_TEST_LOGS") != "" {
+		if t.Failed() || meshtest.ShowLogs() {
 			t.Log(logs.String())
 		}
 	})

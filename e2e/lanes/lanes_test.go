@@ -186,6 +186,9 @@ func (a *agent) stop() {
 // frozenFor is longer than the lease of a node stands.
 const frozenFor = 14 * time.Second
 
+// longFor is how many seconds a long call takes: it begins before a fault and ends after it.
+const longFor = 20
+
 // Calls of a lane never overlap, whatever happens to the agents.
 func TestNothingOverlaps(t *testing.T) {
 	t.Parallel()
@@ -315,14 +318,14 @@ func TestNothingOverlaps(t *testing.T) {
 		key := fmt.Sprint("long", i)
 		longCallers.Go(func() {
 			for long.Err() == nil {
-				call(long, "lanes.t.write", key, 30)
+				call(long, "lanes.t.write", key, longFor)
 			}
 		})
 		longCallers.Go(func() {
 			subject := "mesh.node." + agents[i%len(agents)].node + ".tools.default.lanes.t.write"
 			for long.Err() == nil {
 				once, cancel := context.WithTimeout(long, 40*time.Second)
-				body := fmt.Sprintf(`{"key":%q,"call":"%d","seconds":30}`, key, asked.Add(1))
+				body := fmt.Sprintf(`{"key":%q,"call":"%d","seconds":%d}`, key, asked.Add(1), longFor)
 				_, err := nc.RequestMsgWithContext(once, &nats.Msg{Subject: subject, Header: nats.Header{"Mesh-Timeout-Ms": {"40000"}}, Data: []byte(body)})
 				cancel()
 				if err != nil {
@@ -335,25 +338,21 @@ func TestNothingOverlaps(t *testing.T) {
 	// What happens to the agents, until enough calls have succeeded.
 	rounds := max(1, goal/8000)
 	for range rounds {
-		for what := range 3 {
-			a := agents[rand.IntN(len(agents))] //nolint:gosec // a test's
-			switch what {
-			case 0:
-				a.signal(syscall.SIGSTOP)
-				time.Sleep(frozenFor)
-				a.signal(syscall.SIGCONT)
-			case 1:
-				a.proxy.Blackhole()
-				time.Sleep(frozenFor)
-				a.proxy.Heal()
-			case 2:
-				a.signal(syscall.SIGKILL)
-				_ = a.cmd.Wait()
-				a.start()
-			}
-			meshtest.Until(t, a.node+" serves again", served(a.node))
-			time.Sleep(time.Second)
-		}
+		order := rand.Perm(len(agents)) //nolint:gosec // a test's
+		frozen, cut, killed := agents[order[0]], agents[order[1]], agents[order[2]]
+		frozen.signal(syscall.SIGSTOP)
+		cut.proxy.Blackhole()
+		time.Sleep(frozenFor)
+		frozen.signal(syscall.SIGCONT)
+		cut.proxy.Heal()
+		meshtest.Until(t, frozen.node+" serves again", served(frozen.node))
+		meshtest.Until(t, cut.node+" serves again", served(cut.node))
+		time.Sleep(time.Second)
+		killed.signal(syscall.SIGKILL)
+		_ = killed.cmd.Wait()
+		killed.start()
+		meshtest.Until(t, killed.node+" serves again", served(killed.node))
+		time.Sleep(time.Second)
 	}
 	end()
 	longCallers.Wait()
@@ -375,7 +374,7 @@ func TestNothingOverlaps(t *testing.T) {
 	if without := strings.Contains(tags, "lanes_without_fence"); without != (len(found) > 0) {
 		t.Errorf("without the fence: %v; overlaps: %d, the first %v", without, len(found), found[:min(len(found), 10)])
 	}
-	if t.Failed() || os.Getenv("MESH_TEST_LOGS") != "" {
+	if t.Failed() || meshtest.ShowLogs() {
 		data, _ := os.ReadFile(logs.Name())
 		t.Logf("%s", data)
 	}

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/jsm.go/natscontext"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/connect"
@@ -35,11 +37,20 @@ func save(t *testing.T, config, name string, context map[string]any) (env []stri
 	return []string{"XDG_CONFIG_HOME=" + config}
 }
 
-// A saved context gives address, credentials, inbox prefix and JetStream domain.
+// A context that the library of the nats command line saved gives address, credentials, inbox
+// prefix and JetStream domain.
 func TestSavedContext(t *testing.T) {
-	t.Parallel()
 	s := meshtest.Broker(t, meshtest.Config(`authorization { users: [{user: u, password: p}] }`))
-	env := save(t, t.TempDir(), "prod", map[string]any{"url": s.URL, "user": "u", "password": "p", "jetstream_domain": "hub", "inbox_prefix": "_INBOX_s1"})
+	env := []string{"XDG_CONFIG_HOME=" + t.TempDir()}
+	t.Setenv("XDG_CONFIG_HOME", strings.TrimPrefix(env[0], "XDG_CONFIG_HOME="))
+	saved, err := natscontext.New("prod", false, natscontext.WithServerURL(s.URL), natscontext.WithUser("u"),
+		natscontext.WithPassword("p"), natscontext.WithJSDomain("hub"), natscontext.WithInboxPrefix("_INBOX_s1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := saved.Save(""); err != nil {
+		t.Fatal(err)
+	}
 	nc, domain, err := connect.Connect(t.Context(), connect.Options{Settings: connect.FromEnv([]string{"NATS_CONTEXT=prod"}), Env: env})
 	if err != nil {
 		t.Fatal(err)

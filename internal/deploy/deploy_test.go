@@ -178,7 +178,7 @@ func startWaiting(t *testing.T, s *meshtest.Server, dir string, wait time.Durati
 func startWith(t *testing.T, s *meshtest.Server, dir string, opts deploy.Options) *node {
 	t.Helper()
 	var log *slog.Logger
-	if os.Getenv("MESH_TEST_LOGS") != "" {
+	if meshtest.ShowLogs() {
 		log = slog.New(slog.NewTextHandler(t.Output(), nil))
 	}
 	if dir == "" {

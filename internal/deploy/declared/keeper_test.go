@@ -126,7 +126,7 @@ func (r *rig) keep(t *testing.T, log slog.Handler) (stop func()) {
 	t.Cleanup(view.Close)
 	if log == nil {
 		log = slog.DiscardHandler
-		if os.Getenv("MESH_TEST_LOGS") != "" {
+		if meshtest.ShowLogs() {
 			log = slog.NewTextHandler(t.Output(), nil)
 		}
 	}
