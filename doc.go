@@ -5,16 +5,18 @@
 //
 // A package imports only from lower floors; internal/archtest holds the table.
 //
-//	8  cmd/mesh, cmd/mesh-agent, cmd/mesh-router   settings and flags to lifecycles
+//	9  cmd/mesh, cmd/mesh-agent, cmd/mesh-router   settings and flags to lifecycles
 //	   meshtest                                    a real mesh inside a test
-//	7  internal/broker, internal/callout           the embedded broker; admission of the keys of sessions
+//	8  agent                                       one machine that runs installs
+//	   internal/broker, internal/callout           the embedded broker; admission of the keys of sessions
 //	   internal/monitor                            health, metrics and demand over HTTP
-//	6  router, agent, internal/bridge              the member that services embed; one machine; a program on pipes
-//	5  host, task, internal/deploy                 makes a process a node; durable tasks; makes installs be served
-//	4  client                                      calls, streams, cancels
-//	3  registry, internal/connect                  which node serves what; finding a mesh and connecting to it
+//	7  router, internal/bridge                     the member that services embed; a program on pipes
+//	6  host, task, internal/deploy                 makes a process a node; durable tasks; makes installs be served
+//	5  client                                      calls, streams, cancels
+//	4  registry, internal/connect                  which node serves what; finding a mesh and connecting to it
 //	   internal/chunks, internal/payloads          streams stored and replayed; payloads stored, served and fetched
-//	2  executor, internal/index, internal/bus      Python workers; sources and bundles; NATS
+//	3  internal/store                              what the mesh keeps in JetStream: keys, objects, reads
+//	2  executor, internal/index, internal/bus      Python workers; sources and bundles; one NATS connection
 //	1  tool, codec, internal/cache, internal/deep  what a tool is; what a message is; results that are kept; deep folders
 //	   internal/access, internal/transcript        keys and their rights; conversations on the wire that tests replay
 //	0  toolmesh, subjects, python, examples        words, names, the worker's files

@@ -52,14 +52,10 @@ type Options struct {
 	Version string
 	// SessionPolicy is "open" (the default: any session exists) or "strict" (only
 	// those that were created).
-	SessionPolicy string
-	// Replicas, ChunksStorage and ChunksMax say how the mesh's streams are made; see
-	// [host.Options].
-	Replicas      int
-	ChunksStorage string
-	ChunksMax     int64
-	// PayloadsMax and PayloadMax bound large values; see [host.Options].
-	PayloadsMax, PayloadMax int64
+	SessionPolicy     string
+	host.StoreOptions // how the mesh's streams are made
+	// PayloadMax bounds one payload; see [host.Options].
+	PayloadMax int64
 	// StreamQuota bounds what a session stores; see [host.Options].
 	StreamQuota int64
 	// CacheBytes and CacheEntries bound the results that are kept; see [host.Options].
@@ -198,9 +194,8 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	limits, most := a.executor.Limits()
 	if a.host, err = host.NewOn(a.bus, &host.Options{
 		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
-		StreamQuota: a.opts.StreamQuota, CacheBytes: a.opts.CacheBytes, CacheEntries: a.opts.CacheEntries, Labels: a.opts.Labels, Replicas: a.opts.Replicas,
-		ChunksStorage: a.opts.ChunksStorage, ChunksMax: a.opts.ChunksMax,
-		PayloadsMax: a.opts.PayloadsMax, PayloadMax: a.opts.PayloadMax,
+		StreamQuota: a.opts.StreamQuota, CacheBytes: a.opts.CacheBytes, CacheEntries: a.opts.CacheEntries, Labels: a.opts.Labels,
+		StoreOptions: a.opts.StoreOptions, PayloadMax: a.opts.PayloadMax,
 		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
 		Memory: a.executor.MemoryGuard(), Limits: limits, MaxLimits: most,
 		Sessions: a.sessions, Service: "mesh-agent", Queued: a.queued, Logger: a.log,
@@ -234,8 +229,8 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	if err = a.tasks.Start(ctx); err != nil {
 		return err
 	}
-	workshop := &workshop{a: a}
-	a.deploy = deploy.New(a.bus, a.view, a.store, workshop, workshop, a.dir, &deploy.Options{
+	b := &builder{a: a}
+	a.deploy = deploy.New(a.bus, a.view, a.store, b, b, a.dir, &deploy.Options{
 		Logger: a.log, PrivateSources: a.opts.PrivateSources, Node: a.opts.Node, Labels: a.host.Labels,
 	})
 	a.deploy.Start()

@@ -13,7 +13,7 @@ import (
 
 // Plan implements [deploy.Builder]. The environment that it makes to see what has to be built
 // is that of the install; without one it goes with those that no index needs.
-func (w *workshop) Plan(ctx context.Context, b deploy.Build, progress deploy.Progress) (p deploy.Plan, err error) {
+func (w *builder) Plan(ctx context.Context, b deploy.Build, progress deploy.Progress) (p deploy.Plan, err error) {
 	p.User, p.Sandbox = w.a.executor.RunsAs()
 	p.Root = p.User == executor.UserAgent && os.Geteuid() == 0
 	for _, name := range b.Manifest.Tools {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -65,5 +65,5 @@ func (a *Agent) sessionEnded(ctx context.Context, view *registry.View, bound exe
 	ctx, cancel := context.WithTimeout(ctx, sessionCheck)
 	defer cancel()
 	now, err := registry.NewStore(a.bus).SessionNow(ctx, id)
-	return errors.Is(err, bus.ErrNoKey) || err == nil && now.Epoch != bound.Epoch
+	return errors.Is(err, store.ErrNoKey) || err == nil && now.Epoch != bound.Epoch
 }

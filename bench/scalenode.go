@@ -23,6 +23,7 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/broker"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -228,15 +229,15 @@ func (s *simulated) create(ctx context.Context, n int) error {
 		return err
 	}
 	defer b.Close()
-	store := registry.NewStore(b)
+	records := registry.NewStore(b)
 	var group errgroup.Group
 	group.SetLimit(64)
 	for i := range n {
 		group.Go(func() error {
 			record := registry.SessionRecord{ID: subjects.SessionID(sessionName(i)), Epoch: fmt.Sprintf("%016d", i), Created: time.Now().UTC()}
 			for try := 0; ; try++ {
-				err := store.CreateSession(ctx, record)
-				if err == nil || errors.Is(err, bus.ErrConflict) { // a conflict: it is there, its acknowledgement was lost
+				err := records.CreateSession(ctx, record)
+				if err == nil || errors.Is(err, store.ErrConflict) { // a conflict: it is there, its acknowledgement was lost
 					return nil
 				}
 				if try == 20 {
@@ -358,4 +359,4 @@ func startVictim(ctx context.Context, args []string) (role, error) {
 }
 
 // hearsAll reports whether agents of a mesh of so many nodes hear all heartbeats.
-func hearsAll(nodes int) bool { return nodes <= registry.HearsAll }
+func hearsAll(nodes int) bool { return nodes <= registry.SparingMax }

@@ -7,8 +7,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// store looks at MESH_CHUNKS as an operator may.
-func store(t *testing.T, nc *nats.Conn) jetstream.Stream {
+// chunkStore looks at MESH_CHUNKS as an operator may.
+func chunkStore(t *testing.T, nc *nats.Conn) jetstream.Stream {
 	t.Helper()
 	js, err := jetstream.New(nc)
 	if err != nil {

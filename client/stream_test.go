@@ -222,7 +222,7 @@ func TestStreamIntoAFullStore(t *testing.T) {
 	t.Parallel()
 	d := newTools()
 	broker := meshtest.Broker(t)
-	d.serve(t, broker.Connect(t), &host.Options{ChunksMax: 100_000})
+	d.serve(t, broker.Connect(t), &host.Options{StoreOptions: host.StoreOptions{ChunksMax: 100_000}})
 	c := newClient(t, broker.Connect(t), nil)
 	s := countItems(t, c, t.Context(), toolArgs{N: 1000, Size: 10_000}, nil)
 	e := toolmesh.AsError(s.err)
@@ -243,7 +243,7 @@ func TestStreamThatExpired(t *testing.T) {
 	d.serve(t, broker.Connect(t), nil)
 	proxy := meshtest.NewProxy(t, broker)
 	c := newClient(t, proxy.Connect(t), nil)
-	js := store(t, broker.Connect(t))
+	js := chunkStore(t, broker.Connect(t))
 	g := d.gate("x")
 	g.release <- struct{}{}
 	s := countItems(t, c, t.Context(), toolArgs{Key: "x", N: 20, Gate: true}, func(i int) {

@@ -11,8 +11,8 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -28,7 +28,7 @@ type nestedFiles struct {
 }
 
 type nestedFile struct {
-	*bus.Upload
+	*store.Upload
 	name string
 	size int64
 }
@@ -95,7 +95,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	if err := h.payloads.Room(ctx, account, about.Size); err != nil {
 		return nil, err
 	}
-	u, err := h.bus.NewUpload(name, account, true, nil)
+	u, err := store.Of(h.bus).NewUpload(name, account, true, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func (n *NestedCalls) ReadFile(ctx context.Context, file json.RawMessage) iter.S
 		err := json.Unmarshal(file, &ref)
 		if err == nil {
 			h := n.call.host
-			err = payloads.Copy(ctx, h.bus, n.call.Session, &codec.Ref{Name: ref.Ref, Digest: ref.Digest}, pieceWriter(func(piece []byte) error {
+			err = payloads.Copy(ctx, store.Of(h.bus), n.call.Session, &codec.Ref{Name: ref.Ref, Digest: ref.Digest}, pieceWriter(func(piece []byte) error {
 				if !yield(piece, nil) {
 					return errStopReading
 				}

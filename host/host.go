@@ -24,6 +24,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/cache"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -140,14 +141,14 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		return nil, err
 	}
 	k.base, k.end = context.WithCancelCause(context.Background())
-	k.lanes = grants.New(grants.Options{Node: o.Node, Boot: boot, Bus: b, Presence: k.presence, Log: k.log, Go: k.background.Go})
+	k.lanes = grants.New(grants.Options{Node: o.Node, Boot: boot, Bus: store.Of(b), Presence: k.presence, Log: k.log, Go: k.background.Go})
 	known := sessions.Options{Bus: b, Store: k.store, Joined: k.presence.Joined, Base: k.base, Go: k.background.Go}
 	if o.Sessions != nil {
 		known.Admit = o.Sessions.Admit
 	}
 	k.sessions = sessions.New(known)
 	k.payloads = payloads.NewServer(payloads.ServerOptions{
-		Node: o.Node, Bus: b, Base: k.base, Max: o.PayloadMax, SessionCredentials: o.SessionCredentials,
+		Node: o.Node, Bus: store.Of(b), Base: k.base, Max: o.PayloadMax, SessionCredentials: o.SessionCredentials,
 		Go: k.background.Go, Admit: func(session subjects.SessionID) error { _, err := k.sessions.Settled(session); return err }, Account: k.sessions.Account, Log: k.log,
 	})
 	k.replies = reply.New(reply.Options{
@@ -234,7 +235,8 @@ func (h *Host) start(ctx context.Context) error {
 // view of sessions filled.
 func (h *Host) lay(ctx context.Context) error {
 	o := &h.opts
-	err := h.bus.Ensure(ctx, &bus.Layout{Copies: o.Replicas, ChunksStorage: o.ChunksStorage, ChunksBytes: o.ChunksMax, PayloadsBytes: o.PayloadsMax})
+	layout := store.Layout(o.StoreOptions)
+	err := store.Of(h.bus).Ensure(ctx, &layout)
 	if err != nil {
 		return err
 	}

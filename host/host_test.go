@@ -271,7 +271,7 @@ func TestLeaseThatIsNotAcknowledged(t *testing.T) {
 func TestWhyThereIsNoRegistry(t *testing.T) {
 	t.Parallel()
 	cluster := meshtest.Cluster(t, 2)
-	h, err := host.New(cluster[0].Connect(t), &host.Options{Index: "desk", Replicas: 3})
+	h, err := host.New(cluster[0].Connect(t), &host.Options{Index: "desk", StoreOptions: host.StoreOptions{Replicas: 3}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +282,7 @@ func TestWhyThereIsNoRegistry(t *testing.T) {
 	if why := h.Unregistered(); why == nil || !strings.Contains(why.Error(), "no suitable peers") {
 		t.Errorf("it is not in the registry for %v, want: no suitable peers", why)
 	}
-	alone, err := host.New(meshtest.Broker(t).Connect(t), &host.Options{Index: "desk", Replicas: 3})
+	alone, err := host.New(meshtest.Broker(t).Connect(t), &host.Options{Index: "desk", StoreOptions: host.StoreOptions{Replicas: 3}})
 	if err != nil {
 		t.Fatal(err)
 	}

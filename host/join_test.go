@@ -271,7 +271,7 @@ func TestJoinersOfAFailingStream(t *testing.T) {
 	})
 	t.Run("store full", func(t *testing.T) {
 		t.Parallel()
-		r := newRig(t, &rigOptions{host: host.Options{ChunksMax: 100_000}})
+		r := newRig(t, &rigOptions{host: host.Options{StoreOptions: host.StoreOptions{ChunksMax: 100_000}}})
 		const body = `{"key":"full","n":1000,"size":10000,"gate":true}`
 		g := r.gate("full")
 		first, joined := r.inbox(), r.inbox()

@@ -29,6 +29,21 @@ const (
 // than what else makes a call busy, this passes by itself.
 const LimitSlots = toolmesh.LimitSlots
 
+// StoreOptions say how the mesh's streams are made. A zero value leaves what exists as it
+// is; any other one changes it for all nodes, but for the storage: another one than the
+// mesh has is an error.
+type StoreOptions struct {
+	// Replicas is the number of copies of each stream. Defaults to what the broker's
+	// cluster allows, up to 3.
+	Replicas int
+	// ChunksStorage is "file" or "memory". Defaults to file.
+	ChunksStorage string
+	// ChunksMax bounds what is stored of streams, in bytes. Defaults to 1 GB.
+	ChunksMax int64
+	// PayloadsMax bounds the object store of payloads, in bytes. Defaults to 2 GB.
+	PayloadsMax int64
+}
+
 // Options adjusts a [Host].
 type Options struct {
 	// Index is the name under which Handle registers functions: they are called
@@ -74,16 +89,7 @@ type Options struct {
 	Limits, MaxLimits tool.Limits
 	// Reasons say why the node offers less than it was asked for. Defaults to none.
 	Reasons []string
-	// Replicas, ChunksStorage ("file" or "memory") and ChunksMax (bytes) say how
-	// the mesh's streams are made. What is there is left as it is by zero values,
-	// and else changed for all, but for the storage: another one than it has is an
-	// error. Default to what the broker's cluster allows, file, and 1 GB.
-	Replicas      int
-	ChunksStorage string
-	ChunksMax     int64
-	// PayloadsMax bounds the object store of large values in bytes, likewise. Defaults to
-	// 2 GB.
-	PayloadsMax int64
+	StoreOptions
 	// PayloadMax is the largest value, in bytes, that the node takes or gives by reference.
 	// Defaults to DefaultPayloadMax.
 	PayloadMax int64

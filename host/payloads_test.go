@@ -260,7 +260,7 @@ func TestBadReferences(t *testing.T) {
 // A store that is full refuses what it cannot hold, in a word, and keeps nothing of it.
 func TestLargeValuesInAFullStore(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, &rigOptions{host: host.Options{PayloadsMax: 3 << 20}})
+	r := newRig(t, &rigOptions{host: host.Options{StoreOptions: host.StoreOptions{PayloadsMax: 3 << 20}}})
 	c := clientOf(t, r.nc, "")
 	_, err := c.Call(t.Context(), "desk.note", large("full", 4<<20))
 	if e := toolmesh.AsError(err); toolmesh.CodeOf(err) != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || e.Details["limit"] != "payloads_max" {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/host/internal/presence"
 	"github.com/toolmesh/toolmesh/host/internal/sessions"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -243,7 +243,7 @@ func (r *records) claim(ctx context.Context, key serviceKey, source, revision st
 
 // later reports whether what the registry could not take may be taken later.
 func later(err error) bool {
-	return bus.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+	return store.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
 // bring has the registry follow what is published under keys, or all that it does

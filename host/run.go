@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/once"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/fair"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -38,7 +39,7 @@ func newRunner(k *core) *runner {
 	return &runner{
 		core: k, args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
 		keys: once.New(once.Options{
-			Node: k.node, Boot: k.boot, Bus: k.bus, Presence: k.presence, Base: k.base, Log: k.log, Go: k.background.Go, Fit: k.replies.Fit, Exited: errExited,
+			Node: k.node, Boot: k.boot, Bus: store.Of(k.bus), Presence: k.presence, Base: k.base, Log: k.log, Go: k.background.Go, Fit: k.replies.Fit, Exited: errExited,
 		}),
 	}
 }

@@ -15,7 +15,7 @@ import (
 // What is left of a store that is nearly full is for the streams that run.
 func TestNewStreamsAreRefusedBeforeTheStoreIsFull(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, &rigOptions{host: host.Options{ChunksMax: 1_000_000}})
+	r := newRig(t, &rigOptions{host: host.Options{StoreOptions: host.StoreOptions{ChunksMax: 1_000_000}}})
 	begin := func(body string) *inbox {
 		in := r.inbox()
 		r.send(in, genSubject, body, "Mesh-Stream", "inbox")

@@ -574,7 +574,7 @@ func TestStreamQuotaIsOfWhatIsStored(t *testing.T) {
 	})
 	t.Run("store full", func(t *testing.T) {
 		t.Parallel()
-		r := newRig(t, &rigOptions{host: host.Options{StreamQuota: 2 * quota, ChunksMax: quota}})
+		r := newRig(t, &rigOptions{host: host.Options{StreamQuota: 2 * quota, StoreOptions: host.StoreOptions{ChunksMax: quota}}})
 		for i := range 10 {
 			in := r.inbox()
 			r.send(in, genSubject, `{"n":15,"size":10000}`, "Mesh-Stream", "inbox")
@@ -648,7 +648,7 @@ func TestStoreGoneForGood(t *testing.T) {
 	for _, how := range []string{"1", "inbox"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, &rigOptions{host: host.Options{ChunksMax: 100_000}})
+			r := newRig(t, &rigOptions{host: host.Options{StoreOptions: host.StoreOptions{ChunksMax: 100_000}}})
 			in := r.inbox()
 			r.send(in, genSubject, `{"key":"full","n":1000,"size":10000}`, "Mesh-Stream", how, "Mesh-Rpc-Id", "full")
 			m := in.next()

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/internal/fair"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -161,7 +162,7 @@ func (st *streams) dropChunks() {
 				now, err := st.sessions.Now(session)
 				return toolmesh.CodeOf(err) == toolmesh.CodeSessionNotFound || err == nil && now == ""
 			}
-			if err := st.bus.DropChunks(st.base, session, epoch, unused); err != nil {
+			if err := store.Of(st.bus).DropChunks(st.base, session, epoch, unused); err != nil {
 				st.log.Debug("the chunks of a session that has ended expire by themselves", slog.String("error", err.Error()))
 			}
 			st.Quota.Forget(session)

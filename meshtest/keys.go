@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/callout"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -62,7 +63,7 @@ func WithKeys(t testing.TB, options ...Option) *Keyed {
 // sessionKeys makes keys of sessions, once a session, and has the broker told of them.
 func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.SessionID) []nats.Option {
 	var mu sync.Mutex
-	var store *registry.Store
+	var records *registry.Store
 	files := make(map[subjects.SessionID]string)
 	return func(t testing.TB, id subjects.SessionID) []nats.Option {
 		t.Helper()
@@ -74,23 +75,23 @@ func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.Sess
 				t.Fatalf("make a key of session %q: %v", id, err)
 			}
 		}
-		if store == nil {
+		if records == nil {
 			nc := k.As(t, access.Node)
 			b, err := bus.New(nc, nil)
 			must(err)
 			t.Cleanup(b.Close)
-			must(b.EnsureBucket(t.Context(), subjects.BucketSessions))
+			must(store.Of(b).EnsureBucket(t.Context(), subjects.BucketSessions))
 			answering, err := callout.Serve(t.Context(), nc, issuer, callout.Options{Renew: time.Hour})
 			must(err)
 			t.Cleanup(answering.Stop)
-			store = registry.NewStore(b)
+			records = registry.NewStore(b)
 		}
 		file, made := files[id]
 		if !made {
 			file = filepath.Join(k.DataDir, fmt.Sprintf("session%d.nk", len(files)))
 			public, err := access.CreateSessionKey(file)
 			must(err)
-			must(store.CreateSession(t.Context(), registry.SessionRecord{ID: id, Epoch: Epoch, Created: time.Now(), Key: public}))
+			must(records.CreateSession(t.Context(), registry.SessionRecord{ID: id, Epoch: Epoch, Created: time.Now(), Key: public}))
 			files[id] = file
 			Until(t, "the session's key is let in", func() bool {
 				nc, err := nats.Connect(k.URL, keyOption(t, file))

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -39,12 +39,12 @@ type DeclaredIndex struct {
 	Since time.Time `json:"since,omitzero"`
 }
 
-var declaredKey = bus.Key{Bucket: subjects.BucketLanes, Name: subjects.DeclaredKey}
+var declaredKey = store.Key{Bucket: subjects.BucketLanes, Name: subjects.DeclaredKey}
 
 // Declared returns who keeps the indexes of a file, and the revision of the record. If
-// nobody does it is [bus.ErrNoKey].
+// nobody does it is [store.ErrNoKey].
 func (s *Store) Declared(ctx context.Context) (r DeclaredRecord, revision uint64, err error) {
-	r, err = read[DeclaredRecord](ctx, declaredKey, func(ctx context.Context, key bus.Key) (bus.Entry, error) {
+	r, err = read[DeclaredRecord](ctx, declaredKey, func(ctx context.Context, key store.Key) (store.Entry, error) {
 		e, err := s.bus.Latest(ctx, key)
 		revision = e.Revision
 		return e, err
@@ -53,7 +53,7 @@ func (s *Store) Declared(ctx context.Context) (r DeclaredRecord, revision uint64
 }
 
 // KeepDeclared takes the lease, with revision 0, or renews it over the revision that is
-// known, which it returns anew. Where somebody else has it the error is [bus.ErrConflict].
+// known, which it returns anew. Where somebody else has it the error is [store.ErrConflict].
 func (s *Store) KeepDeclared(ctx context.Context, r DeclaredRecord, revision uint64) (uint64, error) {
 	data, err := encodeRecord(r)
 	if err != nil {

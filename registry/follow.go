@@ -15,7 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -71,7 +71,7 @@ func parseChange(f *follow, m *nats.Msg) (change, bool) {
 		return change{}, false // a publisher there that is not the stream
 	}
 	at, _ := time.Parse(time.RFC3339Nano, m.Header.Get(jetstream.TimeStampHeaer))
-	return change{key: key, seq: seq, at: at, gone: bus.Gone(m.Header), data: m.Data}, true
+	return change{key: key, seq: seq, at: at, gone: store.Gone(m.Header), data: m.Data}, true
 }
 
 // heard records the sequence of a change and reports whether something is missing.
@@ -339,7 +339,7 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 func (v *View) readFrom(ctx context.Context, f *follow, stream string, from, want uint64) (read uint64, found map[string]bool, err error) {
 	read, found = from-1, make(map[string]bool)
 	for try := 0; ; try++ {
-		q := bus.Query{Stream: stream, Subject: subjects.KVAll(f.bucket), From: read + 1}
+		q := store.Query{Stream: stream, Subject: subjects.KVAll(f.bucket), From: read + 1}
 		for m, err := range v.bus.Read(ctx, q) {
 			if err != nil {
 				return read, found, err
@@ -351,7 +351,7 @@ func (v *View) readFrom(ctx context.Context, f *follow, stream string, from, wan
 			}
 			found[key] = true
 			v.mu.Lock()
-			v.apply(f, change{key: key, seq: m.Seq, gone: bus.Gone(m.Header), data: m.Data})
+			v.apply(f, change{key: key, seq: m.Seq, gone: store.Gone(m.Header), data: m.Data})
 			if m.Time.After(f.latest) {
 				f.latest = m.Time
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -70,9 +71,9 @@ func renewEvery(nodes uint64) time.Duration {
 // somebody wiped the store, is written again. Only another boot under the same
 // node id ends it: see [Lease.Lost]. Its methods may be called concurrently.
 type Lease struct {
-	bus  *bus.Bus
+	bus  store.Store
 	log  *slog.Logger
-	key  bus.Key
+	key  store.Key
 	node subjects.NodeID
 	boot subjects.BootID
 
@@ -114,8 +115,8 @@ func Acquire(ctx context.Context, b *bus.Bus, record NodeRecord, log *slog.Logge
 	}
 	running, end := context.WithCancel(context.Background())
 	l := &Lease{
-		bus: b, log: cmp.Or(log, slog.New(slog.DiscardHandler)), record: record, node: record.Node, boot: record.Boot,
-		key:   bus.Key{Bucket: subjects.BucketNodes, Name: token},
+		bus: store.Of(b), log: cmp.Or(log, slog.New(slog.DiscardHandler)), record: record, node: record.Node, boot: record.Boot,
+		key:   store.Key{Bucket: subjects.BucketNodes, Name: token},
 		tools: make(map[subjects.ToolsKey]published), every: RenewEvery,
 		kick: make(chan struct{}, 1), lost: make(chan struct{}), end: end,
 	}
@@ -171,7 +172,7 @@ func (l *Lease) acquire(ctx context.Context) error {
 			l.stands(began)
 			return nil
 		}
-		if errors.Is(err, bus.ErrConflict) {
+		if errors.Is(err, store.ErrConflict) {
 			err = pause(ctx, renewRetry)
 		}
 		if err != nil {
@@ -186,7 +187,7 @@ func (l *Lease) acquire(ctx context.Context) error {
 // is not readable is another boot's.
 func (l *Lease) stored(ctx context.Context) (holder NodeRecord, revision uint64, err error) {
 	e, err := l.bus.Get(ctx, l.key)
-	if errors.Is(err, bus.ErrNoKey) {
+	if errors.Is(err, store.ErrNoKey) {
 		return holder, 0, nil
 	}
 	if err == nil && json.Unmarshal(e.Value, &holder) != nil {
@@ -297,7 +298,7 @@ func (l *Lease) Withdraw(ctx context.Context, key subjects.ToolsKey) error {
 	l.mu.Lock()
 	delete(l.tools, key)
 	l.mu.Unlock()
-	if err := l.bus.Delete(ctx, bus.Key{Bucket: subjects.BucketTools, Name: name}, 0); err != nil {
+	if err := l.bus.Delete(ctx, store.Key{Bucket: subjects.BucketTools, Name: name}, 0); err != nil {
 		l.unverified.Store(true)
 		return fmt.Errorf("withdraw what node %q serves: %w", key.Node, err)
 	}
@@ -347,7 +348,7 @@ func (l *Lease) release(ctx context.Context) error {
 func (l *Lease) delete(ctx context.Context) error {
 	for {
 		e, err := l.bus.Latest(ctx, l.key)
-		if errors.Is(err, bus.ErrNoKey) {
+		if errors.Is(err, store.ErrNoKey) {
 			return nil
 		}
 		if err != nil {
@@ -357,7 +358,7 @@ func (l *Lease) delete(ctx context.Context) error {
 		if _ = json.Unmarshal(e.Value, &holder); holder.Boot != l.boot {
 			return nil
 		}
-		if err := l.bus.Delete(ctx, l.key, e.Revision); !errors.Is(err, bus.ErrConflict) {
+		if err := l.bus.Delete(ctx, l.key, e.Revision); !errors.Is(err, store.ErrConflict) {
 			return err
 		}
 	}
@@ -490,7 +491,7 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 	defer cancel()
 	began := time.Now()
 	revision, err := replace(attempt, l.bus, l.key, data, l.revision, record.stands())
-	if errors.Is(err, bus.ErrConflict) {
+	if errors.Is(err, store.ErrConflict) {
 		again = true
 		var holder NodeRecord
 		holder, revision, err = l.stored(attempt)
@@ -507,7 +508,7 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 		}
 		return again, nil
 	}
-	if bus.IsUnavailable(err) && l.bus.Connected() {
+	if store.IsUnavailable(err) && l.bus.Connected() {
 		// The bucket may be gone: somebody wiped the store.
 		ensuring, cancel := context.WithTimeout(ctx, renewTimeout)
 		defer cancel()
@@ -570,12 +571,12 @@ func (l *Lease) verifyTools(ctx context.Context) (err error) {
 		want[p.key.Name] = p
 	}
 	l.mu.Unlock()
-	leftover := make(map[bus.Key]uint64)
-	q := bus.Query{
+	leftover := make(map[store.Key]uint64)
+	q := store.Query{
 		Stream: subjects.KVStream(subjects.BucketTools), Subject: subjects.KVSubject(subjects.BucketTools, l.key.Name+".>"),
 	}
 	for m, err := range values(ctx, l.bus, subjects.BucketTools, q) {
-		if err != nil && bus.IsUnavailable(err) && l.bus.Connected() {
+		if err != nil && store.IsUnavailable(err) && l.bus.Connected() {
 			if err := errors.Join(l.bus.EnsureBucket(ctx, subjects.BucketSchemas), l.bus.EnsureBucket(ctx, subjects.BucketTools)); err != nil {
 				return err
 			}
@@ -585,7 +586,7 @@ func (l *Lease) verifyTools(ctx context.Context) (err error) {
 			return err
 		}
 		if p, ok := want[m.name]; !ok {
-			leftover[bus.Key{Bucket: subjects.BucketTools, Name: m.name}] = m.Seq
+			leftover[store.Key{Bucket: subjects.BucketTools, Name: m.name}] = m.Seq
 		} else if bytes.Equal(p.data, m.Data) {
 			delete(want, m.name)
 		}
@@ -597,7 +598,7 @@ func (l *Lease) verifyTools(ctx context.Context) (err error) {
 	}
 	for key, revision := range leftover {
 		// The revision is compared: what a lagging replica showed may be old.
-		if err := l.bus.Delete(ctx, key, revision); err != nil && !errors.Is(err, bus.ErrConflict) {
+		if err := l.bus.Delete(ctx, key, revision); err != nil && !errors.Is(err, store.ErrConflict) {
 			return err
 		}
 	}

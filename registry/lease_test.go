@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -21,7 +22,7 @@ import (
 func holder(t testing.TB, b *bus.Bus, node string) (registry.NodeRecord, bool) {
 	t.Helper()
 	var r registry.NodeRecord
-	e, err := b.Get(t.Context(), nodeKey(node))
+	e, err := store.Of(b).Get(t.Context(), nodeKey(node))
 	if err != nil {
 		return r, false
 	}
@@ -76,13 +77,13 @@ func TestReleaseEndsWhatItsOwnRenewalsLeft(t *testing.T) {
 	}{{"boot1", false, false}, {"boot1", false, true}, {"boot2", true, false}, {"boot2", true, true}} {
 		l := acquire(t, b, record("n1", "boot1"))
 		if c.before {
-			if err := b.Delete(t.Context(), nodeKey("n1"), 0); err != nil {
+			if err := store.Of(b).Delete(t.Context(), nodeKey("n1"), 0); err != nil {
 				t.Fatal(err)
 			}
 		}
 		data, err := json.Marshal(record("n1", c.boot))
 		if err == nil {
-			_, err = b.Put(t.Context(), nodeKey("n1"), data, registry.LeaseTTL)
+			_, err = store.Of(b).Put(t.Context(), nodeKey("n1"), data, registry.LeaseTTL)
 		}
 		if err == nil {
 			err = l.Release(t.Context())
@@ -93,7 +94,7 @@ func TestReleaseEndsWhatItsOwnRenewalsLeft(t *testing.T) {
 		if r, there := holder(t, b, "n1"); there != c.stays || there && string(r.Boot) != c.boot {
 			t.Errorf("%+v: there is %t, %+v", c, there, r)
 		}
-		if err := b.Delete(t.Context(), nodeKey("n1"), 0); err != nil {
+		if err := store.Of(b).Delete(t.Context(), nodeKey("n1"), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -144,7 +145,7 @@ func TestLeaseOfALivingNodeIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	renew := func() error {
-		_, err := b.Put(t.Context(), nodeKey("n2"), data, registry.LeaseTTL)
+		_, err := store.Of(b).Put(t.Context(), nodeKey("n2"), data, registry.LeaseTTL)
 		return err
 	}
 	if err := renew(); err != nil {
@@ -221,7 +222,7 @@ func TestLeaseSurvivesARestartAndAWipedStore(t *testing.T) {
 	}
 	s.Restart(t)
 	first := func() uint64 {
-		e, err := b.Get(t.Context(), nodeKey("n1"))
+		e, err := store.Of(b).Get(t.Context(), nodeKey("n1"))
 		if err != nil {
 			return 0
 		}
@@ -333,9 +334,9 @@ func TestAcquireFaults(t *testing.T) {
 func TestIndexesHaveOneOwner(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
-	store := registry.NewStore(ready(t, s.Connect(t)))
+	records := registry.NewStore(ready(t, s.Connect(t)))
 	claim := func(source, session string) error {
-		return store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "weather", Source: source, Session: subjects.SessionID(session)})
+		return records.ClaimIndex(t.Context(), registry.IndexRecord{Name: "weather", Source: source, Session: subjects.SessionID(session)})
 	}
 	if err := claim("github.com/a/weather", ""); err != nil {
 		t.Fatal(err)
@@ -345,13 +346,13 @@ func TestIndexesHaveOneOwner(t *testing.T) {
 	}
 	wantCode(t, claim("github.com/b/weather", ""), toolmesh.CodeInvalidRequest)
 	wantCode(t, claim("github.com/a/weather", "s1"), toolmesh.CodeInvalidRequest)
-	if _, err := store.Index(t.Context(), "weather", ""); err != nil {
+	if _, err := records.Index(t.Context(), "weather", ""); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.DeleteIndex(t.Context(), "weather", ""); err != nil {
+	if err := records.DeleteIndex(t.Context(), "weather", ""); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.DeleteIndex(t.Context(), "weather", ""); err != nil {
+	if err := records.DeleteIndex(t.Context(), "weather", ""); err != nil {
 		t.Fatalf("deleted twice: %v", err)
 	}
 	if err := claim("github.com/b/weather", "s1"); err != nil {
@@ -369,12 +370,12 @@ func TestIndexesHaveOneOwner(t *testing.T) {
 func TestOwnersOfSources(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
-	store := registry.NewStore(ready(t, s.Connect(t)))
+	records := registry.NewStore(ready(t, s.Connect(t)))
 	record := func(source, owner, session string) registry.IndexRecord {
 		return registry.IndexRecord{Name: "weather", Source: source, Owner: owner, Session: subjects.SessionID(session), Bundle: "d"}
 	}
-	claim := func(r registry.IndexRecord) error { return store.ClaimIndex(t.Context(), r) }
-	over := func(r registry.IndexRecord) error { return store.ReplaceIndex(t.Context(), r) }
+	claim := func(r registry.IndexRecord) error { return records.ClaimIndex(t.Context(), r) }
+	over := func(r registry.IndexRecord) error { return records.ReplaceIndex(t.Context(), r) }
 	for _, r := range []registry.IndexRecord{record("folder:/x", "", ""), record("folder:/x", "a", ""), record("folder:/x", "a", "")} {
 		if err := claim(r); err != nil {
 			t.Fatal(err)
@@ -384,7 +385,7 @@ func TestOwnersOfSources(t *testing.T) {
 		record("folder:/x", "b", ""), record("folder:/x", "", ""), record("folder:/y", "a", ""), record("folder:/x", "b", "s1"),
 	} {
 		wantCode(t, claim(r), toolmesh.CodeInvalidRequest)
-		wantCode(t, store.CheckClaim(t.Context(), r, false), toolmesh.CodeInvalidRequest)
+		wantCode(t, records.CheckClaim(t.Context(), r, false), toolmesh.CodeInvalidRequest)
 	}
 	wantCode(t, over(record("folder:/x", "b", "s1")), toolmesh.CodeInvalidRequest) // it is the whole mesh's
 	if err := over(record("folder:/x", "b", "")); err != nil {
@@ -408,9 +409,9 @@ func TestIndexClaimedAtOnceHasOneOwner(t *testing.T) {
 	results := make(chan error)
 	const n = 8
 	for i := range n {
-		store := registry.NewStore(open(t, s.Connect(t)))
+		records := registry.NewStore(open(t, s.Connect(t)))
 		go func() {
-			results <- store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "x", Source: name(i)})
+			results <- records.ClaimIndex(t.Context(), registry.IndexRecord{Name: "x", Source: name(i)})
 		}()
 	}
 	won := 0
@@ -429,7 +430,7 @@ func TestIndexClaimedAtOnceHasOneOwner(t *testing.T) {
 func TestSweepTakesOnlyWhatIsOldAndWithoutALease(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	records := registry.NewStore(b)
 	if err := b.FreshTime(t.Context()); err != nil { // the age is told by the broker's clock
 		t.Fatal(err)
 	}
@@ -437,15 +438,15 @@ func TestSweepTakesOnlyWhatIsOldAndWithoutALease(t *testing.T) {
 	if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "demo", Tools: []registry.ToolRoute{{ID: "demo.a", Digest: "d"}}}); err != nil {
 		t.Fatal(err)
 	}
-	dead := bus.Key{Bucket: subjects.BucketTools, Name: "dead.=.i.demo"}
-	if _, err := b.Put(t.Context(), dead, []byte(`{}`), 0); err != nil {
+	dead := store.Key{Bucket: subjects.BucketTools, Name: "dead.=.i.demo"}
+	if _, err := store.Of(b).Put(t.Context(), dead, []byte(`{}`), 0); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := store.Sweep(t.Context(), time.Hour); n != 0 || err != nil {
+	if n, err := records.Sweep(t.Context(), time.Hour); n != 0 || err != nil {
 		t.Fatalf("young records: swept %d, %v", n, err)
 	}
 	meshtest.Until(t, "the record is old enough", func() bool {
-		n, err := store.Sweep(t.Context(), time.Millisecond)
+		n, err := records.Sweep(t.Context(), time.Millisecond)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -461,7 +462,7 @@ func TestSweepTakesOnlyWhatIsOldAndWithoutALease(t *testing.T) {
 func TestSweepOfClaims(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	records := registry.NewStore(b)
 	if err := b.FreshTime(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -470,21 +471,21 @@ func TestSweepOfClaims(t *testing.T) {
 		"installed": {Source: "https://example.com/x.git", Bundle: "sha256:1"}, "other": {Source: "https://example.com/y.git"},
 	} {
 		r.Name, r.State = name, registry.IndexInstalled
-		if err := store.ClaimIndex(t.Context(), r); err != nil {
+		if err := records.ClaimIndex(t.Context(), r); err != nil {
 			t.Fatal(err)
 		}
 	}
 	l := acquire(t, b, record("alive", "boot1"))
-	publish(t, store, l, "served", "r1", "served.a")
-	if n, err := store.Sweep(t.Context(), time.Hour); n != 0 || err != nil {
+	publish(t, records, l, "served", "r1", "served.a")
+	if n, err := records.Sweep(t.Context(), time.Hour); n != 0 || err != nil {
 		t.Fatalf("young claims: swept %d, %v", n, err)
 	}
-	if n, err := store.Sweep(t.Context(), time.Millisecond); n != 0 || err != nil {
+	if n, err := records.Sweep(t.Context(), time.Millisecond); n != 0 || err != nil {
 		t.Fatalf("claims that nobody serves for the first time: swept %d, %v", n, err)
 	}
 	swept := 0
 	meshtest.Until(t, "the claims are old enough", func() bool {
-		n, err := store.Sweep(t.Context(), time.Millisecond)
+		n, err := records.Sweep(t.Context(), time.Millisecond)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -492,14 +493,14 @@ func TestSweepOfClaims(t *testing.T) {
 		return swept >= 2
 	})
 	for name, want := range map[subjects.IndexName]bool{"gone": false, "served": true, "installed": true, "other": true} {
-		if _, err := store.Index(t.Context(), name, ""); (err == nil) != want {
+		if _, err := records.Index(t.Context(), name, ""); (err == nil) != want {
 			t.Errorf("the name %s: %v, want it kept: %v", name, err, want)
 		}
 	}
-	if _, err := store.Index(t.Context(), "private", "s"); !errors.Is(err, bus.ErrNoKey) {
+	if _, err := records.Index(t.Context(), "private", "s"); !errors.Is(err, store.ErrNoKey) {
 		t.Errorf("a name that was private to a session: %v", err)
 	}
-	if err := store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "gone", Source: "service:other"}); err != nil {
+	if err := records.ClaimIndex(t.Context(), registry.IndexRecord{Name: "gone", Source: "service:other"}); err != nil {
 		t.Errorf("the name cannot be claimed: %v", err)
 	}
 }
@@ -507,26 +508,26 @@ func TestSweepOfClaims(t *testing.T) {
 func TestSessionsExpire(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	records := registry.NewStore(b)
 	v := view(t, b)
 	brief := registry.SessionRecord{ID: "brief", Epoch: "e1", Created: time.Now(), TTL: time.Second}
-	if err := store.CreateSession(t.Context(), brief); err != nil {
+	if err := records.CreateSession(t.Context(), brief); err != nil {
 		t.Fatal(err)
 	}
 	r := registry.SessionRecord{ID: "chat 1", Epoch: "e1", Created: time.Now()}
-	if err := store.CreateSession(t.Context(), r); err != nil {
+	if err := records.CreateSession(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.CreateSession(t.Context(), r); !errors.Is(err, bus.ErrConflict) {
+	if err := records.CreateSession(t.Context(), r); !errors.Is(err, store.ErrConflict) {
 		t.Fatalf("created twice: %v", err)
 	}
-	if got, err := store.Session(t.Context(), "chat 1"); err != nil || got.Epoch != "e1" {
+	if got, err := records.Session(t.Context(), "chat 1"); err != nil || got.Epoch != "e1" {
 		t.Fatalf("session %+v, %v", got, err)
 	}
 	meshtest.Until(t, "the view has the session", func() bool { _, ok := v.Session("chat 1"); return ok })
 	meshtest.Until(t, "the brief one expires", func() bool { _, ok := v.Session("brief"); return !ok })
 	for range 2 {
-		if err := store.DeleteSession(t.Context(), "chat 1"); err != nil {
+		if err := records.DeleteSession(t.Context(), "chat 1"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -540,9 +541,9 @@ func TestAClaimOfThousandsOfSessions(t *testing.T) {
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
 	nc := s.Connect(t)
-	store := registry.NewStore(open(t, nc))
+	records := registry.NewStore(open(t, nc))
 	claim := func(source, session string) error {
-		return store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "weather", Source: source, Session: subjects.SessionID(session)})
+		return records.ClaimIndex(t.Context(), registry.IndexRecord{Name: "weather", Source: source, Session: subjects.SessionID(session)})
 	}
 	read := func(session string) uint64 {
 		t.Helper()
@@ -557,8 +558,8 @@ func TestAClaimOfThousandsOfSessions(t *testing.T) {
 	}
 	few := read("second")
 	for i := range 2_000 {
-		key := bus.Key{Bucket: subjects.BucketIndexes, Name: "weather." + name(i)}
-		if _, err := b.Put(t.Context(), key, fmt.Appendf(nil, `{"name":"weather","source":"a","session":%q}`, name(i)), 0); err != nil {
+		key := store.Key{Bucket: subjects.BucketIndexes, Name: "weather." + name(i)}
+		if _, err := store.Of(b).Put(t.Context(), key, fmt.Appendf(nil, `{"name":"weather","source":"a","session":%q}`, name(i)), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -570,7 +571,7 @@ func TestAClaimOfThousandsOfSessions(t *testing.T) {
 	}
 	// The first ones end: their marks are in the way for a while.
 	for _, session := range []string{"first", "second", name(0), name(1), name(2)} {
-		if err := store.DeleteIndex(t.Context(), "weather", subjects.SessionID(session)); err != nil {
+		if err := records.DeleteIndex(t.Context(), "weather", subjects.SessionID(session)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -578,8 +579,8 @@ func TestAClaimOfThousandsOfSessions(t *testing.T) {
 		{Name: "weather", Source: "b", Session: "other"}, {Name: "weather", Source: "b", Session: "n9"},
 		{Name: "weather", Source: "a"}, {Name: "weather", Source: "b"},
 	} {
-		wantCode(t, store.CheckClaim(t.Context(), refused, false), toolmesh.CodeInvalidRequest)
-		wantCode(t, store.ClaimIndex(t.Context(), refused), toolmesh.CodeInvalidRequest)
+		wantCode(t, records.CheckClaim(t.Context(), refused, false), toolmesh.CodeInvalidRequest)
+		wantCode(t, records.ClaimIndex(t.Context(), refused), toolmesh.CodeInvalidRequest)
 	}
 	if err := claim("a", "first"); err != nil {
 		t.Fatalf("a session that comes back: %v", err)
@@ -594,9 +595,9 @@ func TestSessionsClaimAtOnce(t *testing.T) {
 	const n = 6
 	results := make(chan error, n)
 	for i := range n {
-		store := registry.NewStore(open(t, s.Connect(t)))
+		records := registry.NewStore(open(t, s.Connect(t)))
 		go func() {
-			results <- store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "x", Source: name(i % 2), Session: subjects.SessionID(name(i))})
+			results <- records.ClaimIndex(t.Context(), registry.IndexRecord{Name: "x", Source: name(i % 2), Session: subjects.SessionID(name(i))})
 		}()
 	}
 	for range n {
@@ -605,12 +606,12 @@ func TestSessionsClaimAtOnce(t *testing.T) {
 		}
 	}
 	sources := make(map[string]bool)
-	for m, err := range b.Read(t.Context(), bus.Query{Stream: subjects.KVStream(subjects.BucketIndexes), Subject: subjects.KVAll(subjects.BucketIndexes)}) {
+	for m, err := range store.Of(b).Read(t.Context(), store.Query{Stream: subjects.KVStream(subjects.BucketIndexes), Subject: subjects.KVAll(subjects.BucketIndexes)}) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		var r registry.IndexRecord
-		if !bus.Gone(m.Header) && json.Unmarshal(m.Data, &r) == nil {
+		if !store.Gone(m.Header) && json.Unmarshal(m.Data, &r) == nil {
 			sources[r.Source] = true
 		}
 	}

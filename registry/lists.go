@@ -11,7 +11,7 @@ import (
 	"log/slog"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -34,7 +34,7 @@ type listSum [sha256.Size]byte
 
 func (s listSum) String() string { return hex.EncodeToString(s[:]) }
 
-func (s listSum) key() bus.Key { return bus.Key{Bucket: subjects.BucketSchemas, Name: s.String()} }
+func (s listSum) key() store.Key { return store.Key{Bucket: subjects.BucketSchemas, Name: s.String()} }
 
 // storedTools is a record as it is stored: with its tools, or with what names their list.
 type storedTools struct {
@@ -56,7 +56,7 @@ func (s *storedTools) sum() (sum listSum, err error) {
 
 // published is one record that the node wants to be in the store.
 type published struct {
-	key  bus.Key
+	key  store.Key
 	data []byte
 	// tools are the list that data names; nil where it has its tools itself.
 	tools []byte
@@ -64,7 +64,7 @@ type published struct {
 
 // publication is what is stored of a record under a key.
 func publication(name string, r ToolsRecord) (p published, err error) {
-	p.key = bus.Key{Bucket: subjects.BucketTools, Name: name}
+	p.key = store.Key{Bucket: subjects.BucketTools, Name: name}
 	stored := storedTools{ToolsRecord: r}
 	if stored.Tools, err = encodeRecord(r.Tools); err != nil {
 		return p, err
@@ -92,8 +92,8 @@ func (l *Lease) putTools(ctx context.Context, p published) error {
 func (l *Lease) putList(ctx context.Context, tools []byte) error {
 	key := listSum(sha256.Sum256(tools)).key()
 	e, err := l.bus.Get(ctx, key)
-	if errors.Is(err, bus.ErrNoKey) {
-		if _, err = l.bus.Create(ctx, key, tools, 0); !errors.Is(err, bus.ErrConflict) {
+	if errors.Is(err, store.ErrNoKey) {
+		if _, err = l.bus.Create(ctx, key, tools, 0); !errors.Is(err, store.ErrConflict) {
 			return err
 		}
 		e, err = l.bus.Latest(ctx, key) // another node was faster
@@ -155,7 +155,7 @@ func (v *View) readLists(ctx context.Context, look bool) error {
 	for len(names) > 0 {
 		some := names[:min(len(names), listsAtOnce)]
 		names = names[len(some):]
-		q := bus.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: some}
+		q := store.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: some}
 		for m, err := range values(ctx, v.bus, subjects.BucketSchemas, q) {
 			if err != nil {
 				return toolmesh.Errorf(toolmesh.CodeUnavailable, "read lists of tools: %w", err).WithOrigin(toolmesh.OriginMesh)

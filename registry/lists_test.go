@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -25,14 +25,14 @@ func alike(revision string) registry.ToolsRecord {
 }
 
 // listKey is where the list of a record's tools is stored.
-func listKey(t *testing.T, r registry.ToolsRecord) (key bus.Key, tools []byte) {
+func listKey(t *testing.T, r registry.ToolsRecord) (key store.Key, tools []byte) {
 	t.Helper()
 	tools, err := json.Marshal(r.Tools)
 	if err != nil {
 		t.Fatal(err)
 	}
 	sum := sha256.Sum256(tools)
-	return bus.Key{Bucket: subjects.BucketSchemas, Name: hex.EncodeToString(sum[:])}, tools
+	return store.Key{Bucket: subjects.BucketSchemas, Name: hex.EncodeToString(sum[:])}, tools
 }
 
 func say(t *testing.T, l *registry.Lease, r registry.ToolsRecord) {
@@ -56,11 +56,11 @@ func TestListsOfToolsAreStoredOnce(t *testing.T) {
 	say(t, one, r)
 	say(t, two, r)
 	key, tools := listKey(t, r)
-	if e, err := b.Get(t.Context(), key); err != nil || !bytes.Equal(e.Value, tools) {
+	if e, err := store.Of(b).Get(t.Context(), key); err != nil || !bytes.Equal(e.Value, tools) {
 		t.Errorf("the list is not stored: %v", err)
 	}
 	for _, node := range []string{"n1", "n2"} {
-		e, err := b.Get(t.Context(), bus.Key{Bucket: subjects.BucketTools, Name: node + ".=.i.big"})
+		e, err := store.Of(b).Get(t.Context(), store.Key{Bucket: subjects.BucketTools, Name: node + ".=.i.big"})
 		if err != nil || len(e.Value) > 400 || bytes.Contains(e.Value, []byte("tool01")) {
 			t.Errorf("the record of %s: %s, %v", node, e.Value, err)
 		}
@@ -96,7 +96,7 @@ func TestListsOfToolsAreStoredOnce(t *testing.T) {
 	}
 	small := registry.ToolsRecord{Index: "small", Revision: "r1", Alike: true, Tools: []registry.ToolRoute{{ID: "small.a", Digest: "d"}}}
 	say(t, two, small)
-	if e, err := b.Get(t.Context(), bus.Key{Bucket: subjects.BucketTools, Name: "n2.=.i.small"}); err != nil || !bytes.Contains(e.Value, []byte("small.a")) {
+	if e, err := store.Of(b).Get(t.Context(), store.Key{Bucket: subjects.BucketTools, Name: "n2.=.i.small"}); err != nil || !bytes.Contains(e.Value, []byte("small.a")) {
 		t.Errorf("a list that is smaller than its name is worth: %s, %v", e.Value, err)
 	}
 }
@@ -111,19 +111,19 @@ func TestListsThatAreMissing(t *testing.T) {
 	beat(t, b, "n1", "boot1", 0)
 	r := alike("r1")
 	key, tools := listKey(t, r)
-	if _, err := b.Put(t.Context(), key, []byte(`[{"id":"big.tool00","digest":"of another"}]`), 0); err != nil {
+	if _, err := store.Of(b).Put(t.Context(), key, []byte(`[{"id":"big.tool00","digest":"of another"}]`), 0); err != nil {
 		t.Fatal(err)
 	}
 	say(t, l, r)
-	if e, err := b.Get(t.Context(), key); err != nil || !bytes.Equal(e.Value, tools) {
+	if e, err := store.Of(b).Get(t.Context(), key); err != nil || !bytes.Equal(e.Value, tools) {
 		t.Fatalf("a list that is not what its name says was left: %s, %v", e.Value, err)
 	}
 	say(t, l, registry.ToolsRecord{Index: "small", Revision: "r1", Tools: []registry.ToolRoute{{ID: "small.a", Digest: "d"}}})
 
 	for name, bad := range map[string]string{"gone": "", "another": `[{"id":"big.tool00","digest":"of another"}]`} {
-		err := b.Delete(t.Context(), key, 0)
+		err := store.Of(b).Delete(t.Context(), key, 0)
 		if bad != "" {
-			_, err = b.Put(t.Context(), key, []byte(bad), 0)
+			_, err = store.Of(b).Put(t.Context(), key, []byte(bad), 0)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -140,7 +140,7 @@ func TestListsThatAreMissing(t *testing.T) {
 		if _, known := v.Route("s", "big.tool00"); known {
 			t.Errorf("%s: a tool is known whose list is not there", name)
 		}
-		if _, err := b.Put(t.Context(), key, tools, 0); err != nil {
+		if _, err := store.Of(b).Put(t.Context(), key, tools, 0); err != nil {
 			t.Fatal(err)
 		}
 		meshtest.Until(t, name+": the list has come", func() bool { return nodesOf(v, "s", "big.tool39") == "n1/boot1 " })
@@ -162,15 +162,15 @@ func TestLaterRecordsDoNotWait(t *testing.T) {
 	t.Cleanup(v.Close)
 	r := alike("r1")
 	key, tools := listKey(t, r)
-	record := bus.Key{Bucket: subjects.BucketTools, Name: "n1.=.i.big"}
+	record := store.Key{Bucket: subjects.BucketTools, Name: "n1.=.i.big"}
 	waits := []byte(`{"node":"n1","boot":"boot1","index":"big","revision":"r1","list":"` + key.Name + `"}`)
-	if _, err := b.Put(t.Context(), record, waits, 0); err != nil {
+	if _, err := store.Of(b).Put(t.Context(), record, waits, 0); err != nil {
 		t.Fatal(err)
 	}
 	meshtest.Until(t, "the list is missed", func() bool { return v.Stale() > 0 })
 	say(t, l, registry.ToolsRecord{Index: "big", Revision: "r2", Tools: []registry.ToolRoute{{ID: "big.only", Digest: "d"}}})
 	meshtest.Until(t, "the later record counts", func() bool { return nodesOf(v, "s", "big.only") == "n1/boot1 " && v.Stale() == 0 })
-	if _, err := b.Put(t.Context(), key, tools, 0); err != nil {
+	if _, err := store.Of(b).Put(t.Context(), key, tools, 0); err != nil {
 		t.Fatal(err)
 	}
 	say(t, l, registry.ToolsRecord{Index: "last", Revision: "r2", Tools: []registry.ToolRoute{{ID: "last.a", Digest: "d"}}})
@@ -188,7 +188,7 @@ func TestListsWithoutNames(t *testing.T) {
 	acquire(t, b, record("n1", "boot1"))
 	for _, name := range []string{"x", "ZZ", "00", "..", "*"} {
 		record := []byte(`{"node":"n1","boot":"boot1","index":"big","list":"` + name + `"}`)
-		if _, err := b.Put(t.Context(), bus.Key{Bucket: subjects.BucketTools, Name: "n1.=.i.big"}, record, 0); err != nil {
+		if _, err := store.Of(b).Put(t.Context(), store.Key{Bucket: subjects.BucketTools, Name: "n1.=.i.big"}, record, 0); err != nil {
 			t.Fatal(err)
 		}
 		v := view(t, open(t, s.Connect(t)))

@@ -9,7 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -72,7 +72,7 @@ func (v *View) reap(ctx context.Context) {
 // suspect is a node that is not heard, and its lease.
 type suspect struct {
 	node     subjects.NodeID
-	key      bus.Key
+	key      store.Key
 	revision uint64
 }
 
@@ -81,7 +81,7 @@ func (v *View) silent() (all []suspect) {
 	now := time.Now()
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if v.ears.all == nil || v.listening.IsZero() || now.Sub(v.listening) < LeaseTTL || now.Sub(v.ears.since) < LeaseTTL || v.bus.StalledSince(now.Add(-LeaseTTL)) {
+	if v.heartbeats.all == nil || v.listening.IsZero() || now.Sub(v.listening) < LeaseTTL || now.Sub(v.heartbeats.since) < LeaseTTL || v.bus.StalledSince(now.Add(-LeaseTTL)) {
 		return nil
 	}
 	for id, n := range v.nodes {
@@ -94,7 +94,7 @@ func (v *View) silent() (all []suspect) {
 		}
 		for _, f := range v.follows {
 			if k, ok := f.keys[name]; ok && f.bucket == subjects.BucketNodes && !k.gone && len(all) < reapMost {
-				all = append(all, suspect{id, bus.Key{Bucket: subjects.BucketNodes, Name: name}, k.revision})
+				all = append(all, suspect{id, store.Key{Bucket: subjects.BucketNodes, Name: name}, k.revision})
 			}
 		}
 	}
@@ -127,12 +127,12 @@ func (v *View) clear(ctx context.Context, seen map[string]left, after time.Durat
 			continue
 		}
 		asked, cancel := context.WithTimeout(ctx, reapWait)
-		_, err = v.bus.Latest(asked, bus.Key{Bucket: subjects.BucketNodes, Name: name})
+		_, err = v.bus.Latest(asked, store.Key{Bucket: subjects.BucketNodes, Name: name})
 		switch {
 		case err == nil: // it is back
 			delete(seen, key)
-		case errors.Is(err, bus.ErrNoKey):
-			err = v.bus.Delete(asked, bus.Key{Bucket: subjects.BucketTools, Name: key}, l.revision)
+		case errors.Is(err, store.ErrNoKey):
+			err = v.bus.Delete(asked, store.Key{Bucket: subjects.BucketTools, Name: key}, l.revision)
 		}
 		cancel()
 		if err != nil {
@@ -153,7 +153,7 @@ func (v *View) left(within time.Duration) map[string]left {
 	now := time.Now()
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if v.ears.all == nil || v.listening.IsZero() || now.Sub(v.listening) < within || now.Sub(v.ears.since) < within || v.bus.StalledSince(now.Add(-within)) || !v.whole() {
+	if v.heartbeats.all == nil || v.listening.IsZero() || now.Sub(v.listening) < within || now.Sub(v.heartbeats.since) < within || v.bus.StalledSince(now.Add(-within)) || !v.whole() {
 		return nil
 	}
 	all := make(map[string]left)

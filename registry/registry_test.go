@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -34,7 +35,7 @@ func open(t testing.TB, nc *nats.Conn) *bus.Bus {
 func ready(t testing.TB, nc *nats.Conn) *bus.Bus {
 	t.Helper()
 	b := open(t, nc)
-	if err := b.Ensure(t.Context(), nil); err != nil {
+	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	return b
@@ -106,7 +107,7 @@ func view(t testing.TB, b *bus.Bus) *registry.View {
 }
 
 // publish stores a descriptor for each id and publishes them as one index.
-func publish(t testing.TB, store *registry.Store, l *registry.Lease, index subjects.IndexName, revision string, ids ...string) {
+func publish(t testing.TB, records *registry.Store, l *registry.Lease, index subjects.IndexName, revision string, ids ...string) {
 	t.Helper()
 	r := registry.ToolsRecord{Index: index, Revision: revision}
 	for _, id := range ids {
@@ -114,7 +115,7 @@ func publish(t testing.TB, store *registry.Store, l *registry.Lease, index subje
 			ID: subjects.ToolID(id), Name: subjects.ToolID(id).Local(), Description: "Does " + id,
 			InputSchema: json.RawMessage(`{"type":"object","properties":{"x":{"type":"integer"}}}`), Source: tool.SourceGo,
 		}
-		digests, err := store.PutDescriptors(t.Context(), d)
+		digests, err := records.PutDescriptors(t.Context(), d)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,17 +156,17 @@ func receive[T any](t *testing.T, from <-chan T, what string) T {
 	}
 }
 
-func nodeKey(node string) bus.Key { return bus.Key{Bucket: subjects.BucketNodes, Name: node} }
+func nodeKey(node string) store.Key { return store.Key{Bucket: subjects.BucketNodes, Name: node} }
 
 func toolsOf(t testing.TB, b *bus.Bus) map[string]string {
 	t.Helper()
 	out := make(map[string]string)
-	q := bus.Query{Stream: subjects.KVStream(subjects.BucketTools), Subject: subjects.KVAll(subjects.BucketTools)}
-	for m, err := range b.Read(t.Context(), q) {
+	q := store.Query{Stream: subjects.KVStream(subjects.BucketTools), Subject: subjects.KVAll(subjects.BucketTools)}
+	for m, err := range store.Of(b).Read(t.Context(), q) {
 		if err != nil {
 			return nil
 		}
-		if key, _ := subjects.KVKey(subjects.BucketTools, m.Subject); !bus.Gone(m.Header) {
+		if key, _ := subjects.KVKey(subjects.BucketTools, m.Subject); !store.Gone(m.Header) {
 			out[key] = string(m.Data)
 		}
 	}

@@ -391,7 +391,7 @@ func (r *Responder) time() (any, error) {
 // stats is what the nodes say of themselves. No node is left out for its age: one that
 // is not heard is what is looked for.
 func (r *Responder) stats() StatsAnswer {
-	defer r.view.gather()()
+	defer r.view.refreshLoads()()
 	answer := StatsAnswer{Nodes: []NodeStats{}, StaleMS: r.view.Stale().Milliseconds()}
 	for _, n := range r.view.Nodes() {
 		one := NodeStats{

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -29,7 +30,7 @@ func crowd(t testing.TB, b *bus.Bus, from, to int, change func(*registry.NodeRec
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.Put(t.Context(), nodeKey(string(r.Node)), data, 0); err != nil {
+		if _, err := store.Of(b).Put(t.Context(), nodeKey(string(r.Node)), data, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -79,9 +80,9 @@ func TestSparingViewHearsWhatItNeeds(t *testing.T) {
 			return loadOf(v, "many0") == 3
 		})
 		subscribed := mine.Conn().NumSubscriptions()
-		crowd(t, b, 2, registry.HearsAll+1, nil)
+		crowd(t, b, 2, registry.SparingMax+1, nil)
 		meshtest.Until(t, "the view knows all nodes", func() bool {
-			return len(v.Nodes()) == registry.HearsAll+1 && len(whole.Nodes()) == registry.HearsAll+1
+			return len(v.Nodes()) == registry.SparingMax+1 && len(whole.Nodes()) == registry.SparingMax+1
 		})
 		if got := mine.Conn().NumSubscriptions(); got != subscribed-1 {
 			t.Errorf("a view of a large mesh has %d subscriptions, want %d: it hears all nodes", got, subscribed-1)
@@ -101,17 +102,17 @@ func TestSparingViewHearsWhatItNeeds(t *testing.T) {
 			silentBeat(t, b, "many5", mine)
 			return v.Alive("many5")
 		})
-		if v.HearsLoads() || !whole.HearsLoads() {
+		if v.KnowsLoads() || !whole.KnowsLoads() {
 			t.Error("a view that hears few knows what all do, or one that hears all does not")
 		}
-		for i := 10; i < registry.HearsAll+1; i++ {
-			if err := b.Delete(t.Context(), nodeKey(fmt.Sprintf("many%d", i)), 0); err != nil {
+		for i := 10; i < registry.SparingMax+1; i++ {
+			if err := store.Of(b).Delete(t.Context(), nodeKey(fmt.Sprintf("many%d", i)), 0); err != nil {
 				t.Fatal(err)
 			}
 		}
 		meshtest.Until(t, "the small mesh is heard again", func() bool {
 			silentBeat(t, b, "many7", mine)
-			return loadOf(v, "many7") == 3 && v.HearsLoads()
+			return loadOf(v, "many7") == 3 && v.KnowsLoads()
 		})
 	})
 }
@@ -121,7 +122,7 @@ func TestSparingViewHearsWhatItNeeds(t *testing.T) {
 func TestStatsOfALargeMesh(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	crowd(t, b, 0, registry.HearsAll+1, nil)
+	crowd(t, b, 0, registry.SparingMax+1, nil)
 	v := sparing(t, b)
 	r, err := registry.NewResponder(b, v, registry.NewStore(b), nil)
 	if err != nil {
@@ -135,8 +136,8 @@ func TestStatsOfALargeMesh(t *testing.T) {
 		if err := ask(t, b, "s1", registry.VerbStats, registry.Request{}, &answer); err != nil {
 			t.Fatal(err)
 		}
-		if len(answer.Nodes) != registry.HearsAll+1 {
-			t.Fatalf("%d nodes, want %d", len(answer.Nodes), registry.HearsAll+1)
+		if len(answer.Nodes) != registry.SparingMax+1 {
+			t.Fatalf("%d nodes, want %d", len(answer.Nodes), registry.SparingMax+1)
 		}
 		return !slices.ContainsFunc(answer.Nodes, func(n registry.NodeStats) bool {
 			if n.Node == "many3" {
@@ -152,13 +153,13 @@ func TestNodesShareWhatTheySayAlike(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	v := view(t, b)
-	store := registry.NewStore(b)
+	records := registry.NewStore(b)
 	want := ""
 	var leases []*registry.Lease
 	for i := range 5 {
 		l := acquire(t, b, record(name(i), "boot1"))
 		leases = append(leases, l)
-		publish(t, store, l, "demo", "r1", "demo.a", "demo.b")
+		publish(t, records, l, "demo", "r1", "demo.a", "demo.b")
 		beat(t, b, name(i), "boot1", 0)
 		want += name(i) + "/boot1 "
 	}
@@ -166,7 +167,7 @@ func TestNodesShareWhatTheySayAlike(t *testing.T) {
 	if got := v.Lists(); got != 1 {
 		t.Errorf("5 nodes that serve the same have %d lists, want 1", got)
 	}
-	publish(t, store, leases[0], "demo", "r2", "demo.a", "demo.c")
+	publish(t, records, leases[0], "demo", "r2", "demo.a", "demo.c")
 	meshtest.Until(t, "one has another revision", func() bool { return nodesOf(v, "", "demo.c") == "n0/boot1 " })
 	if got := v.Lists(); got != 2 || nodesOf(v, "", "demo.a") != want {
 		t.Errorf("%d lists, want 2; demo.a on %s", got, nodesOf(v, "", "demo.a"))
@@ -302,12 +303,12 @@ func TestNotifyOfWhatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	v := view(t, b)
-	store := registry.NewStore(b)
+	records := registry.NewStore(b)
 	anything, indexes := make(chan struct{}, 1), make(chan struct{}, 1)
 	t.Cleanup(v.Notify(anything))
 	t.Cleanup(v.Notify(indexes, registry.ChangedIndexes))
 	l := acquire(t, b, record("n0", "boot1"))
-	publish(t, store, l, "demo", "r1", "demo.a")
+	publish(t, records, l, "demo", "r1", "demo.a")
 	meshtest.Until(t, "the tool is known", func() bool { return nodesOf(v, "", "demo.a") == "n0/boot1 " })
 	receive(t, anything, "a change of anything")
 	select {
@@ -315,7 +316,7 @@ func TestNotifyOfWhatIsAskedFor(t *testing.T) {
 		t.Error("changes of tools and nodes have notified a listener for indexes")
 	default:
 	}
-	if err := store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "demo", Source: "somewhere"}); err != nil {
+	if err := records.ClaimIndex(t.Context(), registry.IndexRecord{Name: "demo", Source: "somewhere"}); err != nil {
 		t.Fatal(err)
 	}
 	receive(t, indexes, "a change of an index")
@@ -369,24 +370,24 @@ func TestWhatDeadNodesServedIsTakenAway(t *testing.T) {
 	if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "demo", Revision: "r1", Tools: []registry.ToolRoute{{ID: "demo.a", Digest: "d"}}}); err != nil {
 		t.Fatal(err)
 	}
-	key := func(node string) bus.Key {
-		return bus.Key{Bucket: subjects.BucketTools, Name: node + ".=.i.demo"}
+	key := func(node string) store.Key {
+		return store.Key{Bucket: subjects.BucketTools, Name: node + ".=.i.demo"}
 	}
 	v := view(t, open(t, s.Connect(t)))
 	meshtest.Until(t, "both are heard", func() bool { return v.Runs("lives", "boot1") })
 	for _, node := range []string{"dead", "heard"} {
-		if _, err := b.Put(t.Context(), key(node), []byte(`{"node":"`+node+`","boot":"boot1","index":"demo","tools":[]}`), 0); err != nil {
+		if _, err := store.Of(b).Put(t.Context(), key(node), []byte(`{"node":"`+node+`","boot":"boot1","index":"demo","tools":[]}`), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
 	clear := v.Clears(t.Context(), 300*time.Millisecond)
 	meshtest.Until(t, "what the dead one served is gone", func() bool {
 		clear()
-		_, err := b.Latest(t.Context(), key("dead"))
-		return errors.Is(err, bus.ErrNoKey)
+		_, err := store.Of(b).Latest(t.Context(), key("dead"))
+		return errors.Is(err, store.ErrNoKey)
 	})
 	for _, node := range []string{"lives", "heard"} {
-		if _, err := b.Latest(t.Context(), key(node)); err != nil {
+		if _, err := store.Of(b).Latest(t.Context(), key(node)); err != nil {
 			t.Errorf("what %s serves: %v", node, err)
 		}
 	}

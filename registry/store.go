@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -23,7 +24,7 @@ import (
 // [Lease] writes: descriptors, indexes, sessions. It keeps the descriptors that
 // it has read. Its methods may be called concurrently.
 type Store struct {
-	bus   *bus.Bus
+	bus   store.Store
 	cache descriptorCache
 
 	sweeping sync.Mutex        // guards suspects
@@ -32,7 +33,7 @@ type Store struct {
 
 // NewStore returns a store on a connection. It sends nothing yet.
 func NewStore(b *bus.Bus) *Store {
-	return &Store{bus: b, cache: descriptorCache{limit: 32 << 20, items: make(map[string]*tool.Descriptor)}}
+	return &Store{bus: store.Of(b), cache: descriptorCache{limit: 32 << 20, items: make(map[string]*tool.Descriptor)}}
 }
 
 // PutDescriptors stores descriptors under their digests, which it returns in order.
@@ -65,8 +66,8 @@ func (s *Store) putDescriptor(ctx context.Context, digest string, d *tool.Descri
 	if err != nil {
 		return err
 	}
-	key := bus.Key{Bucket: subjects.BucketSchemas, Name: digest}
-	if _, err := s.bus.Create(ctx, key, data, 0); err != nil && !errors.Is(err, bus.ErrConflict) {
+	key := store.Key{Bucket: subjects.BucketSchemas, Name: digest}
+	if _, err := s.bus.Create(ctx, key, data, 0); err != nil && !errors.Is(err, store.ErrConflict) {
 		return fmt.Errorf("publish the descriptor of tool %q: %w", d.ID, err)
 	}
 	s.cache.put(digest, d, len(data))
@@ -111,7 +112,7 @@ func (s *Store) Descriptors(ctx context.Context, digests []string) (map[string]*
 		missing = append(missing, subjects.KVSubject(subjects.BucketSchemas, digest))
 	}
 	for some := range slices.Chunk(missing, descriptorsAtOnce) {
-		q := bus.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: some}
+		q := store.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: some}
 		for m, err := range values(ctx, s.bus, subjects.BucketSchemas, q) {
 			if err != nil {
 				return nil, fmt.Errorf("read descriptors: %w", err)
@@ -127,15 +128,15 @@ func (s *Store) Descriptors(ctx context.Context, digests []string) (map[string]*
 
 // value is what a bucket holds under a key.
 type value struct {
-	*bus.Stored
+	*store.Stored
 	name string // of the key
 }
 
 // values reads what a bucket holds, without the marks of keys that are gone. A query
 // of nothing reads all.
-func values(ctx context.Context, b *bus.Bus, bucket string, q bus.Query) iter.Seq2[value, error] {
+func values(ctx context.Context, b store.Store, bucket string, q store.Query) iter.Seq2[value, error] {
 	if q.Stream == "" {
-		q = bus.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVAll(bucket)}
+		q = store.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVAll(bucket)}
 	}
 	return func(yield func(value, error) bool) {
 		for m, err := range b.Read(ctx, q) {
@@ -143,7 +144,7 @@ func values(ctx context.Context, b *bus.Bus, bucket string, q bus.Query) iter.Se
 				yield(value{}, err)
 				return
 			}
-			if name, ok := subjects.KVKey(bucket, m.Subject); ok && !bus.Gone(m.Header) && !yield(value{m, name}, nil) {
+			if name, ok := subjects.KVKey(bucket, m.Subject); ok && !store.Gone(m.Header) && !yield(value{m, name}, nil) {
 				return
 			}
 		}
@@ -177,7 +178,7 @@ func (s *Store) claim(ctx context.Context, r IndexRecord, over bool) error {
 		if err == nil {
 			return s.confirmClaim(ctx, r, key, revision)
 		}
-		if errors.Is(err, bus.ErrConflict) { // somebody else wrote, or a replica lagged: look again
+		if errors.Is(err, store.ErrConflict) { // somebody else wrote, or a replica lagged: look again
 			err = pause(ctx, claimPause)
 		}
 		if err != nil {
@@ -195,7 +196,7 @@ const (
 
 // confirmClaim looks once more: claims of two sessions, or of one and the whole
 // mesh, are two keys, so both may have been written at once. The earlier one stays.
-func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key bus.Key, revision uint64) error {
+func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key store.Key, revision uint64) error {
 	claims, err := s.claims(ctx, r)
 	if err != nil {
 		return err
@@ -204,7 +205,7 @@ func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key bus.Key, re
 		if !c.conflicts(r) || c.revision >= revision {
 			continue
 		}
-		if err := s.bus.Delete(ctx, key, revision); err != nil && !errors.Is(err, bus.ErrConflict) {
+		if err := s.bus.Delete(ctx, key, revision); err != nil && !errors.Is(err, store.ErrConflict) {
 			return fmt.Errorf("give back index %q: %w", r.Name, err)
 		}
 		return claimed(r, c.record)
@@ -290,7 +291,7 @@ func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
 	stream := subjects.KVStream(subjects.BucketIndexes)
 	subject := func(key string) string { return subjects.KVSubject(subjects.BucketIndexes, key) }
 	var all []claim
-	for _, q := range []bus.Query{
+	for _, q := range []store.Query{
 		{Stream: stream, Last: slices.Compact([]string{subject(whole.Name), subject(own.Name)})},
 		// Before those that stand there may be marks of sessions that have just ended.
 		{Stream: stream, Subject: subject(whole.Name + ".*"), First: 2},
@@ -313,7 +314,7 @@ func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
 }
 
 // Index returns an index's record, mesh-wide or private to a session. A missing
-// one is [bus.ErrNoKey].
+// one is [store.ErrNoKey].
 func (s *Store) Index(ctx context.Context, name subjects.IndexName, session subjects.SessionID) (IndexRecord, error) {
 	key, err := indexKey(name, session)
 	if err != nil {
@@ -331,12 +332,12 @@ func (s *Store) DeleteIndex(ctx context.Context, name subjects.IndexName, sessio
 	return s.delete(ctx, key)
 }
 
-func indexKey(name subjects.IndexName, session subjects.SessionID) (bus.Key, error) {
+func indexKey(name subjects.IndexName, session subjects.SessionID) (store.Key, error) {
 	token, err := subjects.IndexKey(name, session)
 	if err != nil {
-		return bus.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
+		return store.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
 	}
-	return bus.Key{Bucket: subjects.BucketIndexes, Name: token}, nil
+	return store.Key{Bucket: subjects.BucketIndexes, Name: token}, nil
 }
 
 // Bundles returns the digests that the records of indexes name, as they are now
@@ -351,12 +352,12 @@ func (s *Store) Bundles(ctx context.Context) (map[string]bool, error) {
 	want := stream.CachedInfo().State
 	named := make(map[string]bool)
 	var last, count uint64
-	for m, err := range s.bus.Read(ctx, bus.Query{Stream: name, Subject: subjects.KVAll(subjects.BucketIndexes)}) {
+	for m, err := range s.bus.Read(ctx, store.Query{Stream: name, Subject: subjects.KVAll(subjects.BucketIndexes)}) {
 		if err != nil {
 			return nil, fmt.Errorf("read the indexes: %w", err)
 		}
 		last, count = m.Seq, count+1
-		if bus.Gone(m.Header) {
+		if store.Gone(m.Header) {
 			continue
 		}
 		var r IndexRecord
@@ -380,7 +381,7 @@ func (s *Store) Bundles(ctx context.Context) (map[string]bool, error) {
 // are to be all of them: longer than the mark of a key's end is kept.
 const restedAfter = 2 * time.Minute
 
-// CreateSession writes a session's record; one that exists is [bus.ErrConflict].
+// CreateSession writes a session's record; one that exists is [store.ErrConflict].
 // A record with a TTL expires by itself.
 func (s *Store) CreateSession(ctx context.Context, r SessionRecord) error {
 	key, err := sessionKey(r.ID)
@@ -397,7 +398,7 @@ func (s *Store) CreateSession(ctx context.Context, r SessionRecord) error {
 	return nil
 }
 
-// Session returns a session's record; one that nobody created is [bus.ErrNoKey].
+// Session returns a session's record; one that nobody created is [store.ErrNoKey].
 func (s *Store) Session(ctx context.Context, id subjects.SessionID) (SessionRecord, error) {
 	key, err := sessionKey(id)
 	if err != nil {
@@ -424,12 +425,12 @@ func (s *Store) DeleteSession(ctx context.Context, id subjects.SessionID) error 
 	return s.delete(ctx, key)
 }
 
-func sessionKey(id subjects.SessionID) (bus.Key, error) {
+func sessionKey(id subjects.SessionID) (store.Key, error) {
 	token, err := subjects.SessionKey(id)
 	if err != nil {
-		return bus.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "session %q: %w", id, err)
+		return store.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "session %q: %w", id, err)
 	}
-	return bus.Key{Bucket: subjects.BucketSessions, Name: token}, nil
+	return store.Key{Bucket: subjects.BucketSessions, Name: token}, nil
 }
 
 // Sweep deletes what processes left that were killed and could not take it back,
@@ -440,7 +441,7 @@ func sessionKey(id subjects.SessionID) (bus.Key, error) {
 // then.
 func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err error) {
 	leased := make(map[subjects.NodeID]bool)
-	for m, err := range values(ctx, s.bus, subjects.BucketNodes, bus.Query{}) {
+	for m, err := range values(ctx, s.bus, subjects.BucketNodes, store.Query{}) {
 		if err != nil {
 			return 0, fmt.Errorf("read the leases: %w", err)
 		}
@@ -452,7 +453,7 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 	old := func(m value) bool { return now.Now.Sub(m.Time) >= age+now.Bound }
 	// Claims are read before what is served: a service claims first.
 	claims := make(map[string]uint64)
-	for m, err := range values(ctx, s.bus, subjects.BucketIndexes, bus.Query{}) {
+	for m, err := range values(ctx, s.bus, subjects.BucketIndexes, store.Query{}) {
 		if err != nil {
 			return 0, fmt.Errorf("read the indexes: %w", err)
 		}
@@ -461,8 +462,8 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 			claims[m.name] = m.Seq
 		}
 	}
-	left := make(map[bus.Key]uint64)
-	for m, err := range values(ctx, s.bus, subjects.BucketTools, bus.Query{}) {
+	left := make(map[store.Key]uint64)
+	for m, err := range values(ctx, s.bus, subjects.BucketTools, store.Query{}) {
 		if err != nil {
 			return 0, fmt.Errorf("read what nodes serve: %w", err)
 		}
@@ -474,7 +475,7 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 				delete(claims, claim)
 			}
 		default:
-			left[bus.Key{Bucket: subjects.BucketTools, Name: m.name}] = m.Seq
+			left[store.Key{Bucket: subjects.BucketTools, Name: m.name}] = m.Seq
 		}
 	}
 	s.sweeping.Lock()
@@ -483,14 +484,14 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 	s.sweeping.Unlock()
 	for name, revision := range claims {
 		if before[name] == revision {
-			left[bus.Key{Bucket: subjects.BucketIndexes, Name: name}] = revision
+			left[store.Key{Bucket: subjects.BucketIndexes, Name: name}] = revision
 		}
 	}
 	for key, revision := range left {
 		switch err := s.bus.Delete(ctx, key, revision); {
 		case err == nil:
 			deleted++
-		case !errors.Is(err, bus.ErrConflict): // a conflict: its writer is back
+		case !errors.Is(err, store.ErrConflict): // a conflict: its writer is back
 			return deleted, fmt.Errorf("sweep: %w", err)
 		}
 	}
@@ -498,7 +499,7 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 }
 
 // read returns the record of a key, as get finds it.
-func read[Record any](ctx context.Context, key bus.Key, get func(context.Context, bus.Key) (bus.Entry, error)) (r Record, err error) {
+func read[Record any](ctx context.Context, key store.Key, get func(context.Context, store.Key) (store.Entry, error)) (r Record, err error) {
 	e, err := get(ctx, key)
 	if err != nil {
 		return r, err
@@ -510,15 +511,15 @@ func read[Record any](ctx context.Context, key bus.Key, get func(context.Context
 }
 
 // replace writes a key that must still have the given revision; 0 is none.
-func replace(ctx context.Context, b *bus.Bus, key bus.Key, data []byte, revision uint64, ttl time.Duration) (uint64, error) {
+func replace(ctx context.Context, b store.Store, key store.Key, data []byte, revision uint64, ttl time.Duration) (uint64, error) {
 	if revision == 0 {
 		return b.Create(ctx, key, data, ttl)
 	}
 	return b.Update(ctx, key, data, revision, ttl)
 }
 
-func (s *Store) delete(ctx context.Context, key bus.Key) error {
-	if _, err := s.bus.Get(ctx, key); errors.Is(err, bus.ErrNoKey) {
+func (s *Store) delete(ctx context.Context, key store.Key) error {
+	if _, err := s.bus.Get(ctx, key); errors.Is(err, store.ErrNoKey) {
 		return nil
 	}
 	return s.bus.Delete(ctx, key, 0)

@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -31,7 +32,7 @@ type ViewOptions struct {
 	// SessionsOnly has the view know sessions and nothing else.
 	SessionsOnly bool
 	// Sparing has the view hear the heartbeats of all nodes only while the mesh has at
-	// most [HearsAll]. In a larger one it knows the load of no node, and a node that died
+	// most [SparingMax]. In a larger one it knows the load of no node, and a node that died
 	// is one that lives until its lease ends, unless it is asked about: see [View.Alive].
 	Sparing bool
 	// Reaps has the view end the leases of nodes that died, in a mesh so large that these
@@ -46,24 +47,24 @@ type ViewOptions struct {
 // sessions alone. Reads cost no message and may be concurrent; what they return
 // is the caller's.
 type View struct {
-	bus     *bus.Bus
+	bus     store.Store
 	log     *slog.Logger
 	every   time.Duration
 	sparing bool
 
-	mu        sync.RWMutex // guards what follows
-	follows   []*follow
-	table     *table
-	wanted    map[listSum]*wantedList
-	nodes     map[subjects.NodeID]*nodeEntry
-	indexes   map[string]IndexRecord
-	sessions  map[subjects.SessionID]SessionRecord
-	leased    int  // how many of nodes have a lease
-	ears      ears // what is heard of heartbeats
-	closed    bool
-	listening time.Time // since when we do: silence before it means nothing; zero: there is no connection
-	fresh     time.Time // when everything was last known to be there
-	listeners map[chan<- struct{}]Change
+	mu         sync.RWMutex // guards what follows
+	follows    []*follow
+	table      *table
+	wanted     map[listSum]*wantedList
+	nodes      map[subjects.NodeID]*nodeEntry
+	indexes    map[string]IndexRecord
+	sessions   map[subjects.SessionID]SessionRecord
+	leased     int        // how many of nodes have a lease
+	heartbeats heartbeats // the subscriptions to them
+	closed     bool
+	listening  time.Time // since when we do: silence before it means nothing; zero: there is no connection
+	fresh      time.Time // when everything was last known to be there
+	listeners  map[chan<- struct{}]Change
 
 	subs   []*nats.Subscription
 	kick   chan struct{}      // a bucket is to be read
@@ -81,7 +82,7 @@ type nodeEntry struct {
 	beat   codec.Heartbeat
 	beatAt time.Time
 	busy   refusals
-	ear    *ear // nil: nobody asked about it
+	single *single // nil: no question about it lately
 }
 
 // refusals is how often a node answered busy between two of its heartbeats.
@@ -128,7 +129,7 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 	o := *cmp.Or(options, &ViewOptions{})
 	running, end := context.WithCancel(context.Background())
 	v := &View{
-		bus: b, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
+		bus: store.Of(b), log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
 		wanted: make(map[listSum]*wantedList),
 		nodes:  make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
 		sessions:  make(map[subjects.SessionID]SessionRecord),
@@ -164,7 +165,7 @@ func (v *View) subscribe(ctx context.Context, sessionsOnly bool) error {
 	if !sessionsOnly {
 		buckets = append(buckets, subjects.BucketNodes, subjects.BucketTools, subjects.BucketIndexes)
 		v.mu.Lock()
-		err := v.hearAll()
+		err := v.subscribeAll()
 		v.mu.Unlock()
 		if err != nil {
 			return err
@@ -207,7 +208,7 @@ func (v *View) Close() {
 		_ = sub.Unsubscribe()
 	}
 	v.mu.Lock()
-	v.hearNothing()
+	v.unsubscribeAll()
 	v.mu.Unlock()
 	v.wg.Wait()
 }
@@ -291,7 +292,7 @@ func (v *View) applyNode(c change) {
 		if n != nil && n.leased {
 			n.leased, n.raw = false, nil
 			v.leased--
-			v.adjustEars()
+			v.followSize()
 			v.touched(ChangedNodes)
 		}
 		return
@@ -316,7 +317,7 @@ func (v *View) applyNode(c change) {
 		v.leased++
 	}
 	n.record, n.raw, n.leased = r, c.data, true
-	v.adjustEars()
+	v.followSize()
 	v.touched(ChangedNodes)
 }
 
@@ -334,7 +335,7 @@ func (v *View) longestLease() time.Duration {
 // heard reports whether the boot of a node's record is heard, as far as this
 // process can tell: not while it has no connection, nor after it was frozen.
 func (v *View) heard(n *nodeEntry, now time.Time) bool {
-	since, hears := v.hears(n)
+	since, hears := v.heardSince(n)
 	if !hears {
 		return true // its lease counts
 	}
@@ -508,9 +509,9 @@ func (v *View) forgetOld() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	maps.DeleteFunc(v.nodes, func(_ subjects.NodeID, n *nodeEntry) bool {
-		return !n.leased && n.ear == nil && time.Since(n.beatAt) > LeaseTTL
+		return !n.leased && n.single == nil && time.Since(n.beatAt) > LeaseTTL
 	})
-	v.forgetEars(time.Now())
+	v.dropSingles(time.Now())
 }
 
 // whole reports whether nothing is waiting to be read. The lock is held.
@@ -730,12 +731,12 @@ func (v *View) Owner(feature string, preferred []Candidate, of ...string) (owner
 func (v *View) Alive(id subjects.NodeID) bool {
 	v.mu.RLock()
 	n, now := v.nodes[id], time.Now()
-	alive, listens := n != nil && v.alive(n, now), v.ears.all != nil
+	alive, listens := n != nil && v.alive(n, now), v.heartbeats.all != nil
 	v.mu.RUnlock()
 	if alive && !listens && v.sparing {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		v.attend(id, n, now)
+		v.subscribeTo(id, n, now)
 	}
 	return alive
 }

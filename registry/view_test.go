@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -26,9 +27,9 @@ func TestViewFollowsInEveryTopology(t *testing.T) {
 	t.Parallel()
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
 		b := ready(t, top.Serve(t))
-		store := registry.NewStore(b)
+		records := registry.NewStore(b)
 		l := acquire(t, b, record("n1", "boot1"))
-		publish(t, store, l, "demo", "r1", "demo.a", "demo.b")
+		publish(t, records, l, "demo", "r1", "demo.a", "demo.b")
 		beat(t, b, "n1", "boot1", 2)
 		// One view is opened before anything happens, on another server, one after.
 		early := view(t, open(t, top.ServeOn(t, 1)))
@@ -42,7 +43,7 @@ func TestViewFollowsInEveryTopology(t *testing.T) {
 				t.Errorf("the view is %v behind", v.Stale())
 			}
 		}
-		publish(t, store, l, "demo", "r2", "demo.b", "demo.c")
+		publish(t, records, l, "demo", "r2", "demo.b", "demo.c")
 		meshtest.Until(t, "the view has the new revision", func() bool {
 			r, ok := early.Route("s1", "demo.c")
 			return ok && r.Revision == "r2" && nodesOf(early, "s1", "demo.a") == "unknown"
@@ -125,12 +126,12 @@ func TestNodesThatAreGoneAreNoCandidates(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	store := registry.NewStore(b)
+	records := registry.NewStore(b)
 	v := view(t, open(t, s.Connect(t)))
 	cable := meshtest.NewProxy(t, s)
 	b1 := open(t, cable.Connect(t))
 	l := acquire(t, b1, record("n1", "boot1"))
-	publish(t, store, l, "demo", "r1", "demo.a")
+	publish(t, records, l, "demo", "r1", "demo.a")
 	beat(t, b1, "n1", "boot1", 0)
 	meshtest.Until(t, "it can be called", func() bool { return nodesOf(v, "s1", "demo.a") == "n1/boot1 " })
 	// Its machine is gone, the lease stands for a while. What it says before comes
@@ -155,15 +156,15 @@ func TestNodesThatAreGoneAreNoCandidates(t *testing.T) {
 	if got := nodesOf(v, "s1", "demo.a"); strings.Contains(got, "boot2") {
 		t.Fatalf("what boot1 published counts for boot2: %q", got)
 	}
-	publish(t, store, l2, "demo", "r1", "demo.a")
+	publish(t, records, l2, "demo", "r1", "demo.a")
 	meshtest.Until(t, "the new boot can be called", func() bool { return nodesOf(v, "s1", "demo.a") == "n1/boot2 " })
 	// A restart under a view's eyes: the lease changes its boot.
-	e, err := b.Get(t.Context(), nodeKey("n1"))
+	e, err := store.Of(b).Get(t.Context(), nodeKey("n1"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	data := strings.Replace(string(e.Value), "boot2", "boot3", 1)
-	if _, err := b.Put(t.Context(), nodeKey("n1"), []byte(data), registry.LeaseTTL); err != nil {
+	if _, err := store.Of(b).Put(t.Context(), nodeKey("n1"), []byte(data), registry.LeaseTTL); err != nil {
 		t.Fatal(err)
 	}
 	meshtest.Until(t, "what boot2 published does not count for boot3", func() bool { return nodesOf(v, "s1", "demo.a") == "" })
@@ -172,10 +173,10 @@ func TestNodesThatAreGoneAreNoCandidates(t *testing.T) {
 func TestDrainingIsNoCandidate(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	records := registry.NewStore(b)
 	v := view(t, b)
 	l := acquire(t, b, record("n1", "boot1"))
-	publish(t, store, l, "demo", "r1", "demo.a")
+	publish(t, records, l, "demo", "r1", "demo.a")
 	meshtest.Until(t, "it can be called", func() bool { return nodesOf(v, "s1", "demo.a") == "n1/boot1 " })
 	subject, err := subjects.Heartbeat("n1")
 	if err != nil {
@@ -225,7 +226,7 @@ func TestViewBelievesSubjectsAndKeys(t *testing.T) {
 		{subjects.BucketSessions, `{"id":"n1","epoch":"e"}`},
 		{subjects.BucketIndexes, `{"name":"n1","session":"s","source":"test"}`},
 	} {
-		if _, err := b.Put(t.Context(), bus.Key{Bucket: change[0], Name: "n2"}, []byte(change[1]), 0); err != nil {
+		if _, err := store.Of(b).Put(t.Context(), store.Key{Bucket: change[0], Name: "n2"}, []byte(change[1]), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -243,10 +244,10 @@ func TestViewSurvivesARestart(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	store := registry.NewStore(b)
+	records := registry.NewStore(b)
 	v := view(t, open(t, s.Connect(t)))
 	l := acquire(t, b, record("n1", "boot1"))
-	publish(t, store, l, "demo", "r1", "demo.a")
+	publish(t, records, l, "demo", "r1", "demo.a")
 	beat(t, b, "n1", "boot1", 0)
 	meshtest.Until(t, "it can be called", func() bool { return nodesOf(v, "s1", "demo.a") == "n1/boot1 " })
 	s.Stop()
@@ -256,7 +257,7 @@ func TestViewSurvivesARestart(t *testing.T) {
 	}
 	s.Start(t)
 	meshtest.Until(t, "it is up to date", func() bool { return v.Stale() == 0 && b.Connected() })
-	publish(t, store, l, "demo", "r2", "demo.b")
+	publish(t, records, l, "demo", "r2", "demo.b")
 	meshtest.Until(t, "it follows again", func() bool { return nodesOf(v, "s1", "demo.b") == "n1/boot1 " })
 }
 
@@ -264,12 +265,12 @@ func TestViewSurvivesAWipedStore(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	store := registry.NewStore(b)
+	records := registry.NewStore(b)
 	v := view(t, open(t, s.Connect(t)))
 	l := acquire(t, b, record("n1", "boot1"))
-	publish(t, store, l, "demo", "r1", "demo.a")
+	publish(t, records, l, "demo", "r1", "demo.a")
 	for i := range 20 { // sequences of the new stream are below those of the old
-		publish(t, store, l, "other", fmt.Sprint(i), "other.a")
+		publish(t, records, l, "other", fmt.Sprint(i), "other.a")
 	}
 	beat(t, b, "n1", "boot1", 0)
 	meshtest.Until(t, "it can be called", func() bool { return nodesOf(v, "s1", "demo.a") == "n1/boot1 " })
@@ -374,8 +375,8 @@ func TestViewIgnoresForgedChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A record whose key says another node, index or session than its body: the key counts.
-	key := bus.Key{Bucket: subjects.BucketTools, Name: "n2.=.i.real"}
-	if _, err := b.Put(t.Context(), key, []byte(`{"node":"n1","session":"s9","index":"x","tools":[{"id":"real.a","digest":"d"}]}`), 0); err != nil {
+	key := store.Key{Bucket: subjects.BucketTools, Name: "n2.=.i.real"}
+	if _, err := store.Of(b).Put(t.Context(), key, []byte(`{"node":"n1","session":"s9","index":"x","tools":[{"id":"real.a","digest":"d"}]}`), 0); err != nil {
 		t.Fatal(err)
 	}
 	meshtest.Until(t, "the record is known", func() bool { _, ok := v.Route("s1", "real.a"); return ok })
@@ -445,10 +446,10 @@ func TestSnapshotOfManyRecords(t *testing.T) {
 func BenchmarkRoute(b *testing.B) {
 	s := meshtest.Broker(b)
 	x := ready(b, s.Connect(b))
-	store := registry.NewStore(x)
+	records := registry.NewStore(x)
 	for i := range 10 {
 		l := acquire(b, x, record(name(i), "boot1"))
-		publish(b, store, l, "demo", "r1", "demo.a")
+		publish(b, records, l, "demo", "r1", "demo.a")
 	}
 	v := view(b, x)
 	b.ReportAllocs()

@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router/standby"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -43,14 +44,10 @@ type Options struct {
 	SessionPolicy string
 	// Slots is how many calls of its functions run at once. Defaults to
 	// host.DefaultSlots.
-	Slots int
-	// Replicas, ChunksStorage and ChunksMax say how the mesh's streams are made; see
-	// [host.Options].
-	Replicas      int
-	ChunksStorage string
-	ChunksMax     int64
-	// PayloadsMax and PayloadMax bound large values; see [host.Options].
-	PayloadsMax, PayloadMax int64
+	Slots             int
+	host.StoreOptions // how the mesh's streams are made
+	// PayloadMax bounds one payload; see [host.Options].
+	PayloadMax int64
 	// Standby has calls of installed indexes that no node serves wait here for one. Defaults
 	// to nil: they do not. It takes the rights of a node.
 	Standby *standby.Options
@@ -181,7 +178,8 @@ func (r *Router) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.bus.Ensure(ctx, &bus.Layout{Copies: r.opts.Replicas, ChunksStorage: r.opts.ChunksStorage, ChunksBytes: r.opts.ChunksMax, PayloadsBytes: r.opts.PayloadsMax}); err != nil {
+	layout := store.Layout(r.opts.StoreOptions)
+	if err := store.Of(r.bus).Ensure(ctx, &layout); err != nil {
 		return err
 	}
 	view, err := registry.OpenView(ctx, r.bus, &registry.ViewOptions{Reaps: true, Logger: r.log})
@@ -237,7 +235,7 @@ func (r *Router) serve(ctx context.Context) error {
 	}
 	h, err := host.NewOn(r.bus, &host.Options{
 		Node: r.opts.Node, Version: r.opts.Version, Slots: r.opts.Slots, Sessions: r.policy, Service: r.serviceName(),
-		Replicas: r.opts.Replicas, ChunksStorage: r.opts.ChunksStorage, ChunksMax: r.opts.ChunksMax, PayloadsMax: r.opts.PayloadsMax, PayloadMax: r.opts.PayloadMax, Logger: r.log,
+		StoreOptions: r.opts.StoreOptions, PayloadMax: r.opts.PayloadMax, Logger: r.log,
 	})
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -58,7 +58,7 @@ func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Sess
 	}
 	record := registry.SessionRecord{ID: o.ID, Epoch: uuid.NewString(), Created: r.bus.Time().Now.UTC(), TTL: o.TTL, Pins: o.Pins, Key: o.Key}
 	err = r.store.CreateSession(ctx, record)
-	if errors.Is(err, bus.ErrConflict) {
+	if errors.Is(err, store.ErrConflict) {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "session %q exists already: end it, or choose another name", o.ID)
 	}
 	if err != nil {
@@ -127,9 +127,9 @@ func (s *Session) ID() subjects.SessionID { return s.id }
 func (r *Router) stands(ctx context.Context, id subjects.SessionID, epoch string) error {
 	record, err := r.store.SessionNow(ctx, id)
 	switch {
-	case epoch != "" && (errors.Is(err, bus.ErrNoKey) || err == nil && record.Epoch != epoch):
+	case epoch != "" && (errors.Is(err, store.ErrNoKey) || err == nil && record.Epoch != epoch):
 		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", id)
-	case errors.Is(err, bus.ErrNoKey):
+	case errors.Is(err, store.ErrNoKey):
 		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "nobody created a session %q", id)
 	}
 	return err

@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -157,7 +158,7 @@ func put(t testing.TB, nc *nats.Conn, id subjects.RPCID, fields map[string]any) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Create(t.Context(), bus.Key{Bucket: subjects.BucketTaskState, Name: key}, body, 0); err != nil {
+	if _, err := store.Of(b).Create(t.Context(), store.Key{Bucket: subjects.BucketTaskState, Name: key}, body, 0); err != nil {
 		t.Fatal(err)
 	}
 }

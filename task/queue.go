@@ -12,7 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -99,7 +99,7 @@ func (s *Service) level(ctx context.Context, session subjects.SessionID, priorit
 // covers.
 func (s *Service) queuedOf(ctx context.Context, account subjects.SessionID, of string) (queued uint64, err error) {
 	if account != "" {
-		found, err := s.bus.Find(ctx, subjects.StreamTasks, bus.Lookup{Subject: of, From: 1, Pending: true})
+		found, err := s.bus.Find(ctx, subjects.StreamTasks, store.Lookup{Subject: of, From: 1, Pending: true})
 		if err == nil && found[0] != nil {
 			queued = found[0].Pending + 1
 		}
@@ -135,8 +135,8 @@ func (s *Service) enqueue(ctx context.Context, t *stored) error {
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	err = s.bus.Store(ctx, &nats.Msg{Subject: subject}, jetstream.WithMsgID(messageID(t)))
-	if errors.Is(err, bus.ErrFull) {
+	err = s.bus.Publish(ctx, &nats.Msg{Subject: subject}, jetstream.WithMsgID(messageID(t)))
+	if errors.Is(err, store.ErrFull) {
 		return full("the queue of tasks")
 	}
 	return err

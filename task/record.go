@@ -11,7 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -62,7 +62,7 @@ type record struct {
 // stored is a record with its place.
 type stored struct {
 	record
-	key      bus.Key
+	key      store.Key
 	session  subjects.SessionID
 	revision uint64
 	// unreadable: the record is none.
@@ -74,12 +74,12 @@ type stored struct {
 var errGone = errors.New("no such task")
 
 // keyOf is the place of a task's record.
-func keyOf(session subjects.SessionID, id subjects.RPCID) (bus.Key, error) {
+func keyOf(session subjects.SessionID, id subjects.RPCID) (store.Key, error) {
 	name, err := subjects.TaskKey(session, id)
 	if err != nil {
-		return bus.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the task's id: %w", err)
+		return store.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the task's id: %w", err)
 	}
-	return bus.Key{Bucket: subjects.BucketTaskState, Name: name}, nil
+	return store.Key{Bucket: subjects.BucketTaskState, Name: name}, nil
 }
 
 // load reads a task's record as it is now; see [errGone].
@@ -91,12 +91,12 @@ func (s *Service) load(ctx context.Context, session subjects.SessionID, id subje
 	return s.loadKey(ctx, key, session)
 }
 
-func (s *Service) loadKey(ctx context.Context, key bus.Key, session subjects.SessionID) (*stored, error) {
+func (s *Service) loadKey(ctx context.Context, key store.Key, session subjects.SessionID) (*stored, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeWait)
 	defer cancel()
 	entry, err := s.bus.Latest(ctx, key)
 	switch {
-	case errors.Is(err, bus.ErrNoKey):
+	case errors.Is(err, store.ErrNoKey):
 		return nil, errGone
 	case err != nil:
 		return nil, err
@@ -106,7 +106,7 @@ func (s *Service) loadKey(ctx context.Context, key bus.Key, session subjects.Ses
 
 // parse reads a record. One that cannot be read is a task that has failed: it holds up
 // nothing, and is removed as others are.
-func parse(key bus.Key, session subjects.SessionID, value []byte, revision uint64) *stored {
+func parse(key store.Key, session subjects.SessionID, value []byte, revision uint64) *stored {
 	t := &stored{key: key, session: session, revision: revision}
 	if err := json.Unmarshal(value, &t.record); err != nil {
 		t.record, t.unreadable = record{Task: codec.Task{State: codec.TaskFailed}}, true
@@ -133,7 +133,7 @@ func (s *Service) encode(r *record) ([]byte, error) {
 	return value, nil
 }
 
-// write stores a record in place of the one that was read; [bus.ErrConflict] where that is
+// write stores a record in place of the one that was read; [store.ErrConflict] where that is
 // another one by now. What has ended is kept for its ttl.
 func (s *Service) write(ctx context.Context, t *stored) error {
 	t.Error = cut(t.Error)

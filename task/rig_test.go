@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -155,7 +156,7 @@ func runsWith(t testing.TB, nc *nats.Conn, options task.Options, changes ...func
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
-	if err := b.Ensure(t.Context(), nil); err != nil {
+	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	view, err := registry.OpenView(t.Context(), b, nil)
@@ -202,7 +203,7 @@ func created(t testing.TB, broker *meshtest.Server, sessions ...subjects.Session
 		t.Fatal(err)
 	}
 	defer b.Close()
-	if err := b.Ensure(t.Context(), nil); err != nil {
+	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range sessions {

@@ -15,7 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -199,7 +199,7 @@ func (r *run) read() (t *stored, fresh bool) {
 		return t, false
 	}
 	m := r.message()
-	delivered, err := bus.DeliveredOf(m)
+	delivered, err := store.DeliveredOf(m)
 	first := t.Error == nil && t.Due.IsZero()
 	switch {
 	case err == nil && first && delivered.Times == 1:
@@ -349,7 +349,7 @@ func (r *run) put(t, next *stored, n int) bool {
 	switch {
 	case err == nil:
 		*t = *next
-	case errors.Is(err, bus.ErrConflict):
+	case errors.Is(err, store.ErrConflict):
 		r.follow(t, n)
 	}
 	return err == nil
@@ -402,7 +402,7 @@ func (r *run) settle(t *stored, n int, wait time.Duration) {
 		}
 		switch {
 		case err == nil:
-		case errors.Is(err, bus.ErrConflict):
+		case errors.Is(err, store.ErrConflict):
 			now, err := s.load(context.WithoutCancel(s.base), r.session, r.id)
 			if over := errors.Is(err, errGone) || err == nil && now.State.Ended(); over || err == nil && now.attempt() != n {
 				if err != nil || now.LargeResult == nil || t.LargeResult == nil || now.LargeResult.ID != t.LargeResult.ID { // else it is ours: the acknowledgement was lost

@@ -9,7 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -68,7 +68,7 @@ func (s *Service) loop() {
 }
 
 // letGo takes no more messages, and gives back what has come and was not taken.
-func (s *Service) letGo(p *bus.Pulls) {
+func (s *Service) letGo(p *store.Pulls) {
 	if p == nil {
 		return
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -121,11 +121,11 @@ func (s *Service) schedule(ctx context.Context, t *stored) error {
 	default:
 		options = append(options, jetstream.WithScheduleAt(t.Due))
 	}
-	err = s.bus.Store(ctx, &nats.Msg{Subject: at}, options...) // in place of the one before
-	if errors.Is(err, bus.ErrSchedule) {
+	err = s.bus.Publish(ctx, &nats.Msg{Subject: at}, options...) // in place of the one before
+	if errors.Is(err, store.ErrSchedule) {
 		return invalid("the schedule %q is none, or it never fires", t.Cron)
 	}
-	if errors.Is(err, bus.ErrFull) {
+	if errors.Is(err, store.ErrFull) {
 		return full("the store of schedules")
 	}
 	return err
@@ -148,7 +148,7 @@ func (s *Service) due(ctx context.Context, m *nats.Msg) {
 		s.bus.Done(m)
 		return
 	}
-	delivered, err := bus.DeliveredOf(m)
+	delivered, err := store.DeliveredOf(m)
 	if err == nil {
 		err = s.queueDue(ctx, subject.Session, subject.RPC, m.Subject, delivered)
 	}
@@ -164,7 +164,7 @@ func (s *Service) due(ctx context.Context, m *nats.Msg) {
 	}
 }
 
-func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id subjects.RPCID, subject string, delivered bus.Delivered) error {
+func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id subjects.RPCID, subject string, delivered store.Delivered) error {
 	t, err := s.load(ctx, session, id)
 	switch {
 	case err != nil:
@@ -205,7 +205,7 @@ func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id s
 	if t.Key != "" {
 		one.Key = t.Key + "-" + strconv.FormatInt(at, 10)
 	}
-	if err := s.create(ctx, &one); err != nil && !errors.Is(err, bus.ErrConflict) {
+	if err := s.create(ctx, &one); err != nil && !errors.Is(err, store.ErrConflict) {
 		return err
 	}
 	return s.enqueue(ctx, &one)
@@ -215,14 +215,14 @@ func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id s
 const missedAfter = 10 * time.Second
 
 // missed reports whether a time of a schedule is one that it does not catch up with.
-func (s *Service) missed(ctx context.Context, t *stored, subject string, delivered bus.Delivered) (bool, error) {
+func (s *Service) missed(ctx context.Context, t *stored, subject string, delivered store.Delivered) (bool, error) {
 	switch late := s.now().Sub(delivered.Time) > missedAfter; {
 	case t.CatchUp == codec.CatchUpAll:
 		return false, nil
 	case late && t.CatchUp == codec.CatchUpNone:
 		return true, nil
 	}
-	last, err := s.bus.Find(ctx, subjects.StreamSchedules, bus.Lookup{Subject: subject})
+	last, err := s.bus.Find(ctx, subjects.StreamSchedules, store.Lookup{Subject: subject})
 	return err == nil && last[0] != nil && last[0].Seq > delivered.Seq, err
 }
 
@@ -264,7 +264,7 @@ func (s *Service) firedHas(ctx context.Context, session string, t *stored, such 
 		if err != nil {
 			return false, invalid("the id of a schedule's task: %w", err)
 		}
-		one, err := s.loadKey(ctx, bus.Key{Bucket: subjects.BucketTaskState, Name: session + "." + token}, t.session)
+		one, err := s.loadKey(ctx, store.Key{Bucket: subjects.BucketTaskState, Name: session + "." + token}, t.session)
 		if err != nil && !errors.Is(err, errGone) {
 			return false, err
 		}

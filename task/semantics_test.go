@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -301,8 +302,8 @@ func TestTasksEndWithTheirSession(t *testing.T) {
 	}
 	t.Cleanup(b.Close)
 	meshtest.Until(t, "the records are gone", func() bool {
-		for m, err := range b.Read(t.Context(), bus.Query{Stream: "KV_MESH_TASKSTATE", Subject: "$KV.MESH_TASKSTATE.mine.*"}) {
-			if err != nil || !bus.Gone(m.Header) {
+		for m, err := range store.Of(b).Read(t.Context(), store.Query{Stream: "KV_MESH_TASKSTATE", Subject: "$KV.MESH_TASKSTATE.mine.*"}) {
+			if err != nil || !store.Gone(m.Header) {
 				return false
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -233,7 +234,7 @@ func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *cod
 	if err == nil && q.Ref != "" {
 		_ = s.bus.DeletePayload(ctx, q.Ref) // else it expires
 	}
-	if errors.Is(err, bus.ErrConflict) {
+	if errors.Is(err, store.ErrConflict) {
 		there, err := s.submitAgain(ctx, t, nil)
 		if there != t && (err == nil || toolmesh.AsError(err).Started == toolmesh.StartedNo) {
 			s.drop(ctx, t.LargeArgs)
@@ -308,7 +309,7 @@ func (s *Service) submitAgain(ctx context.Context, t *stored, room error) (*stor
 
 // changed has a submission that came second be sent again.
 func changed(err error) error {
-	if errors.Is(err, bus.ErrConflict) {
+	if errors.Is(err, store.ErrConflict) {
 		return unavailable("the task was changed in between: submit it again").WithStarted(toolmesh.StartedNo)
 	}
 	return err
@@ -354,7 +355,7 @@ func (s *Service) create(ctx context.Context, t *stored) error {
 	ctx, cancel := context.WithTimeout(ctx, storeWait)
 	defer cancel()
 	t.revision, err = s.bus.Create(ctx, t.key, value, 0)
-	if bus.Full(err) {
+	if store.Full(err) {
 		return full("the store of tasks")
 	}
 	return err
@@ -381,7 +382,7 @@ func (s *Service) change(ctx context.Context, session subjects.SessionID, id sub
 			return t, err
 		}
 		err = s.write(ctx, t)
-		if err == nil || !errors.Is(err, bus.ErrConflict) || n == conflicts {
+		if err == nil || !errors.Is(err, store.ErrConflict) || n == conflicts {
 			return t, err
 		}
 	}
@@ -475,7 +476,7 @@ func (s *Service) wait(ctx context.Context, session subjects.SessionID, q *codec
 	for err == nil && !t.State.Ended() {
 		select {
 		case m := <-heard:
-			if now := parse(key, session, m.Data, 0); !now.unreadable && now.Epoch == t.Epoch && !bus.Gone(m.Header) {
+			if now := parse(key, session, m.Data, 0); !now.unreadable && now.Epoch == t.Epoch && !store.Gone(m.Header) {
 				t = now
 				continue
 			}
@@ -537,7 +538,7 @@ func (s *Service) erase(ctx context.Context, t *stored, done *codec.TasksRemoved
 		}
 	}
 	switch err := s.bus.Delete(ctx, t.key, t.revision); {
-	case errors.Is(err, bus.ErrConflict):
+	case errors.Is(err, store.ErrConflict):
 		return nil
 	case err != nil:
 		return err

@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/fair"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -46,7 +47,7 @@ type Options struct {
 // Service answers requests about tasks and runs tasks, beside all others of the mesh.
 // Its methods may be called concurrently.
 type Service struct {
-	bus       *bus.Bus
+	bus       store.Store
 	store     *registry.Store
 	client    *client.Client
 	opts      Options
@@ -67,8 +68,8 @@ type Service struct {
 	held    *fair.Room[subjects.SessionID] // bytes of values that were read, by account
 	stores  room
 	fired   int // how many tasks of one schedule are kept
-	queue   *bus.Pulls
-	timed   *bus.Pulls // nil without schedules
+	queue   *store.Pulls
+	timed   *store.Pulls // nil without schedules
 	lanes   []*lane
 	turn    int           // counts the tasks that were taken; the loop's own
 	freed   chan struct{} // of capacity 1: a task has ended
@@ -85,12 +86,12 @@ type Service struct {
 }
 
 // New makes a service; [Service.Start] begins. All that it is given must outlive it.
-func New(b *bus.Bus, store *registry.Store, c *client.Client, opts *Options) *Service {
+func New(b *bus.Bus, records *registry.Store, c *client.Client, opts *Options) *Service {
 	o := *cmp.Or(opts, &Options{})
 	o.Slots = cmp.Or(o.Slots, DefaultSlots)
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	s := &Service{
-		bus: b, store: store, client: c, opts: o, log: o.Logger, name: uuid.NewString(),
+		bus: store.Of(b), store: records, client: c, opts: o, log: o.Logger, name: uuid.NewString(),
 		quit: make(chan struct{}), freed: make(chan struct{}, 1), lanes: lanes(),
 		running: make(map[string]*run), active: make(map[subjects.SessionID]int), awaited: make(map[string]awaited),
 		places: fair.NewRoom[subjects.SessionID](mostRequests), held: fair.NewRoom[subjects.SessionID](heldBytes),
@@ -203,7 +204,7 @@ func (s *Service) registered(ctx context.Context, session subjects.SessionID) (s
 	ctx, cancel := context.WithTimeout(ctx, storeWait)
 	defer cancel()
 	record, err := s.store.SessionNow(ctx, session)
-	if errors.Is(err, bus.ErrNoKey) {
+	if errors.Is(err, store.ErrNoKey) {
 		return "", nil
 	}
 	return record.Epoch, err
@@ -234,17 +235,17 @@ func (s *Service) all(ctx context.Context, session subjects.SessionID, from uint
 			return
 		}
 		bucket := subjects.BucketTaskState
-		query := bus.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVSubject(bucket, keys), From: from, First: 64}
+		query := store.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVSubject(bucket, keys), From: from, First: 64}
 		for m, err := range s.bus.Read(ctx, query) {
 			if err != nil {
 				yield(nil, err)
 				return
 			}
 			name, _ := subjects.KVKey(bucket, m.Subject)
-			if bus.Gone(m.Header) {
+			if store.Gone(m.Header) {
 				continue
 			}
-			if !yield(parse(bus.Key{Bucket: bucket, Name: name}, session, m.Data, m.Seq), nil) {
+			if !yield(parse(store.Key{Bucket: bucket, Name: name}, session, m.Data, m.Seq), nil) {
 				return
 			}
 		}

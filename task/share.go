@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -26,7 +26,7 @@ type room struct {
 	records, bytes int64
 }
 
-var storeRoom = room{bus.DefaultTasksBytes / recordBytes, bus.DefaultTasksBytes}
+var storeRoom = room{store.DefaultTasksBytes / recordBytes, store.DefaultTasksBytes}
 
 // firedMost is how many tasks of one schedule are kept.
 const firedMost = 100
@@ -150,7 +150,7 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 	}
 	bucket := subjects.BucketTaskState
 	found, err := s.bus.Find(ctx, subjects.KVStream(bucket),
-		bus.Lookup{Subject: subjects.KVSubject(bucket, keys), From: 1, Pending: true}, bus.Lookup{Subject: subjects.KVAll(bucket), From: 1, Pending: true})
+		store.Lookup{Subject: subjects.KVSubject(bucket, keys), From: 1, Pending: true}, store.Lookup{Subject: subjects.KVAll(bucket), From: 1, Pending: true})
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -36,7 +36,7 @@ type swept struct {
 }
 
 // sweptKey is not the key of a task: it has one part.
-var sweptKey = bus.Key{Bucket: subjects.BucketTaskState, Name: "swept"}
+var sweptKey = store.Key{Bucket: subjects.BucketTaskState, Name: "swept"}
 
 // sweeps sweeps now and then, taking turns with the other runners: who is the first to
 // write the mark.
@@ -64,7 +64,7 @@ func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
 	var mark swept
 	entry, err := s.bus.Latest(ctx, sweptKey)
 	switch {
-	case errors.Is(err, bus.ErrNoKey):
+	case errors.Is(err, store.ErrNoKey):
 		entry.Revision, err = s.bus.Create(ctx, sweptKey, []byte(`{}`), 0)
 	case err == nil && s.now().Sub(entry.Time) < every:
 		return nil
@@ -72,20 +72,20 @@ func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
 		_ = json.Unmarshal(entry.Value, &mark) // one that cannot be read begins anew
 		entry.Revision, err = s.bus.Update(ctx, sweptKey, entry.Value, entry.Revision, 0)
 	}
-	if errors.Is(err, bus.ErrConflict) {
+	if errors.Is(err, store.ErrConflict) {
 		return nil // it is another one's turn
 	}
 	if err != nil {
 		return err
 	}
 	bucket := subjects.BucketTaskState
-	query := bus.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVSubject(bucket, "*.*"), From: mark.Seq + 1}
+	query := store.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVSubject(bucket, "*.*"), From: mark.Seq + 1}
 	var failed []error
 	for m, err := range s.bus.Read(ctx, query) {
 		if err == nil && s.now().Sub(m.Time) < age {
 			break
 		}
-		if err == nil && !bus.Gone(m.Header) {
+		if err == nil && !store.Gone(m.Header) {
 			err = s.mend(ctx, m)
 		}
 		switch {
@@ -94,7 +94,7 @@ func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
 		case err != nil && len(failed) < sweptErrors:
 			failed = append(failed, err)
 		}
-		if bus.IsUnavailable(err) {
+		if store.IsUnavailable(err) {
 			break // the others would fail, too
 		}
 	}
@@ -124,7 +124,7 @@ func (s *Service) queued(ctx context.Context, t *stored) (bool, error) {
 	if err != nil || t.State == codec.TaskScheduled && !s.schedules {
 		return true, nil //nolint:nilerr // it is none of ours
 	}
-	found, err := s.bus.Find(ctx, stream, bus.Lookup{Subject: filter})
+	found, err := s.bus.Find(ctx, stream, store.Lookup{Subject: filter})
 	return err == nil && found[0] != nil, err
 }
 
@@ -138,13 +138,13 @@ func (s *Service) startOnce(ctx context.Context, t *stored) error {
 }
 
 // mend has a task run that is in no queue. One that can never be queued ends as failed.
-func (s *Service) mend(ctx context.Context, m *bus.Stored) error {
+func (s *Service) mend(ctx context.Context, m *store.Stored) error {
 	name, _ := subjects.KVKey(subjects.BucketTaskState, m.Subject)
 	session, id, err := subjects.ParseTaskKey(name)
 	if err != nil {
 		return nil //nolint:nilerr // it is none of ours
 	}
-	t := parse(bus.Key{Bucket: subjects.BucketTaskState, Name: name}, session, m.Data, m.Seq)
+	t := parse(store.Key{Bucket: subjects.BucketTaskState, Name: name}, session, m.Data, m.Seq)
 	if t.State.Ended() {
 		return nil
 	}
@@ -163,7 +163,7 @@ func (s *Service) mend(ctx context.Context, m *bus.Stored) error {
 	if never := toolmesh.AsError(err); never != nil && permanent(never.Code) {
 		s.log.Warn("a task cannot be queued, and has failed", slog.String("session", string(session)), slog.String("rpc_id", string(id)), slog.String("error", err.Error()))
 		now.end(codec.TaskFailed, never.WithStarted(toolmesh.StartedNo), s.now())
-		if err = s.write(ctx, now); errors.Is(err, bus.ErrConflict) {
+		if err = s.write(ctx, now); errors.Is(err, store.ErrConflict) {
 			return nil // it was changed in between
 		}
 		return err
@@ -176,7 +176,7 @@ func (s *Service) mend(ctx context.Context, m *bus.Stored) error {
 
 // sessionChanged deletes the tasks of a session that has ended.
 func (s *Service) sessionChanged(m *nats.Msg) {
-	if !bus.Gone(m.Header) {
+	if !store.Gone(m.Header) {
 		return
 	}
 	subject, err := subjects.Parse(m.Subject)
@@ -217,7 +217,7 @@ func (s *Service) endSession(ctx context.Context, session subjects.SessionID) er
 				return err
 			}
 		}
-		if err := s.bus.Delete(ctx, t.key, 0); err != nil && !errors.Is(err, bus.ErrNoKey) {
+		if err := s.bus.Delete(ctx, t.key, 0); err != nil && !errors.Is(err, store.ErrNoKey) {
 			return err
 		}
 		s.dropOf(ctx, t)

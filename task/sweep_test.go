@@ -9,6 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/task"
@@ -56,7 +57,7 @@ func putRaw(t testing.TB, nc *nats.Conn, id subjects.RPCID, body []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Create(t.Context(), bus.Key{Bucket: subjects.BucketTaskState, Name: key}, body, 0); err != nil {
+	if _, err := store.Of(b).Create(t.Context(), store.Key{Bucket: subjects.BucketTaskState, Name: key}, body, 0); err != nil {
 		t.Fatal(err)
 	}
 }

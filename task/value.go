@@ -15,8 +15,8 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -65,7 +65,7 @@ func (s *Service) keep(ctx context.Context, t *stored, data []byte) (*value, err
 	if v.Parts, err = s.bus.StoreParts(ctx, valueStream, valueParts+v.ID, data); err == nil {
 		return v, nil
 	}
-	if errors.Is(err, bus.ErrFull) {
+	if errors.Is(err, store.ErrFull) {
 		return nil, full("the store of tasks' large values")
 	}
 	return nil, unavailable("store a large value of task %s: %w", t.ID, err)
@@ -196,8 +196,8 @@ func (s *Service) sweepValues(ctx context.Context, age time.Duration) error {
 		id := strings.TrimPrefix(subject, valueParts)
 		named, err := s.named(ctx, id)
 		if err == nil && !named {
-			var last []*bus.Stored
-			if last, err = s.bus.Find(ctx, valueStream, bus.Lookup{Subject: subject}); err == nil && last[0] != nil && s.now().Sub(last[0].Time) >= age {
+			var last []*store.Stored
+			if last, err = s.bus.Find(ctx, valueStream, store.Lookup{Subject: subject}); err == nil && last[0] != nil && s.now().Sub(last[0].Time) >= age {
 				s.drop(ctx, &value{ID: id})
 			}
 		}
@@ -212,7 +212,7 @@ func (s *Service) sweepValues(ctx context.Context, age time.Duration) error {
 func (s *Service) named(ctx context.Context, id string) (bool, error) {
 	session, rest, _ := strings.Cut(id, ".")
 	task, _, _ := strings.Cut(rest, ".")
-	t, err := s.loadKey(ctx, bus.Key{Bucket: subjects.BucketTaskState, Name: session + "." + task}, "")
+	t, err := s.loadKey(ctx, store.Key{Bucket: subjects.BucketTaskState, Name: session + "." + task}, "")
 	if errors.Is(err, errGone) {
 		return false, nil
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -127,7 +127,7 @@ func (l *link) indexesOf(view *registry.View) []installed {
 // index, or of one that is not installed.
 func (l *link) declared(ctx context.Context, all []installed) ([]installed, error) {
 	file, _, err := registry.NewStore(l.bus).Declared(ctx)
-	if errors.Is(err, bus.ErrNoKey) || toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied {
+	if errors.Is(err, store.ErrNoKey) || toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied {
 		return all, nil
 	}
 	if err != nil {

@@ -20,11 +20,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -163,7 +163,7 @@ func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r in
 		}
 		err = a.askInstall(ctx, l, asked, f, p)
 		if ours && !f.detach && ctx.Err() == nil {
-			if err := l.bus.DeleteBundle(ctx, asked.Bundle); err != nil {
+			if err := store.Of(l.bus).DeleteBundle(ctx, asked.Bundle); err != nil {
 				p.warn("the upload " + short(asked.Bundle) + " is still in the mesh: " + toolmesh.AsError(err).Message)
 			}
 		}
@@ -306,7 +306,7 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 	if _, err := bundle.Seek(0, 0); err != nil {
 		return false, toolmesh.Errorf(toolmesh.CodeInternal, "read the bundle back: %w", err)
 	}
-	stored, err := l.bus.PutBundle(ctx, digest, bundle)
+	stored, err := store.Of(l.bus).PutBundle(ctx, digest, bundle)
 	if err != nil {
 		return false, err
 	}
@@ -435,7 +435,7 @@ func (l *link) listed(ctx context.Context, tools []subjects.ToolID) {
 	for {
 		all, err := l.client.List(ctx)
 		missing := err != nil || slices.ContainsFunc(tools, func(id subjects.ToolID) bool {
-			return !slices.ContainsFunc(all, func(t client.Listed) bool { return t.ID == id && t.State == "serving" })
+			return !slices.ContainsFunc(all, func(t registry.ListedTool) bool { return t.ID == id && t.State == "serving" })
 		})
 		if !missing {
 			return

@@ -27,6 +27,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/callout"
 	"github.com/toolmesh/toolmesh/internal/connect"
+	"github.com/toolmesh/toolmesh/internal/store"
 )
 
 // upFlags are what `mesh up` takes besides settings.
@@ -191,7 +192,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	m.ends = append(m.ends, func(context.Context) error { return m.folder.Close() })
 	m.a.warnOpen(f)
 	files := filepath.Join(dir, "nats")
-	memory, store := roomFor(m.a.set.Store, broker.Reserved(files))
+	memory, disk := roomFor(m.a.set.Store, broker.Reserved(files))
 	options := bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-agent", Logger: m.log})
 	var config string
 	var issuer *access.Issuer
@@ -215,7 +216,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		options = append(options, key, nats.CustomInboxPrefix(access.Node.Inbox()))
 	}
 	served, err := broker.Start(ctx, broker.Options{
-		Listen: f.natsListen, StoreDir: files, MaxMemory: memory, MaxStore: store, Logger: m.log,
+		Listen: f.natsListen, StoreDir: files, MaxMemory: memory, MaxStore: disk, Logger: m.log,
 		Config: config,
 	})
 	if err != nil {
@@ -262,19 +263,19 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 // roomFor is what the broker's streams may take in memory and in files: the
 // chunks that the settings ask for, what streams that are there already reserve,
 // and beside that what a broker has for all the rest.
-func roomFor(s settings.Store, reserved int64) (memory, store int64) {
-	memory, store = broker.DefaultMaxMemory, broker.DefaultMaxStore
+func roomFor(s settings.Store, reserved int64) (memory, disk int64) {
+	memory, disk = broker.DefaultMaxMemory, broker.DefaultMaxStore
 	chunks := int64(s.ChunksMax)
 	if chunks == 0 {
-		chunks = bus.DefaultChunksBytes
+		chunks = store.DefaultChunksBytes
 	}
 	if s.ChunksStorage == "memory" {
 		memory += chunks
 		chunks = 0
 	}
-	payloads := cmp.Or(int64(s.PayloadsMax), bus.DefaultPayloadsBytes)
+	payloads := cmp.Or(int64(s.PayloadsMax), store.DefaultPayloadsBytes)
 	files := chunks + min(payloads, math.MaxInt64-chunks)
-	return memory, store + min(max(files, reserved), math.MaxInt64-store)
+	return memory, disk + min(max(files, reserved), math.MaxInt64-disk)
 }
 
 // stop ends what start started, the last first. What it cannot end in time it

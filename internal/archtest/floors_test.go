@@ -32,26 +32,28 @@ var floors = map[string]int{
 	"internal/bus":   2,
 	"internal/index": 2,
 
-	"internal/chunks": 3, "internal/connect": 3, "internal/payloads": 3,
-	"registry": 3,
+	"internal/store": 3,
 
-	"client": 4,
+	"internal/chunks": 4, "internal/connect": 4, "internal/payloads": 4,
+	"registry": 4,
 
-	"host":            5,
-	"internal/deploy": 5,
-	"task":            5,
+	"client": 5,
 
-	"agent":           6,
-	"internal/bridge": 6,
-	"router":          6,
+	"host":            6,
+	"internal/deploy": 6,
+	"task":            6,
 
-	"gateway":          7,
-	"internal/broker":  7,
-	"internal/callout": 7,
-	"internal/monitor": 7,
+	"internal/bridge": 7,
+	"router":          7,
 
-	"cmd":      8, // the three binaries, and in cmd/internal what they share
-	"meshtest": 8,
+	"agent":            8,
+	"gateway":          8,
+	"internal/broker":  8,
+	"internal/callout": 8,
+	"internal/monitor": 8,
+
+	"cmd":      9, // the three binaries, and in cmd/internal what they share
+	"meshtest": 9,
 
 	"bench":             top,
 	"e2e":               top,

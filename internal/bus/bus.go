@@ -43,7 +43,6 @@ type Bus struct {
 	mu        sync.Mutex // guards what follows; no callback runs under it
 	state     State
 	listeners map[*func(State)]struct{}
-	objects   jetstream.ObjectStore // once it is known
 
 	status chan nats.Status
 	ctx    context.Context // ends with Close
@@ -134,7 +133,7 @@ func (b *Bus) Close() {
 	ignoreErrors(b)
 	b.nc.RemoveStatusListener(b.status)
 	b.peers.close()
-	b.inbox.shut(errClosed())
+	b.inbox.shut(ErrClosed())
 	b.wg.Wait()
 	b.inbox.pump.Wait()
 }
@@ -142,9 +141,18 @@ func (b *Bus) Close() {
 // Conn is the connection itself, for subscriptions of a serving side.
 func (b *Bus) Conn() *nats.Conn { return b.nc }
 
-// JetStream is the API of the connection's JetStream domain, for what this
-// package does not wrap.
+// JetStream is the API of the connection's JetStream domain. Package store wraps
+// what the mesh needs of it.
 func (b *Bus) JetStream() jetstream.JetStream { return b.js }
+
+// API is the prefix of the subjects of JetStream's API, with its final dot.
+func (b *Bus) API() string { return b.api }
+
+// Logger is where the connection logs; it is never nil.
+func (b *Bus) Logger() *slog.Logger { return b.log }
+
+// Closed is closed by [Bus.Close].
+func (b *Bus) Closed() <-chan struct{} { return b.ctx.Done() }
 
 // MaxPayload is the largest message in bytes, headers included, that the broker
 // takes; 0 before the first connection.
@@ -208,7 +216,7 @@ func (b *Bus) watchState(reconnects uint64) {
 			b.clock.invalidate(0)
 		}
 		if after.Closed {
-			b.inbox.shut(errClosed())
+			b.inbox.shut(ErrClosed())
 		}
 		for _, told := range listeners {
 			(*told)(after)
@@ -219,7 +227,8 @@ func (b *Bus) watchState(reconnects uint64) {
 	}
 }
 
-func errClosed() *toolmesh.Error {
+// ErrClosed refuses what needs a connection that was closed.
+func ErrClosed() *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the connection to the mesh was closed").
 		WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
 }
@@ -232,7 +241,7 @@ const pingMost = 5 * time.Second
 // one's own.
 func (b *Bus) Ping(ctx context.Context) error {
 	if !b.Connected() {
-		return errDisconnected(nil)
+		return ErrDisconnected(nil)
 	}
 	ctx, cancel := context.WithTimeout(ctx, pingMost)
 	defer cancel()
@@ -242,12 +251,12 @@ func (b *Bus) Ping(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("ping: %w", ctx.Err())
 	default:
-		return errDisconnected(err)
+		return ErrDisconnected(err)
 	}
 }
 
-// errDisconnected is what a request is refused with while there is no connection.
-func errDisconnected(cause error) *toolmesh.Error {
+// ErrDisconnected is what a request is refused with while there is no connection.
+func ErrDisconnected(cause error) *toolmesh.Error {
 	const text = "not connected to the mesh: the broker does not answer; it is tried again"
 	var e *toolmesh.Error
 	if cause != nil {
@@ -258,9 +267,9 @@ func errDisconnected(cause error) *toolmesh.Error {
 	return e.WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }
 
-// sendError turns what nats.go says about a publish that did not leave this
+// SendError turns what nats.go says about a publish that did not leave this
 // process into the mesh's error.
-func sendError(err error, size int, limit int64) error {
+func SendError(err error, size int, limit int64) error {
 	switch {
 	case err == nil:
 		return nil
@@ -272,6 +281,6 @@ func sendError(err error, size int, limit int64) error {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the subject cannot be sent to: %w", err).
 			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 	default:
-		return errDisconnected(err)
+		return ErrDisconnected(err)
 	}
 }

@@ -175,7 +175,7 @@ func (b *Bus) FreshTime(ctx context.Context) error {
 		select {
 		case <-changed:
 		case <-b.ctx.Done():
-			return errClosed()
+			return ErrClosed()
 		case <-ctx.Done():
 			return fmt.Errorf("measure mesh time: %w", ctx.Err())
 		}

@@ -84,7 +84,7 @@ func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 		messages := make(chan *nats.Msg, pendingReplies)
 		sub, err := in.nc.ChanSubscribe(in.prefix+">", messages)
 		if err != nil {
-			return nil, errDisconnected(err)
+			return nil, ErrDisconnected(err)
 		}
 		in.sub, in.messages = sub, messages
 		in.pump.Go(in.run)
@@ -108,10 +108,10 @@ func (i *Inbox) Send(m *nats.Msg) error {
 	i.sentTo.Store(&m.Subject)
 	m.Reply = i.subject
 	if !i.in.nc.IsConnected() {
-		return errDisconnected(nil)
+		return ErrDisconnected(nil)
 	}
 	if err := i.in.nc.PublishMsg(m); err != nil {
-		return sendError(err, m.Size(), i.in.nc.MaxPayload())
+		return SendError(err, m.Size(), i.in.nc.MaxPayload())
 	}
 	return nil
 }
@@ -190,17 +190,18 @@ func NoResponders(m *nats.Msg) bool {
 	return len(m.Data) == 0 && m.Header != nil && m.Header.Get(headerStatus) == statusNoResponders
 }
 
-type reply struct {
-	msg *nats.Msg
-	err error
+// Reply is a message that arrived at an inbox, or why none can.
+type Reply struct {
+	Msg *nats.Msg
+	Err error
 }
 
-// collect opens an inbox for up to so many replies; what is more is dropped.
-func (b *Bus) collect(most int) (*Inbox, <-chan reply, error) {
-	got := make(chan reply, most)
+// Collect opens an inbox for up to so many replies; what is more is dropped.
+func (b *Bus) Collect(most int) (*Inbox, <-chan Reply, error) {
+	got := make(chan Reply, most)
 	in, err := b.Open(func(m *nats.Msg, err error) {
 		select {
-		case got <- reply{m, err}:
+		case got <- Reply{m, err}:
 		default:
 		}
 	})
@@ -211,7 +212,7 @@ func (b *Bus) collect(most int) (*Inbox, <-chan reply, error) {
 // unavailable with started no and wraps nats.ErrNoResponders; the end of ctx is
 // its error, wrapped.
 func (b *Bus) Request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
-	in, got, err := b.collect(1)
+	in, got, err := b.Collect(1)
 	if err != nil {
 		return nil, err
 	}
@@ -221,14 +222,14 @@ func (b *Bus) Request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	}
 	select {
 	case r := <-got:
-		if r.err != nil {
-			return nil, r.err
+		if r.Err != nil {
+			return nil, r.Err
 		}
-		if NoResponders(r.msg) {
+		if NoResponders(r.Msg) {
 			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody answers %s: %w", m.Subject, nats.ErrNoResponders).
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		}
-		return r.msg, nil
+		return r.Msg, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("request to %s: %w", m.Subject, ctx.Err())
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -338,4 +339,33 @@ func BenchmarkRequest(b *testing.B) {
 			}
 		})
 	})
+}
+
+// Reads of the store close their inboxes, also where the reader stops early, nothing is
+// stored, or the stream does not exist.
+func TestReadsCloseTheirInboxes(t *testing.T) {
+	t.Parallel()
+	b := open(t, meshtest.Broker(t).Connect(t), nil)
+	st := store.Of(b)
+	if err := st.EnsureBucket(t.Context(), subjects.BucketNodes); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"n1", "n2"} {
+		if _, err := st.Put(t.Context(), store.Key{Bucket: subjects.BucketNodes, Name: name}, nil, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stream, all := subjects.KVStream(subjects.BucketNodes), subjects.KVAll(subjects.BucketNodes)
+	for range st.Read(t.Context(), store.Query{Stream: stream, Subject: all}) {
+		break
+	}
+	for _, lookup := range []store.Lookup{{Subject: all}, {Subject: all, From: 1, Pending: true}, {Subject: all, From: 1}, {Subject: "none"}} {
+		if _, err := st.Find(t.Context(), stream, lookup); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := st.Find(t.Context(), "MISSING", store.Lookup{Subject: "x"}); err == nil {
+		t.Error("a stream that does not exist was read")
+	}
+	meshtest.Until(t, "no inbox is left open", func() bool { return b.OpenInboxes() == 0 })
 }

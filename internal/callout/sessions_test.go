@@ -23,6 +23,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/callout"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -36,7 +37,7 @@ func sessions(t *testing.T, nc *nats.Conn) *registry.Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
-	if err := b.EnsureBucket(t.Context(), subjects.BucketSessions); err != nil {
+	if err := store.Of(b).EnsureBucket(t.Context(), subjects.BucketSessions); err != nil {
 		t.Fatal(err)
 	}
 	return registry.NewStore(b)

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -22,14 +22,14 @@ const (
 
 // stored is one stored chunk, as far as a replay looks at it.
 type stored struct {
-	msg   *bus.Stored
+	msg   *store.Stored
 	valid bool // else nobody of ours wrote it, and chunk is empty
 	chunk codec.Chunk
 	epoch string
 }
 
 // parse looks at a stored message; nil has no chunk.
-func parse(m *bus.Stored) stored {
+func parse(m *store.Stored) stored {
 	if m == nil {
 		return stored{}
 	}
@@ -70,7 +70,7 @@ func (r *Replayer) extent(ctx context.Context, subject, epoch string, from int64
 	var e extent
 	for range looks {
 		found, err := r.bus.Find(ctx, subjects.StreamChunks,
-			bus.Lookup{Subject: subject}, bus.Lookup{Subject: subject, From: 1, Pending: true}, bus.Lookup{Subject: subject})
+			store.Lookup{Subject: subject}, store.Lookup{Subject: subject, From: 1, Pending: true}, store.Lookup{Subject: subject})
 		if err != nil {
 			return e, unavailable(err)
 		}
@@ -133,7 +133,7 @@ func (r *Replayer) summary(ctx context.Context, subject, epoch string, e *extent
 	if s.upTo >= upTo {
 		return s, nil
 	}
-	q := bus.Query{Stream: subjects.StreamChunks, Subject: subject, From: s.upTo + 1, UpTo: upTo}
+	q := store.Query{Stream: subjects.StreamChunks, Subject: subject, From: s.upTo + 1, UpTo: upTo}
 	for m, err := range r.bus.Read(ctx, q) {
 		if err != nil {
 			return s, unavailable(err)
@@ -184,7 +184,7 @@ func (r *Replayer) place(ctx context.Context, subject, epoch string, from int64,
 			at = low.at + uint64(float64(high.at-low.at)*share+0.5)
 			at = min(max(at, low.at+1), end-1)
 		}
-		stores, err := r.bus.Find(ctx, subjects.StreamChunks, bus.Lookup{Subject: subject, From: at})
+		stores, err := r.bus.Find(ctx, subjects.StreamChunks, store.Lookup{Subject: subject, From: at})
 		if err != nil {
 			return 0, unavailable(err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -24,7 +25,7 @@ const (
 // Replayer reads stored chunks and answers mesh.replay. Its methods may be
 // called concurrently.
 type Replayer struct {
-	bus *bus.Bus
+	bus store.Store
 	log *slog.Logger
 
 	mu        sync.Mutex
@@ -38,12 +39,12 @@ func NewReplayer(b *bus.Bus, log *slog.Logger) *Replayer {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Replayer{bus: b, log: log, summaries: make(map[summaryKey]summary)}
+	return &Replayer{bus: store.Of(b), log: log, summaries: make(map[summaryKey]summary)}
 }
 
 // Page is one answer of [Replayer.Read].
 type Page struct {
-	Chunks []*bus.Stored // in order of Seq, without repeats
+	Chunks []*store.Stored // in order of Seq, without repeats
 	High   codec.High
 }
 
@@ -55,7 +56,7 @@ type Page struct {
 // and unavailable.
 func (r *Replayer) Read(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID, epoch string, req codec.ReplayRequest) (Page, error) {
 	var page Page
-	high, err := r.page(ctx, session, rpc, epoch, req, func(m *bus.Stored) error {
+	high, err := r.page(ctx, session, rpc, epoch, req, func(m *store.Stored) error {
 		page.Chunks = append(page.Chunks, m)
 		return nil
 	})
@@ -70,7 +71,7 @@ func (r *Replayer) Read(ctx context.Context, session subjects.SessionID, rpc sub
 // error some may have been sent, unless it is stream_expired. Its cost follows
 // from what it sends where the store is in order; elsewhere it may read all that
 // was stored when it began.
-func (r *Replayer) page(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID, epoch string, req codec.ReplayRequest, send func(*bus.Stored) error) (codec.High, error) {
+func (r *Replayer) page(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID, epoch string, req codec.ReplayRequest, send func(*store.Stored) error) (codec.High, error) {
 	subject, err := subjects.Chunks(session, rpc)
 	if err != nil {
 		return codec.High{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "no such stream: %w", err)
@@ -150,7 +151,7 @@ func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string,
 		return
 	}
 	var broken error
-	high, err := r.page(ctx, s.Session, s.RPC, epoch, req, func(stored *bus.Stored) error {
+	high, err := r.page(ctx, s.Session, s.RPC, epoch, req, func(stored *store.Stored) error {
 		broken = respond(chunkHeader(stored.Header), stored.Data)
 		return broken
 	})

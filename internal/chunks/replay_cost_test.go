@@ -17,7 +17,7 @@ import (
 
 // load stores chunks of a call in this order, as write does, and waits for the
 // last of them only.
-func (s *store) load(rpc string, all []string, more ...string) {
+func (s *written) load(rpc string, all []string, more ...string) {
 	s.t.Helper()
 	last := len(all) - 1
 	for _, text := range all[:last] {
@@ -36,7 +36,7 @@ type gets struct {
 	sub *nats.Subscription
 }
 
-func (s *store) gets() *gets {
+func (s *written) gets() *gets {
 	s.t.Helper()
 	sub, err := s.nc.SubscribeSync("$JS.API.DIRECT.GET.MESH_CHUNKS")
 	if err != nil {

@@ -17,26 +17,27 @@ import (
 
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
 func TestMain(m *testing.M) { meshtest.Main(m) }
 
-// store is a chunk store that the test writes by hand, with a responder for it.
-type store struct {
+// written is a chunk store that the test writes by hand, with a responder for it.
+type written struct {
 	t  *testing.T
 	nc *nats.Conn
 	js jetstream.JetStream
 }
 
-func newStore(t *testing.T, broker *meshtest.Server) *store {
+func newStore(t *testing.T, broker *meshtest.Server) *written {
 	t.Helper()
 	b := newBus(t, broker.Connect(t))
-	if err := b.Ensure(t.Context(), nil); err != nil {
+	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	s := &store{t: t, nc: broker.Connect(t)}
+	s := &written{t: t, nc: broker.Connect(t)}
 	var err error
 	if s.js, err = jetstream.New(s.nc); err != nil {
 		t.Fatal(err)
@@ -76,7 +77,7 @@ func newBus(t *testing.T, nc *nats.Conn) *bus.Bus {
 
 // write stores chunks of a call: "7" is item 7, "T7" the terminal of seven
 // items, "E7" an error's, "x" a message that is no chunk.
-func (s *store) write(rpc string, all ...string) {
+func (s *written) write(rpc string, all ...string) {
 	s.t.Helper()
 	for _, text := range all {
 		s.put("s", rpc, text, item(text))
@@ -85,7 +86,7 @@ func (s *store) write(rpc string, all ...string) {
 
 func item(text string) string { return `"item ` + text + `"` }
 
-func (s *store) put(session, rpc, text, body string, more ...string) uint64 {
+func (s *written) put(session, rpc, text, body string, more ...string) uint64 {
 	s.t.Helper()
 	ack, err := s.js.PublishMsg(s.t.Context(), chunkMsg(session, rpc, text, body, more...))
 	if err != nil {
@@ -123,7 +124,7 @@ func chunkMsg(session, rpc, text, body string, more ...string) *nats.Msg {
 
 // replay asks and returns what came, in the words of write, and Mesh-High; or
 // the code of the error.
-func (s *store) replay(session, rpc, request string) (got []string, high, code string, details map[string]any) {
+func (s *written) replay(session, rpc, request string) (got []string, high, code string, details map[string]any) {
 	s.t.Helper()
 	in := s.nc.NewInbox()
 	sub, err := s.nc.SubscribeSync(in)

@@ -5,7 +5,7 @@ import (
 	"context"
 	"slices"
 
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -25,7 +25,7 @@ type pageScan struct {
 	epoch string
 	next  int64 // Seq that comes next
 	left  int64 // bytes that may still be sent
-	send  func(*bus.Stored) error
+	send  func(*store.Stored) error
 
 	sent  int
 	held  []heldChunk // beyond next, in order of Seq
@@ -36,15 +36,15 @@ type pageScan struct {
 
 type heldChunk struct {
 	seq int64
-	msg *bus.Stored
+	msg *store.Stored
 }
 
 // full reports whether the page has no room left.
 func (s *pageScan) full() bool { return s.left <= 0 }
 
 // run reads what is stored from one sequence to another, until the page is full.
-func (s *pageScan) run(ctx context.Context, b *bus.Bus, subject string, from, upTo uint64) error {
-	q := bus.Query{Stream: subjects.StreamChunks, Subject: subject, From: from, UpTo: upTo, First: firstAsk}
+func (s *pageScan) run(ctx context.Context, b store.Store, subject string, from, upTo uint64) error {
+	q := store.Query{Stream: subjects.StreamChunks, Subject: subject, From: from, UpTo: upTo, First: firstAsk}
 	for m, err := range b.Read(ctx, q) {
 		if err != nil {
 			return unavailable(err)
@@ -62,7 +62,7 @@ func (s *pageScan) run(ctx context.Context, b *bus.Bus, subject string, from, up
 	return nil
 }
 
-func (s *pageScan) add(seq int64, m *bus.Stored) error {
+func (s *pageScan) add(seq int64, m *store.Stored) error {
 	if s.least == 0 || seq < s.least {
 		s.least = seq
 	}
@@ -81,7 +81,7 @@ func (s *pageScan) add(seq int64, m *bus.Stored) error {
 
 // hold keeps a chunk, also one behind a gap, in case that it is filled later on
 // in the store: as many as the page could take, the lowest ones.
-func (s *pageScan) hold(seq int64, m *bus.Stored) {
+func (s *pageScan) hold(seq int64, m *store.Stored) {
 	at, found := slices.BinarySearchFunc(s.held, seq, func(h heldChunk, seq int64) int { return cmp.Compare(h.seq, seq) })
 	if found {
 		return

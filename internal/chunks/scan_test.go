@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 )
 
 // A page holds no more of what lies behind a gap than it can return, whatever
@@ -40,12 +40,12 @@ func TestScanHoldsWhatItCanReturn(t *testing.T) {
 			body := make([]byte, c.body)
 			var got []int64
 			scan := pageScan{next: 1, left: c.left}
-			scan.send = func(m *bus.Stored) error {
+			scan.send = func(m *store.Stored) error {
 				got = append(got, int64(m.Pending))
 				return nil
 			}
 			for i, seq := range c.stored {
-				if err := scan.add(seq, &bus.Stored{Seq: uint64(i + 1), Pending: uint64(seq), Data: body}); err != nil {
+				if err := scan.add(seq, &store.Stored{Seq: uint64(i + 1), Pending: uint64(seq), Data: body}); err != nil {
 					t.Fatal(err)
 				}
 				most := min(c.left+int64(c.body), maxHeld)

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -49,7 +50,7 @@ const (
 // unacknowledged. Write and Flush are for one goroutine; Tick, High and Close
 // may be called from any.
 type Writer struct {
-	bus     *bus.Bus
+	bus     store.Store
 	subject string
 	rpc     subjects.RPCID
 	boot    subjects.BootID
@@ -101,7 +102,7 @@ func NewWriter(b *bus.Bus, session subjects.SessionID, rpc subjects.RPCID, boot 
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the stream cannot be named: %w", err)
 	}
 	w := &Writer{
-		bus: b, subject: subject, rpc: rpc, boot: boot, base: 1, link: b.State().Generation, changed: make(chan struct{}, 1),
+		bus: store.Of(b), subject: subject, rpc: rpc, boot: boot, base: 1, link: b.State().Generation, changed: make(chan struct{}, 1),
 	}
 	if opts != nil {
 		w.epoch, w.admit, w.stored = opts.Epoch, opts.Admit, opts.Stored
@@ -235,7 +236,7 @@ func (w *Writer) Flush(ctx context.Context) error {
 // identify looks whose first chunk is stored. Without an answer the next copy is
 // refused again, and it is looked for again.
 func (w *Writer) identify(ctx context.Context) {
-	found, err := w.bus.Find(ctx, subjects.StreamChunks, bus.Lookup{Subject: w.subject, From: 1})
+	found, err := w.bus.Find(ctx, subjects.StreamChunks, store.Lookup{Subject: w.subject, From: 1})
 	if err != nil || found[0] == nil {
 		return
 	}

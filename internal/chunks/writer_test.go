@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -308,7 +309,7 @@ func TestFirstChunkWaitsForALeader(t *testing.T) {
 	b := newBus(t, meshtest.Broker(t).Connect(t))
 	w := newWriter(t, b, "e", nil)
 	made := make(chan error, 1)
-	timer := time.AfterFunc(time.Second, func() { made <- b.Ensure(t.Context(), nil) })
+	timer := time.AfterFunc(time.Second, func() { made <- store.Of(b).Ensure(t.Context(), nil) })
 	defer timer.Stop()
 	if err := w.Write(soon(t), data(1, "1")); err != nil {
 		t.Errorf("first item: %v", err)
@@ -330,7 +331,7 @@ func TestWriterWithoutAStore(t *testing.T) {
 func TestWriterOfAFullStore(t *testing.T) {
 	t.Parallel()
 	b := newBus(t, meshtest.Broker(t).Connect(t))
-	if err := b.Ensure(t.Context(), &bus.Layout{ChunksBytes: 100_000}); err != nil {
+	if err := store.Of(b).Ensure(t.Context(), &store.Layout{ChunksMax: 100_000}); err != nil {
 		t.Fatal(err)
 	}
 	w := newWriter(t, b, "full", nil)

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 )
 
@@ -103,7 +103,7 @@ func (m *Manager) dropUnnamed(ctx context.Context, released map[string]bool) (wa
 				m.log.Info("bundle removed: no index needs it", slog.String("bundle", b.Digest))
 				continue
 			}
-			if !errors.Is(err, bus.ErrConflict) { // else it was stored again: there may be a record now
+			if !errors.Is(err, store.ErrConflict) { // else it was stored again: there may be a record now
 				return released, err
 			}
 		}

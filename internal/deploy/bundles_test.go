@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -21,7 +21,7 @@ var soon = deploy.Options{BundleAge: 50 * time.Millisecond}
 // bundles lists what is in the mesh.
 func (n *node) bundles(t *testing.T) []string {
 	t.Helper()
-	all, err := n.bus.Bundles(t.Context())
+	all, err := store.Of(n.bus).Bundles(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestABundleThatNobodyNeedsGoes(t *testing.T) {
 	url, _ := source(t, "idx")
 	n.mustInstall(t, deploy.Request{Source: url})
 	needed := n.record(t, "idx").Bundle
-	if _, err := n.bus.PutBundle(t.Context(), "left", strings.NewReader("behind")); err != nil {
+	if _, err := store.Of(n.bus).PutBundle(t.Context(), "left", strings.NewReader("behind")); err != nil {
 		t.Fatal(err)
 	}
 	slow := start(t, s, "")
@@ -139,7 +139,7 @@ func TestARacingInstallKeepsItsBundle(t *testing.T) {
 		if r == nil {
 			t.Fatal("index two is not installed")
 		}
-		if _, err := nodes[0].bus.Bundle(t.Context(), r.Bundle); err != nil {
+		if _, err := store.Of(nodes[0].bus).Bundle(t.Context(), r.Bundle); err != nil {
 			t.Fatalf("the bundle of index two: %v", err)
 		}
 		if err := nodes[1].Uninstall(t.Context(), "two", ""); err != nil {
@@ -164,7 +164,7 @@ func TestAnInstallMakesSureOfItsBundle(t *testing.T) {
 				return
 			default:
 			}
-			all, err := n.bus.Bundles(t.Context())
+			all, err := store.Of(n.bus).Bundles(t.Context())
 			if err != nil {
 				continue
 			}
@@ -174,7 +174,7 @@ func TestAnInstallMakesSureOfItsBundle(t *testing.T) {
 			}
 			for _, b := range all {
 				if !named[b.Digest] {
-					_ = n.bus.DropBundle(t.Context(), b)
+					_ = store.Of(n.bus).DropBundle(t.Context(), b)
 				}
 			}
 		}
@@ -186,7 +186,7 @@ func TestAnInstallMakesSureOfItsBundle(t *testing.T) {
 		if r = n.record(t, "idx"); r == nil {
 			t.Fatal("it is not installed")
 		}
-		if _, err := n.bus.Bundle(t.Context(), r.Bundle); errors.Is(err, bus.ErrNoKey) {
+		if _, err := store.Of(n.bus).Bundle(t.Context(), r.Bundle); errors.Is(err, store.ErrNoKey) {
 			t.Fatal("an installed index has no bundle")
 		}
 		if err := n.Uninstall(t.Context(), "idx", ""); err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -189,7 +190,7 @@ func startWith(t *testing.T, s *meshtest.Server, dir string, opts deploy.Options
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
-	if err := b.Ensure(t.Context(), nil); err != nil {
+	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	view, err := registry.OpenView(t.Context(), b, nil)
@@ -241,7 +242,7 @@ func (n *node) mustInstall(t *testing.T, r deploy.Request) deploy.Line {
 func (n *node) record(t *testing.T, name string) *registry.IndexRecord {
 	t.Helper()
 	r, err := n.store.Index(t.Context(), subjects.IndexName(name), "")
-	if errors.Is(err, bus.ErrNoKey) {
+	if errors.Is(err, store.ErrNoKey) {
 		return nil
 	}
 	if err != nil {

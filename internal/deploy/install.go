@@ -18,8 +18,8 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -133,7 +133,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		return Line{}, context.Cause(ctx)
 	}
 	before, err := m.store.Index(ctx, record.Name, record.Session)
-	if err != nil && !errors.Is(err, bus.ErrNoKey) {
+	if err != nil && !errors.Is(err, store.ErrNoKey) {
 		return Line{}, unreadable(err)
 	}
 	if err := m.store.CheckClaim(ctx, record, r.Replace); err != nil {
@@ -494,7 +494,7 @@ func (m *Manager) epoch(ctx context.Context, session subjects.SessionID) (string
 		return "", nil
 	}
 	r, err := m.store.Session(ctx, session)
-	if err != nil && !errors.Is(err, bus.ErrNoKey) {
+	if err != nil && !errors.Is(err, store.ErrNoKey) {
 		return "", unreadable(err)
 	}
 	return r.Epoch, nil
@@ -522,7 +522,7 @@ func (m *Manager) expire(ctx context.Context, seen registry.IndexRecord) {
 			m.release(now.Bundle)
 		}
 	}
-	if err != nil && !errors.Is(err, bus.ErrNoKey) {
+	if err != nil && !errors.Is(err, store.ErrNoKey) {
 		m.log.Warn("the index of a session that has ended is still there", slog.String("index", string(seen.Name)), slog.String("error", err.Error()))
 	}
 }
@@ -533,7 +533,7 @@ func (m *Manager) takeBack(ctx context.Context, before, record registry.IndexRec
 	defer cancel()
 	now, err := m.store.Index(ctx, record.Name, record.Session)
 	switch {
-	case errors.Is(err, bus.ErrNoKey), err == nil && (now.Bundle != record.Bundle || !now.InstalledAt.Equal(record.InstalledAt)):
+	case errors.Is(err, store.ErrNoKey), err == nil && (now.Bundle != record.Bundle || !now.InstalledAt.Equal(record.InstalledAt)):
 		return
 	case err == nil && before.Name != "":
 		before.InstalledAt = record.InstalledAt.Add(time.Microsecond) // others may have seen ours
@@ -560,7 +560,7 @@ func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, sessio
 		return invalidRequest("%w", err)
 	}
 	before, err := m.store.Index(ctx, name, session)
-	if errors.Is(err, bus.ErrNoKey) {
+	if errors.Is(err, store.ErrNoKey) {
 		known := make([]string, 0)
 		for _, r := range m.view.Indexes() {
 			if r.Session == "" || r.Session == session {

@@ -20,6 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -93,7 +94,7 @@ func (e *entry) slow(most time.Duration) bool {
 // Manager keeps what a node serves in line with what is installed. Its methods
 // may be called concurrently.
 type Manager struct {
-	bus     *bus.Bus
+	bus     store.Store
 	view    *registry.View
 	store   *registry.Store
 	builder Builder
@@ -125,10 +126,10 @@ type Manager struct {
 }
 
 // New makes a manager that keeps its files below dir. Start it.
-func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder, server Server, dir string, opts *Options) *Manager {
+func New(b *bus.Bus, view *registry.View, records *registry.Store, builder Builder, server Server, dir string, opts *Options) *Manager {
 	o := *cmp.Or(opts, &Options{})
 	m := &Manager{
-		bus: b, view: view, store: store, builder: builder, server: server, dir: dir,
+		bus: store.Of(b), view: view, store: records, builder: builder, server: server, dir: dir,
 		log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), kick: make(chan struct{}, 1), collecting: make(chan struct{}, 1),
 		builds:    make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
 		buildWait: cmp.Or(o.BuildWait, 10*time.Second), bundleAge: cmp.Or(o.BundleAge, bundleAge), private: o.PrivateSources, node: o.Node,
@@ -295,7 +296,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 			defer e.mu.Unlock()
 			// The view may have yet to see what was just installed here.
 			now, err := m.store.Index(ctx, k.name, k.session)
-			if errors.Is(err, bus.ErrNoKey) || err == nil && m.leaves(e, now) {
+			if errors.Is(err, store.ErrNoKey) || err == nil && m.leaves(e, now) {
 				m.drop(ctx, k, e)
 			}
 		})

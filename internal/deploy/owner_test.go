@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -33,7 +34,7 @@ func (n *node) upload(t *testing.T, text string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.bus.PutBundle(t.Context(), digest, &bundle); err != nil {
+	if _, err := store.Of(n.bus).PutBundle(t.Context(), digest, &bundle); err != nil {
 		t.Fatal(err)
 	}
 	return digest

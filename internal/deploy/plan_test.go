@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -48,7 +49,7 @@ func TestDryRunSaysWhatAnInstallWouldRunAndChangesNothing(t *testing.T) {
 	if n.record(t, "stranger") != nil || len(n.folders(t)) > 0 || len(n.workshop.opened) > 0 {
 		t.Errorf("a dry run left %v, %q, %v", n.record(t, "stranger"), n.folders(t), n.workshop.opened)
 	}
-	if all, err := n.bus.Bundles(t.Context()); err != nil || len(all) > 0 {
+	if all, err := store.Of(n.bus).Bundles(t.Context()); err != nil || len(all) > 0 {
 		t.Errorf("a dry run stored %v, %v", all, err)
 	}
 }

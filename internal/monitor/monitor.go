@@ -150,8 +150,8 @@ func (m *Monitor) demands() ([]Demand, error) {
 	if stale := view.Stale(); stale > staleAfter {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "this process has heard nothing of the mesh for %v", stale.Round(time.Second))
 	}
-	if !view.HearsLoads() {
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "an agent does not hear what more than %d nodes do: ask a router", registry.HearsAll)
+	if !view.KnowsLoads() {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "an agent does not hear what more than %d nodes do: ask a router", registry.SparingMax)
 	}
 	return Demands(view.Loads(), view.Awaited()), nil
 }

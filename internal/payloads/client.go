@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -170,7 +171,7 @@ func put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 	}()
 	sum := sha256.New()
 	sent, stored := 0, 0
-	err = pieces(r, b.PieceBytes(), func(piece []byte) error {
+	err = pieces(r, store.Of(b).PieceBytes(), func(piece []byte) error {
 		for ; sent-stored >= window; stored++ {
 			if _, err := next(ctx, x); err != nil {
 				return err

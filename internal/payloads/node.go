@@ -11,7 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -55,7 +55,7 @@ func NewName(session subjects.SessionID) (subjects.PayloadID, string, error) {
 }
 
 // Store puts what r reads into the object store, for a session and its account, and returns its reference. It is for nodes, which may do that.
-func Store(ctx context.Context, b *bus.Bus, session, account subjects.SessionID, r io.Reader, most int64) (*codec.Ref, error) {
+func Store(ctx context.Context, b store.Store, session, account subjects.SessionID, r io.Reader, most int64) (*codec.Ref, error) {
 	_, name, err := NewName(session)
 	if err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func Store(ctx context.Context, b *bus.Bus, session, account subjects.SessionID,
 	if err != nil {
 		return nil, err
 	}
-	p, err := store(ctx, b, u, r, most)
+	p, err := fill(ctx, b, u, r, most)
 	if err != nil {
 		_ = u.Drop(context.WithoutCancel(ctx)) // else it expires
 		return nil, err
@@ -72,7 +72,7 @@ func Store(ctx context.Context, b *bus.Bus, session, account subjects.SessionID,
 	return &codec.Ref{Name: p.Name, Digest: p.Digest, Size: p.Size}, nil
 }
 
-func store(ctx context.Context, b *bus.Bus, u *bus.Upload, r io.Reader, most int64) (bus.Payload, error) {
+func fill(ctx context.Context, b store.Store, u *store.Upload, r io.Reader, most int64) (store.Payload, error) {
 	err := pieces(r, b.PieceBytes(), func(piece []byte) error {
 		if size, _ := u.Size(); size+int64(len(piece)) > most {
 			return TooLarge(size+int64(len(piece)), most)
@@ -83,7 +83,7 @@ func store(ctx context.Context, b *bus.Bus, u *bus.Upload, r io.Reader, most int
 		return u.Write(piece)
 	})
 	if err != nil {
-		return bus.Payload{}, err
+		return store.Payload{}, err
 	}
 	return u.Finish(ctx, "")
 }
@@ -126,7 +126,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 // Copy writes the value that a session's reference names to w, in pieces, for nodes. The
 // digest is checked: after an error w has something else, or less. At most so many bytes
 // are taken.
-func Copy(ctx context.Context, b *bus.Bus, session subjects.SessionID, ref *codec.Ref, w io.Writer, most int64) error {
+func Copy(ctx context.Context, b store.Store, session subjects.SessionID, ref *codec.Ref, w io.Writer, most int64) error {
 	p, err := find(ctx, b, session, ref, most)
 	if err != nil {
 		return err
@@ -136,7 +136,7 @@ func Copy(ctx context.Context, b *bus.Bus, session subjects.SessionID, ref *code
 
 // Load reads the value that a session's reference names into memory, as Copy does. room is
 // asked with its size before that; nil takes any.
-func Load(ctx context.Context, b *bus.Bus, session subjects.SessionID, ref *codec.Ref, most int64, room func(size int64) error) ([]byte, error) {
+func Load(ctx context.Context, b store.Store, session subjects.SessionID, ref *codec.Ref, most int64, room func(size int64) error) ([]byte, error) {
 	p, err := find(ctx, b, session, ref, most)
 	if err == nil && room != nil {
 		err = room(p.Size)
@@ -151,13 +151,13 @@ func Load(ctx context.Context, b *bus.Bus, session subjects.SessionID, ref *code
 	return value.Bytes(), nil
 }
 
-func find(ctx context.Context, b *bus.Bus, session subjects.SessionID, ref *codec.Ref, most int64) (bus.Payload, error) {
+func find(ctx context.Context, b store.Store, session subjects.SessionID, ref *codec.Ref, most int64) (store.Payload, error) {
 	if _, err := ref.Payload(session); err != nil {
-		return bus.Payload{}, err
+		return store.Payload{}, err
 	}
 	p, err := b.Payload(ctx, ref.Name)
 	switch {
-	case errors.Is(err, bus.ErrNoKey):
+	case errors.Is(err, store.ErrNoKey):
 		return p, Gone(ref.Name)
 	case err != nil:
 		return p, err
@@ -169,10 +169,10 @@ func find(ctx context.Context, b *bus.Bus, session subjects.SessionID, ref *code
 	return p, nil
 }
 
-func write(ctx context.Context, b *bus.Bus, p bus.Payload, ref *codec.Ref, w io.Writer) error {
+func write(ctx context.Context, b store.Store, p store.Payload, ref *codec.Ref, w io.Writer) error {
 	sum := sha256.New()
 	size := int64(0)
-	_, err := b.ReadPayload(ctx, p, 0, p.Parts(), func(part *bus.Stored) (bool, error) {
+	_, err := b.ReadPayload(ctx, p, 0, p.Parts(), func(part *store.Stored) (bool, error) {
 		if size += int64(len(part.Data)); size > p.Size {
 			return false, altered(ref, "of more bytes") // what is described is what is taken
 		}

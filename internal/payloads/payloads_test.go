@@ -18,6 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -47,13 +48,13 @@ func newRig(t *testing.T, most int64) *rig {
 		return b
 	}
 	r := &rig{t: t, node: open(), bus: open(), slow: make(chan struct{})}
-	if err := r.node.Ensure(t.Context(), nil); err != nil {
+	if err := store.Of(r.node).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	base, end := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	r.Server = payloads.NewServer(payloads.ServerOptions{
-		Node: "n", Bus: r.node, Base: base, Max: most, Log: slog.New(slog.DiscardHandler),
+		Node: "n", Bus: store.Of(r.node), Base: base, Max: most, Log: slog.New(slog.DiscardHandler),
 		Go: func(f func()) { running.Go(f) },
 		Admit: func(session subjects.SessionID) error {
 			if session == "none" {
@@ -129,7 +130,7 @@ func TestPutGetDelete(t *testing.T) {
 		if err != nil || !bytes.Equal(got, value) {
 			t.Errorf("%d bytes: %d came back, %v", size, len(got), err)
 		}
-		loaded, err := payloads.Load(t.Context(), r.node, "s", ref, 1<<30, nil)
+		loaded, err := payloads.Load(t.Context(), store.Of(r.node), "s", ref, 1<<30, nil)
 		if err != nil || !bytes.Equal(loaded, value) {
 			t.Errorf("%d bytes: the node reads %d, %v", size, len(loaded), err)
 		}
@@ -170,7 +171,7 @@ func TestStoredAsAnObject(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1<<30)
 	value := bytes.Repeat([]byte("y"), 3<<20)
-	ref, err := payloads.Store(t.Context(), r.node, "s", "s", bytes.NewReader(value), 1<<30)
+	ref, err := payloads.Store(t.Context(), store.Of(r.node), "s", "s", bytes.NewReader(value), 1<<30)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/fair"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -37,7 +38,7 @@ const (
 // ServerOptions are what a [Server] is made of; all of them are needed, but for Log.
 type ServerOptions struct {
 	Node subjects.NodeID
-	Bus  *bus.Bus
+	Bus  store.Store
 	Base context.Context // ends with the node
 	// Max is the largest value that is taken, in bytes.
 	Max int64
@@ -69,7 +70,7 @@ type Server struct {
 
 // upload is a value that a caller is sending.
 type upload struct {
-	*bus.Upload
+	*store.Upload
 	account subjects.SessionID
 	size    int64
 	next    int // number of the piece that is expected; of the callback
@@ -221,7 +222,7 @@ func (s *Server) Room(ctx context.Context, account subjects.SessionID, size int6
 
 // share refuses an account that would have more of the store than it leaves free, beside
 // what is announced here. s.mu is held.
-func (s *Server) share(use bus.PayloadsUse, account subjects.SessionID, size int64) error {
+func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size int64) error {
 	for _, u := range s.uploads {
 		have, _ := u.Size()
 		use.Used += u.size - have
@@ -232,7 +233,7 @@ func (s *Server) share(use bus.PayloadsUse, account subjects.SessionID, size int
 	switch free := use.Max - use.Used; {
 	case use.Max <= 0:
 	case size > free:
-		return bus.ErrPayloadsFull(fmt.Sprintf("%d of %d bytes are free", max(free, 0), use.Max))
+		return store.ErrPayloadsFull(fmt.Sprintf("%d of %d bytes are free", max(free, 0), use.Max))
 	case use.Mine+size > free-size && use.Used >= use.Max/16: // in an empty one a value may have more than half
 		who := fmt.Sprintf("session %q has", account)
 		if account == "" {
@@ -410,7 +411,7 @@ func (s *Server) get(name string, h codec.Header, m *nats.Msg) error {
 		return nil
 	}
 	p, err := s.Bus.Payload(s.Base, name)
-	if errors.Is(err, bus.ErrNoKey) {
+	if errors.Is(err, store.ErrNoKey) {
 		return Gone(name)
 	}
 	if err != nil {
@@ -423,7 +424,7 @@ func (s *Server) get(name string, h codec.Header, m *nats.Msg) error {
 	if from == 1 {
 		skip = done
 	}
-	last, err := s.Bus.ReadPayload(s.Base, p, uint64(from), all-done+skip, func(part *bus.Stored) (bool, error) { //nolint:gosec // from 1 on
+	last, err := s.Bus.ReadPayload(s.Base, p, uint64(from), all-done+skip, func(part *store.Stored) (bool, error) { //nolint:gosec // from 1 on
 		if skip > 0 {
 			skip--
 			return true, nil

@@ -42,6 +42,7 @@ func (r *rig) call(id subjects.ToolID, opts ...client.CallOption) <-chan outcome
 // Every form of a call waits for the first node, and has its answer from it: of a client
 // that knows no more than NATS, of ours, as a stream, and in a batch.
 func TestCallsWaitForANode(t *testing.T) {
+	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		r := newRig(t, top, 2, &standby.Options{})
 		plain := r.request("weather.today", `{}`, nil)
@@ -119,6 +120,7 @@ func TestCallsWaitForANode(t *testing.T) {
 
 // What no installed index has is not found at once, and what cannot be read is refused.
 func TestWhatDoesNotWait(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
 	if e := failure(t, <-r.request("weather.tomorrow", `{}`, nil)); e.Code != toolmesh.CodeToolNotFound || e.Started != toolmesh.StartedNo {
 		t.Errorf("a tool that the index has not: %+v", e)
@@ -169,6 +171,7 @@ func TestCallsWithoutEnd(t *testing.T) {
 
 // A call waits within its time, and within the router's; the answer says why and what to do.
 func TestTheWaitHasBounds(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{Calls: 2, Timeout: 3 * time.Second})
 	e := failure(t, <-r.request("weather.today", `{}`, nats.Header{"Mesh-Timeout-Ms": {"1000"}}))
 	if e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !strings.Contains(e.Message, "its time is up") || !strings.Contains(e.Message, "pool=gpu") || e.Details["waited_ms"] == nil {
@@ -195,6 +198,7 @@ func TestTheWaitHasBounds(t *testing.T) {
 // A session that has all places, or all whose names are made up together, gives up its last
 // ones to others, until these have as many.
 func TestSessionsShareThePlaces(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{Calls: 4})
 	request := func(session string) <-chan *nats.Msg {
 		answers := make(chan *nats.Msg, 1)
@@ -240,6 +244,7 @@ func TestSessionsShareThePlaces(t *testing.T) {
 
 // A call that waits is cancelled by its name, or because its caller has gone.
 func TestCancelOfACallThatWaits(t *testing.T) {
+	t.Parallel()
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
 		r := newRig(t, top, 2, &standby.Options{})
 		named := r.request("weather.today", `{}`, nats.Header{"Mesh-Rpc-Id": {"a1"}})
@@ -271,6 +276,7 @@ func TestCancelOfACallThatWaits(t *testing.T) {
 
 // A caller that has gone without a word is found out, so that no node starts for it.
 func TestTheCallerOfACallThatWaitsIsGone(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
 	nc := r.top.Call(t)
 	c, err := client.New(nc, nil)
@@ -291,6 +297,7 @@ func TestTheCallerOfACallThatWaitsIsGone(t *testing.T) {
 
 // More calls than a node has slots are run as it has room, each once.
 func TestMoreCallsThanSlots(t *testing.T) {
+	t.Parallel()
 	const calls = 40
 	r := newRig(t, single(t), 2, &standby.Options{})
 	var all []<-chan *nats.Msg
@@ -314,6 +321,7 @@ func TestMoreCallsThanSlots(t *testing.T) {
 
 // The node that a call was passed on to is lost: the caller hears it in time.
 func TestTheNodeOfACallThatWaitedIsLost(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
 	plain, ours := r.request("weather.slow", `{}`, nil), r.call("weather.slow")
 	r.awaits(2)
@@ -336,6 +344,7 @@ func TestTheNodeOfACallThatWaitedIsLost(t *testing.T) {
 // A router that ends has its calls sent again: by our client to the next one, and to
 // others it says that they may.
 func TestTheRouterOfACallThatWaitsStops(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
 	plain, ours := r.request("weather.today", `{}`, nil), r.call("weather.today")
 	r.awaits(2)
@@ -359,6 +368,7 @@ func TestTheRouterOfACallThatWaitsStops(t *testing.T) {
 // A router that is gone without a word: our client finds out that no node has the call,
 // and sends it to the next one; it runs once.
 func TestTheRouterOfACallThatWaitsIsLost(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, single(t), 0, nil)
 	signs, err := r.top.Serve(t).SubscribeSync("_INBOX.>")
 	if err != nil {
@@ -391,6 +401,7 @@ func TestTheRouterOfACallThatWaitsIsLost(t *testing.T) {
 // An index whose tools the record does not list: calls of any of its tools wait, and what
 // the node does not have is not found then.
 func TestToolsThatAreNotKnownYet(t *testing.T) {
+	t.Parallel()
 	r := newRigOf(t, single(t), 1, &standby.Options{}, false)
 	there, missing := r.request("weather.today", `{}`, nil), r.request("weather.tomorrow", `{}`, nil)
 	r.awaits(2)
@@ -405,6 +416,7 @@ func TestToolsThatAreNotKnownYet(t *testing.T) {
 
 // A node that leaves: calls wait again. While there are nodes routers hear nothing of them.
 func TestNodesThatComeAndGo(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
 	for range 3 {
 		waits := r.request("weather.today", `{}`, nil)
@@ -437,6 +449,7 @@ func TestNodesThatComeAndGo(t *testing.T) {
 // The router and the node that has begun a call are cut off together, before the node has
 // said a word: the caller knows that the call may have begun, and runs it nowhere else.
 func TestRouterAndNodeAreCutOff(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, single(t), 0, nil)
 	held := r.heldUp()
 	ours := r.call("weather.slow")
@@ -480,6 +493,7 @@ func (r *rig) heldUp() <-chan string {
 
 // A caller that answers is asked before its call is passed on, and told to whom.
 func TestCallersAreAsked(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
 	inbox := r.nc.NewInbox()
 	answers, err := r.nc.SubscribeSync(inbox)
@@ -526,6 +540,7 @@ func TestCallersAreAsked(t *testing.T) {
 
 // The caller of a call that was passed on dies without a word: its node is told.
 func TestCallerOfACallThatWasPassedOnIsGone(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
 	dead := r.top.Call(t)
 	inbox := dead.NewInbox()

@@ -18,6 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/callout"
 	"github.com/toolmesh/toolmesh/internal/connect"
@@ -49,10 +50,16 @@ func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error)
 		Node: id, Labels: c.Node.Labels, Slots: int(c.Node.Slots), Sandbox: string(c.Node.Sandbox), WorkerUser: c.Node.WorkerUser, PrivateSources: c.Node.PrivateSources,
 		Limits: c.Node.Limits.Of(executor.MemoryShare), MaxLimits: c.Node.MaxLimits.Of(executor.MemoryShare),
 		MaxTimeout: time.Duration(c.Node.MaxTimeout), Version: c.Version, SessionPolicy: string(c.Policy.SessionPolicy),
-		Replicas: int(c.Store.Replicas), ChunksStorage: string(c.Store.ChunksStorage), ChunksMax: int64(c.Store.ChunksMax),
-		PayloadsMax: int64(c.Store.PayloadsMax), PayloadMax: int64(c.Node.PayloadMax),
+		StoreOptions: storeOptions(c.Store), PayloadMax: int64(c.Node.PayloadMax),
 		StreamQuota: int64(c.Node.SessionStreamQuota), CacheBytes: int64(c.Node.CacheMax), CacheEntries: int(c.Node.CacheEntries), Environments: c.Node.Environments, Environ: c.Environ, ToolEnv: c.Node.ToolEnv, Logger: c.Logger,
 	})
+}
+
+// storeOptions are the settings of the mesh's streams as options.
+func storeOptions(s settings.Store) host.StoreOptions {
+	return host.StoreOptions{
+		Replicas: int(s.Replicas), ChunksStorage: string(s.ChunksStorage), ChunksMax: int64(s.ChunksMax), PayloadsMax: int64(s.PayloadsMax),
+	}
 }
 
 // StopAgent drains an agent and ends it; its calls may take so long to end.

@@ -67,8 +67,7 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	r, err := router.New(nc, &router.Options{
 		Session: subjects.SessionID(s.Session.Session), Version: version,
 		SessionPolicy: string(s.Policy.SessionPolicy), Logger: log,
-		Standby:  held(s),
-		Replicas: int(s.Store.Replicas), ChunksStorage: string(s.Store.ChunksStorage), ChunksMax: int64(s.Store.ChunksMax), PayloadsMax: int64(s.Store.PayloadsMax),
+		Standby: held(s), StoreOptions: storeOptions(s.Store),
 	})
 	if err != nil {
 		return err

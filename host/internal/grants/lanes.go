@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -55,7 +56,7 @@ const (
 type Options struct {
 	Node     subjects.NodeID
 	Boot     subjects.BootID
-	Bus      *bus.Bus
+	Bus      store.Store
 	Presence Presence
 	// Go runs f in a goroutine that the node waits for when it stops.
 	Go  func(f func())

@@ -12,7 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/lane"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -334,7 +334,7 @@ func encodeRecord(r record) []byte {
 }
 
 // record is the key of a domain's record.
-func (key domainKey) record() bus.Key {
+func (key domainKey) record() store.Key {
 	name, err := subjects.LaneKey(key.session)
 	if key.index != "" {
 		name, err = subjects.HomeKey(key.session, key.epoch, key.index)
@@ -342,7 +342,7 @@ func (key domainKey) record() bus.Key {
 	if err != nil {
 		name = "x" // of no domain: a session that cannot be has no calls
 	}
-	return bus.Key{Bucket: subjects.BucketLanes, Name: name}
+	return store.Key{Bucket: subjects.BucketLanes, Name: name}
 }
 
 func (k *Lanes) self() owner { return owner{k.opts.Node, k.opts.Boot} }
@@ -421,12 +421,12 @@ func (k *Lanes) claim(ctx context.Context, d *domain, take bool) error {
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node has no lease, so it cannot give turns in lanes, nor keep workers of sessions: the registry is not reachable").WithStarted(toolmesh.StartedNo)
 		}
 		revision, err := k.opts.Bus.Create(ctx, key, encodeRecord(mine), 0)
-		if !errors.Is(err, bus.ErrConflict) {
+		if !errors.Is(err, store.ErrConflict) {
 			return k.own(d, newTerm(since, revision, time.Time{}), &mine, err)
 		}
 	}
 	entry, err := k.opts.Bus.Latest(ctx, key)
-	if errors.Is(err, bus.ErrNoKey) {
+	if errors.Is(err, store.ErrNoKey) {
 		return nil // just deleted: find looks again
 	}
 	if err != nil {
@@ -463,7 +463,7 @@ func (k *Lanes) claim(ctx context.Context, d *domain, take bool) error {
 		mine.ID = r.ID // nobody has had it since
 	}
 	revision, err := k.opts.Bus.Update(ctx, key, encodeRecord(mine), entry.Revision, 0)
-	if errors.Is(err, bus.ErrConflict) {
+	if errors.Is(err, store.ErrConflict) {
 		return nil // somebody was faster
 	}
 	t := newTerm(since, revision, opens)
@@ -522,7 +522,7 @@ func (k *Lanes) Leave(ctx context.Context) {
 func (k *Lanes) handOver(ctx context.Context, meant func(domainKey) bool) {
 	type leaving struct {
 		home     bool
-		key      bus.Key
+		key      store.Key
 		revision uint64
 		record   record
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/presence"
 	"github.com/toolmesh/toolmesh/host/internal/quota"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -41,7 +41,7 @@ const (
 type Options struct {
 	Node     subjects.NodeID
 	Boot     subjects.BootID
-	Bus      *bus.Bus
+	Bus      store.Store
 	Presence *presence.Presence
 	Base     context.Context //nolint:containedctx // ends with the node
 	Log      *slog.Logger
@@ -92,7 +92,7 @@ type Keys struct {
 func New(o Options) *Keys {
 	return &Keys{
 		Options: o, held: make(map[string]chan struct{}),
-		room:   chunks.NewRoom(o.Base, o.Bus, subjects.KVStream(subjects.BucketIdem), nil),
+		room:   chunks.NewRoom(o.Base, o.Bus.Bus, subjects.KVStream(subjects.BucketIdem), nil),
 		stored: quota.New(math.MaxInt64, keysFor, time.Now),
 	}
 }
@@ -172,7 +172,7 @@ func (k *Keys) Do(ctx context.Context, c Request, run func() admit.Record) admit
 		args = append(canonical, c.VarArgs...)
 	}
 	digest := sha256.Sum256(args)
-	key := bus.Key{Bucket: subjects.BucketIdem, Name: name}
+	key := store.Key{Bucket: subjects.BucketIdem, Name: name}
 	mine := &keyed{
 		Tool: c.Tool, Digest: hex.EncodeToString(digest[:]), Epoch: c.Epoch, RPCID: c.RPCID, Node: k.Node, Boot: k.Boot,
 	}
@@ -210,7 +210,7 @@ func (k *Keys) Do(ctx context.Context, c Request, run func() admit.Record) admit
 
 // claim is a key that a call is to have, or has.
 type claim struct {
-	key        bus.Key
+	key        store.Key
 	mine       *keyed
 	value      []byte // mine, as it is stored
 	idempotent bool
@@ -259,7 +259,7 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 		case c.revision > 0 || other != nil || bad != nil:
 			return other, bad
 		case err != nil:
-			if !bus.Refused(err) { // what was sent may yet be stored
+			if !store.Refused(err) { // what was sent may yet be stored
 				own := *c
 				own.room, own.done = nil, nil
 				k.Go(func() { k.giveUp(&own) })
@@ -305,7 +305,7 @@ func (k *Keys) untilStored(tell func(context.Context) error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Base), keyWait)
 		err := tell(ctx)
 		cancel()
-		if err == nil || errors.Is(err, bus.ErrConflict) {
+		if err == nil || errors.Is(err, store.ErrConflict) {
 			return
 		}
 		select {
@@ -326,12 +326,12 @@ func (k *Keys) try(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.E
 		c.done, full = c.room()
 	}
 	if full == nil {
-		if c.revision, err = k.Bus.Create(ctx, c.key, c.value, 0); !errors.Is(err, bus.ErrConflict) {
+		if c.revision, err = k.Bus.Create(ctx, c.key, c.value, 0); !errors.Is(err, store.ErrConflict) {
 			return nil, nil, err
 		}
 	}
 	entry, err := k.Bus.Latest(ctx, c.key)
-	if errors.Is(err, bus.ErrNoKey) {
+	if errors.Is(err, store.ErrNoKey) {
 		return nil, full, nil // or it has just been given free
 	}
 	if err != nil {
@@ -345,7 +345,7 @@ func (k *Keys) try(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.E
 		return nil, full, nil
 	}
 	c.revision, err = k.Bus.Update(ctx, c.key, c.value, entry.Revision, 0)
-	if errors.Is(err, bus.ErrConflict) {
+	if errors.Is(err, store.ErrConflict) {
 		return nil, nil, nil // somebody was faster
 	}
 	return nil, nil, err
@@ -353,7 +353,7 @@ func (k *Keys) try(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.E
 
 // heldBy says of what is stored under a key whether it may be taken over; else it is the
 // record of the call that has ended, an error, or nothing where a call runs.
-func (k *Keys) heldBy(ctx context.Context, c *claim, entry bus.Entry) (other *keyed, free bool, bad *toolmesh.Error, err error) {
+func (k *Keys) heldBy(ctx context.Context, c *claim, entry store.Entry) (other *keyed, free bool, bad *toolmesh.Error, err error) {
 	other, mine := new(keyed), c.mine
 	if err := json.Unmarshal(entry.Value, other); err != nil {
 		return nil, false, admit.Refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record under the idempotency key cannot be read: %w", err)), nil
@@ -400,12 +400,12 @@ func (k *Keys) settle(c *claim, account subjects.SessionID, record admit.Record)
 	if limit := k.Bus.MaxPayload(); err != nil || record.Ref != nil || limit > 0 && int64(len(value)+codec.AnswerRoom) > limit {
 		without("was too large to be kept under")
 	}
-	store := func(ctx context.Context) error {
+	write := func(ctx context.Context) error {
 		if !began {
 			return k.Bus.Delete(ctx, c.key, c.revision)
 		}
 		_, err := k.Bus.Update(ctx, c.key, value, c.revision, 0)
-		if errors.Is(err, bus.ErrFull) && len(value) > codec.AnswerRoom {
+		if errors.Is(err, store.ErrFull) && len(value) > codec.AnswerRoom {
 			without("found no room in the store to be kept under")
 			_, err = k.Bus.Update(ctx, c.key, value, c.revision, 0)
 		}
@@ -420,13 +420,13 @@ func (k *Keys) settle(c *claim, account subjects.SessionID, record admit.Record)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Base), keyWait)
 	defer cancel()
-	if err := store(ctx); err == nil || errors.Is(err, bus.ErrConflict) {
+	if err := write(ctx); err == nil || errors.Is(err, store.ErrConflict) {
 		stored()
 		return
 	}
 	k.Log.Warn("the record of an idempotency key is stored later: the store does not take it", slog.String("rpc_id", string(mine.RPCID)))
 	k.Go(func() {
-		k.untilStored(store)
+		k.untilStored(write)
 		stored()
 	})
 }

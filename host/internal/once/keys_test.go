@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/presence"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -25,7 +26,7 @@ func node(t *testing.T, broker *meshtest.Server, id subjects.NodeID) *Keys {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
-	if err := b.Ensure(t.Context(), &bus.Layout{}); err != nil {
+	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	p, err := presence.New(b, id, "boot", &presence.Options{Logger: slog.New(slog.DiscardHandler)})
@@ -35,7 +36,7 @@ func node(t *testing.T, broker *meshtest.Server, id subjects.NodeID) *Keys {
 	var running sync.WaitGroup
 	t.Cleanup(running.Wait)
 	return New(Options{
-		Node: id, Boot: "boot", Bus: b, Presence: p, Base: t.Context(), Log: slog.New(slog.DiscardHandler), Go: running.Go,
+		Node: id, Boot: "boot", Bus: store.Of(b), Presence: p, Base: t.Context(), Log: slog.New(slog.DiscardHandler), Go: running.Go,
 		Fit: func(e *toolmesh.Error) *toolmesh.Error { return e },
 	})
 }

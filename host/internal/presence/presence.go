@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -135,7 +136,7 @@ func (p *Presence) Start(ctx context.Context) error {
 // passes reports whether what kept a node from its lease may be over a moment
 // later, the attempt's own time included.
 func passes(err error) bool {
-	return errors.Is(err, context.DeadlineExceeded) || bus.IsUnavailable(err) && toolmesh.AsError(err).Retryable
+	return errors.Is(err, context.DeadlineExceeded) || store.IsUnavailable(err) && toolmesh.AsError(err).Retryable
 }
 
 func (p *Presence) acquire(ctx context.Context) error {
@@ -273,10 +274,10 @@ func (p *Presence) NodeLost(ctx context.Context, node subjects.NodeID, boot subj
 	if err != nil {
 		return true, true, nil //nolint:nilerr // no such node can exist
 	}
-	entry, err := p.bus.Latest(ctx, bus.Key{Bucket: subjects.BucketNodes, Name: name})
+	entry, err := store.Of(p.bus).Latest(ctx, store.Key{Bucket: subjects.BucketNodes, Name: name})
 	switch {
-	case errors.Is(err, bus.ErrNoKey):
-		return true, !errors.Is(err, bus.ErrDeleted), nil
+	case errors.Is(err, store.ErrNoKey):
+		return true, !errors.Is(err, store.ErrDeleted), nil
 	case err != nil:
 		return false, false, err
 	}

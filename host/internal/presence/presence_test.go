@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 )
@@ -27,7 +28,7 @@ func node(t *testing.T, broker *meshtest.Server) *Presence {
 	}
 	t.Cleanup(b.Close)
 	p, err := New(b, "one", "mine", &Options{
-		Prepare:   func(ctx context.Context) error { return b.Ensure(ctx, nil) },
+		Prepare:   func(ctx context.Context) error { return store.Of(b).Ensure(ctx, nil) },
 		Record:    func() registry.NodeRecord { return registry.NodeRecord{Node: "one", Boot: "mine", State: "serving"} },
 		Heartbeat: func() codec.Heartbeat { return codec.Heartbeat{Node: "one", Boot: "mine", State: "serving"} },
 		Write:     func(context.Context) error { return nil },

@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -246,7 +247,7 @@ func (p *Replies) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *t
 	err := p.Payloads.Room(p.Base, account, int64(len(value)))
 	var ref *codec.Ref
 	if err == nil {
-		ref, err = payloads.Store(p.Base, p.Bus, session, account, bytes.NewReader(value), p.PayloadMax)
+		ref, err = payloads.Store(p.Base, store.Of(p.Bus), session, account, bytes.NewReader(value), p.PayloadMax)
 	}
 	if err != nil {
 		e := toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
@@ -267,7 +268,7 @@ func (p *Replies) anew(r *stream.Reader, record admit.Record) admit.Record {
 	case record.Result != nil:
 		return p.refer(r.Request.Session, record)
 	default:
-		if _, err := p.Bus.Payload(p.Base, record.Ref.Name); err != nil && !errors.Is(err, bus.ErrNoKey) {
+		if _, err := store.Of(p.Bus).Payload(p.Base, record.Ref.Name); err != nil && !errors.Is(err, store.ErrNoKey) {
 			return admit.Record{Err: toolmesh.Errorf(toolmesh.CodeUnavailable, "call %q has run, and the store that has its result does not answer: %w", r.Request.RPCID, err).
 				WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)}
 		} else if err != nil {

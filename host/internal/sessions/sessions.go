@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -192,7 +193,7 @@ func (s *Sessions) registered(session subjects.SessionID) (string, error) {
 	defer cancel()
 	record, err := s.Store.SessionNow(ctx, session)
 	switch {
-	case errors.Is(err, bus.ErrNoKey):
+	case errors.Is(err, store.ErrNoKey):
 		return "", nil
 	case err != nil:
 		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err).WithOrigin(toolmesh.OriginAgent)

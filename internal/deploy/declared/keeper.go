@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 )
 
@@ -118,7 +119,7 @@ func (k *Keeper) run() {
 			k.log.Info("this process keeps the indexes of the mesh as the file lists them")
 			k.lead(t, revision, began)
 			told = false
-		case !errors.Is(err, bus.ErrConflict) && k.base.Err() == nil && !told:
+		case !errors.Is(err, store.ErrConflict) && k.base.Err() == nil && !told:
 			k.log.Warn("the lease for the indexes cannot be had: it is tried again", slog.String("error", err.Error()))
 			told = true
 		}
@@ -174,7 +175,7 @@ func (k *Keeper) lead(t *term, revision uint64, began time.Time) {
 		}
 		sent := time.Now()
 		next, err := k.write(t, revision)
-		if errors.Is(err, bus.ErrConflict) {
+		if errors.Is(err, store.ErrConflict) {
 			next, err = k.again(err)
 		}
 		if err == nil {
@@ -182,7 +183,7 @@ func (k *Keeper) lead(t *term, revision uint64, began time.Time) {
 			timer.Reset(registry.RenewEvery)
 			continue
 		}
-		if k.base.Err() == nil && (errors.Is(err, bus.ErrConflict) || time.Now().After(until)) {
+		if k.base.Err() == nil && (errors.Is(err, store.ErrConflict) || time.Now().After(until)) {
 			k.log.Warn("the lease for the indexes is lost: another process may have it", slog.String("error", err.Error()))
 			return
 		}
@@ -196,7 +197,7 @@ func (k *Keeper) again(conflict error) (uint64, error) {
 	ctx, cancel := context.WithTimeout(k.base, storeWait)
 	defer cancel()
 	r, revision, err := k.store.Declared(ctx)
-	if errors.Is(err, bus.ErrNoKey) || err == nil && r.Holder != k.holder {
+	if errors.Is(err, store.ErrNoKey) || err == nil && r.Holder != k.holder {
 		return 0, conflict
 	}
 	return revision, err

@@ -22,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/deploy/declared"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -46,7 +47,7 @@ func start(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{server: meshtest.Broker(t), dir: t.TempDir()}
 	r.bus = r.open(t)
-	if err := r.bus.Ensure(t.Context(), nil); err != nil {
+	if err := store.Of(r.bus).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	r.store = registry.NewStore(r.bus)
@@ -166,7 +167,7 @@ func (r *rig) hears(name subjects.IndexName, state string) (n int) {
 func (r *rig) holder(t *testing.T) string {
 	t.Helper()
 	d, _, err := r.store.Declared(t.Context())
-	if err != nil && !errors.Is(err, bus.ErrNoKey) {
+	if err != nil && !errors.Is(err, store.ErrNoKey) {
 		t.Fatal(err)
 	}
 	return d.Holder
@@ -214,7 +215,7 @@ func (r *rig) gone(t *testing.T, name subjects.IndexName) {
 	t.Helper()
 	meshtest.Until(t, fmt.Sprintf("%s is not installed", name), func() bool {
 		_, err := r.store.Index(t.Context(), name, "")
-		return errors.Is(err, bus.ErrNoKey)
+		return errors.Is(err, store.ErrNoKey)
 	})
 }
 

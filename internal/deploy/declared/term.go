@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -265,7 +265,7 @@ func (t *term) tellOf(now []registry.DeclaredIndex) {
 func (k *Keeper) bring(ctx context.Context, e Entry) error {
 	inLine := func() (bool, error) {
 		r, err := k.store.Index(ctx, e.Name, "")
-		if errors.Is(err, bus.ErrNoKey) {
+		if errors.Is(err, store.ErrNoKey) {
 			return false, nil
 		}
 		return err == nil && r.Managed == e.Request.Managed, err
@@ -287,7 +287,7 @@ func (k *Keeper) bring(ctx context.Context, e Entry) error {
 // file's.
 func (k *Keeper) remove(ctx context.Context, name subjects.IndexName) error {
 	r, err := k.store.Index(ctx, name, "")
-	if errors.Is(err, bus.ErrNoKey) || err == nil && r.Managed == "" {
+	if errors.Is(err, store.ErrNoKey) || err == nil && r.Managed == "" {
 		return nil
 	}
 	if err != nil {

@@ -1,4 +1,4 @@
-package bus
+package store
 
 import (
 	"context"
@@ -10,13 +10,15 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh/internal/bus"
 )
 
 // EnsureConsumer makes a consumer of a stream, or changes the one of its name to what is
-// asked. Its errors are those of [Bus.Ensure].
-func (b *Bus) EnsureConsumer(ctx context.Context, stream string, config jetstream.ConsumerConfig) error {
-	return b.retry(ctx, "consumer "+config.Durable+" of stream "+stream, func(ctx context.Context) error {
-		_, err := b.js.CreateOrUpdateConsumer(ctx, stream, config)
+// asked. Its errors are those of [Store.Ensure].
+func (st Store) EnsureConsumer(ctx context.Context, stream string, config jetstream.ConsumerConfig) error {
+	return st.retry(ctx, "consumer "+config.Durable+" of stream "+stream, func(ctx context.Context) error {
+		_, err := st.JetStream().CreateOrUpdateConsumer(ctx, stream, config)
 		return err
 	})
 }
@@ -28,7 +30,7 @@ const pulled = 1 << 12
 // broker's word that none did, arrive on one channel. Its methods may be called
 // concurrently.
 type Pulls struct {
-	b      *Bus
+	st     Store
 	stream string
 	inbox  string // with its last dot; a consumer's name follows
 	sub    *nats.Subscription
@@ -36,11 +38,11 @@ type Pulls struct {
 }
 
 // OpenPulls subscribes. Close it.
-func (b *Bus) OpenPulls(stream string) (*Pulls, error) {
-	p := &Pulls{b: b, stream: stream, inbox: b.nc.NewInbox() + ".", got: make(chan *nats.Msg, pulled)}
+func (st Store) OpenPulls(stream string) (*Pulls, error) {
+	p := &Pulls{st: st, stream: stream, inbox: st.Conn().NewInbox() + ".", got: make(chan *nats.Msg, pulled)}
 	var err error
-	if p.sub, err = b.nc.ChanSubscribe(p.inbox+"*", p.got); err != nil {
-		return nil, errDisconnected(err)
+	if p.sub, err = st.Conn().ChanSubscribe(p.inbox+"*", p.got); err != nil {
+		return nil, bus.ErrDisconnected(err)
 	}
 	return p, nil
 }
@@ -81,7 +83,7 @@ func (p *Pulls) Ask(consumer string, wait time.Duration) error {
 	if err != nil {
 		return fmt.Errorf("ask consumer %s: %w", consumer, err)
 	}
-	return p.b.nc.PublishRequest(p.b.api+"CONSUMER.MSG.NEXT."+p.stream+"."+consumer, p.inbox+consumer, body)
+	return p.st.Conn().PublishRequest(p.st.API()+"CONSUMER.MSG.NEXT."+p.stream+"."+consumer, p.inbox+consumer, body)
 }
 
 // Delivered is what a consumer says of a message that it has delivered.
@@ -103,21 +105,21 @@ func DeliveredOf(m *nats.Msg) (Delivered, error) {
 }
 
 // Done has the broker forget a message that was delivered.
-func (b *Bus) Done(m *nats.Msg) { _ = b.nc.Publish(m.Reply, []byte("+ACK")) }
+func (st Store) Done(m *nats.Msg) { _ = st.Conn().Publish(m.Reply, []byte("+ACK")) }
 
 // Again has the broker deliver a message again, after a while.
-func (b *Bus) Again(m *nats.Msg, after time.Duration) {
+func (st Store) Again(m *nats.Msg, after time.Duration) {
 	body := []byte("-NAK")
 	if after > 0 {
 		body = fmt.Appendf(body, ` {"delay":%d}`, after.Nanoseconds())
 	}
-	_ = b.nc.Publish(m.Reply, body)
+	_ = st.Conn().Publish(m.Reply, body)
 }
 
 // Keep tells the broker that a message is still worked on, and waits for its word that
 // it knows.
-func (b *Bus) Keep(ctx context.Context, m *nats.Msg) error {
-	_, err := b.Request(ctx, &nats.Msg{Subject: m.Reply, Data: []byte("+WPI")})
+func (st Store) Keep(ctx context.Context, m *nats.Msg) error {
+	_, err := st.Request(ctx, &nats.Msg{Subject: m.Reply, Data: []byte("+WPI")})
 	return err
 }
 
@@ -128,13 +130,13 @@ const (
 	errScheduleDisabled  = 10188
 )
 
-// Store publishes a message into a stream of the mesh. The errors are those of writing a
+// Publish stores a message in a stream of the mesh. The errors are those of writing a
 // key, [ErrFull] and [ErrSchedule].
-func (b *Bus) Store(ctx context.Context, m *nats.Msg, options ...jetstream.PublishOpt) error {
-	if !b.Connected() {
-		return errDisconnected(nil)
+func (st Store) Publish(ctx context.Context, m *nats.Msg, options ...jetstream.PublishOpt) error {
+	if !st.Connected() {
+		return bus.ErrDisconnected(nil)
 	}
-	_, err := b.js.PublishMsg(ctx, m, options...)
+	_, err := st.JetStream().PublishMsg(ctx, m, options...)
 	switch {
 	case err == nil:
 		return nil
@@ -143,7 +145,7 @@ func (b *Bus) Store(ctx context.Context, m *nats.Msg, options ...jetstream.Publi
 	case Full(err):
 		return fmt.Errorf("store %s: %w: %w", m.Subject, ErrFull, err)
 	case errors.Is(err, nats.ErrMaxPayload):
-		return sendError(err, m.Size(), b.MaxPayload())
+		return bus.SendError(err, m.Size(), st.MaxPayload())
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("store %s: %w", m.Subject, err)
 	}
@@ -163,19 +165,19 @@ func Full(err error) bool {
 }
 
 // Purge takes the messages of a subject out of a stream.
-func (b *Bus) Purge(ctx context.Context, stream, subject string) error {
-	return b.purge(ctx, stream, subject, 0)
+func (st Store) Purge(ctx context.Context, stream, subject string) error {
+	return st.purge(ctx, stream, subject, 0)
 }
 
 // purge is Purge of what is stored before a sequence, if that is not 0.
-func (b *Bus) purge(ctx context.Context, stream, subject string, before uint64) error {
+func (st Store) purge(ctx context.Context, stream, subject string, before uint64) error {
 	body, err := json.Marshal(jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
 	if err != nil {
 		return fmt.Errorf("purge %s: %w", subject, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.PURGE." + stream, Data: body})
+	m, err := st.Request(ctx, &nats.Msg{Subject: st.API() + "STREAM.PURGE." + stream, Data: body})
 	if err != nil {
 		return apiError("purge "+subject, err)
 	}

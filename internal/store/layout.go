@@ -1,4 +1,4 @@
-package bus
+package store
 
 import (
 	"cmp"
@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -45,41 +46,42 @@ const (
 	errClusterNotReady  = 10009
 	errStreamOverlap    = 10065
 	errMaxStreamsForAcc = 10027
+	errStreamOffline    = 10118
 )
 
 // Layout says how the mesh's streams and buckets are made. What is there already
 // keeps its storage, size and copies where the field here has its zero value.
 type Layout struct {
-	// Copies is the number of replicas of each stream. Defaults to 3 where the
+	// Replicas is the number of replicas of each stream. Defaults to 3 where the
 	// broker is a cluster that can place them, else 1: two are lost with either.
-	Copies int
+	Replicas int
 	// ChunksStorage is "file" or "memory" for MESH_CHUNKS. Defaults to file for a
 	// new one. Memory, or one copy, gives up resuming over a broker's restart.
 	ChunksStorage string
-	// ChunksBytes bounds MESH_CHUNKS. Defaults to [DefaultChunksBytes] for a new one.
-	ChunksBytes int64
-	// PayloadsBytes bounds the object store of large values. Defaults to
+	// ChunksMax bounds MESH_CHUNKS. Defaults to [DefaultChunksBytes] for a new one.
+	ChunksMax int64
+	// PayloadsMax bounds the object store of payloads. Defaults to
 	// [DefaultPayloadsBytes] for a new one.
-	PayloadsBytes int64
+	PayloadsMax int64
 }
 
 // Validate names the field that cannot be.
 func (l Layout) Validate() error {
 	switch {
-	case l.Copies < 0 || l.Copies > 5:
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.Copies is %d: 0 to 5 is possible", l.Copies)
+	case l.Replicas < 0 || l.Replicas > 5:
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.Replicas is %d: 0 to 5 is possible", l.Replicas)
 	case l.ChunksStorage != "" && l.ChunksStorage != "file" && l.ChunksStorage != "memory":
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.ChunksStorage is %q: file or memory is possible", l.ChunksStorage)
-	case l.ChunksBytes < 0:
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.ChunksBytes is %d: it cannot be negative", l.ChunksBytes)
-	case l.PayloadsBytes < 0:
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.PayloadsBytes is %d: it cannot be negative", l.PayloadsBytes)
+	case l.ChunksMax < 0:
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.ChunksMax is %d: it cannot be negative", l.ChunksMax)
+	case l.PayloadsMax < 0:
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.PayloadsMax is %d: it cannot be negative", l.PayloadsMax)
 	}
 	return nil
 }
 
 // Streams returns the configurations that the layout asks for, the buckets'
-// streams included, the object stores not. Copies is 0 where the layout leaves it
+// streams included, the object stores not. Replicas is 0 where the layout leaves it
 // to the broker's cluster.
 func (l Layout) Streams() []jetstream.StreamConfig {
 	chunks := jetstream.StreamConfig{
@@ -90,12 +92,12 @@ func (l Layout) Streams() []jetstream.StreamConfig {
 		Storage:           jetstream.FileStorage,
 		Discard:           jetstream.DiscardNew,
 		MaxAge:            chunksAge,
-		MaxBytes:          l.ChunksBytes,
+		MaxBytes:          l.ChunksMax,
 		MaxMsgs:           -1,
 		MaxMsgsPerSubject: -1,
 		MaxConsumers:      -1,
 		MaxMsgSize:        -1,
-		Replicas:          l.Copies,
+		Replicas:          l.Replicas,
 		AllowDirect:       true,
 		RePublish:         &jetstream.RePublish{Source: subjects.ChunksTransform, Destination: subjects.LiveTransform},
 	}
@@ -167,7 +169,7 @@ func (l Layout) tasks() jetstream.StreamConfig {
 		MaxMsgsPerSubject: -1,
 		MaxConsumers:      -1,
 		MaxMsgSize:        -1,
-		Replicas:          l.Copies,
+		Replicas:          l.Replicas,
 		AllowDirect:       true,
 	}
 }
@@ -186,14 +188,14 @@ func (l Layout) schedules() jetstream.StreamConfig {
 	return config
 }
 
-// EnsureSchedules is [Bus.Ensure] for the stream of the tasks that have a time, where the
+// EnsureSchedules is [Store.Ensure] for the stream of the tasks that have a time, where the
 // broker can have one: false where it cannot.
-func (b *Bus) EnsureSchedules(ctx context.Context, copies int) (bool, error) {
-	if !atLeast(b.nc.ConnectedServerVersion(), 2, 14) {
+func (st Store) EnsureSchedules(ctx context.Context, copies int) (bool, error) {
+	if !atLeast(st.Conn().ConnectedServerVersion(), 2, 14) {
 		return false, nil
 	}
-	l := Layout{Copies: copies}
-	return true, b.ensureStream(ctx, l.schedules(), l)
+	l := Layout{Replicas: copies}
+	return true, st.ensureStream(ctx, l.schedules(), l)
 }
 
 // atLeast reports whether a NATS server's version is a given one or later.
@@ -218,7 +220,7 @@ func (l Layout) bucket(bucket string) jetstream.StreamConfig {
 		MaxMsgsPerSubject: 1,
 		MaxConsumers:      -1,
 		MaxMsgSize:        -1,
-		Replicas:          l.Copies,
+		Replicas:          l.Replicas,
 		AllowDirect:       true,
 		DenyDelete:        true,
 		// One publish with a rollup header would empty the bucket.
@@ -241,7 +243,7 @@ func (l Layout) objects() []jetstream.StreamConfig {
 	payloads := l.objectStore(subjects.ObjectPayloads, "Values that are too large for a message")
 	tasks := l.objectStore(subjects.ObjectTasks, "Large arguments and results of durable tasks")
 	tasks.MaxBytes = DefaultTasksBytes
-	payloads.MaxAge, payloads.MaxBytes = payloadsAge, cmp.Or(l.PayloadsBytes, DefaultPayloadsBytes)
+	payloads.MaxAge, payloads.MaxBytes = payloadsAge, cmp.Or(l.PayloadsMax, DefaultPayloadsBytes)
 	return []jetstream.StreamConfig{l.objectStore(subjects.ObjectBundles, "Bundles of indexes by digest"), payloads, tasks}
 }
 
@@ -255,7 +257,7 @@ func (l Layout) objectStore(bucket, description string) jetstream.StreamConfig {
 		MaxMsgsPerSubject: -1,
 		MaxConsumers:      -1,
 		MaxMsgSize:        -1,
-		Replicas:          l.Copies,
+		Replicas:          l.Replicas,
 		AllowRollup:       true,
 		AllowDirect:       true,
 	}
@@ -266,7 +268,7 @@ func (l Layout) objectStore(bucket, description string) jetstream.StreamConfig {
 // there against the layout: what can be changed without losing anything is, the
 // rest is an error that says what to do. While JetStream has no leader it tries
 // again until ctx ends, or for 30 s if ctx has no deadline. nil is the zero Layout.
-func (b *Bus) Ensure(ctx context.Context, layout *Layout) error {
+func (st Store) Ensure(ctx context.Context, layout *Layout) error {
 	var l Layout
 	if layout != nil {
 		l = *layout
@@ -276,11 +278,11 @@ func (b *Bus) Ensure(ctx context.Context, layout *Layout) error {
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	if err := b.refuseForeign(ctx); err != nil {
+	if err := st.refuseForeign(ctx); err != nil {
 		return err
 	}
 	for _, want := range append(l.Streams(), l.objects()...) {
-		if err := b.ensureStream(ctx, want, l); err != nil {
+		if err := st.ensureStream(ctx, want, l); err != nil {
 			return err
 		}
 	}
@@ -289,8 +291,8 @@ func (b *Bus) Ensure(ctx context.Context, layout *Layout) error {
 
 // EnsureBucket makes a bucket whose changes are republished, or holds the one of
 // its name against that.
-func (b *Bus) EnsureBucket(ctx context.Context, bucket string) error {
-	return b.ensureStream(ctx, Layout{}.bucket(bucket), Layout{})
+func (st Store) EnsureBucket(ctx context.Context, bucket string) error {
+	return st.ensureStream(ctx, Layout{}.bucket(bucket), Layout{})
 }
 
 // bounded gives a context without a deadline one.
@@ -304,7 +306,7 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 // refuseForeign fails if streams of this account cover subjects on which the mesh
 // answers. JetStream acknowledges what it stores to the reply subject, so such a
 // stream's acknowledgement races the reply, and hides that nobody serves the subject.
-func (b *Bus) refuseForeign(ctx context.Context) error {
+func (st Store) refuseForeign(ctx context.Context) error {
 	requests := []string{
 		subjects.AllTools, subjects.AllCtl, subjects.AllRegistry, subjects.AllReplay, subjects.AllAdmin, subjects.AllPayloads,
 	}
@@ -320,9 +322,9 @@ func (b *Bus) refuseForeign(ctx context.Context) error {
 		requests = append(requests, one)
 	}
 	var foreign []string
-	err := b.retry(ctx, "list the streams", func(ctx context.Context) error {
+	err := st.retry(ctx, "list the streams", func(ctx context.Context) error {
 		foreign = nil
-		list := b.js.ListStreams(ctx)
+		list := st.JetStream().ListStreams(ctx)
 		for info := range list.Info() {
 			stored := info.Config.Subjects
 			if info.Config.Name != subjects.StreamChunks && slices.ContainsFunc(stored, func(s string) bool {
@@ -341,19 +343,19 @@ func (b *Bus) refuseForeign(ctx context.Context) error {
 		strings.Join(foreign, "; ")).WithOrigin(toolmesh.OriginMesh).WithDetail("streams", foreign)
 }
 
-func (b *Bus) ensureStream(ctx context.Context, want jetstream.StreamConfig, l Layout) error {
-	return b.retry(ctx, "stream "+want.Name, func(ctx context.Context) error {
-		stream, err := b.js.Stream(ctx, want.Name)
+func (st Store) ensureStream(ctx context.Context, want jetstream.StreamConfig, l Layout) error {
+	return st.retry(ctx, "stream "+want.Name, func(ctx context.Context) error {
+		stream, err := st.JetStream().Stream(ctx, want.Name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			if err = b.createStream(ctx, want); err == nil {
-				b.log.Info("stream made", slog.String("stream", want.Name))
+			if err = st.createStream(ctx, want); err == nil {
+				st.Logger().Info("stream made", slog.String("stream", want.Name))
 				return nil
 			}
 			if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 				return err
 			}
 			// Another process was faster: what it made is compared.
-			stream, err = b.js.Stream(ctx, want.Name)
+			stream, err = st.JetStream().Stream(ctx, want.Name)
 		}
 		if err != nil {
 			return err
@@ -363,32 +365,32 @@ func (b *Bus) ensureStream(ctx context.Context, want jetstream.StreamConfig, l L
 		if err != nil || reflect.DeepEqual(merged, have) {
 			return err
 		}
-		update := subjects.Rights{Publish: []string{b.api + "STREAM.UPDATE." + want.Name}}
-		if err := b.CheckRights(ctx, "change the stream "+want.Name+": it needs the key of an administrator", update); err != nil {
+		update := subjects.Rights{Publish: []string{st.API() + "STREAM.UPDATE." + want.Name}}
+		if err := st.CheckRights(ctx, "change the stream "+want.Name+": it needs the key of an administrator", update); err != nil {
 			return err
 		}
-		if _, err := b.js.UpdateStream(ctx, merged); err != nil {
+		if _, err := st.JetStream().UpdateStream(ctx, merged); err != nil {
 			return err
 		}
-		b.log.Info("stream changed", slog.String("stream", want.Name))
+		st.Logger().Info("stream changed", slog.String("stream", want.Name))
 		return nil
 	})
 }
 
 // createStream tries the most copies that the cluster can place.
-func (b *Bus) createStream(ctx context.Context, want jetstream.StreamConfig) error {
+func (st Store) createStream(ctx context.Context, want jetstream.StreamConfig) error {
 	if want.Replicas > 0 {
-		_, err := b.js.CreateStream(ctx, want)
+		_, err := st.JetStream().CreateStream(ctx, want)
 		return err
 	}
 	want.Replicas = 1
-	if b.nc.ConnectedClusterName() != "" {
+	if st.Conn().ConnectedClusterName() != "" {
 		want.Replicas = mostCopies
 	}
-	_, err := b.js.CreateStream(ctx, want)
+	_, err := st.JetStream().CreateStream(ctx, want)
 	if want.Replicas > 1 && isAPIError(err, errNoSuitablePeers, errNotClustered) {
 		want.Replicas = 1
-		_, err = b.js.CreateStream(ctx, want)
+		_, err = st.JetStream().CreateStream(ctx, want)
 	}
 	return err
 }
@@ -417,11 +419,11 @@ func merge(have, want jetstream.StreamConfig, l Layout) (jetstream.StreamConfig,
 	}
 	merged.AllowMsgTTL = have.AllowMsgTTL || want.AllowMsgTTL // cannot be turned off again
 	merged.SubjectDeleteMarkerTTL = want.SubjectDeleteMarkerTTL
-	if want.Name == subjects.StreamChunks && l.ChunksBytes > 0 || want.Name == payloadStream && l.PayloadsBytes > 0 || want.MaxBytes < 0 {
+	if want.Name == subjects.StreamChunks && l.ChunksMax > 0 || want.Name == payloadStream && l.PayloadsMax > 0 || want.MaxBytes < 0 {
 		merged.MaxBytes = want.MaxBytes
 	}
-	if l.Copies > 0 {
-		merged.Replicas = l.Copies
+	if l.Replicas > 0 {
+		merged.Replicas = l.Replicas
 	}
 	return merged, nil
 }
@@ -429,7 +431,7 @@ func merge(have, want jetstream.StreamConfig, l Layout) (jetstream.StreamConfig,
 // retry repeats do while JetStream has no leader or does not answer yet, until
 // ctx ends, or for 30 s if ctx has no deadline, and turns what remains into the
 // mesh's error.
-func (b *Bus) retry(ctx context.Context, what string, do func(ctx context.Context) error) error {
+func (st Store) retry(ctx context.Context, what string, do func(ctx context.Context) error) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	pause := 50 * time.Millisecond
@@ -451,8 +453,8 @@ func (b *Bus) retry(ctx context.Context, what string, do func(ctx context.Contex
 		select {
 		case <-ctx.Done():
 			return apiError(what, err)
-		case <-b.ctx.Done():
-			return errClosed()
+		case <-st.Closed():
+			return bus.ErrClosed()
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, time.Second)
@@ -465,7 +467,7 @@ func notReady(err error) bool {
 		errors.Is(err, nats.ErrNoResponders) || errors.Is(err, nats.ErrReconnectBufExceeded) ||
 		errors.Is(err, nats.ErrDisconnected) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
 		errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, errIncomplete) ||
-		isAPIError(err, errTemporarilyGone, errClusterNotReady)
+		isAPIError(err, errTemporarilyGone, errClusterNotReady, errStreamOffline)
 }
 
 func isAPIError(err error, numbers ...jetstream.ErrorCode) bool {
@@ -496,7 +498,7 @@ func apiError(what string, err error) error {
 	case errors.Is(err, jetstream.ErrAsyncPublishTimeout):
 		hint = "the NATS server did not confirm it; its disk may be full"
 	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
-		return errClosed()
+		return bus.ErrClosed()
 	case isAPIError(err, errStorageExceeded, errMemoryExceeded, errMaxStreamsForAcc):
 		// Nobody makes room while it is asked again; a waiting caller would never
 		// hear why.

@@ -1,4 +1,4 @@
-package bus_test
+package store_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -34,10 +34,10 @@ func TestABundleGoesOnlyAsItWasRead(t *testing.T) {
 		if _, err := b.PutBundle(ctx, "one", failingReader{}); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.DropBundle(ctx, first); !errors.Is(err, bus.ErrConflict) {
+		if err := b.DropBundle(ctx, first); !errors.Is(err, store.ErrConflict) {
 			t.Errorf("a bundle that was renewed is dropped: %v", err)
 		}
-		var second bus.StoredBundle
+		var second store.StoredBundle
 		meshtest.Until(t, "the renewal is seen", func() bool {
 			second = look(t, b, "one")
 			return second.Stored.After(first.Stored)
@@ -246,7 +246,7 @@ func TestClearingBundlesGoesOn(t *testing.T) {
 
 const sweepsNothing = 1 << 62
 
-func look(t *testing.T, b *bus.Bus, digest string) bus.StoredBundle {
+func look(t *testing.T, b store.Store, digest string) store.StoredBundle {
 	t.Helper()
 	s, err := b.Bundle(t.Context(), digest)
 	if err != nil {
@@ -256,7 +256,7 @@ func look(t *testing.T, b *bus.Bus, digest string) bus.StoredBundle {
 }
 
 // messages counts what the object store holds.
-func messages(t *testing.T, b *bus.Bus) uint64 {
+func messages(t *testing.T, b store.Store) uint64 {
 	t.Helper()
 	stream, err := b.JetStream().Stream(context.WithoutCancel(t.Context()), "OBJ_"+subjects.ObjectBundles)
 	if err != nil {

@@ -1,4 +1,4 @@
-package bus_test
+package store_test
 
 import (
 	"context"
@@ -15,18 +15,19 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-func ensure(t testing.TB, b *bus.Bus, l *bus.Layout) {
+func ensure(t testing.TB, b store.Store, l *store.Layout) {
 	t.Helper()
 	if err := b.Ensure(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func config(t testing.TB, b *bus.Bus, stream string) jetstream.StreamConfig {
+func config(t testing.TB, b store.Store, stream string) jetstream.StreamConfig {
 	t.Helper()
 	s, err := b.JetStream().Stream(t.Context(), stream)
 	if err != nil {
@@ -44,7 +45,7 @@ func TestEnsureMakesTheLayoutInEveryTopology(t *testing.T) {
 		if top.Name == "cluster3" {
 			copies = 3
 		}
-		for _, want := range (bus.Layout{}).Streams() {
+		for _, want := range (store.Layout{}).Streams() {
 			got := config(t, b, want.Name)
 			if got.Replicas != copies {
 				t.Errorf("%s has %d copies, want %d", want.Name, got.Replicas, copies)
@@ -54,7 +55,7 @@ func TestEnsureMakesTheLayoutInEveryTopology(t *testing.T) {
 			}
 		}
 		chunks := config(t, b, subjects.StreamChunks)
-		if chunks.MaxAge != 15*time.Minute || chunks.MaxBytes != bus.DefaultChunksBytes || chunks.Discard != jetstream.DiscardNew || chunks.Storage != jetstream.FileStorage {
+		if chunks.MaxAge != 15*time.Minute || chunks.MaxBytes != store.DefaultChunksBytes || chunks.Discard != jetstream.DiscardNew || chunks.Storage != jetstream.FileStorage {
 			t.Errorf("chunk stream: %+v", chunks)
 		}
 		// A second time nothing is changed.
@@ -93,12 +94,12 @@ func TestEnsureRepairsWhatIsSafe(t *testing.T) {
 	if _, err := b.JetStream().Publish(t.Context(), subjects.KVSubject(subjects.BucketTools, "kept"), []byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	ensure(t, b, &bus.Layout{ChunksBytes: 1 << 20})
+	ensure(t, b, &store.Layout{ChunksMax: 1 << 20})
 	got := config(t, b, bucket)
 	if got.MaxMsgsPerSubject != 1 || got.AllowRollup || !got.AllowDirect || !got.AllowMsgTTL || got.RePublish == nil {
 		t.Fatalf("not repaired: %+v", got)
 	}
-	if _, err := b.Get(t.Context(), bus.Key{Bucket: subjects.BucketTools, Name: "kept"}); err != nil {
+	if _, err := b.Get(t.Context(), store.Key{Bucket: subjects.BucketTools, Name: "kept"}); err != nil {
 		t.Fatalf("the repair lost a key: %v", err)
 	}
 	// A size that is asked for is set, one that is not leaves what is there.
@@ -109,7 +110,7 @@ func TestEnsureRepairsWhatIsSafe(t *testing.T) {
 	if got := config(t, b, subjects.StreamChunks).MaxBytes; got != 1<<20 {
 		t.Fatalf("chunk bytes %d after an Ensure that asks for none", got)
 	}
-	ensure(t, b, &bus.Layout{ChunksBytes: 2 << 20})
+	ensure(t, b, &store.Layout{ChunksMax: 2 << 20})
 	if got := config(t, b, subjects.StreamChunks).MaxBytes; got != 2<<20 {
 		t.Fatalf("chunk bytes %d after they were raised", got)
 	}
@@ -121,19 +122,19 @@ func TestEnsureRefusesWhatIsNotOurs(t *testing.T) {
 	all := []string{subjects.KVAll(subjects.BucketNodes)}
 	tests := map[string]struct {
 		have   jetstream.StreamConfig
-		layout *bus.Layout
+		layout *store.Layout
 		says   string
 	}{
 		"other subjects":  {jetstream.StreamConfig{Name: bucket, Subjects: []string{"mine.>"}}, nil, "it is not the mesh's"},
 		"a work queue":    {jetstream.StreamConfig{Name: bucket, Subjects: all, Retention: jetstream.WorkQueuePolicy}, nil, "is of another kind"},
 		"no ack":          {jetstream.StreamConfig{Name: bucket, Subjects: all, NoAck: true}, nil, "is of another kind"},
-		"other storage":   {jetstream.StreamConfig{Name: subjects.StreamChunks, Subjects: []string{subjects.AllChunks}, Storage: jetstream.MemoryStorage}, &bus.Layout{ChunksStorage: "file"}, "kept in"},
+		"other storage":   {jetstream.StreamConfig{Name: subjects.StreamChunks, Subjects: []string{subjects.AllChunks}, Storage: jetstream.MemoryStorage}, &store.Layout{ChunksStorage: "file"}, "kept in"},
 		"covered by >":    {jetstream.StreamConfig{Name: "EVERYTHING", Subjects: []string{">"}, NoAck: true}, nil, "EVERYTHING"},
 		"covers a tool":   {jetstream.StreamConfig{Name: "AUDIT", Subjects: []string{"tools.*.demo.echo"}}, nil, "AUDIT"},
 		"covers tools":    {jetstream.StreamConfig{Name: "AUDIT", Subjects: []string{"ok", "tools.s1.>"}}, nil, "AUDIT"},
 		"covers a node":   {jetstream.StreamConfig{Name: "AUDIT", Subjects: []string{"mesh.node.>"}}, nil, "AUDIT"},
 		"covers registry": {jetstream.StreamConfig{Name: "AUDIT", Subjects: []string{"mesh.registry.s1.list"}}, nil, "AUDIT"},
-		"bad layout":      {jetstream.StreamConfig{Name: "FINE", Subjects: []string{"fine"}}, &bus.Layout{Copies: 9}, "Layout.Copies"},
+		"bad layout":      {jetstream.StreamConfig{Name: "FINE", Subjects: []string{"fine"}}, &store.Layout{Replicas: 9}, "Layout.Replicas"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -219,14 +220,14 @@ func TestBundles(t *testing.T) {
 		if err := b.DeleteBundle(t.Context(), "sha256-1"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.GetBundle(t.Context(), "sha256-1"); !errors.Is(err, bus.ErrNoKey) {
+		if _, err := b.GetBundle(t.Context(), "sha256-1"); !errors.Is(err, store.ErrNoKey) {
 			t.Fatalf("a deleted bundle is still there: %v", err)
 		}
 	})
 }
 
 // get reads a bundle to its end.
-func get(t *testing.T, b *bus.Bus, digest string) string {
+func get(t *testing.T, b store.Store, digest string) string {
 	t.Helper()
 	r, err := b.GetBundle(t.Context(), digest)
 	if err != nil {
@@ -247,7 +248,7 @@ func (failingReader) Read([]byte) (int, error) { return 0, context.Canceled }
 func TestStreamsNameEveryBucket(t *testing.T) {
 	t.Parallel()
 	var names []string
-	for _, s := range (bus.Layout{}).Streams() {
+	for _, s := range (store.Layout{}).Streams() {
 		names = append(names, s.Name)
 	}
 	for _, bucket := range subjects.RegistryBuckets() {

@@ -1,4 +1,4 @@
-package bus
+package store
 
 import (
 	"context"
@@ -20,6 +20,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -65,8 +66,8 @@ func payloadParts(nuid string) string { return subjects.ObjectParts(subjects.Obj
 var payloadStream = subjects.ObjectStream(subjects.ObjectPayloads)
 
 // PieceBytes is how much of a large value one message carries.
-func (b *Bus) PieceBytes() int {
-	limit := b.MaxPayload()
+func (st Store) PieceBytes() int {
+	limit := st.MaxPayload()
 	if limit == 0 || limit > pieceBytes+pieceRoom {
 		return pieceBytes
 	}
@@ -75,17 +76,17 @@ func (b *Bus) PieceBytes() int {
 
 // Payload looks a large value up; [ErrNoKey] if it is not there. Where a replica does not
 // know of it the store's leader is asked.
-func (b *Bus) Payload(ctx context.Context, name string) (Payload, error) {
+func (st Store) Payload(ctx context.Context, name string) (Payload, error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	subject := payloadSubject(name)
-	found, err := b.Find(ctx, payloadStream, Lookup{Subject: subject})
+	found, err := st.Find(ctx, payloadStream, Lookup{Subject: subject})
 	if err != nil {
 		return Payload{}, fmt.Errorf("find the large value %s: %w", name, err)
 	}
 	p, ok := readPayload(name, found[0])
 	if !ok {
-		m, err := b.latest(ctx, payloadStream, subject)
+		m, err := st.latest(ctx, payloadStream, subject)
 		if err != nil {
 			return Payload{}, apiError("find the large value "+name, err)
 		}
@@ -110,20 +111,20 @@ func readPayload(name string, m *Stored) (Payload, bool) {
 // last one. left is how many parts there are from there on: so many are waited for,
 // until the store says nothing for a while. What was deleted meanwhile is unavailable.
 // Whether they are what the digest says is for the caller to see.
-func (b *Bus) ReadPayload(ctx context.Context, p Payload, from uint64, left int, each func(part *Stored) (more bool, err error)) (last uint64, err error) {
+func (st Store) ReadPayload(ctx context.Context, p Payload, from uint64, left int, each func(part *Stored) (more bool, err error)) (last uint64, err error) {
 	q := Query{Stream: payloadStream, Subject: payloadParts(p.info.NUID), From: from, Bytes: readBytes}
-	return b.readParts(ctx, "read the large value "+p.Name, q, left, each)
+	return st.readParts(ctx, "read the large value "+p.Name, q, left, each)
 }
 
 // readParts reads the parts of an object. What a replica that lags does not have yet is
 // waited for, up to retryTimeout for the next one.
-func (b *Bus) readParts(ctx context.Context, what string, q Query, left int, each func(part *Stored) (more bool, err error)) (last uint64, err error) {
+func (st Store) readParts(ctx context.Context, what string, q Query, left int, each func(part *Stored) (more bool, err error)) (last uint64, err error) {
 	stopped := false
 	for left > 0 && !stopped {
 		waiting, cancel := context.WithTimeout(ctx, retryTimeout)
-		err := b.retry(waiting, what, func(ctx context.Context) error {
+		err := st.retry(waiting, what, func(ctx context.Context) error {
 			before := left
-			for m, err := range b.Read(ctx, q) {
+			for m, err := range st.Read(ctx, q) {
 				if err != nil {
 					if left < before {
 						break // the next question begins behind what has come
@@ -154,8 +155,8 @@ func (b *Bus) readParts(ctx context.Context, what string, q Query, left int, eac
 }
 
 // DeletePayload removes a large value; one that is not there is no error.
-func (b *Bus) DeletePayload(ctx context.Context, name string) error {
-	p, err := b.Payload(ctx, name)
+func (st Store) DeletePayload(ctx context.Context, name string) error {
+	p, err := st.Payload(ctx, name)
 	if errors.Is(err, ErrNoKey) {
 		return nil
 	}
@@ -163,10 +164,10 @@ func (b *Bus) DeletePayload(ctx context.Context, name string) error {
 		return err
 	}
 	// The description first: what can be found has all its parts.
-	if err := b.Purge(ctx, payloadStream, payloadSubject(name)); err != nil {
+	if err := st.Purge(ctx, payloadStream, payloadSubject(name)); err != nil {
 		return err
 	}
-	return b.Purge(ctx, payloadStream, payloadParts(p.info.NUID))
+	return st.Purge(ctx, payloadStream, payloadParts(p.info.NUID))
 }
 
 // payloadOwner is the token of an account in the subjects of what its values consist of.
@@ -184,14 +185,14 @@ type PayloadsUse struct {
 }
 
 // PayloadsUse asks how full the store of large values is, and how much of that an account has.
-func (b *Bus) PayloadsUse(ctx context.Context, account subjects.SessionID) (u PayloadsUse, err error) {
+func (st Store) PayloadsUse(ctx context.Context, account subjects.SessionID) (u PayloadsUse, err error) {
 	body, err := json.Marshal(map[string]string{"subjects_filter": payloadParts(payloadOwner(account) + ".*")})
 	if err != nil {
 		return u, fmt.Errorf("ask how full the store of large values is: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.INFO." + payloadStream, Data: body})
+	m, err := st.Request(ctx, &nats.Msg{Subject: st.API() + "STREAM.INFO." + payloadStream, Data: body})
 	if err == nil {
 		err = storeError(m)
 	}
@@ -217,24 +218,24 @@ func ErrPayloadsFull(why string) *toolmesh.Error {
 
 // DropChunks removes the chunks of a session that is over, if they are of its epoch. over
 // says whether that is still so: chunks of the next session of its name stay.
-func (b *Bus) DropChunks(ctx context.Context, session subjects.SessionID, epoch string, over func() bool) error {
+func (st Store) DropChunks(ctx context.Context, session subjects.SessionID, epoch string, over func() bool) error {
 	subject, err := subjects.SessionChunks(session)
 	if err != nil {
 		return fmt.Errorf("remove the chunks of session %s: %w", session, err)
 	}
-	last, err := b.latest(ctx, subjects.StreamChunks, subject)
+	last, err := st.latest(ctx, subjects.StreamChunks, subject)
 	if err != nil {
 		return apiError("remove the chunks of session "+string(session), err)
 	}
 	if last == nil || last.Header.Get(codec.HeaderEpoch) != epoch || !over() {
 		return nil
 	}
-	return b.purge(ctx, subjects.StreamChunks, subject, last.Seq+1)
+	return st.purge(ctx, subjects.StreamChunks, subject, last.Seq+1)
 }
 
 // storeError is what JetStream says is wrong in its answer to a request or a publish.
 func storeError(m *nats.Msg) error {
-	if NoResponders(m) {
+	if bus.NoResponders(m) {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is not there, or has no leader: it needs JetStream").WithOrigin(toolmesh.OriginMesh)
 	}
 	var answer struct {
@@ -255,12 +256,12 @@ func storeError(m *nats.Msg) error {
 // Upload stores one large value, piece by piece. Write is for one goroutine; the rest may
 // be called from any. Finish it or drop it.
 type Upload struct {
-	b      *Bus
+	st     Store
 	name   string
 	nuid   string // <owner>.<uuid>
 	stream string
 	parts  string // their subject
-	inbox  *Inbox
+	inbox  *bus.Inbox
 	sum    hash.Hash // nil: its sender says the digest
 	acked  func(n int, err error)
 
@@ -277,9 +278,9 @@ type Upload struct {
 // [Upload.Finish] is told where summed is false. acked, which may be nil, is called
 // with the number of each piece, from 1 on, once it is stored, or with why it is not; it
 // must not block.
-func (b *Bus) NewUpload(name string, account subjects.SessionID, summed bool, acked func(n int, err error)) (*Upload, error) {
+func (st Store) NewUpload(name string, account subjects.SessionID, summed bool, acked func(n int, err error)) (*Upload, error) {
 	id := payloadOwner(account) + "." + uuid.NewString()
-	u := &Upload{b: b, name: name, nuid: id, stream: payloadStream, parts: payloadParts(id), acked: acked}
+	u := &Upload{st: st, name: name, nuid: id, stream: payloadStream, parts: payloadParts(id), acked: acked}
 	if summed {
 		u.sum = sha256.New()
 	}
@@ -288,21 +289,21 @@ func (b *Bus) NewUpload(name string, account subjects.SessionID, summed bool, ac
 
 func (u *Upload) open() (err error) {
 	u.heard, u.changed = time.Now(), make(chan struct{}, 1)
-	u.inbox, err = u.b.Open(u.deliver)
+	u.inbox, err = u.st.Open(u.deliver)
 	return err
 }
 
 // partsAhead is how many parts are sent before the store has acknowledged them.
 const partsAhead = 8
 
-// StoreParts stores data as messages of one subject, for [Bus.LoadParts], and returns how
+// StoreParts stores data as messages of one subject, for [Store.LoadParts], and returns how
 // many there are. The subject must be a new one. The error is [ErrFull] or unavailable.
-func (b *Bus) StoreParts(ctx context.Context, stream, subject string, data []byte) (parts int, err error) {
-	u := &Upload{b: b, stream: stream, parts: subject}
+func (st Store) StoreParts(ctx context.Context, stream, subject string, data []byte) (parts int, err error) {
+	u := &Upload{st: st, stream: stream, parts: subject}
 	if err := u.open(); err != nil {
 		return 0, err
 	}
-	for piece := range slices.Chunk(data, b.PieceBytes()) {
+	for piece := range slices.Chunk(data, st.PieceBytes()) {
 		if err = u.Write(piece); err == nil {
 			err = u.Wait(ctx, partsAhead)
 		}
@@ -321,12 +322,12 @@ func (b *Bus) StoreParts(ctx context.Context, stream, subject string, data []byt
 	return u.sent, nil
 }
 
-// LoadParts reads what [Bus.StoreParts] has stored. Parts that the replica that answers does
+// LoadParts reads what [Store.StoreParts] has stored. Parts that the replica that answers does
 // not have yet are waited for; those that do not come are unavailable.
-func (b *Bus) LoadParts(ctx context.Context, stream, subject string, parts int) ([]byte, error) {
+func (st Store) LoadParts(ctx context.Context, stream, subject string, parts int) ([]byte, error) {
 	var data []byte
 	q := Query{Stream: stream, Subject: subject, Bytes: readBytes}
-	_, err := b.readParts(ctx, "read "+subject, q, parts, func(part *Stored) (bool, error) {
+	_, err := st.readParts(ctx, "read "+subject, q, parts, func(part *Stored) (bool, error) {
 		data = append(data, part.Data...)
 		return true, nil
 	})
@@ -335,8 +336,8 @@ func (b *Bus) LoadParts(ctx context.Context, stream, subject string, parts int) 
 
 // Subjects returns how many messages a stream has of each subject that a filter covers, and
 // how many bytes it has in all. Its leader answers.
-func (b *Bus) Subjects(ctx context.Context, stream, filter string) (of map[string]uint64, bytes int64, err error) {
-	s, err := b.js.Stream(ctx, stream)
+func (st Store) Subjects(ctx context.Context, stream, filter string) (of map[string]uint64, bytes int64, err error) {
+	s, err := st.JetStream().Stream(ctx, stream)
 	if err != nil {
 		return nil, 0, apiError("read stream "+stream, err)
 	}
@@ -377,7 +378,7 @@ func (u *Upload) Size() (n int64, heard time.Time) {
 	return u.size, u.heard
 }
 
-// Write sends a piece, of at most [Bus.PieceBytes], and does not wait until it is stored.
+// Write sends a piece, of at most [Store.PieceBytes], and does not wait until it is stored.
 // The piece may be used again. After an error nothing more is taken.
 func (u *Upload) Write(piece []byte) error {
 	u.mu.Lock()
@@ -392,11 +393,11 @@ func (u *Upload) Write(piece []byte) error {
 	if u.sum != nil {
 		u.sum.Write(piece)
 	}
-	if !u.b.Connected() {
-		return errDisconnected(nil)
+	if !u.st.Connected() {
+		return bus.ErrDisconnected(nil)
 	}
-	err := u.b.nc.PublishMsg(&nats.Msg{Subject: u.parts, Reply: u.inbox.Subject() + "." + strconv.Itoa(n), Data: piece})
-	return sendError(err, len(piece), u.b.MaxPayload())
+	err := u.st.Conn().PublishMsg(&nats.Msg{Subject: u.parts, Reply: u.inbox.Subject() + "." + strconv.Itoa(n), Data: piece})
+	return bus.SendError(err, len(piece), u.st.MaxPayload())
 }
 
 // Wait waits until at most so many pieces are sent and not stored, or one was refused.
@@ -436,8 +437,8 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 	}
 	p := Payload{Name: u.name, Digest: digest, Size: u.size}
 	p.info = jetstream.ObjectInfo{
-		ObjectMeta: jetstream.ObjectMeta{Name: u.name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(u.b.PieceBytes())}}, //nolint:gosec // half a megabyte
-		Bucket:     subjects.ObjectPayloads, NUID: u.nuid, Size: uint64(u.size), Chunks: uint32(u.sent), Digest: p.Digest,       //nolint:gosec // never negative
+		ObjectMeta: jetstream.ObjectMeta{Name: u.name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(u.st.PieceBytes())}}, //nolint:gosec // half a megabyte
+		Bucket:     subjects.ObjectPayloads, NUID: u.nuid, Size: uint64(u.size), Chunks: uint32(u.sent), Digest: p.Digest,        //nolint:gosec // never negative
 	}
 	data, err := json.Marshal(p.info)
 	if err != nil {
@@ -448,7 +449,7 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 	// A name belongs to one value: whoever has its reference reads no other one.
 	ack, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	_, err = u.b.js.PublishMsg(ack, m, jetstream.WithExpectStream(payloadStream), jetstream.WithExpectLastSequencePerSubject(0))
+	_, err = u.st.JetStream().PublishMsg(ack, m, jetstream.WithExpectStream(payloadStream), jetstream.WithExpectLastSequencePerSubject(0))
 	switch {
 	case err == nil:
 		u.inbox.Close()
@@ -468,5 +469,5 @@ func (u *Upload) Drop(ctx context.Context) error {
 	defer cancel()
 	_ = u.wait(settled, 0, true)
 	u.inbox.Close()
-	return u.b.Purge(ctx, u.stream, u.parts)
+	return u.st.Purge(ctx, u.stream, u.parts)
 }

@@ -1,4 +1,4 @@
-package bus
+package store
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -23,11 +24,10 @@ import (
 // object one message that describes it, and its parts under an id of their own.
 // The library's own calls overwrite and delete a description whatever it is by
 // now; whether a bundle may go has to be decided and done in one.
-const (
-	bundleStream = "OBJ_" + subjects.ObjectBundles
-	bundleMetas  = "$O." + subjects.ObjectBundles + ".M."
-	bundleParts  = "$O." + subjects.ObjectBundles + ".C."
-	bundleSum    = "SHA-256=" // before the digest of all parts, base64url
+var (
+	bundleStream = subjects.ObjectStream(subjects.ObjectBundles)
+	bundleMetas  = subjects.ObjectMetas(subjects.ObjectBundles)
+	bundleParts  = subjects.ObjectParts(subjects.ObjectBundles)
 )
 
 // StoredBundle is a bundle in the mesh.
@@ -47,20 +47,20 @@ func bundleSubject(digest string) string {
 
 // Bundles lists what is in the store. Any replica answers: the list may be a
 // moment old.
-func (b *Bus) Bundles(ctx context.Context) ([]StoredBundle, error) {
-	all, err := b.readBundles(ctx, bundleMetas+">")
+func (st Store) Bundles(ctx context.Context) ([]StoredBundle, error) {
+	all, err := st.readBundles(ctx, bundleMetas+">")
 	return slices.DeleteFunc(all, func(s StoredBundle) bool { return s.info.Deleted }), err
 }
 
 // Bundle returns one bundle; [ErrNoKey] if it is not there. Where a replica does
 // not know of it the leader is asked: what was stored before is found.
-func (b *Bus) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
-	if _, err := b.bundles(ctx); err != nil { // says at once that there is no store
+func (st Store) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
+	if _, err := st.bundles(ctx); err != nil { // says at once that there is no store
 		return StoredBundle{}, err
 	}
-	all, err := b.readBundles(ctx, bundleSubject(digest))
+	all, err := st.readBundles(ctx, bundleSubject(digest))
 	if err == nil && (len(all) == 0 || all[0].info.Deleted) {
-		all, err = b.askLeader(ctx, digest)
+		all, err = st.askLeader(ctx, digest)
 	}
 	if err != nil {
 		return StoredBundle{}, err
@@ -72,11 +72,11 @@ func (b *Bus) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
 }
 
 // askLeader is readBundles for one bundle, from the store's leader.
-func (b *Bus) askLeader(ctx context.Context, digest string) (all []StoredBundle, err error) {
+func (st Store) askLeader(ctx context.Context, digest string) (all []StoredBundle, err error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	err = b.retry(ctx, "read the bundles", func(ctx context.Context) error {
-		m, err := b.latest(ctx, bundleStream, bundleSubject(digest))
+	err = st.retry(ctx, "read the bundles", func(ctx context.Context) error {
+		m, err := st.latest(ctx, bundleStream, bundleSubject(digest))
 		if m != nil {
 			all = appendBundle(nil, m)
 		}
@@ -87,13 +87,13 @@ func (b *Bus) askLeader(ctx context.Context, digest string) (all []StoredBundle,
 
 // readBundles reads descriptions, those of deleted bundles too. It waits for a
 // store that is about to have a leader.
-func (b *Bus) readBundles(ctx context.Context, subject string) ([]StoredBundle, error) {
+func (st Store) readBundles(ctx context.Context, subject string) ([]StoredBundle, error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	var all []StoredBundle
-	err := b.retry(ctx, "read the bundles", func(ctx context.Context) error {
+	err := st.retry(ctx, "read the bundles", func(ctx context.Context) error {
 		all = nil
-		for m, err := range b.Read(ctx, Query{Stream: bundleStream, Subject: subject}) {
+		for m, err := range st.Read(ctx, Query{Stream: bundleStream, Subject: subject}) {
 			if err != nil {
 				return fmt.Errorf("read the bundles: %w", err)
 			}
@@ -114,37 +114,26 @@ func appendBundle(all []StoredBundle, m *Stored) []StoredBundle {
 	return append(all, s)
 }
 
-// bundles binds the object store, once.
-func (b *Bus) bundles(ctx context.Context) (store jetstream.ObjectStore, err error) {
-	b.mu.Lock()
-	store = b.objects
-	b.mu.Unlock()
-	if store != nil {
-		return store, nil
-	}
+// bundles binds the object store.
+func (st Store) bundles(ctx context.Context) (objects jetstream.ObjectStore, err error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	err = b.retry(ctx, "object store "+subjects.ObjectBundles, func(ctx context.Context) error {
-		store, err = b.js.ObjectStore(ctx, subjects.ObjectBundles)
+	err = st.retry(ctx, "object store "+subjects.ObjectBundles, func(ctx context.Context) error {
+		objects, err = st.JetStream().ObjectStore(ctx, subjects.ObjectBundles)
 		return err
 	})
-	if err == nil {
-		b.mu.Lock()
-		b.objects = store
-		b.mu.Unlock()
-	}
-	return store, err
+	return objects, err
 }
 
 // PutBundle stores what r reads under its digest, any text without spaces, and
 // reports whether it was new. A bundle that is there already counts as stored now,
-// see [Bus.Bundles], and r is not read. The caller vouches for the digest.
-func (b *Bus) PutBundle(ctx context.Context, digest string, r io.Reader) (stored bool, err error) {
-	have, err := b.RenewBundle(ctx, digest)
+// see [Store.Bundles], and r is not read. The caller vouches for the digest.
+func (st Store) PutBundle(ctx context.Context, digest string, r io.Reader) (stored bool, err error) {
+	have, err := st.RenewBundle(ctx, digest)
 	if err != nil || have {
 		return false, err
 	}
-	store, err := b.bundles(ctx)
+	store, err := st.bundles(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -158,13 +147,13 @@ func (b *Bus) PutBundle(ctx context.Context, digest string, r io.Reader) (stored
 // what was stored: what is damaged, or deleted meanwhile, ends with an error. A
 // bundle that is not there is [ErrNoKey]. Parts that one server of those that share
 // the store does not have yet are waited for.
-func (b *Bus) GetBundle(ctx context.Context, digest string) (io.ReadCloser, error) {
-	s, err := b.Bundle(ctx, digest)
+func (st Store) GetBundle(ctx context.Context, digest string) (io.ReadCloser, error) {
+	s, err := st.Bundle(ctx, digest)
 	if err != nil {
 		return nil, err
 	}
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(b.copyBundle(ctx, s, w)) }() // ends when r has been read or is closed
+	go func() { w.CloseWithError(st.copyBundle(ctx, s, w)) }() // ends when r has been read or is closed
 	return r, nil
 }
 
@@ -174,19 +163,19 @@ var errIncomplete = errors.New("the rest of it is not there")
 
 // copyBundle writes the parts of a bundle to w. It waits up to retryTimeout for
 // the next one.
-func (b *Bus) copyBundle(ctx context.Context, s StoredBundle, w io.Writer) error {
+func (st Store) copyBundle(ctx context.Context, s StoredBundle, w io.Writer) error {
 	what := "get bundle " + s.Digest
 	sum := sha256.New()
 	out := io.MultiWriter(sum, w)
 	q := Query{Stream: bundleStream, Subject: bundleParts + s.info.NUID}
-	_, err := b.readParts(ctx, what, q, int(s.info.Chunks), func(part *Stored) (bool, error) {
+	_, err := st.readParts(ctx, what, q, int(s.info.Chunks), func(part *Stored) (bool, error) {
 		_, err := out.Write(part.Data)
 		return true, err
 	})
 	if err != nil {
 		return err
 	}
-	if got := bundleSum + base64.URLEncoding.EncodeToString(sum.Sum(nil)); got != s.info.Digest {
+	if got := codec.DigestText(sum.Sum(nil)); got != s.info.Digest {
 		return toolmesh.Errorf(toolmesh.CodeInternal, "%s: it is damaged: its digest is %s, stored was %s; install the index again", what, got, s.info.Digest).
 			WithOrigin(toolmesh.OriginMesh)
 	}
@@ -197,24 +186,24 @@ func (b *Bus) copyBundle(ctx context.Context, s StoredBundle, w io.Writer) error
 const changeAttempts = 10
 
 // RenewBundle has a bundle count as stored now, and reports whether it is there.
-func (b *Bus) RenewBundle(ctx context.Context, digest string) (bool, error) {
-	return b.changeBundle(ctx, digest, func(ctx context.Context, s StoredBundle) error {
-		_, err := b.describe(ctx, s)
+func (st Store) RenewBundle(ctx context.Context, digest string) (bool, error) {
+	return st.changeBundle(ctx, digest, func(ctx context.Context, s StoredBundle) error {
+		_, err := st.describe(ctx, s)
 		return err
 	})
 }
 
 // DeleteBundle removes a bundle; one that is not there is no error.
-func (b *Bus) DeleteBundle(ctx context.Context, digest string) error {
-	_, err := b.changeBundle(ctx, digest, b.DropBundle)
+func (st Store) DeleteBundle(ctx context.Context, digest string) error {
+	_, err := st.changeBundle(ctx, digest, st.DropBundle)
 	return err
 }
 
 // changeBundle changes a bundle as it was read, and reads it again when others were
 // ahead. It reports whether the bundle is there.
-func (b *Bus) changeBundle(ctx context.Context, digest string, change func(context.Context, StoredBundle) error) (bool, error) {
+func (st Store) changeBundle(ctx context.Context, digest string, change func(context.Context, StoredBundle) error) (bool, error) {
 	for range changeAttempts {
-		s, err := b.Bundle(ctx, digest)
+		s, err := st.Bundle(ctx, digest)
 		if errors.Is(err, ErrNoKey) {
 			return false, nil
 		}
@@ -235,20 +224,20 @@ func (b *Bus) changeBundle(ctx context.Context, digest string, change func(conte
 
 // DropBundle deletes a bundle as it was read. One that was renewed or deleted
 // since is [ErrConflict], and stays as it is.
-func (b *Bus) DropBundle(ctx context.Context, s StoredBundle) error {
+func (st Store) DropBundle(ctx context.Context, s StoredBundle) error {
 	s.info.Deleted = true
 	s.info.Size, s.info.Chunks, s.info.Digest = 0, 0, ""
 	var err error
-	if s.revision, err = b.describe(ctx, s); err != nil {
+	if s.revision, err = st.describe(ctx, s); err != nil {
 		return err
 	}
-	return b.clear(ctx, s)
+	return st.clear(ctx, s)
 }
 
 // clear removes what is left of a bundle that is marked as deleted: its parts,
 // and at last the mark, without which nobody would know of them.
-func (b *Bus) clear(ctx context.Context, s StoredBundle) error {
-	stream, err := b.js.Stream(ctx, bundleStream)
+func (st Store) clear(ctx context.Context, s StoredBundle) error {
+	stream, err := st.JetStream().Stream(ctx, bundleStream)
 	if err == nil {
 		err = stream.Purge(ctx, jetstream.WithPurgeSubject(bundleParts+s.info.NUID))
 	}
@@ -262,7 +251,7 @@ func (b *Bus) clear(ctx context.Context, s StoredBundle) error {
 }
 
 // describe writes a bundle's description in place of the one that was read.
-func (b *Bus) describe(ctx context.Context, s StoredBundle) (revision uint64, err error) {
+func (st Store) describe(ctx context.Context, s StoredBundle) (revision uint64, err error) {
 	s.info.ModTime = time.Time{} // the broker's time of the message is what counts
 	data, err := json.Marshal(s.info)
 	if err != nil {
@@ -271,7 +260,7 @@ func (b *Bus) describe(ctx context.Context, s StoredBundle) (revision uint64, er
 	m := nats.NewMsg(bundleSubject(s.Digest))
 	m.Data = data
 	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
-	ack, err := b.js.PublishMsg(ctx, m, jetstream.WithExpectStream(bundleStream), jetstream.WithExpectLastSequencePerSubject(s.revision))
+	ack, err := st.JetStream().PublishMsg(ctx, m, jetstream.WithExpectStream(bundleStream), jetstream.WithExpectLastSequencePerSubject(s.revision))
 	switch {
 	case err == nil:
 		return ack.Sequence, nil
@@ -285,8 +274,8 @@ func (b *Bus) describe(ctx context.Context, s StoredBundle) (revision uint64, er
 // ClearBundles removes what was in the store when processes were killed, or was
 // replaced, if it is older than age: the parts of bundles that were being stored,
 // and of those that were being deleted. What cannot be removed holds up nothing else.
-func (b *Bus) ClearBundles(ctx context.Context, age time.Duration) error {
-	stream, err := b.js.Stream(ctx, bundleStream)
+func (st Store) ClearBundles(ctx context.Context, age time.Duration) error {
+	stream, err := st.JetStream().Stream(ctx, bundleStream)
 	if err != nil {
 		return apiError("read the bundles", err)
 	}
@@ -295,25 +284,25 @@ func (b *Bus) ClearBundles(ctx context.Context, age time.Duration) error {
 	if err != nil {
 		return apiError("read the bundles", err)
 	}
-	all, err := b.readBundles(ctx, bundleMetas+">")
+	all, err := st.readBundles(ctx, bundleMetas+">")
 	if err != nil {
 		return err
 	}
-	now := b.Time()
+	now := st.Time()
 	old := func(at time.Time) bool { return now.Now.Sub(at) >= age+now.Bound }
 	known := make(map[string]bool, len(all))
 	var failed []error
 	for _, s := range all {
 		known[s.info.NUID] = true
 		if s.info.Deleted && old(s.Stored) {
-			failed = append(failed, b.clear(ctx, s))
+			failed = append(failed, st.clear(ctx, s))
 		}
 	}
 	for subject := range info.State.Subjects {
 		if known[strings.TrimPrefix(subject, bundleParts)] {
 			continue
 		}
-		for m, err := range b.Read(ctx, Query{Stream: bundleStream, Last: []string{subject}}) {
+		for m, err := range st.Read(ctx, Query{Stream: bundleStream, Last: []string{subject}}) {
 			if err == nil && old(m.Time) { // else it is being stored
 				err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject))
 			}

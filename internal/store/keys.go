@@ -1,4 +1,4 @@
-package bus
+package store
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -52,8 +53,8 @@ func Gone(h nats.Header) bool {
 
 // Get returns a key's value, from any replica: it may be a moment old. A missing
 // key is [ErrNoKey].
-func (b *Bus) Get(ctx context.Context, key Key) (Entry, error) {
-	e, gone, err := b.lastOf(ctx, key)
+func (st Store) Get(ctx context.Context, key Key) (Entry, error) {
+	e, gone, err := st.lastOf(ctx, key)
 	if err == nil && gone {
 		err = fmt.Errorf("%s: %w", key, ErrNoKey)
 	}
@@ -63,10 +64,10 @@ func (b *Bus) Get(ctx context.Context, key Key) (Entry, error) {
 	return e, nil
 }
 
-// Latest is [Bus.Get] from the bucket's leader: it sees all that was acknowledged
+// Latest is [Store.Get] from the bucket's leader: it sees all that was acknowledged
 // before. It costs a question to JetStream's API, which no other replica answers.
-func (b *Bus) Latest(ctx context.Context, key Key) (Entry, error) {
-	m, err := b.latest(ctx, subjects.KVStream(key.Bucket), subjects.KVSubject(key.Bucket, key.Name))
+func (st Store) Latest(ctx context.Context, key Key) (Entry, error) {
+	m, err := st.latest(ctx, subjects.KVStream(key.Bucket), subjects.KVSubject(key.Bucket, key.Name))
 	switch {
 	case err != nil:
 		return Entry{}, apiError("get "+key.String(), err)
@@ -80,12 +81,12 @@ func (b *Bus) Latest(ctx context.Context, key Key) (Entry, error) {
 
 // latest asks a stream's leader for the last message of a subject; nil if there is
 // none. Its errors are JetStream's.
-func (b *Bus) latest(ctx context.Context, stream, subject string) (*Stored, error) {
+func (st Store) latest(ctx context.Context, stream, subject string) (*Stored, error) {
 	body, err := json.Marshal(map[string]string{"last_by_subj": subject})
 	if err != nil {
 		return nil, fmt.Errorf("ask for %s: %w", subject, err)
 	}
-	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.MSG.GET." + stream, Data: body})
+	m, err := st.Request(ctx, &nats.Msg{Subject: st.API() + "STREAM.MSG.GET." + stream, Data: body})
 	if err != nil {
 		return nil, err
 	}
@@ -117,8 +118,8 @@ func (b *Bus) latest(ctx context.Context, stream, subject string) (*Stored, erro
 }
 
 // lastOf returns the last message of a key, also one that marks its end.
-func (b *Bus) lastOf(ctx context.Context, key Key) (e Entry, gone bool, err error) {
-	found, err := b.Find(ctx, subjects.KVStream(key.Bucket), Lookup{Subject: subjects.KVSubject(key.Bucket, key.Name)})
+func (st Store) lastOf(ctx context.Context, key Key) (e Entry, gone bool, err error) {
+	found, err := st.Find(ctx, subjects.KVStream(key.Bucket), Lookup{Subject: subjects.KVSubject(key.Bucket, key.Name)})
 	switch {
 	case err != nil:
 		return Entry{}, false, fmt.Errorf("get %s: %w", key, err)
@@ -130,37 +131,37 @@ func (b *Bus) lastOf(ctx context.Context, key Key) (e Entry, gone bool, err erro
 
 // Put writes a key whatever it holds, and returns its revision. ttl above 0
 // lets the key expire; it is at least 1 s, in whole seconds.
-func (b *Bus) Put(ctx context.Context, key Key, value []byte, ttl time.Duration) (revision uint64, err error) {
-	return b.publishKey(ctx, key, value, ttl, nil, "")
+func (st Store) Put(ctx context.Context, key Key, value []byte, ttl time.Duration) (revision uint64, err error) {
+	return st.publishKey(ctx, key, value, ttl, nil, "")
 }
 
 // Create writes a key that must not exist; what was deleted or has expired does
 // not. A key that exists is [ErrConflict].
-func (b *Bus) Create(ctx context.Context, key Key, value []byte, ttl time.Duration) (revision uint64, err error) {
+func (st Store) Create(ctx context.Context, key Key, value []byte, ttl time.Duration) (revision uint64, err error) {
 	var zero uint64
-	revision, err = b.publishKey(ctx, key, value, ttl, &zero, "")
+	revision, err = st.publishKey(ctx, key, value, ttl, &zero, "")
 	if !errors.Is(err, ErrConflict) {
 		return revision, err
 	}
 	// What is in the way may be the mark of an earlier key's end.
-	last, gone, lookErr := b.lastOf(ctx, key)
+	last, gone, lookErr := st.lastOf(ctx, key)
 	if lookErr != nil || !gone {
 		return 0, err
 	}
-	return b.publishKey(ctx, key, value, ttl, &last.Revision, "")
+	return st.publishKey(ctx, key, value, ttl, &last.Revision, "")
 }
 
 // Update writes a key that must still have the given revision, else it is
 // [ErrConflict]. A ttl holds for this value only: each renewal gives it again.
 // An acknowledgement that is lost makes a repetition conflict with itself.
-func (b *Bus) Update(ctx context.Context, key Key, value []byte, revision uint64, ttl time.Duration) (uint64, error) {
-	return b.publishKey(ctx, key, value, ttl, &revision, "")
+func (st Store) Update(ctx context.Context, key Key, value []byte, revision uint64, ttl time.Duration) (uint64, error) {
+	return st.publishKey(ctx, key, value, ttl, &revision, "")
 }
 
 // Delete ends a key. revision above 0 is the one that it must still have, else
 // it is [ErrConflict]. The mark of its end is kept for a minute and reaches
 // the followers of the bucket.
-func (b *Bus) Delete(ctx context.Context, key Key, revision uint64) error {
+func (st Store) Delete(ctx context.Context, key Key, revision uint64) error {
 	var expect *uint64
 	if revision > 0 {
 		expect = &revision
@@ -169,11 +170,11 @@ func (b *Bus) Delete(ctx context.Context, key Key, revision uint64) error {
 	if key.Bucket == subjects.BucketTaskState {
 		ttl = taskMarkerTTL
 	}
-	_, err := b.publishKey(ctx, key, nil, ttl, expect, operationPurge)
+	_, err := st.publishKey(ctx, key, nil, ttl, expect, operationPurge)
 	return err
 }
 
-func (b *Bus) publishKey(ctx context.Context, key Key, value []byte, ttl time.Duration, expect *uint64, operation string) (uint64, error) {
+func (st Store) publishKey(ctx context.Context, key Key, value []byte, ttl time.Duration, expect *uint64, operation string) (uint64, error) {
 	m := nats.NewMsg(subjects.KVSubject(key.Bucket, key.Name))
 	m.Data = value
 	if operation != "" {
@@ -186,10 +187,10 @@ func (b *Bus) publishKey(ctx context.Context, key Key, value []byte, ttl time.Du
 	if expect != nil {
 		opts = append(opts, jetstream.WithExpectLastSequencePerSubject(*expect))
 	}
-	if !b.Connected() {
-		return 0, errDisconnected(errNotSent)
+	if !st.Connected() {
+		return 0, bus.ErrDisconnected(errNotSent)
 	}
-	ack, err := b.js.PublishMsg(ctx, m, opts...)
+	ack, err := st.JetStream().PublishMsg(ctx, m, opts...)
 	switch {
 	case err == nil:
 		return ack.Sequence, nil
@@ -198,7 +199,7 @@ func (b *Bus) publishKey(ctx context.Context, key Key, value []byte, ttl time.Du
 	case Full(err):
 		return 0, toolmesh.Errorf(toolmesh.CodeUnavailable, "write %s: %w", key, fmt.Errorf("%w: %w", ErrFull, err)).WithOrigin(toolmesh.OriginMesh)
 	case errors.Is(err, nats.ErrMaxPayload):
-		return 0, sendError(err, m.Size(), b.MaxPayload())
+		return 0, bus.SendError(err, m.Size(), st.MaxPayload())
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return 0, fmt.Errorf("write %s: %w", key, err)
 	default:

@@ -1,4 +1,4 @@
-package bus_test
+package store_test
 
 import (
 	"encoding/json"
@@ -9,14 +9,14 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // storeChunks stores so many messages of each of two calls, in turns: the first
 // call has the odd sequences.
-func storeChunks(t *testing.T, b *bus.Bus, n int) {
+func storeChunks(t *testing.T, b store.Store, n int) {
 	t.Helper()
 	for i := range n {
 		for _, call := range []string{"a", "b"} {
@@ -49,7 +49,7 @@ func TestReadBeginsWithFew(t *testing.T) {
 	}
 	for _, c := range []struct{ first, take, upTo int }{{10, 5, 0}, {10, 25, 0}, {10, 1000, 0}, {0, 5, 0}, {10, 1000, 51}} {
 		taken := 0
-		q := bus.Query{Stream: subjects.StreamChunks, Subject: "mesh.chunks.s.a", First: c.first, UpTo: uint64(c.upTo)}
+		q := store.Query{Stream: subjects.StreamChunks, Subject: "mesh.chunks.s.a", First: c.first, UpTo: uint64(c.upTo)}
 		for m, err := range b.Read(t.Context(), q) {
 			if err != nil {
 				t.Fatal(err)
@@ -98,7 +98,7 @@ func TestFind(t *testing.T) {
 		b := open(t, top.Serve(t), nil)
 		ensure(t, b, nil)
 		storeChunks(t, b, 10)
-		lookups := []bus.Lookup{
+		lookups := []store.Lookup{
 			{Subject: "mesh.chunks.s.a"},
 			{Subject: "mesh.chunks.s.a", From: 1, Pending: true},
 			{Subject: "mesh.chunks.s.b", From: 5},
@@ -125,9 +125,8 @@ func TestFind(t *testing.T) {
 			}
 			return cmp.Equal(want, got)
 		})
-		if _, err := b.Find(t.Context(), "MISSING", bus.Lookup{Subject: "x"}); toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
+		if _, err := b.Find(t.Context(), "MISSING", store.Lookup{Subject: "x"}); toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
 			t.Errorf("in a stream that is not there: %v, want unavailable", err)
 		}
-		meshtest.Until(t, "no inbox is left open", func() bool { return b.OpenInboxes() == 0 })
 	})
 }

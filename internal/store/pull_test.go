@@ -1,4 +1,4 @@
-package bus_test
+package store_test
 
 import (
 	"testing"
@@ -7,18 +7,14 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
 func TestPulls(t *testing.T) {
 	t.Parallel()
-	b, err := bus.New(meshtest.Broker(t).Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := open(t, meshtest.Broker(t).Connect(t), nil)
 	if err := b.Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +41,7 @@ func TestPulls(t *testing.T) {
 	if _, status := ask(0); status != "404" {
 		t.Errorf("of an empty queue: status %q", status)
 	}
-	if err := b.Store(t.Context(), nats.NewMsg("mesh.tasks.normal.0.s.x")); err != nil {
+	if err := b.Publish(t.Context(), nats.NewMsg("mesh.tasks.normal.0.s.x")); err != nil {
 		t.Fatal(err)
 	}
 	m, status := ask(time.Minute)
@@ -57,7 +53,7 @@ func TestPulls(t *testing.T) {
 	}
 	b.Again(m, 0)
 	m, _ = ask(time.Minute)
-	if d, err := bus.DeliveredOf(m); err != nil || d.Times != 2 || d.Time.IsZero() {
+	if d, err := store.DeliveredOf(m); err != nil || d.Times != 2 || d.Time.IsZero() {
 		t.Errorf("delivered again: %+v %v", d, err)
 	}
 	b.Done(m)

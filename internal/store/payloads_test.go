@@ -1,4 +1,4 @@
-package bus_test
+package store_test
 
 import (
 	"errors"
@@ -8,11 +8,11 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-func upload(t *testing.T, b *bus.Bus, name, value string) bus.Payload {
+func upload(t *testing.T, b store.Store, name, value string) store.Payload {
 	t.Helper()
 	u, err := b.NewUpload(name, "s", true, nil)
 	if err != nil {
@@ -38,7 +38,7 @@ func TestPayloadsExpire(t *testing.T) {
 		t.Fatal(err)
 	}
 	config := stream.CachedInfo().Config
-	if config.MaxAge != 15*time.Minute || config.Discard != jetstream.DiscardNew || config.MaxBytes != bus.DefaultPayloadsBytes {
+	if config.MaxAge != 15*time.Minute || config.Discard != jetstream.DiscardNew || config.MaxBytes != store.DefaultPayloadsBytes {
 		t.Errorf("kept %v, %v at %d bytes", config.MaxAge, config.Discard, config.MaxBytes)
 	}
 	config.MaxAge, config.Duplicates = time.Second, time.Second
@@ -48,7 +48,7 @@ func TestPayloadsExpire(t *testing.T) {
 	upload(t, b, "s.x", "value")
 	meshtest.Until(t, "it has expired", func() bool {
 		_, err := b.Payload(t.Context(), "s.x")
-		return errors.Is(err, bus.ErrNoKey)
+		return errors.Is(err, store.ErrNoKey)
 	})
 }
 

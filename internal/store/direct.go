@@ -1,4 +1,4 @@
-package bus
+package store
 
 import (
 	"cmp"
@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
 )
 
 const (
@@ -22,6 +23,9 @@ const (
 	directBytes = 2 << 20
 	// leastBytes is what a question asks for that asks for few messages.
 	leastBytes = 128 << 10
+	// headerStatus is set where the server says something itself.
+	headerStatus       = "Status"
+	statusNoResponders = "503"
 	// directTimeout is how long the next message of an answer may take.
 	directTimeout = 5 * time.Second
 )
@@ -69,9 +73,9 @@ type Stored struct {
 // Any replica answers, and one that lags answers short: where the caller knows
 // of a later sequence than that of the last message that it got, it reads again
 // from there.
-func (b *Bus) Read(ctx context.Context, q Query) iter.Seq2[*Stored, error] {
+func (st Store) Read(ctx context.Context, q Query) iter.Seq2[*Stored, error] {
 	return func(yield func(*Stored, error) bool) {
-		if err := b.read(ctx, q, yield); err != nil {
+		if err := st.read(ctx, q, yield); err != nil {
 			yield(nil, err)
 		}
 	}
@@ -86,7 +90,7 @@ type directRequest struct {
 	MaxBytes  int      `json:"max_bytes,omitempty"`
 }
 
-func (b *Bus) read(ctx context.Context, q Query, yield func(*Stored, error) bool) error {
+func (st Store) read(ctx context.Context, q Query, yield func(*Stored, error) bool) error {
 	req := directRequest{Seq: max(q.From, 1), NextFor: q.Subject}
 	if len(q.Last) > 0 {
 		req = directRequest{MultiLast: q.Last}
@@ -96,7 +100,7 @@ func (b *Bus) read(ctx context.Context, q Query, yield func(*Stored, error) bool
 		req.Batch, req.MaxBytes = ahead, max(directBytes/directBatch*ahead, leastBytes, q.Bytes)
 		var last *Stored
 		stopped := false
-		a, err := b.ask(q.Stream, req)
+		a, err := st.ask(q.Stream, req)
 		if err != nil {
 			return err
 		}
@@ -125,21 +129,21 @@ var directHeaders = []string{
 // asked is one question of a direct read. Read it, or close its inbox.
 type asked struct {
 	stream string
-	in     *Inbox
-	got    <-chan reply
+	in     *bus.Inbox
+	got    <-chan bus.Reply
 }
 
 // ask sends a question.
-func (b *Bus) ask(stream string, req directRequest) (*asked, error) {
+func (st Store) ask(stream string, req directRequest) (*asked, error) {
 	body, err := json.Marshal(req)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "direct get of %s: %w", stream, err)
 	}
 	a := &asked{stream: stream}
-	if a.in, a.got, err = b.collect(max(req.Batch, 1) + 2); err != nil { // all of an answer: its messages and its end
+	if a.in, a.got, err = st.Collect(max(req.Batch, 1) + 2); err != nil { // all of an answer: its messages and its end
 		return nil, err
 	}
-	if err := a.in.Send(&nats.Msg{Subject: b.api + "DIRECT.GET." + stream, Data: body}); err != nil {
+	if err := a.in.Send(&nats.Msg{Subject: st.API() + "DIRECT.GET." + stream, Data: body}); err != nil {
 		a.in.Close()
 		return nil, err
 	}
@@ -154,13 +158,13 @@ func (a *asked) read(ctx context.Context, next func(*Stored) bool) error {
 	for {
 		select {
 		case r := <-a.got:
-			if r.err != nil {
-				return r.err
+			if r.Err != nil {
+				return r.Err
 			}
-			if status := r.msg.Header.Get(headerStatus); status != "" && r.msg.Header.Get(jetstream.SequenceHeader) == "" {
-				return directStatus(a.stream, status, r.msg.Header.Get("Description"))
+			if status := r.Msg.Header.Get(headerStatus); status != "" && r.Msg.Header.Get(jetstream.SequenceHeader) == "" {
+				return directStatus(a.stream, status, r.Msg.Header.Get("Description"))
 			}
-			s, err := parseStored(r.msg)
+			s, err := parseStored(r.Msg)
 			if err != nil {
 				return toolmesh.Errorf(toolmesh.CodeProtocolError, "direct get of %s: %w", a.stream, err)
 			}
@@ -190,7 +194,7 @@ type Lookup struct {
 // Find answers lookups in one stream, nil where there is nothing. They leave
 // together and in this order, so that the server that answers has as little time
 // as possible to store something in between.
-func (b *Bus) Find(ctx context.Context, stream string, lookups ...Lookup) ([]*Stored, error) {
+func (st Store) Find(ctx context.Context, stream string, lookups ...Lookup) ([]*Stored, error) {
 	all := make([]*asked, 0, len(lookups))
 	defer func() {
 		for _, a := range all {
@@ -205,7 +209,7 @@ func (b *Bus) Find(ctx context.Context, stream string, lookups ...Lookup) ([]*St
 		case l.Pending:
 			req.Batch = 1
 		}
-		a, err := b.ask(stream, req)
+		a, err := st.ask(stream, req)
 		if err != nil {
 			return nil, err
 		}
