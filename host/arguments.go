@@ -98,7 +98,7 @@ func (r *runner) spendFor(req *codec.Request, e *toolmesh.Error) {
 	r.spend(req)
 }
 
-// spend has the arguments of a request deleted that nobody reads any more: in a moment,
+// spend deletes the arguments of a request once no call reads them: in a moment,
 // as deleting holds up what the caller reads now.
 func (r *runner) spend(req *codec.Request) {
 	if req.Ref == nil {

@@ -108,7 +108,7 @@ func (h *Host) Figures() *Figures {
 }
 
 // stuckAfter is how long the ticker may stand. What it sends may hold it up, on a
-// connection that nobody reads, for the minute after which that is given up: whatever
+// connection that the broker does not read, for the minute after which that is given up: whatever
 // the broker does, it must not look as if the process were stuck.
 const stuckAfter = 3 * time.Minute
 
@@ -139,7 +139,7 @@ func (h *Host) Unready() error {
 		return refuse("another process has become node %s", h.node)
 	case h.ticked.Load() == nil:
 		return refuse("the node does not serve yet")
-	case !h.bus.State().Connected: // the connection's own word waits for whoever writes to it
+	case !h.bus.State().Connected: // asking the connection itself waits for its writers
 		return refuse("there is no connection to the NATS server")
 	case !h.presence.Joined():
 		if why := h.presence.Missing(); why != nil {
@@ -152,7 +152,7 @@ func (h *Host) Unready() error {
 
 // pace is how calls go, of one tool or of all.
 type pace struct {
-	mu sync.Mutex
+	mu sync.Mutex // no other lock is taken under it
 	codec.Pace
 }
 

@@ -22,7 +22,7 @@ const fileWindow = 8
 // nestedFiles are the files that the tool of one call is giving to the mesh. The zero value
 // has none.
 type nestedFiles struct {
-	mu      sync.Mutex
+	mu      sync.Mutex // no other lock is taken under it
 	last    int
 	uploads map[string]*nestedFile
 }

@@ -25,7 +25,7 @@ func (r *runner) bound(t *served, req *codec.Request) bool {
 }
 
 // goHome has a call run where its session's worker is. With here set that is this node: the
-// call has c.home until it ends. Whoever passes it on does so once, so that it comes back in
+// call has c.home until it ends. A node passes it on once, so that it comes back in
 // no circle.
 func (r *runner) goHome(running *admit.Running[*inflight]) (record admit.Record, here bool) {
 	c := running.Value

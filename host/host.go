@@ -33,8 +33,8 @@ const (
 	tickEvery = 250 * time.Millisecond
 	// sweepEvery is how often what is remembered of calls is looked through.
 	sweepEvery = time.Second
-	// retireAfter is how long requests that have been received may wait for
-	// somebody to look at them.
+	// retireAfter is how long requests that have been received may wait
+	// until the host reads them.
 	retireAfter = 2 * time.Second
 	// chunksFor is how long chunks are kept in their store.
 	chunksFor = 15 * time.Minute

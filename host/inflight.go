@@ -67,7 +67,7 @@ func (c *inflight) report(p codec.Progress) { c.readers.Report(&p) }
 
 // why is the error of a call whose handler does not return. It is said to have
 // begun: what waits for its turn returns at once when its call is over, and
-// should it yet say otherwise, nobody has run it twice for that.
+// should it yet say otherwise, no caller has sent it again because of that.
 func (c *inflight) why() *toolmesh.Error {
 	if cause := c.cause.Load(); cause != nil {
 		return cause

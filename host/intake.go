@@ -33,7 +33,7 @@ type intake struct {
 const timeWait = 2 * time.Second
 
 // parse reads a request. One whose headers cannot be read is answered in the
-// plain form: nobody knows whether its body is an envelope. err is what is wrong
+// plain form: whether its body is an envelope is unknown. err is what is wrong
 // with its subject.
 func parse(s *subjects.Subject, m *nats.Msg, err error) (*codec.Request, *toolmesh.Error) {
 	var req *codec.Request

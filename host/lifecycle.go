@@ -95,7 +95,7 @@ func (h *Host) drain(ctx context.Context) error {
 		return nil
 	}
 	if h.presence.Taken() {
-		return h.bus.Drain(ctx, subs...) // nobody is to hear of a drain of the process that is the node now
+		return h.bus.Drain(ctx, subs...) // the process that is the node now does not drain
 	}
 	began := time.Now()
 	h.intake.lastDirected.Store(bus.Mono(began))

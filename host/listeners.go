@@ -20,8 +20,8 @@ const (
 )
 
 // listeners hand requests to goroutines that admit and run them. All
-// subscriptions feed one channel; whoever takes a request off it first makes
-// sure that somebody else listens. A call therefore needs no hand-over between
+// subscriptions feed one channel; the goroutine that takes a request off it
+// first makes sure that another one listens. A call therefore needs no hand-over between
 // goroutines, which would cost more than all else that the host does for it,
 // and its goroutine's stack has grown already.
 type listeners struct {
@@ -33,7 +33,7 @@ type listeners struct {
 	most     atomic.Int64 // of idle: more end
 	wg       sync.WaitGroup
 
-	mu     sync.Mutex
+	mu     sync.Mutex // no other lock is taken under it
 	alive  int64
 	closed bool
 }

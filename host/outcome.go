@@ -48,11 +48,11 @@ func outcome(ctx *callContext, err error) *toolmesh.Error {
 		if ctx.nested.Load() && e.Started != toolmesh.StartedYes {
 			e = e.WithStarted(toolmesh.StartedYes) // it may be that of the call it made
 		}
-		// Did the code begin whose worker died, or speaks in riddles? Who runs the
+		// Whether the code of a worker that died had begun is unknown. A handler that runs the
 		// code itself knows that it did.
 		unsure = e.Started == toolmesh.StartedUnknown &&
 			(e.Origin == toolmesh.OriginWorker || e.Code == toolmesh.CodeWorkerCrashed || e.Code == toolmesh.CodeWorkerOutOfMemory)
-		// What is over is not to be tried again, whoever had no room for it.
+		// A call whose time is over is not to be sent again, whatever had no room for it.
 		again := e.Started == toolmesh.StartedNo && e.Retryable
 		if ended && (again || e.Code == toolmesh.CodeCancelled || e.Code == toolmesh.CodeDeadlineExceeded) {
 			e = because(ctx, e, unsure)

@@ -23,8 +23,8 @@ type Service struct {
 	Session  subjects.SessionID
 	Revision string
 	// Claim is the source that the index's name is claimed for in the registry;
-	// a name that another source has is refused. Empty claims nothing: whoever
-	// installed the index has.
+	// a name that another source has is refused. Empty claims nothing: the
+	// installation of the index has.
 	Claim string
 	Tools []Tool
 	// Unavailable are tools that are known and not served.
@@ -97,7 +97,7 @@ func Metadata(object json.RawMessage) ToolOption {
 // same name again replaces the function. Before Start the function waits for
 // it; afterwards it is served when Handle returns. The errors are invalid_request
 // for a name or a function that cannot be served, a type without a schema
-// included, or an index that somebody else has, payload_too_large for one that the
+// included, or an index of another source, payload_too_large for one that the
 // registry cannot hold, and unavailable without a connection. What it costs does not
 // depend on how many functions there are.
 func (h *Host) Handle(name string, handler Handler, opts ...ToolOption) (subjects.ToolID, error) {
@@ -223,7 +223,7 @@ func (h *Host) Remove(ctx context.Context, index subjects.IndexName, session sub
 // tools that stay are never without a server in between. When it returns, the
 // node's connection has told the broker; the registry follows. The errors are
 // invalid_request for a descriptor that cannot be served and for an index that
-// somebody else has, payload_too_large for a tool of which the broker takes no
+// another source, payload_too_large for a tool of which the broker takes no
 // message, and unavailable without a connection. After an error what was published
 // before is served.
 func (h *Host) Publish(ctx context.Context, s Service) error {

@@ -319,7 +319,7 @@ func (p *publisher) claim(ctx context.Context, s *service) error {
 	return err
 }
 
-// giveUp withdraws a service whose name has turned out to be somebody else's.
+// giveUp withdraws a service whose name has turned out to be claimed for another source.
 func (p *publisher) giveUp(key serviceKey, why error) {
 	p.log.Error("a service is withdrawn: it cannot have its name",
 		slog.String("index", string(key.index)), slog.String("error", why.Error()))
@@ -536,7 +536,7 @@ func (p *publisher) followService(s *service) {
 		return
 	}
 	if epoch == "" {
-		// Somebody has created the session in which the tools were served before.
+		// The session was created after its tools were served in it.
 		if now, err := p.sessions.Now(s.key.session); err == nil && now != "" {
 			s.tenure.Became(now)
 			p.records.again(s.key)

@@ -46,7 +46,7 @@ type records struct {
 // a message.
 type listing struct {
 	key     serviceKey
-	writing sync.Mutex // one writer at a time
+	writing sync.Mutex // one writer at a time; taken before records.mu
 
 	claim    string
 	revision string

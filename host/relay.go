@@ -14,7 +14,7 @@ import (
 const maxHops = 2
 
 // mayPass reports whether a request that the queue group has brought may be passed on
-// when there is no slot: who chooses a node itself chooses another.
+// when there is no slot: a caller that addresses a node directly must pick another one itself.
 func (k *core) mayPass(req *codec.Request) bool { return req.Hops < maxHops && k.relay.Load() != nil }
 
 // passOn has another node run a call, and ends with what that says. The call has all
@@ -106,7 +106,7 @@ func (r *runner) unlessCrowded(call *admit.Running[*inflight], args json.RawMess
 		return record
 	}
 	if c.Request.Ref != nil {
-		args = nil // who runs it reads them
+		args = nil // the node that runs the call reads them
 	}
 	return r.passOn(call, c.Request, args, nil)
 }

@@ -80,7 +80,7 @@ func TestFullNodePassesCallsOn(t *testing.T) {
 		})
 		occupied := r.inbox()
 		for range slots {
-			r.send(occupied, directed(full, "default", "desk.hold"), `{"key":"occupied"}`)
+			r.send(occupied, directed(full, "default", "desk.hold"), `{"key":"occupied"}`, "Mesh-Timeout-Ms", "600000")
 			wait(t, "start", r.gate("occupied").started)
 		}
 		t.Run("calls", func(t *testing.T) { relayedCalls(t, &rig{desk: d, t: t, h: full, nc: r.nc, session: r.session}) })

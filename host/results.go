@@ -89,8 +89,8 @@ type resultSink struct {
 	t    *checked
 	call *Call
 
-	mu     sync.Mutex
-	failed error // the item that does not fit ends the stream: nothing is sent behind it
+	mu     sync.Mutex // no other lock is taken under it
+	failed error      // the item that does not fit ends the stream: nothing is sent behind it
 }
 
 func (s *resultSink) failure() error {

@@ -34,7 +34,7 @@ type routeKey struct {
 
 // routes is what the host serves, read on every call and changed rarely.
 type routes struct {
-	mu    sync.RWMutex
+	mu    sync.RWMutex // taken before pace.mu
 	table map[routeKey]*served
 }
 

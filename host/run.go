@@ -39,7 +39,7 @@ func newRunner(k *core) *runner {
 	return &runner{
 		core: k, args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
 		keys: once.New(once.Options{
-			Node: k.node, Boot: k.boot, Bus: store.Of(k.bus), Presence: k.presence, Base: k.base, Log: k.log, Go: k.background.Go, Fit: k.replies.Fit, Exited: errExited,
+			Node: k.node, Boot: k.boot, Bus: store.Of(k.bus), Presence: k.presence, Base: k.base, Log: k.log, Go: k.background.Go, Replies: k.replies, Exited: errExited,
 		}),
 	}
 }
@@ -62,7 +62,7 @@ func (r *runner) conclude(call *admit.Running[*inflight], record admit.Record) {
 	}
 	record = r.replies.Bounded(&c.ctx, c.Request, record)
 	took := time.Since(c.Start)
-	r.replies.Pace(c.ctx.Done(), &c.Reader, record) // with its slot: no more results wait than there are
+	r.replies.Pace(&c.ctx, &c.Reader, record) // with its slot: no more results wait than there are
 	c.finish()
 	if record.Err != nil {
 		r.counts.failed.Add(1)
@@ -122,7 +122,7 @@ func (r *runner) execute(running *admit.Running[*inflight]) admit.Record {
 		defer c.home.Leave()
 	}
 	if c.Request.Ref != nil && running.Full != nil {
-		return r.passOn(running, c.Request, nil, nil) // who runs it reads them
+		return r.passOn(running, c.Request, nil, nil) // the node that runs the call reads them
 	}
 	args, varArgs, bad := r.arguments(c)
 	if bad != nil {

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"context"
 	"log/slog"
 	"sync"
 	"time"
@@ -32,14 +31,18 @@ const (
 type streams struct {
 	*core
 	stream.Node
-	replayer *chunks.Replayer
-	chunked  chunked
+	*chunks.Replayer
+
+	chunkedMu sync.Mutex                    // taken before background.mu
+	chunked   map[subjects.SessionID]string // epochs of the sessions of which chunks are stored
 }
 
+var _ stream.Store = (*streams)(nil)
+
 func newStreams(k *core) *streams {
-	st := &streams{core: k, replayer: chunks.NewReplayer(k.bus, k.log)}
+	st := &streams{core: k, Replayer: chunks.NewReplayer(k.bus, k.log), chunked: make(map[subjects.SessionID]string)}
 	st.Node = stream.Node{
-		ID: k.node, Base: k.base, Log: k.log, Replies: k.replies, Go: k.background.Go, Store: chunkStore{k.bus, st.replayer, k.boot, &st.chunked},
+		ID: k.node, Base: k.base, Log: k.log, Replies: k.replies, Go: k.background.Go, Store: st,
 		Quota: quota.New(k.opts.StreamQuota, chunksFor, time.Now), Account: k.sessions.Account, Replays: fair.NewQueue[subjects.SessionID](maxReplays, maxWaiting, k.background.Go),
 	}
 	return st
@@ -73,37 +76,41 @@ func (st *streams) replay(m *nats.Msg) {
 			refuse(err)
 			return
 		}
-		st.replayer.Answer(st.base, s, epoch, m)
+		st.Answer(st.base, s, epoch, m)
 	}) {
 		refuse(toolmesh.Errorf(toolmesh.CodeBusy, "too many replays of session %q wait at node %s: try again", s.Session, st.node).WithDetail("limit", "replays"))
 	}
 }
 
-// chunkStore is where the node's streams keep their chunks.
-type chunkStore struct {
-	*bus.Bus
-	replayer *chunks.Replayer
-	boot     subjects.BootID
-	chunked  *chunked
+// Open implements [stream.Store].
+func (st *streams) Open(deliver func(*nats.Msg, error)) (*bus.Inbox, error) {
+	return st.bus.Open(deliver)
 }
 
-// Read implements [stream.Store].
-func (s chunkStore) Read(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID, epoch string, req codec.ReplayRequest) (chunks.Page, error) {
-	return s.replayer.Read(ctx, session, rpc, epoch, req)
-}
+// MaxPayload implements [stream.Store].
+func (st *streams) MaxPayload() int64 { return st.bus.MaxPayload() }
 
-// Writer implements [stream.Store].
-func (s chunkStore) Writer(session subjects.SessionID, rpc subjects.RPCID, opts *chunks.WriterOptions) (stream.Writer, error) {
-	w, err := chunks.NewWriter(s.Bus, session, rpc, s.boot, opts)
+// Writer implements [stream.Store]. Chunks of sessions that nobody created expire.
+func (st *streams) Writer(session subjects.SessionID, rpc subjects.RPCID, opts *chunks.WriterOptions) (stream.Writer, error) {
+	w, err := chunks.NewWriter(st.bus, session, rpc, st.boot, opts)
 	if err != nil {
 		return nil, err
 	}
-	s.chunked.note(session, opts.Epoch)
+	st.note(session, opts.Epoch)
 	return w, nil
 }
 
-// replayed notes that somebody reads what is stored of a stream that this node has:
-// any member of the mesh may have answered.
+// note notes that chunks of a session are stored.
+func (st *streams) note(session subjects.SessionID, epoch string) {
+	st.chunkedMu.Lock()
+	defer st.chunkedMu.Unlock()
+	if epoch != "" {
+		st.chunked[session] = epoch
+	}
+}
+
+// replayed notes that a stream of this node is read from the store: any member of the mesh
+// may have answered.
 func (st *streams) replayed(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
 	if err != nil {
@@ -120,34 +127,15 @@ func (st *streams) replayed(m *nats.Msg) {
 // calls have ended.
 const chunksOver = 5 * time.Second
 
-// chunked are the epochs of the sessions of which this node has stored chunks. The zero
-// value is empty.
-type chunked struct {
-	mu    sync.Mutex
-	epoch map[subjects.SessionID]string
-}
-
-// note notes that a stream begins. Chunks of sessions that nobody created expire.
-func (c *chunked) note(session subjects.SessionID, epoch string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.epoch == nil {
-		c.epoch = make(map[subjects.SessionID]string)
-	}
-	if epoch != "" {
-		c.epoch[session] = epoch
-	}
-}
-
 // dropChunks has the chunks of sessions removed that have ended. The ticker calls it.
 func (st *streams) dropChunks() {
-	st.chunked.mu.Lock()
-	defer st.chunked.mu.Unlock()
-	for session, epoch := range st.chunked.epoch {
+	st.chunkedMu.Lock()
+	defer st.chunkedMu.Unlock()
+	for session, epoch := range st.chunked {
 		if st.sessions.Seen(session, epoch) {
 			continue
 		}
-		delete(st.chunked.epoch, session)
+		delete(st.chunked, session)
 		st.background.Go(func() {
 			select {
 			case <-time.After(chunksOver):
@@ -155,7 +143,7 @@ func (st *streams) dropChunks() {
 				return
 			}
 			if !st.sessions.Over(session, epoch) { // the view is behind
-				st.chunked.note(session, epoch)
+				st.note(session, epoch)
 				return
 			}
 			unused := func() bool { // the next one of its name may have stored some

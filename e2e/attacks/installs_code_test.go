@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -62,7 +63,7 @@ func (t *installTable) environments() {
 		}},
 		{"modules of it named as the worker's", map[string]string{"_toolmesh_worker/__init__.py": "{probe start}\n", "_toolmesh_worker/entry.py": "{probe start}\n", "toolmesh/__init__.py": "{probe start}\n"}},
 	} {
-		r := t.recipe(recipe{name: one.what, files: fresh("{id}evil"), prepare: dependency(one.files)})
+		r := t.recipe(recipe{name: one.what, files: fresh("{id}evil"), prepare: dependency(one.files), everywhere: one.files["a.pth"] != "" || strings.Contains(one.what, "standard library")})
 		t.row(area, one.what, by, confined, r, unconfined())
 		t.row(area, one.what+": change a file of the agent", by, always, r, altered)
 	}
@@ -110,7 +111,7 @@ func (t *installTable) environments() {
 		{"markers that name its own interpreter", "markers"},
 	}
 	for _, one := range acts {
-		r := t.recipe(recipe{name: "sdist " + one.act, files: fresh("{id}evil", "honest"), prepare: source("{probe build " + one.act + "}")})
+		r := t.recipe(recipe{name: "sdist " + one.act, files: fresh("{id}evil", "honest"), prepare: source("{probe build " + one.act + "}"), everywhere: one.act == "replace_interpreter"})
 		t.row(area, "a backend puts into the environment "+one.what+", which the agent runs", by, confined, r, unconfined("later", "build"))
 	}
 	init := func(kind, acts, more string) map[string]string {
@@ -123,7 +124,7 @@ func (t *installTable) environments() {
 	r = t.recipe(recipe{name: "sdist, command", files: requiring("command", "{id}evil", "honest"), prepare: source("{probe build replace_interpreter}")})
 	t.row(area, "a backend replaces the interpreter of an index of commands", by, confined, r, unconfined("later", "build"))
 	for _, one := range acts {
-		r := t.recipe(recipe{name: "init " + one.act, files: init("", one.act, "isolation = \"fresh\"\n")})
+		r := t.recipe(recipe{name: "init " + one.act, files: init("", one.act, "isolation = \"fresh\"\n"), everywhere: true})
 		t.row(area, "`init` puts into it "+one.what+", which the agent runs, also after a restart", by, confined, r, unconfined("later", "init"))
 	}
 	r = t.recipe(recipe{name: "init interpreter, command", files: init("command", "replace_interpreter start_up", "")})
@@ -167,7 +168,7 @@ func (t *installTable) links() {
 		{"change the owner or mode of a file of the agent, by a second name for it", "hard_links", ""},
 	} {
 		files := plain(map[string]string{"requirements.txt": "honest\n", "i.py": "{probe init " + one.act + "}\n", "tools.toml": "[index]\ninit = [\"python\", \"i.py\"]\ntools = [\"m.hello\"]\n"})
-		t.row(area, one.what, by, confined, t.recipe(recipe{name: "init " + one.act, files: files}), altered)
+		t.row(area, one.what, by, confined, t.recipe(recipe{name: "init " + one.act, files: files, everywhere: true}), altered)
 	}
 	r := t.recipe(recipe{name: "backend link_written", files: requiring("", "{id}evil", "honest"), prepare: source("{probe build link_written}")})
 	t.row(area, "a backend does, by links for lists and `__pycache__`", by, confined, r, altered)
@@ -187,7 +188,7 @@ func (t *installTable) links() {
 		})
 		return found
 	})
-	r = t.recipe(recipe{name: "rewrite", files: plain(map[string]string{"i.py": "{probe init rewrite_source}\n", "tools.toml": "[index]\ninit = [\"python\", \"i.py\"]\ntools = [\"m.hello\"]\n"})})
+	r = t.recipe(recipe{name: "rewrite", everywhere: true, files: plain(map[string]string{"i.py": "{probe init rewrite_source}\n", "tools.toml": "[index]\ninit = [\"python\", \"i.py\"]\ntools = [\"m.hello\"]\n"})})
 	t.row(area, "`init` rewrites the manifest and the lists: tools at a lower level, after a restart", "sources are verified", confined, r, unconfined(), func(c *attempted) string {
 		if strings.Contains(c.mesh(-1, "ls"), c.id+".m.added") {
 			return "a tool was added"
@@ -219,6 +220,7 @@ func (t *installTable) builds() {
 		{"`init`", "init", recipe{name: "init probes", files: withInit}},
 		{"imports at the install", "import", recipe{name: "import probes", files: imports}},
 	} {
+		place.r.everywhere = true
 		r := t.recipe(place.r)
 		t.row(place.area, "run as the agent", by, confined, r, unconfined(place.where))
 		t.row(place.area, "read a key", by, confined, r, readsOf(place.where, "key"))
@@ -276,10 +278,10 @@ func (t *installTable) credentials() {
 		r := t.recipe(recipe{name: one.what, files: with(one.line), prepare: one.prepare, refused: true})
 		t.row(area, one.what, by, always, r, tokenKept)
 	}
-	declared := t.recipe(recipe{name: "a private repository with a declared token", files: with("{id}git @ git+http://" + declaredSecret + "@{host}/private/{id}/git/{id}git"), prepare: git, env: []string{"TOKEN"}, control: `"hello"`})
+	declared := t.recipe(recipe{name: "a private repository with a declared token", everywhere: true, files: with("{id}git @ git+http://" + declaredSecret + "@{host}/private/{id}/git/{id}git"), prepare: git, env: []string{"TOKEN"}, control: `"hello"`})
 	t.row(area, "have a declared token stand in locks, logs, environments, bundles or answers", by, always, declared, leaks)
 	t.row(area, "among the arguments of git or uv", by, always, declared, argued)
-	declaredWheel := t.recipe(recipe{name: "a private wheel with a declared token", files: with("{id}whl @ http://u:" + declaredSecret + "@{host}/private/{id}/{id}whl-1-py3-none-any.whl"), prepare: file, env: []string{"TOKEN"}, control: `"hello"`})
+	declaredWheel := t.recipe(recipe{name: "a private wheel with a declared token", everywhere: true, files: with("{id}whl @ http://u:" + declaredSecret + "@{host}/private/{id}/{id}whl-1-py3-none-any.whl"), prepare: file, env: []string{"TOKEN"}, control: `"hello"`})
 	t.row(area, "the same of a wheel's", by, always, declaredWheel, leaks, argued)
 	// Another index asks for the same with a wrong password.
 	t.row(area, "get a private wheel of another index from uv's cache, with a wrong password", "a cache of its own", always, t.recipe(recipe{
@@ -378,7 +380,9 @@ func (t *installTable) controls() {
 		return map[string]string{dir + "/pyproject.toml": project(name, more...), dir + "/b.py": backend(name, name, "")}
 	}
 	control := func(name, answer string, files map[string]string, prepare func(*attempted)) {
-		t.recipe(recipe{name: name, files: files, control: answer, prepare: prepare})
+		// Its kind decides, and where its packages come from.
+		everywhere := slices.Contains([]string{"a package of the agent's index, functions", "a package of the agent's index, command", "a package in the tree", "an `init` that writes data"}, name)
+		t.recipe(recipe{name: name, files: files, control: answer, prepare: prepare, everywhere: everywhere})
 	}
 	uses := func(module string, parts ...map[string]string) map[string]string {
 		files := plain(map[string]string{"m.py": "import " + module + "\ndef hello() -> str:\n    return " + module + ".VALUE\n"})

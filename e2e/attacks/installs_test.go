@@ -115,6 +115,7 @@ type workplace struct {
 	mu      sync.Mutex // of logs
 	logs    bytes.Buffer
 	cases   []*attempted
+	byID    map[string]*attempted
 	reports []report // left in drop
 }
 
@@ -143,8 +144,10 @@ func (c *attempted) base() string {
 	return fmt.Sprintf("http://%s/c/%s", c.author.host, c.id)
 }
 
-// words finds canaries and tokens with the cases that they are of.
-var words = regexp.MustCompile(`(?i)(?:canary|secrettoken)([a-z]{3})x[a-z0-9]{12}`)
+// words find canaries and tokens, in lower case, with the cases that they are of.
+var words = map[string]*regexp.Regexp{
+	"canary": regexp.MustCompile(`canary([a-z]{3})x[a-z0-9]{12}`), "secrettoken": regexp.MustCompile(`secrettoken([a-z]{3})x[a-z0-9]{12}`),
+}
 
 func word(kind, id string) string {
 	const letters = "abcdefghijklmnopqrstuvwxyz"
@@ -178,19 +181,20 @@ func installAt(t *testing.T, m installMachine) {
 	w.own(filepath.Join(w.dir, "home"))
 	tokens := map[string]string{}
 	w.author = newAuthor(t, word("ownpass", ""), func(id string) string { return tokens[id] })
+	w.byID = map[string]*attempted{}
 	w.start()
 	w.victim()
 	start := time.Now()
 	picked := regexp.MustCompile(*only)
 	for i, r := range recipes {
-		if !picked.MatchString(r.name) {
+		if !picked.MatchString(r.name) || r.spelling && os.Getenv(soak) == "" {
 			continue
 		}
 		id := string([]byte{'a' + byte(i/676), 'a' + byte(i/26%26), 'a' + byte(i%26)})
 		mine := *r
 		c := &attempted{workplace: w, recipe: &mine, of: r, id: id, canary: word("canary", id), token: word("secrettoken", id)}
 		tokens[id] = c.token
-		w.cases = append(w.cases, c)
+		w.cases, w.byID[id] = append(w.cases, c), c
 		c.plant()
 		w.author.during(id)
 		began := time.Now()
@@ -278,7 +282,7 @@ func (w *workplace) start() {
 	home := filepath.Join(w.dir, "home")
 	w.mesh = &mesh{dir: home, data: filepath.Join(home, "data")}
 	w.admin = access.File(w.data, access.Admin)
-	w.url, w.stop = w.process(program, "nats=(\\S+)\n", "up", "--nats-listen=127.0.0.1:0", "--private-sources", "--data-dir="+w.data, "--sandbox="+w.asked.String())
+	w.url, w.stop = w.process(program, "nats=(\\S+)\n", "up", "--nats-listen=127.0.0.1:0", "--labels=first=yes", "--private-sources", "--data-dir="+w.data, "--sandbox="+w.asked.String())
 	w.nc = w.connect(w.t, w.admin)
 }
 
@@ -587,6 +591,9 @@ func (c *attempted) install(r *recipe, name string) {
 		source = fmt.Sprintf("http://%s/git/%s.git", c.author.host, name)
 	}
 	args := []string{"install", source, "--name=" + name}
+	if w := c.workplace; w.second && !r.everywhere && os.Getenv(soak) == "" {
+		args = append(args, "--on=first=yes")
+	}
 	for _, one := range r.env {
 		args = append(args, "--env="+one)
 	}
@@ -702,7 +709,7 @@ func (w *workplace) again() {
 func (w *workplace) settled(nodes int) {
 	w.t.Helper()
 	var open []string
-	for until := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for until := time.Now().Add(30 * time.Second); ; time.Sleep(300 * time.Millisecond) { // each look is a process
 		var said struct {
 			Indexes []struct {
 				Name  string
@@ -719,7 +726,11 @@ func (w *workplace) settled(nodes int) {
 		open = nil
 		for _, one := range said.Indexes {
 			failed := slices.ContainsFunc(one.Tools, func(tool struct{ State, Reason string }) bool { return tool.Reason != "" })
-			if len(one.Nodes) < nodes && !failed {
+			wanted := nodes
+			if c := w.byID[one.Name]; c != nil && !c.everywhere && os.Getenv(soak) == "" {
+				wanted = 1
+			}
+			if len(one.Nodes) < wanted && !failed {
 				open = append(open, one.Name)
 			}
 		}

@@ -96,7 +96,7 @@ def binary() -> Iterator[None]:
         os.environ["TOOLMESH_BINARY"] = before
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     """A mesh that anybody may serve in."""
     one = Started(tmp_path_factory.mktemp("open"), more=["--open"])

@@ -29,7 +29,7 @@ func newStore(t *testing.T, dir string, change func(*Options)) *Store {
 		t.Skip("makes environments")
 	}
 	log := slog.New(slog.DiscardHandler)
-	if os.Getenv("MESH_TEST_LOGS") != "" {
+	if os.Getenv("MESH_TEST_LOG") != "" {
 		log = slog.New(slog.NewTextHandler(t.Output(), nil))
 	}
 	o := Options{Logger: log, Environ: os.Environ(), UV: anyUV(), Confined: unconfined}

@@ -59,7 +59,7 @@ func (p *past) turn() {
 // forgotten notes that names of calls that ended up to a time are.
 func (p *past) forgotten(ended time.Time) { p.since = later(p.since, ended) }
 
-// sweep forgets what nobody repeats any more: calls that ended up to a time.
+// sweep forgets calls that ended up to a time.
 func (p *past) sweep(horizon time.Time) {
 	if p.young.n > 0 && !p.young.first.After(horizon) {
 		p.turn()

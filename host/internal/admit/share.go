@@ -22,11 +22,11 @@ const waits = time.Second
 
 // shares are the parts that accounts have of a node's places.
 //
-// An account may have all that is free while nobody waits. One that is refused a place
+// An account may have all that is free while no other account waits. One that is refused a place
 // while it has less than its part, which is the same for all that are there, waits: of
 // the places that become free one is kept for it, of which those that have their part
 // get none. So a flood gives way as its calls end, and a place is left empty only for
-// somebody who has just asked for one.
+// an account that has just asked for one.
 type shares struct {
 	slots   int
 	of      map[subjects.SessionID]*share
@@ -85,7 +85,7 @@ func (s *share) idle() bool {
 	return s.has[ofAll] == 0 && s.has[ofPassed] == 0 && s.has[ofParked] == 0 && s.missed == [kinds]time.Time{}
 }
 
-// sweep forgets who does not wait any more.
+// sweep forgets accounts that wait no longer.
 func (ss *shares) sweep(now time.Time) {
 	for account, s := range ss.of {
 		for kind, at := range s.missed {

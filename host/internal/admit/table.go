@@ -36,7 +36,7 @@ type Key struct {
 // Request identifies a call well enough to tell a repetition from a collision:
 // all of it must agree.
 type Request struct {
-	Key   Key // an empty RPC is a call that nobody can repeat or cancel
+	Key   Key // an empty RPC is a call that cannot be repeated or cancelled
 	Tool  subjects.ToolID
 	Epoch string // of the session
 	// Unsettled: the epoch is not known yet. Any one will do.
@@ -161,7 +161,7 @@ type Table[T any] struct {
 	slots int
 	now   func() time.Time
 
-	mu      sync.Mutex
+	mu      sync.Mutex // no lock of another package is taken under it, and no waiter is called
 	running []*Running[T]
 	vacated int         // of running: those that have given their slot back
 	passed  int         // of running: those that have none, as they are passed on
@@ -281,7 +281,7 @@ func (t *Table[T]) inFlight() int { return len(t.running) - t.passed - t.parked 
 // spares is how many entries are made at once.
 const spares = 64
 
-// name takes a name that nobody has. t.mu is held.
+// name takes a name that is free. t.mu is held.
 func (t *Table[T]) name(hash uint64, r Request) *entry[T] {
 	if len(t.spare) == 0 {
 		t.spare = make([]entry[T], spares)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -443,8 +444,11 @@ func TestEachAsItEnds(t *testing.T) {
 		late := fmt.Sprintf(`{"index":0,"rpc_id":"%d.0","status":"ok","result":"late"}`, round)
 		for i, want := range []string{soon, late, fmt.Sprintf(`{"type":"rpc_batch_response","batch_id":%d,"results":[%s,%s]}`, round, late, soon), ""} {
 			answer, err := sub.NextMsg(waitTimeout)
-			if err != nil || string(answer.Data) != want {
-				t.Fatalf("answer %d: %v %s\nwant %s", i, err, answer.Data, want)
+			if err != nil {
+				t.Fatalf("answer %d: %v", i, err)
+			}
+			if got := regexp.MustCompile(`"lane_wait_ms":\d+,`).ReplaceAllString(string(answer.Data), ""); got != want { // a busy machine lets calls wait
+				t.Fatalf("answer %d: %s\nwant %s", i, got, want)
 			}
 			if id := answer.Header.Get("Mesh-Rpc-Id"); i < 2 && id != fmt.Sprintf("%d.%d", round, 1-i) {
 				t.Errorf("answer %d is of %q", i, id)

@@ -31,8 +31,8 @@ const (
 	callerGone = 5 * time.Second
 )
 
-// run is one batch that runs.
-type run struct {
+// execution is one batch that runs.
+type execution struct {
 	s       *Server
 	b       *codec.Batch
 	to      *reader
@@ -46,7 +46,7 @@ type run struct {
 	members []member
 	tools   map[subjects.ToolID]*callee
 
-	mu       sync.Mutex // guards what follows, and the members
+	mu       sync.Mutex // guards what follows, and the members; taken before the table's, and messages are sent under it
 	queue    lane.Queue
 	ready    []*member // may begin, in order
 	running  int
@@ -83,9 +83,9 @@ const (
 	over
 )
 
-// newRun makes a run with its time: its cancel may come as soon as the table has it.
-func newRun(s *Server, to *reader) *run {
-	r := &run{s: s, b: to.b, to: to, began: to.began, group: retry.NewGroup(), release: func() {}}
+// newExecution makes an execution with its time: its cancel may come as soon as the table has it.
+func newExecution(s *Server, to *reader) *execution {
+	r := &execution{s: s, b: to.b, to: to, began: to.began, group: retry.NewGroup(), release: func() {}}
 	r.ctx, r.cancel = context.WithCancelCause(s.Base)
 	if r.b.HasTimeout {
 		r.ctx, r.release = context.WithDeadlineCause(r.ctx, r.began.Add(r.b.Timeout), errDeadline)
@@ -97,7 +97,7 @@ func newRun(s *Server, to *reader) *run {
 var errGone = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller is gone").WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo).WithDetail("reason", "caller_gone")
 
 // close lets go of the run's time.
-func (r *run) close() {
+func (r *execution) close() {
 	r.release()
 	r.cancel(nil)
 }
@@ -106,7 +106,7 @@ var errDeadline = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the time was u
 	WithStarted(toolmesh.StartedNo).WithDetail("limit", "time").WithOrigin(toolmesh.OriginAgent)
 
 // join notes who repeats the batch.
-func (r *run) join(to *reader) {
+func (r *execution) join(to *reader) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.joined = append(r.joined, to)
@@ -114,7 +114,7 @@ func (r *run) join(to *reader) {
 
 // keepAlive says that the batch runs, and ends it once nobody is there to hear it. It is
 // the ticker's.
-func (r *run) keepAlive(now time.Time) {
+func (r *execution) keepAlive(now time.Time) {
 	r.mu.Lock()
 	all := append([]*reader{r.to}, r.joined...)
 	r.mu.Unlock()
@@ -133,7 +133,7 @@ func (r *run) keepAlive(now time.Time) {
 
 // start makes the calls, with this goroutine and as many more as there are calls to make
 // at once; finish is called when all have ended.
-func (r *run) start(finish func(admit.Record)) {
+func (r *execution) start(finish func(admit.Record)) {
 	r.finish = finish
 	r.left = len(r.b.Members)
 	r.results = make([][]byte, r.left)
@@ -162,7 +162,7 @@ func (r *run) start(finish func(admit.Record)) {
 }
 
 // learn finds out what the tools of the batch are.
-func (r *run) learn() {
+func (r *execution) learn() {
 	names := make([]subjects.ToolID, 0, len(r.b.Members))
 	r.tools = make(map[subjects.ToolID]*callee)
 	for i := range r.b.Members {
@@ -187,7 +187,7 @@ func (r *run) learn() {
 
 // bind makes positional arguments named ones, where that can be: so each node, and a plain
 // request, has the same call under its rpc id.
-func (r *run) bind(m *codec.Member) {
+func (r *execution) bind(m *codec.Member) {
 	if d := r.tools[m.Tool].descriptor; d != nil && len(m.Positional) > 0 {
 		if object, more, err := tool.Bind(d, m.Positional, m.Args); err == nil && more == nil {
 			m.Args, m.Positional = object, nil
@@ -196,7 +196,7 @@ func (r *run) bind(m *codec.Member) {
 }
 
 // key is what a call touches.
-func (r *run) key(m *member) lane.Key {
+func (r *execution) key(m *member) lane.Key {
 	c := r.tools[m.Tool]
 	args := m.Args
 	if len(m.Positional) > 0 && c.descriptor != nil {
@@ -215,7 +215,7 @@ func (r *run) key(m *member) lane.Key {
 // next has what may begin do so; r.mu is held. One goroutine is started at a time: it
 // sees to the next one, as long as there is something for it to do. So calls that end at
 // once are made by few, whose stacks have grown, and slow ones run side by side.
-func (r *run) next() {
+func (r *execution) next() {
 	if len(r.ready) > 0 && !r.starting && r.running < atOnce && r.ctx.Err() == nil { // else stop gives them up
 		r.starting = true
 		r.s.running.Go(r.work)
@@ -223,7 +223,7 @@ func (r *run) next() {
 }
 
 // work makes calls until none may begin.
-func (r *run) work() {
+func (r *execution) work() {
 	first := true
 	for {
 		r.mu.Lock()
@@ -241,7 +241,7 @@ func (r *run) work() {
 }
 
 // take returns the next call that is to begin, nil for none; r.mu is held.
-func (r *run) take() *member {
+func (r *execution) take() *member {
 	for r.running < atOnce && len(r.ready) > 0 && r.ctx.Err() == nil {
 		m := r.ready[0]
 		r.ready = r.ready[1:]
@@ -259,7 +259,7 @@ func (r *run) take() *member {
 }
 
 // stop gives up what has not begun, once the batch is over.
-func (r *run) stop() {
+func (r *execution) stop() {
 	cause := toolmesh.AsError(context.Cause(r.ctx)).WithStarted(toolmesh.StartedNo)
 	for i := range r.members {
 		r.giveUp(&r.members[i], cause)
@@ -267,7 +267,7 @@ func (r *run) stop() {
 }
 
 // giveUp ends a call that waits for its turn.
-func (r *run) giveUp(m *member, why *toolmesh.Error) {
+func (r *execution) giveUp(m *member, why *toolmesh.Error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if m.state == waiting {
@@ -277,7 +277,7 @@ func (r *run) giveUp(m *member, why *toolmesh.Error) {
 }
 
 // call makes one call, here or on another node.
-func (r *run) call(m *member) {
+func (r *execution) call(m *member) {
 	if m.Err != nil {
 		r.ended(m, value{}, m.Err)
 		return
@@ -308,7 +308,7 @@ func (r *run) call(m *member) {
 
 // here makes a call on this node, and reports whether it had it: neither where it is
 // not served nor where there is no room.
-func (r *run) here(ctx context.Context, m *member) bool {
+func (r *execution) here(ctx context.Context, m *member) bool {
 	tool := r.tools[m.Tool]
 	if tool.subject.Kind == subjects.KindNone {
 		return false
@@ -336,7 +336,7 @@ func (r *run) here(ctx context.Context, m *member) bool {
 }
 
 // elsewhere makes a call by the client, which finds a node.
-func (r *run) elsewhere(ctx context.Context, m *member) (value, error) {
+func (r *execution) elsewhere(ctx context.Context, m *member) (value, error) {
 	args, callee := m.Args, r.tools[m.Tool]
 	if len(m.Positional) > 0 {
 		d := callee.descriptor
@@ -375,9 +375,8 @@ type value struct {
 
 // refer leaves a result that no message carries, not even alone, to a reference of its own,
 // so that the answer need not hold it.
-func (r *run) refer(v value) (value, *toolmesh.Error) {
-	limit := r.s.Bus.MaxPayload()
-	if !r.b.AcceptRef || v.ref != nil || limit == 0 || int64(len(v.json)+codec.AnswerRoom) <= limit {
+func (r *execution) refer(v value) (value, *toolmesh.Error) {
+	if !r.b.AcceptRef || v.ref != nil || r.s.Host.Fits(len(v.json)) {
 		return v, nil
 	}
 	ref, bad := r.s.Host.Keep(r.b.Session, v.json)
@@ -385,7 +384,7 @@ func (r *run) refer(v value) (value, *toolmesh.Error) {
 }
 
 // ended takes what a call that began has ended with.
-func (r *run) ended(m *member, value value, err *toolmesh.Error) {
+func (r *execution) ended(m *member, value value, err *toolmesh.Error) {
 	r.group.End()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -396,7 +395,7 @@ func (r *run) ended(m *member, value value, err *toolmesh.Error) {
 }
 
 // end takes what a call has ended with, and begins what waited for it; r.mu is held.
-func (r *run) end(m *member, value value, err *toolmesh.Error) {
+func (r *execution) end(m *member, value value, err *toolmesh.Error) {
 	m.state = over
 	if m.alarm != nil {
 		m.alarm.Stop()
@@ -429,7 +428,7 @@ func (r *run) end(m *member, value value, err *toolmesh.Error) {
 
 // put holds a result for the answer, where it fits, and sends it alone to who asked for
 // that; r.mu is held.
-func (r *run) put(m *member, result *codec.BatchResult) {
+func (r *execution) put(m *member, result *codec.BatchResult) {
 	encoded := result.Encode()
 	if r.b.Delivery == codec.DeliverInbox {
 		header, body := r.b.OneResult(r.s.Identity, result, encoded)

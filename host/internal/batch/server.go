@@ -39,6 +39,8 @@ type Host interface {
 	Here(ctx context.Context, subject subjects.Subject, call *codec.Request, done func(admit.Record)) (mine bool)
 	// Send publishes a reply; it reports whether the connection takes its size.
 	Send(m *nats.Msg) bool
+	// Fits reports whether a message can carry a result of a size, in bytes.
+	Fits(size int) bool
 	// Keep stores what no message carries, for its caller to read by reference.
 	Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error)
 	// Load reads what a session's reference names into room that is held for it.
@@ -88,12 +90,12 @@ type Options struct {
 // Server runs batches. Its methods may be called concurrently.
 type Server struct {
 	Options
-	table    *admit.Table[*run]
+	table    *admit.Table[*execution]
 	draining atomic.Bool
 	passing  atomic.Int64   // batches that are passed on
 	running  sync.WaitGroup // goroutines of batches
 
-	mu    sync.Mutex
+	mu    sync.Mutex              // no other lock is taken under it
 	rules map[declared]*lane.Rule // of tools that were called, so many at most
 }
 
@@ -124,7 +126,7 @@ func (s *Server) rule(d *tool.Descriptor, independent bool) *lane.Rule {
 
 // New makes a server.
 func New(o Options) *Server {
-	return &Server{Options: o, table: admit.NewTable[*run](maxBatches, time.Now), rules: make(map[declared]*lane.Rule)}
+	return &Server{Options: o, table: admit.NewTable[*execution](maxBatches, time.Now), rules: make(map[declared]*lane.Rule)}
 }
 
 // Drain has the server refuse what comes from now on; what runs goes on.
@@ -260,7 +262,7 @@ func (to *reader) settle(s *Server) func(admit.Record) {
 }
 
 // follow answers what is not run here anew.
-func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Running[*run], record admit.Record, bad *toolmesh.Error) {
+func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Running[*execution], record admit.Record, bad *toolmesh.Error) {
 	switch verdict {
 	case admit.Refuse:
 		s.refuse(to, bad)
@@ -297,7 +299,7 @@ func (s *Server) run(r admit.Request, to *reader, room Room) bool {
 		s.refuse(to, bad)
 		return false
 	}
-	batch := newRun(s, to)
+	batch := newExecution(s, to)
 	verdict, call, record, bad := s.table.Begin(r, batch, to.settle(s))
 	if verdict != admit.Run {
 		batch.close()
@@ -326,7 +328,7 @@ func (s *Server) answer(to *reader, rec admit.Record) {
 		return
 	}
 	header, body := to.b.Results(s.Identity, rec.Result)
-	if limit := s.Bus.MaxPayload(); to.b.AcceptRef && limit > 0 && int64(len(body)+codec.AnswerRoom) > limit {
+	if to.b.AcceptRef && !s.Host.Fits(len(body)) {
 		s.running.Go(func() { s.answerRef(to, rec.Result) }) // who calls this must not wait for the store
 		return
 	}

@@ -79,7 +79,7 @@ type Presence interface {
 type Lanes struct {
 	opts Options
 
-	mu      sync.Mutex // guards what follows; nothing waits and nothing is sent under it
+	mu      sync.Mutex // guards what follows; nothing waits and nothing is sent under it; taken before presence.mu
 	domains map[domainKey]*domain
 	asking  map[string]*asking // by the id of the grant
 	waiting int                // of asking: whose turn did not come at once

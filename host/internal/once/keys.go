@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/presence"
 	"github.com/toolmesh/toolmesh/host/internal/quota"
+	"github.com/toolmesh/toolmesh/host/internal/reply"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -47,8 +48,8 @@ type Options struct {
 	Log      *slog.Logger
 	// Go runs f in a goroutine that the node waits for when it stops.
 	Go func(f func())
-	// Fit cuts an error that no message can carry.
-	Fit func(*toolmesh.Error) *toolmesh.Error
+	// Replies says what a message can carry.
+	Replies *reply.Replies
 	// Exited is the error of a handler that ends its goroutine.
 	Exited *toolmesh.Error
 }
@@ -62,7 +63,7 @@ type Request struct {
 	Idempotent bool // as its tool declares
 }
 
-// keyed is what is stored under an idempotency key: which call it names, who runs it,
+// keyed is what is stored under an idempotency key: which call it names, the runner,
 // and what it ended with.
 type keyed struct {
 	Tool   subjects.ToolID `json:"tool"`
@@ -114,7 +115,7 @@ func (k *Keys) Tick() {
 func (k *Keys) reserve(ctx context.Context, account subjects.SessionID, limit int64) (done func(), bad *toolmesh.Error) {
 	left, most := k.room.Left(ctx)
 	if most == 0 {
-		return func() {}, nil // no bound, or no answer: who creates the key will see
+		return func() {}, nil // no bound, or no answer: creating the key shows it
 	}
 	size := most / keyParts
 	if limit > 0 {
@@ -135,7 +136,7 @@ func (k *Keys) reserve(ctx context.Context, account subjects.SessionID, limit in
 	}, nil
 }
 
-// take has a call hold a key; wait is nil, or closed when whoever holds it lets go.
+// take has a call hold a key; wait is nil, or closed when the call that holds it lets go.
 func (k *Keys) take(name string) (wait <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -346,7 +347,7 @@ func (k *Keys) try(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.E
 	}
 	c.revision, err = k.Bus.Update(ctx, c.key, c.value, entry.Revision, 0)
 	if errors.Is(err, store.ErrConflict) {
-		return nil, nil, nil // somebody was faster
+		return nil, nil, nil // another node was faster
 	}
 	return nil, nil, err
 }
@@ -366,7 +367,7 @@ func (k *Keys) heldBy(ctx context.Context, c *claim, entry store.Entry) (other *
 	case other.Done:
 		return other, false, nil, nil
 	case other.Node == k.Node && other.Boot == k.Boot:
-		return nil, true, nil, nil // this call holds the key on this node, so nobody runs under it
+		return nil, true, nil, nil // this call holds the key on this node, so no call runs under it
 	}
 	lost, _, err := k.Presence.NodeLost(ctx, other.Node, other.Boot)
 	if err != nil || !lost || c.idempotent {
@@ -386,7 +387,7 @@ func (k *Keys) settle(c *claim, account subjects.SessionID, record admit.Record)
 	mine := c.mine
 	mine.Done, mine.Result, mine.Error = true, record.Result, record.Err
 	if record.Err != nil {
-		mine.Error = k.Fit(record.Err)
+		mine.Error = k.Replies.Fit(record.Err)
 	} else if len(mine.Result) > 0 && !json.Valid(mine.Result) {
 		mine.Result, mine.Error = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON").WithStarted(toolmesh.StartedYes)
 	}
@@ -397,7 +398,7 @@ func (k *Keys) settle(c *claim, account subjects.SessionID, record admit.Record)
 			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
 		value, _ = tool.MarshalPlain(mine)
 	}
-	if limit := k.Bus.MaxPayload(); err != nil || record.Ref != nil || limit > 0 && int64(len(value)+codec.AnswerRoom) > limit {
+	if err != nil || record.Ref != nil || !k.Replies.Fits(len(value)) {
 		without("was too large to be kept under")
 	}
 	write := func(ctx context.Context) error {

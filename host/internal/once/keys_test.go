@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/presence"
+	"github.com/toolmesh/toolmesh/host/internal/reply"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
@@ -37,7 +38,7 @@ func node(t *testing.T, broker *meshtest.Server, id subjects.NodeID) *Keys {
 	t.Cleanup(running.Wait)
 	return New(Options{
 		Node: id, Boot: "boot", Bus: store.Of(b), Presence: p, Base: t.Context(), Log: slog.New(slog.DiscardHandler), Go: running.Go,
-		Fit: func(e *toolmesh.Error) *toolmesh.Error { return e },
+		Replies: reply.New(reply.Options{Bus: b}),
 	})
 }
 

@@ -68,7 +68,7 @@ type Presence struct {
 
 	// speaking is held while a heartbeat is noted and handed to the connection, and
 	// while a new connection is noted, so that sent is in the connection's order.
-	speaking sync.Mutex
+	speaking sync.Mutex // taken before mu
 
 	mu       sync.Mutex // guards what follows; nothing is sent and nothing waits under it
 	started  bool

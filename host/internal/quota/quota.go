@@ -19,7 +19,7 @@ type Quota struct {
 	now   func() time.Time
 	begun time.Time
 
-	mu       sync.Mutex
+	mu       sync.Mutex // no other lock is taken under it
 	accounts map[subjects.SessionID]*usage
 }
 

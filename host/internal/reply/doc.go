@@ -3,7 +3,4 @@
 // reference where no message carries them.
 //
 // It must never block for a caller, but for [Replies.Pace], or decide what an answer is.
-//
-// Locks: pacer.mu and unsent.mu are each taken alone; messages are published under
-// unsent.mu, in order.
 package reply

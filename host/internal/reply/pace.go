@@ -26,7 +26,7 @@ const (
 // pacer holds large results back while too many bytes are on their way to the connection of
 // their caller. The zero value is ready.
 type pacer struct {
-	mu     sync.Mutex
+	mu     sync.Mutex // no other lock is taken under it
 	inbox  map[string]*outbox
 	unread map[admit.Key]unread // by the call that it is the result of
 }

@@ -60,7 +60,7 @@ func (p *Replies) Answer(r *stream.Reader, record admit.Record) {
 		p.Go(func() { p.AnswerNow(r, p.anew(r, record)) })
 	case paced(r, record) && p.unsent.room.Take(prefix, size):
 		p.Go(func() {
-			p.Pace(p.Base.Done(), r, record)
+			p.Pace(p.Base, r, record)
 			p.unsent.room.Give(prefix, size) // what cannot be sent takes it itself
 			p.AnswerNow(r, record)
 		})
@@ -74,10 +74,10 @@ func paced(r *stream.Reader, record admit.Record) bool {
 	return len(record.Result) >= pacedFrom && record.Ref == nil && r.Local == nil
 }
 
-// Pace returns when an answer may be sent, or when done is closed: at once if it is small.
-func (p *Replies) Pace(done <-chan struct{}, r *stream.Reader, record admit.Record) {
-	if paced(r, record) {
-		p.pacer.wait(done, r, len(record.Result))
+// Pace returns when an answer may be sent, or when ctx ends: at once if the answer is small.
+func (p *Replies) Pace(ctx context.Context, r *stream.Reader, record admit.Record) {
+	if paced(r, record) { // else ctx need not make a channel
+		p.pacer.wait(ctx.Done(), r, len(record.Result))
 	}
 }
 
@@ -185,7 +185,7 @@ func (p *Replies) Bounded(ctx context.Context, req *codec.Request, record admit.
 	if record.Result == nil || record.Ref != nil || p.Fits(len(record.Result)) {
 		return record
 	}
-	if ctx.Err() != nil { // nobody would read it, nor have it deleted
+	if ctx.Err() != nil { // no caller would read it, or have it deleted
 		return admit.Record{Err: toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedYes)}
 	}
 	if req.AcceptRef {

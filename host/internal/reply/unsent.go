@@ -16,7 +16,7 @@ const (
 	// maxHeldAnswers is how many bytes of answers are held for the connection to come back,
 	// or, of calls that have no slot any more, for their caller to read others. Callers of
 	// one inbox prefix, as the sessions with a key have one each, have no more of it than
-	// they leave free: whoever comes next has some, too.
+	// they leave free, so that the next caller has some, too.
 	maxHeldAnswers = 64 << 20
 	// heldCost is about what a message costs in memory beside its bytes.
 	heldCost = 512
@@ -26,7 +26,7 @@ const (
 type unsent struct {
 	room *fair.Room[string] // in bytes, by inbox prefix
 
-	mu      sync.Mutex
+	mu      sync.Mutex  // no other lock of the host is taken under it; messages are published under it, in order
 	answers []*nats.Msg // in order
 	holding atomic.Bool // there are some; changes under mu
 }

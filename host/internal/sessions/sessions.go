@@ -24,8 +24,8 @@ const (
 
 // Options are what [Sessions] need of their node.
 type Options struct {
-	// Admit is what the node's view says of a session: its epoch, empty for one that nobody
-	// created, or session_not_found. It must not block. Nil has the node follow the registry
+	// Admit is what the node's view says of a session: its epoch, empty for one that was
+	// never created, or session_not_found. It must not block. Nil has the node follow the registry
 	// itself: see [Sessions.Open].
 	Admit func(subjects.SessionID) (epoch string, err error)
 	// Ask is what the registry's leader says of a session. Defaults to asking it.
@@ -86,9 +86,9 @@ func (s *Sessions) Known(session subjects.SessionID, stored bool) (epoch string,
 }
 
 // Epoch returns the epoch of a session of which the view does not say enough, empty
-// for one that nobody created. The error is session_not_found, why ctx ended, or
+// for one that was never created. The error is session_not_found, why ctx ended, or
 // unavailable where the registry does not answer: what depends on the epoch must not
-// begin under another one. Where no registry was ever found nobody has created a session.
+// begin under another one. Where no registry was ever found no session was created.
 func (s *Sessions) Epoch(ctx context.Context, session subjects.SessionID) (string, error) {
 	if s.Joined() {
 		if epoch, err := s.lookups.find(ctx, session); epoch != "" || err != nil {
@@ -98,8 +98,8 @@ func (s *Sessions) Epoch(ctx context.Context, session subjects.SessionID) (strin
 	return s.Admit(session)
 }
 
-// Now is a session's epoch as the registry's leader has it now, empty for one that nobody
-// created.
+// Now is a session's epoch as the registry's leader has it now, empty for one that was
+// never created.
 func (s *Sessions) Now(session subjects.SessionID) (string, error) {
 	return s.lookups.find(s.Base, session)
 }
@@ -126,7 +126,7 @@ type lookups struct {
 	run    func(func())
 	places chan struct{}
 
-	mu   sync.Mutex
+	mu   sync.Mutex                     // Options.Go is called under it
 	next map[subjects.SessionID]*lookup // not sent yet
 	busy map[subjects.SessionID]bool    // a goroutine asks for it
 }
@@ -144,8 +144,8 @@ func newLookups(ask func(subjects.SessionID) (string, error), run func(func())) 
 	}
 }
 
-// find returns the epoch of a session as it is now, empty for one that nobody
-// created. The errors are session_not_found and unavailable, and why ctx ended.
+// find returns the epoch of a session as it is now, empty for one that was
+// never created. The errors are session_not_found and unavailable, and why ctx ended.
 func (ls *lookups) find(ctx context.Context, session subjects.SessionID) (string, error) {
 	ls.mu.Lock()
 	l := ls.next[session]
@@ -201,8 +201,8 @@ func (s *Sessions) registered(session subjects.SessionID) (string, error) {
 	return record.Epoch, nil
 }
 
-// Over reports whether a session has another epoch by now than one that somebody
-// created it with. What the view says is asked of the registry before it counts, as
+// Over reports whether a session has another epoch by now than one that it
+// was created with. What the view says is asked of the registry before it counts, as
 // a view may be behind. It blocks.
 func (s *Sessions) Over(session subjects.SessionID, epoch string) bool {
 	now, err := s.Now(session)
@@ -217,11 +217,11 @@ func (s *Sessions) Seen(session subjects.SessionID, epoch string) bool {
 
 // Tenure says for which session of its name a session's own tools are served.
 type Tenure struct {
-	asking sync.Mutex             // of who binds it: the first answer counts
+	asking sync.Mutex             // the first answer counts; taken before lookups.mu
 	epoch  atomic.Pointer[string] // nil: the registry has not answered yet
 }
 
-// Epoch is that of the session, empty for one that nobody has created yet. known is false
+// Epoch is that of the session, empty until it is created. known is false
 // until the registry has answered.
 func (t *Tenure) Epoch() (epoch string, known bool) {
 	if at := t.epoch.Load(); at != nil {

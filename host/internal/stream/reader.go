@@ -47,7 +47,7 @@ type Readers struct {
 
 	progress atomic.Pointer[codec.Progress] // nil until the tool says how far it is
 
-	mu      sync.Mutex    // guards what follows, and what its readers say it does
+	mu      sync.Mutex    // guards what follows, and what its readers say it does; see doc.go for the order of locks
 	joined  []*Reader     // repetitions, the newest last
 	flowing bool          // it has been acknowledged
 	last    int64         // Seq that is stored and delivered
@@ -79,9 +79,9 @@ type Reader struct {
 	keepalive atomic.Int64 // when the last one was sent, as [bus.Mono]
 	probe     bus.Probe
 
-	settleMu sync.Mutex
-	settled  bool     // what it repeats has ended
-	of       *Readers // of the call that it repeats; nil for a first caller
+	settleMu sync.Mutex // taken after Readers.mu
+	settled  bool       // what it repeats has ended
+	of       *Readers   // of the call that it repeats; nil for a first caller
 
 	// Guarded by of.mu, for a repetition.
 	until int64         // Seq of the last chunk that is sent for it

@@ -46,7 +46,7 @@ type Stream struct {
 	total   bool // the call has a deadline
 	writer  Writer
 
-	sending sync.Mutex // held by Send and Finish; guards what follows
+	sending sync.Mutex // held by Send and Finish; guards what follows; taken before Readers.mu
 	seq     int64      // items sent
 	taken   int64      // bytes of the session's quota
 	failed  error      // why Send failed
@@ -61,8 +61,8 @@ type Stream struct {
 	began time.Time
 	final atomic.Pointer[admit.Record] // what Finish returned, once it has
 
-	mu       sync.Mutex
-	paced    bool // by credit
+	mu       sync.Mutex // taken after Readers.mu
+	paced    bool       // by credit
 	credit   int64
 	creditAt time.Time
 	waiting  bool      // for credit

@@ -188,6 +188,13 @@ class _Base:
         return Call(self.session_name, tool, body, name, seconds, idempotent, isolation, revision, no_cache, key=key,
                     files=named.found, described=getattr(tool, "revision", ""))
 
+    def _submission(self, tool: str, args: Args, options: Submission) -> tuple[Call, Callable[..., bytes]]:
+        """The call of a task, which its arguments are written for, and what makes the request of them."""
+        key = options.get("idempotency_key")
+        call = self._call(tool, args, None, options.get("id"), False, None, None, "task_", key=key)
+        said: dict[str, Any] = {**tasks.DEFAULTS, **options, "id": call.rpc_id}
+        return call, functools.partial(tasks.submission, tool, **said)
+
     def _whole(self, made: list[tuple[str, Any, float | None]], timeout: float | None,
                rpc_id: str | None, parallel: bool) -> tuple[Call, list[Call], bool]:
         """The request of a batch, without its body, and its calls."""
@@ -282,18 +289,9 @@ class AsyncMesh(_Base):
         call.body = head.encode() + requests + b"}"
         return await _resolved(link, call.session, await link.call(call))
 
-    async def submit(
-        self, tool: str, args: Mapping[str, Any] | None = None, *, id: str | None = None,
-        timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
-        idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
-        every: float | None = None, cron: str | None = None, catch_up: str | None = None,
-    ) -> tasks.AsyncTask:
+    async def submit(self, tool: str, args: Args = None, **options: Unpack[Submission]) -> tasks.AsyncTask:
         """As Mesh.submit."""
-        call = self._call(tool, args, None, id, False, None, None, "task_", key=idempotency_key)
-        return await self._submit(call, functools.partial(
-            tasks.submission, tool, id=call.rpc_id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
-            idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron,
-            catch_up=catch_up))
+        return await self._submit(*self._submission(tool, args, options))
 
     asubmit = submit
 
@@ -576,11 +574,10 @@ class Mesh(_Base):
         when the task is cancelled. For times that it missed it submits one task; catch_up says none, one or all
         (docs/bulk.md).
         """
-        call = self._call(tool, args, None, id, False, None, None, "task_", key=idempotency_key)
-        request = functools.partial(
-            tasks.submission, tool, id=call.rpc_id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
-            idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron,
-            catch_up=catch_up)
+        call, request = self._submission(tool, args, {
+            "id": id, "timeout": timeout, "attempts": attempts, "priority": priority, "ttl": ttl,
+            "idempotency_key": idempotency_key, "at": at, "delay": delay, "every": every, "cron": cron,
+            "catch_up": catch_up})
         background.run(lambda: self._core._submit(call, request))
         return self._task(call.rpc_id, call.session)
 

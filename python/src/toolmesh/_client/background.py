@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import functools
 import os
 import threading
 import typing
@@ -79,18 +78,11 @@ class Background:
 
     def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
         """Runs a coroutine that is made there. Cancelling the future cancels it."""
+        async def work() -> T:
+            return await make()
+
         loop = self.start()
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-        def begin() -> None:
-            if future.cancelled():
-                return
-            task = loop.create_task(make())
-            task.add_done_callback(functools.partial(_settle, future))
-            future.add_done_callback(functools.partial(_give_up, loop, task))
-
-        loop.call_soon_threadsafe(begin)
-        return future
+        return asyncio.run_coroutine_threadsafe(work(), loop)
 
     def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """submit, and waits for it. An exception in the waiting thread cancels it."""
@@ -140,26 +132,6 @@ class _Awaited:
     def give_up(self) -> None:
         if self.task is not None:
             self.task.cancel()
-
-
-def _give_up(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], future: concurrent.futures.Future[Any]) -> None:
-    if future.cancelled() and not loop.is_closed():
-        loop.call_soon_threadsafe(task.cancel)
-
-
-def _settle(future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
-    if background.over:
-        return  # the waiting thread is a daemon, which ends with the interpreter
-    if future.cancelled() or not future.set_running_or_notify_cancel():
-        if not task.cancelled():
-            task.exception()  # seen
-        return
-    if task.cancelled():
-        future.set_exception(concurrent.futures.CancelledError())
-    elif task.exception() is not None:
-        future.set_exception(task.exception())
-    else:
-        future.set_result(task.result())
 
 
 background = Background()

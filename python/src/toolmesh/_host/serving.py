@@ -16,9 +16,6 @@ if typing.TYPE_CHECKING:
 
     Args = Mapping[str, Any] | None
 
-_SUBMISSION: dict[str, Any] = dict.fromkeys(
-    ("id", "timeout", "attempts", "ttl", "idempotency_key", "at", "delay", "every", "cron")) | {"priority": 0}
-
 
 class Served:
     """The mesh as the code of one call has it: the functions of toolmesh.mesh, on behalf of that call."""
@@ -56,11 +53,11 @@ class Served:
         return batches.ends(made, ends, return_exceptions)
 
     def submit(self, tool: str, args: Args = None, **options: Any) -> tasks.Task:
-        body = tasks.submission(tool, self._bridge.encoded(tool, args), **_SUBMISSION | options)
+        body = tasks.submission(tool, self._bridge.encoded(tool, args), **tasks.DEFAULTS | options)
         return self.task(self._ask("submit", body)["id"])
 
     async def asubmit(self, tool: str, args: Args = None, **options: Any) -> tasks.AsyncTask:
-        body = tasks.submission(tool, self._bridge.encoded(tool, args), **_SUBMISSION | options)
+        body = tasks.submission(tool, self._bridge.encoded(tool, args), **tasks.DEFAULTS | options)
         return tasks.AsyncTask((await self._aask("submit", body))["id"], self._aask)
 
     def task(self, id: str) -> tasks.Task:

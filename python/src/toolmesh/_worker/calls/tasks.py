@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 _ENDED = ("succeeded", "failed", "cancelled")
 _WAIT = 10.0  # seconds that one question waits for a task's end
+DEFAULTS: dict[str, Any] = {
+    "id": None, "timeout": None, "attempts": None, "priority": 0, "ttl": None, "idempotency_key": None, "at": None,
+    "delay": None, "every": None, "cron": None,
+}
+"""What a submission has that says nothing of these."""
 _REST = 0.25  # seconds between two questions that nobody could answer
 
 
