@@ -95,7 +95,7 @@ k8s: ## render k8s/rendered anew from the overlays
 
 skipped:
 	@echo
-	@echo "not run by make test: the manifests of Kubernetes and the images (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation but at an agent of root with level guard, the newest versions of the Python frameworks, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
+	@echo "not run by make test: the manifests of Kubernetes and the images (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, the newest versions of the Python frameworks, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \

@@ -250,7 +250,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	a.watch.Go(func() {
 		select {
 		case <-a.host.Lost():
-			a.log.Error("the node is lost to another process: stopping", slog.Any("error", a.host.Err()))
+			a.log.Error("the node is lost to another process: stopping", slog.String("error", a.host.Err().Error()))
 			a.mu.Lock()
 			a.lost = a.host.Err()
 			a.mu.Unlock()

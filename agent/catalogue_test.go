@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -40,7 +41,7 @@ func describe(t *testing.T, c *client.Client, id string) about {
 	return a
 }
 
-func listed(t *testing.T, c *client.Client, id string) client.Listed {
+func listed(t *testing.T, c *client.Client, id string) registry.ListedTool {
 	t.Helper()
 	all, err := c.List(t.Context())
 	if err != nil {
@@ -52,7 +53,7 @@ func listed(t *testing.T, c *client.Client, id string) client.Listed {
 		}
 	}
 	t.Fatalf("%s is not listed: %v", id, all)
-	return client.Listed{}
+	return registry.ListedTool{}
 }
 
 var staticIndex = map[string]string{

@@ -47,7 +47,7 @@ func (a *Agent) endSessions(ctx context.Context, view *registry.View) {
 				continue
 			}
 			if err := index.EndSession(ctx, bound.Name, bound.Epoch); err != nil {
-				a.log.Warn("the workers of an ended session are not gone yet", slog.String("session", bound.Name), slog.Any("error", err))
+				a.log.Warn("the workers of an ended session are not gone yet", slog.String("session", bound.Name), slog.String("error", err.Error()))
 			}
 		}
 	}

@@ -174,11 +174,12 @@ type settings struct {
 	hops       int
 	again      time.Duration // since it was first sent by somebody else; 0: it was not
 	boot       subjects.BootID
-	ref        *codec.Ref // the arguments, where they are no body; nil for most
-	first      *bus.Peer  // has those at hand
-	noRef      bool       // the result must not come by reference
-	referred   func()     // nil: nobody asks
-	keepRef    bool       // a result that does so is left where it is
+	ref        *codec.Ref  // the arguments, where they are no body; nil for most
+	first      *bus.Peer   // has those at hand
+	noRef      bool        // the result must not come by reference
+	referred   func()      // nil: nobody asks
+	keepRef    bool        // a result that does so is left where it is
+	deserted   func() bool // of a call that is passed on: its callers are gone; nil of others
 	trace      string
 	progress   func(codec.Progress) // nil for most
 }

@@ -15,6 +15,34 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
+// servePace has nodes serve the tool pace.work, which returns 1 or the error of work.
+func servePace(t *testing.T, work func(call *host.Call, node subjects.NodeID) error, nodes ...subjects.NodeID) *meshtest.Server {
+	t.Helper()
+	broker := meshtest.Broker(t)
+	view := answerRegistry(t, broker.Connect(t))
+	for _, node := range nodes {
+		h, err := host.New(broker.Connect(t), &host.Options{Index: "pace", Node: node})
+		if err != nil {
+			t.Fatal(err)
+		}
+		handler := func(ctx context.Context, call *host.Call, sink host.Sink) error {
+			if err := work(call, node); err != nil {
+				return err
+			}
+			return sink.Send(ctx, json.RawMessage("1"))
+		}
+		if _, err := h.Handle("work", host.HandlerFunc(handler), host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = h.Stop(context.Background()) })
+	}
+	known(t, view, "pace.work", len(nodes))
+	return broker
+}
+
 // A node on which a tool is slow, or cannot be run, next to others is tried less by callers,
 // as the registry tells them; it is not forgotten.
 func TestNodesAreWeighed(t *testing.T) {
@@ -25,30 +53,12 @@ func TestNodesAreWeighed(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			broker := meshtest.Broker(t)
-			view := answerRegistry(t, broker.Connect(t))
-			for _, node := range []subjects.NodeID{"bad", "one", "two", "three"} {
-				h, err := host.New(broker.Connect(t), &host.Options{Index: "pace", Node: node})
-				if err != nil {
-					t.Fatal(err)
+			broker := servePace(t, func(call *host.Call, node subjects.NodeID) error {
+				if node == "bad" {
+					return work()
 				}
-				handler := func(ctx context.Context, _ *host.Call, sink host.Sink) error {
-					if node == "bad" {
-						if err := work(); err != nil {
-							return err
-						}
-					}
-					return sink.Send(ctx, json.RawMessage("1"))
-				}
-				if _, err := h.Handle("work", host.HandlerFunc(handler), host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
-					t.Fatal(err)
-				}
-				if err := h.Start(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { _ = h.Stop(context.Background()) })
-			}
-			known(t, view, "pace.work", 4)
+				return nil
+			}, "bad", "one", "two", "three")
 			c := newClient(t, broker.Connect(t), nil)
 			met := func(c *client.Client, calls int) (bad int) {
 				for range calls {
@@ -102,28 +112,12 @@ func TestFailuresOfAToolAreNoFaultOfItsNode(t *testing.T) {
 }
 
 func toolFails(t *testing.T, failure error) {
-	broker := meshtest.Broker(t)
-	view := answerRegistry(t, broker.Connect(t))
-	for _, node := range []subjects.NodeID{"one", "two", "three"} {
-		h, err := host.New(broker.Connect(t), &host.Options{Index: "pace", Node: node})
-		if err != nil {
-			t.Fatal(err)
+	broker := servePace(t, func(call *host.Call, _ subjects.NodeID) error {
+		if call.Session == "bad" {
+			return failure
 		}
-		handler := func(ctx context.Context, call *host.Call, sink host.Sink) error {
-			if call.Session == "bad" {
-				return failure
-			}
-			return sink.Send(ctx, json.RawMessage("1"))
-		}
-		if _, err := h.Handle("work", host.HandlerFunc(handler), host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
-			t.Fatal(err)
-		}
-		if err := h.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = h.Stop(context.Background()) })
-	}
-	known(t, view, "pace.work", 3)
+		return nil
+	}, "one", "two", "three")
 	nc := broker.Connect(t)
 	beats, err := nc.SubscribeSync("mesh.hb.one")
 	if err != nil {

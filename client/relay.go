@@ -29,8 +29,13 @@ var ErrNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for t
 //
 // With to it goes to that node, whatever its load, and the error is what that says, or
 // [ErrNoRoom] where it is not there, or leaves.
-func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, progress func(codec.Progress)) (result *Result, err error) {
+//
+// deserted reports whether the callers of the request are gone. It is told to the node that
+// runs the call, which ends it if no other caller has joined it there; a cancel would end it
+// for those too.
+func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, progress func(codec.Progress), deserted func() bool) (result *Result, err error) {
 	s := relayed(req, progress)
+	s.deserted = deserted
 	err = c.relay(ctx, req, from, to, func(t target) error {
 		result, err = c.unary(ctx, t, &s, args)
 		return err

@@ -396,61 +396,6 @@ func TestWhatALevelDenies(t *testing.T) {
 	}
 }
 
-// Where the system refuses namespaces the level in effect is none, and says why. What
-// needs none of it holds all the same: tools change nothing that runs later.
-func TestWithoutNamespaces(t *testing.T) {
-	t.Parallel()
-	guard := map[string]string{
-		"write the worker": "EACCES", "write the agent's files": "EACCES", "rename the agent's files": "EACCES", "read a key": "EACCES",
-		"see another index's source": "EACCES", "see another environment": "EACCES", "see another's temporary files": "EACCES",
-		"write the index": "EACCES", "uncover": "EPERM", "mount": "EPERM", "ptrace a sibling": "EPERM", "use the agent's keyring": "ENOKEY",
-		"read a sibling's environment": "EACCES", "read a sibling's memory": "EACCES",
-		"write temporary files": "ok", "move temporary files": "ok", "write outside": "ok", "write null": "ok", "read": "ok", "start a program": "ok",
-		"a lock between processes": "ok", "connect": "ok", "connect to a file": "ok", "connect to itself": "ok", "truncate": "ok",
-	}
-	strict := with(guard, "EACCES", "write outside", "truncate")
-	strict = with(strict, "EPERM", "unshare", "use the agent's keyring")
-	for _, c := range []struct {
-		user  string
-		asked tool.Sandbox
-		want  map[string]string
-	}{
-		{"root", tool.SandboxGuard, guard},
-		{"root", tool.SandboxStrict, strict},
-		{"ordinary", tool.SandboxGuard, guard},
-		{"ordinary", tool.SandboxOffline, strict},
-	} {
-		t.Run(c.user+" "+string(c.asked), func(t *testing.T) {
-			t.Parallel()
-			a := intruded(t, c.user, sandbox.LevelReaper, c.asked, "")
-			if a.Effective != tool.SandboxNone || len(a.Reasons) == 0 ||
-				!strings.Contains(a.Reasons[0], "sandbox level "+string(c.asked)) || !strings.Contains(a.Reasons[0], "PID namespaces") {
-				t.Errorf("effective %s, reasons %q", a.Effective, a.Reasons)
-			}
-			if !landlocked() {
-				t.Skipf("the kernel has no Landlock: %q", a.Reasons)
-			}
-			if !a.Held {
-				t.Errorf("reasons %q do not say what holds", a.Reasons)
-			}
-			want := c.want
-			if c.user == "ordinary" { // the agent's folder is below its home: nothing new is made on the way
-				want = with(want, "EACCES", "write its home")
-			}
-			got := map[string]string{}
-			for name := range want {
-				got[name] = a.Outcome[name]
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("what became of it (-want +got):\n%s\nall: %v", diff, a.Outcome)
-			}
-			if diff := cmp.Diff([]string{"SECRET_OF_A"}, a.Secrets); diff != "" {
-				t.Errorf("environments that can be read (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
 // In strict users' sessions are hidden, but for what the agent has there and gives.
 func TestUsersSessionsAreHidden(t *testing.T) {
 	t.Parallel()

@@ -2,69 +2,14 @@ package executor_test
 
 import (
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 )
-
-// Files of dependencies that name what is outside of the index send nothing and read nothing:
-// a word of another file is a requirement, for which the author's server was asked.
-func TestDependenciesOfAnAuthorAskNobody(t *testing.T) {
-	t.Parallel()
-	var asked atomic.Int64
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		asked.Add(1)
-		http.Error(w, "", http.StatusNotFound)
-	}))
-	t.Cleanup(server.Close)
-	x := newExecutor(t, nil)
-	all := writeFiles(t, map[string]string{"keys/admin.nk": "SUASEEDOFTHEADMINISTRATOR\n"})
-	for name, files := range map[string]map[string]string{
-		"index and file":  {"requirements.txt": "--index-url " + server.URL + "/simple\n-r ../../keys/admin.nk\n"},
-		"index":           {"requirements.txt": "--extra-index-url " + server.URL + "/simple\nsome-package\n"},
-		"links":           {"requirements.txt": "-f " + server.URL + "\nsome-package\n"},
-		"file":            {"requirements.txt": "-r ../../keys/admin.nk\n"},
-		"constraints":     {"requirements.txt": "-c ../../keys/admin.nk\nsix\n"},
-		"link":            {"requirements.txt": "-r link\n"},
-		"settings":        {"requirements.txt": "some-package\n", "uv.toml": "index-url = '" + server.URL + "/simple'\n"},
-		"project":         {"requirements.txt": "some-package\n", "pyproject.toml": "[tool.uv]\nextra-index-url = ['" + server.URL + "/simple']\n"},
-		"source":          {"pyproject.toml": "[project]\nname = 'x'\nversion = '1'\ndependencies = ['y']\n[tool.uv.sources]\ny = { url = '" + server.URL + "/y-1-py3-none-any.whl' }\n"},
-		"variable":        {"requirements.txt": "a @ " + server.URL + "/${HOME}/a-1-py3-none-any.whl\n"},
-		"nested settings": {"requirements.txt": "./lib\n", "lib/pyproject.toml": "[project]\nname = 'lib'\nversion = '1'\ndependencies = ['y']\n[tool.uv.sources]\ny = { url = '" + server.URL + "/y-1-py3-none-any.whl' }\n"},
-	} {
-		dir := filepath.Join(all, "sources", strings.ReplaceAll(name, " ", "-"))
-		for file, text := range files {
-			path := filepath.Join(dir, file)
-			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := os.Symlink("../../keys/admin.nk", filepath.Join(dir, "link")); err != nil {
-			t.Fatal(err)
-		}
-		_, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
-		e := toolmesh.AsError(err)
-		if e == nil || e.Code != toolmesh.CodeInstallFailed || e.Details["reason"] != "dependency" {
-			t.Errorf("%s: got %v", name, err)
-		}
-		if text := fmt.Sprint(err, toolmesh.AsError(err)); strings.Contains(text, "SUASEED") {
-			t.Errorf("%s: the error shows the key: %s", name, text)
-		}
-	}
-	if n := asked.Load(); n > 0 {
-		t.Errorf("the author's server was asked %d times", n)
-	}
-}
 
 // A package that an index brings along names others in its metadata, which uv reads: they
 // get into no lock from outside of the index.

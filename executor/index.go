@@ -342,7 +342,7 @@ func (ix *Index) openGroup(ctx context.Context, g *group) error {
 		return err
 	case err != nil:
 		// The tools of other groups have nothing to do with it.
-		ix.log.Error("some tools cannot be served", slog.Any("tools", g.config.Tools), slog.Any("error", err))
+		ix.log.Error("some tools cannot be served", slog.Any("tools", g.config.Tools), slog.String("error", err.Error()))
 		for _, name := range g.config.Tools {
 			ix.unavailable = append(ix.unavailable, Unavailable{Name: name, Reason: err.Error()})
 		}

@@ -253,19 +253,6 @@ def inner():
 	}
 }
 
-// A session's calls that are not above one another share its worker in turn.
-func TestSessionWorkerIsShared(t *testing.T) {
-	t.Parallel()
-	ix := openNested(t, func(s *executor.Spec) {
-		s.Policies = map[string]executor.Policy{"t.add": {Isolation: toolmesh.IsolationSession}}
-	}, nil)
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() { mustCallNestedIn(t, ix, "t.loop", `{"n":10}`, `55`) })
-	}
-	wg.Wait()
-}
-
 // What is cancelled while it waits in the queue of a session's worker leaves it.
 func TestCancelOfANestedCallInTheQueue(t *testing.T) {
 	t.Parallel()

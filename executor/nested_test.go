@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -535,32 +534,6 @@ func TestNestedStreams(t *testing.T) {
 	}
 }
 
-// With one place, a tool that calls its own index would wait for itself.
-func TestNestedCallsDoNotWaitForThemselves(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{"t.deep", "t.adeep"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			ix := openNested(t, func(s *executor.Spec) { s.Concurrency = 1 }, nil)
-			var wg sync.WaitGroup
-			for i := range 50 {
-				wg.Go(func() {
-					n := i % (deepest + 1)
-					mustCallNestedIn(t, ix, name, fmt.Sprintf(`{"n":%d}`, n), fmt.Sprint(n))
-				})
-			}
-			wg.Wait()
-			s := ix.Stats()
-			if most := deepest + 2; s.Workers > 2*most { // two crews
-				t.Errorf("%d workers, want at most one for each depth", s.Workers)
-			}
-			if s.Busy != 0 || s.Waiting != 0 {
-				t.Errorf("afterwards %d busy, %d waiting", s.Busy, s.Waiting)
-			}
-		})
-	}
-}
-
 // mustCallNestedIn is mustCallNested for goroutines of a test.
 func mustCallNestedIn(t testing.TB, ix *executor.Index, tool, args, want string) {
 	got, err := callNested(t, ix, tool, args)
@@ -598,22 +571,6 @@ func TestNestedCallsInEveryIsolation(t *testing.T) {
 			}
 			mustCallNested(t, ix, "t.add", `{"a":1}`, `2`)
 		})
-	}
-}
-
-// However many calls are made, no more run at once than there are places.
-func TestNestedCallsKeepToTheLimit(t *testing.T) {
-	t.Parallel()
-	const limit = 2
-	ix := openNested(t, func(s *executor.Spec) { s.Concurrency = limit }, nil)
-	var wg sync.WaitGroup
-	for range 10 {
-		wg.Go(func() { mustCallNestedIn(t, ix, "t.threads", `{"n":8}`, `[1001,[1,2,3,4,5,6,7,8]]`) })
-	}
-	wg.Wait()
-	// Depth 0 and 1, and a pool of coroutines that stays idle.
-	if s := ix.Stats(); s.Workers > 2*limit+1 {
-		t.Errorf("%d workers, want at most %d for each of the two depths", s.Workers, limit)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"sync"
 	"syscall"
 	"testing"
@@ -39,20 +38,6 @@ def long():
 def pid():
     return os.getpid()
 
-state = 0
-
-def bump():
-    global state
-    state += 1
-    return state
-
-def append(path: str, n: int):
-    with open(path, "a") as f:
-        f.write(f"{n}\n")
-
-def die():
-    os._exit(1)
-
 def orphan():
     # A daemon of the old school: its own session, its parent gone.
     if os.fork() == 0:
@@ -63,7 +48,7 @@ def orphan():
     return 1
 `
 
-var poolNames = []string{"echo", "aecho", "nap", "anap", "pid", "bump", "append", "die", "orphan", "long"}
+var poolNames = []string{"echo", "aecho", "nap", "anap", "pid", "orphan", "long"}
 
 func TestAThousandConcurrentCallsGetTheirOwnAnswers(t *testing.T) {
 	t.Parallel()
@@ -85,40 +70,6 @@ func TestAThousandConcurrentCallsGetTheirOwnAnswers(t *testing.T) {
 	wg.Wait()
 	if s := ix.Stats(); s.Busy != 0 || s.Waiting != 0 || s.Restarts != 0 {
 		t.Errorf("got %+v", s)
-	}
-}
-
-func TestCallsThatWaitGetMoreWorkers(t *testing.T) {
-	t.Parallel()
-	const many = 6
-	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = many }), poolTools, poolNames...)
-	if s := ix.Stats(); s.Workers != 2 {
-		t.Fatalf("%d workers at the beginning, want one of each kind", s.Workers)
-	}
-	// The first makes calls known to be long.
-	mustCall(t, ix, "t.nap", `{"n":0.05}`, mustPid(t, ix))
-	pids := make(chan string, 3*many)
-	var wg sync.WaitGroup
-	for range 3 * many {
-		wg.Go(func() {
-			body, err := call(t, ix, "t.nap", `{"n":0.3}`)
-			if err != nil {
-				t.Error(err)
-			}
-			pids <- body
-		})
-	}
-	wg.Wait()
-	close(pids)
-	distinct := map[string]bool{}
-	for pid := range pids {
-		distinct[pid] = true
-	}
-	if len(distinct) != many {
-		t.Errorf("%d workers served them, want %d", len(distinct), many)
-	}
-	if s := ix.Stats(); s.Workers > many+1 {
-		t.Errorf("%d workers, more than allowed", s.Workers)
 	}
 }
 
@@ -210,54 +161,6 @@ def pid():
 	}
 }
 
-func TestIdleWorkersEndButOne(t *testing.T) {
-	t.Parallel()
-	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.IdleAfter = 20 * time.Millisecond }), poolTools, poolNames...)
-	mustCall(t, ix, "t.nap", `{"n":0.05}`, mustPid(t, ix))
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() { _, _ = call(t, ix, "t.nap", `{"n":0.1}`) })
-	}
-	wg.Wait()
-	eventually(t, "one worker of each kind is left", func() bool { s := ix.Stats(); return s.Workers == 2 && len(s.Pids) == 2 })
-	if s := ix.Stats(); s.Restarts != 0 {
-		t.Errorf("%d restarts; an idle worker's end is no crash", s.Restarts)
-	}
-	mustCall(t, ix, "t.echo", `{"n":1}`, `{"n":1,"text":""}`)
-}
-
-func TestCallsOfOneWorkerKeepTheirOrder(t *testing.T) {
-	t.Parallel()
-	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 }), poolTools, poolNames...)
-	for n := 1; n <= 100; n++ {
-		mustCall(t, ix, "t.bump", `{}`, fmt.Sprint(n))
-	}
-}
-
-func TestAQueueIsServedInOrder(t *testing.T) {
-	t.Parallel()
-	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 }), poolTools, poolNames...)
-	file := t.TempDir() + "/order"
-	var wg sync.WaitGroup
-	wg.Go(func() { _, _ = call(t, ix, "t.nap", `{"n":1}`) })
-	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
-	want := ""
-	for n := range 20 {
-		wg.Go(func() {
-			if _, err := call(t, ix, "t.append", fmt.Sprintf(`{"path":%q,"n":%d}`, file, n)); err != nil {
-				t.Error(err)
-			}
-		})
-		eventually(t, "the call waits", func() bool { return ix.Stats().Waiting == n+1 })
-		want += fmt.Sprintln(n)
-	}
-	wg.Wait()
-	got, err := os.ReadFile(file)
-	if err != nil || string(got) != want {
-		t.Errorf("got %q, %v, want %q", got, err, want)
-	}
-}
-
 // begin starts a long call and returns when its function has been entered.
 func begin(t *testing.T, ix *executor.Index) <-chan error {
 	t.Helper()
@@ -303,30 +206,6 @@ func TestAnIdleWorkersDeathIsRepaired(t *testing.T) {
 	if s := ix.Stats(); s.Busy != 0 || s.Waiting != 0 {
 		t.Errorf("got %+v", s)
 	}
-}
-
-// Calls that were queued when the worker died did not start, and are served.
-func TestQueuedCallsSurviveACrash(t *testing.T) {
-	t.Parallel()
-	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 }), poolTools, poolNames...)
-	var wg sync.WaitGroup
-	wg.Go(func() { _, _ = call(t, ix, "t.nap", `{"n":0.2}`) })
-	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
-	wg.Go(func() {
-		if _, err := call(t, ix, "t.die", `{}`); toolmesh.CodeOf(err) != toolmesh.CodeWorkerCrashed {
-			t.Errorf("got %v", err)
-		}
-	})
-	eventually(t, "the fatal call waits", func() bool { return ix.Stats().Waiting == 1 })
-	for n := range 10 {
-		wg.Go(func() {
-			body, err := call(t, ix, "t.echo", fmt.Sprintf(`{"n":%d}`, n))
-			if want := fmt.Sprintf(`{"n":%d,"text":""}`, n); err != nil || body != want {
-				t.Errorf("got %s, %v", body, err)
-			}
-		})
-	}
-	wg.Wait()
 }
 
 func TestAnIndexThatMustNotBeForkedIsServedByProcessesOfItsOwn(t *testing.T) {

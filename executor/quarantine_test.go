@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
@@ -87,49 +86,6 @@ func TestACrashStormEndsInQuarantine(t *testing.T) {
 			mustCall(t, ix, "t.agood", `{"n":1}`, `1`)
 		})
 	}
-}
-
-func TestATrialEndsTheQuarantineIfItsWorkerSurvives(t *testing.T) {
-	t.Parallel()
-	const every = 300 * time.Millisecond
-	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.TrialEvery = every }), fatalTools, fatalNames...)
-	storm(t, ix, "t.die", 4)
-	last := time.Now() // before the crash that counts
-	storm(t, ix, "t.die", 1)
-	// One trial at a time, one after each wait; the rest are refused.
-	crashes := 0
-	eventually(t, "a trial was made and failed, twice", func() bool {
-		asked := time.Now()
-		_, err := call(t, ix, "t.die", `{}`)
-		switch toolmesh.CodeOf(err) {
-		case toolmesh.CodeWorkerCrashed:
-			crashes++
-			if waited := time.Since(last); waited < every {
-				t.Errorf("trial %d came %v after the crash before", crashes, waited)
-			}
-			last = asked
-		case toolmesh.CodeUnavailable:
-		default:
-			t.Fatalf("got %v", err)
-		}
-		return crashes == 2
-	})
-	cured := t.TempDir()
-	eventually(t, "a trial went well", func() bool {
-		body, err := call(t, ix, "t.die", fmt.Sprintf(`{"path":%q}`, cured))
-		return err == nil && body == `"well"`
-	})
-	if got := ix.Stats().Quarantined; got != nil {
-		t.Errorf("still in quarantine: %v", got)
-	}
-	storm(t, ix, "t.die", 5) // as if nothing had been
-	quarantined(t, ix, "t.die")
-}
-
-func TestOldCrashesDoNotCount(t *testing.T) {
-	t.Parallel()
-	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.CrashWindow = time.Nanosecond }), fatalTools, fatalNames...)
-	storm(t, ix, "t.die", 12)
 }
 
 // A tool whose calls run beside another's that crashes is not blamed for it.

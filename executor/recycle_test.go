@@ -3,34 +3,11 @@ package executor_test
 import (
 	"encoding/json"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor"
 )
-
-// Row X7: workers are replaced, and no call notices.
-func TestWorkersAreReplacedAfterTheirCalls(t *testing.T) {
-	t.Parallel()
-	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.RecycleCalls = 50 }), poolTools, poolNames...)
-	var wg sync.WaitGroup
-	for range 3 {
-		for _, name := range []string{"t.echo", "t.aecho"} {
-			wg.Go(func() {
-				for n := range 400 {
-					mustCall(t, ix, name, fmt.Sprintf(`{"n":%d}`, n), fmt.Sprintf(`{"n":%d,"text":""}`, n))
-				}
-			})
-		}
-	}
-	wg.Wait()
-	s := ix.Stats()
-	if s.Recycled < 4 || s.Restarts != 0 {
-		t.Errorf("got %+v, want several workers replaced and none crashed", s)
-	}
-	eventually(t, "those that were replaced are gone", func() bool { s := ix.Stats(); return len(s.Pids) == s.Workers })
-}
 
 func TestWorkersAreReplacedByAge(t *testing.T) {
 	t.Parallel()

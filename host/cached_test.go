@@ -418,12 +418,6 @@ func TestKeptResultsHaveABound(t *testing.T) {
 			t.Errorf("%s: %s, want %s", step.key, a.use(), step.use)
 		}
 	}
-	for _, o := range []host.Options{{CacheBytes: -1}, {CacheEntries: -1}} {
-		o.Index = "x"
-		if _, err := host.New(r.nc, &o); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest || !strings.Contains(err.Error(), "Cache") {
-			t.Errorf("%+v: %v", o, err)
-		}
-	}
 }
 
 // Items are not kept: a tool that yields them cannot say so, and a streaming call of

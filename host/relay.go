@@ -56,7 +56,9 @@ func (r *runner) relayCall(c *inflight, req *codec.Request, args json.RawMessage
 		r.counts.relayed.Add(1)
 		return admit.Record{Streamed: true}, nil
 	}
-	result, err := r.relay.Load().Relay(&c.ctx, req, args, r.node, to, c.report)
+	c.readers.Relayed.Store(true) // the node that runs it sees to callers that are gone
+	defer c.readers.Relayed.Store(false)
+	result, err := r.relay.Load().Relay(&c.ctx, req, args, r.node, to, c.report, c.readers.Deserted)
 	if err != nil {
 		return admit.Record{}, err
 	}

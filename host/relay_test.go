@@ -412,3 +412,60 @@ func TestCallsThatWouldWaitArePassedOn(t *testing.T) {
 		}
 	}
 }
+
+// The caller of a call that is passed on dies without a word: the node that runs the call
+// ends it, unless another caller has joined it there.
+func TestCallerOfACallThatIsPassedOnIsGone(t *testing.T) {
+	t.Parallel()
+	const n, slots = 16, 32
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	full, view := relaying(t, d, broker.Connect(t), &host.Options{Node: "full", Slots: slots})
+	free, _ := relaying(t, d, broker.Connect(t), &host.Options{Node: "free", Slots: 64})
+	meshtest.Until(t, "both nodes serve the desk", func() bool {
+		route, _ := view.Route("default", "desk.hold")
+		return len(route.Nodes) == 2
+	})
+	r := &rig{desk: d, t: t, h: full, nc: broker.Connect(t)}
+	occupied := r.inbox()
+	for range slots {
+		r.send(occupied, directed(full, "default", "desk.hold"), `{"key":"occupied"}`)
+		wait(t, "start", r.gate("occupied").started)
+	}
+	dead := broker.Connect(t)
+	in := openInbox(t, dead, dead.NewInbox())
+	call := func(to *inbox, subject, key string) {
+		r.send(to, subject, fmt.Sprintf(`{"key":%q}`, key), "Mesh-Rpc-Id", key, "Mesh-Keepalive", "1", "Mesh-Timeout-Ms", "600000")
+	}
+	names := func(kind string) (all []string) {
+		for i := range n {
+			all = append(all, fmt.Sprint(kind, i))
+		}
+		return all
+	}
+	for _, key := range append(names("alone"), names("joined")...) {
+		call(in, "tools.default.desk.hold", key) // half of them come to the full node, and are passed on
+		wait(t, "start", r.gate(key).started)
+	}
+	for _, key := range names("joined") {
+		joined := r.inbox()
+		call(joined, directed(free, "default", "desk.hold"), key)
+		if a := joined.next(); a.Header.Get("Mesh-Keepalive") != "1" {
+			t.Fatalf("%s was not joined: %s", key, a.Data)
+		}
+	}
+	dead.Close()
+	for _, key := range names("alone") {
+		if cause := toolmesh.AsError(wait(t, "end of a call whose caller is gone", r.gate(key).ended)); cause == nil || cause.Details["reason"] != "caller_gone" {
+			t.Errorf("%s: cause = %v", key, cause)
+		}
+	}
+	for _, key := range names("joined") {
+		close(r.gate(key).release)
+		if err := wait(t, "end", r.gate(key).ended); err != nil {
+			t.Errorf("%s, which another caller has joined: %v", key, err)
+		}
+	}
+	close(r.gate("occupied").release)
+	meshtest.Until(t, "calls were passed on", func() bool { return full.Stats().Relayed > 0 })
+}

@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
+	"github.com/toolmesh/toolmesh/task"
 )
 
 // reports has a task's call tell how far it is, and waits until that is shown.
@@ -28,32 +29,27 @@ func (d *desk) reports(t *testing.T, handle *client.Task, text string) {
 	})
 }
 
-// Everybody sees how far a task is, whoever runs it, and once it has succeeded nobody.
-func TestProgressOfATask(t *testing.T) {
-	t.Parallel()
-	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
-		d := newDesk()
-		d.serve(t, top.Serve(t), host.Options{})
-		first := runs(t, top.Serve(t), 0)
-		c := calls(t, top.Call(t), top.Session)
-		handle := submit(t, c, "jobs.wait", "x", nil)
-		d.reports(t, handle, "wärms up")
-		runs(t, top.Serve(t), 0)
-		first.Stop(t.Context())
-		d.reports(t, handle, "half of it")
-		all, err := c.Tasks(t.Context(), codec.TaskRunning)
-		if err != nil || len(all) != 1 || all[0].Progress == nil || all[0].Progress.Text != "half of it" {
-			t.Errorf("listed: %+v, %v", all, err)
-		}
-		close(d.gate("x"))
-		succeeds(t, handle, "waited x")
-		if info, err := handle.Show(t.Context()); err != nil || info.Progress != nil {
-			t.Errorf("when it has ended: %+v, %v", info, err)
-		}
-		if n := d.count("x"); n != 1 {
-			t.Errorf("the tool ran %d times", n)
-		}
-	})
+// progress shows that every caller sees how far a task is, whichever runner has it, and that
+// this is over once the task has succeeded.
+func (d *desk) progress(t *testing.T, top *meshtest.Topology, c *client.Client, first *task.Service) {
+	t.Helper()
+	handle := submit(t, c, "jobs.wait", "x", nil)
+	d.reports(t, handle, "wärms up")
+	runs(t, top.Serve(t), 0)
+	first.Stop(t.Context())
+	d.reports(t, handle, "half of it")
+	all, err := c.Tasks(t.Context(), codec.TaskRunning)
+	if err != nil || len(all) != 1 || all[0].Progress == nil || all[0].Progress.Text != "half of it" {
+		t.Errorf("listed: %+v, %v", all, err)
+	}
+	close(d.gate("x"))
+	succeeds(t, handle, "waited x")
+	if info, err := handle.Show(t.Context()); err != nil || info.Progress != nil {
+		t.Errorf("when it has ended: %+v, %v", info, err)
+	}
+	if n := d.count("x"); n != 1 {
+		t.Errorf("the tool ran %d times", n)
+	}
 }
 
 // The runner may be in the process that serves the tool.

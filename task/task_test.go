@@ -10,12 +10,14 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
+// Tasks run, are cancelled and scheduled, carry values over the broker's limit, also in an
+// attempt that is not the first, and tell how far they are, in any topology and by any key.
 func TestTasksInEveryTopology(t *testing.T) {
 	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		d := newDesk()
 		d.serve(t, top.Serve(t), host.Options{})
-		runs(t, top.ServeOn(t, 1), 0)
+		runner := runs(t, top.ServeOn(t, 1), 0)
 		c := calls(t, top.Call(t), top.Session)
 		d.fails["second"] = 1
 		for _, key := range []string{"first", "second"} {
@@ -41,5 +43,14 @@ func TestTasksInEveryTopology(t *testing.T) {
 		}
 		later := submit(t, c, "jobs.echo", "later", &client.SubmitOptions{In: 1})
 		succeeds(t, later, "did later")
+
+		d.fails[large("twice")] = 1
+		for _, name := range []string{"once", "twice"} {
+			succeeds(t, submit(t, c, "jobs.echo", large(name), nil), "did "+large(name))
+		}
+		if n := d.count(large("twice")); n != 2 {
+			t.Errorf("the tool that failed once ran %d times", n)
+		}
+		d.progress(t, top, c, runner)
 	})
 }

@@ -20,25 +20,6 @@ import (
 // large is a key that no message carries, and neither does what the tool makes of it.
 func large(name string) string { return name + strings.Repeat("x", 1500<<10) }
 
-// Arguments and results over the broker's limit, on any topology and by any key, also of
-// an attempt that is not the first.
-func TestLargeValuesOfTasks(t *testing.T) {
-	t.Parallel()
-	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
-		d := newDesk()
-		d.serve(t, top.Serve(t), host.Options{})
-		runs(t, top.ServeOn(t, 1), 0)
-		c := calls(t, top.Call(t), top.Session)
-		d.fails[large("twice")] = 1
-		for _, name := range []string{"once", "twice"} {
-			succeeds(t, submit(t, c, "jobs.echo", large(name), nil), "did "+large(name))
-		}
-		if n := d.count(large("twice")); n != 2 {
-			t.Errorf("the tool that failed once ran %d times", n)
-		}
-	})
-}
-
 // A large task is the same one when it is submitted again, can be waited for more than
 // once, and leaves nothing.
 func TestLargeTasksAgain(t *testing.T) {

@@ -20,7 +20,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/internal/deploy"
@@ -436,7 +435,7 @@ func (l *link) listed(ctx context.Context, tools []subjects.ToolID) {
 	for {
 		all, err := l.client.List(ctx)
 		missing := err != nil || slices.ContainsFunc(tools, func(id subjects.ToolID) bool {
-			return !slices.ContainsFunc(all, func(t client.Listed) bool { return t.ID == id && t.State == "serving" })
+			return !slices.ContainsFunc(all, func(t registry.ListedTool) bool { return t.ID == id && t.State == "serving" })
 		})
 		if !missing {
 			return

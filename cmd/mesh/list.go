@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/registry"
 )
 
@@ -23,11 +22,11 @@ func (a *app) lsCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				kept := slices.DeleteFunc(append([]client.Listed{}, tools...), func(t client.Listed) bool {
+				kept := slices.DeleteFunc(append([]registry.ListedTool{}, tools...), func(t registry.ListedTool) bool {
 					return len(args) > 0 && string(t.Index) != args[0]
 				})
 				var unserved []installed
-				if !slices.ContainsFunc(kept, func(t client.Listed) bool { return len(t.Nodes) > 0 }) {
+				if !slices.ContainsFunc(kept, func(t registry.ListedTool) bool { return len(t.Nodes) > 0 }) {
 					known := a.known(ctx, l, tools)
 					for _, x := range known {
 						if len(args) == 0 || string(x.Name) == args[0] {
@@ -57,7 +56,7 @@ func (a *app) lsCommand() *cobra.Command {
 // known are the indexes of this session, also those that no tool is listed of: of an
 // index of many tools, or of an earlier version, only nodes that serve it know them.
 // Without a registry it is those of the tools.
-func (a *app) known(ctx context.Context, l *link, tools []client.Listed) []installed {
+func (a *app) known(ctx context.Context, l *link, tools []registry.ListedTool) []installed {
 	view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
 	if err == nil {
 		defer view.Close()
@@ -72,7 +71,7 @@ func (a *app) known(ctx context.Context, l *link, tools []client.Listed) []insta
 	return all
 }
 
-func (a *app) printTools(tools []client.Listed, l *link) {
+func (a *app) printTools(tools []registry.ListedTool, l *link) {
 	if len(tools) == 0 {
 		fmt.Fprintf(a.err, "no tools in session %s; install some with mesh install ./dir or owner/repo\n", l.session)
 		return

@@ -99,6 +99,8 @@ var never = []struct {
 	{"router", []string{module + "/executor", natsServer}, "services embed it"},
 	{"internal/bridge", []string{module + "/executor", natsServer}, "it runs nothing and only hands on"},
 	{"agent", []string{natsServer}, "an agent runs no broker"},
+	{"cmd/mesh-agent", []string{natsServer}, "an agent runs no broker"},
+	{"cmd/mesh-router", []string{natsServer}, "a router runs no broker"},
 	{"gateway", []string{module + "/executor", natsServer}, "it is handlers over a router"},
 	{"codec", []string{natsGo, natsServer}, "it knows bytes and headers, not NATS"},
 	{"tool", []string{natsGo, natsServer}, "it knows nothing of NATS"},

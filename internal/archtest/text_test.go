@@ -130,6 +130,22 @@ func TestEnvironmentIsReadAtTheEdge(t *testing.T) {
 	}
 }
 
+// The error of a log line is its text, under one key: docs/operations/logs.md.
+func TestErrorsAreLoggedOneWay(t *testing.T) {
+	t.Parallel()
+	other := regexp.MustCompile(`slog\.(Any\("error"|\w+\("err")`)
+	m := house(t)
+	for name := range m.parsed {
+		data, err := os.ReadFile(filepath.Join(m.root, filepath.FromSlash(name)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := other.Find(data); found != nil && !strings.HasSuffix(name, "_test.go") {
+			t.Errorf("%s: log an error as slog.String(\"error\", err.Error()), not with %s", name, found)
+		}
+	}
+}
+
 func TestSubjectsAreWrittenOnce(t *testing.T) {
 	t.Parallel()
 	m := house(t)

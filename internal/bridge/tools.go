@@ -248,7 +248,7 @@ func (b *Bridge) list(ctx context.Context, session subjects.SessionID) (*bridged
 	var asking errgroup.Group
 	asking.SetLimit(describeAtOnce)
 	for i, t := range listed {
-		if t.State != string(registry.ToolServing) {
+		if t.State != registry.ToolServing {
 			continue
 		}
 		asking.Go(func() error {

@@ -32,9 +32,15 @@ type Probe struct {
 // broker tells only the one that publishes.
 func (p *Probe) Pass(b *Bus, reply string) string {
 	if p.Gone(0) {
-		_ = b.nc.PublishMsg(&nats.Msg{Subject: reply, Header: nats.Header{headerStatus: {statusNoResponders}}}) // again with the next one
+		b.NobodyHere(reply)
 	}
 	return p.Next(b)
+}
+
+// NobodyHere answers the probe of another process, whose messages this one passes on: they
+// meet nobody.
+func (b *Bus) NobodyHere(reply string) {
+	_ = b.nc.PublishMsg(&nats.Msg{Subject: reply, Header: nats.Header{headerStatus: {statusNoResponders}}}) // again with the next one
 }
 
 // Next returns the reply subject of the next message, empty for most.

@@ -242,7 +242,7 @@ func (t *Tree) ForLimits(memory int64, tasks int) *Group {
 		}
 	}
 	if err != nil {
-		t.log.Warn("a process gets no control group", slog.Any("error", err))
+		t.log.Warn("a process gets no control group", slog.String("error", err.Error()))
 		return nil
 	}
 	return group
@@ -325,7 +325,7 @@ func (t *Tree) forget() {
 
 func (t *Tree) remember() {
 	if err := os.WriteFile(t.record, []byte(t.dir+"\n"+t.tasks+"\n"), 0o600); err != nil {
-		t.log.Warn("the place of the control groups cannot be noted", slog.Any("error", err))
+		t.log.Warn("the place of the control groups cannot be noted", slog.String("error", err.Error()))
 	}
 }
 
@@ -356,7 +356,7 @@ func (t *Tree) remove(dir string, end time.Time) {
 			return
 		}
 		if !errors.Is(err, syscall.EBUSY) || time.Now().After(end) {
-			t.log.Warn("a control group cannot be removed", slog.String("group", dir), slog.Any("error", err))
+			t.log.Warn("a control group cannot be removed", slog.String("group", dir), slog.String("error", err.Error()))
 			return
 		}
 		t.empty(dir)

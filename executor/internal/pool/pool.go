@@ -200,7 +200,7 @@ func (p *Pool) start() error {
 			}
 		}
 		if !s.closed {
-			p.log.Error("cannot start a worker", slog.Any("error", err))
+			p.log.Error("cannot start a worker", slog.String("error", err.Error()))
 		}
 	})
 	return err

@@ -99,7 +99,7 @@ func (p *Pool) replace(w *worker) {
 		if err != nil {
 			// It goes on, and is tried again: a worker of some age beats none.
 			r.begun, r.calls, r.expires = false, w.places+1000, time.Now().Add(time.Minute)
-			p.log.Warn("a worker could not be replaced", slog.String("why", r.why), slog.Any("error", err))
+			p.log.Warn("a worker could not be replaced", slog.String("why", r.why), slog.String("error", err.Error()))
 			return
 		}
 		s.welcome(fresh)

@@ -70,7 +70,7 @@ func (w *worker) bound() {
 		err = group.Limit(used + w.metering.base + limit + limit/32 + kernelShare)
 	}
 	if err != nil {
-		w.pool.log.Warn("a worker's control group is not bounded", slog.Int("pid", w.proc.Pid()), slog.Any("error", err))
+		w.pool.log.Warn("a worker's control group is not bounded", slog.Int("pid", w.proc.Pid()), slog.String("error", err.Error()))
 	}
 }
 
@@ -284,5 +284,5 @@ func (s *state) stopFor(log *slog.Logger, w *worker, jobs []*job, fails func(j *
 }
 
 func (w *worker) warn(log *slog.Logger, j *job) {
-	log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.Any("error", j.breach.Load()))
+	log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.String("error", j.breach.Load().Error()))
 }

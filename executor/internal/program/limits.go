@@ -35,7 +35,7 @@ func (r *run) patrol(every time.Duration) {
 			return false
 		}
 		r.breach.Store(exceeded)
-		r.runner.cfg.Logger.Warn("a command exceeded a limit", slog.String("rpc_id", r.call.RPCID), slog.String("tool", r.call.Tool), slog.Any("error", exceeded))
+		r.runner.cfg.Logger.Warn("a command exceeded a limit", slog.String("rpc_id", r.call.RPCID), slog.String("tool", r.call.Tool), slog.String("error", exceeded.Error()))
 		if fatal {
 			r.proc.Kill()
 		} else {

@@ -88,7 +88,7 @@ func Enclose(log *slog.Logger, group *cgroup.Group, pid int, memory int64) {
 		err = group.Limit(memory)
 	}
 	if err != nil {
-		log.Warn("a process is in no control group", slog.Int("pid", pid), slog.Any("error", err))
+		log.Warn("a process is in no control group", slog.Int("pid", pid), slog.String("error", err.Error()))
 	}
 }
 

@@ -109,7 +109,7 @@ func (s *Spawner) start(run func(level Level) error, fall bool) (Level, error) {
 		}
 		s.levels = s.levels[1:]
 		s.log.Warn("process isolation not available, using the next level",
-			slog.String("level", string(level)), slog.String("next", string(s.levels[0])), slog.Any("error", err))
+			slog.String("level", string(level)), slog.String("next", string(s.levels[0])), slog.String("error", err.Error()))
 	}
 }
 

@@ -227,7 +227,7 @@ func (s *Store) build(ctx context.Context, sourceDir string, lock Lock, making M
 		progress.report("packages", "done", 95)
 		if m.Compiled {
 			if err := s.compileTo(ctx, m.Interpreter, beside, at.env(), "0"); err != nil { // one without bytecode is as good, and slower
-				s.log.Warn("the packages of an environment are not compiled", slog.String("digest", at.digest), slog.Any("error", err))
+				s.log.Warn("the packages of an environment are not compiled", slog.String("digest", at.digest), slog.String("error", err.Error()))
 			}
 		}
 	}
@@ -357,7 +357,7 @@ func (s *Store) Prepare(ctx context.Context) (pythons []string) {
 		err = s.warmUp(ctx, i)
 	}
 	if err != nil && ctx.Err() == nil {
-		s.log.Debug("nothing is prepared for indexes", slog.Any("error", err))
+		s.log.Debug("nothing is prepared for indexes", slog.String("error", err.Error()))
 	}
 	return nil
 }

@@ -140,8 +140,11 @@ func (s *Store) probe(ctx context.Context, candidate string) (*Interpreter, erro
 	}
 	i.Stamp = stampOf(i.Path)
 	v, _, bad := parseVersion(i.Version)
-	if err != nil || bad != nil || v[0] != 3 || v[1] < oldest || i.Stamp == "" {
-		s.log.Debug("not a usable interpreter", slog.String("path", candidate), slog.Any("error", err))
+	if err == nil && (bad != nil || v[0] != 3 || v[1] < oldest || i.Stamp == "") {
+		err = fmt.Errorf("its version %q is not supported", i.Version)
+	}
+	if err != nil {
+		s.log.Debug("not a usable interpreter", slog.String("path", candidate), slog.String("error", err.Error()))
 		i = nil
 	}
 	s.probed[candidate] = i

@@ -34,7 +34,7 @@ func (s *Store) touch(at place) {
 	now := time.Now()
 	if err := os.Chtimes(at.file(markerName), now, now); err != nil && !os.IsNotExist(err) {
 		s.log.Warn("the use of a shared environment cannot be noted: it is removed a month after its last note",
-			slog.String("digest", at.digest), slog.Any("error", err))
+			slog.String("digest", at.digest), slog.String("error", err.Error()))
 	}
 }
 

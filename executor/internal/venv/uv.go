@@ -74,7 +74,7 @@ func (s *Store) findUV(ctx context.Context, progress Progress) (string, error) {
 		if err := stopped(ctx, s); err != nil {
 			return "", err
 		}
-		s.log.Warn("uv cannot be installed with this interpreter", slog.String("python", i.Path), slog.Any("error", last))
+		s.log.Warn("uv cannot be installed with this interpreter", slog.String("python", i.Path), slog.String("error", last.Error()))
 	}
 	return "", failed(last, said, "the index has dependencies, which need uv, and uv %s cannot be installed; "+
 		"install uv and put it on the agent's PATH, or make pip able to reach a package index", uvVersion)

@@ -226,7 +226,7 @@ func (s *Store) compile(at place, m marker) {
 			err = writeJSON(at.file(markerName), m)
 		}
 		if err != nil && ctx.Err() == nil {
-			s.log.Warn("the packages of an environment are not compiled", slog.String("digest", at.digest), slog.Any("error", err))
+			s.log.Warn("the packages of an environment are not compiled", slog.String("digest", at.digest), slog.String("error", err.Error()))
 		}
 	})
 }

@@ -129,7 +129,7 @@ func (b *bases) of(interpreter string) (*base, error) {
 		made.proc, made.err = b.run(interpreter)
 		if made.err != nil {
 			b.starter.opts.Logger.Warn("no base process, each index starts an interpreter of its own",
-				slog.String("interpreter", interpreter), slog.Any("error", made.err))
+				slog.String("interpreter", interpreter), slog.String("error", made.err.Error()))
 		}
 	})
 	return made, nil

@@ -69,7 +69,7 @@ func (s *folders) take(user sandbox.User) (f folder) {
 		err = possess(f.path, id, group)
 	}
 	if err != nil {
-		s.log.Warn("temporary files of a worker are not limited", slog.Any("error", err))
+		s.log.Warn("temporary files of a worker are not limited", slog.String("error", err.Error()))
 		s.give(f, true)
 		return folder{}
 	}

@@ -189,7 +189,7 @@ func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error
 		if z != nil || ctx.Err() != nil || errors.As(err, &failure) && failure.module != "" {
 			return z, err
 		}
-		g.log.Warn("the index starts an interpreter of its own", slog.Any("error", err))
+		g.log.Warn("the index starts an interpreter of its own", slog.String("error", err.Error()))
 	}
 	proc, err := g.starter.spawner.Start(g.command)
 	if err != nil {

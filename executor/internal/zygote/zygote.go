@@ -351,7 +351,7 @@ func (z *zygote) read() {
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) &&
 				!errors.Is(err, os.ErrDeadlineExceeded) {
-				z.log.Warn("the zygote is ended, for what came from it", slog.Any("error", err))
+				z.log.Warn("the zygote is ended, for what came from it", slog.String("error", err.Error()))
 				z.broke.Store(&err)
 				z.proc.Kill()
 			}

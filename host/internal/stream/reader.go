@@ -41,6 +41,9 @@ type Readers struct {
 	call   Execution
 	first  *Reader
 	stream atomic.Pointer[Stream] // nil for a unary call, and before the handler runs
+	// Relayed says that another node runs the unary call. It ends the call once all callers
+	// are gone: others may have joined it there.
+	Relayed atomic.Bool
 
 	progress atomic.Pointer[codec.Progress] // nil until the tool says how far it is
 
@@ -269,7 +272,7 @@ func (r *Readers) KeepAlive(now time.Time) {
 	}
 	r.mu.Unlock()
 	progress := r.progress.Load()
-	if s == nil && len(all) > 0 && deserted(all, callerGone) {
+	if s == nil && len(all) > 0 && !r.Relayed.Load() && deserted(all, callerGone) {
 		r.call.End(errGone)
 	}
 	for _, j := range all {

@@ -3,8 +3,6 @@ package client
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -17,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -26,6 +25,7 @@ const (
 	askAgain   = 300 * time.Millisecond // after which a question goes to other nodes as well
 	lostAsk    = 300 * time.Millisecond // how much longer a lost call waits for what was asked beside it
 	maxRoutes  = 10_000
+	listPage   = 500
 	// aliasKeep is how long a short id stands for what it was found to: a tool
 	// that comes later may have the better claim.
 	aliasKeep = time.Minute
@@ -321,18 +321,8 @@ func (r *routes) declared(key routeKey) (idempotent, others, ok bool) {
 }
 
 func (c *Client) candidates(ctx context.Context, key routeKey) ([]*seat, bool, error) {
-	var answer struct {
-		Idempotent bool `json:"idempotent"`
-		Nodes      []struct {
-			Node     subjects.NodeID `json:"node"`
-			Boot     subjects.BootID `json:"boot"`
-			InFlight int             `json:"in_flight"`
-			Slots    int             `json:"slots"`
-			Weight   float64         `json:"weight"`
-		} `json:"nodes"`
-	}
-	err := c.registry(ctx, key.session, "candidates", map[string]any{"tool": key.id}, &answer)
-	if err != nil {
+	var answer registry.CandidatesAnswer
+	if err := c.registry(ctx, key.session, registry.VerbCandidates, registry.Request{Tool: string(key.id)}, &answer); err != nil {
 		return nil, false, err
 	}
 	nodes := make([]*seat, 0, len(answer.Nodes))
@@ -344,100 +334,4 @@ func (c *Client) candidates(ctx context.Context, key routeKey) ([]*seat, bool, e
 		nodes = append(nodes, one)
 	}
 	return nodes, answer.Idempotent, nil
-}
-
-// registry asks the registry; without an answer it is unavailable.
-func (c *Client) registry(ctx context.Context, session subjects.SessionID, verb string, question, answer any) error {
-	subject, err := subjects.Registry(session, verb)
-	if err != nil {
-		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	body, err := json.Marshal(question)
-	if err != nil {
-		return callerError(toolmesh.CodeInvalidRequest, "the question cannot be written: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, askWait)
-	defer cancel()
-	m, err := c.askAny(ctx, subject, body)
-	switch {
-	case errors.Is(err, errNobody):
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody answers for the registry: no agent and no router is on the mesh").
-			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-	case errors.Is(err, context.DeadlineExceeded):
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry did not answer within %v", askWait).
-			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-	case err != nil:
-		return asCall(ctx, err)
-	}
-	r := codec.ParseReply(codec.Header(m.Header), m.Data)
-	if r.Kind == codec.ReplyError {
-		return r.Err
-	}
-	if err := json.Unmarshal(r.Body, answer); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the registry's answer cannot be read: %w", err).WithStarted(toolmesh.StartedNo)
-	}
-	return nil
-}
-
-// resolve asks for the full id of a tool that nobody answered for, and why.
-func (c *Client) resolve(ctx context.Context, session subjects.SessionID, id subjects.ToolID) (full subjects.ToolID, reason string, err error) {
-	var answer struct {
-		ID     subjects.ToolID `json:"id"`
-		Reason string          `json:"reason"`
-	}
-	if err := c.registry(ctx, session, "resolve", map[string]any{"name": id}, &answer); err != nil {
-		e := toolmesh.AsError(err)
-		if e.Started == toolmesh.StartedUnknown {
-			e = e.WithStarted(toolmesh.StartedNo)
-		}
-		return "", "", e
-	}
-	return answer.ID, answer.Reason, nil
-}
-
-// Describe returns what the registry knows of a tool: the JSON of
-// `mesh info --json`.
-func (c *Client) Describe(ctx context.Context, id subjects.ToolID) (json.RawMessage, error) {
-	var answer json.RawMessage
-	err := c.registry(ctx, c.session, "describe", map[string]any{"tool": id}, &answer)
-	return answer, err
-}
-
-// Listed is one tool of [Client.List].
-type Listed struct {
-	ID          subjects.ToolID    `json:"id"`
-	Index       subjects.IndexName `json:"index"`
-	Session     subjects.SessionID `json:"session"`
-	Description string             `json:"description"`
-	State       string             `json:"state"` // serving or unavailable
-	Reason      string             `json:"reason"`
-	Streaming   bool               `json:"streaming"`
-	Nodes       []subjects.NodeID  `json:"nodes"`
-}
-
-// List returns all tools that the client's session can see, in order of id.
-func (c *Client) List(ctx context.Context) ([]Listed, error) {
-	var all []Listed
-	after := ""
-	for {
-		var page struct {
-			Tools []Listed `json:"tools"`
-			Next  string   `json:"next"`
-		}
-		if err := c.registry(ctx, c.session, "list", map[string]any{"after": after, "limit": 500}, &page); err != nil {
-			return nil, err
-		}
-		all = append(all, page.Tools...)
-		if page.Next == "" || page.Next == after {
-			return all, nil
-		}
-		after = page.Next
-	}
-}
-
-// Resolve returns the full id behind a name: a session's own tool first, then
-// an index tool by its full id or a unique end of it.
-func (c *Client) Resolve(ctx context.Context, name string) (subjects.ToolID, error) {
-	id, _, err := c.resolve(ctx, c.session, subjects.ToolID(name))
-	return id, err
 }

@@ -1,0 +1,206 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// attempt is one request for a call, on its way.
+type attempt struct {
+	bus.Exchange
+	c     *Client
+	s     *settings
+	id    subjects.ToolID
+	batch bool
+	high  atomic.Int64 // Mesh-High of the last keepalive
+}
+
+// Keepalive implements [bus.ExchangeUser].
+func (a *attempt) Keepalive(m *nats.Msg, r *codec.Reply) {
+	if m.Reply != "" && a.s.deserted != nil && a.s.deserted() {
+		a.c.bus.NobodyHere(m.Reply)
+	}
+	if r.High > 0 {
+		a.high.Store(r.High)
+	}
+	if r.Progress != nil && a.s.progress != nil {
+		a.s.progress(*r.Progress)
+	}
+}
+
+// Silent implements [bus.ExchangeUser].
+func (a *attempt) Silent(n *bus.Peer, lost bool) {
+	if lost && n != nil {
+		a.c.shared.routes.forgetNode(n.ID)
+	} else if !lost && !a.batch {
+		a.c.missed(routeKey{a.s.session, a.id})
+	}
+}
+
+// Subject implements [bus.ExchangeUser]: it is where the call is sent to a node, or, of nil,
+// to the queue group. A batch may go to any: the node that has its id gets it.
+func (a *attempt) Subject(n *bus.Peer) (subject string, err error) {
+	switch {
+	case a.batch && n != nil:
+		subject, err = subjects.NodeBatch(n.ID, a.s.session)
+	case a.batch:
+		subject, err = subjects.Batch(a.s.session)
+	case n != nil:
+		subject, err = subjects.NodeTool(n.ID, a.s.session, a.id)
+	default:
+		subject, err = subjects.Tool(a.s.session, a.id)
+	}
+	if err != nil {
+		return "", callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	return subject, nil
+}
+
+// request renders the call; its budget is what is left of ctx and the options.
+func (a *attempt) request(ctx context.Context, t target, delivery codec.Delivery, credit int64, body []byte) (*nats.Msg, error) {
+	s := a.s
+	call := codec.Call{
+		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
+		Depth: s.above.Depth, Parent: s.above.Parent, Lanes: s.above.Lanes, Revision: s.revision, Isolation: s.isolation, Keepalive: true, Answers: true, Outlive: s.outlive, WantLoad: t.choice, NoCache: s.noCache,
+		IdempotencyKey: s.key, Hops: s.hops, Traceparent: s.trace, Ref: s.ref, AcceptRef: !s.noRef, Read: delivery == codec.DeliverNone && !a.batch,
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		left := min(time.Until(deadline), toolmesh.MaxTime)
+		if left <= 0 {
+			return nil, context.DeadlineExceeded
+		}
+		if call.Timeout == 0 || left < call.Timeout {
+			call.Timeout = left
+		}
+	}
+	// Without the broker's time a deadline would be one of this machine's clock, and a node
+	// would refuse what is in time. A foreign connection may have a buffer that holds
+	// requests back.
+	a.c.bus.WantTime()
+	if now := a.c.bus.Time(); now.Measured && (call.Timeout > 0 || a.c.foreign) {
+		budget := call.Timeout
+		if budget == 0 {
+			budget = 30 * time.Second
+		}
+		call.Deadline = now.Now.Add(budget + now.Bound)
+	}
+	subject, err := a.Subject(t.node)
+	if err != nil {
+		return nil, err
+	}
+	msg := &nats.Msg{Subject: subject, Header: nats.Header(call.Header()), Data: body}
+	if s.again > 0 {
+		bus.SentAgain(msg.Header, s.boot, s.again)
+	}
+	return msg, nil
+}
+
+// begin prepares one attempt.
+func (c *Client) begin(t target, s *settings) (*attempt, error) {
+	a := &attempt{c: c, s: s, id: t.id, batch: t.batch}
+	a.User, a.Session, a.RPC, a.Findable, a.What = a, s.session, s.rpc, !t.batch, "the tool ran"
+	return a, a.Open(c.bus, 2) // an answer, or an acknowledgement and an end
+}
+
+// unary makes one attempt at a unary call.
+func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) (*Result, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, ended(ctx, toolmesh.StartedNo)
+	}
+	a, err := c.begin(t, s)
+	if err != nil {
+		return nil, err
+	}
+	defer a.Close()
+	msg, err := a.request(ctx, t, codec.DeliverNone, 0, body)
+	if err != nil {
+		return nil, asCall(ctx, err)
+	}
+	if err := a.Send(msg, t.node); err != nil {
+		return nil, err
+	}
+	reply, err := a.Next(ctx)
+	codec.Recycle(codec.Header(msg.Header))
+	if err != nil {
+		if ctx.Err() != nil {
+			err = a.abandon(ctx)
+		}
+		return nil, err
+	}
+	r := codec.ParseReply(codec.Header(reply.Header), reply.Data)
+	if r.Read {
+		a.Tell(r.Node, codec.Control{Type: codec.ControlRead}.Encode())
+	}
+	took := time.Since(a.Sent())
+	if n := t.node; n != nil && r.HasLoad && r.Boot == n.Boot {
+		n.SetLoad(r.Load)
+	}
+	switch r.Kind {
+	case codec.ReplyResult:
+		if !s.queue && t.node == nil && !t.batch {
+			c.learn(s.session, t.id)
+		}
+		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, Warning: r.Warning, LaneWait: r.LaneWait, NodeWait: r.NodeWait, Ref: r.Ref, Took: took}, nil
+	case codec.ReplyNoResponders:
+		return nil, errNobody
+	case codec.ReplyError:
+		return nil, r.Err
+	}
+	return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the node's answer is neither a result nor an error").WithOrigin(toolmesh.OriginMesh)
+}
+
+// ErrLeft, as the cause of a context's end, has the caller go without cancelling the call:
+// somebody else waits for it, under its idempotency key.
+var ErrLeft = toolmesh.Errorf(toolmesh.CodeUnavailable, "the caller has left the call to another one")
+
+// abandon cancels a call whose context ended, unless it is to go on.
+func (a *attempt) abandon(ctx context.Context) error {
+	if !errors.Is(context.Cause(ctx), ErrLeft) {
+		a.Cancel()
+	}
+	return ended(ctx, toolmesh.StartedUnknown)
+}
+
+// ended is the error of a call whose context has ended.
+func ended(ctx context.Context, started toolmesh.Started) error {
+	err := context.Cause(ctx)
+	if err == nil {
+		err = context.DeadlineExceeded // in this instant
+	}
+	var e *toolmesh.Error
+	if errors.As(err, &e) {
+		if e.Started == toolmesh.StartedNo { // whatever ended it has not seen that it was sent
+			e = e.WithStarted(started)
+		}
+		return e
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(ctx.Err(), context.DeadlineExceeded):
+		e = toolmesh.AsError(context.DeadlineExceeded)
+	case errors.Is(err, context.Canceled):
+		e = toolmesh.AsError(context.Canceled)
+	default:
+		e = toolmesh.Errorf(toolmesh.CodeCancelled, "the call was given up: %w", err)
+	}
+	return e.WithOrigin(toolmesh.OriginCaller).WithStarted(started)
+}
+
+func asCall(ctx context.Context, err error) error {
+	var e *toolmesh.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return ended(ctx, toolmesh.StartedNo)
+	}
+	return err
+}

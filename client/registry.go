@@ -1,0 +1,131 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// registry asks the registry; without an answer it is unavailable.
+func (c *Client) registry(ctx context.Context, session subjects.SessionID, verb string, question registry.Request, answer any) error {
+	subject, err := subjects.Registry(session, verb)
+	if err != nil {
+		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	body, err := json.Marshal(question)
+	if err != nil {
+		return callerError(toolmesh.CodeInvalidRequest, "the question cannot be written: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, askWait)
+	defer cancel()
+	m, err := c.askAny(ctx, subject, body)
+	switch {
+	case errors.Is(err, errNobody):
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody answers for the registry: no agent and no router is on the mesh").
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	case errors.Is(err, context.DeadlineExceeded):
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry did not answer within %v", askWait).
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	case err != nil:
+		return asCall(ctx, err)
+	}
+	r := codec.ParseReply(codec.Header(m.Header), m.Data)
+	if r.Kind == codec.ReplyError {
+		return r.Err
+	}
+	if err := json.Unmarshal(r.Body, answer); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the registry's answer cannot be read: %w", err).WithStarted(toolmesh.StartedNo)
+	}
+	return nil
+}
+
+// resolve asks for the full id of a tool that nobody answered for, and why.
+func (c *Client) resolve(ctx context.Context, session subjects.SessionID, id subjects.ToolID) (full subjects.ToolID, reason string, err error) {
+	var answer registry.ResolveAnswer
+	if err := c.registry(ctx, session, registry.VerbResolve, registry.Request{Name: string(id)}, &answer); err != nil {
+		e := toolmesh.AsError(err)
+		if e.Started == toolmesh.StartedUnknown {
+			e = e.WithStarted(toolmesh.StartedNo)
+		}
+		return "", "", e
+	}
+	return answer.ID, answer.Reason, nil
+}
+
+// Describe returns what the registry knows of a tool: the JSON of
+// `mesh info --json`.
+func (c *Client) Describe(ctx context.Context, id subjects.ToolID) (json.RawMessage, error) {
+	var answer json.RawMessage
+	err := c.registry(ctx, c.session, registry.VerbDescribe, registry.Request{Tool: string(id)}, &answer)
+	return answer, err
+}
+
+// List returns all tools that the client's session can see, in order of id.
+func (c *Client) List(ctx context.Context) (all []registry.ListedTool, err error) {
+	q := registry.Request{Limit: listPage}
+	for {
+		var page registry.ListAnswer
+		if err := c.registry(ctx, c.session, registry.VerbList, q, &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Tools...)
+		if page.Next == "" || page.Next == q.After {
+			return all, nil
+		}
+		q.After = page.Next
+	}
+}
+
+// Resolve returns the full id behind a name: a session's own tool first, then
+// an index tool by its full id or a unique end of it.
+func (c *Client) Resolve(ctx context.Context, name string) (subjects.ToolID, error) {
+	id, _, err := c.resolve(ctx, c.session, subjects.ToolID(name))
+	return id, err
+}
+
+// askAny is ask for what any node answers, and may be asked twice: while no answer comes
+// others are asked as well, for the broker may choose one that has frozen.
+func (c *Client) askAny(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
+	var x bus.Exchange
+	if err := x.Open(c.bus, 1); err != nil {
+		return nil, err
+	}
+	defer x.Close()
+	again := time.NewTicker(askAgain)
+	defer again.Stop()
+	for n := 1; ; n = 2 { // the broker chooses at random
+		for range n {
+			if err := x.Send(&nats.Msg{Subject: subject, Data: body}, nil); err != nil {
+				return nil, err
+			}
+		}
+		select {
+		case a := <-x.Arrived():
+			if a.Err == nil && bus.NoResponders(a.Msg) {
+				return nil, errNobody
+			}
+			return a.Msg, a.Err
+		case <-again.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// ask sends one request and waits for one answer; errNobody if none can come.
+func (c *Client) ask(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
+	m, err := c.bus.Request(ctx, &nats.Msg{Subject: subject, Data: body})
+	if errors.Is(err, nats.ErrNoResponders) {
+		return nil, errNobody
+	}
+	return m, err
+}
