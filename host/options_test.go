@@ -21,10 +21,10 @@ func TestOptionsOutOfRange(t *testing.T) {
 		"PayloadMax":    {PayloadMax: -1},
 		"CacheBytes":    {CacheBytes: -1},
 		"CacheEntries":  {CacheEntries: -1},
-		"Replicas":      {Replicas: 6},
-		"ChunksStorage": {ChunksStorage: "tape"},
-		"ChunksMax":     {ChunksMax: -1},
-		"PayloadsMax":   {PayloadsMax: -1},
+		"Replicas":      {StoreOptions: host.StoreOptions{Replicas: 6}},
+		"ChunksStorage": {StoreOptions: host.StoreOptions{ChunksStorage: "tape"}},
+		"ChunksMax":     {StoreOptions: host.StoreOptions{ChunksMax: -1}},
+		"PayloadsMax":   {StoreOptions: host.StoreOptions{PayloadsMax: -1}},
 		"Node":          {Node: "\xff"},
 	} {
 		_, err := host.New(nc, &o)
