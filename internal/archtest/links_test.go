@@ -87,3 +87,45 @@ func TestIndexOfDecisions(t *testing.T) {
 		}
 	}
 }
+
+var (
+	notProse = regexp.MustCompile(`^(?:\s*$|\s*[#|<>]|\s*~~~|\s{4,}\S)`)
+	bullet   = regexp.MustCompile(`^\s*(?:[-*+]|\d+\.)\s`)
+)
+
+// wrapped returns the first line of a page that goes on with the paragraph or the bullet above it.
+func wrapped(page string) (line int) {
+	fenced, prose := false, false
+	for i, text := range strings.Split(page, "\n") {
+		if strings.HasPrefix(strings.TrimSpace(text), "```") {
+			fenced, prose = !fenced, false
+			continue
+		}
+		switch {
+		case fenced || notProse.MatchString(text):
+			prose = false
+		case bullet.MatchString(text):
+			prose = true
+		case prose:
+			return i + 1
+		default:
+			prose = true
+		}
+	}
+	return 0
+}
+
+// Pages do not wrap: a paragraph or a bullet is one line, so that a change shows its sentence alone.
+func TestPagesDoNotWrap(t *testing.T) {
+	t.Parallel()
+	for name, page := range pages(t) {
+		if line := wrapped(page); line > 0 {
+			t.Errorf("%s:%d goes on with the paragraph above it: write that on one line", name, line)
+		}
+	}
+	for page, line := range map[string]int{"a\nb": 2, "- a\n  b": 2, "a\n\nb": 0, "```\na\nb\n```": 0, "# a\nb\n- c\n- d": 0, "| a |\n| b |": 0} {
+		if got := wrapped(page); got != line {
+			t.Errorf("wrapped(%q) is %d, want %d", page, got, line)
+		}
+	}
+}
