@@ -8,7 +8,7 @@ import traceback
 import pytest
 from conftest import Started
 
-from toolmesh import AsyncMesh, InvalidArguments, Mesh
+from toolmesh import AsyncMesh, InvalidArguments, Mesh, ToolNotFound
 from toolmesh.dspy import RPCProxyTool
 
 pytestmark = pytest.mark.usefixtures("binary")
@@ -56,11 +56,19 @@ def test_a_refusal_says_that_the_tool_was_upgraded(rich: Started, tmp_path: path
                      lambda: proxy(amount=3)):
             with pytest.raises(InvalidArguments, match="is required") as refused:
                 call()
-            assert changed in str(refused.value)
+            assert str(refused.value).count(changed) == 1
         with pytest.raises(InvalidArguments, match="is required") as refused:
             again._mesh.call(again.id, {"amount": 3})
         assert "described" not in str(refused.value), "what was not described before is not said to have changed"
         assert again(3, "EUR") == "3 paid"
+        named = RPCProxyTool("shop.pay", mesh=mesh, told=pay)
+        with pytest.raises(InvalidArguments, match="is required") as refused:
+            named(amount=3)
+        assert changed in str(refused.value)
+        for given in ("shop.shop.nothing", "shop.shop.never"):
+            named.tool_id = given
+            with pytest.raises(ToolNotFound, match=given):
+                named(amount=3)
 
 
 def test_a_result_that_does_not_fit_is_logged_once(
@@ -72,8 +80,8 @@ def test_a_result_that_does_not_fit_is_logged_once(
             for _ in range(3):
                 assert mesh.call("stall.shop.pay", {"amount": 3}) == "3 paid"
     said = [(one.levelname, one.getMessage()) for one in caplog.records if "stall.shop.pay" in one.getMessage()]
-    assert [level for level, _ in said] == ["WARNING", "DEBUG", "DEBUG"], said
-    assert "integer" in said[0][1]
+    assert [level for level, _ in said] == ["WARNING", "DEBUG", "DEBUG", "DEBUG"], said
+    assert "integer" not in said[0][1] and "integer" in said[1][1]
 
 
 def test_errors_of_real_calls_have_no_frames_of_ours(rich: Started) -> None:

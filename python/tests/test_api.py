@@ -4,6 +4,7 @@ import asyncio
 import copy
 import importlib
 import inspect
+import logging
 import pathlib
 import pickle
 import pkgutil
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 
 import toolmesh
-from toolmesh import AsyncMesh, Host, Mesh, RemoteTool, Task
+from toolmesh import AsyncMesh, Host, Mesh, RemoteTool, Task, client
+from toolmesh._client.connection import Connection
 from toolmesh._core import errors
 from toolmesh.stores import Index, ProviderFormat
 
@@ -149,6 +151,59 @@ def test_tracebacks_are_short() -> None:
         shown = "".join(traceback.format_exception(raised.value))
         assert len(frames) == (0 if sys.version_info >= (3, 11) else 1), "Python 3.10 has the frame that raises it"
         assert "another exception" not in shown and "direct cause" not in shown
+
+
+def test_errors_of_a_callers_own_code_stay_whole() -> None:
+    mesh, other = Mesh("nats://127.0.0.1:1"), AsyncMesh("nats://127.0.0.1:1")
+
+    def calls() -> Iterator[str]:
+        yield "a.b"
+        raise errors.error("busy", "the caller's own") from ValueError("why")
+
+    def thrown() -> toolmesh.MeshError:
+        failure = errors.error("busy", "the caller's own")
+        failure.__cause__ = ValueError("why")
+        return failure
+
+    async def into_a_stream(one: typing.Any, name: str) -> None:
+        async def page(_self: object) -> list[bytes]:
+            return [b"1"]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client._Pages, "next", page)
+            items = getattr(one, name)("a.b")
+            if name == "stream" and one is mesh:
+                next(items)
+                items.throw(thrown())
+            await anext(items)
+            await items.athrow(thrown())
+
+    for run in (lambda: mesh.batch(calls()), lambda: asyncio.run(mesh.abatch(calls())),
+                lambda: asyncio.run(other.batch(calls()))):
+        with pytest.raises(toolmesh.MeshError) as raised:
+            run()
+        assert isinstance(raised.value.__cause__, ValueError)
+        assert "calls" in [one.name for one in traceback.extract_tb(raised.value.__traceback__)]
+    for one, name in ((mesh, "stream"), (mesh, "astream"), (other, "stream")):
+        with pytest.raises(toolmesh.MeshError) as raised:
+            asyncio.run(into_a_stream(one, name))
+        assert isinstance(raised.value.__cause__, ValueError), (one, name)
+
+
+def test_what_a_result_has_that_does_not_fit_stays_out_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def warned() -> None:
+        link = Connection(lambda: pytest.fail("it connects"), "", "default")
+        for tool in ("a.b", "a.b", "a.c"):
+            link._warn(tool, "#/n: a secret\x1b[2J\r\nis no integer")
+
+    with caplog.at_level(logging.DEBUG, "toolmesh"):
+        asyncio.run(warned())
+    said = [(one.levelname, one.getMessage()) for one in caplog.records]
+    once, text = "does not fit its output schema", "#/n: a secret"
+    assert [level for level, _ in said] == ["WARNING", "DEBUG", "DEBUG", "WARNING", "DEBUG"], said
+    assert all((once if level == "WARNING" else text) in one for level, one in said)
+    assert not any(text in one for level, one in said if level == "WARNING")
+    assert all(one.isprintable() for _, one in said)
 
 
 def test_names_of_providers() -> None:

@@ -1,5 +1,6 @@
 """The keywords of _options.py are those of the functions that take them, with the same types."""
 
+import asyncio
 import inspect
 import typing
 
@@ -22,7 +23,7 @@ def keywords(function: typing.Callable[..., typing.Any]) -> dict[str, typing.Any
     (_options.OfCall, [Mesh.call, Mesh.acall, AsyncMesh.call]),
     (_options.OfStream, [Mesh.stream, Mesh.astream, AsyncMesh.stream]),
     (_options.Settings, [Host.__init__]),
-    (_options.Submission, [Mesh.submit]),
+    (_options.Submission, [Mesh.submit, AsyncMesh.submit]),
 ])
 def test_options_are_what_functions_take(options: typing.Any, functions: list[typing.Any]) -> None:
     told = typing.get_type_hints(options)
@@ -47,3 +48,10 @@ def test_a_tools_own_functions_take_no_other_keywords() -> None:
     """Inside a tool an older worker may answer: what it takes is a part of what there is outside."""
     submission = keywords(mesh.submit) or typing.get_type_hints(_options.Submission)
     assert set(inspect.signature(tool_side.submit).parameters) - {"tool", "args"} <= submission.keys()
+
+
+def test_a_misspelt_option_of_a_task_is_refused_before_anything_is_sent() -> None:
+    for mesh_ in (AsyncMesh("nats://127.0.0.1:1"), Mesh("nats://127.0.0.1:1")):
+        submit: typing.Any = mesh_.submit if isinstance(mesh_, AsyncMesh) else mesh_.asubmit
+        with pytest.raises(TypeError, match="priorty"):
+            asyncio.run(submit("a.b", priorty=3))

@@ -15,6 +15,7 @@ from collections import abc
 from typing import Annotated, Any, Literal, NamedTuple, NewType, Optional, TypedDict, Union
 
 import pytest
+from typing_extensions import Unpack
 
 from toolmesh._worker.schemas import schema, values
 from toolmesh._worker.schemas.binding import Tool
@@ -556,6 +557,11 @@ class _Method:
     def _(self, x: str, y: int = 1) -> list[int]:
         return [len(x) * y]
 
+    @functools.singledispatchmethod
+    @staticmethod
+    def static(x: int, y: int = 1) -> list[int]:
+        return [x, y]
+
 
 def _by_position(function: typing.Callable[..., Any]) -> typing.Callable[..., Any]:
     @functools.wraps(function)
@@ -580,6 +586,7 @@ def _cached(x: int, y: int = 2) -> list[int]:
     (_dispatched, {"x": 3, "y": 4}, [3, 4]),
     (_Method().dispatched, {"x": 3}, [3, 1]),
     (_Method().dispatched, {"y": 2, "x": 3}, [3, 2]),
+    (_Method().static, {"y": 2, "x": 3}, [3, 2]),
     (_positional, {"x": 3}, [3, 2]),
     (_positional, {"y": 4, "x": 3}, [3, 4]),
     (_cached, {"x": 3}, [3, 2]),
@@ -686,6 +693,45 @@ def test_an_alias_is_what_callers_write() -> None:
         assert renamed(*positional, **keyword) == result
     with pytest.raises(values.Mismatch, match="user-id is required: integer"):
         tool.bind({"Y": 3})
+
+
+class _Further(typing.TypedDict, total=False):
+    max: int
+
+
+def test_a_parameter_with_an_alias_has_no_second_name() -> None:
+    import pydantic
+
+    Few = Annotated[int, pydantic.Field(alias="max", le=10)]  # noqa: N806
+
+    def checked(limit: Few = 5, **rest: int) -> None: ...
+    def open_ended(limit: Few = 5, **rest: Any) -> None: ...
+    def keyword_only(*, limit: Few = 5, **rest: int) -> None: ...
+    def after_others(limit: Few = 5, *more: int, **rest: int) -> None: ...
+    def unpacked(limit: Annotated[int, pydantic.Field(alias="most", le=10)] = 5, **rest: Unpack[_Further]) -> None: ...
+    def alone(limit: Few = 5) -> None: ...
+
+    for function in (checked, open_ended, keyword_only, after_others, unpacked, alone):
+        tool = Tool("t", function, "sync", schema.signature(function))
+        for given in ({"max": 3, "limit": 999}, {"limit": 999}, {"limit": 3}):
+            with pytest.raises(values.Mismatch, match="t has no argument limit") as refused:
+                tool.bind(given)
+            assert refused.value.pointer == "/limit"
+    tool = Tool("t", after_others, "sync", schema.signature(after_others))
+    with pytest.raises(values.Mismatch, match="t has no argument limit"):
+        tool.bind({"max": 3, "limit": 999}, [1])
+
+
+def test_an_alias_that_further_arguments_have_is_not_used() -> None:
+    import pydantic
+
+    def clashes(limit: Annotated[int, pydantic.Field(alias="max")] = 5, **rest: Unpack[_Further]) -> None: ...
+
+    found = schema.signature(clashes)
+    assert list(found.input_schema["properties"]) == ["limit", "max"]
+    assert found.warnings == ["limit: the alias 'max' of its Field is not used; callers give limit"]
+    positional, keyword = Tool("t", clashes, "sync", found).bind({"limit": 3, "max": 4})
+    assert not positional and keyword == {"limit": 3, "max": 4}
 
 
 def test_a_partial_has_the_description_of_its_function() -> None:

@@ -546,3 +546,17 @@ def test_what_has_no_effect_is_said() -> None:
         Index([plain], cache_dir="x")
     with pytest.warns(UserWarning, match="sys_executable has no effect"):
         Index([plain], sys_executable="python3.12")
+
+
+def test_an_alias_is_the_parameter_whatever_its_value_is() -> None:
+    import pydantic
+
+    def ask(most: typing.Annotated[Any, pydantic.Field(alias="max")] = 5) -> Any:
+        return most
+
+    index, own = Index([ask]), object()
+    assert index.execute("ask", {"max": 3}) == index.execute("ask", {"most": 3}) == 3
+    assert index.execute("ask", {"max": own}) is index.execute("ask", {"most": own}) is own
+    for value in (3, own):
+        with pytest.raises(toolmesh.InvalidArguments, match="max and most are the same argument"):
+            index.execute("ask", {"max": 3, "most": value})

@@ -250,17 +250,21 @@ class AsyncMesh(_Base):
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
         """As Mesh.stream; the call begins with the first item that is asked for."""
+        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
+        pages = _Pages(self._links, call, idle)
         try:
-            call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
-            link = self._links.here()
-            await self._links.settle(link, call)
-            async with contextlib.aclosing(Stream(link, call).pages()) as pages:
-                while page := await _page(pages, call, idle):
-                    for body in page:
-                        yield _typed(body, returns, tool)
-        except errors.MeshError as failure:
-            bare(failure)
-            raise
+            while True:
+                try:
+                    page = await pages.next()
+                except errors.MeshError as failure:
+                    bare(failure)
+                    raise
+                if not page:
+                    return
+                for body in page:
+                    yield _typed(body, returns, tool)
+        finally:
+            await pages.close()
 
     astream = stream
 
@@ -289,9 +293,17 @@ class AsyncMesh(_Base):
         call.body = head.encode() + requests + b"}"
         return await _resolved(link, call.session, await link.call(call))
 
-    async def submit(self, tool: str, args: Args = None, **options: Unpack[Submission]) -> tasks.AsyncTask:
+    async def submit(
+        self, tool: str, args: Mapping[str, Any] | None = None, *, id: str | None = None,
+        timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
+        idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
+        every: float | None = None, cron: str | None = None, catch_up: str | None = None,
+    ) -> tasks.AsyncTask:
         """As Mesh.submit."""
-        return await self._submit(*self._submission(tool, args, options))
+        return await self._submit(*self._submission(tool, args, {
+            "id": id, "timeout": timeout, "attempts": attempts, "priority": priority, "ttl": ttl,
+            "idempotency_key": idempotency_key, "at": at, "delay": delay, "every": every, "cron": cron,
+            "catch_up": catch_up}))
 
     asubmit = submit
 
@@ -483,14 +495,15 @@ class Mesh(_Base):
         pages = _Pages(self._links, call, idle)
         try:
             while True:
-                page = background.run(pages.next)
+                try:
+                    page = background.run(pages.next)
+                except errors.MeshError as failure:
+                    bare(failure)
+                    raise
                 if not page:
                     return
                 for body in page:
                     yield _typed(body, returns, tool)
-        except errors.MeshError as failure:
-            bare(failure)
-            raise
         finally:
             pages.end()
 
@@ -514,14 +527,15 @@ class Mesh(_Base):
         pages = _Pages(self._links, call, idle)
         try:
             while True:
-                page = await asyncio.wrap_future(background.submit(pages.next))
+                try:
+                    page = await asyncio.wrap_future(background.submit(pages.next))
+                except errors.MeshError as failure:
+                    bare(failure)
+                    raise
                 if not page:
                     return
                 for body in page:
                     yield _typed(body, returns, tool)
-        except errors.MeshError as failure:
-            bare(failure)
-            raise
         finally:
             pages.end()
 
@@ -693,7 +707,7 @@ class Mesh(_Base):
 
 
 class _Pages:
-    """The pages of a stream of the background's loop, for other threads."""
+    """The pages of a stream, on the loop that asks for the first one."""
 
     def __init__(self, links: _Links, call: Call, idle: float | None) -> None:
         self._links, self._call, self._idle = links, call, idle
@@ -706,6 +720,11 @@ class _Pages:
             await self._links.settle(link, self._call)
             self._pages = Stream(link, self._call).pages()
         return await _page(self._pages, self._call, self._idle)
+
+    async def close(self) -> None:
+        """Cancels the call if it runs, on its own loop."""
+        if self._pages is not None:
+            await self._pages.aclose()
 
     def end(self) -> None:
         """Cancels the call if it runs. Waits for nothing: a generator may be collected on any thread, the loop's own

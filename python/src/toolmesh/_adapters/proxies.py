@@ -15,7 +15,7 @@ from .._core import errors, values
 from .._host import serving
 from .._locks import lock
 from ..client import Mesh
-from ..remote import Description, declared
+from ..remote import Description, Named, declared
 
 CALL = 30.0  # seconds that a call has whose tool declares no time
 CHUNK = 60.0  # seconds between two items of a stream
@@ -42,7 +42,6 @@ class RPCProxyTool:
         self.timeout = timeout
         self._mesh = mesh
         self._told = told
-        self._named = told._named if told is not None else tool_id
         self.__name__ = self.tool_name
         self.__doc__ = told.description if told is not None else None
         if told is not None:
@@ -55,6 +54,13 @@ class RPCProxyTool:
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """As a call, for coroutines."""
         return await self._caller().acall(self._named, self._arguments(args, kwargs), timeout=self._limit(CALL))
+
+    @property
+    def _named(self) -> Named:
+        """tool_id, with the revision of what is known of the tool."""
+        named = Named(self.tool_id)
+        named.revision = self._told.revision if self._told is not None else ""
+        return named
 
     def _caller(self) -> Any:
         if self._mesh is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import traceback
 import typing
 
 from .._core import errors, values
@@ -16,9 +17,16 @@ F = typing.TypeVar("F", bound="typing.Callable[..., typing.Any]")
 C = typing.TypeVar("C", bound=type)
 
 
+_OURS = {"toolmesh", "_toolmesh_worker", "asyncio", "concurrent", "contextlib"}  # and what our code waits by
+
+
 def bare(failure: errors.MeshError) -> None:
     """Takes our frames out of the traceback of a failure, for a raise without an operand right after it: that, from
-    Python 3.11 on, adds no entry for the frame which it leaves. Python 3.10 adds one."""
+    Python 3.11 on, adds no entry for the frame which it leaves. Python 3.10 adds one. A failure of a user's code that
+    we called, like the generator of a batch, stays as it is."""
+    for frame, _ in traceback.walk_tb(failure.__traceback__):
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS:
+            return
     failure.__traceback__ = failure.__cause__ = None
     if sys.version_info < (3, 11):
         raise failure from None

@@ -532,8 +532,11 @@ class Connection:
         return body
 
     def _warn(self, tool: str, warning: str) -> None:
-        """Logs what is wrong with a result: for each tool once as a warning."""
-        _log.log(logging.DEBUG if tool in self._warned else logging.WARNING, "tool %s: %s", tool, warning)
+        """Logs, once for each tool, that a result does not fit. What is wrong with it has values, which are the
+        caller's alone: for debugging only."""
+        if tool not in self._warned:
+            _log.warning("tool %s: a result does not fit its output schema", tool)
+        _log.debug("tool %s: %s", tool, "".join(one if one.isprintable() else " " for one in warning))
         if len(self._warned) < _ALIASES:
             self._warned.add(tool)
 

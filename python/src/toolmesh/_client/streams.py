@@ -108,9 +108,9 @@ class Stream:
             complete = True
         except errors.MeshError as failure:
             failure.tool = failure.tool or call.tool
-            outdated(failure, call.described)
             complete = failure.origin != "caller" or failure.started is False
             if self.taken or self._begun() and failure.code not in ("node_lost", "worker_crashed"):
+                outdated(failure, call.described)
                 raise _Failed(failure) from None
             raise
         except Nobody:

@@ -141,9 +141,14 @@ class LocalTool(Tool):
         super().__init__(name, inspect.getdoc(function) or "", found.input_schema, typed(function))
 
     def _call(self, given: Arguments) -> Any:
-        if not plain(given):
-            return self._function(**given)  # of Python: as it is
         names = {one.own: one.name for one in self._bound.parameters if one.own}
+        for own, alias in names.items():
+            if own in given and alias in given:
+                raise errors.error("invalid_arguments", f"{alias} and {own} are the same argument", tool=self.name,
+                                   started=False, origin="caller")
+        if not plain(given):
+            owns = {alias: own for own, alias in names.items()}
+            return self._function(**{owns.get(name, name): value for name, value in given.items()})  # as it is
         given = {names.get(name, name): value for name, value in given.items()}
         given = self.fitted(given)
         try:

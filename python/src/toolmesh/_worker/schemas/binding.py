@@ -61,8 +61,10 @@ class Signature:
 def shown(function: Callable[..., Any]) -> Callable[..., Any]:
     """function, or what has the signature with which it is called: that of a partial is its own, whatever
     update_wrapper says that it wraps."""
-    if _dispatches(function) and not hasattr(function, "dispatch"):  # of a method: it is bound
-        return types.MethodType(inspect.unwrap(function), function)
+    if _dispatches(function) and not hasattr(function, "dispatch"):  # of a method: it is bound, unless it is static
+        method = inspect.unwrap(function, stop=lambda one: isinstance(one, staticmethod))
+        if not isinstance(method, staticmethod):
+            return types.MethodType(method, function)
     partial = functools.partial
     inner = inspect.unwrap(function, stop=lambda one: isinstance(one, partial) or hasattr(one, "__signature__"))
     if isinstance(inner, partial):
@@ -170,6 +172,9 @@ class Tool:
         if varargs is None and extra:
             raise Mismatch("no further positional arguments", f"{len(extra)} more",
                            f"{self.name} takes no further positional arguments")
+        for parameter in self.parameters:
+            if parameter.own in rest:  # **kwargs would carry it past what its alias is held to
+                raise self._unknown(parameter.own, rest[parameter.own])
         if varargs is not None:
             extra = rest.pop(varargs.name, []) + extra if varargs.name in rest else extra
             if varargs.load is not None:

@@ -416,6 +416,12 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
     required: list[str] = []
     parameters: list[Parameter] = []
     open_ended: Schema | bool = False
+    names = set(found.parameters)
+    for parameter in found.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            further = containers.unpacked(builder.resolve(parameter.annotation, namespace, parameter.name))
+            names.update(*(getattr(typing.get_origin(further) or further, f"__{which}_keys__", ())
+                           for which in ("required", "optional")))
     for parameter in found.parameters.values():
         kind = {
             parameter.POSITIONAL_ONLY: "positional",
@@ -447,7 +453,7 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
             shape = containers.array(shape)
         default, fill, own = parameter.default, None, name
         alias = models.alias((*getattr(annotation, "__metadata__", ()), default))
-        if isinstance(alias, str) and kind in ("normal", "keyword") and alias not in {*found.parameters, *properties}:
+        if isinstance(alias, str) and kind in ("normal", "keyword") and alias not in {*names, *properties}:
             name = alias
         elif alias is not None and alias != name:
             builder.warn(f"{name}: the alias {alias!r} of its Field is not used; callers give {name}")
