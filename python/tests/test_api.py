@@ -142,7 +142,12 @@ def test_tracebacks_are_short() -> None:
     async def each() -> None:
         await other.call("a.b")
 
+    async def items(one: typing.Any, name: str) -> None:
+        await anext(getattr(one, name)("a.b", rpc_id=" "))
+
     for run in (lambda: mesh.call("a.b"), lambda: mesh.describe("a.b"), lambda: list(mesh.stream("a.b")),
+                lambda: list(mesh.stream("a.b", rpc_id=" ")), lambda: asyncio.run(items(mesh, "astream")),
+                lambda: asyncio.run(items(other, "stream")),
                 lambda: RemoteTool(mesh, TOLD)(1), lambda: RemoteTool(mesh, TOLD)("no number"),
                 lambda: asyncio.run(each())):
         with pytest.raises(toolmesh.MeshError) as raised:

@@ -250,11 +250,12 @@ class AsyncMesh(_Base):
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
         """As Mesh.stream; the call begins with the first item that is asked for."""
-        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
-        pages = _Pages(self._links, call, idle)
+        pages: _Pages | None = None
         try:
             while True:
                 try:
+                    pages = pages or _Pages(self._links, self._call(
+                        tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle)
                     page = await pages.next()
                 except errors.MeshError as failure:
                     bare(failure)
@@ -264,7 +265,8 @@ class AsyncMesh(_Base):
                 for body in page:
                     yield _typed(body, returns, tool)
         finally:
-            await pages.close()
+            if pages is not None:
+                await pages.close()
 
     astream = stream
 
@@ -491,11 +493,12 @@ class Mesh(_Base):
         generator, or leaving a for loop over it, cancels it. A reader that does not keep up
         holds the tool back. Otherwise as call; returns is the type of an item, idle the longest
         time in seconds that an item is waited for."""
-        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
-        pages = _Pages(self._links, call, idle)
+        pages: _Pages | None = None
         try:
             while True:
                 try:
+                    pages = pages or _Pages(self._links, self._call(
+                        tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle)
                     page = background.run(pages.next)
                 except errors.MeshError as failure:
                     bare(failure)
@@ -505,7 +508,8 @@ class Mesh(_Base):
                 for body in page:
                     yield _typed(body, returns, tool)
         finally:
-            pages.end()
+            if pages is not None:
+                pages.end()
 
     @typing.overload
     def astream(
@@ -523,11 +527,12 @@ class Mesh(_Base):
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines of any event loop."""
-        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
-        pages = _Pages(self._links, call, idle)
+        pages: _Pages | None = None
         try:
             while True:
                 try:
+                    pages = pages or _Pages(self._links, self._call(
+                        tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle)
                     page = await asyncio.wrap_future(background.submit(pages.next))
                 except errors.MeshError as failure:
                     bare(failure)
@@ -537,7 +542,8 @@ class Mesh(_Base):
                 for body in page:
                     yield _typed(body, returns, tool)
         finally:
-            pages.end()
+            if pages is not None:
+                pages.end()
 
     def collect(self, tool: str, args: Args = None, **options: Unpack[OfCollect]) -> list[Any]:
         """The list of all items of stream."""
