@@ -119,8 +119,8 @@ func (b *Batch) parseMembers(body []byte) error {
 	if parallel != nil && json.Unmarshal(parallel, &b.Independent) != nil {
 		return invalid("parallel is %.40s: it is true or false", parallel)
 	}
-	var members []json.RawMessage
-	if json.Unmarshal(requests, &members) != nil || isNull(requests) {
+	members, ok := elementsOf(requests)
+	if !ok {
 		return invalid("requests is missing or no list")
 	}
 	switch {
@@ -174,7 +174,7 @@ func (b *Batch) setBatchID(raw json.RawMessage) error {
 func (m *Member) parse(i int, raw []byte) error {
 	*m = Member{Index: i, Args: json.RawMessage("{}")}
 	var index, tool, args, kwargs, timeout json.RawMessage
-	if !eachField(raw, func(key, value []byte) {
+	if !fieldsOf(raw, func(key, value []byte) {
 		switch string(key) {
 		case "index":
 			index = value

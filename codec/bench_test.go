@@ -2,10 +2,12 @@ package codec
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // The unary path: each of these runs once per call.
@@ -38,6 +40,24 @@ func BenchmarkParseRequest(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// BenchmarkParseBatch is a batch of 7 MiB.
+func BenchmarkParseBatch(b *testing.B) {
+	subject := subjects.Subject{Session: "s1"}
+	args := json.RawMessage(`{"rows":[` + strings.Repeat(`{"city":"Oslo","days":3,"at":1.5},`, 210) + `0]}`)
+	members := make([]Member, MaxBatch)
+	for i := range members {
+		members[i] = Member{Index: i, Tool: "weather.forecast", Args: args}
+	}
+	body := EncodeBatch("b1", members, true)
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := ParseBatch(subject, nil, body); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 

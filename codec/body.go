@@ -77,10 +77,15 @@ func wanted(k reflect.Kind) string {
 // object, values as they stand there. It returns false, and calls nothing, for
 // anything else. Values are parts of the body, not copies.
 func eachField(body []byte, each func(key, value []byte)) bool {
-	if !json.Valid(body) || jsontext.Value(body).Kind() != '{' {
+	return json.Valid(body) && fieldsOf(body, each)
+}
+
+// fieldsOf is eachField for what is JSON.
+func fieldsOf(body []byte, each func(key, value []byte)) bool {
+	if jsontext.Value(body).Kind() != '{' {
 		return false
 	}
-	dec := jsontext.NewDecoder(bytes.NewBuffer(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	dec := decoder(body)
 	for _, err := dec.ReadToken(); err == nil && dec.PeekKind() == '"'; {
 		var name, value jsontext.Value
 		if name, err = dec.ReadValue(); err != nil {
@@ -93,4 +98,24 @@ func eachField(body []byte, each func(key, value []byte)) bool {
 		each(key, value)
 	}
 	return true
+}
+
+// elementsOf returns copies of the elements of what is JSON, if it is a list.
+func elementsOf(list []byte) (elements []json.RawMessage, ok bool) {
+	if jsontext.Value(list).Kind() != '[' {
+		return nil, false
+	}
+	dec := decoder(list)
+	for _, err := dec.ReadToken(); err == nil && dec.PeekKind() != ']'; {
+		var value jsontext.Value
+		if value, err = dec.ReadValue(); err != nil {
+			return nil, false
+		}
+		elements = append(elements, bytes.Clone(value))
+	}
+	return elements, true
+}
+
+func decoder(body []byte) *jsontext.Decoder {
+	return jsontext.NewDecoder(bytes.NewBuffer(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 }

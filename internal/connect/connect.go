@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/url"
 	"os"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats.go"
-	"github.com/synadia-io/orbit.go/natscontext"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/access"
@@ -34,23 +32,23 @@ type Settings struct {
 	Nkey    string // file of an nkey's seed, mode 0600
 }
 
-// FromEnv returns the settings of an environment: MESH_NATS_URL or MESH_NATS_CONTEXT, else
-// NATS_URL or NATS_CONTEXT; MESH_NATS_CREDS, else NATS_CREDS; MESH_NATS_NKEY, else
-// NATS_NKEY. A URL wins over a context of the same prefix.
+// FromEnv returns the settings of an environment: each of MESH_NATS_URL, MESH_NATS_CONTEXT,
+// MESH_NATS_CREDS and MESH_NATS_NKEY, else the NATS_ variable of that name; one that is
+// empty switches that one off. A context named for the mesh wins over NATS_URL, else an
+// address wins over a context.
 func FromEnv(env []string) Settings {
 	first := func(name string) string {
-		if value := Lookup(env, "MESH_"+name); value != "" {
+		if value, set := lookup(env, "MESH_"+name); set {
 			return value
 		}
 		return Lookup(env, name)
 	}
-	s := Settings{Creds: first("NATS_CREDS"), Nkey: first("NATS_NKEY")}
-	for _, prefix := range []string{"MESH_", ""} {
-		if s.URL == "" && s.Context == "" {
-			if s.URL = Lookup(env, prefix+"NATS_URL"); s.URL == "" {
-				s.Context = Lookup(env, prefix+"NATS_CONTEXT")
-			}
-		}
+	s := Settings{URL: first("NATS_URL"), Context: first("NATS_CONTEXT"), Creds: first("NATS_CREDS"), Nkey: first("NATS_NKEY")}
+	if Lookup(env, "MESH_NATS_CONTEXT") != "" && Lookup(env, "MESH_NATS_URL") == "" {
+		s.URL = ""
+	}
+	if s.URL != "" {
+		s.Context = ""
 	}
 	return s
 }
@@ -77,6 +75,9 @@ type Options struct {
 	Wait bool
 	// Logger takes what happens to the connection; nil discards it.
 	Logger *slog.Logger
+	// SayServer and SaySession are what errors call the user's settings for the server
+	// and the session. Default to those of client.Connect.
+	SayServer, SaySession string
 }
 
 // Inboxes returns the inbox prefixes that a connection of a user may have, that of a role
@@ -101,11 +102,14 @@ func Inboxes(role access.Role, session subjects.SessionID) ([]string, error) {
 // credentials are refused, invalid_request for settings that cannot be used.
 func Connect(ctx context.Context, o Options) (nc *nats.Conn, domain string, err error) {
 	var saved savedContext
+	var options []nats.Option // a context's come first: the mesh's policy wins
 	if o.URL == "" && o.Context != "" {
-		if saved, err = readContext(o.Env, o.Context); err != nil {
+		if saved, options, err = readContext(o.Env, o.Context); err != nil {
 			return nil, "", failed(toolmesh.CodeInvalidRequest, err)
 		}
 		o.URL = saved.URL
+	} else {
+		o.Context = ""
 	}
 	if o.URL == "" && o.Context == "" {
 		if running := StateOf(o.Env).Running(); len(running) > 0 {
@@ -120,10 +124,11 @@ func Connect(ctx context.Context, o Options) (nc *nats.Conn, domain string, err 
 			return nil, "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q %w", Redact(server), err))
 		}
 	}
-	options, file, err := o.credentials(saved.path != "")
+	more, file, err := o.credentials()
 	if err != nil {
 		return nil, "", err
 	}
+	options = append(options, more...)
 	inboxes := o.Inboxes
 	for {
 		with := options
@@ -131,13 +136,8 @@ func Connect(ctx context.Context, o Options) (nc *nats.Conn, domain string, err 
 			with = append(slices.Clip(options), nats.CustomInboxPrefix(inboxes[0]))
 			inboxes = inboxes[1:]
 		}
-		if saved.path == "" {
-			nc, err = nats.Connect(o.URL, with...)
-		} else { // its options come first: the mesh's policy wins
-			nc, _, err = natscontext.Connect(saved.path, with...)
-		}
-		if err != nil {
-			return nil, "", Explain(o.URL, err)
+		if nc, err = nats.Connect(o.URL, with...); err != nil {
+			return nil, "", Explain(o.URL, cmp.Or(o.SayServer, "url or Env"), err)
 		}
 		if ctx.Err() != nil {
 			nc.Close()
@@ -149,18 +149,18 @@ func Connect(ctx context.Context, o Options) (nc *nats.Conn, domain string, err 
 		nc.Close()
 		if len(inboxes) == 0 {
 			return nil, "", failed(toolmesh.CodePermissionDenied, fmt.Errorf(
-				"the key in %s is for none of the inboxes %s: the key of a session takes --session", file, strings.Join(o.Inboxes, ", ")))
+				"the key in %s is for none of the inboxes %s: the key of a session takes %s", file, strings.Join(o.Inboxes, ", "), cmp.Or(o.SaySession, "Options.Session")))
 		}
 	}
 }
 
 // credentials returns the options of a connection, and the file of the key in them, if
 // there is one.
-func (o *Options) credentials(context bool) (options []nats.Option, key string, err error) {
+func (o *Options) credentials() (options []nats.Option, key string, err error) {
 	options = bus.ConnectOptions(&bus.ConnectConfig{Name: o.Name, RetryFirst: o.Wait, Logger: o.Logger})
 	if o.Creds != "" {
-		if _, err := os.Stat(o.Creds); err != nil {
-			return nil, "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the NATS credentials file %s cannot be read: %w", o.Creds, err))
+		if err := checkCreds(o.Creds); err != nil {
+			return nil, "", failed(toolmesh.CodeInvalidRequest, err)
 		}
 		options = append(options, nats.UserCredentials(o.Creds))
 		if prefix := inboxOf(o.Creds, o.Inboxes); prefix != "" {
@@ -168,7 +168,7 @@ func (o *Options) credentials(context bool) (options []nats.Option, key string, 
 		}
 	}
 	key = o.Nkey
-	if key == "" && o.Creds == "" && !context && o.Role != "" {
+	if key == "" && o.Creds == "" && o.Context == "" && o.Role != "" {
 		key = StateOf(o.Env).key(o.URL, o.Role)
 	}
 	if key == "" {
@@ -201,18 +201,16 @@ func inboxOf(creds string, prefixes []string) string {
 	return ""
 }
 
-// Explain returns the [toolmesh.Error] for a connection to an address that failed.
-func Explain(address string, err error) error {
+// Explain returns the [toolmesh.Error] for a connection to an address that failed. setting
+// is what names another address.
+func Explain(address, setting string, err error) error {
 	var unparsable *url.Error
-	var unreadable *fs.PathError
 	shown := Redact(address)
 	switch {
 	case errors.As(err, &unparsable):
 		return failed(toolmesh.CodeInvalidRequest, fmt.Errorf("%s is no address of a NATS server, write nats://HOST:PORT: %w", shown, unparsable.Err))
-	case errors.As(err, &unreadable):
-		return failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the credentials for %s cannot be used: %w", shown, err))
 	case errors.Is(err, nats.ErrNoServers):
-		return failed(toolmesh.CodeUnavailable, fmt.Errorf("no mesh at %s: nothing answers there; start one with mesh up, or name another with --server", shown))
+		return failed(toolmesh.CodeUnavailable, fmt.Errorf("no mesh at %s: nothing answers there; start one with mesh up, or name another with %s", shown, setting))
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked):
 		return failed(toolmesh.CodePermissionDenied, fmt.Errorf("the NATS server at %s refuses the credentials: they are neither in its configuration (where that has an auth_callout, among its auth_users, too) nor the key of a session that goes on: %w", shown, err))
 	}

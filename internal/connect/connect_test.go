@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/jsm.go/natscontext"
+	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/access"
@@ -75,7 +76,7 @@ func TestKeyOfMeshUp(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, at := range []string{"", k.URL, strings.Replace(k.URL, "127.0.0.1", "localhost", 1)} {
+	for _, at := range []string{"", k.URL, strings.Replace(k.URL, "127.0.0.1", "localhost", 1), "nats://127.0.0.1:1, " + k.URL} {
 		nc, _, err := connect.Connect(t.Context(), connect.Options{
 			Settings: connect.Settings{URL: at}, Env: env, Role: access.Node, Inboxes: []string{subjects.InboxNode},
 		})
@@ -100,18 +101,37 @@ func TestConnectSaysWhatIsWrong(t *testing.T) {
 	closed := meshtest.Broker(t, meshtest.Config(`authorization { users: [{user: u, password: p}] }`))
 	config := t.TempDir()
 	env := save(t, config, "broken", map[string]any{"url": closed.URL, "nkey": filepath.Join(config, "missing.nk")})
-	save(t, config, "nsc", map[string]any{"url": closed.URL, "nsc": "nsc://o/a/u"})
+	empty := filepath.Join(config, "empty")
+	if err := os.WriteFile(empty, []byte("no seed\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, fields := range map[string]map[string]any{
+		"nsc": {"nsc": "nsc://o/a/u"}, "proxy": {"socks_proxy": "127.0.0.1:1", "user": "u", "password": "p"}, "store": {"windows_cert_store": "user"},
+		"seedless": {"nkey": empty}, "creds": {"creds": empty}, "ca": {"ca": empty, "user": "u", "password": "p"}, "cert": {"cert": empty, "key": empty},
+		"unset": {"creds": "$PATH"}, // it is set in this process
+	} {
+		fields["url"] = closed.URL
+		save(t, config, name, fields)
+	}
 	for name, c := range map[string]struct {
 		s    connect.Settings
 		code toolmesh.Code
 		want string
 	}{
-		"nothing there":       {connect.Settings{URL: "nats://me:secret@127.0.0.1:1"}, toolmesh.CodeUnavailable, "no mesh at nats://127.0.0.1:1: nothing answers there"},
+		"nothing there":       {connect.Settings{URL: "nats://me:secret@127.0.0.1:1"}, toolmesh.CodeUnavailable, "no mesh at nats://127.0.0.1:1: nothing answers there; start one with mesh up, or name another with url or Env"},
 		"no address":          {connect.Settings{URL: "http://me:secret@127.0.0.1"}, toolmesh.CodeInvalidRequest, `"http://127.0.0.1" is not the URL of a NATS server`},
 		"refused":             {connect.Settings{URL: closed.URL}, toolmesh.CodePermissionDenied, "refuses the credentials"},
 		"no context":          {connect.Settings{Context: "nowhere"}, toolmesh.CodeInvalidRequest, `the NATS context "nowhere" cannot be used`},
 		"a context elsewhere": {connect.Settings{Context: "../prod"}, toolmesh.CodeInvalidRequest, "a name has no"},
 		"key of a context":    {connect.Settings{Context: "broken"}, toolmesh.CodeInvalidRequest, "missing.nk"},
+		"proxy":               {connect.Settings{Context: "proxy"}, toolmesh.CodeInvalidRequest, `"proxy" has socks_proxy, which Toolmesh does not read`},
+		"certificate store":   {connect.Settings{Context: "store"}, toolmesh.CodeInvalidRequest, `"store" has windows_cert_store`},
+		"key without a seed":  {connect.Settings{Context: "seedless"}, toolmesh.CodeInvalidRequest, `"seedless" cannot be used: nkey ` + empty},
+		"creds of a context":  {connect.Settings{Context: "creds"}, toolmesh.CodeInvalidRequest, `"creds" cannot be used: the NATS credentials file ` + empty},
+		"damaged creds":       {connect.Settings{URL: closed.URL, Creds: empty}, toolmesh.CodeInvalidRequest, empty},
+		"ca of a context":     {connect.Settings{Context: "ca"}, toolmesh.CodeInvalidRequest, `"ca" cannot be used: ca ` + empty},
+		"cert of a context":   {connect.Settings{Context: "cert"}, toolmesh.CodeInvalidRequest, `"cert" cannot be used: cert ` + empty},
+		"unset variable":      {connect.Settings{Context: "unset"}, toolmesh.CodeInvalidRequest, `"unset" has creds $PATH: the variable PATH is not set`},
 		"nsc":                 {connect.Settings{Context: "nsc"}, toolmesh.CodeInvalidRequest, "has nsc, which Toolmesh does not read"},
 		"no credentials file": {connect.Settings{URL: closed.URL, Creds: "no/such.creds"}, toolmesh.CodeInvalidRequest, "file no/such.creds cannot be read"},
 		"no key file":         {connect.Settings{URL: closed.URL, Nkey: "no/such.nk"}, toolmesh.CodeInvalidRequest, "the key no/such.nk cannot be used"},
@@ -122,6 +142,54 @@ func TestConnectSaysWhatIsWrong(t *testing.T) {
 			t.Errorf("%s: connected", name)
 		} else if toolmesh.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %s %v, want %s %q and no secret", name, toolmesh.CodeOf(err), err, c.code, c.want)
+		}
+	}
+}
+
+// Variables and ~/ of a context's files are those of the environment that was given.
+func TestFilesOfContext(t *testing.T) {
+	t.Parallel()
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, _ := pair.PublicKey()
+	seed, _ := pair.Seed()
+	home := t.TempDir()
+	if err := os.WriteFile(filepath.Join(home, "x.nk"), seed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := meshtest.Broker(t, meshtest.Config(`authorization { users: [{nkey: `+public+`}] }`))
+	for _, file := range []string{"$TOOLMESH_KEYS/x.nk", "${HOME}/x.nk", "~/x.nk"} {
+		env := save(t, t.TempDir(), "prod", map[string]any{"url": s.URL, "nkey": file})
+		env = append(env, "HOME="+home, "TOOLMESH_KEYS="+home)
+		nc, _, err := connect.Connect(t.Context(), connect.Options{Settings: connect.Settings{Context: "prod"}, Env: env})
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+			continue
+		}
+		nc.Close()
+	}
+}
+
+// A MESH_ variable wins over its NATS_ variable, an empty one too.
+func TestFromEnv(t *testing.T) {
+	t.Parallel()
+	all := []string{"NATS_URL=nats://n", "NATS_CREDS=c", "NATS_NKEY=k"}
+	for name, c := range map[string]struct {
+		env  []string
+		want connect.Settings
+	}{
+		"theirs":        {all, connect.Settings{URL: "nats://n", Creds: "c", Nkey: "k"}},
+		"ours":          {append(all, "MESH_NATS_URL=nats://m", "MESH_NATS_CREDS=d", "MESH_NATS_NKEY=l"), connect.Settings{URL: "nats://m", Creds: "d", Nkey: "l"}},
+		"ours, empty":   {append(all, "MESH_NATS_URL=", "MESH_NATS_CREDS=", "MESH_NATS_NKEY="), connect.Settings{}},
+		"no URL":        {append(all, "MESH_NATS_URL=", "NATS_CONTEXT=x"), connect.Settings{Context: "x", Creds: "c", Nkey: "k"}},
+		"our context":   {[]string{"NATS_URL=nats://n", "MESH_NATS_CONTEXT=x"}, connect.Settings{Context: "x"}},
+		"their context": {[]string{"NATS_CONTEXT=x", "MESH_NATS_CONTEXT="}, connect.Settings{}},
+		"both":          {[]string{"NATS_URL=nats://n", "NATS_CONTEXT=x"}, connect.Settings{URL: "nats://n"}},
+	} {
+		if got := connect.FromEnv(c.env); got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}
 }

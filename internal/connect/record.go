@@ -39,12 +39,17 @@ type State string
 // Lookup returns a variable of an environment in the form of os.Environ; "" if it is not
 // set.
 func Lookup(env []string, name string) string {
+	value, _ := lookup(env, name)
+	return value
+}
+
+func lookup(env []string, name string) (value string, set bool) {
 	for i := len(env) - 1; i >= 0; i-- { // the last one counts
-		if value, ok := strings.CutPrefix(env[i], name+"="); ok {
-			return value
+		if value, set = strings.CutPrefix(env[i], name+"="); set {
+			return value, true
 		}
 	}
-	return ""
+	return "", false
 }
 
 // StateOf is $XDG_STATE_HOME/toolmesh, else ~/.local/state/toolmesh.
@@ -142,11 +147,12 @@ func (s State) Running() []Record {
 	return all
 }
 
-// key is the file with the key of a role for the mesh at an address, if `mesh up`
-// of this user started it with keys; else "".
-func (s State) key(address string, role access.Role) string {
+// key is the file with the key of a role for the mesh at one of some comma-separated
+// addresses, if `mesh up` of this user started it with keys; else "".
+func (s State) key(addresses string, role access.Role) string {
 	for _, r := range s.Running() {
-		if r.Keys && sameServer(r.URL, address) {
+		same := func(address string) bool { return sameServer(r.URL, strings.TrimSpace(address)) }
+		if r.Keys && slices.ContainsFunc(strings.Split(addresses, ","), same) {
 			return access.File(r.DataDir, role)
 		}
 	}

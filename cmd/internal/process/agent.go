@@ -172,7 +172,7 @@ func serveSessionKeys(ctx context.Context, nc *nats.Conn, issuer *access.Issuer,
 // returns that error.
 func join(ctx context.Context, c settings.Connection, name string, role access.Role, env []string, log *slog.Logger) (*nats.Conn, error) {
 	nc, _, err := connect.Connect(ctx, connect.Options{
-		Settings: c.Settings(), Env: env, Name: name, Role: role, Inboxes: []string{subjects.InboxNode}, Wait: true, Logger: log,
+		Settings: c.Settings(), Env: env, Name: name, Role: role, Inboxes: []string{subjects.InboxNode}, Wait: true, Logger: log, SayServer: "--server",
 	})
 	if err != nil || nc.IsConnected() {
 		return nc, err
@@ -190,7 +190,7 @@ func join(ctx context.Context, c settings.Connection, name string, role access.R
 		if err := nc.LastError(); errors.Is(err, nats.ErrAuthorization) {
 			at := strings.Join(nc.Servers(), ",")
 			nc.Close()
-			return nil, connect.Explain(at, err)
+			return nil, connect.Explain(at, "--server", err)
 		}
 	}
 	return nc, nil

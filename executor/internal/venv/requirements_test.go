@@ -149,7 +149,7 @@ func TestWhatIsRefused(t *testing.T) {
 		"--config-settings x=y": "not known", "--proxy http://x": "not known", "-x": "not known", "-": "not known", "--": "not known",
 		"a --config-settings=x=y": "--config-settings is not known", "a==1 --global-option=x": "--global-option is not known", "a --index-url x": "--index-url is not known",
 		"-r ../../keys/admin.nk": "escapes", "-r /etc/passwd": "copy it there", "-r https://author.example/r.txt": "copy it there", "-r missing.txt": "cannot be read",
-		"-r ${HOME}/x": "copy it there", "-c ../x": "escapes", "-r link": "escapes", "-r folder/link": "escapes", "-r folder": "cannot be read", "-r \"/etc/passwd\"": "copy it there",
+		"-r ${HOME}/x": "copy it there", "-c ../x": "escapes", "-r link": "escapes", "--requirement=/etc/passwd": "copy it there", "--constraint=../x": "escapes", "-r file:///etc/passwd": "cannot be read", "-r \\\n/etc/passwd": "copy it there", "-r folder/link": "escapes", "-r folder": "cannot be read", "-r \"/etc/passwd\"": "copy it there",
 		outside + "/lib": "leads out", "-e " + outside + "/lib": "leads out", "../" + filepath.Base(outside) + "/lib": "leads out", "./linked": "leads out of it", "./linked/lib": "leads out of it",
 		"acme @ file://" + outside + "/lib": "leads out", "file:" + outside + "/x.whl": "leads out", "acme @ file:..%2f..%2flib": "leads out", "FILE:" + outside: "leads out",
 		"acme @ file://localhost" + outside: "cannot be found", "~/lib": "character", "./a b#c": "character", "./folder -x": "not known", "./missing": "cannot be found", `..\lib`: "character", `C:\lib`: "kind",
