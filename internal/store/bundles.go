@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -55,9 +56,6 @@ func (st Store) Bundles(ctx context.Context) ([]StoredBundle, error) {
 // Bundle returns one bundle; [ErrNoKey] if it is not there. Where a replica does
 // not know of it the leader is asked: what was stored before is found.
 func (st Store) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
-	if _, err := st.bundles(ctx); err != nil { // says at once that there is no store
-		return StoredBundle{}, err
-	}
 	all, err := st.readBundles(ctx, bundleSubject(digest))
 	if err == nil && (len(all) == 0 || all[0].info.Deleted) {
 		all, err = st.askLeader(ctx, digest)
@@ -85,8 +83,8 @@ func (st Store) askLeader(ctx context.Context, digest string) (all []StoredBundl
 	return all, err
 }
 
-// readBundles reads descriptions, those of deleted bundles too. It waits for a
-// store that is about to have a leader.
+// readBundles reads descriptions, those of deleted bundles too. Any replica answers. A store
+// that nobody has yet is waited for, unless the leader says that there is none.
 func (st Store) readBundles(ctx context.Context, subject string) ([]StoredBundle, error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
@@ -94,6 +92,10 @@ func (st Store) readBundles(ctx context.Context, subject string) ([]StoredBundle
 	err := st.retry(ctx, "read the bundles", func(ctx context.Context) error {
 		all = nil
 		for m, err := range st.Read(ctx, Query{Stream: bundleStream, Subject: subject}) {
+			if errors.Is(err, nats.ErrNoResponders) {
+				_, missing := st.JetStream().ObjectStore(ctx, subjects.ObjectBundles)
+				err = cmp.Or(missing, err)
+			}
 			if err != nil {
 				return fmt.Errorf("read the bundles: %w", err)
 			}

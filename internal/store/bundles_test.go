@@ -103,6 +103,41 @@ func TestBundlesOfAStoreWithoutALeader(t *testing.T) {
 	}
 }
 
+// A bundle is read from any replica: the leader, which may be about to be elected, is asked
+// only where a replica knows of none. That there is no store is said at once.
+func TestBundlesAreReadWithoutTheLeader(t *testing.T) {
+	t.Parallel()
+	b := open(t, meshtest.Broker(t).Connect(t), nil)
+	if _, err := b.Bundle(t.Context(), "one"); !errors.Is(err, jetstream.ErrBucketNotFound) {
+		t.Errorf("without a store: %v", err)
+	}
+	ensure(t, b, nil)
+	if _, err := b.PutBundle(t.Context(), "one", strings.NewReader("bundle")); err != nil {
+		t.Fatal(err)
+	}
+	var asked []*nats.Subscription
+	for _, question := range []string{"INFO", "MSG.GET"} {
+		s, err := b.Conn().SubscribeSync("$JS.API.STREAM." + question + ".OBJ_MESH_BUNDLES")
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked = append(asked, s)
+	}
+	look(t, b, "one")
+	get(t, b, "one")
+	if there, err := b.RenewBundle(t.Context(), "one"); err != nil || !there {
+		t.Errorf("renewed: %t %v", there, err)
+	}
+	if err := b.Conn().Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range asked {
+		if n, _, err := s.Pending(); err != nil || n > 0 {
+			t.Errorf("%s was asked %d times, %v", s.Subject, n, err)
+		}
+	}
+}
+
 // Where one server of those that share the store does not have all of a bundle yet,
 // its reader waits. What is there never counts for more than it is.
 func TestABundleOfWhichPartsAreMissing(t *testing.T) {

@@ -1,8 +1,10 @@
 package sandbox
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -73,21 +75,19 @@ func Enclose(log *slog.Logger, group *cgroup.Group, pid int, memory int64) {
 	if group == nil {
 		return
 	}
-	err := group.Add(pid)
+	var failed []error
 	known := map[int]bool{}
-	for more := true; more && err == nil; {
-		more = false
-		for _, pid := range Descendants(pid) {
-			if !known[pid] && err == nil {
-				known[pid], more = true, true
-				err = group.Add(pid)
-			}
+	for found := []int{pid}; len(found) > 0; {
+		for _, one := range found {
+			known[one] = true
+			failed = append(failed, group.Add(one))
 		}
+		found = slices.DeleteFunc(Descendants(pid), func(one int) bool { return known[one] })
 	}
-	if err == nil && memory > 0 {
-		err = group.Limit(memory)
+	if memory > 0 {
+		failed = append(failed, group.Limit(memory))
 	}
-	if err != nil {
+	if err := errors.Join(failed...); err != nil {
 		log.Warn("a process is in no control group", slog.Int("pid", pid), slog.String("error", err.Error()))
 	}
 }

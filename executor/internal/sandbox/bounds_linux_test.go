@@ -141,3 +141,34 @@ func TestRunKeepsBounds(t *testing.T) {
 		t.Errorf("a run that its caller ends: %v", err)
 	}
 }
+
+// A group's memory is bounded though a process cannot be moved into it: another is later.
+func TestAGroupIsBoundedWithoutItsFirstProcess(t *testing.T) {
+	interpreter, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	dir := t.TempDir()
+	tree := cgroup.Open(cgroup.NameOf(dir), filepath.Join(dir, "cgroup"), log)
+	defer tree.Close()
+	group := tree.ForLimits(64<<20, 0)
+	if group == nil {
+		t.Skip("no control groups")
+	}
+	defer group.Close()
+	sandbox.Enclose(log, group, 0, 64<<20) // 0 is no process
+	cmd := exec.Command(interpreter, "-c", "import sys; sys.stdin.read(); held = b'x' * (256 << 20)")
+	begin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	added := group.Add(cmd.Process.Pid)
+	begin.Close()
+	if err := cmd.Wait(); added != nil || err == nil || group.Kills() == 0 {
+		t.Errorf("added: %v; it ended with %v, %d kills", added, err, group.Kills())
+	}
+}

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -114,7 +115,7 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 
 // Ending is what became of a program, as startup/command.py reports it.
 type Ending struct {
-	Lost    bool          // nothing was reported: the process above it was killed
+	Lost    bool          // nothing was reported that we understand: the process above it was killed
 	Refused string        // why its sandbox level cannot be had; empty: it can
 	Failed  syscall.Errno // why it cannot be executed; 0: it was
 	Exit    Exit
@@ -125,13 +126,13 @@ func (p *Process) Ending() (e Ending) {
 	said, _ := io.ReadAll(io.LimitReader(p.Control, 512))
 	<-p.done
 	what, rest, _ := strings.Cut(string(said), " ")
-	number, _ := strconv.Atoi(rest)
-	switch what {
-	case "refused":
-		e.Refused = rest
-	case "exec":
-		e.Failed = syscall.Errno(number) //nolint:gosec // an errno
-	case "exit":
+	number, err := strconv.ParseUint(rest, 10, 16)
+	switch {
+	case what == "refused":
+		e.Refused = cmp.Or(rest, "no reason was given")
+	case what == "exec" && err == nil:
+		e.Failed = cmp.Or(syscall.Errno(number), syscall.ENOEXEC) // 0 is an error that has no number
+	case what == "exit" && err == nil:
 		if status := syscall.WaitStatus(number); status.Signaled() { //nolint:gosec // as the system gave it
 			e.Exit = Exit{Code: -1, Signal: int(status.Signal())}
 		} else {

@@ -66,6 +66,34 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
+// What is not understood of a program's end is never taken for success.
+func TestEndings(t *testing.T) {
+	t.Parallel()
+	s := newSpawner(t, sandbox.LevelReaper)
+	lost := sandbox.Ending{Lost: true}
+	for said, want := range map[string]sandbox.Ending{
+		"exit 0":              {},
+		"exit 768":            {Exit: sandbox.Exit{Code: 3}},
+		"exit 9":              {Exit: sandbox.Exit{Code: -1, Signal: 9}},
+		"exec 2":              {Failed: syscall.ENOENT},
+		"exec 0":              {Failed: syscall.ENOEXEC},
+		"refused no Landlock": {Refused: "no Landlock"},
+		"refused ":            {Refused: "no reason was given"},
+		"refused":             {Refused: "no reason was given"},
+		"exit":                lost, "exit ": lost, "exit x": lost, "exit 65536": lost, "exit 0 0": lost, "exit -1": lost,
+		"exec": lost, "exec x": lost, "exec -1": lost, "": lost, "0": lost,
+	} {
+		p, err := s.Start(sandbox.Command{Path: "/bin/sh", Args: []string{"-c", `printf "$0" >&3`, said}, Env: []string{"PATH=/usr/bin:/bin"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Ending(); got != want {
+			t.Errorf("%q: got %+v, want %+v", said, got, want)
+		}
+		p.Kill()
+	}
+}
+
 func TestStartOfNothingFails(t *testing.T) {
 	t.Parallel()
 	s := newSpawner(t)

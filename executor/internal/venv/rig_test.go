@@ -78,7 +78,9 @@ func installedUV(dir string) (string, error) {
 	}
 	s := NewStore(dir, spawner, Options{Logger: log, Environ: append(environ, "PATH="+strings.Join(path, ":")), Confined: unconfined})
 	defer s.Close()
-	return s.uv(context.Background(), nil)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute) // all tests wait for it, and pip tries again for long
+	defer cancel()
+	return s.uv(ctx, nil)
 }
 
 // Where there is no uv, a store installs one, once.
@@ -103,11 +105,16 @@ func unconfined(ctx context.Context, _ Role, job Job) ([]byte, string, error) {
 			return nil, "", err
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute) // a step that waits for ever is named; none takes 20 s
+	defer cancel()
 	cmd := exec.CommandContext(ctx, job.Argv[0], job.Argv[1:]...)
 	cmd.Dir, cmd.Env = job.Dir, job.Env
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &said, 5*time.Second
 	err := cmd.Run()
+	if ctx.Err() != nil {
+		fmt.Fprintf(&said, "\nerror: %q was ended: %v", job.Argv, ctx.Err())
+	}
 	return out.Bytes(), said.String(), err
 }
 

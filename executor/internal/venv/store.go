@@ -223,7 +223,9 @@ func (s *Store) run(ctx context.Context, dir, name string, args ...string) (stdo
 	}
 	end := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	unwatch := context.AfterFunc(ctx, end)
-	err = cmd.Wait()
+	if err = cmd.Wait(); errors.Is(err, exec.ErrWaitDelay) {
+		err = nil // it ended well: what it left behind is killed now
+	}
 	unwatch()
 	end()
 	if ctx.Err() != nil {

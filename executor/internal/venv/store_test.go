@@ -2,8 +2,12 @@ package venv
 
 import (
 	"errors"
+	"log/slog"
+	"os"
 	"strings"
 	"testing"
+
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
 
 // What failed and why stand at the ends of what a build prints; neither stands in
@@ -38,5 +42,22 @@ func TestCauseOfAFailedBuildIsInTheMessage(t *testing.T) {
 	}
 	if e := failed(errors.New("exit status 1"), "nothing to see", "the environment cannot be built"); e.Message != "the environment cannot be built: nothing to see" {
 		t.Errorf("%q", e.Message)
+	}
+}
+
+// A command that has ended well has, whatever it leaves behind that holds its output open.
+func TestRunOfACommandThatLeavesAChild(t *testing.T) {
+	t.Parallel()
+	log := slog.New(slog.DiscardHandler)
+	spawner := sandbox.NewSpawner(log, sandbox.LevelReaper) // elsewhere the kernel ends the child with its namespace
+	defer spawner.Close()
+	s := NewStore(t.TempDir(), spawner, Options{Logger: log, Environ: os.Environ()})
+	defer s.Close()
+	out, _, err := s.run(t.Context(), "", "/bin/sh", "-c", "echo done; sleep 600 &")
+	if err != nil || string(out) != "done\n" {
+		t.Errorf("it said %q, %v", out, err)
+	}
+	if _, _, err := s.run(t.Context(), "", "/bin/sh", "-c", "sleep 600 & exit 3"); err == nil || err.Error() != "exit status 3" {
+		t.Errorf("a command that failed: %v", err)
 	}
 }
