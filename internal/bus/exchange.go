@@ -328,7 +328,7 @@ func (x *Exchange) Look(ctx context.Context, since time.Time) error {
 	if n == nil {
 		patience = max(patience, x.Patience)
 	} else {
-		if n.restarted.Load() {
+		if n.restarted.Load() && len(x.arrived) == 0 {
 			return x.lost(n, "has restarted")
 		}
 		last = later(last, n.heard.Load())

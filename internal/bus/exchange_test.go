@@ -153,6 +153,24 @@ func TestRestartedNodeIsLost(t *testing.T) {
 	}
 }
 
+// What has come before another start was heard is the answer, though nobody has read it yet.
+func TestAnswerOfANodeThatThenRestarted(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	r := newResponder(t, broker.Connect(t))
+	x := asks(t, broker.Connect(t), "")
+	m := <-r.requests
+	r.says(m)
+	meshtest.Until(t, "the node is known", func() bool { return x.Peer() != nil })
+	_ = m.Respond([]byte("done"))
+	meshtest.Until(t, "the answer has come", func() bool { return len(x.Arrived()) > 0 })
+	r.beats(t, "b2")
+	meshtest.Until(t, "the other start is heard", func() bool { return !x.Peer().Usable() })
+	if err := x.Look(t.Context(), time.Now()); err != nil {
+		t.Errorf("%v", err)
+	}
+}
+
 // A node that is well and says nothing gets a call again, as the same one; another request
 // is not sent twice.
 func TestCallIsSentAgain(t *testing.T) {
