@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -63,6 +64,7 @@ func (a *Agent) admin(m *nats.Msg) {
 	}
 	if codec.Header(m.Header).Get(codec.HeaderKeepalive) != "" {
 		r.alive()
+		r.stop = r.repeat()
 	}
 	go func() { // Stop waits for a.admins
 		defer a.admins.Done()
@@ -156,8 +158,9 @@ func (a *Agent) listed(ctx context.Context, session subjects.SessionID, tools []
 // adminReply answers one administrative request: lines, then an empty message.
 // Every message names the node, whose heartbeat says whether more will come.
 type adminReply struct {
-	a  *Agent
-	to string
+	a    *Agent
+	to   string
+	stop func() // ends the keepalives; nil if there are none
 }
 
 func (r *adminReply) send(header nats.Header, data []byte) error {
@@ -173,6 +176,29 @@ func (r *adminReply) send(header nats.Header, data []byte) error {
 // before there is anything to say of it. The header tells it from the end.
 func (r *adminReply) alive() {
 	r.sent(r.send(nats.Header{codec.HeaderKeepalive: {"1"}}, nil))
+}
+
+// repeat says each second that the request is being worked on, until stop returns: a caller
+// that hears it no more, and has no end, has lost the answer.
+func (r *adminReply) repeat() (stop func()) {
+	done := make(chan struct{})
+	var repeating sync.WaitGroup
+	repeating.Go(func() {
+		ticker := time.NewTicker(time.Second)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+				r.alive()
+			case <-done:
+				return
+			}
+		}
+	})
+	return func() {
+		close(done)
+		repeating.Wait()
+	}
 }
 
 func (r *adminReply) line(v any) {
@@ -210,4 +236,9 @@ func (r *adminReply) sent(err error) {
 	}
 }
 
-func (r *adminReply) end() { _ = r.send(nil, nil) }
+func (r *adminReply) end() {
+	if r.stop != nil {
+		r.stop()
+	}
+	_ = r.send(nil, nil)
+}

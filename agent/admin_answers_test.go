@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
@@ -72,5 +73,41 @@ func TestTheInitCommandIsAStep(t *testing.T) {
 	}
 	if want := []string{"init running", "init done", "import running", "import done"}; !slices.Equal(steps, want) {
 		t.Errorf("steps %q, want %q", steps, want)
+	}
+}
+
+// A caller that asked for keepalives gets one each second until the answer's end.
+func TestAdministrativeAnswersAreAlive(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	source := repository(t, "good", map[string]string{
+		"tools.toml": "[index]\ntools = [\"t.tool\"]\ninit = [\"python3\", \"-c\", \"import time; time.sleep(2.5)\"]\n", "t.py": "def tool(): pass\n",
+	})
+	nc := s.Connect(t)
+	sub, err := nc.SubscribeSync(nc.NewInbox())
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := json.Marshal(map[string]any{"source": source})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.PublishMsg(&nats.Msg{Subject: "mesh.admin.install", Reply: sub.Subject, Data: body, Header: nats.Header{"Mesh-Keepalive": {"1"}}}); err != nil {
+		t.Fatal(err)
+	}
+	for alive := 0; ; {
+		m, err := sub.NextMsgWithContext(t.Context())
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case len(m.Header["Mesh-Keepalive"]) > 0:
+			alive++
+		case len(m.Data) == 0:
+			if alive < 3 {
+				t.Errorf("%d keepalives", alive)
+			}
+			return
+		}
 	}
 }

@@ -131,7 +131,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	reply, err := a.Next(ctx)
 	codec.Recycle(codec.Header(msg.Header))
 	if err != nil {
-		if ctx.Err() != nil {
+		if errors.Is(err, ctx.Err()) {
 			err = a.abandon(ctx)
 		}
 		return nil, err

@@ -211,3 +211,25 @@ func TestNodesBelieveTheSubjectOfAHeartbeat(t *testing.T) {
 		t.Errorf("node one is %q and node two is %q, want silent and serving", one, two)
 	}
 }
+
+// A frozen agent takes no labels, and nobody waits for it.
+func TestNodeLabelOfAFrozenAgent(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	b, err := broker.Start(t.Context(), broker.Options{StoreDir: filepath.Join(home, "broker")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Shutdown)
+	frozen := startAgent(t, home, b.URL(), "one")
+	startAgent(t, home, b.URL(), "two")
+	if err := frozen.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	cmd := meshCommand(t, home, "node", "label", "one", "a=b", "--server="+b.URL())
+	said := newWatch("")
+	cmd.Stderr = said
+	if got := exitStatus(cmd.Run()); got != 3 || !strings.Contains(said.text(), "whether it went through is not known") {
+		t.Errorf("exit status %d:\n%s", got, said.text())
+	}
+}

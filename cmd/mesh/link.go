@@ -160,34 +160,3 @@ func (l *link) lines(ctx context.Context, node subjects.NodeID, verb string, bod
 	}
 	return last, nil
 }
-
-func (l *link) ask(ctx context.Context, subject string, body, answer any) error {
-	data, err := json.Marshal(body)
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "write the request: %w", err)
-	}
-	m, err := l.bus.Request(ctx, &nats.Msg{Subject: subject, Data: data})
-	if err != nil {
-		return err
-	}
-	return answerOf(m.Data, answer)
-}
-
-// answerOf reads an answer into a value, unless that is nil; one that says that the
-// request failed is the error.
-func answerOf(data []byte, into any) error {
-	var failed struct {
-		Error *toolmesh.Error `json:"error"`
-	}
-	err := json.Unmarshal(data, &failed)
-	if err == nil && failed.Error != nil {
-		return failed.Error
-	}
-	if err == nil && into != nil {
-		err = json.Unmarshal(data, into)
-	}
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer cannot be read: %w", err)
-	}
-	return nil
-}

@@ -157,12 +157,8 @@ func (a *app) nodeAdmin(ctx context.Context, id, verb string, body any, done str
 		if _, err := a.nodes().find(nodesOf(view), id); err != nil {
 			return err
 		}
-		subject, err := subjects.NodeAdmin(subjects.NodeID(id), verb)
+		answer, err := l.lines(ctx, subjects.NodeID(id), verb, body, nil, nil)
 		if err != nil {
-			return usage(nil, "%q is no node: %s", id, err.Error())
-		}
-		var answer map[string]any
-		if err := l.ask(ctx, subject, body, &answer); err != nil {
 			return err
 		}
 		a.tell(answer, "node %s %s", id, done)

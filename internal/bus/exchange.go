@@ -68,8 +68,9 @@ type Exchange struct {
 	inbox   *Inbox
 	arrived chan Arrival
 
-	peer atomic.Pointer[Peer] // the node that has the request, once it is known
-	sign atomic.Int64         // the last keepalive, as [Mono]; 0 = none
+	peer       atomic.Pointer[Peer] // the node that has the request, once it is known
+	sign       atomic.Int64         // the last keepalive, as [Mono]; 0 = none
+	keepalives atomic.Int64         // that have come
 
 	mu        sync.Mutex // guards what follows
 	waiting   bool       // the request waits at a router, by that router's last word, which asks before it passes the request on
@@ -143,6 +144,7 @@ func (x *Exchange) receive(m *nats.Msg, err error) {
 		return // the node is leaving: whether it ran the request is for Look to find out
 	}
 	if err == nil && len(m.Data) == 0 && len(m.Header[codec.HeaderKeepalive]) > 0 {
+		x.keepalives.Add(1)
 		r := codec.ParseReply(codec.Header(m.Header), nil)
 		if r.Awaits != "" {
 			x.awaits(r.Awaits, r.Question)
@@ -163,7 +165,14 @@ func (x *Exchange) receive(m *nats.Msg, err error) {
 // Answered notes a sign of the node that has the request, by the name in its answer.
 func (x *Exchange) Answered(id subjects.NodeID, boot subjects.BootID) {
 	x.sign.Store(Mono(time.Now()))
-	if id != "" && boot != "" && x.peer.Load() == nil {
+	if id == "" || boot == "" {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	// Another start than the registry said has it, unless it was sent again: then the word
+	// may be of the first time.
+	if n := x.peer.Load(); n == nil || n.ID == id && n.Boot != boot && !x.closed {
 		x.peer.Store(x.bus.Answered(id, boot))
 	}
 }
@@ -297,11 +306,15 @@ func (x *Exchange) Resend(last time.Time) error {
 }
 
 // SentAgain says in a request that it was sent before, so long ago, to a start of a node: it
-// joins the call there, and begins none.
+// joins the call there, and begins none. Of a request that says so already it is the start
+// and the time at which that was sent first.
 func SentAgain(header nats.Header, boot subjects.BootID, ago time.Duration) {
-	header[codec.HeaderBoot] = []string{string(boot)}
+	if len(header[codec.HeaderBoot]) == 0 {
+		header[codec.HeaderBoot] = []string{string(boot)}
+	}
+	before, _ := strconv.ParseInt(codec.Header(header).Get(codec.HeaderAgain), 10, 64) // 0 if it has none
 	// Rounded up: what the node remembers begins earlier then, never later.
-	header[codec.HeaderAgain] = []string{strconv.FormatInt(ago.Milliseconds()+1, 10)}
+	header[codec.HeaderAgain] = []string{strconv.FormatInt((toolmesh.Millis(max(before, 0))+ago).Milliseconds()+1, 10)}
 }
 
 // LastSign is when the request's last keepalive came, at least last.
@@ -328,10 +341,10 @@ func (x *Exchange) Look(ctx context.Context, since time.Time) error {
 	if n == nil {
 		patience = max(patience, x.Patience)
 	} else {
-		if n.restarted.Load() {
+		if n.restarted.Load() && len(x.arrived) == 0 {
 			return x.lost(n, "has restarted")
 		}
-		last = later(last, n.heard.Load())
+		last = later(last, x.beat(n))
 	}
 	made := x.bus.State().Since
 	if made.After(last) {
@@ -360,7 +373,7 @@ func (x *Exchange) Look(ctx context.Context, since time.Time) error {
 	}
 	// The ping's answer came after everything that was on its way to this process. That may
 	// still wait for the goroutines that look at it: so the next look decides.
-	if x.bus.State().Since != made || x.LastSign(since).After(last) || len(x.arrived) > 0 || x.peer.Load() != n || n != nil && later(last, n.heard.Load()).After(last) {
+	if x.bus.State().Since != made || x.LastSign(since).After(last) || len(x.arrived) > 0 || x.peer.Load() != n || later(last, x.beat(n)).After(last) {
 		return nil
 	}
 	if !x.quiet {
@@ -372,6 +385,16 @@ func (x *Exchange) Look(ctx context.Context, since time.Time) error {
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
 	return x.lost(n, "has been silent for "+patience.String())
+}
+
+// beat is the node's last heartbeat, as [Mono]; 0 = none that counts. Of a request that is
+// sent once, and whose node repeats its keepalives until it has answered, none does: that
+// they have stopped is that the answer was lost.
+func (x *Exchange) beat(n *Peer) int64 {
+	if n == nil || x.User == nil && x.keepalives.Load() > 1 {
+		return 0
+	}
+	return n.heard.Load()
 }
 
 // later is the later of two times, of which one is a [Mono]; 0 is none.

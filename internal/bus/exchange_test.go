@@ -153,6 +153,60 @@ func TestRestartedNodeIsLost(t *testing.T) {
 	}
 }
 
+// What has come before another start was heard is the answer, though nobody has read it yet.
+func TestAnswerOfANodeThatThenRestarted(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	r := newResponder(t, broker.Connect(t))
+	x := asks(t, broker.Connect(t), "")
+	m := <-r.requests
+	r.says(m)
+	meshtest.Until(t, "the node is known", func() bool { return x.Peer() != nil })
+	_ = m.Respond([]byte("done"))
+	meshtest.Until(t, "the answer has come", func() bool { return len(x.Arrived()) > 0 })
+	r.beats(t, "b2")
+	meshtest.Until(t, "the other start is heard", func() bool { return !x.Peer().Usable() })
+	if err := x.Look(t.Context(), time.Now()); err != nil {
+		t.Errorf("%v", err)
+	}
+}
+
+// The registry named a start that is over: the one that answers has the request.
+func TestAnotherStartAnswers(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	r := newResponder(t, broker.Connect(t))
+	b := open(t, broker.Connect(t), nil)
+	x := &bus.Exchange{What: "it ran"}
+	if err := x.Open(b, 8); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.Close)
+	if err := x.Send(&nats.Msg{Subject: "work"}, b.Listed("n", "b0")); err != nil {
+		t.Fatal(err)
+	}
+	r.says(<-r.requests)
+	meshtest.Until(t, "the start that has it is known", func() bool { return x.Peer().Boot == "b1" })
+}
+
+// A request that was sent again before it came here keeps the start that it is for, and what
+// its time was.
+func TestSentAgainByBoth(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ boot, ago, wantBoot, wantAgo string }{
+		{"", "", "b1", "1001"}, {"b0", "5000", "b0", "6001"},
+	} {
+		h := nats.Header{}
+		if c.boot != "" {
+			h["Mesh-Boot"], h["Mesh-Again"] = []string{c.boot}, []string{c.ago}
+		}
+		bus.SentAgain(h, "b1", time.Second)
+		if h["Mesh-Boot"][0] != c.wantBoot || h["Mesh-Again"][0] != c.wantAgo {
+			t.Errorf("%+v: %v", c, h)
+		}
+	}
+}
+
 // A node that is well and says nothing gets a call again, as the same one; another request
 // is not sent twice.
 func TestCallIsSentAgain(t *testing.T) {

@@ -85,6 +85,14 @@ func (p *Probe) Gone(since time.Duration) bool {
 	return p.nobody && p.last.Sub(p.since) >= since
 }
 
+// Nobody reports whether the last message whose answer is known met nobody: that of the one
+// on its way is not.
+func (p *Probe) Nobody() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.since.IsZero()
+}
+
 // Met notes that somebody was heard of in another way.
 func (p *Probe) Met() {
 	p.mu.Lock()

@@ -3,6 +3,7 @@ package deploy
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"iter"
 	"maps"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -43,7 +45,7 @@ func Ask(ctx context.Context, b *bus.Bus, node subjects.NodeID, verb string, bod
 		for err, lines := x.Send(m, nil), 0; ; lines++ {
 			var line json.RawMessage
 			if err == nil {
-				line, err = next(ctx, &x)
+				line, err = next(ctx, b, &x)
 			}
 			if err == nil && line == nil && lines == 0 {
 				err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent answered nothing")
@@ -84,15 +86,15 @@ func request(node subjects.NodeID, verb string, body any, owner nkeys.KeyPair) (
 }
 
 // next returns the next line, nil after the last one.
-func next(ctx context.Context, x *bus.Exchange) (json.RawMessage, error) {
+func next(ctx context.Context, b *bus.Bus, x *bus.Exchange) (json.RawMessage, error) {
 	m, err := x.Next(ctx)
 	switch {
-	case ctx.Err() != nil && err != nil:
+	case err != nil && errors.Is(err, ctx.Err()):
 		return nil, context.Cause(ctx)
 	case err != nil:
 		return nil, err
 	case bus.NoResponders(m):
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no agent takes the request: none is connected, or not the one that is named").
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no agent of the mesh at %s takes the request: none is connected, or not the one that is named", connect.Redact(b.Conn().ConnectedUrl())).
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	case len(m.Data) == 0:
 		return nil, nil

@@ -1,42 +1,61 @@
 package deploy_test
 
 import (
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
+
+// lateAnswer is the answer of an agent that sends so many keepalives, then only heartbeats for
+// much longer than a silent node is waited for.
+func lateAnswer(nc *nats.Conn, m *nats.Msg, keepalives int) {
+	for range keepalives {
+		_ = m.RespondMsg(&nats.Msg{Header: nats.Header{"Mesh-Node": {"one"}, "Mesh-Boot": {"b"}, "Mesh-Keepalive": {"1"}}})
+	}
+	for range 25 {
+		_ = nc.Publish("mesh.hb.one", codec.Heartbeat{Node: "one", Boot: "b", State: "serving", Slots: 1}.Encode())
+		time.Sleep(200 * time.Millisecond)
+	}
+	_ = m.Respond([]byte(`{"index":"x"}`))
+	_ = m.Respond(nil)
+}
 
 // An administrative request yields the lines of its answer, and ends when no agent takes it,
 // or when the agent that has it is silent.
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		agent   func(*nats.Msg) // nil: there is none
+		agent   func(*nats.Conn, *nats.Msg) // nil: there is none
 		lines   int
 		code    toolmesh.Code
 		started toolmesh.Started
 	}{
 		"no agent": {nil, 0, toolmesh.CodeUnavailable, toolmesh.StartedNo},
-		"frozen":   {func(*nats.Msg) {}, 0, toolmesh.CodeNodeLost, toolmesh.StartedUnknown},
-		"frozen after a line": {func(m *nats.Msg) {
+		"frozen":   {func(*nats.Conn, *nats.Msg) {}, 0, toolmesh.CodeNodeLost, toolmesh.StartedUnknown},
+		"frozen after a line": {func(_ *nats.Conn, m *nats.Msg) {
 			_ = m.RespondMsg(&nats.Msg{Header: nats.Header{"Mesh-Node": {"one"}, "Mesh-Boot": {"b"}}, Data: []byte(`{"text":"building"}`)})
 		}, 1, toolmesh.CodeNodeLost, toolmesh.StartedUnknown},
-		"fails": {func(m *nats.Msg) {
+		"keepalives end, node well": {func(nc *nats.Conn, m *nats.Msg) { lateAnswer(nc, m, 2) }, 0, toolmesh.CodeNodeLost, toolmesh.StartedUnknown},
+		"one keepalive, node well":  {func(nc *nats.Conn, m *nats.Msg) { lateAnswer(nc, m, 1) }, 1, "", 0}, // an earlier agent
+		"fails": {func(_ *nats.Conn, m *nats.Msg) {
 			_ = m.Respond([]byte(`{"text":"building"}`))
 			_ = m.Respond([]byte(`{"error":{"code":"install_failed","message":"no"}}`))
 			_ = m.Respond(nil)
 		}, 1, toolmesh.CodeInstallFailed, 0},
-		"succeeds": {func(m *nats.Msg) {
+		"succeeds": {func(_ *nats.Conn, m *nats.Msg) {
 			_ = m.Respond([]byte(`{"text":"building"}`))
 			_ = m.Respond([]byte(`{"index":"x"}`))
 			_ = m.Respond(nil)
 		}, 2, "", 0},
-		"says nothing": {func(m *nats.Msg) { _ = m.Respond(nil) }, 0, toolmesh.CodeProtocolError, 0},
+		"says nothing": {func(_ *nats.Conn, m *nats.Msg) { _ = m.Respond(nil) }, 0, toolmesh.CodeProtocolError, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -48,7 +67,7 @@ func TestAsk(t *testing.T) {
 			t.Cleanup(b.Close)
 			if c.agent != nil {
 				nc := broker.Connect(t)
-				if _, err := nc.Subscribe("mesh.admin.install", c.agent); err != nil {
+				if _, err := nc.Subscribe("mesh.admin.install", func(m *nats.Msg) { c.agent(nc, m) }); err != nil {
 					t.Fatal(err)
 				}
 				if err := nc.Flush(); err != nil {
@@ -64,6 +83,9 @@ func TestAsk(t *testing.T) {
 			}
 			if toolmesh.CodeOf(err) != c.code || lines != c.lines {
 				t.Errorf("%d lines, then %v; want %d and %q", lines, err, c.lines, c.code)
+			}
+			if c.agent == nil && !strings.Contains(err.Error(), b.Conn().ConnectedAddr()) {
+				t.Errorf("%v does not say where", err)
 			}
 			if e := toolmesh.AsError(err); err != nil && e.Started != c.started {
 				t.Errorf("%v: started %v", err, e.Started)

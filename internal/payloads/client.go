@@ -98,7 +98,7 @@ func exchange(b *bus.Bus, unread int) (*bus.Exchange, error) {
 func next(ctx context.Context, x *bus.Exchange) (*nats.Msg, error) {
 	m, err := x.Next(ctx)
 	switch {
-	case err != nil && ctx.Err() != nil:
+	case err != nil && errors.Is(err, ctx.Err()):
 		return nil, fmt.Errorf("move a large value: %w", context.Cause(ctx))
 	case toolmesh.CodeOf(err) == toolmesh.CodeNodeLost:
 		return nil, errSilent

@@ -17,12 +17,31 @@ type forwarded struct {
 	bus.Exchange
 	s      *Server
 	caller *reader
+	alive  chan *nats.Msg // of capacity 1: the keepalive to pass on
 }
 
-// Keepalive implements [bus.ExchangeUser]: it goes on to a caller that asked for it.
+// Keepalive implements [bus.ExchangeUser]: it goes on to a caller that asked for it, the
+// newest if more wait.
 func (f *forwarded) Keepalive(m *nats.Msg, _ *codec.Reply) {
-	if f.caller.b.Keepalive {
-		f.pass(m)
+	if !f.caller.b.Keepalive {
+		return
+	}
+	select {
+	case <-f.alive:
+	default:
+	}
+	f.alive <- m // only this goroutine sends
+}
+
+// passAlive passes keepalives on, until done is closed: to send them may take a while.
+func (f *forwarded) passAlive(done <-chan struct{}) {
+	for {
+		select {
+		case m := <-f.alive:
+			f.pass(m)
+		case <-done:
+			return
+		}
 	}
 }
 
@@ -47,13 +66,16 @@ func (f *forwarded) pass(m *nats.Msg) {
 // take it: then this node may run it.
 func (s *Server) forward(owner *bus.Peer, subject subjects.Subject, caller *reader, m *nats.Msg) bool {
 	b := caller.b
-	f := &forwarded{s: s, caller: caller}
+	f := &forwarded{s: s, caller: caller, alive: make(chan *nats.Msg, 1)}
 	f.User, f.Session, f.RPC, f.What = f, subject.Session, b.Request.RPCID, "the batch ran"
 	to, err := f.Subject(owner)
 	if err != nil || f.Open(s.Bus, codec.MaxBatch+8) != nil { // all that can come, so that nothing is dropped
 		return false
 	}
 	defer f.Close()
+	done := make(chan struct{})
+	defer close(done)
+	s.running.Go(func() { f.passAlive(done) })
 	// The id is in the header, should the body have none: the owner must not make another.
 	header := maps.Clone(m.Header)
 	if header == nil {

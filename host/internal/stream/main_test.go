@@ -3,7 +3,7 @@ package stream
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { meshtest.Main(m) }

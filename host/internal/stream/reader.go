@@ -264,15 +264,9 @@ func (r *Readers) KeepAlive(now time.Time) {
 	if s != nil || !r.first.answered.Load() {
 		all = append(all, r.first)
 	}
-	r.mu.Lock()
-	for _, j := range r.joined {
-		if !j.over && (j.Reply != r.first.Reply || !r.first.Request.Keepalive) {
-			all = append(all, j)
-		}
-	}
-	r.mu.Unlock()
+	all = r.others(all)
 	progress := r.progress.Load()
-	if s == nil && len(all) > 0 && !r.Relayed.Load() && deserted(all, callerGone) {
+	if s == nil && len(all) > 0 && !r.Relayed.Load() && deserted(all, func(p *bus.Probe) bool { return p.Gone(callerGone) }) {
 		r.call.End(errGone)
 	}
 	for _, j := range all {
@@ -289,22 +283,32 @@ func (r *Readers) KeepAlive(now time.Time) {
 	}
 }
 
+// others appends the repetitions to which keepalives go: not those that hear the first
+// caller's.
+func (r *Readers) others(all []*Reader) []*Reader {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, j := range r.joined {
+		if !j.over && (j.Reply != r.first.Reply || !r.first.Request.Keepalive) {
+			all = append(all, j)
+		}
+	}
+	return all
+}
+
 // Deserted reports whether the last keepalive to each caller met nobody. A call that has
 // waited is not to begin then.
 func (r *Readers) Deserted() bool {
-	r.mu.Lock()
-	all := slices.DeleteFunc(append(slices.Clone(r.joined), r.first), func(j *Reader) bool { return j.over })
-	r.mu.Unlock()
-	return deserted(all, 0)
+	return deserted(r.others([]*Reader{r.first}), (*bus.Probe).Nobody)
 }
 
-// deserted reports whether no caller of a unary call has been there for a time. One that
-// asked for no keepalives may be there, and for one with an idempotency key, or of a
-// durable task, somebody else will ask.
-func deserted(all []*Reader, since time.Duration) bool {
+// deserted reports whether all callers of a unary call are gone. One that asked for no
+// keepalives may be there, and for one with an idempotency key, or of a durable task,
+// somebody else will ask.
+func deserted(all []*Reader, gone func(*bus.Probe) bool) bool {
 	return !slices.ContainsFunc(all, func(j *Reader) bool {
 		q := j.Request
-		return j.Local != nil || !q.Keepalive || q.Outlive || q.IdempotencyKey != "" || !j.probe.Gone(since)
+		return j.Local != nil || !q.Keepalive || q.Outlive || q.IdempotencyKey != "" || !gone(&j.probe)
 	})
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/internal/fair"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -32,6 +33,7 @@ type fake struct {
 	stored   func(codec.Chunk)
 	admit    func(int) error
 	high     int64
+	bus      *bus.Bus // opens inboxes; nil: there are none
 }
 
 func (f *fake) Keep(_ subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error) {
@@ -45,17 +47,23 @@ func (f *fake) Send(m *nats.Msg) bool {
 	return true
 }
 
-func (f *fake) Answer(_ *Reader, record admit.Record)           { f.answered = append(f.answered, record) }
-func (f *fake) Acknowledge(*Reader)                             { f.acked++ }
-func (f *fake) Fit(e *toolmesh.Error) *toolmesh.Error           { return e }
-func (f *fake) Epoch(context.Context) (string, error)           { return "", nil }
-func (f *fake) End(cause *toolmesh.Error)                       { f.ended = cause }
-func (f *fake) MaxPayload() int64                               { return 1 << 20 }
-func (f *fake) Open(func(*nats.Msg, error)) (*bus.Inbox, error) { return nil, errors.New("no inbox") }
-func (f *fake) Flush(context.Context) error                     { return nil }
-func (f *fake) Tick()                                           {}
-func (f *fake) High() int64                                     { return f.high }
-func (f *fake) Close()                                          {}
+func (f *fake) Answer(_ *Reader, record admit.Record) { f.answered = append(f.answered, record) }
+func (f *fake) Acknowledge(*Reader)                   { f.acked++ }
+func (f *fake) Fit(e *toolmesh.Error) *toolmesh.Error { return e }
+func (f *fake) Epoch(context.Context) (string, error) { return "", nil }
+func (f *fake) End(cause *toolmesh.Error)             { f.ended = cause }
+func (f *fake) MaxPayload() int64                     { return 1 << 20 }
+func (f *fake) Flush(context.Context) error           { return nil }
+func (f *fake) Tick()                                 {}
+func (f *fake) High() int64                           { return f.high }
+func (f *fake) Close()                                {}
+
+func (f *fake) Open(deliver func(*nats.Msg, error)) (*bus.Inbox, error) {
+	if f.bus == nil {
+		return nil, errors.New("no inbox")
+	}
+	return f.bus.Open(deliver)
+}
 
 func (f *fake) Writer(_ subjects.SessionID, _ subjects.RPCID, opts *chunks.WriterOptions) (Writer, error) {
 	f.stored, f.admit = opts.Stored, opts.Admit
@@ -222,4 +230,33 @@ func TestARepetitionWaitsForOthersThatRead(t *testing.T) {
 	if len(f.answered) != 1 || f.answered[0].Err != gone {
 		t.Errorf("the repetition has %v, want %v", f.answered, gone)
 	}
+}
+
+// A caller that repeats its call under the same reply subject is one caller: the keepalive
+// that meets nobody says of both that they are gone.
+func TestTheSameCallerTwiceIsGone(t *testing.T) {
+	t.Parallel()
+	b, err := bus.New(meshtest.Broker(t).Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	f := &fake{bus: b}
+	node := &Node{ID: "n", Base: t.Context(), Replies: f, Store: f}
+	caller := func() *Readers {
+		r := &Readers{}
+		r.Init(node, f, &Reader{Request: &codec.Request{Session: "default", RPCID: "r1", Keepalive: true}, Reply: "_INBOX.a", Identity: codec.NewIdentity("n", "b", ""), Start: time.Now().Add(-time.Minute)})
+		return r
+	}
+	r := caller()
+	defer r.Close()
+	r.Join(caller())
+	r.KeepAlive(time.Now())
+	if len(f.sent) != 1 {
+		t.Fatalf("%d keepalives", len(f.sent))
+	}
+	if err := b.Conn().PublishMsg(f.sent[0]); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the caller is gone", r.Deserted)
 }

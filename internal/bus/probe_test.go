@@ -1,0 +1,35 @@
+package bus_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// While a probe is on its way, the one before it says whether anybody is there.
+func TestProbeOnItsWay(t *testing.T) {
+	t.Parallel()
+	b := open(t, meshtest.Broker(t).Connect(t), nil)
+	var p bus.Probe
+	t.Cleanup(p.Close)
+	next := func() (reply string) {
+		meshtest.Until(t, "the next probe", func() bool { reply = p.Next(b); return reply != "" })
+		return reply
+	}
+	if err := b.Conn().PublishMsg(&nats.Msg{Subject: "nobody", Reply: next()}); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the broker's word", p.Nobody)
+	next()
+	if !p.Nobody() {
+		t.Error("somebody is there, by a probe that has no answer yet")
+	}
+	next() // the one before met somebody
+	if p.Nobody() || p.Gone(time.Nanosecond) {
+		t.Error("nobody is there, after a probe that met somebody")
+	}
+}
