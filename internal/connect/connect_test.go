@@ -233,3 +233,15 @@ func TestStateOfDeadMeshes(t *testing.T) {
 		t.Errorf("after its end %v are found", got)
 	}
 }
+
+// A context of a user without a home is in no folder of the process.
+func TestContextWithoutAHome(t *testing.T) {
+	t.Chdir(t.TempDir())
+	save(t, ".config", "prod", map[string]any{"url": meshtest.Broker(t).URL})
+	for _, env := range [][]string{nil, {"HOME="}, {"HOME=.", "XDG_CONFIG_HOME=.config"}} {
+		_, _, err := connect.Connect(t.Context(), connect.Options{Settings: connect.Settings{Context: "prod"}, Env: env})
+		if toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest || !strings.Contains(err.Error(), "set HOME") {
+			t.Errorf("%q: %v", env, err)
+		}
+	}
+}

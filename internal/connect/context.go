@@ -40,12 +40,15 @@ type savedContext struct {
 // XDG_CONFIG_HOME, else below HOME/.config. It refuses what it does not know: the
 // connection would go without it. The options have the files that the context names.
 func readContext(env []string, name string) (c savedContext, options []nats.Option, err error) {
-	config := Lookup(env, "XDG_CONFIG_HOME")
+	config, home := Lookup(env, "XDG_CONFIG_HOME"), Lookup(env, "HOME")
 	if config == "" {
-		config = filepath.Join(Lookup(env, "HOME"), ".config")
+		config = filepath.Join(home, ".config")
 	}
-	if name != filepath.Base(name) {
+	switch {
+	case name != filepath.Base(name):
 		err = fmt.Errorf("a name has no %q", filepath.Separator)
+	case !filepath.IsAbs(config): // a folder of wherever the process runs is nobody's settings
+		err = errors.New("its folder is unknown: set HOME, or XDG_CONFIG_HOME to an absolute path")
 	}
 	var data []byte
 	if err == nil {
