@@ -2,6 +2,7 @@ package deploy_test
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +22,9 @@ func lateAnswer(nc *nats.Conn, m *nats.Msg, keepalives int) {
 		_ = m.RespondMsg(&nats.Msg{Header: nats.Header{"Mesh-Node": {"one"}, "Mesh-Boot": {"b"}, "Mesh-Keepalive": {"1"}}})
 	}
 	for range 25 {
+		if nc.IsClosed() { // the test has seen enough
+			return
+		}
 		_ = nc.Publish("mesh.hb.one", codec.Heartbeat{Node: "one", Boot: "b", State: "serving", Slots: 1}.Encode())
 		time.Sleep(200 * time.Millisecond)
 	}
@@ -66,8 +70,14 @@ func TestAsk(t *testing.T) {
 			}
 			t.Cleanup(b.Close)
 			if c.agent != nil {
+				var answering sync.WaitGroup
+				t.Cleanup(answering.Wait) // after the connection is closed
 				nc := broker.Connect(t)
-				if _, err := nc.Subscribe("mesh.admin.install", func(m *nats.Msg) { c.agent(nc, m) }); err != nil {
+				if _, err := nc.Subscribe("mesh.admin.install", func(m *nats.Msg) {
+					answering.Add(1)
+					defer answering.Done()
+					c.agent(nc, m)
+				}); err != nil {
 					t.Fatal(err)
 				}
 				if err := nc.Flush(); err != nil {
