@@ -76,7 +76,7 @@ func TestKeyOfMeshUp(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, at := range []string{"", k.URL, strings.Replace(k.URL, "127.0.0.1", "localhost", 1), "nats://127.0.0.1:1, " + k.URL} {
+	for _, at := range []string{"", k.URL, strings.Replace(k.URL, "127.0.0.1", "localhost", 1), strings.Replace(k.URL, "127.0.0.1", "localhost", 1) + ", " + k.URL} {
 		nc, _, err := connect.Connect(t.Context(), connect.Options{
 			Settings: connect.Settings{URL: at}, Env: env, Role: access.Node, Inboxes: []string{subjects.InboxNode},
 		})
@@ -88,7 +88,19 @@ func TestKeyOfMeshUp(t *testing.T) {
 		}
 		nc.Close()
 	}
-	_, _, err := connect.Connect(t.Context(), connect.Options{
+	// A server in between would be logged in as the node: it passes the challenge on, and the signature back.
+	between := meshtest.NewProxy(t, k.Server)
+	nc, _, err := connect.Connect(t.Context(), connect.Options{
+		Settings: connect.Settings{URL: between.URL + "," + k.URL}, Env: env, Role: access.Node, Inboxes: []string{subjects.InboxNode},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if inbox := nc.NewInbox(); strings.HasPrefix(inbox, subjects.InboxNode) {
+		t.Errorf("inbox %s: the key signed for a server that is not the one it was made for", inbox)
+	}
+	nc.Close()
+	_, _, err = connect.Connect(t.Context(), connect.Options{
 		Settings: connect.Settings{URL: k.URL, Nkey: access.File(k.DataDir, access.Node)}, Inboxes: []string{subjects.InboxAdmin},
 	})
 	if toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied || !strings.Contains(err.Error(), "is for none of the inboxes") {

@@ -147,12 +147,14 @@ func (s State) Running() []Record {
 	return all
 }
 
-// key is the file with the key of a role for the mesh at one of some comma-separated
-// addresses, if `mesh up` of this user started it with keys; else "".
+// key is the file with the key of a role for the mesh at some comma-separated addresses,
+// if `mesh up` of this user started it with keys; else "". All addresses must be that one
+// server: another one could pass the server's challenge on to this process, and log in with
+// its signature.
 func (s State) key(addresses string, role access.Role) string {
 	for _, r := range s.Running() {
-		same := func(address string) bool { return sameServer(r.URL, strings.TrimSpace(address)) }
-		if r.Keys && slices.ContainsFunc(strings.Split(addresses, ","), same) {
+		other := func(address string) bool { return !sameServer(r.URL, strings.TrimSpace(address)) }
+		if r.Keys && !slices.ContainsFunc(strings.Split(addresses, ","), other) {
 			return access.File(r.DataDir, role)
 		}
 	}

@@ -78,3 +78,18 @@ def test_keys(tmp_path):
     file.write_text("nothing")
     with pytest.raises(ValueError, match="no seed"):
         finding.seed(str(file))
+
+
+def test_the_key_of_mesh_up_signs_for_its_server_alone(monkeypatch, tmp_path):
+    """Another server of a list could pass the challenge on, and be logged in with the answer."""
+    monkeypatch.setattr(finding, "_signs", lambda: True)
+    ours = "nats://127.0.0.1:4333"
+    record(tmp_path, ours, keys=True)
+    (tmp_path / "keys").mkdir()
+    key = tmp_path / "keys" / "admin.nk"
+    key.write_text("SU" + "A" * 56)
+    key.chmod(0o600)
+    for servers in (ours, "localhost:4333", f"{ours},nats://localhost:4333"):
+        assert finding.find(servers).nkey, servers
+    for servers in (f"{ours},nats://elsewhere:4333", f"nats://127.0.0.1:9,{ours}"):
+        assert finding.find(servers).nkey is None, servers

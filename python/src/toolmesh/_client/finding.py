@@ -79,7 +79,8 @@ def find(
     elif not (found.creds or found.nkey or found.user or found.token or context) and _signs():
         # Commands of the same user have all rights; without a library that signs this is a caller.
         for one in records:
-            if one.get("keys") and any(_same(one["url"], server) for server in found.servers):
+            # All of them: another server could pass the challenge on, and log in with the answer.
+            if one.get("keys") and all(_same(one["url"], server) for server in found.servers):
                 path = os.path.join(one["data_dir"], "keys", "admin.nk")
                 if os.access(path, os.R_OK):
                     found.nkey = seed(path)
