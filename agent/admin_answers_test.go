@@ -4,10 +4,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/agent"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -110,4 +115,42 @@ func TestAdministrativeAnswersAreAlive(t *testing.T) {
 			return
 		}
 	}
+}
+
+// The answer of an agent whose connection is cut before its second keepalive is lost, while its
+// heartbeats go on afterwards. Its caller is told, and does not wait for ever.
+func TestAnAdministrativeAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	proxy, logs := meshtest.NewProxy(t, s), meshtest.CaptureLogs(t)
+	startOn(t, proxy.Connect(t), "one", t.TempDir(), func(o *agent.Options) { o.Logger = logs.Logger })
+	b, err := bus.New(s.Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	cut := sync.OnceFunc(func() { proxy.Cut(true) })
+	if _, err := b.Conn().Subscribe("_INBOX.>", func(m *nats.Msg) {
+		if len(m.Header["Mesh-Keepalive"]) > 0 {
+			cut()
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var healed sync.WaitGroup
+	healed.Go(func() {
+		logs.Wait(t, "install failed")
+		proxy.Heal()
+	})
+	failing := repository(t, "failing", map[string]string{
+		"tools.toml": "[index]\ntools = [\"t.tool\"]\ninit = [\"false\"]\n", "t.py": "def tool(): pass\n",
+	})
+	err = nil
+	for _, failed := range deploy.Ask(t.Context(), b, "", "install", map[string]string{"source": failing}, nil) {
+		err = failed
+	}
+	if toolmesh.CodeOf(err) != toolmesh.CodeNodeLost {
+		t.Errorf("%v, want node_lost", err)
+	}
+	healed.Wait()
 }

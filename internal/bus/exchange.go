@@ -51,7 +51,8 @@ const again = ".again"
 // Open it first. Its methods are for one goroutine, but for Peer, LastSign and Answered.
 type Exchange struct {
 	// User is told what happens, and says where the request may be sent again. Nil for a
-	// request that is sent once.
+	// request that is sent once, to a node that repeats its keepalives until it has answered:
+	// its heartbeats do not count.
 	User ExchangeUser
 	// Session and RPC name the call, if the request is one.
 	Session subjects.SessionID
@@ -68,9 +69,8 @@ type Exchange struct {
 	inbox   *Inbox
 	arrived chan Arrival
 
-	peer       atomic.Pointer[Peer] // the node that has the request, once it is known
-	sign       atomic.Int64         // the last keepalive, as [Mono]; 0 = none
-	keepalives atomic.Int64         // that have come
+	peer atomic.Pointer[Peer] // the node that has the request, once it is known
+	sign atomic.Int64         // the last keepalive, as [Mono]; 0 = none
 
 	mu        sync.Mutex // guards what follows
 	waiting   bool       // the request waits at a router, by that router's last word, which asks before it passes the request on
@@ -144,7 +144,6 @@ func (x *Exchange) receive(m *nats.Msg, err error) {
 		return // the node is leaving: whether it ran the request is for Look to find out
 	}
 	if err == nil && len(m.Data) == 0 && len(m.Header[codec.HeaderKeepalive]) > 0 {
-		x.keepalives.Add(1)
 		r := codec.ParseReply(codec.Header(m.Header), nil)
 		if r.Awaits != "" {
 			x.awaits(r.Awaits, r.Question)
@@ -388,10 +387,10 @@ func (x *Exchange) Look(ctx context.Context, since time.Time) error {
 }
 
 // beat is the node's last heartbeat, as [Mono]; 0 = none that counts. Of a request that is
-// sent once, and whose node repeats its keepalives until it has answered, none does: that
-// they have stopped is that the answer was lost.
+// sent once none does: the node repeats its keepalives until it has answered, and that they
+// have stopped is that the answer was lost.
 func (x *Exchange) beat(n *Peer) int64 {
-	if n == nil || x.User == nil && x.keepalives.Load() > 1 {
+	if n == nil || x.User == nil {
 		return 0
 	}
 	return n.heard.Load()
