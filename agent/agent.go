@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/task"
@@ -132,6 +133,9 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 	o.EnvironmentAge = cmp.Or(o.EnvironmentAge, environmentAge)
 	if _, err := tool.ParseSandbox(o.Sandbox); err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "agent.Options.Sandbox: %w", err)
+	}
+	if err := store.Layout(o.StoreOptions).Validate("agent.Options"); err != nil {
+		return nil, err
 	}
 	sessions, err := registry.NewSessions(o.SessionPolicy)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -162,17 +163,9 @@ func (o *Options) validate() error {
 		return bad("host.Options.CacheBytes is %d: at least 1", o.CacheBytes)
 	case o.CacheEntries < 1:
 		return bad("host.Options.CacheEntries is %d: at least 1", o.CacheEntries)
-	case o.Replicas < 0 || o.Replicas > 5:
-		return bad("host.Options.Replicas is %d: 1 to 5, or 0 for as many as the cluster allows", o.Replicas)
-	case o.ChunksStorage != "" && o.ChunksStorage != "file" && o.ChunksStorage != "memory":
-		return bad("host.Options.ChunksStorage is %q: file or memory", o.ChunksStorage)
-	case o.ChunksMax < 0:
-		return bad("host.Options.ChunksMax is %d: at least 0 bytes", o.ChunksMax)
-	case o.PayloadsMax < 0:
-		return bad("host.Options.PayloadsMax is %d: at least 0 bytes", o.PayloadsMax)
 	}
 	if _, err := subjects.EncodeToken(string(o.Node)); err != nil {
 		return bad("host.Options.Node: %w", err)
 	}
-	return nil
+	return store.Layout(o.StoreOptions).Validate("host.Options")
 }

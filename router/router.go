@@ -115,6 +115,9 @@ func New(nc *nats.Conn, opts *Options) (*Router, error) {
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.Service = cmp.Or(o.Service, "mesh-router")
 	o.Node = cmp.Or(o.Node, subjects.NodeID("router-"+uuid.NewString()[:8]))
+	if err := store.Layout(o.StoreOptions).Validate("router.Options"); err != nil {
+		return nil, err
+	}
 	policy, err := registry.NewSessions(o.SessionPolicy)
 	if err != nil {
 		return nil, err

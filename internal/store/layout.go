@@ -65,17 +65,21 @@ type Layout struct {
 	PayloadsMax int64
 }
 
-// Validate names the field that cannot be.
-func (l Layout) Validate() error {
+// Validate returns invalid_request for a field that is out of range, and names it as one of
+// the given options.
+func (l Layout) Validate(of string) error {
+	bad := func(format string, args ...any) error {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, of+"."+format, args...).WithOrigin(toolmesh.OriginCaller)
+	}
 	switch {
 	case l.Replicas < 0 || l.Replicas > 5:
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.Replicas is %d: 0 to 5 is possible", l.Replicas)
+		return bad("Replicas is %d: 1 to 5, or 0 for as many as the cluster allows", l.Replicas)
 	case l.ChunksStorage != "" && l.ChunksStorage != "file" && l.ChunksStorage != "memory":
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.ChunksStorage is %q: file or memory is possible", l.ChunksStorage)
+		return bad("ChunksStorage is %q: file or memory", l.ChunksStorage)
 	case l.ChunksMax < 0:
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.ChunksMax is %d: it cannot be negative", l.ChunksMax)
+		return bad("ChunksMax is %d: at least 0 bytes", l.ChunksMax)
 	case l.PayloadsMax < 0:
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.PayloadsMax is %d: it cannot be negative", l.PayloadsMax)
+		return bad("PayloadsMax is %d: at least 0 bytes", l.PayloadsMax)
 	}
 	return nil
 }
@@ -273,7 +277,7 @@ func (st Store) Ensure(ctx context.Context, layout *Layout) error {
 	if layout != nil {
 		l = *layout
 	}
-	if err := l.Validate(); err != nil {
+	if err := l.Validate("Layout"); err != nil {
 		return err
 	}
 	ctx, cancel := bounded(ctx)
