@@ -61,15 +61,19 @@ test-go: build $(UV)
 	@$(GO) vet ./...
 	@PATH="$(CURDIR)/.tools/uv/bin:$$PATH" $(GOTEST) -vet=off -p $(P) -timeout $(TIMEOUT)
 
+# As for Go: what fails is run once more by itself, and what fails again fails for good.
+AGAIN = --last-failed --last-failed-no-failures none
+
 test-python: $(VENV)/test.stamp $(VENV)/pydantic1.stamp
-	@cd python && ../$(VENV)/bin/python -m pytest -q
+	@cd python && { ../$(VENV)/bin/python -m pytest -q || ../$(VENV)/bin/python -m pytest -q $(AGAIN); }
 	@cd python && PYTHONPATH=../$(VENV)/pydantic1 ../$(VENV)/bin/python -m pytest -q tests/test_models.py tests/test_notes.py
 
 # FRAMEWORKS is the environment: test-newest has another one.
 FRAMEWORKS ?= $(VENV)/frameworks
 
 test-frameworks: build $(VENV)/frameworks.stamp $(VENV)/suites.stamp ## DSPy, LangChain and others, the real packages, on a mesh; LangChain's own tests and those of stores
-	@MESH_E2E_BIN=$(CURDIR)/bin/mesh $(FRAMEWORKS)/bin/python -m pytest -q -rs -p no:cacheprovider -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function --timeout 120 e2e/python/frameworks
+	@suite="$(FRAMEWORKS)/bin/python -m pytest -q -rs -o cache_dir=$(CURDIR)/$(VENV)/pytest -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function --timeout 120"; \
+	 export MESH_E2E_BIN=$(CURDIR)/bin/mesh; $$suite e2e/python/frameworks || $$suite $(AGAIN) e2e/python/frameworks
 	@cd python && LITELLM_LOCAL_MODEL_COST_MAP=True $(abspath $(FRAMEWORKS))/bin/python -m pytest -q -p no:asyncio tests/test_api.py
 
 test-newest: build ## test-frameworks with the newest versions that the registry has, in an environment made anew
