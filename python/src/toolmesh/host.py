@@ -36,6 +36,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any
 
+from . import _loops
 from ._client import names
 from ._core import binding, errors, failures, guard, schema, values
 from ._host import serving
@@ -138,7 +139,7 @@ class Host:
     def serve(self) -> None:
         """Serves until SIGINT or SIGTERM, or stop; then the calls that run end first.
         Raises Unavailable where there is no mesh or no binary."""
-        asyncio.run(self.aserve(signals=threading.current_thread() is threading.main_thread()))
+        _loops.run(self.aserve(signals=threading.current_thread() is threading.main_thread()))
 
     async def aserve(self, *, signals: bool = False, ready: Callable[[], None] | None = None) -> None:
         """serve, on the running event loop, on which coroutines are run too. Cancelling it drains."""
@@ -176,7 +177,7 @@ class Host:
 
         def serve() -> None:
             try:
-                asyncio.run(self.aserve(ready=served.set))
+                _loops.run(self.aserve(ready=served.set))
             except BaseException as failure:
                 self._failure = failure
             finally:
