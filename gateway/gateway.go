@@ -24,9 +24,6 @@ type Options struct {
 	// what the key may do there is the broker's to say. nil: a client must name the session of
 	// its token in Mesh-Session, unless the token is an administrator's.
 	SessionOf func(publicKey string) (subjects.SessionID, bool)
-	// Changes sends on a channel when a tool of the mesh may have changed, until cancel is called.
-	// nil: lists that clients subscribe to are asked for every second.
-	Changes func(ch chan<- struct{}) (cancel func())
 	// MaxBody is how many bytes a request may have. Defaults to 8 MiB.
 	MaxBody int64
 	// MaxTokens is how many tokens may be connected at once. Defaults to 1,000.
@@ -124,8 +121,7 @@ func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // routes are the paths of the gateway.
 func (g *Gateway) routes() http.Handler {
 	mux := http.NewServeMux()
-	ok := methods{http.MethodGet: g.health}
-	mux.Handle("/healthz", ok)
+	mux.Handle("/healthz", methods{http.MethodGet: g.health})
 	mux.Handle("/readyz", methods{http.MethodGet: g.ready})
 	for path, m := range map[string]methods{
 		"/v1/tools":                 {http.MethodGet: g.listTools},
@@ -133,6 +129,9 @@ func (g *Gateway) routes() http.Handler {
 		"/v1/calls/{rpc_id}/stream": {http.MethodGet: g.followStream},
 	} {
 		mux.Handle(path, g.guard(m))
+	}
+	for _, path := range []string{"/mcp", "/mcp/{session}"} {
+		mux.Handle(path, g.guard(methods{http.MethodGet: g.serveMCP, http.MethodPost: g.serveMCP, http.MethodDelete: g.serveMCP}))
 	}
 	unknown := g.guard(http.HandlerFunc(unknownPath))
 	mux.Handle("/", unknown)
