@@ -172,7 +172,7 @@ func (d *demo) up(ctx context.Context, keep bool) error {
 		return err
 	}
 	d.mesh = up
-	d.url = strings.TrimPrefix(ready, "ready nats=")
+	d.url, _, _ = strings.Cut(strings.TrimPrefix(ready, "ready nats="), " ")
 	d.output(ready, time.Since(begun))
 	return nil
 }

@@ -66,6 +66,8 @@ type session struct {
 	TTL     string                        `json:"ttl,omitempty"`
 	Pins    map[subjects.IndexName]string `json:"pins"`
 	State   string                        `json:"state"`
+	// Token is the session's key, where it was made now.
+	Token string `json:"token,omitempty"`
 }
 
 func sessionOf(r registry.SessionRecord) session {
@@ -141,7 +143,15 @@ func (a *app) sessionCreate() *cobra.Command {
 					return err
 				}
 				if a.json {
-					a.printJSON(sessionOf(record))
+					made := sessionOf(record)
+					if key {
+						seed, err := os.ReadFile(file)
+						if err != nil {
+							return err
+						}
+						made.Token = string(seed)
+					}
+					a.printJSON(made)
 				} else {
 					fmt.Fprintln(a.out, id)
 				}
