@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from ._client import installing, models, payloads
-from ._client.answers import api, bare, refused
+from ._client.answers import api, bare, outward, refused
 from ._client.background import background
 from ._client.call import Call, new_rpc_id
 from ._client.connection import Connection
@@ -50,13 +50,17 @@ _BYTES = b'"$bytes"'  # what bytes are written as where a tool declares none
 _SCHEMAS = 1000
 
 
-@contextlib.contextmanager
-def scope(session: str | None = None, timeout: float | None = None) -> Iterator[None]:
+@outward
+def scope(session: str | None = None, timeout: float | None = None) -> contextlib._GeneratorContextManager[None]:
     """Calls inside go to the session, unless they are made on a Mesh of another one,
     and end when the time, in seconds, has passed. It may stand in another scope,
     whose time still counts. Threads that are started inside do not inherit it."""
+    return _entered(session, tool_side._seconds(timeout))
+
+
+@contextlib.contextmanager
+def _entered(session: str | None, seconds: float | None) -> Iterator[None]:
     above_session, above_deadline = _scope.get()
-    seconds = tool_side._seconds(timeout)
     deadline = above_deadline
     if seconds is not None:
         deadline = min(time.monotonic() + seconds, above_deadline or float("inf"))
@@ -121,6 +125,7 @@ def _dropped(links: _Open) -> None:
             link.loop.call_soon_threadsafe(link.drop)
 
 
+@api
 class _Base:
     """What both kinds have."""
 
@@ -257,7 +262,7 @@ class AsyncMesh(_Base):
                     pages = pages or _Pages(self._links, self._call(
                         tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle)
                     page = await pages.next()
-                except errors.MeshError as failure:
+                except Exception as failure:
                     bare(failure)
                     raise
                 if not page:
@@ -500,7 +505,7 @@ class Mesh(_Base):
                     pages = pages or _Pages(self._links, self._call(
                         tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle)
                     page = background.run(pages.next)
-                except errors.MeshError as failure:
+                except Exception as failure:
                     bare(failure)
                     raise
                 if not page:
@@ -534,7 +539,7 @@ class Mesh(_Base):
                     pages = pages or _Pages(self._links, self._call(
                         tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle)
                     page = await asyncio.wrap_future(background.submit(pages.next))
-                except errors.MeshError as failure:
+                except Exception as failure:
                     bare(failure)
                     raise
                 if not page:
@@ -710,6 +715,10 @@ class Mesh(_Base):
     def __exit__(self, _kind: type[BaseException] | None, _value: BaseException | None,
                  _trace: TracebackType | None) -> None:
         self.close()
+
+
+api(tasks.Task)
+api(tasks.AsyncTask)
 
 
 class _Pages:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
-from ._client.answers import outward
+from ._client.answers import api, outward
 from ._core import errors, schema, values
 
 JSONObject = dict[str, Any]
@@ -188,6 +188,7 @@ def _method(function: F) -> F:
     return typing.cast("F", _Method(function))
 
 
+@api
 class Description:
     """What the mesh says of a tool, and how arguments for it are checked and written.
 
