@@ -5,9 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"mime"
 	"net/http"
 	"regexp"
@@ -20,9 +18,6 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
-
-// bodyTime is how long a request's body may take to arrive.
-const bodyTime = 60 * time.Second
 
 // call is one request for a call.
 type call struct {
@@ -92,56 +87,23 @@ func (g *Gateway) readCall(w http.ResponseWriter, r *http.Request, in *call) err
 	if trace := r.Header.Get("Traceparent"); traceText.MatchString(trace) {
 		in.trace = trace
 	}
-	body, err := readBody(w, r)
-	if err != nil {
-		var large *http.MaxBytesError
-		if errors.As(err, &large) {
-			return g.tooLarge()
-		}
-		return refused(toolmesh.CodeInvalidRequest, "read the request's body: %w", err)
-	}
-	in.args = body
-	if len(body) == 0 {
-		return nil
-	}
-	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	// curl -d says that it sends a form, whatever it sends.
-	form := kind == "application/x-www-form-urlencoded" && strings.HasPrefix(strings.TrimSpace(string(body[:min(len(body), 64)])), "{")
-	if kind != "application/json" && !strings.HasSuffix(kind, "+json") && !form && (err == nil || r.Header.Get("Content-Type") != "") {
-		return errMediaType
-	}
-	return nil
-}
-
-// errMediaType has the status 415.
-var errMediaType = refused(toolmesh.CodeInvalidRequest, "the body is the arguments, as JSON: send it with Content-Type: application/json")
-
-// readBody reads a body, which must arrive in time. What closes the connection meanwhile ends the
-// request's context.
-func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // a test's recorder has none
-	body, err := io.ReadAll(r.Body)
-	if err == nil {
-		_ = control.SetReadDeadline(time.Time{})
-	}
-	return body, err
+	var err error
+	in.args, err = g.readBody(w, r)
+	return err
 }
 
 // failCall answers a call that failed.
 func failCall(w http.ResponseWriter, err error, in *call) {
 	in.headers(w)
-	p := problemOf(err, in.rpc)
-	if errors.Is(err, errMediaType) {
-		p.Status = http.StatusUnsupportedMediaType
-	}
-	writeProblem(w, p)
+	fail(w, err, in.rpc)
 }
 
 // headers are those of every answer to a call.
 func (in *call) headers(w http.ResponseWriter) http.Header {
 	h := w.Header()
-	h["Mesh-Rpc-Id"] = []string{string(in.rpc)}
+	if in.rpc != "" {
+		h["Mesh-Rpc-Id"] = []string{string(in.rpc)}
+	}
 	if len(in.changed) > 0 {
 		h.Set("Mesh-Changed", strings.Join(in.changed, ","))
 	}
