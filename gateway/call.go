@@ -152,7 +152,7 @@ func (in *call) mend(ctx context.Context, c *client.Client, err error) bool {
 			return false
 		}
 	}
-	fitted, changed, err := fit(ctx, c, meant, in.args)
+	_, fitted, changed, err := fit(ctx, c, meant, in.args)
 	if err != nil || meant == in.tool && len(changed) == 0 {
 		return false
 	}
@@ -161,21 +161,21 @@ func (in *call) mend(ctx context.Context, c *client.Client, err error) bool {
 	return true
 }
 
-// fit returns arguments as a tool takes them, and the JSON Pointers of what was changed.
-func fit(ctx context.Context, c *client.Client, id subjects.ToolID, args json.RawMessage) (json.RawMessage, []string, error) {
+// fit returns the full id of a tool, arguments as it takes them, and the JSON Pointers of what was changed.
+func fit(ctx context.Context, c *client.Client, id subjects.ToolID, args json.RawMessage) (subjects.ToolID, json.RawMessage, []string, error) {
 	if len(args) > 0 && !json.Valid(args) {
-		return args, nil, nil // it is the node's to refuse
+		return id, args, nil, nil // it is the node's to refuse
 	}
 	var answer registry.ArgumentsAnswer
 	if err := c.Ask(ctx, registry.VerbArguments, registry.Request{Tool: string(id), Arguments: args}, &answer); err != nil {
-		return nil, nil, err
+		return "", nil, nil, err
 	}
 	var changed []string
 	for _, text := range answer.Changed {
 		pointer, _, _ := strings.Cut(text, ": ")
 		changed = append(changed, strings.ReplaceAll(pointer, ",", "%2C"))
 	}
-	return answer.Arguments, changed, nil
+	return answer.Tool, answer.Arguments, changed, nil
 }
 
 // nameMeant returns the one tool that a mangled name may stand for: the name that a provider knows
@@ -217,7 +217,7 @@ func (g *Gateway) submit(w http.ResponseWriter, ctx context.Context, c *client.C
 		o.ID = subjects.RPCID("task_" + hex.EncodeToString(sum[:16]))
 	}
 	// A task is checked when it runs, which would be too late to tell its sender.
-	if fitted, changed, err := fit(ctx, c, in.tool, in.args); err == nil {
+	if _, fitted, changed, err := fit(ctx, c, in.tool, in.args); err == nil {
 		in.args, in.changed = fitted, changed
 	} else if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
 		failCall(w, err, in)

@@ -129,6 +129,8 @@ func (g *Gateway) routes() http.Handler {
 		"/v1/tools/{id}":            {http.MethodGet: g.with((*request).showTool), http.MethodPost: g.callTool},
 		"/v1/calls/{rpc_id}":        {http.MethodGet: g.with((*request).showCall), http.MethodDelete: g.with((*request).cancelCall)},
 		"/v1/calls/{rpc_id}/stream": {http.MethodGet: g.with((*request).followStream)},
+		"/v1/calls:batch":           {http.MethodPost: g.with((*request).batch)},
+		"/v1/tool-calls":            {http.MethodPost: g.with((*request).toolCalls)},
 		"/v1/tasks":                 {http.MethodGet: g.with((*request).listTasks)},
 		"/v1/tasks/{id}":            {http.MethodGet: g.with(ofTask((*client.Task).Show)), http.MethodDelete: g.with(ofTask((*client.Task).Cancel))},
 		"/v1/sessions":              {http.MethodGet: g.with(listOf("sessions", sessionsOf, nil))},
