@@ -40,21 +40,24 @@ var floors = map[string]int{
 
 	"client": 5,
 
-	"host":            6,
-	"internal/deploy": 6,
-	"task":            6,
+	"host":               6,
+	"internal/deploy":    6,
+	"internal/inventory": 6,
+	"task":               6,
 
-	"internal/bridge": 7,
-	"router":          7,
+	"internal/member": 7,
 
-	"agent":            8,
-	"gateway":          8,
-	"internal/broker":  8,
-	"internal/callout": 8,
-	"internal/monitor": 8,
+	"internal/bridge": 8,
+	"router":          8,
 
-	"cmd":      9, // the three binaries, and in cmd/internal what they share
-	"meshtest": 9,
+	"agent":            9,
+	"gateway":          9,
+	"internal/broker":  9,
+	"internal/callout": 9,
+	"internal/monitor": 9,
+
+	"cmd":      10, // the three binaries, and in cmd/internal what they share
+	"meshtest": 10,
 
 	"bench":             top,
 	"e2e":               top,
