@@ -61,6 +61,12 @@ func (c *Client) resolve(ctx context.Context, session subjects.SessionID, id sub
 	return answer.ID, answer.Reason, nil
 }
 
+// Ask asks the registry one of its verbs (docs/protocol, section 2) about the client's session,
+// and reads the answer into the value that answer points to. Without an answer it is unavailable.
+func (c *Client) Ask(ctx context.Context, verb string, question registry.Request, answer any) error {
+	return c.registry(ctx, c.session, verb, question, answer)
+}
+
 // Describe returns what the registry knows of a tool: the JSON of
 // `mesh info --json`.
 func (c *Client) Describe(ctx context.Context, id subjects.ToolID) (json.RawMessage, error) {

@@ -161,7 +161,7 @@ func (u *user) up(t *testing.T, dir string, args ...string) *process {
 	t.Helper()
 	args = append([]string{"up", "--nats-listen=127.0.0.1:0", "--data-dir=" + dir}, args...)
 	p, out := u.start(t, dir, "mesh", args...)
-	p.url = p.await(t, out, `(?m)^ready nats=(\S+)$`)[1]
+	p.url = p.await(t, out, `(?m)^ready nats=(\S+)( |$)`)[1]
 	return p
 }
 

@@ -80,6 +80,7 @@ func startUp(t *testing.T, home string, args ...string) (cmd *exec.Cmd, url stri
 		t.Fatalf("no ready line: %v\n%s", err, log.text())
 	}
 	url, ok := strings.CutPrefix(strings.TrimSpace(line), "ready nats=")
+	url, _, _ = strings.Cut(url, " ")
 	if !ok {
 		t.Fatalf("first line is %q, want ready nats=URL", line)
 	}

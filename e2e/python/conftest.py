@@ -18,12 +18,6 @@ sys.path.insert(0, str(HERE.parent.parent / "python" / "src"))
 collect_ignore = [] if importlib.util.find_spec("dspy") else ["frameworks"]
 
 
-def complaints(stderr: str) -> str:
-    """What a program under -X dev has written, without asyncio's words on a machine that is busy."""
-    busy = re.compile(r"Executing <.* took [0-9.]+ seconds")
-    return "".join(line for line in stderr.splitlines(keepends=True) if not busy.match(line))
-
-
 class Started:
     """A mesh of a test's own."""
 

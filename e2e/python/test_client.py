@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import HERE, Started, complaints
+from conftest import HERE, Started
 
 import toolmesh
 from toolmesh import AsyncMesh, Mesh
@@ -567,7 +567,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_interpreter_that_ends_with_calls_in_flight(rich: Started) -> None:
     done = run(PROGRAM.format(source=SOURCE, url=rich.url))
-    assert (done.returncode, done.stdout, complaints(done.stderr)) == (0, "at the end\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "at the end\n", "")
 
 
 ASYNC_PROGRAM = """
@@ -575,6 +575,7 @@ import asyncio, sys
 sys.path.insert(0, {source!r})
 from toolmesh import AsyncMesh
 async def main():
+    asyncio.get_running_loop().slow_callback_duration = float("inf")  # on a busy machine it is said of this loop
     mesh = AsyncMesh({url!r})
     asyncio.create_task(mesh.call("lab.timing.nap", {{"seconds": 60}}))
     async for item in mesh.stream("rich.rich.numbers", {{"count": 100000, "pause": 0.01}}):
@@ -588,7 +589,7 @@ print("at the end")
 
 def test_a_loop_that_ends_with_calls_in_flight(rich: Started) -> None:
     done = run(ASYNC_PROGRAM.format(source=SOURCE, url=rich.url))
-    assert (done.returncode, done.stdout, complaints(done.stderr)) == (0, "at the end\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "at the end\n", "")
 
 
 def test_interrupting_a_call(rich: Started) -> None:
@@ -605,7 +606,7 @@ except KeyboardInterrupt:
     time.sleep(0.3)
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
-    assert (running.returncode, out, complaints(err)) == (0, "interrupted\nat the end\n", "")
+    assert (running.returncode, out, err) == (0, "interrupted\nat the end\n", "")
 
 
 def test_memory_is_flat(rich: Started) -> None:

@@ -39,9 +39,10 @@ var floors = map[string]int{
 
 	"client": 5,
 
-	"host":            6,
-	"internal/deploy": 6,
-	"task":            6,
+	"host":               6,
+	"internal/deploy":    6,
+	"internal/inventory": 6,
+	"task":               6,
 
 	"internal/member": 7,
 

@@ -6,12 +6,14 @@ import subprocess
 
 from . import binary
 from ._client import finding
+from ._client.answers import outward
 from ._core import errors
 from .client import Mesh
 
 _STARTING = 120  # seconds that a first start may take: it makes environments of what is installed
 
 
+@outward
 def local(*, idle: float = 300.0) -> Mesh:
     """A Mesh of this machine, which all programs of this user share: the one that mesh
     up left running, else one that is started and ends when nobody has been
@@ -40,7 +42,7 @@ def _started(program: str, idle: float) -> str:
                               check=False)
     except subprocess.TimeoutExpired:
         raise OSError(f"no mesh is ready within {_STARTING} s of its start") from None
-    url = done.stdout.strip().removeprefix("ready nats=")
+    url = done.stdout.strip().removeprefix("ready nats=").partition(" ")[0]
     if done.returncode != 0 or not url:
         raise OSError(f"no mesh can be started: {done.stderr.strip()[-2000:]}")
     return url
