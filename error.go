@@ -27,6 +27,8 @@ const (
 	CodeToolNotFound Code = "tool_not_found"
 	// CodeSessionNotFound: the session does not exist and the policy is strict, or it has ended.
 	CodeSessionNotFound Code = "session_not_found"
+	// CodeNotFound: the call, task or file that the request names does not exist, or no longer.
+	CodeNotFound Code = "not_found"
 	// CodeStreamExpired: the chunks asked for are no longer kept; details.first_seq is the oldest that is.
 	CodeStreamExpired Code = "stream_expired"
 	// CodePayloadTooLarge: a request, reply or chunk is over the size limit.
@@ -62,7 +64,7 @@ const (
 // codeNumbers is the one table of codes; Codes, Number and Valid read it.
 var codeNumbers = map[Code]int{
 	CodeInvalidRequest: 400, CodePermissionDenied: 403,
-	CodeToolNotFound: 404, CodeSessionNotFound: 404,
+	CodeToolNotFound: 404, CodeSessionNotFound: 404, CodeNotFound: 404,
 	CodeStreamExpired: 410, CodePayloadTooLarge: 413,
 	CodeInvalidArguments: 422, CodeInstallFailed: 424, CodeBusy: 429,
 	CodeCancelled: 499, CodeToolError: 500, CodeResultNotSerializable: 500,

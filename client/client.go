@@ -268,6 +268,11 @@ func WithProgress(f func(codec.Progress)) CallOption {
 	return optionFunc(func(s *settings) { s.progress = f })
 }
 
+// WithTraceparent has the call belong to a trace: a W3C traceparent.
+func WithTraceparent(traceparent string) CallOption {
+	return optionFunc(func(s *settings) { s.trace = traceparent })
+}
+
 // Lineage says that a call is made on behalf of another one: which one that is,
 // and how many there are above the new one.
 type Lineage struct {

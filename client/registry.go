@@ -61,6 +61,12 @@ func (c *Client) resolve(ctx context.Context, session subjects.SessionID, id sub
 	return answer.ID, answer.Reason, nil
 }
 
+// Ask asks the registry one of its verbs (docs/protocol, section 2) about the client's session,
+// and reads the answer into the value that answer points to. Without an answer it is unavailable.
+func (c *Client) Ask(ctx context.Context, verb string, question registry.Request, answer any) error {
+	return c.registry(ctx, c.session, verb, question, answer)
+}
+
 // Describe returns what the registry knows of a tool: the JSON of
 // `mesh info --json`.
 func (c *Client) Describe(ctx context.Context, id subjects.ToolID) (json.RawMessage, error) {
@@ -83,6 +89,14 @@ func (c *Client) List(ctx context.Context) (all []registry.ListedTool, err error
 		}
 		q.After = page.Next
 	}
+}
+
+// Search returns up to limit tools that the client's session can call and that fit what should
+// be done, said in anybody's words, the best first. limit 0 is 10.
+func (c *Client) Search(ctx context.Context, words string, limit int) ([]registry.FoundTool, error) {
+	var answer registry.SearchAnswer
+	err := c.registry(ctx, c.session, registry.VerbSearch, registry.Request{Query: words, Limit: limit}, &answer)
+	return answer.Tools, err
 }
 
 // Resolve returns the full id behind a name: a session's own tool first, then

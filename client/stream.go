@@ -54,7 +54,8 @@ func (c *Chunk) Decode(v any) error { return json.Unmarshal(c.Data, v) }
 
 // Stream calls a tool and yields its items in order, each once. An error ends
 // the stream and is the last thing it yields; leaving the loop in any way, or the
-// end of ctx, cancels the call. Ranging over it again is another call, unless
+// end of ctx, cancels the call; with [ErrLeft] as the cause of that end the stream goes on for
+// the 10 s in which [Client.Follow] may take it up. Ranging over it again is another call, unless
 // WithRPCID names it: then it is the same one, from its first item. A reader that does not keep up holds the tool
 // back; nothing grows. After a lost connection the stream goes on where it was.
 func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts ...CallOption) iter.Seq2[Chunk, error] {
@@ -207,7 +208,7 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	if r.begun() && !r.acked && !s.queue {
 		c.learn(s.session, t.id) // its end was faster than the acknowledgement
 	}
-	if err != nil && (errors.Is(err, errStopped) || ctx.Err() != nil) {
+	if err != nil && (errors.Is(err, errStopped) || ctx.Err() != nil) && !errors.Is(context.Cause(ctx), ErrLeft) {
 		p.Cancel()
 	}
 	if err == nil {

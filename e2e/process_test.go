@@ -161,8 +161,19 @@ func (u *user) up(t *testing.T, dir string, args ...string) *process {
 	t.Helper()
 	args = append([]string{"up", "--nats-listen=127.0.0.1:0", "--data-dir=" + dir}, args...)
 	p, out := u.start(t, dir, "mesh", args...)
-	p.url = p.await(t, out, `(?m)^ready nats=(\S+)$`)[1]
+	p.url = p.await(t, out, `(?m)^ready nats=(\S+)( |$)`)[1]
 	return p
+}
+
+// gateway runs a mesh in one process, and returns the URL of its gateway as well.
+func (u *user) gateway(t *testing.T, args ...string) (p *process, url string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "mesh")
+	args = append([]string{"up", "--nats-listen=127.0.0.1:0", "--gateway-listen=127.0.0.1:0", "--data-dir=" + dir}, args...)
+	p, out := u.start(t, dir, "mesh", args...)
+	found := p.await(t, out, `(?m)^ready nats=(\S+) http=(\S+)$`)
+	p.url = found[1]
+	return p, found[2]
 }
 
 // agent runs mesh-agent with nothing but where NATS is, and waits until it is ready.

@@ -82,7 +82,7 @@ func TestREADME(t *testing.T) {
 			text = regexp.MustCompile(`(?m)^make build.*$`).ReplaceAllString(text, "")
 			text = strings.Replace(text, "mesh up -d", "mesh up -d --nats-listen 127.0.0.1:0", 1)
 			last = shell(text)
-			if up := regexp.MustCompile(`(?m)^ready nats=(nats://127\.0\.0\.1:\d+)$`).FindStringSubmatch(last.stdout); up != nil {
+			if up := regexp.MustCompile(`(?m)^ready nats=(nats://127\.0\.0\.1:\d+) http=`).FindStringSubmatch(last.stdout); up != nil {
 				url = up[1]
 			}
 		case "json":

@@ -54,7 +54,8 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 		return err
 	}
 	fmt.Fprintln(a.out, ready)
-	a.warnUnfound(strings.TrimPrefix(ready, readyLine), dir)
+	url, _, _ := strings.Cut(strings.TrimPrefix(ready, readyLine), " ")
+	a.warnUnfound(url, dir)
 	if a.term.err {
 		fmt.Fprintln(a.err, a.term.dim("it runs in the background; mesh down stops it; log: "+up.log))
 	}

@@ -215,7 +215,11 @@ func scriptUp(ts *testscript.TestScript, neg bool, args []string) {
 	if neg {
 		return
 	}
-	ts.Setenv("URL", strings.TrimSpace(strings.TrimPrefix(ts.ReadFile("stdout"), "ready nats=")))
+	said := strings.Fields(ts.ReadFile("stdout")) // ready nats=URL http=URL
+	ts.Setenv("URL", strings.TrimPrefix(said[1], "nats="))
+	if len(said) > 2 {
+		ts.Setenv("GATEWAY", strings.TrimPrefix(said[2], "http="))
+	}
 	url := ts.Getenv("URL")
 	env := scriptEnv(ts)
 	ts.Defer(func() {

@@ -47,9 +47,11 @@ func (a *app) upCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "up", Short: "Start a mesh on this machine: a NATS server and an agent",
 		Long: `Start a mesh on this machine: a NATS server with JetStream and an agent, in one
-process. When calls can be served it prints one line, ready nats=URL; then it runs
-until Ctrl-C, SIGTERM or mesh down, and lets its calls end first. Other commands
-find it by themselves. What is installed stays in the data folder.
+process. When calls can be served it prints one line, ready nats=URL http=URL; then
+it runs until Ctrl-C, SIGTERM or mesh down, and lets its calls end first. Other
+commands find it by themselves. What is installed stays in the data folder.
+
+HTTP and MCP clients find the tools at the second URL, unless --gateway-listen is off.
 
 The server has keys, in keys/ of the data folder; the commands of this user find
 them. Without a key a client may list and call tools in the session default, and
@@ -74,6 +76,7 @@ nothing else. mesh node invite prints how another machine joins.`,
 	settings.Bind(flags, &a.set.Node)
 	settings.Bind(flags, &a.set.Policy)
 	settings.Bind(flags, &a.set.Store)
+	settings.Bind(flags, &a.set.Gateway)
 	flags.BoolVar(&f.unrecorded, "unrecorded", false, "")
 	flags.BoolVar(&f.attached, "attached", false, "")
 	_ = flags.MarkHidden("unrecorded")
@@ -103,8 +106,10 @@ type machine struct {
 	folder *process.Folder
 	record connect.Record
 	ends   []func(ctx context.Context) error // what was started, in that order
-	done   <-chan struct{}
-	lost   func() error // why it is done, if that was nobody's order
+	// gateway is where HTTP and MCP clients find it; empty for nowhere.
+	gateway string
+	done    <-chan struct{}
+	lost    func() error // why it is done, if that was nobody's order
 	// clients is how many clients the NATS server has.
 	clients func() int
 }
@@ -127,7 +132,11 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 	err := m.start(ctx, f)
 	started()
 	if err == nil {
-		fmt.Fprintf(a.out, "%s%s\n", readyLine, m.record.URL)
+		ready := readyLine + m.record.URL
+		if m.gateway != "" {
+			ready += " http=" + m.gateway
+		}
+		fmt.Fprintln(a.out, ready)
 		if a.term.err {
 			fmt.Fprintln(a.err, a.term.dim("Ctrl-C stops it"))
 		}
@@ -233,7 +242,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	m.ends = append(m.ends, func(context.Context) error { unpace(); return nil })
 	agent, err := process.NewAgent(nc, m.folder, process.NodeConfig{
 		Node: m.a.set.Node, Policy: m.a.set.Policy, Store: m.a.set.Store,
-		Version: process.ThisBuild(version, commit).Version, Environ: m.a.env, Logger: m.log,
+		Version: process.ThisBuild(version, commit).Version, Environ: m.a.env, Last: true, Logger: m.log,
 	})
 	if err != nil {
 		return err
@@ -252,6 +261,20 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		}
 		m.ends = append(m.ends, func(context.Context) error { keys.Stop(); return nil })
 	}
+	address, free := string(m.a.set.GatewayListen), false
+	if address == "" {
+		address, free = process.DefaultGateway, true
+	}
+	dial := func(own ...nats.Option) (*nats.Conn, error) {
+		all := append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-gateway", Logger: m.log}), nats.InProcessServer(served))
+		return nats.Connect("", append(all, own...)...)
+	}
+	url, stop, err := process.ServeGateway(ctx, m.a.set.Gateway, address, free, agent, dial, process.ThisBuild(version, commit).Version, m.log)
+	if err != nil {
+		return err
+	}
+	m.gateway = url
+	m.ends = append(m.ends, func(context.Context) error { stop(); return nil })
 	m.done, m.lost = agent.Done(), agent.Err
 	m.record = connect.Record{
 		URL: served.URL(), PID: os.Getpid(), Process: connect.ProcessID(os.Getpid()),
@@ -306,7 +329,7 @@ func (m *machine) tell(unrecorded bool) error {
 	return nil
 }
 
-// readyLine begins the line that says that calls can be served, and where.
+// readyLine begins the line that says that calls can be served, and where; a space ends the URL.
 const readyLine = "ready nats="
 
 // upFile holds the record of the mesh that runs in a data folder.

@@ -382,11 +382,14 @@ def test_tools_are_callables(rich: Started) -> None:
         assert tools["rich.rich.typed"].__annotations__["raw"] is bytes
         assert tools["rich.rich.typed"].__annotations__["on"] is datetime.date
         assert asyncio.run(tool.acall(2))["first"] == 2
+        assert mesh.search("what was a tool called with", limit=1)[0](1) == tool(1)
+        assert mesh.search("xyzzy") == []
 
     async def main() -> None:
         async with AsyncMesh(rich.url) as other:
             tool = await other.tool("rich.rich.defaults")
             assert (await tool(3))["first"] == 3
+            assert [one.id for one in await other.search("what was a tool called with", limit=1)] == [tool.id]
             assert [item async for item in (await other.tool("rich.rich.numbers")).stream(2)] == [0, 1]
 
     asyncio.run(main())

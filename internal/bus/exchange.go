@@ -123,6 +123,13 @@ func (x *Exchange) Send(m *nats.Msg, to *Peer) error {
 	return x.inbox.Send(m)
 }
 
+// Join takes up a call that another caller began, in place of Send: nothing is sent, and
+// nothing sent again.
+func (x *Exchange) Join() {
+	x.sent = time.Now()
+	x.asked = x.sent
+}
+
 // Sent is when the request was first sent.
 func (x *Exchange) Sent() time.Time { return x.sent }
 
@@ -288,7 +295,7 @@ func (x *Exchange) find(ctx context.Context) {
 // once at most; another start must not run it.
 func (x *Exchange) Resend(last time.Time) error {
 	n := x.peer.Load()
-	if x.User == nil || n == nil || time.Since(x.LastSign(last)) < Silence || !n.well() || !x.bus.Connected() {
+	if x.request == nil || x.User == nil || n == nil || time.Since(x.LastSign(last)) < Silence || !n.well() || !x.bus.Connected() {
 		return nil
 	}
 	subject, err := x.User.Subject(n)

@@ -94,6 +94,32 @@ func Inboxes(role access.Role, session subjects.SessionID) ([]string, error) {
 	return inboxes, err
 }
 
+// Servers returns the servers that the settings name, else [DefaultURL], without the users and
+// passwords in them: for connections with other credentials than those of the settings.
+func Servers(o Settings, env []string) (string, error) {
+	servers := o.URL
+	if servers == "" && o.Context != "" {
+		saved, _, err := readContext(env, o.Context)
+		if err != nil {
+			return "", failed(toolmesh.CodeInvalidRequest, err)
+		}
+		servers = saved.URL
+	}
+	all := strings.Split(cmp.Or(servers, DefaultURL), ",")
+	for i, server := range all {
+		if server = strings.TrimSpace(server); !strings.Contains(server, "://") {
+			server = "nats://" + server
+		}
+		u, err := url.Parse(server)
+		if err != nil || CheckURL(server) != nil {
+			return "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q is not the URL of a NATS server: want nats://host:port", Redact(server)))
+		}
+		u.User = nil
+		all[i] = u.String()
+	}
+	return strings.Join(all, ","), nil
+}
+
 // Connect connects to the mesh that the settings name, else to the one that `mesh up` of
 // the user of Env left running, else to [DefaultURL], with the connection policy of
 // [bus.ConnectOptions]. The connection is the caller's to close; domain is the JetStream

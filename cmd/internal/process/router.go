@@ -83,6 +83,17 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 		return err
 	}
 	defer keys()
+	dial, err := dialAs(s.Connection, env, log)
+	if err == nil {
+		var stop func()
+		if _, stop, err = ServeGateway(ctx, s.Gateway, string(s.GatewayListen), false, r, dial, version, log); err == nil {
+			defer stop()
+		}
+	}
+	if err != nil {
+		_ = r.Close()
+		return err
+	}
 	kept, err := keepIndexes(ctx, nc, r, s, env, log)
 	if err != nil {
 		_ = r.Close()

@@ -87,6 +87,17 @@ type Monitoring struct {
 	HTTPListen Address `split_words:"true" flag:"http-listen" arg:"HOST:PORT" help:"serve /healthz, /readyz, /metrics and /demand there, without credentials; port 0 takes a free one (default nothing listens)"`
 }
 
+// GatewayOff is an address of the gateway that serves none.
+const GatewayOff = "off"
+
+// Gateway says where a process serves the HTTP and MCP gateway.
+type Gateway struct {
+	GatewayListen   GatewayAddress `split_words:"true" flag:"gateway-listen" arg:"HOST:PORT" help:"serve the HTTP and MCP gateway there, or off; port 0 takes a free one (default of mesh up 127.0.0.1:8420, or a free port where that is taken; of mesh-router none)"`
+	GatewayTLS      CertAndKey     `envconfig:"GATEWAY_TLS" flag:"gateway-tls" arg:"CERT,KEY" help:"files of the certificate and the key that the gateway speaks TLS with (default it speaks none, on this machine's own addresses only)"`
+	GatewayInsecure bool           `split_words:"true" flag:"gateway-insecure" help:"let the gateway listen without TLS on an address that other machines reach: something in front of it speaks TLS"`
+	CORSOrigin      string         `envconfig:"CORS_ORIGIN" flag:"cors-origin" arg:"ORIGIN,…" help:"origins whose web pages may use the gateway (default only its own)"`
+}
+
 // Agent is what mesh-agent reads.
 type Agent struct {
 	Connection
@@ -106,6 +117,7 @@ type Router struct {
 	Policy
 	Store
 	Monitoring
+	Gateway
 	HeldCalls        Held    `split_words:"true" default:"1000" flag:"held-calls" arg:"N" help:"calls that wait here at once for a node, of installed indexes that none serves; 0: none wait, they fail"`
 	HeldTimeout      Timeout `split_words:"true" default:"5m" flag:"held-timeout" arg:"DURATION" help:"how long such a call waits at most, within its own time"`
 	Indexes          string  `split_words:"true" flag:"indexes" arg:"FILE" help:"keep the indexes of the mesh as this TOML file lists them, which is followed; takes an administrator's key (default nobody does)"`
@@ -113,7 +125,7 @@ type Router struct {
 	Logging
 }
 
-// Mesh is what mesh reads: Node, Policy and Store for `mesh up` only, and Serving for
+// Mesh is what mesh reads: Node, Policy, Store and Gateway for `mesh up` only, and Serving for
 // `mesh bridge`.
 type Mesh struct {
 	Connection
@@ -121,5 +133,6 @@ type Mesh struct {
 	Node
 	Policy
 	Store
+	Gateway
 	Logging
 }

@@ -49,6 +49,10 @@ type (
 	NodeName string
 	// Address is where to listen.
 	Address string
+	// GatewayAddress is where to listen, or off.
+	GatewayAddress string
+	// CertAndKey names two files.
+	CertAndKey string
 	// Labels are a node's labels.
 	Labels map[string]string
 	// Limits are those of a call.
@@ -218,6 +222,29 @@ func (a *Address) UnmarshalText(text []byte) error {
 		return errors.New("want HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:9464 or :9464")
 	}
 	*a = Address(text)
+	return nil
+}
+
+// UnmarshalText reads what Address does, or off.
+func (a *GatewayAddress) UnmarshalText(text []byte) error {
+	if string(text) == GatewayOff {
+		*a = GatewayOff
+		return nil
+	}
+	var address Address
+	if err := address.UnmarshalText(text); err != nil {
+		return errors.New("want HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:8420, or off")
+	}
+	*a = GatewayAddress(address)
+	return nil
+}
+
+// UnmarshalText reads two files with a comma between them.
+func (c *CertAndKey) UnmarshalText(text []byte) error {
+	if cert, key, ok := strings.Cut(string(text), ","); len(text) > 0 && (!ok || cert == "" || key == "") {
+		return errors.New("want two files, the certificate's and the key's, with a comma between them")
+	}
+	*c = CertAndKey(text)
 	return nil
 }
 

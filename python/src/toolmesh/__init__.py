@@ -33,6 +33,7 @@ InvalidRequest = errors.InvalidRequest
 PermissionDenied = errors.PermissionDenied
 ToolNotFound = errors.ToolNotFound
 SessionNotFound = errors.SessionNotFound
+NotFound = errors.NotFound
 StreamExpired = errors.StreamExpired
 PayloadTooLarge = errors.PayloadTooLarge
 InvalidArguments = errors.InvalidArguments
@@ -51,9 +52,9 @@ WorkerOutOfMemory = errors.WorkerOutOfMemory
 
 __all__ = [
     "AsyncMesh", "AsyncRemoteTool", "AsyncTask", "Busy", "CallCancelled", "File", "Host", "InstallFailed",
-    "InternalError", "InvalidArguments", "InvalidRequest", "Mesh", "MeshError", "NodeLost", "PayloadTooLarge",
-    "PermissionDenied", "ProtocolError", "RemoteTool", "ResultNotSerializable", "SessionNotFound", "StreamExpired",
-    "Task", "ToolExecutionError", "ToolNotFound", "ToolTimeout", "Unavailable", "WorkerCrashed",
+    "InternalError", "InvalidArguments", "InvalidRequest", "Mesh", "MeshError", "NodeLost", "NotFound",
+    "PayloadTooLarge", "PermissionDenied", "ProtocolError", "RemoteTool", "ResultNotSerializable", "SessionNotFound",
+    "StreamExpired", "Task", "ToolExecutionError", "ToolNotFound", "ToolTimeout", "Unavailable", "WorkerCrashed",
     "WorkerOutOfMemory", "__version__", "local", "mesh", "scope",
 ]
 

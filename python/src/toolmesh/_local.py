@@ -42,7 +42,7 @@ def _started(program: str, idle: float) -> str:
                               check=False)
     except subprocess.TimeoutExpired:
         raise OSError(f"no mesh is ready within {_STARTING} s of its start") from None
-    url = done.stdout.strip().removeprefix("ready nats=")
+    url = done.stdout.strip().removeprefix("ready nats=").partition(" ")[0]
     if done.returncode != 0 or not url:
         raise OSError(f"no mesh can be started: {done.stderr.strip()[-2000:]}")
     return url

@@ -86,6 +86,10 @@ class SessionNotFound(MeshError, LookupError):
     """The session does not exist, or has ended."""
 
 
+class NotFound(MeshError, LookupError):
+    """The call, task or file does not exist, or no longer."""
+
+
 class StreamExpired(MeshError):
     """Items of the stream are no longer kept."""
 
@@ -162,6 +166,7 @@ CLASSES: dict[str, type[MeshError]] = {
     "permission_denied": PermissionDenied,
     "tool_not_found": ToolNotFound,
     "session_not_found": SessionNotFound,
+    "not_found": NotFound,
     "stream_expired": StreamExpired,
     "payload_too_large": PayloadTooLarge,
     "invalid_arguments": InvalidArguments,

@@ -1,0 +1,112 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"iter"
+	"sync"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Follow yields the items of a stream of the client's session that another caller began, from
+// the item number from on: the stored ones, then those to come. It needs neither the tool nor the
+// arguments, and begins nothing. While it reads, the stream has a reader; leaving the loop, or the
+// end of ctx, leaves the stream as it is, and without any reader it ends 10 s later.
+//
+// The errors are those of [Client.Stream], and not_found where no node runs the stream and
+// nothing of it is stored.
+func (c *Client) Follow(ctx context.Context, rpc subjects.RPCID, from int64) iter.Seq2[Chunk, error] {
+	return func(yield func(Chunk, error) bool) {
+		s, err := c.settings(ctx, []CallOption{WithRPCID(rpc)}, "")
+		if err == nil && from < 1 {
+			err = callerError(toolmesh.CodeInvalidRequest, "the stream is asked for from item %d: items are numbered from 1", from)
+		}
+		if err == nil {
+			r := newReader(yield)
+			r.order, r.taken = chunks.NewOrder(from), from-1
+			err = r.follow(ctx, c, &s)
+		}
+		if err != nil && !errors.Is(err, errStopped) {
+			yield(Chunk{}, err)
+		}
+	}
+}
+
+// follow reads a stream that was begun by somebody else.
+func (r *reader) follow(ctx context.Context, c *Client, s *settings) error {
+	p, err := c.begin(target{}, s)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	r.p = p
+	p.Join()
+	live, err := subjects.Live(s.session, s.rpc)
+	if err != nil {
+		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	sub, err := c.bus.Conn().Subscribe(live, r.live)
+	if err != nil {
+		return callerError(toolmesh.CodeUnavailable, "the stream's chunks cannot be subscribed: %w", err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	where, err := subjects.Ctl(s.session, s.rpc)
+	if err != nil {
+		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	asking, cancel := context.WithTimeout(ctx, whereWait)
+	var at codec.Where
+	m, err := c.bus.Request(asking, &nats.Msg{Subject: where, Data: codec.Control{Type: codec.ControlWhere}.Encode()})
+	cancel()
+	if ctx.Err() != nil {
+		return ended(ctx, toolmesh.StartedUnknown)
+	}
+	if err != nil || json.Unmarshal(m.Data, &at) != nil || at.Node == "" {
+		return r.stored(ctx)
+	}
+	p.Answered(at.Node, at.Boot)
+	r.acked = true
+	r.granted = r.taken + firstCredit
+	r.sendCredit()
+	stop := make(chan struct{})
+	var keeper sync.WaitGroup
+	keeper.Go(func() { r.keepCredit(stop) })
+	defer func() {
+		close(stop)
+		keeper.Wait()
+		r.abandonReplay()
+	}()
+	if err := r.askStore(); err != nil {
+		return err
+	}
+	return r.read(ctx)
+}
+
+// stored yields what the store has of a stream that no node has any more.
+func (r *reader) stored(ctx context.Context) error {
+	before := r.taken
+	done, err := r.rest(ctx)
+	r.mu.Lock()
+	high := r.high
+	r.mu.Unlock()
+	switch {
+	case done:
+		return err
+	case r.taken == before && high.Seq == 0 && !high.Terminal:
+		return toolmesh.Errorf(toolmesh.CodeNotFound, "no stream %q: no node runs it, and nothing of it is stored. Streams are kept for 15 minutes", r.p.s.rpc).
+			WithOrigin(toolmesh.OriginCaller)
+	case high.Seq < 0:
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody answers for the stored chunks of %q", r.p.s.rpc).WithOrigin(toolmesh.OriginMesh)
+	case high.Terminal:
+		return toolmesh.Errorf(toolmesh.CodeStreamExpired, "items from %d on are no longer kept, or never were: the stream has %d", r.taken+1, high.Seq).
+			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)
+	}
+	return toolmesh.Errorf(toolmesh.CodeNodeLost, "the node of the stream %q is gone, and its end was not stored", r.p.s.rpc).WithOrigin(toolmesh.OriginCaller)
+}

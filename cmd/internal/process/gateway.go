@@ -1,0 +1,91 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"syscall"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+	"github.com/toolmesh/toolmesh/gateway"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/connect"
+	"github.com/toolmesh/toolmesh/internal/monitor"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// DefaultGateway is where `mesh up` serves its gateway if nothing says where.
+const DefaultGateway = "127.0.0.1:8420"
+
+// ServeGateway serves the HTTP and MCP gateway, if the settings say where, until it is told to stop.
+// It connects with dial, which adds no credentials; member knows the sessions' keys and what changes.
+// free takes a free port where that of the address is taken. url is empty where none is served.
+func ServeGateway(ctx context.Context, s settings.Gateway, address string, free bool, member monitor.Member, dial func(...nats.Option) (*nats.Conn, error), version string, log *slog.Logger) (url string, stop func(), err error) {
+	if address == "" || address == settings.GatewayOff {
+		return "", func() {}, nil
+	}
+	options := gateway.Options{Dial: dial, Version: version, Logger: log, SessionOf: sessionOf(member)}
+	if s.CORSOrigin != "" {
+		options.CORSOrigins = strings.Split(s.CORSOrigin, ",")
+	}
+	g, err := gateway.New(options)
+	if err != nil {
+		return "", nil, err
+	}
+	at := gateway.ListenOptions{Address: address, Insecure: s.GatewayInsecure}
+	if s.GatewayTLS != "" {
+		at.CertFile, at.KeyFile, _ = strings.Cut(string(s.GatewayTLS), ",")
+	}
+	served, err := gateway.Listen(ctx, g, at)
+	if free && errors.Is(err, syscall.EADDRINUSE) {
+		host, _, _ := strings.Cut(address, ":")
+		at.Address = host + ":0"
+		served, err = gateway.Listen(ctx, g, at)
+	}
+	var own *toolmesh.Error
+	switch {
+	case err == nil:
+		log.Info("the gateway is served", slog.String("gateway", served.URL()))
+		return served.URL(), served.Stop, nil
+	case errors.Is(err, gateway.ErrInsecure):
+		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the gateway does not listen on %s: %w. --gateway-tls CERT,KEY serves TLS, --gateway-insecure permits it without", address, err)
+	case errors.Is(err, syscall.EADDRINUSE):
+		err = toolmesh.Errorf(toolmesh.CodeUnavailable, "%s is taken: choose another address with --gateway-listen or MESH_GATEWAY_LISTEN (port 0 takes a free one, off serves none)", address)
+	case !errors.As(err, &own):
+		err = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway cannot listen on %s, choose another address with --gateway-listen or MESH_GATEWAY_LISTEN: %w", address, err)
+	}
+	g.Close()
+	return "", nil, err
+}
+
+// sessionOf finds the session of a public key in what the member knows of the mesh.
+func sessionOf(member monitor.Member) func(string) (subjects.SessionID, bool) {
+	return func(public string) (subjects.SessionID, bool) {
+		view := member.Seen()
+		if view == nil {
+			return "", false
+		}
+		for _, s := range view.Sessions() {
+			if s.Key == public {
+				return s.ID, true
+			}
+		}
+		return "", false
+	}
+}
+
+// dialAs returns how the gateway of a router connects: to the servers of the settings, with nothing
+// of the router's own credentials.
+func dialAs(c settings.Connection, env []string, log *slog.Logger) (func(...nats.Option) (*nats.Conn, error), error) {
+	servers, err := connect.Servers(c.Settings(), env)
+	if err != nil {
+		return nil, err
+	}
+	return func(options ...nats.Option) (*nats.Conn, error) {
+		return nats.Connect(servers, append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-gateway", Logger: log}), options...)...)
+	}, nil
+}

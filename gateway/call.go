@@ -1,0 +1,270 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"mime"
+	"net/http"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// call is one request for a call.
+type call struct {
+	tool    subjects.ToolID
+	args    json.RawMessage
+	rpc     subjects.RPCID
+	key     string
+	timeout time.Duration
+	trace   string
+	changed []string // what the lenient edge changed
+}
+
+// traceText is a W3C traceparent.
+var traceText = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}`)
+
+// callTool answers POST /v1/tools/{id}.
+func (g *Gateway) callTool(w http.ResponseWriter, r *http.Request) {
+	accept := r.Header.Get("Accept")
+	live, lines := accepts(accept, "text/event-stream"), accepts(accept, "application/x-ndjson")
+	prefix := "rpc_"
+	if live || lines {
+		prefix = "rpc_stream_"
+	}
+	in := call{tool: subjects.ToolID(r.PathValue("id")), rpc: subjects.NewRPCID(prefix)}
+	if err := g.readCall(w, r, &in); err != nil {
+		failCall(w, err, &in)
+		return
+	}
+	l, c, done, err := g.open(r)
+	if err != nil {
+		failCall(w, err, &in)
+		return
+	}
+	defer done()
+	ctx, cancel := l.within(r.Context())
+	defer cancel(nil)
+	switch {
+	case prefersAsync(r.Header):
+		g.submit(w, ctx, c, &in)
+	case live || lines:
+		g.stream(w, r, l, c, &in, lines)
+	default:
+		result, err := in.run(ctx, c)
+		if err != nil {
+			failCall(w, err, &in)
+			return
+		}
+		h := in.headers(w)
+		h.Set("Mesh-Node", string(result.Node))
+		h.Set("Server-Timing", timing(result))
+		h.Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusOK)
+		_, _ = w.Write(orNull(result.Value))
+	}
+}
+
+// readCall reads what a request asks for.
+func (g *Gateway) readCall(w http.ResponseWriter, r *http.Request, in *call) error {
+	if text := r.Header.Get("Mesh-Timeout"); text != "" {
+		d, err := time.ParseDuration(text)
+		if err != nil || d <= 0 {
+			return refused(toolmesh.CodeInvalidRequest, "Mesh-Timeout is %q: it is a duration above 0, such as 5s or 1m30s", text)
+		}
+		in.timeout = d
+	}
+	in.key = r.Header.Get("Idempotency-Key")
+	if trace := r.Header.Get("Traceparent"); traceText.MatchString(trace) {
+		in.trace = trace
+	}
+	var err error
+	in.args, err = g.readBody(w, r)
+	return err
+}
+
+// failCall answers a call that failed.
+func failCall(w http.ResponseWriter, err error, in *call) {
+	in.headers(w)
+	fail(w, err, in.rpc)
+}
+
+// headers are those of every answer to a call.
+func (in *call) headers(w http.ResponseWriter) http.Header {
+	h := w.Header()
+	if in.rpc != "" {
+		h["Mesh-Rpc-Id"] = []string{string(in.rpc)}
+	}
+	if len(in.changed) > 0 {
+		h.Set("Mesh-Changed", strings.Join(in.changed, ","))
+	}
+	h.Set("Cache-Control", "no-store")
+	return h
+}
+
+func timing(r *client.Result) string {
+	text := fmt.Sprintf("call;dur=%.2f", float64(r.Took)/float64(time.Millisecond))
+	if r.LaneWait > 0 {
+		text += fmt.Sprintf(", lane;dur=%.2f", float64(r.LaneWait)/float64(time.Millisecond))
+	}
+	if r.NodeWait > 0 {
+		text += fmt.Sprintf(", node;dur=%.2f", float64(r.NodeWait)/float64(time.Millisecond))
+	}
+	return text
+}
+
+func (in *call) options() []client.CallOption {
+	return []client.CallOption{
+		client.WithRPCID(in.rpc), client.WithTimeout(in.timeout), client.WithIdempotencyKey(in.key), client.WithTraceparent(in.trace),
+	}
+}
+
+// run makes a unary call. One that the mesh refuses for its name or its arguments is read once more
+// as a model may have meant it.
+func (in *call) run(ctx context.Context, c *client.Client) (*client.Result, error) {
+	result, err := c.Call(ctx, in.tool, in.args, in.options()...)
+	if err == nil || !in.mend(ctx, c, err) {
+		return result, err
+	}
+	return c.Call(ctx, in.tool, in.args, in.options()...)
+}
+
+// mend makes a call that was refused with err fit the tool, as far as its meaning is plain, and
+// reports whether that changed it. The mesh itself takes what is exact only.
+func (in *call) mend(ctx context.Context, c *client.Client, err error) bool {
+	e := toolmesh.AsError(err)
+	if e.Started != toolmesh.StartedNo || e.Code != toolmesh.CodeToolNotFound && e.Code != toolmesh.CodeInvalidArguments {
+		return false
+	}
+	meant := in.tool
+	if e.Code == toolmesh.CodeToolNotFound {
+		meant = nameMeant(ctx, c, in.tool)
+		if meant == "" {
+			return false
+		}
+	}
+	_, fitted, changed, err := fit(ctx, c, meant, in.args)
+	if err != nil || meant == in.tool && len(changed) == 0 {
+		return false
+	}
+	in.tool, in.args, in.changed = meant, fitted, changed
+	in.rpc = subjects.NewRPCID(string(in.rpc)[:strings.LastIndexByte(string(in.rpc), '_')+1])
+	return true
+}
+
+// fit returns the full id of a tool, arguments as it takes them, and the JSON Pointers of what was changed.
+func fit(ctx context.Context, c *client.Client, id subjects.ToolID, args json.RawMessage) (subjects.ToolID, json.RawMessage, []string, error) {
+	if len(args) > 0 && !json.Valid(args) {
+		return id, args, nil, nil // it is the node's to refuse
+	}
+	var answer registry.ArgumentsAnswer
+	if err := c.Ask(ctx, registry.VerbArguments, registry.Request{Tool: string(id), Arguments: args}, &answer); err != nil {
+		return "", nil, nil, err
+	}
+	var changed []string
+	for _, text := range answer.Changed {
+		pointer, _, _ := strings.Cut(text, ": ")
+		changed = append(changed, strings.ReplaceAll(pointer, ",", "%2C"))
+	}
+	return answer.Tool, answer.Arguments, changed, nil
+}
+
+// nameMeant returns the one tool that a mangled name may stand for: the name that a provider knows
+// it by, or one that differs in case and in . - _ alone; empty if there is none or several.
+func nameMeant(ctx context.Context, c *client.Client, name subjects.ToolID) subjects.ToolID {
+	var answer registry.ArgumentsAnswer
+	if err := c.Ask(ctx, registry.VerbArguments, registry.Request{Tool: string(name)}, &answer); err == nil {
+		return answer.Tool
+	}
+	var found subjects.ToolID
+	for after := subjects.ToolID(""); ; {
+		page, next, err := listPage(ctx, c, after, pageMost, "", false)
+		if err != nil {
+			return ""
+		}
+		for i := range page {
+			if plainly(string(page[i].ID)) == plainly(string(name)) {
+				if found != "" {
+					return ""
+				}
+				found = page[i].ID
+			}
+		}
+		if after = next; after == "" {
+			return found
+		}
+	}
+}
+
+var separators = strings.NewReplacer(".", "", "-", "", "_", "")
+
+func plainly(name string) string { return strings.ToLower(separators.Replace(name)) }
+
+// submit hands a call in as a durable task.
+func (g *Gateway) submit(w http.ResponseWriter, ctx context.Context, c *client.Client, in *call) {
+	o := client.SubmitOptions{Timeout: in.timeout, Key: in.key}
+	if in.key != "" { // the same key is the same task
+		sum := sha256.Sum256([]byte(in.key))
+		o.ID = subjects.RPCID("task_" + hex.EncodeToString(sum[:16]))
+	}
+	// A task is checked when it runs, which would be too late to tell its sender.
+	if _, fitted, changed, err := fit(ctx, c, in.tool, in.args); err == nil {
+		in.args, in.changed = fitted, changed
+	} else if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
+		failCall(w, err, in)
+		return
+	}
+	task, err := c.Submit(ctx, in.tool, in.args, &o)
+	if err != nil {
+		failCall(w, err, in)
+		return
+	}
+	in.rpc = task.ID()
+	body, _ := tool.MarshalPlain(map[string]subjects.RPCID{"id": task.ID()})
+	h := in.headers(w)
+	h.Set("Location", "/v1/tasks/"+string(task.ID()))
+	h.Set("Preference-Applied", "respond-async")
+	h.Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusAccepted)
+	_, _ = w.Write(append(body, '\n'))
+}
+
+// accepts reports whether an Accept header names a media type.
+func accepts(accept, kind string) bool {
+	for one := range strings.SplitSeq(accept, ",") {
+		name, params, err := mime.ParseMediaType(one)
+		if err == nil && name == kind && params["q"] != "0" {
+			return true
+		}
+	}
+	return false
+}
+
+// prefersAsync reports whether a client wants a task.
+func prefersAsync(h http.Header) bool {
+	for _, value := range h.Values("Prefer") {
+		for one := range strings.SplitSeq(value, ",") {
+			name, _, _ := strings.Cut(one, ";")
+			if strings.EqualFold(strings.TrimSpace(name), "respond-async") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func orNull(value json.RawMessage) json.RawMessage {
+	if len(value) == 0 {
+		return json.RawMessage("null")
+	}
+	return value
+}

@@ -1,0 +1,188 @@
+package gateway
+
+import (
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Options adjusts a [Gateway].
+type Options struct {
+	// Dial connects to the mesh with the connection policy of its clients and the options given,
+	// which prove a key or none. It must add no credentials of its own. Required.
+	Dial func(options ...nats.Option) (*nats.Conn, error)
+	// SessionOf returns the session that a public key belongs to. Only its name is taken from it:
+	// what the key may do there is the broker's to say. nil: a client must name the session of
+	// its token in Mesh-Session, unless the token is an administrator's.
+	SessionOf func(publicKey string) (subjects.SessionID, bool)
+	// MaxBody is how many bytes a request may have. Defaults to 8 MiB.
+	MaxBody int64
+	// MaxTokens is how many tokens may be connected at once. Defaults to 1,000.
+	MaxTokens int
+	// MaxStreams is how many streams one token may read at once. Defaults to 1,000.
+	MaxStreams int
+	// Idle is how long the connection of a token stays open without requests. Defaults to 10 minutes.
+	Idle time.Duration
+	// CORSOrigins are the origins whose web pages may use the gateway. Defaults to none.
+	CORSOrigins []string
+	// Version is told to MCP clients. Defaults to "dev".
+	Version string
+	// Logger takes what happens; nil discards it.
+	Logger *slog.Logger
+}
+
+const (
+	defaultMaxBody    = 8 << 20
+	defaultMaxTokens  = 1000
+	defaultMaxStreams = 1000
+	defaultIdle       = 10 * time.Minute
+)
+
+// Gateway is an http.Handler. Its methods may be called concurrently.
+type Gateway struct {
+	opts    Options
+	log     *slog.Logger
+	handler http.Handler
+	links   links
+	closing atomic.Bool
+	wg      sync.WaitGroup
+}
+
+// New makes a gateway. Close it when nothing serves it any more.
+func New(o Options) (*Gateway, error) {
+	if o.Dial == nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "gateway.Options.Dial is missing").WithOrigin(toolmesh.OriginCaller)
+	}
+	if o.MaxBody == 0 {
+		o.MaxBody = defaultMaxBody
+	}
+	if o.MaxTokens == 0 {
+		o.MaxTokens = defaultMaxTokens
+	}
+	if o.MaxStreams == 0 {
+		o.MaxStreams = defaultMaxStreams
+	}
+	if o.Idle == 0 {
+		o.Idle = defaultIdle
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	g := &Gateway{opts: o, log: o.Logger}
+	g.links.init(g)
+	g.handler = g.routes()
+	return g, nil
+}
+
+// Close ends the streams that run and closes the connections of all tokens.
+func (g *Gateway) Close() {
+	g.closing.Store(true)
+	g.links.close()
+	g.wg.Wait()
+}
+
+// ServeHTTP answers a request.
+func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) { g.handler.ServeHTTP(w, r) }
+
+// methods are the handlers of one path, by method.
+type methods map[string]http.HandlerFunc
+
+func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	method := r.Method
+	if _, ok := m[method]; !ok && method == http.MethodHead {
+		method = http.MethodGet
+	}
+	handle, ok := m[method]
+	if !ok {
+		allowed := make([]string, 0, len(m))
+		for one := range m {
+			allowed = append(allowed, one)
+		}
+		slices.Sort(allowed)
+		w.Header().Set("Allow", strings.Join(allowed, ", "))
+		writeProblem(w, problem{
+			Status: http.StatusMethodNotAllowed, Code: toolmesh.CodeInvalidRequest,
+			Detail: "the method " + r.Method + " is not allowed here: use " + strings.Join(allowed, " or "),
+		})
+		return
+	}
+	handle(w, r)
+}
+
+// routes are the paths of the gateway.
+func (g *Gateway) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/healthz", methods{http.MethodGet: g.health})
+	mux.Handle("/readyz", methods{http.MethodGet: g.ready})
+	for path, m := range map[string]methods{
+		"/openapi.json":             {http.MethodGet: g.with((*request).openAPI)},
+		"/v1/tools":                 {http.MethodGet: g.with((*request).listTools)},
+		"/v1/tools/{id}":            {http.MethodGet: g.with((*request).showTool), http.MethodPost: g.callTool},
+		"/v1/calls/{rpc_id}":        {http.MethodGet: g.with((*request).showCall), http.MethodDelete: g.with((*request).cancelCall)},
+		"/v1/calls/{rpc_id}/stream": {http.MethodGet: g.with((*request).followStream)},
+		"/v1/calls:batch":           {http.MethodPost: g.with((*request).batch)},
+		"/v1/tool-calls":            {http.MethodPost: g.with((*request).toolCalls)},
+		"/v1/tasks":                 {http.MethodGet: g.with((*request).listTasks)},
+		"/v1/tasks/{id}":            {http.MethodGet: g.with(ofTask((*client.Task).Show)), http.MethodDelete: g.with(ofTask((*client.Task).Cancel))},
+		"/v1/sessions":              {http.MethodGet: g.with(listOf("sessions", sessionsOf, nil))},
+		"/v1/nodes":                 {http.MethodGet: g.with(listOf("nodes", nodesOf, nil))},
+		"/v1/indexes":               {http.MethodGet: g.with(listOf("indexes", indexesOf, visibleIndexes)), http.MethodPost: g.with((*request).install)},
+	} {
+		mux.Handle(path, g.guard(m))
+	}
+	for _, path := range []string{"/mcp", "/mcp/{session}"} {
+		mux.Handle(path, g.guard(methods{http.MethodGet: g.serveMCP, http.MethodPost: g.serveMCP, http.MethodDelete: g.serveMCP}))
+	}
+	unknown := g.guard(http.HandlerFunc(unknownPath))
+	mux.Handle("/", unknown)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// ServeMux would answer these with a redirect, to a path that the client did not ask for.
+		if path := r.URL.EscapedPath(); r.Method == http.MethodConnect || path == "" || path[0] != '/' || strings.Contains(path, "//") || hasDots(path) {
+			unknown.ServeHTTP(w, r)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+func hasDots(path string) bool {
+	for segment := range strings.SplitSeq(path, "/") {
+		if segment == "." || segment == ".." {
+			return true
+		}
+	}
+	return false
+}
+
+func unknownPath(w http.ResponseWriter, r *http.Request) {
+	writeProblem(w, problem{Type: "about:blank", Status: http.StatusNotFound, Detail: "there is nothing at " + r.URL.EscapedPath()})
+}
+
+// health answers while the process runs. It asks nothing of the mesh.
+func (g *Gateway) health(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok\n") }
+
+// ready answers whether requests should be sent here. It asks nothing of the mesh.
+func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {
+	if g.closing.Load() {
+		writeText(w, http.StatusServiceUnavailable, "stopping\n")
+		return
+	}
+	writeText(w, http.StatusOK, "ok\n")
+}
+
+func writeText(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_, _ = w.Write([]byte(text))
+}

@@ -1,0 +1,650 @@
+package gateway_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/gateway"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/router"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func TestMain(m *testing.M) { meshtest.Main(m) }
+
+type addArgs struct {
+	A    int      `json:"a"`
+	B    int      `json:"b"`
+	More []string `json:"more,omitempty"`
+}
+
+type countArgs struct {
+	N    int  `json:"n"`
+	Wait bool `json:"wait,omitempty"` // behind item n, until the test lets it go or the call ends
+	Fail bool `json:"fail,omitempty"`
+}
+
+// rig is a mesh with keys and a gateway.
+type rig struct {
+	*meshtest.Keyed
+	g       *gateway.Gateway
+	server  *gateway.Server
+	url     string
+	ran     chan string // what tools have run
+	ended   chan error  // why a waiting tool ended
+	proceed chan struct{}
+	router  *router.Router
+	admin   string
+	token   string // of session "mine"
+	host    *host.Host
+}
+
+type noArgs struct{}
+
+func newRig(t *testing.T, change func(*gateway.Options)) *rig {
+	t.Helper()
+	r := &rig{Keyed: meshtest.WithKeys(t), ran: make(chan string, 100), ended: make(chan error, 100), proceed: make(chan struct{})}
+	nc := r.As(t, access.Node)
+	var err error
+	if r.router, err = router.New(nc, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.router.Close() })
+	if err := r.router.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r.host, err = host.New(r.As(t, access.Node), &host.Options{Index: "lab", Node: "n1"}); err != nil {
+		t.Fatal(err)
+	}
+	for name, h := range map[string]host.Handler{
+		"add": host.Func(func(_ context.Context, a addArgs) (int, error) {
+			r.ran <- "add"
+			return a.A + a.B, nil
+		}),
+		"fail":  host.Func(func(context.Context, noArgs) (int, error) { return 0, errors.New("out of paper") }),
+		"large": host.Func(func(context.Context, noArgs) (string, error) { return strings.Repeat("x", 3<<20), nil }),
+		"wait": host.Func(func(ctx context.Context, _ noArgs) (int, error) {
+			r.ran <- "wait"
+			select {
+			case <-ctx.Done():
+				r.ended <- context.Cause(ctx)
+				return 0, ctx.Err()
+			case <-r.proceed:
+				return 1, nil
+			}
+		}),
+		"count": host.Stream(func(ctx context.Context, a countArgs) iter.Seq2[int, error] {
+			return func(yield func(int, error) bool) {
+				r.ran <- "count"
+				for i := range a.N {
+					if !yield(i, nil) {
+						return
+					}
+				}
+				if a.Wait {
+					select {
+					case <-ctx.Done():
+						r.ended <- context.Cause(ctx)
+						return
+					case <-r.proceed:
+						if !yield(a.N, nil) {
+							return
+						}
+					}
+				}
+				if a.Fail {
+					yield(0, errors.New("jammed"))
+				}
+			}
+		}),
+	} {
+		if _, err := r.host.Handle(name, h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.host.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		close(r.proceed)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = r.host.Stop(ctx)
+	})
+	seed, err := os.ReadFile(access.File(r.DataDir, access.Admin))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.admin = string(seed)
+	r.AsSession(t, "mine")
+	if seed, err = os.ReadFile(filepath.Join(r.DataDir, "session0.nk")); err != nil {
+		t.Fatal(err)
+	}
+	r.token = string(seed)
+	view, err := r.router.View(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := gateway.Options{
+		Dial: func(options ...nats.Option) (*nats.Conn, error) {
+			return nats.Connect(r.URL, append(bus.ConnectOptions(&bus.ConnectConfig{Name: "gateway"}), options...)...)
+		},
+		SessionOf: func(public string) (subjects.SessionID, bool) {
+			for _, s := range view.Sessions() {
+				if s.Key == public {
+					return s.ID, true
+				}
+			}
+			return "", false
+		},
+	}
+	if change != nil {
+		change(&o)
+	}
+	if r.g, err = gateway.New(o); err != nil {
+		t.Fatal(err)
+	}
+	if r.server, err = gateway.Listen(t.Context(), r.g, gateway.ListenOptions{Address: "127.0.0.1:0"}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		r.server.Stop()
+	})
+	r.url = r.server.URL()
+	meshtest.Until(t, "the tools are listed", func() bool {
+		a := r.do(t, "GET", "/v1/tools", "", nil)
+		return a.status == 200 && strings.Count(a.body, `"serving"`) == 5
+	})
+	return r
+}
+
+// answer is one HTTP answer that was read.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func (a answer) problem(t *testing.T) map[string]any {
+	t.Helper()
+	if got := a.header.Get("Content-Type"); got != "application/problem+json" {
+		t.Fatalf("%d %s is no problem: %s", a.status, got, a.body)
+	}
+	var p map[string]any
+	if err := json.Unmarshal([]byte(a.body), &p); err != nil {
+		t.Fatalf("%s: %v", a.body, err)
+	}
+	return p
+}
+
+type headers map[string]string
+
+func (r *rig) open(t *testing.T, ctx context.Context, method, path, body string, h headers) *http.Response {
+	t.Helper()
+	var send io.Reader
+	if body != "" {
+		send = strings.NewReader(body)
+	}
+	q, err := http.NewRequestWithContext(ctx, method, r.url+path, send)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body != "" {
+		q.Header.Set("Content-Type", "application/json")
+	}
+	for k, v := range h {
+		if k == "Host" {
+			q.Host = v
+		}
+		q.Header.Set(k, v)
+	}
+	a, err := http.DefaultTransport.RoundTrip(q)
+	if err != nil {
+		t.Fatalf("%s %s: %v", method, path, err)
+	}
+	return a
+}
+
+func (r *rig) do(t *testing.T, method, path, body string, h headers) answer {
+	t.Helper()
+	a := r.open(t, t.Context(), method, path, body, h)
+	defer a.Body.Close()
+	text, err := io.ReadAll(a.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer{a.StatusCode, a.Header, string(text)}
+}
+
+func TestCallAnswersWithTheResult(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	for name, h := range map[string]headers{
+		"without a token":  nil,
+		"a session's key":  {"Authorization": "Bearer " + r.token},
+		"an administrator": {"Authorization": "Bearer " + r.admin, "Mesh-Session": "mine"},
+		"its own session":  {"Authorization": "bearer " + r.token, "Mesh-Session": "mine"},
+	} {
+		a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, h)
+		if a.status != 200 || a.body != "5" || a.header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s: %d %s", name, a.status, a.body)
+		}
+		if !strings.HasPrefix(a.header.Get("Mesh-Rpc-Id"), "rpc_") || a.header.Get("Mesh-Node") != "n1" || !strings.HasPrefix(a.header.Get("Server-Timing"), "call;dur=") || a.header.Get("Mesh-Changed") != "" {
+			t.Errorf("%s: headers %v", name, a.header)
+		}
+	}
+	if a := r.do(t, "POST", "/v1/tools/lab.large", "", nil); a.status != 200 || len(a.body) != 3<<20+2 {
+		t.Errorf("a large result: %d, %d bytes", a.status, len(a.body))
+	}
+	// As curl -d sends it.
+	if a := r.do(t, "POST", "/v1/tools/lab.add", ` {"a":1,"b":1}`, headers{"Content-Type": "application/x-www-form-urlencoded"}); a.status != 200 || a.body != "2" {
+		t.Errorf("curl -d: %d %s", a.status, a.body)
+	}
+}
+
+// What is refused has the status and the code of EDGES, and says what is wrong.
+func TestProblems(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *gateway.Options) { o.MaxBody = 1 << 16 })
+	stranger := `SUAKYRHVIOREXV7EUZTBHUHL7NUMHPMAS7QMDU3GTIUWEI5LDNOXD43IZY`
+	for name, c := range map[string]struct {
+		method, path, body string
+		h                  headers
+		status             int
+		code               string
+		more               string // in the body
+	}{
+		"unknown tool":              {"POST", "/v1/tools/lab.ad", `{}`, nil, 404, "tool_not_found", `"nearest":["lab.add"]`},
+		"unknown tool, shown":       {"GET", "/v1/tools/lab.ad", "", nil, 404, "tool_not_found", `"nearest":["lab.add"]`},
+		"wrong arguments":           {"POST", "/v1/tools/lab.add", `{"a":1,"b":[],"c":1}`, nil, 422, "invalid_arguments", `"pointer":"/b"`},
+		"no arguments":              {"POST", "/v1/tools/lab.add", ``, nil, 422, "invalid_arguments", `"pointer":"/a"`},
+		"no object":                 {"POST", "/v1/tools/lab.add", `[1]`, nil, 422, "invalid_arguments", ``},
+		"no JSON":                   {"POST", "/v1/tools/lab.add", `{"a":`, nil, 422, "invalid_arguments", ``},
+		"a failing tool":            {"POST", "/v1/tools/lab.fail", `{}`, nil, 500, "tool_error", `"exception":{"type":"`},
+		"wrong media type":          {"POST", "/v1/tools/lab.add", `<a/>`, headers{"Content-Type": "application/xml"}, 415, "invalid_request", ""},
+		"a form":                    {"POST", "/v1/tools/lab.add", `a=1&b=2`, headers{"Content-Type": "application/x-www-form-urlencoded"}, 415, "invalid_request", ""},
+		"wrong method":              {"PUT", "/v1/tools/lab.add", `{}`, nil, 405, "invalid_request", ""},
+		"wrong timeout":             {"POST", "/v1/tools/lab.add", `{}`, headers{"Mesh-Timeout": "soon"}, 400, "invalid_request", ""},
+		"time is up":                {"POST", "/v1/tools/lab.wait", `{}`, headers{"Mesh-Timeout": "50ms"}, 504, "deadline_exceeded", ""},
+		"large body":                {"POST", "/v1/tools/lab.add", strings.Repeat(" ", 1<<17), nil, 413, "payload_too_large", ""},
+		"bad limit":                 {"GET", "/v1/tools?limit=0", "", nil, 400, "invalid_request", ""},
+		"bad format":                {"GET", "/v1/tools?format=cobol", "", nil, 400, "invalid_request", ""},
+		"no token":                  {"GET", "/v1/tools", "", headers{"Authorization": "Bearer sesame"}, 401, "unauthenticated", ""},
+		"another kind":              {"GET", "/v1/tools", "", headers{"Authorization": "Basic sesame"}, 401, "unauthenticated", ""},
+		"a token of another mesh":   {"GET", "/v1/tools", "", headers{"Authorization": "Bearer " + stranger}, 401, "unauthenticated", ""},
+		"another session":           {"POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, headers{"Authorization": "Bearer " + r.token, "Mesh-Session": "other"}, 403, "permission_denied", ""},
+		"another session, no token": {"GET", "/v1/tools", "", headers{"Mesh-Session": "other"}, 403, "permission_denied", ""},
+		"another site's page":       {"GET", "/v1/tools", "", headers{"Origin": "https://evil.example"}, 403, "permission_denied", ""},
+		"another site's name":       {"GET", "/v1/tools", "", headers{"Host": "evil.example"}, 403, "permission_denied", ""},
+		"unknown stream":            {"GET", "/v1/calls/rpc_stream_1/stream", "", nil, 404, "not_found", ""},
+		"wrong item":                {"GET", "/v1/calls/rpc_stream_1/stream?from=0", "", nil, 400, "invalid_request", ""},
+		"a slash in the name":       {"POST", "/v1/tools/lab%2fadd", `{}`, nil, 404, "tool_not_found", ""},
+		"a subject in the name":     {"POST", "/v1/tools/lab.%3E", `{}`, nil, 404, "tool_not_found", ""},
+		"a null in the name":        {"POST", "/v1/tools/%00", `{}`, nil, 404, "tool_not_found", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			begun := time.Now()
+			a := r.do(t, c.method, c.path, c.body, c.h)
+			p := a.problem(t)
+			if a.status != c.status || p["code"] != c.code || p["status"] != float64(c.status) || p["type"] != "urn:toolmesh:error:"+c.code || p["title"] == "" || p["detail"] == "" {
+				t.Errorf("%d %s", a.status, a.body)
+			}
+			if !strings.Contains(a.body, c.more) {
+				t.Errorf("no %s in %s", c.more, a.body)
+			}
+			if c.status == 401 && a.header.Get("WWW-Authenticate") == "" || c.status == 405 && a.header.Get("Allow") != "GET, POST" {
+				t.Errorf("headers %v", a.header)
+			}
+			if d := time.Since(begun); d > 5*time.Second {
+				t.Errorf("it took %v", d)
+			}
+		})
+	}
+	for _, path := range []string{"/", "/v1", "/v1/tools/", "/v1/tools/../healthz", "//v1/tools", "/v2/tools", "/v1/calls"} {
+		if p := r.do(t, "GET", path, "", nil); p.status != 404 || p.problem(t)["type"] != "about:blank" || strings.Contains(p.body, `"code"`) {
+			t.Errorf("%s: %d %s", path, p.status, p.body)
+		}
+	}
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if a := r.do(t, "GET", path, "", nil); a.status != 200 {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
+		}
+	}
+}
+
+func TestListOfTools(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	a := r.do(t, "GET", "/v1/tools?limit=2", "", nil)
+	var page struct {
+		Tools []struct {
+			ID, Index, Session, State string
+			Streaming                 bool
+			Nodes                     []string
+		}
+		Next string
+	}
+	var ids []string
+	for {
+		if err := json.Unmarshal([]byte(a.body), &page); err != nil || a.status != 200 {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+		for _, one := range page.Tools {
+			ids = append(ids, one.ID)
+			if one.Index != "lab" || one.State != "serving" || one.Streaming != (one.ID == "lab.count") || fmt.Sprint(one.Nodes) != "[n1]" {
+				t.Errorf("%+v", one)
+			}
+		}
+		if page.Next == "" {
+			break
+		}
+		next := page.Next
+		page.Next = ""
+		a = r.do(t, "GET", "/v1/tools?limit=2&cursor="+next, "", nil)
+	}
+	if fmt.Sprint(ids) != "[lab.add lab.count lab.fail lab.large lab.wait]" {
+		t.Errorf("ids %v", ids)
+	}
+	whole := r.do(t, "GET", "/v1/tools", "", nil)
+	tag := whole.header.Get("ETag")
+	if again := r.do(t, "GET", "/v1/tools", "", headers{"If-None-Match": tag}); tag == "" || again.status != 304 || again.body != "" {
+		t.Errorf("ETag %s: %d %s", tag, again.status, again.body)
+	}
+	if a := r.do(t, "GET", "/v1/tools?index=other", "", nil); a.body != `{"tools":[]}`+"\n" {
+		t.Errorf("another index: %s", a.body)
+	}
+	for path, want := range map[string]string{
+		"/v1/tools?format=openai":    `"function":{"name":"lab-add"`,
+		"/v1/tools?format=anthropic": `"input_schema":{"type":"object"`,
+		"/v1/tools?format=mcp":       `"title":"lab.add"`,
+		"/v1/tools?full=1":           `"input_schema":{`,
+		"/v1/tools/lab.add":          `"digest":"`,
+		"/v1/tools/add":              `"id":"lab.add"`,
+	} {
+		if a := r.do(t, "GET", path, "", nil); a.status != 200 || !strings.Contains(a.body, want) {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
+		}
+	}
+}
+
+// What a model writes otherwise is read as it was meant, and said. What has several meanings is not.
+func TestLenientEdge(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	for _, c := range []struct{ path, body, want, changed string }{
+		{"/v1/tools/lab.add", `{"a":"2","b":3}`, "5", "/a"},
+		{"/v1/tools/lab.add", `{"a":"2","b":"3","more":"[\"x\"]"}`, "5", "/a,/b,/more"},
+		{"/v1/tools/lab-add", `{"a":2,"b":3}`, "5", ""},
+		{"/v1/tools/Lab_Add", `{"a":2,"b":"3"}`, "5", "/b"},
+	} {
+		a := r.do(t, "POST", c.path, c.body, nil)
+		if a.status != 200 || a.body != c.want || a.header.Get("Mesh-Changed") != c.changed {
+			t.Errorf("%s %s: %d %s, changed %q", c.path, c.body, a.status, a.body, a.header.Get("Mesh-Changed"))
+		}
+	}
+}
+
+func TestIdempotencyKeyRunsOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	for range 2 {
+		a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, headers{"Idempotency-Key": "k1"})
+		if a.status != 200 || a.body != "5" {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+	}
+	if n := len(r.ran); n != 1 {
+		t.Errorf("the tool ran %d times", n)
+	}
+	a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":4}`, headers{"Idempotency-Key": "k1"})
+	if p := a.problem(t); a.status != 400 || p["code"] != "invalid_request" {
+		t.Errorf("the key for another body: %d %s", a.status, a.body)
+	}
+	// And a call whose text is read as numbers.
+	for range 2 {
+		if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":"2","b":3}`, headers{"Idempotency-Key": "k2"}); a.status != 200 || a.body != "5" {
+			t.Errorf("%d %s", a.status, a.body)
+		}
+	}
+	if n := len(r.ran); n != 2 {
+		t.Errorf("the tool ran %d times", n)
+	}
+}
+
+func TestCallIsCancelledWhenItsClientLeaves(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		q, _ := http.NewRequestWithContext(ctx, "POST", r.url+"/v1/tools/lab.wait", strings.NewReader("{}"))
+		q.Header.Set("Content-Type", "application/json")
+		if a, err := http.DefaultTransport.RoundTrip(q); err == nil {
+			_ = a.Body.Close()
+		}
+	}()
+	<-r.ran
+	leave()
+	<-left
+	if err := <-r.ended; err == nil {
+		t.Error("the tool was not cancelled")
+	}
+}
+
+// event is one event of a stream.
+type event struct{ id, name, data string }
+
+func nextEvent(t *testing.T, lines *bufio.Reader) (e event) {
+	t.Helper()
+	for {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatalf("the stream broke off behind %+v: %v", e, err)
+		}
+		switch name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": "); name {
+		case "":
+			if e != (event{}) {
+				return e
+			}
+		case "id":
+			e.id = value
+		case "event":
+			e.name = value
+		case "data":
+			e.data = value
+		}
+	}
+}
+
+func TestStreamOfEvents(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	sse := headers{"Accept": "text/event-stream"}
+	a := r.do(t, "POST", "/v1/tools/lab.count", `{"n":2}`, sse)
+	want := "id: 1\nevent: item\ndata: 0\n\nid: 2\nevent: item\ndata: 1\n\nevent: complete\ndata: {\"count\":2}\n\n"
+	if a.status != 200 || a.header.Get("Content-Type") != "text/event-stream" || a.header.Get("X-Accel-Buffering") != "no" || a.body != want {
+		t.Errorf("%d %v %q", a.status, a.header, a.body)
+	}
+	rpc := a.header.Get("Mesh-Rpc-Id")
+	// All of it again, and what is behind an item, on any replica: nothing is kept here.
+	for path, want := range map[string]string{
+		"/v1/calls/" + rpc + "/stream":        want,
+		"/v1/calls/" + rpc + "/stream?from=2": want[strings.Index(want, "id: 2"):],
+		"/v1/calls/" + rpc + "/stream?from=3": want[strings.Index(want, "event: complete"):],
+	} {
+		if a := r.do(t, "GET", path, "", nil); a.status != 200 || a.body != want {
+			t.Errorf("%s: %d %q", path, a.status, a.body)
+		}
+	}
+	if a := r.do(t, "GET", "/v1/calls/"+rpc+"/stream", "", headers{"Last-Event-ID": "1"}); a.body != want[strings.Index(want, "id: 2"):] {
+		t.Errorf("behind 1: %q", a.body)
+	}
+	if a := r.do(t, "POST", "/v1/tools/lab.count", `{"n":1}`, headers{"Accept": "application/x-ndjson"}); a.body != `{"seq":1,"data":0}`+"\n"+`{"complete":true,"count":1}`+"\n" {
+		t.Errorf("lines: %q", a.body)
+	}
+	// A failure before the first item is an ordinary answer, one behind it an event.
+	if p := r.do(t, "POST", "/v1/tools/lab.count", `{"n":0,"fail":true}`, sse); p.status != 500 || p.problem(t)["code"] != "tool_error" {
+		t.Errorf("%d %s", p.status, p.body)
+	}
+	if p := r.do(t, "POST", "/v1/tools/lab.count", `{"n":true}`, sse); p.status != 422 || p.problem(t)["code"] != "invalid_arguments" {
+		t.Errorf("%d %s", p.status, p.body)
+	}
+	if a := r.do(t, "POST", "/v1/tools/lab.count", `{"n":"1","fail":true}`, sse); a.header.Get("Mesh-Changed") != "/n" || !strings.Contains(a.body, "event: problem\ndata: {\"type\":\"urn:toolmesh:error:tool_error\"") {
+		t.Errorf("%v %q", a.header, a.body)
+	}
+	if a := r.do(t, "POST", "/v1/tools/lab.count", `{"n":1,"fail":true}`, headers{"Accept": "application/x-ndjson"}); !strings.Contains(a.body, "\n"+`{"error":{"code":"tool_error"`) {
+		t.Errorf("%q", a.body)
+	}
+	// A plain function is one item.
+	if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, sse); a.body != "id: 1\nevent: item\ndata: 2\n\nevent: complete\ndata: {\"count\":1}\n\n" {
+		t.Errorf("%q", a.body)
+	}
+}
+
+// A reader that loses its connection goes on, at another gateway; one that stays away is missed.
+func TestReaderComesBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	ctx, leave := context.WithCancel(t.Context())
+	a := r.open(t, ctx, "POST", "/v1/tools/lab.count", `{"n":3,"wait":true}`, headers{"Accept": "text/event-stream"})
+	lines := bufio.NewReader(a.Body)
+	for range 3 {
+		nextEvent(t, lines)
+	}
+	leave()
+	_ = a.Body.Close()
+	back, away := context.WithCancel(t.Context())
+	defer away()
+	a = r.open(t, back, "GET", "/v1/calls/"+a.Header.Get("Mesh-Rpc-Id")+"/stream", "", headers{"Last-Event-ID": "2"})
+	defer a.Body.Close()
+	lines = bufio.NewReader(a.Body)
+	if e := nextEvent(t, lines); e != (event{"3", "item", "2"}) {
+		t.Fatalf("%+v", e)
+	}
+	r.proceed <- struct{}{}
+	if e := nextEvent(t, lines); e != (event{"4", "item", "3"}) {
+		t.Fatalf("%+v", e)
+	}
+	if e := nextEvent(t, lines); e != (event{"", "complete", `{"count":4}`}) {
+		t.Fatalf("%+v", e)
+	}
+	// Nobody comes back for the next one: it ends by itself.
+	ctx, leave = context.WithCancel(t.Context())
+	b := r.open(t, ctx, "POST", "/v1/tools/lab.count", `{"n":1,"wait":true}`, headers{"Accept": "text/event-stream"})
+	nextEvent(t, bufio.NewReader(b.Body))
+	left := time.Now()
+	leave()
+	_ = b.Body.Close()
+	if err := <-r.ended; err == nil || time.Since(left) < 5*time.Second {
+		t.Errorf("ended by %v after %v", err, time.Since(left))
+	}
+}
+
+// The end of a session ends what its token reads, and the next request is refused.
+func TestRevokedToken(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	h := headers{"Authorization": "Bearer " + r.token, "Accept": "text/event-stream"}
+	a := r.open(t, t.Context(), "POST", "/v1/tools/lab.count", `{"n":1,"wait":true}`, h)
+	defer a.Body.Close()
+	lines := bufio.NewReader(a.Body)
+	nextEvent(t, lines)
+	if err := r.router.EndSession(t.Context(), "mine"); err != nil {
+		t.Fatal(err)
+	}
+	e := nextEvent(t, lines)
+	if e.name != "problem" {
+		t.Errorf("%+v", e)
+	}
+	// As mesh up does with the connections of a session that has ended.
+	conns, err := r.Server.Server().Connz(&server.ConnzOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range conns.Conns {
+		if c.Name == "gateway" {
+			_ = r.Server.Server().DisconnectClientByID(c.Cid)
+		}
+	}
+	begun := time.Now()
+	meshtest.Until(t, "the token is refused", func() bool {
+		a := r.do(t, "GET", "/v1/tools", "", headers{"Authorization": "Bearer " + r.token})
+		return a.status == 401 && a.problem(t)["code"] == "unauthenticated"
+	})
+	if d := time.Since(begun); d > 10*time.Second { // 3 s on a machine with time
+		t.Errorf("it took %v", d)
+	}
+}
+
+// One token's streams are bounded, and others go on.
+func TestStreamsOfATokenAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *gateway.Options) { o.MaxStreams = 2 })
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	sse := headers{"Accept": "text/event-stream"}
+	for range 2 {
+		a := r.open(t, ctx, "POST", "/v1/tools/lab.count", `{"n":1,"wait":true}`, sse)
+		defer a.Body.Close()
+	}
+	a := r.do(t, "POST", "/v1/tools/lab.count", `{"n":1}`, sse)
+	if a.status != 429 || a.problem(t)["code"] != "busy" || a.header.Get("Retry-After") == "" {
+		t.Errorf("%d %v %s", a.status, a.header, a.body)
+	}
+	if a := r.do(t, "POST", "/v1/tools/lab.count", `{"n":1}`, headers{"Authorization": "Bearer " + r.token, "Accept": "text/event-stream"}); a.status != 200 {
+		t.Errorf("another token: %d %s", a.status, a.body)
+	}
+}
+
+func TestWhereAGatewayListens(t *testing.T) {
+	t.Parallel()
+	g, err := gateway.New(gateway.Options{Dial: func(...nats.Option) (*nats.Conn, error) { return nil, nats.ErrNoServers }, CORSOrigins: []string{"https://app.example"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Close)
+	for _, address := range []string{"0.0.0.0:0", "[::]:0", ":0", "192.0.2.1:0"} {
+		if _, err := gateway.Listen(t.Context(), g, gateway.ListenOptions{Address: address}); !errors.Is(err, gateway.ErrInsecure) {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+	s, err := gateway.Listen(t.Context(), g, gateway.ListenOptions{Address: "0.0.0.0:0", Insecure: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	r := &rig{url: s.URL()}
+	_, port, _ := net.SplitHostPort(strings.TrimPrefix(s.URL(), "http://"))
+	r.url = "http://127.0.0.1:" + port
+	a := r.do(t, "OPTIONS", "/v1/tools", "", headers{"Origin": "https://app.example", "Access-Control-Request-Method": "POST"})
+	if a.status != 204 || a.header.Get("Access-Control-Allow-Origin") != "https://app.example" {
+		t.Errorf("an allowed origin: %d %v", a.status, a.header)
+	}
+	// No mesh is there: health says nothing of that, and the rest says so.
+	if a := r.do(t, "GET", "/healthz", "", nil); a.status != 200 {
+		t.Errorf("healthz %d", a.status)
+	}
+	if a := r.do(t, "GET", "/v1/tools", "", nil); a.status != 503 || a.problem(t)["code"] != "unavailable" {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}

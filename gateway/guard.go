@@ -1,0 +1,78 @@
+package gateway
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+// guard refuses what a web page of another site sends, and bodies that are too large.
+func (g *Gateway) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && isLoopback(local.String()) && !namesLoopback(r.Host) {
+			fail(w, refused(toolmesh.CodePermissionDenied, "the Host %q is no name of this machine: a gateway on a loopback address answers to localhost and 127.0.0.1 only", r.Host), "")
+			return
+		}
+		if origin := r.Header.Get("Origin"); origin != "" {
+			allowed := slices.Contains(g.opts.CORSOrigins, origin)
+			if !allowed && !sameHost(origin, r.Host) {
+				fail(w, refused(toolmesh.CodePermissionDenied, "web pages of %q may not use this gateway: --cors-origin allows an origin", origin), "")
+				return
+			}
+			if allowed {
+				h := w.Header()
+				h.Set("Access-Control-Allow-Origin", origin)
+				h.Add("Vary", "Origin")
+				h.Set("Access-Control-Expose-Headers", "*, Mcp-Session-Id, Mesh-Rpc-Id, Mesh-Node, Mesh-Changed, Location, ETag, Retry-After")
+				if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+					h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
+					h.Set("Access-Control-Allow-Headers", r.Header.Get("Access-Control-Request-Headers"))
+					h.Set("Access-Control-Max-Age", "600")
+					w.WriteHeader(http.StatusNoContent)
+					return
+				}
+			}
+		}
+		if r.ContentLength > g.opts.MaxBody {
+			w.Header().Set("Connection", "close") // or the server would read the rest
+			fail(w, g.tooLarge(), "")
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, g.opts.MaxBody)
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (g *Gateway) tooLarge() error {
+	return refused(toolmesh.CodePayloadTooLarge, "the request's body is larger than %d bytes", g.opts.MaxBody)
+}
+
+// isLoopback reports whether an address of a connection is this machine's own.
+func isLoopback(address string) bool {
+	a, err := netip.ParseAddrPort(address)
+	return err == nil && a.Addr().Unmap().IsLoopback()
+}
+
+// namesLoopback reports whether a Host header is a name of this machine that no DNS server decides.
+func namesLoopback(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+	if strings.EqualFold(strings.TrimSuffix(host, "."), "localhost") {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.Unmap().IsLoopback()
+}
+
+// sameHost reports whether an Origin is of the host that the request is for.
+func sameHost(origin, host string) bool {
+	u, err := url.Parse(origin)
+	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
+}

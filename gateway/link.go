@@ -1,0 +1,362 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// dials is how many connections are made at once.
+	dials = 16
+	// refusedFor is for how long the broker refuses a key, again and again, until its
+	// connection counts as revoked: while a broker starts it may know no session's key.
+	refusedFor = time.Second
+)
+
+// errRevoked ends what a token began once the broker refuses it.
+var errRevoked = toolmesh.Errorf(codeUnauthenticated, "the token is not valid any more: its session has ended, or it was revoked").WithOrigin(toolmesh.OriginMesh)
+
+// errStopping ends what runs when the gateway stops.
+var errStopping = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops").WithOrigin(toolmesh.OriginMesh)
+
+// link is the connection of one token, shared by all its requests.
+type link struct {
+	g       *Gateway
+	digest  string // of the token; empty without one
+	session subjects.SessionID
+	made    chan struct{} // closed when the rest is set, or err
+	err     error
+	bus     *bus.Bus
+	client  *client.Client
+	ctx     context.Context // ends with the link
+	end     context.CancelCauseFunc
+	mcp     mcpLink
+
+	// Guarded by links.mu.
+	uses    int
+	streams int
+	idle    *time.Timer
+	since   time.Time // when it was last used
+}
+
+// links are the connections of all tokens in use.
+type links struct {
+	g     *Gateway
+	dials chan struct{}
+
+	mu     sync.Mutex
+	all    map[string]*link
+	closed bool
+}
+
+func (ls *links) init(g *Gateway) {
+	ls.g, ls.dials, ls.all = g, make(chan struct{}, dials), make(map[string]*link)
+}
+
+// token is what a request proves itself with.
+type token struct {
+	digest string
+	seed   string
+}
+
+// tokenOf reads the bearer token of a request. The error is unauthenticated.
+func tokenOf(r *http.Request) (token, error) {
+	values := r.Header.Values("Authorization")
+	if len(values) == 0 {
+		return token{}, nil
+	}
+	kind, seed, _ := strings.Cut(values[0], " ")
+	seed = strings.TrimSpace(seed)
+	if len(values) > 1 || !strings.EqualFold(kind, "Bearer") {
+		return token{}, unauthenticated("write the header as Authorization: Bearer TOKEN, once")
+	}
+	prefix, raw, err := nkeys.DecodeSeed([]byte(seed))
+	clear(raw)
+	if err != nil || prefix != nkeys.PrefixByteUser {
+		return token{}, unauthenticated("the token is no seed of a key of the mesh: mesh session create NAME --key makes one")
+	}
+	sum := sha256.Sum256([]byte(seed))
+	return token{hex.EncodeToString(sum[:]), seed}, nil
+}
+
+func unauthenticated(format string, args ...any) *toolmesh.Error {
+	return refused(codeUnauthenticated, format, args...)
+}
+
+// open returns the client that a request is made with, in its session, and what gives it back.
+func (g *Gateway) open(r *http.Request) (*link, *client.Client, func(), error) {
+	t, err := tokenOf(r)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	named := r.Header.Get("Mesh-Session")
+	l, err := g.links.get(r.Context(), t, subjects.SessionID(named))
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	c := l.client
+	if named != "" {
+		c = c.In(subjects.SessionID(named))
+	}
+	return l, c, sync.OnceFunc(func() { g.links.release(l) }), nil
+}
+
+// get returns the link of a token, which it makes if there is none. Release it.
+func (ls *links) get(ctx context.Context, t token, named subjects.SessionID) (*link, error) {
+	ls.mu.Lock()
+	if ls.closed {
+		ls.mu.Unlock()
+		return nil, errStopping
+	}
+	l := ls.all[t.digest]
+	if l == nil {
+		if len(ls.all) >= ls.g.opts.MaxTokens && !ls.evict() {
+			ls.mu.Unlock()
+			return nil, refused(toolmesh.CodeBusy, "%d tokens are in use at once, and the gateway takes no more", ls.g.opts.MaxTokens).WithDetail("retry_after_ms", int64(1000))
+		}
+		l = &link{g: ls.g, digest: t.digest, made: make(chan struct{})}
+		l.ctx, l.end = context.WithCancelCause(context.Background())
+		ls.all[t.digest] = l
+		ls.g.wg.Go(func() { ls.make(l, t.seed, named) })
+	}
+	l.uses++
+	if l.idle != nil {
+		l.idle.Stop()
+		l.idle = nil
+	}
+	ls.mu.Unlock()
+	select {
+	case <-l.made:
+	case <-ctx.Done():
+		ls.release(l)
+		return nil, toolmesh.AsError(context.Cause(ctx))
+	}
+	if l.err != nil {
+		ls.release(l)
+		return nil, l.err
+	}
+	return l, nil
+}
+
+// evict drops the link that was unused for longest, and reports whether there was one; ls.mu is held.
+func (ls *links) evict() bool {
+	var oldest *link
+	for _, l := range ls.all {
+		if l.uses == 0 && (oldest == nil || l.since.Before(oldest.since)) {
+			oldest = l
+		}
+	}
+	if oldest != nil {
+		ls.drop(oldest, errStopping)
+	}
+	return oldest != nil
+}
+
+// drop forgets a link and closes its connection; ls.mu is held.
+func (ls *links) drop(l *link, why error) {
+	if ls.all[l.digest] == l {
+		delete(ls.all, l.digest)
+	}
+	if l.idle != nil {
+		l.idle.Stop()
+	}
+	l.end(why)
+}
+
+func (ls *links) release(l *link) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l.uses--
+	l.since = time.Now()
+	if l.uses > 0 || ls.all[l.digest] != l {
+		return
+	}
+	l.idle = time.AfterFunc(ls.g.opts.Idle, func() {
+		ls.mu.Lock()
+		defer ls.mu.Unlock()
+		if l.uses == 0 {
+			ls.drop(l, errStopping)
+		}
+	})
+}
+
+func (ls *links) close() {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.closed = true
+	for _, l := range ls.all {
+		ls.drop(l, errStopping)
+	}
+}
+
+// stream takes one of the streams that a token may read at once; give it back with the function.
+func (l *link) stream() (func(), error) {
+	ls := &l.g.links
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if l.streams >= l.g.opts.MaxStreams {
+		return nil, refused(toolmesh.CodeBusy, "the token reads %d streams already, and may read no more at once", l.streams).WithDetail("retry_after_ms", int64(1000))
+	}
+	l.streams++
+	return func() {
+		ls.mu.Lock()
+		defer ls.mu.Unlock()
+		l.streams--
+	}, nil
+}
+
+// make connects a link and keeps it until it ends.
+func (ls *links) make(l *link, seed string, named subjects.SessionID) {
+	ls.dials <- struct{}{}
+	nc, session, err := l.connect(seed, named)
+	<-ls.dials
+	if err == nil {
+		log := ls.g.log
+		if l.digest != "" {
+			log = log.With(slog.String("token", l.digest[:12]))
+		}
+		if l.bus, err = bus.New(nc, &bus.Options{Logger: log}); err == nil {
+			if l.client, err = client.NewOn(l.bus, &client.Options{Session: session, Logger: log}); err != nil {
+				l.bus.Close()
+			}
+		}
+		if err != nil {
+			nc.Close()
+		}
+	}
+	l.session, l.err = session, err
+	close(l.made)
+	if err != nil {
+		ls.mu.Lock()
+		ls.drop(l, err) // the next request tries again
+		ls.mu.Unlock()
+		return
+	}
+	<-l.ctx.Done()
+	l.mcp.close()
+	l.client.Close()
+	l.bus.Close()
+	nc.Close()
+}
+
+// connect connects with a token, and finds out which session it is of: the broker lets each hear
+// the inbox of its own session alone.
+func (l *link) connect(seed string, named subjects.SessionID) (*nats.Conn, subjects.SessionID, error) {
+	if seed == "" {
+		nc, err := l.dial(nil, subjects.SharedInbox)
+		return nc, subjects.DefaultSession, err
+	}
+	pair, err := nkeys.FromSeed([]byte(seed))
+	if err != nil {
+		return nil, "", unauthenticated("the token is damaged")
+	}
+	public, err := pair.PublicKey()
+	if err != nil {
+		return nil, "", unauthenticated("the token is damaged")
+	}
+	key := nats.Nkey(public, pair.Sign)
+	type candidate struct {
+		session subjects.SessionID
+		inbox   string
+	}
+	var candidates []candidate
+	known := false
+	if l.g.opts.SessionOf != nil {
+		var session subjects.SessionID
+		if session, known = l.g.opts.SessionOf(public); known {
+			named = session
+		}
+	}
+	if !known {
+		candidates = []candidate{{subjects.DefaultSession, subjects.InboxAdmin}, {subjects.DefaultSession, subjects.SharedInbox}}
+	}
+	if named != "" {
+		if inbox, err := subjects.InboxPrefix(named); err == nil {
+			candidates = append(candidates, candidate{named, inbox})
+		}
+	}
+	for _, c := range candidates {
+		nc, err := l.dial(key, c.inbox)
+		if err != nil {
+			return nil, "", err
+		}
+		if bus.MayHear(nc, nc.NewInbox()) {
+			return nc, c.session, nil
+		}
+		nc.Close()
+	}
+	return nil, "", unauthenticated("the token is of no session that is known here: name its session in the header Mesh-Session")
+}
+
+// dial makes one connection. The error is unauthenticated where the broker refuses it.
+func (l *link) dial(key nats.Option, inbox string) (*nats.Conn, error) {
+	var refusals struct {
+		sync.Mutex
+		since time.Time
+	}
+	options := []nats.Option{
+		nats.CustomInboxPrefix(inbox),
+		nats.ReconnectHandler(func(*nats.Conn) {
+			refusals.Lock()
+			defer refusals.Unlock()
+			refusals.since = time.Time{}
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			refusals.Lock()
+			defer refusals.Unlock()
+			switch {
+			case !isRefusal(err): // what a token may not do is answered to its request
+			case refusals.since.IsZero():
+				refusals.since = time.Now()
+			case time.Since(refusals.since) > refusedFor:
+				l.revoke()
+			}
+		}),
+	}
+	if key != nil {
+		options = append(options, key)
+	}
+	nc, err := l.g.opts.Dial(options...)
+	switch {
+	case isRefusal(err):
+		return nil, unauthenticated("the mesh does not know the token: it was revoked, its session has ended, or it is of another mesh; without a token it may take none")
+	case err != nil:
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway cannot connect to the mesh: %w", err).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	}
+	return nc, nil
+}
+
+func isRefusal(err error) bool {
+	return errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) || errors.Is(err, nats.ErrAuthRevoked)
+}
+
+// revoke ends all that runs with the token.
+func (l *link) revoke() {
+	ls := &l.g.links
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l.g.log.Info("a token was revoked", slog.String("token", l.digest[:min(len(l.digest), 12)]))
+	ls.drop(l, errRevoked)
+}
+
+// within returns a context that ends with the link, too.
+func (l *link) within(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
+	return ctx, func(why error) { stop(); cancel(why) }
+}

@@ -1,0 +1,198 @@
+package gateway_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// bearer sends a token with each request.
+type bearer string
+
+func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+string(b))
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+// connect connects an MCP client of one revision.
+func (r *rig) connect(t *testing.T, path, version string, o *mcp.ClientOptions) *mcp.ClientSession {
+	t.Helper()
+	c := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, o)
+	s, err := c.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: r.url + path, HTTPClient: &http.Client{Transport: bearer(r.token)}}, &mcp.ClientSessionOptions{ProtocolVersion: version})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func names(t *testing.T, s *mcp.ClientSession) string {
+	t.Helper()
+	var all []string
+	for one, err := range s.Tools(t.Context(), nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, one.Name)
+	}
+	return strings.Join(all, " ")
+}
+
+func texts(r *mcp.CallToolResult) string {
+	var all []string
+	for _, c := range r.Content {
+		if one, ok := c.(*mcp.TextContent); ok {
+			all = append(all, one.Text)
+		}
+	}
+	return strings.Join(all, "|")
+}
+
+// Both eras of MCP at one URL list, call, get progress and cancel, and hear of new tools.
+func TestMCP(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	type picture struct {
+		Type     string `json:"type"`
+		Data     []byte `json:"data"`
+		MIMEType string `json:"mimeType"`
+	}
+	for _, version := range []string{"2025-11-25", "2026-07-28"} {
+		changed, progress := make(chan struct{}, 10), make(chan string, 100)
+		s := r.connect(t, "/mcp", version, &mcp.ClientOptions{
+			ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) { changed <- struct{}{} },
+			ProgressNotificationHandler: func(_ context.Context, q *mcp.ProgressNotificationClientRequest) {
+				progress <- fmt.Sprint(q.Params.Progress, " ", q.Params.Message)
+			},
+		})
+		call := func(name string, args map[string]any) (*mcp.CallToolResult, error) {
+			return s.CallTool(t.Context(), &mcp.CallToolParams{Name: name, Arguments: args})
+		}
+		if got := s.InitializeResult().ProtocolVersion; got != version {
+			t.Errorf("%s: negotiated %s", version, got)
+		}
+		if got := names(t, s); !strings.HasPrefix(got, "lab-add lab-count lab-fail lab-large ") {
+			t.Errorf("%s: tools %s", version, got)
+		}
+		for _, name := range []string{"lab-add", "lab.add", "Lab_Add"} {
+			a, err := call(name, map[string]any{"a": 2, "b": 3})
+			if err != nil || a.IsError || texts(a) != "5" || fmt.Sprint(a.StructuredContent) != "map[result:5]" {
+				t.Errorf("%s: %s: %+v, %v", version, name, a, err)
+			}
+		}
+		if a, err := call("lab-add", map[string]any{"a": "2", "b": 3}); err != nil || texts(a) != "5" || fmt.Sprint(a.Meta["toolmesh/changed"]) != "[/a]" {
+			t.Errorf("%s: lenient: %+v, %v", version, a, err)
+		}
+		if a, err := call("lab-fail", nil); err != nil || !a.IsError || !strings.HasSuffix(texts(a), "out of paper") {
+			t.Errorf("%s: a failing tool: %+v, %v", version, a, err)
+		}
+		if a, err := call("lab-add", map[string]any{"a": 1}); err != nil || !a.IsError || !strings.Contains(texts(a), `"b"`) {
+			t.Errorf("%s: wrong arguments: %+v, %v", version, a, err)
+		}
+		if _, err := call("lab-nothing", nil); err == nil || !strings.Contains(err.Error(), "unknown tool") {
+			t.Errorf("%s: unknown tool: %v", version, err)
+		}
+		params := &mcp.CallToolParams{Name: "lab-count", Arguments: map[string]any{"n": 1}}
+		params.SetProgressToken("p1")
+		if a, err := s.CallTool(t.Context(), params); err != nil || texts(a) != "0" {
+			t.Errorf("%s: a stream: %+v, %v", version, a, err)
+		}
+		if got := <-progress; got != "1 0" {
+			t.Errorf("%s: progress %s", version, got)
+		}
+		// A call that its client gives up is cancelled where it runs.
+		for len(r.ran) > 0 {
+			<-r.ran
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan struct{})
+		go func() {
+			defer close(left)
+			_, _ = s.CallTool(ctx, &mcp.CallToolParams{Name: "lab-wait"})
+		}()
+		<-r.ran
+		leave()
+		<-left
+		if err := <-r.ended; err == nil {
+			t.Errorf("%s: the call was not cancelled", version)
+		}
+		// A new tool is told of.
+		for len(changed) > 0 {
+			<-changed
+		}
+		name := "new" + version[:4]
+		if _, err := r.host.Handle(name, host.Func(func(context.Context, noArgs) (picture, error) {
+			return picture{"image", []byte("png"), "image/png"}, nil
+		})); err != nil {
+			t.Fatal(err)
+		}
+		if version < "2026" { // a client of 2026-07-28 must subscribe, which the SDK's does not
+			<-changed
+		}
+		meshtest.Until(t, "the new tool is listed", func() bool { return strings.Contains(names(t, s), name) })
+		a, err := call("lab-"+name, nil)
+		if image, ok := a.Content[0].(*mcp.ImageContent); err != nil || !ok || string(image.Data) != "png" || image.MIMEType != "image/png" {
+			t.Errorf("%s: an image: %+v, %v", version, a, err)
+		}
+	}
+	for path, want := range map[string]string{
+		"/mcp?tools=lab.a*,*.wait":      "lab-add lab-wait",
+		"/mcp?tools=l**d":               "lab-add",
+		"/mcp?tools=l*d":                "",
+		"/mcp?read_only=1":              "",
+		"/mcp?tools=lab.*a*&prefix=off": "add fail large wait",
+		"/mcp/mine?tools=lab.add":       "lab-add",
+	} {
+		s := r.connect(t, path, "2026-07-28", nil)
+		if got := names(t, s); got != want {
+			t.Errorf("%s: tools %q, want %q", path, got, want)
+		}
+	}
+}
+
+// What is no request of MCP is answered as such, and one session's id opens nothing to another token.
+func TestMCPBadInput(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	s := r.connect(t, "/mcp", "2025-11-25", nil)
+	mine := headers{"Authorization": "Bearer " + r.token, "Accept": "application/json, text/event-stream", "Mcp-Session-Id": s.ID(), "Mcp-Protocol-Version": "2025-11-25"}
+	list := `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`
+	if a := r.do(t, "POST", "/mcp", list, mine); a.status != 200 || !strings.Contains(a.body, "lab-add") {
+		t.Fatalf("%d %s", a.status, a.body)
+	}
+	delete(mine, "Authorization")
+	if a := r.do(t, "POST", "/mcp", list, mine); a.status != 404 {
+		t.Errorf("a session of another token: %d %s", a.status, a.body)
+	}
+	accept := "application/json, text/event-stream"
+	for name, c := range map[string]struct {
+		body string
+		h    headers
+		want int
+		in   string
+	}{
+		"no JSON":            {`{`, nil, 400, ""},
+		"a batch":            {`[` + list + `]`, headers{"Mcp-Protocol-Version": "2025-11-25"}, 400, ""},
+		"no headers":         {`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}`, nil, 400, ""},
+		"an unknown version": {`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2099-01-01","io.modelcontextprotocol/clientCapabilities":{}}}}`, headers{"Mcp-Method": "tools/list", "Mcp-Protocol-Version": "2099-01-01"}, 400, "-32022"},
+		"another method":     {list, headers{"Mcp-Method": "tools/call", "Mcp-Protocol-Version": "2026-07-28"}, 400, ""},
+		"another page":       {list, headers{"Origin": "https://evil.example"}, 403, ""},
+		"a bad token":        {list, headers{"Authorization": "Bearer x"}, 401, "unauthenticated"},
+	} {
+		h := headers{"Accept": accept}
+		for k, v := range c.h {
+			h[k] = v
+		}
+		if a := r.do(t, "POST", "/mcp", c.body, h); a.status != c.want || !strings.Contains(a.body, c.in) {
+			t.Errorf("%s: %d %s", name, a.status, a.body)
+		}
+	}
+}

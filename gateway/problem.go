@@ -1,0 +1,103 @@
+package gateway
+
+import (
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// codeUnauthenticated is the gateway's own code: the broker knows the token not, or no longer.
+const codeUnauthenticated toolmesh.Code = "unauthenticated"
+
+// problem is the body of an answer that is a failure (RFC 9457).
+type problem struct {
+	Type      string           `json:"type"`
+	Title     string           `json:"title"`
+	Status    int              `json:"status"`
+	Detail    string           `json:"detail,omitempty"`
+	Code      toolmesh.Code    `json:"code,omitempty"`
+	RPCID     subjects.RPCID   `json:"rpc_id,omitempty"`
+	Started   toolmesh.Started `json:"started,omitzero"`
+	Errors    any              `json:"errors,omitempty"`
+	Nearest   any              `json:"nearest,omitempty"`
+	Exception *exception       `json:"exception,omitempty"`
+
+	retryAfter time.Duration
+}
+
+// exception is what a tool raised.
+type exception struct {
+	Type       string `json:"type"`
+	Message    string `json:"message"`
+	Stacktrace string `json:"stacktrace"`
+}
+
+// titles are those of the numbers that net/http has no text for.
+var titles = map[int]string{499: "Client Closed Request"}
+
+// problemOf is the problem of an error.
+func problemOf(err error, rpc subjects.RPCID) problem {
+	e := toolmesh.AsError(err)
+	p := problem{
+		Status: e.Code.Number(), Code: e.Code, Detail: e.Message, RPCID: rpc, Started: e.Started,
+		Errors: e.Details["errors"], Nearest: e.Details["nearest"], retryAfter: e.RetryAfter(),
+	}
+	switch {
+	case errors.Is(err, errMediaType):
+		p.Status = http.StatusUnsupportedMediaType
+	case e.Code == codeUnauthenticated:
+		p.Status = http.StatusUnauthorized
+	case e.Code == toolmesh.CodeToolError:
+		p.Exception = &exception{e.Type, e.Message, e.Stacktrace}
+	}
+	return p
+}
+
+// fill gives a problem the parts that follow from others.
+func (p *problem) fill() {
+	if p.Type == "" {
+		p.Type = "urn:toolmesh:error:" + string(p.Code)
+	}
+	if p.Title = http.StatusText(p.Status); p.Title == "" {
+		p.Title = titles[p.Status]
+	}
+}
+
+func (p problem) encode() []byte {
+	p.fill()
+	body, err := tool.MarshalPlain(p)
+	if err != nil { // a detail that is no JSON
+		p.Errors, p.Nearest = nil, nil
+		body, _ = tool.MarshalPlain(p)
+	}
+	return body
+}
+
+func writeProblem(w http.ResponseWriter, p problem) {
+	h := w.Header()
+	switch p.Status {
+	case http.StatusUnauthorized:
+		h.Set("WWW-Authenticate", `Bearer realm="toolmesh", error="invalid_token"`)
+	case http.StatusTooManyRequests:
+		h.Set("Retry-After", strconv.Itoa(max(1, int(math.Ceil(p.retryAfter.Seconds())))))
+	}
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(p.Status)
+	_, _ = w.Write(append(p.encode(), '\n'))
+}
+
+// fail answers a request with an error.
+func fail(w http.ResponseWriter, err error, rpc subjects.RPCID) {
+	writeProblem(w, problemOf(err, rpc))
+}
+
+func refused(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
+	return toolmesh.Errorf(code, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+}

@@ -1,0 +1,238 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	// keepalive is how often a quiet stream says that it goes on.
+	keepalive = 15 * time.Second
+	// writeTime is how long a reader may take to read what it was sent.
+	writeTime = 30 * time.Second
+)
+
+// stream answers a call with its items as they come.
+func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, l *link, c *client.Client, in *call, lines bool) {
+	done, err := l.stream()
+	if err != nil {
+		failCall(w, err, in)
+		return
+	}
+	defer done()
+	ctx, cancel := l.within(context.WithoutCancel(r.Context()))
+	defer cancel(nil)
+	// A reader that goes may come back: the stream is left, not cancelled.
+	defer context.AfterFunc(r.Context(), func() { cancel(client.ErrLeft) })()
+	out := &streamWriter{w: w, in: in, lines: lines, leave: func() { cancel(client.ErrLeft) }}
+	err = out.copy(c.Stream(ctx, in.tool, in.args, in.options()...))
+	if err != nil && !out.begun && in.mend(ctx, c, err) {
+		err = out.copy(c.Stream(ctx, in.tool, in.args, in.options()...))
+	}
+	out.ended(err)
+}
+
+// followStream answers GET /v1/calls/{rpc_id}/stream.
+func (q *request) followStream() error {
+	in := &call{rpc: subjects.RPCID(q.r.PathValue("rpc_id"))}
+	from, err := startOf(q.r)
+	if err != nil {
+		return err
+	}
+	done, err := q.l.stream()
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, cancel := context.WithCancelCause(q.ctx)
+	defer cancel(nil)
+	out := &streamWriter{w: q.w, in: in, lines: accepts(q.r.Header.Get("Accept"), "application/x-ndjson"), leave: func() { cancel(client.ErrLeft) }, count: from - 1}
+	out.ended(out.copy(q.c.Follow(ctx, in.rpc, from)))
+	return nil
+}
+
+// startOf is the item that a reader goes on with.
+func startOf(r *http.Request) (int64, error) {
+	if text := r.URL.Query().Get("from"); text != "" {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || n < 1 {
+			return 0, refused(toolmesh.CodeInvalidRequest, "from is %q: it is the number of an item, from 1 on", text)
+		}
+		return n, nil
+	}
+	if text := r.Header.Get("Last-Event-ID"); text != "" {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || n < 0 || n+1 < 1 {
+			return 0, refused(toolmesh.CodeInvalidRequest, "Last-Event-ID is %q: it is the id of an item", text)
+		}
+		return n + 1, nil
+	}
+	return 1, nil
+}
+
+// streamWriter writes the items of one stream, as events or as lines.
+type streamWriter struct {
+	w     http.ResponseWriter
+	in    *call
+	lines bool
+	leave func() // called when the reader is gone
+	count int64  // the number of the last item
+
+	mu    sync.Mutex // a keepalive is no part of an event
+	begun bool       // the header is sent
+	gone  bool
+}
+
+// during does something that writes, with keepalives meanwhile.
+func (s *streamWriter) during(do func() error) error {
+	stop := make(chan struct{})
+	var keeper sync.WaitGroup
+	keeper.Go(func() { s.keep(stop) })
+	defer func() {
+		close(stop)
+		keeper.Wait()
+	}()
+	return do()
+}
+
+// copy writes items until they end, and returns what they ended with.
+func (s *streamWriter) copy(items iter.Seq2[client.Chunk, error]) error {
+	return s.during(func() error {
+		for chunk, err := range items {
+			if err != nil {
+				return err
+			}
+			s.count = chunk.Seq
+			if s.lines {
+				s.write("", fmt.Appendf(nil, `{"seq":%d,"data":%s}`, chunk.Seq, oneLine(chunk.Data)))
+			} else {
+				s.write(fmt.Sprintf("id: %d\nevent: item\n", chunk.Seq), chunk.Data)
+			}
+			// What cannot be written is not the stream's end: leave ends it.
+		}
+		return nil
+	})
+}
+
+// keep writes a comment now and then, so that nothing on the way takes the connection for dead. Lines
+// have none.
+func (s *streamWriter) keep(stop <-chan struct{}) {
+	ticker := time.NewTicker(keepalive)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-ticker.C:
+			s.mu.Lock()
+			if !s.lines {
+				s.send([]byte(": keepalive\n\n"))
+			}
+			s.mu.Unlock()
+		}
+	}
+}
+
+// write writes one event, or one line.
+func (s *streamWriter) write(head string, data json.RawMessage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lines {
+		s.send(append(data, '\n'))
+		return
+	}
+	s.send(fmt.Appendf(nil, "%sdata: %s\n\n", head, oneLine(data)))
+}
+
+// send sends bytes; s.mu is held.
+func (s *streamWriter) send(data []byte) {
+	if s.gone {
+		return
+	}
+	s.begin()
+	control := http.NewResponseController(s.w)
+	_ = control.SetWriteDeadline(time.Now().Add(writeTime)) // a test's recorder has none
+	_, err := s.w.Write(data)
+	if err == nil {
+		err = control.Flush()
+	}
+	if err != nil {
+		s.gone = true
+		s.leave()
+	}
+}
+
+// begin sends the header; s.mu is held.
+func (s *streamWriter) begin() {
+	if s.begun {
+		return
+	}
+	s.begun = true
+	h := s.in.headers(s.w)
+	kind := "text/event-stream"
+	if s.lines {
+		kind = "application/x-ndjson"
+	}
+	h.Set("Content-Type", kind)
+	h.Set("Cache-Control", "no-cache")
+	h.Set("X-Accel-Buffering", "no")
+	s.w.WriteHeader(http.StatusOK)
+}
+
+// ended writes how a stream of items ended.
+func (s *streamWriter) ended(err error) {
+	complete := `{"count":%d}`
+	if s.lines {
+		complete = `{"complete":true,"count":%d}`
+	}
+	s.end(err, fmt.Appendf(nil, complete, s.count))
+}
+
+// end writes how it ended. What failed before anything was written is an ordinary answer.
+func (s *streamWriter) end(err error, complete []byte) {
+	switch {
+	case s.gone || errors.Is(err, client.ErrLeft):
+	case err != nil && !s.begun:
+		failCall(s.w, err, s.in)
+	case err != nil && s.lines:
+		line, _ := tool.MarshalPlain(map[string]*toolmesh.Error{"error": toolmesh.AsError(err)})
+		s.write("", line)
+	case err != nil:
+		s.write("event: problem\n", problemOf(err, s.in.rpc).encode())
+	case s.lines:
+		s.write("", complete)
+	default:
+		s.write("event: complete\n", complete)
+	}
+}
+
+// oneLine is JSON without line breaks, which would end an event's data.
+func oneLine(data json.RawMessage) []byte {
+	data = orNull(data)
+	if !bytes.ContainsAny(data, "\n\r") {
+		return data
+	}
+	var out bytes.Buffer
+	if json.Compact(&out, data) != nil {
+		return bytes.Map(func(r rune) rune {
+			if r == '\n' || r == '\r' {
+				return ' '
+			}
+			return r
+		}, data)
+	}
+	return out.Bytes()
+}

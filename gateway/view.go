@@ -1,0 +1,379 @@
+package gateway
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool/render"
+)
+
+const (
+	// viewFresh is how long a list is good for pages and names; a client may hold it for as long.
+	viewFresh = 5 * time.Second
+	// viewAgain is how old a list is that is made again for a name that is not in it.
+	viewAgain = 300 * time.Millisecond
+	mcpPage   = 500
+	// progressEvery is how often a client is told of a call's progress at most.
+	progressEvery = 50 * time.Millisecond
+	// changedKey is where a result says what was read otherwise.
+	changedKey = "toolmesh/changed"
+	// placeholder is the one tool that the SDK knows, and no client sees: all calls go through it, and
+	// clients are told of a change when it is added again.
+	placeholder = "toolmesh"
+)
+
+// view is the tools that some MCP clients of one token see.
+type view struct {
+	key    viewKey
+	c      *client.Client
+	server *mcp.Server
+
+	loading sync.Mutex // one at a time asks the mesh
+	mu      sync.Mutex
+	list    *toolList
+	told    [sha256.Size]byte // the list that clients were last told of
+}
+
+// toolList is the tools of a view at one time. It is immutable.
+type toolList struct {
+	at     time.Time
+	tools  []*mcp.Tool // in order of name
+	ids    map[string]subjects.ToolID
+	stream map[subjects.ToolID]bool
+	digest [sha256.Size]byte
+}
+
+func newView(key viewKey, c *client.Client, info *mcp.Implementation) *view {
+	v := &view{key: key, c: c, server: mcp.NewServer(info, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
+		Tools: &mcp.ToolCapabilities{ListChanged: true}, Prompts: &mcp.PromptCapabilities{}, Resources: &mcp.ResourceCapabilities{}, // of these there are none yet
+		//lint:ignore SA1019 clients of earlier revisions expect it
+		Logging: &mcp.LoggingCapabilities{},
+	}})}
+	v.touch()
+	v.server.AddReceivingMiddleware(func(next mcp.MethodHandler) mcp.MethodHandler {
+		return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
+			switch q := req.(type) {
+			case *mcp.ListToolsRequest:
+				return answerOf(v.answerList(ctx, q))
+			case *mcp.CallToolRequest:
+				if q.Params == nil {
+					return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "params are missing"}
+				}
+				// The SDK marks as complete only what a tool of its own returns.
+				ctx, q.Params.Name = context.WithValue(ctx, calledName{}, q.Params.Name), placeholder
+			}
+			return next(ctx, method, req)
+		}
+	})
+	return v
+}
+
+// calledName is the key of the name in a call's context.
+type calledName struct{}
+
+// answerOf has no result where there is an error, instead of a nil pointer to one.
+func answerOf[R mcp.Result](r R, err error) (mcp.Result, error) {
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// touch has the clients told that the list has changed.
+func (v *view) touch() {
+	v.server.AddTool(&mcp.Tool{Name: placeholder, InputSchema: json.RawMessage(`{"type":"object"}`)}, v.call)
+}
+
+// used reports whether a client has a session, or a request, at the moment.
+func (v *view) used() bool {
+	for range v.server.Sessions() {
+		return true
+	}
+	return false
+}
+
+// look tells the clients if the list has changed.
+func (v *view) look(ctx context.Context) {
+	list, err := v.tools(ctx, 0)
+	if err != nil {
+		return // looked at again
+	}
+	v.mu.Lock()
+	before := v.told
+	v.told = list.digest
+	v.mu.Unlock()
+	if before != list.digest && before != [sha256.Size]byte{} {
+		v.touch()
+	}
+}
+
+// tools returns the list, not older than given.
+func (v *view) tools(ctx context.Context, age time.Duration) (*toolList, error) {
+	asked := time.Now()
+	v.loading.Lock()
+	defer v.loading.Unlock()
+	v.mu.Lock()
+	list := v.list
+	v.mu.Unlock()
+	if list != nil && (time.Since(list.at) < age || list.at.After(asked)) {
+		return list, nil
+	}
+	list, err := v.load(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	v.list = list
+	if v.told == [sha256.Size]byte{} {
+		v.told = list.digest
+	}
+	v.mu.Unlock()
+	return list, nil
+}
+
+func (v *view) load(ctx context.Context) (*toolList, error) {
+	list := &toolList{at: time.Now(), tools: []*mcp.Tool{}, ids: make(map[string]subjects.ToolID), stream: make(map[subjects.ToolID]bool)}
+	var listed []registry.ListedTool
+	for after := subjects.ToolID(""); ; {
+		page, next, err := listPage(ctx, v.c, after, pageMost, "", true)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range page {
+			if v.key.matches(t.ID) {
+				listed = append(listed, t)
+				list.stream[t.ID] = t.Streaming
+			}
+		}
+		if after = next; after == "" {
+			break
+		}
+	}
+	shown, err := rendered(ctx, v.c, render.MCP, listed)
+	if err != nil {
+		return nil, err
+	}
+	called := make(map[string]int) // how many tools have a function's name
+	for _, t := range listed {
+		called[functionName(t.ID)]++
+	}
+	for _, one := range shown {
+		t := new(mcp.Tool)
+		raw := struct {
+			*mcp.Tool
+			InputSchema  json.RawMessage `json:"inputSchema"` // in the author's order
+			OutputSchema json.RawMessage `json:"outputSchema"`
+		}{Tool: t}
+		if err := json.Unmarshal(one, &raw); err != nil {
+			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a rendered tool cannot be read: %w", err)
+		}
+		t.InputSchema = raw.InputSchema
+		if len(raw.OutputSchema) > 0 {
+			t.OutputSchema = raw.OutputSchema
+		}
+		if v.key.readOnly && (t.Annotations == nil || !t.Annotations.ReadOnlyHint) {
+			continue
+		}
+		id := subjects.ToolID(t.Title) // the declaration's title is the full id
+		if name := functionName(id); v.key.bare && called[name] == 1 {
+			t.Name = name
+		}
+		list.tools = append(list.tools, t)
+		list.ids[t.Name] = id
+	}
+	slices.SortFunc(list.tools, func(a, b *mcp.Tool) int { return cmp.Compare(a.Name, b.Name) })
+	all, err := json.Marshal(list.tools)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a rendered tool cannot be written: %w", err)
+	}
+	list.digest = sha256.Sum256(all)
+	return list, nil
+}
+
+func functionName(id subjects.ToolID) string {
+	return string(id[strings.LastIndexByte(string(id), '.')+1:])
+}
+
+// answerList answers tools/list.
+func (v *view) answerList(ctx context.Context, q *mcp.ListToolsRequest) (*mcp.ListToolsResult, error) {
+	after := ""
+	if q.Params != nil && q.Params.Cursor != "" {
+		name, err := base64.RawURLEncoding.DecodeString(q.Params.Cursor)
+		if err != nil || len(name) == 0 {
+			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "the cursor is none of this list"}
+		}
+		after = string(name)
+	}
+	age := viewFresh
+	if after == "" {
+		age = 0 // the list may have changed, as the client was told
+	}
+	list, err := v.tools(ctx, age)
+	if err != nil {
+		return nil, rpcError(err)
+	}
+	from, found := slices.BinarySearchFunc(list.tools, after, func(t *mcp.Tool, name string) int { return cmp.Compare(t.Name, name) })
+	if found {
+		from++
+	}
+	end := min(from+mcpPage, len(list.tools))
+	answer := &mcp.ListToolsResult{Tools: list.tools[from:end], Cacheable: mcp.Cacheable{TTLMs: int(viewFresh.Milliseconds()), CacheScope: "private"}}
+	if end < len(list.tools) {
+		answer.NextCursor = base64.RawURLEncoding.EncodeToString([]byte(list.tools[end-1].Name))
+	}
+	return answer, nil
+}
+
+// find returns the tool that a name means: its name in the list, its id, or the one tool whose name, id
+// or function's name differs from it by case and separators alone.
+func (v *view) find(ctx context.Context, name string) (subjects.ToolID, *toolList, error) {
+	for _, age := range []time.Duration{viewFresh, viewAgain} {
+		list, err := v.tools(ctx, age)
+		if err != nil {
+			return "", nil, err
+		}
+		if id, ok := list.ids[name]; ok {
+			return id, list, nil
+		}
+		var found subjects.ToolID
+		several := false
+		for shown, id := range list.ids {
+			switch {
+			case string(id) == name:
+				return id, list, nil
+			case plainly(shown) == plainly(name) || plainly(string(id)) == plainly(name) || plainly(functionName(id)) == plainly(name):
+				several = several || found != ""
+				found = id
+			}
+		}
+		if found != "" && !several {
+			return found, list, nil
+		}
+	}
+	return "", nil, nil
+}
+
+// call answers tools/call.
+func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+	name, _ := ctx.Value(calledName{}).(string)
+	id, list, err := v.find(ctx, name)
+	switch {
+	case err != nil:
+		return nil, rpcError(err)
+	case id == "":
+		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "unknown tool " + strings.ToValidUTF8(name, "?")}
+	}
+	in := call{tool: id, args: q.Params.Arguments, rpc: subjects.NewRPCID("rpc_")}
+	if string(in.args) == "null" {
+		in.args = nil
+	}
+	if trace, ok := q.Params.GetMeta()["traceparent"].(string); ok && traceText.MatchString(trace) {
+		in.trace = trace
+	}
+	value, err := v.run(ctx, q, &in, list.stream[id])
+	if err != nil {
+		e := toolmesh.AsError(err)
+		if !toolFailed(e.Code) {
+			return nil, rpcError(err)
+		}
+		text := e.Message
+		if e.Code == toolmesh.CodeToolError && e.Type != "" {
+			text = e.Type + ": " + e.Message
+		}
+		return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: text}}}, nil
+	}
+	result := v.resultOf(ctx, in.tool, value, list)
+	if len(in.changed) > 0 {
+		result.Meta = mcp.Meta{changedKey: in.changed}
+	}
+	return result, nil
+}
+
+// toolFailed reports whether a model may do something about a failure: it was the tool or its arguments.
+func toolFailed(code toolmesh.Code) bool {
+	switch code {
+	case toolmesh.CodeToolError, toolmesh.CodeInvalidArguments, toolmesh.CodeResultNotSerializable, toolmesh.CodeDeadlineExceeded,
+		toolmesh.CodePayloadTooLarge, toolmesh.CodeWorkerCrashed, toolmesh.CodeWorkerOutOfMemory:
+		return true
+	}
+	return false
+}
+
+// run makes the call. To a client that asks for progress, the items of a stream are that.
+func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, streaming bool) (json.RawMessage, error) {
+	token := q.Params.GetProgressToken()
+	if token == nil || !streaming {
+		result, err := in.run(ctx, v.c)
+		if err != nil {
+			return nil, err
+		}
+		return result.Value, nil
+	}
+	last, all, err := v.follow(ctx, q, in, token)
+	if err != nil && last == nil && in.mend(ctx, v.c, err) {
+		last, all, err = v.follow(ctx, q, in, token)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if d, err := v.descriptor(ctx, in.tool); err == nil && d.Annotations.Collect {
+		return append(append([]byte{'['}, bytes.Join(all, []byte{','})...), ']'), nil
+	}
+	return orNull(last), nil
+}
+
+// follow reads a stream, and tells its items as progress: the latest one, where they come too fast.
+func (v *view) follow(ctx context.Context, q *mcp.CallToolRequest, in *call, token any) (last json.RawMessage, all [][]byte, err error) {
+	var told time.Time
+	size := 0
+	for chunk, err := range v.c.Stream(ctx, in.tool, in.args, in.options()...) {
+		if err != nil {
+			return last, nil, err
+		}
+		last = chunk.Data
+		if size += len(last); size > defaultMaxBody {
+			return last, nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the items of the stream have more than %d bytes: read it over HTTP", defaultMaxBody)
+		}
+		all = append(all, last)
+		if time.Since(told) < progressEvery {
+			continue
+		}
+		told = time.Now()
+		text := string(last)
+		_ = json.Unmarshal(last, &text) // a text is told without its quotes
+		_ = q.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: float64(chunk.Seq), Message: text})
+	}
+	return last, all, nil
+}
+
+// rpcCodes are the numbers of the mesh's own failures, of those that MCP leaves to implementations.
+var rpcCodes = map[toolmesh.Code]int64{
+	toolmesh.CodeUnavailable: -32000, toolmesh.CodeBusy: -32001, toolmesh.CodePermissionDenied: -32002, toolmesh.CodeNodeLost: -32003,
+	toolmesh.CodeCancelled: -32004, toolmesh.CodeSessionNotFound: -32005, codeUnauthenticated: -32006, toolmesh.CodeStreamExpired: -32007,
+	toolmesh.CodeInvalidRequest: jsonrpc.CodeInvalidParams, toolmesh.CodeToolNotFound: jsonrpc.CodeInvalidParams,
+}
+
+// rpcError is a failure of the mesh as MCP clients get it; its data is the problem.
+func rpcError(err error) error {
+	p := problemOf(err, "")
+	number, ok := rpcCodes[p.Code]
+	if !ok {
+		number = jsonrpc.CodeInternalError
+	}
+	return &jsonrpc.Error{Code: number, Message: p.Detail, Data: p.encode()}
+}
