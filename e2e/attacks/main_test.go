@@ -91,7 +91,7 @@ func up(t *testing.T, dir string, start func(program string, args ...string) *ex
 	m.admin = access.File(m.data, access.Admin)
 	cmd := start(program, append([]string{"up", "--nats-listen=127.0.0.1:0", "--data-dir=" + m.data}, args...)...)
 	cmd.Dir = dir
-	m.url = begin(t, cmd, `nats=(\S+)\n`)[1]
+	m.url = begin(t, cmd, `nats=(\S+)(?: \S+)?\n`)[1]
 	return m
 }
 
