@@ -44,6 +44,7 @@ func TestMain(m *testing.M) {
 		sessions()
 		os.Exit(1)
 	}
+	meshtest.Parallel(4)
 	goleak.VerifyTestMain(m, append(meshtest.LeakOptions(), goleak.Cleanup(func(status int) {
 		_ = os.RemoveAll(shared)
 		sessions()
