@@ -125,6 +125,7 @@ func (g *Gateway) routes() http.Handler {
 	mux.Handle("/healthz", methods{http.MethodGet: g.health})
 	mux.Handle("/readyz", methods{http.MethodGet: g.ready})
 	for path, m := range map[string]methods{
+		"/openapi.json":             {http.MethodGet: g.with((*request).openAPI)},
 		"/v1/tools":                 {http.MethodGet: g.with((*request).listTools)},
 		"/v1/tools/{id}":            {http.MethodGet: g.with((*request).showTool), http.MethodPost: g.callTool},
 		"/v1/calls/{rpc_id}":        {http.MethodGet: g.with((*request).showCall), http.MethodDelete: g.with((*request).cancelCall)},

@@ -359,7 +359,11 @@ class AsyncMesh(_Base):
 
     async def tools(self, prefix: str = "") -> list[AsyncRemoteTool]:
         """The tools of the session that are served and whose id begins with prefix, in the order of their ids."""
-        return [AsyncRemoteTool(self, one) for one in await self._described(prefix)]
+        return [AsyncRemoteTool(self, one) for one in await self._starting(prefix)]
+
+    async def search(self, words: str, *, limit: int = 10) -> list[AsyncRemoteTool]:
+        """As Mesh.search."""
+        return [AsyncRemoteTool(self, one) for one in await self._found(words, limit)]
 
     async def tool(self, tool_id: str) -> AsyncRemoteTool:
         """One tool; ToolNotFound names what may have been meant."""
@@ -401,7 +405,14 @@ class AsyncMesh(_Base):
             if not after:
                 return sorted(found)
 
-    async def _described(self, prefix: str) -> list[dict[str, Any]]:
+    async def _starting(self, prefix: str) -> list[dict[str, Any]]:
+        return await self._described(await self._ids(prefix))
+
+    async def _found(self, words: str, limit: int) -> list[dict[str, Any]]:
+        told = await self._links.here().registry(self.session_name, "search", {"query": words, "limit": limit})
+        return await self._described([one["id"] for one in told["tools"]])
+
+    async def _described(self, ids: list[str]) -> list[dict[str, Any]]:
         link, session, places = self._links.here(), self.session_name, asyncio.Semaphore(_DESCRIBED)
 
         async def describe(tool_id: str) -> dict[str, Any] | None:
@@ -411,7 +422,7 @@ class AsyncMesh(_Base):
                 except errors.ToolNotFound:
                     return None  # it has gone since the list was made
 
-        found = await asyncio.gather(*[describe(one) for one in await self._ids(prefix)])
+        found = await asyncio.gather(*[describe(one) for one in ids])
         return [one for one in found if one is not None]
 
 
@@ -672,7 +683,14 @@ class Mesh(_Base):
     def tools(self, prefix: str = "") -> list[RemoteTool]:
         """The tools of the session that are served and whose id begins with prefix, in the order of their ids."""
         core = self._here()
-        return [RemoteTool(self, one) for one in background.run(lambda: core._described(prefix))]
+        return [RemoteTool(self, one) for one in background.run(lambda: core._starting(prefix))]
+
+    def search(self, words: str, *, limit: int = 10) -> list[RemoteTool]:
+        """The tools of the session that fit what should be done, said in anybody's words, the best first.
+
+        mesh.search("which forecast for tomorrow", limit=5); limit is 1,000 at most."""
+        core = self._here()
+        return [RemoteTool(self, one) for one in background.run(lambda: core._found(words, limit))]
 
     def tool(self, tool_id: str) -> RemoteTool:
         """One tool; ToolNotFound names what may have been meant."""
