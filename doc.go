@@ -5,12 +5,13 @@
 //
 // A package imports only from lower floors; internal/archtest holds the table.
 //
-//	9  cmd/mesh, cmd/mesh-agent, cmd/mesh-router   settings and flags to lifecycles
+//	10 cmd/mesh, cmd/mesh-agent, cmd/mesh-router   settings and flags to lifecycles
 //	   meshtest                                    a real mesh inside a test
-//	8  agent                                       one machine that runs installs
+//	9  agent                                       one machine that runs installs
 //	   internal/broker, internal/callout           the embedded broker; admission of the keys of sessions
 //	   internal/monitor                            health, metrics and demand over HTTP
-//	7  router, internal/bridge                     the member that services embed; a program on pipes
+//	8  router, internal/bridge                     the member that services embed; a program on pipes
+//	7  internal/member                             what a router and an agent have in common
 //	6  host, task, internal/deploy                 makes a process a node; durable tasks; makes installs be served
 //	   internal/inventory                          nodes, indexes and sessions, as lists show them
 //	5  client                                      calls, streams, cancels

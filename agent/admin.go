@@ -32,7 +32,7 @@ func (a *Agent) subscribeAdmin() error {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
 	for subject, queue := range map[string]string{subjects.AllAdmin: subjects.QueueGroup, own: ""} {
-		sub, err := a.bus.Conn().QueueSubscribe(subject, queue, a.admin)
+		sub, err := a.member.Bus.Conn().QueueSubscribe(subject, queue, a.admin)
 		if err != nil {
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "administrative requests cannot be subscribed: %w", err)
 		}
@@ -44,7 +44,7 @@ func (a *Agent) subscribeAdmin() error {
 // admin hands one request to a goroutine of its own.
 func (a *Agent) admin(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
-	if !a.bus.MayAnswer(m, "", false) {
+	if !a.member.Bus.MayAnswer(m, "", false) {
 		return
 	}
 	r := &adminReply{a: a, to: m.Reply}
@@ -116,9 +116,9 @@ func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, m *nats.Msg,
 	case verbUninstall:
 		return map[string]any{"index": req.Name}, a.deploy.Uninstall(ctx, req.Name, req.Session)
 	case verbDrain:
-		return map[string]any{"node": a.opts.Node, "state": "draining"}, a.host.Drain(ctx)
+		return map[string]any{"node": a.opts.Node, "state": "draining"}, a.member.Host.Drain(ctx)
 	case verbLabel:
-		return map[string]any{"node": a.opts.Node}, a.host.Label(ctx, req.Labels)
+		return map[string]any{"node": a.opts.Node}, a.member.Host.Label(ctx, req.Labels)
 	default:
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no administrative request %q: install, uninstall, drain, label", s.Verb)
 	}
@@ -135,12 +135,12 @@ func (a *Agent) listed(ctx context.Context, session subjects.SessionID, tools []
 		session = subjects.DefaultSession
 	}
 	changed := make(chan struct{}, 1)
-	defer a.view.Notify(changed)()
+	defer a.member.View.Notify(changed)()
 	timer := time.NewTimer(listWithin)
 	defer timer.Stop()
 	for _, id := range tools {
 		for {
-			if r, ok := a.view.Route(session, id); ok && len(r.Nodes) > 0 {
+			if r, ok := a.member.View.Route(session, id); ok && len(r.Nodes) > 0 {
 				break
 			}
 			select {
@@ -168,8 +168,8 @@ func (r *adminReply) send(header nats.Header, data []byte) error {
 		header = make(nats.Header, 2)
 	}
 	header.Set(codec.HeaderNode, codec.NameHeader(r.a.opts.Node))
-	header.Set(codec.HeaderBoot, string(r.a.host.Boot()))
-	return r.a.bus.Conn().PublishMsg(&nats.Msg{Subject: r.to, Header: header, Data: data})
+	header.Set(codec.HeaderBoot, string(r.a.member.Host.Boot()))
+	return r.a.member.Bus.Conn().PublishMsg(&nats.Msg{Subject: r.to, Header: header, Data: data})
 }
 
 // alive tells a caller that asked for keepalives which node has the request,

@@ -14,15 +14,12 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
-	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/member"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
-	"github.com/toolmesh/toolmesh/task"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -81,46 +78,42 @@ type Options struct {
 	// ToolEnv names variables of Environ that every tool gets. Defaults to those of proxies
 	// and certificates: see [executor.ToolEnv].
 	ToolEnv []string
+	// Last says that the mesh ends with this agent; see [host.Options].
+	Last bool
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
 
-// Agent is one machine of the mesh. Its methods may be called concurrently.
+// Agent is one machine of the mesh: a member of it with an executor and installs. Its
+// methods may be called concurrently.
 type Agent struct {
-	opts     Options
-	dir      string
-	log      *slog.Logger
-	bus      *bus.Bus
-	sessions *registry.Sessions
-	host     *host.Host
-	done     chan struct{}
-	admins   sync.WaitGroup
-	base     context.Context // ends with Stop; administrative requests run under it
-	end      context.CancelFunc
-	stop     sync.Once
-	stopErr  error
+	opts   Options
+	dir    string
+	log    *slog.Logger
+	member *member.Member
+	done   chan struct{}
+	admins sync.WaitGroup
+	base   context.Context // ends with Stop; administrative requests run under it
+	end    context.CancelFunc
 
-	running atomic.Pointer[running] // for those who look on; nil until Start is done
-	served  atomic.Bool             // all that was installed at the start has been built, or failed to be
+	stop    sync.Once
+	stopErr error
+
+	running atomic.Pointer[deploy.Manager] // nil until Start is done
+	served  atomic.Bool                    // all that was installed at the start has been built, or failed to be
 
 	instances openInstances
 	published published
 	noticed   chan struct{} // of capacity 1: an instance is to be published again
 
-	mu        sync.Mutex
-	executor  *executor.Executor
-	client    *client.Client // makes the calls of tools
-	view      *registry.View
-	store     *registry.Store
-	responder *registry.Responder
-	tasks     *task.Service
-	awaiting  *registry.Awaiting
-	deploy    *deploy.Manager
-	subs      []*nats.Subscription
-	watch     sync.WaitGroup
-	drained   bool
-	lost      error // why it is done, if that was nobody's order
-	stopping  bool
+	mu       sync.Mutex
+	executor *executor.Executor
+	deploy   *deploy.Manager
+	subs     []*nats.Subscription
+	watch    sync.WaitGroup
+	drained  bool
+	lost     error // why it is done, if that was nobody's order
+	stopping bool
 }
 
 // New makes an agent on a connection, which it leaves open, with its files below
@@ -134,25 +127,20 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 	if _, err := tool.ParseSandbox(o.Sandbox); err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "agent.Options.Sandbox: %w", err)
 	}
-	if err := store.Layout(o.StoreOptions).Validate("agent.Options"); err != nil {
-		return nil, err
-	}
-	sessions, err := registry.NewSessions(o.SessionPolicy)
-	if err != nil {
-		return nil, err
-	}
-	dir, err = filepath.Abs(dir)
+	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the data folder %q cannot be made absolute: %w", dir, err)
 	}
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = real // other users, as which tools may run, see it where it is
 	}
-	b, err := bus.New(nc, &bus.Options{Logger: o.Logger})
+	m, err := member.New(nc, member.Options{
+		Type: "agent.Options", SessionPolicy: o.SessionPolicy, Store: o.StoreOptions, View: registry.ViewOptions{Sparing: true}, Logger: o.Logger,
+	})
 	if err != nil {
 		return nil, err
 	}
-	a := &Agent{opts: o, dir: dir, log: o.Logger, bus: b, sessions: sessions, done: make(chan struct{})}
+	a := &Agent{opts: o, dir: dir, log: o.Logger, member: m, done: make(chan struct{})}
 	a.instances.open, a.published.by = map[*instance]struct{}{}, map[place]*instance{}
 	a.noticed = make(chan struct{}, 1)
 	a.base, a.end = context.WithCancel(context.Background())
@@ -196,67 +184,44 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	a.watch.Go(func() { prepare(a.base) })
 	effective, reasons := a.executor.Sandbox()
 	limits, most := a.executor.Limits()
-	if a.host, err = host.NewOn(a.bus, &host.Options{
+	if err = a.member.Serve(ctx, host.Options{
 		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
-		StreamQuota: a.opts.StreamQuota, CacheBytes: a.opts.CacheBytes, CacheEntries: a.opts.CacheEntries, Labels: a.opts.Labels,
-		StoreOptions: a.opts.StoreOptions, PayloadMax: a.opts.PayloadMax,
+		StreamQuota: a.opts.StreamQuota, CacheBytes: a.opts.CacheBytes, CacheEntries: a.opts.CacheEntries, Labels: a.opts.Labels, PayloadMax: a.opts.PayloadMax,
 		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
-		Memory: a.executor.MemoryGuard(), Limits: limits, MaxLimits: most,
-		Sessions: a.sessions, Service: "mesh-agent", Queued: a.queued, Logger: a.log,
+		Memory: a.executor.MemoryGuard(), Limits: limits, MaxLimits: most, Service: "mesh-agent", Queued: a.queued, Last: a.opts.Last,
 	}); err != nil {
 		return err
 	}
-	if a.client, err = client.NewOn(a.bus, &client.Options{Logger: a.log}); err != nil {
+	a.followSessions()
+	if err = a.member.RunTasks(ctx); err != nil {
 		return err
 	}
-	if err = a.host.Start(ctx); err != nil {
-		return err
-	}
-	if a.view, err = registry.OpenView(ctx, a.bus, &registry.ViewOptions{Sparing: true, Logger: a.log}); err != nil {
-		// A bucket that is not there is one that this agent could not make.
-		if why := a.host.Unregistered(); why != nil {
-			return why
-		}
-		return err
-	}
-	a.sessions.Use(a.view)
-	a.followSessions(a.view)
-	a.store = registry.NewStore(a.bus)
-	if a.responder, err = registry.NewResponder(a.bus, a.view, a.store, a.log); err != nil {
-		return err
-	}
-	if err = a.host.ServeBatches(ctx, a.view, a.store, a.client); err != nil {
-		return err
-	}
-	a.tasks = task.New(a.bus, a.store, a.client, &task.Options{Sessions: a.sessions, Replicas: a.opts.Replicas, Await: a.view.Await, Logger: a.log})
-	a.awaiting = registry.NewAwaiting(a.bus, a.tasks.Awaited)
-	if err = a.tasks.Start(ctx); err != nil {
-		return err
-	}
+	a.member.TellAwaited()
 	b := &builder{a: a}
-	a.deploy = deploy.New(a.bus, a.view, a.store, b, b, a.dir, &deploy.Options{
-		Logger: a.log, PrivateSources: a.opts.PrivateSources, Node: a.opts.Node, Labels: a.host.Labels,
+	a.deploy = deploy.New(a.member.Bus, a.member.View, a.member.Store, b, b, a.dir, &deploy.Options{
+		Logger: a.log, PrivateSources: a.opts.PrivateSources, Node: a.opts.Node, Labels: a.member.Host.Labels,
 	})
 	a.deploy.Start()
 	a.watch.Go(a.publishNotices)
-	a.watch.Go(func() { sweep(a.base, a.store, a.log) })
+	a.watch.Go(func() { sweep(a.base, a.member.Store, a.log) })
 	ready, remove := a.deploy.Ready, a.executor.RemoveUnused
 	a.watch.Go(func() { tidy(a.base, ready, remove, a.opts.EnvironmentAge) })
 	if err = a.subscribeAdmin(); err != nil {
 		return err
 	}
 	// Callers that hear that the agent has started may ask at once, over another connection.
-	if err = a.bus.Ping(ctx); err != nil && a.bus.Connected() {
+	if err = a.member.Bus.Ping(ctx); err != nil && a.member.Bus.Connected() {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the broker did not confirm the agent's subscriptions: %w", err)
 	}
 	err = nil
-	a.running.Store(&running{host: a.host, view: a.view, deploy: a.deploy})
+	a.running.Store(a.deploy)
+	h := a.member.Host
 	a.watch.Go(func() {
 		select {
-		case <-a.host.Lost():
-			a.log.Error("the node is lost to another process: stopping", slog.String("error", a.host.Err().Error()))
+		case <-h.Lost():
+			a.log.Error("the node is lost to another process: stopping", slog.String("error", h.Err().Error()))
 			a.mu.Lock()
-			a.lost = a.host.Err()
+			a.lost = h.Err()
 			a.mu.Unlock()
 			a.finish()
 		case <-a.base.Done():
@@ -307,14 +272,7 @@ func (a *Agent) release(ctx context.Context) error {
 	a.subs = nil
 	a.stopping = true
 	a.end()
-	if a.tasks != nil {
-		a.tasks.Stop(ctx) // first: others go on with what it leaves
-		a.awaiting.Close()
-		a.tasks, a.awaiting = nil, nil
-	}
-	if a.host != nil {
-		errs = append(errs, a.host.Stop(ctx))
-	}
+	errs = append(errs, a.member.Leave(ctx))
 	a.mu.Unlock()
 	a.admins.Wait()
 	a.watch.Wait()
@@ -323,25 +281,11 @@ func (a *Agent) release(ctx context.Context) error {
 		errs = append(errs, a.deploy.Stop(ctx))
 		a.deploy = nil
 	}
-	if a.responder != nil {
-		a.responder.Close()
-		a.responder = nil
-	}
-	if a.view != nil {
-		if r := a.running.Load(); r != nil {
-			a.running.Store(&running{host: r.host, deploy: r.deploy})
-		}
-		a.view.Close()
-		a.view = nil
-	}
 	if a.executor != nil {
 		errs = append(errs, a.executor.Close())
 		a.executor = nil
 	}
-	if a.client != nil {
-		a.client.Close() // no tool runs any more
-	}
-	a.bus.Close()
+	a.member.Close() // no tool runs any more
 	return errors.Join(errs...)
 }
 

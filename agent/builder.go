@@ -286,7 +286,7 @@ func (w *builder) Publish(ctx context.Context, d deploy.Instance) error {
 	if !ok {
 		return toolmesh.Errorf(toolmesh.CodeInternal, "not an instance of this agent")
 	}
-	return w.a.published.publish(ctx, w.a.host, i)
+	return w.a.published.publish(ctx, w.a.member.Host, i)
 }
 
 // PublishFailed implements [deploy.Server].
@@ -298,10 +298,10 @@ func (w *builder) PublishFailed(ctx context.Context, b deploy.Build, reason stri
 	s := host.Service{
 		Index: b.Name, Session: b.Session, Revision: b.Revision, Unavailable: unserved(b, all, nil),
 	}
-	return w.a.published.instead(place{b.Name, b.Session}, func() error { return w.a.host.Publish(ctx, s) })
+	return w.a.published.instead(place{b.Name, b.Session}, func() error { return w.a.member.Host.Publish(ctx, s) })
 }
 
 // Withdraw implements [deploy.Server].
 func (w *builder) Withdraw(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
-	return w.a.published.instead(place{name, session}, func() error { return w.a.host.Withdraw(ctx, name, session) })
+	return w.a.published.instead(place{name, session}, func() error { return w.a.member.Host.Withdraw(ctx, name, session) })
 }

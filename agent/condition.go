@@ -7,26 +7,14 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// running is the parts of an agent that has started. Those who look on take them from
-// here: the agent's lock is held for as long as a start or a drain lasts.
-type running struct {
-	host   *host.Host
-	view   *registry.View // nil once it is closed
-	deploy *deploy.Manager
-}
-
 // Stuck is why the agent does not get on, whatever the broker does; nil while it does.
 // See [host.Host.Stuck]. It may be called at any time.
 func (a *Agent) Stuck() error {
-	if r := a.running.Load(); r != nil {
-		return r.host.Stuck()
-	}
-	return nil
+	return a.member.Stuck()
 }
 
 // Condition is why the agent is not to be counted on: what [host.Host.Unready] says, or
@@ -34,14 +22,14 @@ func (a *Agent) Stuck() error {
 // whose build failed, and one that is installed later, leaves the agent ready, for it
 // serves the others: note says so, for people. It may be called at any time.
 func (a *Agent) Condition() (note string, err error) {
-	r := a.running.Load()
-	if r == nil {
+	d := a.running.Load()
+	if d == nil {
 		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the agent is starting")
 	}
-	if err := r.host.Unready(); err != nil {
+	if err := a.member.Node().Unready(); err != nil {
 		return "", err
 	}
-	building, failed := r.deploy.Outstanding()
+	building, failed := d.Outstanding()
 	if len(building) > 0 && !a.served.Load() {
 		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "being built: %s", someOf(building))
 	}
@@ -72,19 +60,13 @@ func someOf(names []subjects.IndexName) string {
 
 // Figures are those of the node; nil before it has started.
 func (a *Agent) Figures() *host.Figures {
-	if r := a.running.Load(); r != nil {
-		return r.host.Figures()
-	}
-	return nil
+	return a.member.Figures()
 }
 
 // Seen is what the agent knows of the mesh; nil before it has started and once it has
 // drained.
 func (a *Agent) Seen() *registry.View {
-	if r := a.running.Load(); r != nil {
-		return r.view
-	}
-	return nil
+	return a.member.Seen()
 }
 
 // Workers are those of all indexes that the agent serves.

@@ -147,7 +147,7 @@ type pythonTool struct {
 // ServeTool implements [host.Handler].
 func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
 	s := &pythonSink{sink: sink, log: p.i.a.log, call: call}
-	nested := host.NewNestedCalls(p.i.a.client, call)
+	nested := host.NewNestedCalls(p.i.a.member.Client, call)
 	defer nested.Close()
 	result, err := p.i.index.Call(ctx, executor.Call{
 		Nested: nested, Lane: call.Lane, Depth: call.Depth,

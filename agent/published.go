@@ -87,7 +87,7 @@ func (a *Agent) publishNotices() {
 	for {
 		select {
 		case <-a.noticed:
-			a.published.again(a.base, a.host, a.log)
+			a.published.again(a.base, a.member.Host, a.log)
 		case <-a.base.Done():
 			return
 		}

@@ -18,7 +18,8 @@ const sessionCheck = 5 * time.Second
 
 // followSessions ends the workers that are bound to sessions when those end, until
 // the agent does.
-func (a *Agent) followSessions(view *registry.View) {
+func (a *Agent) followSessions() {
+	view := a.member.View
 	changed := make(chan struct{}, 1)
 	cancel := view.Notify(changed, registry.ChangedSessions)
 	a.watch.Go(func() {
@@ -64,6 +65,6 @@ func (a *Agent) sessionEnded(ctx context.Context, view *registry.View, bound exe
 	}
 	ctx, cancel := context.WithTimeout(ctx, sessionCheck)
 	defer cancel()
-	now, err := registry.NewStore(a.bus).SessionNow(ctx, id)
+	now, err := a.member.Store.SessionNow(ctx, id)
 	return errors.Is(err, store.ErrNoKey) || err == nil && now.Epoch != bound.Epoch
 }

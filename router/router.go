@@ -3,7 +3,6 @@ package router
 import (
 	"cmp"
 	"context"
-	"errors"
 	"iter"
 	"log/slog"
 	"sync"
@@ -17,15 +16,11 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
-	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/member"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router/standby"
 	"github.com/toolmesh/toolmesh/subjects"
-	"github.com/toolmesh/toolmesh/task"
 )
-
-// joinWait bounds what a router does on the first use of the mesh.
-const joinWait = 15 * time.Second
 
 // Options adjusts a [Router].
 type Options struct {
@@ -84,25 +79,15 @@ func (c caller) Client() *client.Client { return c.client }
 // Router is one member of the mesh. Its methods may be called concurrently.
 type Router struct {
 	caller
-	opts Options
-	log  *slog.Logger
-	bus  *bus.Bus
-
-	joined  atomic.Pointer[joined] // for those who look on; nil until the router has joined
+	opts    Options
+	log     *slog.Logger
+	member  *member.Member
+	standby atomic.Pointer[standby.Standby]
 	leaving atomic.Bool
 
-	mu        sync.Mutex // guards what follows, and joining
-	host      *host.Host
-	view      *registry.View
-	store     *registry.Store
-	responder *registry.Responder
-	tasks     *task.Service
-	standby   *standby.Standby
-	awaiting  *registry.Awaiting
-	micro     *bus.Service
-	closed    bool
-	serving   atomic.Pointer[host.Host] // host, once it serves
-	policy    *registry.Sessions
+	mu     sync.Mutex // guards what follows, and the member's changes
+	micro  *bus.Service
+	closed bool
 
 	stopOnce sync.Once
 	stopErr  error
@@ -115,25 +100,13 @@ func New(nc *nats.Conn, opts *Options) (*Router, error) {
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.Service = cmp.Or(o.Service, "mesh-router")
 	o.Node = cmp.Or(o.Node, subjects.NodeID("router-"+uuid.NewString()[:8]))
-	if err := store.Layout(o.StoreOptions).Validate("router.Options"); err != nil {
-		return nil, err
-	}
-	policy, err := registry.NewSessions(o.SessionPolicy)
+	m, err := member.New(nc, member.Options{
+		Type: "router.Options", Session: o.Session, SessionPolicy: o.SessionPolicy, Store: o.StoreOptions, View: registry.ViewOptions{Reaps: true}, Logger: o.Logger,
+	})
 	if err != nil {
 		return nil, err
 	}
-	b, err := bus.New(nc, &bus.Options{Logger: o.Logger})
-	if err != nil {
-		return nil, err
-	}
-	c, err := client.NewOn(b, &client.Options{Session: o.Session, Logger: o.Logger})
-	if err != nil {
-		b.Close()
-		return nil, err
-	}
-	return &Router{
-		opts: o, log: o.Logger, bus: b, caller: caller{c}, store: registry.NewStore(b), policy: policy,
-	}, nil
+	return &Router{opts: o, log: o.Logger, member: m, caller: caller{m.Client}}, nil
 }
 
 // Node is the node's id.
@@ -147,13 +120,13 @@ func (r *Router) Start(ctx context.Context) error {
 	if err := r.join(ctx); err != nil {
 		return err
 	}
-	if err := r.runTasks(ctx); err != nil {
+	if err := r.member.RunTasks(ctx); err != nil {
 		return err
 	}
 	r.standBy()
-	if r.micro == nil && r.host == nil {
+	if r.micro == nil && r.member.Host == nil {
 		var err error
-		r.micro, err = r.bus.StartService(bus.ServiceConfig{
+		r.micro, err = r.member.Bus.StartService(bus.ServiceConfig{
 			Name: r.opts.Service, Version: r.opts.Version, Description: "a router of the mesh",
 			Metadata: map[string]string{"node": string(r.opts.Node), "proto": "1"},
 		})
@@ -164,92 +137,35 @@ func (r *Router) Start(ctx context.Context) error {
 	return nil
 }
 
-// join opens the view and what hangs on it, once; r.mu is held.
+// join joins the mesh, once; r.mu is held.
 func (r *Router) join(ctx context.Context) error {
 	if r.closed {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the router is closed")
 	}
-	if r.view != nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, joinWait)
-	defer cancel()
-	err := r.bus.CheckRights(ctx, "answer for the registry: it needs the key of a node", subjects.Rights{Subscribe: []string{subjects.AllRegistry + " " + subjects.QueueGroup}})
-	if err == nil {
-		err = r.bus.FreshTime(ctx) // a session's end is counted from when it was created, by the broker's time
-	}
-	if err != nil {
-		return err
-	}
-	layout := store.Layout(r.opts.StoreOptions)
-	if err := store.Of(r.bus).Ensure(ctx, &layout); err != nil {
-		return err
-	}
-	view, err := registry.OpenView(ctx, r.bus, &registry.ViewOptions{Reaps: true, Logger: r.log})
-	if err != nil {
-		return err
-	}
-	responder, err := registry.NewResponder(r.bus, view, r.store, r.log)
-	if err != nil {
-		view.Close()
-		return err
-	}
-	r.view, r.responder = view, responder
-	r.joined.Store(&joined{view: view})
-	r.policy.Use(view)
-	return nil
+	return r.member.Join(ctx)
 }
 
-// runTasks begins to run tasks, once; r.mu is held.
-func (r *Router) runTasks(ctx context.Context) error {
-	if r.tasks != nil {
-		return nil
-	}
-	tasks := task.New(r.bus, r.store, r.client, &task.Options{Sessions: r.policy, Replicas: r.opts.Replicas, Await: r.view.Await, Logger: r.log})
-	if err := tasks.Start(ctx); err != nil {
-		return err
-	}
-	r.tasks = tasks
-	return nil
-}
-
-// standBy begins to hold calls that no node serves, if the options say so, once; r.mu is
-// held.
+// standBy begins to tell which calls wait for a node, and to hold calls itself if the
+// options say so, once; r.mu is held.
 func (r *Router) standBy() {
 	switch {
-	case r.standby != nil || r.awaiting != nil:
 	case r.opts.Standby == nil:
-		r.awaiting = registry.NewAwaiting(r.bus, r.tasks.Awaited)
-	default:
+		r.member.TellAwaited()
+	case r.standby.Load() == nil:
 		o := *r.opts.Standby
 		o.Logger = cmp.Or(o.Logger, r.log)
-		r.standby = standby.New(r.bus, r.view, r.opts.Node, &o, r.tasks.Awaited)
-		r.joined.Store(&joined{view: r.view, host: r.host, standby: r.standby})
+		r.standby.Store(standby.New(r.member.Bus, r.member.View, r.opts.Node, &o, r.member.Tasks.Awaited))
 	}
 }
 
 // serve starts the host, once; r.mu is held.
 func (r *Router) serve(ctx context.Context) error {
-	if r.host != nil {
-		return nil
-	}
 	if err := r.join(ctx); err != nil {
 		return err
 	}
-	h, err := host.NewOn(r.bus, &host.Options{
-		Node: r.opts.Node, Version: r.opts.Version, Slots: r.opts.Slots, Sessions: r.policy, Service: r.serviceName(),
-		StoreOptions: r.opts.StoreOptions, PayloadMax: r.opts.PayloadMax, Logger: r.log,
+	return r.member.Serve(ctx, host.Options{
+		Node: r.opts.Node, Version: r.opts.Version, Slots: r.opts.Slots, Service: r.serviceName(), PayloadMax: r.opts.PayloadMax,
 	})
-	if err != nil {
-		return err
-	}
-	if err := h.Start(ctx); err != nil {
-		return err
-	}
-	r.host = h
-	r.serving.Store(h)
-	r.joined.Store(&joined{view: r.view, host: h, standby: r.standby})
-	return h.ServeBatches(ctx, r.view, r.store, r.client)
 }
 
 // serviceName lists the process once: by the host, unless Start already did.
@@ -267,11 +183,11 @@ func (r *Router) Handle(index subjects.IndexName, name string, handler host.Hand
 }
 
 func (r *Router) handle(index subjects.IndexName, session subjects.SessionID, name string, handler host.Handler, opts []host.ToolOption) (subjects.ToolID, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
+	ctx, cancel := context.WithTimeout(context.Background(), member.JoinWait)
 	defer cancel()
 	r.mu.Lock()
 	err := r.serve(ctx)
-	h := r.host
+	h := r.member.Host
 	r.mu.Unlock()
 	if err != nil {
 		return "", err
@@ -287,7 +203,7 @@ func (r *Router) View(ctx context.Context) (*registry.View, error) {
 	if err := r.join(ctx); err != nil {
 		return nil, err
 	}
-	return r.view, nil
+	return r.member.View, nil
 }
 
 // Run starts the router, stays until ctx ends, and stops it, also where it cannot
@@ -316,33 +232,17 @@ func (r *Router) leave(ctx context.Context) error {
 	r.leaving.Store(true)
 	r.mu.Lock()
 	r.closed = true
-	h, view, responder, micro, tasks, held, awaiting := r.host, r.view, r.responder, r.micro, r.tasks, r.standby, r.awaiting
+	micro := r.micro
 	r.mu.Unlock()
-	var errs []error
-	if tasks != nil {
-		tasks.Stop(ctx) // first: others go on with what it leaves
-	}
-	if held != nil {
+	if held := r.standby.Load(); held != nil {
 		held.Stop(ctx)
 	}
-	if awaiting != nil {
-		awaiting.Close()
-	}
-	if h != nil {
-		errs = append(errs, h.Stop(ctx))
-	}
+	err := r.member.Leave(ctx)
 	if micro != nil {
 		micro.Stop()
 	}
-	if responder != nil {
-		responder.Close()
-	}
-	if view != nil {
-		view.Close()
-	}
-	r.client.Close()
-	r.bus.Close()
-	return errors.Join(errs...)
+	r.member.Close()
+	return err
 }
 
 // Close is Stop with half a minute for the calls in flight.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/member"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -56,8 +57,8 @@ func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Sess
 	if err != nil {
 		return nil, err
 	}
-	record := registry.SessionRecord{ID: o.ID, Epoch: uuid.NewString(), Created: r.bus.Time().Now.UTC(), TTL: o.TTL, Pins: o.Pins, Key: o.Key}
-	err = r.store.CreateSession(ctx, record)
+	record := registry.SessionRecord{ID: o.ID, Epoch: uuid.NewString(), Created: r.member.Bus.Time().Now.UTC(), TTL: o.TTL, Pins: o.Pins, Key: o.Key}
+	err = r.member.Store.CreateSession(ctx, record)
 	if errors.Is(err, store.ErrConflict) {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "session %q exists already: end it, or choose another name", o.ID)
 	}
@@ -103,7 +104,7 @@ func (r *Router) end(ctx context.Context, id subjects.SessionID, epoch string) e
 	uninstall := func() error {
 		for _, index := range view.Indexes() {
 			if index.Session == id {
-				if err := r.store.DeleteIndex(ctx, index.Name, id); err != nil {
+				if err := r.member.Store.DeleteIndex(ctx, index.Name, id); err != nil {
 					return err
 				}
 			}
@@ -113,7 +114,7 @@ func (r *Router) end(ctx context.Context, id subjects.SessionID, epoch string) e
 	if err := uninstall(); err != nil {
 		return err
 	}
-	if err := r.store.DeleteSession(ctx, id); err != nil {
+	if err := r.member.Store.DeleteSession(ctx, id); err != nil {
 		return err
 	}
 	return uninstall() // what was being installed then
@@ -125,7 +126,7 @@ func (s *Session) ID() subjects.SessionID { return s.id }
 // stands refuses a session that nobody created, and one of another epoch than the
 // given one: the name of a session that has ended may be in use again.
 func (r *Router) stands(ctx context.Context, id subjects.SessionID, epoch string) error {
-	record, err := r.store.SessionNow(ctx, id)
+	record, err := r.member.Store.SessionNow(ctx, id)
 	switch {
 	case epoch != "" && (errors.Is(err, store.ErrNoKey) || err == nil && record.Epoch != epoch):
 		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", id)
@@ -139,7 +140,7 @@ func (r *Router) stands(ctx context.Context, id subjects.SessionID, epoch string
 // session ends. One that CreateSession made and that has ended is
 // session_not_found, also where its name is in use again.
 func (s *Session) Handle(name string, handler host.Handler, opts ...host.ToolOption) (subjects.ToolID, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
+	ctx, cancel := context.WithTimeout(context.Background(), member.JoinWait)
 	defer cancel()
 	if s.epoch != "" {
 		if err := s.r.stands(ctx, s.id, s.epoch); err != nil {

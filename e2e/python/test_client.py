@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import HERE, Started, complaints
+from conftest import HERE, Started
 
 import toolmesh
 from toolmesh import AsyncMesh, Mesh
@@ -382,11 +382,14 @@ def test_tools_are_callables(rich: Started) -> None:
         assert tools["rich.rich.typed"].__annotations__["raw"] is bytes
         assert tools["rich.rich.typed"].__annotations__["on"] is datetime.date
         assert asyncio.run(tool.acall(2))["first"] == 2
+        assert mesh.search("what was a tool called with", limit=1)[0](1) == tool(1)
+        assert mesh.search("xyzzy") == []
 
     async def main() -> None:
         async with AsyncMesh(rich.url) as other:
             tool = await other.tool("rich.rich.defaults")
             assert (await tool(3))["first"] == 3
+            assert [one.id for one in await other.search("what was a tool called with", limit=1)] == [tool.id]
             assert [item async for item in (await other.tool("rich.rich.numbers")).stream(2)] == [0, 1]
 
     asyncio.run(main())
@@ -509,7 +512,7 @@ def test_a_broker_that_goes_away_and_comes_back(start: Callable[..., Started]) -
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(mesh.call, "rich.rich.ended", {"seconds": 60, "mark": "/tmp/never"})
         time.sleep(0.5)
-        one.stop(signal.SIGKILL)
+        one.kill()
         with pytest.raises(toolmesh.MeshError) as raised:
             running.result(30)
     assert raised.value.code in ("unavailable", "node_lost")
@@ -528,7 +531,7 @@ def test_a_broker_that_goes_away_and_comes_back(start: Callable[..., Started]) -
 
     until(again)
     mesh.close()
-    another.stop()
+    another.kill()
 
 
 def test_a_stream_goes_on_over_a_lost_connection(rich: Started) -> None:
@@ -567,7 +570,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_interpreter_that_ends_with_calls_in_flight(rich: Started) -> None:
     done = run(PROGRAM.format(source=SOURCE, url=rich.url))
-    assert (done.returncode, done.stdout, complaints(done.stderr)) == (0, "at the end\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "at the end\n", "")
 
 
 ASYNC_PROGRAM = """
@@ -575,6 +578,7 @@ import asyncio, sys
 sys.path.insert(0, {source!r})
 from toolmesh import AsyncMesh
 async def main():
+    asyncio.get_running_loop().slow_callback_duration = float("inf")  # on a busy machine it is said of this loop
     mesh = AsyncMesh({url!r})
     asyncio.create_task(mesh.call("lab.timing.nap", {{"seconds": 60}}))
     async for item in mesh.stream("rich.rich.numbers", {{"count": 100000, "pause": 0.01}}):
@@ -588,7 +592,7 @@ print("at the end")
 
 def test_a_loop_that_ends_with_calls_in_flight(rich: Started) -> None:
     done = run(ASYNC_PROGRAM.format(source=SOURCE, url=rich.url))
-    assert (done.returncode, done.stdout, complaints(done.stderr)) == (0, "at the end\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "at the end\n", "")
 
 
 def test_interrupting_a_call(rich: Started) -> None:
@@ -605,7 +609,7 @@ except KeyboardInterrupt:
     time.sleep(0.3)
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
-    assert (running.returncode, out, complaints(err)) == (0, "interrupted\nat the end\n", "")
+    assert (running.returncode, out, err) == (0, "interrupted\nat the end\n", "")
 
 
 def test_memory_is_flat(rich: Started) -> None:

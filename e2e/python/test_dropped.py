@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import Started, complaints
+from conftest import Started
 from hosting import SOURCE, name
 
 pytestmark = pytest.mark.usefixtures("binary")
@@ -14,6 +14,9 @@ HEAD = """
 import asyncio, gc, os, resource, sys, threading, time
 from toolmesh import AsyncMesh, Host, Mesh, MeshError
 url = sys.argv[1]
+async def own(work):  # what asyncio says of the program's own loop on a busy machine is not about the mesh
+    asyncio.get_running_loop().slow_callback_duration = float("inf")
+    return await work
 size = "rich.rich.size", {"text": "four"}
 """
 
@@ -23,26 +26,24 @@ def run(url: str, program: str, *options: str) -> subprocess.CompletedProcess[st
                           timeout=120, env={**os.environ, "PYTHONPATH": SOURCE})
 
 
-@pytest.mark.parametrize("program", [
-    "for _ in range(100):\n    assert Mesh(url).call(*size) == 4",
-    "for _ in range(100):\n    assert list(Mesh(url).stream('rich.rich.numbers', {'count': 2})) == [0, 1]",
-    "for _ in range(100):\n    Mesh(url).session('default').tool('rich.rich.size')(text='four')",
-    """
+def test_a_dropped_mesh_closes(rich: Started) -> None:
+    """500 of them, with 64 files."""
+    done = run(rich.url, """
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+for _ in range(100):
+    assert Mesh(url).call(*size) == 4
+for _ in range(100):
+    assert list(Mesh(url).stream('rich.rich.numbers', {'count': 2})) == [0, 1]
+for _ in range(100):
+    Mesh(url).session('default').tool('rich.rich.size')(text='four')
 async def main():
     for _ in range(100):
         assert await AsyncMesh(url).call(*size) == 4
-asyncio.run(main())
-""",
-    """
-async def main():
     for _ in range(100):
         assert await Mesh(url).acall(*size) == 4
-asyncio.run(main())
-""",
-])
-def test_a_dropped_mesh_closes(rich: Started, program: str) -> None:
-    done = run(rich.url, "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n" + program, "-X", "dev", "-W", "error")
-    assert (done.returncode, complaints(done.stderr)) == (0, "")
+asyncio.run(own(main()))
+""", "-X", "dev", "-W", "error")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_mesh_keeps_no_loop_that_has_ended(rich: Started) -> None:
@@ -51,7 +52,7 @@ mesh = AsyncMesh(url)
 async def main():
     return await mesh.call(*size)
 for _ in range(50):
-    assert asyncio.run(main()) == 4
+    assert asyncio.run(own(main())) == 4
 gc.collect()
 kept = [one for one in gc.get_objects() if isinstance(one, asyncio.AbstractEventLoop)]
 print(len(kept) <= 2, len(os.listdir('/proc/self/fd')) < 20)
@@ -162,25 +163,41 @@ os._exit(0)
 
 
 QUIET = {
-    "Mesh": "mesh = Mesh(url)\nassert mesh.call(*size) == 4",
-    "Mesh, dropped": "assert Mesh(url).call(*size) == 4",
-    "Mesh, closed": "with Mesh(url) as mesh:\n    assert mesh.call(*size) == 4",
-    "Mesh in a loop": """
+    "Mesh": """
+# Mesh, dropped
+assert Mesh(url).call(*size) == 4
+# Mesh, closed
+with Mesh(url) as mesh:
+    assert mesh.call(*size) == 4
+# Mesh in a loop
 async def main():
     assert await mesh.acall(*size) == 4
 mesh = Mesh(url)
-asyncio.run(main())
-""",
-    "Mesh, a call that is cancelled": """
+asyncio.run(own(main()))
+# Mesh, a call that is cancelled
 async def main():
     try:
         await asyncio.wait_for(mesh.acall('lab.timing.nap', {'seconds': 30}), 0.2)
     except asyncio.TimeoutError:
         pass
 mesh = Mesh(url)
-asyncio.run(main())
+asyncio.run(own(main()))
+# Mesh, a stream that is left
+next(Mesh(url).stream('rich.rich.numbers', {'count': 1000, 'pause': 0.1}))
+# a slow step on the mesh's own loop
+from toolmesh._client.background import background
+async def slow():
+    time.sleep(0.3)
+background.run(slow)
+# nobody there
+try:
+    Mesh('nats://127.0.0.1:1').call(*size)
+except MeshError:
+    pass
+# Mesh
+mesh = Mesh(url)
+assert mesh.call(*size) == 4
 """,
-    "Mesh, a stream that is left": "next(Mesh(url).stream('rich.rich.numbers', {'count': 1000, 'pause': 0.1}))",
     "Mesh, forked": """
 mesh = Mesh(url)
 assert mesh.call(*size) == 4
@@ -191,55 +208,55 @@ if not pid:
 assert os.waitpid(pid, 0)[1] == 0
 """,
     "AsyncMesh": """
+# AsyncMesh
 async def main():
     mesh = AsyncMesh(url)
     assert await mesh.call(*size) == 4
-asyncio.run(main())
-""",
-    "AsyncMesh, closed": """
+asyncio.run(own(main()))
+# AsyncMesh, closed
 async def main():
     async with AsyncMesh(url) as mesh:
         assert await mesh.call(*size) == 4
-asyncio.run(main())
-""",
-    "AsyncMesh, twice": """
+asyncio.run(own(main()))
+# AsyncMesh, twice
 mesh = AsyncMesh(url)
 async def main():
     assert await mesh.call(*size) == 4
-asyncio.run(main())
-asyncio.run(main())
-""",
-    "AsyncMesh, a loop of its own": """
+asyncio.run(own(main()))
+asyncio.run(own(main()))
+# AsyncMesh, a loop of its own
 loop = asyncio.new_event_loop()
 mesh = AsyncMesh(url)
-assert loop.run_until_complete(mesh.call(*size)) == 4
+assert loop.run_until_complete(own(mesh.call(*size))) == 4
 loop.run_until_complete(mesh.close())
 loop.close()
-""",
-    "AsyncMesh, a call that is cancelled": """
+# AsyncMesh, a call that is cancelled
 async def main():
     mesh = AsyncMesh(url)
     try:
         await asyncio.wait_for(mesh.call('lab.timing.nap', {'seconds': 30}), 0.2)
     except asyncio.TimeoutError:
         pass
-asyncio.run(main())
+asyncio.run(own(main()))
 """,
-    "a slow step on the mesh's own loop": """
-from toolmesh._client.background import background
+    "Index of stores": """
+from toolmesh.stores import Index
 async def slow():
-    time.sleep(0.3)
-background.run(slow)
+    time.sleep(0.2)
+async def items():
+    time.sleep(0.2)
+    yield 1
+index = Index([slow, items])
+index.execute("slow")
+assert index.execute("items") == 1
 """,
-    "nobody there": "try:\n    Mesh('nats://127.0.0.1:1').call(*size)\nexcept MeshError:\n    pass",
 }
 
 
 @pytest.mark.parametrize("what", QUIET)
 def test_nothing_is_said_on_stderr(rich: Started, what: str) -> None:
     done = run(rich.url, QUIET[what], "-X", "dev", "-W", "ignore:This process:DeprecationWarning")
-    said = done.stderr if "slow" in what else complaints(done.stderr)
-    assert (done.returncode, said) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_host_says_nothing_on_stderr(opened: Started) -> None:
@@ -247,8 +264,9 @@ def test_a_host_says_nothing_on_stderr(opened: Started) -> None:
 host = Host(index={name()!r}, servers=url)
 @host.tool
 async def add(a: int) -> int:
+    time.sleep(0.2)  # as a busy machine would have it
     return a + 1
 with host, Mesh(url) as mesh:
     assert mesh.call(host._index + ".add", {{"a": 1}}) == 2
 """, "-X", "dev")
-    assert (done.returncode, complaints(done.stderr)) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -9,19 +9,20 @@ import pathlib
 import pickle
 import pkgutil
 import re
-import sys
 import traceback
+import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import toolmesh
-from toolmesh import AsyncMesh, Host, Mesh, RemoteTool, Task, client
+from toolmesh import AsyncMesh, AsyncTask, Host, Mesh, RemoteTool, Task, client, dspy
+from toolmesh._client.background import Background
 from toolmesh._client.connection import Connection
 from toolmesh._core import errors
-from toolmesh.stores import Index, ProviderFormat
+from toolmesh.stores import Index, ProviderFormat, llm_parse_json
 
 PYTHON = pathlib.Path(__file__).parent.parent
 TOLD = {"id": "a.add", "description": "Adds.", "input_schema": {
@@ -136,26 +137,82 @@ def test_the_trace_of_a_tool_is_a_note_of_its_error() -> None:
     assert ('In the tool: File "tool.py", line 3' in shown) is hasattr(failure, "add_note")
 
 
-def test_tracebacks_are_short() -> None:
-    mesh, other = Mesh("nats://127.0.0.1:1"), AsyncMesh("nats://127.0.0.1:1")
+MESH, OTHER = Mesh("nats://127.0.0.1:1"), AsyncMesh("nats://127.0.0.1:1")
+PROXY = dspy.RPCProxyTool("a.b", mesh=MESH)
 
-    async def each() -> None:
-        await other.call("a.b")
 
-    async def items(one: typing.Any, name: str) -> None:
-        await anext(getattr(one, name)("a.b", rpc_id=" "))
+def failing(verb: str, request: bytes) -> Any:
+    """What a task asks with: any answer says that it has failed."""
+    return {"state": "failed", "error": {"code": "tool_error", "message": "no"}, "tool": "a.b"}
 
-    for run in (lambda: mesh.call("a.b"), lambda: mesh.describe("a.b"), lambda: list(mesh.stream("a.b")),
-                lambda: list(mesh.stream("a.b", rpc_id=" ")), lambda: asyncio.run(items(mesh, "astream")),
-                lambda: asyncio.run(items(other, "stream")),
-                lambda: RemoteTool(mesh, TOLD)(1), lambda: RemoteTool(mesh, TOLD)("no number"),
-                lambda: asyncio.run(each())):
-        with pytest.raises(toolmesh.MeshError) as raised:
-            run()
-        frames = [one.name for one in traceback.extract_tb(raised.value.__traceback__) if "/toolmesh/" in one.filename]
-        shown = "".join(traceback.format_exception(raised.value))
-        assert len(frames) == (0 if sys.version_info >= (3, 11) else 1), "Python 3.10 has the frame that raises it"
-        assert "another exception" not in shown and "direct cause" not in shown
+
+async def afailing(verb: str, request: bytes) -> Any:
+    return failing(verb, request)
+
+
+async def anexted(items: Any) -> None:
+    await anext(items)
+
+
+def scoped() -> None:
+    with toolmesh.scope(timeout=0):
+        pass
+
+
+FAILURES: dict[str, Callable[[], Any]] = {
+    "a call": lambda: MESH.call("a.b"), "describe": lambda: MESH.describe("a.b"),
+    "a stream": lambda: list(MESH.stream("a.b")), "a refused stream": lambda: list(MESH.stream("a.b", rpc_id=" ")),
+    "astream": lambda: asyncio.run(anexted(MESH.astream("a.b", rpc_id=" "))),
+    "AsyncMesh.stream": lambda: asyncio.run(anexted(OTHER.stream("a.b", rpc_id=" "))),
+    "AsyncMesh.call": lambda: asyncio.run(OTHER.call("a.b")),
+    "a tool": lambda: RemoteTool(MESH, TOLD)(1), "what a tool refuses": lambda: RemoteTool(MESH, TOLD)("no number"),
+    "a proxy": lambda: PROXY(x=1), "arguments of a proxy": lambda: PROXY(1),
+    "the result of a task": Task("t", failing).wait, "Task.result": Task("t", failing).result,
+    "AsyncTask.wait": lambda: asyncio.run(AsyncTask("t", afailing).wait()),
+    "a task that has no time": lambda: Task("t", failing).wait(0),
+    "mesh.call": lambda: toolmesh.mesh.call("a.b"), "mesh.acall": lambda: asyncio.run(toolmesh.mesh.acall("a.b")),
+    "mesh.stream": lambda: list(toolmesh.mesh.stream("a.b")), "mesh.batch": lambda: toolmesh.mesh.batch(["a.b"]),
+    "mesh.submit": lambda: toolmesh.mesh.submit("a.b"), "mesh.task": lambda: toolmesh.mesh.task("t").show(),
+    "mesh.secret": lambda: toolmesh.mesh.secret("NO_SUCH_VARIABLE"),
+    "a file": lambda: MESH.call("a.b", {"file": toolmesh.File("/no/such/file")}),
+    "no command": lambda: MESH.install("/no/such@index"),
+    # Misuse.
+    "no tool": lambda: MESH.call(3), "no arguments": lambda: MESH.call("a.b", 3),  # type: ignore[call-overload]
+    "no text": lambda: MESH.tool(), "an unknown option": lambda: MESH.call("a.b", now=1),  # type: ignore[call-arg,call-overload]
+    "no coroutine's option": lambda: asyncio.run(OTHER.call("a.b", now=1)),  # type: ignore[call-overload]
+    "a timeout": lambda: MESH.call("a.b", timeout=0), "a stream's timeout": lambda: next(MESH.stream("a.b", timeout=0)),
+    "a mesh's timeout": lambda: Mesh(timeout=-1), "a session": lambda: MESH.session(""), "scope": scoped,
+    "a batch": lambda: MESH.batch([3]), "a task": lambda: MESH.submit("a.b", delay=-1),
+    "a pickle": lambda: pickle.dumps(MESH), "slots": lambda: Host(slots=0),
+    "nothing to serve": lambda: asyncio.run(Host().aserve()), "nothing to serve at all": lambda: Host().serve(),
+    "a decorator": lambda: Host().tool(name="a b")(scoped), "mesh.tool": lambda: toolmesh.mesh.tool(lane="x")(scoped),  # type: ignore[call-overload]
+    "no function": lambda: Host().tool(3), "an Index": lambda: Index(["/no/such/index"], mesh=MESH),  # type: ignore[call-overload]
+    "a name of an Index": lambda: Index([scoped]).execute("other"), "no JSON": lambda: llm_parse_json("none"),
+    "a bridge": lambda: dspy.init_tool_bridge({}), "specifications": lambda: dspy.ToolBridgeManager().
+    create_tools_from_specs("no list"), "a proxy without a name": lambda: dspy.RPCProxyTool(""),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_tracebacks_are_short(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESH_NATS_URL", "nats://127.0.0.1:1")
+    monkeypatch.delenv("TOOLMESH_BINARY", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Exception) as raised:
+        FAILURES[name]()
+    frames = [one.name for one in traceback.extract_tb(raised.value.__traceback__) if "/toolmesh/" in one.filename]
+    shown = "".join(traceback.format_exception(raised.value))
+    assert not frames and "another exception" not in shown and "direct cause" not in shown
+
+
+def test_faults_of_ours_keep_their_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Background, "run", lambda _, make: b"1")
+    faults: list[tuple[Any, Any]] = [(lambda *_: {}["missing"], KeyError), (lambda *_: None + 1, TypeError)]  # type: ignore[index,operator]
+    for fault, kind in faults:
+        monkeypatch.setattr(client, "_typed", types.FunctionType(fault.__code__, vars(client)))
+        with pytest.raises(kind) as raised:
+            MESH.call("a.b")
+        assert any("/toolmesh/" in one.filename for one in traceback.extract_tb(raised.value.__traceback__))
 
 
 def test_errors_of_a_callers_own_code_stay_whole() -> None:

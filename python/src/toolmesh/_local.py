@@ -6,12 +6,14 @@ import subprocess
 
 from . import binary
 from ._client import finding
+from ._client.answers import outward
 from ._core import errors
 from .client import Mesh
 
 _STARTING = 120  # seconds that a first start may take: it makes environments of what is installed
 
 
+@outward
 def local(*, idle: float = 300.0) -> Mesh:
     """A Mesh of this machine, which all programs of this user share: the one that mesh
     up left running, else one that is started and ends when nobody has been

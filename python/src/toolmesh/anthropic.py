@@ -16,6 +16,7 @@ from typing import Any
 from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool, BetaBuiltinFunctionTool, ToolError
 
 from ._adapters.common import arun, brief, meaning, run, text
+from ._client.answers import outward
 from ._client.background import background
 from ._core import errors
 from .client import Mesh
@@ -53,12 +54,14 @@ class _Tool(BetaBuiltinFunctionTool):
             raise ToolError(str(brief(failure))) from None
 
 
+@outward
 def tools(mesh: Mesh, prefix: str = "") -> list[BetaBuiltinFunctionTool]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
     found = mesh.tools(prefix)
     return [_Tool(mesh, *one) for one in zip(found, mesh.format("anthropic", found), strict=True)]
 
 
+@outward
 def async_tools(mesh: Mesh, prefix: str = "") -> list[BetaAsyncBuiltinFunctionTool]:
     """As tools, for AsyncAnthropic."""
     found = mesh.tools(prefix)

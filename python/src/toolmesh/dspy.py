@@ -16,6 +16,7 @@ import concurrent.futures
 import contextvars
 import importlib
 import inspect
+import sys
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 from . import mesh as _here
 from ._adapters.common import named
 from ._adapters.proxies import CachedRPCProxyTool, RPCProxyTool, StreamingRPCProxyTool, whole
+from ._client.answers import api
 from ._core import errors
 from ._host import serving
 from ._locks import lock
@@ -38,6 +40,7 @@ _AT_ONCE = 32  # calls of a batch
 _BATCH = 1000
 
 
+@api
 class ToolBridgeManager:
     """The tools of one session, by the specifications that its owner gives."""
 
@@ -113,6 +116,7 @@ class ToolBridgeManager:
         return Description({"id": tool_id, **kept})
 
 
+@api
 class BatchToolProcessor:
     """Calls many tools at once, those of a manager."""
 
@@ -155,7 +159,7 @@ def _together(calls: list[Any], places: list[int]) -> dict[int, dict[str, Any]]:
     for place in places:
         index, proxy, args, kwargs = calls[place]
         try:
-            members.append((proxy.tool_id, proxy._arguments(tuple(args), kwargs), proxy.timeout))
+            members.append((proxy._named, proxy._arguments(tuple(args), kwargs), proxy.timeout))
             sent.append(place)
         except errors.MeshError as failure:
             found[place] = _failed(index, failure)
@@ -270,3 +274,6 @@ def _text(request: dict[str, Any], name: str) -> str:
     if not isinstance(found, str) or not found:
         raise ValueError(f"{name} is missing: text that is not empty")
     return found
+
+
+api(sys.modules[__name__])

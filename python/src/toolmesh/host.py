@@ -23,6 +23,7 @@ import atexit
 import contextlib
 import contextvars
 import ctypes
+import functools
 import inspect
 import logging
 import queue
@@ -36,7 +37,9 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any
 
+from . import _loops
 from ._client import names
+from ._client.answers import api
 from ._core import binding, errors, failures, guard, schema, values
 from ._host import serving
 from ._host.bridge import MOST, Bridge
@@ -61,6 +64,7 @@ _LONG = 1e-3  # seconds: more count as this many, so that one long call is soon 
 _LOOK = 1e-3  # seconds between two looks at calls that wait for such a thread
 
 
+@api
 class Host:
     """Serves functions as tools, as an ordinary node.
 
@@ -107,7 +111,8 @@ class Host:
         lane_scope, collect, results. Raises TypeError for what is no function, ValueError for a name that
         cannot be or is taken, or an annotation that there is not."""
         if function is None:
-            return lambda given: self.tool(given, name=name, description=description, metadata=metadata, **annotations)
+            return functools.partial(
+                self.tool, name=name, description=description, metadata=metadata, **annotations)
         offered = _Offered(function, name, description, metadata, dict(annotations))
         with self._lock:
             if offered.name in self._tools:
@@ -138,7 +143,7 @@ class Host:
     def serve(self) -> None:
         """Serves until SIGINT or SIGTERM, or stop; then the calls that run end first.
         Raises Unavailable where there is no mesh or no binary."""
-        asyncio.run(self.aserve(signals=threading.current_thread() is threading.main_thread()))
+        _loops.run(self.aserve(signals=threading.current_thread() is threading.main_thread()))
 
     async def aserve(self, *, signals: bool = False, ready: Callable[[], None] | None = None) -> None:
         """serve, on the running event loop, on which coroutines are run too. Cancelling it drains."""
@@ -176,7 +181,7 @@ class Host:
 
         def serve() -> None:
             try:
-                asyncio.run(self.aserve(ready=served.set))
+                _loops.run(self.aserve(ready=served.set))
             except BaseException as failure:
                 self._failure = failure
             finally:

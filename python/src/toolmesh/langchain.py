@@ -16,6 +16,7 @@ from typing import Any
 from langchain_core.tools import StructuredTool, ToolException
 
 from ._adapters.common import arun, brief, named, run, text
+from ._client.answers import outward
 from ._core import errors
 from .client import Mesh
 
@@ -31,6 +32,7 @@ class _Tool(StructuredTool):
         return await self.coroutine(**arguments)
 
 
+@outward
 def tools(mesh: Mesh, prefix: str = "") -> list[StructuredTool]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
     return [_made(*one) for one in named(mesh, prefix)]

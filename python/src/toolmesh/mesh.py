@@ -12,6 +12,7 @@ outside of a tool, so that its module runs in a plain test.
 
 from __future__ import annotations
 
+import functools
 import sys
 import typing
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 
 import toolmesh
 
+from ._client.answers import api
 from ._core import errors, tasks, tool_side
 from ._host import serving
 from ._options import Options, Settings, Submission, Unpack
@@ -142,7 +144,7 @@ def tool(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     arguments; see Host.tool. Inside a tool's worker it changes nothing: what an index
     offers is said in its tools.toml."""
     if function is None:
-        return lambda given: tool(given, **settings)
+        return functools.partial(tool, **settings)
     if in_tool():
         return function
     if _host is not None:
@@ -183,3 +185,6 @@ def _made(settings: Settings) -> toolmesh.Host:
         made.tool(function, **said)
     _host = made
     return made
+
+
+api(sys.modules[__name__])

@@ -16,12 +16,14 @@ from typing import Any
 from agents import FunctionTool
 
 from ._adapters.common import arun, brief, meaning, text
+from ._client.answers import outward
 from ._core import errors
 from .client import Mesh
 
 __all__ = ["tools"]
 
 
+@outward
 def tools(mesh: Mesh, prefix: str = "") -> list[FunctionTool]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
     found = mesh.tools(prefix)

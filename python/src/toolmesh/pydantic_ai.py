@@ -17,12 +17,14 @@ from pydantic_ai import ModelRetry, Tool
 from pydantic_ai.exceptions import ToolFailed
 
 from ._adapters.common import arun, brief, named
+from ._client.answers import outward
 from ._core import errors
 from .client import Mesh
 
 __all__ = ["tools"]
 
 
+@outward
 def tools(mesh: Mesh, prefix: str = "") -> list[Tool[Any]]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
     return [_made(*one) for one in named(mesh, prefix)]

@@ -20,6 +20,7 @@ from rath.flow.tool import FlowToolCall
 from rath.session import create_user_session
 
 from ._adapters.common import named, names, run
+from ._client.answers import outward
 from ._options import Settings, Unpack
 from .client import Mesh
 from .host import Host
@@ -31,6 +32,7 @@ _FIELD = re.compile(r"\{([^{}]*)\}")
 _UNKNOWN = "<unknown>"  # what OpenRath's own tools have for an argument that is missing
 
 
+@outward
 def tools(mesh: Mesh, prefix: str = "") -> list[MeshToolCall]:
     """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
     return [MeshToolCall(*one) for one in named(mesh, prefix)]

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from .. import mesh as _here
+from .._client.answers import api
 from .._core import errors, values
 from .._host import serving
 from .._locks import lock
@@ -22,6 +23,7 @@ CHUNK = 60.0  # seconds between two items of a stream
 _CACHED = 100
 
 
+@api
 class RPCProxyTool:
     """A tool of the mesh as a function: proxy("Oslo", days=2).
 
@@ -85,6 +87,7 @@ class RPCProxyTool:
         return self._told.arguments(args, kwargs)
 
 
+@api
 class StreamingRPCProxyTool(RPCProxyTool):
     """A tool whose items come one by one: for item in proxy(...). timeout is the longest
     time in seconds between two items, CHUNK without one; the whole is bound by
@@ -106,6 +109,7 @@ class StreamingRPCProxyTool(RPCProxyTool):
         return lambda tool, args: stream(tool, args, idle=self._limit(CHUNK))
 
 
+@api
 class CachedRPCProxyTool(RPCProxyTool):
     """A tool whose results are kept, for cache_ttl seconds and of the last 100 calls:
     for tools that answer the same to the same. Failures are not kept. Every caller has

@@ -2,45 +2,74 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import sys
-import traceback
 import typing
 
 from .._core import errors, values
 
+if sys.version_info < (3, 11):
+    import ctypes
+
 if typing.TYPE_CHECKING:
+    import types
+
     from nats.aio.msg import Msg
 
 F = typing.TypeVar("F", bound="typing.Callable[..., typing.Any]")
-C = typing.TypeVar("C", bound=type)
-
+C = typing.TypeVar("C")
 
 _OURS = {"toolmesh", "_toolmesh_worker", "asyncio", "concurrent", "contextlib"}  # and what our code waits by
+_SHOWN = {"__init__", "__call__", "__enter__", "__reduce__"}
+_RAISE = dis.opmap["RAISE_VARARGS"]
 
 
-def bare(failure: errors.MeshError) -> None:
-    """Takes our frames out of the traceback of a failure, for a raise without an operand right after it: that, from
-    Python 3.11 on, adds no entry for the frame which it leaves. Python 3.10 adds one. A failure of a user's code that
-    we called, like the generator of a batch, stays as it is."""
-    for frame, _ in traceback.walk_tb(failure.__traceback__):
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS:
+def bare(failure: Exception) -> None:
+    """Removes our frames from the traceback of a failure. Its caller handles the failure, and raises it again without
+    an operand right after this. The traceback stays whole if code of others is in it, like the generator of a batch,
+    and if the failure is a fault of ours: one that no raise statement of ours raised on purpose."""
+    last = step = failure.__traceback__
+    while step is not None:
+        if not _is_ours(step, _OURS):
             return
+        last, step = step, step.tb_next
+    if last is None or not (isinstance(failure, (errors.MeshError, OSError)) or _is_misuse(failure, last)):
+        return
     failure.__traceback__ = failure.__cause__ = None
+    failure.__dict__["_bare"] = True  # for a caller that is outward, too
     if sys.version_info < (3, 11):
-        raise failure from None
+        # It keeps the traceback of the exception that is handled elsewhere, too, for the raise to come.
+        python = ctypes.pythonapi
+        for one in (type(failure), failure):
+            python.Py_IncRef(ctypes.py_object(one))  # the next function takes over a reference to each
+        python.PyErr_SetExcInfo(ctypes.py_object(type(failure)), ctypes.py_object(failure), None)
+
+
+def _is_ours(step: types.TracebackType, packages: typing.Container[str]) -> bool:
+    return step.tb_frame.f_globals.get("__name__", "").partition(".")[0] in packages
+
+
+def _is_misuse(failure: Exception, last: types.TracebackType) -> bool:
+    """Whether we raised it on purpose, or Python did because the arguments do not fit the function's signature."""
+    if "_bare" in failure.__dict__:
+        return True
+    if last is failure.__traceback__:
+        return isinstance(failure, TypeError)
+    raised = last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
+    return raised and _is_ours(last, ("toolmesh", "_toolmesh_worker")) and not isinstance(failure, AssertionError)
 
 
 def outward(function: F) -> F:
-    """A function or a coroutine function of the API: its MeshErrors come without our frames."""
+    """A function or a coroutine function of the API: what it raises comes without our frames."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def awaited(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
             try:
                 return await function(*args, **kwargs)
-            except errors.MeshError as failure:
+            except Exception as failure:
                 bare(failure)
                 raise
 
@@ -50,27 +79,34 @@ def outward(function: F) -> F:
     def called(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         try:
             return function(*args, **kwargs)
-        except errors.MeshError as failure:
+        except Exception as failure:
             bare(failure)
             raise
 
     return typing.cast("F", called)
 
 
-def api(kind: C) -> C:
-    """A class whose public methods, but for generators, are outward."""
-    for name, one in list(vars(kind).items()):
+def api(owner: C) -> C:
+    """Makes the public functions of a class or a module outward. Generators call bare themselves."""
+    for name, one in list(vars(owner).items()):
         plain = inspect.isfunction(one) and not inspect.isgeneratorfunction(one)
-        if plain and not inspect.isasyncgenfunction(one) and not name.startswith("_"):
-            setattr(kind, name, outward(one))
-    return kind
+        if plain and not inspect.isasyncgenfunction(one) and (not name.startswith("_") or name in _SHOWN):
+            setattr(owner, name, outward(one))
+    return owner
 
 
 def outdated(failure: errors.MeshError, described: str) -> None:
     """Has a refusal say that the tool is of another revision than the one, if any, that its caller knows it by."""
-    if failure.code == "invalid_arguments" and described and failure.revision not in ("", described):
-        failure.message += (f"; the tool's revision changed since it was described ({described[:12]} → "
-                            f"{failure.revision[:12]}): describe it again")
+    if failure.code == "invalid_arguments":
+        failure.message += upgraded(described, failure.revision)
+
+
+def upgraded(described: str, now: str) -> str:
+    """What a refusal says of a tool that was described at one revision, and has another one now."""
+    if not described or now in ("", described):
+        return ""
+    return (f"; the tool's revision changed since it was described ({described[:12]} → {now[:12]}): "
+            "describe it again")
 
 
 def failed(message: Msg) -> errors.MeshError:

@@ -20,6 +20,7 @@ import weakref
 from collections import deque
 
 from .. import binary
+from .._client.answers import bare
 from .._core import batches, errors, tool_side, values
 from .._locks import lock
 
@@ -397,6 +398,9 @@ class Asked:
                     return
                 self._had()
                 yield item
+        except Exception as failure:
+            bare(failure)
+            raise
         finally:
             self.cancel()
 
@@ -409,6 +413,9 @@ class Asked:
                     return
                 self._had()
                 yield item
+        except Exception as failure:
+            bare(failure)
+            raise
         finally:
             self.cancel()
 

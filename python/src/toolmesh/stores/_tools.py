@@ -15,6 +15,7 @@ import typing
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
+from .. import _loops
 from .._core import binding, errors, schema, values
 from ._fitting import fitted, plain, takes_null
 
@@ -191,7 +192,7 @@ class LocalTool(Tool):
 _END = object()
 
 
-def _apart(work: Coroutine[Any, Any, Any], run: Callable[[Any], Any] = asyncio.run) -> Any:
+def _apart(work: Coroutine[Any, Any, Any], run: Callable[[Any], Any] = _loops.run) -> Any:
     """The result of a coroutine; where an event loop runs already, by a thread of its own."""
     try:
         asyncio.get_running_loop()
@@ -203,7 +204,7 @@ def _apart(work: Coroutine[Any, Any, Any], run: Callable[[Any], Any] = asyncio.r
 
 def _iterated(items: Any) -> Iterator[Any]:
     """The items of an asynchronous generator, on an event loop of its own."""
-    loop = asyncio.new_event_loop()
+    loop = _loops.new()
 
     async def step() -> Any:
         return await anext(items, _END)

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from .._client.answers import api
 from .._client.background import background
 from .._client.installing import shown
 from .._client.models import unwrapped
@@ -28,6 +29,7 @@ __all__ = ["BaseIndex", "Index", "LocalIndex", "RemoteIndex"]
 _CALL = ("toolname", "kwargs")
 
 
+@api
 class BaseIndex:
     """Tools that are functions. execute and the others call one by its name; foo-bar and foo.bar are the same name."""
 
@@ -203,6 +205,7 @@ class BaseIndex:
         return tool, given
 
 
+@api
 class Index(BaseIndex):
     """Tools of indexes and functions, mixed.
 
@@ -238,7 +241,7 @@ class Index(BaseIndex):
         for name, value in (("cache_dir", cache_dir), ("sys_executable", sys_executable)):
             if value is not None:
                 warnings.warn(f"{name} has no effect: the mesh's agent keeps indexes and finds their Python "
-                              "(docs/python/stores.md)", stacklevel=2)
+                              "(docs/python/stores.md)", stacklevel=3)
         found: list[Tool] = []
         for one in tools or ():
             if not isinstance(one, (str, os.PathLike)):
@@ -250,6 +253,7 @@ class Index(BaseIndex):
         self._fill(found, mesh)
 
 
+@api
 class LocalIndex(Index):
     """The index of one folder. It is installed with an environment of its own, with or without create_venv."""
 
@@ -265,6 +269,7 @@ class LocalIndex(Index):
                          sys_executable=sys_executable, paths={folder: paths or ()}, mesh=mesh)
 
 
+@api
 class RemoteIndex(Index):
     """The index of one repository."""
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .._client.answers import outward
+
 _LONGEST = 100_000  # characters that are searched
 _REPAIRED = 20_000  # and repaired: what that costs may grow with the square, to a few seconds for this many
 _STARTS = 100  # brackets at which JSON may begin
@@ -17,6 +19,7 @@ _BRACKET = re.compile(r"[\[{]")
 _SIMILAR = 0.8
 
 
+@outward
 def llm_parse_json(text: str, keys: Sequence[str] | None = None, autoescape: bool = True) -> Any:
     """The object or list that a text of a model holds: all of it, else what is in a block
     ```json, else the largest one.
