@@ -143,6 +143,7 @@ func (g *Gateway) routes() http.Handler {
 		"/v1/calls:batch":           {http.MethodPost: g.with((*request).batch)},
 		"/v1/tool-calls":            {http.MethodPost: g.with((*request).toolCalls)},
 		"/v1/files/{ref}":           {http.MethodGet: g.with((*request).sendFile)},
+		"/v1/search":                {http.MethodGet: g.with((*request).search)},
 		"/v1/tasks":                 {http.MethodGet: g.with((*request).listTasks)},
 		"/v1/tasks/{id}":            {http.MethodGet: g.with(ofTask((*client.Task).Show)), http.MethodDelete: g.with(ofTask((*client.Task).Cancel))},
 		"/v1/sessions":              {http.MethodGet: g.with(listOf("sessions", sessionsOf, nil))},

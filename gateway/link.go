@@ -46,7 +46,8 @@ type link struct {
 	ctx     context.Context // ends with the link
 	end     context.CancelCauseFunc
 	mcp     mcpLink
-	uploads chan struct{} // those of the token that run
+	uploads chan struct{}  // those of the token that run
+	globs   subjects.Globs // what the token is narrowed to
 
 	// Guarded by links.mu.
 	uses    int
