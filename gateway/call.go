@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -32,7 +33,8 @@ type call struct {
 	key     string
 	timeout time.Duration
 	trace   string
-	changed []string // what the lenient edge changed
+	changed []string             // what the lenient edge changed
+	report  func(codec.Progress) // told of the call's progress at once; nil for most
 }
 
 // traceText is a W3C traceparent.
@@ -163,6 +165,7 @@ func timing(r *client.Result) string {
 func (in *call) options() []client.CallOption {
 	return []client.CallOption{
 		client.WithRPCID(in.rpc), client.WithTimeout(in.timeout), client.WithIdempotencyKey(in.key), client.WithTraceparent(in.trace),
+		client.WithLiveProgress(in.report),
 	}
 }
 
