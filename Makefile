@@ -26,7 +26,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build test-mcp conformance wheels demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
+.PHONY: help build test-mcp conformance wheels demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s openapi skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ test: ## the product, with what needs only go, python3, git and make
 	@$(MAKE) -j2 test-go environments
 	@$(MAKE) test-python test-frameworks test-mcp skipped
 
-test-more: test-k8s test-images ## what is beside the product: the manifests of Kubernetes and the program that makes images; minutes
+test-more: test-k8s test-images openapi ## what is beside the product: the manifests of Kubernetes, the program that makes images, the gateway's OpenAPI document; minutes
 
 # What the Python tests need: it is fetched while those of Go run.
 environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp $(VENV)/suites.stamp $(MCP)/stamp
@@ -105,6 +105,18 @@ test-k8s: ## the manifests of k8s/: rendered, valid, and by our rules; no cluste
 	 elif [ "$${CI:-}" = true ]; then echo "$$said"; exit 1; \
 	 else echo "test-k8s skipped, its modules cannot be downloaded: $$said"; fi
 
+# Programs of others, from npm and PyPI: where they cannot be had, there is nothing to test with. CI must have them.
+openapi: ## the gateway's OpenAPI document: redocly's linter, schemathesis, a generated client; a minute
+	@if said=$$($(MAKE) $(VENV)/openapi.stamp 2>&1); then MESH_OPENAPI=$(CURDIR)/$(VENV)/openapi $(GO) test -count 1 -run TestOpenAPIOfOthers ./e2e; \
+	 elif [ "$${CI:-}" = true ]; then echo "$$said"; exit 1; \
+	 else echo "openapi skipped, its programs cannot be downloaded: $$said"; fi
+
+$(VENV)/openapi.stamp: python/requirements-openapi.txt
+	@$(PYTHON) -m venv $(VENV)/openapi
+	@$(VENV)/openapi/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@npm install --silent --no-audit --no-fund --prefix $(VENV)/openapi @redocly/cli@2.77.0
+	@touch $@
+
 # -v, as Go says nothing of a package that passes, and what was skipped or measured is to be seen. RUN is a pattern of test names.
 e2e-k8s: ## the manifests and images on a Kubernetes cluster that is made for it; root, 10 minutes, the first time 20 more
 	@cd e2e/k8s && $(GO) vet ./... && $(GO) test -vet=off -count 1 -v -timeout 60m $(if $(RUN),-run '$(RUN)') .
@@ -114,7 +126,7 @@ k8s: ## render k8s/rendered anew from the overlays
 
 skipped:
 	@echo
-	@echo "not run by make test: the manifests of Kubernetes and the images (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, the newest versions of the Python frameworks, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
+	@echo "not run by make test: the manifests of Kubernetes, the images and the gateway's OpenAPI document by programs of others (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, the newest versions of the Python frameworks, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \

@@ -13,6 +13,7 @@
 //	8  router, internal/bridge                     the member that services embed; a program on pipes
 //	7  internal/member                             what a router and an agent have in common
 //	6  host, task, internal/deploy                 makes a process a node; durable tasks; makes installs be served
+//	   internal/inventory                          nodes, indexes and sessions, as lists show them
 //	5  client                                      calls, streams, cancels
 //	4  registry, internal/connect                  which node serves what; finding a mesh and connecting to it
 //	   internal/chunks, internal/payloads          streams stored and replayed; payloads stored, served and fetched

@@ -93,3 +93,26 @@ func (c *Client) Cancel(ctx context.Context, rpc subjects.RPCID) (bool, error) {
 	}
 	return answer.Cancelled, nil
 }
+
+// Running says which node runs a call of the client's session, and of which tool. The error is
+// not_found where no node runs it.
+func (c *Client) Running(ctx context.Context, rpc subjects.RPCID) (codec.Where, error) {
+	var at codec.Where
+	subject, err := subjects.Ctl(c.session, rpc)
+	if err != nil {
+		return at, callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	ctx, stop := context.WithTimeout(ctx, whereWait)
+	defer stop()
+	reply, err := c.ask(ctx, subject, codec.Control{Type: codec.ControlWhere}.Encode())
+	if err == nil {
+		err = json.Unmarshal(reply.Data, &at)
+	}
+	switch {
+	case err == nil && at.Tool != "", toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied:
+		return at, err
+	case errors.Is(ctx.Err(), context.Canceled):
+		return at, ended(ctx, toolmesh.StartedUnknown)
+	}
+	return at, callerError(toolmesh.CodeNotFound, "no node runs call %q in session %q: it has ended, or it has another id or session", rpc, c.session)
+}

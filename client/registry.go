@@ -91,6 +91,14 @@ func (c *Client) List(ctx context.Context) (all []registry.ListedTool, err error
 	}
 }
 
+// Search returns up to limit tools that the client's session can call and that fit what should
+// be done, said in anybody's words, the best first. limit 0 is 10.
+func (c *Client) Search(ctx context.Context, words string, limit int) ([]registry.FoundTool, error) {
+	var answer registry.SearchAnswer
+	err := c.registry(ctx, c.session, registry.VerbSearch, registry.Request{Query: words, Limit: limit}, &answer)
+	return answer.Tools, err
+}
+
 // Resolve returns the full id behind a name: a session's own tool first, then
 // an index tool by its full id or a unique end of it.
 func (c *Client) Resolve(ctx context.Context, name string) (subjects.ToolID, error) {

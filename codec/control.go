@@ -73,6 +73,8 @@ func (c Cancelled) Encode() []byte { return mustMarshal(c) }
 type Where struct {
 	Node subjects.NodeID `json:"node"`
 	Boot subjects.BootID `json:"boot"`
+	// Tool is what the call runs there now; empty for a call that has ended.
+	Tool subjects.ToolID `json:"tool,omitempty"`
 }
 
 // Encode renders the answer.

@@ -5,9 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"mime"
 	"net/http"
 	"regexp"
@@ -21,9 +19,6 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
-
-// bodyTime is how long a request's body may take to arrive.
-const bodyTime = 60 * time.Second
 
 // call is one request for a call.
 type call struct {
@@ -94,56 +89,23 @@ func (g *Gateway) readCall(w http.ResponseWriter, r *http.Request, in *call) err
 	if trace := r.Header.Get("Traceparent"); traceText.MatchString(trace) {
 		in.trace = trace
 	}
-	body, err := readBody(w, r)
-	if err != nil {
-		var large *http.MaxBytesError
-		if errors.As(err, &large) {
-			return g.tooLarge()
-		}
-		return refused(toolmesh.CodeInvalidRequest, "read the request's body: %w", err)
-	}
-	in.args = body
-	if len(body) == 0 {
-		return nil
-	}
-	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	// curl -d says that it sends a form, whatever it sends.
-	form := kind == "application/x-www-form-urlencoded" && strings.HasPrefix(strings.TrimSpace(string(body[:min(len(body), 64)])), "{")
-	if kind != "application/json" && !strings.HasSuffix(kind, "+json") && !form && (err == nil || r.Header.Get("Content-Type") != "") {
-		return errMediaType
-	}
-	return nil
-}
-
-// errMediaType has the status 415.
-var errMediaType = refused(toolmesh.CodeInvalidRequest, "the body is the arguments, as JSON: send it with Content-Type: application/json")
-
-// readBody reads a body, which must arrive in time. What closes the connection meanwhile ends the
-// request's context.
-func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // a test's recorder has none
-	body, err := io.ReadAll(r.Body)
-	if err == nil {
-		_ = control.SetReadDeadline(time.Time{})
-	}
-	return body, err
+	var err error
+	in.args, err = g.readBody(w, r)
+	return err
 }
 
 // failCall answers a call that failed.
 func failCall(w http.ResponseWriter, err error, in *call) {
 	in.headers(w)
-	p := problemOf(err, in.rpc)
-	if errors.Is(err, errMediaType) {
-		p.Status = http.StatusUnsupportedMediaType
-	}
-	writeProblem(w, p)
+	fail(w, err, in.rpc)
 }
 
 // headers are those of every answer to a call.
 func (in *call) headers(w http.ResponseWriter) http.Header {
 	h := w.Header()
-	h["Mesh-Rpc-Id"] = []string{string(in.rpc)}
+	if in.rpc != "" {
+		h["Mesh-Rpc-Id"] = []string{string(in.rpc)}
+	}
 	if len(in.changed) > 0 {
 		h.Set("Mesh-Changed", strings.Join(in.changed, ","))
 	}
@@ -193,7 +155,7 @@ func (in *call) mend(ctx context.Context, c *client.Client, err error) bool {
 			return false
 		}
 	}
-	fitted, changed, err := fit(ctx, c, meant, in.args)
+	_, fitted, changed, err := fit(ctx, c, meant, in.args)
 	if err != nil || meant == in.tool && len(changed) == 0 {
 		return false
 	}
@@ -202,21 +164,21 @@ func (in *call) mend(ctx context.Context, c *client.Client, err error) bool {
 	return true
 }
 
-// fit returns arguments as a tool takes them, and the JSON Pointers of what was changed.
-func fit(ctx context.Context, c *client.Client, id subjects.ToolID, args json.RawMessage) (json.RawMessage, []string, error) {
+// fit returns the full id of a tool, arguments as it takes them, and the JSON Pointers of what was changed.
+func fit(ctx context.Context, c *client.Client, id subjects.ToolID, args json.RawMessage) (subjects.ToolID, json.RawMessage, []string, error) {
 	if len(args) > 0 && !json.Valid(args) {
-		return args, nil, nil // it is the node's to refuse
+		return id, args, nil, nil // it is the node's to refuse
 	}
 	var answer registry.ArgumentsAnswer
 	if err := c.Ask(ctx, registry.VerbArguments, registry.Request{Tool: string(id), Arguments: args}, &answer); err != nil {
-		return nil, nil, err
+		return "", nil, nil, err
 	}
 	var changed []string
 	for _, text := range answer.Changed {
 		pointer, _, _ := strings.Cut(text, ": ")
 		changed = append(changed, strings.ReplaceAll(pointer, ",", "%2C"))
 	}
-	return answer.Arguments, changed, nil
+	return answer.Tool, answer.Arguments, changed, nil
 }
 
 // nameMeant returns the one tool that a mangled name may stand for: the name that a provider knows
@@ -258,7 +220,7 @@ func (g *Gateway) submit(w http.ResponseWriter, ctx context.Context, c *client.C
 		o.ID = subjects.RPCID("task_" + hex.EncodeToString(sum[:16]))
 	}
 	// A task is checked when it runs, which would be too late to tell its sender.
-	if fitted, changed, err := fit(ctx, c, in.tool, in.args); err == nil {
+	if _, fitted, changed, err := fit(ctx, c, in.tool, in.args); err == nil {
 		in.args, in.changed = fitted, changed
 	} else if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
 		failCall(w, err, in)

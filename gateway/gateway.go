@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -124,9 +125,18 @@ func (g *Gateway) routes() http.Handler {
 	mux.Handle("/healthz", methods{http.MethodGet: g.health})
 	mux.Handle("/readyz", methods{http.MethodGet: g.ready})
 	for path, m := range map[string]methods{
-		"/v1/tools":                 {http.MethodGet: g.listTools},
-		"/v1/tools/{id}":            {http.MethodGet: g.showTool, http.MethodPost: g.callTool},
-		"/v1/calls/{rpc_id}/stream": {http.MethodGet: g.followStream},
+		"/openapi.json":             {http.MethodGet: g.with((*request).openAPI)},
+		"/v1/tools":                 {http.MethodGet: g.with((*request).listTools)},
+		"/v1/tools/{id}":            {http.MethodGet: g.with((*request).showTool), http.MethodPost: g.callTool},
+		"/v1/calls/{rpc_id}":        {http.MethodGet: g.with((*request).showCall), http.MethodDelete: g.with((*request).cancelCall)},
+		"/v1/calls/{rpc_id}/stream": {http.MethodGet: g.with((*request).followStream)},
+		"/v1/calls:batch":           {http.MethodPost: g.with((*request).batch)},
+		"/v1/tool-calls":            {http.MethodPost: g.with((*request).toolCalls)},
+		"/v1/tasks":                 {http.MethodGet: g.with((*request).listTasks)},
+		"/v1/tasks/{id}":            {http.MethodGet: g.with(ofTask((*client.Task).Show)), http.MethodDelete: g.with(ofTask((*client.Task).Cancel))},
+		"/v1/sessions":              {http.MethodGet: g.with(listOf("sessions", sessionsOf, nil))},
+		"/v1/nodes":                 {http.MethodGet: g.with(listOf("nodes", nodesOf, nil))},
+		"/v1/indexes":               {http.MethodGet: g.with(listOf("indexes", indexesOf, visibleIndexes)), http.MethodPost: g.with((*request).install)},
 	} {
 		mux.Handle(path, g.guard(m))
 	}

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -195,44 +194,14 @@ func keyOf(r *http.Request) (viewKey, error) {
 	default:
 		return key, refused(toolmesh.CodeInvalidRequest, "prefix is %q: it is off, or not given", prefix)
 	}
-	if len(key.globs) > 4096 {
-		return key, refused(toolmesh.CodeInvalidRequest, "tools has %d bytes, and may have 4096", len(key.globs))
+	if _, err := subjects.ParseGlobs(key.globs); err != nil {
+		return key, refused(toolmesh.CodeInvalidRequest, "%w", err)
 	}
 	return key, nil
 }
 
-// matches reports whether a tool is among the globs: * stands for any text without a dot, ** for any.
+// matches reports whether a tool is among the globs.
 func (k viewKey) matches(id subjects.ToolID) bool {
-	if k.globs == "" {
-		return true
-	}
-	for glob := range strings.SplitSeq(k.globs, ",") {
-		if globMatches(strings.TrimSpace(glob), string(id)) {
-			return true
-		}
-	}
-	return false
-}
-
-// globMatches is linear in both texts for each star: patterns are strangers'.
-func globMatches(glob, text string) bool {
-	reached := make([]bool, len(text)+1) // by what has been read of the glob
-	reached[0] = true
-	for i := 0; i < len(glob); i++ {
-		if glob[i] != '*' {
-			for at := len(text); at > 0; at-- {
-				reached[at] = reached[at-1] && text[at-1] == glob[i]
-			}
-			reached[0] = false
-			continue
-		}
-		dots := i+1 < len(glob) && glob[i+1] == '*'
-		if dots {
-			i++
-		}
-		for at := 1; at <= len(text); at++ {
-			reached[at] = reached[at] || reached[at-1] && (dots || text[at-1] != '.')
-		}
-	}
-	return reached[len(text)]
+	globs, err := subjects.ParseGlobs(k.globs)
+	return err == nil && globs.Match(id)
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"math"
 	"net/http"
 	"strconv"
@@ -47,10 +48,12 @@ func problemOf(err error, rpc subjects.RPCID) problem {
 		Status: e.Code.Number(), Code: e.Code, Detail: e.Message, RPCID: rpc, Started: e.Started,
 		Errors: e.Details["errors"], Nearest: e.Details["nearest"], retryAfter: e.RetryAfter(),
 	}
-	switch e.Code {
-	case codeUnauthenticated:
+	switch {
+	case errors.Is(err, errMediaType):
+		p.Status = http.StatusUnsupportedMediaType
+	case e.Code == codeUnauthenticated:
 		p.Status = http.StatusUnauthorized
-	case toolmesh.CodeToolError:
+	case e.Code == toolmesh.CodeToolError:
 		p.Exception = &exception{e.Type, e.Message, e.Stacktrace}
 	}
 	return p

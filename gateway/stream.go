@@ -42,33 +42,26 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, l *link, c *cli
 	if err != nil && !out.begun && in.mend(ctx, c, err) {
 		err = out.copy(c.Stream(ctx, in.tool, in.args, in.options()...))
 	}
-	out.end(err)
+	out.ended(err)
 }
 
 // followStream answers GET /v1/calls/{rpc_id}/stream.
-func (g *Gateway) followStream(w http.ResponseWriter, r *http.Request) {
-	in := &call{rpc: subjects.RPCID(r.PathValue("rpc_id"))}
-	from, err := startOf(r)
+func (q *request) followStream() error {
+	in := &call{rpc: subjects.RPCID(q.r.PathValue("rpc_id"))}
+	from, err := startOf(q.r)
 	if err != nil {
-		failCall(w, err, in)
-		return
+		return err
 	}
-	l, c, release, err := g.open(r)
+	done, err := q.l.stream()
 	if err != nil {
-		failCall(w, err, in)
-		return
-	}
-	defer release()
-	done, err := l.stream()
-	if err != nil {
-		failCall(w, err, in)
-		return
+		return err
 	}
 	defer done()
-	ctx, cancel := l.within(r.Context())
+	ctx, cancel := context.WithCancelCause(q.ctx)
 	defer cancel(nil)
-	out := &streamWriter{w: w, in: in, lines: accepts(r.Header.Get("Accept"), "application/x-ndjson"), leave: func() { cancel(client.ErrLeft) }, count: from - 1}
-	out.end(out.copy(c.Follow(ctx, in.rpc, from)))
+	out := &streamWriter{w: q.w, in: in, lines: accepts(q.r.Header.Get("Accept"), "application/x-ndjson"), leave: func() { cancel(client.ErrLeft) }, count: from - 1}
+	out.ended(out.copy(q.c.Follow(ctx, in.rpc, from)))
+	return nil
 }
 
 // startOf is the item that a reader goes on with.
@@ -103,8 +96,8 @@ type streamWriter struct {
 	gone  bool
 }
 
-// copy writes items until they end, and returns what they ended with.
-func (s *streamWriter) copy(items iter.Seq2[client.Chunk, error]) (err error) {
+// during does something that writes, with keepalives meanwhile.
+func (s *streamWriter) during(do func() error) error {
 	stop := make(chan struct{})
 	var keeper sync.WaitGroup
 	keeper.Go(func() { s.keep(stop) })
@@ -112,19 +105,26 @@ func (s *streamWriter) copy(items iter.Seq2[client.Chunk, error]) (err error) {
 		close(stop)
 		keeper.Wait()
 	}()
-	for chunk, err := range items {
-		if err != nil {
-			return err
+	return do()
+}
+
+// copy writes items until they end, and returns what they ended with.
+func (s *streamWriter) copy(items iter.Seq2[client.Chunk, error]) error {
+	return s.during(func() error {
+		for chunk, err := range items {
+			if err != nil {
+				return err
+			}
+			s.count = chunk.Seq
+			if s.lines {
+				s.write("", fmt.Appendf(nil, `{"seq":%d,"data":%s}`, chunk.Seq, oneLine(chunk.Data)))
+			} else {
+				s.write(fmt.Sprintf("id: %d\nevent: item\n", chunk.Seq), chunk.Data)
+			}
+			// What cannot be written is not the stream's end: leave ends it.
 		}
-		s.count = chunk.Seq
-		if s.lines {
-			s.write("", fmt.Appendf(nil, `{"seq":%d,"data":%s}`, chunk.Seq, oneLine(chunk.Data)))
-		} else {
-			s.write(fmt.Sprintf("id: %d\nevent: item\n", chunk.Seq), chunk.Data)
-		}
-		// What cannot be written is not the stream's end: leave ends it.
-	}
-	return nil
+		return nil
+	})
 }
 
 // keep writes a comment now and then, so that nothing on the way takes the connection for dead. Lines
@@ -192,8 +192,17 @@ func (s *streamWriter) begin() {
 	s.w.WriteHeader(http.StatusOK)
 }
 
-// end writes how the stream ended. What failed before anything was written is an ordinary answer.
-func (s *streamWriter) end(err error) {
+// ended writes how a stream of items ended.
+func (s *streamWriter) ended(err error) {
+	complete := `{"count":%d}`
+	if s.lines {
+		complete = `{"complete":true,"count":%d}`
+	}
+	s.end(err, fmt.Appendf(nil, complete, s.count))
+}
+
+// end writes how it ended. What failed before anything was written is an ordinary answer.
+func (s *streamWriter) end(err error, complete []byte) {
 	switch {
 	case s.gone || errors.Is(err, client.ErrLeft):
 	case err != nil && !s.begun:
@@ -204,9 +213,9 @@ func (s *streamWriter) end(err error) {
 	case err != nil:
 		s.write("event: problem\n", problemOf(err, s.in.rpc).encode())
 	case s.lines:
-		s.write("", fmt.Appendf(nil, `{"complete":true,"count":%d}`, s.count))
+		s.write("", complete)
 	default:
-		s.write("event: complete\n", fmt.Appendf(nil, `{"count":%d}`, s.count))
+		s.write("event: complete\n", complete)
 	}
 }
 

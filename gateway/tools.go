@@ -30,33 +30,24 @@ const (
 )
 
 // listTools answers GET /v1/tools.
-func (g *Gateway) listTools(w http.ResponseWriter, r *http.Request) {
-	q := r.URL.Query()
+func (q *request) listTools() error {
+	query := q.r.URL.Query()
 	limit := pageDefault
 	var format render.Format
 	var err error
-	if text := q.Get("limit"); text != "" {
+	if text := query.Get("limit"); text != "" {
 		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > pageMost {
-			fail(w, refused(toolmesh.CodeInvalidRequest, "limit is %q: it is a whole number from 1 to %d", text, pageMost), "")
-			return
+			return refused(toolmesh.CodeInvalidRequest, "limit is %q: it is a whole number from 1 to %d", text, pageMost)
 		}
 	}
-	if text := q.Get("format"); text != "" {
+	if text := query.Get("format"); text != "" {
 		if format, err = render.ParseFormat(text); err != nil {
-			fail(w, err, "")
-			return
+			return err
 		}
 	}
-	_, c, done, err := g.open(r)
+	page, next, err := listPage(q.ctx, q.c, subjects.ToolID(query.Get("cursor")), limit, subjects.IndexName(query.Get("index")), format != "")
 	if err != nil {
-		fail(w, err, "")
-		return
-	}
-	defer done()
-	page, next, err := listPage(r.Context(), c, subjects.ToolID(q.Get("cursor")), limit, subjects.IndexName(q.Get("index")), format != "")
-	if err != nil {
-		fail(w, err, "")
-		return
+		return err
 	}
 	answer := struct {
 		Tools []json.RawMessage `json:"tools"`
@@ -64,9 +55,9 @@ func (g *Gateway) listTools(w http.ResponseWriter, r *http.Request) {
 	}{Tools: []json.RawMessage{}, Next: next}
 	switch {
 	case format != "":
-		answer.Tools, err = rendered(r.Context(), c, format, page)
-	case q.Get("full") == "1":
-		answer.Tools, err = described(r.Context(), c, page)
+		answer.Tools, err = rendered(q.ctx, q.c, format, page)
+	case query.Get("full") == "1":
+		answer.Tools, err = described(q.ctx, q.c, page)
 	default:
 		for i := range page {
 			one, _ := tool.MarshalPlain(page[i])
@@ -74,15 +65,14 @@ func (g *Gateway) listTools(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if err != nil {
-		fail(w, err, "")
-		return
+		return err
 	}
 	body, err := tool.MarshalPlain(answer)
 	if err != nil {
-		fail(w, err, "")
-		return
+		return err
 	}
-	writeTagged(w, r, body)
+	q.answerTagged(body)
+	return nil
 }
 
 // listPage returns tools behind the cursor, in the order of their ids, and the next cursor.
@@ -154,36 +144,30 @@ func described(ctx context.Context, c *client.Client, page []registry.ListedTool
 }
 
 // showTool answers GET /v1/tools/{id}.
-func (g *Gateway) showTool(w http.ResponseWriter, r *http.Request) {
-	_, c, done, err := g.open(r)
+func (q *request) showTool() error {
+	body, err := q.c.Describe(q.ctx, subjects.ToolID(q.r.PathValue("id")))
 	if err != nil {
-		fail(w, err, "")
-		return
+		return err
 	}
-	defer done()
-	body, err := c.Describe(r.Context(), subjects.ToolID(r.PathValue("id")))
-	if err != nil {
-		fail(w, err, "")
-		return
-	}
-	writeTagged(w, r, body)
+	q.answerTagged(body)
+	return nil
 }
 
-// writeTagged answers with JSON that a client may hold: 304 where it has it.
-func writeTagged(w http.ResponseWriter, r *http.Request, body []byte) {
+// answerTagged answers with JSON that a client may hold: 304 where it has it.
+func (q *request) answerTagged(body []byte) {
 	sum := sha256.Sum256(body)
 	tag := `"` + base64.RawURLEncoding.EncodeToString(sum[:16]) + `"`
-	h := w.Header()
+	h := q.w.Header()
 	h.Set("ETag", tag)
 	h.Set("Cache-Control", "private, no-cache")
 	h.Add("Vary", "Authorization, Mesh-Session")
-	for one := range strings.SplitSeq(r.Header.Get("If-None-Match"), ",") {
+	for one := range strings.SplitSeq(q.r.Header.Get("If-None-Match"), ",") {
 		if one = strings.TrimPrefix(strings.TrimSpace(one), "W/"); one == tag || one == "*" {
-			w.WriteHeader(http.StatusNotModified)
+			q.w.WriteHeader(http.StatusNotModified)
 			return
 		}
 	}
 	h.Set("Content-Type", "application/json")
-	w.WriteHeader(http.StatusOK)
-	_, _ = w.Write(append(body, '\n'))
+	q.w.WriteHeader(http.StatusOK)
+	_, _ = q.w.Write(append(body, '\n'))
 }

@@ -46,7 +46,11 @@ func (in *intake) control(m *nats.Msg) {
 	}
 	if control.Type == codec.ControlWhere {
 		if m.Reply != "" && in.calls.Known(key) {
-			in.replies.Publish(m.Reply, nil, codec.Where{Node: in.node, Boot: in.boot}.Encode())
+			at := codec.Where{Node: in.node, Boot: in.boot}
+			if call, ok := in.calls.Lookup(key); ok {
+				at.Tool = call.Value.tool.descriptor.ID
+			}
+			in.replies.Publish(m.Reply, nil, at.Encode())
 		}
 		return
 	}

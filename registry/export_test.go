@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/toolmesh/toolmesh/subjects"
@@ -51,4 +52,14 @@ func Some(nodes []Candidate, asker string) []Candidate { return some(nodes, aske
 func (v *View) Clears(ctx context.Context, after time.Duration) func() {
 	seen := make(map[string]left)
 	return func() { v.clear(ctx, seen, after) }
+}
+
+// KeepDocuments bounds the indexes of sessions that search keeps, in documents.
+func (r *Responder) KeepDocuments(n int) { r.searcher.keep = n }
+
+// Indexes names the index of what all sessions see, and says how many sessions have one.
+func (r *Responder) Indexes() (shared string, sessions int) {
+	r.searcher.mu.Lock()
+	defer r.searcher.mu.Unlock()
+	return fmt.Sprintf("%p", r.searcher.scopes[""]), len(r.searcher.scopes) - 1
 }

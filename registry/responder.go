@@ -30,6 +30,7 @@ const (
 	VerbCandidates = "candidates"
 	VerbRender     = "render"
 	VerbArguments  = "arguments"
+	VerbSearch     = "search"
 	VerbStats      = "stats"
 	VerbTime       = "time"
 )
@@ -42,13 +43,19 @@ type Request struct {
 	// Name is what resolve is asked for.
 	Name string `json:"name,omitempty"`
 	// After and Limit ask list for a page. Limit defaults to 100 and is at most 500.
-	// After asks render for what did not fit into the answer before.
+	// After asks render for what did not fit into the answer before. Of search Limit defaults
+	// to 10 and is at most 1,000.
 	After subjects.ToolID `json:"after,omitempty"`
 	Limit int             `json:"limit,omitempty"`
 	// Provider is whose shape render is about: a [render.Format].
 	Provider string `json:"provider,omitempty"`
-	// Tools are what render shows, as Tool: 500 at most.
+	// Tools are what render shows, as Tool: 500 at most. For search they are patterns, as
+	// [subjects.Globs], of which a tool's id must match one.
 	Tools []string `json:"tools,omitempty"`
+	// Query is what search is asked for, in anybody's words. ReadOnly has it find only
+	// tools that declare read_only.
+	Query    string `json:"query,omitempty"`
+	ReadOnly bool   `json:"read_only,omitempty"`
 	// Declared are tools that the asker has itself: ID, Description and InputSchema
 	// count. For render and arguments their ids mean these, whatever the mesh serves.
 	Declared []*tool.Descriptor `json:"declared,omitempty"`
@@ -196,6 +203,8 @@ type Responder struct {
 	store *Store
 	log   *slog.Logger
 
+	searcher *searcher
+
 	sub  *nats.Subscription
 	work errgroup.Group // answers what is not at hand
 	once sync.Once
@@ -216,7 +225,7 @@ func NewResponder(b *bus.Bus, view *View, store *Store, log *slog.Logger) (*Resp
 	if err := b.Check(); err != nil {
 		return nil, err
 	}
-	r := &Responder{bus: b, view: view, store: store, log: cmp.Or(log, slog.New(slog.DiscardHandler))}
+	r := &Responder{bus: b, view: view, store: store, searcher: newSearcher(view, store), log: cmp.Or(log, slog.New(slog.DiscardHandler))}
 	r.work.SetLimit(waiting)
 	sub, err := b.Conn().QueueSubscribe(subjects.AllRegistry, subjects.QueueGroup, r.receive)
 	if err != nil {
@@ -286,6 +295,8 @@ func (r *Responder) handle(s subjects.Subject, q Request, asker string) (any, er
 		return r.render(s.Session, q)
 	case VerbArguments:
 		return r.arguments(s.Session, q)
+	case VerbSearch:
+		return r.search(s.Session, q)
 	case VerbStats:
 		return r.stats(), nil
 	case VerbTime:
@@ -297,8 +308,8 @@ func (r *Responder) handle(s subjects.Subject, q Request, asker string) (any, er
 		field, name = "name", q.Name
 	case VerbCandidates, VerbDescribe:
 	default:
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s, %s, %s, %s, %s, %s, %s and %s are possible",
-			s.Verb, VerbList, VerbDescribe, VerbResolve, VerbCandidates, VerbRender, VerbArguments, VerbStats, VerbTime)
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s, %s, %s, %s, %s, %s, %s, %s and %s are possible",
+			s.Verb, VerbList, VerbDescribe, VerbResolve, VerbCandidates, VerbRender, VerbArguments, VerbSearch, VerbStats, VerbTime)
 	}
 	if name == "" {
 		return nil, missing(field)

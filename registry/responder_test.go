@@ -152,7 +152,7 @@ func TestRegistryRefuses(t *testing.T) {
 		code toolmesh.Code
 		text string // in the message
 	}{
-		"unknown verb":   {"search", nil, toolmesh.CodeInvalidRequest, `"search"`},
+		"unknown verb":   {"zz", nil, toolmesh.CodeInvalidRequest, `"zz"`},
 		"no JSON":        {registry.VerbList, "[", toolmesh.CodeInvalidRequest, "the body is not valid JSON"},
 		"no object":      {registry.VerbList, "[]", toolmesh.CodeInvalidRequest, "the body must be an object"},
 		"negative limit": {registry.VerbList, `{"limit":-1}`, toolmesh.CodeInvalidRequest, "limit is -1"},

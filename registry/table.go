@@ -19,6 +19,7 @@ type table struct {
 	records map[string]*toolsEntry        // by key in MESH_TOOLS
 	scopes  map[subjects.SessionID]*scope // "" = tools for every session
 	lists   map[listKey]*list
+	version uint64 // grows with each change of a scope
 }
 
 // toolsEntry is one record with its revision. Its tools are its list's.
@@ -48,6 +49,8 @@ type scope struct {
 	tools  map[subjects.ToolID][]place
 	hashed map[subjects.ToolID]subjects.ToolID // ids as they travel, where that is not as they are: names too long for a token
 	sorted []subjects.ToolID                   // nil when it has to be made anew
+	// version is the table's when the scope's lists last changed: not that of an earlier scope of the session.
+	version uint64
 }
 
 // place is one tool of a list.
@@ -102,6 +105,7 @@ func (t *table) add(l *list) {
 		s = &scope{tools: make(map[subjects.ToolID][]place), hashed: make(map[subjects.ToolID]subjects.ToolID)}
 		t.scopes[l.key.session] = s
 	}
+	t.touch(s)
 	for i := range l.tools {
 		tool := &l.tools[i]
 		if len(s.tools[tool.ID]) == 0 {
@@ -116,6 +120,12 @@ func (t *table) add(l *list) {
 		}
 	}
 	slices.Sort(l.users)
+}
+
+// touch notes that a scope's lists have changed.
+func (t *table) touch(s *scope) {
+	t.version++
+	s.version = t.version
 }
 
 // remove forgets the record of a key's text.
@@ -138,6 +148,7 @@ func (t *table) drop(l *list) {
 	if s == nil {
 		return // it went with the last tool
 	}
+	t.touch(s)
 	for i := range l.tools {
 		id := l.tools[i].ID
 		left := slices.DeleteFunc(s.tools[id], func(p place) bool { return p.list == l })

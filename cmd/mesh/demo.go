@@ -23,6 +23,7 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/connect"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -233,7 +234,7 @@ func (d *demo) goFunction(ctx context.Context) error {
 		return err
 	}
 	defer c.Close()
-	(&link{client: c}).listed(ctx, []subjects.ToolID{id})
+	inventory.Listed(ctx, c, []subjects.ToolID{id})
 	for _, c := range []command{
 		{args: []string{"call", string(id), "name=you"}, want: "Hello you, from Go."},
 		{args: []string{"nodes"}, want: "greeter"},

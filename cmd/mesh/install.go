@@ -8,12 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/nats-io/nkeys"
@@ -24,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -133,7 +132,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 		if none := l.noMesh(ctx); none != nil {
 			return none
 		}
-		if err := l.mayAskStreams(ctx); err != nil {
+		if err := inventory.MayAsk(ctx, l.bus, l.domain); err != nil {
 			return err
 		}
 		p := a.steps()
@@ -346,10 +345,7 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 		}
 		return !detach
 	}
-	_, err := l.lines(ctx, "", "install", r.Request, r.owner, take)
-	if nodes := deploy.Elsewhere(err); len(nodes) > 0 {
-		_, err = l.lines(ctx, nodes[rand.IntN(len(nodes))], "install", r.Request, r.owner, take)
-	}
+	_, err := last(deploy.Install(ctx, l.bus, r.Request, r.owner), take)
 	p.wipe()
 	if err != nil {
 		if ctx.Err() != nil && job != "" && !a.json {
@@ -391,11 +387,11 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 	if done.Index == "" {
 		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent's answer does not say what is installed")
 	}
-	listing := l
+	c := l.client
 	if r.Session != "" {
-		listing = &link{client: l.client.In(r.Session)}
+		c = c.In(r.Session)
 	}
-	listing.listed(ctx, done.Tools)
+	inventory.Listed(ctx, c, done.Tools)
 	if a.json {
 		return nil
 	}
@@ -424,30 +420,6 @@ func unfinished(err error) error {
 		WithOrigin(toolmesh.OriginCaller).WithDetail("node", node)
 }
 
-// listed waits until the registry knows what was installed, so that the next
-// command finds it: registries follow what nodes publish. It gives up after a
-// while: the tools are served, only not listed yet.
-func (l *link) listed(ctx context.Context, tools []subjects.ToolID) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		all, err := l.client.List(ctx)
-		missing := err != nil || slices.ContainsFunc(tools, func(id subjects.ToolID) bool {
-			return !slices.ContainsFunc(all, func(t registry.ListedTool) bool { return t.ID == id && t.State == "serving" })
-		})
-		if !missing {
-			return
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
 func (a *app) uninstallCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "uninstall INDEX", Short: "Take an index off the mesh",
@@ -462,7 +434,7 @@ func (a *app) uninstallCommand() *cobra.Command {
 				if a.sessionGiven {
 					body["session"] = subjects.SessionID(a.set.Session.Session)
 				}
-				last, err := l.lines(ctx, "", "uninstall", body, nil, nil)
+				last, err := last(deploy.Ask(ctx, l.bus, "", "uninstall", body, nil), nil)
 				if err != nil {
 					return err
 				}

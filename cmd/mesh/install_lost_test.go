@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/internal/broker"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -168,16 +169,16 @@ func TestNodesBelieveTheSubjectOfAHeartbeat(t *testing.T) {
 	t.Cleanup(b.Shutdown)
 	silent := startAgent(t, home, b.URL(), "one")
 	startAgent(t, home, b.URL(), "two")
-	list := func() map[string]node {
+	list := func() map[string]inventory.Node {
 		out, err := meshCommand(t, home, "nodes", "--json", "--server="+b.URL()).Output()
 		if err != nil {
 			t.Fatal(err)
 		}
-		var answer struct{ Nodes []node }
+		var answer struct{ Nodes []inventory.Node }
 		if err := json.Unmarshal(out, &answer); err != nil {
 			t.Fatal(err)
 		}
-		nodes := make(map[string]node)
+		nodes := make(map[string]inventory.Node)
 		for _, n := range answer.Nodes {
 			nodes[string(n.ID)] = n
 		}

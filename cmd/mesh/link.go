@@ -4,17 +4,17 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"iter"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/connect"
-	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -66,7 +66,7 @@ func (a *app) withView(ctx context.Context, do func(context.Context, *link, *reg
 		if none := l.noMesh(ctx); none != nil {
 			return none
 		}
-		if err := l.mayAskStreams(ctx); err != nil {
+		if err := inventory.MayAsk(ctx, l.bus, l.domain); err != nil {
 			return err
 		}
 		view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
@@ -76,16 +76,6 @@ func (a *app) withView(ctx context.Context, do func(context.Context, *link, *reg
 		defer view.Close()
 		return do(ctx, l, view)
 	})
-}
-
-// mayAskStreams returns permission_denied to a connection that may not ask
-// JetStream: what asks it goes on trying for long where the broker only keeps silent.
-func (l *link) mayAskStreams(ctx context.Context) error {
-	_, err := l.bus.Request(ctx, &nats.Msg{Subject: subjects.JetStreamAPI(l.domain) + "INFO"})
-	if toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied {
-		return err
-	}
-	return nil
 }
 
 // connect connects as an administrator; see connectAs.
@@ -146,17 +136,15 @@ func (l *link) noMesh(ctx context.Context) error {
 		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }
 
-// lines is [deploy.Ask] with a function that takes each line, until it returns false. It
-// returns the last line.
-func (l *link) lines(ctx context.Context, node subjects.NodeID, verb string, body any, owner nkeys.KeyPair, take func(json.RawMessage) bool) (json.RawMessage, error) {
-	var last json.RawMessage
-	for line, err := range deploy.Ask(ctx, l.bus, node, verb, body, owner) {
+// last gives each line of an agent's answer to take, until that returns false, and returns the last one.
+func last(answer iter.Seq2[json.RawMessage, error], take func(json.RawMessage) bool) (line json.RawMessage, err error) {
+	for line, err = range answer {
 		if err != nil {
 			return nil, err
 		}
-		if last = line; take != nil && !take(line) {
+		if take != nil && !take(line) {
 			break
 		}
 	}
-	return last, nil
+	return line, nil
 }

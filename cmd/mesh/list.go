@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/registry"
 )
 
@@ -25,7 +26,7 @@ func (a *app) lsCommand() *cobra.Command {
 				kept := slices.DeleteFunc(append([]registry.ListedTool{}, tools...), func(t registry.ListedTool) bool {
 					return len(args) > 0 && string(t.Index) != args[0]
 				})
-				var unserved []installed
+				var unserved []inventory.Index
 				if !slices.ContainsFunc(kept, func(t registry.ListedTool) bool { return len(t.Nodes) > 0 }) {
 					known := a.known(ctx, l, tools)
 					for _, x := range known {
@@ -56,16 +57,16 @@ func (a *app) lsCommand() *cobra.Command {
 // known are the indexes of this session, also those that no tool is listed of: of an
 // index of many tools, or of an earlier version, only nodes that serve it know them.
 // Without a registry it is those of the tools.
-func (a *app) known(ctx context.Context, l *link, tools []registry.ListedTool) []installed {
+func (a *app) known(ctx context.Context, l *link, tools []registry.ListedTool) []inventory.Index {
 	view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
 	if err == nil {
 		defer view.Close()
-		return l.indexesOf(view)
+		return inventory.Indexes(view, l.session)
 	}
-	var all []installed
+	var all []inventory.Index
 	for _, t := range tools {
-		if t.Index != "" && !slices.ContainsFunc(all, func(x installed) bool { return x.Name == t.Index }) {
-			all = append(all, installed{Name: t.Index})
+		if t.Index != "" && !slices.ContainsFunc(all, func(x inventory.Index) bool { return x.Name == t.Index }) {
+			all = append(all, inventory.Index{Name: t.Index})
 		}
 	}
 	return all

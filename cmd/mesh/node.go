@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net"
@@ -11,17 +10,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
-	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 func (a *app) nodeCommand() *cobra.Command {
@@ -30,12 +28,14 @@ func (a *app) nodeCommand() *cobra.Command {
 		nodes.ls("ls", "List the nodes"), nodes.shows(), nodes.completes(a.nodeLabel()), nodes.completes(a.nodeDrain()), a.nodeInvite())
 }
 
-func (a *app) nodes() noun[node] {
-	return noun[node]{
+func (a *app) nodes() noun[inventory.Node] {
+	return noun[inventory.Node]{
 		a: a, name: "node", one: "a node", plural: "nodes",
-		id:    func(n node) string { return string(n.ID) },
-		of:    func(_ *link, view *registry.View) []node { return nodesOf(view) },
-		fresh: (*link).hear,
+		id: func(n inventory.Node) string { return string(n.ID) },
+		of: func(_ *link, view *registry.View) []inventory.Node { return inventory.Nodes(view) },
+		fresh: func(l *link, ctx context.Context, all []inventory.Node) ([]inventory.Node, error) {
+			return inventory.Hear(ctx, l.bus, all)
+		},
 		missing: func(id string, known []string) error {
 			are := "there are no nodes"
 			if len(known) > 0 {
@@ -45,60 +45,35 @@ func (a *app) nodes() noun[node] {
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		},
 		columns: []string{"NODE", "STATE", "CALLS", "QUEUED", "WAITING", "VERSION", "SANDBOX", "LABELS", "INDEXES"},
-		row: func(n node) []string {
+		row: func(n inventory.Node) []string {
 			return []string{
 				string(n.ID), n.State, fmt.Sprintf("%d/%d", n.InFlight, n.Slots), strconv.Itoa(n.Queued), strconv.Itoa(n.Waiting), cmp.Or(n.Version, "-"),
-				n.level(), labelText(n.Labels), join(n.Indexes, "-"),
+				levelOf(n), labelText(n.Labels), join(n.Indexes, "-"),
 			}
 		},
-		note: func(n node) {
+		note: func(n inventory.Node) {
 			for _, reason := range n.Reasons {
 				fmt.Fprintf(a.err, "%s: %s\n", n.ID, reason)
 			}
 		},
-		show: func(n node) {
+		show: func(n inventory.Node) {
 			memory := "-"
-			if n.memory != "" {
-				memory = "limits kept by " + n.memory
+			if n.Memory != "" {
+				memory = "limits kept by " + n.Memory
 			}
 			a.facts(
 				"node", string(n.ID), "boot", string(n.Boot), "state", n.State, "version", cmp.Or(n.Version, "-"),
 				"calls", fmt.Sprintf("%d of %d slots, %d of them wait for a worker; %d wait for their turn in a lane", n.InFlight, n.Slots, n.Queued, n.Waiting),
 				"since its start", fmt.Sprintf("%d calls, %d with an error, %d passed on to other nodes", n.Calls, n.Errors, n.Relayed), "labels", labelText(n.Labels),
-				"indexes", join(n.Indexes, "-"), "users", n.users(), "sandbox", n.level(), "memory", memory,
+				"indexes", join(n.Indexes, "-"), "users", usersOf(n), "sandbox", levelOf(n), "memory", memory,
 				"limits", limitsText(n.Limits), "max limits", limitsText(n.MaxLimits), "reasons", join(n.Reasons, "-"))
 		},
 	}
 }
 
-// node is a line of `mesh nodes --json`.
-type node struct {
-	ID       subjects.NodeID      `json:"id"`
-	Boot     subjects.BootID      `json:"boot"`
-	Version  string               `json:"version"`
-	State    string               `json:"state"`
-	Labels   map[string]string    `json:"labels"`
-	Slots    int                  `json:"slots"`
-	InFlight int                  `json:"in_flight"`
-	Queued   int                  `json:"queued"`
-	Waiting  int                  `json:"waiting"` // for their turn in a lane, without a slot
-	Calls    uint64               `json:"calls"`
-	Errors   uint64               `json:"errors"`
-	Relayed  uint64               `json:"relayed"`
-	Indexes  []subjects.IndexName `json:"indexes"`
-	Sandbox  registry.Sandbox     `json:"sandbox"`
-	Reasons  []string             `json:"reasons"`
-	// Who the tools of an index run as, by number.
-	Users map[subjects.IndexName][]string `json:"users,omitempty"`
-	// Of calls: where a tool declares none, and the most that it may declare.
-	Limits    tool.Limits `json:"limits,omitzero"`
-	MaxLimits tool.Limits `json:"max_limits,omitzero"`
-	memory    string      // for people
-}
-
-// level is the sandbox level that the node's workers have, and the one that was
+// levelOf is the sandbox level that the node's workers have, and the one that was
 // asked for where it is another; - where it has no workers.
-func (n node) level() string {
+func levelOf(n inventory.Node) string {
 	if n.Sandbox.Effective == "" {
 		return "-"
 	}
@@ -108,8 +83,8 @@ func (n node) level() string {
 	return n.Sandbox.Effective + " (asked: " + n.Sandbox.Asked + ")"
 }
 
-// users lists who the tools of each index run as, "-" if nobody says it.
-func (n node) users() string {
+// usersOf lists who the tools of each index run as, "-" if nobody says it.
+func usersOf(n inventory.Node) string {
 	var parts []string
 	for _, index := range slices.Sorted(maps.Keys(n.Users)) {
 		parts = append(parts, string(index)+" "+strings.Join(n.Users[index], " and "))
@@ -154,10 +129,10 @@ func (a *app) nodeDrain() *cobra.Command {
 
 func (a *app) nodeAdmin(ctx context.Context, id, verb string, body any, done string) error {
 	return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
-		if _, err := a.nodes().find(nodesOf(view), id); err != nil {
+		if _, err := a.nodes().find(inventory.Nodes(view), id); err != nil {
 			return err
 		}
-		answer, err := l.lines(ctx, subjects.NodeID(id), verb, body, nil, nil)
+		answer, err := last(deploy.Ask(ctx, l.bus, subjects.NodeID(id), verb, body, nil), nil)
 		if err != nil {
 			return err
 		}
@@ -168,57 +143,6 @@ func (a *app) nodeAdmin(ctx context.Context, id, verb string, body any, done str
 
 func labelText(labels map[string]string) string {
 	return cmp.Or(settings.Labels(labels).String(), "-")
-}
-
-func nodesOf(view *registry.View) []node {
-	nodes := make([]node, 0, 4)
-	for _, s := range view.Nodes() {
-		n := node{
-			ID: s.Node, Boot: s.Boot, Version: s.Version, State: string(s.State), Labels: map[string]string{}, Slots: s.Slots,
-			InFlight: s.InFlight, Queued: s.Queued, Waiting: s.Waiting, Calls: s.Calls, Errors: s.Errors, Relayed: s.Relayed, Sandbox: s.Sandbox, memory: s.Memory, Limits: s.Limits, MaxLimits: s.MaxLimits, Users: s.Users,
-			Indexes: append([]subjects.IndexName{}, s.Indexes...), Reasons: append([]string{}, s.Reasons...),
-		}
-		maps.Copy(n.Labels, s.Labels)
-		nodes = append(nodes, n)
-	}
-	return nodes
-}
-
-// hearing is how long the heartbeats of nodes are waited for: they beat each second.
-const hearing = 1500 * time.Millisecond
-
-// hear takes state and load of the nodes from their heartbeats, once each was heard
-// or has had its time: a view believes in a node for a while before it was.
-func (l *link) hear(ctx context.Context, nodes []node) ([]node, error) {
-	sub, err := l.nc.SubscribeSync(subjects.AllHeartbeats)
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "heartbeats cannot be subscribed: %w", err)
-	}
-	defer func() { _ = sub.Unsubscribe() }()
-	ctx, cancel := context.WithTimeout(ctx, hearing)
-	defer cancel()
-	// The subject of a heartbeat says whose it is, not its body.
-	silent := make(map[string]*node, len(nodes))
-	for i := range nodes {
-		subject, _ := subjects.Heartbeat(nodes[i].ID) // a node of the registry has one
-		silent[subject] = &nodes[i]
-	}
-	for len(silent) > 0 {
-		m, err := sub.NextMsgWithContext(ctx)
-		if err != nil {
-			break
-		}
-		var beat codec.Heartbeat
-		if n := silent[m.Subject]; n != nil && json.Unmarshal(m.Data, &beat) == nil && beat.Boot == string(n.Boot) {
-			n.State, n.InFlight, n.Queued, n.Waiting = beat.State, beat.InFlight, beat.Queued, beat.Waiting
-			n.Calls, n.Errors, n.Relayed = beat.Calls, beat.Errors, beat.Relayed
-			delete(silent, m.Subject)
-		}
-	}
-	for _, n := range silent {
-		n.State = "silent"
-	}
-	return nodes, nil
 }
 
 func (a *app) nodeInvite() *cobra.Command {

@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/connect"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -26,27 +27,21 @@ func (a *app) sessionCommand() *cobra.Command {
 		a.sessionCreate(), sessions.ls("ls", "List the sessions that were created"), sessions.shows(), sessions.completes(a.sessionEnd()))
 }
 
-func (a *app) sessions() noun[session] {
-	return noun[session]{
+func (a *app) sessions() noun[inventory.Session] {
+	return noun[inventory.Session]{
 		a: a, name: "session", one: "a session", plural: "sessions",
-		id: func(s session) string { return string(s.ID) },
-		of: func(_ *link, view *registry.View) []session {
-			all := make([]session, 0, 8)
-			for _, r := range view.Sessions() {
-				all = append(all, sessionOf(r))
-			}
-			return all
-		},
+		id: func(s inventory.Session) string { return string(s.ID) },
+		of: func(_ *link, view *registry.View) []inventory.Session { return inventory.Sessions(view) },
 		missing: func(id string, _ []string) error {
 			return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "nobody created a session %q; mesh session ls lists those that are there", id).
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		},
 		none:    "nobody created a session; calls are in session default",
 		columns: []string{"SESSION", "STATE", "TTL", "CREATED"},
-		row: func(s session) []string {
+		row: func(s inventory.Session) []string {
 			return []string{string(s.ID), s.State, cmp.Or(s.TTL, "-"), s.Created.Local().Format(time.DateTime)}
 		},
-		show: func(s session) {
+		show: func(s inventory.Session) {
 			pins := make(map[string]string, len(s.Pins))
 			for name, rev := range s.Pins {
 				pins[string(name)] = short(rev)
@@ -56,29 +51,6 @@ func (a *app) sessions() noun[session] {
 				"ttl", cmp.Or(s.TTL, "-"), "pins", labelText(pins))
 		},
 	}
-}
-
-// session is a line of `mesh session ls --json`.
-type session struct {
-	ID      subjects.SessionID            `json:"id"`
-	Epoch   string                        `json:"epoch"`
-	Created time.Time                     `json:"created"`
-	TTL     string                        `json:"ttl,omitempty"`
-	Pins    map[subjects.IndexName]string `json:"pins"`
-	State   string                        `json:"state"`
-	// Token is the session's key, where it was made now.
-	Token string `json:"token,omitempty"`
-}
-
-func sessionOf(r registry.SessionRecord) session {
-	s := session{ID: r.ID, Epoch: r.Epoch, Created: r.Created, Pins: r.Pins, State: "open"}
-	if r.TTL > 0 {
-		s.TTL = r.TTL.String()
-	}
-	if s.Pins == nil {
-		s.Pins = map[subjects.IndexName]string{}
-	}
-	return s
 }
 
 func (a *app) sessionCreate() *cobra.Command {
@@ -106,7 +78,7 @@ func (a *app) sessionCreate() *cobra.Command {
 				return err
 			}
 			return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
-				if err := a.resolvePins(l.indexesOf(view), pinned); err != nil {
+				if err := a.resolvePins(inventory.Indexes(view, l.session), pinned); err != nil {
 					return err
 				}
 				r, err := l.router(a)
@@ -143,7 +115,7 @@ func (a *app) sessionCreate() *cobra.Command {
 					return err
 				}
 				if a.json {
-					made := sessionOf(record)
+					made := inventory.SessionOf(record)
 					if key {
 						seed, err := os.ReadFile(file)
 						if err != nil {
@@ -211,7 +183,7 @@ func parsePins(texts []string) (map[subjects.IndexName]string, error) {
 
 // resolvePins fills in the revision of now, whole, also where it was given in
 // part. Of no other revision the registry has anything to hold a session to.
-func (a *app) resolvePins(all []installed, pins map[subjects.IndexName]string) error {
+func (a *app) resolvePins(all []inventory.Index, pins map[subjects.IndexName]string) error {
 	for name, rev := range pins {
 		x, err := a.indexes().find(all, string(name))
 		if err != nil {

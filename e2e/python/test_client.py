@@ -382,11 +382,14 @@ def test_tools_are_callables(rich: Started) -> None:
         assert tools["rich.rich.typed"].__annotations__["raw"] is bytes
         assert tools["rich.rich.typed"].__annotations__["on"] is datetime.date
         assert asyncio.run(tool.acall(2))["first"] == 2
+        assert mesh.search("what was a tool called with", limit=1)[0](1) == tool(1)
+        assert mesh.search("xyzzy") == []
 
     async def main() -> None:
         async with AsyncMesh(rich.url) as other:
             tool = await other.tool("rich.rich.defaults")
             assert (await tool(3))["first"] == 3
+            assert [one.id for one in await other.search("what was a tool called with", limit=1)] == [tool.id]
             assert [item async for item in (await other.tool("rich.rich.numbers")).stream(2)] == [0, 1]
 
     asyncio.run(main())
@@ -509,7 +512,7 @@ def test_a_broker_that_goes_away_and_comes_back(start: Callable[..., Started]) -
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(mesh.call, "rich.rich.ended", {"seconds": 60, "mark": "/tmp/never"})
         time.sleep(0.5)
-        one.stop(signal.SIGKILL)
+        one.kill()
         with pytest.raises(toolmesh.MeshError) as raised:
             running.result(30)
     assert raised.value.code in ("unavailable", "node_lost")
@@ -528,7 +531,7 @@ def test_a_broker_that_goes_away_and_comes_back(start: Callable[..., Started]) -
 
     until(again)
     mesh.close()
-    another.stop()
+    another.kill()
 
 
 def test_a_stream_goes_on_over_a_lost_connection(rich: Started) -> None:

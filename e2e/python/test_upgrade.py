@@ -9,7 +9,7 @@ import pytest
 from conftest import Started
 
 from toolmesh import AsyncMesh, InvalidArguments, Mesh, ToolNotFound
-from toolmesh.dspy import RPCProxyTool
+from toolmesh.dspy import BatchToolProcessor, RPCProxyTool, ToolBridgeManager
 
 pytestmark = pytest.mark.usefixtures("binary")
 
@@ -47,16 +47,39 @@ def test_a_refusal_says_that_the_tool_was_upgraded(rich: Started, tmp_path: path
                     install(rich, tmp_path / "shop", AFTER)
                     await one(3)
                 assert "describe it again" in str(refused.value)
+                for work in (one(3, currency="EUR"), (await other.submit(one, {"amount": 3})).wait(),
+                             other.batch([(one, {"amount": 3})])):
+                    with pytest.raises(InvalidArguments, match="describe it again"):
+                        await work
 
         asyncio.run(described())
         again = mesh.tool("shop.shop.pay")
         changed = (f"the tool's revision changed since it was described ({pay.revision[:12]} → {again.revision[:12]}): "
                    "describe it again")
-        for call in (lambda: pay(3), lambda: asyncio.run(pay.acall(3)), lambda: list(count.stream(3)), lambda: count(3),
-                     lambda: proxy(amount=3)):
+        three = {"amount": 3}
+        for call in (
+            lambda: pay(3), lambda: asyncio.run(pay.acall(3)), lambda: list(count.stream(3)), lambda: count(3),
+            lambda: proxy(amount=3), lambda: mesh.batch([(pay, three)]),
+            lambda: asyncio.run(mesh.abatch([(proxy, three), count])), lambda: mesh.submit(pay, three).wait(),
+        ):
             with pytest.raises(InvalidArguments, match="is required") as refused:
                 call()
             assert str(refused.value).count(changed) == 1
+
+        async def submitted() -> None:
+            await (await mesh.asubmit(pay, three)).wait()
+
+        # What the object itself refuses, by its own description.
+        for call in (lambda: pay(3, currency="EUR"), lambda: asyncio.run(pay.acall(3, currency="EUR")),
+                     lambda: pay("three"), lambda: count.stream(3, by=2), lambda: proxy(3, currency="EUR"),
+                     lambda: asyncio.run(submitted())):
+            with pytest.raises(InvalidArguments) as refused:
+                call()
+            assert str(refused.value).count(changed) == 1
+        manager = ToolBridgeManager(mesh)
+        manager.tools[proxy.tool_id] = proxy
+        ends = BatchToolProcessor(manager).process_batch([{"tool_id": proxy.tool_id, "kwargs": three}] * 2)
+        assert all(changed in one["error"]["message"] for one in ends)
         with pytest.raises(InvalidArguments, match="is required") as refused:
             again._mesh.call(again.id, {"amount": 3})
         assert "described" not in str(refused.value), "what was not described before is not said to have changed"

@@ -16,10 +16,11 @@ const top = 99
 // floors is the table of the module's doc.go: folder of a package (or of a package and
 // its sub-folders, which count as one) to its floor. "" is the module's root.
 var floors = map[string]int{
-	"":              0,
-	"python":        0,
-	"internal/fair": 0,
-	"subjects":      0,
+	"":                0,
+	"python":          0,
+	"internal/fair":   0,
+	"internal/search": 0,
+	"subjects":        0,
 
 	"codec":               1,
 	"internal/access":     1,
@@ -39,9 +40,10 @@ var floors = map[string]int{
 
 	"client": 5,
 
-	"host":            6,
-	"internal/deploy": 6,
-	"task":            6,
+	"host":               6,
+	"internal/deploy":    6,
+	"internal/inventory": 6,
+	"task":               6,
 
 	"internal/member": 7,
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"iter"
 	"maps"
+	"math/rand/v2"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -56,6 +57,25 @@ func Ask(ctx context.Context, b *bus.Bus, node subjects.NodeID, verb string, bod
 			}
 			if line == nil || !yield(line, nil) {
 				return
+			}
+		}
+	}
+}
+
+// Install is [Ask] for an install. Where the agent that was asked says that the index is for other
+// nodes, it asks one of these.
+func Install(ctx context.Context, b *bus.Bus, r Request, owner nkeys.KeyPair) iter.Seq2[json.RawMessage, error] {
+	return func(yield func(json.RawMessage, error) bool) {
+		for node, again := subjects.NodeID(""), true; again; {
+			again = false
+			for line, err := range Ask(ctx, b, node, "install", r, owner) {
+				if nodes := Elsewhere(err); node == "" && len(nodes) > 0 {
+					node, again = nodes[rand.IntN(len(nodes))], true //nolint:gosec // any of them
+					break
+				}
+				if !yield(line, err) {
+					return
+				}
 			}
 		}
 	}

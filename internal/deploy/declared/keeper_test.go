@@ -107,13 +107,7 @@ func (r *rig) agent(t *testing.T, node subjects.NodeID, labels map[string]string
 	if err := a.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		if err := a.Stop(ctx); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
+	t.Cleanup(func() { meshtest.End(t, a) })
 }
 
 // keep starts a keeper; stop it, or the test's end does.

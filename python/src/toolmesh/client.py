@@ -29,13 +29,13 @@ from ._client.background import background
 from ._client.call import Call, new_rpc_id
 from ._client.connection import Connection
 from ._client.finding import find
-from ._client.results import _about_task, _page, _resolved, _typed
+from ._client.results import _about_task, _changed, _explained, _page, _resolved, _typed
 from ._client.routes import FRESH
 from ._client.streams import Stream
 from ._core import batches, errors, files, tasks, tool_side
 from ._core import scope as _scope
 from ._options import OfCall, OfCollect, OfStream, Submission, Unpack
-from .remote import AsyncRemoteTool, RemoteTool, declared
+from .remote import AsyncRemoteTool, Description, RemoteTool, declared
 
 T = typing.TypeVar("T")
 Args = Mapping[str, Any] | None
@@ -193,8 +193,11 @@ class _Base:
         return Call(self.session_name, tool, body, name, seconds, idempotent, isolation, revision, no_cache, key=key,
                     files=named.found, described=getattr(tool, "revision", ""))
 
-    def _submission(self, tool: str, args: Args, options: Submission) -> tuple[Call, Callable[..., bytes]]:
+    def _submission(
+        self, tool: str | Description, args: Args, options: Submission
+    ) -> tuple[Call, Callable[..., bytes]]:
         """The call of a task, which its arguments are written for, and what makes the request of them."""
+        tool = tool._named if isinstance(tool, Description) else tool
         key = options.get("idempotency_key")
         call = self._call(tool, args, None, options.get("id"), False, None, None, "task_", key=key)
         said: dict[str, Any] = {**tasks.DEFAULTS, **options, "id": call.rpc_id}
@@ -298,10 +301,11 @@ class AsyncMesh(_Base):
         said = ',"parallel":true' if parallel else ""
         head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)}{said},"requests":'
         call.body = head.encode() + requests + b"}"
-        return await _resolved(link, call.session, await link.call(call))
+        found = await _resolved(link, call.session, await link.call(call))
+        return [await _explained(link, call.session, one.tool, end) for one, end in zip(members, found, strict=True)]
 
     async def submit(
-        self, tool: str, args: Mapping[str, Any] | None = None, *, id: str | None = None,
+        self, tool: str | Description, args: Mapping[str, Any] | None = None, *, id: str | None = None,
         timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
         idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
         every: float | None = None, cron: str | None = None, catch_up: str | None = None,
@@ -323,14 +327,19 @@ class AsyncMesh(_Base):
         else:
             ref = await payloads.put(link, call.session, io.BytesIO(call.body), len(call.body))
             await link.task(call.session, "submit", request(b"", ref=(ref.name, ref.digest)))
-        return self._task(call.rpc_id, call.session)
+        return self._task(call.rpc_id, call.session, call.tool)
 
     def task(self, id: str) -> tasks.AsyncTask:
         """The durable task of that name, of the session. Asks nothing yet."""
         return self._task(id, self.session_name)
 
-    def _task(self, id: str, session: str) -> tasks.AsyncTask:
-        return tasks.AsyncTask(id, lambda verb, request: _about_task(self._links.here(), session, verb, request))
+    def _task(self, id: str, session: str, tool: str = "") -> tasks.AsyncTask:
+        return tasks.AsyncTask(id, lambda verb, request: _about_task(self._links.here(), session, verb, request, tool))
+
+    async def _achanged(self, tool: str) -> str:
+        return await _changed(self._links.here(), self.session_name, tool)
+
+    _changed = _achanged
 
     async def describe(self, tool: str) -> dict[str, Any]:
         """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
@@ -350,7 +359,11 @@ class AsyncMesh(_Base):
 
     async def tools(self, prefix: str = "") -> list[AsyncRemoteTool]:
         """The tools of the session that are served and whose id begins with prefix, in the order of their ids."""
-        return [AsyncRemoteTool(self, one) for one in await self._described(prefix)]
+        return [AsyncRemoteTool(self, one) for one in await self._starting(prefix)]
+
+    async def search(self, words: str, *, limit: int = 10) -> list[AsyncRemoteTool]:
+        """As Mesh.search."""
+        return [AsyncRemoteTool(self, one) for one in await self._found(words, limit)]
 
     async def tool(self, tool_id: str) -> AsyncRemoteTool:
         """One tool; ToolNotFound names what may have been meant."""
@@ -392,7 +405,14 @@ class AsyncMesh(_Base):
             if not after:
                 return sorted(found)
 
-    async def _described(self, prefix: str) -> list[dict[str, Any]]:
+    async def _starting(self, prefix: str) -> list[dict[str, Any]]:
+        return await self._described(await self._ids(prefix))
+
+    async def _found(self, words: str, limit: int) -> list[dict[str, Any]]:
+        told = await self._links.here().registry(self.session_name, "search", {"query": words, "limit": limit})
+        return await self._described([one["id"] for one in told["tools"]])
+
+    async def _described(self, ids: list[str]) -> list[dict[str, Any]]:
         link, session, places = self._links.here(), self.session_name, asyncio.Semaphore(_DESCRIBED)
 
         async def describe(tool_id: str) -> dict[str, Any] | None:
@@ -402,7 +422,7 @@ class AsyncMesh(_Base):
                 except errors.ToolNotFound:
                     return None  # it has gone since the list was made
 
-        found = await asyncio.gather(*[describe(one) for one in await self._ids(prefix)])
+        found = await asyncio.gather(*[describe(one) for one in ids])
         return [one for one in found if one is not None]
 
 
@@ -560,8 +580,8 @@ class Mesh(_Base):
     ) -> list[Any]:
         """Makes several calls with one request, 1,000 at most, and returns their results in the order of the calls.
 
-        A call is (tool, arguments), (tool, arguments, timeout) or a tool's id alone. Calls
-        of tools that are not parallel_safe run one after the other, in that order, others
+        A call is (tool, arguments), (tool, arguments, timeout) or a tool alone, which is an id or an object of tool
+        and tools. Calls of tools that are not parallel_safe run one after the other, in that order, others
         side by side unless their resource keys are the same. parallel says that the calls are
         independent: then all run side by side but for equal resource keys, and tools that
         declare parallel_safe = false. One that fails hurts no other: when all have ended the first
@@ -585,7 +605,7 @@ class Mesh(_Base):
         return batches.ends(made, results, return_exceptions)
 
     def submit(
-        self, tool: str, args: Mapping[str, Any] | None = None, *, id: str | None = None,
+        self, tool: str | Description, args: Mapping[str, Any] | None = None, *, id: str | None = None,
         timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
         idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
         every: float | None = None, cron: str | None = None, catch_up: str | None = None,
@@ -604,24 +624,34 @@ class Mesh(_Base):
             "idempotency_key": idempotency_key, "at": at, "delay": delay, "every": every, "cron": cron,
             "catch_up": catch_up})
         background.run(lambda: self._core._submit(call, request))
-        return self._task(call.rpc_id, call.session)
+        return self._task(call.rpc_id, call.session, call.tool)
 
-    async def asubmit(self, tool: str, args: Args = None, **options: Unpack[Submission]) -> tasks.AsyncTask:
+    async def asubmit(
+        self, tool: str | Description, args: Args = None, **options: Unpack[Submission]
+    ) -> tasks.AsyncTask:
         """As submit, for coroutines of any event loop, on the same connection."""
         core = self._here()
         made: tasks.AsyncTask = await asyncio.wrap_future(
             background.submit(lambda: core.submit(tool, args, **options)))
-        session = core.session_name
+        session, named = core.session_name, tool._named if isinstance(tool, Description) else tool
         return tasks.AsyncTask(made.id, lambda verb, request: asyncio.wrap_future(
-            background.submit(lambda: _about_task(self._links.here(), session, verb, request))))
+            background.submit(lambda: _about_task(self._links.here(), session, verb, request, named))))
 
     def task(self, id: str) -> tasks.Task:
         """The durable task of that name, of the session. Asks nothing yet."""
         return self._task(id, self.session_name)
 
-    def _task(self, id: str, session: str) -> tasks.Task:
+    def _task(self, id: str, session: str, tool: str = "") -> tasks.Task:
         return tasks.Task(id, lambda verb, request: background.run(
-            lambda: _about_task(self._links.here(), session, verb, request)))
+            lambda: _about_task(self._links.here(), session, verb, request, tool)))
+
+    def _changed(self, tool: str) -> str:
+        core = self._here()
+        return background.run(lambda: core._achanged(tool))
+
+    async def _achanged(self, tool: str) -> str:
+        core = self._here()
+        return await asyncio.wrap_future(background.submit(lambda: core._achanged(tool)))
 
     def describe(self, tool: str) -> dict[str, Any]:
         """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
@@ -653,7 +683,14 @@ class Mesh(_Base):
     def tools(self, prefix: str = "") -> list[RemoteTool]:
         """The tools of the session that are served and whose id begins with prefix, in the order of their ids."""
         core = self._here()
-        return [RemoteTool(self, one) for one in background.run(lambda: core._described(prefix))]
+        return [RemoteTool(self, one) for one in background.run(lambda: core._starting(prefix))]
+
+    def search(self, words: str, *, limit: int = 10) -> list[RemoteTool]:
+        """The tools of the session that fit what should be done, said in anybody's words, the best first.
+
+        mesh.search("which forecast for tomorrow", limit=5); limit is 1,000 at most."""
+        core = self._here()
+        return [RemoteTool(self, one) for one in background.run(lambda: core._found(words, limit))]
 
     def tool(self, tool_id: str) -> RemoteTool:
         """One tool; ToolNotFound names what may have been meant."""

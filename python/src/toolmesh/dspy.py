@@ -159,7 +159,7 @@ def _together(calls: list[Any], places: list[int]) -> dict[int, dict[str, Any]]:
     for place in places:
         index, proxy, args, kwargs = calls[place]
         try:
-            members.append((proxy.tool_id, proxy._arguments(tuple(args), kwargs), proxy.timeout))
+            members.append((proxy._named, proxy._arguments(tuple(args), kwargs), proxy.timeout))
             sent.append(place)
         except errors.MeshError as failure:
             found[place] = _failed(index, failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
 import functools
@@ -162,6 +163,13 @@ class Caller(typing.Protocol):
         """See Mesh.collect."""
 
 
+    def _changed(self, tool: str, /) -> Any:
+        """What is to be said of a tool whose revision changed since it was described."""
+
+    def _achanged(self, tool: str, /) -> Any:
+        """As _changed."""
+
+
 class Named(str):
     """The id of a tool that was described, with the revision of its index then: a refusal by another one says so."""
 
@@ -297,6 +305,15 @@ class RemoteTool(Description):
         super().__init__(told)
         self._mesh = mesh
 
+    def arguments(self, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
+        """See Description. What is refused says so if the tool's revision changed since it was described."""
+        try:
+            return super().arguments(positional, keywords)
+        except errors.InvalidArguments as failure:
+            with contextlib.suppress(errors.MeshError):
+                failure.message += self._mesh._changed(self._named)
+            raise
+
     @_method
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result; of one that streams, the last value, or the list of all where the
@@ -306,7 +323,7 @@ class RemoteTool(Description):
     @_method
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """As a call, for coroutines of any event loop."""
-        return await self._mesh.acall(self._named, self.arguments(args, kwargs))
+        return await self._mesh.acall(self._named, await _arguments(self, args, kwargs))
 
     @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
@@ -317,7 +334,7 @@ class RemoteTool(Description):
     @_method
     def astream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines."""
-        items: AsyncGenerator[Any, None] = self._mesh.astream(self._named, self.arguments(args, kwargs))
+        items: AsyncGenerator[Any, None] = self._mesh.astream(self._named, super().arguments(args, kwargs))
         return items
 
 
@@ -331,7 +348,7 @@ class AsyncRemoteTool(Description):
     @_method
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result."""
-        return await self._mesh.call(self._named, self.arguments(args, kwargs))
+        return await self._mesh.call(self._named, await _arguments(self, args, kwargs))
 
     acall = __call__
 
@@ -342,3 +359,15 @@ class AsyncRemoteTool(Description):
         return items
 
     astream = stream
+
+
+async def _arguments(
+    tool: RemoteTool | AsyncRemoteTool, positional: tuple[Any, ...], keywords: JSONObject,
+) -> JSONObject:
+    """RemoteTool.arguments, for coroutines."""
+    try:
+        return Description.arguments(tool, positional, keywords)
+    except errors.InvalidArguments as failure:
+        with contextlib.suppress(errors.MeshError):
+            failure.message += await tool._mesh._achanged(tool._named)
+        raise

@@ -71,7 +71,7 @@ def run(tool: RemoteTool, arguments: dict[str, Any], exact: bool = False) -> Any
     except errors.InvalidArguments as failure:
         if exact:
             raise
-        arguments = meant(mesh, tool.id, arguments, failure).result()
+        arguments = meant(mesh, tool._named, arguments, failure).result()
     return call(tool._named, arguments)
 
 
@@ -87,7 +87,7 @@ async def arun(tool: RemoteTool, arguments: dict[str, Any], exact: bool = False)
     except errors.InvalidArguments as failure:
         if exact:
             raise
-        arguments = await asyncio.wrap_future(meant(tool._mesh, tool.id, arguments, failure))
+        arguments = await asyncio.wrap_future(meant(tool._mesh, tool._named, arguments, failure))
     return await call(arguments)
 
 
@@ -103,6 +103,8 @@ def meant(mesh: Any, tool: str, arguments: dict[str, Any], failure: errors.MeshE
             _, found = await models.meant(core._links.here(), core.session_name, tool, arguments, only_changed=True)
             if found is not None:
                 return typing.cast("dict[str, Any]", found)
+            if not failure.revision:  # the node's refusal says it itself
+                failure.message += await core._achanged(tool)
         raise failure
 
     return background.submit(ask)

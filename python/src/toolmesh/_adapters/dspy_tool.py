@@ -43,7 +43,7 @@ class MeshTool(dspy.Tool):
         self._checks = jsonschema.Draft202012Validator(schema)
 
     def _meant(self, kwargs: JSONObject, failure: errors.MeshError) -> typing.Any:
-        return meant(self._proxy._caller(), self._proxy.tool_id, plain(kwargs, self._proxy.tool_id), failure)
+        return meant(self._proxy._caller(), self._proxy._named, plain(kwargs, self._proxy.tool_id), failure)
 
     def _checked(self, kwargs: JSONObject) -> JSONObject:
         """The arguments as they are sent, checked against the whole schema."""

@@ -97,9 +97,16 @@ def api(owner: C) -> C:
 
 def outdated(failure: errors.MeshError, described: str) -> None:
     """Has a refusal say that the tool is of another revision than the one, if any, that its caller knows it by."""
-    if failure.code == "invalid_arguments" and described and failure.revision not in ("", described):
-        failure.message += (f"; the tool's revision changed since it was described ({described[:12]} → "
-                            f"{failure.revision[:12]}): describe it again")
+    if failure.code == "invalid_arguments":
+        failure.message += upgraded(described, failure.revision)
+
+
+def upgraded(described: str, now: str) -> str:
+    """What a refusal says of a tool that was described at one revision, and has another one now."""
+    if not described or now in ("", described):
+        return ""
+    return (f"; the tool's revision changed since it was described ({described[:12]} → {now[:12]}): "
+            "describe it again")
 
 
 def failed(message: Msg) -> errors.MeshError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import typing
 
 from .._core import errors, schema, values
 from . import payloads
+from .answers import upgraded
 from .call import Ref
 
 if typing.TYPE_CHECKING:
@@ -18,9 +20,30 @@ if typing.TYPE_CHECKING:
     from .connection import Connection
 
 
-async def _about_task(link: Connection, session: str, verb: str, request: bytes) -> dict[str, Any]:
-    """What is answered about a task, with the result that it refers to."""
-    answer = await link.task(session, verb, request)
+async def _changed(link: Connection, session: str, tool: str) -> str:
+    """What upgraded says of a tool whose arguments were refused, if it is by a description: the registry knows the
+    revision that it has now. Nothing where there is no connection."""
+    if not getattr(tool, "revision", "") or not link.connected:
+        return ""
+    with contextlib.suppress(errors.MeshError):
+        told = await link.registry(session, "describe", {"tool": tool})
+        return upgraded(tool.revision, (told.get("index") or {}).get("revision") or "")  # type: ignore[attr-defined]
+    return ""
+
+
+async def _explained(link: Connection, session: str, tool: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer that may have the error of a call of a tool."""
+    error = answer.get("error") or {}
+    if error.get("code") == "invalid_arguments":
+        error["message"] = error.get("message", "") + await _changed(link, session, tool)
+    return answer
+
+
+async def _about_task(
+    link: Connection, session: str, verb: str, request: bytes, tool: str = "",
+) -> dict[str, Any]:
+    """What is answered about a task of a tool, with the result that it refers to."""
+    answer = await _explained(link, session, tool, await link.task(session, verb, request))
     if "ref" in answer:
         ref = Ref(answer.pop("ref"), answer.pop("digest", ""))
         answer["result"] = values.decode(await payloads.read(link, session, ref))

@@ -17,10 +17,11 @@ def members(calls: Iterable[Any]) -> list[tuple[str, Any, float | None]]:
     (id, arguments, timeout)."""
     found = []
     for place, call in enumerate(calls):
-        parts = (call,) if isinstance(call, str) else call
+        parts = (call,) if isinstance(call, str) or hasattr(call, "_named") else call
         if not isinstance(parts, (tuple, list)) or not 1 <= len(parts) <= 3:
             raise TypeError(f"call {place} of the batch is {call!r:.100}: it is (tool, arguments), or a tool's id")
         tool, args, timeout = (*parts, None, None)[:3]
+        tool = getattr(tool, "_named", tool)  # of an object of the client: its id
         if not isinstance(tool, str):
             kind = type(tool).__name__
             raise TypeError(f"call {place} of the batch: a tool is called by its id, a text, not by {kind}")

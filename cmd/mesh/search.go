@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *app) searchCommand() *cobra.Command {
+	var limit int
+	cmd := &cobra.Command{
+		Use: "search WORDS", Short: "Find tools by what they should do",
+		Example: "  mesh search which forecast for tomorrow\n  mesh search 'send a message to a channel' --limit 3 --json",
+		Args:    takes(1, -1, "words that say what the tool should do"),
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if limit < 1 || limit > 1000 {
+				return usage(cmd, "--limit is %d: it is a whole number from 1 to 1000", limit)
+			}
+			return nil
+		},
+		RunE: runE(func(ctx context.Context, args []string) error {
+			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+				found, err := l.client.Search(ctx, strings.Join(args, " "), limit)
+				if err != nil {
+					return err
+				}
+				if a.json {
+					a.printJSON(map[string]any{"tools": found})
+					return nil
+				}
+				if len(found) == 0 {
+					fmt.Fprintf(a.err, "no tool that is served in session %s fits these words; mesh ls lists them all\n", l.session)
+					return nil
+				}
+				rows := make([][]string, len(found))
+				for i, t := range found {
+					rows[i] = []string{string(t.ID), strconv.FormatFloat(t.Score, 'f', 1, 64), firstLine(t.Description)}
+				}
+				a.table([]string{"TOOL", "SCORE", "DESCRIPTION"}, rows)
+				return nil
+			})
+		}),
+	}
+	cmd.Flags().IntVar(&limit, "limit", 10, "print so many tools at most, the best first")
+	return cmd
+}

@@ -1,0 +1,155 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"slices"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/inventory"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// showCall answers GET /v1/calls/{rpc_id}.
+func (q *request) showCall() error {
+	at, err := q.c.Running(q.ctx, subjects.RPCID(q.r.PathValue("rpc_id")))
+	if err != nil {
+		return err
+	}
+	return q.answer(http.StatusOK, struct {
+		RPCID subjects.RPCID  `json:"rpc_id"`
+		State string          `json:"state"`
+		Tool  subjects.ToolID `json:"tool"`
+		Node  subjects.NodeID `json:"node"`
+	}{subjects.RPCID(q.r.PathValue("rpc_id")), "running", at.Tool, at.Node})
+}
+
+// cancelCall answers DELETE /v1/calls/{rpc_id}.
+func (q *request) cancelCall() error {
+	rpc := subjects.RPCID(q.r.PathValue("rpc_id"))
+	cancelled, err := q.c.Cancel(q.ctx, rpc)
+	if err == nil && !cancelled {
+		err = refused(toolmesh.CodeNotFound, "no node runs call %q in session %q: it has ended, or it has another id or session", rpc, q.c.Session())
+	}
+	if err != nil {
+		return err
+	}
+	return q.answer(http.StatusOK, map[string]bool{"cancelled": true})
+}
+
+// listTasks answers GET /v1/tasks.
+func (q *request) listTasks() error {
+	state := codec.TaskState(q.r.URL.Query().Get("state"))
+	if state != "" && !slices.Contains(codec.TaskStates(), state) {
+		return refused(toolmesh.CodeInvalidRequest, "state is %q: it is one of %v", state, codec.TaskStates())
+	}
+	all, err := q.c.Tasks(q.ctx, state)
+	if err != nil {
+		return err
+	}
+	return q.answer(http.StatusOK, map[string]any{"tasks": append([]client.TaskInfo{}, all...)})
+}
+
+// ofTask answers GET and DELETE /v1/tasks/{id} with what do returns.
+func ofTask(do func(*client.Task, context.Context) (*client.TaskInfo, error)) func(*request) error {
+	return func(q *request) error {
+		info, err := do(q.c.Task(subjects.RPCID(q.r.PathValue("id"))), q.ctx)
+		if e := toolmesh.AsError(err); err != nil && e.Code == toolmesh.CodeInvalidRequest {
+			return refused(toolmesh.CodeNotFound, "%s", e.Message) // nothing else can be wrong with a request that is an id
+		}
+		if err != nil {
+			return err
+		}
+		return q.answer(http.StatusOK, info)
+	}
+}
+
+// listOf answers GET /v1/nodes, /v1/sessions and /v1/indexes: what the command line prints with --json.
+func listOf[T any](plural string, of func(*request, *registry.View) ([]T, error), otherwise func(*request) ([]T, error)) func(*request) error {
+	return func(q *request) error {
+		var all []T
+		err := inventory.MayAsk(q.ctx, q.l.bus, "")
+		switch {
+		case err == nil:
+			var view *registry.View
+			if view, err = registry.OpenView(q.ctx, q.l.bus, &registry.ViewOptions{Logger: q.g.log}); err == nil {
+				defer view.Close()
+				all, err = of(q, view)
+			}
+		case otherwise != nil:
+			all, err = otherwise(q)
+		}
+		if err != nil {
+			return err
+		}
+		return q.answer(http.StatusOK, map[string][]T{plural: all})
+	}
+}
+
+func sessionsOf(_ *request, view *registry.View) ([]inventory.Session, error) {
+	return inventory.Sessions(view), nil
+}
+
+func nodesOf(q *request, view *registry.View) ([]inventory.Node, error) {
+	return inventory.Hear(q.ctx, q.l.bus, inventory.Nodes(view))
+}
+
+func indexesOf(q *request, view *registry.View) ([]inventory.Index, error) {
+	return inventory.Declared(q.ctx, q.l.bus, inventory.Indexes(view, q.c.Session()))
+}
+
+func visibleIndexes(q *request) ([]inventory.Index, error) { return inventory.Visible(q.ctx, q.c) }
+
+// install answers POST /v1/indexes: an agent installs an index, and its steps are events.
+func (q *request) install() error {
+	var in struct {
+		Source string             `json:"source"`
+		Name   subjects.IndexName `json:"name"`
+		Rev    string             `json:"rev"`
+		Env    map[string]string  `json:"env"`
+	}
+	if err := q.read(&in); err != nil {
+		return err
+	}
+	if in.Source == "" {
+		return refused(toolmesh.CodeInvalidRequest, `source is missing: the body is {"source":"owner/repo or a URL","name","rev","env"}`)
+	}
+	release, err := q.l.stream()
+	if err != nil {
+		return err
+	}
+	defer release()
+	ctx, cancel := context.WithCancel(q.ctx)
+	defer cancel()
+	asked := deploy.Request{Source: in.Source, Name: in.Name, Rev: in.Rev, Env: in.Env, Session: subjects.SessionID(q.r.Header.Get("Mesh-Session"))}
+	out := &streamWriter{w: q.w, in: new(call), leave: cancel}
+	var done deploy.Line
+	err = out.during(func() error {
+		for raw, err := range deploy.Install(ctx, q.l.bus, asked, nil) {
+			var line deploy.Line
+			switch {
+			case err != nil:
+				return err
+			case json.Unmarshal(raw, &line) != nil:
+			case line.Step != "":
+				out.write("event: step\n", raw)
+			default: // many tools need several lines
+				line.Tools = append(done.Tools, line.Tools...)
+				line.Unavailable = append(done.Unavailable, line.Unavailable...)
+				line.Warnings = append(done.Warnings, line.Warnings...)
+				done = line
+			}
+		}
+		inventory.Listed(ctx, q.c, done.Tools)
+		return nil
+	})
+	complete, _ := tool.MarshalPlain(done)
+	out.end(err, complete)
+	return nil
+}

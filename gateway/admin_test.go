@@ -1,0 +1,157 @@
+package gateway_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// as is the header of a token.
+func as(token string) headers { return headers{"Authorization": "Bearer " + token} }
+
+func (a answer) decode(t *testing.T, status int, into any) {
+	t.Helper()
+	if a.status != status || json.Unmarshal([]byte(a.body), into) != nil {
+		t.Fatalf("%d instead of %d: %s", a.status, status, a.body)
+	}
+}
+
+// A call that runs is shown and cancelled by its id; one that does not is not_found.
+func TestCallIsShownAndCancelledByItsID(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	a := r.open(t, t.Context(), "POST", "/v1/tools/lab.count", `{"n":1,"wait":true}`, headers{"Accept": "text/event-stream"})
+	defer a.Body.Close()
+	<-r.ran
+	rpc := a.Header.Get("Mesh-Rpc-Id")
+	if got := r.do(t, "GET", "/v1/calls/"+rpc, "", nil); got.status != 200 || got.body != `{"rpc_id":"`+rpc+`","state":"running","tool":"lab.count","node":"n1"}`+"\n" {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	// Another session does not see it.
+	if got := r.do(t, "GET", "/v1/calls/"+rpc, "", as(r.token)); got.status != 404 || got.problem(t)["code"] != "not_found" {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if got := r.do(t, "DELETE", "/v1/calls/"+rpc, "", nil); got.status != 200 || got.body != `{"cancelled":true}`+"\n" {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	<-r.ended
+	for _, method := range []string{"GET", "DELETE"} {
+		meshtest.Until(t, "the call has ended", func() bool {
+			got := r.do(t, method, "/v1/calls/"+rpc, "", nil)
+			return got.status == 404 && got.problem(t)["code"] == "not_found"
+		})
+	}
+}
+
+// What is submitted with Prefer: respond-async is found where Location says, and runs once per key.
+func TestTasks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	async := headers{"Prefer": "respond-async", "Idempotency-Key": "k1"}
+	var submitted, again struct{ ID string }
+	a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":"3"}`, async)
+	a.decode(t, http.StatusAccepted, &submitted)
+	if a.header.Get("Location") != "/v1/tasks/"+submitted.ID || a.header.Get("Preference-Applied") != "respond-async" || a.header.Get("Mesh-Changed") != "/b" {
+		t.Errorf("%v %s", a.header, a.body)
+	}
+	if r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":"3"}`, async).decode(t, http.StatusAccepted, &again); again != submitted {
+		t.Errorf("the key again: %v, %v", submitted, again)
+	}
+	var task struct {
+		ID, Tool, State string
+		Result          json.RawMessage
+	}
+	meshtest.Until(t, "the task has ended", func() bool {
+		r.do(t, "GET", a.header.Get("Location"), "", nil).decode(t, http.StatusOK, &task)
+		return task.State == "succeeded"
+	})
+	if task.ID != submitted.ID || task.Tool != "lab.add" || string(task.Result) != "5" || len(r.ran) != 1 {
+		t.Errorf("%+v, run %d times", task, len(r.ran))
+	}
+	<-r.ran
+	var list struct{ Tasks []struct{ ID, State string } }
+	if r.do(t, "GET", "/v1/tasks", "", nil).decode(t, http.StatusOK, &list); len(list.Tasks) != 1 || list.Tasks[0].ID != submitted.ID {
+		t.Errorf("%+v", list)
+	}
+	if got := r.do(t, "GET", "/v1/tasks?state=failed", "", nil); got.body != `{"tasks":[]}`+"\n" {
+		t.Errorf("failed ones: %d %s", got.status, got.body)
+	}
+	// One that runs is cancelled.
+	r.do(t, "POST", "/v1/tools/lab.wait", "", headers{"Prefer": "respond-async"}).decode(t, http.StatusAccepted, &submitted)
+	<-r.ran
+	r.do(t, "DELETE", "/v1/tasks/"+submitted.ID, "", nil).decode(t, http.StatusOK, &task)
+	if <-r.ended; task.ID != submitted.ID {
+		t.Errorf("%+v", task)
+	}
+	meshtest.Until(t, "the task is cancelled", func() bool {
+		r.do(t, "GET", "/v1/tasks/"+submitted.ID, "", nil).decode(t, http.StatusOK, &task)
+		return task.State == "cancelled"
+	})
+	for what, c := range map[string]struct {
+		method, path, body string
+		status             int
+		code               string
+	}{
+		"no such task":       {"GET", "/v1/tasks/task_1", "", 404, "not_found"},
+		"no such task (2)":   {"DELETE", "/v1/tasks/%2e%2e", "", 404, "not_found"},
+		"no such state":      {"GET", "/v1/tasks?state=lost", "", 400, "invalid_request"},
+		"no such tool":       {"POST", "/v1/tools/lab.ad", "{}", 404, "tool_not_found"},
+		"arguments, no JSON": {"POST", "/v1/tools/lab.add", "{", 422, "invalid_arguments"},
+	} {
+		if got := r.do(t, c.method, c.path, c.body, headers{"Prefer": "respond-async"}); got.status != c.status || got.problem(t)["code"] != c.code {
+			t.Errorf("%s: %d %s", what, got.status, got.body)
+		}
+	}
+}
+
+// Nodes and sessions are listed for an administrator alone, as the broker has it; indexes for all, as far as
+// they can list tools.
+func TestAdministration(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	var nodes struct {
+		Nodes []struct {
+			ID, State string
+			InFlight  *int `json:"in_flight"`
+			Indexes   []string
+		}
+	}
+	r.do(t, "GET", "/v1/nodes", "", as(r.admin)).decode(t, 200, &nodes)
+	found := false
+	for _, n := range nodes.Nodes {
+		found = found || n.ID == "n1" && n.State == "serving" && n.InFlight != nil && len(n.Indexes) == 1
+	}
+	if !found {
+		t.Errorf("%+v", nodes)
+	}
+	var sessions struct {
+		Sessions []struct{ ID, State string }
+	}
+	if r.do(t, "GET", "/v1/sessions", "", as(r.admin)).decode(t, 200, &sessions); len(sessions.Sessions) != 1 || sessions.Sessions[0].ID != "mine" {
+		t.Errorf("%+v", sessions)
+	}
+	for _, h := range []headers{as(r.admin), as(r.token), nil} {
+		var indexes struct{ Indexes *[]struct{ Name string } }
+		if r.do(t, "GET", "/v1/indexes", "", h).decode(t, 200, &indexes); indexes.Indexes == nil {
+			t.Errorf("no indexes for %v", h)
+		}
+	}
+	for _, h := range []headers{as(r.token), nil} {
+		for _, path := range []string{"/v1/nodes", "/v1/sessions"} {
+			if got := r.do(t, "GET", path, "", h); got.status != 403 || got.problem(t)["code"] != "permission_denied" {
+				t.Errorf("%s: %d %s", path, got.status, got.body)
+			}
+		}
+		if got := r.do(t, "POST", "/v1/indexes", `{"source":"owner/repo"}`, h); got.status != 403 || got.problem(t)["code"] != "permission_denied" {
+			t.Errorf("install: %d %s", got.status, got.body)
+		}
+	}
+	for body, want := range map[string]int{`{"source":"owner/repo"}`: 503, `{}`: 400, `[`: 400, ``: 400} {
+		if got := r.do(t, "POST", "/v1/indexes", body, as(r.admin)); got.status != want || !strings.Contains(got.body, `"code"`) {
+			t.Errorf("%s: %d %s", body, got.status, got.body)
+		}
+	}
+}

@@ -1,0 +1,292 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// batchAtOnce is how many independent calls of a batch run at once if they are made singly.
+const batchAtOnce = 16
+
+// batchResult is the outcome of one call of a batch.
+type batchResult struct {
+	RPCID   subjects.RPCID  `json:"rpc_id,omitempty"`
+	Status  string          `json:"status"`
+	Result  json.RawMessage `json:"result,omitempty"`
+	Error   *toolmesh.Error `json:"error,omitempty"`
+	Changed []string        `json:"changed,omitempty"`
+}
+
+func batchResultOf(r client.BatchResult) batchResult {
+	if r.Err != nil {
+		return batchResult{RPCID: r.RPCID, Status: "error", Error: toolmesh.AsError(r.Err)}
+	}
+	return batchResult{RPCID: r.RPCID, Status: "ok", Result: orNull(r.Value)}
+}
+
+// batch answers POST /v1/calls:batch.
+func (q *request) batch() error {
+	var in struct {
+		Calls []struct {
+			Tool    subjects.ToolID `json:"tool"`
+			Args    json.RawMessage `json:"args"`
+			Timeout string          `json:"timeout"`
+		} `json:"calls"`
+		Parallel bool `json:"parallel"`
+	}
+	if err := q.read(&in); err != nil {
+		return err
+	}
+	calls := make([]client.BatchCall, len(in.Calls))
+	for i, one := range in.Calls {
+		calls[i] = client.BatchCall{Tool: one.Tool, Args: nullToNone(one.Args)}
+		if one.Timeout != "" {
+			d, err := time.ParseDuration(one.Timeout)
+			if err != nil || d < time.Millisecond {
+				return refused(toolmesh.CodeInvalidRequest, `the timeout of call %d is %q: it is a duration such as "2s", at least 1ms`, i, one.Timeout)
+			}
+			calls[i].Timeout = d
+		}
+	}
+	results, err := q.runBatch(calls, in.Parallel)
+	if err != nil {
+		return err
+	}
+	all := make([]batchResult, len(results))
+	for i, r := range results {
+		all[i] = batchResultOf(r)
+	}
+	return q.answer(http.StatusOK, map[string]any{"results": all})
+}
+
+// runBatch makes several calls as one batch; singly with a key that may make no batches, and where nobody
+// runs batches.
+func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.BatchResult, error) {
+	var options []client.CallOption
+	if parallel {
+		options = append(options, client.Parallel())
+	}
+	results, err := q.c.Batch(q.ctx, calls, options...)
+	e := toolmesh.AsError(err)
+	if err == nil || e.Started != toolmesh.StartedNo || e.Code != toolmesh.CodePermissionDenied && e.Code != toolmesh.CodeUnavailable {
+		return results, err
+	}
+	results = make([]client.BatchResult, len(calls))
+	var work errgroup.Group
+	if work.SetLimit(1); parallel {
+		work.SetLimit(batchAtOnce)
+	}
+	batch := subjects.NewRPCID("batch_")
+	for i, one := range calls {
+		work.Go(func() error {
+			rpc := subjects.RPCID(fmt.Sprintf("%s.%d", batch, i))
+			r, err := q.c.Call(q.ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout))
+			results[i] = client.BatchResult{RPCID: rpc, Err: err}
+			if err == nil {
+				results[i].Value = r.Value
+			}
+			return nil
+		})
+	}
+	_ = work.Wait()
+	return results, nil
+}
+
+func nullToNone(args json.RawMessage) json.RawMessage {
+	if string(bytes.TrimSpace(args)) == "null" {
+		return nil
+	}
+	return args
+}
+
+// modelCall is one call as a model made it.
+type modelCall struct {
+	id, name string
+	args     json.RawMessage // an object, or JSON in a text
+}
+
+// provider says how a provider writes calls and takes their results.
+type provider struct {
+	// read reads one call; ok is false for what is none.
+	read func(raw json.RawMessage) (c modelCall, ok bool)
+	// message is what the model is told of one call: a message of its own, or a part of the only one.
+	message func(c modelCall, r *batchResult) any
+	// wrap makes the only message of parts; nil where each call has its own.
+	wrap func(parts []any) any
+}
+
+type object = map[string]any
+
+// providers are the forms of POST /v1/tool-calls.
+var providers = map[string]provider{
+	"openai": {
+		read: func(raw json.RawMessage) (modelCall, bool) {
+			var in struct {
+				ID       string
+				Function struct {
+					Name      string
+					Arguments json.RawMessage
+				}
+			}
+			ok := json.Unmarshal(raw, &in) == nil && in.ID != "" && in.Function.Name != ""
+			return modelCall{in.ID, in.Function.Name, in.Function.Arguments}, ok
+		},
+		message: func(c modelCall, r *batchResult) any {
+			return object{"role": "tool", "tool_call_id": c.id, "content": r.text()}
+		},
+	},
+	"openai-responses": {
+		read: func(raw json.RawMessage) (modelCall, bool) {
+			var in struct {
+				CallID    string `json:"call_id"`
+				Name      string
+				Arguments json.RawMessage
+			}
+			ok := json.Unmarshal(raw, &in) == nil && in.CallID != "" && in.Name != ""
+			return modelCall{in.CallID, in.Name, in.Arguments}, ok
+		},
+		message: func(c modelCall, r *batchResult) any {
+			return object{"type": "function_call_output", "call_id": c.id, "output": r.text()}
+		},
+	},
+	"anthropic": {
+		read: func(raw json.RawMessage) (modelCall, bool) {
+			var in struct {
+				ID, Name string
+				Input    json.RawMessage
+			}
+			ok := json.Unmarshal(raw, &in) == nil && in.ID != "" && in.Name != ""
+			return modelCall{in.ID, in.Name, in.Input}, ok
+		},
+		message: func(c modelCall, r *batchResult) any {
+			return object{"type": "tool_result", "tool_use_id": c.id, "content": r.text(), "is_error": r.Error != nil}
+		},
+		wrap: func(parts []any) any { return object{"role": "user", "content": parts} },
+	},
+	"gemini": {
+		read: func(raw json.RawMessage) (modelCall, bool) {
+			type function struct {
+				ID, Name string
+				Args     json.RawMessage
+			}
+			var in struct {
+				function
+				FunctionCall *function `json:"functionCall"` // of a part
+			}
+			ok := json.Unmarshal(raw, &in) == nil
+			if in.FunctionCall != nil {
+				in.function = *in.FunctionCall
+			}
+			return modelCall{in.ID, in.Name, in.Args}, ok && in.Name != ""
+		},
+		message: func(c modelCall, r *batchResult) any {
+			response := object{"name": c.name, "response": object{"output": r.Result}}
+			if r.Error != nil {
+				response["response"] = object{"error": r.text()}
+			}
+			if c.id != "" {
+				response["id"] = c.id
+			}
+			return object{"functionResponse": response}
+		},
+		wrap: func(parts []any) any { return object{"role": "user", "parts": parts} },
+	},
+}
+
+// text is a result as a model reads it: a text without its quotes, or JSON; of a failure what it says.
+func (r *batchResult) text() string {
+	if e := r.Error; e != nil {
+		text := e.Message
+		if e.Code == toolmesh.CodeToolError && e.Type != "" {
+			text = strings.TrimSuffix(e.Type+": "+e.Message, ": ")
+		}
+		for _, p := range tool.Problems(e) {
+			if !strings.Contains(text, p.Message) {
+				text += "\n" + p.Message
+			}
+		}
+		return text
+	}
+	text := string(r.Result)
+	_ = json.Unmarshal(r.Result, &text)
+	return text
+}
+
+// toolCalls answers POST /v1/tool-calls: the calls of a model's turn, as they came.
+func (q *request) toolCalls() error {
+	var in struct {
+		Provider string            `json:"provider"`
+		Calls    []json.RawMessage `json:"calls"`
+	}
+	if err := q.read(&in); err != nil {
+		return err
+	}
+	p, ok := providers[in.Provider]
+	switch {
+	case !ok:
+		return refused(toolmesh.CodeInvalidRequest, "provider is %q: it is one of openai, openai-responses, anthropic and gemini", in.Provider)
+	case len(in.Calls) == 0 || len(in.Calls) > codec.MaxBatch:
+		return refused(toolmesh.CodeInvalidRequest, "calls has %d calls: it has 1 to %d", len(in.Calls), codec.MaxBatch)
+	}
+	made := make([]modelCall, len(in.Calls))
+	results := make([]batchResult, len(in.Calls))
+	var calls []client.BatchCall
+	var places []int // of calls, in results
+	for i, raw := range in.Calls {
+		if made[i], ok = p.read(raw); !ok {
+			return refused(toolmesh.CodeInvalidRequest, "call %d is no tool call of %s", i, in.Provider)
+		}
+		id, args, changed, err := meant(q.ctx, q.c, made[i])
+		if err != nil {
+			results[i] = batchResultOf(client.BatchResult{Err: err})
+			continue
+		}
+		results[i].Changed = changed
+		calls, places = append(calls, client.BatchCall{Tool: id, Args: args}), append(places, i)
+	}
+	if len(calls) > 0 {
+		done, err := q.runBatch(calls, false)
+		if err != nil {
+			return err
+		}
+		for n, i := range places {
+			changed := results[i].Changed
+			results[i] = batchResultOf(done[n])
+			results[i].Changed = changed
+		}
+	}
+	messages := make([]any, len(made))
+	for i, c := range made {
+		messages[i] = p.message(c, &results[i])
+	}
+	if p.wrap != nil {
+		messages = []any{p.wrap(messages)}
+	}
+	return q.answer(http.StatusOK, map[string]any{"messages": messages, "results": results})
+}
+
+// meant returns the tool and the arguments that a model's call means, and the JSON Pointers of what it
+// wrote otherwise.
+func meant(ctx context.Context, c *client.Client, m modelCall) (subjects.ToolID, json.RawMessage, []string, error) {
+	id := subjects.ToolID(m.name)
+	full, args, changed, err := fit(ctx, c, id, m.args)
+	if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
+		if id = nameMeant(ctx, c, id); id != "" {
+			full, args, changed, err = fit(ctx, c, id, m.args)
+		}
+	}
+	return full, args, changed, err
+}

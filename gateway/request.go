@@ -1,0 +1,105 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// bodyTime is how long a request's body may take to arrive.
+const bodyTime = 60 * time.Second
+
+// request is one request and the client of its token.
+type request struct {
+	w   http.ResponseWriter
+	r   *http.Request
+	g   *Gateway
+	l   *link
+	c   *client.Client
+	ctx context.Context // ends with the request, and with the token's connection
+}
+
+// with handles requests with the client of their tokens. An error is answered as a problem.
+func (g *Gateway) with(handle func(*request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		l, c, done, err := g.open(r)
+		if err == nil {
+			defer done()
+			ctx, cancel := l.within(r.Context())
+			defer cancel(nil)
+			err = handle(&request{w, r, g, l, c, ctx})
+		}
+		if err != nil {
+			fail(w, err, "")
+		}
+	}
+}
+
+// answer answers with JSON. The error is of a value that cannot be written.
+func (q *request) answer(status int, v any) error {
+	body, err := tool.MarshalPlain(v)
+	if err != nil {
+		return err
+	}
+	q.w.Header().Set("Content-Type", "application/json")
+	q.w.Header().Set("Cache-Control", "no-store")
+	q.w.WriteHeader(status)
+	_, _ = q.w.Write(append(body, '\n'))
+	return nil
+}
+
+// read reads a JSON body.
+func (q *request) read(into any) error {
+	body, err := q.g.readBody(q.w, q.r)
+	if err == nil {
+		if err = json.Unmarshal(body, into); err != nil {
+			err = refused(toolmesh.CodeInvalidRequest, "the request's body is not the JSON that is expected: %w", err)
+		}
+	}
+	return err
+}
+
+// readBody reads a body of JSON, which must arrive in time. What closes the connection meanwhile ends
+// the request's context.
+func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	defer inTime(w)()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, g.unread(err)
+	}
+	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	// curl -d says that it sends a form, whatever it sends.
+	form := kind == "application/x-www-form-urlencoded" && strings.HasPrefix(strings.TrimSpace(string(body[:min(len(body), 64)])), "{")
+	if len(body) > 0 && kind != "application/json" && !strings.HasSuffix(kind, "+json") && !form && (err == nil || r.Header.Get("Content-Type") != "") {
+		return nil, errMediaType
+	}
+	return body, nil
+}
+
+// errMediaType has the status 415.
+var errMediaType = refused(toolmesh.CodeInvalidRequest, "the body is JSON: send it with Content-Type: application/json")
+
+// inTime bounds how long a request's body may take, until the returned function is called.
+func inTime(w http.ResponseWriter) func() {
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // a test's recorder has none
+	return func() { _ = control.SetReadDeadline(time.Time{}) }
+}
+
+// unread is the error of a body that was not read.
+func (g *Gateway) unread(err error) error {
+	var large *http.MaxBytesError
+	if errors.As(err, &large) {
+		return g.tooLarge()
+	}
+	return refused(toolmesh.CodeInvalidRequest, "read the request's body: %w", err)
+}

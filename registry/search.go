@@ -1,0 +1,309 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"math"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/search"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	searchDefault = 10
+	searchMax     = 1000
+	// foundText is how many bytes of a description an answer has.
+	foundText = 2 << 10
+	// indexesKept is how many documents the indexes of sessions may have together that are
+	// kept for the next question, next to that of the session that asked last.
+	indexesKept = 20_000
+	// missingAgain is how long a descriptor that was not in the store is not looked for again.
+	missingAgain = 5 * time.Second
+)
+
+// SearchAnswer is the tools that fit a question, the best first.
+type SearchAnswer struct {
+	Tools []FoundTool `json:"tools"`
+}
+
+// FoundTool is one tool that fits a question.
+type FoundTool struct {
+	ID subjects.ToolID `json:"id"`
+	// Description is the tool's own, its beginning where it is long.
+	Description string `json:"description"`
+	// Score compares the tools of one answer. More is better.
+	Score float64 `json:"score"`
+}
+
+// searcher holds the indexes that questions are answered from: one of what all sessions see,
+// and one for each session that has tools of its own and asks.
+type searcher struct {
+	view  *View
+	store *Store
+	keep  int // how many documents the indexes of sessions may have
+
+	mu     sync.Mutex
+	scopes map[subjects.SessionID]*searched
+	asked  uint64
+}
+
+// searched is the index of a scope of the view's table.
+type searched struct {
+	last uint64 // when it was used, in questions; of searcher.mu
+	docs int    // of searcher.mu
+
+	mu      sync.RWMutex
+	index   *search.Index
+	built   uint64 // the scope's version that it is of
+	missing map[string]struct{}
+	looked  time.Time // when those that are missing were looked for
+}
+
+func newSearcher(v *View, s *Store) *searcher {
+	return &searcher{view: v, store: s, keep: indexesKept, scopes: make(map[subjects.SessionID]*searched)}
+}
+
+// document names what is known of a tool in one revision. Documents are in order of id.
+func document(id subjects.ToolID, digest string) string { return string(id) + "\x00" + digest }
+
+// documents returns the version of a scope and, unless it is the one that is known, the keys
+// of its documents.
+func (v *View) documents(session subjects.SessionID, known uint64) (version uint64, keys map[string]struct{}) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	s := v.table.scopes[session]
+	if s == nil {
+		return 0, nil
+	}
+	if s.version == known {
+		return known, nil
+	}
+	keys = make(map[string]struct{}, len(s.tools))
+	for id, places := range s.tools {
+		for _, p := range places {
+			keys[document(id, p.tool.Digest)] = struct{}{}
+		}
+	}
+	return s.version, keys
+}
+
+// scope returns the index of a scope, which is up to date and may be read until release.
+// It is nil where the scope has no tools.
+func (s *searcher) scope(ctx context.Context, session subjects.SessionID) (x *search.Index, release func(), err error) {
+	s.mu.Lock()
+	s.asked++
+	one := s.scopes[session]
+	if one == nil {
+		if version, _ := s.view.documents(session, 0); version == 0 {
+			s.mu.Unlock()
+			return nil, func() {}, nil
+		}
+		one = &searched{index: search.NewIndex(), missing: make(map[string]struct{})}
+		s.scopes[session] = one
+	}
+	one.last = s.asked
+	s.mu.Unlock()
+
+	one.mu.Lock()
+	err = s.update(ctx, session, one)
+	docs := one.index.Len()
+	one.mu.Unlock()
+	s.mu.Lock()
+	one.docs = docs
+	s.evict(one)
+	s.mu.Unlock()
+	if err != nil {
+		return nil, nil, err
+	}
+	one.mu.RLock()
+	return one.index, one.mu.RUnlock, nil
+}
+
+// evict drops indexes of sessions that were not used for longest, while they are too large.
+func (s *searcher) evict(but *searched) {
+	for {
+		total, oldest, at := 0, (*searched)(nil), subjects.SessionID("")
+		for session, one := range s.scopes {
+			if session == "" || one == but {
+				continue
+			}
+			total += one.docs
+			if oldest == nil || one.last < oldest.last {
+				oldest, at = one, session
+			}
+		}
+		if total <= s.keep {
+			return
+		}
+		delete(s.scopes, at)
+	}
+}
+
+// update brings an index to what the view knows. What it has read stays where it fails.
+func (s *searcher) update(ctx context.Context, session subjects.SessionID, one *searched) error {
+	known := one.built
+	again := len(one.missing) > 0 && time.Since(one.looked) > missingAgain
+	if again {
+		known = 0
+	}
+	version, keys := s.view.documents(session, known)
+	if version == one.built && !again {
+		return nil
+	}
+	one.index.Remove(func(key string) bool {
+		_, missing := one.missing[key]
+		_, there := keys[key]
+		return !there || missing
+	})
+	clear(one.missing)
+	one.built, one.looked = 0, time.Now()
+	digests := make([]string, 0, descriptorsAtOnce)
+	waiting := make([]string, 0, descriptorsAtOnce)
+	flush := func() error {
+		found, err := s.store.Descriptors(ctx, digests)
+		if err != nil {
+			return err
+		}
+		for _, key := range waiting {
+			id, digest, _ := strings.Cut(key, "\x00")
+			d := search.Document{ID: id}
+			if known := found[digest]; known != nil {
+				d.Description, d.Parameters = known.Description, parameters(known.InputSchema)
+			} else if digest != "" {
+				one.missing[key] = struct{}{}
+			}
+			one.index.Put(key, d)
+		}
+		digests, waiting = digests[:0], waiting[:0]
+		return nil
+	}
+	for key := range keys {
+		if one.index.Has(key) {
+			continue
+		}
+		waiting = append(waiting, key)
+		if _, digest, _ := strings.Cut(key, "\x00"); digest != "" {
+			digests = append(digests, digest)
+		}
+		if len(waiting) == descriptorsAtOnce {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := flush(); err != nil {
+		return err
+	}
+	one.built = version
+	return nil
+}
+
+// parameters are those of a schema, in no order.
+func parameters(schema json.RawMessage) []search.Parameter {
+	var said struct {
+		Properties map[string]json.RawMessage `json:"properties"`
+	}
+	if json.Unmarshal(schema, &said) != nil {
+		return nil
+	}
+	all := make([]search.Parameter, 0, len(said.Properties))
+	for name, property := range said.Properties {
+		var about struct {
+			Description string `json:"description"`
+		}
+		_ = json.Unmarshal(property, &about) // true and false are schemas, too
+		all = append(all, search.Parameter{Name: name, Description: about.Description})
+	}
+	return all
+}
+
+// search answers which tools fit a question, of those that the session sees and that a node serves.
+func (r *Responder) search(session subjects.SessionID, q Request) (any, error) {
+	switch {
+	case len(q.Query) > search.QueryMax:
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "query has %d bytes, and may have %d: ask in a few words", len(q.Query), search.QueryMax).
+			WithDetail("max", search.QueryMax)
+	case strings.TrimSpace(q.Query) == "":
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, `query is missing or empty: the request is {"query":"<what the tool should do>","limit":10}`)
+	case q.Limit < 0 || q.Limit > searchMax:
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "limit is %d: it is a whole number from 1 to %d", q.Limit, searchMax)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	session = canonical(session)
+	var indexes []*search.Index
+	for _, scope := range []subjects.SessionID{"", session} {
+		x, release, err := r.searcher.scope(ctx, scope)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		if x != nil {
+			indexes = append(indexes, x)
+		}
+	}
+	limit := cmp.Or(q.Limit, searchDefault)
+	answer := SearchAnswer{Tools: []FoundTool{}}
+	left := int(r.bus.MaxPayload()) - headroom
+	add := func(found []FoundTool, digests []string) (more bool, err error) {
+		known, err := r.store.Descriptors(ctx, digests)
+		if err != nil {
+			return false, err
+		}
+		for i, one := range found {
+			d := known[digests[i]]
+			if q.ReadOnly && (d == nil || !d.Annotations.ReadOnly) {
+				continue
+			}
+			if d != nil {
+				one.Description = beginning(d.Description, foundText)
+			}
+			text, err := tool.MarshalPlain(one)
+			if left -= len(text) + 1; err != nil || left < 0 { // less good ones are left out
+				return false, err
+			}
+			if answer.Tools = append(answer.Tools, one); len(answer.Tools) == limit {
+				return false, nil
+			}
+		}
+		return true, nil
+	}
+	globs := subjects.Globs(q.Tools)
+	var found []FoundTool
+	var digests []string
+	for key, score := range search.Rank(search.Parse(q.Query), indexes...) {
+		id, digest, _ := strings.Cut(key, "\x00")
+		if !globs.Match(subjects.ToolID(id)) {
+			continue
+		}
+		// Of several revisions the session's list has one, of its own tool and one of all sessions its own.
+		route, ok := r.view.Route(session, subjects.ToolID(id))
+		if !ok || route.Digest != digest || len(route.Nodes) == 0 {
+			continue
+		}
+		found = append(found, FoundTool{ID: route.ID, Score: math.Round(score*1000) / 1000})
+		if digests = append(digests, digest); len(found) < limit && len(found) < descriptorsAtOnce {
+			continue
+		}
+		if more, err := add(found, digests); err != nil || !more {
+			return answer, err
+		}
+		found, digests = found[:0], digests[:0]
+	}
+	_, err := add(found, digests)
+	return answer, err
+}
+
+// beginning returns the first bytes of a text, whole characters of it.
+func beginning(text string, size int) string {
+	if len(text) <= size {
+		return text
+	}
+	return strings.ToValidUTF8(text[:size], "") + "…"
+}

@@ -1,0 +1,60 @@
+package subjects
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Globs are patterns of tool ids. None of them means every tool.
+type Globs []string
+
+// globsMax is how many bytes globs may have together.
+const globsMax = 4 << 10
+
+// ParseGlobs reads patterns with commas between them. In a pattern * stands for any text
+// without a dot, and ** for any text.
+func ParseGlobs(text string) (Globs, error) {
+	if len(text) > globsMax {
+		return nil, fmt.Errorf("%w: patterns of tools have %d bytes, and may have %d", ErrInvalid, len(text), globsMax)
+	}
+	var all Globs
+	for one := range strings.SplitSeq(text, ",") {
+		if one = strings.TrimSpace(one); one != "" {
+			all = append(all, one)
+		}
+	}
+	return all, nil
+}
+
+// Match reports whether a tool is among those that the patterns mean.
+func (g Globs) Match(id ToolID) bool {
+	for _, one := range g {
+		if matchGlob(one, string(id)) {
+			return true
+		}
+	}
+	return len(g) == 0
+}
+
+// matchGlob is linear in both texts for each star: patterns are strangers'.
+func matchGlob(glob, text string) bool {
+	reached := make([]bool, len(text)+1) // by what has been read of the glob
+	reached[0] = true
+	for i := 0; i < len(glob); i++ {
+		if glob[i] != '*' {
+			for at := len(text); at > 0; at-- {
+				reached[at] = reached[at-1] && text[at-1] == glob[i]
+			}
+			reached[0] = false
+			continue
+		}
+		dots := i+1 < len(glob) && glob[i+1] == '*'
+		if dots {
+			i++
+		}
+		for at := 1; at <= len(text); at++ {
+			reached[at] = reached[at] || reached[at-1] && (dots || text[at-1] != '.')
+		}
+	}
+	return reached[len(text)]
+}
