@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -29,6 +30,7 @@ type call struct {
 	trace   string
 	changed []string // what the lenient edge changed
 	files   []tool.File
+	report  func(codec.Progress) // told of the call's progress at once; nil for most
 }
 
 // traceText is a W3C traceparent.
@@ -122,6 +124,7 @@ func timing(r *client.Result) string {
 func (in *call) options() []client.CallOption {
 	return []client.CallOption{
 		client.WithRPCID(in.rpc), client.WithTimeout(in.timeout), client.WithIdempotencyKey(in.key), client.WithTraceparent(in.trace),
+		client.WithLiveProgress(in.report),
 	}
 }
 
