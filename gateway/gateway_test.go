@@ -25,7 +25,6 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
-	"github.com/toolmesh/toolmesh/subjects"
 )
 
 func TestMain(m *testing.M) { meshtest.Main(m) }
@@ -147,14 +146,7 @@ func newRig(t *testing.T, change func(*gateway.Options)) *rig {
 		Dial: func(options ...nats.Option) (*nats.Conn, error) {
 			return nats.Connect(r.URL, append(bus.ConnectOptions(&bus.ConnectConfig{Name: "gateway"}), options...)...)
 		},
-		SessionOf: func(public string) (subjects.SessionID, bool) {
-			for _, s := range view.Sessions() {
-				if s.Key == public {
-					return s.ID, true
-				}
-			}
-			return "", false
-		},
+		KeyOf: view.Key,
 	}
 	if change != nil {
 		change(&o)

@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -37,7 +38,8 @@ var errStopping = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops")
 // link is the connection of one token, shared by all its requests.
 type link struct {
 	g       *Gateway
-	digest  string // of the token; empty without one
+	digest  string       // of the token; empty without one
+	key     registry.Key // what the token is narrowed to; zero where nothing is known of it
 	session subjects.SessionID
 	made    chan struct{} // closed when the rest is set, or err
 	err     error
@@ -276,10 +278,9 @@ func (l *link) connect(seed string, named subjects.SessionID) (*nats.Conn, subje
 	}
 	var candidates []candidate
 	known := false
-	if l.g.opts.SessionOf != nil {
-		var session subjects.SessionID
-		if session, known = l.g.opts.SessionOf(public); known {
-			named = session
+	if l.g.opts.KeyOf != nil {
+		if l.key, known = l.g.opts.KeyOf(public); known {
+			named = l.key.Session
 		}
 	}
 	if !known {
