@@ -78,6 +78,8 @@ type Options struct {
 	// ToolEnv names variables of Environ that every tool gets. Defaults to those of proxies
 	// and certificates: see [executor.ToolEnv].
 	ToolEnv []string
+	// Last says that the mesh ends with this agent; see [host.Options].
+	Last bool
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
@@ -186,7 +188,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
 		StreamQuota: a.opts.StreamQuota, CacheBytes: a.opts.CacheBytes, CacheEntries: a.opts.CacheEntries, Labels: a.opts.Labels, PayloadMax: a.opts.PayloadMax,
 		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
-		Memory: a.executor.MemoryGuard(), Limits: limits, MaxLimits: most, Service: "mesh-agent", Queued: a.queued,
+		Memory: a.executor.MemoryGuard(), Limits: limits, MaxLimits: most, Service: "mesh-agent", Queued: a.queued, Last: a.opts.Last,
 	}); err != nil {
 		return err
 	}

@@ -28,6 +28,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	uvFolder = dir
+	meshtest.Parallel(4)
 	meshtest.Main(m, func() { _ = os.RemoveAll(uvFolder) })
 }
 
@@ -62,7 +63,7 @@ func startOn(t *testing.T, nc *nats.Conn, node subjects.NodeID, dir string, chan
 	if err := a.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { stop(t, a) })
+	t.Cleanup(func() { meshtest.End(t, a) })
 	return a
 }
 

@@ -47,7 +47,7 @@ func TestConditionFollowsEnvironments(t *testing.T) {
 			t.Errorf("with another index: %v", err)
 		}
 	}
-	stop(t, second)
+	meshtest.End(t, second)
 	if _, err := second.Condition(); err == nil {
 		t.Error("an agent that has stopped is ready")
 	}

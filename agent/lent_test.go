@@ -68,7 +68,7 @@ func TestWhatInitLeavesLeadsTheAgentNowhere(t *testing.T) {
 					t.Errorf("%s, after %s: %s is %q, %v", node, when, name, data, err)
 				}
 			}
-			stop(t, a)
+			meshtest.End(t, a)
 			a = startIn(t, s, "hostile", dir, change)
 			if err := a.Ready(t.Context()); err != nil {
 				t.Fatal(err)
@@ -81,7 +81,7 @@ func TestWhatInitLeavesLeadsTheAgentNowhere(t *testing.T) {
 			left, err := filepath.Glob(filepath.Join(dir, "*", "hostile"+user))
 			return err == nil && len(left) == 0
 		})
-		stop(t, a)
+		meshtest.End(t, a)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestWhatAnHonestInitWritesStays(t *testing.T) {
 	install(t, nc, source)
 	c := newClient(t, nc, nil)
 	gives(t, c, "honest.t.tool", `{}`, `"x"`)
-	stop(t, a)
+	meshtest.End(t, a)
 	a = startIn(t, s, "one", dir, each)
 	if err := a.Ready(t.Context()); err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestSourcesAreTheirUsers(t *testing.T) {
 		}
 	}
 	look("installed")
-	stop(t, a)
+	meshtest.End(t, a)
 	sources, err := filepath.Glob(filepath.Join(dir, "indexes", "*", "*"))
 	if err != nil || len(sources) != 2 {
 		t.Fatal(sources, err)

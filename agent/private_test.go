@@ -70,7 +70,7 @@ func TestAPrivateDependencyOfADeclaredVariable(t *testing.T) {
 	if err := second.Ready(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	stop(t, first)
+	meshtest.End(t, first)
 	if r, err := newClient(t, nc, nil).Call(t.Context(), "lab.t.f", nil); err != nil || string(r.Value) != `"private"` {
 		t.Errorf("from the second node: %v, %v", r, err)
 	}

@@ -49,7 +49,7 @@ func TestAnAgentThatStartsRepairsWhatIsDamaged(t *testing.T) {
 		// The environment was made anew, so the init command ran again.
 		{"a damaged environment", `["onetwothree","xx"]`, func(_, env string) error { return os.Truncate(filepath.Join(env, "pyvenv.cfg"), 0) }},
 	} {
-		stop(t, a)
+		meshtest.End(t, a)
 		sources, err := filepath.Glob(filepath.Join(dir, "indexes", "*", "*"))
 		envs := environments(t, dir)
 		if err != nil || len(sources) != 1 || len(envs) != 1 {

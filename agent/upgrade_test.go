@@ -254,7 +254,7 @@ func TestAgentServesAgainFromItsFolder(t *testing.T) {
 	install(t, nc, map[string]any{"source": "file://" + repo})
 	c := newClient(t, nc, nil)
 	for range 2 {
-		stop(t, one)
+		meshtest.End(t, one)
 		if left := processesOf(t, dir); len(left) > 0 {
 			t.Fatalf("processes are left after Stop: %v", left)
 		}

@@ -115,7 +115,7 @@ command = ["id", "-u"]
 	}
 	gives(t, c, "second.t.read", `{"path":"who"}`, fmt.Sprintf(`"%d\n"`, second))
 
-	stop(t, a)
+	meshtest.End(t, a)
 	startIn(t, s, "one", link, each)
 	meshtest.Until(t, "both are served again", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -149,7 +149,7 @@ func TestUsersThatToolsCannotBe(t *testing.T) {
 	if err := a.Start(t.Context()); err == nil || !strings.Contains(err.Error(), `tools cannot run as "nobody of this name": there is no such user on this machine`) {
 		t.Errorf("got %v", err)
 	}
-	stop(t, a)
+	meshtest.End(t, a)
 }
 
 func callInto(t *testing.T, c *client.Client, tool, args string, into any) {

@@ -78,7 +78,7 @@ func TestTheOneNodeOfACallIsBusy(t *testing.T) {
 		if err := h.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = h.Stop(context.Background()) })
+		t.Cleanup(func() { meshtest.End(t, h) })
 	}
 	known(t, view, "home.work", 3)
 	c := newClient(t, broker.Connect(t), nil)

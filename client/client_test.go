@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"testing"
-	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -81,13 +80,7 @@ func TestIn(t *testing.T) {
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		if err := h.Stop(ctx); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { meshtest.End(t, h) })
 	c := connect(t, s, nil)
 	other := c.In("s1")
 	for range 2 {

@@ -38,7 +38,7 @@ func TestResultsLostWithTheConnection(t *testing.T) {
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = h.Stop(context.Background()) })
+	t.Cleanup(func() { meshtest.End(t, h) })
 	proxy := meshtest.NewProxy(t, broker)
 	t.Cleanup(proxy.Heal)
 	c := newClient(t, proxy.Connect(t), &client.Options{QueueOnly: true})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"os"
 	"strconv"
 	"strings"
@@ -34,10 +33,7 @@ func TestMain(m *testing.M) {
 		caller(url)
 		return
 	}
-	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		panic(err)
-	}
+	meshtest.Parallel(8)
 	meshtest.Main(m)
 }
 
@@ -205,13 +201,7 @@ func (d *tools) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *node {
 	if nc.IsConnected() {
 		meshtest.Until(t, "the node has joined", func() bool { return h.Stats().Joined })
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		if err := h.Stop(ctx); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-			t.Errorf("stop %s: %v", h.Node(), err)
-		}
-	})
+	t.Cleanup(func() { meshtest.End(t, h) })
 	return &node{h, nc}
 }
 

@@ -37,7 +37,7 @@ func servePace(t *testing.T, work func(call *host.Call, node subjects.NodeID) er
 		if err := h.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = h.Stop(context.Background()) })
+		t.Cleanup(func() { meshtest.End(t, h) })
 	}
 	known(t, view, "pace.work", len(nodes))
 	return broker

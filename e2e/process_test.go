@@ -165,6 +165,17 @@ func (u *user) up(t *testing.T, dir string, args ...string) *process {
 	return p
 }
 
+// gateway runs a mesh in one process, and returns the URL of its gateway as well.
+func (u *user) gateway(t *testing.T, args ...string) (p *process, url string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "mesh")
+	args = append([]string{"up", "--nats-listen=127.0.0.1:0", "--gateway-listen=127.0.0.1:0", "--data-dir=" + dir}, args...)
+	p, out := u.start(t, dir, "mesh", args...)
+	found := p.await(t, out, `(?m)^ready nats=(\S+) http=(\S+)$`)
+	p.url = found[1]
+	return p, found[2]
+}
+
 // agent runs mesh-agent with nothing but where NATS is, and waits until it is ready.
 func (u *user) agent(t *testing.T, url, node string) *process {
 	t.Helper()

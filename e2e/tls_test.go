@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 )
 
@@ -120,7 +121,7 @@ func tlsMesh(t *testing.T) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = r.Stop(context.WithoutCancel(t.Context())) })
+		t.Cleanup(func() { meshtest.End(t, r) })
 		if _, err := r.Handle("lab", "double", host.Func(func(_ context.Context, in struct {
 			N int `json:"n"`
 		}) (int, error) {

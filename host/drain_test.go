@@ -59,7 +59,7 @@ func (w *worker) serve(t *testing.T, nc *nats.Conn, slots int) *host.Host {
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { stop(t, h) })
+	t.Cleanup(func() { meshtest.End(t, h) })
 	joined(t, nc, h)
 	return h
 }

@@ -80,13 +80,7 @@ func serve(t *testing.T, top *meshtest.Topology, i int, opts *host.Options) *hos
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		if err := h.Stop(ctx); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
+	t.Cleanup(func() { meshtest.End(t, h) })
 	joined(t, nc, h)
 	return h
 }
@@ -252,7 +246,7 @@ func TestLeaseThatIsNotAcknowledged(t *testing.T) {
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatalf("start: %v", err)
 	}
-	t.Cleanup(func() { stop(t, h) })
+	t.Cleanup(func() { meshtest.End(t, h) })
 	for n := range 3 {
 		if _, err := attempts.NextMsg(time.Minute); err != nil {
 			t.Fatalf("attempt %d: %v", n+1, err)
@@ -275,7 +269,7 @@ func TestWhyThereIsNoRegistry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = h.Stop(context.WithoutCancel(t.Context())) })
+	t.Cleanup(func() { meshtest.End(t, h) })
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatalf("start in a cluster that lacks a server: %v", err)
 	}
@@ -286,7 +280,7 @@ func TestWhyThereIsNoRegistry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = alone.Stop(context.WithoutCancel(t.Context())) })
+	t.Cleanup(func() { meshtest.End(t, alone) })
 	if err := alone.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "non-clustered") {
 		t.Errorf("start of three copies on one server: %v, want the broker's reason", err)
 	}

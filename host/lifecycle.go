@@ -103,6 +103,9 @@ func (h *Host) drain(ctx context.Context) error {
 	h.publisher.leaveHomes(ctx, serviceKey{})
 	h.log.Info("draining", slog.Int("in_flight", h.calls.InFlight()))
 	err := h.bus.Drain(ctx, subs...)
+	if h.opts.Last {
+		return err
+	}
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
 	for {

@@ -107,6 +107,9 @@ type Options struct {
 	Service string
 	// Queued returns how many admitted calls wait for a worker. Defaults to none.
 	Queued func() int
+	// Last says that the mesh ends with this node, as the node of mesh up ends with its broker:
+	// a drain does not wait until callers elsewhere have heard of it.
+	Last bool
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 	// Env is the environment that [Serve] finds the mesh with: see [client.Options].

@@ -112,7 +112,7 @@ func TestResultsAreChecked(t *testing.T) {
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = h.Stop(context.Background()) })
+	t.Cleanup(func() { meshtest.End(t, h) })
 	c, err := client.New(broker.Connect(t), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +200,7 @@ func TestResultOfASessionStaysItsOwn(t *testing.T) {
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = h.Stop(context.Background()) })
+	t.Cleanup(func() { meshtest.End(t, h) })
 	responding(t, broker)
 	of := func(session subjects.SessionID) *client.Client {
 		c, err := client.New(broker.Connect(t), &client.Options{Session: session})

@@ -277,7 +277,7 @@ func (d *desk) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *host.Host
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { stop(t, h) })
+	t.Cleanup(func() { meshtest.End(t, h) })
 	joined(t, nc, h)
 	return h
 }

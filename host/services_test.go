@@ -48,7 +48,7 @@ func newHost(t *testing.T, nc *nats.Conn, opts *host.Options) *host.Host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { stop(t, h) })
+	t.Cleanup(func() { meshtest.End(t, h) })
 	return h
 }
 

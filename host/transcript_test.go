@@ -192,7 +192,7 @@ func playTranscript(t *testing.T, name string, data []byte, ground func(t *testi
 		mustJSON(t, c.Tool, &p.told)
 	}
 	p.serve()
-	t.Cleanup(func() { stop(t, h) })
+	t.Cleanup(func() { meshtest.End(t, h) })
 	p.prepare()
 	for i, step := range c.Steps {
 		switch {

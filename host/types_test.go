@@ -70,11 +70,7 @@ func office(t *testing.T, opts *host.Options) (*host.Host, *client.Client) {
 	}
 	t.Cleanup(func() {
 		c.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
-		defer cancel()
-		if err := h.Stop(ctx); err != nil {
-			t.Error(err)
-		}
+		meshtest.End(t, h)
 	})
 	return h, c
 }

@@ -1,11 +1,14 @@
 package meshtest
 
 import (
+	"context"
+	"errors"
 	"flag"
 	"os"
 	"strconv"
 	"testing"
 
+	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 )
 
@@ -42,5 +45,22 @@ func LeakOptions() []goleak.Option {
 		// What else a server has left would still be found.
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
+	}
+}
+
+// Stopper is a host, a router, an agent or what else drains before it ends.
+type Stopper interface {
+	Stop(ctx context.Context) error
+}
+
+// End stops s without a drain, which takes two seconds, as a second signal does: calls that
+// run are ended. It is for what a test has no more use of; a test of how s leaves calls
+// Stop.
+func End(t testing.TB, s Stopper) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := s.Stop(ctx); err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, nats.ErrConnectionClosed) {
+		t.Errorf("stop: %v", err)
 	}
 }

@@ -37,18 +37,23 @@ def pure(dist: pathlib.Path) -> pathlib.Path:
     return target
 
 
-def carrying(wheel: pathlib.Path, platform: str) -> pathlib.Path:
-    """The wheel with the binary of a platform."""
+def built(platform: str, version: str) -> bytes:
+    """The binary of a platform."""
     system, machine = platform.split("/")
-    tags = PLATFORMS[platform]
-    target = wheel.with_name(wheel.name.replace("py3-none-any", f"py3-none-{tags}"))
     with tempfile.TemporaryDirectory() as folder:
         binary = pathlib.Path(folder) / "mesh"
         subprocess.run(
             ["go", "build", "-trimpath", "-buildvcs=false", "-o", str(binary),
-             f"-ldflags=-s -w -X main.version={wheel.name.split('-')[1]}", "./cmd/mesh"],
+             f"-ldflags=-s -w -X main.version={version}", "./cmd/mesh"],
             check=True, cwd=HERE.parent, env={**os.environ, "GOOS": system, "GOARCH": machine, "CGO_ENABLED": "0"})
-        files = {f"{'-'.join(wheel.name.split('-')[:2])}.data/scripts/mesh": binary.read_bytes()}
+        return binary.read_bytes()
+
+
+def carrying(wheel: pathlib.Path, platform: str, binary: bytes) -> pathlib.Path:
+    """The wheel with the binary of a platform."""
+    tags = PLATFORMS[platform]
+    target = wheel.with_name(wheel.name.replace("py3-none-any", f"py3-none-{tags}"))
+    files = {f"{'-'.join(wheel.name.split('-')[:2])}.data/scripts/mesh": binary}
     with zipfile.ZipFile(wheel) as read:
         for name in read.namelist():
             files[name] = read.read(name)
@@ -82,7 +87,7 @@ def main() -> None:
     dist.mkdir(parents=True, exist_ok=True)
     wheel = pure(dist)
     for platform in sys.argv[2:] or PLATFORMS:
-        carrying(wheel, platform)
+        carrying(wheel, platform, built(platform, wheel.name.split("-")[1]))
     sys.stdout.write("".join(f"{one}\n" for one in sorted(dist.glob("*.whl"))))
 
 

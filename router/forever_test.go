@@ -27,7 +27,7 @@ func TestTimesWithoutEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	s, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "ever", TTL: 2562047 * time.Hour})
 	if err != nil {
 		t.Fatal(err)

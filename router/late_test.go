@@ -30,7 +30,7 @@ authorization { users: [
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	s, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "s"})
 	if err != nil {
 		t.Fatal(err)

@@ -40,11 +40,7 @@ func TestEmbeddedRouter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := r.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { meshtest.End(t, r) })
 	s, err := r.CreateSession(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ func TestSessionThatIsCreatedAgainAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	one := host.Func(func(context.Context, struct{}) (int, error) { return 1, nil })
 	create := func(id subjects.SessionID) *router.Session {
 		s, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: id})

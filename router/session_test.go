@@ -22,7 +22,7 @@ func TestHandleOfASessionThatHasEnded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = r.Close() })
+		t.Cleanup(func() { meshtest.End(t, r) })
 		routers[i] = r
 	}
 	one := host.Func(func(context.Context, struct{}) (int, error) { return 1, nil })

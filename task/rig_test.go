@@ -135,11 +135,7 @@ func (d *desk) serve(t testing.TB, nc *nats.Conn, options host.Options) *host.Ho
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_ = h.Stop(ctx)
-	})
+	t.Cleanup(func() { meshtest.End(t, h) })
 	return h
 }
 

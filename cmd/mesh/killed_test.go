@@ -32,7 +32,7 @@ func TestKilledCallEnds(t *testing.T) {
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = h.Stop(context.Background()) })
+	t.Cleanup(func() { meshtest.End(t, h) })
 	cmd := meshCommand(t, t.TempDir(), "call", "desk.hold", "{}", "--timeout=1h", "--server="+broker.URL)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/broker"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -60,7 +61,7 @@ func TestTextOfToolsSteersNoTerminal(t *testing.T) {
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = h.Stop(context.WithoutCancel(t.Context())) })
+	t.Cleanup(func() { meshtest.End(t, h) })
 	startAgent(t, home, b.URL(), "one") // answers for the registry
 	for _, args := range [][]string{
 		{"ls"}, {"ls", "--json"}, {"info", "hostile.say"}, {"call", "hostile.say"}, {"call", "liar.say"}, {"info", "liar.say"}, {"call", "hostile.fail"},

@@ -124,15 +124,34 @@ func TestUpEndsOnSignals(t *testing.T) {
 	}
 }
 
-// The second signal does not wait for the drain.
+// The second signal does not wait for the call that runs.
 func TestSecondSignalEndsAtOnce(t *testing.T) {
 	t.Parallel()
-	cmd, _, log := startUp(t, t.TempDir())
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+	home := t.TempDir()
+	cmd, _, log := startUp(t, home)
+	source, err := filepath.Abs("../../examples/indexes/lab")
+	if err != nil {
 		t.Fatal(err)
 	}
-	draining := newWatch("draining")
-	if _, err := draining.Write([]byte(log.text())); err != nil {
+	if out, err := meshCommand(t, home, "install", source).CombinedOutput(); err != nil {
+		t.Fatalf("install: %v\n%s", err, out)
+	}
+	stream := meshCommand(t, home, "stream", "lab.streams.countdown", "start=1000")
+	items, err := stream.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = stream.Process.Kill() // it has no mesh any more
+		_ = stream.Wait()
+	}()
+	if _, err := bufio.NewReader(items).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
 	for !strings.Contains(log.text(), "draining") {

@@ -242,7 +242,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	m.ends = append(m.ends, func(context.Context) error { unpace(); return nil })
 	agent, err := process.NewAgent(nc, m.folder, process.NodeConfig{
 		Node: m.a.set.Node, Policy: m.a.set.Policy, Store: m.a.set.Store,
-		Version: process.ThisBuild(version, commit).Version, Environ: m.a.env, Logger: m.log,
+		Version: process.ThisBuild(version, commit).Version, Environ: m.a.env, Last: true, Logger: m.log,
 	})
 	if err != nil {
 		return err

@@ -776,11 +776,7 @@ func goHost(t *testing.T, url string) string {
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := h.Stop(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { meshtest.End(t, h) })
 	served(t, url, index+".add")
 	return index
 }

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -45,9 +44,9 @@ class Started:
         return subprocess.run([self.binary, *command], env=self.environment, check=True,
                               capture_output=True, text=True).stdout
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """Ends it."""
-        self.process.send_signal(number)
+    def kill(self) -> None:
+        """Ends it at once: nobody waits until it has drained."""
+        self.process.kill()
         self.process.wait(30)
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -66,7 +65,7 @@ def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., Started]]:
     yield begin
     for one in all_of_them:
         if one.process.poll() is None:
-            one.stop()
+            one.kill()
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +75,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     one.run("install", str(HERE / "indexes" / "rich"))
     one.run("install", str(HERE.parent.parent / "examples" / "indexes" / "lab"))
     yield one
-    one.stop()
+    one.kill()
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +89,9 @@ def binary() -> Iterator[None]:
         os.environ["TOOLMESH_BINARY"] = before
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     """A mesh that anybody may serve in."""
     one = Started(tmp_path_factory.mktemp("open"), more=["--open"])
     yield one
-    one.stop()
+    one.kill()

@@ -512,7 +512,7 @@ def test_a_broker_that_goes_away_and_comes_back(start: Callable[..., Started]) -
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(mesh.call, "rich.rich.ended", {"seconds": 60, "mark": "/tmp/never"})
         time.sleep(0.5)
-        one.stop(signal.SIGKILL)
+        one.kill()
         with pytest.raises(toolmesh.MeshError) as raised:
             running.result(30)
     assert raised.value.code in ("unavailable", "node_lost")
@@ -531,7 +531,7 @@ def test_a_broker_that_goes_away_and_comes_back(start: Callable[..., Started]) -
 
     until(again)
     mesh.close()
-    another.stop()
+    another.kill()
 
 
 def test_a_stream_goes_on_over_a_lost_connection(rich: Started) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from conftest import HERE, Started
-from hosting import until
+from hosting import name, until
 
 import toolmesh
-from toolmesh import AsyncMesh, Mesh
+from toolmesh import AsyncMesh, Host, Mesh
 
 
 class Pair:
@@ -53,16 +53,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     one = Pair(tmp_path_factory.mktemp("pair"))
     yield one
     one.kill()
-    one.mesh.stop()
+    one.mesh.kill()
 
 
-def index(pair: Pair, folder: pathlib.Path, name: str, source: str, more: str) -> None:
+def index(pair: Pair, folder: pathlib.Path, called: str, source: str, more: str) -> None:
     """Installs an index of one module."""
-    (folder / f"{name}.py").write_text(source)
-    tools = ", ".join(f'"{name}.{one}"' for one in [line[4:].partition("(")[0] for line in source.splitlines()
+    (folder / f"{called}.py").write_text(source)
+    tools = ", ".join(f'"{called}.{one}"' for one in [line[4:].partition("(")[0] for line in source.splitlines()
                                                    if line.startswith("def ")])
     (folder / "tools.toml").write_text(f"[index]\ntools = [{tools}]\n{more}\n")
-    pair.mesh.run("install", f"--name={name}", str(folder))
+    pair.mesh.run("install", f"--name={called}", str(folder))
 
 
 def together(url: str, count: int, tool: str, args: dict[str, Any], then: Callable[[], None] = lambda: None,
@@ -121,13 +121,14 @@ def test_calls_of_an_idempotent_tool_survive_their_node(pair: Pair, tmp_path: pa
     assert together(pair.mesh.url, 12, "twice.twice.rest", {"seconds": 4}, lambda: busy(pair)) == ["rested"] * 12
 
 
-def test_busy_is_waited_for(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "slowly.py").write_text(
-        "import time\n\n\ndef rest() -> str:\n    time.sleep(0.5)\n    return 'rested'\n")
-    (tmp_path / "tools.toml").write_text('[index]\ntools = ["slowly.rest"]\n')
-    one = Started(tmp_path, more=["--slots", "1"])
-    try:
-        one.run("install", "--name=slowly", str(tmp_path))
-        assert together(one.url, 6, "slowly.slowly.rest", {}, timeout=60) == ["rested"] * 6
-    finally:
-        one.stop()
+@pytest.mark.usefixtures("binary")
+def test_busy_is_waited_for(opened: Started) -> None:
+    host = Host(index=name(), servers=opened.url, slots=1)
+
+    @host.tool
+    def rest() -> str:
+        time.sleep(0.5)
+        return "rested"
+
+    with host:
+        assert together(opened.url, 6, f"{host._index}.rest", {}, timeout=60) == ["rested"] * 6

@@ -18,7 +18,15 @@ ECHO = "large.large.echo"
 MB = 1 << 20
 
 
-@pytest.fixture(scope="module", params=["rich", "opened"])
+@pytest.fixture(scope="module")
+def emptied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """An open mesh whose store has nothing of other tests."""
+    one = Started(tmp_path_factory.mktemp("emptied"), more=["--open"])
+    yield one
+    one.kill()
+
+
+@pytest.fixture(scope="module", params=["rich", "emptied"])
 def large(request: pytest.FixtureRequest) -> Started:
     """A mesh with the tools of indexes/large: one whose callers may do nothing else, and an open one."""
     mesh: Started = request.getfixturevalue(request.param)

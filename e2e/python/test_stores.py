@@ -36,7 +36,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
         patch.setattr(binary, "find", lambda: one.binary)
         with Mesh(one.url) as found:
             yield found
-        one.stop()
+        one.kill()
 
 
 @pytest.fixture(scope="module")

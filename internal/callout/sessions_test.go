@@ -74,11 +74,7 @@ func serveWait(t *testing.T, k *meshtest.Keyed) (release func()) {
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := h.Stop(context.WithoutCancel(t.Context())); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
+	t.Cleanup(func() { meshtest.End(t, h) })
 	return func() { close(released) }
 }
 

@@ -24,7 +24,10 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-func TestMain(m *testing.M) { meshtest.Main(m) }
+func TestMain(m *testing.M) {
+	meshtest.Parallel(4)
+	meshtest.Main(m)
+}
 
 const waitTimeout = 60 * time.Second
 
@@ -91,7 +94,7 @@ func (r *rig) router(nc *nats.Conn, opts *standby.Options) *router.Router {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.t.Cleanup(func() { _ = one.Close() })
+	r.t.Cleanup(func() { meshtest.End(r.t, one) })
 	if err := one.Start(r.t.Context()); err != nil {
 		r.t.Fatal(err)
 	}
@@ -175,9 +178,7 @@ func (r *rig) nodeOn(nc *nats.Conn, id subjects.NodeID, slots int) *host.Host {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
-		defer cancel()
-		_ = h.Stop(ctx)
+		meshtest.End(r.t, h)
 		c.Close()
 		view.Close()
 		b.Close()

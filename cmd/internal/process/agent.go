@@ -34,7 +34,9 @@ type NodeConfig struct {
 	Version string
 	// Environ is the environment that interpreters, uv and git run in.
 	Environ []string
-	Logger  *slog.Logger
+	// Last says that the mesh ends with the agent.
+	Last   bool
+	Logger *slog.Logger
 }
 
 // NewAgent makes an agent whose files are in folder. Start it.
@@ -52,7 +54,7 @@ func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error)
 		Limits: c.Node.Limits.Of(executor.MemoryShare), MaxLimits: c.Node.MaxLimits.Of(executor.MemoryShare),
 		MaxTimeout: time.Duration(c.Node.MaxTimeout), Version: c.Version, SessionPolicy: string(c.Policy.SessionPolicy),
 		StoreOptions: storeOptions(c.Store), PayloadMax: int64(c.Node.PayloadMax),
-		StreamQuota: int64(c.Node.SessionStreamQuota), CacheBytes: int64(c.Node.CacheMax), CacheEntries: int(c.Node.CacheEntries), Environments: c.Node.Environments, Environ: c.Environ, ToolEnv: c.Node.ToolEnv, Logger: c.Logger,
+		StreamQuota: int64(c.Node.SessionStreamQuota), CacheBytes: int64(c.Node.CacheMax), CacheEntries: int(c.Node.CacheEntries), Environments: c.Node.Environments, Environ: c.Environ, ToolEnv: c.Node.ToolEnv, Last: c.Last, Logger: c.Logger,
 	})
 }
 

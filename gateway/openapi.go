@@ -1,0 +1,233 @@
+package gateway
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const dialect = "https://json-schema.org/draft/2020-12/schema"
+
+// openAPI answers GET /openapi.json: one operation for each tool that is served, with its schemas.
+func (q *request) openAPI() error {
+	globs, err := subjects.ParseGlobs(q.r.URL.Query().Get("tools"))
+	if err != nil {
+		return refused(toolmesh.CodeInvalidRequest, "tools: %w", err)
+	}
+	var served []registry.ListedTool
+	for after := subjects.ToolID(""); ; {
+		page, next, err := listSome(q.ctx, q.c, after, pageMost, func(t *registry.ListedTool) bool {
+			return t.State == registry.ToolServing && globs.Match(t.ID) && q.l.globs.Match(t.ID)
+		})
+		if err != nil {
+			return err
+		}
+		served = append(served, page...)
+		if after = next; after == "" {
+			break
+		}
+	}
+	all, err := described(q.ctx, q.c, served)
+	if err != nil {
+		return err
+	}
+	paths := make(object, len(all))
+	schemas := object{"Problem": json.RawMessage(problemSchema)}
+	for _, raw := range all {
+		d := new(tool.Descriptor)
+		if err := json.Unmarshal(raw, d); err != nil {
+			return toolmesh.Errorf(toolmesh.CodeProtocolError, "a tool's description cannot be read: %w", err)
+		}
+		if len(d.InputSchema) > 0 { // else it went meanwhile
+			paths["/v1/tools/"+url.PathEscape(string(d.ID))] = object{"post": operation(d, schemas)}
+		}
+	}
+	body, err := tool.MarshalPlain(object{
+		"openapi": "3.1.0", "jsonSchemaDialect": dialect,
+		"info": object{
+			"title": "Tools of a mesh", "version": cmp.Or(q.g.opts.Version, "dev"),
+			"description": "Each operation calls a tool. The body is the tool's arguments, the answer its result.",
+			"license":     object{"name": "that of each tool", "url": "urn:toolmesh:license"},
+		},
+		"servers": []object{{"url": "/"}}, "security": []object{{}, {"token": []string{}}}, "paths": paths,
+		"components": object{
+			"schemas": schemas, "parameters": parameters, "responses": responses(),
+			"securitySchemes": object{"token": object{"type": "http", "scheme": "bearer", "description": "a key of the mesh"}},
+		},
+	})
+	if err != nil {
+		return err
+	}
+	q.answerTagged(body)
+	return nil
+}
+
+// operation is the call of a tool. Parts of its schemas that others refer to are added to schemas.
+func operation(d *tool.Descriptor, schemas object) object {
+	name := tool.ProviderName(d.ID)
+	result := json.RawMessage("{}")
+	if len(d.OutputSchema) > 0 {
+		result = placed(d.OutputSchema, name+"_result", schemas)
+	}
+	results := object{"application/json": object{"schema": result}}
+	if d.Annotations.Streaming { // its result is the last item, if there is one, or all
+		whole := object{"anyOf": []any{result, object{"type": "null"}}}
+		if d.Annotations.Collect {
+			whole = object{"type": "array", "items": result}
+		}
+		results["application/json"] = object{"schema": whole}
+		items := object{"schema": object{"type": "string", "description": "events item, complete and problem"}}
+		results["text/event-stream"], results["application/x-ndjson"] = items, items
+	}
+	arguments := object{"schema": placed(d.InputSchema, name+"_arguments", schemas)}
+	bodies := object{"application/json": arguments}
+	if bytes.Contains(d.InputSchema, []byte(`"`+tool.FileFormat+`"`)) {
+		bodies["multipart/form-data"] = object{"schema": object{"type": "object", "description": "a part for each argument: a file's bytes, or JSON"}}
+	}
+	answers := object{"200": object{"description": "the result", "content": results}}
+	for status := range responses() {
+		answers[status] = object{"$ref": "#/components/responses/" + status}
+	}
+	return object{
+		"operationId": name, "summary": cmp.Or(firstLine(d.Description), string(d.ID)), "description": d.Description,
+		"requestBody": object{"content": bodies, "required": bytes.Contains(d.InputSchema, []byte(`"required"`))},
+		"parameters":  references("parameters", "key", "timeout", "session", "prefer"),
+		"responses":   answers,
+	}
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+	return line
+}
+
+func references(kind string, names ...string) (all []object) {
+	for _, name := range names {
+		all = append(all, object{"$ref": "#/components/" + kind + "/" + name})
+	}
+	return all
+}
+
+// parameters are the headers of a call.
+var parameters = object{
+	"key":     header("Idempotency-Key", "the call runs once in the session for a day", object{"type": "string", "minLength": 1, "maxLength": 512, "pattern": "^[!-~]+$"}),
+	"timeout": header("Mesh-Timeout", "the time that the call may take", object{"type": "string", "pattern": "^[1-9][0-9]{0,3}[sm]$"}),
+	"session": header("Mesh-Session", "the session: the token's own one, or any one for an administrator", object{"type": "string", "minLength": 1, "maxLength": 128}),
+	"prefer":  header("Prefer", "respond-async has the answer be a durable task", object{"type": "string", "enum": []string{"respond-async"}}),
+}
+
+func header(name, description string, schema object) object {
+	return object{"name": name, "in": "header", "required": false, "description": description, "schema": schema}
+}
+
+const problemSchema = `{"type":"object","required":["type","title","status"],"properties":{"type":{"type":"string"},"title":{"type":"string"},` +
+	`"status":{"type":"integer"},"detail":{"type":"string"},"code":{"type":"string"},"rpc_id":{"type":"string"},"started":{"type":["boolean","string"]},` +
+	`"errors":{"type":"array","items":{"type":"object","properties":{"pointer":{"type":"string"},"expected":{},"got":{},"message":{"type":"string"}}}},"nearest":{"type":"array","items":{"type":"string"}},` +
+	`"exception":{"type":"object","properties":{"type":{"type":"string"},"message":{"type":"string"},"stacktrace":{"type":"string"}}}}}`
+
+// responses are the answers of a call that are no result, by status.
+func responses() object {
+	texts := map[int][]string{
+		http.StatusUnauthorized: {string(codeUnauthenticated)}, http.StatusMethodNotAllowed: {string(toolmesh.CodeInvalidRequest)},
+		http.StatusUnsupportedMediaType: {string(toolmesh.CodeInvalidRequest)}, http.StatusRequestHeaderFieldsTooLarge: {"headers that are too large, as text"},
+	}
+	for _, code := range toolmesh.Codes() {
+		texts[code.Number()] = append(texts[code.Number()], string(code))
+	}
+	all := object{"202": object{
+		"description": "the call is a durable task",
+		"headers":     object{"Location": object{"description": "where the task is", "schema": object{"type": "string"}}},
+		"content":     object{"application/json": object{"schema": object{"type": "object", "properties": object{"id": object{"type": "string"}}}}},
+	}}
+	for status, codes := range texts {
+		slices.Sort(codes)
+		problem := object{"schema": object{"$ref": "#/components/schemas/Problem"}}
+		all[strconv.Itoa(status)] = object{"description": strings.Join(codes, ", "), "content": object{"application/problem+json": problem}}
+	}
+	return all
+}
+
+// placed is a schema as it is where it refers to nothing. A schema whose references are to parts of
+// itself gets them by pointers from the document's root: it moves to schemas under a name, with its $defs
+// beside it, which most generators of clients follow, too.
+func placed(schema json.RawMessage, name string, schemas object) json.RawMessage {
+	var root any
+	d := json.NewDecoder(bytes.NewReader(schema))
+	d.UseNumber()
+	if !bytes.Contains(schema, []byte(`"$ref"`)) || d.Decode(&root) != nil {
+		return schema
+	}
+	base := "#/components/schemas/" + name
+	defs := make(map[string]string) // the names that $defs have among schemas
+	if top, ok := root.(object); ok {
+		all, _ := top["$defs"].(object)
+		for def := range all {
+			defs[def] = name + "." + componentName(def)
+		}
+		refer(root, base, defs)
+		for def, one := range all {
+			schemas[defs[def]] = one
+		}
+		delete(top, "$defs")
+	}
+	schemas[name] = root
+	return json.RawMessage(fmt.Sprintf(`{"$ref":%q}`, base))
+}
+
+// refer makes local references of a schema those of the document.
+func refer(node any, base string, defs map[string]string) {
+	switch v := node.(type) {
+	case []any:
+		for _, one := range v {
+			refer(one, base, defs)
+		}
+	case object:
+		for word, value := range v {
+			switch ref, isText := value.(string); {
+			case word == "$ref" && isText && strings.HasPrefix(ref, "#"):
+				def, rest, _ := strings.Cut(strings.TrimPrefix(ref, "#/$defs/"), "/")
+				if target, ok := defs[unescapePointer(def)]; ok && strings.HasPrefix(ref, "#/$defs/") {
+					v[word] = strings.TrimSuffix("#/components/schemas/"+target+"/"+rest, "/")
+				} else {
+					v[word] = base + ref[1:]
+				}
+			case word == "const" || word == "enum" || word == "default" || word == "examples": // data
+			default:
+				refer(value, base, defs)
+			}
+		}
+	}
+}
+
+func unescapePointer(part string) string {
+	if decoded, err := url.PathUnescape(part); err == nil {
+		part = decoded
+	}
+	return strings.NewReplacer("~1", "/", "~0", "~").Replace(part)
+}
+
+// componentName is a name as the keys of components may be. Two names have two.
+func componentName(name string) string {
+	plain := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' {
+			return r
+		}
+		return '.'
+	}, name)
+	if plain != name {
+		plain += fmt.Sprintf(".%x", sha256.Sum256([]byte(name)))[:9]
+	}
+	return plain
+}
