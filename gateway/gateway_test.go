@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/gateway"
@@ -574,16 +573,6 @@ func TestRevokedToken(t *testing.T) {
 	e := nextEvent(t, lines)
 	if e.name != "problem" {
 		t.Errorf("%+v", e)
-	}
-	// As mesh up does with the connections of a session that has ended.
-	conns, err := r.Server.Server().Connz(&server.ConnzOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range conns.Conns {
-		if c.Name == "gateway" {
-			_ = r.Server.Server().DisconnectClientByID(c.Cid)
-		}
 	}
 	begun := time.Now()
 	meshtest.Until(t, "the token is refused", func() bool {
