@@ -114,6 +114,13 @@ func (r *Router) end(ctx context.Context, id subjects.SessionID, epoch string) e
 	if err := r.member.Store.DeleteSession(ctx, id); err != nil {
 		return err
 	}
+	for _, token := range view.Tokens() { // they are refused already
+		if token.Session == id {
+			if err := r.member.Store.DeleteToken(ctx, id, token.ID); err != nil {
+				return err
+			}
+		}
+	}
 	return uninstall() // what was being installed then
 }
 
