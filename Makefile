@@ -20,12 +20,13 @@ LDFLAGS := -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
 BINARIES := $(notdir $(wildcard cmd/mesh cmd/mesh-agent cmd/mesh-router))
 VENV     := .venv
+MCP      := .tools/mcp
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build wheels demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s openapi skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
+.PHONY: help build test-mcp conformance wheels demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s openapi skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,12 +40,12 @@ demo: build ## a whole mesh on this machine: install, call, stream, clean up
 
 test: ## the product, with what needs only go, python3, git and make
 	@$(MAKE) -j2 test-go environments
-	@$(MAKE) test-python test-frameworks skipped
+	@$(MAKE) test-python test-frameworks test-mcp skipped
 
 test-more: test-k8s test-images openapi test-newest ## what is beside the product: the manifests of Kubernetes, the program that makes images, the gateway's OpenAPI document, the newest frameworks; minutes
 
 # What the Python tests need: it is fetched while those of Go run.
-environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp $(VENV)/suites.stamp
+environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp $(VENV)/suites.stamp $(MCP)/stamp
 
 # Of a package that passed its closing line, of others what failed; at the end what was skipped, and why. Machines are
 # noisy: up to 5 tests that fail are run once more by themselves, and those that fail again fail for good. Either way
@@ -75,6 +76,20 @@ test-frameworks: build $(VENV)/frameworks.stamp $(VENV)/suites.stamp ## DSPy, La
 	@suite="$(FRAMEWORKS)/bin/python -m pytest -q -rs -o cache_dir=$(CURDIR)/$(VENV)/pytest -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function --timeout 120"; \
 	 export MESH_E2E_BIN=$(CURDIR)/bin/mesh; $$suite e2e/python/frameworks || $$suite $(AGAIN) e2e/python/frameworks
 	@cd python && LITELLM_LOCAL_MODEL_COST_MAP=True $(abspath $(FRAMEWORKS))/bin/python -m pytest -q -p no:asyncio tests/test_api.py
+
+# What others have made for MCP, apart from everything else. CI must have it; elsewhere what needs it is skipped.
+$(MCP)/stamp: e2e/mcp/package.json e2e/mcp/requirements.txt
+	@rm -rf $(MCP) && mkdir -p $(MCP) && cp e2e/mcp/package.json $(MCP)
+	@if said=$$( { cd $(MCP) && npm install --no-audit --no-fund --loglevel=error && $(PYTHON) -m venv venv && \
+	   venv/bin/python -m pip install --quiet --disable-pip-version-check -r ../../e2e/mcp/requirements.txt; } 2>&1); then touch $@; \
+	 elif [ "$${CI:-}" = true ]; then echo "$$said"; exit 1; \
+	 else echo "$$said" | tail -1 > $(MCP)/unreachable; touch $@; fi
+
+test-mcp: build $(MCP)/stamp ## the conformance suite of MCP and clients of other authors, on one mesh
+	@MESH_MCP_TOOLS=$(CURDIR)/$(MCP) $(GO) test -vet=off -count 1 ./e2e/mcp
+
+conformance: build $(MCP)/stamp ## what the conformance suite of MCP says of the gateway: a table for each revision
+	@MESH_MCP_TOOLS=$(CURDIR)/$(MCP) $(GO) test -vet=off -count 1 -v -run TestConformance ./e2e/mcp
 
 # Resolved in seconds: where the pinned versions are the newest, test-frameworks was run with them.
 test-newest: build $(UV) ## test-frameworks with the newest versions that the registry has, where the pinned ones are older
@@ -193,7 +208,7 @@ kernel: ## memory limits on a kernel with control groups of version 2, in QEMU; 
 	@e2e/kernel/run
 
 clean: ## what was built here, without the caches of go and pip
-	@rm -rf bin $(VENV) python/.pytest_cache python/.mypy_cache python/.ruff_cache
+	@rm -rf bin $(VENV) $(MCP) python/.pytest_cache python/.mypy_cache python/.ruff_cache
 
 # A virtual environment of our own: nothing is installed beside it.
 $(VENV)/bin/python:

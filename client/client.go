@@ -182,6 +182,7 @@ type settings struct {
 	deserted   func() bool // of a call that is passed on: its callers are gone; nil of others
 	trace      string
 	progress   func(codec.Progress) // nil for most
+	live       bool                 // progress is sent when the tool reports it
 }
 
 // WithIdempotencyKey names what a unary call does, for a day: it runs once in the
@@ -266,6 +267,12 @@ func WhenReferred(f func()) CallOption { return optionFunc(func(s *settings) { s
 // runs. f is called one call at a time, by the goroutine that reads the connection, and must not block.
 func WithProgress(f func(codec.Progress)) CallOption {
 	return optionFunc(func(s *settings) { s.progress = f })
+}
+
+// WithLiveProgress is [WithProgress] with each report of the tool forwarded at once, but at most
+// one in 50 ms: then the latest one.
+func WithLiveProgress(f func(codec.Progress)) CallOption {
+	return optionFunc(func(s *settings) { s.progress, s.live = f, f != nil })
 }
 
 // WithTraceparent has the call belong to a trace: a W3C traceparent.

@@ -63,8 +63,8 @@ func (c *Client) RelayStream(ctx context.Context, req *codec.Request, args json.
 // relayed is how a request is passed on.
 func relayed(req *codec.Request, progress func(codec.Progress)) settings {
 	return settings{
-		progress: progress,
-		session:  req.Session, rpc: req.RPCID, revision: req.Revision, isolation: req.Isolation, above: Lineage{req.Parent, req.Depth, req.Lanes},
+		progress: progress, live: req.WantProgress,
+		session: req.Session, rpc: req.RPCID, revision: req.Revision, isolation: req.Isolation, above: Lineage{req.Parent, req.Depth, req.Lanes},
 		key: req.IdempotencyKey, noCache: req.NoCache, outlive: req.Outlive, hops: req.Hops + 1, trace: req.Traceparent, ref: req.Ref, noRef: !req.AcceptRef,
 	}
 }

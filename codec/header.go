@@ -31,6 +31,7 @@ const (
 	HeaderOwner          = "Mesh-Owner"     // of an install: the public key of who signed it
 	HeaderSignature      = "Mesh-Signature" // of the body, base64url without padding
 	HeaderWantLoad       = "Mesh-Want-Load"
+	HeaderWantProgress   = "Mesh-Want-Progress" // keepalives with progress come at once
 	HeaderProto          = "Mesh-Proto"
 	HeaderRequire        = "Mesh-Require"
 	HeaderCredit         = "Mesh-Credit"
@@ -72,7 +73,7 @@ var canonical = func() map[string]string {
 	m := make(map[string]string)
 	for _, name := range []string{
 		HeaderRPCID, HeaderTool, HeaderSession, HeaderTimeout, HeaderDeadline, HeaderAgain, HeaderIdempotencyKey, HeaderStream,
-		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderOutlive, HeaderProgress, HeaderOwner, HeaderSignature, HeaderWantLoad,
+		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderOutlive, HeaderProgress, HeaderOwner, HeaderSignature, HeaderWantLoad, HeaderWantProgress,
 		HeaderProto, HeaderRequire, HeaderCredit, HeaderNode, HeaderBoot, HeaderLoad, HeaderErrorCode, HeaderStarted,
 		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderCache, HeaderLanes, HeaderLaneWait, HeaderAwaits, HeaderNodeWait, HeaderWarning, HeaderFence, HeaderRef, HeaderDigest, HeaderAcceptRef, HeaderRead, HeaderPayload, HeaderSize, HeaderContentType, HeaderContentEncoding,
 		HeaderAcceptEncoding, HeaderTraceparent, HeaderServiceError, HeaderServiceErrorCode,

@@ -83,16 +83,17 @@ type Request struct {
 	Boot      subjects.BootID    // the one start of a node that may answer
 	Isolation toolmesh.Isolation // "" for what the tool declares
 
-	HasTimeout bool
-	IsAgain    bool // it is sent again: a call of this rpc id may have run
-	HasCredit  bool
-	Keepalive  bool
-	Answers    bool // the caller answers a router that asks whether it may pass the call on
-	Outlive    bool // it goes on when its caller is gone: another one will ask for it
-	WantLoad   bool
-	NoCache    bool // the tool is to run, whatever is kept
-	AcceptRef  bool // the caller takes results by reference
-	Read       bool // it says when it has read an answer that asks for that
+	HasTimeout   bool
+	IsAgain      bool // it is sent again: a call of this rpc id may have run
+	HasCredit    bool
+	Keepalive    bool
+	Answers      bool // the caller answers a router that asks whether it may pass the call on
+	Outlive      bool // it goes on when its caller is gone: another one will ask for it
+	WantLoad     bool
+	WantProgress bool // progress is sent when the tool reports it, not once a second
+	NoCache      bool // the tool is to run, whatever is kept
+	AcceptRef    bool // the caller takes results by reference
+	Read         bool // it says when it has read an answer that asks for that
 
 	// Ref stands for the arguments, which are then yet to be read; nil for most.
 	Ref *Ref
@@ -240,6 +241,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			r.Answers, err = parseFlag(HeaderAwaits, v)
 		case HeaderOutlive:
 			r.Outlive, err = parseFlag(HeaderOutlive, v)
+		case HeaderWantProgress:
+			r.WantProgress, err = parseFlag(HeaderWantProgress, v)
 		case HeaderWantLoad:
 			r.WantLoad, err = parseFlag(HeaderWantLoad, v)
 		case HeaderCache:
@@ -374,27 +377,28 @@ func (r *Request) setID(id string) error {
 
 // Call is what a caller writes into a plain request.
 type Call struct {
-	RPCID     subjects.RPCID
-	Session   subjects.SessionID
-	Tool      subjects.ToolID
-	Delivery  Delivery // DeliverNone, DeliverLive or DeliverInbox
-	Timeout   time.Duration
-	Deadline  time.Time // mesh time; zero leaves it out
-	Credit    int64     // 0 leaves it out
-	Hops      int
-	Depth     int
-	Parent    subjects.RPCID
-	Lanes     string
-	Revision  string
-	Isolation toolmesh.Isolation // "" leaves it out
-	Keepalive bool
-	Answers   bool // see [Request]
-	Outlive   bool
-	WantLoad  bool
-	NoCache   bool
-	AcceptRef bool
-	Read      bool
-	Ref       *Ref // in place of a body; nil leaves it out
+	RPCID        subjects.RPCID
+	Session      subjects.SessionID
+	Tool         subjects.ToolID
+	Delivery     Delivery // DeliverNone, DeliverLive or DeliverInbox
+	Timeout      time.Duration
+	Deadline     time.Time // mesh time; zero leaves it out
+	Credit       int64     // 0 leaves it out
+	Hops         int
+	Depth        int
+	Parent       subjects.RPCID
+	Lanes        string
+	Revision     string
+	Isolation    toolmesh.Isolation // "" leaves it out
+	Keepalive    bool
+	Answers      bool // see [Request]
+	Outlive      bool
+	WantLoad     bool
+	WantProgress bool // with Keepalive
+	NoCache      bool
+	AcceptRef    bool
+	Read         bool
+	Ref          *Ref // in place of a body; nil leaves it out
 
 	IdempotencyKey string
 	Traceparent    string
@@ -449,6 +453,7 @@ func (c *Call) Header() Header {
 	flag(HeaderAwaits, c.Answers)
 	flag(HeaderOutlive, c.Outlive)
 	flag(HeaderWantLoad, c.WantLoad)
+	flag(HeaderWantProgress, c.WantProgress)
 	flag(HeaderAcceptRef, c.AcceptRef)
 	flag(HeaderRead, c.Read)
 	if c.Ref != nil {

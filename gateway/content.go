@@ -31,7 +31,7 @@ func (v *view) resultOf(ctx context.Context, id subjects.ToolID, value json.RawM
 		return &mcp.CallToolResult{Content: blocks}
 	}
 	result := new(mcp.CallToolResult)
-	if declared := list.outputs(id); declared {
+	if t := list.byID[id]; t != nil && t.OutputSchema != nil {
 		if d, err := v.descriptor(ctx, id); err == nil {
 			if block := typedBytes(d.OutputSchema, value); block != nil {
 				result.Content = []mcp.Content{block}
@@ -49,16 +49,6 @@ func (v *view) resultOf(ctx context.Context, id subjects.ToolID, value json.RawM
 		result.Content = []mcp.Content{&mcp.TextContent{Text: text}}
 	}
 	return result
-}
-
-// outputs reports whether a tool declares what it returns.
-func (l *toolList) outputs(id subjects.ToolID) bool {
-	for _, t := range l.tools {
-		if t.Title == string(id) {
-			return t.OutputSchema != nil
-		}
-	}
-	return false
 }
 
 // typedBytes is the image or the sound that a tool returns, whose schema says so.

@@ -66,8 +66,12 @@ func (g *Gateway) serveMCP(w http.ResponseWriter, r *http.Request) {
 	l.mcp.begin(g)
 	ctx, cancel := l.within(r.Context())
 	defer cancel(nil)
-	r = r.WithContext(context.WithValue(ctx, viewOf{}, l.mcp.view(key, c)))
+	v := l.mcp.view(key, c)
+	r = r.WithContext(context.WithValue(ctx, viewOf{}, v))
 	if isModern(r) {
+		if r.Header.Get("Mcp-Method") == "tools/call" {
+			_, _ = v.tools(ctx, viewFresh) // the SDK is to know whose headers it compares; the call itself tells what fails
+		}
 		l.mcp.stateless.ServeHTTP(w, r)
 		return
 	}

@@ -65,6 +65,20 @@ func TestMCP(t *testing.T) {
 		Data     []byte `json:"data"`
 		MIMEType string `json:"mimeType"`
 	}
+	next := make(chan struct{})
+	if _, err := r.host.Handle("steps", host.Func(func(ctx context.Context, _ noArgs) (int, error) {
+		for i, text := range []string{"one", "two", "three"} {
+			host.Progress(ctx, []float64{0.25, 0.5, 0.5}[i], text)
+			select {
+			case <-next:
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+		}
+		return 3, nil
+	})); err != nil {
+		t.Fatal(err)
+	}
 	for _, version := range []string{"2025-11-25", "2026-07-28"} {
 		changed, progress := make(chan struct{}, 10), make(chan string, 100)
 		s := r.connect(t, "/mcp", version, &mcp.ClientOptions{
@@ -107,6 +121,23 @@ func TestMCP(t *testing.T) {
 		}
 		if got := <-progress; got != "1 0" {
 			t.Errorf("%s: progress %s", version, got)
+		}
+		// What a tool reports is told while it runs, and increases.
+		params = &mcp.CallToolParams{Name: "lab-steps"}
+		params.SetProgressToken(7)
+		done := make(chan string)
+		go func() {
+			a, err := s.CallTool(t.Context(), params)
+			done <- fmt.Sprint(texts(a), err)
+		}()
+		for _, want := range []string{"0.25 one", "0.5 two", "0.5000000000000001 three"} {
+			if got := <-progress; got != want {
+				t.Errorf("%s: progress %q, want %q", version, got, want)
+			}
+			next <- struct{}{}
+		}
+		if got := <-done; got != "3<nil>" {
+			t.Errorf("%s: steps: %s", version, got)
 		}
 		// A call that its client gives up is cancelled where it runs.
 		for len(r.ran) > 0 {

@@ -32,6 +32,10 @@ const (
 	progressEvery = 50 * time.Millisecond
 	// changedKey is where a result says what was read otherwise.
 	changedKey = "toolmesh/changed"
+	// requiresKey is where a tool's _meta names the capabilities that its clients must have.
+	requiresKey = "toolmesh/requires"
+	// mirrored is in a schema whose arguments clients mirror into headers.
+	mirrored = `"x-mcp-header"`
 	// placeholder is the one tool that the SDK knows, and no client sees: all calls go through it, and
 	// clients are told of a change when it is added again.
 	placeholder = "toolmesh"
@@ -43,7 +47,8 @@ type view struct {
 	c      *client.Client
 	server *mcp.Server
 
-	loading sync.Mutex // one at a time asks the mesh
+	loading sync.Mutex        // one at a time asks the mesh
+	mirrors map[string]string // the schemas of tools that the SDK compares headers of, by name; guarded by loading
 	mu      sync.Mutex
 	list    *toolList
 	told    [sha256.Size]byte // the list that clients were last told of
@@ -52,8 +57,9 @@ type view struct {
 // toolList is the tools of a view at one time. It is immutable.
 type toolList struct {
 	at     time.Time
-	tools  []*mcp.Tool // in order of name
-	ids    map[string]subjects.ToolID
+	tools  []*mcp.Tool                // in order of name
+	ids    map[string]subjects.ToolID // by name
+	byID   map[subjects.ToolID]*mcp.Tool
 	stream map[subjects.ToolID]bool
 	digest [sha256.Size]byte
 }
@@ -137,6 +143,7 @@ func (v *view) tools(ctx context.Context, age time.Duration) (*toolList, error) 
 	if err != nil {
 		return nil, err
 	}
+	v.mirror(list)
 	v.mu.Lock()
 	v.list = list
 	if v.told == [sha256.Size]byte{} {
@@ -146,8 +153,40 @@ func (v *view) tools(ctx context.Context, age time.Duration) (*toolList, error) 
 	return list, nil
 }
 
+// mirror has the SDK know the tools whose arguments clients mirror into headers: it compares both before it
+// calls. v.loading is held.
+func (v *view) mirror(list *toolList) {
+	mirrors := make(map[string]string)
+	for _, t := range list.tools {
+		schema, _ := t.InputSchema.(json.RawMessage)
+		if !bytes.Contains(schema, []byte(mirrored)) {
+			continue
+		}
+		mirrors[t.Name] = string(schema)
+		for _, name := range []string{t.Title, functionName(subjects.ToolID(t.Title))} { // it may be called by these, too
+			if _, taken := list.ids[name]; !taken {
+				mirrors[name] = string(schema)
+			}
+		}
+	}
+	for name := range v.mirrors {
+		if mirrors[name] == "" {
+			v.server.RemoveTools(name)
+		}
+	}
+	for name, schema := range mirrors {
+		if v.mirrors[name] != schema {
+			func() {
+				defer func() { _ = recover() }() // the SDK panics on what is wrong with x-mcp-header; clients leave such a tool out
+				v.server.AddTool(&mcp.Tool{Name: name, InputSchema: json.RawMessage(schema)}, v.call)
+			}()
+		}
+	}
+	v.mirrors = mirrors
+}
+
 func (v *view) load(ctx context.Context) (*toolList, error) {
-	list := &toolList{at: time.Now(), tools: []*mcp.Tool{}, ids: make(map[string]subjects.ToolID), stream: make(map[subjects.ToolID]bool)}
+	list := &toolList{at: time.Now(), tools: []*mcp.Tool{}, ids: make(map[string]subjects.ToolID), byID: make(map[subjects.ToolID]*mcp.Tool), stream: make(map[subjects.ToolID]bool)}
 	var listed []registry.ListedTool
 	for after := subjects.ToolID(""); ; {
 		page, next, err := listPage(ctx, v.c, after, pageMost, "", true)
@@ -194,7 +233,7 @@ func (v *view) load(ctx context.Context) (*toolList, error) {
 			t.Name = name
 		}
 		list.tools = append(list.tools, t)
-		list.ids[t.Name] = id
+		list.ids[t.Name], list.byID[id] = id, t
 	}
 	slices.SortFunc(list.tools, func(a, b *mcp.Tool) int { return cmp.Compare(a.Name, b.Name) })
 	all, err := json.Marshal(list.tools)
@@ -250,13 +289,13 @@ func (v *view) find(ctx context.Context, name string) (subjects.ToolID, *toolLis
 		if id, ok := list.ids[name]; ok {
 			return id, list, nil
 		}
+		if id := subjects.ToolID(name); list.byID[id] != nil {
+			return id, list, nil
+		}
 		var found subjects.ToolID
 		several := false
 		for shown, id := range list.ids {
-			switch {
-			case string(id) == name:
-				return id, list, nil
-			case plainly(shown) == plainly(name) || plainly(string(id)) == plainly(name) || plainly(functionName(id)) == plainly(name):
+			if plainly(shown) == plainly(name) || plainly(string(id)) == plainly(name) || plainly(functionName(id)) == plainly(name) {
 				several = several || found != ""
 				found = id
 			}
@@ -285,6 +324,9 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 	if trace, ok := q.Params.GetMeta()["traceparent"].(string); ok && traceText.MatchString(trace) {
 		in.trace = trace
 	}
+	if err := list.requires(id, q.Session.InitializeParams()); err != nil {
+		return nil, err
+	}
 	value, err := v.run(ctx, q, &in, list.stream[id])
 	if err != nil {
 		e := toolmesh.AsError(err)
@@ -304,6 +346,31 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 	return result, nil
 }
 
+// requires returns the error of a client that lacks a capability which the tool's author wants of clients.
+func (l *toolList) requires(id subjects.ToolID, client *mcp.InitializeParams) error {
+	t := l.byID[id]
+	if t == nil || t.Meta[requiresKey] == nil {
+		return nil
+	}
+	has := make(map[string]any)
+	if client != nil {
+		raw, _ := json.Marshal(client.Capabilities)
+		_ = json.Unmarshal(raw, &has)
+	}
+	lacks := make(map[string]any)
+	wanted, _ := t.Meta[requiresKey].([]any)
+	for _, name := range wanted {
+		if name, ok := name.(string); ok && has[name] == nil {
+			lacks[name] = struct{}{}
+		}
+	}
+	if len(lacks) == 0 {
+		return nil
+	}
+	data, _ := json.Marshal(map[string]any{"requiredCapabilities": lacks})
+	return &jsonrpc.Error{Code: mcp.CodeMissingRequiredClientCapabilities, Message: "the tool " + string(id) + " is for clients with other capabilities", Data: data}
+}
+
 // toolFailed reports whether a model may do something about a failure: it was the tool or its arguments.
 func toolFailed(code toolmesh.Code) bool {
 	switch code {
@@ -318,7 +385,10 @@ func toolFailed(code toolmesh.Code) bool {
 func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, streaming bool) (json.RawMessage, error) {
 	token := q.Params.GetProgressToken()
 	if token == nil || !streaming {
+		reports := newReporter(ctx, q, string(in.tool))
+		in.report = reports.report
 		result, err := in.run(ctx, v.c)
+		reports.end()
 		if err != nil {
 			return nil, err
 		}

@@ -112,8 +112,8 @@ func (c *Call) Report(p codec.Progress) {
 
 // Progress tells how far the call of ctx is, from 0 to 1, and what it does: ctx is that of
 // a handler, or made of it. It is cheap, may be called concurrently and as often as one
-// likes, and outside of a call it does nothing. Callers hear of it with the next sign of
-// life, at most once a second; mesh task shows it.
+// likes, and outside of a call it does nothing. Callers hear of it with the next keepalive,
+// at most once a second, or at once where they asked for that; mesh task shows it.
 func Progress(ctx context.Context, fraction float64, text string) {
 	if report, ok := ctx.Value(reportKey{}).(func(codec.Progress)); ok {
 		report(codec.NewProgress(&fraction, text))

@@ -4,7 +4,10 @@ import base64
 import struct
 import time
 import zlib
-from typing import Annotated, Any, Iterator
+from collections.abc import Iterator
+from typing import Any
+
+from toolmesh import mesh
 
 
 def _png() -> str:
@@ -56,16 +59,19 @@ def test_multiple_content_types():
     ]
 
 
-def test_tool_with_progress() -> Iterator[str]:
-    """Yields three items, which are its progress."""
+def test_tool_with_progress():
+    """Reports how far it is."""
     for percent in (0, 50, 100):
-        yield f"Completed step {percent} of 100"
+        mesh.progress(percent / 100, f"Completed step {percent} of 100")
         time.sleep(0.08)
+    return "done"
 
 
 def test_streaming_elicitation() -> Iterator[str]:
     """Yields items while the call is under way."""
-    yield from test_tool_with_progress()
+    for step in range(3):
+        yield f"Step {step}"
+        time.sleep(0.08)
 
 
 def test_error_handling():
@@ -73,22 +79,32 @@ def test_error_handling():
     raise RuntimeError("This tool intentionally returns an error for testing")
 
 
-def test_logging_tool():
-    """Prints, which no MCP client hears of."""
-    print("This is a log message")
+def test_tool_with_logging():
+    """Says what it does, which clients with a log level hear of as log messages."""
+    for text in ("Tool execution started", "Tool processing data", "Tool execution completed"):
+        mesh.progress(text=text)
+        time.sleep(0.08)
     return "logged"
 
 
-def test_tool_with_logging():
-    """Prints, which no MCP client hears of."""
-    return test_logging_tool()
+def test_logging_tool():
+    """Says one thing."""
+    mesh.progress(text="This is a log message")
+    return "logged"
 
 
 def test_missing_capability():
-    """Needs nothing of its client."""
+    """Is for clients that declare sampling."""
     return "done"
 
 
-def test_x_mcp_header(region: Annotated[str, "mirrored into a header"] = "") -> str:
+def test_x_mcp_header(region: str = "") -> str:
     """Takes an argument that clients mirror into a header."""
     return region
+
+
+def json_schema_2020_12_tool(
+    name: str = "", address: dict[str, str] | None = None, contactMethod: str = "", phone: str = "", email: str = ""
+):
+    """Has words of JSON Schema 2020-12 in its schema."""
+    return f"{name} {address} {contactMethod} {phone} {email}"

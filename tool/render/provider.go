@@ -1,6 +1,7 @@
 package render
 
 import (
+	"encoding/json"
 	"regexp"
 	"slices"
 
@@ -75,7 +76,42 @@ func (r *Rendered) mcp(text string, in *schema, d *tool.Descriptor) (*object, er
 	if len(hints.keys) > 0 {
 		out.set("annotations", hints)
 	}
+	in.ownWords(out, d.Metadata)
 	return out, nil
+}
+
+// ownWords adds what the author wrote for MCP alone: icons, _meta and annotations of metadata.mcp,
+// and a schema that says more than the tool's own. What the mesh itself acts on wins.
+func (s *schema) ownWords(out *object, metadata json.RawMessage) {
+	value, err := decode(metadata)
+	all, ok := value.(*object)
+	if err != nil || !ok {
+		return
+	}
+	words := all.object("mcp")
+	if words == nil {
+		return
+	}
+	for _, key := range []string{"icons", "_meta"} {
+		if words.has(key) {
+			out.set(key, words.get(key))
+		}
+	}
+	if hints := words.object("annotations"); hints != nil {
+		if declared := out.object("annotations"); declared != nil {
+			for _, key := range declared.keys {
+				hints.set(key, declared.get(key))
+			}
+		}
+		out.set("annotations", hints)
+	}
+	if input := words.object("inputSchema"); input != nil {
+		if input.get("type") == "object" {
+			out.set("inputSchema", input)
+		} else {
+			s.notes.add("", "metadata.mcp.inputSchema is left out: its type is not object")
+		}
+	}
 }
 
 // objectRoot is the root with "type":"object" in it, whatever else it says.

@@ -311,3 +311,34 @@ func TestStructuredContentIsWhatTheOutputSchemaSays(t *testing.T) {
 		t.Errorf("a result that is no JSON: %v", err)
 	}
 }
+
+// TestMCPWordsOfTheAuthor: metadata.mcp is for MCP alone, and what the mesh acts on wins over it.
+func TestMCPWordsOfTheAuthor(t *testing.T) {
+	d := &tool.Descriptor{
+		ID: "i.m.f", Name: "m.f", InputSchema: json.RawMessage(`{"type":"object"}`), Source: tool.SourceImport,
+		Annotations: tool.Annotations{ReadOnly: true},
+		Metadata: json.RawMessage(`{"team":"a","mcp":{"name":"other","icons":[{"src":"https://x.example/i.png"}],"_meta":{"a.example/b":1},
+			"annotations":{"title":"F","readOnlyHint":false,"openWorldHint":true},"inputSchema":{"type":"object","properties":{"a":{"type":"string","x-mcp-header":"A"}}}}}`),
+	}
+	r, err := render.Tool(render.MCP, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"name":"i-m-f","title":"i.m.f","description":"The tool i.m.f.","inputSchema":{"type":"object","properties":{"a":{"type":"string","x-mcp-header":"A"}}},` +
+		`"annotations":{"title":"F","readOnlyHint":true,"openWorldHint":true},"icons":[{"src":"https://x.example/i.png"}],"_meta":{"a.example/b":1}}`
+	got := new(any)
+	if err := json.Unmarshal(r.JSON, got); err != nil {
+		t.Fatal(err)
+	}
+	wanted := new(any)
+	if err := json.Unmarshal([]byte(want), wanted); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wanted, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	d.Metadata = json.RawMessage(`{"mcp":{"inputSchema":{"type":"string"},"annotations":3,"icons":null}}`)
+	if r, err = render.Tool(render.MCP, d); err != nil || len(r.Notes) != 1 || !strings.Contains(string(r.JSON), `"inputSchema":{"type":"object"}`) {
+		t.Errorf("%s, %v, %v", r.JSON, r.Notes, err)
+	}
+}

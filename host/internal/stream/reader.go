@@ -28,6 +28,8 @@ const (
 	storeLooks = 100
 
 	keepaliveEvery = time.Second
+	// progressEvery is the min time between two keepalives that carry the progress of a call at once.
+	progressEvery = 50 * time.Millisecond
 	// callerGone is for how long no keepalive may meet the caller of a unary call: one that
 	// has no connection for 2.5 s gives its call up.
 	callerGone = 5 * time.Second
@@ -46,6 +48,8 @@ type Readers struct {
 	Relayed atomic.Bool
 
 	progress atomic.Pointer[codec.Progress] // nil until the tool says how far it is
+	next     atomic.Int64                   // when progress may be sent at once again, as [bus.Mono]
+	due      atomic.Bool                    // progress is about to be sent
 
 	mu      sync.Mutex    // guards what follows, and what its readers say it does; see doc.go for the order of locks
 	joined  []*Reader     // repetitions, the newest last
@@ -250,8 +254,43 @@ func (r *Readers) End(record admit.Record) {
 	}
 }
 
-// Report notes how far the call says that it is.
-func (r *Readers) Report(p *codec.Progress) { r.progress.Store(p) }
+// Report notes how far the call says that it is, and tells the callers that asked to hear of it at once.
+func (r *Readers) Report(p *codec.Progress) {
+	r.progress.Store(p)
+	if len(r.wantingProgress()) == 0 || !r.due.CompareAndSwap(false, true) {
+		return
+	}
+	wait := time.Duration(r.next.Load() - bus.Mono(time.Now()))
+	if wait <= 0 {
+		r.tellProgress()
+		return
+	}
+	time.AfterFunc(wait, r.tellProgress)
+}
+
+// tellProgress sends the latest progress to the callers that asked to hear of it at once.
+func (r *Readers) tellProgress() {
+	r.next.Store(bus.Mono(time.Now()) + int64(progressEvery))
+	r.due.Store(false) // what is reported from here on is sent later
+	high := int64(-1)
+	if s := r.stream.Load(); s != nil {
+		high = s.writer.High()
+	}
+	for _, j := range r.wantingProgress() {
+		r.node.Replies.Send(&nats.Msg{Subject: j.Reply, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, r.progress.Load()))})
+	}
+}
+
+// wantingProgress returns the callers that asked for progress at once and have no answer yet.
+func (r *Readers) wantingProgress() []*Reader {
+	var all []*Reader
+	if r.stream.Load() != nil || !r.first.answered.Load() {
+		all = append(all, r.first)
+	}
+	return slices.DeleteFunc(r.others(all), func(j *Reader) bool {
+		return j.Local != nil || !j.Request.Keepalive || !j.Request.WantProgress
+	})
+}
 
 // KeepAlive tells the callers that asked for it, once a second, that the call runs, and
 // how far it is: all that have yet to get some of their answer.

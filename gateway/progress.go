@@ -1,0 +1,96 @@
+package gateway
+
+import (
+	"context"
+	"math"
+	"sync"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/toolmesh/toolmesh/codec"
+)
+
+// reporter tells an MCP client how far its call is. A client that reads slowly gets the latest report:
+// none waits on the connection that the reports come by.
+type reporter struct {
+	ctx   context.Context
+	to    *mcp.ServerSession
+	token any // nil: the client asked for no progress, and may have asked for log messages
+	tool  string
+	told  sync.WaitGroup
+
+	mu      sync.Mutex
+	latest  *codec.Progress
+	telling bool
+	over    bool
+
+	said  *codec.Progress // told last: keepalives say it again
+	at    float64         // the progress told last; it increases
+	total float64         // 1 once a fraction is known, else 0
+}
+
+func newReporter(ctx context.Context, q *mcp.CallToolRequest, tool string) *reporter {
+	return &reporter{ctx: ctx, to: q.Session, token: q.Params.GetProgressToken(), tool: tool}
+}
+
+// report takes a report of the tool. It does not block.
+func (r *reporter) report(p codec.Progress) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.over {
+		return
+	}
+	r.latest = &p
+	if !r.telling {
+		r.telling = true
+		r.told.Go(r.tellAll)
+	}
+}
+
+func (r *reporter) tellAll() {
+	for {
+		r.mu.Lock()
+		p := r.latest
+		r.latest, r.telling = nil, p != nil
+		r.mu.Unlock()
+		if p == nil {
+			return
+		}
+		r.tell(*p)
+	}
+}
+
+// end waits until the last report is told, and ignores those that come later.
+func (r *reporter) end() {
+	r.mu.Lock()
+	r.over = true
+	r.mu.Unlock()
+	r.told.Wait()
+}
+
+// tell sends a report as progress, and its text as a log message to a client that has set a level.
+func (r *reporter) tell(p codec.Progress) {
+	if r.said != nil && p.Same(*r.said) {
+		return
+	}
+	r.said = &p
+	if p.Text != "" {
+		//lint:ignore SA1019 clients of earlier revisions hear of it in this way
+		_ = r.to.Log(r.ctx, &mcp.LoggingMessageParams{Level: "info", Logger: r.tool, Data: p.Text})
+	}
+	if r.token == nil {
+		return
+	}
+	next := r.at
+	switch {
+	case p.Fraction != nil && (r.total > 0 || r.at == 0):
+		next, r.total = *p.Fraction, 1
+	case r.total == 0:
+		next++
+	}
+	if next <= r.at && r.at > 0 { // MCP has progress increase, whatever a tool says
+		next = math.Nextafter(r.at, math.Inf(1))
+	}
+	r.at = next
+	_ = r.to.NotifyProgress(r.ctx, &mcp.ProgressNotificationParams{ProgressToken: r.token, Progress: next, Total: r.total, Message: p.Text})
+}
