@@ -144,6 +144,7 @@ func (g *Gateway) routes() http.Handler {
 		"/v1/tool-calls":            {http.MethodPost: g.with((*request).toolCalls)},
 		"/v1/files/{ref}":           {http.MethodGet: g.with((*request).sendFile)},
 		"/v1/search":                {http.MethodGet: g.with((*request).search)},
+		"/v1/events":                {http.MethodGet: g.with((*request).events)},
 		"/v1/tasks":                 {http.MethodGet: g.with((*request).listTasks)},
 		"/v1/tasks/{id}":            {http.MethodGet: g.with(ofTask((*client.Task).Show)), http.MethodDelete: g.with(ofTask((*client.Task).Cancel))},
 		"/v1/sessions":              {http.MethodGet: g.with(listOf("sessions", sessionsOf, nil))},
