@@ -22,9 +22,9 @@ const dialect = "https://json-schema.org/draft/2020-12/schema"
 
 // openAPI answers GET /openapi.json: one operation for each tool that is served, with its schemas.
 func (q *request) openAPI() error {
-	key := viewKey{globs: q.r.URL.Query().Get("tools")}
-	if len(key.globs) > 4096 {
-		return refused(toolmesh.CodeInvalidRequest, "tools has %d bytes, and may have 4096", len(key.globs))
+	globs, err := subjects.ParseGlobs(q.r.URL.Query().Get("tools"))
+	if err != nil {
+		return refused(toolmesh.CodeInvalidRequest, "tools: %w", err)
 	}
 	var served []registry.ListedTool
 	for after := subjects.ToolID(""); ; {
@@ -37,7 +37,7 @@ func (q *request) openAPI() error {
 			break
 		}
 	}
-	served = slices.DeleteFunc(served, func(t registry.ListedTool) bool { return !key.matches(t.ID) })
+	served = slices.DeleteFunc(served, func(t registry.ListedTool) bool { return !globs.Match(t.ID) })
 	all, err := described(q.ctx, q.c, served)
 	if err != nil {
 		return err
