@@ -42,7 +42,7 @@ test: ## the product, with what needs only go, python3, git and make
 	@$(MAKE) -j2 test-go environments
 	@$(MAKE) test-python test-frameworks test-mcp skipped
 
-test-more: test-k8s test-images openapi ## what is beside the product: the manifests of Kubernetes, the program that makes images, the gateway's OpenAPI document; minutes
+test-more: test-k8s test-images openapi test-newest ## what is beside the product: the manifests of Kubernetes, the program that makes images, the gateway's OpenAPI document, the newest frameworks; minutes
 
 # What the Python tests need: it is fetched while those of Go run.
 environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp $(VENV)/suites.stamp $(MCP)/stamp
@@ -78,25 +78,30 @@ test-frameworks: build $(VENV)/frameworks.stamp $(VENV)/suites.stamp ## DSPy, La
 	@cd python && LITELLM_LOCAL_MODEL_COST_MAP=True $(abspath $(FRAMEWORKS))/bin/python -m pytest -q -p no:asyncio tests/test_api.py
 
 # What others have made for MCP, apart from everything else. CI must have it; elsewhere what needs it is skipped.
-$(MCP)/stamp: e2e/mcp/package.json e2e/mcp/requirements.txt
-	@rm -rf $(MCP) && mkdir -p $(MCP) && cp e2e/mcp/package.json $(MCP)
-	@if said=$$( { cd $(MCP) && npm install --no-audit --no-fund --loglevel=error && $(PYTHON) -m venv venv && \
-	   venv/bin/python -m pip install --quiet --disable-pip-version-check -r ../../e2e/mcp/requirements.txt; } 2>&1); then touch $@; \
+$(MCP)/stamp: e2e/mcp/package.json
+	@rm -rf $(MCP) && mkdir -p $(MCP) && cp $< $(MCP)
+	@if said=$$(cd $(MCP) && npm install --no-audit --no-fund --loglevel=error 2>&1); then touch $@; \
 	 elif [ "$${CI:-}" = true ]; then echo "$$said"; exit 1; \
 	 else echo "$$said" | tail -1 > $(MCP)/unreachable; touch $@; fi
 
-test-mcp: build $(MCP)/stamp ## the conformance suite of MCP and clients of other authors, on one mesh
+test-mcp: build $(MCP)/stamp ## the conformance suite of MCP, and a client on a pipe
 	@MESH_MCP_TOOLS=$(CURDIR)/$(MCP) $(GO) test -vet=off -count 1 ./e2e/mcp
 
 conformance: build $(MCP)/stamp ## what the conformance suite of MCP says of the gateway: a table for each revision
 	@MESH_MCP_TOOLS=$(CURDIR)/$(MCP) $(GO) test -vet=off -count 1 -v -run TestConformance ./e2e/mcp
 
-test-newest: build ## test-frameworks with the newest versions that the registry has, in an environment made anew
-	@rm -rf $(VENV)/newest && $(PYTHON) -m venv $(VENV)/newest
-	@sed 's/==.*//' python/requirements-frameworks.txt > $(VENV)/newest/requirements.txt
-	@$(VENV)/newest/bin/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/newest/requirements.txt
-	@$(VENV)/newest/bin/python -m pip list --disable-pip-version-check | grep -i -E '^(anthropic|dspy|langchain|langgraph|openai-agents|openrath|pydantic-ai)'
-	@$(MAKE) test-frameworks FRAMEWORKS=$(VENV)/newest
+# Resolved in seconds: where the pinned versions are the newest, test-frameworks was run with them.
+test-newest: build $(UV) ## test-frameworks with the newest versions that the registry has, where the pinned ones are older
+	@rm -rf $(VENV)/newest && $(PYTHON) -m venv --without-pip $(VENV)/newest
+	@sed 's/==/>=/' python/requirements-frameworks.txt > $(VENV)/newest/least.txt; \
+	 if ! said=$$($(UV) pip compile --quiet --no-header --no-annotate --python $(VENV)/newest/bin/python \
+	     --output-file $(VENV)/newest/requirements.txt $(VENV)/newest/least.txt 2>&1); then \
+	   echo "test-newest skipped, the newest versions of the frameworks cannot be asked for: $$said"; exit 0; fi; \
+	 older=$$(grep == python/requirements-frameworks.txt | grep -vxFf $(VENV)/newest/requirements.txt || true); \
+	 if [ -z "$$older" ]; then echo "test-newest has nothing to do: the pinned versions of the frameworks are the newest"; exit 0; fi; \
+	 echo "there are newer versions than" $$older; \
+	 $(UV) pip install --quiet --python $(VENV)/newest/bin/python -r $(VENV)/newest/requirements.txt && \
+	 $(MAKE) test-frameworks FRAMEWORKS=$(VENV)/newest
 
 # Its modules are none of the product's: where they cannot be had, there is nothing to test with. CI must have them. Go's cache
 # of results does not see the files that it reads outside of its module: -count 1.
@@ -126,7 +131,7 @@ k8s: ## render k8s/rendered anew from the overlays
 
 skipped:
 	@echo
-	@echo "not run by make test: the manifests of Kubernetes, the images and the gateway's OpenAPI document by programs of others (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, the newest versions of the Python frameworks, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
+	@echo "not run by make test: the manifests of Kubernetes, the images, the gateway's OpenAPI document by programs of others and the Python frameworks at newer versions than the pinned ones (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
@@ -188,7 +193,7 @@ fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
 	   done; \
 	 done
 
-soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; an index of 20,000 functions; each benchmark once; what tools try, and indexes at their installation, at every level and by every kind of agent; the newest frameworks
+soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; an index of 20,000 functions; each benchmark once; what tools try, and indexes at their installation, at every level and by every kind of agent
 	@MESH_LANES_CALLS=100000 $(GO) test -count 1 -timeout 60m -v -run TestNothingOverlaps ./e2e/lanes
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -v -run TestMemoryOfAFile ./e2e
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 20m -v -run 'TestClocks|TestSessionKeysWithOtherLibraries' ./e2e
@@ -196,7 +201,6 @@ soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts,
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run TestIndexOfThousandsOfFunctions ./agent
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 60m -run 'TestInstalls|TestTools' ./e2e/attacks
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m ./bench
-	@$(MAKE) test-newest
 	@MESH_LANES_TAGS=lanes_without_fence $(GO) test -count 1 -timeout 10m -v -run TestNothingOverlaps ./e2e/lanes
 
 kernel: ## memory limits on a kernel with control groups of version 2, in QEMU; 10 minutes

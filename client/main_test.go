@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"os"
 	"strconv"
 	"strings"
@@ -34,10 +33,7 @@ func TestMain(m *testing.M) {
 		caller(url)
 		return
 	}
-	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		panic(err)
-	}
+	meshtest.Parallel(8)
 	meshtest.Main(m)
 }
 

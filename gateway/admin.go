@@ -66,6 +66,7 @@ func ofTask(do func(*client.Task, context.Context) (*client.TaskInfo, error)) fu
 		if err != nil {
 			return err
 		}
+		info.Result = withHrefs(info.Result)
 		return q.answer(http.StatusOK, info)
 	}
 }

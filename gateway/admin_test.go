@@ -1,11 +1,16 @@
 package gateway_test
 
 import (
+	"bufio"
+	"context"
 	"encoding/json"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -153,5 +158,60 @@ func TestAdministration(t *testing.T) {
 		if got := r.do(t, "POST", "/v1/indexes", body, as(r.admin)); got.status != want || !strings.Contains(got.body, `"code"`) {
 			t.Errorf("%s: %d %s", body, got.status, got.body)
 		}
+	}
+}
+
+// What changes in the mesh comes as events, and a token's streams of them are bounded.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	a := r.open(t, ctx, "GET", "/v1/events", "", as(r.admin))
+	defer a.Body.Close()
+	lines := bufio.NewReader(a.Body)
+	next := func(name, kind, id string) {
+		t.Helper()
+		for {
+			e := nextEvent(t, lines)
+			var h struct {
+				Kind, ID string
+				At       time.Time
+			}
+			if json.Unmarshal([]byte(e.data), &h) != nil || h.At.IsZero() {
+				t.Fatalf("%+v", e)
+			}
+			if e.name == name && h.Kind == kind && h.ID == id {
+				return
+			}
+		}
+	}
+	begun := time.Now()
+	if _, err := r.host.Handle("new", host.Func(func(context.Context, noArgs) (int, error) { return 1, nil })); err != nil {
+		t.Fatal(err)
+	}
+	next("tools", "added", "lab.new")
+	if d := time.Since(begun); d > 10*time.Second {
+		t.Errorf("it took %v", d)
+	}
+	stop, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := r.host.Stop(stop); err != nil {
+		t.Fatal(err)
+	}
+	next("tools", "removed", "lab.new")
+	// The node goes, too; its last state may be heard before that.
+	next("nodes", "removed", "n1")
+	nc := r.As(t, access.Node)
+	if err := nc.Publish("mesh.evt.call.default", []byte(`{"time":"2026-11-26T06:00:00Z","rpc_id":"rpc_1","status":"error","code":"busy"}`)); err != nil {
+		t.Fatal(err)
+	}
+	next("calls", "busy", "rpc_1")
+	for range 15 {
+		more := r.open(t, ctx, "GET", "/v1/events", "", as(r.admin))
+		defer more.Body.Close()
+	}
+	if got := r.do(t, "GET", "/v1/events", "", as(r.admin)); got.status != 429 || got.header.Get("Retry-After") == "" {
+		t.Errorf("one more: %d %s", got.status, got.body)
 	}
 }

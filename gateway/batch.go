@@ -34,7 +34,7 @@ func batchResultOf(r client.BatchResult) batchResult {
 	if r.Err != nil {
 		return batchResult{RPCID: r.RPCID, Status: "error", Error: toolmesh.AsError(r.Err)}
 	}
-	return batchResult{RPCID: r.RPCID, Status: "ok", Result: orNull(r.Value)}
+	return batchResult{RPCID: r.RPCID, Status: "ok", Result: withHrefs(orNull(r.Value))}
 }
 
 // batch answers POST /v1/calls:batch.

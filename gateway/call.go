@@ -28,7 +28,8 @@ type call struct {
 	key     string
 	timeout time.Duration
 	trace   string
-	changed []string             // what the lenient edge changed
+	changed []string // what the lenient edge changed
+	files   []tool.File
 	report  func(codec.Progress) // told of the call's progress at once; nil for most
 }
 
@@ -36,61 +37,57 @@ type call struct {
 var traceText = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}`)
 
 // callTool answers POST /v1/tools/{id}.
-func (g *Gateway) callTool(w http.ResponseWriter, r *http.Request) {
-	accept := r.Header.Get("Accept")
+func (q *request) callTool() error {
+	accept := q.r.Header.Get("Accept")
 	live, lines := accepts(accept, "text/event-stream"), accepts(accept, "application/x-ndjson")
 	prefix := "rpc_"
 	if live || lines {
 		prefix = "rpc_stream_"
 	}
-	in := call{tool: subjects.ToolID(r.PathValue("id")), rpc: subjects.NewRPCID(prefix)}
-	if err := g.readCall(w, r, &in); err != nil {
-		failCall(w, err, &in)
-		return
-	}
-	l, c, done, err := g.open(r)
-	if err != nil {
-		failCall(w, err, &in)
-		return
-	}
-	defer done()
-	ctx, cancel := l.within(r.Context())
-	defer cancel(nil)
+	in := call{tool: subjects.ToolID(q.r.PathValue("id")), rpc: subjects.NewRPCID(prefix)}
+	err := q.readCall(&in)
 	switch {
-	case prefersAsync(r.Header):
-		g.submit(w, ctx, c, &in)
+	case err != nil:
+	case prefersAsync(q.r.Header):
+		err = q.submit(&in)
 	case live || lines:
-		g.stream(w, r, l, c, &in, lines)
+		err = q.stream(&in, lines)
 	default:
-		result, err := in.run(ctx, c)
-		if err != nil {
-			failCall(w, err, &in)
-			return
+		var result *client.Result
+		if result, err = in.run(q.ctx, q.c); err == nil {
+			h := in.headers(q.w)
+			h.Set("Mesh-Node", string(result.Node))
+			h.Set("Server-Timing", timing(result))
+			h.Set("Content-Type", "application/json")
+			q.w.WriteHeader(http.StatusOK)
+			_, _ = q.w.Write(withHrefs(orNull(result.Value)))
 		}
-		h := in.headers(w)
-		h.Set("Mesh-Node", string(result.Node))
-		h.Set("Server-Timing", timing(result))
-		h.Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusOK)
-		_, _ = w.Write(orNull(result.Value))
 	}
+	if err != nil {
+		q.drop(&in)
+		failCall(q.w, err, &in)
+	}
+	return nil
 }
 
 // readCall reads what a request asks for.
-func (g *Gateway) readCall(w http.ResponseWriter, r *http.Request, in *call) error {
-	if text := r.Header.Get("Mesh-Timeout"); text != "" {
+func (q *request) readCall(in *call) error {
+	if text := q.r.Header.Get("Mesh-Timeout"); text != "" {
 		d, err := time.ParseDuration(text)
 		if err != nil || d <= 0 {
 			return refused(toolmesh.CodeInvalidRequest, "Mesh-Timeout is %q: it is a duration above 0, such as 5s or 1m30s", text)
 		}
 		in.timeout = d
 	}
-	in.key = r.Header.Get("Idempotency-Key")
-	if trace := r.Header.Get("Traceparent"); traceText.MatchString(trace) {
+	in.key = q.r.Header.Get("Idempotency-Key")
+	if trace := q.r.Header.Get("Traceparent"); traceText.MatchString(trace) {
 		in.trace = trace
 	}
+	if isMultipart(q.r) {
+		return q.readParts(in)
+	}
 	var err error
-	in.args, err = g.readBody(w, r)
+	in.args, err = readBody(q.w, q.r)
 	return err
 }
 
@@ -213,32 +210,27 @@ var separators = strings.NewReplacer(".", "", "-", "", "_", "")
 func plainly(name string) string { return strings.ToLower(separators.Replace(name)) }
 
 // submit hands a call in as a durable task.
-func (g *Gateway) submit(w http.ResponseWriter, ctx context.Context, c *client.Client, in *call) {
+func (q *request) submit(in *call) error {
 	o := client.SubmitOptions{Timeout: in.timeout, Key: in.key}
 	if in.key != "" { // the same key is the same task
 		sum := sha256.Sum256([]byte(in.key))
 		o.ID = subjects.RPCID("task_" + hex.EncodeToString(sum[:16]))
 	}
 	// A task is checked when it runs, which would be too late to tell its sender.
-	if _, fitted, changed, err := fit(ctx, c, in.tool, in.args); err == nil {
+	if _, fitted, changed, err := fit(q.ctx, q.c, in.tool, in.args); err == nil {
 		in.args, in.changed = fitted, changed
 	} else if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
-		failCall(w, err, in)
-		return
+		return err
 	}
-	task, err := c.Submit(ctx, in.tool, in.args, &o)
+	task, err := q.c.Submit(q.ctx, in.tool, in.args, &o)
 	if err != nil {
-		failCall(w, err, in)
-		return
+		return err
 	}
 	in.rpc = task.ID()
-	body, _ := tool.MarshalPlain(map[string]subjects.RPCID{"id": task.ID()})
-	h := in.headers(w)
+	h := in.headers(q.w)
 	h.Set("Location", "/v1/tasks/"+string(task.ID()))
 	h.Set("Preference-Applied", "respond-async")
-	h.Set("Content-Type", "application/json")
-	w.WriteHeader(http.StatusAccepted)
-	_, _ = w.Write(append(body, '\n'))
+	return q.answer(http.StatusAccepted, map[string]subjects.RPCID{"id": task.ID()})
 }
 
 // accepts reports whether an Accept header names a media type.

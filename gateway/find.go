@@ -70,7 +70,7 @@ func (v *view) findTools(ctx context.Context, q *mcp.CallToolRequest) (*mcp.Call
 			foundTool
 			Title subjects.ToolID `json:"title"`
 		}
-		if json.Unmarshal(one, &t) == nil {
+		if json.Unmarshal(one, &t) == nil && v.granted.Match(t.Title) {
 			t.Score = scores[t.Title]
 			found = append(found, t.foundTool)
 		}

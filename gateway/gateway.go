@@ -27,6 +27,9 @@ type Options struct {
 	SessionOf func(publicKey string) (subjects.SessionID, bool)
 	// MaxBody is how many bytes a request may have. Defaults to 8 MiB.
 	MaxBody int64
+	// MaxUpload is how many bytes a request with files may have. They pass through files of this machine's
+	// folder for temporary ones, of 16 requests at once. Defaults to 256 MiB.
+	MaxUpload int64
 	// MaxTokens is how many tokens may be connected at once. Defaults to 1,000.
 	MaxTokens int
 	// MaxStreams is how many streams one token may read at once. Defaults to 1,000.
@@ -46,6 +49,7 @@ type Options struct {
 
 const (
 	defaultMaxBody    = 8 << 20
+	defaultMaxUpload  = 256 << 20
 	defaultMaxTokens  = 1000
 	defaultMaxStreams = 1000
 	defaultIdle       = 10 * time.Minute
@@ -57,6 +61,7 @@ type Gateway struct {
 	log     *slog.Logger
 	handler http.Handler
 	links   links
+	uploads chan struct{}
 	closing atomic.Bool
 	wg      sync.WaitGroup
 }
@@ -68,6 +73,9 @@ func New(o Options) (*Gateway, error) {
 	}
 	if o.MaxBody == 0 {
 		o.MaxBody = defaultMaxBody
+	}
+	if o.MaxUpload == 0 {
+		o.MaxUpload = defaultMaxUpload
 	}
 	if o.MaxTokens == 0 {
 		o.MaxTokens = defaultMaxTokens
@@ -81,7 +89,7 @@ func New(o Options) (*Gateway, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	g := &Gateway{opts: o, log: o.Logger}
+	g := &Gateway{opts: o, log: o.Logger, uploads: make(chan struct{}, uploadsOfAll)}
 	g.links.init(g)
 	g.handler = g.routes()
 	return g, nil
@@ -95,7 +103,9 @@ func (g *Gateway) Close() {
 }
 
 // ServeHTTP answers a request.
-func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) { g.handler.ServeHTTP(w, r) }
+func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	g.handler.ServeHTTP(&pacedWriter{w}, r)
+}
 
 // methods are the handlers of one path, by method.
 type methods map[string]http.HandlerFunc
@@ -130,11 +140,14 @@ func (g *Gateway) routes() http.Handler {
 	for path, m := range map[string]methods{
 		"/openapi.json":             {http.MethodGet: g.with((*request).openAPI)},
 		"/v1/tools":                 {http.MethodGet: g.with((*request).listTools)},
-		"/v1/tools/{id}":            {http.MethodGet: g.with((*request).showTool), http.MethodPost: g.callTool},
+		"/v1/tools/{id}":            {http.MethodGet: g.with((*request).showTool), http.MethodPost: g.with((*request).callTool)},
 		"/v1/calls/{rpc_id}":        {http.MethodGet: g.with((*request).showCall), http.MethodDelete: g.with((*request).cancelCall)},
 		"/v1/calls/{rpc_id}/stream": {http.MethodGet: g.with((*request).followStream)},
 		"/v1/calls:batch":           {http.MethodPost: g.with((*request).batch)},
 		"/v1/tool-calls":            {http.MethodPost: g.with((*request).toolCalls)},
+		"/v1/files/{ref}":           {http.MethodGet: g.with((*request).sendFile)},
+		"/v1/search":                {http.MethodGet: g.with((*request).search)},
+		"/v1/events":                {http.MethodGet: g.with((*request).events)},
 		"/v1/tasks":                 {http.MethodGet: g.with((*request).listTasks)},
 		"/v1/tasks/{id}":            {http.MethodGet: g.with(ofTask((*client.Task).Show)), http.MethodDelete: g.with(ofTask((*client.Task).Cancel))},
 		"/v1/sessions":              {http.MethodGet: g.with(listOf("sessions", sessionsOf, nil))},

@@ -287,6 +287,8 @@ func TestProblems(t *testing.T) {
 		"time is up":                {"POST", "/v1/tools/lab.wait", `{}`, headers{"Mesh-Timeout": "50ms"}, 504, "deadline_exceeded", ""},
 		"large body":                {"POST", "/v1/tools/lab.add", strings.Repeat(" ", 1<<17), nil, 413, "payload_too_large", ""},
 		"bad limit":                 {"GET", "/v1/tools?limit=0", "", nil, 400, "invalid_request", ""},
+		"no words":                  {"GET", "/v1/search?q=", "", nil, 400, "invalid_request", ""},
+		"bad limit of a search":     {"GET", "/v1/search?q=add&limit=1001", "", nil, 400, "invalid_request", ""},
 		"bad format":                {"GET", "/v1/tools?format=cobol", "", nil, 400, "invalid_request", ""},
 		"no token":                  {"GET", "/v1/tools", "", headers{"Authorization": "Bearer sesame"}, 401, "unauthenticated", ""},
 		"another kind":              {"GET", "/v1/tools", "", headers{"Authorization": "Basic sesame"}, 401, "unauthenticated", ""},
@@ -379,6 +381,11 @@ func TestListOfTools(t *testing.T) {
 		"/v1/tools?full=1":           `"input_schema":{`,
 		"/v1/tools/lab.add":          `"digest":"`,
 		"/v1/tools/add":              `"id":"lab.add"`,
+		"/v1/tools?q=add":            `{"tools":[{"id":"lab.add","index":"lab"`,
+		"/v1/tools?q=add&index=lab":  `{"tools":[{"id":"lab.add","index":"lab"`,
+		"/v1/tools?q=add&index=la":   `{"tools":[]}`,
+		"/v1/search?q=add&limit=1":   `{"tools":[{"id":"lab.add","description":"`,
+		"/v1/search?q=zebra":         `{"tools":[]}`,
 	} {
 		if a := r.do(t, "GET", path, "", nil); a.status != 200 || !strings.Contains(a.body, want) {
 			t.Errorf("%s: %d %s", path, a.status, a.body)

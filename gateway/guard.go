@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/toolmesh/toolmesh"
 )
@@ -38,18 +39,61 @@ func (g *Gateway) guard(next http.Handler) http.Handler {
 				}
 			}
 		}
-		if r.ContentLength > g.opts.MaxBody {
+		limit := g.opts.MaxBody
+		if isMultipart(r) {
+			limit = g.opts.MaxUpload
+		}
+		if r.ContentLength > limit {
 			w.Header().Set("Connection", "close") // or the server would read the rest
-			fail(w, g.tooLarge(), "")
+			fail(w, tooLarge(limit), "")
 			return
 		}
-		r.Body = http.MaxBytesReader(w, r.Body, g.opts.MaxBody)
+		raw := w
+		if paced, ok := w.(*pacedWriter); ok {
+			raw = paced.ResponseWriter // which closes the connection behind a body that is too large
+		}
+		r.Body = http.MaxBytesReader(raw, r.Body, limit)
 		next.ServeHTTP(w, r)
 	})
 }
 
-func (g *Gateway) tooLarge() error {
-	return refused(toolmesh.CodePayloadTooLarge, "the request's body is larger than %d bytes", g.opts.MaxBody)
+func tooLarge(limit int64) error {
+	return refused(toolmesh.CodePayloadTooLarge, "the request's body is larger than %d bytes", limit)
+}
+
+const (
+	// writeTime is how long a reader may take to read one piece of what it is sent.
+	writeTime = 30 * time.Second
+	// writePiece is how many bytes a piece has.
+	writePiece = 64 << 10
+)
+
+// pacedWriter cuts off a reader that does not read.
+type pacedWriter struct{ http.ResponseWriter }
+
+// Unwrap is for [http.ResponseController].
+func (w *pacedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// WriteHeader implements [http.ResponseWriter].
+func (w *pacedWriter) WriteHeader(status int) {
+	w.extend()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements [http.ResponseWriter].
+func (w *pacedWriter) Write(p []byte) (n int, err error) {
+	for {
+		w.extend()
+		piece := p[n:min(len(p), n+writePiece)]
+		wrote, err := w.ResponseWriter.Write(piece)
+		if n += wrote; err != nil || n == len(p) {
+			return n, err
+		}
+	}
+}
+
+func (w *pacedWriter) extend() {
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(writeTime)) // a test's recorder has none
 }
 
 // isLoopback reports whether an address of a connection is this machine's own.

@@ -36,16 +36,18 @@ var errStopping = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops")
 
 // link is the connection of one token, shared by all its requests.
 type link struct {
-	g       *Gateway
-	digest  string // of the token; empty without one
-	session subjects.SessionID
-	made    chan struct{} // closed when the rest is set, or err
-	err     error
-	bus     *bus.Bus
-	client  *client.Client
-	ctx     context.Context // ends with the link
-	end     context.CancelCauseFunc
-	mcp     mcpLink
+	g               *Gateway
+	digest          string // of the token; empty without one
+	session         subjects.SessionID
+	made            chan struct{} // closed when the rest is set, or err
+	err             error
+	bus             *bus.Bus
+	client          *client.Client
+	ctx             context.Context // ends with the link
+	end             context.CancelCauseFunc
+	mcp             mcpLink
+	uploads, events chan struct{}  // those of the token that run
+	globs           subjects.Globs // what the token is narrowed to
 
 	// Guarded by links.mu.
 	uses    int
@@ -129,7 +131,7 @@ func (ls *links) get(ctx context.Context, t token, named subjects.SessionID) (*l
 			ls.mu.Unlock()
 			return nil, refused(toolmesh.CodeBusy, "%d tokens are in use at once, and the gateway takes no more", ls.g.opts.MaxTokens).WithDetail("retry_after_ms", int64(1000))
 		}
-		l = &link{g: ls.g, digest: t.digest, made: make(chan struct{})}
+		l = &link{g: ls.g, digest: t.digest, made: make(chan struct{}), uploads: make(chan struct{}, uploadsOfToken), events: make(chan struct{}, eventsOfToken)}
 		l.ctx, l.end = context.WithCancelCause(context.Background())
 		ls.all[t.digest] = l
 		ls.g.wg.Go(func() { ls.make(l, t.seed, named) })

@@ -68,7 +68,7 @@ func (g *Gateway) serveMCP(w http.ResponseWriter, r *http.Request) {
 	l.mcp.begin(&g.opts)
 	ctx, cancel := l.within(r.Context())
 	defer cancel(nil)
-	v := l.mcp.view(key, c)
+	v := l.mcp.view(key, c, l.globs)
 	r = r.WithContext(context.WithValue(ctx, viewOf{}, v))
 	if isModern(r) {
 		if r.Header.Get("Mcp-Method") == "tools/call" {
@@ -109,7 +109,7 @@ func (m *mcpLink) begin(opts *Options) {
 }
 
 // view returns the view of a key, which it makes if there is none.
-func (m *mcpLink) view(key viewKey, c *client.Client) *view {
+func (m *mcpLink) view(key viewKey, c *client.Client, granted subjects.Globs) *view {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v := m.views[key]
@@ -122,7 +122,7 @@ func (m *mcpLink) view(key viewKey, c *client.Client) *view {
 				delete(m.views, other)
 			}
 		}
-		v = newView(key, c, m.serverInfo, m.opts)
+		v = newView(key, c, granted, m.serverInfo, m.opts)
 		if len(m.views) < maxViews {
 			m.views[key] = v
 		}
@@ -208,7 +208,7 @@ func Pipe(ctx context.Context, c *client.Client, query url.Values, o *Options, i
 	m := &mcpLink{}
 	m.begin(o)
 	defer m.close()
-	v := m.view(key, c)
+	v := m.view(key, c, nil)
 	err = v.server.Run(ctx, &mcp.IOTransport{Reader: io.NopCloser(in), Writer: noClose{out}})
 	if err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) && !errors.Is(err, mcp.ErrConnectionClosed) {
 		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the client on the pipe: %w", err)

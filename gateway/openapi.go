@@ -28,7 +28,9 @@ func (q *request) openAPI() error {
 	}
 	var served []registry.ListedTool
 	for after := subjects.ToolID(""); ; {
-		page, next, err := listPage(q.ctx, q.c, after, pageMost, "", true)
+		page, next, err := listSome(q.ctx, q.c, after, pageMost, func(t *registry.ListedTool) bool {
+			return t.State == registry.ToolServing && globs.Match(t.ID) && q.l.globs.Match(t.ID)
+		})
 		if err != nil {
 			return err
 		}
@@ -37,7 +39,6 @@ func (q *request) openAPI() error {
 			break
 		}
 	}
-	served = slices.DeleteFunc(served, func(t registry.ListedTool) bool { return !globs.Match(t.ID) })
 	all, err := described(q.ctx, q.c, served)
 	if err != nil {
 		return err

@@ -31,6 +31,9 @@ type request struct {
 // with handles requests with the client of their tokens. An error is answered as a problem.
 func (g *Gateway) with(handle func(*request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			within(w, bodyTime)
+		}
 		l, c, done, err := g.open(r)
 		if err == nil {
 			defer done()
@@ -59,7 +62,7 @@ func (q *request) answer(status int, v any) error {
 
 // read reads a JSON body.
 func (q *request) read(into any) error {
-	body, err := q.g.readBody(q.w, q.r)
+	body, err := readBody(q.w, q.r)
 	if err == nil {
 		if err = json.Unmarshal(body, into); err != nil {
 			err = refused(toolmesh.CodeInvalidRequest, "the request's body is not the JSON that is expected: %w", err)
@@ -68,14 +71,13 @@ func (q *request) read(into any) error {
 	return err
 }
 
-// readBody reads a body of JSON, which must arrive in time. What closes the connection meanwhile ends
-// the request's context.
-func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	defer inTime(w)()
+// readBody reads a body of JSON.
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		return nil, g.unread(err)
+		return nil, unread(err)
 	}
+	within(w, 0)
 	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	// curl -d says that it sends a form, whatever it sends.
 	form := kind == "application/x-www-form-urlencoded" && strings.HasPrefix(strings.TrimSpace(string(body[:min(len(body), 64)])), "{")
@@ -88,18 +90,22 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) ([]byte, erro
 // errMediaType has the status 415.
 var errMediaType = refused(toolmesh.CodeInvalidRequest, "the body is JSON: send it with Content-Type: application/json")
 
-// inTime bounds how long a request's body may take, until the returned function is called.
-func inTime(w http.ResponseWriter) func() {
-	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // a test's recorder has none
-	return func() { _ = control.SetReadDeadline(time.Time{}) }
+// within bounds how long the rest of a request's body may take; 0 lifts the bound. It holds for what the
+// server itself reads behind an answer, too, so it is lifted only once a body is read. The end of a body
+// is where the server looks for a client that goes.
+func within(w http.ResponseWriter, d time.Duration) {
+	var at time.Time
+	if d > 0 {
+		at = time.Now().Add(d)
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(at) // a test's recorder has none
 }
 
 // unread is the error of a body that was not read.
-func (g *Gateway) unread(err error) error {
+func unread(err error) error {
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
-		return g.tooLarge()
+		return tooLarge(large.Limit)
 	}
 	return refused(toolmesh.CodeInvalidRequest, "read the request's body: %w", err)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,7 +25,8 @@ const (
 	pageDefault = 100
 	pageMost    = 1000
 	// askPage is how many tools the registry lists or renders at once.
-	askPage = 500
+	askPage       = 500
+	searchDefault = 10
 	// describes is how many tools are asked about at once for one request.
 	describes = 8
 )
@@ -32,20 +34,17 @@ const (
 // listTools answers GET /v1/tools.
 func (q *request) listTools() error {
 	query := q.r.URL.Query()
-	limit := pageDefault
-	var format render.Format
-	var err error
-	if text := query.Get("limit"); text != "" {
-		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > pageMost {
-			return refused(toolmesh.CodeInvalidRequest, "limit is %q: it is a whole number from 1 to %d", text, pageMost)
-		}
+	limit, err := limitOf(query, pageDefault)
+	if err != nil {
+		return err
 	}
+	var format render.Format
 	if text := query.Get("format"); text != "" {
 		if format, err = render.ParseFormat(text); err != nil {
 			return err
 		}
 	}
-	page, next, err := listPage(q.ctx, q.c, subjects.ToolID(query.Get("cursor")), limit, subjects.IndexName(query.Get("index")), format != "")
+	page, next, err := q.page(query, limit, format != "")
 	if err != nil {
 		return err
 	}
@@ -75,8 +74,86 @@ func (q *request) listTools() error {
 	return nil
 }
 
-// listPage returns tools behind the cursor, in the order of their ids, and the next cursor.
-func listPage(ctx context.Context, c *client.Client, after subjects.ToolID, limit int, index subjects.IndexName, serving bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
+// limitOf is how many tools a request asks for.
+func limitOf(query url.Values, otherwise int) (int, error) {
+	text := query.Get("limit")
+	if text == "" {
+		return otherwise, nil
+	}
+	limit, err := strconv.Atoi(text)
+	if err != nil || limit < 1 || limit > pageMost {
+		return 0, refused(toolmesh.CodeInvalidRequest, "limit is %q: it is a whole number from 1 to %d", text, pageMost)
+	}
+	return limit, nil
+}
+
+// search answers GET /v1/search.
+func (q *request) search() error {
+	query := q.r.URL.Query()
+	limit, err := limitOf(query, searchDefault)
+	if err != nil {
+		return err
+	}
+	found, err := q.found(query.Get("q"), limit, "")
+	if err != nil {
+		return err
+	}
+	return q.answer(http.StatusOK, map[string]any{"tools": found})
+}
+
+// found returns the tools that fit words, of those that the token may use.
+func (q *request) found(words string, limit int, index subjects.IndexName) ([]registry.FoundTool, error) {
+	ask := registry.Request{Query: words, Limit: limit, Tools: q.l.globs}
+	if index != "" {
+		ask.Limit = pageMost // of which some are left out
+	}
+	var answer registry.SearchAnswer
+	if err := q.c.Ask(q.ctx, registry.VerbSearch, ask, &answer); err != nil {
+		return nil, err
+	}
+	all := slices.DeleteFunc(append([]registry.FoundTool{}, answer.Tools...), func(t registry.FoundTool) bool {
+		return index != "" && !strings.HasPrefix(string(t.ID), string(index)+".")
+	})
+	return all[:min(len(all), limit)], nil
+}
+
+// page returns the tools that a request lists: those that fit its words, the best first, or a page of all.
+func (q *request) page(query url.Values, limit int, serving bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
+	index := subjects.IndexName(query.Get("index"))
+	if !query.Has("q") {
+		return listSome(q.ctx, q.c, subjects.ToolID(query.Get("cursor")), limit, func(t *registry.ListedTool) bool {
+			return (index == "" || t.Index == index) && (!serving || t.State == registry.ToolServing) && q.l.globs.Match(t.ID)
+		})
+	}
+	found, err := q.found(query.Get("q"), limit, index)
+	if err != nil || len(found) == 0 {
+		return nil, "", err
+	}
+	all, err := q.c.List(q.ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	listed := make(map[subjects.ToolID]registry.ListedTool, len(all))
+	for _, t := range all {
+		listed[t.ID] = t
+	}
+	for _, t := range found {
+		if one, ok := listed[t.ID]; ok { // it may have gone
+			page = append(page, one)
+		}
+	}
+	return page, "", nil
+}
+
+// listPage is [listSome] of an index, or of all, and of tools that are served, or of all.
+func listPage(ctx context.Context, c *client.Client, after subjects.ToolID, limit int, index subjects.IndexName, serving bool) ([]registry.ListedTool, subjects.ToolID, error) {
+	return listSome(ctx, c, after, limit, func(t *registry.ListedTool) bool {
+		return (index == "" || t.Index == index) && (!serving || t.State == registry.ToolServing)
+	})
+}
+
+// listSome returns tools behind the cursor, in the order of their ids, and the next cursor.
+func listSome(ctx context.Context, c *client.Client, after subjects.ToolID, limit int, keep func(*registry.ListedTool) bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
 	for {
 		var answer registry.ListAnswer
 		err := c.Ask(ctx, registry.VerbList, registry.Request{After: after, Limit: min(limit, askPage)}, &answer)
@@ -84,7 +161,7 @@ func listPage(ctx context.Context, c *client.Client, after subjects.ToolID, limi
 			return nil, "", err
 		}
 		for i, t := range answer.Tools {
-			if index != "" && t.Index != index || serving && t.State != registry.ToolServing {
+			if !keep(&t) {
 				continue
 			}
 			if page = append(page, t); len(page) == limit {

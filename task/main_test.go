@@ -1,7 +1,6 @@
 package task_test
 
 import (
-	"flag"
 	"testing"
 
 	"github.com/toolmesh/toolmesh/meshtest"
@@ -10,9 +9,6 @@ import (
 // TestMain lets more tests run at once than there are processors, because they
 // mostly wait.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		panic(err)
-	}
+	meshtest.Parallel(8)
 	meshtest.Main(m)
 }

@@ -25,3 +25,29 @@ func AsFile(value json.RawMessage) (File, bool) {
 	}
 	return f, f.Ref != "" && f.Digest != ""
 }
+
+// TakesFile reports whether a parameter of an input schema is a [File], or may be one.
+func TakesFile(schema json.RawMessage, name string) bool {
+	type part struct {
+		Format string `json:"format"`
+		AnyOf  []struct {
+			Format string `json:"format"`
+		} `json:"anyOf"`
+	}
+	var object struct {
+		Properties map[string]part `json:"properties"`
+	}
+	if json.Unmarshal(schema, &object) != nil {
+		return false
+	}
+	parameter := object.Properties[name]
+	if parameter.Format == FileFormat {
+		return true
+	}
+	for _, one := range parameter.AnyOf {
+		if one.Format == FileFormat {
+			return true
+		}
+	}
+	return false
+}

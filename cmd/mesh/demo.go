@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,6 +50,7 @@ type demo struct {
 	env     []string
 	mesh    *background
 	url     string
+	http    string // of the gateway
 	act     int
 	started time.Time
 }
@@ -136,6 +138,10 @@ func (d *demo) play(ctx context.Context, keep bool) error {
 			}
 		}
 	}
+	d.title("Call over HTTP: curl, OpenAPI clients and MCP clients need none of our code")
+	if err := d.curl(ctx, "weather.forecast.today", `{"city":"Oslo"}`, "Oslo"); err != nil {
+		return err
+	}
 	d.title("Serve a Go function beside the Python tools: this process is a node now, too")
 	return d.goFunction(ctx)
 }
@@ -173,7 +179,7 @@ func (d *demo) up(ctx context.Context, keep bool) error {
 		return err
 	}
 	d.mesh = up
-	d.url, _, _ = strings.Cut(strings.TrimPrefix(ready, "ready nats="), " ")
+	d.url, d.http, _ = strings.Cut(strings.TrimPrefix(ready, "ready nats="), " http=")
 	d.output(ready, time.Since(begun))
 	return nil
 }
@@ -195,6 +201,33 @@ func (d *demo) repository(ctx context.Context, name string) (string, error) {
 		}
 	}
 	return dir, nil
+}
+
+// curl makes the request that a curl command line makes, and shows both.
+func (d *demo) curl(ctx context.Context, tool, body, want string) error {
+	url := d.http + "/v1/tools/" + tool
+	_, _ = io.WriteString(d.a.out, "\n  $ curl -s "+url+" -d "+shellQuote(body)+"\n")
+	begun := time.Now()
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "make the request: %w", err)
+	}
+	q.Header.Set("Content-Type", "application/json")
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Do(q)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "ask the gateway: %w", err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "read the gateway's answer: %w", err)
+	}
+	d.output(strings.TrimRight(string(text), "\n"), time.Since(begun))
+	if answer.StatusCode != http.StatusOK || !strings.Contains(string(text), want) {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "the gateway answers %s", answer.Status)
+	}
+	return nil
 }
 
 func hello(_ context.Context, in struct {

@@ -20,7 +20,7 @@ import (
 func (l *link) putFiles(ctx context.Context, g given, schema json.RawMessage) (given, error) {
 	g.pairs = slices.Clone(g.pairs)
 	for i, p := range g.pairs {
-		if p.raw || !takesFile(schema, p.name) {
+		if p.raw || !tool.TakesFile(schema, p.name) {
 			continue
 		}
 		file, err := l.client.PutFile(ctx, p.text)
@@ -33,32 +33,6 @@ func (l *link) putFiles(ctx context.Context, g given, schema json.RawMessage) (g
 		g.pairs[i].text, g.pairs[i].raw = compact(file), true
 	}
 	return g, nil
-}
-
-// takesFile reports whether a parameter is a file, or may be one.
-func takesFile(schema json.RawMessage, name string) bool {
-	type part struct {
-		Format string `json:"format"`
-		AnyOf  []struct {
-			Format string `json:"format"`
-		} `json:"anyOf"`
-	}
-	var object struct {
-		Properties map[string]part `json:"properties"`
-	}
-	if json.Unmarshal(schema, &object) != nil {
-		return false
-	}
-	parameter := object.Properties[name]
-	if parameter.Format == tool.FileFormat {
-		return true
-	}
-	for _, one := range parameter.AnyOf {
-		if one.Format == tool.FileFormat {
-			return true
-		}
-	}
-	return false
 }
 
 // save writes a result to a file: that of a file its bytes.

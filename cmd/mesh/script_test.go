@@ -66,6 +66,7 @@ func TestMain(m *testing.M) {
 type checked struct{ m *testing.M }
 
 func (c checked) Run() (status int) {
+	meshtest.Parallel(4)
 	goleak.VerifyTestMain(c.m, append(meshtest.LeakOptions(), goleak.Cleanup(func(code int) { status = code }))...)
 	return status
 }

@@ -68,7 +68,7 @@ func (t *installTable) environments() {
 		t.row(area, one.what+": change a file of the agent", by, always, r, altered)
 	}
 	for _, kind := range kinds[1:] {
-		r := t.recipe(recipe{name: ".pth, " + kind, files: requiring(kind, "{id}evil"), prepare: dependency(map[string]string{"a.pth": "{probe start}\n", "sitecustomize.py": "{probe start}\n"})})
+		r := t.recipe(recipe{name: ".pth, " + kind, spelling: kind != "command", files: requiring(kind, "{id}evil"), prepare: dependency(map[string]string{"a.pth": "{probe start}\n", "sitecustomize.py": "{probe start}\n"})})
 		t.row(area, "run a `.pth` of a wheel as the agent, "+kind, by, confined, r, unconfined())
 	}
 	for _, one := range []struct{ what, tools, more string }{
@@ -84,7 +84,7 @@ func (t *installTable) environments() {
 		if strings.Contains(one.tools, "none") {
 			promised = promise{never, never, never}
 		}
-		r := t.recipe(recipe{name: ".pth " + one.what, files: files, prepare: dependency(map[string]string{"a.pth": "{probe start}\n", "sitecustomize.py": "{probe start}\n"})})
+		r := t.recipe(recipe{name: ".pth " + one.what, files: files, spelling: strings.HasPrefix(one.what, "where"), prepare: dependency(map[string]string{"a.pth": "{probe start}\n", "sitecustomize.py": "{probe start}\n"})})
 		t.row(area, "run a `.pth` of a wheel as the agent, "+one.what, by, promised, r, unconfined())
 	}
 	for what, files := range inOrder(map[string]map[string]string{
@@ -111,7 +111,7 @@ func (t *installTable) environments() {
 		{"markers that name its own interpreter", "markers"},
 	}
 	for _, one := range acts {
-		r := t.recipe(recipe{name: "sdist " + one.act, files: fresh("{id}evil", "honest"), prepare: source("{probe build " + one.act + "}"), everywhere: one.act == "replace_interpreter"})
+		r := t.recipe(recipe{name: "sdist " + one.act, files: fresh("{id}evil", "honest"), prepare: source("{probe build " + one.act + "}"), spelling: one.act != "replace_interpreter", everywhere: one.act == "replace_interpreter"})
 		t.row(area, "a backend puts into the environment "+one.what+", which the agent runs", by, confined, r, unconfined("later", "build"))
 	}
 	init := func(kind, acts, more string) map[string]string {
@@ -124,7 +124,7 @@ func (t *installTable) environments() {
 	r = t.recipe(recipe{name: "sdist, command", files: requiring("command", "{id}evil", "honest"), prepare: source("{probe build replace_interpreter}")})
 	t.row(area, "a backend replaces the interpreter of an index of commands", by, confined, r, unconfined("later", "build"))
 	for _, one := range acts {
-		r := t.recipe(recipe{name: "init " + one.act, files: init("", one.act, "isolation = \"fresh\"\n"), everywhere: true})
+		r := t.recipe(recipe{name: "init " + one.act, files: init("", one.act, "isolation = \"fresh\"\n"), spelling: one.act == "markers", everywhere: true})
 		t.row(area, "`init` puts into it "+one.what+", which the agent runs, also after a restart", by, confined, r, unconfined("later", "init"))
 	}
 	r = t.recipe(recipe{name: "init interpreter, command", files: init("command", "replace_interpreter start_up", "")})
@@ -304,7 +304,7 @@ func (t *installTable) credentials() {
 	wrong := strings.Repeat("1", 64)
 	r = t.recipe(recipe{name: "wrong hash by address", files: requiring("", "{id}whl @ {author}/files/{id}whl-1-py3-none-any.whl --hash=sha256:"+wrong), prepare: file})
 	t.row(area, "have a wheel taken whose `--hash` is another one, by its address", "hashes are held to", always, r, installed)
-	r = t.recipe(recipe{name: "wrong hash by path", files: map[string]string{}, prepare: func(c *attempted) {
+	r = t.recipe(recipe{name: "wrong hash by path", spelling: true, files: map[string]string{}, prepare: func(c *attempted) {
 		name, data := wheel(c.id+"whl", nil)
 		c.recipe.files = plain(map[string]string{name: string(data), "requirements.txt": "./" + name + " --hash=sha256:" + wrong + "\n"})
 	}})
@@ -314,7 +314,7 @@ func (t *installTable) credentials() {
 		c.recipe.files = plain(map[string]string{name: string(data), "requirements.txt": "--require-hashes\n./" + name + " --hash=sha256:" + wrong + "\n"})
 	}})
 	t.row(area, "under `--require-hashes`", "hashes are held to", always, r, installed)
-	r = t.recipe(recipe{name: "wrong hash of a version", files: requiring("", "honest==1 --hash=sha256:"+wrong)})
+	r = t.recipe(recipe{name: "wrong hash of a version", spelling: true, files: requiring("", "honest==1 --hash=sha256:"+wrong)})
 	t.row(area, "by its version", "hashes are held to", always, r, installed)
 	// What an index reads of another's.
 	r = t.recipe(recipe{name: "reads addresses", files: plain(map[string]string{"m.py": `import glob
@@ -364,7 +364,9 @@ def say(kind, body=b"", length=None):
 		{"by one that closes all descriptors", "import os\nos.closerange(3, 1000)\n"},
 		{"by one that ends its process", "import os\nos._exit(3)\n"},
 	} {
-		r := t.recipe(recipe{name: one.what, files: plain(map[string]string{"m.py": one.text + hello})})
+		// Another wrong frame is tried at the executor's door.
+		spelling := strings.Contains(one.text, "say(") && !strings.Contains(one.text, "say(200)")
+		r := t.recipe(recipe{name: one.what, files: plain(map[string]string{"m.py": one.text + hello}), spelling: spelling})
 		t.row(area, one.what, by, always, r, func(c *attempted) string {
 			if c.ok || c.code != refusedCode || c.retryable {
 				return fmt.Sprintf("installed %t, code %q, retryable %t", c.ok, c.code, c.retryable)
@@ -382,7 +384,8 @@ func (t *installTable) controls() {
 	control := func(name, answer string, files map[string]string, prepare func(*attempted)) {
 		// Its kind decides, and where its packages come from.
 		everywhere := slices.Contains([]string{"a package of the agent's index, functions", "a package of the agent's index, command", "a package in the tree", "an `init` that writes data"}, name)
-		t.recipe(recipe{name: name, files: files, control: answer, prepare: prepare, everywhere: everywhere})
+		spelling := slices.Contains([]string{"by a file URL", "used where it lies (`-e`)"}, name)
+		t.recipe(recipe{name: name, files: files, control: answer, prepare: prepare, everywhere: everywhere, spelling: spelling})
 	}
 	uses := func(module string, parts ...map[string]string) map[string]string {
 		files := plain(map[string]string{"m.py": "import " + module + "\ndef hello() -> str:\n    return " + module + ".VALUE\n"})

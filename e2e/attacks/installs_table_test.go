@@ -21,9 +21,10 @@ type recipe struct {
 	prepare func(c *attempted)
 	// refused says that its dependency files are to be refused by that reason.
 	refused bool
-	// spelling says that it is another way to write what another one tries: tests of package
-	// venv (TestWhatIsRefused, TestDependenciesInTheTree) refuse it at the agent's own door, and
-	// it is installed in the soak alone.
+	// spelling says that it is another way to do what another one tries. It is installed in the
+	// soak alone: tests of venv (TestWhatIsRefused, TestDependenciesInTheTree, TestHashesAreHeldTo)
+	// and of executor (TestABuildGivesAWheelAlone, TestStartUpCodeRunsConfined,
+	// TestAnInitCommandIsAStranger, TestAModuleThatSpeaksForItsZygote) try it at their door.
 	spelling bool
 	// everywhere has a second node take it, too; in the soak all are taken.
 	everywhere bool

@@ -282,7 +282,7 @@ func (w *workplace) start() {
 	home := filepath.Join(w.dir, "home")
 	w.mesh = &mesh{dir: home, data: filepath.Join(home, "data")}
 	w.admin = access.File(w.data, access.Admin)
-	w.url, w.stop = w.process(program, "nats=(\\S+)\n", "up", "--nats-listen=127.0.0.1:0", "--labels=first=yes", "--private-sources", "--data-dir="+w.data, "--sandbox="+w.asked.String())
+	w.url, w.stop = w.process(program, "nats=(\\S+)(?: \\S+)?\n", "up", "--nats-listen=127.0.0.1:0", "--labels=first=yes", "--private-sources", "--data-dir="+w.data, "--sandbox="+w.asked.String())
 	w.nc = w.connect(w.t, w.admin)
 }
 

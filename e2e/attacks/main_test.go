@@ -44,6 +44,7 @@ func TestMain(m *testing.M) {
 		sessions()
 		os.Exit(1)
 	}
+	meshtest.Parallel(4)
 	goleak.VerifyTestMain(m, append(meshtest.LeakOptions(), goleak.Cleanup(func(status int) {
 		_ = os.RemoveAll(shared)
 		sessions()
@@ -91,7 +92,7 @@ func up(t *testing.T, dir string, start func(program string, args ...string) *ex
 	m.admin = access.File(m.data, access.Admin)
 	cmd := start(program, append([]string{"up", "--nats-listen=127.0.0.1:0", "--data-dir=" + m.data}, args...)...)
 	cmd.Dir = dir
-	m.url = begin(t, cmd, `nats=(\S+)\n`)[1]
+	m.url = begin(t, cmd, `nats=(\S+)(?: \S+)?\n`)[1]
 	return m
 }
 

@@ -69,7 +69,7 @@ func Install(ctx context.Context, b *bus.Bus, r Request, owner nkeys.KeyPair) it
 		for node, again := subjects.NodeID(""), true; again; {
 			again = false
 			for line, err := range Ask(ctx, b, node, "install", r, owner) {
-				if nodes := Elsewhere(err); node == "" && len(nodes) > 0 {
+				if nodes := elsewhere(err); node == "" && len(nodes) > 0 {
 					node, again = nodes[rand.IntN(len(nodes))], true //nolint:gosec // any of them
 					break
 				}

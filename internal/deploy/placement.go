@@ -101,9 +101,9 @@ func (m *Manager) checkPlaced(r registry.IndexRecord) error {
 	return e.WithDetail("nodes", fit)
 }
 
-// Elsewhere returns the nodes that an index is for, if the error of an install says that
+// elsewhere returns the nodes that an index is for, if the error of an install says that
 // the node that was asked is none of them; nil for other errors, and where there are none.
-func Elsewhere(err error) (nodes []subjects.NodeID) {
+func elsewhere(err error) (nodes []subjects.NodeID) {
 	e := toolmesh.AsError(err)
 	if e == nil || e.Code != toolmesh.CodeInstallFailed || e.Details["reason"] != reasonPlacement {
 		return nil

@@ -3,17 +3,13 @@ package check
 import (
 	"errors"
 	"fmt"
-	"reflect"
-
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -27,23 +23,15 @@ type rule func(s *Set, f *Facts) []string
 // rules are all of them, by the name that complaints begin with.
 var rules = map[string]rule{
 	"type":        func(s *Set, _ *Facts) []string { return s.Wrong },
-	"namespace":   namespaceRule,
-	"image":       imageRule,
 	"security":    securityRule,
-	"probe":       probeRule,
-	"resources":   resourcesRule,
 	"volume":      volumeRule,
 	"selector":    selectorRule,
-	"spread":      spreadRule,
-	"replicas":    replicasRule,
-	"disruption":  disruptionRule,
 	"grace":       graceRule,
 	"credentials": credentialsRule,
 	"reference":   referenceRule,
 	"port":        portRule,
 	"setting":     settingRule,
 	"network":     networkRule,
-	"rights":      rightsRule,
 	"autoscale":   autoscaleRule,
 }
 
@@ -65,44 +53,7 @@ func (c *complaints) add(o fmt.Stringer, format string, args ...any) {
 	*c = append(*c, o.String()+": "+fmt.Sprintf(format, args...))
 }
 
-// namespaceRule: all is in the one namespace, which has the labels of the restricted
-// profile.
-func namespaceRule(s *Set, _ *Facts) []string {
-	var c complaints
-	spaces := of[corev1.Namespace](s)
-	if len(spaces) != 1 {
-		return []string{fmt.Sprintf("there are %d namespaces, want one", len(spaces))}
-	}
-	for _, mode := range []string{"enforce", "audit", "warn"} {
-		if got := spaces[0].Labels["pod-security.kubernetes.io/"+mode]; got != "restricted" {
-			c = append(c, fmt.Sprintf("Namespace/%s: pod-security.kubernetes.io/%s is %q, want restricted", spaces[0].Name, mode, got))
-		}
-	}
-	for _, o := range s.Objects {
-		if o.Kind() != "Namespace" && o.Namespace() != spaces[0].Name {
-			c.add(o, "is in the namespace %q, want %q", o.Namespace(), spaces[0].Name)
-		}
-	}
-	return c
-}
-
-var (
-	tagged = regexp.MustCompile(`^[a-z0-9./-]+(:[0-9]+/[a-z0-9./-]+)?:v?[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9.]+)?$`)
-	digest = regexp.MustCompile(`^[a-z0-9./:-]+@sha256:[0-9a-f]{64}$`)
-)
-
-// imageRule: an image is named by a whole version or by its digest.
-func imageRule(s *Set, _ *Facts) []string {
-	var c complaints
-	for _, w := range s.Workloads() {
-		for _, container := range w.Containers() {
-			if !tagged.MatchString(container.Image) && !digest.MatchString(container.Image) {
-				c.add(w, "%s: the image %q has neither a whole version nor a digest", container.Name, container.Image)
-			}
-		}
-	}
-	return c
-}
+var digest = regexp.MustCompile(`^[a-z0-9./:-]+@sha256:[0-9a-f]{64}$`)
 
 // Digests says which images are not named by their digest.
 func Digests(s *Set) []string {
@@ -155,104 +106,6 @@ func securityRule(s *Set, _ *Facts) []string {
 			}
 			if sc != nil && sc.Capabilities != nil && len(sc.Capabilities.Add) > 0 {
 				c.add(w, "%s: has the capabilities %v", container.Name, sc.Capabilities.Add)
-			}
-		}
-	}
-	return c
-}
-
-// rightsRule: the API server lets the router that installs create Events, and nobody do anything else.
-func rightsRule(s *Set, _ *Facts) []string {
-	var c complaints
-	for _, r := range of[rbacv1.Role](s) {
-		want := []rbacv1.PolicyRule{{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create"}}}
-		if !reflect.DeepEqual(want, r.Rules) || r.Name != "mesh-indexes" {
-			c = append(c, fmt.Sprintf("Role %s allows more than Events, or less", r.Name))
-		}
-	}
-	for _, b := range of[rbacv1.RoleBinding](s) {
-		if len(b.Subjects) != 1 || b.Subjects[0].Kind != "ServiceAccount" || b.Subjects[0].Name != "mesh-indexes" || b.RoleRef.Kind != "Role" || b.RoleRef.Name != "mesh-indexes" {
-			c = append(c, fmt.Sprintf("RoleBinding %s is not that of mesh-indexes alone", b.Name))
-		}
-	}
-	return c
-}
-
-// wantedProbes are the paths that each program's probes are to ask. Of the mesh's own
-// processes docs/operations/metrics.md says them.
-var wantedProbes = map[string][3]string{ // start-up, readiness, liveness
-	"mesh-agent":   {"/readyz", "/readyz", "/healthz"},
-	"mesh-router":  {"/readyz", "/readyz", "/healthz"},
-	"mesh-indexes": {"/readyz", "/readyz", "/healthz"},
-	"nats":         {"/healthz?js-server-only=true", "/healthz?js-server-only=true", "/healthz?js-enabled-only=true"},
-}
-
-// probeRule: each container has the three probes, which ask what they are to ask, and
-// leave it the time to answer.
-func probeRule(s *Set, f *Facts) []string {
-	var c complaints
-	for _, w := range s.Workloads() {
-		want, ok := wantedProbes[w.Pod.Labels["app.kubernetes.io/name"]]
-		if !ok {
-			c.add(w, "nobody knows the probes of app.kubernetes.io/name=%s", w.Pod.Labels["app.kubernetes.io/name"])
-			continue
-		}
-		for _, container := range w.Pod.Spec.Containers {
-			for i, probe := range []*corev1.Probe{container.StartupProbe, container.ReadinessProbe, container.LivenessProbe} {
-				kind := []string{"startupProbe", "readinessProbe", "livenessProbe"}[i]
-				if probe == nil || probe.HTTPGet == nil {
-					c.add(w, "%s: there is no %s that asks over HTTP", container.Name, kind)
-					continue
-				}
-				if probe.HTTPGet.Path != want[i] {
-					c.add(w, "%s: %s asks %s, want %s", container.Name, kind, probe.HTTPGet.Path, want[i])
-				}
-				if !w.Is("nats") && !f.Paths[probe.HTTPGet.Path] {
-					c.add(w, "%s: %s asks %s, which docs/operations/metrics.md does not have", container.Name, kind, probe.HTTPGet.Path)
-				}
-				if probe.TimeoutSeconds != 5 {
-					c.add(w, "%s: timeoutSeconds of %s is %d, want 5, within which the process answers", container.Name, kind, probe.TimeoutSeconds)
-				}
-			}
-			if p := container.StartupProbe; p != nil && time.Duration(p.PeriodSeconds*p.FailureThreshold)*time.Second < 5*time.Minute {
-				c.add(w, "%s: the startupProbe gives up within five minutes", container.Name)
-			}
-		}
-	}
-	return c
-}
-
-// resourcesRule: what a container takes is asked for and bounded. Only processor time may
-// go without a bound, but not where tools run; and Go's own bound is below the kernel's.
-func resourcesRule(s *Set, _ *Facts) []string {
-	var c complaints
-	for _, w := range s.Workloads() {
-		for _, container := range w.Containers() {
-			r := container.Resources
-			for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
-				request, asked := r.Requests[name]
-				limit, bounded := r.Limits[name]
-				if !asked {
-					c.add(w, "%s: requests no %s", container.Name, name)
-				}
-				if !bounded && (name != corev1.ResourceCPU || w.Is("mesh-agent")) {
-					c.add(w, "%s: has no limit of %s", container.Name, name)
-				}
-				if bounded && limit.Cmp(request) < 0 {
-					c.add(w, "%s: requests %s of %s, and may have %s", container.Name, request.String(), name, limit.String())
-				}
-			}
-		}
-		for _, container := range w.Pod.Spec.Containers {
-			i := slices.IndexFunc(container.Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" })
-			if i < 0 || container.Env[i].ValueFrom == nil || container.Env[i].ValueFrom.ResourceFieldRef == nil {
-				c.add(w, "%s: GOMEMLIMIT does not come from the container's resources", container.Name)
-				continue
-			}
-			ref := container.Env[i].ValueFrom.ResourceFieldRef
-			limit := container.Resources.Limits.Memory()
-			if request := container.Resources.Requests.Memory(); ref.Resource != "requests.memory" || ref.ContainerName != container.Name || float64(request.Value()) > 0.9*float64(limit.Value()) {
-				c.add(w, "%s: GOMEMLIMIT is %s of %s, want requests.memory of its own, a tenth below the limit at least", container.Name, ref.Resource, ref.ContainerName)
 			}
 		}
 	}
@@ -359,96 +212,6 @@ func selectorRule(s *Set, _ *Facts) []string {
 func matches(selector *metav1.LabelSelector, of map[string]string) bool {
 	parsed, err := metav1.LabelSelectorAsSelector(selector)
 	return err == nil && parsed.Matches(labels.Set(of))
-}
-
-// spreadRule: pods of one workload are spread over machines, and those of a Deployment
-// over zones, each revision by itself.
-func spreadRule(s *Set, _ *Facts) []string {
-	var c complaints
-	for _, w := range s.Workloads() {
-		keys := []string{"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
-		switch w.Kind() {
-		case "DaemonSet":
-			continue
-		case "StatefulSet":
-			keys = keys[:1]
-		}
-		for _, key := range keys {
-			i := slices.IndexFunc(w.Pod.Spec.TopologySpreadConstraints, func(t corev1.TopologySpreadConstraint) bool { return t.TopologyKey == key })
-			if i < 0 {
-				c.add(w, "its pods are not spread by %s", key)
-				continue
-			}
-			t := w.Pod.Spec.TopologySpreadConstraints[i]
-			if !matches(t.LabelSelector, w.Pod.Labels) {
-				c.add(w, "it is spread by %s with a selector that does not find its pods", key)
-			}
-			for _, other := range s.Workloads() {
-				if other.Object != w.Object && matches(t.LabelSelector, other.Pod.Labels) {
-					c.add(w, "it is spread by %s together with %s", key, other)
-				}
-			}
-			if w.Kind() == "Deployment" && !slices.Contains(t.MatchLabelKeys, "pod-template-hash") {
-				c.add(w, "it is spread by %s together with its last revision", key)
-			}
-		}
-	}
-	return c
-}
-
-// replicasRule: what an autoscaler scales does not say how many there are, and has one
-// autoscaler.
-func replicasRule(s *Set, _ *Facts) []string {
-	var c complaints
-	by := make(map[string][]string)
-	for _, a := range autoscalersOf(s) {
-		by[a.target] = append(by[a.target], a.String())
-	}
-	for _, w := range s.Workloads() {
-		scalers := by[w.String()]
-		if len(scalers) > 0 && w.Replicas != nil {
-			c.add(w, "it has replicas, and %s scales it", scalers[0])
-		}
-		if len(scalers) > 1 {
-			c.add(w, "it has more than one autoscaler: %s", strings.Join(scalers, ", "))
-		}
-		delete(by, w.String())
-	}
-	for target, scalers := range by {
-		c = append(c, fmt.Sprintf("%s: scales %s, which is not there", scalers[0], target))
-	}
-	return c
-}
-
-// disruptionRule: each Deployment and StatefulSet has one budget, which lets a machine be
-// drained, and is rolled out also where not all of it is well.
-func disruptionRule(s *Set, _ *Facts) []string {
-	var c complaints
-	for _, w := range s.Workloads() {
-		n := 0
-		for _, p := range budgetsOf(s) {
-			if matches(p.Spec.Selector, w.Pod.Labels) {
-				n++
-			}
-		}
-		if want := map[bool]int{true: 0, false: 1}[w.Kind() == "DaemonSet"]; n != want {
-			c.add(w, "it has %d disruption budgets, want %d", n, want)
-		}
-		if set, ok := w.Typed.(*appsv1.StatefulSet); ok {
-			if r := set.Spec.UpdateStrategy.RollingUpdate; r == nil || r.Partition == nil || *r.Partition != 0 {
-				c.add(w, "updateStrategy has no partition 0: a roll-out that begins while its first pod is not ready makes that one of the old revision for ever")
-			}
-		}
-	}
-	for _, p := range budgetsOf(s) {
-		if p.Spec.UnhealthyPodEvictionPolicy == nil || *p.Spec.UnhealthyPodEvictionPolicy != "AlwaysAllow" {
-			c.add(p, "a pod that is not ready keeps its machine from being drained")
-		}
-		if p.Spec.MaxUnavailable == nil || p.Spec.MaxUnavailable.String() == "0" || p.Spec.MaxUnavailable.String() == "0%" || p.Spec.MinAvailable != nil {
-			c.add(p, "it does not say maxUnavailable, of one at least")
-		}
-	}
-	return c
 }
 
 // leaving is what a process needs beyond the time that it gives its calls: for the

@@ -6,8 +6,8 @@ import typing
 
 import pytest
 
-from toolmesh import AsyncMesh, Host, Mesh, _options, mesh
-from toolmesh._core import tool_side
+from toolmesh import AsyncMesh, Host, Mesh, _options
+from toolmesh._core import tasks
 
 BESIDE = {"self", "tool", "args", "returns", "function"}
 
@@ -45,9 +45,9 @@ def test_a_list_takes_what_a_stream_takes() -> None:
 
 
 def test_a_tools_own_functions_take_no_other_keywords() -> None:
-    """Inside a tool an older worker may answer: what it takes is a part of what there is outside."""
-    submission = keywords(mesh.submit) or typing.get_type_hints(_options.Submission)
-    assert set(inspect.signature(tool_side.submit).parameters) - {"tool", "args"} <= submission.keys()
+    """Inside a tool, too, a submission takes what there is outside."""
+    taken = set(inspect.signature(tasks.submission).parameters) - {"tool", "body", "ref"}
+    assert taken == typing.get_type_hints(_options.Submission).keys()
 
 
 def test_a_misspelt_option_of_a_task_is_refused_before_anything_is_sent() -> None:

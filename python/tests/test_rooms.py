@@ -20,7 +20,7 @@ ONLY: dict[str, set[str]] = {"wire": set(), "state": {"wire"}, "sandbox": set(),
 
 # The same of the package: what programs import, and the rooms that it is made of. A module that is not named, of a
 # framework, is above all others. Mesh.dspy_tools looks toolmesh.dspy up by its name, and hands itself over.
-FLOORS = ("_worker", "_core", "_locks", "_loops", "_options", "binary", "_client", "_host", "remote", "client",
+FLOORS = ("_worker", "_core", "_locks", "_options", "binary", "_client", "_host", "remote", "client",
           "_local", "host", "mesh", "_adapters")
 # The names that the package has of its modules are looked up when they are asked for, by no module of its own but the
 # topmost one, for an annotation.

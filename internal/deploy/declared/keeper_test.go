@@ -258,15 +258,15 @@ func TestTheMeshIsAsTheFileSays(t *testing.T) {
 	r := start(t)
 	r.agent(t, "one", nil)
 	idx, second, hand := repository(t, "idx"), repository(t, "second"), repository(t, "hand")
-	view, err := registry.OpenView(t.Context(), r.bus, nil)
-	if err != nil {
-		t.Fatal(err)
+	byHand := func(what deploy.Request) {
+		t.Helper()
+		for _, err := range deploy.Install(t.Context(), r.bus, what, nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
-	defer view.Close()
-	by := declared.New(r.bus, view, r.store, "", nil)
-	if err := declared.Install(t.Context(), by, deploy.Request{Source: hand}); err != nil {
-		t.Fatal(err)
-	}
+	byHand(deploy.Request{Source: hand})
 
 	r.write(t, entry(idx, `rev = "v1"`))
 	r.keep(t, nil)
@@ -311,9 +311,7 @@ func TestTheMeshIsAsTheFileSays(t *testing.T) {
 	}
 
 	// Somebody installs another revision by hand: the file's comes back.
-	if err := declared.Install(t.Context(), by, deploy.Request{Source: idx, Rev: "v2"}); err != nil {
-		t.Fatal(err)
-	}
+	byHand(deploy.Request{Source: idx, Rev: "v2"})
 	meshtest.Until(t, "the file's revision is back", func() bool {
 		record, err := r.store.Index(t.Context(), "idx", "")
 		return err == nil && record.Managed != ""

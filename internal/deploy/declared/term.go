@@ -2,7 +2,9 @@ package declared
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"iter"
 	"log/slog"
 	"maps"
 	"slices"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -273,7 +276,7 @@ func (k *Keeper) bring(ctx context.Context, e Entry) error {
 	if done, err := inLine(); done || err != nil {
 		return err // the view has yet to see it
 	}
-	if err := k.install(ctx, e.Request); err != nil {
+	if err := last(deploy.Install(ctx, k.bus, e.Request, nil)); err != nil {
 		return err
 	}
 	done, err := inLine()
@@ -293,5 +296,12 @@ func (k *Keeper) remove(ctx context.Context, name subjects.IndexName) error {
 	if err != nil {
 		return err
 	}
-	return k.ask(ctx, "", "uninstall", map[string]any{"name": name})
+	return last(deploy.Ask(ctx, k.bus, "", "uninstall", map[string]any{"name": name}, nil))
+}
+
+// last is the error that the answer of an agent ends with.
+func last(answer iter.Seq2[json.RawMessage, error]) (err error) {
+	for _, err = range answer {
+	}
+	return err
 }

@@ -339,8 +339,6 @@ class AsyncMesh(_Base):
     async def _achanged(self, tool: str) -> str:
         return await _changed(self._links.here(), self.session_name, tool)
 
-    _changed = _achanged
-
     async def describe(self, tool: str) -> dict[str, Any]:
         """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
         return await self._links.here().registry(self.session_name, "describe", {"tool": tool})

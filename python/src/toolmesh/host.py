@@ -37,7 +37,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any
 
-from . import _loops
 from ._client import names
 from ._client.answers import api
 from ._core import binding, errors, failures, guard, schema, values
@@ -143,7 +142,8 @@ class Host:
     def serve(self) -> None:
         """Serves until SIGINT or SIGTERM, or stop; then the calls that run end first.
         Raises Unavailable where there is no mesh or no binary."""
-        _loops.run(self.aserve(signals=threading.current_thread() is threading.main_thread()))
+        # A loop of ours is not in debug mode under python -X dev: how long a step took says how busy the machine was.
+        asyncio.run(self.aserve(signals=threading.current_thread() is threading.main_thread()), debug=False)
 
     async def aserve(self, *, signals: bool = False, ready: Callable[[], None] | None = None) -> None:
         """serve, on the running event loop, on which coroutines are run too. Cancelling it drains."""
@@ -181,7 +181,7 @@ class Host:
 
         def serve() -> None:
             try:
-                _loops.run(self.aserve(ready=served.set))
+                asyncio.run(self.aserve(ready=served.set), debug=False)
             except BaseException as failure:
                 self._failure = failure
             finally:

@@ -144,32 +144,6 @@ def declared(body: bytes, input_schema: JSONObject) -> bytes:
 F = typing.TypeVar("F", bound=Callable[..., Any])
 
 
-class Caller(typing.Protocol):
-    """What a tool needs of its Mesh or AsyncMesh."""
-
-    def call(self, tool: str, args: JSONObject | None = None, /) -> Any:
-        """See Mesh.call."""
-
-    def acall(self, tool: str, args: JSONObject | None = None, /) -> Any:
-        """See Mesh.acall."""
-
-    def stream(self, tool: str, args: JSONObject | None = None, /) -> Any:
-        """See Mesh.stream."""
-
-    def astream(self, tool: str, args: JSONObject | None = None, /) -> Any:
-        """See Mesh.astream."""
-
-    def collect(self, tool: str, args: JSONObject | None = None, /) -> Any:
-        """See Mesh.collect."""
-
-
-    def _changed(self, tool: str, /) -> Any:
-        """What is to be said of a tool whose revision changed since it was described."""
-
-    def _achanged(self, tool: str, /) -> Any:
-        """As _changed."""
-
-
 class Named(str):
     """The id of a tool that was described, with the revision of its index then: a refusal by another one says so."""
 
@@ -301,7 +275,7 @@ class RemoteTool(Description):
     """A tool to call like the function that it is: tool("Oslo", days=2). Arguments
     are checked before anything is sent. Any thread may call it."""
 
-    def __init__(self, mesh: Caller, told: JSONObject) -> None:
+    def __init__(self, mesh: Any, told: JSONObject) -> None:
         super().__init__(told)
         self._mesh = mesh
 
@@ -341,7 +315,7 @@ class RemoteTool(Description):
 class AsyncRemoteTool(Description):
     """As RemoteTool, for coroutines: await tool("Oslo")."""
 
-    def __init__(self, mesh: Caller, told: JSONObject) -> None:
+    def __init__(self, mesh: Any, told: JSONObject) -> None:
         super().__init__(told)
         self._mesh = mesh
 

@@ -27,7 +27,6 @@ from .wire.frames import BATCH, DESCRIBE, TASK
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-    from datetime import datetime
     from typing import Any
 
 __all__ = [
@@ -117,37 +116,22 @@ def _requests(made: list[tuple[str, Any, float | None]], parallel: bool) -> byte
     return b'{"parallel":true,"requests":' + requests + b"}" if parallel else requests
 
 
-def submit(
-    tool: str, args: Mapping[str, Any] | None = None, *, id: str | None = None,
-    timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
-    idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
-    every: float | None = None, cron: str | None = None,
-) -> tasks.Task:
+def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.Task:
     """Hands in a call that is made whatever becomes of this tool, and returns its task at once.
 
+    options are id, timeout, attempts, priority, ttl, idempotency_key, at, delay, every, cron and catch_up.
     id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
     timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the result
     is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a time, or
     after a delay in seconds; every, in seconds, and cron make a schedule, which ends when the task is cancelled.
     """
-    body = tasks.submission(
-        tool, _encoded(tool, args), id=id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
-        idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron,
-    )
+    body = tasks.submission(tool, _encoded(tool, args), **{**tasks.DEFAULTS, **options})
     return tasks.Task(_ask("submit", body)["id"], _ask)
 
 
-async def asubmit(
-    tool: str, args: Mapping[str, Any] | None = None, *, id: str | None = None,
-    timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
-    idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
-    every: float | None = None, cron: str | None = None,
-) -> tasks.AsyncTask:
+async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.AsyncTask:
     """As submit, for coroutines."""
-    body = tasks.submission(
-        tool, _encoded(tool, args), id=id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
-        idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron,
-    )
+    body = tasks.submission(tool, _encoded(tool, args), **{**tasks.DEFAULTS, **options})
     return tasks.AsyncTask((await _aask("submit", body))["id"], _aask)
 
 

@@ -15,7 +15,6 @@ import typing
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
-from .. import _loops
 from .._core import binding, errors, schema, values
 from ._fitting import fitted, plain, takes_null
 
@@ -192,7 +191,10 @@ class LocalTool(Tool):
 _END = object()
 
 
-def _apart(work: Coroutine[Any, Any, Any], run: Callable[[Any], Any] = _loops.run) -> Any:
+_run = functools.partial(asyncio.run, debug=False)  # as Host.serve
+
+
+def _apart(work: Coroutine[Any, Any, Any], run: Callable[[Any], Any] = _run) -> Any:
     """The result of a coroutine; where an event loop runs already, by a thread of its own."""
     try:
         asyncio.get_running_loop()
@@ -204,7 +206,8 @@ def _apart(work: Coroutine[Any, Any, Any], run: Callable[[Any], Any] = _loops.ru
 
 def _iterated(items: Any) -> Iterator[Any]:
     """The items of an asynchronous generator, on an event loop of its own."""
-    loop = _loops.new()
+    loop = asyncio.new_event_loop()
+    loop.set_debug(False)
 
     async def step() -> Any:
         return await anext(items, _END)

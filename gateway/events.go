@@ -1,0 +1,164 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	// eventsOfToken is how many streams of events one token may read at once: each looks at the tools and
+	// the nodes for itself.
+	eventsOfToken = 16
+	// callsWaiting is how many events of calls may wait for a reader; it misses what comes then.
+	callsWaiting = 1024
+	// evtCall is the kind of the events of calls.
+	evtCall = "call"
+)
+
+// happened is one event of GET /v1/events.
+type happened struct {
+	Kind string    `json:"kind"`
+	ID   string    `json:"id"`
+	At   time.Time `json:"at"`
+}
+
+// state is what is known of the tools or of the nodes, by id.
+type state map[string]string
+
+// events answers GET /v1/events: what changes in the mesh, as far as the token may see it.
+func (q *request) events() error {
+	select {
+	case q.l.events <- struct{}{}:
+		defer func() { <-q.l.events }()
+	default:
+		return refused(toolmesh.CodeBusy, "the token reads %d streams of events already", eventsOfToken).WithDetail("retry_after_ms", int64(1000))
+	}
+	tools, nodes, err := q.look()
+	if err != nil {
+		return err
+	}
+	subject, err := subjects.Event(evtCall, q.c.Session())
+	if err != nil {
+		return refused(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	// A key that may not subscribe this hears nothing of calls.
+	calls := make(chan *nats.Msg, callsWaiting)
+	sub, err := q.l.bus.Conn().ChanSubscribe(subject, calls)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "events of calls cannot be subscribed: %w", err).WithOrigin(toolmesh.OriginMesh)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	ctx, cancel := context.WithCancel(q.ctx)
+	defer cancel()
+	out := &streamWriter{w: q.w, in: new(call), leave: cancel}
+	out.comment()
+	return out.during(func() error {
+		for pause := lookEvery; ; {
+			select {
+			case <-ctx.Done():
+				if why := context.Cause(q.l.ctx); why != nil { // the token was revoked, or the gateway stops
+					out.end(why, nil)
+				}
+				return nil
+			case m := <-calls:
+				out.call(m.Data)
+			case <-time.After(pause):
+				begun := time.Now()
+				newTools, newNodes, err := q.look()
+				if err == nil { // else the mesh cannot be asked now
+					out.changes("tools", tools, newTools)
+					out.changes("nodes", nodes, newNodes)
+					tools, nodes = newTools, newNodes
+				}
+				pause = max(lookEvery, 10*time.Since(begun)) // large lists are looked at less often
+			}
+		}
+	})
+}
+
+// look returns the tools that the token may use, and the nodes.
+func (q *request) look() (tools, nodes state, err error) {
+	listed, err := q.c.List(q.ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	tools, nodes = make(state, len(listed)), make(state)
+	for _, t := range listed {
+		if q.l.globs.Match(t.ID) {
+			text, _ := tool.MarshalPlain(t)
+			sum := sha256.Sum256(text)
+			tools[string(t.ID)] = string(sum[:])
+		}
+	}
+	var stats registry.StatsAnswer
+	if err := q.c.Ask(q.ctx, registry.VerbStats, registry.Request{}, &stats); err != nil {
+		return nil, nil, err
+	}
+	for _, n := range stats.Nodes {
+		nodes[string(n.Node)] = n.State
+	}
+	return tools, nodes, nil
+}
+
+// changes writes what is another than before: of tools whether they were added, changed or removed, of
+// nodes their state.
+func (s *streamWriter) changes(name string, before, now state) {
+	for id, is := range now {
+		was, known := before[id]
+		switch {
+		case was == is:
+		case name == "nodes":
+			s.event(name, happened{Kind: is, ID: id})
+		case known:
+			s.event(name, happened{Kind: "changed", ID: id})
+		default:
+			s.event(name, happened{Kind: "added", ID: id})
+		}
+	}
+	for id := range before {
+		if _, still := now[id]; !still {
+			s.event(name, happened{Kind: "removed", ID: id})
+		}
+	}
+}
+
+// call writes the end of a call: its code, or ok.
+func (s *streamWriter) call(data []byte) {
+	var is struct {
+		Time   time.Time `json:"time"`
+		RPCID  string    `json:"rpc_id"`
+		Status string    `json:"status"`
+		Code   string    `json:"code"`
+	}
+	if json.Unmarshal(data, &is) != nil || is.RPCID == "" {
+		return
+	}
+	if is.Code != "" {
+		is.Status = is.Code
+	}
+	s.event("calls", happened{is.Status, is.RPCID, is.Time})
+}
+
+func (s *streamWriter) event(name string, h happened) {
+	if h.At.IsZero() {
+		h.At = time.Now().UTC()
+	}
+	data, _ := tool.MarshalPlain(h)
+	s.write("event: "+name+"\n", data)
+}
+
+// comment begins a stream that has nothing to say yet.
+func (s *streamWriter) comment() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.send([]byte(": begins\n\n"))
+}

@@ -1,0 +1,231 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	// uploadTime is how long the body of a request with files may take to arrive.
+	uploadTime = 10 * time.Minute
+	// uploadsOfAll and uploadsOfToken are how many requests with files are read at once.
+	uploadsOfAll   = 16
+	uploadsOfToken = 4
+	maxParts       = 1000
+)
+
+// isMultipart reports whether a request's body has parts, which may be files.
+func isMultipart(r *http.Request) bool {
+	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	return err == nil && kind == "multipart/form-data" && r.Method == http.MethodPost && strings.HasPrefix(r.URL.Path, "/v1/tools/")
+}
+
+// readParts reads the arguments of a call from the parts of its body: a file goes to the mesh's store by
+// way of a file of this machine, since a node must know its size first, and is never in memory as a whole.
+func (q *request) readParts(in *call) error {
+	release, err := q.upload()
+	if err != nil {
+		return err
+	}
+	defer release()
+	within(q.w, uploadTime)
+	described, err := q.c.Describe(q.ctx, in.tool)
+	if err != nil {
+		return err
+	}
+	d := new(tool.Descriptor)
+	if err := json.Unmarshal(described, d); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's description cannot be read: %w", err)
+	}
+	parts, err := q.r.MultipartReader()
+	if err != nil {
+		return refused(toolmesh.CodeInvalidRequest, "the request's body has no parts: %w", err)
+	}
+	args := make(object)
+	room := q.g.opts.MaxBody // of the parts that are no files
+	for range maxParts {
+		part, err := parts.NextPart()
+		if errors.Is(err, io.EOF) {
+			within(q.w, 0)
+			in.args, err = json.Marshal(args)
+			return err
+		}
+		if err != nil {
+			return unread(err)
+		}
+		name := part.FormName()
+		if _, twice := args[name]; twice || name == "" {
+			return refused(toolmesh.CodeInvalidRequest, "each part has the name of one argument, and there is one part for it: %q", name)
+		}
+		if tool.TakesFile(d.InputSchema, name) {
+			file, err := q.store(part)
+			if err != nil {
+				return err
+			}
+			args[name], in.files = file, append(in.files, file)
+			continue
+		}
+		value, err := io.ReadAll(io.LimitReader(part, room+1))
+		if err != nil {
+			return unread(err)
+		}
+		if room -= int64(len(value)); room < 0 {
+			return tooLarge(q.g.opts.MaxBody)
+		}
+		if args[name] = json.RawMessage(value); !json.Valid(value) {
+			args[name] = string(value)
+		}
+	}
+	return refused(toolmesh.CodeInvalidRequest, "the request's body has more than %d parts", maxParts)
+}
+
+// upload takes one of the places for requests with files; give it back with the function.
+func (q *request) upload() (func(), error) {
+	select {
+	case q.l.uploads <- struct{}{}:
+	default:
+		return nil, refused(toolmesh.CodeBusy, "the token sends %d requests with files already", uploadsOfToken).WithDetail("retry_after_ms", int64(1000))
+	}
+	select {
+	case q.g.uploads <- struct{}{}:
+		return func() { <-q.g.uploads; <-q.l.uploads }, nil
+	default:
+		<-q.l.uploads
+		return nil, refused(toolmesh.CodeBusy, "the gateway reads %d requests with files already", uploadsOfAll).WithDetail("retry_after_ms", int64(1000))
+	}
+}
+
+// store puts the bytes of a part into the mesh's store.
+func (q *request) store(part *multipart.Part) (tool.File, error) {
+	spool, err := os.CreateTemp("", "mesh-upload-")
+	if err != nil {
+		return tool.File{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway has no room for files: %w", err).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	}
+	defer func() { _ = spool.Close(); _ = os.Remove(spool.Name()) }()
+	if _, err := io.Copy(spool, part); err != nil {
+		if at := (*os.PathError)(nil); errors.As(err, &at) {
+			return tool.File{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway has no room for the file: %w", at.Err).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+		}
+		return tool.File{}, unread(err)
+	}
+	file, err := q.c.PutFile(q.ctx, spool.Name())
+	if file.Name = ""; part.FileName() != "" {
+		file.Name = filepath.Base(part.FileName())
+	}
+	if kind, _, bad := mime.ParseMediaType(part.Header.Get("Content-Type")); bad == nil {
+		file.Type = kind
+	}
+	return file, err
+}
+
+// withHrefs adds to each file of a result where its bytes are. A file that is all of the result stays as
+// it is otherwise; inside of others the order of members is lost.
+func withHrefs(value json.RawMessage) json.RawMessage {
+	if !bytes.Contains(value, []byte(`"$file"`)) {
+		return value
+	}
+	var root any
+	d := json.NewDecoder(bytes.NewReader(value))
+	if d.UseNumber(); d.Decode(&root) != nil || !addHrefs(root) {
+		return value
+	}
+	if out, err := tool.MarshalPlain(root); err == nil {
+		return out
+	}
+	return value
+}
+
+func addHrefs(node any) (added bool) {
+	switch v := node.(type) {
+	case []any:
+		for _, one := range v {
+			added = addHrefs(one) || added
+		}
+	case object:
+		ref, isFile := v["$file"].(string)
+		digest, has := v["digest"].(string)
+		if isFile && has {
+			query := url.Values{"digest": {digest}}
+			for _, word := range []string{"name", "type"} {
+				if text, ok := v[word].(string); ok {
+					query.Set(word, text)
+				}
+			}
+			v["href"] = "/v1/files/" + url.PathEscape(ref) + "?" + query.Encode()
+			return true
+		}
+		for _, one := range v {
+			added = addHrefs(one) || added
+		}
+	}
+	return added
+}
+
+// sendFile answers GET /v1/files/{ref} with the bytes of a file that a call has returned. They stay in the
+// mesh for their time. No browser takes them for a page of the gateway.
+func (q *request) sendFile() error {
+	query := q.r.URL.Query()
+	h := q.w.Header()
+	h.Set("Content-Type", "application/octet-stream")
+	if kind, _, err := mime.ParseMediaType(query.Get("type")); err == nil {
+		h.Set("Content-Type", kind)
+	}
+	name := query.Get("name")
+	if name == "" || mime.FormatMediaType("attachment", map[string]string{"filename": name}) == "" {
+		name = "file"
+	}
+	h.Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": filepath.Base(name)}))
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Content-Security-Policy", "sandbox")
+	h.Set("Cache-Control", "private, max-age=900")
+	ref := &codec.Ref{Name: q.r.PathValue("ref"), Digest: query.Get("digest")}
+	out := &counted{to: q.w}
+	err := payloads.Get(q.ctx, q.l.bus, q.c.Session(), "", ref, out)
+	switch e := toolmesh.AsError(err); {
+	case err == nil:
+		return nil
+	case out.n > 0: // a reader must not take this for the end
+		panic(http.ErrAbortHandler)
+	case e.Code == toolmesh.CodeInvalidRequest:
+		err = refused(toolmesh.CodeNotFound, "there is no file %q of session %q: files are kept for 15 minutes", ref.Name, q.c.Session())
+	}
+	for _, word := range []string{"Content-Disposition", "Content-Security-Policy"} {
+		h.Del(word)
+	}
+	return err
+}
+
+// counted counts what is written.
+type counted struct {
+	to io.Writer
+	n  int
+}
+
+// Write implements [io.Writer].
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.to.Write(p)
+	c.n += n
+	return n, err
+}
+
+// drop has files that were sent for a call which failed deleted.
+func (q *request) drop(in *call) {
+	for _, file := range in.files {
+		q.c.DropFile(file)
+	}
+}
