@@ -24,6 +24,7 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_DATA_DIR":             {"data-dir", "data", ""},
 	"MESH_ENVIRONMENTS":         {"environments", "data/shared", ""},
 	"MESH_INDEXES":              {"indexes", "indexes.toml", ""},
+	"MESH_MCP_RESULT_MAX":       {"mcp-result-max", "1000", ""},
 	"MESH_HELD_CALLS":           {"held-calls", "0", ""},
 	"MESH_HELD_TIMEOUT":         {"held-timeout", "90s", "1m30s"},
 	"MESH_GATEWAY_LISTEN":       {"gateway-listen", "127.0.0.1:0", ""},
