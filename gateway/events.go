@@ -93,7 +93,7 @@ func (q *request) look() (tools, nodes state, err error) {
 	}
 	tools, nodes = make(state, len(listed)), make(state)
 	for _, t := range listed {
-		if q.l.globs.Match(t.ID) {
+		if q.l.may(t.ID) {
 			text, _ := tool.MarshalPlain(t)
 			sum := sha256.Sum256(text)
 			tools[string(t.ID)] = string(sum[:])

@@ -27,6 +27,7 @@ const (
 // mcpLink is what MCP clients have of one token. A legacy session's id is worth nothing with another
 // token: each has handlers of its own.
 type mcpLink struct {
+	of         *link
 	once       sync.Once
 	sessions   http.Handler // of revisions with sessions
 	stateless  http.Handler
@@ -125,6 +126,7 @@ func (m *mcpLink) view(key viewKey, c *client.Client) *view {
 			}
 		}
 		v = newView(key, c, m.serverInfo)
+		v.of = m.of
 		if len(m.views) < maxViews {
 			m.views[key] = v
 		}

@@ -44,6 +44,7 @@ const (
 // view is the tools that some MCP clients of one token see.
 type view struct {
 	key    viewKey
+	of     *link // whose token it is; nil without one
 	c      *client.Client
 	server *mcp.Server
 
@@ -194,7 +195,7 @@ func (v *view) load(ctx context.Context) (*toolList, error) {
 			return nil, err
 		}
 		for _, t := range page {
-			if v.key.matches(t.ID) {
+			if v.key.matches(t.ID) && v.of.may(t.ID) {
 				listed = append(listed, t)
 				list.stream[t.ID] = t.Streaming
 			}
@@ -225,7 +226,7 @@ func (v *view) load(ctx context.Context) (*toolList, error) {
 		if len(raw.OutputSchema) > 0 {
 			t.OutputSchema = raw.OutputSchema
 		}
-		if v.key.readOnly && (t.Annotations == nil || !t.Annotations.ReadOnlyHint) {
+		if (v.key.readOnly || v.of.readOnly()) && (t.Annotations == nil || !t.Annotations.ReadOnlyHint) {
 			continue
 		}
 		id := subjects.ToolID(t.Title) // the declaration's title is the full id
@@ -316,6 +317,9 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 		return nil, rpcError(err)
 	case id == "":
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "unknown tool " + strings.ToValidUTF8(name, "?")}
+	}
+	if err := v.of.spend(1); err != nil {
+		return nil, rpcError(err)
 	}
 	in := call{tool: id, args: q.Params.Arguments, rpc: subjects.NewRPCID("rpc_")}
 	if string(in.args) == "null" {
