@@ -5,13 +5,19 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // as is the header of a token.
@@ -213,5 +219,65 @@ func TestEvents(t *testing.T) {
 	}
 	if got := r.do(t, "GET", "/v1/events", "", as(r.admin)); got.status != 429 || got.header.Get("Retry-After") == "" {
 		t.Errorf("one more: %d %s", got.status, got.body)
+	}
+}
+
+// A narrowed token lists, finds and calls its own tools alone, also in batches, and no more often than it may.
+func TestNarrowedToken(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	file := filepath.Join(t.TempDir(), "token.nk")
+	public, err := access.CreateSessionKey(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seed, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := bus.New(r.As(t, access.Node), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	err = registry.NewStore(b).CreateToken(t.Context(), registry.TokenRecord{
+		ID: "tok_0123456789abcdef", Session: "mine", Epoch: meshtest.Epoch, Key: public, Tools: subjects.Globs{"lab.add", "lab.fail"}, Rate: "100/h", Created: time.Now(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := as(string(seed))
+	meshtest.Until(t, "the token is let in", func() bool { return r.do(t, "GET", "/v1/tools", "", h).status == 200 })
+	var list struct{ Tools []struct{ ID string } }
+	if r.do(t, "GET", "/v1/tools", "", h).decode(t, 200, &list); len(list.Tools) != 2 || list.Tools[0].ID != "lab.add" || list.Tools[1].ID != "lab.fail" {
+		t.Errorf("%+v", list)
+	}
+	for _, path := range []string{"/v1/tools?q=add+count+wait", "/v1/search?q=add+count+wait"} {
+		if r.do(t, "GET", path, "", h).decode(t, 200, &list); len(list.Tools) != 1 || list.Tools[0].ID != "lab.add" {
+			t.Errorf("%s: %+v", path, list)
+		}
+	}
+	var doc struct{ Paths map[string]any }
+	if r.do(t, "GET", "/openapi.json", "", h).decode(t, 200, &doc); len(doc.Paths) != 2 {
+		t.Errorf("%v", doc)
+	}
+	if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, h); a.status != 200 || a.body != "5" {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	for _, path := range []string{"/v1/tasks"} {
+		if a := r.do(t, "GET", path, "", h); a.status != 403 {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
+		}
+	}
+	// 100/h: a burst of one.
+	a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, h)
+	if after, _ := strconv.Atoi(a.header.Get("Retry-After")); a.status != 429 || a.problem(t)["code"] != "busy" || after < 2 || after > 36 {
+		t.Errorf("%d %v %s", a.status, a.header, a.body)
+	}
+	if a := r.do(t, "POST", "/v1/calls:batch", `{"calls":[{"tool":"lab.add"},{"tool":"lab.add"}]}`, h); a.status != 413 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, as(r.token)); a.status != 200 {
+		t.Errorf("another token of the session: %d %s", a.status, a.body)
 	}
 }

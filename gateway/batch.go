@@ -75,6 +75,9 @@ func (q *request) batch() error {
 // runBatch makes several calls as one batch; singly with a key that may make no batches, and where nobody
 // runs batches.
 func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.BatchResult, error) {
+	if err := q.l.spend(len(calls)); err != nil {
+		return nil, err
+	}
 	var options []client.CallOption
 	if parallel {
 		options = append(options, client.Parallel())

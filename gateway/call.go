@@ -45,7 +45,10 @@ func (q *request) callTool() error {
 		prefix = "rpc_stream_"
 	}
 	in := call{tool: subjects.ToolID(q.r.PathValue("id")), rpc: subjects.NewRPCID(prefix)}
-	err := q.readCall(&in)
+	err := q.l.spend(1)
+	if err == nil {
+		err = q.readCall(&in)
+	}
 	switch {
 	case err != nil:
 	case prefersAsync(q.r.Header):

@@ -20,8 +20,6 @@ const (
 	eventsOfToken = 16
 	// callsWaiting is how many events of calls may wait for a reader; it misses what comes then.
 	callsWaiting = 1024
-	// evtCall is the kind of the events of calls.
-	evtCall = "call"
 )
 
 // happened is one event of GET /v1/events.
@@ -46,7 +44,7 @@ func (q *request) events() error {
 	if err != nil {
 		return err
 	}
-	subject, err := subjects.Event(evtCall, q.c.Session())
+	subject, err := subjects.Event(subjects.EventCall, q.c.Session())
 	if err != nil {
 		return refused(toolmesh.CodeInvalidRequest, "%w", err)
 	}
@@ -93,7 +91,7 @@ func (q *request) look() (tools, nodes state, err error) {
 	}
 	tools, nodes = make(state, len(listed)), make(state)
 	for _, t := range listed {
-		if q.l.globs.Match(t.ID) {
+		if q.l.may(t.ID) {
 			text, _ := tool.MarshalPlain(t)
 			sum := sha256.Sum256(text)
 			tools[string(t.ID)] = string(sum[:])

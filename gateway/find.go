@@ -52,7 +52,7 @@ func (v *view) findTools(ctx context.Context, q *mcp.CallToolRequest) (*mcp.Call
 		return failedTool("find_tools takes a query, a text, and a limit from 1 to 50"), nil
 	}
 	var answer registry.SearchAnswer
-	if err := v.c.Ask(ctx, registry.VerbSearch, registry.Request{Query: in.Query, Limit: in.Limit, Tools: v.globs, ReadOnly: v.key.readOnly}, &answer); err != nil {
+	if err := v.c.Ask(ctx, registry.VerbSearch, registry.Request{Query: in.Query, Limit: in.Limit, Tools: v.globs, ReadOnly: v.key.readOnly || v.of.readOnly()}, &answer); err != nil {
 		return nil, rpcError(err)
 	}
 	found := []foundTool{}
@@ -70,7 +70,7 @@ func (v *view) findTools(ctx context.Context, q *mcp.CallToolRequest) (*mcp.Call
 			foundTool
 			Title subjects.ToolID `json:"title"`
 		}
-		if json.Unmarshal(one, &t) == nil && v.granted.Match(t.Title) {
+		if json.Unmarshal(one, &t) == nil && v.of.may(t.Title) {
 			t.Score = scores[t.Title]
 			found = append(found, t.foundTool)
 		}

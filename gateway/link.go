@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
+	"golang.org/x/time/rate"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -52,8 +53,9 @@ type link struct {
 	ctx             context.Context // ends with the link
 	end             context.CancelCauseFunc
 	mcp             mcpLink
-	uploads, events chan struct{}  // those of the token that run
-	globs           subjects.Globs // what the token is narrowed to
+	uploads, events chan struct{} // those of the token that run
+	limited         sync.Once
+	limiter         *rate.Limiter // of limited
 
 	// Guarded by links.mu.
 	uses    int
@@ -138,6 +140,7 @@ func (ls *links) get(ctx context.Context, t token, named subjects.SessionID) (*l
 			return nil, refused(toolmesh.CodeBusy, "%d tokens are in use at once, and the gateway takes no more", ls.g.opts.MaxTokens).WithDetail("retry_after_ms", int64(1000))
 		}
 		l = &link{g: ls.g, digest: t.digest, made: make(chan struct{}), uploads: make(chan struct{}, uploadsOfToken), events: make(chan struct{}, eventsOfToken)}
+		l.mcp.of = l
 		l.ctx, l.end = context.WithCancelCause(context.Background())
 		ls.all[t.digest] = l
 		ls.g.wg.Go(func() { ls.make(l, t.seed, named) })

@@ -32,6 +32,7 @@ const (
 // mcpLink is what MCP clients have of one token. A legacy session's id is worth nothing with another
 // token: each has handlers of its own.
 type mcpLink struct {
+	of         *link
 	once       sync.Once
 	sessions   http.Handler // of revisions with sessions
 	stateless  http.Handler
@@ -68,7 +69,7 @@ func (g *Gateway) serveMCP(w http.ResponseWriter, r *http.Request) {
 	l.mcp.begin(&g.opts)
 	ctx, cancel := l.within(r.Context())
 	defer cancel(nil)
-	v := l.mcp.view(key, c, l.globs)
+	v := l.mcp.view(key, c)
 	r = r.WithContext(context.WithValue(ctx, viewOf{}, v))
 	if isModern(r) {
 		if r.Header.Get("Mcp-Method") == "tools/call" {
@@ -109,7 +110,7 @@ func (m *mcpLink) begin(opts *Options) {
 }
 
 // view returns the view of a key, which it makes if there is none.
-func (m *mcpLink) view(key viewKey, c *client.Client, granted subjects.Globs) *view {
+func (m *mcpLink) view(key viewKey, c *client.Client) *view {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v := m.views[key]
@@ -122,7 +123,8 @@ func (m *mcpLink) view(key viewKey, c *client.Client, granted subjects.Globs) *v
 				delete(m.views, other)
 			}
 		}
-		v = newView(key, c, granted, m.serverInfo, m.opts)
+		v = newView(key, c, m.serverInfo, m.opts)
+		v.of = m.of
 		if len(m.views) < maxViews {
 			m.views[key] = v
 		}
@@ -208,7 +210,7 @@ func Pipe(ctx context.Context, c *client.Client, query url.Values, o *Options, i
 	m := &mcpLink{}
 	m.begin(o)
 	defer m.close()
-	v := m.view(key, c, nil)
+	v := m.view(key, c)
 	err = v.server.Run(ctx, &mcp.IOTransport{Reader: io.NopCloser(in), Writer: noClose{out}})
 	if err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) && !errors.Is(err, mcp.ErrConnectionClosed) {
 		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the client on the pipe: %w", err)

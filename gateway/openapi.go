@@ -29,7 +29,7 @@ func (q *request) openAPI() error {
 	var served []registry.ListedTool
 	for after := subjects.ToolID(""); ; {
 		page, next, err := listSome(q.ctx, q.c, after, pageMost, func(t *registry.ListedTool) bool {
-			return t.State == registry.ToolServing && globs.Match(t.ID) && q.l.globs.Match(t.ID)
+			return t.State == registry.ToolServing && globs.Match(t.ID) && q.l.may(t.ID)
 		})
 		if err != nil {
 			return err
@@ -38,6 +38,9 @@ func (q *request) openAPI() error {
 		if after = next; after == "" {
 			break
 		}
+	}
+	if served, err = q.mine(served); err != nil {
+		return err
 	}
 	all, err := described(q.ctx, q.c, served)
 	if err != nil {

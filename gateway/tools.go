@@ -45,6 +45,9 @@ func (q *request) listTools() error {
 		}
 	}
 	page, next, err := q.page(query, limit, format != "")
+	if err == nil {
+		page, err = q.mine(page)
+	}
 	if err != nil {
 		return err
 	}
@@ -103,7 +106,7 @@ func (q *request) search() error {
 
 // found returns the tools that fit words, of those that the token may use.
 func (q *request) found(words string, limit int, index subjects.IndexName) ([]registry.FoundTool, error) {
-	ask := registry.Request{Query: words, Limit: limit, Tools: q.l.globs}
+	ask := registry.Request{Query: words, Limit: limit, Tools: q.l.key.Tools, ReadOnly: q.l.key.ReadOnly}
 	if index != "" {
 		ask.Limit = pageMost // of which some are left out
 	}
@@ -122,7 +125,7 @@ func (q *request) page(query url.Values, limit int, serving bool) (page []regist
 	index := subjects.IndexName(query.Get("index"))
 	if !query.Has("q") {
 		return listSome(q.ctx, q.c, subjects.ToolID(query.Get("cursor")), limit, func(t *registry.ListedTool) bool {
-			return (index == "" || t.Index == index) && (!serving || t.State == registry.ToolServing) && q.l.globs.Match(t.ID)
+			return (index == "" || t.Index == index) && (!serving || t.State == registry.ToolServing) && q.l.may(t.ID)
 		})
 	}
 	found, err := q.found(query.Get("q"), limit, index)

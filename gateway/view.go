@@ -43,12 +43,12 @@ const (
 
 // view is the tools that some MCP clients of one token see.
 type view struct {
-	key     viewKey
-	c       *client.Client
-	globs   subjects.Globs // of the URL
-	granted subjects.Globs // of the token: what it may call
-	opts    *Options
-	server  *mcp.Server
+	key    viewKey
+	of     *link // whose token it is; nil without one
+	c      *client.Client
+	globs  subjects.Globs // of the URL
+	opts   *Options
+	server *mcp.Server
 
 	loading sync.Mutex        // one at a time asks the mesh
 	mirrors map[string]string // the schemas of tools that the SDK compares headers of, by name; guarded by loading
@@ -67,9 +67,9 @@ type toolList struct {
 	digest [sha256.Size]byte
 }
 
-func newView(key viewKey, c *client.Client, granted subjects.Globs, info *mcp.Implementation, opts *Options) *view {
+func newView(key viewKey, c *client.Client, info *mcp.Implementation, opts *Options) *view {
 	globs, _ := subjects.ParseGlobs(key.globs) // keyOf has looked
-	v := &view{key: key, c: c, granted: granted, globs: globs, opts: opts, server: mcp.NewServer(info, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
+	v := &view{key: key, c: c, globs: globs, opts: opts, server: mcp.NewServer(info, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
 		Tools: &mcp.ToolCapabilities{ListChanged: true}, Prompts: &mcp.PromptCapabilities{}, Resources: &mcp.ResourceCapabilities{},
 		//lint:ignore SA1019 clients of earlier revisions expect it
 		Logging: &mcp.LoggingCapabilities{},
@@ -201,7 +201,7 @@ func (v *view) load(ctx context.Context) (*toolList, error) {
 			return nil, err
 		}
 		for _, t := range page {
-			if v.globs.Match(t.ID) && v.granted.Match(t.ID) {
+			if v.globs.Match(t.ID) && v.of.may(t.ID) {
 				listed = append(listed, t)
 				list.stream[t.ID] = t.Streaming
 			}
@@ -232,7 +232,7 @@ func (v *view) load(ctx context.Context) (*toolList, error) {
 		if len(raw.OutputSchema) > 0 {
 			t.OutputSchema = raw.OutputSchema
 		}
-		if v.key.readOnly && (t.Annotations == nil || !t.Annotations.ReadOnlyHint) {
+		if (v.key.readOnly || v.of.readOnly()) && (t.Annotations == nil || !t.Annotations.ReadOnlyHint) {
 			continue
 		}
 		id := subjects.ToolID(t.Title) // the declaration's title is the full id
@@ -337,6 +337,9 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 		return nil, rpcError(err)
 	case id == "":
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "unknown tool " + strings.ToValidUTF8(name, "?")}
+	}
+	if err := v.of.spend(1); err != nil {
+		return nil, rpcError(err)
 	}
 	in := call{tool: id, args: q.Params.Arguments, rpc: subjects.NewRPCID("rpc_")}
 	if string(in.args) == "null" {
