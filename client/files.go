@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"os"
@@ -28,14 +29,43 @@ func (c *Client) PutFile(ctx context.Context, path string) (tool.File, error) {
 	if err != nil {
 		return tool.File{}, callerError(toolmesh.CodeInvalidArguments, "the file cannot be read: %w", err)
 	}
-	ref, err := payloads.Put(ctx, c.bus, c.session, "", file, about.Size())
+	put, err := c.put(ctx, file, about.Size())
+	put.Name = filepath.Base(path)
+	return put, err
+}
+
+// PutBytes is PutFile for bytes in memory.
+func (c *Client) PutBytes(ctx context.Context, data []byte) (tool.File, error) {
+	return c.put(ctx, bytes.NewReader(data), int64(len(data)))
+}
+
+func (c *Client) put(ctx context.Context, r io.ReadSeeker, size int64) (tool.File, error) {
+	ref, err := payloads.Put(ctx, c.bus, c.session, "", r, size)
 	if err != nil {
 		if ctx.Err() != nil {
 			return tool.File{}, ended(ctx, toolmesh.StartedNo)
 		}
 		return tool.File{}, err
 	}
-	return tool.File{Ref: ref.Name, Digest: ref.Digest, Size: about.Size(), Name: filepath.Base(path)}, nil
+	return tool.File{Ref: ref.Name, Digest: ref.Digest, Size: size}, nil
+}
+
+// ReadBytes returns the bytes of a file of the client's session and leaves them in the mesh for their time.
+// The error is not_found for what has expired, was altered, or is of another session.
+func (c *Client) ReadBytes(ctx context.Context, f tool.File) ([]byte, error) {
+	ref := &codec.Ref{Name: f.Ref, Digest: f.Digest}
+	_, err := ref.Payload(c.session)
+	var data []byte
+	if err == nil {
+		data, err = payloads.GetBytes(ctx, c.bus, c.session, "", ref)
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, ended(ctx, toolmesh.StartedNo)
+	case toolmesh.CodeOf(err) == toolmesh.CodeInvalidRequest, toolmesh.CodeOf(err) == toolmesh.CodeProtocolError, toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied:
+		return nil, callerError(toolmesh.CodeNotFound, "session %q has no file %q: %w", c.session, f.Ref, err)
+	}
+	return data, err
 }
 
 // GetFile writes the bytes of a file that a tool has returned to w, and has them deleted from

@@ -34,6 +34,9 @@ type Options struct {
 	MaxTokens int
 	// MaxStreams is how many streams one token may read at once. Defaults to 1,000.
 	MaxStreams int
+	// MCPResultMax is how many characters of text a result may have for an MCP client; of a longer one it
+	// gets the beginning, and a link to all of it. Defaults to 25,000.
+	MCPResultMax int
 	// Idle is how long the connection of a token stays open without requests. Defaults to 10 minutes.
 	Idle time.Duration
 	// CORSOrigins are the origins whose web pages may use the gateway. Defaults to none.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -315,7 +316,11 @@ func (l *link) connect(seed string, named subjects.SessionID) (*nats.Conn, subje
 		candidates = []candidate{{subjects.DefaultSession, subjects.InboxAdmin}, {subjects.DefaultSession, subjects.SharedInbox}}
 	}
 	if named != "" {
-		if inbox, err := subjects.InboxPrefix(named); err == nil {
+		inbox, err := subjects.InboxPrefix(named)
+		if known {
+			inbox, err = subjects.KeyedInbox(named, access.Digest(public)) // audits say whose calls they are
+		}
+		if err == nil {
 			candidates = append(candidates, candidate{named, inbox})
 		}
 	}

@@ -1,8 +1,13 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"io"
+	"log/slog"
 	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
@@ -30,6 +35,7 @@ type mcpLink struct {
 	once       sync.Once
 	sessions   http.Handler // of revisions with sessions
 	stateless  http.Handler
+	opts       *Options
 	serverInfo *mcp.Implementation
 	stop       context.CancelFunc // of looking; nil until the first request
 	looking    sync.WaitGroup
@@ -44,13 +50,9 @@ type viewOf struct{}
 // serveMCP answers /mcp and /mcp/{session}: POST of 2026-07-28 without a session, and POST, GET and
 // DELETE of the revisions before it.
 func (g *Gateway) serveMCP(w http.ResponseWriter, r *http.Request) {
-	key, err := keyOf(r)
+	key, err := keyOf(r.PathValue("session"), r.URL.Query())
 	if err != nil {
 		fail(w, err, "")
-		return
-	}
-	if r.URL.Query().Get("search") != "" {
-		unknownPath(w, r)
 		return
 	}
 	l, c, done, err := g.open(r)
@@ -63,10 +65,10 @@ func (g *Gateway) serveMCP(w http.ResponseWriter, r *http.Request) {
 		c = c.In(key.session)
 	}
 	key.session = c.Session()
-	l.mcp.begin(g)
+	l.mcp.begin(&g.opts)
 	ctx, cancel := l.within(r.Context())
 	defer cancel(nil)
-	v := l.mcp.view(key, c)
+	v := l.mcp.view(key, c, l.globs)
 	r = r.WithContext(context.WithValue(ctx, viewOf{}, v))
 	if isModern(r) {
 		if r.Header.Get("Mcp-Method") == "tools/call" {
@@ -85,22 +87,18 @@ func isModern(r *http.Request) bool {
 }
 
 // begin makes the handlers at a token's first MCP request.
-func (m *mcpLink) begin(g *Gateway) {
+func (m *mcpLink) begin(opts *Options) {
 	m.once.Do(func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		version := g.opts.Version
-		if version == "" {
-			version = "dev"
-		}
-		m.serverInfo = &mcp.Implementation{Name: "toolmesh", Version: version}
+		m.opts, m.serverInfo = opts, &mcp.Implementation{Name: "toolmesh", Version: cmp.Or(opts.Version, "dev")}
 		m.views = make(map[viewKey]*view)
 		serverOf := func(r *http.Request) *mcp.Server {
 			v, _ := r.Context().Value(viewOf{}).(*view)
 			return v.server
 		}
 		// The gateway has looked at Host and Origin.
-		o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: g.opts.MaxBody, Logger: g.log, SessionTimeout: sessionIdle}
+		o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: opts.MaxBody, Logger: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)), SessionTimeout: sessionIdle}
 		m.sessions = mcp.NewStreamableHTTPHandler(serverOf, &o)
 		o.Stateless, o.SessionTimeout, o.PropagateRequestCancellation = true, 0, true
 		m.stateless = mcp.NewStreamableHTTPHandler(serverOf, &o)
@@ -111,7 +109,7 @@ func (m *mcpLink) begin(g *Gateway) {
 }
 
 // view returns the view of a key, which it makes if there is none.
-func (m *mcpLink) view(key viewKey, c *client.Client) *view {
+func (m *mcpLink) view(key viewKey, c *client.Client, granted subjects.Globs) *view {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v := m.views[key]
@@ -124,7 +122,7 @@ func (m *mcpLink) view(key viewKey, c *client.Client) *view {
 				delete(m.views, other)
 			}
 		}
-		v = newView(key, c, m.serverInfo)
+		v = newView(key, c, granted, m.serverInfo, m.opts)
 		if len(m.views) < maxViews {
 			m.views[key] = v
 		}
@@ -182,11 +180,11 @@ type viewKey struct {
 	globs    string // with commas between them; empty for all tools
 	readOnly bool
 	bare     bool // names are those of the functions
+	search   bool // find_tools and call_tool in place of the tools
 }
 
-func keyOf(r *http.Request) (viewKey, error) {
-	q := r.URL.Query()
-	key := viewKey{session: subjects.SessionID(r.PathValue("session")), globs: q.Get("tools"), readOnly: q.Get("read_only") == "1"}
+func keyOf(session string, q url.Values) (viewKey, error) {
+	key := viewKey{session: subjects.SessionID(session), globs: q.Get("tools"), readOnly: q.Get("read_only") == "1", search: q.Get("search") == "1"}
 	switch prefix := q.Get("prefix"); prefix {
 	case "":
 	case "off":
@@ -195,13 +193,30 @@ func keyOf(r *http.Request) (viewKey, error) {
 		return key, refused(toolmesh.CodeInvalidRequest, "prefix is %q: it is off, or not given", prefix)
 	}
 	if _, err := subjects.ParseGlobs(key.globs); err != nil {
-		return key, refused(toolmesh.CodeInvalidRequest, "%w", err)
+		return key, refused(toolmesh.CodeInvalidRequest, "tools: %w", err)
 	}
 	return key, nil
 }
 
-// matches reports whether a tool is among the globs.
-func (k viewKey) matches(id subjects.ToolID) bool {
-	globs, err := subjects.ParseGlobs(k.globs)
-	return err == nil && globs.Match(id)
+// Pipe serves one MCP client on a pipe, such as stdin and stdout, until in ends or ctx does. The query is that
+// of /mcp.
+func Pipe(ctx context.Context, c *client.Client, query url.Values, o *Options, in io.Reader, out io.Writer) error {
+	key, err := keyOf(string(c.Session()), query)
+	if err != nil {
+		return err
+	}
+	m := &mcpLink{}
+	m.begin(o)
+	defer m.close()
+	v := m.view(key, c, nil)
+	err = v.server.Run(ctx, &mcp.IOTransport{Reader: io.NopCloser(in), Writer: noClose{out}})
+	if err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) && !errors.Is(err, mcp.ErrConnectionClosed) {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the client on the pipe: %w", err)
+	}
+	return nil
 }
+
+// noClose leaves a writer open.
+type noClose struct{ io.Writer }
+
+func (noClose) Close() error { return nil }

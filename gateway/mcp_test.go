@@ -2,14 +2,21 @@ package gateway_test
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/gateway"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -225,5 +232,122 @@ func TestMCPBadInput(t *testing.T) {
 		if a := r.do(t, "POST", "/mcp", c.body, h); a.status != c.want || !strings.Contains(a.body, c.in) {
 			t.Errorf("%s: %d %s", name, a.status, a.body)
 		}
+	}
+}
+
+// A result of which a model's context would be full is its beginning and a link to all of it.
+func TestMCPLargeResults(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *gateway.Options) { o.MCPResultMax = 1000 })
+	for _, version := range []string{"2025-11-25", "2026-07-28"} {
+		s := r.connect(t, "/mcp", version, nil)
+		a, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "lab-large"})
+		if err != nil || len(a.Content) != 3 || a.StructuredContent == nil {
+			t.Fatalf("%s: %d blocks, %v", version, len(a.Content), err)
+		}
+		link, ok := a.Content[1].(*mcp.ResourceLink)
+		if got := texts(a); !ok || !strings.HasPrefix(got, strings.Repeat("x", 1000)+"|The result has 3145728 characters") || *link.Size != 3<<20 || link.MIMEType != "text/plain" {
+			t.Fatalf("%s: %.2000s, %+v", version, got, a.Content[1])
+		}
+		for range 2 { // it is kept for its time
+			whole, err := s.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: link.URI})
+			if err != nil || len(whole.Contents) != 1 || whole.Contents[0].Text != strings.Repeat("x", 3<<20) {
+				t.Fatalf("%s: the link: %v", version, err)
+			}
+		}
+		for _, uri := range []string{"mesh://results/x", "mesh://results/" + base64.RawURLEncoding.EncodeToString([]byte("a\nb\nc")), "file:///etc/passwd"} {
+			if _, err := s.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri}); err == nil || !strings.Contains(err.Error(), "not found") {
+				t.Errorf("%s: %s: %v", version, uri, err)
+			}
+		}
+		// It is the session's alone.
+		other := &mcp.StreamableClientTransport{Endpoint: r.url + "/mcp"}
+		if c, err := mcp.NewClient(&mcp.Implementation{Name: "other", Version: "1"}, nil).Connect(t.Context(), other, nil); err != nil {
+			t.Error(err)
+		} else if _, err := c.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: link.URI}); err == nil {
+			t.Errorf("%s: another session reads the result", version)
+		} else {
+			_ = c.Close()
+		}
+	}
+}
+
+// A client on a pipe has the same views; search=1 shows two tools, by which all are found and called.
+func TestMCPSearchAndPipe(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	pipe := func(query string) (*mcp.ClientSession, func() error) {
+		b, err := bus.New(r.AsSession(t, "mine"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(b.Close)
+		c, err := client.NewOn(b, &client.Options{Session: "mine"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Close)
+		q, err := url.ParseQuery(query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, toServer := io.Pipe()
+		fromServer, out := io.Pipe()
+		served := make(chan error, 1)
+		go func() { served <- gateway.Pipe(t.Context(), c, q, &gateway.Options{}, in, out) }()
+		s, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).Connect(t.Context(), &mcp.IOTransport{Reader: fromServer, Writer: toServer}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s, func() error {
+			_ = s.Close()
+			_ = toServer.Close()
+			return <-served
+		}
+	}
+	plain, end := pipe("tools=lab.add&prefix=off")
+	if got := names(t, plain); got != "add" {
+		t.Errorf("on a pipe: %s", got)
+	}
+	if err := end(); err != nil {
+		t.Errorf("a pipe ends with %v", err)
+	}
+	onPipe, end := pipe("search=1&tools=lab.**")
+	for name, s := range map[string]*mcp.ClientSession{
+		"a pipe": onPipe, "HTTP, legacy": r.connect(t, "/mcp?search=1", "2025-11-25", nil), "HTTP": r.connect(t, "/mcp?search=1", "2026-07-28", nil),
+	} {
+		if got := names(t, s); got != "call_tool find_tools" {
+			t.Fatalf("%s: %s", name, got)
+		}
+		a, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "find_tools", Arguments: map[string]any{"query": "add", "limit": 1}})
+		if err != nil || a.IsError {
+			t.Fatalf("%s: %s %v", name, texts(a), err)
+		}
+		var found struct {
+			Tools []struct {
+				Name, Description string
+				InputSchema       map[string]any
+				Score             float64
+			}
+		}
+		raw, _ := json.Marshal(a.StructuredContent)
+		if err := json.Unmarshal(raw, &found); err != nil || len(found.Tools) != 1 || found.Tools[0].Name != "lab-add" || found.Tools[0].Score <= 0 || found.Tools[0].InputSchema["properties"] == nil || found.Tools[0].Description == "" {
+			t.Errorf("%s: found %s", name, raw)
+		}
+		a, err = s.CallTool(t.Context(), &mcp.CallToolParams{Name: "call_tool", Arguments: map[string]any{"name": "lab-add", "arguments": map[string]any{"a": "2", "b": 3}}})
+		if err != nil || texts(a) != "5" || fmt.Sprint(a.Meta["toolmesh/changed"]) != "[/a]" {
+			t.Errorf("%s: call_tool: %+v %v", name, a, err)
+		}
+		if _, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "call_tool", Arguments: map[string]any{"name": "lab-none"}}); err == nil || !strings.Contains(err.Error(), "unknown tool") {
+			t.Errorf("%s: an unknown tool: %v", name, err)
+		}
+		for _, args := range []map[string]any{nil, {"query": ""}, {"query": "x", "limit": 1000}, {"query": 3}} {
+			if a, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "find_tools", Arguments: args}); err != nil || !a.IsError {
+				t.Errorf("%s: find_tools %v: %+v %v", name, args, a, err)
+			}
+		}
+	}
+	if err := end(); err != nil {
+		t.Errorf("a pipe ends with %v", err)
 	}
 }

@@ -43,9 +43,12 @@ const (
 
 // view is the tools that some MCP clients of one token see.
 type view struct {
-	key    viewKey
-	c      *client.Client
-	server *mcp.Server
+	key     viewKey
+	c       *client.Client
+	globs   subjects.Globs // of the URL
+	granted subjects.Globs // of the token: what it may call
+	opts    *Options
+	server  *mcp.Server
 
 	loading sync.Mutex        // one at a time asks the mesh
 	mirrors map[string]string // the schemas of tools that the SDK compares headers of, by name; guarded by loading
@@ -64,12 +67,16 @@ type toolList struct {
 	digest [sha256.Size]byte
 }
 
-func newView(key viewKey, c *client.Client, info *mcp.Implementation) *view {
-	v := &view{key: key, c: c, server: mcp.NewServer(info, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
-		Tools: &mcp.ToolCapabilities{ListChanged: true}, Prompts: &mcp.PromptCapabilities{}, Resources: &mcp.ResourceCapabilities{}, // of these there are none yet
+func newView(key viewKey, c *client.Client, granted subjects.Globs, info *mcp.Implementation, opts *Options) *view {
+	globs, _ := subjects.ParseGlobs(key.globs) // keyOf has looked
+	v := &view{key: key, c: c, granted: granted, globs: globs, opts: opts, server: mcp.NewServer(info, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
+		Tools: &mcp.ToolCapabilities{ListChanged: true}, Prompts: &mcp.PromptCapabilities{}, Resources: &mcp.ResourceCapabilities{},
 		//lint:ignore SA1019 clients of earlier revisions expect it
 		Logging: &mcp.LoggingCapabilities{},
 	}})}
+	v.server.AddResourceTemplate(&mcp.ResourceTemplate{
+		Name: "result", URITemplate: resultURI + "{id}", Description: "All of a result of which a call gave the beginning, for 15 minutes.",
+	}, v.readResult)
 	v.touch()
 	v.server.AddReceivingMiddleware(func(next mcp.MethodHandler) mcp.MethodHandler {
 		return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
@@ -194,7 +201,7 @@ func (v *view) load(ctx context.Context) (*toolList, error) {
 			return nil, err
 		}
 		for _, t := range page {
-			if v.key.matches(t.ID) {
+			if v.globs.Match(t.ID) && v.granted.Match(t.ID) {
 				listed = append(listed, t)
 				list.stream[t.ID] = t.Streaming
 			}
@@ -262,6 +269,9 @@ func (v *view) answerList(ctx context.Context, q *mcp.ListToolsRequest) (*mcp.Li
 	if after == "" {
 		age = 0 // the list may have changed, as the client was told
 	}
+	if v.key.search {
+		return &mcp.ListToolsResult{Tools: searchTools, Cacheable: mcp.Cacheable{TTLMs: int(viewFresh.Milliseconds()), CacheScope: "private"}}, nil
+	}
 	list, err := v.tools(ctx, age)
 	if err != nil {
 		return nil, rpcError(err)
@@ -310,6 +320,17 @@ func (v *view) find(ctx context.Context, name string) (subjects.ToolID, *toolLis
 // call answers tools/call.
 func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 	name, _ := ctx.Value(calledName{}).(string)
+	if v.key.search {
+		switch name {
+		case findTools:
+			return v.findTools(ctx, q)
+		case callTool:
+			var err error
+			if name, q, err = called(q); err != nil {
+				return nil, err
+			}
+		}
+	}
 	id, list, err := v.find(ctx, name)
 	switch {
 	case err != nil:
@@ -337,9 +358,10 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 		if e.Code == toolmesh.CodeToolError && e.Type != "" {
 			text = e.Type + ": " + e.Message
 		}
-		return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: text}}}, nil
+		return failedTool(text), nil
 	}
 	result := v.resultOf(ctx, in.tool, value, list)
+	v.shorten(ctx, result)
 	if len(in.changed) > 0 {
 		result.Meta = mcp.Meta{changedKey: in.changed}
 	}

@@ -12,6 +12,7 @@ const (
 	StreamChunks    = "MESH_CHUNKS"
 	StreamTasks     = "MESH_TASKS"
 	StreamSchedules = "MESH_SCHEDULES"
+	StreamAudit     = "MESH_AUDIT"
 	BucketNodes     = "MESH_NODES"
 	BucketTools     = "MESH_TOOLS"
 	BucketSchemas   = "MESH_SCHEMAS"

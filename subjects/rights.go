@@ -103,7 +103,7 @@ func NodeRights() Rights {
 			LiveTransform, discovery, InboxNode + ".>",
 		},
 	}
-	streams := []string{KVStream(BucketIdem), KVStream(BucketLanes), KVStream(BucketTaskState), StreamTasks}
+	streams := []string{KVStream(BucketIdem), KVStream(BucketLanes), KVStream(BucketTaskState), StreamTasks, StreamAudit}
 	for _, bucket := range RegistryBuckets() {
 		streams = append(streams, KVStream(bucket))
 	}

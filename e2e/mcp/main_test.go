@@ -15,7 +15,8 @@ import (
 // rig is a mesh of one machine with the fixtures of the conformance suite.
 type rig struct {
 	tools string // the folder of what others have made
-	url   string // of the gateway
+	nats  string // the mesh
+	url   string // of its gateway
 	mesh  func(args ...string) *exec.Cmd
 }
 
@@ -62,12 +63,12 @@ func newRig(t *testing.T) *rig {
 		}
 	})
 	line, err := bufio.NewReader(stdout).ReadString('\n')
-	found := regexp.MustCompile(`http=(http://\S+)`).FindStringSubmatch(line)
+	found := regexp.MustCompile(`nats=(nats://\S+) http=(http://\S+)`).FindStringSubmatch(line)
 	if found == nil {
 		text, _ := os.ReadFile(logs.Name())
 		t.Fatalf("mesh up: %q, %v\n%s", line, err, text)
 	}
-	r.url = found[1]
+	r.nats, r.url = found[1], found[2]
 	if out, err := r.mesh("install", "./examples/conformance").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

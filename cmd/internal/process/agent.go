@@ -61,7 +61,7 @@ func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error)
 // storeOptions are the settings of the mesh's streams as options.
 func storeOptions(s settings.Store) host.StoreOptions {
 	return host.StoreOptions{
-		Replicas: int(s.Replicas), ChunksStorage: string(s.ChunksStorage), ChunksMax: int64(s.ChunksMax), PayloadsMax: int64(s.PayloadsMax),
+		Replicas: int(s.Replicas), ChunksStorage: string(s.ChunksStorage), ChunksMax: int64(s.ChunksMax), PayloadsMax: int64(s.PayloadsMax), Audit: s.Audit,
 	}
 }
 

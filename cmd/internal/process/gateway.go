@@ -28,7 +28,7 @@ func ServeGateway(ctx context.Context, s settings.Gateway, address string, free 
 	if address == "" || address == settings.GatewayOff {
 		return "", func() {}, nil
 	}
-	options := gateway.Options{Dial: dial, Version: version, Logger: log, KeyOf: keyOf(member)}
+	options := gateway.Options{Dial: dial, Version: version, Logger: log, KeyOf: keyOf(member), MCPResultMax: int(s.MCPResultMax)}
 	if s.CORSOrigin != "" {
 		options.CORSOrigins = strings.Split(s.CORSOrigin, ",")
 	}

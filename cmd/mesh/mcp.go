@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net/url"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/gateway"
+)
+
+// mcpView is which tools a client of mesh mcp sees.
+type mcpView struct {
+	tools    string
+	readOnly bool
+	noPrefix bool
+	search   bool
+}
+
+func (v *mcpView) bind(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&v.tools, "tools", "", "only tools whose ids match one of `GLOB,...`: * stands for any text without a dot, ** for any")
+	flags.BoolVar(&v.readOnly, "read-only", false, "only tools that declare read_only")
+	flags.BoolVar(&v.noPrefix, "no-prefix", false, "call tools by their functions' names; where two would meet, both keep theirs")
+	flags.BoolVar(&v.search, "search", false, "find_tools and call_tool in place of the tools: for meshes of many tools")
+}
+
+// args are the flags as a client has to give them.
+func (v *mcpView) args() []string {
+	args := []string{"mcp"}
+	if v.tools != "" {
+		args = append(args, "--tools="+v.tools)
+	}
+	for _, flag := range []struct {
+		name string
+		set  bool
+	}{{"--read-only", v.readOnly}, {"--no-prefix", v.noPrefix}, {"--search", v.search}} {
+		if flag.set {
+			args = append(args, flag.name)
+		}
+	}
+	return args
+}
+
+func (v *mcpView) query() url.Values {
+	q := url.Values{"tools": {v.tools}}
+	for name, value := range map[string]string{"read_only": "1", "prefix": "off", "search": "1"} {
+		if map[string]bool{"read_only": v.readOnly, "prefix": v.noPrefix, "search": v.search}[name] {
+			q.Set(name, value)
+		}
+	}
+	return q
+}
+
+func (a *app) mcpCommand() *cobra.Command {
+	view := new(mcpView)
+	cmd := &cobra.Command{
+		Use: "mcp", Short: "Serve the tools to one MCP client, on stdin and stdout",
+		Long: `Serve the tools of the mesh to the MCP client that started it, on stdin and stdout,
+with your own key. It ends when its stdin does. The mesh has to run: mesh up -d.
+
+mesh mcp config CLIENT prints what to put into the client's settings.`,
+		Args: nothing,
+		RunE: runE(func(ctx context.Context, _ []string) error { return a.mcp(ctx, view) }),
+	}
+	view.bind(cmd)
+	cmd.AddCommand(a.mcpConfigCommand())
+	return cmd
+}
+
+// mcp is the command; stdout is for the protocol alone.
+func (a *app) mcp(ctx context.Context, view *mcpView) error {
+	signal.Ignore(syscall.SIGPIPE) // a client that does not read is gone
+	a.log = process.Logger(a.err, a.set.Logging, slog.LevelWarn)
+	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+		o := &gateway.Options{Version: process.ThisBuild(version, commit).Version, Logger: a.log, MCPResultMax: int(a.set.MCPResultMax)}
+		return gateway.Pipe(ctx, l.client, view.query(), o, a.stdin(ctx), a.frames)
+	})
+}
+
+func (a *app) mcpConfigCommand() *cobra.Command {
+	view := new(mcpView)
+	var write, yes bool
+	cmd := &cobra.Command{
+		Use: "config claude|cursor|vscode|codex|zed", Short: "Print what to put into a client's settings, or put it there",
+		Long: `Print what makes a client start mesh mcp, and the file of its settings that it
+belongs into. With --write it is put there: the change is shown and asked about, the
+rest of the file stays as it is, comments too, and FILE.bak has what was there before.`,
+		Args: takes(1, 1, "a client: claude, cursor, vscode, codex or zed"),
+		RunE: runE(func(ctx context.Context, args []string) error {
+			program, err := os.Executable()
+			if err == nil {
+				program, err = filepath.EvalSymlinks(program)
+			}
+			if err != nil {
+				return usage(nil, "the path of this program is unknown: %s", err.Error())
+			}
+			given := view.args()
+			if a.serverFlag {
+				given = append(given, "--server="+a.set.NATSURL)
+			}
+			if a.sessionGiven {
+				given = append(given, "--session="+string(a.set.Session.Session))
+			}
+			entry, err := a.mcpEntry(args[0], program, given)
+			if err != nil {
+				return err
+			}
+			if !write {
+				return a.printEntry(entry)
+			}
+			return a.writeEntry(ctx, entry, yes)
+		}),
+	}
+	view.bind(cmd)
+	cmd.Flags().BoolVar(&write, "write", false, "put it into the client's settings")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return cmd
+}
