@@ -146,6 +146,9 @@ func TestMemoryThatOnlyTheKernelSees(t *testing.T) {
 		spec.Policies = policies
 		ix := open(t, x, spec)
 		for _, name := range names {
+			if isolation == toolmesh.IsolationSession && name != "in_a_file" && name != "ain_a_file" {
+				continue // its workers are those of warm ones
+			}
 			sink := &collector{}
 			call := executor.Call{Tool: "t." + name, Args: json.RawMessage(`{"mb":200}`), Session: "s", Stream: name == "item_by_item"}
 			_, err := ix.Call(t.Context(), call, sink)

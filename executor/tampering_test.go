@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
@@ -77,14 +76,13 @@ func TestAToolCannotKillItsNeighbours(t *testing.T) {
 // Modules that misbehave at their import cost their own tools alone.
 func TestBadImports(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, func(o *executor.Options) { o.StartTimeout = 15 * time.Second })
-	spec := specOf(t, x, "testdata/bad", "bad.ok", "hangs.tool", "noisy.tool", "threaded.tool")
+	x := sharedExecutor(t)
+	spec := specOf(t, x, "testdata/bad", "bad.ok", "noisy.tool", "threaded.tool") // one that hangs is in TestWhatCannotBeServedIsListedAndTheRestIsServed
 	ix := open(t, x, spec)
 	mustCall(t, ix, "bad.ok", `{}`, `1`)
 	mustCall(t, ix, "noisy.tool", `{}`, `"noisy"`)
 	mustCall(t, ix, "threaded.tool", `{}`, `"threaded"`)
-	if len(ix.Unavailable()) != 1 || ix.Unavailable()[0].Name != "hangs.tool" ||
-		!strings.Contains(ix.Unavailable()[0].Reason, "did not end within") {
+	if len(ix.Unavailable()) > 0 {
 		t.Errorf("unavailable: %v", ix.Unavailable())
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
-	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/registry"
 )
 
 // Options adjusts a [Gateway].
@@ -21,10 +21,10 @@ type Options struct {
 	// Dial connects to the mesh with the connection policy of its clients and the options given,
 	// which prove a key or none. It must add no credentials of its own. Required.
 	Dial func(options ...nats.Option) (*nats.Conn, error)
-	// SessionOf returns the session that a public key belongs to. Only its name is taken from it:
-	// what the key may do there is the broker's to say. nil: a client must name the session of
+	// KeyOf returns what the mesh knows of a public key: whose it is, and what it is narrowed to.
+	// What the key may call is the broker's to say. nil: a client must name the session of
 	// its token in Mesh-Session, unless the token is an administrator's.
-	SessionOf func(publicKey string) (subjects.SessionID, bool)
+	KeyOf func(publicKey string) (registry.Key, bool)
 	// MaxBody is how many bytes a request may have. Defaults to 8 MiB.
 	MaxBody int64
 	// MaxUpload is how many bytes a request with files may have. They pass through files of this machine's

@@ -16,7 +16,9 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -26,6 +28,8 @@ const (
 	// refusedFor is for how long the broker refuses a key, again and again, until its
 	// connection counts as revoked: while a broker starts it may know no session's key.
 	refusedFor = time.Second
+	// keyEvery is how often the mesh is asked whether it still knows the key of a link.
+	keyEvery = time.Second
 )
 
 // errRevoked ends what a token began once the broker refuses it.
@@ -37,7 +41,9 @@ var errStopping = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops")
 // link is the connection of one token, shared by all its requests.
 type link struct {
 	g               *Gateway
-	digest          string // of the token; empty without one
+	digest          string       // of the token; empty without one
+	key             registry.Key // what the token is narrowed to; zero where nothing is known of it
+	public          string       // the public key of a token that the mesh knows
 	session         subjects.SessionID
 	made            chan struct{} // closed when the rest is set, or err
 	err             error
@@ -249,11 +255,33 @@ func (ls *links) make(l *link, seed string, named subjects.SessionID) {
 		ls.mu.Unlock()
 		return
 	}
-	<-l.ctx.Done()
+	l.follow()
 	l.mcp.close()
 	l.client.Close()
 	l.bus.Close()
 	nc.Close()
+}
+
+// follow returns when the link ends. It ends the link once its key is known no more: a broker
+// that is not the mesh's own lets a connection outlive its key.
+func (l *link) follow() {
+	if l.public == "" {
+		<-l.ctx.Done()
+		return
+	}
+	ticker := time.NewTicker(keyEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-l.ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if _, known := l.g.opts.KeyOf(l.public); !known {
+			l.revoke()
+			return
+		}
+	}
 }
 
 // connect connects with a token, and finds out which session it is of: the broker lets each hear
@@ -278,17 +306,21 @@ func (l *link) connect(seed string, named subjects.SessionID) (*nats.Conn, subje
 	}
 	var candidates []candidate
 	known := false
-	if l.g.opts.SessionOf != nil {
-		var session subjects.SessionID
-		if session, known = l.g.opts.SessionOf(public); known {
-			named = session
+	if l.g.opts.KeyOf != nil {
+		if l.key, known = l.g.opts.KeyOf(public); known {
+			l.public = public
+			named = l.key.Session
 		}
 	}
 	if !known {
 		candidates = []candidate{{subjects.DefaultSession, subjects.InboxAdmin}, {subjects.DefaultSession, subjects.SharedInbox}}
 	}
 	if named != "" {
-		if inbox, err := subjects.InboxPrefix(named); err == nil {
+		inbox, err := subjects.InboxPrefix(named)
+		if known {
+			inbox, err = subjects.KeyedInbox(named, access.Digest(public)) // audits say whose calls they are
+		}
+		if err == nil {
 			candidates = append(candidates, candidate{named, inbox})
 		}
 	}

@@ -77,6 +77,7 @@ func (in *intake) fromCache(c *inflight, r admit.Request) bool {
 	in.instead(c, r, record)
 	in.counts.took.Add(int64(time.Since(c.Start)))
 	in.run.logCall(c, record)
+	in.run.audit(c, record)
 	return true
 }
 

@@ -43,6 +43,9 @@ type StoreOptions struct {
 	ChunksMax int64
 	// PayloadsMax bounds the object store of payloads, in bytes. Defaults to 2 GB.
 	PayloadsMax int64
+	// Audit has the mesh keep what its nodes say of each call that ended, in MESH_AUDIT.
+	// Defaults to false: this node says nothing of its calls.
+	Audit bool
 }
 
 // Options adjusts a [Host].

@@ -85,6 +85,7 @@ func (r *runner) conclude(call *admit.Running[*inflight], record admit.Record) {
 		r.replies.AnswerNow(&c.Reader, record)
 	}
 	r.logCall(c, record)
+	r.audit(c, record)
 }
 
 func (r *runner) logCall(c *inflight, record admit.Record) {

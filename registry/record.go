@@ -179,6 +179,9 @@ type SessionRecord struct {
 	Created time.Time `json:"created"`
 	// TTL is how long it lives after Created; 0: until it is ended.
 	TTL time.Duration `json:"ttl,omitempty"`
+	// Pins name the revision of an index that the session is meant for. Nothing
+	// holds calls to them yet.
+	Pins map[subjects.IndexName]string `json:"pins,omitempty"`
 	// Key is the public half of the session's own NATS key, if it has one.
 	Key string `json:"key,omitempty"`
 }

@@ -59,8 +59,10 @@ type View struct {
 	nodes      map[subjects.NodeID]*nodeEntry
 	indexes    map[string]IndexRecord
 	sessions   map[subjects.SessionID]SessionRecord
-	leased     int        // how many of nodes have a lease
-	heartbeats heartbeats // the subscriptions to them
+	tokens     map[string]TokenRecord // by key in MESH_SESSIONS
+	keys       map[string]string      // the key in MESH_SESSIONS of who has a public key
+	leased     int                    // how many of nodes have a lease
+	heartbeats heartbeats             // the subscriptions to them
 	closed     bool
 	listening  time.Time // since when we do: silence before it means nothing; zero: there is no connection
 	fresh      time.Time // when everything was last known to be there
@@ -132,7 +134,7 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 		bus: store.Of(b), log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
 		wanted: make(map[listSum]*wantedList),
 		nodes:  make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
-		sessions:  make(map[subjects.SessionID]SessionRecord),
+		sessions: make(map[subjects.SessionID]SessionRecord), tokens: make(map[string]TokenRecord), keys: make(map[string]string),
 		listening: time.Now(), listeners: make(map[chan<- struct{}]Change), kick: make(chan struct{}, 1), end: end,
 	}
 	v.forget = b.OnState(v.connection)
@@ -481,18 +483,20 @@ func (v *View) applyIndex(c change) {
 func (v *View) applySession(c change) {
 	name, err := subjects.DecodeToken(c.key)
 	if err != nil {
+		v.applyToken(c)
 		return
 	}
 	id := subjects.SessionID(name)
-	if c.gone {
-		delete(v.sessions, id)
-	} else {
-		var r SessionRecord
-		if json.Unmarshal(c.data, &r) != nil {
-			return
-		}
+	var r SessionRecord
+	if !c.gone && json.Unmarshal(c.data, &r) != nil {
+		return
+	}
+	delete(v.keys, v.sessions[id].Key)
+	delete(v.sessions, id)
+	if !c.gone {
 		r.ID = trusted(r.ID, id)
 		v.sessions[id] = r
+		v.keys[r.Key] = c.key
 	}
 	what := ChangedSessions
 	for _, r := range v.indexes {

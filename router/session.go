@@ -23,6 +23,9 @@ type SessionOptions struct {
 	ID subjects.SessionID
 	// TTL is how long the session lives. Defaults to until it is ended.
 	TTL time.Duration
+	// Pins name the revision of an index that the session is meant for. They are
+	// kept in its record; nothing holds calls to them yet. Defaults to none.
+	Pins map[subjects.IndexName]string
 	// Key is the public half of a NATS user's key (nkey) that is good for this
 	// session alone, where the broker asks the mesh: that of mesh up does. Defaults
 	// to none.
@@ -54,7 +57,7 @@ func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Sess
 	if err != nil {
 		return nil, err
 	}
-	record := registry.SessionRecord{ID: o.ID, Epoch: uuid.NewString(), Created: r.member.Bus.Time().Now.UTC(), TTL: o.TTL, Key: o.Key}
+	record := registry.SessionRecord{ID: o.ID, Epoch: uuid.NewString(), Created: r.member.Bus.Time().Now.UTC(), TTL: o.TTL, Pins: o.Pins, Key: o.Key}
 	err = r.member.Store.CreateSession(ctx, record)
 	if errors.Is(err, store.ErrConflict) {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "session %q exists already: end it, or choose another name", o.ID)
@@ -113,6 +116,13 @@ func (r *Router) end(ctx context.Context, id subjects.SessionID, epoch string) e
 	}
 	if err := r.member.Store.DeleteSession(ctx, id); err != nil {
 		return err
+	}
+	for _, token := range view.Tokens() { // they are refused already
+		if token.Session == id {
+			if err := r.member.Store.DeleteToken(ctx, id, token.ID); err != nil {
+				return err
+			}
+		}
 	}
 	return uninstall() // what was being installed then
 }

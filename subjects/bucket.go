@@ -12,6 +12,7 @@ const (
 	StreamChunks    = "MESH_CHUNKS"
 	StreamTasks     = "MESH_TASKS"
 	StreamSchedules = "MESH_SCHEDULES"
+	StreamAudit     = "MESH_AUDIT"
 	BucketNodes     = "MESH_NODES"
 	BucketTools     = "MESH_TOOLS"
 	BucketSchemas   = "MESH_SCHEMAS"
@@ -71,6 +72,28 @@ func NodeKey(node NodeID) (string, error) { return EncodeToken(string(node)) }
 
 // SessionKey is a session's key in MESH_SESSIONS.
 func SessionKey(session SessionID) (string, error) { return EncodeToken(string(session)) }
+
+// TokenKey is the key in MESH_SESSIONS of a further key of a session: no key of [SessionKey].
+func TokenKey(session SessionID, id string) (string, error) {
+	of, err := SessionKey(session)
+	if err != nil {
+		return "", err
+	}
+	if !plainToken(id) {
+		return "", fmt.Errorf("%w: token id %q", ErrInvalid, id)
+	}
+	return of + "." + id, nil
+}
+
+// ParseTokenKey reads a key of [TokenKey].
+func ParseTokenKey(key string) (SessionID, string, error) {
+	of, id, ok := strings.Cut(key, ".")
+	session, err := DecodeToken(of)
+	if err != nil || !ok || !plainToken(id) {
+		return "", "", fmt.Errorf("%w: %q is the key of no token", ErrInvalid, key)
+	}
+	return SessionID(session), id, nil
+}
 
 // LaneKey is the key in MESH_LANES of the lanes of a session, or with an empty one of
 // those of the whole mesh.

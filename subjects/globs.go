@@ -36,6 +36,35 @@ func (g Globs) Match(id ToolID) bool {
 	return len(g) == 0
 }
 
+// Exact returns the globs that one pattern of subjects stands for, and the others, whose tools
+// must be listed.
+func (g Globs) Exact() (exact, others Globs) {
+	for _, one := range g {
+		if _, ok := globPattern(one); ok {
+			exact = append(exact, one)
+		} else {
+			others = append(others, one)
+		}
+	}
+	return exact, others
+}
+
+// globPattern returns the pattern of NATS that matches the subjects of the tools that a glob
+// means, behind their session. There is none where a star stands for a part of a name.
+func globPattern(glob string) (pattern string, ok bool) {
+	names := strings.Split(glob, ".")
+	for i, name := range names {
+		switch {
+		case name == "*":
+		case name == "**" && i == len(names)-1:
+			names[i] = ">"
+		case !plainToken(name):
+			return "", false
+		}
+	}
+	return strings.Join(names, "."), true
+}
+
 // matchGlob is linear in both texts for each star: patterns are strangers'.
 func matchGlob(glob, text string) bool {
 	reached := make([]bool, len(text)+1) // by what has been read of the glob

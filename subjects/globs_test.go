@@ -2,6 +2,7 @@ package subjects_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,5 +28,41 @@ func TestGlobs(t *testing.T) {
 	}
 	if _, err := subjects.ParseGlobs(strings.Repeat("*", 4097)); !errors.Is(err, subjects.ErrInvalid) {
 		t.Errorf("a long one: %v", err)
+	}
+}
+
+// What a narrowed caller may publish is its tools' subjects, and nothing by which a server makes calls.
+func TestNarrowedRights(t *testing.T) {
+	t.Parallel()
+	exact, others := subjects.Globs{"lab.*", "lab.**", "*", "**", "a.fore*", "a.**.b", "héllo.*", "a..b"}.Exact()
+	if len(exact) != 4 || len(others) != 4 {
+		t.Errorf("%q have a pattern, %q have none", exact, others)
+	}
+	r, err := subjects.NarrowedRights("ann", exact[:2], []subjects.ToolID{"weather.now", "héllo.wörld"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	may := func(subject string) bool {
+		return slices.ContainsFunc(r.Publish, func(p string) bool { return subjects.Overlap(p, subject) })
+	}
+	odd, err := subjects.Tool("ann", "héllo.wörld")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range []string{"tools.ann.lab.x", "tools.ann.lab.x.y", "tools.ann.weather.now", odd, "mesh.node.n1.tools.ann.weather.now", "mesh.registry.ann.list", "mesh.ctl.ann.r1"} {
+		if !may(one) {
+			t.Errorf("%s is refused", one)
+		}
+	}
+	for _, one := range []string{
+		"tools.ann.weather.then", "tools.ann.lab", "tools.bob.lab.x", "mesh.node.n1.tools.ann.weather.then", "mesh.batch.ann", "mesh.node.n1.batch.ann",
+		"mesh.task.ann.submit", "mesh.registry.bob.list", "mesh.admin.install", "$JS.API.INFO", "$KV.MESH_SESSIONS.ann", "$SRV.PING",
+	} {
+		if may(one) {
+			t.Errorf("%s is allowed", one)
+		}
+	}
+	if _, err := subjects.NarrowedRights("ann", subjects.Globs{"a.fore*"}, nil); err == nil {
+		t.Error("a glob without a pattern is taken")
 	}
 }

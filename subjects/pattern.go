@@ -16,6 +16,8 @@ const (
 	AllTaskVerbs = "mesh.task.*.*"
 	// AllTaskEvents are told to those that run tasks.
 	AllTaskEvents = "mesh.evt." + EventTask + ".*"
+	// AllCallEvents are the events that an audit keeps.
+	AllCallEvents = "mesh.evt." + EventCall + ".*"
 	// AllTasks and AllSchedules are what the streams of tasks cover.
 	AllTasks     = "mesh.tasks.*.*.*.*"
 	AllSchedules = "mesh.schedules.*.*.*"
@@ -43,8 +45,19 @@ const (
 	UserAuth = "$SYS.REQ.USER.AUTH"
 )
 
-// EventTask is the kind of the events that say that a task was cancelled.
-const EventTask = "task"
+// Kinds of events.
+const (
+	EventTask = "task" // a task was cancelled
+	EventCall = "call" // a call ended on a node
+)
+
+// CallEvents are the events of the calls of a session; of all sessions for an empty one.
+func CallEvents(session SessionID) (string, error) {
+	if session == "" {
+		return AllCallEvents, nil
+	}
+	return Event(EventCall, session)
+}
 
 // TaskLane is what a consumer of the tasks of one priority and level takes.
 func TaskLane(priority, level string) string { return "mesh.tasks." + priority + "." + level + ".*.*" }
@@ -147,6 +160,30 @@ func InboxPrefix(session SessionID) (string, error) {
 		return "", err
 	}
 	return "_INBOX_" + token, nil
+}
+
+// keyMark begins the name in an inbox that says whose key its connection has.
+const keyMark = "k-"
+
+// KeyedInbox is an inbox prefix below that of a session, without the final dot, which names the
+// digest of the connection's public key. Whoever has a key of the session may use it.
+func KeyedInbox(session SessionID, digest string) (string, error) {
+	prefix, err := InboxPrefix(session)
+	return prefix + "." + keyMark + digest, err
+}
+
+// InboxKey is the digest that a reply subject below a [KeyedInbox] names; empty for others.
+func InboxKey(reply string) string {
+	if !strings.HasPrefix(reply, "_INBOX_") {
+		return ""
+	}
+	_, rest, _ := strings.Cut(reply, ".")
+	name, _, _ := strings.Cut(rest, ".")
+	digest, ok := strings.CutPrefix(name, keyMark)
+	if !ok || len(digest) > maxToken {
+		return ""
+	}
+	return digest
 }
 
 // Overlap reports whether some subject matches both patterns.

@@ -1,5 +1,7 @@
 package subjects
 
+import "fmt"
+
 // Rights are the subjects that a credential may use, in the form of the NATS
 // server's permissions: patterns, and in Subscribe a pattern with a queue group
 // behind a space. DenyPublish wins over Publish.
@@ -45,6 +47,42 @@ func CallerRights(session SessionID, shared bool) (Rights, error) {
 	return r, nil
 }
 
+// NarrowedRights are those of a caller that may call some tools of a session alone: those that
+// an exact glob means, and those of ids. It makes neither batches nor tasks, whose calls its
+// server would make for it. Its inbox and the session's streams it shares with the session's
+// other keys.
+func NarrowedRights(session SessionID, exact Globs, ids []ToolID) (Rights, error) {
+	token, err := EncodeToken(string(session))
+	if err != nil {
+		return Rights{}, err
+	}
+	r := Rights{
+		Publish: []string{
+			"mesh.node.*.ctl." + token + ".>", "mesh.ctl." + token + ".>", "mesh.registry." + token + ".>", "mesh.replay." + token + ".>",
+			"mesh.payload." + token + ".>", "mesh.node.*.payload." + token + ".>",
+		},
+		Subscribe: []string{"mesh.live." + token + ".>", AllHeartbeats, "_INBOX_" + token + ".>"},
+	}
+	add := func(pattern string) {
+		r.Publish = append(r.Publish, "tools."+token+"."+pattern, "mesh.node.*.tools."+token+"."+pattern)
+	}
+	for _, glob := range exact {
+		pattern, ok := globPattern(glob)
+		if !ok {
+			return Rights{}, fmt.Errorf("%w: no subject stands for the tools %q", ErrInvalid, glob)
+		}
+		add(pattern)
+	}
+	for _, id := range ids {
+		pattern, err := encodeToolID(id)
+		if err != nil {
+			return Rights{}, err
+		}
+		add(pattern)
+	}
+	return r, nil
+}
+
 // NodeRights are those of agents, routers and services that serve any session.
 // A node answers the inboxes of all sessions, whose names no pattern covers, so it
 // publishes anything but what administers the mesh and ends or changes its streams;
@@ -65,7 +103,7 @@ func NodeRights() Rights {
 			LiveTransform, discovery, InboxNode + ".>",
 		},
 	}
-	streams := []string{KVStream(BucketIdem), KVStream(BucketLanes), KVStream(BucketTaskState), StreamTasks}
+	streams := []string{KVStream(BucketIdem), KVStream(BucketLanes), KVStream(BucketTaskState), StreamTasks, StreamAudit}
 	for _, bucket := range RegistryBuckets() {
 		streams = append(streams, KVStream(bucket))
 	}

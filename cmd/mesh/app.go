@@ -122,7 +122,7 @@ failed or there is none, 130 interrupted.`,
 	}
 	add("use", a.completes(a.callCommand(), toolNames), a.completes(a.streamCommand(), toolNames), a.cancelCommand(), a.taskCommand(), a.lsCommand(), a.searchCommand(), a.completes(a.infoCommand(), toolNames))
 	add("run", a.demoCommand(), a.upCommand(), a.downCommand(), a.bridgeCommand(), a.mcpCommand(), a.versionCommand(), a.completionCommand(root))
-	add("manage", a.installCommand(), a.indexes().completes(a.uninstallCommand()), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.authCommand(),
+	add("manage", a.installCommand(), a.indexes().completes(a.uninstallCommand()), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.tokenCommand(), a.auditCommand(), a.authCommand(),
 		a.nodes().ls("nodes", "List the nodes (short for node ls)"), a.indexes().ls("indexes", "List the indexes (short for index ls)"))
 	root.SetHelpCommand(&cobra.Command{
 		Use: "help [COMMAND]", Short: "Help about a command", Hidden: true,

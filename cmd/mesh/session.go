@@ -42,15 +42,20 @@ func (a *app) sessions() noun[inventory.Session] {
 			return []string{string(s.ID), s.State, cmp.Or(s.TTL, "-"), s.Created.Local().Format(time.DateTime)}
 		},
 		show: func(s inventory.Session) {
+			pins := make(map[string]string, len(s.Pins))
+			for name, rev := range s.Pins {
+				pins[string(name)] = short(rev)
+			}
 			a.facts(
 				"session", string(s.ID), "state", s.State, "epoch", s.Epoch, "created", s.Created.Local().Format(time.DateTime),
-				"ttl", cmp.Or(s.TTL, "-"))
+				"ttl", cmp.Or(s.TTL, "-"), "pins", labelText(pins))
 		},
 	}
 }
 
 func (a *app) sessionCreate() *cobra.Command {
 	var ttl time.Duration
+	var pins []string
 	var key bool
 	cmd := &cobra.Command{
 		Use: "create [NAME]", Short: "Create a session and print its id", Args: takes(0, 1, "at most a name"),
@@ -68,13 +73,20 @@ func (a *app) sessionCreate() *cobra.Command {
 			if _, err := subjects.SessionKey(id); err != nil {
 				return usage(nil, "%q is no session: %s", id, err.Error())
 			}
-			return a.withView(ctx, func(ctx context.Context, l *link, _ *registry.View) error {
+			pinned, err := parsePins(pins)
+			if err != nil {
+				return err
+			}
+			return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
+				if err := a.resolvePins(inventory.Indexes(view, l.session), pinned); err != nil {
+					return err
+				}
 				r, err := l.router(a)
 				if err != nil {
 					return err
 				}
 				defer func() { _ = r.Close() }()
-				o := router.SessionOptions{ID: id, TTL: ttl}
+				o := router.SessionOptions{ID: id, TTL: ttl, Pins: pinned}
 				var file string
 				if key {
 					token, err := subjects.SessionKey(id)
@@ -123,6 +135,7 @@ func (a *app) sessionCreate() *cobra.Command {
 		}),
 	}
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "end it by itself after this time (default never)")
+	cmd.Flags().StringArrayVar(&pins, "pin", nil, "note in the session that it is meant for `INDEX[@REV]`, by default the revision of now; nothing holds it to that yet; may be repeated")
 	cmd.Flags().BoolVar(&key, "key", false, "make a key that is good for this session alone and ends with it, in NAME.nk of this folder")
 	cmd.Flags().SortFlags = false
 	return cmd
@@ -150,6 +163,39 @@ func (a *app) tryKey(ctx context.Context, url string, id subjects.SessionID, fil
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// parsePins reads INDEX[@REV]…; no revision means the installed one.
+func parsePins(texts []string) (map[subjects.IndexName]string, error) {
+	pins := make(map[subjects.IndexName]string)
+	for _, text := range texts {
+		name, rev, at := strings.Cut(text, "@")
+		if name == "" || at && rev == "" {
+			return nil, usage(nil, "--pin %s: write INDEX or INDEX@REV", text)
+		}
+		if _, twice := pins[subjects.IndexName(name)]; twice {
+			return nil, usage(nil, "--pin names %s twice", name)
+		}
+		pins[subjects.IndexName(name)] = rev
+	}
+	return pins, nil
+}
+
+// resolvePins fills in the revision of now, whole, also where it was given in
+// part. Of no other revision the registry has anything to hold a session to.
+func (a *app) resolvePins(all []inventory.Index, pins map[subjects.IndexName]string) error {
+	for name, rev := range pins {
+		x, err := a.indexes().find(all, string(name))
+		if err != nil {
+			return err
+		}
+		if !strings.HasPrefix(x.Revision, rev) {
+			return toolmesh.Errorf(toolmesh.CodeToolNotFound, "%s has no revision %s; it is at %s", name, rev, short(x.Revision)).
+				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+		}
+		pins[name] = x.Revision
+	}
+	return nil
 }
 
 // router joins the mesh for what the command line leaves to it. The buckets are

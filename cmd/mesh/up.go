@@ -255,7 +255,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		return err
 	}
 	if issuer != nil {
-		keys, err := callout.Serve(ctx, nc, issuer, callout.Options{Server: served, Logger: m.log})
+		keys, err := callout.Serve(ctx, nc, issuer, callout.Options{Server: served, Seen: agent.Seen, Logger: m.log})
 		if err != nil {
 			return err
 		}

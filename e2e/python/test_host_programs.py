@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from conftest import Started
@@ -26,10 +25,17 @@ from toolmesh import mesh
 def add(a: int) -> int:
     return a + 1
 
+began = []
+
 @mesh.tool
 def slow(seconds: float) -> str:
+    began.append(seconds)
     time.sleep(seconds)
     return "slept"
+
+@mesh.tool
+def begun() -> int:
+    return len(began)
 
 {more}
 mesh.serve(index=sys.argv[2], servers=sys.argv[1], node=sys.argv[2])
@@ -64,7 +70,7 @@ def test_a_program_drains(opened: Started, number: int) -> None:
             return count
 
         hammers = [pool.submit(hammer) for _ in range(8)]
-        time.sleep(0.5)
+        until(lambda: client.call(f"{index}.begun") == 8)
         running.send_signal(number)
         out, err = running.communicate(timeout=60)
         over.set()
@@ -87,7 +93,7 @@ def test_a_program_is_killed(opened: Started) -> None:
         until(lambda: _served(client, index))
         (bridge,) = children(running.pid)
         slow = pool.submit(client.call, f"{index}.slow", {"seconds": 60})
-        time.sleep(0.5)
+        until(lambda: client.call(f"{index}.begun") == 1)
         running.kill()
         with pytest.raises(toolmesh.WorkerCrashed):
             slow.result(20)

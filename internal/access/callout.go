@@ -69,9 +69,14 @@ func NewIssuer() (*Issuer, error) {
 	return &Issuer{key, public}, nil
 }
 
-// SessionKey is what is known of a session's key.
+// SessionKey is what is known of a key of a session.
 type SessionKey struct {
 	Session subjects.SessionID
+	// Narrowed keys may call the tools alone that Exact means, globs with a pattern of
+	// subjects each, and those of Tools.
+	Narrowed bool
+	Exact    subjects.Globs
+	Tools    []subjects.ToolID
 	// Until is when it ends by itself; zero for never.
 	Until time.Time
 	// For is how long a connection with it may last, in whole seconds, by the
@@ -127,6 +132,9 @@ func (i *Issuer) user(r *jwt.AuthorizationRequestClaims, find func(string) (Sess
 		return "", errUnknown
 	}
 	rights, err := subjects.CallerRights(known.Session, false)
+	if known.Narrowed {
+		rights, err = subjects.NarrowedRights(known.Session, known.Exact, known.Tools)
+	}
 	if err != nil {
 		return "", err
 	}

@@ -2,6 +2,8 @@ package access
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -93,6 +95,12 @@ func CreateSessionKey(path string) (public string, err error) {
 	}
 	defer pair.Wipe()
 	return pair.PublicKey()
+}
+
+// Digest names a public key where it is shown or kept: in the ids of tokens and in the audit.
+func Digest(public string) string {
+	sum := sha256.Sum256([]byte(public))
+	return hex.EncodeToString(sum[:8])
 }
 
 // OpenOwner reads the key that owns what a person installs from folders, and makes it

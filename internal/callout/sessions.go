@@ -1,13 +1,17 @@
 package callout
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 
 	"github.com/toolmesh/toolmesh/internal/access"
@@ -16,8 +20,18 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// keyLook is the interval at which the sessions of connected keys are checked.
-const keyLook = 250 * time.Millisecond
+const (
+	// keyLook is the interval at which the sessions of connected keys are checked.
+	keyLook = 250 * time.Millisecond
+	// narrowedFor is how long a connection lasts whose key is narrowed to some tools: its rights
+	// list the tools of its beginning.
+	narrowedFor = 5 * time.Minute
+	// toolsMax is how many tools the rights of a connection list.
+	toolsMax = 2000
+	// answersAtOnce is how many questions of servers are answered at once.
+	answersAtOnce = 16
+	readTimeout   = 2 * time.Second
+)
 
 // Server is a NATS server of this process.
 type Server interface {
@@ -35,6 +49,9 @@ type Options struct {
 	// Renew is how long a connection may last where there is no Server, in whole
 	// seconds. Its client connects again, and that of an ended session is refused.
 	Renew time.Duration
+	// Seen returns what the process knows of the mesh's tools, nil while it knows nothing:
+	// keys that are narrowed to some tools need it.
+	Seen func() *registry.View
 	// Logger takes what is wrong with the server's questions; nil discards it.
 	Logger *slog.Logger
 }
@@ -46,10 +63,12 @@ type SessionKeys struct {
 	opts   Options
 	bus    *bus.Bus
 	view   *registry.View
+	store  *registry.Store
 	sub    *nats.Subscription
 	wrong  rate.Sometimes
 	quit   chan struct{}
 	wg     sync.WaitGroup
+	work   errgroup.Group // answers
 
 	mu      sync.Mutex
 	clients map[uint64]string // the public key that a connection was let in with
@@ -66,10 +85,12 @@ func Serve(ctx context.Context, nc *nats.Conn, issuer *access.Issuer, o Options)
 		issuer: issuer, opts: o, quit: make(chan struct{}), clients: make(map[uint64]string),
 		wrong: rate.Sometimes{Interval: time.Minute},
 	}
+	k.work.SetLimit(answersAtOnce)
 	var err error
 	if k.bus, err = bus.New(nc, &bus.Options{Logger: o.Logger}); err != nil {
 		return nil, err
 	}
+	k.store = registry.NewStore(k.bus)
 	if err := k.open(ctx, nc); err != nil {
 		k.bus.Close()
 		return nil, err
@@ -88,7 +109,10 @@ func (k *SessionKeys) open(ctx context.Context, nc *nats.Conn) error {
 	if k.view, err = registry.OpenView(ctx, k.bus, &registry.ViewOptions{SessionsOnly: true, Logger: k.opts.Logger}); err != nil {
 		return err
 	}
-	if k.sub, err = nc.QueueSubscribe(subjects.UserAuth, subjects.QueueGroup, k.asked); err != nil {
+	k.sub, err = nc.QueueSubscribe(subjects.UserAuth, subjects.QueueGroup, func(m *nats.Msg) {
+		k.work.Go(func() error { k.asked(m); return nil })
+	})
+	if err != nil {
 		k.view.Close()
 	}
 	return err
@@ -99,6 +123,7 @@ func (k *SessionKeys) Stop() {
 	_ = k.sub.Unsubscribe()
 	close(k.quit)
 	k.wg.Wait()
+	_ = k.work.Wait()
 	k.view.Close()
 	k.bus.Close()
 }
@@ -122,19 +147,69 @@ func (k *SessionKeys) asked(m *nats.Msg) {
 }
 
 func (k *SessionKeys) find(public string) (access.SessionKey, bool) {
-	for _, r := range k.view.Sessions() {
-		if r.Key == public && public != "" {
-			found := access.SessionKey{Session: r.ID}
-			if r.TTL > 0 {
-				found.Until = r.Created.Add(r.TTL)
-			}
-			if k.opts.Server == nil {
-				found.For = k.opts.Renew
-			}
-			return found, true
+	known, ok := k.view.Key(public)
+	if !ok {
+		return access.SessionKey{}, false
+	}
+	found := access.SessionKey{Session: known.Session, Until: known.Until, Narrowed: known.Narrowed()}
+	if k.opts.Server == nil {
+		found.For = k.opts.Renew
+	}
+	if !found.Narrowed {
+		return found, true
+	}
+	found.For = min(cmp.Or(k.opts.Renew, narrowedFor), narrowedFor)
+	var err error
+	if found.Exact, found.Tools, err = k.narrow(known); err != nil {
+		k.opts.Logger.Warn("a token is refused: its tools are not known", slog.String("token", known.Token), slog.String("error", err.Error()))
+		return access.SessionKey{}, false
+	}
+	return found, true
+}
+
+// narrow returns what a narrowed key may call: globs that a pattern of subjects stands for,
+// and tools.
+func (k *SessionKeys) narrow(known registry.Key) (exact subjects.Globs, tools []subjects.ToolID, err error) {
+	listed := known.Tools
+	if !known.ReadOnly {
+		if exact, listed = known.Tools.Exact(); len(listed) == 0 {
+			return exact, nil, nil
 		}
 	}
-	return access.SessionKey{}, false
+	var view *registry.View
+	if k.opts.Seen != nil {
+		view = k.opts.Seen()
+	}
+	if view == nil {
+		return nil, nil, errors.New("this process does not know the mesh's tools yet")
+	}
+	routes, _ := view.List(known.Session, "", 0)
+	routes = slices.DeleteFunc(routes, func(r registry.Route) bool { return !listed.Match(r.ID) || r.Digest == "" })
+	if known.ReadOnly {
+		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+		defer cancel()
+		digests := make([]string, len(routes))
+		for i, r := range routes {
+			digests[i] = r.Digest
+		}
+		described, err := k.store.Descriptors(ctx, digests)
+		if err != nil {
+			return nil, nil, err
+		}
+		routes = slices.DeleteFunc(routes, func(r registry.Route) bool {
+			d := described[r.Digest]
+			return d == nil || !d.Annotations.ReadOnly
+		})
+	}
+	if len(routes) > toolsMax {
+		k.opts.Logger.Warn("a token means more tools than its rights can list: those behind the first ones cannot be called with it",
+			slog.String("token", known.Token), slog.Int("tools", len(routes)), slog.Int("max", toolsMax))
+		routes = routes[:toolsMax]
+	}
+	for _, r := range routes {
+		tools = append(tools, r.ID)
+	}
+	return exact, tools, nil
 }
 
 // follow ends the connections of sessions that are over.
@@ -150,15 +225,12 @@ func (k *SessionKeys) follow() {
 		k.mu.Lock() // not while they are looked at, as logins wait for it
 		clients := maps.Clone(k.clients)
 		k.mu.Unlock()
-		lives := make(map[string]bool)
-		for _, r := range k.view.Sessions() { // read behind the clients: what let them in is among them
-			lives[r.Key] = r.Key != ""
-		}
 		maps.DeleteFunc(clients, func(client uint64, public string) bool {
-			if !lives[public] {
+			_, lives := k.view.Key(public) // read behind the clients: what let them in is known
+			if !lives {
 				k.opts.Server.Disconnect(client)
 			}
-			return lives[public] && k.opts.Server.Connected(client)
+			return lives && k.opts.Server.Connected(client)
 		})
 		k.mu.Lock()
 		for client := range clients {

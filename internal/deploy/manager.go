@@ -279,8 +279,12 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 	all := maps.Clone(m.entries)
 	m.mu.Unlock()
 	for k, e := range all {
-		if _, ok := wanted[k]; ok || !e.mu.TryLock() {
-			continue // it stays, or is being installed
+		if _, ok := wanted[k]; ok {
+			continue // it stays
+		}
+		if !e.mu.TryLock() {
+			next = min(next, leavesEvery) // what holds it, such as a look that came too early, may wake nobody
+			continue
 		}
 		if e.instance == nil && !e.failed {
 			e.mu.Unlock()
@@ -292,6 +296,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 			next = min(next, leavesEvery) // others may come to serve it
 			continue
 		}
+		next = min(next, leavesEvery) // the registry may say otherwise now, and the view has said all
 		m.wg.Go(func() {
 			defer e.mu.Unlock()
 			// The view may have yet to see what was just installed here.

@@ -34,20 +34,24 @@ func MayAsk(ctx context.Context, b *bus.Bus, domain string) error {
 
 // Session is a session that was created.
 type Session struct {
-	ID      subjects.SessionID `json:"id"`
-	Epoch   string             `json:"epoch"`
-	Created time.Time          `json:"created"`
-	TTL     string             `json:"ttl,omitempty"`
-	State   string             `json:"state"`
+	ID      subjects.SessionID            `json:"id"`
+	Epoch   string                        `json:"epoch"`
+	Created time.Time                     `json:"created"`
+	TTL     string                        `json:"ttl,omitempty"`
+	Pins    map[subjects.IndexName]string `json:"pins"`
+	State   string                        `json:"state"`
 	// Token is the session's key, only in the answer to its creation.
 	Token string `json:"token,omitempty"`
 }
 
 // SessionOf returns the form of a session's record.
 func SessionOf(r registry.SessionRecord) Session {
-	s := Session{ID: r.ID, Epoch: r.Epoch, Created: r.Created, State: "open"}
+	s := Session{ID: r.ID, Epoch: r.Epoch, Created: r.Created, Pins: r.Pins, State: "open"}
 	if r.TTL > 0 {
 		s.TTL = r.TTL.String()
+	}
+	if s.Pins == nil {
+		s.Pins = map[subjects.IndexName]string{}
 	}
 	return s
 }

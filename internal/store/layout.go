@@ -63,6 +63,9 @@ type Layout struct {
 	// PayloadsMax bounds the object store of payloads. Defaults to
 	// [DefaultPayloadsBytes] for a new one.
 	PayloadsMax int64
+	// Audit has the mesh keep what its nodes say of each call that ended, in MESH_AUDIT.
+	// Defaults to false: this node says nothing of its calls.
+	Audit bool
 }
 
 // Validate returns invalid_request for a field that is out of range, and names it as one of
@@ -115,7 +118,36 @@ func (l Layout) Streams() []jetstream.StreamConfig {
 	for _, bucket := range subjects.RegistryBuckets() {
 		all = append(all, l.bucket(bucket))
 	}
+	if l.Audit {
+		all = append(all, l.audit())
+	}
 	return append(all, l.idempotency(), l.lanes(), l.taskStates(), l.tasks())
+}
+
+const (
+	// auditBytes bounds what is kept of all sessions' calls, and auditShare the calls of one
+	// session: the latest ones.
+	auditBytes = 256e6
+	auditShare = 50_000
+)
+
+// audit holds the events of calls, the latest ones.
+func (l Layout) audit() jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name:              subjects.StreamAudit,
+		Description:       "Calls that ended",
+		Subjects:          []string{subjects.AllCallEvents},
+		Retention:         jetstream.LimitsPolicy,
+		Storage:           jetstream.FileStorage,
+		Discard:           jetstream.DiscardOld,
+		MaxBytes:          auditBytes,
+		MaxMsgs:           -1,
+		MaxMsgsPerSubject: auditShare,
+		MaxConsumers:      -1,
+		MaxMsgSize:        -1,
+		Replicas:          l.Replicas,
+		AllowDirect:       true,
+	}
 }
 
 const (

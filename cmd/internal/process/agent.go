@@ -22,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/callout"
 	"github.com/toolmesh/toolmesh/internal/connect"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -60,7 +61,7 @@ func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error)
 // storeOptions are the settings of the mesh's streams as options.
 func storeOptions(s settings.Store) host.StoreOptions {
 	return host.StoreOptions{
-		Replicas: int(s.Replicas), ChunksStorage: string(s.ChunksStorage), ChunksMax: int64(s.ChunksMax), PayloadsMax: int64(s.PayloadsMax),
+		Replicas: int(s.Replicas), ChunksStorage: string(s.ChunksStorage), ChunksMax: int64(s.ChunksMax), PayloadsMax: int64(s.PayloadsMax), Audit: s.Audit,
 	}
 }
 
@@ -122,7 +123,7 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 	if err := a.Start(ctx); err != nil {
 		return err
 	}
-	keys, err := serveSessionKeys(ctx, nc, issuer, s.Auth, log)
+	keys, err := serveSessionKeys(ctx, nc, issuer, s.Auth, a.Seen, log)
 	if err != nil {
 		return errors.Join(err, StopAgent(ctx, a, s.DrainTimeout))
 	}
@@ -158,11 +159,11 @@ func readIssuer(s settings.Auth) (*access.Issuer, error) {
 
 // serveSessionKeys lets in the keys of sessions with an issuer's key, if there is one,
 // until it is told to stop.
-func serveSessionKeys(ctx context.Context, nc *nats.Conn, issuer *access.Issuer, s settings.Auth, log *slog.Logger) (stop func(), err error) {
+func serveSessionKeys(ctx context.Context, nc *nats.Conn, issuer *access.Issuer, s settings.Auth, seen func() *registry.View, log *slog.Logger) (stop func(), err error) {
 	if issuer == nil {
 		return func() {}, nil
 	}
-	keys, err := callout.Serve(ctx, nc, issuer, callout.Options{Renew: time.Duration(s.AuthRenew), Logger: log})
+	keys, err := callout.Serve(ctx, nc, issuer, callout.Options{Renew: time.Duration(s.AuthRenew), Seen: seen, Logger: log})
 	if err != nil {
 		return nil, err
 	}

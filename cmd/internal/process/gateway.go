@@ -15,7 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/internal/monitor"
-	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/registry"
 )
 
 // DefaultGateway is where `mesh up` serves its gateway if nothing says where.
@@ -28,7 +28,7 @@ func ServeGateway(ctx context.Context, s settings.Gateway, address string, free 
 	if address == "" || address == settings.GatewayOff {
 		return "", func() {}, nil
 	}
-	options := gateway.Options{Dial: dial, Version: version, Logger: log, SessionOf: sessionOf(member), MCPResultMax: int(s.MCPResultMax)}
+	options := gateway.Options{Dial: dial, Version: version, Logger: log, KeyOf: keyOf(member), MCPResultMax: int(s.MCPResultMax)}
 	if s.CORSOrigin != "" {
 		options.CORSOrigins = strings.Split(s.CORSOrigin, ",")
 	}
@@ -62,19 +62,14 @@ func ServeGateway(ctx context.Context, s settings.Gateway, address string, free 
 	return "", nil, err
 }
 
-// sessionOf finds the session of a public key in what the member knows of the mesh.
-func sessionOf(member monitor.Member) func(string) (subjects.SessionID, bool) {
-	return func(public string) (subjects.SessionID, bool) {
+// keyOf finds a public key in what the member knows of the mesh.
+func keyOf(member monitor.Member) func(string) (registry.Key, bool) {
+	return func(public string) (registry.Key, bool) {
 		view := member.Seen()
 		if view == nil {
-			return "", false
+			return registry.Key{}, false
 		}
-		for _, s := range view.Sessions() {
-			if s.Key == public {
-				return s.ID, true
-			}
-		}
-		return "", false
+		return view.Key(public)
 	}
 }
 

@@ -77,7 +77,7 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 		_ = r.Close()
 		return err
 	}
-	keys, err := serveSessionKeys(ctx, nc, issuer, s.Auth, log)
+	keys, err := serveSessionKeys(ctx, nc, issuer, s.Auth, r.Seen, log)
 	if err != nil {
 		_ = r.Close()
 		return err

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import contextlib
 import contextvars
 import ctypes
@@ -33,7 +34,7 @@ import threading
 import time
 import typing
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -570,7 +571,7 @@ class _Runner:
         value = call.offered.tool.function(*call.positional, **call.keyword)
         call.bridge.leave_fork()
         if inspect.iscoroutine(value) or inspect.isasyncgen(value):  # of a decorated function
-            value = asyncio.run_coroutine_threadsafe(_collected(value), self._loop).result()
+            value = self._on_loop(lambda: _collected(value))
         if not inspect.isgenerator(value):
             return _encoded(call, value)
         try:
@@ -582,6 +583,20 @@ class _Runner:
         finally:
             value.close()
 
+    def _on_loop(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """The result of a coroutine that is made on the loop. One that was made here would never be awaited if a cancel
+        interrupted this thread just then."""
+        found: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        async def work() -> None:
+            try:
+                found.set_result(await make())
+            except BaseException as failure:  # noqa: B036 - it is raised where it is waited for
+                found.set_exception(failure)
+
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(work()))
+        return found.result()
+
     def _sent(self, call: _Call, items: Generator[Any, Any, Any]) -> None:
         flow = call.flow = threading.Condition()
         for value in items:
@@ -592,7 +607,7 @@ class _Runner:
                 raise guard.Cancelled
             self._item(call, value)
             if call.sent % _FLOW == 0 and not call.bridge.over:
-                asyncio.run_coroutine_threadsafe(call.bridge.written(), self._loop).result()
+                self._on_loop(call.bridge.written)
 
 
 async def _collected(value: Any) -> Any:

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func (a *app) auditCommand() *cobra.Command {
+	var follow bool
+	var tools, since string
+	var globs subjects.Globs
+	var back time.Duration
+	cmd := &cobra.Command{
+		Use: "audit", Short: "List which calls ended, by whom and how",
+		Long: `List the calls that ended on nodes with --audit (MESH_AUDIT), the oldest first: of all
+sessions, or of the one that --session names. It takes an administrator's key. With -f
+and --json, print a line for each call as it ends.`,
+		Args: nothing,
+		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if globs, err = subjects.ParseGlobs(tools); err != nil {
+				return usage(cmd, "--tool %s: %s", tools, err.Error())
+			}
+			if back, err = parseDays(since); err != nil || back < 0 {
+				return usage(cmd, "--since is %q: write a time such as 15m, 24h or 7d", since)
+			}
+			return nil
+		},
+		RunE: runE(func(ctx context.Context, _ []string) error {
+			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+				of := subjects.SessionID("")
+				if a.sessionGiven {
+					of = l.session
+				}
+				subject, err := subjects.CallEvents(of)
+				if err != nil {
+					return usage(nil, "%s", err.Error())
+				}
+				var after time.Time
+				if back > 0 {
+					after = l.bus.Time().Now.Add(-back)
+				}
+				wanted := func(data []byte) (e codec.CallEvent, ok bool) {
+					ok = json.Unmarshal(data, &e) == nil && globs.Match(e.Tool) && !e.Time.Before(after)
+					return e, ok
+				}
+				live := make(chan *nats.Msg, 1024)
+				if follow { // before what is stored is read, so that nothing is between
+					sub, err := l.nc.ChanSubscribe(subject, live)
+					if err != nil {
+						return fmt.Errorf("follow the calls: %w", err)
+					}
+					defer func() { _ = sub.Unsubscribe() }()
+				}
+				calls, seen := []codec.CallEvent{}, make(map[codec.CallEvent]bool)
+				for m, err := range store.Of(l.bus).Read(ctx, store.Query{Stream: subjects.StreamAudit, Subject: subject}) {
+					if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, nats.ErrNoResponders) {
+						return toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or its agents, with --audit (MESH_AUDIT)").
+							WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+					}
+					if err != nil {
+						return err
+					}
+					if e, ok := wanted(m.Data); ok {
+						calls = append(calls, e)
+					}
+				}
+				for _, e := range calls[max(0, len(calls)-cap(live)):] {
+					seen[e] = true
+				}
+				switch {
+				case !follow && a.json:
+					a.printJSON(map[string]any{"calls": calls})
+					return nil
+				case !follow && len(calls) == 0:
+					fmt.Fprintln(a.err, "no call that was asked for has ended")
+					return nil
+				case !follow:
+					a.table(auditColumns, auditRows(calls))
+					return nil
+				}
+				for _, e := range calls {
+					a.printEnded(e)
+				}
+				for {
+					select {
+					case m := <-live:
+						if e, ok := wanted(m.Data); ok && !seen[e] {
+							a.printEnded(e)
+						}
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				}
+			})
+		}),
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with the calls that end from now on")
+	cmd.Flags().StringVar(&tools, "tool", "", "of these tools alone: `GLOB,…`, where * stands for any text without a dot and ** for any")
+	cmd.Flags().StringVar(&since, "since", "", "of this `TIME` until now, such as 15m, 24h or 7d (default all that are kept)")
+	cmd.Flags().SortFlags = false
+	return cmd
+}
+
+var auditColumns = []string{"TIME", "SESSION", "KEY", "TOOL", "NODE", "OUTCOME", "MS", "RPC"}
+
+func auditRows(calls []codec.CallEvent) [][]string {
+	rows := make([][]string, len(calls))
+	for i, e := range calls {
+		rows[i] = []string{
+			e.Time.Local().Format(time.DateTime), string(e.Session), cmp.Or(e.Key, "-"), string(e.Tool), string(e.Node),
+			cmp.Or(string(e.Code), e.Status), strconv.FormatFloat(e.DurationMS, 'f', 1, 64), string(e.RPCID),
+		}
+	}
+	return rows
+}
+
+// printEnded prints a call on a line of its own.
+func (a *app) printEnded(e codec.CallEvent) {
+	if a.json {
+		a.printJSON(e)
+		return
+	}
+	for i, text := range auditRows([]codec.CallEvent{e})[0] {
+		if i > 0 {
+			fmt.Fprint(a.out, "  ")
+		}
+		fmt.Fprint(a.out, text)
+	}
+	fmt.Fprintln(a.out)
+}

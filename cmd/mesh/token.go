@@ -1,0 +1,201 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func (a *app) tokenCommand() *cobra.Command {
+	return group("token", "Create, list and revoke tokens: further keys of a session", a.tokenCreate(), a.tokens().ls("ls", "List the tokens that are good"), a.tokens().completes(a.tokenRevoke()))
+}
+
+// token is a line of `mesh token ls --json`. The token itself is nowhere but in the answer to
+// its creation.
+type token struct {
+	ID       string             `json:"id"`
+	Token    string             `json:"token,omitempty"`
+	Session  subjects.SessionID `json:"session"`
+	Tools    subjects.Globs     `json:"tools"`
+	ReadOnly bool               `json:"read_only"`
+	Rate     string             `json:"rate"`
+	Created  time.Time          `json:"created"`
+	Expires  *time.Time         `json:"expires"`
+}
+
+func tokenOf(r registry.TokenRecord) token {
+	t := token{ID: r.ID, Session: r.Session, Tools: append(subjects.Globs{}, r.Tools...), ReadOnly: r.ReadOnly, Rate: r.Rate, Created: r.Created}
+	if !r.Expires.IsZero() {
+		t.Expires = &r.Expires
+	}
+	return t
+}
+
+func (a *app) tokens() noun[token] {
+	return noun[token]{
+		a: a, name: "token", one: "a token", plural: "tokens",
+		id: func(t token) string { return t.ID },
+		of: func(_ *link, view *registry.View) []token {
+			all := make([]token, 0, 8)
+			for _, r := range view.Tokens() {
+				if _, good := view.Key(r.Key); good {
+					all = append(all, tokenOf(r))
+				}
+			}
+			return all
+		},
+		missing: func(id string, _ []string) error {
+			return toolmesh.Errorf(toolmesh.CodeNotFound, "no token %q is good: mesh token ls lists those that are", id).
+				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+		},
+		none:    "no token was made, or all were revoked or have expired; mesh token create makes one",
+		columns: []string{"TOKEN", "SESSION", "TOOLS", "READ-ONLY", "RATE", "EXPIRES"},
+		row: func(t token) []string {
+			expires := "never"
+			if t.Expires != nil {
+				expires = t.Expires.Local().Format(time.DateTime)
+			}
+			return []string{t.ID, string(t.Session), cmp.Or(strings.Join(t.Tools, ","), "all"), strconv.FormatBool(t.ReadOnly), cmp.Or(t.Rate, "-"), expires}
+		},
+	}
+}
+
+func (a *app) tokenCreate() *cobra.Command {
+	var tools, rate, expires string
+	var readOnly bool
+	var globs subjects.Globs
+	var lasts time.Duration
+	cmd := &cobra.Command{
+		Use: "create", Short: "Create a token of a session and print it",
+		Long: `Create a token of the session that --session names. A token is the seed of a NATS
+key: clients of the gateway send it as "Authorization: Bearer TOKEN", and saved in a
+file of mode 0600 it is what --nkey takes. It is printed once and kept nowhere.
+
+With --tools or --read-only the NATS server itself lets the token call these tools
+alone, and make neither batches nor tasks. Its rights are renewed every 5 minutes.`,
+		Example: "  mesh token create --session ann\n  mesh token create --session ann --tools 'weather.*,lab.bank.**' --read-only --rate 10/s --expires 30d --json",
+		Args:    nothing,
+		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if globs, err = subjects.ParseGlobs(tools); err == nil && cmd.Flags().Changed("tools") && len(globs) == 0 {
+				err = errors.New("it names no tool")
+			}
+			if err != nil {
+				return usage(cmd, "--tools %s: %s", tools, err.Error())
+			}
+			if _, err := registry.ParseRate(rate); err != nil {
+				return usage(cmd, "--rate: %s", err.Error())
+			}
+			if lasts, err = parseDays(expires); err != nil || expires != "" && lasts < time.Second {
+				return usage(cmd, "--expires is %q: write a time of at least 1s, such as 720h or 30d", expires)
+			}
+			return nil
+		},
+		RunE: runE(func(ctx context.Context, _ []string) error {
+			return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
+				r := registry.TokenRecord{Session: l.session, Tools: globs, ReadOnly: readOnly, Rate: rate, Created: l.bus.Time().Now.UTC()}
+				if session, ok := view.Session(l.session); ok {
+					r.Epoch = session.Epoch
+				}
+				if lasts > 0 {
+					r.Expires = r.Created.Add(lasts)
+				}
+				seed, err := a.makeToken(ctx, l, &r)
+				if err != nil {
+					return err
+				}
+				made := tokenOf(r)
+				made.Token = seed
+				if a.json {
+					a.printJSON(made)
+					return nil
+				}
+				fmt.Fprintln(a.out, seed)
+				until := ""
+				if made.Expires != nil {
+					until = ", until " + made.Expires.Local().Format(time.DateTime)
+				}
+				fmt.Fprintf(a.err, "this is token %s of session %s%s; mesh token revoke %s ends it\n", r.ID, r.Session, until, r.ID)
+				return nil
+			})
+		}),
+	}
+	cmd.Flags().StringVar(&tools, "tools", "", "let it call these tools alone: `GLOB,…`, where * stands for any text without a dot and ** for any")
+	cmd.Flags().BoolVar(&readOnly, "read-only", false, "let it call tools alone that declare read_only")
+	cmd.Flags().StringVar(&rate, "rate", "", "have gateways take so many calls with it: `N/s`, N/m or N/h (default any number)")
+	cmd.Flags().StringVar(&expires, "expires", "", "end it after this `TIME`, such as 720h or 30d (default never)")
+	cmd.Flags().SortFlags = false
+	return cmd
+}
+
+// makeToken makes a token's key and record, and tries it: what the NATS server does not take
+// is not left behind.
+func (a *app) makeToken(ctx context.Context, l *link, r *registry.TokenRecord) (seed string, err error) {
+	dir, err := os.MkdirTemp("", "mesh-token-")
+	if err != nil {
+		return "", fmt.Errorf("make a token: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	file := filepath.Join(dir, "token.nk")
+	if r.Key, err = access.CreateSessionKey(file); err != nil {
+		return "", err
+	}
+	r.ID = "tok_" + access.Digest(r.Key)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("make a token: %w", err)
+	}
+	records := registry.NewStore(l.bus)
+	if err := records.CreateToken(ctx, *r); err != nil {
+		return "", err
+	}
+	if err := a.tryKey(ctx, l.nc.ConnectedUrl(), r.Session, file); err != nil {
+		return "", errors.Join(err, records.DeleteToken(ctx, r.Session, r.ID))
+	}
+	return string(text), nil
+}
+
+// parseDays reads a time of Go or a number of days; 0 for an empty text.
+func parseDays(text string) (time.Duration, error) {
+	if days, ok := strings.CutSuffix(text, "d"); ok {
+		n, err := strconv.ParseUint(days, 10, 15)
+		return time.Duration(n) * 24 * time.Hour, err //nolint:gosec // it has 15 bits
+	}
+	if text == "" {
+		return 0, nil
+	}
+	return time.ParseDuration(text)
+}
+
+func (a *app) tokenRevoke() *cobra.Command {
+	return &cobra.Command{
+		Use: "revoke ID", Short: "Revoke a token: its connections and streams end", Args: takes(1, 1, "the id of a token"),
+		RunE: runE(func(ctx context.Context, args []string) error {
+			return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
+				all := view.Tokens()
+				i := slices.IndexFunc(all, func(r registry.TokenRecord) bool { return r.ID == args[0] })
+				if i < 0 {
+					return a.tokens().missing(args[0], nil)
+				}
+				if err := registry.NewStore(l.bus).DeleteToken(ctx, all[i].Session, all[i].ID); err != nil {
+					return err
+				}
+				a.tell(map[string]any{"id": all[i].ID}, "revoked %s", all[i].ID)
+				return nil
+			})
+		}),
+	}
+}

@@ -1,0 +1,150 @@
+package gateway_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh/gateway"
+)
+
+// raw sends bytes as they are and reads the answer, if there is one.
+func (r *rig) raw(t *testing.T, sent string) (status int, body string) {
+	t.Helper()
+	conn := r.dial(t)
+	if _, err := io.WriteString(conn, sent); err != nil {
+		return 0, err.Error() // it was cut off before it had sent all
+	}
+	a, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer a.Body.Close()
+	text, _ := io.ReadAll(a.Body)
+	return a.StatusCode, string(text)
+}
+
+func (r *rig) dial(t *testing.T) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
+	return conn
+}
+
+// What strangers send is answered, with a status of 4xx, or their connection is closed; others are served
+// meanwhile, and nothing grows.
+func TestHostileRequests(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *gateway.Options) { o.MaxStreams = 300 })
+	const head = "POST /v1/tools/lab.add HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+	for what, c := range map[string]struct {
+		sent   string
+		status []int // 0: the connection is closed
+	}{
+		"no HTTP":                    {"\x16\x03\x01\x02\x00hello\r\n\r\n", []int{400}},
+		"no Host":                    {"GET /v1/tools HTTP/1.1\r\n\r\n", []int{400}},
+		"two Hosts":                  {"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n", []int{400}},
+		"two tokens":                 {"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n\r\n", []int{401}},
+		"an absolute URL":            {"GET http://evil.example/v1/tools HTTP/1.1\r\nHost: localhost\r\n\r\n", []int{403}},
+		"CONNECT":                    {"CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example\r\n\r\n", []int{403, 404}},
+		"a header that is a bomb":    {"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nX: " + strings.Repeat("x", 64<<10) + "\r\n\r\n", []int{431}},
+		"many headers":               {"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\n" + strings.Repeat("X: y\r\n", 20_000) + "\r\n", []int{431}},
+		"a long path":                {"GET /v1/tools/" + strings.Repeat("a", 64<<10) + " HTTP/1.1\r\nHost: localhost\r\n\r\n", []int{414, 431}},
+		"a body of 1 GB":             {head + "Content-Length: 1073741824\r\n\r\n", []int{413}},
+		"a negative length":          {head + "Content-Length: -1\r\n\r\n", []int{400}},
+		"two lengths":                {head + "Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", []int{400}},
+		"length and chunks":          {head + "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", []int{400, 422}},
+		"chunks that are none":       {head + "Transfer-Encoding: chunked\r\n\r\nzz\r\n", []int{400}},
+		"dots":                       {"GET /v1/../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n", []int{404}},
+		"encoded dots":               {"GET /v1/tools/%2e%2e%2f%2e%2e HTTP/1.1\r\nHost: localhost\r\n\r\n", []int{404}},
+		"a backslash":                {"GET /v1/tools/..\\..\\x HTTP/1.1\r\nHost: localhost\r\n\r\n", []int{404}},
+		"a wrong escape":             {"GET /v1/tools/%zz HTTP/1.1\r\nHost: localhost\r\n\r\n", []int{400}},
+		"a subject":                  {"GET /v1/tasks/* HTTP/1.1\r\nHost: localhost\r\n\r\n", []int{404}},
+		"a subject of another":       {"GET /v1/calls/a.b.%3E/stream HTTP/1.1\r\nHost: localhost\r\n\r\n", []int{400, 404}},
+		"a session that is none":     {"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nMesh-Session: *\r\n\r\n", []int{400, 403}},
+		"a trace that is none":       {head + "Traceparent: x\r\nContent-Length: 13\r\n\r\n{\"a\":1,\"b\":1}", []int{200}},
+		"a long idempotency key":     {head + "Idempotency-Key: " + strings.Repeat("k", 600) + "\r\nContent-Length: 13\r\n\r\n{\"a\":1,\"b\":1}", []int{400}},
+		"a body that is not UTF-8":   {head + "Content-Length: 9\r\n\r\n{\"a\":\"\xff\"}", []int{422}},
+		"JSON as deep as it is long": {head + "Content-Length: 100000\r\n\r\n" + strings.Repeat("[", 100_000), []int{400, 422}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			status, body := r.raw(t, c.sent)
+			for _, one := range c.status {
+				if status == one {
+					return
+				}
+			}
+			t.Errorf("status %d: %.300s", status, body)
+		})
+	}
+	t.Run("others are served", func(t *testing.T) {
+		t.Parallel()
+		// Senders and readers that hardly move, and streams that nobody reads: each costs itself only.
+		for range 20 {
+			slow := r.dial(t)
+			_, _ = io.WriteString(slow, head+"Content-Length: 1000\r\n\r\n{")
+			silent := r.dial(t)
+			_, _ = io.WriteString(silent, "POST /v1/tools/lab.large HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		before := live()
+		for range 60 {
+			a := r.open(t, ctx, "POST", "/v1/tools/lab.count", `{"n":1,"wait":true}`, headers{"Accept": "text/event-stream", "Authorization": "Bearer " + r.token})
+			defer a.Body.Close()
+			<-r.ran
+		}
+		t.Logf("60 idle streams hold %d KiB each, the mesh's and the client's part among them", (live()-before)>>10/60)
+		for range 10 {
+			if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, nil); a.status != 200 || a.body != "5" {
+				t.Fatalf("%d %s", a.status, a.body)
+			}
+		}
+	})
+}
+
+// live is how many bytes of the heap are in use.
+func live() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapInuse + m.StackInuse
+}
+
+// A body of any size that does not say its size is read up to the limit, and the connection is closed.
+func TestEndlessBodyEnds(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *gateway.Options) { o.MaxBody = 1 << 16 })
+	conn := r.dial(t)
+	_, _ = io.WriteString(conn, "POST /v1/tools/lab.add HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+	sent := make(chan error, 1)
+	go func() {
+		for {
+			if _, err := fmt.Fprintf(conn, "%x\r\n%s\r\n", 1<<12, strings.Repeat(" ", 1<<12)); err != nil {
+				sent <- err
+				return
+			}
+		}
+	}()
+	a, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || a.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Fatalf("%v %v", a, err)
+	}
+	_ = a.Body.Close()
+	if err := <-sent; errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the gateway goes on reading: %v", err)
+	}
+}
