@@ -223,13 +223,19 @@ func TestMCPBadInput(t *testing.T) {
 		"an unknown version": {`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2099-01-01","io.modelcontextprotocol/clientCapabilities":{}}}}`, headers{"Mcp-Method": "tools/list", "Mcp-Protocol-Version": "2099-01-01"}, 400, "-32022"},
 		"another method":     {list, headers{"Mcp-Method": "tools/call", "Mcp-Protocol-Version": "2026-07-28"}, 400, ""},
 		"another page":       {list, headers{"Origin": "https://evil.example"}, 403, ""},
+		"no version of RPC":  {`{"id":1,"method":"tools/list"}`, nil, 400, ""},
+		"an id that is none": {`{"jsonrpc":"2.0","id":{},"method":"tools/list"}`, nil, 400, ""},
+		"an unknown method":  {`{"jsonrpc":"2.0","id":"a","method":"no/method","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`, headers{"Mcp-Method": "no/method", "Mcp-Protocol-Version": "2026-07-28"}, 404, "-32601"},
+		"a bad cursor":       {`{"jsonrpc":"2.0","id":"a","method":"tools/list","params":{"cursor":"?","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`, headers{"Mcp-Method": "tools/list", "Mcp-Protocol-Version": "2026-07-28"}, 400, "-32602"},
+		"a bad view":         {list, headers{"Query": "?prefix=on"}, 400, "invalid_request"},
+		"a body of 9 MiB":    {`{"jsonrpc":"2.0","id":1,"method":"` + strings.Repeat("x", 9<<20) + `"}`, nil, 413, "payload_too_large"},
 		"a bad token":        {list, headers{"Authorization": "Bearer x"}, 401, "unauthenticated"},
 	} {
 		h := headers{"Accept": accept}
 		for k, v := range c.h {
 			h[k] = v
 		}
-		if a := r.do(t, "POST", "/mcp", c.body, h); a.status != c.want || !strings.Contains(a.body, c.in) {
+		if a := r.do(t, "POST", "/mcp"+c.h["Query"], c.body, h); a.status != c.want || !strings.Contains(a.body, c.in) {
 			t.Errorf("%s: %d %s", name, a.status, a.body)
 		}
 	}

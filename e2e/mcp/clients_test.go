@@ -3,6 +3,9 @@ package mcp_test
 import (
 	"context"
 	"fmt"
+	"os"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -47,5 +50,31 @@ func TestGoClient(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Errorf("%s: it ends with %v", name, err)
 		}
+	}
+	t.Run("the page", func(t *testing.T) { pageOf(t, r) })
+}
+
+// pageOf runs the commands of docs/mcp.md on a mesh that is up.
+func pageOf(t *testing.T, r *rig) {
+	page, err := os.ReadFile("../../docs/mcp.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := 0
+	for _, block := range regexp.MustCompile("(?ms)^```sh\n(.*?)^```$").FindAllStringSubmatch(string(page), -1) {
+		for _, line := range strings.Split(strings.TrimSpace(block[1]), "\n") {
+			words := strings.Fields(line)
+			if words[0] != "mesh" || words[1] == "up" {
+				continue
+			}
+			out, err := r.mesh(append(words[1:], "--server="+r.nats)...).CombinedOutput()
+			if err != nil {
+				t.Errorf("%s: %v\n%s", line, err, out)
+			}
+			ran++
+		}
+	}
+	if ran < 3 {
+		t.Errorf("the page has %d commands", ran)
 	}
 }
