@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -252,7 +251,7 @@ func (q *request) toolCalls() error {
 		if made[i], ok = p.read(raw); !ok {
 			return refused(toolmesh.CodeInvalidRequest, "call %d is no tool call of %s", i, in.Provider)
 		}
-		id, args, changed, err := meant(q.ctx, q.c, made[i])
+		id, args, changed, err := fit(q.ctx, q.c, q.l, subjects.ToolID(made[i].name), made[i].args)
 		if err != nil {
 			results[i] = batchResultOf(client.BatchResult{Err: err})
 			continue
@@ -279,17 +278,4 @@ func (q *request) toolCalls() error {
 		messages = []any{p.wrap(messages)}
 	}
 	return q.answer(http.StatusOK, map[string]any{"messages": messages, "results": results})
-}
-
-// meant returns the tool and the arguments that a model's call means, and the JSON Pointers of what it
-// wrote otherwise.
-func meant(ctx context.Context, c *client.Client, m modelCall) (subjects.ToolID, json.RawMessage, []string, error) {
-	id := subjects.ToolID(m.name)
-	full, args, changed, err := fit(ctx, c, id, m.args)
-	if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
-		if id = nameMeant(ctx, c, id); id != "" {
-			full, args, changed, err = fit(ctx, c, id, m.args)
-		}
-	}
-	return full, args, changed, err
 }

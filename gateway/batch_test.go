@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/toolmesh/toolmesh/internal/access"
 )
 
 // A batch answers each call in its place, and one that fails hurts no other.
@@ -100,6 +102,18 @@ func TestToolCalls(t *testing.T) {
 		if plain != wanted {
 			t.Errorf("%s:\n%s\nwant\n%s", provider, plain, wanted)
 		}
+	}
+	// Names that no tool has cost one list of the tools in a second, not one each.
+	lists, err := r.As(t, access.Node).SubscribeSync("mesh.registry.default.list")
+	if err != nil {
+		t.Fatal(err)
+	}
+	unknown := strings.TrimSuffix(strings.Repeat(`{"name":"nothing"},`, 50), ",")
+	if a := r.do(t, "POST", "/v1/tool-calls", `{"provider":"gemini","calls":[`+unknown+`]}`, nil); a.status != 200 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	if n, _, err := lists.Pending(); err != nil || n >= 25 {
+		t.Errorf("50 unknown names made %d lists, %v", n, err)
 	}
 	for _, body := range []string{
 		`{}`, `{"provider":"cobol","calls":[{}]}`, `{"provider":"openai","calls":[]}`, `{"provider":"openai","calls":[{"id":"c1"}]}`, `{"provider":"anthropic","calls":["x"]}`, `{"provider":"gemini","calls":[null]}`,

@@ -513,6 +513,11 @@ func TestStreamOfEvents(t *testing.T) {
 	if a := r.do(t, "POST", "/v1/tools/lab.count", `{"n":1,"fail":true}`, headers{"Accept": "application/x-ndjson"}); !strings.Contains(a.body, "\n"+`{"error":{"code":"tool_error"`) {
 		t.Errorf("%q", a.body)
 	}
+	// A call that was no stream has none, once it has ended.
+	plain := r.do(t, "POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, nil)
+	if p := r.do(t, "GET", "/v1/calls/"+plain.header.Get("Mesh-Rpc-Id")+"/stream", "", nil); p.status != 404 || p.problem(t)["code"] != "not_found" {
+		t.Errorf("the stream of a plain call: %d %s", p.status, p.body)
+	}
 	// A plain function is one item.
 	if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, sse); a.body != "id: 1\nevent: item\ndata: 2\n\nevent: complete\ndata: {\"count\":1}\n\n" {
 		t.Errorf("%q", a.body)

@@ -56,6 +56,8 @@ type link struct {
 	uploads, events chan struct{} // those of the token that run
 	limited         sync.Once
 	limiter         *rate.Limiter // of limited
+	naming          sync.Mutex
+	names           plainNames // guarded by naming
 
 	// Guarded by links.mu.
 	uses    int

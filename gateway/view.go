@@ -412,7 +412,7 @@ func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, stream
 	if token == nil || !streaming {
 		reports := newReporter(ctx, q, string(in.tool))
 		in.report = reports.report
-		result, err := in.run(ctx, v.c)
+		result, err := in.run(ctx, v.c, v.of)
 		reports.end()
 		if err != nil {
 			return nil, err
@@ -420,7 +420,7 @@ func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, stream
 		return result.Value, nil
 	}
 	last, all, err := v.follow(ctx, q, in, token)
-	if err != nil && last == nil && in.mend(ctx, v.c, err) {
+	if err != nil && last == nil && in.mend(ctx, v.c, v.of, err) {
 		last, all, err = v.follow(ctx, q, in, token)
 	}
 	if err != nil {
