@@ -278,6 +278,14 @@ func TestNarrowedToken(t *testing.T) {
 			t.Errorf("%s: %+v", path, list)
 		}
 	}
+	for path, want := range map[string]int{"/v1/tools/lab.add": 200, "/v1/tools/lab.wait": 404} {
+		if a := r.do(t, "GET", path, "", h); a.status != want {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
+		}
+	}
+	if a := r.do(t, "GET", "/v1/indexes", "", h); !strings.Contains(a.body, `"lab.add"`) || strings.Contains(a.body, `"lab.wait"`) {
+		t.Errorf("indexes: %d %s", a.status, a.body)
+	}
 	var doc struct{ Paths map[string]any }
 	if r.do(t, "GET", "/openapi.json", "", h).decode(t, 200, &doc); len(doc.Paths) != 2 {
 		t.Errorf("%v", doc)

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -74,10 +75,17 @@ func (q *request) batch() error {
 // runBatch makes several calls as one batch; singly with a key that may make no batches, and where nobody
 // runs batches.
 func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.BatchResult, error) {
+	var all call
+	if err := q.readHeaders(&all); err != nil {
+		return nil, err
+	}
+	if all.key != "" {
+		return nil, refused(toolmesh.CodeInvalidRequest, "Idempotency-Key is for POST /v1/tools/ID: a request of several calls takes none")
+	}
 	if err := q.l.spend(len(calls)); err != nil {
 		return nil, err
 	}
-	var options []client.CallOption
+	options := []client.CallOption{client.WithTimeout(all.timeout), client.WithTraceparent(all.trace)}
 	if parallel {
 		options = append(options, client.Parallel())
 	}
@@ -87,6 +95,11 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 		return results, err
 	}
 	results = make([]client.BatchResult, len(calls))
+	ctx, cancel := q.ctx, context.CancelFunc(func() {})
+	if all.timeout > 0 {
+		ctx, cancel = context.WithTimeout(ctx, all.timeout)
+	}
+	defer cancel()
 	var work errgroup.Group
 	if work.SetLimit(1); parallel {
 		work.SetLimit(batchAtOnce)
@@ -95,7 +108,7 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 	for i, one := range calls {
 		work.Go(func() error {
 			rpc := subjects.RPCID(fmt.Sprintf("%s.%d", batch, i))
-			r, err := q.c.Call(q.ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout))
+			r, err := q.c.Call(ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout), client.WithTraceparent(all.trace))
 			results[i] = client.BatchResult{RPCID: rpc, Err: err}
 			if err == nil {
 				results[i].Value = r.Value

@@ -44,6 +44,17 @@ func TestBatch(t *testing.T) {
 			t.Errorf("%.40s: %d %s", body, a.status, a.body)
 		}
 	}
+	for h, want := range map[string]string{"Mesh-Timeout: bogus": "Mesh-Timeout is", "Idempotency-Key: k1": "Idempotency-Key is for"} {
+		name, value, _ := strings.Cut(h, ": ")
+		if a := r.do(t, "POST", "/v1/calls:batch", `{"calls":[{"tool":"lab.fail"}]}`, headers{name: value}); a.status != 400 || !strings.Contains(a.body, want) {
+			t.Errorf("%s: %d %s", h, a.status, a.body)
+		}
+	}
+	for _, h := range []headers{{"Mesh-Timeout": "100ms"}, {"Mesh-Timeout": "100ms", "Authorization": "Bearer " + r.token}} {
+		if a := r.do(t, "POST", "/v1/calls:batch", `{"calls":[{"tool":"lab.wait"}]}`, h); !strings.Contains(a.body, `"deadline_exceeded"`) {
+			t.Errorf("%v: %d %s", h, a.status, a.body)
+		}
+	}
 	if a := r.do(t, "POST", "/v1/calls:batch", `<a/>`, headers{"Content-Type": "text/xml"}); a.status != 415 {
 		t.Errorf("%d %s", a.status, a.body)
 	}

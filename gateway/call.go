@@ -49,6 +49,7 @@ func (q *request) callTool() error {
 	if err == nil {
 		err = q.readCall(&in)
 	}
+	begins := err == nil
 	switch {
 	case err != nil:
 	case prefersAsync(q.r.Header):
@@ -67,18 +68,20 @@ func (q *request) callTool() error {
 		}
 	}
 	if err != nil {
-		q.drop(&in)
-		failCall(q.w, err, &in)
+		if !begins || toolmesh.AsError(err).Started == toolmesh.StartedNo {
+			q.drop(&in)
+		}
+		failCall(q.w, q.explain(err), &in)
 	}
 	return nil
 }
 
-// readCall reads what a request asks for.
-func (q *request) readCall(in *call) error {
+// readHeaders reads what the headers of a request say of its calls.
+func (q *request) readHeaders(in *call) error {
 	if text := q.r.Header.Get("Mesh-Timeout"); text != "" {
 		d, err := time.ParseDuration(text)
 		if err != nil || d <= 0 {
-			return refused(toolmesh.CodeInvalidRequest, "Mesh-Timeout is %q: it is a duration above 0, such as 5s or 1m30s", text)
+			return refused(toolmesh.CodeInvalidRequest, "Mesh-Timeout is %q: it is a duration above 0, such as 5s or 1m30s, and %v at most", text, toolmesh.MaxTime)
 		}
 		in.timeout = d
 	}
@@ -86,11 +89,19 @@ func (q *request) readCall(in *call) error {
 	if trace := q.r.Header.Get("Traceparent"); traceText.MatchString(trace) {
 		in.trace = trace
 	}
+	return nil
+}
+
+// readCall reads what a request asks for.
+func (q *request) readCall(in *call) error {
+	err := q.readHeaders(in)
+	if err != nil {
+		return err
+	}
 	if isMultipart(q.r) {
 		return q.readParts(in)
 	}
-	var err error
-	in.args, err = readBody(q.w, q.r)
+	in.args, err = q.body()
 	return err
 }
 
