@@ -23,6 +23,7 @@ import (
 // call is one request for a call.
 type call struct {
 	tool    subjects.ToolID
+	exact   bool // the id is that of a list: no other tool is meant
 	args    json.RawMessage
 	rpc     subjects.RPCID
 	key     string
@@ -150,13 +151,16 @@ func (in *call) mend(ctx context.Context, c *client.Client, err error) bool {
 	}
 	meant := in.tool
 	if e.Code == toolmesh.CodeToolNotFound {
+		if in.exact {
+			return false
+		}
 		meant = nameMeant(ctx, c, in.tool)
 		if meant == "" {
 			return false
 		}
 	}
-	_, fitted, changed, err := fit(ctx, c, meant, in.args)
-	if err != nil || meant == in.tool && len(changed) == 0 {
+	fits, fitted, changed, err := fit(ctx, c, meant, in.args)
+	if err != nil || in.exact && fits != in.tool || meant == in.tool && len(changed) == 0 {
 		return false
 	}
 	in.tool, in.args, in.changed = meant, fitted, changed
