@@ -202,7 +202,7 @@ func TestMCP(t *testing.T) {
 		}
 		meshtest.Until(t, "the new tool is listed", func() bool { return strings.Contains(names(t, s), name) })
 		a, err := call("lab-"+name, nil)
-		if image, ok := a.Content[0].(*mcp.ImageContent); err != nil || !ok || string(image.Data) != "png" || image.MIMEType != "image/png" {
+		if image, ok := a.Content[0].(*mcp.ImageContent); err != nil || !ok || string(image.Data) != "png" || image.MIMEType != "image/png" || a.StructuredContent == nil {
 			t.Errorf("%s: an image: %+v, %v", version, a, err)
 		}
 	}

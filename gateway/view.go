@@ -432,21 +432,27 @@ func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, stream
 		}
 		return result.Value, nil
 	}
-	last, all, err := v.follow(ctx, q, in, token)
+	d, err := v.descriptor(ctx, in.tool)
+	if err != nil {
+		return nil, err
+	}
+	collect := d.Annotations.Collect
+	last, all, err := v.follow(ctx, q, in, token, collect)
 	if err != nil && last == nil && in.mend(ctx, v.c, err) {
-		last, all, err = v.follow(ctx, q, in, token)
+		last, all, err = v.follow(ctx, q, in, token, collect)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if d, err := v.descriptor(ctx, in.tool); err == nil && d.Annotations.Collect {
+	if collect {
 		return append(append([]byte{'['}, bytes.Join(all, []byte{','})...), ']'), nil
 	}
 	return orNull(last), nil
 }
 
-// follow reads a stream, and tells its items as progress: the latest one, where they come too fast.
-func (v *view) follow(ctx context.Context, q *mcp.CallToolRequest, in *call, token any) (last json.RawMessage, all [][]byte, err error) {
+// follow reads a stream, and tells its items as progress: the latest one, where they come too fast. It keeps
+// all items of a tool whose result they are.
+func (v *view) follow(ctx context.Context, q *mcp.CallToolRequest, in *call, token any, collect bool) (last json.RawMessage, all [][]byte, err error) {
 	var told time.Time
 	size := 0
 	for chunk, err := range v.c.Stream(ctx, in.tool, in.args, in.options()...) {
@@ -454,10 +460,12 @@ func (v *view) follow(ctx context.Context, q *mcp.CallToolRequest, in *call, tok
 			return last, nil, err
 		}
 		last = chunk.Data
-		if size += len(last); size > defaultMaxBody {
+		if size += len(last); collect && size > defaultMaxBody {
 			return last, nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the items of the stream have more than %d bytes: read it over HTTP", defaultMaxBody)
 		}
-		all = append(all, last)
+		if collect {
+			all = append(all, last)
+		}
 		if time.Since(told) < progressEvery {
 			continue
 		}
@@ -483,5 +491,6 @@ func rpcError(err error) error {
 	if !ok {
 		number = jsonrpc.CodeInternalError
 	}
+	p.RetryAfterMS = p.retryAfter.Milliseconds() // there is no header that says it
 	return &jsonrpc.Error{Code: number, Message: p.Detail, Data: p.encode()}
 }
