@@ -42,7 +42,8 @@ async def main(sdk: str, era: str, url: str, file: str) -> None:
         await asyncio.wait([waits])
         while not Path(file).exists():  # the tool makes it when it is cancelled
             await asyncio.sleep(0.02)
-        print(json.dumps({"tools": [t.name for t in tools], "text": result.content[0].text, "progress": progress, "cancelled": waits.cancelled()}))
+        said = {"tools": [t.name for t in tools], "text": result.content[0].text, "progress": progress}
+        print(json.dumps(said | {"cancelled": waits.cancelled()}))
 
 
 asyncio.run(main(*sys.argv[1:]))
