@@ -85,12 +85,22 @@ func listOf[T any](plural string, of func(*request, *registry.View) ([]T, error)
 			}
 		case otherwise != nil:
 			all, err = otherwise(q)
+		default:
+			err = q.explainAdmin(err)
 		}
 		if err != nil {
 			return err
 		}
 		return q.answer(http.StatusOK, map[string][]T{plural: all})
 	}
+}
+
+// explainAdmin says of a refusal that an administrator's token would not get it, instead of the subject.
+func (q *request) explainAdmin(err error) error {
+	if err == nil || toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied || q.l.ofAdmin() {
+		return err
+	}
+	return refused(toolmesh.CodePermissionDenied, "%s %s takes an administrator's token: the content of keys/admin.nk", q.r.Method, q.r.URL.Path)
 }
 
 func sessionsOf(_ *request, view *registry.View) ([]inventory.Session, error) {
@@ -158,6 +168,6 @@ func (q *request) install() error {
 		return nil
 	})
 	complete, _ := tool.MarshalPlain(done)
-	out.end(err, complete)
+	out.end(q.explainAdmin(err), complete)
 	return nil
 }

@@ -155,11 +155,11 @@ func TestAdministration(t *testing.T) {
 	}
 	for _, h := range []headers{as(r.token), nil} {
 		for _, path := range []string{"/v1/nodes", "/v1/sessions"} {
-			if got := r.do(t, "GET", path, "", h); got.status != 403 || got.problem(t)["code"] != "permission_denied" {
+			if got := r.do(t, "GET", path, "", h); got.status != 403 || got.problem(t)["code"] != "permission_denied" || !strings.Contains(got.body, "keys/admin.nk") {
 				t.Errorf("%s: %d %s", path, got.status, got.body)
 			}
 		}
-		if got := r.do(t, "POST", "/v1/indexes", `{"source":"owner/repo"}`, h); got.status != 403 || got.problem(t)["code"] != "permission_denied" {
+		if got := r.do(t, "POST", "/v1/indexes", `{"source":"owner/repo"}`, h); got.status != 403 || got.problem(t)["code"] != "permission_denied" || !strings.Contains(got.body, "keys/admin.nk") {
 			t.Errorf("install: %d %s", got.status, got.body)
 		}
 	}

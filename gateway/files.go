@@ -176,10 +176,13 @@ func (q *request) store(part *multipart.Part) (tool.File, error) {
 	return file, err
 }
 
+// hrefBytes is how large a result with files may be for links to them: all of it is read for that.
+const hrefBytes = 4 << 20
+
 // withHrefs adds to each file of a result where its bytes are. A file that is all of the result stays as
 // it is otherwise; inside of others the order of members is lost.
 func withHrefs(value json.RawMessage) json.RawMessage {
-	if !bytes.Contains(value, []byte(`"$file"`)) {
+	if len(value) > hrefBytes || !bytes.Contains(value, []byte(`"$file"`)) {
 		return value
 	}
 	var root any

@@ -318,6 +318,12 @@ func TestProblems(t *testing.T) {
 			t.Errorf("%s: %d %s", path, p.status, p.body)
 		}
 	}
+	// HEAD is GET without the body, and begins nothing that goes on.
+	for path, want := range map[string]int{"/v1/tools": 200, "/v1/events": 405, "/v1/files/x?digest=x": 405, "/v1/calls/rpc_1/stream": 405} {
+		if a := r.do(t, "HEAD", path, "", nil); a.status != want || want == 405 && a.header.Get("Allow") != "GET" {
+			t.Errorf("HEAD %s: %d %v", path, a.status, a.header)
+		}
+	}
 	for _, path := range []string{"/healthz", "/readyz"} {
 		if a := r.do(t, "GET", path, "", nil); a.status != 200 {
 			t.Errorf("%s: %d %s", path, a.status, a.body)
