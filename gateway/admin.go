@@ -10,6 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -137,6 +138,9 @@ func (q *request) install() error {
 	}
 	if in.Source == "" {
 		return refused(toolmesh.CodeInvalidRequest, `source is missing: the body is {"source":"owner/repo or a URL","name","rev","env"}`)
+	}
+	if source, err := index.Parse(in.Source); err == nil && source.Kind != index.KindGit {
+		return refused(toolmesh.CodeInvalidRequest, "source is %q, a path: write a repository (owner/repo) or its URL; mesh install installs folders", in.Source)
 	}
 	release, err := q.l.stream()
 	if err != nil {

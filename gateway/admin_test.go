@@ -163,7 +163,7 @@ func TestAdministration(t *testing.T) {
 			t.Errorf("install: %d %s", got.status, got.body)
 		}
 	}
-	for body, want := range map[string]int{`{"source":"owner/repo"}`: 503, `{}`: 400, `[`: 400, ``: 400} {
+	for body, want := range map[string]int{`{"source":"owner/repo"}`: 503, `{"source":"./tools"}`: 400, `{}`: 400, `[`: 400, ``: 400} {
 		if got := r.do(t, "POST", "/v1/indexes", body, as(r.admin)); got.status != want || !strings.Contains(got.body, `"code"`) {
 			t.Errorf("%s: %d %s", body, got.status, got.body)
 		}

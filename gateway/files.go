@@ -44,6 +44,7 @@ func isMultipart(r *http.Request) bool {
 func (q *request) readParts(in *call) error {
 	release, err := place("requests with files", q.l.uploads, q.g.uploads)
 	if err != nil {
+		q.w.Header().Set("Connection", "close") // or the server would read the rest before it answers
 		return err
 	}
 	defer release()

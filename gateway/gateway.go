@@ -91,7 +91,7 @@ func New(o Options) (*Gateway, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	g := &Gateway{opts: o, log: o.Logger, uploads: make(chan struct{}, uploadsOfAll), downloads: make(chan struct{}, downloadsOfAll), documents: make(chan struct{}, documentsAtOnce), bodies: semaphore.NewWeighted(bodiesOfAll)}
+	g := &Gateway{opts: o, log: o.Logger, uploads: make(chan struct{}, uploadsOfAll), downloads: make(chan struct{}, downloadsOfAll), documents: make(chan struct{}, documentsAtOnce), bodies: semaphore.NewWeighted(bodiesOfAll * o.MaxBody)}
 	g.links.init(g)
 	g.handler = g.routes()
 	return g, nil
