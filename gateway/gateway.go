@@ -26,7 +26,8 @@ type Options struct {
 	// What the key may call is the broker's to say. nil: a client must name the session of
 	// its token in Mesh-Session, unless the token is an administrator's.
 	KeyOf func(publicKey string) (registry.Key, bool)
-	// MaxBody is how many bytes a request may have. Defaults to 8 MiB.
+	// MaxBody is how many bytes a request may have. The bodies of all requests that run have 32 times that
+	// together, those of one token 8 times. Defaults to 8 MiB.
 	MaxBody int64
 	// MaxUpload is how many bytes a request with files may have. They pass through files of this machine's
 	// folder for temporary ones, of 16 requests at once. Defaults to 256 MiB.
