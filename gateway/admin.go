@@ -10,6 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -85,12 +86,22 @@ func listOf[T any](plural string, of func(*request, *registry.View) ([]T, error)
 			}
 		case otherwise != nil:
 			all, err = otherwise(q)
+		default:
+			err = q.explainAdmin(err)
 		}
 		if err != nil {
 			return err
 		}
 		return q.answer(http.StatusOK, map[string][]T{plural: all})
 	}
+}
+
+// explainAdmin says of a refusal that an administrator's token would not get it, instead of the subject.
+func (q *request) explainAdmin(err error) error {
+	if err == nil || toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied || q.l.ofAdmin() {
+		return err
+	}
+	return refused(toolmesh.CodePermissionDenied, "%s %s takes an administrator's token: the content of keys/admin.nk", q.r.Method, q.r.URL.Path)
 }
 
 func sessionsOf(_ *request, view *registry.View) ([]inventory.Session, error) {
@@ -128,6 +139,9 @@ func (q *request) install() error {
 	if in.Source == "" {
 		return refused(toolmesh.CodeInvalidRequest, `source is missing: the body is {"source":"owner/repo or a URL","name","rev","env"}`)
 	}
+	if source, err := index.Parse(in.Source); err == nil && source.Kind != index.KindGit {
+		return refused(toolmesh.CodeInvalidRequest, "source is %q, a path: write a repository (owner/repo) or its URL; mesh install installs folders", in.Source)
+	}
 	release, err := q.l.stream()
 	if err != nil {
 		return err
@@ -158,6 +172,6 @@ func (q *request) install() error {
 		return nil
 	})
 	complete, _ := tool.MarshalPlain(done)
-	out.end(err, complete)
+	out.end(q.explainAdmin(err), complete)
 	return nil
 }

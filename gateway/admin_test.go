@@ -155,15 +155,15 @@ func TestAdministration(t *testing.T) {
 	}
 	for _, h := range []headers{as(r.token), nil} {
 		for _, path := range []string{"/v1/nodes", "/v1/sessions"} {
-			if got := r.do(t, "GET", path, "", h); got.status != 403 || got.problem(t)["code"] != "permission_denied" {
+			if got := r.do(t, "GET", path, "", h); got.status != 403 || got.problem(t)["code"] != "permission_denied" || !strings.Contains(got.body, "keys/admin.nk") {
 				t.Errorf("%s: %d %s", path, got.status, got.body)
 			}
 		}
-		if got := r.do(t, "POST", "/v1/indexes", `{"source":"owner/repo"}`, h); got.status != 403 || got.problem(t)["code"] != "permission_denied" {
+		if got := r.do(t, "POST", "/v1/indexes", `{"source":"owner/repo"}`, h); got.status != 403 || got.problem(t)["code"] != "permission_denied" || !strings.Contains(got.body, "keys/admin.nk") {
 			t.Errorf("install: %d %s", got.status, got.body)
 		}
 	}
-	for body, want := range map[string]int{`{"source":"owner/repo"}`: 503, `{}`: 400, `[`: 400, ``: 400} {
+	for body, want := range map[string]int{`{"source":"owner/repo"}`: 503, `{"source":"./tools"}`: 400, `{}`: 400, `[`: 400, ``: 400} {
 		if got := r.do(t, "POST", "/v1/indexes", body, as(r.admin)); got.status != want || !strings.Contains(got.body, `"code"`) {
 			t.Errorf("%s: %d %s", body, got.status, got.body)
 		}

@@ -44,6 +44,7 @@ func isMultipart(r *http.Request) bool {
 func (q *request) readParts(in *call) error {
 	release, err := place("requests with files", q.l.uploads, q.g.uploads)
 	if err != nil {
+		q.w.Header().Set("Connection", "close") // or the server would read the rest before it answers
 		return err
 	}
 	defer release()
@@ -176,10 +177,13 @@ func (q *request) store(part *multipart.Part) (tool.File, error) {
 	return file, err
 }
 
+// hrefBytes is how large a result with files may be for links to them: all of it is read for that.
+const hrefBytes = 4 << 20
+
 // withHrefs adds to each file of a result where its bytes are. A file that is all of the result stays as
 // it is otherwise; inside of others the order of members is lost.
 func withHrefs(value json.RawMessage) json.RawMessage {
-	if !bytes.Contains(value, []byte(`"$file"`)) {
+	if len(value) > hrefBytes || !bytes.Contains(value, []byte(`"$file"`)) {
 		return value
 	}
 	var root any

@@ -26,7 +26,8 @@ type Options struct {
 	// What the key may call is the broker's to say. nil: a client must name the session of
 	// its token in Mesh-Session, unless the token is an administrator's.
 	KeyOf func(publicKey string) (registry.Key, bool)
-	// MaxBody is how many bytes a request may have. Defaults to 8 MiB.
+	// MaxBody is how many bytes a request may have. The bodies of all requests that run have 32 times that
+	// together, those of one token 8 times. Defaults to 8 MiB.
 	MaxBody int64
 	// MaxUpload is how many bytes a request with files may have. They pass through files of this machine's
 	// folder for temporary ones, of 16 requests at once. Defaults to 256 MiB.
@@ -91,7 +92,7 @@ func New(o Options) (*Gateway, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	g := &Gateway{opts: o, log: o.Logger, uploads: make(chan struct{}, uploadsOfAll), downloads: make(chan struct{}, downloadsOfAll), documents: make(chan struct{}, documentsAtOnce), bodies: semaphore.NewWeighted(bodiesOfAll)}
+	g := &Gateway{opts: o, log: o.Logger, uploads: make(chan struct{}, uploadsOfAll), downloads: make(chan struct{}, downloadsOfAll), documents: make(chan struct{}, documentsAtOnce), bodies: semaphore.NewWeighted(bodiesOfAll * o.MaxBody)}
 	g.links.init(g)
 	g.handler = g.routes()
 	return g, nil
@@ -109,7 +110,8 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.handler.ServeHTTP(&pacedWriter{w}, r)
 }
 
-// methods are the handlers of one path, by method.
+// methods are the handlers of one path, by method. HEAD is answered as GET, without the body, unless it has
+// an entry of its own: nil refuses it.
 type methods map[string]http.HandlerFunc
 
 func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -117,11 +119,13 @@ func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if _, ok := m[method]; !ok && method == http.MethodHead {
 		method = http.MethodGet
 	}
-	handle, ok := m[method]
-	if !ok {
+	handle := m[method]
+	if handle == nil {
 		allowed := make([]string, 0, len(m))
-		for one := range m {
-			allowed = append(allowed, one)
+		for one, is := range m {
+			if is != nil {
+				allowed = append(allowed, one)
+			}
 		}
 		slices.Sort(allowed)
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
@@ -144,12 +148,12 @@ func (g *Gateway) routes() http.Handler {
 		"/v1/tools":                 {http.MethodGet: g.with((*request).listTools)},
 		"/v1/tools/{id}":            {http.MethodGet: g.with((*request).showTool), http.MethodPost: g.with((*request).callTool)},
 		"/v1/calls/{rpc_id}":        {http.MethodGet: g.with((*request).showCall), http.MethodDelete: g.with((*request).cancelCall)},
-		"/v1/calls/{rpc_id}/stream": {http.MethodGet: g.with((*request).followStream)},
+		"/v1/calls/{rpc_id}/stream": {http.MethodGet: g.with((*request).followStream), http.MethodHead: nil},
 		"/v1/calls:batch":           {http.MethodPost: g.with((*request).batch)},
 		"/v1/tool-calls":            {http.MethodPost: g.with((*request).toolCalls)},
-		"/v1/files/{ref}":           {http.MethodGet: g.with((*request).sendFile)},
+		"/v1/files/{ref}":           {http.MethodGet: g.with((*request).sendFile), http.MethodHead: nil},
 		"/v1/search":                {http.MethodGet: g.with((*request).search)},
-		"/v1/events":                {http.MethodGet: g.with((*request).events)},
+		"/v1/events":                {http.MethodGet: g.with((*request).events), http.MethodHead: nil},
 		"/v1/tasks":                 {http.MethodGet: g.with((*request).listTasks)},
 		"/v1/tasks/{id}":            {http.MethodGet: g.with(ofTask((*client.Task).Show)), http.MethodDelete: g.with(ofTask((*client.Task).Cancel))},
 		"/v1/sessions":              {http.MethodGet: g.with(listOf("sessions", sessionsOf, nil))},

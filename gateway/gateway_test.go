@@ -318,6 +318,12 @@ func TestProblems(t *testing.T) {
 			t.Errorf("%s: %d %s", path, p.status, p.body)
 		}
 	}
+	// HEAD is GET without the body, and begins nothing that goes on.
+	for path, want := range map[string]int{"/v1/tools": 200, "/v1/events": 405, "/v1/files/x?digest=x": 405, "/v1/calls/rpc_1/stream": 405} {
+		if a := r.do(t, "HEAD", path, "", nil); a.status != want || want == 405 && a.header.Get("Allow") != "GET" {
+			t.Errorf("HEAD %s: %d %v", path, a.status, a.header)
+		}
+	}
 	for _, path := range []string{"/healthz", "/readyz"} {
 		if a := r.do(t, "GET", path, "", nil); a.status != 200 {
 			t.Errorf("%s: %d %s", path, a.status, a.body)
@@ -435,21 +441,24 @@ func TestIdempotencyKeyRunsOnce(t *testing.T) {
 func TestCallIsCancelledWhenItsClientLeaves(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
-	ctx, leave := context.WithCancel(t.Context())
-	left := make(chan struct{})
-	go func() {
-		defer close(left)
-		q, _ := http.NewRequestWithContext(ctx, "POST", r.url+"/v1/tools/lab.wait", strings.NewReader("{}"))
-		q.Header.Set("Content-Type", "application/json")
-		if a, err := http.DefaultTransport.RoundTrip(q); err == nil {
-			_ = a.Body.Close()
+	// The second body has more behind its last part than the server reads by itself.
+	for kind, body := range map[string]string{"application/json": "{}", "multipart/form-data; boundary=b": "--b--\r\n" + strings.Repeat(" ", 20_000)} {
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan struct{})
+		go func() {
+			defer close(left)
+			q, _ := http.NewRequestWithContext(ctx, "POST", r.url+"/v1/tools/lab.wait", strings.NewReader(body))
+			q.Header.Set("Content-Type", kind)
+			if a, err := http.DefaultTransport.RoundTrip(q); err == nil {
+				_ = a.Body.Close()
+			}
+		}()
+		<-r.ran
+		leave()
+		<-left
+		if err := <-r.ended; err == nil {
+			t.Errorf("%s: the tool was not cancelled", kind)
 		}
-	}()
-	<-r.ran
-	leave()
-	<-left
-	if err := <-r.ended; err == nil {
-		t.Error("the tool was not cancelled")
 	}
 }
 

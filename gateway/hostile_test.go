@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/gateway"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // raw sends bytes as they are and reads the answer, if there is one.
@@ -147,4 +148,38 @@ func TestEndlessBodyEnds(t *testing.T) {
 	if err := <-sent; errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the gateway goes on reading: %v", err)
 	}
+}
+
+// The bodies of one token that have not come whole have a bound together, and others are served.
+func TestBodiesOfATokenAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *gateway.Options) { o.MaxBody = 1 << 16 })
+	conns := make([]net.Conn, 9)
+	answers := make(chan int, len(conns))
+	for i := range conns {
+		conns[i] = r.dial(t)
+		go func() {
+			_, _ = io.WriteString(conns[i], "POST /v1/tools/lab.add HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 65536\r\n\r\n"+strings.Repeat(" ", 65_000))
+			status := 0
+			if a, err := http.ReadResponse(bufio.NewReader(conns[i]), nil); err == nil {
+				status = a.StatusCode
+			}
+			answers <- status
+		}()
+	}
+	if status := <-answers; status != http.StatusTooManyRequests {
+		t.Errorf("the first answer is %d", status)
+	}
+	if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, as(r.token)); a.status != 200 {
+		t.Errorf("another token: %d %s", a.status, a.body)
+	}
+	for _, conn := range conns {
+		_ = conn.Close()
+	}
+	for range len(conns) - 1 {
+		<-answers
+	}
+	meshtest.Until(t, "there is room again", func() bool {
+		return r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`+strings.Repeat(" ", 60_000), nil).status == 200
+	})
 }

@@ -143,7 +143,7 @@ func (ls *links) get(ctx context.Context, t token, named subjects.SessionID) (*l
 			ls.mu.Unlock()
 			return nil, refused(toolmesh.CodeBusy, "%d tokens are in use at once, and the gateway takes no more", ls.g.opts.MaxTokens).WithDetail("retry_after_ms", int64(1000))
 		}
-		l = &link{g: ls.g, digest: t.digest, made: make(chan struct{}), uploads: make(chan struct{}, uploadsOfToken), downloads: make(chan struct{}, downloadsOfToken), bodies: semaphore.NewWeighted(bodiesOfToken), events: make(chan struct{}, eventsOfToken)}
+		l = &link{g: ls.g, digest: t.digest, made: make(chan struct{}), uploads: make(chan struct{}, uploadsOfToken), downloads: make(chan struct{}, downloadsOfToken), bodies: semaphore.NewWeighted(bodiesOfToken * ls.g.opts.MaxBody), events: make(chan struct{}, eventsOfToken)}
 		l.mcp.of = l
 		l.ctx, l.end = context.WithCancelCause(context.Background())
 		ls.all[t.digest] = l

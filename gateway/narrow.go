@@ -18,6 +18,9 @@ import (
 // may reports whether lists of the token have a tool, as far as its globs say.
 func (l *link) may(id subjects.ToolID) bool { return l == nil || l.key.Tools.Match(id) }
 
+// ofAdmin reports whether the token may be an administrator's: it is a key, and of no session.
+func (l *link) ofAdmin() bool { return l.digest != "" && l.public == "" }
+
 // readOnly reports whether lists of the token have tools alone that declare read_only.
 func (l *link) readOnly() bool { return l != nil && l.key.ReadOnly }
 

@@ -32,7 +32,8 @@ type request struct {
 
 // explain says of a refusal for another session which session the token is of, instead of the subject.
 func (q *request) explain(err error) error {
-	if err == nil || toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied || q.c.Session() == q.l.session {
+	e := toolmesh.AsError(err)
+	if err == nil || e.Code != toolmesh.CodePermissionDenied || e.Started != toolmesh.StartedNo || q.c.Session() == q.l.session || q.l.ofAdmin() {
 		return err
 	}
 	return refused(toolmesh.CodePermissionDenied, "the token is of session %q, and Mesh-Session names %q: leave the header out, or send an administrator's token (keys/admin.nk)", q.l.session, q.c.Session())
@@ -83,10 +84,10 @@ func (q *request) read(into any) error {
 	return err
 }
 
-// The bytes of bodies without files that are in memory at once.
+// The bytes of bodies without files that are in memory at once, in bodies of the largest size.
 const (
-	bodiesOfAll   = 256 << 20
-	bodiesOfToken = 64 << 20
+	bodiesOfAll   = 32
+	bodiesOfToken = 8
 )
 
 // heldReader reads a part of a request's body into memory, and counts its bytes until the request ends.
@@ -100,10 +101,12 @@ func (h heldReader) Read(p []byte) (int, error) {
 	n, err := h.from.Read(p)
 	switch size := int64(n); {
 	case !h.q.l.bodies.TryAcquire(size):
-		return 0, refused(toolmesh.CodeBusy, "the token has requests of %d MiB in work, and may have no more at once", bodiesOfToken>>20).WithDetail("retry_after_ms", int64(1000))
+		h.q.w.Header().Set("Connection", "close") // or the server would read the rest before it answers
+		return 0, refused(toolmesh.CodeBusy, "the bodies of the token's requests have %d bytes, and may have no more at once", bodiesOfToken*h.q.g.opts.MaxBody).WithDetail("retry_after_ms", int64(1000))
 	case !h.q.g.bodies.TryAcquire(size):
 		h.q.l.bodies.Release(size)
-		return 0, refused(toolmesh.CodeBusy, "the gateway has requests of %d MiB in work, and takes no more at once", bodiesOfAll>>20).WithDetail("retry_after_ms", int64(1000))
+		h.q.w.Header().Set("Connection", "close")
+		return 0, refused(toolmesh.CodeBusy, "the bodies of all requests have %d bytes, and may have no more at once", bodiesOfAll*h.q.g.opts.MaxBody).WithDetail("retry_after_ms", int64(1000))
 	default:
 		h.q.held += size
 	}

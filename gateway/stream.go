@@ -126,7 +126,7 @@ func (s *streamWriter) copy(items iter.Seq2[client.Chunk, error]) error {
 }
 
 // keep writes a comment now and then, so that nothing on the way takes the connection for dead. Lines
-// have none.
+// have none: of them it sends the header alone, which has the id of the call.
 func (s *streamWriter) keep(stop <-chan struct{}) {
 	ticker := time.NewTicker(keepalive)
 	defer ticker.Stop()
@@ -136,7 +136,9 @@ func (s *streamWriter) keep(stop <-chan struct{}) {
 			return
 		case <-ticker.C:
 			s.mu.Lock()
-			if !s.lines {
+			if s.lines {
+				s.send(nil)
+			} else {
 				s.send([]byte(": keepalive\n\n"))
 			}
 			s.mu.Unlock()

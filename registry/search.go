@@ -93,6 +93,13 @@ func (v *View) documents(session subjects.SessionID, known uint64) (version uint
 	return s.version, keys
 }
 
+// scoped reports whether a session has tools of its own.
+func (v *View) scoped(session subjects.SessionID) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.table.scopes[session] != nil
+}
+
 // scope returns the index of a scope, which is up to date and may be read until release.
 // It is nil where the scope has no tools.
 func (s *searcher) scope(ctx context.Context, session subjects.SessionID) (x *search.Index, release func(), err error) {
@@ -125,12 +132,17 @@ func (s *searcher) scope(ctx context.Context, session subjects.SessionID) (x *se
 	return one.index, one.mu.RUnlock, nil
 }
 
-// evict drops indexes of sessions that were not used for longest, while they are too large.
+// evict drops the indexes of sessions that have no tools any more and, while the rest is too large, those
+// that were not used for longest.
 func (s *searcher) evict(but *searched) {
 	for {
 		total, oldest, at := 0, (*searched)(nil), subjects.SessionID("")
 		for session, one := range s.scopes {
 			if session == "" || one == but {
+				continue
+			}
+			if !s.view.scoped(session) {
+				delete(s.scopes, session)
 				continue
 			}
 			total += one.docs
