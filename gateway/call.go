@@ -23,6 +23,7 @@ import (
 // call is one request for a call.
 type call struct {
 	tool    subjects.ToolID
+	exact   bool // the id is that of a list: no other tool is meant
 	args    json.RawMessage
 	rpc     subjects.RPCID
 	key     string
@@ -159,8 +160,11 @@ func (in *call) mend(ctx context.Context, c *client.Client, l *link, err error) 
 	if e.Started != toolmesh.StartedNo || e.Code != toolmesh.CodeToolNotFound && e.Code != toolmesh.CodeInvalidArguments {
 		return false
 	}
+	if in.exact && e.Code == toolmesh.CodeToolNotFound {
+		return false
+	}
 	meant, fitted, changed, err := fit(ctx, c, l, in.tool, in.args)
-	if err != nil || meant == in.tool && len(changed) == 0 {
+	if err != nil || in.exact && meant != in.tool || meant == in.tool && len(changed) == 0 {
 		return false
 	}
 	in.tool, in.args, in.changed = meant, fitted, changed
