@@ -30,12 +30,12 @@ func Nearest(name string, among []string, n int) []string {
 			continue
 		}
 		have := fold(candidate)
-		score := distance(wanted, have)
+		score := distance(wanted, have, limit)
 		if score > limit {
 			switch {
 			case len(last) >= 3 && lastPart(have) == last:
 				score = limit + 1
-			case len(last) >= 3 && distance(last, lastPart(have)) <= max(1, len(last)/4):
+			case len(last) >= 3 && distance(last, lastPart(have), max(1, len(last)/4)) <= max(1, len(last)/4):
 				score = limit + 2
 			case len(wanted) >= 3 && strings.Contains(have, wanted):
 				score = limit + 3
@@ -66,9 +66,13 @@ func fold(name string) string {
 func lastPart(name string) string { return name[strings.LastIndexByte(name, '.')+1:] }
 
 // distance counts the insertions, deletions, replacements and swaps of
-// neighbours that turn a into b.
-func distance(a, b string) int {
+// neighbours that turn a into b. Of more than limit it returns limit+1, and stops there.
+func distance(a, b string, limit int) int {
 	x, y := []rune(a), []rune(b)
+	if len(x)-len(y) > limit || len(y)-len(x) > limit {
+		return limit + 1
+	}
+	best, bestBefore := 0, 0 // of prev, and of before
 	before, prev, row := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)
 	for j := range prev {
 		prev[j] = j
@@ -86,6 +90,9 @@ func distance(a, b string) int {
 			}
 		}
 		before, prev, row = prev, row, before
+		if best, bestBefore = slices.Min(prev), best; best > limit && bestBefore > limit {
+			return limit + 1 // a later row comes of these two
+		}
 	}
-	return prev[len(y)]
+	return min(prev[len(y)], limit+1)
 }
