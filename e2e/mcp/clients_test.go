@@ -130,9 +130,6 @@ func others(t *testing.T, r *rig) {
 			if out := run(t, append(slices.Clone(inspector), "tools/call", "--tool-name", "test_simple_text")...); !strings.Contains(string(out), "This is a simple text response for testing.") {
 				t.Errorf("%s", out)
 			}
-			if era == "legacy" {
-				return // that a response is closed cancels nothing there
-			}
 			file := filepath.Join(t.TempDir(), "cancelled")
 			cmd := exec.CommandContext(t.Context(), inspector[0], append(inspector[1:], "tools/call", "--tool-name", "wait", "--tool-arg", "path="+file)...)
 			cmd.Env = append(os.Environ(), "HOME="+home)

@@ -260,3 +260,22 @@ func TestTheSameCallerTwiceIsGone(t *testing.T) {
 	}
 	meshtest.Until(t, "the caller is gone", r.Deserted)
 }
+
+// Progress is told to one that repeats the call and asks for it, though the first caller did not.
+func TestProgressGoesToARepetition(t *testing.T) {
+	t.Parallel()
+	f := &fake{}
+	node := &Node{ID: "n", Base: t.Context(), Replies: f, Store: f}
+	caller := func(reply string, wants bool) *Readers {
+		r := &Readers{}
+		r.Init(node, f, &Reader{Request: &codec.Request{Session: "default", RPCID: "r1", Keepalive: true, WantProgress: wants}, Reply: reply, Identity: codec.NewIdentity("n", "b", "")})
+		return r
+	}
+	r := caller("_INBOX.a", false)
+	r.Report(&codec.Progress{Text: "one"})
+	r.Join(caller("_INBOX.b", true))
+	r.Report(&codec.Progress{Text: "two"})
+	if len(f.sent) != 1 || f.sent[0].Subject != "_INBOX.b" {
+		t.Errorf("progress went to %v", f.sent)
+	}
+}
