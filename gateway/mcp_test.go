@@ -298,6 +298,35 @@ func TestMCPBadInput(t *testing.T) {
 	}
 }
 
+// A token uses no more views than are held, and a view hears of no other view's tools.
+func TestMCPViewsAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	h := headers{"Authorization": "Bearer " + r.token, "Accept": "application/json, text/event-stream"}
+	begin := `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
+	session := ""
+	for i := range 64 {
+		a := r.do(t, "POST", fmt.Sprintf("/mcp?tools=lab.add,x.%d", i), begin, h)
+		if session = a.header.Get("Mcp-Session-Id"); a.status != 200 || session == "" {
+			t.Fatalf("view %d: %d %s", i, a.status, a.body)
+		}
+	}
+	if a := r.do(t, "POST", "/mcp", begin, h); a.status != 429 || a.header.Get("Retry-After") == "" {
+		t.Errorf("a view too many: %d %s", a.status, a.body)
+	}
+	if a := r.do(t, "POST", "/mcp/other", begin, h); a.status != 403 || !strings.Contains(a.body, "mine") {
+		t.Errorf("a session of others: %d %s", a.status, a.body)
+	}
+	h["Mcp-Session-Id"] = session
+	if a := r.do(t, "DELETE", "/mcp?tools=lab.add,x.63", "", h); a.status != 204 {
+		t.Fatalf("end a session: %d %s", a.status, a.body)
+	}
+	s := r.connect(t, "/mcp?tools=lab.add", "2025-11-25", nil)
+	if _, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "lab-fail"}); err == nil || !strings.Contains(err.Error(), "unknown tool") {
+		t.Errorf("a tool of another view: %v", err)
+	}
+}
+
 // A result of which a model's context would be full is its beginning and a link to all of it.
 func TestMCPLargeResults(t *testing.T) {
 	t.Parallel()
