@@ -269,6 +269,8 @@ func TestMCPBadInput(t *testing.T) {
 		want int
 		in   string
 	}{
+		"a list by hand":     {`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"curl","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`, headers{"Mcp-Method": "tools/list", "Mcp-Protocol-Version": "2026-07-28"}, 200, "lab-add"},
+		"a call by hand":     {`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"lab-add","arguments":{"a":2,"b":3},"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"curl","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`, headers{"Mcp-Method": "tools/call", "Mcp-Name": "lab-add", "Mcp-Protocol-Version": "2026-07-28"}, 200, `{"result":5}`},
 		"no JSON":            {`{`, nil, 400, ""},
 		"a batch":            {`[` + list + `]`, headers{"Mcp-Protocol-Version": "2025-11-25"}, 400, "invalid_request"},
 		"a batch of 2025-03": {" \n[" + list + `]`, nil, 400, "invalid_request"},
