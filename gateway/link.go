@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 
 	"github.com/toolmesh/toolmesh"
@@ -41,21 +42,24 @@ var errStopping = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops")
 
 // link is the connection of one token, shared by all its requests.
 type link struct {
-	g               *Gateway
-	digest          string       // of the token; empty without one
-	key             registry.Key // what the token is narrowed to; zero where nothing is known of it
-	public          string       // the public key of a token that the mesh knows
-	session         subjects.SessionID
-	made            chan struct{} // closed when the rest is set, or err
-	err             error
-	bus             *bus.Bus
-	client          *client.Client
-	ctx             context.Context // ends with the link
-	end             context.CancelCauseFunc
-	mcp             mcpLink
-	uploads, events chan struct{} // those of the token that run
-	limited         sync.Once
-	limiter         *rate.Limiter // of limited
+	g                          *Gateway
+	digest                     string       // of the token; empty without one
+	key                        registry.Key // what the token is narrowed to; zero where nothing is known of it
+	public                     string       // the public key of a token that the mesh knows
+	session                    subjects.SessionID
+	made                       chan struct{} // closed when the rest is set, or err
+	err                        error
+	bus                        *bus.Bus
+	client                     *client.Client
+	ctx                        context.Context // ends with the link
+	end                        context.CancelCauseFunc
+	mcp                        mcpLink
+	uploads, downloads, events chan struct{}       // those of the token that run
+	bodies                     *semaphore.Weighted // bytes
+	limited                    sync.Once
+	limiter                    *rate.Limiter // of limited
+	naming                     sync.Mutex
+	names                      plainNames // guarded by naming
 
 	// Guarded by links.mu.
 	uses    int
@@ -139,7 +143,7 @@ func (ls *links) get(ctx context.Context, t token, named subjects.SessionID) (*l
 			ls.mu.Unlock()
 			return nil, refused(toolmesh.CodeBusy, "%d tokens are in use at once, and the gateway takes no more", ls.g.opts.MaxTokens).WithDetail("retry_after_ms", int64(1000))
 		}
-		l = &link{g: ls.g, digest: t.digest, made: make(chan struct{}), uploads: make(chan struct{}, uploadsOfToken), events: make(chan struct{}, eventsOfToken)}
+		l = &link{g: ls.g, digest: t.digest, made: make(chan struct{}), uploads: make(chan struct{}, uploadsOfToken), downloads: make(chan struct{}, downloadsOfToken), bodies: semaphore.NewWeighted(bodiesOfToken), events: make(chan struct{}, eventsOfToken)}
 		l.mcp.of = l
 		l.ctx, l.end = context.WithCancelCause(context.Background())
 		ls.all[t.digest] = l

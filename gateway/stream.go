@@ -36,7 +36,7 @@ func (q *request) stream(in *call, lines bool) error {
 	defer context.AfterFunc(q.r.Context(), func() { cancel(client.ErrLeft) })()
 	out := &streamWriter{w: q.w, in: in, lines: lines, leave: func() { cancel(client.ErrLeft) }}
 	err = out.copy(q.c.Stream(ctx, in.tool, in.args, in.options()...))
-	if err != nil && !out.begun && in.mend(ctx, q.c, err) {
+	if err != nil && !out.begun && in.mend(ctx, q.c, q.l, err) {
 		err = out.copy(q.c.Stream(ctx, in.tool, in.args, in.options()...))
 	}
 	out.ended(err)

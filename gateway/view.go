@@ -414,7 +414,7 @@ func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, list *
 	if token == nil || !list.stream[in.tool] {
 		reports := newReporter(ctx, q, string(in.tool))
 		in.report = reports.report
-		result, err := in.run(ctx, v.c)
+		result, err := in.run(ctx, v.c, v.of)
 		reports.end()
 		if err != nil {
 			return nil, err
@@ -427,7 +427,7 @@ func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, list *
 	}
 	collect := shape.collect
 	last, all, err := v.follow(ctx, q, in, token, collect)
-	if err != nil && last == nil && in.mend(ctx, v.c, err) {
+	if err != nil && last == nil && in.mend(ctx, v.c, v.of, err) {
 		last, all, err = v.follow(ctx, q, in, token, collect)
 	}
 	if err != nil {
