@@ -225,7 +225,7 @@ func titleOf(raw json.RawMessage) subjects.ToolID {
 
 // alone returns a list of the one tool that a name means by itself, for the time when no list can be read.
 func (v *view) alone(ctx context.Context, name string) (subjects.ToolID, *toolList) {
-	id, _, _, err := fit(ctx, v.c, subjects.ToolID(name), nil)
+	id, _, _, err := fit(ctx, v.c, v.of, subjects.ToolID(name), nil)
 	if err != nil || !v.globs.Match(id) || !v.of.may(id) {
 		return "", nil
 	}
