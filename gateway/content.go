@@ -24,6 +24,31 @@ func (v *view) descriptor(ctx context.Context, id subjects.ToolID) (*tool.Descri
 	return answer.Descriptor, nil
 }
 
+// resultShape is what a tool's result is to MCP clients.
+type resultShape struct {
+	schema  json.RawMessage
+	collect bool
+	shown   render.Rendered
+}
+
+// resultShape returns that of a tool, which is asked for once while a list is good.
+func (v *view) resultShape(ctx context.Context, id subjects.ToolID, list *toolList) (*resultShape, error) {
+	if kept, ok := list.of.results.Load(id); ok {
+		return kept.(*resultShape), nil
+	}
+	d, err := v.descriptor(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	shown, err := render.Tool(render.MCP, d)
+	if err != nil {
+		return nil, err
+	}
+	shape := &resultShape{d.OutputSchema, d.Annotations.Collect, shown}
+	list.of.results.Store(id, shape)
+	return shape, nil
+}
+
 // resultOf is a tool's result as MCP clients take it. Clients fail a result without the structured content
 // that the tool declares.
 func (v *view) resultOf(ctx context.Context, id subjects.ToolID, value json.RawMessage, list *toolList) *mcp.CallToolResult {
@@ -31,14 +56,12 @@ func (v *view) resultOf(ctx context.Context, id subjects.ToolID, value json.RawM
 	result := new(mcp.CallToolResult)
 	result.Content, _ = contentBlocks(value)
 	if t := list.byID[id]; t != nil && t.OutputSchema != nil {
-		if d, err := v.descriptor(ctx, id); err == nil {
-			if block := typedBytes(d.OutputSchema, value); block != nil {
+		if shape, err := v.resultShape(ctx, id, list); err == nil {
+			if block := typedBytes(shape.schema, value); block != nil {
 				result.Content = []mcp.Content{block}
 			}
-			if shown, err := render.Tool(render.MCP, d); err == nil {
-				if structured, err := shown.StructuredContent(value); err == nil {
-					result.StructuredContent = structured
-				}
+			if structured, err := shape.shown.StructuredContent(value); err == nil {
+				result.StructuredContent = structured
 			}
 		}
 	}

@@ -41,15 +41,17 @@ type mcpLink struct {
 	stateless  http.Handler
 	opts       *Options
 	serverInfo *mcp.Implementation
-	stop       context.CancelFunc // of looking; nil until the first request
+	ctx        context.Context    // of looking and reading
+	stop       context.CancelFunc // nil until the first request
 	looking    sync.WaitGroup
 
-	mu      sync.Mutex
-	closed  bool
-	views   map[viewKey]*view
-	opening int // requests that may make a session
-	posts   map[string]*post
-	count   uint64 // of the posts until now
+	mu       sync.Mutex
+	closed   bool
+	views    map[viewKey]*view
+	catalogs map[subjects.SessionID]*catalog
+	opening  int // requests that may make a session
+	posts    map[string]*post
+	count    uint64 // of the posts until now
 }
 
 // post is a POST that is being answered: its calls end with it.
@@ -201,6 +203,7 @@ func (m *mcpLink) within(ctx context.Context, q *mcp.RequestExtra) (context.Cont
 func (m *mcpLink) begin(opts *Options) {
 	m.opts, m.serverInfo = opts, &mcp.Implementation{Name: "toolmesh", Version: cmp.Or(opts.Version, "dev")}
 	m.views, m.posts = make(map[viewKey]*view), make(map[string]*post)
+	m.catalogs = make(map[subjects.SessionID]*catalog)
 	serverOf := func(r *http.Request) *mcp.Server {
 		v, _ := r.Context().Value(viewOf{}).(*view)
 		return v.server
@@ -210,9 +213,8 @@ func (m *mcpLink) begin(opts *Options) {
 	m.sessions = mcp.NewStreamableHTTPHandler(serverOf, &o)
 	o.Stateless, o.SessionTimeout, o.PropagateRequestCancellation = true, 0, true
 	m.stateless = mcp.NewStreamableHTTPHandler(serverOf, &o)
-	ctx, stop := context.WithCancel(context.Background())
-	m.stop = stop
-	m.looking.Go(func() { m.look(ctx) })
+	m.ctx, m.stop = context.WithCancel(context.Background())
+	m.looking.Go(m.look)
 }
 
 // enter returns the view of a key, which it makes if there is none. Leave it: one that a request uses
@@ -279,29 +281,42 @@ func (m *mcpLink) leave(v *view, opens bool) {
 	}
 }
 
-// look tells clients when the tools of their view have changed.
-func (m *mcpLink) look(ctx context.Context) {
+// log is where it is said what is wrong with tools.
+func (m *mcpLink) log() *slog.Logger { return cmp.Or(m.opts.Logger, slog.New(slog.DiscardHandler)) }
+
+// look tells clients when the tools of their view have changed. The mesh is asked once for all views of a session.
+func (m *mcpLink) look() {
 	pause := time.NewTimer(lookEvery)
 	defer pause.Stop()
 	for {
 		select {
-		case <-ctx.Done():
+		case <-m.ctx.Done():
 			return
 		case <-pause.C:
 		}
 		begun := time.Now()
+		used := make(map[*catalog][]*view)
 		m.mu.Lock()
-		var used []*view
 		for _, v := range m.views {
 			if v.used() {
-				used = append(used, v)
+				used[v.catalog] = append(used[v.catalog], v)
 			}
 		}
 		m.mu.Unlock()
-		for _, v := range used {
-			v.look(ctx)
+		var looks sync.WaitGroup
+		for k, views := range used {
+			looks.Go(func() {
+				tools, err := k.get(m.ctx, 0)
+				if err != nil {
+					return // looked at again
+				}
+				for _, v := range views {
+					v.look(tools)
+				}
+			})
 		}
-		pause.Reset(max(lookEvery, 10*time.Since(begun))) // large lists are looked at less often
+		looks.Wait()
+		pause.Reset(max(lookEvery, time.Since(begun)))
 	}
 }
 

@@ -269,6 +269,8 @@ func TestMCPBadInput(t *testing.T) {
 		want int
 		in   string
 	}{
+		"a list by hand":     {`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"curl","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`, headers{"Mcp-Method": "tools/list", "Mcp-Protocol-Version": "2026-07-28"}, 200, "lab-add"},
+		"a call by hand":     {`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"lab-add","arguments":{"a":2,"b":3},"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"curl","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`, headers{"Mcp-Method": "tools/call", "Mcp-Name": "lab-add", "Mcp-Protocol-Version": "2026-07-28"}, 200, `{"result":5}`},
 		"no JSON":            {`{`, nil, 400, ""},
 		"a batch":            {`[` + list + `]`, headers{"Mcp-Protocol-Version": "2025-11-25"}, 400, "invalid_request"},
 		"a batch of 2025-03": {" \n[" + list + `]`, nil, 400, "invalid_request"},
@@ -295,6 +297,35 @@ func TestMCPBadInput(t *testing.T) {
 		if a := r.do(t, "POST", "/mcp"+c.h["Query"], c.body, h); a.status != c.want || !strings.Contains(a.body, c.in) {
 			t.Errorf("%s: %d %s", name, a.status, a.body)
 		}
+	}
+}
+
+// A token uses no more views than are held, and a view hears of no other view's tools.
+func TestMCPViewsAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	h := headers{"Authorization": "Bearer " + r.token, "Accept": "application/json, text/event-stream"}
+	begin := `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
+	session := ""
+	for i := range 64 {
+		a := r.do(t, "POST", fmt.Sprintf("/mcp?tools=lab.add,x.%d", i), begin, h)
+		if session = a.header.Get("Mcp-Session-Id"); a.status != 200 || session == "" {
+			t.Fatalf("view %d: %d %s", i, a.status, a.body)
+		}
+	}
+	if a := r.do(t, "POST", "/mcp", begin, h); a.status != 429 || a.header.Get("Retry-After") == "" {
+		t.Errorf("a view too many: %d %s", a.status, a.body)
+	}
+	if a := r.do(t, "POST", "/mcp/other", begin, h); a.status != 403 || !strings.Contains(a.body, "mine") {
+		t.Errorf("a session of others: %d %s", a.status, a.body)
+	}
+	h["Mcp-Session-Id"] = session
+	if a := r.do(t, "DELETE", "/mcp?tools=lab.add,x.63", "", h); a.status != 204 {
+		t.Fatalf("end a session: %d %s", a.status, a.body)
+	}
+	s := r.connect(t, "/mcp?tools=lab.add", "2025-11-25", nil)
+	if _, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "lab-fail"}); err == nil || !strings.Contains(err.Error(), "unknown tool") {
+		t.Errorf("a tool of another view: %v", err)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -17,9 +19,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
-	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
-	"github.com/toolmesh/toolmesh/tool/render"
 )
 
 const (
@@ -38,7 +38,7 @@ const (
 	mirrored = `"x-mcp-header"`
 	// placeholder is the one tool that the SDK knows, and no client sees: all calls go through it, and
 	// clients are told of a change when it is added again.
-	placeholder = "toolmesh"
+	placeholder = "." // the name of no tool
 )
 
 // view is the tools that some MCP clients of one token see.
@@ -52,16 +52,17 @@ type view struct {
 	opts   *Options
 	server *mcp.Server
 
-	loading sync.Mutex        // one at a time asks the mesh
-	mirrors map[string]string // the schemas of tools that the SDK compares headers of, by name; guarded by loading
+	catalog *catalog
+
 	mu      sync.Mutex
-	list    *toolList
+	now     *toolList         // of the newest tools
+	mirrors map[string]string // the schemas of tools that the SDK compares headers of, by name
 	told    [sha256.Size]byte // the list that clients were last told of
 }
 
 // toolList is the tools of a view at one time. It is immutable.
 type toolList struct {
-	at     time.Time
+	of     *catalogTools
 	tools  []*mcp.Tool                // in order of name
 	ids    map[string]subjects.ToolID // by name
 	byID   map[subjects.ToolID]*mcp.Tool
@@ -71,7 +72,7 @@ type toolList struct {
 
 func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 	globs, _ := subjects.ParseGlobs(key.globs) // keyOf has looked
-	v := &view{key: key, m: m, of: m.of, c: c, globs: globs, opts: m.opts, server: mcp.NewServer(m.serverInfo, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
+	v := &view{key: key, m: m, catalog: m.catalog(c), of: m.of, c: c, globs: globs, opts: m.opts, server: mcp.NewServer(m.serverInfo, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
 		Tools: &mcp.ToolCapabilities{ListChanged: true}, Prompts: &mcp.PromptCapabilities{}, Resources: &mcp.ResourceCapabilities{},
 		//lint:ignore SA1019 clients of earlier revisions expect it
 		Logging: &mcp.LoggingCapabilities{},
@@ -132,11 +133,8 @@ func (v *view) close() {
 }
 
 // look tells the clients if the list has changed.
-func (v *view) look(ctx context.Context) {
-	list, err := v.tools(ctx, 0)
-	if err != nil {
-		return // looked at again
-	}
+func (v *view) look(tools *catalogTools) {
+	list, _ := v.shown(tools, nil)
 	v.mu.Lock()
 	before := v.told
 	v.told = list.digest
@@ -148,31 +146,28 @@ func (v *view) look(ctx context.Context) {
 
 // tools returns the list, not older than given.
 func (v *view) tools(ctx context.Context, age time.Duration) (*toolList, error) {
-	asked := time.Now()
-	v.loading.Lock()
-	defer v.loading.Unlock()
-	v.mu.Lock()
-	list := v.list
-	v.mu.Unlock()
-	if list != nil && (time.Since(list.at) < age || list.at.After(asked)) {
-		return list, nil
-	}
-	list, err := v.load(ctx)
+	return v.shown(v.catalog.get(ctx, age))
+}
+
+// shown returns the list of tools that were read.
+func (v *view) shown(tools *catalogTools, err error) (*toolList, error) {
 	if err != nil {
 		return nil, err
 	}
-	v.mirror(list)
 	v.mu.Lock()
-	v.list = list
-	if v.told == [sha256.Size]byte{} {
-		v.told = list.digest
+	defer v.mu.Unlock()
+	if v.now == nil || v.now.of != tools {
+		v.now = v.list(tools)
+		v.mirror(v.now)
 	}
-	v.mu.Unlock()
-	return list, nil
+	if v.told == [sha256.Size]byte{} {
+		v.told = v.now.digest
+	}
+	return v.now, nil
 }
 
 // mirror has the SDK know the tools whose arguments clients mirror into headers: it compares both before it
-// calls. v.loading is held.
+// calls. v.mu is held.
 func (v *view) mirror(list *toolList) {
 	mirrors := make(map[string]string)
 	for _, t := range list.tools {
@@ -195,7 +190,12 @@ func (v *view) mirror(list *toolList) {
 	for name, schema := range mirrors {
 		if v.mirrors[name] != schema {
 			func() {
-				defer func() { _ = recover() }() // the SDK panics on what is wrong with x-mcp-header; clients leave such a tool out
+				defer func() { // the SDK panics on what is wrong with x-mcp-header; clients leave such a tool out
+					if wrong := recover(); wrong != nil {
+						v.server.RemoveTools(name)
+						v.m.log().Warn("the headers of a tool's MCP calls are not compared: its x-mcp-header is wrong", slog.String("tool", name), slog.String("error", fmt.Sprint(wrong)))
+					}
+				}()
 				v.server.AddTool(&mcp.Tool{Name: name, InputSchema: json.RawMessage(schema)}, v.call)
 			}()
 		}
@@ -203,63 +203,38 @@ func (v *view) mirror(list *toolList) {
 	v.mirrors = mirrors
 }
 
-func (v *view) load(ctx context.Context) (*toolList, error) {
-	list := &toolList{at: time.Now(), tools: []*mcp.Tool{}, ids: make(map[string]subjects.ToolID), byID: make(map[subjects.ToolID]*mcp.Tool), stream: make(map[subjects.ToolID]bool)}
-	var listed []registry.ListedTool
-	for after := subjects.ToolID(""); ; {
-		page, next, err := listPage(ctx, v.c, after, pageMost, "", true)
-		if err != nil {
-			return nil, err
-		}
-		for _, t := range page {
-			if v.globs.Match(t.ID) && v.of.may(t.ID) {
-				listed = append(listed, t)
-				list.stream[t.ID] = t.Streaming
+// list selects the view's tools.
+func (v *view) list(tools *catalogTools) *toolList {
+	list := &toolList{of: tools, tools: []*mcp.Tool{}, ids: make(map[string]subjects.ToolID), byID: make(map[subjects.ToolID]*mcp.Tool), stream: make(map[subjects.ToolID]bool)}
+	mine := func(t *catalogTool) bool { return v.globs.Match(t.id) && v.of.may(t.id) }
+	called := make(map[string]int) // how many tools have a function's name
+	if v.key.bare {
+		for i := range tools.all {
+			if t := &tools.all[i]; mine(t) {
+				called[functionName(t.id)]++
 			}
 		}
-		if after = next; after == "" {
-			break
-		}
 	}
-	shown, err := rendered(ctx, v.c, render.MCP, listed)
-	if err != nil {
-		return nil, err
-	}
-	called := make(map[string]int) // how many tools have a function's name
-	for _, t := range listed {
-		called[functionName(t.ID)]++
-	}
-	for _, one := range shown {
-		t := new(mcp.Tool)
-		raw := struct {
-			*mcp.Tool
-			InputSchema  json.RawMessage `json:"inputSchema"` // in the author's order
-			OutputSchema json.RawMessage `json:"outputSchema"`
-		}{Tool: t}
-		if err := json.Unmarshal(one, &raw); err != nil {
-			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a rendered tool cannot be read: %w", err)
-		}
-		t.InputSchema = raw.InputSchema
-		if len(raw.OutputSchema) > 0 {
-			t.OutputSchema = raw.OutputSchema
-		}
-		if (v.key.readOnly || v.of.readOnly()) && (t.Annotations == nil || !t.Annotations.ReadOnlyHint) {
+	sum := sha256.New()
+	for i := range tools.all {
+		one := &tools.all[i]
+		if !mine(one) || (v.key.readOnly || v.of.readOnly()) && !one.readOnly {
 			continue
 		}
-		id := subjects.ToolID(t.Title) // the declaration's title is the full id
-		if name := functionName(id); v.key.bare && called[name] == 1 {
-			t.Name = name
+		t := one.tool
+		if name := functionName(one.id); called[name] == 1 {
+			renamed := *t
+			renamed.Name = name
+			t = &renamed
 		}
 		list.tools = append(list.tools, t)
-		list.ids[t.Name], list.byID[id] = id, t
+		list.ids[t.Name], list.byID[one.id], list.stream[one.id] = one.id, t, one.streaming
+		_, _ = sum.Write([]byte(t.Name))
+		_, _ = sum.Write(one.raw)
 	}
 	slices.SortFunc(list.tools, func(a, b *mcp.Tool) int { return cmp.Compare(a.Name, b.Name) })
-	all, err := json.Marshal(list.tools)
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a rendered tool cannot be written: %w", err)
-	}
-	list.digest = sha256.Sum256(all)
-	return list, nil
+	sum.Sum(list.digest[:0])
+	return list
 }
 
 func functionName(id subjects.ToolID) string {
@@ -302,30 +277,44 @@ func (v *view) answerList(ctx context.Context, q *mcp.ListToolsRequest) (*mcp.Li
 // find returns the tool that a name means: its name in the list, its id, or the one tool whose name, id
 // or function's name differs from it by case and separators alone.
 func (v *view) find(ctx context.Context, name string) (subjects.ToolID, *toolList, error) {
-	for _, age := range []time.Duration{viewFresh, viewAgain} {
-		list, err := v.tools(ctx, age)
-		if err != nil {
+	list, err := v.shown(v.catalog.atHand(ctx))
+	if err != nil {
+		if id, list := v.alone(ctx, name); id != "" {
+			return id, list, nil
+		}
+		return "", nil, err
+	}
+	if id := list.find(name); id != "" {
+		return id, list, nil
+	}
+	newer, err := v.tools(ctx, viewAgain)
+	if err != nil {
+		id, list := v.alone(ctx, name)
+		if id == "" {
 			return "", nil, err
 		}
-		if id, ok := list.ids[name]; ok {
-			return id, list, nil
-		}
-		if id := subjects.ToolID(name); list.byID[id] != nil {
-			return id, list, nil
-		}
-		var found subjects.ToolID
-		several := false
-		for shown, id := range list.ids {
-			if plainly(shown) == plainly(name) || plainly(string(id)) == plainly(name) || plainly(functionName(id)) == plainly(name) {
-				several = several || found != ""
-				found = id
+		return id, list, nil
+	}
+	return newer.find(name), newer, nil
+}
+
+// find returns the tool that a name means in a list; empty for none, or several.
+func (l *toolList) find(name string) (found subjects.ToolID) {
+	if id, ok := l.ids[name]; ok {
+		return id
+	}
+	if id := subjects.ToolID(name); l.byID[id] != nil {
+		return id
+	}
+	for shown, id := range l.ids {
+		if plainly(shown) == plainly(name) || plainly(string(id)) == plainly(name) || plainly(functionName(id)) == plainly(name) {
+			if found != "" {
+				return ""
 			}
-		}
-		if found != "" && !several {
-			return found, list, nil
+			found = id
 		}
 	}
-	return "", nil, nil
+	return found
 }
 
 // call answers tools/call.
@@ -364,7 +353,7 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 	if err := list.requires(id, q.Session.InitializeParams()); err != nil {
 		return nil, err
 	}
-	value, err := v.run(ctx, q, &in, list.stream[id])
+	value, err := v.run(ctx, q, &in, list)
 	if err != nil {
 		e := toolmesh.AsError(err)
 		if !toolFailed(e.Code) {
@@ -420,9 +409,9 @@ func toolFailed(code toolmesh.Code) bool {
 }
 
 // run makes the call. To a client that asks for progress, the items of a stream are that.
-func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, streaming bool) (json.RawMessage, error) {
+func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, list *toolList) (json.RawMessage, error) {
 	token := q.Params.GetProgressToken()
-	if token == nil || !streaming {
+	if token == nil || !list.stream[in.tool] {
 		reports := newReporter(ctx, q, string(in.tool))
 		in.report = reports.report
 		result, err := in.run(ctx, v.c, v.of)
@@ -432,11 +421,11 @@ func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, stream
 		}
 		return result.Value, nil
 	}
-	d, err := v.descriptor(ctx, in.tool)
+	shape, err := v.resultShape(ctx, in.tool, list)
 	if err != nil {
 		return nil, err
 	}
-	collect := d.Annotations.Collect
+	collect := shape.collect
 	last, all, err := v.follow(ctx, q, in, token, collect)
 	if err != nil && last == nil && in.mend(ctx, v.c, v.of, err) {
 		last, all, err = v.follow(ctx, q, in, token, collect)

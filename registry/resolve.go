@@ -2,6 +2,9 @@ package registry
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -258,6 +261,16 @@ func texts(ids []subjects.ToolID) []string {
 		out[i] = string(id)
 	}
 	return out
+}
+
+// etag is a digest of which tools a session sees, of their declarations, and of which are served.
+func (v *View) etag(session subjects.SessionID) string {
+	all, _ := v.List(session, "", 0)
+	sum := sha256.New()
+	for i := range all {
+		_, _ = fmt.Fprintf(sum, "%s %s %t %t\n", all[i].ID, all[i].Digest, all[i].Streaming, len(all[i].Nodes) > 0)
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
 // List returns up to limit tools that a session sees, behind the id after, in the

@@ -47,6 +47,8 @@ type Request struct {
 	// to 10 and is at most 1,000.
 	After subjects.ToolID `json:"after,omitempty"`
 	Limit int             `json:"limit,omitempty"`
+	// ETag asks list for the tag of the whole list.
+	ETag bool `json:"etag,omitempty"`
 	// Provider is whose shape render is about: a [render.Format].
 	Provider string `json:"provider,omitempty"`
 	// Tools are what render shows, as Tool: 500 at most. For search they are patterns, as
@@ -68,6 +70,9 @@ type ListAnswer struct {
 	Tools []ListedTool `json:"tools"`
 	// Next is the After of the next page; empty at the end.
 	Next subjects.ToolID `json:"next,omitempty"`
+	// ETag, if asked for, is the same as long as the same tools are served with the same declarations, of
+	// all pages.
+	ETag string `json:"etag,omitempty"`
 }
 
 // ListedTool is one line of a list.
@@ -434,6 +439,9 @@ func (r *Responder) list(session subjects.SessionID, q Request) (any, error) {
 		return nil, err
 	}
 	answer := ListAnswer{Tools: listed, Next: next}
+	if q.ETag {
+		answer.ETag = r.view.etag(session)
+	}
 	// A page that does not fit into a message is cut: the caller asks for the rest.
 	for {
 		body, err := tool.MarshalPlain(answer)

@@ -133,6 +133,15 @@ func TestRegistryIsAnsweredInEveryTopology(t *testing.T) {
 		if diff := cmp.Diff(want, listed); diff != "" {
 			t.Errorf("page 1:\n%s", diff)
 		}
+		var tags [2]registry.ListAnswer
+		for i, after := range []subjects.ToolID{"", listed.Next} {
+			if err := ask(t, client, "s1", registry.VerbList, registry.Request{After: after, Limit: 1, ETag: true}, &tags[i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if tags[0].ETag == "" || tags[0].ETag != tags[1].ETag {
+			t.Errorf("the tags of two pages: %q and %q", tags[0].ETag, tags[1].ETag)
+		}
 		if err := ask(t, client, "s1", registry.VerbList, registry.Request{After: listed.Next, Limit: 2}, &listed); err != nil {
 			t.Fatal(err)
 		}
