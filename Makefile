@@ -78,13 +78,14 @@ test-frameworks: build $(VENV)/frameworks.stamp $(VENV)/suites.stamp ## DSPy, La
 	@cd python && LITELLM_LOCAL_MODEL_COST_MAP=True $(abspath $(FRAMEWORKS))/bin/python -m pytest -q -p no:asyncio tests/test_api.py
 
 # What others have made for MCP, apart from everything else. CI must have it; elsewhere what needs it is skipped.
-$(MCP)/stamp: e2e/mcp/package.json
+$(MCP)/stamp: e2e/mcp/package.json e2e/mcp/requirements.txt
 	@rm -rf $(MCP) && mkdir -p $(MCP) && cp $< $(MCP)
-	@if said=$$(cd $(MCP) && npm install --no-audit --no-fund --loglevel=error 2>&1); then touch $@; \
+	@if said=$$( (cd $(MCP) && npm install --no-audit --no-fund --loglevel=error && $(PYTHON) -m venv venv \
+	   && venv/bin/python -m pip install --quiet --disable-pip-version-check -r $(CURDIR)/e2e/mcp/requirements.txt) 2>&1); then touch $@; \
 	 elif [ "$${CI:-}" = true ]; then echo "$$said"; exit 1; \
 	 else echo "$$said" | tail -1 > $(MCP)/unreachable; touch $@; fi
 
-test-mcp: build $(MCP)/stamp ## the conformance suite of MCP, and a client on a pipe
+test-mcp: build $(MCP)/stamp ## the conformance suite of MCP, and clients of others; under a minute once they are installed
 	@MESH_MCP_TOOLS=$(CURDIR)/$(MCP) $(GO) test -vet=off -count 1 ./e2e/mcp
 
 conformance: build $(MCP)/stamp ## what the conformance suite of MCP says of the gateway: a table for each revision

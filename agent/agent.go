@@ -281,6 +281,7 @@ func (a *Agent) release(ctx context.Context) error {
 		errs = append(errs, a.deploy.Stop(ctx))
 		a.deploy = nil
 	}
+	a.member.CloseView() // what it answered for is gone; closing the executor takes time
 	if a.executor != nil {
 		errs = append(errs, a.executor.Close())
 		a.executor = nil

@@ -71,6 +71,11 @@ func (r *reader) follow(ctx context.Context, c *Client, s *settings) error {
 	if err != nil || json.Unmarshal(m.Data, &at) != nil || at.Node == "" {
 		return r.stored(ctx)
 	}
+	if at.Tool == "" { // it has ended, and may have been no stream
+		if err := r.stored(ctx); toolmesh.CodeOf(err) != toolmesh.CodeNodeLost {
+			return err
+		}
+	}
 	p.Answered(at.Node, at.Boot)
 	r.acked = true
 	r.granted = r.taken + firstCredit

@@ -105,7 +105,14 @@ func indexesOf(q *request, view *registry.View) ([]inventory.Index, error) {
 	return inventory.Declared(q.ctx, q.l.bus, inventory.Indexes(view, q.c.Session()))
 }
 
-func visibleIndexes(q *request) ([]inventory.Index, error) { return inventory.Visible(q.ctx, q.c) }
+// visibleIndexes are those of the tools that the token may use.
+func visibleIndexes(q *request) ([]inventory.Index, error) {
+	all, err := inventory.Visible(q.ctx, q.c)
+	for i := range all {
+		all[i].Tools = slices.DeleteFunc(all[i].Tools, func(t inventory.IndexTool) bool { return !q.l.may(t.ID) })
+	}
+	return slices.DeleteFunc(all, func(x inventory.Index) bool { return len(x.Tools) == 0 }), err
+}
 
 // install answers POST /v1/indexes: an agent installs an index, and its steps are events.
 func (q *request) install() error {

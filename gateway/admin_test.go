@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -63,7 +64,7 @@ func TestTasks(t *testing.T) {
 	r := newRig(t, nil)
 	async := headers{"Prefer": "respond-async", "Idempotency-Key": "k1"}
 	var submitted, again struct{ ID string }
-	a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":"3"}`, async)
+	a := r.do(t, "POST", "/v1/tools/Lab-Add", `{"a":2,"b":"3"}`, async)
 	a.decode(t, http.StatusAccepted, &submitted)
 	if a.header.Get("Location") != "/v1/tasks/"+submitted.ID || a.header.Get("Preference-Applied") != "respond-async" || a.header.Get("Mesh-Changed") != "/b" {
 		t.Errorf("%v %s", a.header, a.body)
@@ -111,6 +112,8 @@ func TestTasks(t *testing.T) {
 		"no such state":      {"GET", "/v1/tasks?state=lost", "", 400, "invalid_request"},
 		"no such tool":       {"POST", "/v1/tools/lab.ad", "{}", 404, "tool_not_found"},
 		"arguments, no JSON": {"POST", "/v1/tools/lab.add", "{", 422, "invalid_arguments"},
+		"wrong arguments":    {"POST", "/v1/tools/lab.add", `{"a":[],"b":1}`, 422, "invalid_arguments"},
+		"missing arguments":  {"POST", "/v1/tools/lab.add", `{"a":1}`, 422, "invalid_arguments"},
 	} {
 		if got := r.do(t, c.method, c.path, c.body, headers{"Prefer": "respond-async"}); got.status != c.status || got.problem(t)["code"] != c.code {
 			t.Errorf("%s: %d %s", what, got.status, got.body)
@@ -192,6 +195,24 @@ func TestEvents(t *testing.T) {
 			}
 		}
 	}
+	// Calls that end all the time keep nobody from hearing of the tools.
+	busy := r.As(t, access.Node)
+	ended, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ended:
+				return
+			case <-tick.C:
+				_ = busy.Publish("mesh.evt.call.default", []byte(`{"time":"2026-11-26T06:00:00Z","rpc_id":"rpc_0","status":"ok"}`))
+			}
+		}
+	}()
+	defer func() { <-stopped }()
+	defer sync.OnceFunc(func() { close(ended) })()
 	begun := time.Now()
 	if _, err := r.host.Handle("new", host.Func(func(context.Context, noArgs) (int, error) { return 1, nil })); err != nil {
 		t.Fatal(err)
@@ -256,6 +277,14 @@ func TestNarrowedToken(t *testing.T) {
 		if r.do(t, "GET", path, "", h).decode(t, 200, &list); len(list.Tools) != 1 || list.Tools[0].ID != "lab.add" {
 			t.Errorf("%s: %+v", path, list)
 		}
+	}
+	for path, want := range map[string]int{"/v1/tools/lab.add": 200, "/v1/tools/lab.wait": 404} {
+		if a := r.do(t, "GET", path, "", h); a.status != want {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
+		}
+	}
+	if a := r.do(t, "GET", "/v1/indexes", "", h); !strings.Contains(a.body, `"lab.add"`) || strings.Contains(a.body, `"lab.wait"`) {
+		t.Errorf("indexes: %d %s", a.status, a.body)
 	}
 	var doc struct{ Paths map[string]any }
 	if r.do(t, "GET", "/openapi.json", "", h).decode(t, 200, &doc); len(doc.Paths) != 2 {

@@ -75,10 +75,17 @@ func (q *request) batch() error {
 // runBatch makes several calls as one batch; singly with a key that may make no batches, and where nobody
 // runs batches.
 func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.BatchResult, error) {
+	var all call
+	if err := q.readHeaders(&all); err != nil {
+		return nil, err
+	}
+	if all.key != "" {
+		return nil, refused(toolmesh.CodeInvalidRequest, "Idempotency-Key is for POST /v1/tools/ID: a request of several calls takes none")
+	}
 	if err := q.l.spend(len(calls)); err != nil {
 		return nil, err
 	}
-	var options []client.CallOption
+	options := []client.CallOption{client.WithTimeout(all.timeout), client.WithTraceparent(all.trace)}
 	if parallel {
 		options = append(options, client.Parallel())
 	}
@@ -88,6 +95,11 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 		return results, err
 	}
 	results = make([]client.BatchResult, len(calls))
+	ctx, cancel := q.ctx, context.CancelFunc(func() {})
+	if all.timeout > 0 {
+		ctx, cancel = context.WithTimeout(ctx, all.timeout)
+	}
+	defer cancel()
 	var work errgroup.Group
 	if work.SetLimit(1); parallel {
 		work.SetLimit(batchAtOnce)
@@ -96,7 +108,7 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 	for i, one := range calls {
 		work.Go(func() error {
 			rpc := subjects.RPCID(fmt.Sprintf("%s.%d", batch, i))
-			r, err := q.c.Call(q.ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout))
+			r, err := q.c.Call(ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout), client.WithTraceparent(all.trace))
 			results[i] = client.BatchResult{RPCID: rpc, Err: err}
 			if err == nil {
 				results[i].Value = r.Value
@@ -252,7 +264,7 @@ func (q *request) toolCalls() error {
 		if made[i], ok = p.read(raw); !ok {
 			return refused(toolmesh.CodeInvalidRequest, "call %d is no tool call of %s", i, in.Provider)
 		}
-		id, args, changed, err := meant(q.ctx, q.c, made[i])
+		id, args, changed, err := fit(q.ctx, q.c, q.l, subjects.ToolID(made[i].name), made[i].args)
 		if err != nil {
 			results[i] = batchResultOf(client.BatchResult{Err: err})
 			continue
@@ -279,17 +291,4 @@ func (q *request) toolCalls() error {
 		messages = []any{p.wrap(messages)}
 	}
 	return q.answer(http.StatusOK, map[string]any{"messages": messages, "results": results})
-}
-
-// meant returns the tool and the arguments that a model's call means, and the JSON Pointers of what it
-// wrote otherwise.
-func meant(ctx context.Context, c *client.Client, m modelCall) (subjects.ToolID, json.RawMessage, []string, error) {
-	id := subjects.ToolID(m.name)
-	full, args, changed, err := fit(ctx, c, id, m.args)
-	if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
-		if id = nameMeant(ctx, c, id); id != "" {
-			full, args, changed, err = fit(ctx, c, id, m.args)
-		}
-	}
-	return full, args, changed, err
 }

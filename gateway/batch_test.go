@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/toolmesh/toolmesh/internal/access"
 )
 
 // A batch answers each call in its place, and one that fails hurts no other.
@@ -40,6 +42,17 @@ func TestBatch(t *testing.T) {
 	} {
 		if a := r.do(t, "POST", "/v1/calls:batch", body, nil); a.status != want.status || a.problem(t)["code"] != want.code {
 			t.Errorf("%.40s: %d %s", body, a.status, a.body)
+		}
+	}
+	for h, want := range map[string]string{"Mesh-Timeout: bogus": "Mesh-Timeout is", "Idempotency-Key: k1": "Idempotency-Key is for"} {
+		name, value, _ := strings.Cut(h, ": ")
+		if a := r.do(t, "POST", "/v1/calls:batch", `{"calls":[{"tool":"lab.fail"}]}`, headers{name: value}); a.status != 400 || !strings.Contains(a.body, want) {
+			t.Errorf("%s: %d %s", h, a.status, a.body)
+		}
+	}
+	for _, h := range []headers{{"Mesh-Timeout": "100ms"}, {"Mesh-Timeout": "100ms", "Authorization": "Bearer " + r.token}} {
+		if a := r.do(t, "POST", "/v1/calls:batch", `{"calls":[{"tool":"lab.wait"}]}`, h); !strings.Contains(a.body, `"deadline_exceeded"`) {
+			t.Errorf("%v: %d %s", h, a.status, a.body)
 		}
 	}
 	if a := r.do(t, "POST", "/v1/calls:batch", `<a/>`, headers{"Content-Type": "text/xml"}); a.status != 415 {
@@ -100,6 +113,18 @@ func TestToolCalls(t *testing.T) {
 		if plain != wanted {
 			t.Errorf("%s:\n%s\nwant\n%s", provider, plain, wanted)
 		}
+	}
+	// Names that no tool has cost one list of the tools in a second, not one each.
+	lists, err := r.As(t, access.Node).SubscribeSync("mesh.registry.default.list")
+	if err != nil {
+		t.Fatal(err)
+	}
+	unknown := strings.TrimSuffix(strings.Repeat(`{"name":"nothing"},`, 50), ",")
+	if a := r.do(t, "POST", "/v1/tool-calls", `{"provider":"gemini","calls":[`+unknown+`]}`, nil); a.status != 200 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	if n, _, err := lists.Pending(); err != nil || n >= 25 {
+		t.Errorf("50 unknown names made %d lists, %v", n, err)
 	}
 	for _, body := range []string{
 		`{}`, `{"provider":"cobol","calls":[{}]}`, `{"provider":"openai","calls":[]}`, `{"provider":"openai","calls":[{"id":"c1"}]}`, `{"provider":"anthropic","calls":["x"]}`, `{"provider":"gemini","calls":[null]}`,

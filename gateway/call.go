@@ -23,6 +23,7 @@ import (
 // call is one request for a call.
 type call struct {
 	tool    subjects.ToolID
+	exact   bool // the id is that of a list: no other tool is meant
 	args    json.RawMessage
 	rpc     subjects.RPCID
 	key     string
@@ -49,6 +50,7 @@ func (q *request) callTool() error {
 	if err == nil {
 		err = q.readCall(&in)
 	}
+	begins := err == nil
 	switch {
 	case err != nil:
 	case prefersAsync(q.r.Header):
@@ -57,7 +59,7 @@ func (q *request) callTool() error {
 		err = q.stream(&in, lines)
 	default:
 		var result *client.Result
-		if result, err = in.run(q.ctx, q.c); err == nil {
+		if result, err = in.run(q.ctx, q.c, q.l); err == nil {
 			h := in.headers(q.w)
 			h.Set("Mesh-Node", string(result.Node))
 			h.Set("Server-Timing", timing(result))
@@ -67,18 +69,20 @@ func (q *request) callTool() error {
 		}
 	}
 	if err != nil {
-		q.drop(&in)
-		failCall(q.w, err, &in)
+		if !begins || toolmesh.AsError(err).Started == toolmesh.StartedNo {
+			q.drop(&in)
+		}
+		failCall(q.w, q.explain(err), &in)
 	}
 	return nil
 }
 
-// readCall reads what a request asks for.
-func (q *request) readCall(in *call) error {
+// readHeaders reads what the headers of a request say of its calls.
+func (q *request) readHeaders(in *call) error {
 	if text := q.r.Header.Get("Mesh-Timeout"); text != "" {
 		d, err := time.ParseDuration(text)
 		if err != nil || d <= 0 {
-			return refused(toolmesh.CodeInvalidRequest, "Mesh-Timeout is %q: it is a duration above 0, such as 5s or 1m30s", text)
+			return refused(toolmesh.CodeInvalidRequest, "Mesh-Timeout is %q: it is a duration above 0, such as 5s or 1m30s, and %v at most", text, toolmesh.MaxTime)
 		}
 		in.timeout = d
 	}
@@ -86,11 +90,19 @@ func (q *request) readCall(in *call) error {
 	if trace := q.r.Header.Get("Traceparent"); traceText.MatchString(trace) {
 		in.trace = trace
 	}
+	return nil
+}
+
+// readCall reads what a request asks for.
+func (q *request) readCall(in *call) error {
+	err := q.readHeaders(in)
+	if err != nil {
+		return err
+	}
 	if isMultipart(q.r) {
 		return q.readParts(in)
 	}
-	var err error
-	in.args, err = readBody(q.w, q.r)
+	in.args, err = q.body()
 	return err
 }
 
@@ -132,10 +144,10 @@ func (in *call) options() []client.CallOption {
 }
 
 // run makes a unary call. One that the mesh refuses for its name or its arguments is read once more
-// as a model may have meant it.
-func (in *call) run(ctx context.Context, c *client.Client) (*client.Result, error) {
+// as a model may have meant it. The link is that of the caller's token, nil without one.
+func (in *call) run(ctx context.Context, c *client.Client, l *link) (*client.Result, error) {
 	result, err := c.Call(ctx, in.tool, in.args, in.options()...)
-	if err == nil || !in.mend(ctx, c, err) {
+	if err == nil || !in.mend(ctx, c, l, err) {
 		return result, err
 	}
 	return c.Call(ctx, in.tool, in.args, in.options()...)
@@ -143,20 +155,16 @@ func (in *call) run(ctx context.Context, c *client.Client) (*client.Result, erro
 
 // mend makes a call that was refused with err fit the tool, as far as its meaning is plain, and
 // reports whether that changed it. The mesh itself takes what is exact only.
-func (in *call) mend(ctx context.Context, c *client.Client, err error) bool {
+func (in *call) mend(ctx context.Context, c *client.Client, l *link, err error) bool {
 	e := toolmesh.AsError(err)
 	if e.Started != toolmesh.StartedNo || e.Code != toolmesh.CodeToolNotFound && e.Code != toolmesh.CodeInvalidArguments {
 		return false
 	}
-	meant := in.tool
-	if e.Code == toolmesh.CodeToolNotFound {
-		meant = nameMeant(ctx, c, in.tool)
-		if meant == "" {
-			return false
-		}
+	if in.exact && e.Code == toolmesh.CodeToolNotFound {
+		return false
 	}
-	_, fitted, changed, err := fit(ctx, c, meant, in.args)
-	if err != nil || meant == in.tool && len(changed) == 0 {
+	meant, fitted, changed, err := fit(ctx, c, l, in.tool, in.args)
+	if err != nil || in.exact && meant != in.tool || meant == in.tool && len(changed) == 0 {
 		return false
 	}
 	in.tool, in.args, in.changed = meant, fitted, changed
@@ -164,13 +172,22 @@ func (in *call) mend(ctx context.Context, c *client.Client, err error) bool {
 	return true
 }
 
-// fit returns the full id of a tool, arguments as it takes them, and the JSON Pointers of what was changed.
-func fit(ctx context.Context, c *client.Client, id subjects.ToolID, args json.RawMessage) (subjects.ToolID, json.RawMessage, []string, error) {
+// fit returns the tool that a name stands for, arguments as it takes them, and the JSON Pointers of what
+// was changed. The name is an id, the name that a provider knows the tool by, or one that differs from the
+// id of one tool alone in case and in . - _.
+func fit(ctx context.Context, c *client.Client, l *link, name subjects.ToolID, args json.RawMessage) (subjects.ToolID, json.RawMessage, []string, error) {
+	ask := registry.Request{Tool: string(name), Arguments: args}
 	if len(args) > 0 && !json.Valid(args) {
-		return id, args, nil, nil // it is the node's to refuse
+		ask.Arguments, _ = json.Marshal(string(args)) // as a model's text, which the registry reads
 	}
 	var answer registry.ArgumentsAnswer
-	if err := c.Ask(ctx, registry.VerbArguments, registry.Request{Tool: string(id), Arguments: args}, &answer); err != nil {
+	err := c.Ask(ctx, registry.VerbArguments, ask, &answer)
+	if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
+		if ask.Tool = string(l.meant(ctx, c, name)); ask.Tool != "" {
+			err = c.Ask(ctx, registry.VerbArguments, ask, &answer)
+		}
+	}
+	if err != nil {
 		return "", nil, nil, err
 	}
 	var changed []string
@@ -181,31 +198,43 @@ func fit(ctx context.Context, c *client.Client, id subjects.ToolID, args json.Ra
 	return answer.Tool, answer.Arguments, changed, nil
 }
 
-// nameMeant returns the one tool that a mangled name may stand for: the name that a provider knows
-// it by, or one that differs in case and in . - _ alone; empty if there is none or several.
-func nameMeant(ctx context.Context, c *client.Client, name subjects.ToolID) subjects.ToolID {
-	var answer registry.ArgumentsAnswer
-	if err := c.Ask(ctx, registry.VerbArguments, registry.Request{Tool: string(name)}, &answer); err == nil {
-		return answer.Tool
+// namesFresh is how long the names of a session's tools are good for names that no tool has.
+const namesFresh = time.Second
+
+// plainNames are the tools of one session by their ids without case and separators; "" where several ids
+// are the same so.
+type plainNames struct {
+	session subjects.SessionID
+	read    time.Time
+	ids     map[string]subjects.ToolID
+}
+
+// meant returns the one tool of the token whose id differs from a name in case and in . - _ alone;
+// empty if there is none or several. It lists the tools once per second at most.
+func (l *link) meant(ctx context.Context, c *client.Client, name subjects.ToolID) subjects.ToolID {
+	if l == nil {
+		return ""
 	}
-	var found subjects.ToolID
-	for after := subjects.ToolID(""); ; {
-		page, next, err := listPage(ctx, c, after, pageMost, "", false)
+	l.naming.Lock()
+	defer l.naming.Unlock()
+	if l.names.session != c.Session() || time.Since(l.names.read) > namesFresh {
+		listed, err := c.List(ctx)
 		if err != nil {
 			return ""
 		}
-		for i := range page {
-			if plainly(string(page[i].ID)) == plainly(string(name)) {
-				if found != "" {
-					return ""
-				}
-				found = page[i].ID
+		l.names = plainNames{c.Session(), time.Now(), make(map[string]subjects.ToolID, len(listed))}
+		for _, t := range listed {
+			if !l.may(t.ID) {
+				continue
 			}
-		}
-		if after = next; after == "" {
-			return found
+			plain := plainly(string(t.ID))
+			if _, several := l.names.ids[plain]; several {
+				t.ID = ""
+			}
+			l.names.ids[plain] = t.ID
 		}
 	}
+	return l.names.ids[plainly(string(name))]
 }
 
 var separators = strings.NewReplacer(".", "", "-", "", "_", "")
@@ -220,10 +249,17 @@ func (q *request) submit(in *call) error {
 		o.ID = subjects.RPCID("task_" + hex.EncodeToString(sum[:16]))
 	}
 	// A task is checked when it runs, which would be too late to tell its sender.
-	if _, fitted, changed, err := fit(q.ctx, q.c, in.tool, in.args); err == nil {
-		in.args, in.changed = fitted, changed
-	} else if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
+	id, fitted, changed, err := fit(q.ctx, q.c, q.l, in.tool, in.args)
+	switch toolmesh.CodeOf(err) {
+	case "":
+		in.tool, in.args, in.changed = id, fitted, changed
+	case toolmesh.CodeToolNotFound, toolmesh.CodeInvalidArguments:
 		return err
+	}
+	if v, err := q.validator(in.tool); err == nil {
+		if err := v.Validate(in.args); err != nil {
+			return err
+		}
 	}
 	task, err := q.c.Submit(q.ctx, in.tool, in.args, &o)
 	if err != nil {
@@ -234,6 +270,28 @@ func (q *request) submit(in *call) error {
 	h.Set("Location", "/v1/tasks/"+string(task.ID()))
 	h.Set("Preference-Applied", "respond-async")
 	return q.answer(http.StatusAccepted, map[string]subjects.RPCID{"id": task.ID()})
+}
+
+// validator is that of the arguments of a tool.
+func (q *request) validator(id subjects.ToolID) (*tool.Validator, error) {
+	d, err := q.descriptor(id)
+	if err != nil {
+		return nil, err
+	}
+	return tool.Compile(d.InputSchema)
+}
+
+// descriptor is that of a tool.
+func (q *request) descriptor(id subjects.ToolID) (*tool.Descriptor, error) {
+	described, err := q.c.Describe(q.ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	d := new(tool.Descriptor)
+	if err := json.Unmarshal(described, d); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the description of tool %q cannot be read: %w", id, err)
+	}
+	return d, nil
 }
 
 // accepts reports whether an Accept header names a media type.

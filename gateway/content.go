@@ -24,13 +24,12 @@ func (v *view) descriptor(ctx context.Context, id subjects.ToolID) (*tool.Descri
 	return answer.Descriptor, nil
 }
 
-// resultOf is a tool's result as MCP clients take it.
+// resultOf is a tool's result as MCP clients take it. Clients fail a result without the structured content
+// that the tool declares.
 func (v *view) resultOf(ctx context.Context, id subjects.ToolID, value json.RawMessage, list *toolList) *mcp.CallToolResult {
 	value = orNull(value)
-	if blocks, ok := contentBlocks(value); ok {
-		return &mcp.CallToolResult{Content: blocks}
-	}
 	result := new(mcp.CallToolResult)
+	result.Content, _ = contentBlocks(value)
 	if t := list.byID[id]; t != nil && t.OutputSchema != nil {
 		if d, err := v.descriptor(ctx, id); err == nil {
 			if block := typedBytes(d.OutputSchema, value); block != nil {

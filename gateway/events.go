@@ -60,7 +60,9 @@ func (q *request) events() error {
 	out := &streamWriter{w: q.w, in: new(call), leave: cancel}
 	out.comment()
 	return out.during(func() error {
-		for pause := lookEvery; ; {
+		next := time.NewTimer(lookEvery)
+		defer next.Stop()
+		for {
 			select {
 			case <-ctx.Done():
 				if why := context.Cause(q.l.ctx); why != nil { // the token was revoked, or the gateway stops
@@ -69,7 +71,7 @@ func (q *request) events() error {
 				return nil
 			case m := <-calls:
 				out.call(m.Data)
-			case <-time.After(pause):
+			case <-next.C:
 				begun := time.Now()
 				newTools, newNodes, err := q.look()
 				if err == nil { // else the mesh cannot be asked now
@@ -77,7 +79,7 @@ func (q *request) events() error {
 					out.changes("nodes", nodes, newNodes)
 					tools, nodes = newTools, newNodes
 				}
-				pause = max(lookEvery, 10*time.Since(begun)) // large lists are looked at less often
+				next.Reset(max(lookEvery, 10*time.Since(begun))) // large lists are looked at less often
 			}
 		}
 	})

@@ -26,7 +26,11 @@ const (
 	// uploadsOfAll and uploadsOfToken are how many requests with files are read at once.
 	uploadsOfAll   = 16
 	uploadsOfToken = 4
-	maxParts       = 1000
+	// downloadsOfAll and downloadsOfToken are how many files are sent at once: of each some megabytes are in
+	// memory while its reader is slow.
+	downloadsOfAll   = 32
+	downloadsOfToken = 16
+	maxParts         = 1000
 )
 
 // isMultipart reports whether a request's body has parts, which may be files.
@@ -38,31 +42,35 @@ func isMultipart(r *http.Request) bool {
 // readParts reads the arguments of a call from the parts of its body: a file goes to the mesh's store by
 // way of a file of this machine, since a node must know its size first, and is never in memory as a whole.
 func (q *request) readParts(in *call) error {
-	release, err := q.upload()
+	release, err := place("requests with files", q.l.uploads, q.g.uploads)
 	if err != nil {
 		return err
 	}
 	defer release()
 	within(q.w, uploadTime)
-	described, err := q.c.Describe(q.ctx, in.tool)
-	if err != nil {
+	if in.tool, _, _, err = fit(q.ctx, q.c, q.l, in.tool, nil); err != nil {
 		return err
 	}
-	d := new(tool.Descriptor)
-	if err := json.Unmarshal(described, d); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's description cannot be read: %w", err)
+	d, err := q.descriptor(in.tool)
+	if err != nil {
+		return err
 	}
 	parts, err := q.r.MultipartReader()
 	if err != nil {
 		return refused(toolmesh.CodeInvalidRequest, "the request's body has no parts: %w", err)
 	}
 	args := make(object)
-	room := q.g.opts.MaxBody // of the parts that are no files
+	texts := make(map[string]string) // of the parts that are JSON
+	room := q.g.opts.MaxBody         // of the parts that are no files
 	for range maxParts {
 		part, err := parts.NextPart()
 		if errors.Is(err, io.EOF) {
+			// The server sees that a client goes only once all of the body is read.
+			if _, err := io.Copy(io.Discard, q.r.Body); err != nil {
+				return unread(err)
+			}
 			within(q.w, 0)
-			in.args, err = json.Marshal(args)
+			in.args, err = asTexts(d.InputSchema, args, texts)
 			return err
 		}
 		if err != nil {
@@ -80,33 +88,68 @@ func (q *request) readParts(in *call) error {
 			args[name], in.files = file, append(in.files, file)
 			continue
 		}
-		value, err := io.ReadAll(io.LimitReader(part, room+1))
+		value, err := io.ReadAll(heldReader{q, io.LimitReader(part, room+1)})
 		if err != nil {
 			return unread(err)
 		}
 		if room -= int64(len(value)); room < 0 {
 			return tooLarge(q.g.opts.MaxBody)
 		}
-		if args[name] = json.RawMessage(value); !json.Valid(value) {
-			args[name] = string(value)
+		if args[name] = string(value); json.Valid(value) {
+			args[name], texts[name] = json.RawMessage(value), string(value)
 		}
 	}
 	return refused(toolmesh.CodeInvalidRequest, "the request's body has more than %d parts", maxParts)
 }
 
-// upload takes one of the places for requests with files; give it back with the function.
-func (q *request) upload() (func(), error) {
+// asTexts writes arguments, of which those that the schema takes only as text are the texts that they came as.
+func asTexts(schema json.RawMessage, args object, texts map[string]string) (json.RawMessage, error) {
+	body, err := json.Marshal(args)
+	v, wrong := tool.Compile(schema)
+	if err != nil || wrong != nil {
+		return body, err
+	}
+	unfit := func() map[string]bool {
+		names := make(map[string]bool)
+		for _, p := range tool.Problems(v.Validate(body)) {
+			names[strings.TrimPrefix(unescapePointer(p.Pointer), "/")] = true
+		}
+		return names
+	}
+	before := unfit()
+	if len(before) == 0 {
+		return body, nil
+	}
+	for name, text := range texts {
+		if before[name] {
+			args[name] = text
+		}
+	}
+	if body, err = json.Marshal(args); err != nil {
+		return nil, err
+	}
+	after := unfit()
+	for name, text := range texts {
+		if before[name] && after[name] {
+			args[name] = json.RawMessage(text)
+		}
+	}
+	return json.Marshal(args)
+}
+
+// place takes one of the places of the token and one of all; give them back with the function.
+func place(what string, ofToken, ofAll chan struct{}) (func(), error) {
 	select {
-	case q.l.uploads <- struct{}{}:
+	case ofToken <- struct{}{}:
 	default:
-		return nil, refused(toolmesh.CodeBusy, "the token sends %d requests with files already", uploadsOfToken).WithDetail("retry_after_ms", int64(1000))
+		return nil, refused(toolmesh.CodeBusy, "the token has %d %s at once already", cap(ofToken), what).WithDetail("retry_after_ms", int64(1000))
 	}
 	select {
-	case q.g.uploads <- struct{}{}:
-		return func() { <-q.g.uploads; <-q.l.uploads }, nil
+	case ofAll <- struct{}{}:
+		return func() { <-ofAll; <-ofToken }, nil
 	default:
-		<-q.l.uploads
-		return nil, refused(toolmesh.CodeBusy, "the gateway reads %d requests with files already", uploadsOfAll).WithDetail("retry_after_ms", int64(1000))
+		<-ofToken
+		return nil, refused(toolmesh.CodeBusy, "the gateway has %d %s at once already", cap(ofAll), what).WithDetail("retry_after_ms", int64(1000))
 	}
 }
 
@@ -180,6 +223,14 @@ func addHrefs(node any) (added bool) {
 // mesh for their time. No browser takes them for a page of the gateway.
 func (q *request) sendFile() error {
 	query := q.r.URL.Query()
+	if query.Get("digest") == "" {
+		return refused(toolmesh.CodeInvalidRequest, "digest is missing: read a file at the whole href that its result has")
+	}
+	release, err := place("downloads", q.l.downloads, q.g.downloads)
+	if err != nil {
+		return err
+	}
+	defer release()
 	h := q.w.Header()
 	h.Set("Content-Type", "application/octet-stream")
 	if kind, _, err := mime.ParseMediaType(query.Get("type")); err == nil {
@@ -195,14 +246,14 @@ func (q *request) sendFile() error {
 	h.Set("Cache-Control", "private, max-age=900")
 	ref := &codec.Ref{Name: q.r.PathValue("ref"), Digest: query.Get("digest")}
 	out := &counted{to: q.w}
-	err := payloads.Get(q.ctx, q.l.bus, q.c.Session(), "", ref, out)
+	err = payloads.Get(q.ctx, q.l.bus, q.c.Session(), "", ref, out)
 	switch e := toolmesh.AsError(err); {
 	case err == nil:
 		return nil
 	case out.n > 0: // a reader must not take this for the end
 		panic(http.ErrAbortHandler)
-	case e.Code == toolmesh.CodeInvalidRequest:
-		err = refused(toolmesh.CodeNotFound, "there is no file %q of session %q: files are kept for 15 minutes", ref.Name, q.c.Session())
+	case e.Code == toolmesh.CodeInvalidRequest || e.Code == toolmesh.CodePermissionDenied:
+		err = refused(toolmesh.CodeNotFound, "session %q has no file %q with the digest %q: files are kept for 15 minutes", q.c.Session(), ref.Name, ref.Digest)
 	}
 	for _, word := range []string{"Content-Disposition", "Content-Security-Policy"} {
 		h.Del(word)
@@ -223,7 +274,7 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// drop has files that were sent for a call which failed deleted.
+// drop deletes the files that were sent for a call that has not begun. One that has may still read them.
 func (q *request) drop(in *call) {
 	for _, file := range in.files {
 		q.c.DropFile(file)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -58,13 +59,14 @@ const (
 
 // Gateway is an http.Handler. Its methods may be called concurrently.
 type Gateway struct {
-	opts    Options
-	log     *slog.Logger
-	handler http.Handler
-	links   links
-	uploads chan struct{}
-	closing atomic.Bool
-	wg      sync.WaitGroup
+	opts                          Options
+	log                           *slog.Logger
+	handler                       http.Handler
+	links                         links
+	uploads, downloads, documents chan struct{} // a place of those that run
+	bodies                        *semaphore.Weighted
+	closing                       atomic.Bool
+	wg                            sync.WaitGroup
 }
 
 // New makes a gateway. Close it when nothing serves it any more.
@@ -98,7 +100,7 @@ func New(o Options) (*Gateway, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	g := &Gateway{opts: o, log: o.Logger, uploads: make(chan struct{}, uploadsOfAll)}
+	g := &Gateway{opts: o, log: o.Logger, uploads: make(chan struct{}, uploadsOfAll), downloads: make(chan struct{}, downloadsOfAll), documents: make(chan struct{}, documentsAtOnce), bodies: semaphore.NewWeighted(bodiesOfAll)}
 	g.links.init(g)
 	g.handler = g.routes()
 	return g, nil

@@ -279,18 +279,19 @@ func TestProblems(t *testing.T) {
 		"wrong media type":          {"POST", "/v1/tools/lab.add", `<a/>`, headers{"Content-Type": "application/xml"}, 415, "invalid_request", ""},
 		"a form":                    {"POST", "/v1/tools/lab.add", `a=1&b=2`, headers{"Content-Type": "application/x-www-form-urlencoded"}, 415, "invalid_request", ""},
 		"wrong method":              {"PUT", "/v1/tools/lab.add", `{}`, nil, 405, "invalid_request", ""},
+		"a timeout above all":       {"POST", "/v1/tools/lab.add", `{}`, headers{"Mesh-Timeout": "99999999h"}, 400, "invalid_request", "at most"},
 		"wrong timeout":             {"POST", "/v1/tools/lab.add", `{}`, headers{"Mesh-Timeout": "soon"}, 400, "invalid_request", ""},
 		"time is up":                {"POST", "/v1/tools/lab.wait", `{}`, headers{"Mesh-Timeout": "50ms"}, 504, "deadline_exceeded", ""},
 		"large body":                {"POST", "/v1/tools/lab.add", strings.Repeat(" ", 1<<17), nil, 413, "payload_too_large", ""},
 		"bad limit":                 {"GET", "/v1/tools?limit=0", "", nil, 400, "invalid_request", ""},
-		"no words":                  {"GET", "/v1/search?q=", "", nil, 400, "invalid_request", ""},
+		"no words":                  {"GET", "/v1/search?q=", "", nil, 400, "invalid_request", "/v1/search?q=WORDS"},
 		"bad limit of a search":     {"GET", "/v1/search?q=add&limit=1001", "", nil, 400, "invalid_request", ""},
 		"bad format":                {"GET", "/v1/tools?format=cobol", "", nil, 400, "invalid_request", ""},
 		"no token":                  {"GET", "/v1/tools", "", headers{"Authorization": "Bearer sesame"}, 401, "unauthenticated", ""},
 		"another kind":              {"GET", "/v1/tools", "", headers{"Authorization": "Basic sesame"}, 401, "unauthenticated", ""},
 		"a token of another mesh":   {"GET", "/v1/tools", "", headers{"Authorization": "Bearer " + stranger}, 401, "unauthenticated", ""},
-		"another session":           {"POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, headers{"Authorization": "Bearer " + r.token, "Mesh-Session": "other"}, 403, "permission_denied", ""},
-		"another session, no token": {"GET", "/v1/tools", "", headers{"Mesh-Session": "other"}, 403, "permission_denied", ""},
+		"another session":           {"POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, headers{"Authorization": "Bearer " + r.token, "Mesh-Session": "other"}, 403, "permission_denied", "the token is of session"},
+		"another session, no token": {"GET", "/v1/tools", "", headers{"Mesh-Session": "other"}, 403, "permission_denied", "the token is of session"},
 		"another site's page":       {"GET", "/v1/tools", "", headers{"Origin": "https://evil.example"}, 403, "permission_denied", ""},
 		"another site's name":       {"GET", "/v1/tools", "", headers{"Host": "evil.example"}, 403, "permission_denied", ""},
 		"unknown stream":            {"GET", "/v1/calls/rpc_stream_1/stream", "", nil, 404, "not_found", ""},
@@ -366,6 +367,9 @@ func TestListOfTools(t *testing.T) {
 	tag := whole.header.Get("ETag")
 	if again := r.do(t, "GET", "/v1/tools", "", headers{"If-None-Match": tag}); tag == "" || again.status != 304 || again.body != "" {
 		t.Errorf("ETag %s: %d %s", tag, again.status, again.body)
+	}
+	if a := r.do(t, "GET", "/v1/tools?q=&index=&limit=&cursor=&format=&full=", "", nil); a.body != whole.body {
+		t.Errorf("empty parameters: %d %s", a.status, a.body)
 	}
 	if a := r.do(t, "GET", "/v1/tools?index=other", "", nil); a.body != `{"tools":[]}`+"\n" {
 		t.Errorf("another index: %s", a.body)
@@ -517,6 +521,11 @@ func TestStreamOfEvents(t *testing.T) {
 	}
 	if a := r.do(t, "POST", "/v1/tools/lab.count", `{"n":1,"fail":true}`, headers{"Accept": "application/x-ndjson"}); !strings.Contains(a.body, "\n"+`{"error":{"code":"tool_error"`) {
 		t.Errorf("%q", a.body)
+	}
+	// A call that was no stream has none, once it has ended.
+	plain := r.do(t, "POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, nil)
+	if p := r.do(t, "GET", "/v1/calls/"+plain.header.Get("Mesh-Rpc-Id")+"/stream", "", nil); p.status != 404 || p.problem(t)["code"] != "not_found" {
+		t.Errorf("the stream of a plain call: %d %s", p.status, p.body)
 	}
 	// A plain function is one item.
 	if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, sse); a.body != "id: 1\nevent: item\ndata: 2\n\nevent: complete\ndata: {\"count\":1}\n\n" {

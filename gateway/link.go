@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 
 	"github.com/toolmesh/toolmesh"
@@ -44,24 +45,27 @@ var errStopping = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops: 
 
 // link is the connection of one token, shared by all its requests.
 type link struct {
-	g               *Gateway
-	digest          string             // of the token; empty without one
-	named           subjects.SessionID // that the request names which made the link
-	proof           nats.Option        // proves the token's key; nil without a token
-	public          string             // the token's public key
-	known           bool               // KeyOf knows the key, or there is no token
-	key             registry.Key       // what the token is narrowed to; zero where nothing is known of it
-	made            chan struct{}      // closed when the rest is set, or err
-	session         subjects.SessionID
-	err             error
-	bus             *bus.Bus
-	client          *client.Client
-	ctx             context.Context // ends with the link
-	end             context.CancelCauseFunc
-	mcp             mcpLink
-	uploads, events chan struct{} // those of the token that run
-	limited         sync.Once
-	limiter         *rate.Limiter // of limited
+	g                          *Gateway
+	digest                     string             // of the token; empty without one
+	named                      subjects.SessionID // that the request names which made the link
+	proof                      nats.Option        // proves the token's key; nil without a token
+	public                     string             // the token's public key
+	known                      bool               // KeyOf knows the key, or there is no token
+	key                        registry.Key       // what the token is narrowed to; zero where nothing is known of it
+	made                       chan struct{}      // closed when the rest is set, or err
+	session                    subjects.SessionID
+	err                        error
+	bus                        *bus.Bus
+	client                     *client.Client
+	ctx                        context.Context // ends with the link
+	end                        context.CancelCauseFunc
+	mcp                        mcpLink
+	uploads, downloads, events chan struct{}       // those of the token that run
+	bodies                     *semaphore.Weighted // bytes
+	limited                    sync.Once
+	limiter                    *rate.Limiter // of limited
+	naming                     sync.Mutex
+	names                      plainNames // guarded by naming
 
 	// Guarded by links.mu.
 	connected bool // and counted in links.connected
@@ -183,7 +187,7 @@ func (ls *links) join(ctx context.Context, t token, named subjects.SessionID) (*
 
 // begin begins to make the link of a token; ls.mu is held.
 func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
-	l := &link{g: ls.g, digest: t.digest, named: named, known: t.seed == "", made: make(chan struct{}), uploads: make(chan struct{}, uploadsOfToken), events: make(chan struct{}, eventsOfToken)}
+	l := &link{g: ls.g, digest: t.digest, named: named, known: t.seed == "", made: make(chan struct{}), uploads: make(chan struct{}, uploadsOfToken), downloads: make(chan struct{}, downloadsOfToken), bodies: semaphore.NewWeighted(bodiesOfToken), events: make(chan struct{}, eventsOfToken)}
 	if t.seed != "" {
 		pair, err := nkeys.FromSeed([]byte(t.seed))
 		if err == nil {

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"strconv"
 	"sync"
 	"time"
 
@@ -21,8 +23,10 @@ import (
 const (
 	// modern is the first revision of MCP without sessions.
 	modern = "2026-07-28"
-	// maxViews is how many views of one token are held; any of them is made again when it is asked for.
+	// maxViews is how many views of one token are held; one that no client uses makes room for another.
 	maxViews = 64
+	// maxSessions is how many legacy sessions one token may have.
+	maxSessions = 1000
 	// sessionIdle is how long a legacy session lasts without requests.
 	sessionIdle = 10 * time.Minute
 	// lookEvery is how often it is looked whether the tools of a view have changed.
@@ -33,7 +37,6 @@ const (
 // token: each has handlers of its own.
 type mcpLink struct {
 	of         *link
-	once       sync.Once
 	sessions   http.Handler // of revisions with sessions
 	stateless  http.Handler
 	opts       *Options
@@ -41,9 +44,23 @@ type mcpLink struct {
 	stop       context.CancelFunc // of looking; nil until the first request
 	looking    sync.WaitGroup
 
-	mu    sync.Mutex
-	views map[viewKey]*view
+	mu      sync.Mutex
+	closed  bool
+	views   map[viewKey]*view
+	opening int // requests that may make a session
+	posts   map[string]*post
+	count   uint64 // of the posts until now
 }
+
+// post is a POST that is being answered: its calls end with it.
+type post struct {
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	session string // its legacy session
+}
+
+// postHeader names a POST to its calls: the SDK hands them its headers, not its context.
+const postHeader = "Toolmesh-Post"
 
 // viewOf is the key of the context's view.
 type viewOf struct{}
@@ -51,34 +68,83 @@ type viewOf struct{}
 // serveMCP answers /mcp and /mcp/{session}: POST of 2026-07-28 without a session, and POST, GET and
 // DELETE of the revisions before it.
 func (g *Gateway) serveMCP(w http.ResponseWriter, r *http.Request) {
-	key, err := keyOf(r.PathValue("session"), r.URL.Query())
-	if err != nil {
+	if r.ContentLength != 0 {
+		within(w, bodyTime)
+	}
+	if err := g.answerMCP(w, r); err != nil {
 		fail(w, err, "")
-		return
+	}
+}
+
+// answerMCP answers a request, but for those that it returns an error of.
+func (g *Gateway) answerMCP(w http.ResponseWriter, r *http.Request) error {
+	key, err := keyOf(r.PathValue("session"), r.URL.RawQuery)
+	if err != nil {
+		return err
 	}
 	l, c, done, err := g.open(r)
 	if err != nil {
-		fail(w, err, "")
-		return
+		return err
 	}
 	defer done()
 	if key.session != "" {
+		if l.public != "" && key.session != l.session {
+			return refused(toolmesh.CodePermissionDenied, "the token is of the session %q and opens no other: use /mcp, or a token of the session %q", l.session, key.session)
+		}
 		c = c.In(key.session)
 	}
 	key.session = c.Session()
-	l.mcp.begin(&g.opts)
+	m, session := &l.mcp, r.Header.Get("Mcp-Session-Id")
+	if r.Method != http.MethodDelete {
+		done, err := l.stream()
+		if err != nil {
+			return err
+		}
+		defer done()
+	}
+	if err := readMessage(w, r); err != nil {
+		return err
+	}
+	opens := r.Method == http.MethodPost && session == "" && !isModern(r)
+	v, err := m.enter(&g.opts, key, c, opens)
+	if err != nil {
+		return err
+	}
+	defer m.leave(v, opens)
 	ctx, cancel := l.within(r.Context())
 	defer cancel(nil)
-	v := l.mcp.view(key, c)
 	r = r.WithContext(context.WithValue(ctx, viewOf{}, v))
-	if isModern(r) {
+	switch {
+	case isModern(r):
 		if r.Header.Get("Mcp-Method") == "tools/call" {
 			_, _ = v.tools(ctx, viewFresh) // the SDK is to know whose headers it compares; the call itself tells what fails
 		}
-		l.mcp.stateless.ServeHTTP(w, r)
-		return
+		m.stateless.ServeHTTP(w, r)
+		return nil
+	case r.Method == http.MethodPost:
+		defer m.begun(r, &post{ctx, cancel, session})()
+	case r.Method == http.MethodDelete:
+		m.cancel(session) // the SDK waits for the calls of a session
 	}
-	l.mcp.sessions.ServeHTTP(w, r)
+	m.sessions.ServeHTTP(w, r)
+	return nil
+}
+
+// readMessage reads the one message of a POST. A list of messages would be any number of calls.
+func readMessage(w http.ResponseWriter, r *http.Request) error {
+	if r.Method != http.MethodPost {
+		return nil
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return unread(err)
+	}
+	within(w, 0)
+	if trimmed := bytes.TrimLeft(body, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '[' {
+		return refused(toolmesh.CodeInvalidRequest, "the body is a list of messages: send each in a POST of its own")
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	return nil
 }
 
 // isModern reports whether a request is of a revision without sessions.
@@ -87,49 +153,130 @@ func isModern(r *http.Request) bool {
 		(r.Header.Get("Mcp-Method") != "" || r.Header.Get("Mcp-Protocol-Version") >= modern)
 }
 
-// begin makes the handlers at a token's first MCP request.
-func (m *mcpLink) begin(opts *Options) {
-	m.once.Do(func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.opts, m.serverInfo = opts, &mcp.Implementation{Name: "toolmesh", Version: cmp.Or(opts.Version, "dev")}
-		m.views = make(map[viewKey]*view)
-		serverOf := func(r *http.Request) *mcp.Server {
-			v, _ := r.Context().Value(viewOf{}).(*view)
-			return v.server
-		}
-		// The gateway has looked at Host and Origin.
-		o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: opts.MaxBody, Logger: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)), SessionTimeout: sessionIdle}
-		m.sessions = mcp.NewStreamableHTTPHandler(serverOf, &o)
-		o.Stateless, o.SessionTimeout, o.PropagateRequestCancellation = true, 0, true
-		m.stateless = mcp.NewStreamableHTTPHandler(serverOf, &o)
-		ctx, stop := context.WithCancel(context.Background())
-		m.stop = stop
-		m.looking.Go(func() { m.look(ctx) })
-	})
-}
-
-// view returns the view of a key, which it makes if there is none.
-func (m *mcpLink) view(key viewKey, c *client.Client) *view {
+// begun has the calls of a POST end with it. The function is called when it has ended.
+func (m *mcpLink) begun(r *http.Request, p *post) func() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.count++
+	id := strconv.FormatUint(m.count, 10)
+	m.posts[id] = p
+	r.Header.Set(postHeader, id)
+	return func() {
+		p.cancel(nil)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.posts, id)
+	}
+}
+
+// cancel ends the calls of a legacy session.
+func (m *mcpLink) cancel(session string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.posts {
+		if p.session == session {
+			p.cancel(nil)
+		}
+	}
+}
+
+// within returns a context that ends with the POST that a call came by, too.
+func (m *mcpLink) within(ctx context.Context, q *mcp.RequestExtra) (context.Context, context.CancelCauseFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if q == nil || q.Header.Get(postHeader) == "" {
+		return ctx, cancel
+	}
+	m.mu.Lock()
+	p := m.posts[q.Header.Get(postHeader)]
+	m.mu.Unlock()
+	if p == nil { // it has ended already
+		cancel(nil)
+		return ctx, cancel
+	}
+	stop := context.AfterFunc(p.ctx, func() { cancel(context.Cause(p.ctx)) })
+	return ctx, func(why error) { stop(); cancel(why) }
+}
+
+// begin makes the handlers at a token's first MCP request; m.mu is held.
+func (m *mcpLink) begin(opts *Options) {
+	m.opts, m.serverInfo = opts, &mcp.Implementation{Name: "toolmesh", Version: cmp.Or(opts.Version, "dev")}
+	m.views, m.posts = make(map[viewKey]*view), make(map[string]*post)
+	serverOf := func(r *http.Request) *mcp.Server {
+		v, _ := r.Context().Value(viewOf{}).(*view)
+		return v.server
+	}
+	// The gateway has looked at Host and Origin.
+	o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: opts.MaxBody, Logger: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)), SessionTimeout: sessionIdle}
+	m.sessions = mcp.NewStreamableHTTPHandler(serverOf, &o)
+	o.Stateless, o.SessionTimeout, o.PropagateRequestCancellation = true, 0, true
+	m.stateless = mcp.NewStreamableHTTPHandler(serverOf, &o)
+	ctx, stop := context.WithCancel(context.Background())
+	m.stop = stop
+	m.looking.Go(func() { m.look(ctx) })
+}
+
+// enter returns the view of a key, which it makes if there is none. Leave it: one that a request uses
+// is kept.
+func (m *mcpLink) enter(opts *Options, key viewKey, c *client.Client, opens bool) (*view, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, context.Cause(m.of.ctx)
+	}
+	if m.stop == nil {
+		m.begin(opts)
+	}
+	if opens && m.opening+m.open() >= maxSessions {
+		return nil, refused(toolmesh.CodeBusy, "the token has %d sessions of MCP, and may open no more: end one with DELETE, or speak the revision %s, which has none", maxSessions, modern).WithDetail("retry_after_ms", int64(1000))
+	}
 	v := m.views[key]
 	if v == nil {
 		for other, old := range m.views {
 			if len(m.views) < maxViews {
 				break
 			}
-			if !old.used() {
+			if old.uses == 0 && !old.used() {
 				delete(m.views, other)
 			}
 		}
-		v = newView(key, c, m.serverInfo, m.opts)
-		v.of = m.of
-		if len(m.views) < maxViews {
-			m.views[key] = v
+		if len(m.views) >= maxViews {
+			return nil, refused(toolmesh.CodeBusy, "clients of the token use %d views, and may use no more at once", maxViews).WithDetail("retry_after_ms", int64(1000))
+		}
+		v = newView(key, c, m)
+		m.views[key] = v
+	}
+	v.uses++
+	if opens {
+		m.opening++
+	}
+	return v, nil
+}
+
+// open is how many legacy sessions there are; m.mu is held.
+func (m *mcpLink) open() int {
+	n := 0
+	for _, v := range m.views {
+		for s := range v.server.Sessions() {
+			if s.ID() != "" {
+				n++
+			}
 		}
 	}
-	return v
+	return n
+}
+
+// leave gives a view back.
+func (m *mcpLink) leave(v *view, opens bool) {
+	m.mu.Lock()
+	v.uses--
+	if opens {
+		m.opening--
+	}
+	closed := m.closed
+	m.mu.Unlock()
+	if closed {
+		v.close() // the session that this request has made meanwhile
+	}
 }
 
 // look tells clients when the tools of their view have changed.
@@ -158,10 +305,10 @@ func (m *mcpLink) look(ctx context.Context) {
 	}
 }
 
-// close ends the legacy sessions.
+// close ends the legacy sessions. Their calls have ended with the link.
 func (m *mcpLink) close() {
-	m.once.Do(func() {}) // none begins any more
 	m.mu.Lock()
+	m.closed = true
 	views := m.views
 	m.mu.Unlock()
 	if m.stop == nil {
@@ -170,9 +317,7 @@ func (m *mcpLink) close() {
 	m.stop()
 	m.looking.Wait()
 	for _, v := range views {
-		for s := range v.server.Sessions() {
-			_ = s.Close()
-		}
+		v.close()
 	}
 }
 
@@ -185,14 +330,30 @@ type viewKey struct {
 	search   bool // find_tools and call_tool in place of the tools
 }
 
-func keyOf(session string, q url.Values) (viewKey, error) {
-	key := viewKey{session: subjects.SessionID(session), globs: q.Get("tools"), readOnly: q.Get("read_only") == "1", search: q.Get("search") == "1"}
-	switch prefix := q.Get("prefix"); prefix {
-	case "":
-	case "off":
-		key.bare = true
-	default:
-		return key, refused(toolmesh.CodeInvalidRequest, "prefix is %q: it is off, or not given", prefix)
+func keyOf(session, query string) (viewKey, error) {
+	key := viewKey{session: subjects.SessionID(session)}
+	q, err := url.ParseQuery(query)
+	if err != nil {
+		return key, refused(toolmesh.CodeInvalidRequest, "the query cannot be read: %w", err)
+	}
+	flags := map[string]struct {
+		on   string
+		flag *bool
+	}{"read_only": {"1", &key.readOnly}, "search": {"1", &key.search}, "prefix": {"off", &key.bare}}
+	for name, values := range q {
+		flag, known := flags[name]
+		switch {
+		case len(values) != 1:
+			return key, refused(toolmesh.CodeInvalidRequest, "%s is given %d times: give it once", name, len(values))
+		case name == "tools":
+			key.globs = values[0]
+		case !known:
+			return key, refused(toolmesh.CodeInvalidRequest, "%q is no word of the query: they are tools, read_only, prefix and search", name)
+		case values[0] != flag.on:
+			return key, refused(toolmesh.CodeInvalidRequest, "%s is %q: it is %s, or not given", name, values[0], flag.on)
+		default:
+			*flag.flag = true
+		}
 	}
 	if _, err := subjects.ParseGlobs(key.globs); err != nil {
 		return key, refused(toolmesh.CodeInvalidRequest, "tools: %w", err)
@@ -203,14 +364,17 @@ func keyOf(session string, q url.Values) (viewKey, error) {
 // Pipe serves one MCP client on a pipe, such as stdin and stdout, until in ends or ctx does. The query is that
 // of /mcp.
 func Pipe(ctx context.Context, c *client.Client, query url.Values, o *Options, in io.Reader, out io.Writer) error {
-	key, err := keyOf(string(c.Session()), query)
+	key, err := keyOf(string(c.Session()), query.Encode())
 	if err != nil {
 		return err
 	}
 	m := &mcpLink{}
-	m.begin(o)
+	v, err := m.enter(o, key, c, false)
+	if err != nil {
+		return err
+	}
 	defer m.close()
-	v := m.view(key, c)
+	defer m.leave(v, false)
 	err = v.server.Run(ctx, &mcp.IOTransport{Reader: io.NopCloser(in), Writer: noClose{out}})
 	if err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) && !errors.Is(err, mcp.ErrConnectionClosed) {
 		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the client on the pipe: %w", err)

@@ -88,12 +88,13 @@ func TestMCP(t *testing.T) {
 	}
 	for _, version := range []string{"2025-11-25", "2026-07-28"} {
 		changed, progress := make(chan struct{}, 10), make(chan string, 100)
-		s := r.connect(t, "/mcp", version, &mcp.ClientOptions{
+		o := &mcp.ClientOptions{
 			ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) { changed <- struct{}{} },
 			ProgressNotificationHandler: func(_ context.Context, q *mcp.ProgressNotificationClientRequest) {
 				progress <- fmt.Sprint(q.Params.Progress, " ", q.Params.Message)
 			},
-		})
+		}
+		s := r.connect(t, "/mcp", version, o)
 		call := func(name string, args map[string]any) (*mcp.CallToolResult, error) {
 			return s.CallTool(t.Context(), &mcp.CallToolParams{Name: name, Arguments: args})
 		}
@@ -162,6 +163,30 @@ func TestMCP(t *testing.T) {
 		if err := <-r.ended; err == nil {
 			t.Errorf("%s: the call was not cancelled", version)
 		}
+		// So is one whose response is closed, or whose session ends.
+		for _, ends := range []string{"response", "session"} {
+			if version > "2026" {
+				break
+			}
+			ctx, leave := context.WithCancel(t.Context())
+			left := make(chan struct{})
+			go func() {
+				defer close(left)
+				r.legacyCall(ctx, s.ID(), "lab-wait")
+			}()
+			<-r.ran
+			if ends == "response" {
+				leave()
+			} else {
+				_ = s.Close()
+				s = r.connect(t, "/mcp", version, o)
+			}
+			if err := <-r.ended; err == nil {
+				t.Errorf("%s: the call did not end with its %s", version, ends)
+			}
+			leave()
+			<-left
+		}
 		// A new tool is told of.
 		for len(changed) > 0 {
 			<-changed
@@ -177,7 +202,7 @@ func TestMCP(t *testing.T) {
 		}
 		meshtest.Until(t, "the new tool is listed", func() bool { return strings.Contains(names(t, s), name) })
 		a, err := call("lab-"+name, nil)
-		if image, ok := a.Content[0].(*mcp.ImageContent); err != nil || !ok || string(image.Data) != "png" || image.MIMEType != "image/png" {
+		if image, ok := a.Content[0].(*mcp.ImageContent); err != nil || !ok || string(image.Data) != "png" || image.MIMEType != "image/png" || a.StructuredContent == nil {
 			t.Errorf("%s: an image: %+v, %v", version, a, err)
 		}
 	}
@@ -193,6 +218,33 @@ func TestMCP(t *testing.T) {
 		if got := names(t, s); got != want {
 			t.Errorf("%s: tools %q, want %q", path, got, want)
 		}
+	}
+	s := r.connect(t, "/mcp", "2025-11-25", nil)
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		r.legacyCall(t.Context(), s.ID(), "lab-wait")
+	}()
+	<-r.ran
+	r.g.Close()
+	if err := <-r.ended; err == nil {
+		t.Error("the call did not end with the gateway")
+	}
+	<-left
+}
+
+// legacyCall calls a tool in a session by a bare POST, which knows no other way to cancel than to close it.
+func (r *rig) legacyCall(ctx context.Context, session, name string) {
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, r.url+"/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":"bare","method":"tools/call","params":{"name":"`+name+`"}}`))
+	if err != nil {
+		panic(err)
+	}
+	for k, v := range map[string]string{"Content-Type": "application/json", "Accept": "application/json, text/event-stream", "Mcp-Session-Id": session, "Mcp-Protocol-Version": "2025-11-25"} {
+		q.Header.Set(k, v)
+	}
+	if a, err := (&http.Client{Transport: bearer(r.token)}).Do(q); err == nil {
+		_, _ = io.Copy(io.Discard, a.Body)
+		_ = a.Body.Close()
 	}
 }
 
@@ -218,7 +270,12 @@ func TestMCPBadInput(t *testing.T) {
 		in   string
 	}{
 		"no JSON":            {`{`, nil, 400, ""},
-		"a batch":            {`[` + list + `]`, headers{"Mcp-Protocol-Version": "2025-11-25"}, 400, ""},
+		"a batch":            {`[` + list + `]`, headers{"Mcp-Protocol-Version": "2025-11-25"}, 400, "invalid_request"},
+		"a batch of 2025-03": {" \n[" + list + `]`, nil, 400, "invalid_request"},
+		"read_only=true":     {list, headers{"Query": "?read_only=true"}, 400, "invalid_request"},
+		"a wrong escape":     {list, headers{"Query": "?tools=a%zz"}, 400, "invalid_request"},
+		"an unknown word":    {list, headers{"Query": "?tool=lab.add"}, 400, "invalid_request"},
+		"two times tools":    {list, headers{"Query": "?tools=a&tools=b"}, 400, "invalid_request"},
 		"no headers":         {`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}`, nil, 400, ""},
 		"an unknown version": {`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2099-01-01","io.modelcontextprotocol/clientCapabilities":{}}}}`, headers{"Mcp-Method": "tools/list", "Mcp-Protocol-Version": "2099-01-01"}, 400, "-32022"},
 		"another method":     {list, headers{"Mcp-Method": "tools/call", "Mcp-Protocol-Version": "2026-07-28"}, 400, ""},

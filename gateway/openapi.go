@@ -18,10 +18,19 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
+// documentsAtOnce is how many OpenAPI documents are written at once: each asks for every tool.
+const documentsAtOnce = 2
+
 const dialect = "https://json-schema.org/draft/2020-12/schema"
 
 // openAPI answers GET /openapi.json: one operation for each tool that is served, with its schemas.
 func (q *request) openAPI() error {
+	select {
+	case q.g.documents <- struct{}{}:
+		defer func() { <-q.g.documents }()
+	default:
+		return refused(toolmesh.CodeBusy, "the gateway writes %d OpenAPI documents already", documentsAtOnce).WithDetail("retry_after_ms", int64(1000))
+	}
 	globs, err := subjects.ParseGlobs(q.r.URL.Query().Get("tools"))
 	if err != nil {
 		return refused(toolmesh.CodeInvalidRequest, "tools: %w", err)
@@ -49,6 +58,9 @@ func (q *request) openAPI() error {
 	paths := make(object, len(all))
 	schemas := object{"Problem": json.RawMessage(problemSchema)}
 	for _, raw := range all {
+		if raw == nil {
+			continue
+		}
 		d := new(tool.Descriptor)
 		if err := json.Unmarshal(raw, d); err != nil {
 			return toolmesh.Errorf(toolmesh.CodeProtocolError, "a tool's description cannot be read: %w", err)
@@ -105,10 +117,18 @@ func operation(d *tool.Descriptor, schemas object) object {
 	}
 	return object{
 		"operationId": name, "summary": cmp.Or(firstLine(d.Description), string(d.ID)), "description": d.Description,
-		"requestBody": object{"content": bodies, "required": bytes.Contains(d.InputSchema, []byte(`"required"`))},
+		"requestBody": object{"content": bodies, "required": needsArguments(d.InputSchema)},
 		"parameters":  references("parameters", "key", "timeout", "session", "prefer"),
 		"responses":   answers,
 	}
+}
+
+// needsArguments reports whether a schema of arguments requires one.
+func needsArguments(schema json.RawMessage) bool {
+	var top struct {
+		Required []string `json:"required"`
+	}
+	return json.Unmarshal(schema, &top) == nil && len(top.Required) > 0
 }
 
 func firstLine(text string) string {
@@ -179,7 +199,7 @@ func placed(schema json.RawMessage, name string, schemas object) json.RawMessage
 		for def := range all {
 			defs[def] = name + "." + componentName(def)
 		}
-		refer(root, base, defs)
+		refer(root, base, defs, false)
 		for def, one := range all {
 			schemas[defs[def]] = one
 		}
@@ -189,17 +209,20 @@ func placed(schema json.RawMessage, name string, schemas object) json.RawMessage
 	return json.RawMessage(fmt.Sprintf(`{"$ref":%q}`, base))
 }
 
-// refer makes local references of a schema those of the document.
-func refer(node any, base string, defs map[string]string) {
+// refer makes references of a schema by pointers those of the document. named says that the node's keys
+// are names of schemas, not words of one. A reference to an anchor stays: the document has the anchor.
+func refer(node any, base string, defs map[string]string, named bool) {
 	switch v := node.(type) {
 	case []any:
 		for _, one := range v {
-			refer(one, base, defs)
+			refer(one, base, defs, false)
 		}
 	case object:
 		for word, value := range v {
 			switch ref, isText := value.(string); {
-			case word == "$ref" && isText && strings.HasPrefix(ref, "#"):
+			case named:
+				refer(value, base, defs, false)
+			case word == "$ref" && isText && (ref == "#" || strings.HasPrefix(ref, "#/")):
 				def, rest, _ := strings.Cut(strings.TrimPrefix(ref, "#/$defs/"), "/")
 				if target, ok := defs[unescapePointer(def)]; ok && strings.HasPrefix(ref, "#/$defs/") {
 					v[word] = strings.TrimSuffix("#/components/schemas/"+target+"/"+rest, "/")
@@ -208,7 +231,7 @@ func refer(node any, base string, defs map[string]string) {
 				}
 			case word == "const" || word == "enum" || word == "default" || word == "examples": // data
 			default:
-				refer(value, base, defs)
+				refer(value, base, defs, word == "properties" || word == "patternProperties" || word == "$defs" || word == "definitions" || word == "dependentSchemas")
 			}
 		}
 	}

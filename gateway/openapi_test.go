@@ -17,6 +17,12 @@ type tree struct {
 	Value int    `json:"value"`
 	Left  *tree  `json:"left,omitempty"`
 	Data  string `json:"data,omitempty"`
+	// A property may have the name of a word whose value is data.
+	Default *tree `json:"default,omitempty"`
+}
+
+type forest struct {
+	Tree *tree `json:"tree,omitempty"`
 }
 
 // Each tool is an operation with its schemas, every status of a call is documented, and all that refers to
@@ -27,11 +33,14 @@ func TestOpenAPI(t *testing.T) {
 	if _, err := r.host.Handle("tree", host.Func(func(_ context.Context, in tree) (tree, error) { return in, nil })); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := r.host.Handle("forest", host.Func(func(_ context.Context, in forest) (int, error) { return 1, nil })); err != nil {
+		t.Fatal(err)
+	}
 	var info map[string]any
 	meshtest.Until(t, "the tree is served", func() bool {
 		a := r.do(t, "GET", "/v1/tools/lab.tree", "", nil)
 		_ = json.Unmarshal([]byte(a.body), &info)
-		return a.status == 200
+		return a.status == 200 && r.do(t, "GET", "/v1/tools/lab.forest", "", nil).status == 200
 	})
 	a := r.do(t, "GET", "/openapi.json", "", nil)
 	var doc map[string]any
@@ -46,7 +55,7 @@ func TestOpenAPI(t *testing.T) {
 		}
 		return node
 	}
-	if paths := at("paths").(map[string]any); len(paths) != 6 {
+	if paths := at("paths").(map[string]any); len(paths) != 7 {
 		t.Errorf("paths %v", paths)
 	}
 	post := []string{"paths", "/v1/tools/lab.add", "post"}
@@ -75,6 +84,11 @@ func TestOpenAPI(t *testing.T) {
 	if at("paths", "/v1/tools/lab.count", "post", "responses", "200", "content", "text/event-stream") == nil {
 		t.Error("lab.count does not stream")
 	}
+	for name, want := range map[string]bool{"lab.tree": true, "lab.forest": false} {
+		if got := at("paths", "/v1/tools/"+name, "post", "requestBody", "required"); got != want {
+			t.Errorf("the body of %s is required: %v", name, got)
+		}
+	}
 	refs := 0
 	var look func(node any)
 	look = func(node any) {
@@ -102,7 +116,7 @@ func TestOpenAPI(t *testing.T) {
 	if look(doc); refs < 20 || !strings.Contains(a.body, `"lab-tree_arguments.`) && strings.Contains(string(mustJSON(t, info["input_schema"])), "$ref") {
 		t.Errorf("%d references, %s", refs, mustJSON(t, info["input_schema"]))
 	}
-	for query, want := range map[string]int{"?tools=lab.a*": 1, "?tools=lab.*": 6, "?tools=other.*": 0, "?tools=lab.add,lab.count": 2} {
+	for query, want := range map[string]int{"?tools=lab.a*": 1, "?tools=lab.*": 7, "?tools=other.*": 0, "?tools=lab.add,lab.count": 2} {
 		var some struct{ Paths map[string]any }
 		if r.do(t, "GET", "/openapi.json"+query, "", as(r.token)).decode(t, 200, &some); len(some.Paths) != want {
 			t.Errorf("%s: %d operations", query, len(some.Paths))

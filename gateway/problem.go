@@ -27,6 +27,8 @@ type problem struct {
 	Errors    any              `json:"errors,omitempty"`
 	Nearest   any              `json:"nearest,omitempty"`
 	Exception *exception       `json:"exception,omitempty"`
+	// RetryAfterMS is for MCP clients, which get no header.
+	RetryAfterMS int64 `json:"retry_after_ms,omitempty"`
 
 	retryAfter time.Duration
 }

@@ -26,6 +26,16 @@ type request struct {
 	l   *link
 	c   *client.Client
 	ctx context.Context // ends with the request, and with the token's connection
+
+	held int64 // bytes of bodies
+}
+
+// explain says of a refusal for another session which session the token is of, instead of the subject.
+func (q *request) explain(err error) error {
+	if err == nil || toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied || q.c.Session() == q.l.session {
+		return err
+	}
+	return refused(toolmesh.CodePermissionDenied, "the token is of session %q, and Mesh-Session names %q: leave the header out, or send an administrator's token (keys/admin.nk)", q.l.session, q.c.Session())
 }
 
 // with handles requests with the client of their tokens. An error is answered as a problem.
@@ -39,7 +49,9 @@ func (g *Gateway) with(handle func(*request) error) http.HandlerFunc {
 			defer done()
 			ctx, cancel := l.within(r.Context())
 			defer cancel(nil)
-			err = handle(&request{w, r, g, l, c, ctx})
+			q := &request{w: w, r: r, g: g, l: l, c: c, ctx: ctx}
+			defer q.free()
+			err = q.explain(handle(q))
 		}
 		if err != nil {
 			fail(w, err, "")
@@ -62,7 +74,7 @@ func (q *request) answer(status int, v any) error {
 
 // read reads a JSON body.
 func (q *request) read(into any) error {
-	body, err := readBody(q.w, q.r)
+	body, err := q.body()
 	if err == nil {
 		if err = json.Unmarshal(body, into); err != nil {
 			err = refused(toolmesh.CodeInvalidRequest, "the request's body is not the JSON that is expected: %w", err)
@@ -71,13 +83,47 @@ func (q *request) read(into any) error {
 	return err
 }
 
-// readBody reads a body of JSON.
-func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	body, err := io.ReadAll(r.Body)
+// The bytes of bodies without files that are in memory at once.
+const (
+	bodiesOfAll   = 256 << 20
+	bodiesOfToken = 64 << 20
+)
+
+// heldReader reads a part of a request's body into memory, and counts its bytes until the request ends.
+type heldReader struct {
+	q    *request
+	from io.Reader
+}
+
+// Read implements [io.Reader].
+func (h heldReader) Read(p []byte) (int, error) {
+	n, err := h.from.Read(p)
+	switch size := int64(n); {
+	case !h.q.l.bodies.TryAcquire(size):
+		return 0, refused(toolmesh.CodeBusy, "the token has requests of %d MiB in work, and may have no more at once", bodiesOfToken>>20).WithDetail("retry_after_ms", int64(1000))
+	case !h.q.g.bodies.TryAcquire(size):
+		h.q.l.bodies.Release(size)
+		return 0, refused(toolmesh.CodeBusy, "the gateway has requests of %d MiB in work, and takes no more at once", bodiesOfAll>>20).WithDetail("retry_after_ms", int64(1000))
+	default:
+		h.q.held += size
+	}
+	return n, err
+}
+
+// free gives back what the request's body took.
+func (q *request) free() {
+	q.l.bodies.Release(q.held)
+	q.g.bodies.Release(q.held)
+}
+
+// body reads a body of JSON.
+func (q *request) body() ([]byte, error) {
+	r := q.r
+	body, err := io.ReadAll(heldReader{q, r.Body})
 	if err != nil {
 		return nil, unread(err)
 	}
-	within(w, 0)
+	within(q.w, 0)
 	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	// curl -d says that it sends a form, whatever it sends.
 	form := kind == "application/x-www-form-urlencoded" && strings.HasPrefix(strings.TrimSpace(string(body[:min(len(body), 64)])), "{")
@@ -106,6 +152,10 @@ func unread(err error) error {
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
 		return tooLarge(large.Limit)
+	}
+	var busy *toolmesh.Error
+	if errors.As(err, &busy) {
+		return busy
 	}
 	return refused(toolmesh.CodeInvalidRequest, "read the request's body: %w", err)
 }

@@ -44,7 +44,7 @@ func (q *request) stream(in *call, lines bool) error {
 	})()
 	out := &streamWriter{w: q.w, in: in, lines: lines, leave: leave}
 	err = out.copy(q.c.Stream(ctx, in.tool, in.args, in.options()...))
-	if err != nil && !out.begun && in.mend(ctx, q.c, err) {
+	if err != nil && !out.begun && in.mend(ctx, q.c, q.l, err) {
 		err = out.copy(q.c.Stream(ctx, in.tool, in.args, in.options()...))
 	}
 	out.ended(q.l.why(err))

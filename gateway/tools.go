@@ -59,7 +59,9 @@ func (q *request) listTools() error {
 	case format != "":
 		answer.Tools, err = rendered(q.ctx, q.c, format, page)
 	case query.Get("full") == "1":
-		answer.Tools, err = described(q.ctx, q.c, page)
+		if answer.Tools, err = described(q.ctx, q.c, page); err == nil {
+			answer.Tools = slices.DeleteFunc(answer.Tools, func(one json.RawMessage) bool { return one == nil })
+		}
 	default:
 		for i := range page {
 			one, _ := tool.MarshalPlain(page[i])
@@ -106,6 +108,9 @@ func (q *request) search() error {
 
 // found returns the tools that fit words, of those that the token may use.
 func (q *request) found(words string, limit int, index subjects.IndexName) ([]registry.FoundTool, error) {
+	if strings.TrimSpace(words) == "" {
+		return nil, refused(toolmesh.CodeInvalidRequest, "q is missing or empty: write what the tool should do, as in /v1/search?q=WORDS")
+	}
 	ask := registry.Request{Query: words, Limit: limit, Tools: q.l.key.Tools, ReadOnly: q.l.key.ReadOnly}
 	if index != "" {
 		ask.Limit = pageMost // of which some are left out
@@ -123,7 +128,7 @@ func (q *request) found(words string, limit int, index subjects.IndexName) ([]re
 // page returns the tools that a request lists: those that fit its words, the best first, or a page of all.
 func (q *request) page(query url.Values, limit int, serving bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
 	index := subjects.IndexName(query.Get("index"))
-	if !query.Has("q") {
+	if query.Get("q") == "" {
 		return listSome(q.ctx, q.c, subjects.ToolID(query.Get("cursor")), limit, func(t *registry.ListedTool) bool {
 			return (index == "" || t.Index == index) && (!serving || t.State == registry.ToolServing) && q.l.may(t.ID)
 		})
@@ -204,8 +209,8 @@ func rendered(ctx context.Context, c *client.Client, format render.Format, page 
 	return out, nil
 }
 
-// described are tools as `mesh info --json` prints them. One of which nothing is known stays as
-// the list has it.
+// described are tools as `mesh info --json` prints them, in the order of the page. One of which nothing is
+// known stays as the list has it, and null is one that has gone since.
 func described(ctx context.Context, c *client.Client, page []registry.ListedTool) ([]json.RawMessage, error) {
 	out := make([]json.RawMessage, len(page))
 	ask, ctx := errgroup.WithContext(ctx)
@@ -213,8 +218,11 @@ func described(ctx context.Context, c *client.Client, page []registry.ListedTool
 	for i := range page {
 		ask.Go(func() error {
 			one, err := c.Describe(ctx, page[i].ID)
-			if err != nil && toolmesh.CodeOf(err) == toolmesh.CodeUnavailable && page[i].State != registry.ToolServing {
+			switch code := toolmesh.CodeOf(err); {
+			case code == toolmesh.CodeUnavailable && page[i].State != registry.ToolServing:
 				one, err = tool.MarshalPlain(page[i])
+			case code == toolmesh.CodeToolNotFound:
+				one, err = nil, nil
 			}
 			out[i] = one
 			return err
@@ -225,9 +233,16 @@ func described(ctx context.Context, c *client.Client, page []registry.ListedTool
 
 // showTool answers GET /v1/tools/{id}.
 func (q *request) showTool() error {
-	body, err := q.c.Describe(q.ctx, subjects.ToolID(q.r.PathValue("id")))
+	name := subjects.ToolID(q.r.PathValue("id"))
+	body, err := q.c.Describe(q.ctx, name)
 	if err != nil {
 		return err
+	}
+	var is struct {
+		ID subjects.ToolID `json:"id"`
+	}
+	if json.Unmarshal(body, &is) != nil || !q.l.may(is.ID) {
+		return refused(toolmesh.CodeToolNotFound, "the token has no tool %q", name)
 	}
 	q.answerTagged(body)
 	return nil

@@ -44,6 +44,8 @@ const (
 // view is the tools that some MCP clients of one token see.
 type view struct {
 	key    viewKey
+	m      *mcpLink
+	uses   int   // requests that use it; guarded by m.mu
 	of     *link // whose token it is; nil without one
 	c      *client.Client
 	globs  subjects.Globs // of the URL
@@ -67,9 +69,9 @@ type toolList struct {
 	digest [sha256.Size]byte
 }
 
-func newView(key viewKey, c *client.Client, info *mcp.Implementation, opts *Options) *view {
+func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 	globs, _ := subjects.ParseGlobs(key.globs) // keyOf has looked
-	v := &view{key: key, c: c, globs: globs, opts: opts, server: mcp.NewServer(info, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
+	v := &view{key: key, m: m, of: m.of, c: c, globs: globs, opts: m.opts, server: mcp.NewServer(m.serverInfo, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
 		Tools: &mcp.ToolCapabilities{ListChanged: true}, Prompts: &mcp.PromptCapabilities{}, Resources: &mcp.ResourceCapabilities{},
 		//lint:ignore SA1019 clients of earlier revisions expect it
 		Logging: &mcp.LoggingCapabilities{},
@@ -118,6 +120,15 @@ func (v *view) used() bool {
 		return true
 	}
 	return false
+}
+
+// close ends the sessions of the clients, all at once: each waits for its calls.
+func (v *view) close() {
+	var closing sync.WaitGroup
+	for s := range v.server.Sessions() {
+		closing.Go(func() { _ = s.Close() })
+	}
+	closing.Wait()
 }
 
 // look tells the clients if the list has changed.
@@ -319,6 +330,8 @@ func (v *view) find(ctx context.Context, name string) (subjects.ToolID, *toolLis
 
 // call answers tools/call.
 func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+	ctx, cancel := v.m.within(ctx, q.Extra)
+	defer cancel(nil)
 	name, _ := ctx.Value(calledName{}).(string)
 	if v.key.search {
 		switch name {
@@ -341,7 +354,7 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 	if err := v.of.spend(1); err != nil {
 		return nil, rpcError(err)
 	}
-	in := call{tool: id, args: q.Params.Arguments, rpc: subjects.NewRPCID("rpc_")}
+	in := call{tool: id, exact: true, args: q.Params.Arguments, rpc: subjects.NewRPCID("rpc_")}
 	if string(in.args) == "null" {
 		in.args = nil
 	}
@@ -412,28 +425,34 @@ func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, stream
 	if token == nil || !streaming {
 		reports := newReporter(ctx, q, string(in.tool))
 		in.report = reports.report
-		result, err := in.run(ctx, v.c)
+		result, err := in.run(ctx, v.c, v.of)
 		reports.end()
 		if err != nil {
 			return nil, err
 		}
 		return result.Value, nil
 	}
-	last, all, err := v.follow(ctx, q, in, token)
-	if err != nil && last == nil && in.mend(ctx, v.c, err) {
-		last, all, err = v.follow(ctx, q, in, token)
+	d, err := v.descriptor(ctx, in.tool)
+	if err != nil {
+		return nil, err
+	}
+	collect := d.Annotations.Collect
+	last, all, err := v.follow(ctx, q, in, token, collect)
+	if err != nil && last == nil && in.mend(ctx, v.c, v.of, err) {
+		last, all, err = v.follow(ctx, q, in, token, collect)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if d, err := v.descriptor(ctx, in.tool); err == nil && d.Annotations.Collect {
+	if collect {
 		return append(append([]byte{'['}, bytes.Join(all, []byte{','})...), ']'), nil
 	}
 	return orNull(last), nil
 }
 
-// follow reads a stream, and tells its items as progress: the latest one, where they come too fast.
-func (v *view) follow(ctx context.Context, q *mcp.CallToolRequest, in *call, token any) (last json.RawMessage, all [][]byte, err error) {
+// follow reads a stream, and tells its items as progress: the latest one, where they come too fast. It keeps
+// all items of a tool whose result they are.
+func (v *view) follow(ctx context.Context, q *mcp.CallToolRequest, in *call, token any, collect bool) (last json.RawMessage, all [][]byte, err error) {
 	var told time.Time
 	size := 0
 	for chunk, err := range v.c.Stream(ctx, in.tool, in.args, in.options()...) {
@@ -441,10 +460,12 @@ func (v *view) follow(ctx context.Context, q *mcp.CallToolRequest, in *call, tok
 			return last, nil, err
 		}
 		last = chunk.Data
-		if size += len(last); size > defaultMaxBody {
+		if size += len(last); collect && size > defaultMaxBody {
 			return last, nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the items of the stream have more than %d bytes: read it over HTTP", defaultMaxBody)
 		}
-		all = append(all, last)
+		if collect {
+			all = append(all, last)
+		}
 		if time.Since(told) < progressEvery {
 			continue
 		}
@@ -470,5 +491,6 @@ func rpcError(err error) error {
 	if !ok {
 		number = jsonrpc.CodeInternalError
 	}
+	p.RetryAfterMS = p.retryAfter.Milliseconds() // there is no header that says it
 	return &jsonrpc.Error{Code: number, Message: p.Detail, Data: p.encode()}
 }

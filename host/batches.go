@@ -46,6 +46,9 @@ func (h *Host) subscribeBatches(s *batch.Server, c *client.Client, own string) (
 	if err := h.publisher.ended(); err != nil || h.publisher.state != stateServing {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host does not serve")
 	}
+	if h.batchOwn != nil {
+		return nil // by a call that failed later
+	}
 	h.intake.batches.Store(s)
 	h.relay.Store(c)
 	nc := h.bus.Conn()

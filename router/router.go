@@ -22,6 +22,9 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
+// joinWait bounds what a router does on the first use of the mesh.
+const joinWait = 15 * time.Second
+
 // Options adjusts a [Router].
 type Options struct {
 	// Session is the session of calls that name none. Defaults to "default".
@@ -142,6 +145,8 @@ func (r *Router) join(ctx context.Context) error {
 	if r.closed {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the router is closed")
 	}
+	ctx, cancel := context.WithTimeout(ctx, joinWait)
+	defer cancel()
 	return r.member.Join(ctx)
 }
 
@@ -183,7 +188,7 @@ func (r *Router) Handle(index subjects.IndexName, name string, handler host.Hand
 }
 
 func (r *Router) handle(index subjects.IndexName, session subjects.SessionID, name string, handler host.Handler, opts []host.ToolOption) (subjects.ToolID, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), member.JoinWait)
+	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
 	defer cancel()
 	r.mu.Lock()
 	err := r.serve(ctx)
@@ -234,6 +239,9 @@ func (r *Router) leave(ctx context.Context) error {
 	r.closed = true
 	micro := r.micro
 	r.mu.Unlock()
+	if tasks := r.member.Tasks; tasks != nil {
+		tasks.Stop(ctx) // before what holds calls: others go on with what it leaves
+	}
 	if held := r.standby.Load(); held != nil {
 		held.Stop(ctx)
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/member"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -147,7 +146,7 @@ func (r *Router) stands(ctx context.Context, id subjects.SessionID, epoch string
 // session ends. One that CreateSession made and that has ended is
 // session_not_found, also where its name is in use again.
 func (s *Session) Handle(name string, handler host.Handler, opts ...host.ToolOption) (subjects.ToolID, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), member.JoinWait)
+	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
 	defer cancel()
 	if s.epoch != "" {
 		if err := s.r.stands(ctx, s.id, s.epoch); err != nil {

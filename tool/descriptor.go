@@ -204,6 +204,9 @@ func (d *Descriptor) Check() error {
 		if kind := jsontext.Value(d.Metadata).Kind(); kind != '{' {
 			return fail("metadata must be a JSON object, not %s", article(kind))
 		}
+		if err := checkMCP(d.Metadata); err != nil {
+			return fail("%w", err)
+		}
 	}
 	if err := d.Annotations.check(); err != nil {
 		return fail("%w", err)

@@ -159,11 +159,19 @@ func TestDescriptorCheck(t *testing.T) {
 		t.Fatalf("Check: %v", err)
 	}
 	for message, change := range map[string]func(*tool.Descriptor){
-		"invalid name":                         func(d *tool.Descriptor) { d.ID = "weather..daily" },
-		"below the index":                      func(d *tool.Descriptor) { d.Name = "daily" },
-		"input_schema":                         func(d *tool.Descriptor) { d.InputSchema = json.RawMessage(`{"type":"x"}`) },
-		"output_schema":                        func(d *tool.Descriptor) { d.OutputSchema = json.RawMessage(`{`) },
-		"metadata must be a JSON object":       func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`[1]`) },
+		"invalid name":                   func(d *tool.Descriptor) { d.ID = "weather..daily" },
+		"below the index":                func(d *tool.Descriptor) { d.Name = "daily" },
+		"input_schema":                   func(d *tool.Descriptor) { d.InputSchema = json.RawMessage(`{"type":"x"}`) },
+		"output_schema":                  func(d *tool.Descriptor) { d.OutputSchema = json.RawMessage(`{`) },
+		"metadata must be a JSON object": func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`[1]`) },
+		"metadata.mcp is none that MCP":  func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`{"mcp":{"icons":"x"}}`) },
+		"readOnlyHint of type bool": func(d *tool.Descriptor) {
+			d.Metadata = json.RawMessage(`{"mcp":{"annotations":{"readOnlyHint":"yes"}}}`)
+		},
+		"mcp._meta of type": func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`{"mcp":{"_meta":"x"}}`) },
+		"it is a list of capabilities": func(d *tool.Descriptor) {
+			d.Metadata = json.RawMessage(`{"mcp":{"_meta":{"toolmesh/requires":"sampling"}}}`)
+		},
 		`"town" is not in the input schema`:    func(d *tool.Descriptor) { d.Positional = []string{"town"} },
 		"{town}":                               func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"a{town}b"} },
 		"unbalanced":                           func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"{town"} },

@@ -41,7 +41,8 @@ func newRig(t *testing.T) *rig {
 		cmd.Env, cmd.Dir, cmd.WaitDelay = env, root, 20*time.Second
 		return cmd
 	}}
-	up := r.mesh("up", "--nats-listen", "127.0.0.1:0", "--gateway-listen", "127.0.0.1:0")
+	// Level none: the tool wait writes a file of the test's.
+	up := r.mesh("up", "--sandbox=none", "--nats-listen", "127.0.0.1:0", "--gateway-listen", "127.0.0.1:0")
 	logs, err := os.Create(filepath.Join(home, "logs"))
 	if err != nil {
 		t.Fatal(err)
@@ -69,8 +70,10 @@ func newRig(t *testing.T) *rig {
 		t.Fatalf("mesh up: %q, %v\n%s", line, err, text)
 	}
 	r.nats, r.url = found[1], found[2]
-	if out, err := r.mesh("install", "./examples/conformance").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	for _, index := range []string{"./examples/conformance", "./e2e/mcp/testdata/waits"} {
+		if out, err := r.mesh("install", index).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
 	}
 	return r
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"log/slog"
 	"sync/atomic"
-	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -17,9 +16,6 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/task"
 )
-
-// JoinWait bounds a start of [Member.Join].
-const JoinWait = 15 * time.Second
 
 // Options adjusts a [Member].
 type Options struct {
@@ -52,6 +48,7 @@ type Member struct {
 	opts      Options
 	responder *registry.Responder
 	awaiting  *registry.Awaiting
+	batches   bool                          // the node runs batches
 	serving   atomic.Pointer[host.Host]     // Host, once it has started
 	seen      atomic.Pointer[registry.View] // View, until Close
 }
@@ -85,8 +82,6 @@ func (m *Member) Join(ctx context.Context) error {
 	if m.View != nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, JoinWait)
-	defer cancel()
 	if m.Host == nil { // else the host has seen to it
 		if err := m.prepare(ctx); err != nil {
 			return err
@@ -123,12 +118,27 @@ func (m *Member) prepare(ctx context.Context) error {
 	return store.Of(m.Bus).Ensure(ctx, &layout)
 }
 
-// Serve makes the process a node with these options, once, and joins. Sessions, streams and
-// the logger are the member's.
+// Serve makes the process a node with these options, once, and joins. After an error it
+// does what is left. Sessions, streams and the logger are the member's.
 func (m *Member) Serve(ctx context.Context, o host.Options) error {
-	if m.Host != nil {
+	if m.Host == nil {
+		if err := m.start(ctx, o); err != nil {
+			return err
+		}
+	}
+	if m.batches {
 		return nil
 	}
+	if err := m.Join(ctx); err != nil {
+		return err
+	}
+	err := m.Host.ServeBatches(ctx, m.View, m.Store, m.Client)
+	m.batches = err == nil
+	return err
+}
+
+// start starts the node.
+func (m *Member) start(ctx context.Context, o host.Options) error {
 	o.Sessions, o.StoreOptions, o.Logger = m.Sessions, m.opts.Store, m.opts.Logger
 	h, err := host.NewOn(m.Bus, &o)
 	if err != nil {
@@ -140,10 +150,7 @@ func (m *Member) Serve(ctx context.Context, o host.Options) error {
 	}
 	m.Host = h
 	m.serving.Store(h)
-	if err := m.Join(ctx); err != nil {
-		return err
-	}
-	return h.ServeBatches(ctx, m.View, m.Store, m.Client)
+	return nil
 }
 
 // RunTasks begins to run tasks, once. The member has joined.
@@ -183,14 +190,20 @@ func (m *Member) Leave(ctx context.Context) error {
 	return m.Host.Stop(ctx)
 }
 
-// Close ends what [Member.Leave] has left. It may be called more than once.
-func (m *Member) Close() {
+// CloseView ends the answers to the registry's questions, and the view. It may be called
+// more than once.
+func (m *Member) CloseView() {
 	if m.View != nil {
 		m.seen.Store(nil)
 		m.responder.Close()
 		m.View.Close()
 		m.View = nil
 	}
+}
+
+// Close ends what [Member.Leave] has left. It may be called more than once.
+func (m *Member) Close() {
+	m.CloseView()
 	m.Client.Close()
 	m.Bus.Close()
 }
@@ -214,5 +227,5 @@ func (m *Member) Figures() *host.Figures {
 	return nil
 }
 
-// Seen is the view of the registry; nil before [Member.Join] and from [Member.Close] on.
+// Seen is the view of the registry; nil before [Member.Join] and from [Member.CloseView] on.
 func (m *Member) Seen() *registry.View { return m.seen.Load() }

@@ -99,7 +99,7 @@ const (
 func TestRulesFind(t *testing.T) {
 	t.Parallel()
 	k := tree(t)
-	good := objects(t, k, combine(t, k, "nats", []string{"monitoring", "tool-egress", "clients", "indexes", "leafnodes"}, "machines every-node"))
+	good := objects(t, k, combine(t, k, "nats", []string{"monitoring", "tool-egress", "clients", "indexes", "leafnodes", "gateway"}, "machines every-node"))
 	if wrong := Problems(good, facts(t)); len(wrong) > 0 {
 		t.Fatalf("it is not good to begin with: %v", wrong)
 	}
@@ -185,6 +185,8 @@ func TestRulesFind(t *testing.T) {
 		{"port", "ConfigMap/mesh-settings", path{"data", "MESH_HTTP_LISTEN"}, ":8080", "MESH_HTTP_LISTEN is"},
 		{"port", "ConfigMap/mesh-settings", path{"data", "MESH_HTTP_LISTEN"}, "127.0.0.1:9464", "MESH_HTTP_LISTEN is"},
 		{"port", "ConfigMap/mesh-settings", path{"data", "MESH_NATS_URL"}, "nats://nats:4223", "a port that the Service does not have"},
+		{"port", routers, main("env"), env("MESH_GATEWAY_LISTEN", value(":8421")), "MESH_GATEWAY_LISTEN is"},
+		{"port", routers, main("env"), env("MESH_GATEWAY_LISTEN", nil), "MESH_GATEWAY_LISTEN is"},
 		{"port", agent, main("readinessProbe", "httpGet", "port"), "web", "a probe asks the port web"},
 		{"port", server, main("ports", 3, "containerPort"), 8223.0, "and in nats.conf 8222"},
 		{"port", "Service/mesh-router", spec("ports", 0, "targetPort"), "metrics", "leads to metrics"},
@@ -208,6 +210,9 @@ func TestRulesFind(t *testing.T) {
 		{"network", "NetworkPolicy/mesh-to-nats", spec("egress", 0, "ports", 0, "port"), 4223.0, "may not reach NATS"},
 		{"network", "NetworkPolicy/monitoring-to-mesh", spec("ingress", 0, "from", 0), map[string]any{"namespaceSelector": map[string]any{}}, "other than monitoring and keda"},
 		{"network", "NetworkPolicy/monitoring-to-mesh", spec("ingress", 0, "from"), remove{}, "lets anybody"},
+		{"network", "NetworkPolicy/ingress-to-gateway", spec("ingress", 0, "ports", 0, "port"), 9464.0, "other than to the port of the gateway"},
+		{"ingress", "Ingress/mesh-gateway", spec("tls", 0, "hosts"), []any{"other.example.com"}, "has no certificate"},
+		{"ingress", "Ingress/mesh-gateway", spec("rules", 0, "http", "paths", 0, "backend", "service", "name"), "mesh-router", "leads to no Service's port gateway"},
 		{"network", "NetworkPolicy/leafnodes-to-nats", spec("ingress", 0, "ports", 0, "port"), 4222.0, "other than to the port for leaf nodes"},
 		{"network", "NetworkPolicy/agents-to-internet", spec("egress", 0, "to", 0, "ipBlock", "except"), []any{"10.0.0.0/8"}, "which is private"},
 		{"network", "NetworkPolicy/agents-to-internet", spec("egress", 0, "to"), remove{}, "out to everything"},

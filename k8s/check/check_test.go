@@ -151,7 +151,7 @@ func TestRendered(t *testing.T) {
 func TestCombinations(t *testing.T) {
 	t.Parallel()
 	for _, nats := range []string{"nats", "components/own-nats"} {
-		for _, extras := range [][]string{nil, {"monitoring"}, {"tool-egress", "clients"}, {"leafnodes"}, {"monitoring", "tool-egress", "clients", "indexes", "leafnodes"}} {
+		for _, extras := range [][]string{nil, {"monitoring"}, {"tool-egress", "clients"}, {"leafnodes"}, {"gateway"}, {"monitoring", "tool-egress", "clients", "indexes", "leafnodes", "gateway"}} {
 			for _, machines := range []string{"", "machines", "machines every-node"} {
 				k := tree(t)
 				top := combine(t, k, nats, extras, machines)

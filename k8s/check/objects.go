@@ -108,6 +108,7 @@ var types = map[string]func() any{
 	"apps/v1/StatefulSet":                      func() any { return new(appsv1.StatefulSet) },
 	"autoscaling/v2/HorizontalPodAutoscaler":   func() any { return new(autoscalingv2.HorizontalPodAutoscaler) },
 	"networking.k8s.io/v1/NetworkPolicy":       func() any { return new(networkingv1.NetworkPolicy) },
+	"networking.k8s.io/v1/Ingress":             func() any { return new(networkingv1.Ingress) },
 	"rbac.authorization.k8s.io/v1/Role":        func() any { return new(rbacv1.Role) },
 	"rbac.authorization.k8s.io/v1/RoleBinding": func() any { return new(rbacv1.RoleBinding) },
 	"policy/v1/PodDisruptionBudget":            func() any { return new(policyv1.PodDisruptionBudget) },

@@ -32,6 +32,7 @@ var rules = map[string]rule{
 	"port":        portRule,
 	"setting":     settingRule,
 	"network":     networkRule,
+	"ingress":     ingressRule,
 	"autoscale":   autoscaleRule,
 }
 

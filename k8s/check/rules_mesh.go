@@ -163,6 +163,9 @@ func portRule(s *Set, f *Facts) []string {
 			if want := fmt.Sprintf(":%d", portOf(w, "http")); listen != want {
 				c.add(w, "%s: MESH_HTTP_LISTEN is %q, and its port http %s", container.Name, listen, want)
 			}
+			if listen, port := s.settingsOf(container)["MESH_GATEWAY_LISTEN"], portOf(w, "gateway"); port != 0 && listen != fmt.Sprintf(":%d", port) || port == 0 && listen != "" {
+				c.add(w, "%s: MESH_GATEWAY_LISTEN is %q, and its port gateway %d", container.Name, listen, port)
+			}
 		}
 	}
 	for _, o := range s.Objects {
@@ -309,6 +312,14 @@ func networkRule(s *Set, _ *Facts) []string {
 					c.add(p, "it lets anybody, or to any port, of %s", w)
 				}
 				for _, from := range in.From {
+					if from.NamespaceSelector != nil && from.NamespaceSelector.MatchLabels["toolmesh-gateway"] == "allowed" {
+						if slices.ContainsFunc(in.Ports, func(port networkingv1.NetworkPolicyPort) bool {
+							return portOf(w, port.Port.String()) != portOf(w, "gateway")
+						}) {
+							c.add(p, "it lets the Ingress to %s, other than to the port of the gateway", w)
+						}
+						continue
+					}
 					if from.NamespaceSelector != nil && !w.Is("nats") && strings.Join(names(from), ",") != "monitoring,keda" {
 						c.add(p, "it lets namespaces to %s other than monitoring and keda", w)
 					}
@@ -344,6 +355,34 @@ func networkRule(s *Set, _ *Facts) []string {
 		}
 		if !nats && !w.Is("nats") {
 			c.add(w, "it may not reach NATS")
+		}
+	}
+	return c
+}
+
+// ingressRule: what an Ingress leads to is there, and each of its hosts is by TLS, as tokens travel there.
+func ingressRule(s *Set, _ *Facts) []string {
+	var c complaints
+	for _, o := range s.Objects {
+		ingress, ok := o.Typed.(*networkingv1.Ingress)
+		if !ok {
+			continue
+		}
+		for _, rule := range ingress.Spec.Rules {
+			if !slices.ContainsFunc(ingress.Spec.TLS, func(t networkingv1.IngressTLS) bool { return t.SecretName != "" && slices.Contains(t.Hosts, rule.Host) }) {
+				c.add(o, "the host %q has no certificate", rule.Host)
+			}
+			if rule.HTTP == nil {
+				continue
+			}
+			for _, path := range rule.HTTP.Paths {
+				to := path.Backend.Service
+				if to == nil || !slices.ContainsFunc(of[corev1.Service](s), func(service *corev1.Service) bool {
+					return service.Name == to.Name && slices.ContainsFunc(service.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == to.Port.Name && p.Name == "gateway" })
+				}) {
+					c.add(o, "%s leads to no Service's port gateway", path.Path)
+				}
+			}
 		}
 	}
 	return c

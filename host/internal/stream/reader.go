@@ -50,6 +50,7 @@ type Readers struct {
 	progress atomic.Pointer[codec.Progress] // nil until the tool says how far it is
 	next     atomic.Int64                   // when progress may be sent at once again, as [bus.Mono]
 	due      atomic.Bool                    // progress is about to be sent
+	wanted   atomic.Bool                    // a caller asked for progress at once
 
 	mu      sync.Mutex    // guards what follows, and what its readers say it does; see doc.go for the order of locks
 	joined  []*Reader     // repetitions, the newest last
@@ -62,6 +63,7 @@ type Readers struct {
 // Init makes a call's readers, of which first is the only one.
 func (r *Readers) Init(node *Node, call Execution, first *Reader) {
 	r.node, r.call, r.first = node, call, first
+	r.wanted.Store(first.wantsProgress())
 }
 
 // Stream is the call's stream, or nil.
@@ -100,6 +102,11 @@ func (j *Reader) Claim() bool { return j.answered.CompareAndSwap(false, true) }
 // items reports whether a reader is sent items on its reply subject.
 func (j *Reader) items() bool {
 	return j.Request.Delivery == codec.DeliverInbox || j.Request.Delivery == codec.DeliverEnvelope
+}
+
+// wantsProgress reports whether a reader asked for progress at once.
+func (j *Reader) wantsProgress() bool {
+	return j.Local == nil && j.Request.Keepalive && j.Request.WantProgress
 }
 
 // send sends a chunk to a reader's reply subject; of.mu is held.
@@ -185,6 +192,9 @@ func (r *Readers) Join(own *Readers) {
 		r.joined = r.joined[1:]
 	}
 	r.joined = append(r.joined, j)
+	if j.wantsProgress() {
+		r.wanted.Store(true)
+	}
 	s := r.stream.Load()
 	items, flowing := !j.over && j.items(), r.flowing
 	r.mu.Unlock()
@@ -257,7 +267,7 @@ func (r *Readers) End(record admit.Record) {
 // Report notes how far the call says that it is, and tells the callers that asked to hear of it at once.
 func (r *Readers) Report(p *codec.Progress) {
 	r.progress.Store(p)
-	if len(r.wantingProgress()) == 0 || !r.due.CompareAndSwap(false, true) {
+	if !r.wanted.Load() || !r.due.CompareAndSwap(false, true) {
 		return
 	}
 	wait := time.Duration(r.next.Load() - bus.Mono(time.Now()))
@@ -287,9 +297,7 @@ func (r *Readers) wantingProgress() []*Reader {
 	if r.stream.Load() != nil || !r.first.answered.Load() {
 		all = append(all, r.first)
 	}
-	return slices.DeleteFunc(r.others(all), func(j *Reader) bool {
-		return j.Local != nil || !j.Request.Keepalive || !j.Request.WantProgress
-	})
+	return slices.DeleteFunc(r.others(all), func(j *Reader) bool { return !j.wantsProgress() })
 }
 
 // KeepAlive tells the callers that asked for it, once a second, that the call runs, and
