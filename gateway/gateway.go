@@ -32,7 +32,7 @@ type Options struct {
 	// MaxUpload is how many bytes a request with files may have. They pass through files of this machine's
 	// folder for temporary ones, of 16 requests at once. Defaults to 256 MiB.
 	MaxUpload int64
-	// MaxTokens is how many tokens may be connected at once. Defaults to 1,000.
+	// MaxTokens is the max number of tokens that are connected at once. Defaults to 1,000.
 	MaxTokens int
 	// MaxStreams is how many streams one token may read at once. Defaults to 1,000.
 	MaxStreams int
@@ -41,7 +41,8 @@ type Options struct {
 	MCPResultMax int
 	// Idle is how long the connection of a token stays open without requests. Defaults to 10 minutes.
 	Idle time.Duration
-	// CORSOrigins are the origins whose web pages may use the gateway. Defaults to none.
+	// CORSOrigins are the origins whose web pages may use the gateway, each as SCHEME://HOST or
+	// SCHEME://HOST:PORT. Defaults to none.
 	CORSOrigins []string
 	// Version is told to MCP clients. Defaults to "dev".
 	Version string
@@ -89,6 +90,14 @@ func New(o Options) (*Gateway, error) {
 	if o.Idle == 0 {
 		o.Idle = defaultIdle
 	}
+	origins := make([]string, len(o.CORSOrigins))
+	for i, text := range o.CORSOrigins {
+		var err error
+		if origins[i], err = originOf(text); err != nil {
+			return nil, err
+		}
+	}
+	o.CORSOrigins = origins
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -8,16 +8,21 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/gateway"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/access"
@@ -576,6 +581,46 @@ func TestReaderComesBack(t *testing.T) {
 	}
 }
 
+// A gateway that stops tells the readers of its streams, and they read on at another one.
+func TestStoppedGatewayLeavesStreams(t *testing.T) {
+	t.Parallel()
+	var o gateway.Options
+	r := newRig(t, func(own *gateway.Options) { o = *own })
+	a := r.open(t, t.Context(), "POST", "/v1/tools/lab.count", `{"n":1,"wait":true}`, headers{"Accept": "text/event-stream"})
+	defer a.Body.Close()
+	lines := bufio.NewReader(a.Body)
+	nextEvent(t, lines)
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); r.server.Stop() }()
+	if e := nextEvent(t, lines); e.name != "problem" || !strings.Contains(e.data, `"code":"unavailable"`) {
+		t.Errorf("%+v", e)
+	}
+	<-stopped
+	g, err := gateway.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := gateway.Listen(t.Context(), g, gateway.ListenOptions{Address: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.Stop)
+	r.url = other.URL()
+	a = r.open(t, t.Context(), "GET", "/v1/calls/"+a.Header.Get("Mesh-Rpc-Id")+"/stream", "", headers{"Last-Event-ID": "0"})
+	defer a.Body.Close()
+	lines = bufio.NewReader(a.Body)
+	if e := nextEvent(t, lines); e != (event{"1", "item", "0"}) {
+		t.Errorf("%+v", e)
+	}
+	r.proceed <- struct{}{}
+	if e := nextEvent(t, lines); e != (event{"2", "item", "1"}) {
+		t.Errorf("%+v", e)
+	}
+	if e := nextEvent(t, lines); e != (event{"", "complete", `{"count":2}`}) {
+		t.Errorf("%+v", e)
+	}
+}
+
 // The end of a session ends what its token reads, and the next request is refused.
 func TestRevokedToken(t *testing.T) {
 	t.Parallel()
@@ -602,6 +647,77 @@ func TestRevokedToken(t *testing.T) {
 	}
 }
 
+// Requests of one token that arrive together are each answered for the session that they name, and
+// tokens that strangers make up take no connected token's place.
+func TestTokensThatConnect(t *testing.T) {
+	t.Parallel()
+	var slow atomic.Bool
+	dials, proceed := make(chan struct{}, 100), make(chan struct{})
+	r := newRig(t, func(o *gateway.Options) {
+		dial := o.Dial
+		o.KeyOf, o.MaxTokens = nil, 2
+		o.Dial = func(options ...nats.Option) (*nats.Conn, error) {
+			if slow.Load() {
+				dials <- struct{}{}
+				<-proceed
+			}
+			return dial(options...)
+		}
+	})
+	slow.Store(true)
+	var asking sync.WaitGroup
+	ask := func(want int, token, session string) <-chan struct{} {
+		written := make(chan struct{})
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { close(written) }})
+		q, err := http.NewRequestWithContext(ctx, "GET", r.url+"/v1/tools", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Header.Set("Authorization", "Bearer "+token)
+		q.Header.Set("Mesh-Session", session)
+		asking.Go(func() {
+			a, err := http.DefaultTransport.RoundTrip(q)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer a.Body.Close()
+			if a.StatusCode != want {
+				t.Errorf("session %q: status %d, want %d", session, a.StatusCode, want)
+			}
+		})
+		return written
+	}
+	ask(401, r.token, "")
+	<-dials
+	for range 5 {
+		<-ask(200, r.token, "mine")
+	}
+	slow.Store(false)
+	proceed <- struct{}{}
+	asking.Wait()
+
+	slow.Store(true)
+	for range 5 {
+		pair, err := nkeys.CreateUser()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed, err := pair.Seed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask(401, string(seed), "")
+		<-dials
+	}
+	if a := r.do(t, "GET", "/v1/tools", "", headers{"Authorization": "Bearer " + r.token}); a.status != 200 {
+		t.Errorf("a connected token next to strangers: %d %s", a.status, a.body)
+	}
+	slow.Store(false)
+	close(proceed)
+	asking.Wait()
+}
+
 // One token's streams are bounded, and others go on.
 func TestStreamsOfATokenAreBounded(t *testing.T) {
 	t.Parallel()
@@ -624,7 +740,8 @@ func TestStreamsOfATokenAreBounded(t *testing.T) {
 
 func TestWhereAGatewayListens(t *testing.T) {
 	t.Parallel()
-	g, err := gateway.New(gateway.Options{Dial: func(...nats.Option) (*nats.Conn, error) { return nil, nats.ErrNoServers }, CORSOrigins: []string{"https://app.example"}})
+	nowhere := func(...nats.Option) (*nats.Conn, error) { return nil, nats.ErrNoServers }
+	g, err := gateway.New(gateway.Options{Dial: nowhere, CORSOrigins: []string{" https://App.example:443/ "}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -639,12 +756,26 @@ func TestWhereAGatewayListens(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Stop)
+	if !strings.HasPrefix(s.URL(), "http://127.0.0.1:") {
+		t.Errorf("a client is told %s", s.URL())
+	}
 	r := &rig{url: s.URL()}
-	_, port, _ := net.SplitHostPort(strings.TrimPrefix(s.URL(), "http://"))
-	r.url = "http://127.0.0.1:" + port
 	a := r.do(t, "OPTIONS", "/v1/tools", "", headers{"Origin": "https://app.example", "Access-Control-Request-Method": "POST"})
 	if a.status != 204 || a.header.Get("Access-Control-Allow-Origin") != "https://app.example" {
 		t.Errorf("an allowed origin: %d %v", a.status, a.header)
+	}
+	// A page of another server, by a name that DNS gives to the gateway's address now.
+	q := httptest.NewRequestWithContext(t.Context(), "GET", "http://evil.example/v1/tools", nil)
+	q.Header.Set("Origin", "http://evil.example")
+	page := httptest.NewRecorder()
+	g.ServeHTTP(page, q)
+	if page.Code != http.StatusForbidden {
+		t.Errorf("a page of the gateway's own name: %d %s", page.Code, page.Body)
+	}
+	for _, origin := range []string{"", "*", "null", "app.example", "https://app.example/page", "https://a@app.example"} {
+		if _, err := gateway.New(gateway.Options{Dial: nowhere, CORSOrigins: []string{origin}}); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+			t.Errorf("the origin %q: %v", origin, err)
+		}
 	}
 	// No mesh is there: health says nothing of that, and the rest says so.
 	if a := r.do(t, "GET", "/healthz", "", nil); a.status != 200 {

@@ -20,23 +20,22 @@ func (g *Gateway) guard(next http.Handler) http.Handler {
 			return
 		}
 		if origin := r.Header.Get("Origin"); origin != "" {
-			allowed := slices.Contains(g.opts.CORSOrigins, origin)
-			if !allowed && !sameHost(origin, r.Host) {
+			// The gateway serves no page: an origin of its own name is a page of another server, to which
+			// DNS gave that name before (DNS rebinding).
+			if !slices.Contains(g.opts.CORSOrigins, origin) {
 				fail(w, refused(toolmesh.CodePermissionDenied, "web pages of %q may not use this gateway: --cors-origin allows an origin", origin), "")
 				return
 			}
-			if allowed {
-				h := w.Header()
-				h.Set("Access-Control-Allow-Origin", origin)
-				h.Add("Vary", "Origin")
-				h.Set("Access-Control-Expose-Headers", "*, Mcp-Session-Id, Mesh-Rpc-Id, Mesh-Node, Mesh-Changed, Location, ETag, Retry-After")
-				if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
-					h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
-					h.Set("Access-Control-Allow-Headers", r.Header.Get("Access-Control-Request-Headers"))
-					h.Set("Access-Control-Max-Age", "600")
-					w.WriteHeader(http.StatusNoContent)
-					return
-				}
+			h := w.Header()
+			h.Set("Access-Control-Allow-Origin", origin)
+			h.Add("Vary", "Origin")
+			h.Set("Access-Control-Expose-Headers", "*, Mcp-Session-Id, Mesh-Rpc-Id, Mesh-Node, Mesh-Changed, Location, ETag, Retry-After")
+			if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+				h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
+				h.Set("Access-Control-Allow-Headers", r.Header.Get("Access-Control-Request-Headers"))
+				h.Set("Access-Control-Max-Age", "600")
+				w.WriteHeader(http.StatusNoContent)
+				return
 			}
 		}
 		limit := g.opts.MaxBody
@@ -115,8 +114,12 @@ func namesLoopback(host string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// sameHost reports whether an Origin is of the host that the request is for.
-func sameHost(origin, host string) bool {
-	u, err := url.Parse(origin)
-	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
+// originOf returns an origin that an option names as browsers send it. The error is invalid_request.
+func originOf(text string) (string, error) {
+	u, err := url.Parse(strings.TrimSpace(text))
+	if err != nil || u.Scheme == "" || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/")+u.RawQuery+u.Fragment != "" {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "--cors-origin: %q is no origin: write SCHEME://HOST or SCHEME://HOST:PORT, such as https://app.example", text).WithOrigin(toolmesh.OriginCaller)
+	}
+	host := strings.TrimSuffix(u.Host, map[string]string{"http": ":80", "https": ":443"}[u.Scheme])
+	return u.Scheme + "://" + strings.ToLower(host), nil
 }

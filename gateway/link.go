@@ -25,8 +25,11 @@ import (
 )
 
 const (
-	// dials is how many connections are made at once.
+	// dials is the max number of connections that are made at once with keys that the mesh knows,
+	// and the same number again with other keys: made-up tokens keep no other token waiting.
 	dials = 16
+	// strangersMax is the max number of other keys that wait for their connection or make it.
+	strangersMax = 256
 	// refusedFor is for how long the broker refuses a key, again and again, until its
 	// connection counts as revoked: while a broker starts it may know no session's key.
 	refusedFor = time.Second
@@ -38,16 +41,19 @@ const (
 var errRevoked = toolmesh.Errorf(codeUnauthenticated, "the token is not valid any more: its session has ended, or it was revoked").WithOrigin(toolmesh.OriginMesh)
 
 // errStopping ends what runs when the gateway stops.
-var errStopping = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops").WithOrigin(toolmesh.OriginMesh)
+var errStopping = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops: send the request to another gateway, or again in some seconds").WithOrigin(toolmesh.OriginMesh)
 
 // link is the connection of one token, shared by all its requests.
 type link struct {
 	g                          *Gateway
-	digest                     string       // of the token; empty without one
-	key                        registry.Key // what the token is narrowed to; zero where nothing is known of it
-	public                     string       // the public key of a token that the mesh knows
+	digest                     string             // of the token; empty without one
+	named                      subjects.SessionID // that the request names which made the link
+	proof                      nats.Option        // proves the token's key; nil without a token
+	public                     string             // the token's public key
+	known                      bool               // KeyOf knows the key, or there is no token
+	key                        registry.Key       // what the token is narrowed to; zero where nothing is known of it
+	made                       chan struct{}      // closed when the rest is set, or err
 	session                    subjects.SessionID
-	made                       chan struct{} // closed when the rest is set, or err
 	err                        error
 	bus                        *bus.Bus
 	client                     *client.Client
@@ -62,24 +68,28 @@ type link struct {
 	names                      plainNames // guarded by naming
 
 	// Guarded by links.mu.
-	uses    int
-	streams int
-	idle    *time.Timer
-	since   time.Time // when it was last used
+	connected bool // and counted in links.connected
+	uses      int
+	streams   int
+	idle      *time.Timer
+	since     time.Time // when it was last used
 }
 
 // links are the connections of all tokens in use.
 type links struct {
 	g     *Gateway
-	dials chan struct{}
+	dials map[bool]chan struct{} // slots, by link.known
 
-	mu     sync.Mutex
-	all    map[string]*link
-	closed bool
+	mu        sync.Mutex
+	all       map[string]*link // by digest
+	connected int              // links of all that are connected
+	strangers int              // links of keys that are unknown and not connected yet
+	closed    bool
 }
 
 func (ls *links) init(g *Gateway) {
-	ls.g, ls.dials, ls.all = g, make(chan struct{}, dials), make(map[string]*link)
+	ls.g, ls.all = g, make(map[string]*link)
+	ls.dials = map[bool]chan struct{}{true: make(chan struct{}, dials), false: make(chan struct{}, dials)}
 }
 
 // token is what a request proves itself with.
@@ -130,8 +140,19 @@ func (g *Gateway) open(r *http.Request) (*link, *client.Client, func(), error) {
 	return l, c, sync.OnceFunc(func() { g.links.release(l) }), nil
 }
 
-// get returns the link of a token, which it makes if there is none. Release it.
+// get returns the link of a token, which it makes if there is none. Release it. Where the link is
+// refused that a request of another session makes, get tries again with its own.
 func (ls *links) get(ctx context.Context, t token, named subjects.SessionID) (*link, error) {
+	for {
+		l, err := ls.join(ctx, t, named)
+		if err == nil || l == nil || l.named == named || toolmesh.CodeOf(err) != codeUnauthenticated {
+			return l, err
+		}
+	}
+}
+
+// join is one attempt of get. With an error it returns the link that failed, if there was one.
+func (ls *links) join(ctx context.Context, t token, named subjects.SessionID) (*link, error) {
 	ls.mu.Lock()
 	if ls.closed {
 		ls.mu.Unlock()
@@ -139,15 +160,11 @@ func (ls *links) get(ctx context.Context, t token, named subjects.SessionID) (*l
 	}
 	l := ls.all[t.digest]
 	if l == nil {
-		if len(ls.all) >= ls.g.opts.MaxTokens && !ls.evict() {
+		var err error
+		if l, err = ls.begin(t, named); err != nil {
 			ls.mu.Unlock()
-			return nil, refused(toolmesh.CodeBusy, "%d tokens are in use at once, and the gateway takes no more", ls.g.opts.MaxTokens).WithDetail("retry_after_ms", int64(1000))
+			return nil, err
 		}
-		l = &link{g: ls.g, digest: t.digest, made: make(chan struct{}), uploads: make(chan struct{}, uploadsOfToken), downloads: make(chan struct{}, downloadsOfToken), bodies: semaphore.NewWeighted(bodiesOfToken * ls.g.opts.MaxBody), events: make(chan struct{}, eventsOfToken)}
-		l.mcp.of = l
-		l.ctx, l.end = context.WithCancelCause(context.Background())
-		ls.all[t.digest] = l
-		ls.g.wg.Go(func() { ls.make(l, t.seed, named) })
 	}
 	l.uses++
 	if l.idle != nil {
@@ -163,16 +180,45 @@ func (ls *links) get(ctx context.Context, t token, named subjects.SessionID) (*l
 	}
 	if l.err != nil {
 		ls.release(l)
-		return nil, l.err
+		return l, l.err
 	}
 	return l, nil
 }
 
-// evict drops the link that was unused for longest, and reports whether there was one; ls.mu is held.
+// begin begins to make the link of a token; ls.mu is held.
+func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
+	l := &link{g: ls.g, digest: t.digest, named: named, known: t.seed == "", made: make(chan struct{}), uploads: make(chan struct{}, uploadsOfToken), downloads: make(chan struct{}, downloadsOfToken), bodies: semaphore.NewWeighted(bodiesOfToken * ls.g.opts.MaxBody), events: make(chan struct{}, eventsOfToken)}
+	if t.seed != "" {
+		pair, err := nkeys.FromSeed([]byte(t.seed))
+		if err == nil {
+			l.public, err = pair.PublicKey()
+		}
+		if err != nil {
+			return nil, unauthenticated("the token is damaged")
+		}
+		l.proof = nats.Nkey(l.public, pair.Sign)
+		if ls.g.opts.KeyOf != nil {
+			l.key, l.known = ls.g.opts.KeyOf(l.public)
+		}
+	}
+	if !l.known {
+		if ls.strangers >= strangersMax {
+			return nil, refused(toolmesh.CodeBusy, "the gateway connects with %d other tokens that the mesh may not know: try again", strangersMax).WithDetail("retry_after_ms", int64(1000))
+		}
+		ls.strangers++
+	}
+	l.mcp.of = l
+	l.ctx, l.end = context.WithCancelCause(context.Background())
+	ls.all[t.digest] = l
+	ls.g.wg.Go(func() { ls.make(l) })
+	return l, nil
+}
+
+// evict drops the connected link that was unused for longest, and reports whether there was one; ls.mu is held.
 func (ls *links) evict() bool {
 	var oldest *link
 	for _, l := range ls.all {
-		if l.uses == 0 && (oldest == nil || l.since.Before(oldest.since)) {
+		if l.connected && l.uses == 0 && (oldest == nil || l.since.Before(oldest.since)) {
 			oldest = l
 		}
 	}
@@ -186,6 +232,9 @@ func (ls *links) evict() bool {
 func (ls *links) drop(l *link, why error) {
 	if ls.all[l.digest] == l {
 		delete(ls.all, l.digest)
+		if l.connected {
+			ls.connected--
+		}
 	}
 	if l.idle != nil {
 		l.idle.Stop()
@@ -236,10 +285,13 @@ func (l *link) stream() (func(), error) {
 }
 
 // make connects a link and keeps it until it ends.
-func (ls *links) make(l *link, seed string, named subjects.SessionID) {
-	ls.dials <- struct{}{}
-	nc, session, err := l.connect(seed, named)
-	<-ls.dials
+func (ls *links) make(l *link) {
+	ls.dials[l.known] <- struct{}{}
+	nc, session, err := l.connect()
+	<-ls.dials[l.known]
+	if err = ls.count(l, err); err != nil && nc != nil {
+		nc.Close()
+	}
 	if err == nil {
 		log := ls.g.log
 		if l.digest != "" {
@@ -255,11 +307,13 @@ func (ls *links) make(l *link, seed string, named subjects.SessionID) {
 		}
 	}
 	l.session, l.err = session, err
-	close(l.made)
 	if err != nil {
 		ls.mu.Lock()
 		ls.drop(l, err) // the next request tries again
 		ls.mu.Unlock()
+	}
+	close(l.made)
+	if err != nil {
 		return
 	}
 	l.follow()
@@ -269,10 +323,30 @@ func (ls *links) make(l *link, seed string, named subjects.SessionID) {
 	nc.Close()
 }
 
+// count counts a link as connected if err is nil and the gateway takes one more, and returns why it is not.
+func (ls *links) count(l *link, err error) error {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if !l.known {
+		ls.strangers--
+	}
+	switch {
+	case err != nil:
+		return err
+	case ls.all[l.digest] != l: // it was dropped meanwhile
+		return errStopping
+	case ls.connected >= ls.g.opts.MaxTokens && !ls.evict():
+		return refused(toolmesh.CodeBusy, "%d tokens are in use at once, and the gateway takes no more", ls.g.opts.MaxTokens).WithDetail("retry_after_ms", int64(1000))
+	}
+	l.connected = true
+	ls.connected++
+	return nil
+}
+
 // follow returns when the link ends. It ends the link once its key is known no more: a broker
 // that is not the mesh's own lets a connection outlive its key.
 func (l *link) follow() {
-	if l.public == "" {
+	if l.public == "" || !l.known {
 		<-l.ctx.Done()
 		return
 	}
@@ -293,46 +367,33 @@ func (l *link) follow() {
 
 // connect connects with a token, and finds out which session it is of: the broker lets each hear
 // the inbox of its own session alone.
-func (l *link) connect(seed string, named subjects.SessionID) (*nats.Conn, subjects.SessionID, error) {
-	if seed == "" {
-		nc, err := l.dial(nil, subjects.SharedInbox)
+func (l *link) connect() (*nats.Conn, subjects.SessionID, error) {
+	if l.proof == nil {
+		nc, err := l.dial(subjects.SharedInbox)
 		return nc, subjects.DefaultSession, err
 	}
-	pair, err := nkeys.FromSeed([]byte(seed))
-	if err != nil {
-		return nil, "", unauthenticated("the token is damaged")
-	}
-	public, err := pair.PublicKey()
-	if err != nil {
-		return nil, "", unauthenticated("the token is damaged")
-	}
-	key := nats.Nkey(public, pair.Sign)
 	type candidate struct {
 		session subjects.SessionID
 		inbox   string
 	}
 	var candidates []candidate
-	known := false
-	if l.g.opts.KeyOf != nil {
-		if l.key, known = l.g.opts.KeyOf(public); known {
-			l.public = public
-			named = l.key.Session
-		}
-	}
-	if !known {
+	named := l.named
+	if l.known {
+		named = l.key.Session
+	} else {
 		candidates = []candidate{{subjects.DefaultSession, subjects.InboxAdmin}, {subjects.DefaultSession, subjects.SharedInbox}}
 	}
 	if named != "" {
 		inbox, err := subjects.InboxPrefix(named)
-		if known {
-			inbox, err = subjects.KeyedInbox(named, access.Digest(public)) // audits say whose calls they are
+		if l.known {
+			inbox, err = subjects.KeyedInbox(named, access.Digest(l.public)) // audits say whose calls they are
 		}
 		if err == nil {
 			candidates = append(candidates, candidate{named, inbox})
 		}
 	}
 	for _, c := range candidates {
-		nc, err := l.dial(key, c.inbox)
+		nc, err := l.dial(c.inbox)
 		if err != nil {
 			return nil, "", err
 		}
@@ -345,7 +406,7 @@ func (l *link) connect(seed string, named subjects.SessionID) (*nats.Conn, subje
 }
 
 // dial makes one connection. The error is unauthenticated where the broker refuses it.
-func (l *link) dial(key nats.Option, inbox string) (*nats.Conn, error) {
+func (l *link) dial(inbox string) (*nats.Conn, error) {
 	var refusals struct {
 		sync.Mutex
 		since time.Time
@@ -369,8 +430,8 @@ func (l *link) dial(key nats.Option, inbox string) (*nats.Conn, error) {
 			}
 		}),
 	}
-	if key != nil {
-		options = append(options, key)
+	if l.proof != nil {
+		options = append(options, l.proof)
 	}
 	nc, err := l.g.opts.Dial(options...)
 	switch {
@@ -391,6 +452,9 @@ func (l *link) revoke() {
 	ls := &l.g.links
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
+	if l.ctx.Err() != nil {
+		return
+	}
 	l.g.log.Info("a token was revoked", slog.String("token", l.digest[:min(len(l.digest), 12)]))
 	ls.drop(l, errRevoked)
 }

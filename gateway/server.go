@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,7 @@ const (
 	headerBytes = 32 << 10
 	maxConns    = 20_000
 	stopTime    = 2 * time.Second
+	leaveTime   = time.Second // that the last events of streams may take
 )
 
 // ListenOptions says where and how a [Server] listens.
@@ -71,6 +73,9 @@ func Listen(ctx context.Context, g *Gateway, o ListenOptions) (*Server, error) {
 		return nil, err
 	}
 	s.address = listener.Addr().String()
+	if at, ok := listener.Addr().(*net.TCPAddr); ok && at.IP.IsUnspecified() {
+		s.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(at.Port)) // which a client can reach
+	}
 	var conns atomic.Int64
 	counted := new(sync.Map) // the connections that are counted
 	s.http = &http.Server{
@@ -103,18 +108,23 @@ func Listen(ctx context.Context, g *Gateway, o ListenOptions) (*Server, error) {
 	return s, nil
 }
 
-// URL is where the gateway is served.
+// URL is where the gateway is served. Of an address that stands for all of this machine's it names the loopback one.
 func (s *Server) URL() string { return s.scheme + s.address }
 
-// Stop lets requests end for two seconds, and then closes the gateway and what is left.
+// Stop lets requests end for two seconds, and then closes the gateway, which tells the readers of
+// streams. It closes the connections that are left a second later.
 func (s *Server) Stop() {
 	s.g.closing.Store(true)
-	ctx, cancel := context.WithTimeout(context.Background(), stopTime)
-	defer cancel()
-	err := s.http.Shutdown(ctx)
+	err := s.shutdown(stopTime)
 	s.g.Close()
-	if err != nil {
+	if err != nil && s.shutdown(leaveTime) != nil {
 		_ = s.http.Close()
 	}
 	s.wg.Wait()
+}
+
+func (s *Server) shutdown(most time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), most)
+	defer cancel()
+	return s.http.Shutdown(ctx)
 }

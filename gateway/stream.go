@@ -30,17 +30,40 @@ func (q *request) stream(in *call, lines bool) error {
 		return err
 	}
 	defer done()
-	ctx, cancel := q.l.within(context.WithoutCancel(q.r.Context()))
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(q.r.Context()))
 	defer cancel(nil)
-	// A reader that goes may come back: the stream is left, not cancelled.
-	defer context.AfterFunc(q.r.Context(), func() { cancel(client.ErrLeft) })()
-	out := &streamWriter{w: q.w, in: in, lines: lines, leave: func() { cancel(client.ErrLeft) }}
+	// A reader that goes may come back, and one whose gateway stops may read on at another gateway:
+	// the stream is left. Only the end of the token cancels it.
+	leave := func() { cancel(client.ErrLeft) }
+	defer context.AfterFunc(q.r.Context(), leave)()
+	defer context.AfterFunc(q.l.ctx, func() {
+		if why := context.Cause(q.l.ctx); errors.Is(why, errRevoked) {
+			cancel(why)
+		}
+		leave()
+	})()
+	out := &streamWriter{w: q.w, in: in, lines: lines, leave: leave}
 	err = out.copy(q.c.Stream(ctx, in.tool, in.args, in.options()...))
 	if err != nil && !out.begun && in.mend(ctx, q.c, q.l, err) {
 		err = out.copy(q.c.Stream(ctx, in.tool, in.args, in.options()...))
 	}
-	out.ended(err)
+	out.ended(q.l.why(err))
 	return nil
+}
+
+// errLeaving ends the reading of a stream when the gateway stops.
+var errLeaving = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops, and the stream goes on: read it within 10 seconds at GET /v1/calls/{rpc_id}/stream of any gateway").
+	WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedUnknown)
+
+// why returns what ended a stream that ended with err: the end of the link, if it has ended.
+func (l *link) why(err error) error {
+	switch ended := context.Cause(l.ctx); {
+	case err == nil || ended == nil:
+		return err
+	case errors.Is(ended, errRevoked):
+		return ended
+	}
+	return errLeaving
 }
 
 // followStream answers GET /v1/calls/{rpc_id}/stream.
@@ -58,7 +81,7 @@ func (q *request) followStream() error {
 	ctx, cancel := context.WithCancelCause(q.ctx)
 	defer cancel(nil)
 	out := &streamWriter{w: q.w, in: in, lines: accepts(q.r.Header.Get("Accept"), "application/x-ndjson"), leave: func() { cancel(client.ErrLeft) }, count: from - 1}
-	out.ended(out.copy(q.c.Follow(ctx, in.rpc, from)))
+	out.ended(q.l.why(out.copy(q.c.Follow(ctx, in.rpc, from))))
 	return nil
 }
 

@@ -265,9 +265,9 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	if address == "" {
 		address, free = process.DefaultGateway, true
 	}
+	// Over TCP: of an in-process connection that the server refuses, nats.go learns only by a timeout.
 	dial := func(own ...nats.Option) (*nats.Conn, error) {
-		all := append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-gateway", Logger: m.log}), nats.InProcessServer(served))
-		return nats.Connect("", append(all, own...)...)
+		return nats.Connect(served.URL(), append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-gateway", Logger: m.log}), own...)...)
 	}
 	url, stop, err := process.ServeGateway(ctx, m.a.set.Gateway, address, free, agent, dial, process.ThisBuild(version, commit).Version, m.log)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -225,11 +226,22 @@ func (l *serverLog) Noticef(format string, v ...any) {
 }
 
 func (l *serverLog) Warnf(format string, v ...any) {
-	l.log.Warn(logMessage, slog.String("text", fmt.Sprintf(format, v...)))
+	text := fmt.Sprintf(format, v...)
+	l.log.Log(context.Background(), levelOf(text, slog.LevelWarn), logMessage, slog.String("text", text))
 }
 
 func (l *serverLog) Errorf(format string, v ...any) {
-	l.log.Error(logMessage, slog.String("text", fmt.Sprintf(format, v...)))
+	text := fmt.Sprintf(format, v...)
+	l.log.Log(context.Background(), levelOf(text, slog.LevelError), logMessage, slog.String("text", text))
+}
+
+// levelOf returns the level of a line that the server writes at level. Lines about a refused key are
+// of level debug: any stranger causes them, and the client is told why.
+func levelOf(text string, level slog.Level) slog.Level {
+	if strings.Contains(text, server.ErrAuthentication.Error()) || strings.Contains(text, "Auth callout service returned an error") {
+		return slog.LevelDebug
+	}
+	return level
 }
 
 func (l *serverLog) Debugf(format string, v ...any) { l.Noticef(format, v...) }

@@ -97,7 +97,7 @@ type Gateway struct {
 	GatewayTLS      CertAndKey     `envconfig:"GATEWAY_TLS" flag:"gateway-tls" arg:"CERT,KEY" help:"files of the certificate and the key that the gateway speaks TLS with (default it speaks none, on this machine's own addresses only)"`
 	MCPResultMax    Count          `envconfig:"MCP_RESULT_MAX" default:"25000" flag:"mcp-result-max" arg:"N" help:"characters of a result that an MCP client gets; of a longer one it gets the beginning and a link to all of it"`
 	GatewayInsecure bool           `split_words:"true" flag:"gateway-insecure" help:"let the gateway listen without TLS on an address that other machines reach: something in front of it speaks TLS"`
-	CORSOrigin      string         `envconfig:"CORS_ORIGIN" flag:"cors-origin" arg:"ORIGIN,…" help:"origins whose web pages may use the gateway (default only its own)"`
+	CORSOrigin      string         `envconfig:"CORS_ORIGIN" flag:"cors-origin" arg:"ORIGIN,…" help:"origins whose web pages may use the gateway (default none)"`
 }
 
 // Agent is what mesh-agent reads.

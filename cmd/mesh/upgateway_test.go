@@ -1,0 +1,108 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/nats-io/nkeys"
+
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// `mesh up` refuses tokens that it does not know, also many at once. It ends what a token reads
+// with a problem when the token is revoked or its session ends, and refuses the token from then on.
+func TestGatewayOfUpRefusesTokens(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	up, _, log := startUp(t, home, "--gateway-listen=127.0.0.1:0")
+	defer func() {
+		_ = up.Process.Signal(os.Interrupt)
+		if err := up.Wait(); err != nil {
+			t.Errorf("end of mesh up: %v\n%s", err, log.text())
+		}
+	}()
+	var at []string
+	meshtest.Until(t, "the log says where the gateway is served", func() bool {
+		at = regexp.MustCompile(`gateway=(http://\S+)\n`).FindStringSubmatch(log.text())
+		return at != nil
+	})
+	ask := func(path, token string) *http.Response {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at[1]+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer "+token)
+		a, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Error(err)
+			return &http.Response{Body: http.NoBody}
+		}
+		return a
+	}
+	status := func(token string) int {
+		a := ask("/v1/tools", token)
+		defer a.Body.Close()
+		return a.StatusCode
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+
+	var strangers sync.WaitGroup
+	for range 48 {
+		pair, err := nkeys.CreateUser()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed, err := pair.Seed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		strangers.Go(func() {
+			if got := status(string(seed)); got != http.StatusUnauthorized {
+				t.Errorf("a token of another mesh: status %d", got)
+			}
+		})
+	}
+	strangers.Wait()
+	if strings.Contains(log.text(), "level=WARN") || strings.Contains(log.text(), "level=ERROR") {
+		t.Errorf("the log has lines of tokens that strangers make up:\n%s", log.text())
+	}
+
+	type made struct{ ID, Token string }
+	mesh := func(args ...string) (m made) {
+		t.Helper()
+		cmd := meshCommand(t, home, args...)
+		cmd.Dir = home // which gets the file of the key
+		out, err := cmd.Output()
+		if err == nil && len(out) > 0 {
+			err = json.Unmarshal(out, &m)
+		}
+		if err != nil {
+			t.Fatalf("mesh %v: %v %s", args, err, out)
+		}
+		return m
+	}
+	key := mesh("session", "create", "mine", "--key", "--json")
+	token := mesh("token", "create", "--session", "mine", "--json")
+	for _, c := range []struct{ token, end string }{{token.Token, "token revoke " + token.ID}, {key.Token, "session end mine --json"}} {
+		meshtest.Until(t, "the token is taken", func() bool { return status(c.token) == http.StatusOK })
+		events := ask("/v1/events", c.token)
+		defer events.Body.Close()
+		if events.StatusCode != http.StatusOK {
+			t.Fatalf("events: status %d", events.StatusCode)
+		}
+		if out, err := meshCommand(t, home, strings.Fields(c.end)...).CombinedOutput(); err != nil {
+			t.Fatalf("mesh %s: %v\n%s", c.end, err, out)
+		}
+		told, err := io.ReadAll(events.Body)
+		if err != nil || !strings.Contains(string(told), "event: problem\n") || !strings.Contains(string(told), `"code":"unauthenticated"`) {
+			t.Errorf("behind mesh %s: %v %s", c.end, err, told)
+		}
+		meshtest.Until(t, "the token is refused", func() bool { return status(c.token) == http.StatusUnauthorized })
+	}
+}
