@@ -60,7 +60,7 @@ func TestFiles(t *testing.T) {
 	t.Setenv("TMPDIR", spool)
 	r := newRig(t, func(o *gateway.Options) { o.MaxBody, o.MaxUpload = 1<<16, 8<<20 })
 	if _, err := r.host.Handle("keep", host.Func(func(_ context.Context, in fileArgs) (fileAnswer, error) {
-		return fileAnswer{in.File, in.Title, in.Times}, nil
+		return fileAnswer(in), nil
 	})); err != nil {
 		t.Fatal(err)
 	}
