@@ -20,22 +20,25 @@ func (g *Gateway) guard(next http.Handler) http.Handler {
 			return
 		}
 		if origin := r.Header.Get("Origin"); origin != "" {
-			// The gateway serves no page: an origin of its own name is a page of another server, to which
-			// DNS gave that name before (DNS rebinding).
-			if !slices.Contains(g.opts.CORSOrigins, origin) {
+			// An origin of the gateway's own name may be a page of another server, to which DNS gave that
+			// name before (DNS rebinding). Names of this machine are given by no DNS server.
+			allowed := slices.Contains(g.opts.CORSOrigins, origin)
+			if !allowed && !(namesLoopback(r.Host) && sameHost(origin, r.Host)) {
 				fail(w, refused(toolmesh.CodePermissionDenied, "web pages of %q may not use this gateway: --cors-origin allows an origin", origin), "")
 				return
 			}
-			h := w.Header()
-			h.Set("Access-Control-Allow-Origin", origin)
-			h.Add("Vary", "Origin")
-			h.Set("Access-Control-Expose-Headers", "*, Mcp-Session-Id, Mesh-Rpc-Id, Mesh-Node, Mesh-Changed, Location, ETag, Retry-After")
-			if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
-				h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
-				h.Set("Access-Control-Allow-Headers", r.Header.Get("Access-Control-Request-Headers"))
-				h.Set("Access-Control-Max-Age", "600")
-				w.WriteHeader(http.StatusNoContent)
-				return
+			if allowed {
+				h := w.Header()
+				h.Set("Access-Control-Allow-Origin", origin)
+				h.Add("Vary", "Origin")
+				h.Set("Access-Control-Expose-Headers", "*, Mcp-Session-Id, Mesh-Rpc-Id, Mesh-Node, Mesh-Changed, Location, ETag, Retry-After")
+				if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+					h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
+					h.Set("Access-Control-Allow-Headers", r.Header.Get("Access-Control-Request-Headers"))
+					h.Set("Access-Control-Max-Age", "600")
+					w.WriteHeader(http.StatusNoContent)
+					return
+				}
 			}
 		}
 		limit := g.opts.MaxBody
@@ -122,4 +125,10 @@ func originOf(text string) (string, error) {
 	}
 	host := strings.TrimSuffix(u.Host, map[string]string{"http": ":80", "https": ":443"}[u.Scheme])
 	return u.Scheme + "://" + strings.ToLower(host), nil
+}
+
+// sameHost reports whether an Origin is of the host that the request is for.
+func sameHost(origin, host string) bool {
+	u, err := url.Parse(origin)
+	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
 }
