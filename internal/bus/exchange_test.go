@@ -219,18 +219,16 @@ func TestCallIsSentAgain(t *testing.T) {
 			stop := r.beats(t, "b1")
 			x := asks(t, broker.Connect(t), name)
 			r.says(<-r.requests)
-			go func() {
-				if name != "" {
+			defer stop()
+			if name != "" {
+				go func() {
 					again := <-r.requests
 					if again.Header.Get("Mesh-Boot") != "b1" || again.Header.Get("Mesh-Again") == "" || string(again.Data) != "please" {
 						t.Errorf("sent again as %v %s", again.Header, again.Data)
 					}
 					_ = again.Respond([]byte("done"))
-					return
-				}
-				time.Sleep(2 * bus.Silence)
-				stop()
-			}()
+				}()
+			}
 			m, err := x.Next(t.Context())
 			if name != "" && (err != nil || string(m.Data) != "done") {
 				t.Errorf("%v %v", m, err)
