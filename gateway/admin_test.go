@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -243,10 +244,9 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// A narrowed token lists, finds and calls its own tools alone, also in batches, and no more often than it may.
-func TestNarrowedToken(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, nil)
+// narrowed makes a token of the session "mine", and returns the header that sends it.
+func (r *rig) narrowed(t *testing.T, record registry.TokenRecord) headers {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "token.nk")
 	public, err := access.CreateSessionKey(file)
 	if err != nil {
@@ -261,14 +261,20 @@ func TestNarrowedToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
-	err = registry.NewStore(b).CreateToken(t.Context(), registry.TokenRecord{
-		ID: "tok_0123456789abcdef", Session: "mine", Epoch: meshtest.Epoch, Key: public, Tools: subjects.Globs{"lab.add", "lab.fail"}, Rate: "100/h", Created: time.Now(),
-	})
-	if err != nil {
+	record.ID, record.Session, record.Epoch, record.Key, record.Created = "tok_0123456789abcdef", "mine", meshtest.Epoch, public, time.Now()
+	if err := registry.NewStore(b).CreateToken(t.Context(), record); err != nil {
 		t.Fatal(err)
 	}
 	h := as(string(seed))
 	meshtest.Until(t, "the token is let in", func() bool { return r.do(t, "GET", "/v1/tools", "", h).status == 200 })
+	return h
+}
+
+// A narrowed token lists, finds and calls its own tools alone, also in batches, and no more often than it may.
+func TestNarrowedToken(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	h := r.narrowed(t, registry.TokenRecord{Tools: subjects.Globs{"lab.add", "lab.fail"}, Rate: "100/h"})
 	var list struct{ Tools []struct{ ID string } }
 	if r.do(t, "GET", "/v1/tools", "", h).decode(t, 200, &list); len(list.Tools) != 2 || list.Tools[0].ID != "lab.add" || list.Tools[1].ID != "lab.fail" {
 		t.Errorf("%+v", list)
@@ -308,5 +314,58 @@ func TestNarrowedToken(t *testing.T) {
 	}
 	if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, as(r.token)); a.status != 200 {
 		t.Errorf("another token of the session: %d %s", a.status, a.body)
+	}
+}
+
+// What the holder of a token for one tool tries in order to run another one.
+func TestNarrowedTokenRunsNothingElse(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	token := r.narrowed(t, registry.TokenRecord{Tools: subjects.Globs{"lab.add"}})
+	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
+	call := func(name, args string) string {
+		return `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"` + name + `","arguments":` + args + `,` + meta + `}}`
+	}
+	modern := func(name string) headers {
+		return headers{"Mcp-Method": "tools/call", "Mcp-Name": name, "Mcp-Protocol-Version": "2026-07-28"}
+	}
+	for name, c := range map[string]struct {
+		method, path, body string
+		more               headers
+		says               string
+	}{
+		"by its id":             {"POST", "/v1/tools/lab.wait", `{}`, nil, "permission_denied"},
+		"by a provider's name":  {"POST", "/v1/tools/lab-wait", `{}`, nil, "permission_denied"},
+		"by a mangled name":     {"POST", "/v1/tools/Lab_WAIT", `{}`, nil, "permission_denied"},
+		"as a stream":           {"POST", "/v1/tools/lab.count", `{"n":1}`, headers{"Accept": "text/event-stream"}, "permission_denied"},
+		"as a task":             {"POST", "/v1/tools/lab.wait", `{}`, headers{"Prefer": "respond-async"}, "permission_denied"},
+		"its own tool as one":   {"POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, headers{"Prefer": "respond-async"}, "permission_denied"},
+		"its own, mangled":      {"POST", "/v1/tools/Lab_ADD", `{"a":20000,"b":"30001"}`, nil, "50001"},
+		"in a batch":            {"POST", "/v1/calls:batch", `{"calls":[{"tool":"lab.add","args":{"a":2,"b":3}},{"tool":"lab.wait"}]}`, nil, `"result":5},{`},
+		"in a parallel batch":   {"POST", "/v1/calls:batch", `{"parallel":true,"calls":[{"tool":"lab.wait"},{"tool":"lab.count","args":{"n":1}}]}`, nil, "permission_denied"},
+		"as a model's call":     {"POST", "/v1/tool-calls", `{"provider":"anthropic","calls":[{"id":"a","name":"lab-wait","input":{}}]}`, nil, `"is_error":true`},
+		"for another session":   {"POST", "/v1/tools/lab.wait", `{}`, headers{"Mesh-Session": "default"}, "permission_denied"},
+		"over MCP":              {"POST", "/mcp", call("lab-wait", `{}`), modern("lab-wait"), "unknown tool"},
+		"over MCP by its id":    {"POST", "/mcp", call("lab.wait", `{}`), modern("lab.wait"), "unknown tool"},
+		"over a view of it":     {"POST", "/mcp?tools=lab.wait&prefix=off", call("wait", `{}`), modern("wait"), "unknown tool"},
+		"over call_tool":        {"POST", "/mcp?search=1", call("call_tool", `{"name":"lab-wait"}`), modern("call_tool"), "unknown tool"},
+		"over another's MCP":    {"POST", "/mcp/default", call("lab-wait", `{}`), modern("lab-wait"), "session"},
+		"its own tool over MCP": {"POST", "/mcp", call("lab-add", `{"a":2,"b":3}`), modern("lab-add"), `{"result":5}`},
+	} {
+		h := headers{"Content-Type": "application/json"}
+		maps.Copy(h, token)
+		maps.Copy(h, c.more)
+		if c.path != "" && strings.HasPrefix(c.path, "/mcp") {
+			h["Accept"] = "application/json, text/event-stream"
+		}
+		if a := r.do(t, c.method, c.path, c.body, h); !strings.Contains(a.body, c.says) {
+			t.Errorf("%s: %d %s", name, a.status, a.body)
+		}
+	}
+	close(r.ran)
+	for name := range r.ran {
+		if name != "add" {
+			t.Errorf("%s ran", name)
+		}
 	}
 }

@@ -157,10 +157,9 @@ func (in *call) run(ctx context.Context, c *client.Client, l *link) (*client.Res
 // reports whether that changed it. The mesh itself takes what is exact only.
 func (in *call) mend(ctx context.Context, c *client.Client, l *link, err error) bool {
 	e := toolmesh.AsError(err)
-	if e.Started != toolmesh.StartedNo || e.Code != toolmesh.CodeToolNotFound && e.Code != toolmesh.CodeInvalidArguments {
-		return false
-	}
-	if in.exact && e.Code == toolmesh.CodeToolNotFound {
+	// The broker knows a narrowed token's tools by their ids alone.
+	unknown := e.Code == toolmesh.CodeToolNotFound || e.Code == toolmesh.CodePermissionDenied && l.narrowed()
+	if e.Started != toolmesh.StartedNo || !unknown && e.Code != toolmesh.CodeInvalidArguments || in.exact && unknown {
 		return false
 	}
 	meant, fitted, changed, err := fit(ctx, c, l, in.tool, in.args)

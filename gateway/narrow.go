@@ -21,6 +21,9 @@ func (l *link) may(id subjects.ToolID) bool { return l == nil || l.key.Tools.Mat
 // ofAdmin reports whether the token may be an administrator's: it is a key, and of no session.
 func (l *link) ofAdmin() bool { return l.digest != "" && l.public == "" }
 
+// narrowed reports whether the token may call some tools alone.
+func (l *link) narrowed() bool { return l != nil && (len(l.key.Tools) > 0 || l.key.ReadOnly) }
+
 // readOnly reports whether lists of the token have tools alone that declare read_only.
 func (l *link) readOnly() bool { return l != nil && l.key.ReadOnly }
 
