@@ -26,6 +26,8 @@ const (
 	// missing is when a keepalive is overdue.
 	missing  = 1300 * time.Millisecond
 	pingWait = 400 * time.Millisecond
+	// muteMost is for how long a connection that brings something, but no answer to a ping, may be silent about a call.
+	muteMost = 3 * Silence
 	// findEvery is the interval of asking which node has a call, and findWait bounds each.
 	findEvery = time.Second
 	findWait  = time.Second
@@ -370,9 +372,14 @@ func (x *Exchange) Look(ctx context.Context, since time.Time) error {
 	}
 	ping, cancel := context.WithTimeout(ctx, pingWait)
 	defer cancel()
+	arrived := x.bus.Conn().Stats().InBytes
 	if err := x.bus.Ping(ping); err != nil {
 		if ctx.Err() != nil {
 			return nil // the caller sees it
+		}
+		// On a busy connection the answer to the ping is behind much else.
+		if len(x.arrived) > 0 || x.bus.Conn().Stats().InBytes != arrived && time.Since(last) < muteMost {
+			return nil
 		}
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the connection to the mesh was lost: whether %s is not known: %w", x.What, err).
 			WithOrigin(toolmesh.OriginCaller)

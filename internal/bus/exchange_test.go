@@ -265,6 +265,36 @@ func TestOwnConnectionIsSilent(t *testing.T) {
 	}
 }
 
+// What a connection brings is a sign that it lives, though the answer to a ping is late behind it.
+func TestPingBehindMuchElse(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	nc := broker.Connect(t)
+	r := newResponder(t, nc)
+	proxy := meshtest.NewProxy(t, broker)
+	mine := proxy.Connect(t)
+	if _, err := mine.Subscribe("else", func(*nats.Msg) {}); err != nil {
+		t.Fatal(err)
+	}
+	x := asks(t, mine, "one")
+	m := <-r.requests
+	r.says(m)
+	meshtest.Until(t, "the keepalive comes", x.Heard)
+	proxy.Stall() // pings have no answer, and what the broker sends arrives
+	t.Cleanup(proxy.Heal)
+	until := time.Now().Add(bus.Silence + 2*time.Second)
+	go func() {
+		for time.Now().Before(until) {
+			_ = nc.Publish("else", []byte("something"))
+			time.Sleep(20 * time.Millisecond)
+		}
+		_ = m.Respond([]byte("done"))
+	}()
+	if answer, err := x.Next(t.Context()); err != nil || string(answer.Data) != "done" {
+		t.Errorf("%v %v", answer, err)
+	}
+}
+
 // The connection was made anew before the node was known: nodes are asked which of them has
 // the call.
 func TestCallIsFoundAfterACut(t *testing.T) {
