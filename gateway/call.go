@@ -255,9 +255,11 @@ func (q *request) submit(in *call) error {
 	case toolmesh.CodeToolNotFound, toolmesh.CodeInvalidArguments:
 		return err
 	}
-	if v, err := q.validator(in.tool); err == nil {
-		if err := v.Validate(in.args); err != nil {
-			return err
+	if d, err := describe(q.ctx, q.c, in.tool); err == nil {
+		if v, err := tool.Compile(d.InputSchema); err == nil {
+			if err := v.Validate(in.args); err != nil {
+				return err
+			}
 		}
 	}
 	task, err := q.c.Submit(q.ctx, in.tool, in.args, &o)
@@ -269,28 +271,6 @@ func (q *request) submit(in *call) error {
 	h.Set("Location", "/v1/tasks/"+string(task.ID()))
 	h.Set("Preference-Applied", "respond-async")
 	return q.answer(http.StatusAccepted, map[string]subjects.RPCID{"id": task.ID()})
-}
-
-// validator is that of the arguments of a tool.
-func (q *request) validator(id subjects.ToolID) (*tool.Validator, error) {
-	d, err := q.descriptor(id)
-	if err != nil {
-		return nil, err
-	}
-	return tool.Compile(d.InputSchema)
-}
-
-// descriptor is that of a tool.
-func (q *request) descriptor(id subjects.ToolID) (*tool.Descriptor, error) {
-	described, err := q.c.Describe(q.ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	d := new(tool.Descriptor)
-	if err := json.Unmarshal(described, d); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the description of tool %q cannot be read: %w", id, err)
-	}
-	return d, nil
 }
 
 // accepts reports whether an Accept header names a media type.

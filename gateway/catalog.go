@@ -151,17 +151,11 @@ func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools
 	if before != nil && state.ETag != "" && state.ETag == before.etag {
 		return before, nil
 	}
-	var listed []registry.ListedTool
-	for after := subjects.ToolID(""); ; {
-		page, next, err := listPage(ctx, k.c, after, pageMost, "", true)
-		if err != nil {
-			return nil, err
-		}
-		listed = append(listed, page...)
-		if after = next; after == "" {
-			break
-		}
+	listed, err := k.c.List(ctx)
+	if err != nil {
+		return nil, err
 	}
+	listed = slices.DeleteFunc(listed, func(t registry.ListedTool) bool { return t.State != registry.ToolServing })
 	streaming := make(map[subjects.ToolID]bool)
 	for _, t := range listed {
 		streaming[t.ID] = t.Streaming
@@ -229,7 +223,7 @@ func (v *view) alone(ctx context.Context, name string) (subjects.ToolID, *toolLi
 	if err != nil || !v.globs.Match(id) || !v.of.may(id) {
 		return "", nil
 	}
-	d, err := v.descriptor(ctx, id)
+	d, err := describe(ctx, v.c, id)
 	if err != nil || (v.key.readOnly || v.of.readOnly()) && !d.Annotations.ReadOnly {
 		return "", nil
 	}

@@ -9,20 +9,9 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
-	"github.com/toolmesh/toolmesh/tool"
 	"github.com/toolmesh/toolmesh/tool/render"
 )
-
-// descriptor is what is known of a tool.
-func (v *view) descriptor(ctx context.Context, id subjects.ToolID) (*tool.Descriptor, error) {
-	var answer registry.DescribeAnswer
-	if err := v.c.Ask(ctx, registry.VerbDescribe, registry.Request{Tool: string(id)}, &answer); err != nil {
-		return nil, err
-	}
-	return answer.Descriptor, nil
-}
 
 // resultShape is what a tool's result is to MCP clients.
 type resultShape struct {
@@ -36,7 +25,7 @@ func (v *view) resultShape(ctx context.Context, id subjects.ToolID, list *toolLi
 	if kept, ok := list.of.results.Load(id); ok {
 		return kept.(*resultShape), nil
 	}
-	d, err := v.descriptor(ctx, id)
+	d, err := describe(ctx, v.c, id)
 	if err != nil {
 		return nil, err
 	}

@@ -34,12 +34,11 @@ type state map[string]string
 
 // events answers GET /v1/events: what changes in the mesh, as far as the token may see it.
 func (q *request) events() error {
-	select {
-	case q.l.events <- struct{}{}:
-		defer func() { <-q.l.events }()
-	default:
-		return refused(toolmesh.CodeBusy, "the token reads %d streams of events already", eventsOfToken).WithDetail("retry_after_ms", int64(1000))
+	release, err := take(1, q.l.events)
+	if err != nil {
+		return err
 	}
+	defer release()
 	tools, nodes, err := q.look()
 	if err != nil {
 		return err

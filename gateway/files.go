@@ -42,7 +42,7 @@ func isMultipart(r *http.Request) bool {
 // readParts reads the arguments of a call from the parts of its body: a file goes to the mesh's store by
 // way of a file of this machine, since a node must know its size first, and is never in memory as a whole.
 func (q *request) readParts(in *call) error {
-	release, err := place("requests with files", q.l.uploads, q.g.uploads)
+	release, err := take(1, q.l.uploads, q.g.uploads)
 	if err != nil {
 		q.w.Header().Set("Connection", "close") // or the server would read the rest before it answers
 		return err
@@ -52,7 +52,7 @@ func (q *request) readParts(in *call) error {
 	if in.tool, _, _, err = fit(q.ctx, q.c, q.l, in.tool, nil); err != nil {
 		return err
 	}
-	d, err := q.descriptor(in.tool)
+	d, err := describe(q.ctx, q.c, in.tool)
 	if err != nil {
 		return err
 	}
@@ -138,22 +138,6 @@ func asTexts(schema json.RawMessage, args object, texts map[string]string) (json
 	return json.Marshal(args)
 }
 
-// place takes one of the places of the token and one of all; give them back with the function.
-func place(what string, ofToken, ofAll chan struct{}) (func(), error) {
-	select {
-	case ofToken <- struct{}{}:
-	default:
-		return nil, refused(toolmesh.CodeBusy, "the token has %d %s at once already", cap(ofToken), what).WithDetail("retry_after_ms", int64(1000))
-	}
-	select {
-	case ofAll <- struct{}{}:
-		return func() { <-ofAll; <-ofToken }, nil
-	default:
-		<-ofToken
-		return nil, refused(toolmesh.CodeBusy, "the gateway has %d %s at once already", cap(ofAll), what).WithDetail("retry_after_ms", int64(1000))
-	}
-}
-
 // store puts the bytes of a part into the mesh's store.
 func (q *request) store(part *multipart.Part) (tool.File, error) {
 	spool, err := os.CreateTemp("", "mesh-upload-")
@@ -230,7 +214,7 @@ func (q *request) sendFile() error {
 	if query.Get("digest") == "" {
 		return refused(toolmesh.CodeInvalidRequest, "digest is missing: read a file at the whole href that its result has")
 	}
-	release, err := place("downloads", q.l.downloads, q.g.downloads)
+	release, err := take(1, q.l.downloads, q.g.downloads)
 	if err != nil {
 		return err
 	}

@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"cmp"
 	"log/slog"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -10,7 +12,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -60,14 +61,14 @@ const (
 
 // Gateway is an http.Handler. Its methods may be called concurrently.
 type Gateway struct {
-	opts                          Options
-	log                           *slog.Logger
-	handler                       http.Handler
-	links                         links
-	uploads, downloads, documents chan struct{} // a place of those that run
-	bodies                        *semaphore.Weighted
-	closing                       atomic.Bool
-	wg                            sync.WaitGroup
+	opts    Options
+	log     *slog.Logger
+	handler http.Handler
+	links   links
+	closing atomic.Bool
+	wg      sync.WaitGroup
+
+	uploads, downloads, documents, bodies room
 }
 
 // New makes a gateway. Close it when nothing serves it any more.
@@ -75,21 +76,9 @@ func New(o Options) (*Gateway, error) {
 	if o.Dial == nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "gateway.Options.Dial is missing").WithOrigin(toolmesh.OriginCaller)
 	}
-	if o.MaxBody == 0 {
-		o.MaxBody = defaultMaxBody
-	}
-	if o.MaxUpload == 0 {
-		o.MaxUpload = defaultMaxUpload
-	}
-	if o.MaxTokens == 0 {
-		o.MaxTokens = defaultMaxTokens
-	}
-	if o.MaxStreams == 0 {
-		o.MaxStreams = defaultMaxStreams
-	}
-	if o.Idle == 0 {
-		o.Idle = defaultIdle
-	}
+	o.MaxBody, o.MaxUpload = cmp.Or(o.MaxBody, defaultMaxBody), cmp.Or(o.MaxUpload, defaultMaxUpload)
+	o.MaxTokens, o.MaxStreams = cmp.Or(o.MaxTokens, defaultMaxTokens), cmp.Or(o.MaxStreams, defaultMaxStreams)
+	o.Idle = cmp.Or(o.Idle, defaultIdle)
 	origins := make([]string, len(o.CORSOrigins))
 	for i, text := range o.CORSOrigins {
 		var err error
@@ -98,10 +87,14 @@ func New(o Options) (*Gateway, error) {
 		}
 	}
 	o.CORSOrigins = origins
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	g := &Gateway{
+		opts: o, log: o.Logger,
+		uploads:   newRoom(uploadsOfAll, "the gateway has %d requests with files at once already"),
+		downloads: newRoom(downloadsOfAll, "the gateway has %d downloads at once already"),
+		documents: newRoom(documentsAtOnce, "the gateway writes %d OpenAPI documents already"),
+		bodies:    newRoom(bodiesOfAll*o.MaxBody, "the bodies of all requests have %d bytes, and may have no more at once"),
 	}
-	g := &Gateway{opts: o, log: o.Logger, uploads: make(chan struct{}, uploadsOfAll), downloads: make(chan struct{}, downloadsOfAll), documents: make(chan struct{}, documentsAtOnce), bodies: semaphore.NewWeighted(bodiesOfAll * o.MaxBody)}
 	g.links.init(g)
 	g.handler = g.routes()
 	return g, nil
@@ -152,7 +145,7 @@ func (g *Gateway) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/healthz", methods{http.MethodGet: g.health})
 	mux.Handle("/readyz", methods{http.MethodGet: g.ready})
-	for path, m := range map[string]methods{
+	for at, m := range map[string]methods{
 		"/openapi.json":             {http.MethodGet: g.with((*request).openAPI)},
 		"/v1/tools":                 {http.MethodGet: g.with((*request).listTools)},
 		"/v1/tools/{id}":            {http.MethodGet: g.with((*request).showTool), http.MethodPost: g.with((*request).callTool)},
@@ -169,30 +162,21 @@ func (g *Gateway) routes() http.Handler {
 		"/v1/nodes":                 {http.MethodGet: g.with(listOf("nodes", nodesOf, nil))},
 		"/v1/indexes":               {http.MethodGet: g.with(listOf("indexes", indexesOf, visibleIndexes)), http.MethodPost: g.with((*request).install)},
 	} {
-		mux.Handle(path, g.guard(m))
+		mux.Handle(at, g.guard(m))
 	}
-	for _, path := range []string{"/mcp", "/mcp/{session}"} {
-		mux.Handle(path, g.guard(methods{http.MethodGet: g.serveMCP, http.MethodPost: g.serveMCP, http.MethodDelete: g.serveMCP}))
+	for _, at := range []string{"/mcp", "/mcp/{session}"} {
+		mux.Handle(at, g.guard(methods{http.MethodGet: g.serveMCP, http.MethodPost: g.serveMCP, http.MethodDelete: g.serveMCP}))
 	}
 	unknown := g.guard(http.HandlerFunc(unknownPath))
 	mux.Handle("/", unknown)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// ServeMux would answer these with a redirect, to a path that the client did not ask for.
-		if path := r.URL.EscapedPath(); r.Method == http.MethodConnect || path == "" || path[0] != '/' || strings.Contains(path, "//") || hasDots(path) {
+		if at := r.URL.EscapedPath(); r.Method == http.MethodConnect || path.Clean("/"+at) != at {
 			unknown.ServeHTTP(w, r)
 			return
 		}
 		mux.ServeHTTP(w, r)
 	})
-}
-
-func hasDots(path string) bool {
-	for segment := range strings.SplitSeq(path, "/") {
-		if segment == "." || segment == ".." {
-			return true
-		}
-	}
-	return false
 }
 
 func unknownPath(w http.ResponseWriter, r *http.Request) {

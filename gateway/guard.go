@@ -15,7 +15,7 @@ import (
 // guard refuses what a web page of another site sends, and bodies that are too large.
 func (g *Gateway) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && isLoopback(local.String()) && !namesLoopback(r.Host) {
+		if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && namesLoopback(local.String()) && !namesLoopback(r.Host) {
 			fail(w, refused(toolmesh.CodePermissionDenied, "the Host %q is no name of this machine: a gateway on a loopback address answers to localhost and 127.0.0.1 only", r.Host), "")
 			return
 		}
@@ -98,13 +98,7 @@ func (w *pacedWriter) extend() {
 	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(writeTime)) // a test's recorder has none
 }
 
-// isLoopback reports whether an address of a connection is this machine's own.
-func isLoopback(address string) bool {
-	a, err := netip.ParseAddrPort(address)
-	return err == nil && a.Addr().Unmap().IsLoopback()
-}
-
-// namesLoopback reports whether a Host header is a name of this machine that no DNS server decides.
+// namesLoopback reports whether a host, with or without a port, is a name of this machine that no DNS server decides.
 func namesLoopback(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name

@@ -13,7 +13,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 
 	"github.com/toolmesh/toolmesh"
@@ -45,32 +44,31 @@ var errStopping = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops: 
 
 // link is the connection of one token, shared by all its requests.
 type link struct {
-	g                          *Gateway
-	digest                     string             // of the token; empty without one
-	named                      subjects.SessionID // that the request names which made the link
-	proof                      nats.Option        // proves the token's key; nil without a token
-	public                     string             // the token's public key
-	known                      bool               // KeyOf knows the key, or there is no token
-	key                        registry.Key       // what the token is narrowed to; zero where nothing is known of it
-	made                       chan struct{}      // closed when the rest is set, or err
-	session                    subjects.SessionID
-	err                        error
-	bus                        *bus.Bus
-	client                     *client.Client
-	ctx                        context.Context // ends with the link
-	end                        context.CancelCauseFunc
-	mcp                        mcpLink
-	uploads, downloads, events chan struct{}       // those of the token that run
-	bodies                     *semaphore.Weighted // bytes
-	limited                    sync.Once
-	limiter                    *rate.Limiter // of limited
-	naming                     sync.Mutex
-	names                      plainNames // guarded by naming
+	g       *Gateway
+	digest  string             // of the token; empty without one
+	named   subjects.SessionID // from the request that made the link
+	proof   nats.Option        // proves the token's key; nil without a token
+	public  string             // the token's public key
+	known   bool               // KeyOf knows the key, or there is no token
+	key     registry.Key       // what the token is narrowed to; zero where nothing is known of it
+	made    chan struct{}      // closed when the rest is set, or err
+	session subjects.SessionID
+	err     error
+	bus     *bus.Bus
+	client  *client.Client
+	ctx     context.Context // ends with the link
+	end     context.CancelCauseFunc
+	mcp     mcpLink
+	limited sync.Once
+	limiter *rate.Limiter // of limited
+	naming  sync.Mutex
+	names   plainNames // guarded by naming
+
+	streams, uploads, downloads, events, bodies room
 
 	// Guarded by links.mu.
 	connected bool // and counted in links.connected
 	uses      int
-	streams   int
 	idle      *time.Timer
 	since     time.Time // when it was last used
 }
@@ -187,7 +185,14 @@ func (ls *links) join(ctx context.Context, t token, named subjects.SessionID) (*
 
 // begin begins to make the link of a token; ls.mu is held.
 func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
-	l := &link{g: ls.g, digest: t.digest, named: named, known: t.seed == "", made: make(chan struct{}), uploads: make(chan struct{}, uploadsOfToken), downloads: make(chan struct{}, downloadsOfToken), bodies: semaphore.NewWeighted(bodiesOfToken * ls.g.opts.MaxBody), events: make(chan struct{}, eventsOfToken)}
+	l := &link{
+		g: ls.g, digest: t.digest, named: named, known: t.seed == "", made: make(chan struct{}),
+		streams:   newRoom(int64(ls.g.opts.MaxStreams), "the token reads %d streams already, and may read no more at once"),
+		uploads:   newRoom(uploadsOfToken, "the token has %d requests with files at once already"),
+		downloads: newRoom(downloadsOfToken, "the token has %d downloads at once already"),
+		events:    newRoom(eventsOfToken, "the token reads %d streams of events already"),
+		bodies:    newRoom(bodiesOfToken*ls.g.opts.MaxBody, "the bodies of the token's requests have %d bytes, and may have no more at once"),
+	}
 	if t.seed != "" {
 		pair, err := nkeys.FromSeed([]byte(t.seed))
 		if err == nil {
@@ -203,7 +208,7 @@ func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
 	}
 	if !l.known {
 		if ls.strangers >= strangersMax {
-			return nil, refused(toolmesh.CodeBusy, "the gateway connects with %d other tokens that the mesh may not know: try again", strangersMax).WithDetail("retry_after_ms", int64(1000))
+			return nil, busy("the gateway connects with %d other tokens that the mesh may not know: try again", strangersMax)
 		}
 		ls.strangers++
 	}
@@ -268,22 +273,6 @@ func (ls *links) close() {
 	}
 }
 
-// stream takes one of the streams that a token may read at once; give it back with the function.
-func (l *link) stream() (func(), error) {
-	ls := &l.g.links
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	if l.streams >= l.g.opts.MaxStreams {
-		return nil, refused(toolmesh.CodeBusy, "the token reads %d streams already, and may read no more at once", l.streams).WithDetail("retry_after_ms", int64(1000))
-	}
-	l.streams++
-	return func() {
-		ls.mu.Lock()
-		defer ls.mu.Unlock()
-		l.streams--
-	}, nil
-}
-
 // make connects a link and keeps it until it ends.
 func (ls *links) make(l *link) {
 	ls.dials[l.known] <- struct{}{}
@@ -336,7 +325,7 @@ func (ls *links) count(l *link, err error) error {
 	case ls.all[l.digest] != l: // it was dropped meanwhile
 		return errStopping
 	case ls.connected >= ls.g.opts.MaxTokens && !ls.evict():
-		return refused(toolmesh.CodeBusy, "%d tokens are in use at once, and the gateway takes no more", ls.g.opts.MaxTokens).WithDetail("retry_after_ms", int64(1000))
+		return busy("%d tokens are in use at once, and the gateway takes no more", ls.g.opts.MaxTokens)
 	}
 	l.connected = true
 	ls.connected++

@@ -98,7 +98,7 @@ func (g *Gateway) answerMCP(w http.ResponseWriter, r *http.Request) error {
 	key.session = c.Session()
 	m, session := &l.mcp, r.Header.Get("Mcp-Session-Id")
 	if r.Method != http.MethodDelete {
-		done, err := l.stream()
+		done, err := take(1, l.streams)
 		if err != nil {
 			return err
 		}
@@ -229,7 +229,7 @@ func (m *mcpLink) enter(opts *Options, key viewKey, c *client.Client, opens bool
 		m.begin(opts)
 	}
 	if opens && m.opening+m.open() >= maxSessions {
-		return nil, refused(toolmesh.CodeBusy, "the token has %d sessions of MCP, and may open no more: end one with DELETE, or speak the revision %s, which has none", maxSessions, modern).WithDetail("retry_after_ms", int64(1000))
+		return nil, busy("the token has %d sessions of MCP, and may open no more: end one with DELETE, or speak the revision %s, which has none", maxSessions, modern)
 	}
 	v := m.views[key]
 	if v == nil {
@@ -242,7 +242,7 @@ func (m *mcpLink) enter(opts *Options, key viewKey, c *client.Client, opens bool
 			}
 		}
 		if len(m.views) >= maxViews {
-			return nil, refused(toolmesh.CodeBusy, "clients of the token use %d views, and may use no more at once", maxViews).WithDetail("retry_after_ms", int64(1000))
+			return nil, busy("clients of the token use %d views, and may use no more at once", maxViews)
 		}
 		v = newView(key, c, m)
 		m.views[key] = v

@@ -25,29 +25,22 @@ const dialect = "https://json-schema.org/draft/2020-12/schema"
 
 // openAPI answers GET /openapi.json: one operation for each tool that is served, with its schemas.
 func (q *request) openAPI() error {
-	select {
-	case q.g.documents <- struct{}{}:
-		defer func() { <-q.g.documents }()
-	default:
-		return refused(toolmesh.CodeBusy, "the gateway writes %d OpenAPI documents already", documentsAtOnce).WithDetail("retry_after_ms", int64(1000))
+	release, err := take(1, q.g.documents)
+	if err != nil {
+		return err
 	}
+	defer release()
 	globs, err := subjects.ParseGlobs(q.r.URL.Query().Get("tools"))
 	if err != nil {
 		return refused(toolmesh.CodeInvalidRequest, "tools: %w", err)
 	}
-	var served []registry.ListedTool
-	for after := subjects.ToolID(""); ; {
-		page, next, err := listSome(q.ctx, q.c, after, pageMost, func(t *registry.ListedTool) bool {
-			return t.State == registry.ToolServing && globs.Match(t.ID) && q.l.may(t.ID)
-		})
-		if err != nil {
-			return err
-		}
-		served = append(served, page...)
-		if after = next; after == "" {
-			break
-		}
+	served, err := q.c.List(q.ctx)
+	if err != nil {
+		return err
 	}
+	served = slices.DeleteFunc(served, func(t registry.ListedTool) bool {
+		return t.State != registry.ToolServing || !globs.Match(t.ID) || !q.l.may(t.ID)
+	})
 	if served, err = q.mine(served); err != nil {
 		return err
 	}

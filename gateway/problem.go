@@ -100,6 +100,11 @@ func fail(w http.ResponseWriter, err error, rpc subjects.RPCID) {
 	writeProblem(w, problemOf(err, rpc))
 }
 
+// busy refuses what may be tried again in a second.
+func busy(format string, args ...any) *toolmesh.Error {
+	return refused(toolmesh.CodeBusy, format, args...).WithDetail("retry_after_ms", int64(1000))
+}
+
 func refused(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
 	return toolmesh.Errorf(code, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }

@@ -99,17 +99,11 @@ type heldReader struct {
 // Read implements [io.Reader].
 func (h heldReader) Read(p []byte) (int, error) {
 	n, err := h.from.Read(p)
-	switch size := int64(n); {
-	case !h.q.l.bodies.TryAcquire(size):
+	if _, full := take(int64(n), h.q.l.bodies, h.q.g.bodies); full != nil {
 		h.q.w.Header().Set("Connection", "close") // or the server would read the rest before it answers
-		return 0, refused(toolmesh.CodeBusy, "the bodies of the token's requests have %d bytes, and may have no more at once", bodiesOfToken*h.q.g.opts.MaxBody).WithDetail("retry_after_ms", int64(1000))
-	case !h.q.g.bodies.TryAcquire(size):
-		h.q.l.bodies.Release(size)
-		h.q.w.Header().Set("Connection", "close")
-		return 0, refused(toolmesh.CodeBusy, "the bodies of all requests have %d bytes, and may have no more at once", bodiesOfAll*h.q.g.opts.MaxBody).WithDetail("retry_after_ms", int64(1000))
-	default:
-		h.q.held += size
+		return 0, full
 	}
+	h.q.held += int64(n)
 	return n, err
 }
 

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -49,12 +48,10 @@ type Server struct {
 
 // Listen begins to serve a gateway, which it closes when it stops.
 func Listen(ctx context.Context, g *Gateway, o ListenOptions) (*Server, error) {
-	host, _, err := net.SplitHostPort(o.Address)
-	if err != nil {
+	if _, _, err := net.SplitHostPort(o.Address); err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q is no address: write HOST:PORT", o.Address)
 	}
-	ip, err := netip.ParseAddr(host)
-	if loopback := host == "localhost" || err == nil && ip.Unmap().IsLoopback(); !loopback && !o.Insecure && o.CertFile == "" {
+	if !namesLoopback(o.Address) && !o.Insecure && o.CertFile == "" {
 		return nil, ErrInsecure
 	}
 	s := &Server{g: g, scheme: "http://"}

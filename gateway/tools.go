@@ -153,13 +153,6 @@ func (q *request) page(query url.Values, limit int, serving bool) (page []regist
 	return page, "", nil
 }
 
-// listPage is [listSome] of an index, or of all, and of tools that are served, or of all.
-func listPage(ctx context.Context, c *client.Client, after subjects.ToolID, limit int, index subjects.IndexName, serving bool) ([]registry.ListedTool, subjects.ToolID, error) {
-	return listSome(ctx, c, after, limit, func(t *registry.ListedTool) bool {
-		return (index == "" || t.Index == index) && (!serving || t.State == registry.ToolServing)
-	})
-}
-
 // listSome returns tools behind the cursor, in the order of their ids, and the next cursor.
 func listSome(ctx context.Context, c *client.Client, after subjects.ToolID, limit int, keep func(*registry.ListedTool) bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
 	for {
@@ -229,6 +222,13 @@ func described(ctx context.Context, c *client.Client, page []registry.ListedTool
 		})
 	}
 	return out, ask.Wait()
+}
+
+// describe returns what is known of one tool.
+func describe(ctx context.Context, c *client.Client, id subjects.ToolID) (*tool.Descriptor, error) {
+	var answer registry.DescribeAnswer
+	err := c.Ask(ctx, registry.VerbDescribe, registry.Request{Tool: string(id)}, &answer)
+	return answer.Descriptor, err
 }
 
 // showTool answers GET /v1/tools/{id}.

@@ -1,0 +1,33 @@
+package gateway
+
+import (
+	"fmt"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// room bounds how much of one kind is in use at once, by a token or by all.
+type room struct {
+	*semaphore.Weighted
+	full string // the detail of the error when no more is left
+}
+
+func newRoom(size int64, full string) room {
+	return room{semaphore.NewWeighted(size), fmt.Sprintf(full, size)}
+}
+
+// take takes n of each room; give them back with the function. The error is busy.
+func take(n int64, rooms ...room) (func(), error) {
+	release := func(taken []room) {
+		for _, r := range taken {
+			r.Release(n)
+		}
+	}
+	for i, r := range rooms {
+		if !r.TryAcquire(n) {
+			release(rooms[:i])
+			return nil, busy("%s", r.full)
+		}
+	}
+	return func() { release(rooms) }, nil
+}
