@@ -42,7 +42,7 @@ func TestMCPConfig(t *testing.T) {
 			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(path, []byte(c.before), 0o600); err != nil {
+			if err := os.WriteFile(path, []byte(c.before), 0o640); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -80,7 +80,7 @@ func TestMCPConfig(t *testing.T) {
 			t.Errorf("%s: the backup has %q, %v", client, backup, err)
 		}
 		for _, one := range []string{path, path + ".bak"} {
-			if about, err := os.Stat(one); c.before != "" && (err != nil || about.Mode().Perm() != 0o600) {
+			if about, err := os.Stat(one); c.before != "" && (err != nil || about.Mode().Perm() != 0o640) {
 				t.Errorf("%s: mode of %s: %v, %v", client, one, about, err)
 			}
 		}
