@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -57,43 +58,29 @@ and --json, print a line for each call as it ends.`,
 					ok = json.Unmarshal(data, &e) == nil && globs.Match(e.Tool) && !e.Time.Before(after)
 					return e, ok
 				}
-				live := make(chan *nats.Msg, 1024)
-				if follow { // before what is stored is read, so that nothing is between
-					sub, err := l.nc.ChanSubscribe(subject, live)
-					if err != nil {
-						return fmt.Errorf("follow the calls: %w", err)
+				if !follow {
+					calls, err := endedCalls(ctx, l, subject, wanted)
+					if err == nil {
+						printAll(a, "calls", calls, "no call that was asked for has ended", auditColumns, auditRow)
 					}
-					defer func() { _ = sub.Unsubscribe() }()
+					return err
 				}
-				calls, seen := []codec.CallEvent{}, make(map[codec.CallEvent]bool)
-				for m, err := range store.Of(l.bus).Read(ctx, store.Query{Stream: subjects.StreamAudit, Subject: subject}) {
-					if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, nats.ErrNoResponders) {
-						return toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or its agents, with --audit (MESH_AUDIT)").
-							WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-					}
-					if err != nil {
-						return err
-					}
-					if e, ok := wanted(m.Data); ok {
-						calls = append(calls, e)
-					}
+				live := make(chan *nats.Msg, 1024) // before what is stored is read, so that nothing is between
+				sub, err := l.nc.ChanSubscribe(subject, live)
+				if err != nil {
+					return fmt.Errorf("follow the calls: %w", err)
 				}
-				for _, e := range calls[max(0, len(calls)-cap(live)):] {
-					seen[e] = true
+				defer func() { _ = sub.Unsubscribe() }()
+				calls, err := endedCalls(ctx, l, subject, wanted)
+				if err != nil {
+					return err
 				}
-				switch {
-				case !follow && a.json:
-					a.printJSON(map[string]any{"calls": calls})
-					return nil
-				case !follow && len(calls) == 0:
-					fmt.Fprintln(a.err, "no call that was asked for has ended")
-					return nil
-				case !follow:
-					a.table(auditColumns, auditRows(calls))
-					return nil
-				}
-				for _, e := range calls {
+				seen := make(map[codec.CallEvent]bool)
+				for i, e := range calls {
 					a.printEnded(e)
+					if i >= len(calls)-cap(live) {
+						seen[e] = true
+					}
 				}
 				for {
 					select {
@@ -115,30 +102,37 @@ and --json, print a line for each call as it ends.`,
 	return cmd
 }
 
-var auditColumns = []string{"TIME", "SESSION", "KEY", "TOOL", "NODE", "OUTCOME", "MS", "RPC"}
-
-func auditRows(calls []codec.CallEvent) [][]string {
-	rows := make([][]string, len(calls))
-	for i, e := range calls {
-		rows[i] = []string{
-			e.Time.Local().Format(time.DateTime), string(e.Session), cmp.Or(e.Key, "-"), string(e.Tool), string(e.Node),
-			cmp.Or(string(e.Code), e.Status), strconv.FormatFloat(e.DurationMS, 'f', 1, 64), string(e.RPCID),
+// endedCalls reads the calls that the mesh keeps of a subject, the oldest first.
+func endedCalls(ctx context.Context, l *link, subject string, wanted func([]byte) (codec.CallEvent, bool)) (calls []codec.CallEvent, err error) {
+	for m, err := range store.Of(l.bus).Read(ctx, store.Query{Stream: subjects.StreamAudit, Subject: subject}) {
+		if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, nats.ErrNoResponders) {
+			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or its agents, with --audit (MESH_AUDIT)").
+				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if e, ok := wanted(m.Data); ok {
+			calls = append(calls, e)
 		}
 	}
-	return rows
+	return calls, nil
+}
+
+var auditColumns = []string{"TIME", "SESSION", "KEY", "TOOL", "NODE", "OUTCOME", "MS", "RPC"}
+
+func auditRow(e codec.CallEvent) []string {
+	return []string{
+		e.Time.Local().Format(time.DateTime), string(e.Session), cmp.Or(e.Key, "-"), string(e.Tool), string(e.Node),
+		cmp.Or(string(e.Code), e.Status), strconv.FormatFloat(e.DurationMS, 'f', 1, 64), string(e.RPCID),
+	}
 }
 
 // printEnded prints a call on a line of its own.
 func (a *app) printEnded(e codec.CallEvent) {
 	if a.json {
 		a.printJSON(e)
-		return
+	} else {
+		fmt.Fprintln(a.out, strings.Join(auditRow(e), "  "))
 	}
-	for i, text := range auditRows([]codec.CallEvent{e})[0] {
-		if i > 0 {
-			fmt.Fprint(a.out, "  ")
-		}
-		fmt.Fprint(a.out, text)
-	}
-	fmt.Fprintln(a.out)
 }

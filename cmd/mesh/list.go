@@ -39,8 +39,7 @@ func (a *app) lsCommand() *cobra.Command {
 					}
 				}
 				if a.json {
-					a.printJSON(map[string]any{"tools": kept})
-					return nil
+					unserved = nil
 				}
 				if len(kept) > 0 || len(unserved) == 0 {
 					a.printTools(kept, l)
@@ -73,12 +72,8 @@ func (a *app) known(ctx context.Context, l *link, tools []registry.ListedTool) [
 }
 
 func (a *app) printTools(tools []registry.ListedTool, l *link) {
-	if len(tools) == 0 {
-		fmt.Fprintf(a.err, "no tools in session %s; install some with mesh install ./dir or owner/repo\n", l.session)
-		return
-	}
-	rows := make([][]string, len(tools))
-	for i, t := range tools {
+	none := fmt.Sprintf("no tools in session %s; install some with mesh install ./dir or owner/repo", l.session)
+	printAll(a, "tools", tools, none, []string{"TOOL", "KIND", "NODES", "DESCRIPTION"}, func(t registry.ListedTool) []string {
 		kind, text := "call", firstLine(t.Description)
 		if t.Streaming {
 			kind = "stream"
@@ -88,7 +83,6 @@ func (a *app) printTools(tools []registry.ListedTool, l *link) {
 		} else if t.Reason != "" {
 			text = firstLine(t.Reason)
 		}
-		rows[i] = []string{string(t.ID), kind, strconv.Itoa(len(t.Nodes)), text}
-	}
-	a.table([]string{"TOOL", "KIND", "NODES", "DESCRIPTION"}, rows)
+		return []string{string(t.ID), kind, strconv.Itoa(len(t.Nodes)), text}
+	})
 }

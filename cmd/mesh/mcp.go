@@ -15,48 +15,45 @@ import (
 	"github.com/toolmesh/toolmesh/gateway"
 )
 
-// mcpView is which tools a client of mesh mcp sees.
+// mcpView is which tools a client of mesh mcp sees: flags, each with its word in the query of the
+// gateway's /mcp.
 type mcpView struct {
 	tools    string
-	readOnly bool
-	noPrefix bool
-	search   bool
+	switches []*mcpSwitch
+}
+
+type mcpSwitch struct {
+	flag, key, value, help string
+	set                    bool
 }
 
 func (v *mcpView) bind(cmd *cobra.Command) {
+	v.switches = []*mcpSwitch{
+		{flag: "read-only", key: "read_only", value: "1", help: "only tools that declare read_only"},
+		{flag: "no-prefix", key: "prefix", value: "off", help: "call tools by their functions' names; where two would meet, both keep theirs"},
+		{flag: "search", key: "search", value: "1", help: "find_tools and call_tool in place of the tools: for meshes of many tools"},
+	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&v.tools, "tools", "", "only tools whose ids match one of `GLOB,...`: * stands for any text without a dot, ** for any")
-	flags.BoolVar(&v.readOnly, "read-only", false, "only tools that declare read_only")
-	flags.BoolVar(&v.noPrefix, "no-prefix", false, "call tools by their functions' names; where two would meet, both keep theirs")
-	flags.BoolVar(&v.search, "search", false, "find_tools and call_tool in place of the tools: for meshes of many tools")
+	for _, s := range v.switches {
+		flags.BoolVar(&s.set, s.flag, false, s.help)
+	}
 }
 
-// args are the flags as a client has to give them.
-func (v *mcpView) args() []string {
-	args := []string{"mcp"}
+// asked returns the flags as a client has to give them, and the query.
+func (v *mcpView) asked() (args []string, query url.Values) {
+	args, query = []string{"mcp"}, url.Values{"tools": {v.tools}}
 	if v.tools != "" {
 		args = append(args, "--tools="+v.tools)
 	}
-	for _, flag := range []struct {
-		name string
-		set  bool
-	}{{"--read-only", v.readOnly}, {"--no-prefix", v.noPrefix}, {"--search", v.search}} {
-		if flag.set {
-			args = append(args, flag.name)
+	for _, s := range v.switches {
+		if s.set {
+			args = append(args, "--"+s.flag)
+			query.Set(s.key, s.value)
 		}
 	}
-	return args
-}
-
-func (v *mcpView) query() url.Values {
-	q := url.Values{"tools": {v.tools}}
-	for name, value := range map[string]string{"read_only": "1", "prefix": "off", "search": "1"} {
-		if map[string]bool{"read_only": v.readOnly, "prefix": v.noPrefix, "search": v.search}[name] {
-			q.Set(name, value)
-		}
-	}
-	return q
+	return args, query
 }
 
 func (a *app) mcpCommand() *cobra.Command {
@@ -81,7 +78,8 @@ func (a *app) mcp(ctx context.Context, view *mcpView) error {
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelWarn)
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 		o := &gateway.Options{Version: process.ThisBuild(version, commit).Version, Logger: a.log, MCPResultMax: int(a.set.MCPResultMax)}
-		return gateway.Pipe(ctx, l.client, view.query(), o, a.stdin(ctx), a.frames)
+		_, query := view.asked()
+		return gateway.Pipe(ctx, l.client, query, o, a.stdin(ctx), a.frames)
 	})
 }
 
@@ -102,7 +100,7 @@ rest of the file stays as it is, comments too, and FILE.bak has what was there b
 			if err != nil {
 				return usage(nil, "the path of this program is unknown: %s", err.Error())
 			}
-			given := view.args()
+			given, _ := view.asked()
 			if a.serverFlag {
 				given = append(given, "--server="+a.set.NATSURL)
 			}

@@ -79,8 +79,10 @@ func TestMCPConfig(t *testing.T) {
 		if backup, err := os.ReadFile(path + ".bak"); c.before != "" && string(backup) != c.before {
 			t.Errorf("%s: the backup has %q, %v", client, backup, err)
 		}
-		if about, err := os.Stat(path); c.before != "" && (err != nil || about.Mode().Perm() != 0o640) {
-			t.Errorf("%s: mode %v, %v", client, about.Mode(), err)
+		for _, one := range []string{path, path + ".bak"} {
+			if about, err := os.Stat(one); c.before != "" && (err != nil || about.Mode().Perm() != 0o640) {
+				t.Errorf("%s: mode of %s: %v, %v", client, one, about, err)
+			}
 		}
 		if status, _, says := mesh("--write"); status != 0 || strings.Contains(says, "+ ") {
 			t.Errorf("%s: once more: %d %s", client, status, says)

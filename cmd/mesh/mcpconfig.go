@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+	"syscall"
 
 	"github.com/BurntSushi/toml"
 	"github.com/tailscale/hujson"
@@ -131,10 +132,17 @@ func (a *app) writeEntry(ctx context.Context, e *mcpEntry, yes bool) error {
 	if err == nil && !there.Mode().IsRegular() {
 		return usage(nil, "%s is a link or no plain file: put the entry into it yourself, as mesh mcp config prints it", e.file)
 	}
-	var before []byte
-	if err == nil {
-		before, err = os.ReadFile(e.file)
+	for dir := e.file; err != nil && errors.Is(err, os.ErrNotExist) && dir != filepath.Dir(dir); {
+		dir = filepath.Dir(dir)
+		there, err = os.Stat(dir)
 	}
+	if err != nil {
+		return usage(nil, "find the client's settings: %s", err.Error())
+	}
+	if owner, ok := there.Sys().(*syscall.Stat_t); ok && int(owner.Uid) != os.Geteuid() {
+		return usage(nil, "%s belongs to another user, who could not change what this one writes: run the command as that user", e.file)
+	}
+	before, err := os.ReadFile(e.file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return usage(nil, "read the client's settings: %s", err.Error())
 	}
@@ -150,16 +158,14 @@ func (a *app) writeEntry(ctx context.Context, e *mcpEntry, yes bool) error {
 	if !yes && !(a.term.in && a.confirm(ctx, "Write it?")) {
 		return usage(nil, "nothing was written: agree on a terminal, or give --yes")
 	}
-	if err := os.MkdirAll(filepath.Dir(e.file), 0o755); err != nil {
-		return cannotWrite(err)
+	err = os.MkdirAll(filepath.Dir(e.file), 0o700)
+	if err == nil && before != nil { // a new file, which nobody reads who may not read the settings
+		if err = os.Remove(e.file + ".bak"); err == nil || errors.Is(err, os.ErrNotExist) {
+			err = os.WriteFile(e.file+".bak", before, there.Mode().Perm())
+		}
 	}
-	if before != nil {
-		if err := replace(e.file+".bak", func(w io.Writer) error { _, err := w.Write(before); return err }); err != nil {
-			return err
-		}
-		if err := os.Chmod(e.file+".bak", there.Mode().Perm()); err != nil {
-			return cannotWrite(err)
-		}
+	if err != nil {
+		return cannotWrite(err)
 	}
 	if err := replace(e.file, func(w io.Writer) error { _, err := w.Write(after); return err }); err != nil {
 		return err

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -66,20 +65,8 @@ func (n noun[T]) ls(use, short string) *cobra.Command {
 		Use: use, Short: short, Args: nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error {
 			return n.with(ctx, func(all []T) error {
-				switch {
-				case n.a.json:
-					n.a.printJSON(map[string]any{n.plural: all})
-					return nil
-				case len(all) == 0 && n.none != "":
-					fmt.Fprintln(n.a.err, n.none)
-					return nil
-				}
-				rows := make([][]string, len(all))
-				for i, x := range all {
-					rows[i] = n.row(x)
-				}
-				n.a.table(n.columns, rows)
-				if n.note != nil {
+				printAll(n.a, n.plural, all, n.none, n.columns, n.row)
+				if n.note != nil && !n.a.json {
 					for _, x := range all {
 						n.note(x)
 					}

@@ -128,6 +128,23 @@ func (a *app) table(head []string, rows [][]string) {
 	}
 }
 
+// printAll prints a list: JSON under its key, a table for a person, and none, if it says
+// something, of an empty one.
+func printAll[T any](a *app, key string, all []T, none string, columns []string, row func(T) []string) {
+	switch {
+	case a.json:
+		a.printJSON(map[string]any{key: append([]T{}, all...)})
+	case len(all) == 0 && none != "":
+		fmt.Fprintln(a.err, none)
+	default:
+		rows := make([][]string, len(all))
+		for i, x := range all {
+			rows[i] = row(x)
+		}
+		a.table(columns, rows)
+	}
+}
+
 // facts writes names and values, in turn, in two columns.
 func (a *app) facts(facts ...string) { writeFacts(a.out, facts) }
 

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh/registry"
 )
 
 func (a *app) searchCommand() *cobra.Command {
@@ -27,19 +29,10 @@ func (a *app) searchCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if a.json {
-					a.printJSON(map[string]any{"tools": found})
-					return nil
-				}
-				if len(found) == 0 {
-					fmt.Fprintf(a.err, "no tool that is served in session %s fits these words; mesh ls lists them all\n", l.session)
-					return nil
-				}
-				rows := make([][]string, len(found))
-				for i, t := range found {
-					rows[i] = []string{string(t.ID), strconv.FormatFloat(t.Score, 'f', 1, 64), firstLine(t.Description)}
-				}
-				a.table([]string{"TOOL", "SCORE", "DESCRIPTION"}, rows)
+				none := fmt.Sprintf("no tool that is served in session %s fits these words; mesh ls lists them all", l.session)
+				printAll(a, "tools", found, none, []string{"TOOL", "SCORE", "DESCRIPTION"}, func(t registry.FoundTool) []string {
+					return []string{string(t.ID), strconv.FormatFloat(t.Score, 'f', 1, 64), firstLine(t.Description)}
+				})
 				return nil
 			})
 		}),

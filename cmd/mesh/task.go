@@ -217,21 +217,12 @@ func (a *app) taskList() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				switch {
-				case a.json:
-					a.printJSON(map[string]any{"tasks": append([]client.TaskInfo{}, all...)})
-					return nil
-				case len(all) == 0:
-					fmt.Fprintf(a.err, "session %s has no tasks\n", l.session)
-					return nil
-				}
-				rows := make([][]string, len(all))
-				for i, t := range all {
-					rows[i] = []string{
+				columns := []string{"TASK", "TOOL", "STATE", "ATTEMPTS", "PROGRESS", "TIME", "ERROR"}
+				printAll(a, "tasks", all, fmt.Sprintf("session %s has no tasks", l.session), columns, func(t client.TaskInfo) []string {
+					return []string{
 						string(t.ID), string(t.Tool), string(t.State), strconv.Itoa(t.Attempts) + "/" + strconv.Itoa(t.MaxAttempts), progressText(t.Progress), timeText(&t), errorText(t.Error),
 					}
-				}
-				a.table([]string{"TASK", "TOOL", "STATE", "ATTEMPTS", "PROGRESS", "TIME", "ERROR"}, rows)
+				})
 				return nil
 			})
 		}),

@@ -51,6 +51,8 @@ type Readers struct {
 	next     atomic.Int64                   // when progress may be sent at once again, as [bus.Mono]
 	due      atomic.Bool                    // progress is about to be sent
 	wanted   atomic.Bool                    // a caller asked for progress at once
+	later    atomic.Pointer[time.Timer]     // sends progress that came too early
+	closed   atomic.Bool                    // the call is over
 
 	mu      sync.Mutex    // guards what follows, and what its readers say it does; see doc.go for the order of locks
 	joined  []*Reader     // repetitions, the newest last
@@ -81,9 +83,9 @@ type Reader struct {
 	// Local takes the answer of a call that no message has brought; nil for all others.
 	Local func(admit.Record)
 
-	answered  atomic.Bool  // it has its one answer, or it is being sent
-	keepalive atomic.Int64 // when the last one was sent, as [bus.Mono]
-	probe     bus.Probe
+	answered atomic.Bool  // it has its one answer, or it is being sent
+	sent     atomic.Int64 // when the last keepalive was sent, as [bus.Mono]
+	probe    bus.Probe
 
 	settleMu sync.Mutex // taken after Readers.mu
 	settled  bool       // what it repeats has ended
@@ -275,59 +277,62 @@ func (r *Readers) Report(p *codec.Progress) {
 		r.tellProgress()
 		return
 	}
-	time.AfterFunc(wait, r.tellProgress)
+	r.later.Store(time.AfterFunc(wait, r.tellProgress))
 }
 
 // tellProgress sends the latest progress to the callers that asked to hear of it at once.
 func (r *Readers) tellProgress() {
+	if r.closed.Load() {
+		return
+	}
 	r.next.Store(bus.Mono(time.Now()) + int64(progressEvery))
 	r.due.Store(false) // what is reported from here on is sent later
-	high := int64(-1)
-	if s := r.stream.Load(); s != nil {
-		high = s.writer.High()
+	all, high := r.waiting()
+	for _, j := range all {
+		if j.wantsProgress() {
+			r.keepalive(j, high, "")
+		}
 	}
-	for _, j := range r.wantingProgress() {
-		r.node.Replies.Send(&nats.Msg{Subject: j.Reply, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, r.progress.Load()))})
-	}
-}
-
-// wantingProgress returns the callers that asked for progress at once and have no answer yet.
-func (r *Readers) wantingProgress() []*Reader {
-	var all []*Reader
-	if r.stream.Load() != nil || !r.first.answered.Load() {
-		all = append(all, r.first)
-	}
-	return slices.DeleteFunc(r.others(all), func(j *Reader) bool { return !j.wantsProgress() })
 }
 
 // KeepAlive tells the callers that asked for it, once a second, that the call runs, and
 // how far it is: all that have yet to get some of their answer.
 func (r *Readers) KeepAlive(now time.Time) {
+	unary := r.stream.Load() == nil
+	all, high := r.waiting()
+	if unary && len(all) > 0 && !r.Relayed.Load() && deserted(all, func(p *bus.Probe) bool { return p.Gone(callerGone) }) {
+		r.call.End(errGone)
+	}
+	for _, j := range all {
+		last := j.sent.Load()
+		if j.Local != nil || !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || last != 0 && bus.Mono(now)-last < int64(keepaliveEvery*7/8) {
+			continue
+		}
+		j.sent.Store(bus.Mono(now))
+		probe := ""
+		if unary {
+			probe = j.probe.Next(r.node.Store)
+		}
+		r.keepalive(j, high, probe)
+	}
+}
+
+// keepalive tells a caller that the call runs, how many items are stored, and how far it is.
+func (r *Readers) keepalive(j *Reader, high int64, probe string) {
+	r.node.Replies.Send(&nats.Msg{Subject: j.Reply, Reply: probe, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, r.progress.Load()))})
+}
+
+// waiting returns the callers that have yet to get some of their answer, and the last stored
+// item of a stream, -1 for a unary call.
+func (r *Readers) waiting() (all []*Reader, high int64) {
 	s, high := r.stream.Load(), int64(-1)
 	if s != nil {
 		high = s.writer.High()
 	}
-	var all []*Reader
 	if s != nil || !r.first.answered.Load() {
 		all = append(all, r.first)
 	}
-	all = r.others(all)
-	progress := r.progress.Load()
-	if s == nil && len(all) > 0 && !r.Relayed.Load() && deserted(all, func(p *bus.Probe) bool { return p.Gone(callerGone) }) {
-		r.call.End(errGone)
-	}
-	for _, j := range all {
-		last := j.keepalive.Load()
-		if j.Local != nil || !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || last != 0 && bus.Mono(now)-last < int64(keepaliveEvery*7/8) {
-			continue
-		}
-		j.keepalive.Store(bus.Mono(now))
-		probe := ""
-		if s == nil {
-			probe = j.probe.Next(r.node.Store)
-		}
-		r.node.Replies.Send(&nats.Msg{Subject: j.Reply, Reply: probe, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
-	}
+	return r.others(all), high
 }
 
 // others appends the repetitions to which keepalives go: not those that hear the first
@@ -360,7 +365,13 @@ func deserted(all []*Reader, gone func(*bus.Probe) bool) bool {
 }
 
 // Close ends the looking after a call that is over.
-func (r *Readers) Close() { r.first.probe.Close() }
+func (r *Readers) Close() {
+	r.first.probe.Close()
+	r.closed.Store(true)
+	if later := r.later.Load(); later != nil {
+		later.Stop()
+	}
+}
 
 // wake has repetitions look for more; r.mu is held.
 func (r *Readers) wake() {

@@ -278,4 +278,12 @@ func TestProgressGoesToARepetition(t *testing.T) {
 	if len(f.sent) != 1 || f.sent[0].Subject != "_INBOX.b" {
 		t.Errorf("progress went to %v", f.sent)
 	}
+	r.Report(&codec.Progress{Text: "three"}) // too early: it waits
+	r.Close()
+	if later := r.later.Load(); later == nil || later.Stop() {
+		t.Error("progress that waited is sent behind the end of its call")
+	}
+	if r.tellProgress(); len(f.sent) != 1 {
+		t.Errorf("a call that is over told progress: %v", f.sent)
+	}
 }
