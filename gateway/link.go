@@ -52,6 +52,7 @@ type link struct {
 	known   bool               // KeyOf knows the key, or there is no token
 	key     registry.Key       // what the token is narrowed to; zero where nothing is known of it
 	made    chan struct{}      // closed when the rest is set, or err
+	admin   bool               // the token is an administrator's
 	session subjects.SessionID
 	err     error
 	bus     *bus.Bus
@@ -374,20 +375,17 @@ func (l *link) connect() (*nats.Conn, subjects.SessionID, error) {
 		candidates = []candidate{{subjects.DefaultSession, subjects.InboxAdmin}, {subjects.DefaultSession, subjects.SharedInbox}}
 	}
 	if named != "" {
-		inbox, err := subjects.InboxPrefix(named)
-		if l.known {
-			inbox, err = subjects.KeyedInbox(named, access.Digest(l.public)) // audits say whose calls they are
-		}
-		if err == nil {
+		if inbox, err := subjects.InboxPrefix(named); err == nil {
 			candidates = append(candidates, candidate{named, inbox})
 		}
 	}
 	for _, c := range candidates {
-		nc, err := l.dial(c.inbox)
+		nc, err := l.dial(subjects.KeyedInbox(c.inbox, access.Digest(l.public))) // audits say whose calls they are
 		if err != nil {
 			return nil, "", err
 		}
 		if bus.MayHear(nc, nc.NewInbox()) {
+			l.admin = c.inbox == subjects.InboxAdmin
 			return nc, c.session, nil
 		}
 		nc.Close()
