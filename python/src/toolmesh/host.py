@@ -650,13 +650,8 @@ def _failed(key: bytes, error: bytes) -> bytes:
 
 def _bound(tool: Any, frame: Frame, body: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments as the function takes them; raises Mismatch."""
-    extra = frame.get("args") or []
-    if tool.described.exact:
-        try:
-            return tool.bind(values.decode_exact(body).get("kwargs") or {}, extra)  # type: ignore[no-any-return]
-        finally:
-            values.forget()
-    return tool.bind(frame.get("kwargs") or {}, extra)  # type: ignore[no-any-return]
+    given = tool.decode(body).get("kwargs") if tool.described.exact else frame.get("kwargs")
+    return tool.bind(given or {}, frame.get("args") or [])  # type: ignore[no-any-return]
 
 
 def _unbound(failure: BaseException, offered: _Offered) -> bytes:

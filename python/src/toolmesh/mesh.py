@@ -92,18 +92,14 @@ def batch(
     calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
 ) -> list[Any]:
     """Makes several calls at once and returns their results in the order of the calls; see Mesh.batch."""
-    return _here().batch(calls, timeout=timeout, return_exceptions=return_exceptions, **_said(parallel))
+    return _here().batch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
 
 
 async def abatch(
     calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
 ) -> list[Any]:
     """As batch, for coroutines."""
-    return await _here().abatch(calls, timeout=timeout, return_exceptions=return_exceptions, **_said(parallel))
-
-
-def _said(parallel: bool) -> dict[str, Any]:
-    return {"parallel": True} if parallel else {}  # which an older agent's worker does not know
+    return await _here().abatch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
 
 
 def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.Task:

@@ -337,7 +337,7 @@ def _given(path: str, access: str, user: Sequence[int]) -> _Tree:
     wanted = _ATTR_NOSUID | _ATTR_NODEV | (0 if write else _ATTR_READ_ONLY)
     if found.st_uid != uid:
         mapping = _mapping(found.st_uid, found.st_gid, uid, gid)
-        mapped = _set_attributes(fd, wanted | _ATTR_IDMAP, mapping)
+        mapped = _attributes(fd, "", wanted | _ATTR_IDMAP, 0, _AT_EMPTY | _AT_RECURSIVE, mapping)
         why = _error()
         os.close(mapping)
         if mapped:
@@ -348,15 +348,16 @@ def _given(path: str, access: str, user: Sequence[int]) -> _Tree:
                 f"{path} is another user's, and its file system cannot show it as anybody else's ({why}): "
                 f"chown it to {uid}, or have tools run as its owner (MESH_WORKER_USER)"
             )
-    if not _set_attributes(fd, wanted, 0):
+    if not _attributes(fd, "", wanted, 0, _AT_EMPTY | _AT_RECURSIVE):
         raise Refused(f"{path} cannot be given: {_error()}")
     return _Tree(path, write, fd, True)
 
 
-def _set_attributes(fd: int, wanted: int, mapping: int) -> bool:
-    attributes = _packed(wanted, 0, 0, mapping)
-    flags = ctypes.c_uint(_AT_EMPTY | _AT_RECURSIVE)
-    return _syscall(_MOUNT_SETATTR, ctypes.c_int(fd), b"", flags, attributes, ctypes.c_size_t(len(attributes))) == 0
+def _attributes(at: int, path: str, put: int, taken: int = 0, flags: int = _AT_RECURSIVE, mapping: int = 0) -> bool:
+    """Sets flags of a mount and of all below it: whether that could be done; needs Linux 5.12."""
+    attributes = _packed(put, taken, 0, mapping)
+    of = ctypes.c_int(at), os.fsencode(path), ctypes.c_uint(flags)
+    return _syscall(_MOUNT_SETATTR, *of, attributes, ctypes.c_size_t(len(attributes))) == 0
 
 
 def _mapping(owner: int, group: int, uid: int, gid: int) -> int:
@@ -409,7 +410,7 @@ def _system_read_only(notes: list[str]) -> None:
         return
     usual = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     points = [(f"/proc/{name}", usual, True) for name in _OF_PROC if os.geteuid() == 0]
-    below = _sys_read_only()
+    below = _attributes(_AT_CWD, "/sys", _ATTR_READ_ONLY)  # in one go instead of twelve
     for line in lines:
         before, _, after = line.partition(" - ")
         fields = before.split(" ")
@@ -428,28 +429,16 @@ def _system_read_only(notes: list[str]) -> None:
             notes.append(f"{point} can be written: {_error()}")
 
 
-def _sys_read_only() -> bool:
-    """/sys and all that is mounted below it, in one go instead of twelve; needs
-    Linux 5.12."""
-    return _attributes("/sys", _ATTR_READ_ONLY, 0, _AT_RECURSIVE)
-
-
-def _attributes(path: str, put: int, taken: int, flags: int) -> bool:
-    attributes, at = _packed(put, taken, 0, 0), ctypes.c_int(_AT_CWD)
-    size = ctypes.c_size_t(len(attributes))
-    return _syscall(_MOUNT_SETATTR, at, os.fsencode(path), ctypes.c_uint(flags), attributes, size) == 0
-
-
 def _only(writable: list[str]) -> bool:
     """Leaves nothing else that could be changed: Landlock does not know of modes, owners,
     times and attributes. Linux 5.12."""
     writable = [path for path in writable if os.path.isdir(path) and not os.statvfs(path).f_flag & os.ST_RDONLY]
     for path in writable:
         _must_mount(path, path, "", _MS_BIND | _MS_REC)
-    if not _attributes("/", _ATTR_READ_ONLY, 0, _AT_RECURSIVE):
+    if not _attributes(_AT_CWD, "/", _ATTR_READ_ONLY):
         return False
     for path in writable:
-        if not _attributes(path, 0, _ATTR_READ_ONLY, 0):
+        if not _attributes(_AT_CWD, path, 0, _ATTR_READ_ONLY, 0):
             raise Refused(f"{path} cannot be written: {_error()}")
     return True
 
