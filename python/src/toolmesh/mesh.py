@@ -4,10 +4,9 @@
 
     mesh.call("weather.forecast.today", {"city": "Oslo"})
 
-Inside a tool that an agent runs, calls go through the tool's own worker: in the
-session of its call, within its time. Elsewhere they go through a Mesh that is made
-when it is first needed. progress and secret do nothing, or read the environment,
-outside of a tool, so that its module runs in a plain test.
+Inside a tool that an agent runs, calls go through the tool's own worker: in the session of its call, within its time.
+Elsewhere they go through a Mesh that is made when it is first needed. progress and secret do nothing, or read the
+environment, outside of a tool, so that its module runs in a plain test.
 """
 
 from __future__ import annotations
@@ -136,9 +135,8 @@ def tool(function: None = None, /, **settings: Unpack[Options]) -> Callable[[F],
 
 
 def tool(function: Any = None, /, **settings: Unpack[Options]) -> Any:
-    """Makes a function a tool that serve serves, as a decorator with or without
-    arguments; see Host.tool. Inside a tool's worker it changes nothing: what an index
-    offers is said in its tools.toml."""
+    """Makes a function a tool that serve serves, as a decorator with or without arguments; see Host.tool. Inside a
+    tool's worker it changes nothing: what an index offers is said in its tools.toml."""
     if function is None:
         return functools.partial(tool, **settings)
     if in_tool():

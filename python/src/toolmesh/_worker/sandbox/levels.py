@@ -1,7 +1,7 @@
 """What the processes of an index may touch: the sandbox levels, from inside.
 
-The agent makes the namespaces; the rest is done here, by the zygote before it
-takes anything of the index, and inherited by everything it forks and starts:
+The agent makes the namespaces; the rest is done here, by the zygote before it takes anything of the index, and
+inherited by everything it forks and starts:
 
 none     nothing
 guard    no new privileges, few capabilities, no core files, an own /proc; of the
@@ -10,11 +10,10 @@ strict   no capabilities at all; the file system is read-only but for one folder
          system calls that reach into other processes or the kernel are refused
 offline  strict, in a network of its own that has nothing but its loopback
 
-Where the agent can make no namespaces, what needs none holds of guard and strict: of
-the agent's files, too (_around).
+Where the agent can make no namespaces, what needs none holds of guard and strict: of the agent's files, too (_around).
 
-Each worker adds a domain of its own: it can signal and inspect what it started,
-and nobody else. A level that cannot be had raises Refused: nothing runs then.
+Each worker adds a domain of its own: it can signal and inspect what it started, and nobody else. A level that cannot be
+had raises Refused: nothing runs then.
 """
 
 from __future__ import annotations
@@ -391,9 +390,8 @@ def _must_mount(source: str, target: str, kind: str, flags: int, data: str = "")
         raise Refused(f"{target} cannot be mounted: {_error()}")
 
 
-# Where root may change the system by writing to a file, whatever capabilities it
-# has given up: settings of the kernel, and what it tells of its devices. Control
-# groups bound the memory of workers, which a tool could raise.
+# Where root may change the system by writing to a file, whatever capabilities it has given up: settings of the kernel,
+# and what it tells of its devices. Control groups bound the memory of workers, which a tool could raise.
 _SYSTEM = (
     "cgroup", "cgroup2", "sysfs", "debugfs", "tracefs", "securityfs", "efivarfs", "configfs", "bpf", "binfmt_misc",
 )
@@ -401,8 +399,7 @@ _OF_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 
 
 def _system_read_only(notes: list[str]) -> None:
-    """What the agent's user may write of the system, a tool of the same user could
-    write too."""
+    """What the agent's user may write of the system, a tool of the same user could write too."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
@@ -458,16 +455,14 @@ def _loopback() -> None:
 
 # Privileges.
 
-# What guard leaves to a root user: to own, read and write files of any user, to
-# become another user, to bind low ports. Nothing that reaches the kernel, other
-# processes, devices or the network's set-up.
+# What guard leaves to a root user: to own, read and write files of any user, to become another user, to bind low ports.
+# Nothing that reaches the kernel, other processes, devices or the network's set-up.
 _KEPT = (0, 1, 3, 4, 5, 6, 7, 10)  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID NET_BIND_SERVICE
 _TO_BECOME = (6, 7)  # SETGID SETUID
 
 
 def become(user: Sequence[int]) -> None:
-    """From here on this process is that user (user id, group id) and has no
-    capabilities. Empty: it stays who it is."""
+    """From here on this process is that user (user id, group id) and has no capabilities. Empty: it stays who it is."""
     if not user:
         return
     uid, gid = user
@@ -574,9 +569,8 @@ def _handling(rights: int, scopes: int) -> tuple[int, int]:
 
 
 def _around(given: Sequence[tuple[str, str]]) -> None:
-    """Where nothing can be mounted: from here on of the agent's folder only what is given
-    can be read, and only what is given to write be changed. A rule
-    of Landlock gives rights and takes none away: so all that is beside the way to the
+    """Where nothing can be mounted: from here on of the agent's folder only what is given can be read, and only what is
+    given to write be changed. A rule of Landlock gives rights and takes none away: so all that is beside the way to the
     folder gets them, and what is made there later has none."""
     if not (shown := _shown()):
         return

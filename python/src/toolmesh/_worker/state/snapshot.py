@@ -1,11 +1,10 @@
-"""What calls of one worker share beyond the index's own modules, as it was before
-the first of them: what a call changed of it is put back when the call is over.
+"""What calls of one worker share beyond the index's own modules, as it was before the first of them: what a call
+changed of it is put back when the call is over.
 
-Between two calls same looks whether anything differs, in about a microsecond and
-after the answer is written; only then mend does the work. What can be seen in no
-such time (timers, handlers, the signal mask, the working folder) is noted by the
-functions that change it. Additions stay, such as folders in sys.path, modules and
-variables: libraries make them on first use, once.
+Between two calls same looks whether anything differs, in about a microsecond and after the answer is written; only then
+mend does the work. What can be seen in no such time (timers, handlers, the signal mask, the working folder) is noted by
+the functions that change it. Additions stay, such as folders in sys.path, modules and variables: libraries make them on
+first use, once.
 """
 
 from __future__ import annotations
@@ -198,8 +197,7 @@ class Snapshot:
         return bool(self._marks) or all(_file(fd) == file for fd, _, file in self._standard)
 
     def mend(self) -> bool:
-        """Puts back what is not as it was. False when that cannot be done: this
-        worker is fit for no other call."""
+        """Puts back what is not as it was. False when that cannot be done: this worker is fit for no other call."""
         try:
             if self._same():
                 if _assigned:
@@ -307,8 +305,7 @@ class Snapshot:
 
 def _mark(fds: list[int]) -> list[tuple[int, int]]:
     """Marks open files, which all their descriptors share, by the signal that each would send if it were asked to send
-    any: nothing else sets it, and a look at it takes a quarter of an fstat. None where the system has
-    no such thing."""
+    any: nothing else sets it, and a look at it takes a quarter of an fstat. None where the system has no such thing."""
     try:
         for fd in fds:
             _fcntl(fd, fcntl.F_SETSIG, signal.SIGRTMAX - fd)
