@@ -213,6 +213,14 @@ func WithTimeout(d time.Duration) CallOption {
 	return optionFunc(func(s *settings) { s.timeout = d })
 }
 
+// bound ends ctx a moment after the call's total time: the node's own word that the time is up comes first, if it comes.
+func (s *settings) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if s.timeout <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, s.timeout+time.Second)
+}
+
 // WithRevision asks for one revision of the tool's index.
 func WithRevision(revision string) CallOption {
 	return optionFunc(func(s *settings) { s.revision = revision })

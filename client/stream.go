@@ -80,11 +80,8 @@ func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts 
 				c.release(&s)
 			}
 		}()
-		if s.timeout > 0 {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, s.timeout+time.Second)
-			defer cancel()
-		}
+		ctx, stop := s.bound(ctx)
+		defer stop()
 		err = c.attempts(ctx, id, &s, func(t target) error {
 			return newReader(yield).run(ctx, c, t, &s, body)
 		})
