@@ -118,7 +118,7 @@ type reader struct {
 	granted   int64
 	fruitless int
 	away      time.Time // since when its own connection is lost; zero: it is not
-	asking    *replay // nil: the store is not being asked
+	asking    *replay   // nil: the store is not being asked
 }
 
 func newReader(yield func(Chunk, error) bool) *reader {
