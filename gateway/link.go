@@ -64,7 +64,7 @@ type link struct {
 	naming  sync.Mutex
 	names   plainNames // guarded by naming
 
-	streams, uploads, downloads, events, bodies room
+	streams, uploads, downloads, events, bodies, answers room
 
 	// Guarded by links.mu.
 	connected bool // and counted in links.connected
@@ -192,6 +192,7 @@ func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
 		downloads: newRoom(downloadsOfToken, "the token has %d downloads at once already"),
 		events:    newRoom(eventsOfToken, "the token reads %d streams of events already"),
 		bodies:    newRoom(bodiesOfToken*ls.g.opts.MaxBody, "the bodies of the token's requests have %d bytes, and may have no more at once"),
+		answers:   newRoom(bodiesOfToken*ls.g.opts.MaxBody, "the answers that wait for the token's readers have %d bytes"),
 	}
 	if t.seed != "" {
 		pair, err := nkeys.FromSeed([]byte(t.seed))
