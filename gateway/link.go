@@ -53,6 +53,7 @@ type link struct {
 	key     registry.Key       // what the token is narrowed to; zero where nothing is known of it
 	made    chan struct{}      // closed when the rest is set, or err
 	session subjects.SessionID
+	ofAdmin bool // the token is of no session
 	err     error
 	bus     *bus.Bus
 	client  *client.Client
@@ -388,6 +389,7 @@ func (l *link) connect() (*nats.Conn, subjects.SessionID, error) {
 			return nil, "", err
 		}
 		if bus.MayHear(nc, nc.NewInbox()) {
+			l.ofAdmin = c.inbox == subjects.InboxAdmin
 			return nc, c.session, nil
 		}
 		nc.Close()
