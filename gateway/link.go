@@ -288,7 +288,7 @@ func (ls *links) make(l *link) {
 		if l.digest != "" {
 			log = log.With(slog.String("token", l.digest[:12]))
 		}
-		if l.bus, err = bus.New(nc, &bus.Options{Logger: log}); err == nil {
+		if l.bus, err = bus.New(nc, &bus.Options{Caller: session, Logger: log}); err == nil {
 			if l.client, err = client.NewOn(l.bus, &client.Options{Session: session, Logger: log}); err != nil {
 				l.bus.Close()
 			}
