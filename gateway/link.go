@@ -65,7 +65,7 @@ type link struct {
 	naming  sync.Mutex
 	names   plainNames // guarded by naming
 
-	streams, uploads, downloads, events, bodies room
+	streams, uploads, downloads, events, bodies, answers room
 
 	// Guarded by links.mu.
 	connected bool // and counted in links.connected
@@ -193,6 +193,7 @@ func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
 		downloads: newRoom(downloadsOfToken, "the token has %d downloads at once already"),
 		events:    newRoom(eventsOfToken, "the token reads %d streams of events already"),
 		bodies:    newRoom(bodiesOfToken*ls.g.opts.MaxBody, "the bodies of the token's requests have %d bytes, and may have no more at once"),
+		answers:   newRoom(bodiesOfToken*ls.g.opts.MaxBody, "the answers that wait for the token's readers have %d bytes"),
 	}
 	if t.seed != "" {
 		pair, err := nkeys.FromSeed([]byte(t.seed))
@@ -287,7 +288,7 @@ func (ls *links) make(l *link) {
 		if l.digest != "" {
 			log = log.With(slog.String("token", l.digest[:12]))
 		}
-		if l.bus, err = bus.New(nc, &bus.Options{Logger: log}); err == nil {
+		if l.bus, err = bus.New(nc, &bus.Options{Caller: session, Logger: log}); err == nil {
 			if l.client, err = client.NewOn(l.bus, &client.Options{Session: session, Logger: log}); err != nil {
 				l.bus.Close()
 			}
