@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -46,6 +47,10 @@ func (g *Gateway) guard(next http.Handler) http.Handler {
 			limit = g.opts.MaxUpload
 		}
 		if r.ContentLength > limit {
+			if r.ContentLength <= drainMost && r.Header.Get("Expect") == "" { // most clients read no answer before they have sent all
+				within(w, bodyTime)
+				_, _ = io.Copy(io.Discard, r.Body)
+			}
 			w.Header().Set("Connection", "close") // or the server would read the rest
 			fail(w, tooLarge(limit), "")
 			return
@@ -64,6 +69,8 @@ func tooLarge(limit int64) error {
 }
 
 const (
+	// drainMost is how large a body may say that it is to be read before it is refused for its size.
+	drainMost = 64 << 20
 	// writeTime is how long a reader may take to read one piece of what it is sent.
 	writeTime = 30 * time.Second
 	// writePiece is how many bytes a piece has.

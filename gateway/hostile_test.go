@@ -65,6 +65,7 @@ func TestHostileRequests(t *testing.T) {
 		"many headers":               {"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\n" + strings.Repeat("X: y\r\n", 20_000) + "\r\n", []int{431}},
 		"a long path":                {"GET /v1/tools/" + strings.Repeat("a", 64<<10) + " HTTP/1.1\r\nHost: localhost\r\n\r\n", []int{414, 431}},
 		"a body of 1 GB":             {head + "Content-Length: 1073741824\r\n\r\n", []int{413}},
+		"a body of 12 MiB":           {head + "Content-Length: 12582912\r\n\r\n" + strings.Repeat(" ", 12<<20), []int{413}},
 		"a negative length":          {head + "Content-Length: -1\r\n\r\n", []int{400}},
 		"two lengths":                {head + "Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", []int{400}},
 		"length and chunks":          {head + "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", []int{400, 422}},

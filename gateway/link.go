@@ -52,8 +52,8 @@ type link struct {
 	known   bool               // KeyOf knows the key, or there is no token
 	key     registry.Key       // what the token is narrowed to; zero where nothing is known of it
 	made    chan struct{}      // closed when the rest is set, or err
-	admin   bool               // the token is an administrator's
 	session subjects.SessionID
+	ofAdmin bool // the token is of no session
 	err     error
 	bus     *bus.Bus
 	client  *client.Client
@@ -288,7 +288,7 @@ func (ls *links) make(l *link) {
 		if l.digest != "" {
 			log = log.With(slog.String("token", l.digest[:12]))
 		}
-		if l.bus, err = bus.New(nc, &bus.Options{Logger: log}); err == nil {
+		if l.bus, err = bus.New(nc, &bus.Options{Caller: session, Logger: log}); err == nil {
 			if l.client, err = client.NewOn(l.bus, &client.Options{Session: session, Logger: log}); err != nil {
 				l.bus.Close()
 			}
@@ -385,7 +385,7 @@ func (l *link) connect() (*nats.Conn, subjects.SessionID, error) {
 			return nil, "", err
 		}
 		if bus.MayHear(nc, nc.NewInbox()) {
-			l.admin = c.inbox == subjects.InboxAdmin
+			l.ofAdmin = c.inbox == subjects.InboxAdmin
 			return nc, c.session, nil
 		}
 		nc.Close()

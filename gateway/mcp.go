@@ -76,7 +76,7 @@ func (q *request) mcp() error {
 		return err
 	}
 	if key.session != "" {
-		if l.public != "" && !l.admin && key.session != l.session {
+		if l.public != "" && !l.ofAdmin && key.session != l.session {
 			return refused(toolmesh.CodePermissionDenied, "the token is of the session %q and opens no other: use /mcp, or a token of the session %q", l.session, key.session)
 		}
 		c = c.In(key.session)

@@ -33,7 +33,7 @@ type request struct {
 // explain says of a refusal for another session which session the token is of, instead of the subject.
 func (q *request) explain(err error) error {
 	e := toolmesh.AsError(err)
-	if err == nil || e.Code != toolmesh.CodePermissionDenied || e.Started != toolmesh.StartedNo || q.c.Session() == q.l.session || q.l.admin {
+	if err == nil || e.Code != toolmesh.CodePermissionDenied || e.Started != toolmesh.StartedNo || q.c.Session() == q.l.session || q.l.ofAdmin {
 		return err
 	}
 	return refused(toolmesh.CodePermissionDenied, "the token is of session %q, and Mesh-Session names %q: leave the header out, or send an administrator's token (keys/admin.nk)", q.l.session, q.c.Session())
