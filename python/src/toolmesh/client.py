@@ -1,9 +1,8 @@
 """Mesh and AsyncMesh: calls, streams and questions, for plain code and for coroutines.
 
-Both run the same coroutines: AsyncMesh on the caller's event loop, Mesh on one
-loop of a thread of its own, which all of a process's Mesh objects share. So a Mesh
-works in threads, in notebooks and inside a running loop, and after a fork the child
-makes a connection of its own.
+Both run the same coroutines: AsyncMesh on the caller's event loop, Mesh on one loop of a thread of its own, which all
+of a process's Mesh objects share. So a Mesh works in threads, in notebooks and inside a running loop, and after a fork
+the child makes a connection of its own.
 """
 
 from __future__ import annotations
@@ -200,8 +199,10 @@ class _Base:
         tool = tool._named if isinstance(tool, Description) else tool
         key = options.get("idempotency_key")
         call = self._call(tool, args, None, options.get("id"), False, None, None, "task_", key=key)
-        said: dict[str, Any] = {**tasks.DEFAULTS, **options, "id": call.rpc_id}
-        return call, functools.partial(tasks.submission, tool, **said)
+        said: dict[str, Any] = {**options, "id": call.rpc_id}
+        request: Callable[..., bytes] = functools.partial(tasks.submission, tool, **said)
+        request(b"")  # what cannot be is refused before anything is sent
+        return call, request
 
     def _whole(self, made: list[tuple[str, Any, float | None]], timeout: float | None,
                rpc_id: str | None, parallel: bool) -> tuple[Call, list[Call], bool]:
@@ -212,6 +213,33 @@ class _Base:
         call = self._call("", None, timeout, rpc_id, False, None, None, "batch_")
         call.batch = True
         return call, members, parallel
+
+    async def _unary(self, call: Call) -> bytes:
+        link = self._links.here()
+        await self._links.settle(link, call)
+        return await link.call(call)
+
+    async def _batch(self, call: Call, members: list[Call], parallel: bool) -> list[Any]:
+        link = self._links.here()
+        for one in members:
+            await self._links.settle(link, one)
+            call.stored += one.stored
+        requests = batches.requests([(one.tool, one.body, one.timeout) for one in members], lambda _, body: body)
+        said = ',"parallel":true' if parallel else ""
+        head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)}{said},"requests":'
+        call.body = head.encode() + requests + b"}"
+        found = await _resolved(link, call.session, await link.call(call))
+        return [await _explained(link, call.session, one.tool, end) for one, end in zip(members, found, strict=True)]
+
+    async def _submit(self, call: Call, request: Callable[..., bytes]) -> None:
+        link = self._links.here()
+        await self._links.settle(link, call)
+        nc = await link.ready()
+        if len(call.body) + payloads.ROOM <= nc.max_payload:
+            await link.task(call.session, "submit", request(call.body))
+        else:
+            ref = await payloads.put(link, call.session, io.BytesIO(call.body), len(call.body))
+            await link.task(call.session, "submit", request(b"", ref=(ref.name, ref.digest)))
 
 
 @api
@@ -237,11 +265,6 @@ class AsyncMesh(_Base):
 
     acall = call
 
-    async def _unary(self, call: Call) -> bytes:
-        link = self._links.here()
-        await self._links.settle(link, call)
-        return await link.call(call)
-
     @typing.overload
     def stream(
         self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfStream]
@@ -252,29 +275,14 @@ class AsyncMesh(_Base):
         self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
     ) -> AsyncItems[Any]: ...
 
-    async def stream(
+    def stream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
         """As Mesh.stream; the call begins with the first item that is asked for."""
-        pages: _Pages | None = None
-        try:
-            while True:
-                try:
-                    pages = pages or _Pages(self._links, self._call(
-                        tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle)
-                    page = await pages.next()
-                except Exception as failure:
-                    bare(failure)
-                    raise
-                if not page:
-                    return
-                for body in page:
-                    yield _typed(body, returns, tool)
-        finally:
-            if pages is not None:
-                await pages.close()
+        return _aitems(_Pages(self._links, lambda: self._call(
+            tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle, returns), False)
 
     astream = stream
 
@@ -292,42 +300,15 @@ class AsyncMesh(_Base):
 
     abatch = batch
 
-    async def _batch(self, call: Call, members: list[Call], parallel: bool) -> list[Any]:
-        link = self._links.here()
-        for one in members:
-            await self._links.settle(link, one)
-            call.stored += one.stored
-        requests = batches.requests([(one.tool, one.body, one.timeout) for one in members], lambda _, body: body)
-        said = ',"parallel":true' if parallel else ""
-        head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)}{said},"requests":'
-        call.body = head.encode() + requests + b"}"
-        found = await _resolved(link, call.session, await link.call(call))
-        return [await _explained(link, call.session, one.tool, end) for one, end in zip(members, found, strict=True)]
-
     async def submit(
-        self, tool: str | Description, args: Mapping[str, Any] | None = None, *, id: str | None = None,
-        timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
-        idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
-        every: float | None = None, cron: str | None = None, catch_up: str | None = None,
+        self, tool: str | Description, args: Args = None, **options: Unpack[Submission]
     ) -> tasks.AsyncTask:
         """As Mesh.submit."""
-        return await self._submit(*self._submission(tool, args, {
-            "id": id, "timeout": timeout, "attempts": attempts, "priority": priority, "ttl": ttl,
-            "idempotency_key": idempotency_key, "at": at, "delay": delay, "every": every, "cron": cron,
-            "catch_up": catch_up}))
+        call, request = self._submission(tool, args, options)
+        await self._submit(call, request)
+        return self._task(call.rpc_id, call.session, call.tool)
 
     asubmit = submit
-
-    async def _submit(self, call: Call, request: Callable[..., bytes]) -> tasks.AsyncTask:
-        link = self._links.here()
-        await self._links.settle(link, call)
-        nc = await link.ready()
-        if len(call.body) + payloads.ROOM <= nc.max_payload:
-            await link.task(call.session, "submit", request(call.body))
-        else:
-            ref = await payloads.put(link, call.session, io.BytesIO(call.body), len(call.body))
-            await link.task(call.session, "submit", request(b"", ref=(ref.name, ref.digest)))
-        return self._task(call.rpc_id, call.session, call.tool)
 
     def task(self, id: str) -> tasks.AsyncTask:
         """The durable task of that name, of the session. Asks nothing yet."""
@@ -365,8 +346,7 @@ class AsyncMesh(_Base):
 
     async def tool(self, tool_id: str) -> AsyncRemoteTool:
         """One tool; ToolNotFound names what may have been meant."""
-        told = await self._links.here().registry(self.session_name, "describe", {"tool": tool_id})
-        return AsyncRemoteTool(self, told)
+        return AsyncRemoteTool(self, await self.describe(tool_id))
 
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """As Mesh.format."""
@@ -426,33 +406,20 @@ class AsyncMesh(_Base):
 
 @api
 class Mesh(_Base):
-    """A mesh to call tools of. It connects when it is first used: by the arguments, by
-    MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's
-    own variables), to what mesh up left running, or to NATS's default port.
+    """A mesh to call tools of. It connects when it is first used: by the arguments, by MESH_NATS_URL,
+    MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's own variables), to what mesh up left running, or
+    to NATS's default port.
 
-    timeout is the time in seconds that calls have which name none. Any number of threads
-    may use it at once, and it works inside a running event loop, which it then holds up:
-    acall and astream do not. After a fork the child connects anew; what was under way is
-    the parent's. AsyncMesh is the same for coroutines.
+    timeout is the time in seconds that calls have which name none. Any number of threads may use it at once, and it
+    works inside a running event loop, which it then holds up: acall and astream do not. After a fork the child connects
+    anew; what was under way is the parent's. AsyncMesh is the same for coroutines.
     """
 
-    def __init__(
-        self, servers: str | Sequence[str] | None = None, *, context: str | None = None, creds: str | None = None,
-        nkey: str | None = None, session: str | None = None, timeout: float | None = None, name: str = "",
-    ) -> None:
-        super().__init__(servers, context=context, creds=creds, nkey=nkey, session=session, timeout=timeout, name=name)
-        self._core = AsyncMesh.__new__(AsyncMesh)
-        self._core.__dict__.update(self.__dict__)
-
-    def session(self, name: str) -> Mesh:
-        """The same mesh, on the same connection, for calls of another session."""
-        other = super().session(name)
-        other._core = self._core.session(name)
-        return other
-
     def _here(self) -> AsyncMesh:
-        """The core, for the session that holds where the call is made."""
-        return self._core if self._session or not _scope.get()[0] else self._core.session(self.session_name)
+        """What answers questions, for the session that holds where they are asked."""
+        core = AsyncMesh.__new__(AsyncMesh)
+        core.__dict__.update(self.__dict__, _session=self.session_name)
+        return core
 
     @typing.overload
     def call(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
@@ -467,19 +434,17 @@ class Mesh(_Base):
     ) -> Any:
         """Calls a tool and returns its result.
 
-        args are its arguments by name; bytes, dates, dataclasses, pydantic models,
-        numpy and pandas travel as they do from a tool. timeout is the whole time in
-        seconds; without one the tool's own holds. idempotent says that the call may
-        be made again when its node is lost. returns is a type that the result is
-        made into. no_cache has a tool run whose results are kept. idempotency_key names what
-        the call does, for a day: it runs once, and each further call under the key gets what
-        that ended with (docs/bulk.md). Raises the
-        MeshError of the code, ToolExecutionError when the tool itself failed.
-        An exception in the waiting thread, like KeyboardInterrupt, cancels the call.
+        args are its arguments by name; bytes, dates, dataclasses, pydantic models, numpy and pandas travel as they do
+        from a tool. timeout is the whole time in seconds; without one the tool's own holds. idempotent says that the
+        call may be made again when its node is lost. returns is a type that the result is made into. no_cache has a
+        tool run whose results are kept. idempotency_key names what the call does, for a day: it runs once, and each
+        further call under the key gets what that ended with (docs/bulk.md). Raises the MeshError of the code,
+        ToolExecutionError when the tool itself failed. An exception in the waiting thread, like KeyboardInterrupt,
+        cancels the call.
         """
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
                           key=idempotency_key)
-        return _typed(background.run(lambda: self._core._unary(call)), returns, tool)
+        return _typed(background.run(lambda: self._unary(call)), returns, tool)
 
     @typing.overload
     async def acall(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
@@ -495,7 +460,7 @@ class Mesh(_Base):
         """As call, for coroutines of any event loop, on the same connection."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
                           key=idempotency_key)
-        body = await asyncio.wrap_future(background.submit(lambda: self._core._unary(call)))
+        body = await asyncio.wrap_future(background.submit(lambda: self._unary(call)))
         return _typed(body, returns, tool)
 
     @typing.overload
@@ -511,28 +476,12 @@ class Mesh(_Base):
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> Generator[Any, None, None]:
-        """Calls a tool and yields its items as they come, in order, each once, over lost
-        connections too. The call begins with the first item that is asked for; closing the
-        generator, or leaving a for loop over it, cancels it. A reader that does not keep up
-        holds the tool back. Otherwise as call; returns is the type of an item, idle the longest
-        time in seconds that an item is waited for."""
-        pages: _Pages | None = None
-        try:
-            while True:
-                try:
-                    pages = pages or _Pages(self._links, self._call(
-                        tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle)
-                    page = background.run(pages.next)
-                except Exception as failure:
-                    bare(failure)
-                    raise
-                if not page:
-                    return
-                for body in page:
-                    yield _typed(body, returns, tool)
-        finally:
-            if pages is not None:
-                pages.end()
+        """Calls a tool and yields its items as they come, in order, each once, over lost connections too. The call
+        begins with the first item that is asked for; closing the generator, or leaving a for loop over it, cancels it.
+        A reader that does not keep up holds the tool back. Otherwise as call; returns is the type of an item, idle the
+        longest time in seconds that an item is waited for."""
+        return _items(_Pages(self._links, lambda: self._call(
+            tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle, returns))
 
     @typing.overload
     def astream(
@@ -544,29 +493,14 @@ class Mesh(_Base):
         self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
     ) -> AsyncItems[Any]: ...
 
-    async def astream(
+    def astream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines of any event loop."""
-        pages: _Pages | None = None
-        try:
-            while True:
-                try:
-                    pages = pages or _Pages(self._links, self._call(
-                        tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle)
-                    page = await asyncio.wrap_future(background.submit(pages.next))
-                except Exception as failure:
-                    bare(failure)
-                    raise
-                if not page:
-                    return
-                for body in page:
-                    yield _typed(body, returns, tool)
-        finally:
-            if pages is not None:
-                pages.end()
+        return _aitems(_Pages(self._links, lambda: self._call(
+            tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle, returns), True)
 
     def collect(self, tool: str, args: Args = None, **options: Unpack[OfCollect]) -> list[Any]:
         """The list of all items of stream."""
@@ -578,19 +512,17 @@ class Mesh(_Base):
     ) -> list[Any]:
         """Makes several calls with one request, 1,000 at most, and returns their results in the order of the calls.
 
-        A call is (tool, arguments), (tool, arguments, timeout) or a tool alone, which is an id or an object of tool
-        and tools. Calls of tools that are not parallel_safe run one after the other, in that order, others
-        side by side unless their resource keys are the same. parallel says that the calls are
-        independent: then all run side by side but for equal resource keys, and tools that
-        declare parallel_safe = false. One that fails hurts no other: when all have ended the first
-        error is raised, or with return_exceptions each stands in its call's place. timeout is
-        the time of all of them, in seconds; rpc_id names the batch: sent again under its name
-        nothing of it runs twice. An exception in the waiting thread, like KeyboardInterrupt,
-        cancels all that runs.
+        A call is (tool, arguments), (tool, arguments, timeout) or a tool alone, which is an id or an object of tool and
+        tools. Calls of tools that are not parallel_safe run one after the other, in that order, others side by side
+        unless their resource keys are the same. parallel says that the calls are independent: then all run side by side
+        but for equal resource keys, and tools that declare parallel_safe = false. One that fails hurts no other: when
+        all have ended the first error is raised, or with return_exceptions each stands in its call's place. timeout is
+        the time of all of them, in seconds; rpc_id names the batch: sent again under its name nothing of it runs twice.
+        An exception in the waiting thread, like KeyboardInterrupt, cancels all that runs.
         """
         made = batches.members(calls)
         whole = self._whole(made, timeout, rpc_id, parallel)
-        return batches.ends(made, background.run(lambda: self._core._batch(*whole)), return_exceptions)
+        return batches.ends(made, background.run(lambda: self._batch(*whole)), return_exceptions)
 
     async def abatch(
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
@@ -599,7 +531,7 @@ class Mesh(_Base):
         """As batch, for coroutines of any event loop, on the same connection."""
         made = batches.members(calls)
         whole = self._whole(made, timeout, rpc_id, parallel)
-        results = await asyncio.wrap_future(background.submit(lambda: self._core._batch(*whole)))
+        results = await asyncio.wrap_future(background.submit(lambda: self._batch(*whole)))
         return batches.ends(made, results, return_exceptions)
 
     def submit(
@@ -611,29 +543,26 @@ class Mesh(_Base):
         """Hands in a call that is made whatever becomes of this program, and returns its task.
 
         id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
-        timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the
-        result is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a
-        time, or after a delay in seconds; every, in seconds, and cron (5 fields, UTC) make a schedule, which ends
-        when the task is cancelled. For times that it missed it submits one task; catch_up says none, one or all
-        (docs/bulk.md).
+        timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the result
+        is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a time, or
+        after a delay in seconds; every, in seconds, and cron (5 fields, UTC) make a schedule, which ends when the task
+        is cancelled. For times that it missed it submits one task; catch_up says none, one or all (docs/bulk.md).
         """
         call, request = self._submission(tool, args, {
             "id": id, "timeout": timeout, "attempts": attempts, "priority": priority, "ttl": ttl,
             "idempotency_key": idempotency_key, "at": at, "delay": delay, "every": every, "cron": cron,
             "catch_up": catch_up})
-        background.run(lambda: self._core._submit(call, request))
+        background.run(lambda: self._submit(call, request))
         return self._task(call.rpc_id, call.session, call.tool)
 
     async def asubmit(
         self, tool: str | Description, args: Args = None, **options: Unpack[Submission]
     ) -> tasks.AsyncTask:
         """As submit, for coroutines of any event loop, on the same connection."""
-        core = self._here()
-        made: tasks.AsyncTask = await asyncio.wrap_future(
-            background.submit(lambda: core.submit(tool, args, **options)))
-        session, named = core.session_name, tool._named if isinstance(tool, Description) else tool
-        return tasks.AsyncTask(made.id, lambda verb, request: asyncio.wrap_future(
-            background.submit(lambda: _about_task(self._links.here(), session, verb, request, named))))
+        call, make = self._submission(tool, args, options)
+        await asyncio.wrap_future(background.submit(lambda: self._submit(call, make)))
+        return tasks.AsyncTask(call.rpc_id, lambda verb, request: asyncio.wrap_future(background.submit(
+            lambda: _about_task(self._links.here(), call.session, verb, request, call.tool))))
 
     def task(self, id: str) -> tasks.Task:
         """The durable task of that name, of the session. Asks nothing yet."""
@@ -692,9 +621,7 @@ class Mesh(_Base):
 
     def tool(self, tool_id: str) -> RemoteTool:
         """One tool; ToolNotFound names what may have been meant."""
-        session = self.session_name
-        return RemoteTool(self, background.run(
-            lambda: self._links.here().registry(session, "describe", {"tool": tool_id})))
+        return RemoteTool(self, self.describe(tool_id))
 
     def install(
         self, source: str | os.PathLike[str], *, name: str = "", rev: str = "", env: Mapping[str, str] | None = None,
@@ -711,18 +638,16 @@ class Mesh(_Base):
         return [RemoteTool(self, one) for one in told]
 
     def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
-        """The declarations of tools (ids, or tools themselves; all of the session if
-        None) as a provider takes them: openai, openai-responses, anthropic, gemini or
-        mcp. execute knows the names in them, in any program."""
+        """The declarations of tools (ids, or tools themselves; all of the session if None) as a provider takes them:
+        openai, openai-responses, anthropic, gemini or mcp. execute knows the names in them, in any program."""
         core = self._here()
         return background.run(lambda: core.format(provider, tools))
 
     def execute(self, call: Any, *, timeout: float | None = None) -> Any:
-        """Runs a tool call as a model gave it: an object or a dict of the provider's
-        client, or {"name", "arguments"}. Its name is mapped back, and arguments that do
-        not fit are made to where their meaning is plain (docs/tools.md, "What models
-        write"); the logger toolmesh says so. JSON that is slightly broken is repaired
-        where json_repair is installed."""
+        """Runs a tool call as a model gave it: an object or a dict of the provider's client, or {"name", "arguments"}.
+        Its name is mapped back, and arguments that do not fit are made to where their meaning is plain (docs/tools.md,
+        "What models write"); the logger toolmesh says so. JSON that is slightly broken is repaired where json_repair is
+        installed."""
         tool, arguments = background.run(self._meaning(call))
         return self.call(tool, arguments, timeout=timeout)
 
@@ -757,19 +682,31 @@ api(tasks.AsyncTask)
 
 
 class _Pages:
-    """The pages of a stream, on the loop that asks for the first one."""
+    """The pages of a stream, whose call is made with the first one, on the loop that asks for that."""
 
-    def __init__(self, links: _Links, call: Call, idle: float | None) -> None:
-        self._links, self._call, self._idle = links, call, idle
+    def __init__(self, links: _Links, make: Callable[[], Call], idle: float | None, returns: Any) -> None:
+        self._links, self._make, self._idle, self._returns = links, make, idle, returns
+        self._call: Call | None = None
         self._pages: Any = None
 
-    async def next(self) -> list[bytes]:
-        """The next page; an empty one is the end."""
+    def begin(self) -> Callable[[], Coroutine[Any, Any, list[Any]]]:
+        """What gives the items of the next page; none are the end. Of the caller's thread: arguments are written by
+        code of theirs."""
+        self._call = self._call or self._make()
+        return self._next
+
+    async def _next(self) -> list[bytes]:
+        assert self._call is not None
         if self._pages is None:
             link = self._links.here()
             await self._links.settle(link, self._call)
             self._pages = Stream(link, self._call).pages()
         return await _page(self._pages, self._call, self._idle)
+
+    def typed(self, body: bytes) -> Any:
+        """An item as its caller wants it."""
+        assert self._call is not None
+        return _typed(body, self._returns, self._call.tool)
 
     async def close(self) -> None:
         """Cancels the call if it runs, on its own loop."""
@@ -782,6 +719,43 @@ class _Pages:
         loop, pages = background.loop, self._pages
         if pages is not None and loop is not None and not loop.is_closed() and background.pid == os.getpid():
             loop.call_soon_threadsafe(lambda: loop.create_task(_ended(pages)))
+
+
+def _items(pages: _Pages) -> Generator[Any, None, None]:
+    try:
+        while True:
+            try:
+                page = background.run(pages.begin())
+            except Exception as failure:
+                bare(failure)
+                raise
+            if not page:
+                return
+            for body in page:
+                yield pages.typed(body)
+    finally:
+        pages.end()
+
+
+async def _aitems(pages: _Pages, beside: bool) -> AsyncGenerator[Any, None]:
+    """As _items, for coroutines; beside says that the call is made on the background's loop."""
+    try:
+        while True:
+            try:
+                ask = pages.begin()
+                page = await (asyncio.wrap_future(background.submit(ask)) if beside else ask())
+            except Exception as failure:
+                bare(failure)
+                raise
+            if not page:
+                return
+            for body in page:
+                yield pages.typed(body)
+    finally:
+        if beside:
+            pages.end()
+        else:
+            await pages.close()
 
 
 async def _ended(pages: Any) -> None:

@@ -23,10 +23,6 @@ if typing.TYPE_CHECKING:
 DEFAULT = "nats://127.0.0.1:4222"
 _SEED = re.compile(r"^S[UA][A-Z2-7]{50,}$", re.MULTILINE)
 _TLS = ("ca", "cert", "key", "tls_first")
-_IGNORED = (*_TLS, "socks_proxy", "jetstream_domain", "jetstream_api_prefix", "jetstream_event_prefix",
-            "description", "url", "user", "password", "token", "creds", "nkey", "inbox_prefix", "color_scheme", "nsc",
-            "user_jwt", "windows_cert_store", "windows_cert_match_by", "windows_cert_match", "windows_ca_certs_match",
-            "user_seed")
 
 
 @dataclasses.dataclass
@@ -48,12 +44,10 @@ def find(
     servers: str | Sequence[str] | None = None, context: str | None = None, creds: str | None = None,
     nkey: str | None = None,
 ) -> Found:
-    """How to connect: by the arguments, else by MESH_NATS_URL, MESH_NATS_CONTEXT,
-    MESH_NATS_CREDS and MESH_NATS_NKEY, else by NATS_URL, NATS_CONTEXT, NATS_CREDS and
-    NATS_NKEY, else to what mesh up of this user left running, else to NATS's port of
-    this machine. nkey and creds are files. Raises FileNotFoundError and
-    PermissionError for files that are not there or that others may read, ValueError
-    for what cannot be understood."""
+    """How to connect: by the arguments, else by MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY,
+    else by NATS_URL, NATS_CONTEXT, NATS_CREDS and NATS_NKEY, else to what mesh up of this user left running, else to
+    NATS's port of this machine. nkey and creds are files. Raises FileNotFoundError and PermissionError for files that
+    are not there or that others may read, ValueError for what cannot be understood."""
     if isinstance(servers, str):
         servers = servers.split(",")
     where = [one.strip() for one in servers or () if one.strip()]
@@ -143,9 +137,6 @@ def _saved(name: str) -> Found:
         said: dict[str, Any] = json.loads(path.read_text())
     except ValueError as failure:
         raise ValueError(f"the NATS context {name!r} cannot be read: {failure}") from None
-    for key, value in said.items():
-        if value and key not in _IGNORED:
-            raise ValueError(f"the NATS context {name!r} has {key}, which the Python client does not know")
     return Found(
         [one.strip() for one in str(said.get("url") or DEFAULT).split(",")], said.get("creds") or None,
         seed(said["nkey"]) if said.get("nkey") else None, said.get("user") or None, said.get("password") or None,

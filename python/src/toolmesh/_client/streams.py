@@ -14,7 +14,7 @@ import typing
 from .._core import errors, values
 from . import names
 from .answers import Nobody, outdated, result, timed_out
-from .call import SILENCE, Pending, Ref, new_rpc_id
+from .call import SILENCE, Pending, Ref
 from .connection import TICK, subject
 from .payloads import read
 
@@ -33,6 +33,7 @@ _QUIET = 1.25  # seconds without a word after which the store is asked: a little
 _GAP, _GAP_MOST = 0.03, 1.0  # how long live delivery may take to fill a gap; doubles
 _REPLAY = 5.0  # how long a replay may say nothing
 _FRUITLESS = 8  # how often in a row the store may have nothing of what is known to be there
+_AWAY = 60.0  # seconds that a stream waits for its own connection
 _REST = 3  # how often the store of a stream whose node is lost is asked for nothing new
 
 
@@ -44,19 +45,18 @@ class _Failed(Exception):
 
 
 class Stream:
-    """One streaming call. pages yields what has arrived in order; taken is told of
-    each item that the reader has had, which is what gives the tool credit."""
+    """One streaming call. What the reader takes gives the tool credit."""
 
     def __init__(self, connection: Connection, call: Call) -> None:
         self.connection = connection
         self.call = call
-        self.call.rpc_id = call.rpc_id or new_rpc_id("rpc_stream_")
         self.taken = 0  # items that were handed out
         self._bytes = 0
         self._next = 1
         self._high = 0  # the highest Mesh-Seq that is known of
         self._waiting: dict[int, tuple[str, bytes, Ref | None]] = {}
         self._arrived = 0.0
+        self._away = 0.0  # since when its own connection is lost
         self._acked = False
         self._bad: errors.MeshError | None = None
         self._granted = _FIRST
@@ -274,8 +274,11 @@ class Stream:
                 raise
             return True
         except errors.Unavailable:
-            if not self._begun():
+            self._away = self._away or time.monotonic()
+            if not self._begun() or time.monotonic() - self._away > _AWAY:
                 raise  # else the stream goes on when the connection is back
+        else:
+            self._away = 0.0
         return False
 
     async def _rest(self, queue: asyncio.Queue[typing.Any]) -> bool:

@@ -1,13 +1,12 @@
 """The process that indexes of one interpreter begin as copies of.
 
-It has imported what most tools and every worker import, knows no secret, and
-never runs code of an index. For each start the agent sends the descriptors that
-an interpreter of its own would have been started with; the copy gets namespaces
-of its own, becomes the agent's child, not ours, and goes on as the root process
-of an index. So it outlives us, and the agent learns of its end as of any other's.
+It has imported what most tools and every worker import, knows no secret, and never runs code of an index. For each
+start the agent sends the descriptors that an interpreter of its own would have been started with; the copy gets
+namespaces of its own, becomes the agent's child, not ours, and goes on as the root process of an index. So it outlives
+us, and the agent learns of its end as of any other's.
 
-adopt makes of the copy's interpreter the one of an environment, as far as that
-can be told apart from one that was started there.
+adopt makes of the copy's interpreter the one of an environment, as far as that can be told apart from one that was
+started there.
 """
 
 from __future__ import annotations
@@ -31,49 +30,11 @@ CONTROL = 3  # socket to the agent: a message for each start, a message back
 # What tools import. Left out is what starts threads, reads the environment, asks
 # where the environment's folder is (sysconfig), or is large and rarely wanted.
 PRELOADED = (
-    "argparse",
-    "asyncio",
-    "base64",
-    "concurrent.futures.thread",
-    "contextlib",
-    "copy",
-    "csv",
-    "ctypes",
-    "dataclasses",
-    "datetime",
-    "decimal",
-    "email.message",
-    "encodings.ascii",
-    "enum",
-    "functools",
-    "glob",
-    "hashlib",
-    "heapq",
-    "hmac",
-    "http.client",
-    "inspect",
-    "json",
-    "logging",
-    "mmap",
-    "pathlib",
-    "queue",
-    "random",
-    "resource",
-    "secrets",
-    "shutil",
-    "sqlite3",
-    "ssl",
-    "string",
-    "subprocess",
-    "tempfile",
-    "textwrap",
-    "threading",
-    "traceback",
-    "typing",
-    "urllib.request",
-    "uuid",
-    "xml.dom.minidom",
-    "xml.etree.ElementTree",
+    "argparse", "asyncio", "base64", "concurrent.futures.thread", "contextlib", "copy", "csv", "ctypes",
+    "dataclasses", "datetime", "decimal", "email.message", "encodings.ascii", "enum", "functools", "glob",
+    "hashlib", "heapq", "hmac", "http.client", "inspect", "json", "logging", "mmap", "pathlib", "queue", "random",
+    "resource", "secrets", "shutil", "sqlite3", "ssl", "string", "subprocess", "tempfile", "textwrap", "threading",
+    "traceback", "typing", "urllib.request", "uuid", "xml.dom.minidom", "xml.etree.ElementTree",
 )
 
 _CLONE_PARENT = 0x8000
