@@ -1,14 +1,13 @@
 package gateway
 
 import (
-	"cmp"
+	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -20,18 +19,23 @@ import (
 	"github.com/toolmesh/toolmesh/tool/render"
 )
 
-// staleMost is how old a list may be that serves a call while a new one is read.
-const staleMost = time.Minute
+const (
+	// staleMost is how old a list may be that serves a call while a new one is read.
+	staleMost = time.Minute
+	// renderPage is how many declarations are asked for at once: a busy registry answers so many in time.
+	renderPage = 100
+)
 
-// catalog is the tools of one session, which all views of a token select from. One at a time asks the mesh.
+// catalog is the tools of one session, which all views of a token select from. One goroutine at a time asks the mesh.
 type catalog struct {
-	m *mcpLink
-	c *client.Client
+	m     *mcpLink
+	c     *client.Client
+	known map[subjects.ToolID]*catalogTool // as they were rendered last; of the goroutine that reads
 
 	mu      sync.Mutex
 	tools   *catalogTools // as they were read last
-	at      time.Time     // when they were so at the latest
-	reading *reading      // nil while nobody reads
+	at      time.Time     // the start of that reading
+	reading *reading      // nil while no goroutine reads
 }
 
 // reading is one time that the tools are read.
@@ -41,34 +45,37 @@ type reading struct {
 	err   error
 }
 
-// catalogTools are tools as MCP clients take them, in the order of their ids. They are immutable.
+// catalogTools are tools in the order of their ids. The list is immutable.
 type catalogTools struct {
-	all     []catalogTool
-	etag    string // of the registry's list; empty until two readings in a row agree, as two members may answer them
-	digest  [sha256.Size]byte
-	left    map[subjects.ToolID]bool // left out: no client could read them
-	results sync.Map                 // of ToolID: its *resultShape
+	all  []*catalogTool
+	etag string // of the registry's list; empty until two readings in a row agree, as two members may answer them
 }
 
+// catalogTool is a tool as MCP clients take it.
 type catalogTool struct {
 	id        subjects.ToolID
 	streaming bool
 	readOnly  bool
-	tool      *mcp.Tool
+	tool      *mcp.Tool // nil: no client could read it
 	raw       json.RawMessage
+	shape     atomic.Pointer[resultShape] // nil until a call needs it
+
+	// Of the goroutine that reads.
+	digest string // of the descriptor
+	sure   bool   // rendered two times with this digest: the list and the rendering come by two messages
 }
 
 // catalog returns that of a session.
 func (m *mcpLink) catalog(c *client.Client) *catalog {
 	k := m.catalogs[c.Session()]
 	if k == nil {
-		k = &catalog{m: m, c: c}
+		k = &catalog{m: m, c: c, known: make(map[subjects.ToolID]*catalogTool)}
 		m.catalogs[c.Session()] = k
 	}
 	return k
 }
 
-// start begins to read, unless somebody does; k.mu is held.
+// start begins to read, unless a goroutine does; k.mu is held.
 func (k *catalog) start() *reading {
 	if k.reading != nil {
 		return k.reading
@@ -82,26 +89,21 @@ func (k *catalog) start() *reading {
 		return r
 	}
 	k.reading = r
-	k.m.looking.Go(func() { k.read(r) })
+	before := k.tools
+	k.m.looking.Go(func() {
+		tools, err := k.load(k.m.ctx, before)
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if err == nil {
+			k.tools, k.at = tools, r.begun
+		}
+		k.reading, r.err = nil, err
+		close(r.done)
+	})
 	return r
 }
 
-// read reads the tools if they have changed.
-func (k *catalog) read(r *reading) {
-	k.mu.Lock()
-	before := k.tools
-	k.mu.Unlock()
-	tools, err := k.load(k.m.ctx, before)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err == nil {
-		k.tools, k.at = tools, r.begun
-	}
-	k.reading, r.err = nil, err
-	close(r.done)
-}
-
-// get returns the tools as they were at the most so long ago; 0: as they are now.
+// get returns the tools of a reading that began at most age ago; 0: of one that begins now.
 func (k *catalog) get(ctx context.Context, age time.Duration) (*catalogTools, error) {
 	asked := time.Now()
 	for {
@@ -123,7 +125,7 @@ func (k *catalog) get(ctx context.Context, age time.Duration) (*catalogTools, er
 	}
 }
 
-// atHand returns tools for a call, which waits for no newer ones: the mesh itself says what is gone.
+// atHand returns tools for a call, which waits for no newer ones: the mesh itself refuses what was removed.
 func (k *catalog) atHand(ctx context.Context) (*catalogTools, error) {
 	k.mu.Lock()
 	tools := k.tools
@@ -151,43 +153,74 @@ func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools
 	if before != nil && state.ETag != "" && state.ETag == before.etag {
 		return before, nil
 	}
-	listed, err := k.c.List(ctx)
-	if err != nil {
-		return nil, err
-	}
-	listed = slices.DeleteFunc(listed, func(t registry.ListedTool) bool { return t.State != registry.ToolServing })
-	streaming := make(map[subjects.ToolID]bool)
-	for _, t := range listed {
-		streaming[t.ID] = t.Streaming
-	}
-	shown, err := rendered(ctx, k.c, render.MCP, listed)
-	if err != nil {
-		return nil, err
-	}
-	tools := &catalogTools{left: make(map[subjects.ToolID]bool)}
-	sum := sha256.New()
-	for _, raw := range shown {
-		_, _ = sum.Write(raw)
-		_, _ = fmt.Fprint(sum, streaming[titleOf(raw)])
-		t, err := decodeTool(raw)
-		if err != nil {
-			id := titleOf(raw)
-			if tools.left[id] = true; before == nil || !before.left[id] {
-				k.m.log().Warn("a tool is left out for MCP clients: its metadata.mcp cannot be read", slog.String("tool", string(id)), slog.String("error", err.Error()))
-			}
-			continue
+	var serving, changed []registry.ListedTool
+	for q := (registry.Request{Limit: askPage, Digests: true}); ; {
+		var page registry.ListAnswer
+		if err := k.c.Ask(ctx, registry.VerbList, q, &page); err != nil {
+			return nil, err
 		}
-		id := subjects.ToolID(t.Title) // the declaration's title is the full id
-		tools.all = append(tools.all, catalogTool{id, streaming[id], t.Annotations != nil && t.Annotations.ReadOnlyHint, t, raw})
+		for _, t := range page.Tools {
+			if t.State != registry.ToolServing {
+				continue
+			}
+			serving = append(serving, t)
+			if old := k.known[t.ID]; old == nil || !old.sure || t.Digest == "" || old.digest != t.Digest || old.streaming != t.Streaming {
+				changed = append(changed, t)
+			}
+		}
+		if page.Next == "" || page.Next == q.After {
+			break
+		}
+		q.After = page.Next
 	}
-	sum.Sum(tools.digest[:0])
-	if before != nil && before.digest == tools.digest {
+	for part := range slices.Chunk(changed, renderPage) {
+		if err := k.render(ctx, part); err != nil {
+			return nil, err // what was rendered is known when the tools are read again
+		}
+	}
+	tools, known := new(catalogTools), make(map[subjects.ToolID]*catalogTool, len(serving))
+	for _, t := range serving {
+		if one := k.known[t.ID]; one != nil { // else it was removed meanwhile
+			tools.all, known[t.ID] = append(tools.all, one), one
+		}
+	}
+	k.known = known
+	if before != nil && slices.Equal(before.all, tools.all) {
 		before.etag = state.ETag
-		before.results.Clear()
 		return before, nil
 	}
-	slices.SortFunc(tools.all, func(a, b catalogTool) int { return cmp.Compare(a.id, b.id) })
 	return tools, nil
+}
+
+// render reads the declarations of tools. One that stays the same stays the same in memory.
+func (k *catalog) render(ctx context.Context, part []registry.ListedTool) error {
+	shown, err := rendered(ctx, k.c, render.MCP, part)
+	if err != nil {
+		return err
+	}
+	listed := make(map[subjects.ToolID]*registry.ListedTool, len(part))
+	for i := range part {
+		listed[part[i].ID] = &part[i]
+	}
+	for _, raw := range shown {
+		id := titleOf(raw)
+		t, old := listed[id], k.known[id]
+		switch {
+		case t == nil:
+			continue
+		case old != nil && old.digest == t.Digest && old.streaming == t.Streaming && bytes.Equal(old.raw, raw):
+			old.sure = true
+			continue
+		}
+		one := &catalogTool{id: id, streaming: t.Streaming, raw: raw, digest: t.Digest}
+		if one.tool, err = decodeTool(raw); err != nil {
+			k.m.log().Warn("a tool is left out for MCP clients: its metadata.mcp cannot be read", slog.String("tool", string(id)), slog.String("error", err.Error()))
+		} else {
+			one.readOnly = one.tool.Annotations != nil && one.tool.Annotations.ReadOnlyHint
+		}
+		k.known[id] = one
+	}
+	return nil
 }
 
 // decodeTool reads a tool as render writes it, with the schemas as their author did.
@@ -217,23 +250,24 @@ func titleOf(raw json.RawMessage) subjects.ToolID {
 	return t.Title
 }
 
-// alone returns a list of the one tool that a name means by itself, for the time when no list can be read.
-func (v *view) alone(ctx context.Context, name string) (subjects.ToolID, *toolList) {
+// alone returns the tool that a name means by itself, for the time when no list can be read; nil for none.
+func (v *view) alone(ctx context.Context, name string) *catalogTool {
 	id, _, _, err := fit(ctx, v.c, v.of, subjects.ToolID(name), nil)
 	if err != nil || !v.globs.Match(id) || !v.of.may(id) {
-		return "", nil
+		return nil
 	}
 	d, err := describe(ctx, v.c, id)
 	if err != nil || (v.key.readOnly || v.of.readOnly()) && !d.Annotations.ReadOnly {
-		return "", nil
+		return nil
 	}
 	shown, err := render.Tool(render.MCP, d)
 	if err != nil {
-		return "", nil
+		return nil
 	}
-	t, err := decodeTool(shown.JSON)
-	if err != nil {
-		return "", nil
+	t := &catalogTool{id: id, streaming: d.Annotations.Streaming}
+	t.shape.Store(&resultShape{d.OutputSchema, d.Annotations.Collect, shown})
+	if t.tool, err = decodeTool(shown.JSON); err != nil {
+		return nil
 	}
-	return id, v.list(&catalogTools{all: []catalogTool{{id, d.Annotations.Streaming, d.Annotations.ReadOnly, t, shown.JSON}}})
+	return t
 }

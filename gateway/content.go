@@ -9,23 +9,25 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool/render"
 )
 
 // resultShape is what a tool's result is to MCP clients.
 type resultShape struct {
-	schema  json.RawMessage
+	schema  json.RawMessage // empty: the tool declares none
 	collect bool
 	shown   render.Rendered
 }
 
-// resultShape returns that of a tool, which is asked for once while a list is good.
-func (v *view) resultShape(ctx context.Context, id subjects.ToolID, list *toolList) (*resultShape, error) {
-	if kept, ok := list.of.results.Load(id); ok {
-		return kept.(*resultShape), nil
+// shapeOf returns that of a tool, which is asked for once.
+func (v *view) shapeOf(ctx context.Context, t *catalogTool) (*resultShape, error) {
+	if kept := t.shape.Load(); kept != nil {
+		return kept, nil
 	}
-	d, err := describe(ctx, v.c, id)
+	if t.tool.OutputSchema == nil && !t.streaming {
+		return new(resultShape), nil
+	}
+	d, err := describe(ctx, v.c, t.id)
 	if err != nil {
 		return nil, err
 	}
@@ -34,24 +36,21 @@ func (v *view) resultShape(ctx context.Context, id subjects.ToolID, list *toolLi
 		return nil, err
 	}
 	shape := &resultShape{d.OutputSchema, d.Annotations.Collect, shown}
-	list.of.results.Store(id, shape)
+	t.shape.Store(shape)
 	return shape, nil
 }
 
-// resultOf is a tool's result as MCP clients take it. Clients fail a result without the structured content
-// that the tool declares.
-func (v *view) resultOf(ctx context.Context, id subjects.ToolID, value json.RawMessage, list *toolList) *mcp.CallToolResult {
+// resultOf is a tool's result as MCP clients take it.
+func resultOf(value json.RawMessage, shape *resultShape) *mcp.CallToolResult {
 	value = orNull(value)
 	result := new(mcp.CallToolResult)
 	result.Content, _ = contentBlocks(value)
-	if t := list.byID[id]; t != nil && t.OutputSchema != nil {
-		if shape, err := v.resultShape(ctx, id, list); err == nil {
-			if block := typedBytes(shape.schema, value); block != nil {
-				result.Content = []mcp.Content{block}
-			}
-			if structured, err := shape.shown.StructuredContent(value); err == nil {
-				result.StructuredContent = structured
-			}
+	if len(shape.schema) > 0 {
+		if block := typedBytes(shape.schema, value); block != nil {
+			result.Content = []mcp.Content{block}
+		}
+		if structured, err := shape.shown.StructuredContent(value); err == nil {
+			result.StructuredContent = structured
 		}
 	}
 	if result.Content == nil {

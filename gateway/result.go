@@ -93,6 +93,6 @@ func (v *view) readResult(ctx context.Context, q *mcp.ReadResourceRequest) (*mcp
 	}
 	return &mcp.ReadResourceResult{
 		Contents:  []*mcp.ResourceContents{{URI: q.Params.URI, MIMEType: parts[2], Text: string(text)}},
-		Cacheable: mcp.Cacheable{TTLMs: int(viewFresh.Milliseconds()), CacheScope: "private"},
+		Cacheable: cacheable,
 	}, nil
 }

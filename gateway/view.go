@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -41,6 +40,9 @@ const (
 	placeholder = "." // the name of no tool
 )
 
+// cacheable says for how long a client may hold an answer.
+var cacheable = mcp.Cacheable{TTLMs: int(viewFresh.Milliseconds()), CacheScope: "private"}
+
 // view is the tools that some MCP clients of one token see.
 type view struct {
 	key    viewKey
@@ -57,17 +59,21 @@ type view struct {
 	mu      sync.Mutex
 	now     *toolList         // of the newest tools
 	mirrors map[string]string // the schemas of tools that the SDK compares headers of, by name
-	told    [sha256.Size]byte // the list that clients were last told of
+	told    []namedTool       // what clients were last told of; nil until they asked
 }
 
 // toolList is the tools of a view at one time. It is immutable.
 type toolList struct {
-	of     *catalogTools
-	tools  []*mcp.Tool                // in order of name
-	ids    map[string]subjects.ToolID // by name
-	byID   map[subjects.ToolID]*mcp.Tool
-	stream map[subjects.ToolID]bool
-	digest [sha256.Size]byte
+	of    *catalogTools
+	named []namedTool             // in order of name
+	names map[string]*catalogTool // by name
+	byID  map[subjects.ToolID]*catalogTool
+}
+
+// namedTool is a tool with its name in a view.
+type namedTool struct {
+	name string
+	*catalogTool
 }
 
 func newView(key viewKey, c *client.Client, m *mcpLink) *view {
@@ -137,9 +143,9 @@ func (v *view) look(tools *catalogTools) {
 	list, _ := v.shown(tools, nil)
 	v.mu.Lock()
 	before := v.told
-	v.told = list.digest
+	v.told = list.named
 	v.mu.Unlock()
-	if before != list.digest && before != [sha256.Size]byte{} {
+	if !slices.Equal(before, list.named) {
 		v.touch()
 	}
 }
@@ -160,8 +166,8 @@ func (v *view) shown(tools *catalogTools, err error) (*toolList, error) {
 		v.now = v.list(tools)
 		v.mirror(v.now)
 	}
-	if v.told == [sha256.Size]byte{} {
-		v.told = v.now.digest
+	if v.told == nil {
+		v.told = v.now.named
 	}
 	return v.now, nil
 }
@@ -170,14 +176,14 @@ func (v *view) shown(tools *catalogTools, err error) (*toolList, error) {
 // calls. v.mu is held.
 func (v *view) mirror(list *toolList) {
 	mirrors := make(map[string]string)
-	for _, t := range list.tools {
-		schema, _ := t.InputSchema.(json.RawMessage)
+	for _, t := range list.named {
+		schema, _ := t.tool.InputSchema.(json.RawMessage)
 		if !bytes.Contains(schema, []byte(mirrored)) {
 			continue
 		}
-		mirrors[t.Name] = string(schema)
-		for _, name := range []string{t.Title, functionName(subjects.ToolID(t.Title))} { // it may be called by these, too
-			if _, taken := list.ids[name]; !taken {
+		mirrors[t.name] = string(schema)
+		for _, name := range []string{string(t.id), functionName(t.id)} { // it may be called by these, too
+			if list.names[name] == nil {
 				mirrors[name] = string(schema)
 			}
 		}
@@ -205,35 +211,27 @@ func (v *view) mirror(list *toolList) {
 
 // list selects the view's tools.
 func (v *view) list(tools *catalogTools) *toolList {
-	list := &toolList{of: tools, tools: []*mcp.Tool{}, ids: make(map[string]subjects.ToolID), byID: make(map[subjects.ToolID]*mcp.Tool), stream: make(map[subjects.ToolID]bool)}
-	mine := func(t *catalogTool) bool { return v.globs.Match(t.id) && v.of.may(t.id) }
+	list := &toolList{of: tools, named: []namedTool{}, names: make(map[string]*catalogTool), byID: make(map[subjects.ToolID]*catalogTool)}
+	var mine []*catalogTool
 	called := make(map[string]int) // how many tools have a function's name
-	if v.key.bare {
-		for i := range tools.all {
-			if t := &tools.all[i]; mine(t) {
-				called[functionName(t.id)]++
-			}
+	for _, t := range tools.all {
+		if t.tool != nil && v.globs.Match(t.id) && v.of.may(t.id) {
+			mine = append(mine, t)
+			called[functionName(t.id)]++
 		}
 	}
-	sum := sha256.New()
-	for i := range tools.all {
-		one := &tools.all[i]
-		if !mine(one) || (v.key.readOnly || v.of.readOnly()) && !one.readOnly {
+	for _, t := range mine {
+		if (v.key.readOnly || v.of.readOnly()) && !t.readOnly {
 			continue
 		}
-		t := one.tool
-		if name := functionName(one.id); called[name] == 1 {
-			renamed := *t
-			renamed.Name = name
-			t = &renamed
+		name := t.tool.Name
+		if short := functionName(t.id); v.key.bare && called[short] == 1 {
+			name = short
 		}
-		list.tools = append(list.tools, t)
-		list.ids[t.Name], list.byID[one.id], list.stream[one.id] = one.id, t, one.streaming
-		_, _ = sum.Write([]byte(t.Name))
-		_, _ = sum.Write(one.raw)
+		list.named = append(list.named, namedTool{name, t})
+		list.names[name], list.byID[t.id] = t, t
 	}
-	slices.SortFunc(list.tools, func(a, b *mcp.Tool) int { return cmp.Compare(a.Name, b.Name) })
-	sum.Sum(list.digest[:0])
+	slices.SortFunc(list.named, func(a, b namedTool) int { return cmp.Compare(a.name, b.name) })
 	return list
 }
 
@@ -251,67 +249,65 @@ func (v *view) answerList(ctx context.Context, q *mcp.ListToolsRequest) (*mcp.Li
 		}
 		after = string(name)
 	}
+	if v.key.search {
+		return &mcp.ListToolsResult{Tools: searchTools, Cacheable: cacheable}, nil
+	}
 	age := viewFresh
 	if after == "" {
 		age = 0 // the list may have changed, as the client was told
-	}
-	if v.key.search {
-		return &mcp.ListToolsResult{Tools: searchTools, Cacheable: mcp.Cacheable{TTLMs: int(viewFresh.Milliseconds()), CacheScope: "private"}}, nil
 	}
 	list, err := v.tools(ctx, age)
 	if err != nil {
 		return nil, rpcError(err)
 	}
-	from, found := slices.BinarySearchFunc(list.tools, after, func(t *mcp.Tool, name string) int { return cmp.Compare(t.Name, name) })
+	from, found := slices.BinarySearchFunc(list.named, after, func(t namedTool, name string) int { return cmp.Compare(t.name, name) })
 	if found {
 		from++
 	}
-	end := min(from+mcpPage, len(list.tools))
-	answer := &mcp.ListToolsResult{Tools: list.tools[from:end], Cacheable: mcp.Cacheable{TTLMs: int(viewFresh.Milliseconds()), CacheScope: "private"}}
-	if end < len(list.tools) {
-		answer.NextCursor = base64.RawURLEncoding.EncodeToString([]byte(list.tools[end-1].Name))
+	end := min(from+mcpPage, len(list.named))
+	answer := &mcp.ListToolsResult{Tools: make([]*mcp.Tool, 0, end-from), Cacheable: cacheable}
+	for _, t := range list.named[from:end] {
+		shown := *t.tool
+		shown.Name = t.name
+		answer.Tools = append(answer.Tools, &shown)
+	}
+	if end < len(list.named) {
+		answer.NextCursor = base64.RawURLEncoding.EncodeToString([]byte(list.named[end-1].name))
 	}
 	return answer, nil
 }
 
 // find returns the tool that a name means: its name in the list, its id, or the one tool whose name, id
-// or function's name differs from it by case and separators alone.
-func (v *view) find(ctx context.Context, name string) (subjects.ToolID, *toolList, error) {
+// or function's name differs from it by case and separators alone. It returns nil for none, or several.
+func (v *view) find(ctx context.Context, name string) (*catalogTool, error) {
 	list, err := v.shown(v.catalog.atHand(ctx))
-	if err != nil {
-		if id, list := v.alone(ctx, name); id != "" {
-			return id, list, nil
+	if err == nil {
+		if t := list.find(name); t != nil {
+			return t, nil
 		}
-		return "", nil, err
+		list, err = v.tools(ctx, viewAgain)
 	}
-	if id := list.find(name); id != "" {
-		return id, list, nil
+	if err == nil {
+		return list.find(name), nil
 	}
-	newer, err := v.tools(ctx, viewAgain)
-	if err != nil {
-		id, list := v.alone(ctx, name)
-		if id == "" {
-			return "", nil, err
-		}
-		return id, list, nil
+	if t := v.alone(ctx, name); t != nil {
+		return t, nil
 	}
-	return newer.find(name), newer, nil
+	return nil, err
 }
 
-// find returns the tool that a name means in a list; empty for none, or several.
-func (l *toolList) find(name string) (found subjects.ToolID) {
-	if id, ok := l.ids[name]; ok {
-		return id
+// find returns the tool that a name means in a list; nil for none, or several.
+func (l *toolList) find(name string) (found *catalogTool) {
+	if t := cmp.Or(l.names[name], l.byID[subjects.ToolID(name)]); t != nil {
+		return t
 	}
-	if id := subjects.ToolID(name); l.byID[id] != nil {
-		return id
-	}
-	for shown, id := range l.ids {
-		if plainly(shown) == plainly(name) || plainly(string(id)) == plainly(name) || plainly(functionName(id)) == plainly(name) {
-			if found != "" {
-				return ""
+	name = plainly(name)
+	for _, t := range l.named {
+		if plainly(t.name) == name || plainly(string(t.id)) == name || plainly(functionName(t.id)) == name {
+			if found != nil {
+				return nil
 			}
-			found = id
+			found = t.catalogTool
 		}
 	}
 	return found
@@ -333,27 +329,33 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 			}
 		}
 	}
-	id, list, err := v.find(ctx, name)
+	t, err := v.find(ctx, name)
 	switch {
 	case err != nil:
 		return nil, rpcError(err)
-	case id == "":
+	case t == nil:
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "unknown tool " + strings.ToValidUTF8(name, "?")}
 	}
 	if err := v.of.spend(1); err != nil {
 		return nil, rpcError(err)
 	}
-	in := call{tool: id, exact: true, args: q.Params.Arguments, rpc: subjects.NewRPCID("rpc_")}
+	in := call{tool: t.id, exact: true, args: q.Params.Arguments, rpc: subjects.NewRPCID("rpc_")}
 	if string(in.args) == "null" {
 		in.args = nil
 	}
 	if trace, ok := q.Params.GetMeta()["traceparent"].(string); ok && traceText.MatchString(trace) {
 		in.trace = trace
 	}
-	if err := list.requires(id, q.Session.InitializeParams()); err != nil {
+	if err := t.requires(q.Session.InitializeParams()); err != nil {
 		return nil, err
 	}
-	value, err := v.run(ctx, q, &in, list)
+	// Clients fail a result without the structured content that its tool declares: the call is not made where the
+	// result could not be shown.
+	shape, err := v.shapeOf(ctx, t)
+	if err != nil {
+		return nil, rpcError(err)
+	}
+	value, err := v.run(ctx, q, &in, t.streaming, shape)
 	if err != nil {
 		e := toolmesh.AsError(err)
 		if !toolFailed(e.Code) {
@@ -365,7 +367,7 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 		}
 		return failedTool(text), nil
 	}
-	result := v.resultOf(ctx, in.tool, value, list)
+	result := resultOf(value, shape)
 	v.shorten(ctx, result)
 	if len(in.changed) > 0 {
 		result.Meta = mcp.Meta{changedKey: in.changed}
@@ -374,9 +376,8 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 }
 
 // requires returns the error of a client that lacks a capability which the tool's author wants of clients.
-func (l *toolList) requires(id subjects.ToolID, client *mcp.InitializeParams) error {
-	t := l.byID[id]
-	if t == nil || t.Meta[requiresKey] == nil {
+func (t *catalogTool) requires(client *mcp.InitializeParams) error {
+	if t.tool.Meta[requiresKey] == nil {
 		return nil
 	}
 	has := make(map[string]any)
@@ -385,7 +386,7 @@ func (l *toolList) requires(id subjects.ToolID, client *mcp.InitializeParams) er
 		_ = json.Unmarshal(raw, &has)
 	}
 	lacks := make(map[string]any)
-	wanted, _ := t.Meta[requiresKey].([]any)
+	wanted, _ := t.tool.Meta[requiresKey].([]any)
 	for _, name := range wanted {
 		if name, ok := name.(string); ok && has[name] == nil {
 			lacks[name] = struct{}{}
@@ -395,7 +396,7 @@ func (l *toolList) requires(id subjects.ToolID, client *mcp.InitializeParams) er
 		return nil
 	}
 	data, _ := json.Marshal(map[string]any{"requiredCapabilities": lacks})
-	return &jsonrpc.Error{Code: mcp.CodeMissingRequiredClientCapabilities, Message: "the tool " + string(id) + " is for clients with other capabilities", Data: data}
+	return &jsonrpc.Error{Code: mcp.CodeMissingRequiredClientCapabilities, Message: "the tool " + string(t.id) + " is for clients with other capabilities", Data: data}
 }
 
 // toolFailed reports whether a model may do something about a failure: it was the tool or its arguments.
@@ -409,9 +410,9 @@ func toolFailed(code toolmesh.Code) bool {
 }
 
 // run makes the call. To a client that asks for progress, the items of a stream are that.
-func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, list *toolList) (json.RawMessage, error) {
+func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, streams bool, shape *resultShape) (json.RawMessage, error) {
 	token := q.Params.GetProgressToken()
-	if token == nil || !list.stream[in.tool] {
+	if token == nil || !streams {
 		reports := newReporter(ctx, q, string(in.tool))
 		in.report = reports.report
 		result, err := in.run(ctx, v.c, v.of)
@@ -421,19 +422,14 @@ func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, list *
 		}
 		return result.Value, nil
 	}
-	shape, err := v.resultShape(ctx, in.tool, list)
-	if err != nil {
-		return nil, err
-	}
-	collect := shape.collect
-	last, all, err := v.follow(ctx, q, in, token, collect)
+	last, all, err := v.follow(ctx, q, in, token, shape.collect)
 	if err != nil && last == nil && in.mend(ctx, v.c, v.of, err) {
-		last, all, err = v.follow(ctx, q, in, token, collect)
+		last, all, err = v.follow(ctx, q, in, token, shape.collect)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if collect {
+	if shape.collect {
 		return append(append([]byte{'['}, bytes.Join(all, []byte{','})...), ']'), nil
 	}
 	return orNull(last), nil

@@ -49,6 +49,8 @@ type Request struct {
 	Limit int             `json:"limit,omitempty"`
 	// ETag asks list for the tag of the whole list.
 	ETag bool `json:"etag,omitempty"`
+	// Digests asks list for the digest of each tool.
+	Digests bool `json:"digests,omitempty"`
 	// Provider is whose shape render is about: a [render.Format].
 	Provider string `json:"provider,omitempty"`
 	// Tools are what render shows, as Tool, and describe, by full ids: 500 at most. For search they are patterns, as
@@ -85,6 +87,8 @@ type ListedTool struct {
 	Reason      string             `json:"reason"`
 	Streaming   bool               `json:"streaming"`
 	Nodes       []subjects.NodeID  `json:"nodes"`
+	// Digest, if asked for, is that of the tool's descriptor; empty if nothing is known of the tool.
+	Digest string `json:"digest,omitempty"`
 }
 
 // ResolveAnswer is the full id, and why nobody serves the tool if that is so.
@@ -485,6 +489,11 @@ func (r *Responder) list(session subjects.SessionID, q Request) (any, error) {
 		return nil, err
 	}
 	answer := ListAnswer{Tools: listed, Next: next}
+	if q.Digests {
+		for i := range routes {
+			listed[i].Digest = routes[i].Digest
+		}
+	}
 	if q.ETag {
 		answer.ETag = r.view.etag(session)
 	}

@@ -142,8 +142,11 @@ func TestRegistryIsAnsweredInEveryTopology(t *testing.T) {
 		if tags[0].ETag == "" || tags[0].ETag != tags[1].ETag {
 			t.Errorf("the tags of two pages: %q and %q", tags[0].ETag, tags[1].ETag)
 		}
-		if err := ask(t, client, "s1", registry.VerbList, registry.Request{After: listed.Next, Limit: 2}, &listed); err != nil {
+		if err := ask(t, client, "s1", registry.VerbList, registry.Request{After: "weather.forecast.week", Limit: 1, Digests: true}, &listed); err != nil {
 			t.Fatal(err)
+		}
+		if len(listed.Tools) != 1 || listed.Tools[0].ID != d.ID || listed.Tools[0].Digest != described.Digest {
+			t.Errorf("a list with digests: %+v, want that of %s: %s", listed.Tools, d.ID, described.Digest)
 		}
 	})
 }
