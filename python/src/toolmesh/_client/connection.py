@@ -44,7 +44,8 @@ if typing.TYPE_CHECKING:
 _log = logging.getLogger("toolmesh")
 MISSING = 1.3  # after which a keepalive is missed
 TICK = 0.1
-_PING = 0.4
+_PING = 0.4  # how long an answer to a ping is waited for at a time
+_NEVER = 10**6  # seconds after which a ping is given up
 _MUTE = 3 * SILENCE  # how long a connection that brings something, but no answer to a ping, may be silent about a call
 _WAIT = 10.0  # seconds that a question about a task may wait for its end
 _REST = 0.2  # seconds before one is asked again that nobody has answered
@@ -82,6 +83,7 @@ class Connection:
         self._aliases: dict[tuple[str, str], str] = {}
         self._routes = routes.Routes(self)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._pinging: asyncio.Task[None] | None = None
         self._last_error: BaseException | None = None
         self._warned: set[str] = set()  # tools whose results did not fit
         self.closed, self._clock = False, Clock()
@@ -212,6 +214,7 @@ class Connection:
     async def _connected(self) -> None:
         self.generation += 1
         self.since = time.monotonic()
+        self._pinging = None  # it went to the link that is gone
         for one in list(self.pending.values()):
             one.nudge()
 
@@ -305,7 +308,7 @@ class Connection:
         try:
             if not self.connected:
                 raise ConnectionError("not connected")
-            await nc.flush(_PING)  # type: ignore[arg-type]  # seconds
+            await self._ping(nc)
         except (nats.errors.Error, OSError, asyncio.TimeoutError) as failure:
             # On a busy connection the answer to the ping is behind much else.
             if one.messages or self.connected and nc.stats["in_bytes"] != arrived and quiet < _MUTE:
@@ -318,6 +321,23 @@ class Connection:
         if one.quiet:
             raise self._lost(one, f"has been silent for {SILENCE} s")
         one.quiet = True
+
+    async def _ping(self, nc: Client) -> None:
+        """Until the server has answered a ping. One that is late goes on, and is what is waited for next: of one that
+        was given up nats-py takes the answer for an error, and reads nothing more."""
+        if self._pinging is None or self._pinging.done():
+            self._pinging = self.loop.create_task(nc.flush(_NEVER))
+            self._tasks.add(self._pinging)
+            self._pinging.add_done_callback(self._pinged)
+        ping = self._pinging
+        if not (await asyncio.wait([ping], timeout=_PING))[0]:
+            raise asyncio.TimeoutError("no answer to a ping")
+        ping.result()
+
+    def _pinged(self, ping: asyncio.Task[None]) -> None:
+        self._tasks.discard(ping)
+        if not ping.cancelled():
+            ping.exception()  # whoever waits for it has it, too
 
     async def seek(self, one: Pending, call: Call) -> None:
         """Finds the node of a call of which none is known after the link was cut, so that it can be asked again."""
