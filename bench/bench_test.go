@@ -27,7 +27,7 @@ func TestEveryBenchmark(t *testing.T) {
 	t.Parallel()
 	which := "unary|messages"
 	if meshtest.Soak() {
-		which = "unary|burst|stream|messages|payload"
+		which = "unary|burst|stream|messages|payload|gateway"
 	}
 	p := plan{Which: regexp.MustCompile(which), Rounds: 1, Calls: 20, Burst: 64, Items: 50}
 	log, err := os.Create(filepath.Join(t.TempDir(), "log")) // a file: many processes write to it
@@ -48,7 +48,7 @@ func TestEveryBenchmark(t *testing.T) {
 	}
 	if meshtest.Soak() {
 		wants = append(wants, "calls/s, 64 callers, warm Python tool: our client against a plain one",
-			"calls/s, 64 callers, warm Python tool", "Go generator", "Python generator", "64 MB argument and result")
+			"calls/s, 64 callers, warm Python tool", "Go generator", "Python generator", "64 MB argument and result", "MCP tools/call of a Go tool", "HTTP call of a Go tool", "MCP tools/list of 10,000 tools")
 	}
 	for _, want := range wants {
 		if !strings.Contains(table.String(), want) {

@@ -31,6 +31,7 @@ const callTimeout = 30 * time.Second
 type caller struct {
 	raw, conn *nats.Conn
 	mesh      *client.Client
+	web       web
 }
 
 // startCaller makes a caller. args: the broker's URL.
@@ -48,6 +49,8 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 	switch r.Do {
 	case "install":
 		return answer{}, c.install(ctx, r.Text)
+	case "web":
+		return answer{}, c.web.begin(ctx, r.Text)
 	case "unary":
 		return each(r.N, c.one(ctx, r.Side))
 	case "load":
@@ -110,6 +113,9 @@ func (c *caller) install(ctx context.Context, source string) error {
 }
 
 func (c *caller) one(ctx context.Context, side string) func() error {
+	if one := c.web.one(ctx, side); one != nil {
+		return one
+	}
 	args := []byte(callArgs)
 	mesh, plain := plainOf[side]
 	if plain || side == sideRaw {
@@ -139,6 +145,9 @@ func (c *caller) one(ctx context.Context, side string) func() error {
 }
 
 func (c *caller) stream(ctx context.Context, r request) (answer, error) {
+	if r.Side == "http" {
+		return c.web.stream(ctx, r.N)
+	}
 	began := time.Now()
 	n := 0
 	for chunk, err := range c.mesh.Stream(ctx, subjects.ToolID(toolOf(r.Side, "count")), countArgs{To: r.N}) {

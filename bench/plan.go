@@ -55,6 +55,7 @@ var benchmarks = []benchmark{
 		{sideRaw, func(*plan) request { return request{Do: "objects", N: 1} }, false},
 		{sideGo, func(*plan) request { return request{Do: "large", N: 1} }, false},
 	}},
+	{name: "gateway", run: (*plan).measureGateway},
 	{name: "python", run: (*plan).measurePython},
 	{name: "overload", run: (*plan).measureOverload},
 	{name: "slow", run: (*plan).measureSlow},

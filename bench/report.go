@@ -69,6 +69,12 @@ var rows = []row{
 	{"burst", "calls/s, 64 callers, warm Python tool: our client against a plain one", sidePython, sidePlainPython, rate, perSecond, &bound{goal: 0.8, least: true}},
 	{"stream", "streamed items/s, stored and delivered, Go generator", sideGo, sideRaw, rate, perSecond, &bound{must: 0.33, goal: 0.35, least: true}},
 	{"stream", "streamed items/s, stored and delivered, Python generator", sidePython, sideRaw, rate, perSecond, &bound{must: 0.33, goal: 0.35, least: true}},
+	{"gateway", "MCP tools/call of a Go tool, 2026-07-28, p50: the gateway against the official SDK's server", "mcp", "mcp-sdk", p50, micros, &bound{goal: 1.2}},
+	{"gateway", "the same, 2025-11-25", "mcp-session", "mcp-session-sdk", p50, micros, &bound{goal: 1.2}},
+	{"gateway", "MCP calls/s, 64 callers, 2026-07-28: the gateway against the official SDK's server", "mcp/64", "mcp-sdk/64", rate, perSecond, &bound{goal: 1, least: true}},
+	{"gateway", "the same, 2025-11-25", "mcp-session/64", "mcp-session-sdk/64", rate, perSecond, &bound{goal: 1, least: true}},
+	{"gateway", "HTTP call of a Go tool, p50: against the NATS call that it makes", "http", sideGo, p50, micros, &bound{goal: 2.5}},
+	{"gateway", "streamed items/s as events over HTTP: against our client's on NATS", "items-http", "items", rate, perSecond, &bound{goal: 0.5, least: true}},
 	{"payload", "64 MB argument and result against an object store's put and get of both, p50", sideGo, sideRaw, p50, wholeMillis, &bound{must: 1.5, goal: 1.2}},
 }
 

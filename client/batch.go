@@ -58,6 +58,8 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 	if err != nil {
 		return nil, err
 	}
+	ctx, stop := s.bound(ctx)
+	defer stop()
 	switch {
 	case len(calls) == 0:
 		return nil, callerError(toolmesh.CodeInvalidRequest, "the batch has no calls")

@@ -9,7 +9,7 @@ import (
 )
 
 // The only broker is killed while tools run: that nothing answers any more does not say
-// that they did not begin.
+// that they did not begin. A stream waits for its connection, but not for ever.
 func TestOnlyBrokerIsKilled(t *testing.T) {
 	t.Parallel()
 	for _, queue := range []bool{false, true} {
@@ -25,13 +25,22 @@ func TestOnlyBrokerIsKilled(t *testing.T) {
 		for _, key := range []string{"one", "two"} {
 			wait(t, "start", d.gate(key).started)
 		}
+		items, first := make(chan counted, 1), make(chan int, 3)
+		go func() {
+			items <- countItems(t, c, t.Context(), toolArgs{Key: "gen", N: 3, Gate: true}, func(i int) { first <- i })
+		}()
+		d.gate("gen").release <- struct{}{}
+		wait(t, "first item", first)
 		broker.Stop()
 		for _, call := range calls {
 			if o := wait(t, "answer", call); o.err == nil || toolmesh.AsError(o.err).Started == toolmesh.StartedNo {
 				t.Errorf("queue=%v: %v, want an error that leaves open whether it ran", queue, o.err)
 			}
 		}
-		for _, key := range []string{"one", "two"} {
+		if s := wait(t, "end of the stream", items); s.items != 1 || toolmesh.CodeOf(s.err) != toolmesh.CodeUnavailable || toolmesh.AsError(s.err).Started != toolmesh.StartedYes {
+			t.Errorf("queue=%v: %d items of a stream, then %v", queue, s.items, s.err)
+		}
+		for _, key := range []string{"one", "two", "gen"} {
 			close(d.gate(key).release)
 		}
 	}

@@ -48,6 +48,8 @@ func (c *Client) Call(ctx context.Context, id subjects.ToolID, args any, opts ..
 	if err != nil {
 		return nil, err
 	}
+	ctx, stop := s.bound(ctx)
+	defer stop()
 	body, err := encodeArgs(args)
 	if err != nil {
 		return nil, err

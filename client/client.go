@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -76,7 +77,7 @@ func New(nc *nats.Conn, opts *Options) (*Client, error) {
 	if opts != nil {
 		o = *opts
 	}
-	b, err := bus.New(nc, &bus.Options{Logger: o.Logger})
+	b, err := bus.New(nc, &bus.Options{Caller: cmp.Or(o.Session, subjects.DefaultSession), Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -108,9 +109,6 @@ func NewOn(b *bus.Bus, opts *Options) (*Client, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	c := &Client{bus: b, foreign: b.Conn().Opts.ReconnectBufSize >= 0, session: o.Session, queue: o.QueueOnly, log: o.Logger, shared: &shared{}}
-	if told, err := subjects.Registry(o.Session, "time"); err == nil {
-		b.TimeAt(told)
-	}
 	c.shared.base, c.shared.end = context.WithCancel(context.Background())
 	c.shared.routes.init()
 	return c, nil
@@ -211,6 +209,14 @@ func WithRPCID(id subjects.RPCID) CallOption {
 // call, and no total for a stream.
 func WithTimeout(d time.Duration) CallOption {
 	return optionFunc(func(s *settings) { s.timeout = d })
+}
+
+// bound ends ctx a moment after the call's total time: the node's own word that the time is up comes first, if it comes.
+func (s *settings) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if s.timeout <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, s.timeout+time.Second)
 }
 
 // WithRevision asks for one revision of the tool's index.

@@ -1,11 +1,13 @@
 package client
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/connect"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // Connect makes a client with a connection of its own, which [Client.Close] closes. url
@@ -35,7 +37,7 @@ func Connect(ctx context.Context, url string, opts *Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := bus.New(nc, &bus.Options{Domain: domain, Logger: o.Logger})
+	b, err := bus.New(nc, &bus.Options{Domain: domain, Caller: cmp.Or(o.Session, subjects.DefaultSession), Logger: o.Logger})
 	if err != nil {
 		nc.Close()
 		return nil, err

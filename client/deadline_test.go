@@ -41,6 +41,8 @@ authorization { users: [
 		return m.Header.Get(codec.HeaderDeadline) != ""
 	}
 	queue := &client.Options{QueueOnly: true}
+	refused := make(chan error, 10)
+	hear := nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err })
 	measured := newClient(t, node, queue)
 	meshtest.Until(t, "who may ask for the time sends deadlines", func() bool { return sends(measured) })
 	for what, nc := range map[string]*nats.Conn{
@@ -53,5 +55,12 @@ authorization { users: [
 				t.Errorf("%s: a deadline by the caller's own clock", what)
 			}
 		}
+	}
+	// Where nodes tell the time callers ask them alone: a broker logs each question that it refuses as an error.
+	answerRegistry(t, node)
+	told := newClient(t, broker.Connect(t, append(client.ConnectOptions(), nats.UserInfo("caller", "caller"), hear)...), queue)
+	meshtest.Until(t, "who is told the time sends deadlines", func() bool { return sends(told) })
+	if len(refused) > 0 {
+		t.Errorf("the broker refused what a caller asked: %v", <-refused)
 	}
 }

@@ -142,18 +142,8 @@ func ExampleClient_Batch() {
 			return err
 		}
 		defer nc.Close()
-		r, err := router.New(nc, nil) // nodes with sessions run batches: agents and routers
-		if err != nil {
-			return err
-		}
-		defer func() { _ = r.Close() }()
-		double := func(_ context.Context, in amount) (int, error) { return 2 * in.Amount, nil }
-		if _, err := r.Handle("sums", "double", host.Func(double)); err != nil {
-			return err
-		}
-		if err := r.Start(ctx); err != nil {
-			return err
-		}
+		r, stop := sums(ctx, nc) // nodes with sessions run batches: agents and routers
+		defer stop()
 		results, err := r.Batch(ctx, []client.BatchCall{
 			{Tool: "sums.double", Args: amount{Amount: 1}},
 			{Tool: "sums.double", Args: map[string]any{"amount": "many"}},
@@ -171,4 +161,65 @@ func ExampleClient_Batch() {
 	// 2
 	// invalid_arguments
 	// 6
+}
+
+// The call is made even if this process ends; any other one of the session asks for the result by the task's id.
+func ExampleClient_Submit() {
+	meshtest.Example(func(ctx context.Context, url string) error {
+		nc, err := nats.Connect(url, client.ConnectOptions()...)
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		r, stop := sums(ctx, nc)
+		defer stop()
+		task, err := r.Submit(ctx, "sums.double", amount{Amount: 21}, &client.SubmitOptions{ID: "the-answer", Attempts: 5})
+		if err != nil {
+			return err
+		}
+		res, err := r.Client().Task(task.ID()).Wait(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Println(task.ID(), string(res.Value))
+		return nil
+	})
+	// Output: the-answer 42
+}
+
+func ExampleClient_Search() {
+	meshtest.Example(func(ctx context.Context, url string) error {
+		nc, err := nats.Connect(url, client.ConnectOptions()...)
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		r, stop := sums(ctx, nc)
+		defer stop()
+		found, err := r.Client().Search(ctx, "make a number twice as large", 3)
+		if err != nil {
+			return err
+		}
+		for _, tool := range found {
+			fmt.Println(tool.ID, tool.Description)
+		}
+		return nil
+	})
+	// Output: sums.double Doubles a number.
+}
+
+// sums starts a router that serves a function.
+func sums(ctx context.Context, nc *nats.Conn) (*router.Router, func()) {
+	r, err := router.New(nc, nil)
+	if err != nil {
+		panic(err)
+	}
+	double := func(_ context.Context, in amount) (int, error) { return 2 * in.Amount, nil }
+	if _, err := r.Handle("sums", "double", host.Func(double), host.Description("Doubles a number.")); err != nil {
+		panic(err)
+	}
+	if err := r.Start(ctx); err != nil {
+		panic(err)
+	}
+	return r, func() { _ = r.Close() }
 }

@@ -414,6 +414,40 @@ func TestCallOfAnEarlierStart(t *testing.T) {
 	}
 }
 
+// A node says that it runs a call or a batch, and never ends it: the caller's own time ends it.
+func TestTimeoutOfANodeThatNeverAnswers(t *testing.T) {
+	t.Parallel()
+	nc := meshtest.Broker(t).Connect(t)
+	for _, subject := range []string{"tools.*.fake.x", "mesh.batch.*"} {
+		if _, err := nc.Subscribe(subject, func(m *nats.Msg) {
+			beat := time.NewTicker(300 * time.Millisecond)
+			defer beat.Stop()
+			for im := (&impostor{nc: nc}); t.Context().Err() == nil; <-beat.C {
+				im.keepalive(m)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := newClient(t, nc, nil)
+	ends := map[string]func(client.CallOption) error{
+		"call": func(o client.CallOption) error {
+			_, err := c.Call(t.Context(), "fake.x", nil, o)
+			return err
+		},
+		"batch": func(o client.CallOption) error {
+			_, err := c.Batch(t.Context(), []client.BatchCall{{Tool: "fake.x"}}, o)
+			return err
+		},
+	}
+	for what, call := range ends {
+		err := call(client.WithTimeout(500 * time.Millisecond))
+		if e := toolmesh.AsError(err); e.Code != toolmesh.CodeDeadlineExceeded || e.Started != toolmesh.StartedUnknown {
+			t.Errorf("%s: %+v", what, e)
+		}
+	}
+}
+
 // A request that is sent again and meets nobody says nothing of the first one,
 // which may have run: it must not go to another node.
 func TestNobodyForTheSecondRequest(t *testing.T) {

@@ -43,6 +43,10 @@ const (
 	restTries  = 2
 )
 
+// streamAway is how long a stream waits for its own connection. Its node ends it after 10 s without its reader, so that
+// what a longer wait may bring is what the node had stored.
+var streamAway = time.Minute
+
 // Chunk is one item of a stream.
 type Chunk struct {
 	Seq  int64 // from 1
@@ -57,7 +61,8 @@ func (c *Chunk) Decode(v any) error { return json.Unmarshal(c.Data, v) }
 // end of ctx, cancels the call; with [ErrLeft] as the cause of that end the stream goes on for
 // the 10 s in which [Client.Follow] may take it up. Ranging over it again is another call, unless
 // WithRPCID names it: then it is the same one, from its first item. A reader that does not keep up holds the tool
-// back; nothing grows. After a lost connection the stream goes on where it was.
+// back; nothing grows. After a lost connection the stream goes on where it was,
+// if the connection is back within a minute.
 func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts ...CallOption) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		s, err := c.settings(ctx, opts, "rpc_stream_")
@@ -80,11 +85,8 @@ func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts 
 				c.release(&s)
 			}
 		}()
-		if s.timeout > 0 {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, s.timeout+time.Second)
-			defer cancel()
-		}
+		ctx, stop := s.bound(ctx)
+		defer stop()
 		err = c.attempts(ctx, id, &s, func(t target) error {
 			return newReader(yield).run(ctx, c, t, &s, body)
 		})
@@ -115,7 +117,8 @@ type reader struct {
 	acked     bool
 	granted   int64
 	fruitless int
-	asking    *replay // nil: the store is not being asked
+	away      time.Time // since when its own connection is lost; zero: it is not
+	asking    *replay   // nil: the store is not being asked
 }
 
 func newReader(yield func(Chunk, error) bool) *reader {
@@ -423,9 +426,18 @@ func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
 	lost := r.p.Look(ctx, since)
 	switch {
 	case lost == nil:
+		r.away = time.Time{}
 		return false, nil
 	case toolmesh.CodeOf(lost) == toolmesh.CodeUnavailable && r.begun():
-		return false, nil // our own connection: the stream goes on when it is back
+		// Our own connection: the stream goes on when it is back.
+		if r.away.IsZero() {
+			r.away = time.Now()
+		}
+		if time.Since(r.away) < streamAway {
+			return false, nil
+		}
+		return true, toolmesh.Errorf(toolmesh.CodeUnavailable, "the stream has waited %v for its connection to the mesh, and ends after item %d: %w", streamAway, r.taken, lost).
+			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)
 	case toolmesh.CodeOf(lost) != toolmesh.CodeNodeLost || !r.begun():
 		return true, lost
 	}

@@ -273,7 +273,7 @@ func (ix *Index) group(root string) error {
 		if g == nil {
 			g = &group{key: key, config: zygote.Config{
 				Logger: ix.log, Redact: ix.redact, Python: ix.spec.Env.Python, Base: ix.spec.Env.Base, Root: root, Paths: paths,
-				Env: env, Sandbox: key.sandbox, User: user, Given: append(ix.x.seen(root, ix.spec.Env, user), ix.spec.Paths...), OpenFiles: o.Limits.OpenFiles,
+				Env: env, Sandbox: key.sandbox, User: user, Given: append(ix.x.seen(root, ix.spec.Env, user), ix.spec.Paths...), OpenFiles: o.Limits.OpenFiles, MostFiles: o.Limits.OpenFiles,
 			}}
 			byKey[key] = g
 			ix.groups = append(ix.groups, g)

@@ -43,7 +43,7 @@ func TestToolsShareAWorkerOnlyIfTheirPoliciesAgree(t *testing.T) {
 	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": policyTools}), "t.two", "t.one", "t.none", "t.three", "t.four")
 	spec.Vars = map[string]string{"SHARED": "yes"}
 	spec.Policies = map[string]executor.Policy{
-		"t.two":  {Vars: map[string]string{"TOKEN": "secret"}},
+		"t.two":  {Vars: map[string]string{"TOKEN": "secret"}, Limits: tool.Limits{OpenFiles: 100}}, // less than the node's, alone in its zygote
 		"t.four": {Limits: tool.Limits{OpenFiles: 200}},
 	}
 	ix := open(t, x, spec)

@@ -98,7 +98,7 @@ func listOf[T any](plural string, of func(*request, *registry.View) ([]T, error)
 
 // explainAdmin says of a refusal that an administrator's token would not get it, instead of the subject.
 func (q *request) explainAdmin(err error) error {
-	if err == nil || toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied || q.l.ofAdmin() {
+	if err == nil || toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied || q.l.ofAdmin {
 		return err
 	}
 	return refused(toolmesh.CodePermissionDenied, "%s %s takes an administrator's token: the content of keys/admin.nk", q.r.Method, q.r.URL.Path)

@@ -212,7 +212,7 @@ func addHrefs(node any) (added bool) {
 func (q *request) sendFile() error {
 	query := q.r.URL.Query()
 	if query.Get("digest") == "" {
-		return refused(toolmesh.CodeInvalidRequest, "digest is missing: read a file at the whole href that its result has")
+		return refused(toolmesh.CodeNotFound, "there is no file at a path without a digest: read one at the whole href that its result has")
 	}
 	release, err := take(1, q.l.downloads, q.g.downloads)
 	if err != nil {

@@ -106,7 +106,7 @@ func TestFiles(t *testing.T) {
 	}{
 		"another session":  {got.File.Href, as(r.token), 404},
 		"another digest":   {strings.Replace(got.File.Href, "digest=", "digest=0", 1), nil, 404},
-		"no digest":        {strings.SplitN(got.File.Href, "?", 2)[0], nil, 400},
+		"no digest":        {strings.SplitN(got.File.Href, "?", 2)[0], nil, 404},
 		"no such file":     {"/v1/files/default.nothing?digest=x", nil, 404},
 		"no name of files": {"/v1/files/%2e%2e%2fetc?digest=x", nil, 404},
 	} {

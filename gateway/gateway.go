@@ -68,7 +68,7 @@ type Gateway struct {
 	closing atomic.Bool
 	wg      sync.WaitGroup
 
-	uploads, downloads, documents, bodies room
+	uploads, downloads, documents, bodies, answers room
 }
 
 // New makes a gateway. Close it when nothing serves it any more.
@@ -94,6 +94,7 @@ func New(o Options) (*Gateway, error) {
 		downloads: newRoom(downloadsOfAll, "the gateway has %d downloads at once already"),
 		documents: newRoom(documentsAtOnce, "the gateway writes %d OpenAPI documents already"),
 		bodies:    newRoom(bodiesOfAll*o.MaxBody, "the bodies of all requests have %d bytes, and may have no more at once"),
+		answers:   newRoom(bodiesOfAll*o.MaxBody, "the answers that wait for readers have %d bytes"),
 	}
 	g.links.init(g)
 	g.handler = g.routes()
@@ -109,7 +110,7 @@ func (g *Gateway) Close() {
 
 // ServeHTTP answers a request.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	g.handler.ServeHTTP(&pacedWriter{w}, r)
+	g.handler.ServeHTTP(&pacedWriter{ResponseWriter: w}, r)
 }
 
 // methods are the handlers of one path, by method. HEAD is answered as GET, without the body, unless it has
@@ -164,8 +165,9 @@ func (g *Gateway) routes() http.Handler {
 	} {
 		mux.Handle(at, g.guard(m))
 	}
+	mcp := g.with((*request).mcp)
 	for _, at := range []string{"/mcp", "/mcp/{session}"} {
-		mux.Handle(at, g.guard(methods{http.MethodGet: g.serveMCP, http.MethodPost: g.serveMCP, http.MethodDelete: g.serveMCP}))
+		mux.Handle(at, g.guard(methods{http.MethodGet: mcp, http.MethodPost: mcp, http.MethodDelete: mcp}))
 	}
 	unknown := g.guard(http.HandlerFunc(unknownPath))
 	mux.Handle("/", unknown)

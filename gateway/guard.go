@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -46,6 +47,10 @@ func (g *Gateway) guard(next http.Handler) http.Handler {
 			limit = g.opts.MaxUpload
 		}
 		if r.ContentLength > limit {
+			if r.ContentLength <= drainMost && r.Header.Get("Expect") == "" { // most clients read no answer before they have sent all
+				within(w, bodyTime)
+				_, _ = io.Copy(io.Discard, r.Body)
+			}
 			w.Header().Set("Connection", "close") // or the server would read the rest
 			fail(w, tooLarge(limit), "")
 			return
@@ -64,14 +69,23 @@ func tooLarge(limit int64) error {
 }
 
 const (
+	// drainMost is how large a body may say that it is to be read before it is refused for its size.
+	drainMost = 64 << 20
 	// writeTime is how long a reader may take to read one piece of what it is sent.
 	writeTime = 30 * time.Second
 	// writePiece is how many bytes a piece has.
 	writePiece = 64 << 10
+	// hurryTime is how long a reader may take to read all of a large answer while others that wait for
+	// their readers have all the room there is.
+	hurryTime = 2 * time.Second
 )
 
 // pacedWriter cuts off a reader that does not read.
-type pacedWriter struct{ http.ResponseWriter }
+type pacedWriter struct {
+	http.ResponseWriter
+	rooms []room    // of answers that wait for their readers
+	until time.Time // when what is written must be read; zero for most
+}
 
 // Unwrap is for [http.ResponseController].
 func (w *pacedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
@@ -84,6 +98,9 @@ func (w *pacedWriter) WriteHeader(status int) {
 
 // Write implements [http.ResponseWriter].
 func (w *pacedWriter) Write(p []byte) (n int, err error) {
+	if len(p) > writePiece {
+		defer w.hold(int64(len(p)))()
+	}
 	for {
 		w.extend()
 		piece := p[n:min(len(p), n+writePiece)]
@@ -94,8 +111,26 @@ func (w *pacedWriter) Write(p []byte) (n int, err error) {
 	}
 }
 
+// hold counts bytes that wait for their reader until the function is called. A reader for which there is
+// no room has less time, as one that reads slowly would keep them in memory.
+func (w *pacedWriter) hold(bytes int64) func() {
+	for _, r := range w.rooms {
+		bytes = min(bytes, r.size)
+	}
+	release, full := take(bytes, w.rooms...)
+	if full == nil {
+		return release
+	}
+	w.until = time.Now().Add(hurryTime)
+	return func() { w.until = time.Time{} }
+}
+
 func (w *pacedWriter) extend() {
-	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(writeTime)) // a test's recorder has none
+	at := w.until
+	if at.IsZero() {
+		at = time.Now().Add(writeTime)
+	}
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(at) // a test's recorder has none
 }
 
 // namesLoopback reports whether a host, with or without a port, is a name of this machine that no DNS server decides.

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -64,6 +65,7 @@ func TestHostileRequests(t *testing.T) {
 		"many headers":               {"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\n" + strings.Repeat("X: y\r\n", 20_000) + "\r\n", []int{431}},
 		"a long path":                {"GET /v1/tools/" + strings.Repeat("a", 64<<10) + " HTTP/1.1\r\nHost: localhost\r\n\r\n", []int{414, 431}},
 		"a body of 1 GB":             {head + "Content-Length: 1073741824\r\n\r\n", []int{413}},
+		"a body of 12 MiB":           {head + "Content-Length: 12582912\r\n\r\n" + strings.Repeat(" ", 12<<20), []int{413}},
 		"a negative length":          {head + "Content-Length: -1\r\n\r\n", []int{400}},
 		"two lengths":                {head + "Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", []int{400}},
 		"length and chunks":          {head + "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", []int{400, 422}},
@@ -150,36 +152,69 @@ func TestEndlessBodyEnds(t *testing.T) {
 	}
 }
 
-// The bodies of one token that have not come whole have a bound together, and others are served.
+// The bodies of one token that have not come whole have a bound together, on every path, and others are served.
 func TestBodiesOfATokenAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(o *gateway.Options) { o.MaxBody = 1 << 16 })
-	conns := make([]net.Conn, 9)
-	answers := make(chan int, len(conns))
-	for i := range conns {
-		conns[i] = r.dial(t)
-		go func() {
-			_, _ = io.WriteString(conns[i], "POST /v1/tools/lab.add HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 65536\r\n\r\n"+strings.Repeat(" ", 65_000))
-			status := 0
-			if a, err := http.ReadResponse(bufio.NewReader(conns[i]), nil); err == nil {
-				status = a.StatusCode
-			}
-			answers <- status
-		}()
+	for _, path := range []string{"/v1/tools/lab.add", "/mcp"} {
+		conns := make([]net.Conn, 9)
+		answers := make(chan int, len(conns))
+		for i := range conns {
+			conns[i] = r.dial(t)
+			go func() {
+				_, _ = io.WriteString(conns[i], "POST "+path+" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 65536\r\n\r\n"+strings.Repeat(" ", 65_000))
+				status := 0
+				if a, err := http.ReadResponse(bufio.NewReader(conns[i]), nil); err == nil {
+					status = a.StatusCode
+				}
+				answers <- status
+			}()
+		}
+		if status := <-answers; status != http.StatusTooManyRequests {
+			t.Errorf("%s: the first answer is %d", path, status)
+		}
+		if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, as(r.token)); a.status != 200 {
+			t.Errorf("%s: another token: %d %s", path, a.status, a.body)
+		}
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+		for range len(conns) - 1 {
+			<-answers
+		}
+		meshtest.Until(t, "there is room again", func() bool {
+			return r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`+strings.Repeat(" ", 60_000), nil).status == 200
+		})
 	}
-	if status := <-answers; status != http.StatusTooManyRequests {
-		t.Errorf("the first answer is %d", status)
+	// Answers that nobody reads fill the token's room. Of those that come then, slow readers are cut off long
+	// before the others: what is sent on their connections is refused. Readers that read are served.
+	unread := func() net.Conn {
+		conn, err := (&net.Dialer{Control: smallBuffer}).DialContext(t.Context(), "tcp", strings.TrimPrefix(r.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		_, _ = io.WriteString(conn, "POST /v1/tools/lab.large HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+		_, _ = conn.Read(make([]byte, 1)) // the answer has begun
+		return conn
 	}
-	if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, as(r.token)); a.status != 200 {
-		t.Errorf("another token: %d %s", a.status, a.body)
+	waits, cut := unread(), unread()
+	if a := r.do(t, "POST", "/v1/tools/lab.large", "", nil); a.status != 200 || len(a.body) != 3<<20+2 {
+		t.Errorf("who reads: %d, %d bytes", a.status, len(a.body))
 	}
-	for _, conn := range conns {
-		_ = conn.Close()
-	}
-	for range len(conns) - 1 {
-		<-answers
-	}
-	meshtest.Until(t, "there is room again", func() bool {
-		return r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`+strings.Repeat(" ", 60_000), nil).status == 200
+	meshtest.Until(t, "the slow reader is cut off", func() bool {
+		_, err := io.WriteString(cut, " ")
+		return err != nil
 	})
+	for range 2 { // a closed connection refuses what comes behind its first answer
+		if _, err := io.WriteString(waits, " "); err != nil {
+			t.Errorf("the reader that was first is cut off: %v", err)
+		}
+		r.do(t, "GET", "/v1/tools", "", nil)
+	}
+}
+
+// smallBuffer has a socket receive little that is not read.
+func smallBuffer(_, _ string, c syscall.RawConn) error {
+	return c.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4096) })
 }

@@ -53,6 +53,7 @@ type link struct {
 	key     registry.Key       // what the token is narrowed to; zero where nothing is known of it
 	made    chan struct{}      // closed when the rest is set, or err
 	session subjects.SessionID
+	ofAdmin bool // the token is of no session
 	err     error
 	bus     *bus.Bus
 	client  *client.Client
@@ -64,7 +65,7 @@ type link struct {
 	naming  sync.Mutex
 	names   plainNames // guarded by naming
 
-	streams, uploads, downloads, events, bodies room
+	streams, uploads, downloads, events, bodies, answers room
 
 	// Guarded by links.mu.
 	connected bool // and counted in links.connected
@@ -192,6 +193,7 @@ func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
 		downloads: newRoom(downloadsOfToken, "the token has %d downloads at once already"),
 		events:    newRoom(eventsOfToken, "the token reads %d streams of events already"),
 		bodies:    newRoom(bodiesOfToken*ls.g.opts.MaxBody, "the bodies of the token's requests have %d bytes, and may have no more at once"),
+		answers:   newRoom(bodiesOfToken*ls.g.opts.MaxBody, "the answers that wait for the token's readers have %d bytes"),
 	}
 	if t.seed != "" {
 		pair, err := nkeys.FromSeed([]byte(t.seed))
@@ -286,7 +288,7 @@ func (ls *links) make(l *link) {
 		if l.digest != "" {
 			log = log.With(slog.String("token", l.digest[:12]))
 		}
-		if l.bus, err = bus.New(nc, &bus.Options{Logger: log}); err == nil {
+		if l.bus, err = bus.New(nc, &bus.Options{Caller: session, Logger: log}); err == nil {
 			if l.client, err = client.NewOn(l.bus, &client.Options{Session: session, Logger: log}); err != nil {
 				l.bus.Close()
 			}
@@ -387,6 +389,7 @@ func (l *link) connect() (*nats.Conn, subjects.SessionID, error) {
 			return nil, "", err
 		}
 		if bus.MayHear(nc, nc.NewInbox()) {
+			l.ofAdmin = c.inbox == subjects.InboxAdmin
 			return nc, c.session, nil
 		}
 		nc.Close()

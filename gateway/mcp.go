@@ -67,30 +67,16 @@ const postHeader = "Toolmesh-Post"
 // viewOf is the key of the context's view.
 type viewOf struct{}
 
-// serveMCP answers /mcp and /mcp/{session}: POST of 2026-07-28 without a session, and POST, GET and
+// mcp answers /mcp and /mcp/{session}: POST of 2026-07-28 without a session, and POST, GET and
 // DELETE of the revisions before it.
-func (g *Gateway) serveMCP(w http.ResponseWriter, r *http.Request) {
-	if r.ContentLength != 0 {
-		within(w, bodyTime)
-	}
-	if err := g.answerMCP(w, r); err != nil {
-		fail(w, err, "")
-	}
-}
-
-// answerMCP answers a request, but for those that it returns an error of.
-func (g *Gateway) answerMCP(w http.ResponseWriter, r *http.Request) error {
+func (q *request) mcp() error {
+	l, c, w, r := q.l, q.c, q.w, q.r
 	key, err := keyOf(r.PathValue("session"), r.URL.RawQuery)
 	if err != nil {
 		return err
 	}
-	l, c, done, err := g.open(r)
-	if err != nil {
-		return err
-	}
-	defer done()
 	if key.session != "" {
-		if l.public != "" && key.session != l.session {
+		if l.public != "" && !l.ofAdmin && key.session != l.session {
 			return refused(toolmesh.CodePermissionDenied, "the token is of the session %q and opens no other: use /mcp, or a token of the session %q", l.session, key.session)
 		}
 		c = c.In(key.session)
@@ -104,16 +90,24 @@ func (g *Gateway) answerMCP(w http.ResponseWriter, r *http.Request) error {
 		}
 		defer done()
 	}
-	if err := readMessage(w, r); err != nil {
-		return err
+	if r.Method == http.MethodPost {
+		body, err := q.whole()
+		if err != nil {
+			return err
+		}
+		// A list of messages would be any number of calls.
+		if trimmed := bytes.TrimLeft(body, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '[' {
+			return refused(toolmesh.CodeInvalidRequest, "the body is a list of messages: send each in a POST of its own")
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
 	}
 	opens := r.Method == http.MethodPost && session == "" && !isModern(r)
-	v, err := m.enter(&g.opts, key, c, opens)
+	v, err := m.enter(&q.g.opts, key, c, opens)
 	if err != nil {
 		return err
 	}
 	defer m.leave(v, opens)
-	ctx, cancel := l.within(r.Context())
+	ctx, cancel := context.WithCancelCause(q.ctx)
 	defer cancel(nil)
 	r = r.WithContext(context.WithValue(ctx, viewOf{}, v))
 	switch {
@@ -129,23 +123,6 @@ func (g *Gateway) answerMCP(w http.ResponseWriter, r *http.Request) error {
 		m.cancel(session) // the SDK waits for the calls of a session
 	}
 	m.sessions.ServeHTTP(w, r)
-	return nil
-}
-
-// readMessage reads the one message of a POST. A list of messages would be any number of calls.
-func readMessage(w http.ResponseWriter, r *http.Request) error {
-	if r.Method != http.MethodPost {
-		return nil
-	}
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return unread(err)
-	}
-	within(w, 0)
-	if trimmed := bytes.TrimLeft(body, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '[' {
-		return refused(toolmesh.CodeInvalidRequest, "the body is a list of messages: send each in a POST of its own")
-	}
-	r.Body = io.NopCloser(bytes.NewReader(body))
 	return nil
 }
 
@@ -239,6 +216,7 @@ func (m *mcpLink) enter(opts *Options, key viewKey, c *client.Client, opens bool
 			}
 			if old.uses == 0 && !old.used() {
 				delete(m.views, other)
+				m.forget(other.session)
 			}
 		}
 		if len(m.views) >= maxViews {
@@ -252,6 +230,16 @@ func (m *mcpLink) enter(opts *Options, key viewKey, c *client.Client, opens bool
 		m.opening++
 	}
 	return v, nil
+}
+
+// forget drops the catalog of a session that has no view any more; m.mu is held.
+func (m *mcpLink) forget(session subjects.SessionID) {
+	for other := range m.views {
+		if other.session == session {
+			return
+		}
+	}
+	delete(m.catalogs, session)
 }
 
 // open is how many legacy sessions there are; m.mu is held.

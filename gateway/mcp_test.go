@@ -319,6 +319,9 @@ func TestMCPViewsAreBounded(t *testing.T) {
 	if a := r.do(t, "POST", "/mcp/other", begin, h); a.status != 403 || !strings.Contains(a.body, "mine") {
 		t.Errorf("a session of others: %d %s", a.status, a.body)
 	}
+	if a := r.do(t, "POST", "/mcp/other", begin, headers{"Authorization": "Bearer " + r.admin, "Accept": h["Accept"]}); a.status != 200 {
+		t.Errorf("an administrator in a session of others: %d %s", a.status, a.body)
+	}
 	h["Mcp-Session-Id"] = session
 	if a := r.do(t, "DELETE", "/mcp?tools=lab.add,x.63", "", h); a.status != 204 {
 		t.Fatalf("end a session: %d %s", a.status, a.body)

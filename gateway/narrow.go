@@ -18,9 +18,6 @@ import (
 // may reports whether lists of the token have a tool, as far as its globs say.
 func (l *link) may(id subjects.ToolID) bool { return l == nil || l.key.Tools.Match(id) }
 
-// ofAdmin reports whether the token may be an administrator's: it is a key, and of no session.
-func (l *link) ofAdmin() bool { return l.digest != "" && l.public == "" }
-
 // narrowed reports whether the token may call some tools alone.
 func (l *link) narrowed() bool { return l != nil && (len(l.key.Tools) > 0 || l.key.ReadOnly) }
 

@@ -25,28 +25,37 @@ const dialect = "https://json-schema.org/draft/2020-12/schema"
 
 // openAPI answers GET /openapi.json: one operation for each tool that is served, with its schemas.
 func (q *request) openAPI() error {
+	body, err := q.document()
+	if err == nil {
+		q.answerTagged(body) // not in the room of documents: a slow reader keeps no other waiting
+	}
+	return err
+}
+
+// document writes the OpenAPI document.
+func (q *request) document() ([]byte, error) {
 	release, err := take(1, q.g.documents)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer release()
 	globs, err := subjects.ParseGlobs(q.r.URL.Query().Get("tools"))
 	if err != nil {
-		return refused(toolmesh.CodeInvalidRequest, "tools: %w", err)
+		return nil, refused(toolmesh.CodeInvalidRequest, "tools: %w", err)
 	}
 	served, err := q.c.List(q.ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	served = slices.DeleteFunc(served, func(t registry.ListedTool) bool {
 		return t.State != registry.ToolServing || !globs.Match(t.ID) || !q.l.may(t.ID)
 	})
 	if served, err = q.mine(served); err != nil {
-		return err
+		return nil, err
 	}
 	all, err := described(q.ctx, q.c, served)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	paths := make(object, len(all))
 	schemas := object{"Problem": json.RawMessage(problemSchema)}
@@ -56,13 +65,13 @@ func (q *request) openAPI() error {
 		}
 		d := new(tool.Descriptor)
 		if err := json.Unmarshal(raw, d); err != nil {
-			return toolmesh.Errorf(toolmesh.CodeProtocolError, "a tool's description cannot be read: %w", err)
+			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a tool's description cannot be read: %w", err)
 		}
 		if len(d.InputSchema) > 0 { // else it went meanwhile
 			paths["/v1/tools/"+url.PathEscape(string(d.ID))] = object{"post": operation(d, schemas)}
 		}
 	}
-	body, err := tool.MarshalPlain(object{
+	return tool.MarshalPlain(object{
 		"openapi": "3.1.0", "jsonSchemaDialect": dialect,
 		"info": object{
 			"title": "Tools of a mesh", "version": cmp.Or(q.g.opts.Version, "dev"),
@@ -75,11 +84,6 @@ func (q *request) openAPI() error {
 			"securitySchemes": object{"token": object{"type": "http", "scheme": "bearer", "description": "a key of the mesh"}},
 		},
 	})
-	if err != nil {
-		return err
-	}
-	q.answerTagged(body)
-	return nil
 }
 
 // operation is the call of a tool. Parts of its schemas that others refer to are added to schemas.

@@ -33,7 +33,7 @@ type request struct {
 // explain says of a refusal for another session which session the token is of, instead of the subject.
 func (q *request) explain(err error) error {
 	e := toolmesh.AsError(err)
-	if err == nil || e.Code != toolmesh.CodePermissionDenied || e.Started != toolmesh.StartedNo || q.c.Session() == q.l.session || q.l.ofAdmin() {
+	if err == nil || e.Code != toolmesh.CodePermissionDenied || e.Started != toolmesh.StartedNo || q.c.Session() == q.l.session || q.l.ofAdmin {
 		return err
 	}
 	return refused(toolmesh.CodePermissionDenied, "the token is of session %q, and Mesh-Session names %q: leave the header out, or send an administrator's token (keys/admin.nk)", q.l.session, q.c.Session())
@@ -52,6 +52,9 @@ func (g *Gateway) with(handle func(*request) error) http.HandlerFunc {
 			defer cancel(nil)
 			q := &request{w: w, r: r, g: g, l: l, c: c, ctx: ctx}
 			defer q.free()
+			if paced, ok := w.(*pacedWriter); ok {
+				paced.rooms = []room{l.answers, g.answers}
+			}
 			err = q.explain(handle(q))
 		}
 		if err != nil {
@@ -84,7 +87,8 @@ func (q *request) read(into any) error {
 	return err
 }
 
-// The bytes of bodies without files that are in memory at once, in bodies of the largest size.
+// The bytes of bodies without files that are in memory at once, in bodies of the largest size. Large answers
+// that wait for their readers have the same room again.
 const (
 	bodiesOfAll   = 32
 	bodiesOfToken = 8
@@ -113,14 +117,23 @@ func (q *request) free() {
 	q.g.bodies.Release(q.held)
 }
 
-// body reads a body of JSON.
-func (q *request) body() ([]byte, error) {
-	r := q.r
-	body, err := io.ReadAll(heldReader{q, r.Body})
+// whole reads a body, which counts as one of the token's until the request ends.
+func (q *request) whole() ([]byte, error) {
+	body, err := io.ReadAll(heldReader{q, q.r.Body})
 	if err != nil {
 		return nil, unread(err)
 	}
 	within(q.w, 0)
+	return body, nil
+}
+
+// body reads a body of JSON.
+func (q *request) body() ([]byte, error) {
+	r := q.r
+	body, err := q.whole()
+	if err != nil {
+		return nil, err
+	}
 	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	// curl -d says that it sends a form, whatever it sends.
 	form := kind == "application/x-www-form-urlencoded" && strings.HasPrefix(strings.TrimSpace(string(body[:min(len(body), 64)])), "{")

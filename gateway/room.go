@@ -9,11 +9,12 @@ import (
 // room bounds how much of one kind is in use at once, by a token or by all.
 type room struct {
 	*semaphore.Weighted
+	size int64
 	full string // the detail of the error when no more is left
 }
 
 func newRoom(size int64, full string) room {
-	return room{semaphore.NewWeighted(size), fmt.Sprintf(full, size)}
+	return room{semaphore.NewWeighted(size), size, fmt.Sprintf(full, size)}
 }
 
 // take takes n of each room; give them back with the function. The error is busy.

@@ -62,14 +62,16 @@ func (t *checked) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		return err
 	}
 	result := into.result()
-	values := []json.RawMessage{result}
-	if t.of.descriptor.Annotations.Streaming { // the schema is an item's
-		if into.items == 0 {
+	var values []json.RawMessage                                 // json.Unmarshal would write into the bytes of what is in it: into the result
+	switch streaming := t.of.descriptor.Annotations.Streaming; { // then the schema is an item's
+	case streaming && into.items == 0:
+		return nil
+	case streaming && call.Collect:
+		if json.Unmarshal(result, &values) != nil {
 			return nil
 		}
-		if call.Collect && json.Unmarshal(result, &values) != nil {
-			return nil
-		}
+	default:
+		values = []json.RawMessage{result}
 	}
 	for _, value := range values {
 		warning, err := t.check(ctx, call, value)

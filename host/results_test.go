@@ -134,6 +134,9 @@ func TestResultsAreChecked(t *testing.T) {
 		if (result.Warning == "") != (one.warning == "") || !strings.Contains(result.Warning, one.warning) {
 			t.Errorf("%s of %.60s: the warning is %q, want %q", one.kind, one.items, result.Warning, one.warning)
 		}
+		if want := "[" + one.items + "]"; one.kind == "list" && string(result.Value) != want {
+			t.Errorf("the list is %s, want %s", result.Value, want)
+		}
 	}
 	// Of a stream the log has it, and strict ends it: also where the handler goes on.
 	for _, id := range []subjects.ToolID{"desk.exact13", "desk.deaf"} {

@@ -46,3 +46,36 @@ func ExampleRouter_CreateSession() {
 	})
 	// Output: ["a page about tides"]
 }
+
+// A service has one router: it serves functions of its own and calls what others serve.
+func ExampleRouter_Handle() {
+	type amount struct {
+		Amount float64 `json:"amount"`
+	}
+	meshtest.Example(func(ctx context.Context, url string) error {
+		nc, err := nats.Connect(url, client.ConnectOptions()...)
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		r, err := router.New(nc, nil)
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		id, err := r.Handle("billing", "round", host.Func(func(_ context.Context, in amount) (int, error) { return int(in.Amount + 0.5), nil }))
+		if err != nil {
+			return err
+		}
+		if err := r.Start(ctx); err != nil {
+			return err
+		}
+		res, err := r.Call(ctx, id, amount{Amount: 11.7})
+		if err != nil {
+			return err
+		}
+		fmt.Println(id, string(res.Value))
+		return r.Stop(ctx)
+	})
+	// Output: billing.round 12
+}

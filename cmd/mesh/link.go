@@ -100,7 +100,7 @@ func (a *app) connectAs(ctx context.Context, name string, role access.Role) (*li
 		return nil, err
 	}
 	l := &link{nc: nc, domain: domain, session: session, url: connect.Redact(nc.ConnectedUrl())}
-	if l.bus, err = bus.New(nc, &bus.Options{Domain: domain, Logger: a.log}); err == nil {
+	if l.bus, err = bus.New(nc, &bus.Options{Domain: domain, Caller: session, Logger: a.log}); err == nil {
 		l.client, err = client.NewOn(l.bus, &client.Options{Session: l.session, QueueOnly: true, Logger: a.log})
 	}
 	if err != nil {

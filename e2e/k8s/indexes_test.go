@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/toolmesh/toolmesh/e2e/k8s/cluster"
 )
 
 // repository serves a git repository with the index of the load, at an address that pods reach.
@@ -68,7 +66,7 @@ func TestIndexesComponent(t *testing.T) {
 		r.must(t, "kubectl apply -k "+overlay)
 	}
 	r.must(t, "mesh auth template --nats-conf --data-dir k8s/credentials > k8s/credentials/mesh.conf && kubectl apply -k k8s/credentials")
-	component, err := os.ReadFile(filepath.Join(cluster.Root, "k8s/components/indexes/kustomization.yaml"))
+	component, err := os.ReadFile(filepath.Join(Root, "k8s/components/indexes/kustomization.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,6 @@ import (
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/toolmesh/toolmesh/e2e/k8s/cluster"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -54,7 +53,7 @@ func (r *rig) install(t *testing.T, overlay string, agents int) {
 	r.must(t, "mesh install ./testdata/load && mesh call load.work.echo n:=7 ms:=0")
 	figure("install through the mesh to the first call's result", time.Since(at))
 	until(t, "all agents serve", func() (string, error) { return r.shell(t.Context(), "mesh info --json load.work.echo") }, func(said string) bool {
-		return strings.Count(said, "mesh-agent-")+strings.Count(said, `"`+cluster.NodeName+`"`) >= agents
+		return strings.Count(said, "mesh-agent-")+strings.Count(said, `"`+NodeName+`"`) >= agents
 	})
 }
 

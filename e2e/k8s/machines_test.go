@@ -4,15 +4,13 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/toolmesh/toolmesh/e2e/k8s/cluster"
 )
 
 // TestMachines has an agent on each machine, which is the node with the machine's name, and so is the next one there.
 func TestMachines(t *testing.T) {
 	r := newRig(t)
 	r.install(t, "overlay-machines", 1)
-	boot := bootOf(t, r.must(t, "mesh nodes --json"), cluster.NodeName)
+	boot := bootOf(t, r.must(t, "mesh nodes --json"), NodeName)
 	pod := r.allReady(t, "mesh-agent", 1)[0]
 	for _, what := range []string{"`kubectl delete` of its pod", "the loss of its pod"} {
 		at := time.Now()
@@ -34,7 +32,7 @@ func TestMachines(t *testing.T) {
 		if n := pod.Status.ContainerStatuses[0].RestartCount; n != 0 {
 			t.Errorf("it was started %d times more:\n%s", n, r.must(t, "kubectl -n toolmesh logs --previous --tail 1 "+pod.Name))
 		}
-		next := bootOf(t, r.must(t, "mesh nodes --json"), cluster.NodeName)
+		next := bootOf(t, r.must(t, "mesh nodes --json"), NodeName)
 		if next == boot {
 			t.Error("it is the same process")
 		}

@@ -7,14 +7,12 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/toolmesh/toolmesh/e2e/k8s/cluster"
 )
 
 // blocks are what stands between fences in a section of docs/operations/kubernetes.md, n of them.
 func blocks(t *testing.T, section string, n int) []string {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join(cluster.Root, "docs/operations/kubernetes.md"))
+	page, err := os.ReadFile(filepath.Join(Root, "docs/operations/kubernetes.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,8 +17,6 @@ import (
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/toolmesh/toolmesh/e2e/k8s/cluster"
 )
 
 // namespace is the one of the manifests.
@@ -27,8 +25,8 @@ const namespace = "toolmesh"
 // waitTimeout bounds every wait for a state of the cluster: long, because machines are busy.
 const waitTimeout = 5 * time.Minute
 
-var started = sync.OnceValues(func() (*cluster.Cluster, error) {
-	c, err := cluster.Start(context.Background())
+var started = sync.OnceValues(func() (*Cluster, error) {
+	c, err := startCluster(context.Background())
 	if err == nil {
 		for _, step := range c.Steps {
 			figure("cluster: "+step.Name+", from the first process", step.Took)
@@ -53,7 +51,7 @@ func printFigures() {
 
 // rig is the cluster, and a folder like a fresh clone of the repository.
 type rig struct {
-	*cluster.Cluster
+	*Cluster
 	home string
 }
 
@@ -65,7 +63,7 @@ func newRig(t *testing.T) *rig {
 	}
 	r := &rig{Cluster: c, home: t.TempDir()}
 	for _, folder := range []string{"k8s", "examples/indexes/weather"} {
-		if err := os.CopyFS(filepath.Join(r.home, folder), os.DirFS(filepath.Join(cluster.Root, folder))); err != nil {
+		if err := os.CopyFS(filepath.Join(r.home, folder), os.DirFS(filepath.Join(Root, folder))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -179,7 +177,7 @@ func (r *rig) volumes(t *testing.T, n int) {
 				Capacity: v1.ResourceList{v1.ResourceStorage: resource.MustParse("20Gi")}, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce, v1.ReadWriteMany},
 				StorageClassName: "local", PersistentVolumeSource: v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: folder}},
 				NodeAffinity: &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
-					MatchExpressions: []v1.NodeSelectorRequirement{{Key: v1.LabelHostname, Operator: v1.NodeSelectorOpIn, Values: []string{cluster.NodeName}}},
+					MatchExpressions: []v1.NodeSelectorRequirement{{Key: v1.LabelHostname, Operator: v1.NodeSelectorOpIn, Values: []string{NodeName}}},
 				}}}},
 			},
 		}, metav1.CreateOptions{})

@@ -42,13 +42,14 @@ def test_a_refusal_says_that_the_tool_was_upgraded(rich: Started, tmp_path: path
 
         async def described() -> None:
             async with AsyncMesh(rich.url) as other:
-                one = await other.tool("shop.shop.pay")
+                one, items = await other.tool("shop.shop.pay"), await other.tool("shop.shop.count")
                 with pytest.raises(InvalidArguments) as refused:
                     install(rich, tmp_path / "shop", AFTER)
                     await one(3)
                 assert "describe it again" in str(refused.value)
                 for work in (one(3, currency="EUR"), (await other.submit(one, {"amount": 3})).wait(),
-                             other.batch([(one, {"amount": 3})])):
+                             other.batch([(one, {"amount": 3})]), anext(items.stream(3, by=2)),
+                             anext(items.stream("x")), anext(count.astream(3, by=2))):
                     with pytest.raises(InvalidArguments, match="describe it again"):
                         await work
 

@@ -311,7 +311,7 @@ func (b *Bridge) take(f *frame, bad error) {
 			select {
 			case b.requests <- f:
 			default:
-				b.refuse(f.rpcID, toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tools wait", mostRequests).WithStarted(toolmesh.StartedNo))
+				b.refuse(f.RPCID, toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tools wait", mostRequests).WithStarted(toolmesh.StartedNo))
 			}
 			return
 		case typeDrain:
@@ -323,7 +323,7 @@ func (b *Bridge) take(f *frame, bad error) {
 			}
 			return
 		case typeError: // the program could not take one of ours
-			b.log.Warn("the program refuses a frame", slog.String("error", string(f.failure)))
+			b.log.Warn("the program refuses a frame", slog.String("error", string(f.Error)))
 			return
 		case "":
 			bad = invalid("the frame has no type")
@@ -331,7 +331,7 @@ func (b *Bridge) take(f *frame, bad error) {
 			bad = invalid("there is no type %q", f.kind)
 		}
 	}
-	b.refuse(f.rpcID, bad)
+	b.refuse(f.RPCID, bad)
 }
 
 // refuse says that a frame could not be taken.

@@ -48,44 +48,44 @@ type question struct {
 
 // read puts what a frame says over what q says already.
 func (q question) read(b *Bridge, f *frame) (question, error) {
-	id, ok := text(f.toolID)
+	id, ok := text(f.ToolID)
 	if !ok {
 		return q, invalid("tool_id is missing or not text")
 	}
 	q.tool = subjects.ToolID(id)
-	if !absent(f.args) && json.Unmarshal(f.args, &q.args) != nil {
-		return q, invalid("args is %.100s: it is a list", f.args)
+	if !absent(f.Args) && json.Unmarshal(f.Args, &q.args) != nil {
+		return q, invalid("args is %.100s: it is a list", f.Args)
 	}
-	if q.kwargs = f.kwargs; absent(q.kwargs) {
+	if q.kwargs = json.RawMessage(f.Kwargs); absent(q.kwargs) {
 		q.kwargs = json.RawMessage(`{}`)
 	} else if q.kwargs[0] != '{' {
-		return q, invalid("kwargs is %.100s: it is an object", f.kwargs)
+		return q, invalid("kwargs is %.100s: it is an object", f.Kwargs)
 	}
 	return q.place(b, f)
 }
 
 // place reads where and for how long a frame's calls are made.
 func (q question) place(b *Bridge, f *frame) (question, error) {
-	session, err := optional(f.session, "session_id")
+	session, err := optional(f.Session, "session_id")
 	if err != nil {
 		return q, err
 	}
 	if session != "" {
 		q.session = subjects.SessionID(session)
 	}
-	ms, err := whole(f.timeout, "timeout_ms")
+	ms, err := whole(f.Timeout, "timeout_ms")
 	switch {
 	case err != nil:
 		return q, err
 	case ms > 0:
 		q.timeout = time.Duration(min(ms, int64(mostTimeout/time.Millisecond))) * time.Millisecond
-	case !absent(f.timeout):
+	case !absent(f.Timeout):
 		return q, toolmesh.AsError(context.DeadlineExceeded).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 	}
-	if !absent(f.parent) {
-		name, ok := nameOf(f.parent)
+	if !absent(f.Parent) {
+		name, ok := nameOf(f.Parent)
 		if !ok {
-			return q, invalid("parent is %.100s: it is the rpc_id of a call that is being served", f.parent)
+			return q, invalid("parent is %.100s: it is the rpc_id of a call that is being served", f.Parent)
 		}
 		if q.above = b.servedAs(name); q.above == nil {
 			return q, errParentEnded
@@ -176,9 +176,9 @@ func (c *own) under(q *question) (end func()) {
 // call makes an rpc_tool_call of the program, an rpc_tool_stream, or a describe_tool. bad
 // is what is wrong with the frame, whose call can be told all the same.
 func (b *Bridge) call(f *frame, bad error) {
-	c, key, err := b.enter(f.rpcID, "rpc_id")
+	c, key, err := b.enter(f.RPCID, "rpc_id")
 	if err != nil {
-		b.refuse(f.rpcID, err)
+		b.refuse(f.RPCID, err)
 		return
 	}
 	var q question
@@ -188,8 +188,8 @@ func (b *Bridge) call(f *frame, bad error) {
 	if err == nil {
 		err = b.mayCall(&q)
 	}
-	if err == nil && f.kind == typeStream && !absent(f.credit) {
-		c.granted, err = whole(f.credit, "credit")
+	if err == nil && f.kind == typeStream && !absent(f.Credit) {
+		c.granted, err = whole(f.Credit, "credit")
 	}
 	go func() { // ends with the call, which b.busy counts
 		defer b.done()
@@ -412,9 +412,9 @@ func (c *own) await(seq int64) error {
 
 // batch makes the calls of an rpc_batch_call.
 func (b *Bridge) batch(f *frame, bad error) {
-	c, key, err := b.enter(f.batchID, "batch_id")
+	c, key, err := b.enter(f.BatchID, "batch_id")
 	if err != nil {
-		b.refuse(f.batchID, err)
+		b.refuse(f.BatchID, err)
 		return
 	}
 	var q question
@@ -424,11 +424,11 @@ func (b *Bridge) batch(f *frame, bad error) {
 	if err = bad; err == nil {
 		q, err = q.place(b, f)
 	}
-	if err == nil && (json.Unmarshal(f.requests, &requests) != nil || absent(f.requests)) {
+	if err == nil && (json.Unmarshal(f.Requests, &requests) != nil || absent(f.Requests)) {
 		err = invalid("requests is missing or no list")
 	}
-	if err == nil && !absent(f.parallel) && json.Unmarshal(f.parallel, &parallel) != nil {
-		err = invalid("parallel is %.40s: it is true or false", f.parallel)
+	if err == nil && !absent(f.Parallel) && json.Unmarshal(f.Parallel, &parallel) != nil {
+		err = invalid("parallel is %.40s: it is true or false", f.Parallel)
 	}
 	if parallel {
 		opts = append(opts, client.Parallel())
@@ -520,14 +520,14 @@ func (b *Bridge) member(c *own, q question, raw json.RawMessage, i int) request 
 	r := request{index: []byte(strconv.Itoa(i))}
 	f, err := parseFrame(raw)
 	if err == nil {
-		if !absent(f.session) || !absent(f.parent) {
+		if !absent(f.Session) || !absent(f.Parent) {
 			err = invalid("session_id and parent are those of the batch")
 		} else {
 			q, err = q.read(b, &f)
 		}
 	}
-	if !absent(f.index) {
-		r.index = integer(f.index)
+	if !absent(f.Index) {
+		r.index = integer(f.Index)
 	}
 	var args json.RawMessage
 	if err == nil {
@@ -546,9 +546,9 @@ func (b *Bridge) cancel(f *frame) {
 
 // credit has a stream of the program go on, unless it is over.
 func (b *Bridge) credit(f *frame) {
-	seq, err := whole(f.seq, "seq")
+	seq, err := whole(f.Seq, "seq")
 	if err != nil {
-		b.refuse(f.rpcID, err)
+		b.refuse(f.RPCID, err)
 		return
 	}
 	c := b.callAs(f)
@@ -567,7 +567,7 @@ func (b *Bridge) credit(f *frame) {
 }
 
 func (b *Bridge) callAs(f *frame) *own {
-	name, _ := nameOf(f.rpcID)
+	name, _ := nameOf(f.RPCID)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.calls[name]

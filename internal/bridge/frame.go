@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"io"
 	"strconv"
 
+	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/toolmesh/toolmesh"
@@ -42,100 +42,45 @@ const (
 	typeDrain         = "drain"
 )
 
-// frame is one frame of the program. Its values are parts of the frame as it came,
-// nil where it has none, and not yet looked at.
+// frame is one frame of the program. Its values are as they came, nil where it has none, and not yet looked at.
 type frame struct {
-	kind                                      string
-	rpcID, batchID, toolID, args, kwargs      []byte
-	session, timeout, parent, credit, seq     []byte
-	index, requests, tools, toolNames         []byte
-	status, result, failure, chunkType, chunk []byte
-	progress, parallel                        []byte
+	kind      string
+	Type      jsontext.Value `json:"type"`
+	RPCID     jsontext.Value `json:"rpc_id"`
+	BatchID   jsontext.Value `json:"batch_id"`
+	ToolID    jsontext.Value `json:"tool_id"`
+	Args      jsontext.Value `json:"args"`
+	Kwargs    jsontext.Value `json:"kwargs"`
+	Session   jsontext.Value `json:"session_id"`
+	Timeout   jsontext.Value `json:"timeout_ms"`
+	Parent    jsontext.Value `json:"parent"`
+	Credit    jsontext.Value `json:"credit"`
+	Seq       jsontext.Value `json:"seq"`
+	Index     jsontext.Value `json:"index"`
+	Requests  jsontext.Value `json:"requests"`
+	Tools     jsontext.Value `json:"tools"`
+	ToolNames jsontext.Value `json:"tool_names"`
+	Status    jsontext.Value `json:"status"`
+	Result    jsontext.Value `json:"result"`
+	Error     jsontext.Value `json:"error"`
+	ChunkType jsontext.Value `json:"chunk_type"`
+	Data      jsontext.Value `json:"data"`
+	Progress  jsontext.Value `json:"progress"`
+	Parallel  jsontext.Value `json:"parallel"`
 }
 
 // parseFrame reads an object in JSON. With an error the frame has what stood before
 // the fault, so that the call that it is about can be told.
 func parseFrame(body []byte) (f frame, err error) {
-	dec := jsontext.NewDecoder(bytes.NewBuffer(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
-	begin, err := dec.ReadToken()
-	switch {
-	case err != nil:
-		return f, invalid("the frame is not JSON: %w", err)
-	case begin.Kind() != '{':
+	if kind := jsontext.Value(body).Kind(); kind != '{' && kind != jsontext.KindInvalid {
 		return f, invalid("the frame is not an object")
 	}
-	for dec.PeekKind() == '"' {
-		name, err := dec.ReadValue()
-		if err != nil {
-			return f, invalid("the frame is not JSON: %w", err)
-		}
-		into := f.field(name)
-		value, err := dec.ReadValue()
-		if err != nil {
-			return f, invalid("the frame is not JSON: %w", err)
-		}
-		if into != nil {
-			*into = value
-		} else if string(name) == `"type"` {
-			f.kind, _ = text(value)
-		}
-	}
-	if _, err := dec.ReadToken(); err != nil {
+	err = jsonv2.Unmarshal(body, &f, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	f.kind, _ = text(f.Type)
+	if err != nil {
 		return f, invalid("the frame is not JSON: %w", err)
 	}
-	if _, err := dec.ReadToken(); !errors.Is(err, io.EOF) {
-		return f, invalid("the frame has more than one object")
-	}
 	return f, nil
-}
-
-// field is where the value of a name belongs; nil for nowhere.
-func (f *frame) field(name []byte) *[]byte {
-	switch string(name) {
-	case `"rpc_id"`:
-		return &f.rpcID
-	case `"batch_id"`:
-		return &f.batchID
-	case `"tool_id"`:
-		return &f.toolID
-	case `"args"`:
-		return &f.args
-	case `"kwargs"`:
-		return &f.kwargs
-	case `"session_id"`:
-		return &f.session
-	case `"timeout_ms"`:
-		return &f.timeout
-	case `"parent"`:
-		return &f.parent
-	case `"credit"`:
-		return &f.credit
-	case `"seq"`:
-		return &f.seq
-	case `"index"`:
-		return &f.index
-	case `"requests"`:
-		return &f.requests
-	case `"tools"`:
-		return &f.tools
-	case `"tool_names"`:
-		return &f.toolNames
-	case `"status"`:
-		return &f.status
-	case `"result"`:
-		return &f.result
-	case `"error"`:
-		return &f.failure
-	case `"chunk_type"`:
-		return &f.chunkType
-	case `"parallel"`:
-		return &f.parallel
-	case `"progress"`:
-		return &f.progress
-	case `"data"`:
-		return &f.chunk
-	}
-	return nil
 }
 
 // text is the text that a value is; ok is false if it is none.

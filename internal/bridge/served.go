@@ -197,7 +197,7 @@ func (b *Bridge) over(s *served) {
 // answered hands on what the program says of a call that it serves; what ends the call
 // makes it unknown. It waits while the call has not taken what came before.
 func (b *Bridge) answered(f *frame, bad error) {
-	name, ok := nameOf(f.rpcID)
+	name, ok := nameOf(f.RPCID)
 	b.mu.Lock()
 	s := b.serving[name]
 	var one item
@@ -208,7 +208,7 @@ func (b *Bridge) answered(f *frame, bad error) {
 	}
 	b.mu.Unlock()
 	if s == nil {
-		bad = invalid("an answer to call %.100s, which is not being served", f.rpcID)
+		bad = invalid("an answer to call %.100s, which is not being served", f.RPCID)
 	} else {
 		if most := b.bus.MaxPayload(); most > 0 && int64(len(one.data)) > most {
 			one.large = int64(len(one.data))
@@ -224,17 +224,17 @@ func (b *Bridge) answered(f *frame, bad error) {
 		}
 	}
 	if bad != nil {
-		b.refuse(f.rpcID, bad)
+		b.refuse(f.RPCID, bad)
 	}
 }
 
 // progress notes how far the program says that a call is which it serves; of one that has
 // ended it is too late.
 func (b *Bridge) progress(f *frame) error {
-	name, ok := nameOf(f.rpcID)
+	name, ok := nameOf(f.RPCID)
 	var p codec.Progress
-	if !ok || f.progress == nil || json.Unmarshal(f.progress, &p) != nil {
-		return invalid("progress is %.100s: it is an object with a fraction from 0 to 1, a text, or both", f.progress)
+	if !ok || f.Progress == nil || json.Unmarshal(f.Progress, &p) != nil {
+		return invalid("progress is %.100s: it is an object with a fraction from 0 to 1, a text, or both", f.Progress)
 	}
 	if s := b.servedAs(name); s != nil {
 		s.call.Report(codec.NewProgress(p.Fraction, p.Text))
@@ -250,9 +250,9 @@ func read(f *frame, bad error) (item, error) {
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
 		return item{last: true, err: e}, bad
 	}
-	status, name := f.status, "status"
+	status, name := f.Status, "status"
 	if f.kind == typeChunk {
-		status, name = f.chunkType, "chunk_type"
+		status, name = f.ChunkType, "chunk_type"
 	}
 	word, _ := text(status)
 	orNull := func(raw []byte) []byte {
@@ -263,15 +263,15 @@ func read(f *frame, bad error) (item, error) {
 	}
 	switch {
 	case f.kind == typeChunk && word == "data":
-		return item{data: orNull(f.chunk)}, nil
+		return item{data: orNull(f.Data)}, nil
 	case f.kind == typeChunk && word == "complete":
 		return item{last: true}, nil
 	case f.kind != typeChunk && word == "ok":
-		return item{data: orNull(f.result), last: true}, nil
-	case word == "error" && f.failure == nil: // of older programs
-		return item{last: true, err: readFailure(f.chunk)}, nil
+		return item{data: orNull(f.Result), last: true}, nil
+	case word == "error" && f.Error == nil: // of older programs
+		return item{last: true, err: readFailure(f.Data)}, nil
 	case word == "error":
-		return item{last: true, err: readFailure(f.failure)}, nil
+		return item{last: true, err: readFailure(f.Error)}, nil
 	}
 	e := toolmesh.Errorf(toolmesh.CodeProtocolError, "the program answered a call with %s %.100s", name, status).
 		WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes)

@@ -77,12 +77,12 @@ func (b *Bridge) request(f *frame) {
 	if err == nil && len(value) > maxFrame/2 {
 		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%d tools take %d bytes, more than a frame holds", result.ToolCount, len(value))
 	}
-	_ = b.pipe.put(b.base, respond(typeResponse, "rpc_id", f.rpcID, value, err))
+	_ = b.pipe.put(b.base, respond(typeResponse, "rpc_id", f.RPCID, value, err))
 }
 
 func (b *Bridge) ask(ctx context.Context, f *frame) (*bridged, error) {
-	session, errSession := optional(f.session, "session_id")
-	index, errIndex := optional(f.index, "index")
+	session, errSession := optional(f.Session, "session_id")
+	index, errIndex := optional(f.Index, "index")
 	if err := errors.Join(errSession, errIndex); err != nil {
 		return nil, toolmesh.AsError(err)
 	}
@@ -94,10 +94,10 @@ func (b *Bridge) ask(ctx context.Context, f *frame) (*bridged, error) {
 	switch {
 	case f.kind == typeRemove:
 		var names []string
-		if !absent(f.toolNames) && json.Unmarshal(f.toolNames, &names) != nil {
-			return nil, invalid("tool_names is %.100s: it is a list of texts", f.toolNames)
+		if !absent(f.ToolNames) && json.Unmarshal(f.ToolNames, &names) != nil {
+			return nil, invalid("tool_names is %.100s: it is a list of texts", f.ToolNames)
 		}
-		if absent(f.toolNames) {
+		if absent(f.ToolNames) {
 			b.mu.Lock()
 			for id := range b.offered[at] {
 				names = append(names, string(id))
@@ -106,12 +106,12 @@ func (b *Bridge) ask(ctx context.Context, f *frame) (*bridged, error) {
 			slices.Sort(names)
 		}
 		return b.remove(ctx, shown, at, names)
-	case absent(f.tools):
+	case absent(f.Tools):
 		return b.list(ctx, shown)
 	}
 	var given []json.RawMessage
-	if json.Unmarshal(f.tools, &given) != nil {
-		return nil, invalid("tools is %.100s: it is a list", f.tools)
+	if json.Unmarshal(f.Tools, &given) != nil {
+		return nil, invalid("tools is %.100s: it is a list", f.Tools)
 	}
 	return b.offer(ctx, shown, at, given)
 }

@@ -23,6 +23,10 @@ type Options struct {
 	// Domain is the JetStream domain that holds the mesh's streams, for
 	// connections to a leaf node. Defaults to the connection's own.
 	Domain string
+	// Caller is the session of a connection that only calls. Nodes tell it the time, and the
+	// broker is asked if none does: it logs an error for each caller with a key that asks.
+	// Defaults to none: the time is the broker's to tell.
+	Caller subjects.SessionID
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
@@ -114,6 +118,9 @@ func New(nc *nats.Conn, options *Options) (*Bus, error) {
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.inbox.init(nc)
 	b.clock.init()
+	if o.Caller != "" {
+		b.clock.told, _ = subjects.Registry(o.Caller, "time") // its client refuses what is no session
+	}
 	b.peers.init(nc)
 	listenToErrors(b)
 	if nc.IsConnected() {

@@ -68,9 +68,9 @@ type clock struct {
 	lastWall atomic.Int64 // unix time of it: the monotonic clock stands while a machine sleeps
 	lastStop atomic.Int64 // monotonic time at which the last stall was seen; 0 = never
 	kick     chan struct{}
-	told     atomic.Pointer[string] // where the mesh is asked for it, see [Bus.TimeAt]
-	denied   time.Time              // of the connection that may not ask the broker; measureTime only
-	wanted   atomic.Int64           // when [Bus.WantTime] last asked, as [Mono]
+	told     string       // the subject at which nodes tell it, see [Options.Caller]
+	denied   time.Time    // of the connection that may not ask the broker; measureTime only
+	wanted   atomic.Int64 // when [Bus.WantTime] last asked, as [Mono]
 
 	mu       sync.Mutex
 	asked    uint64        // counts what makes a measurement necessary
@@ -129,17 +129,13 @@ func (b *Bus) Time() MeshTime {
 	}
 }
 
-// TimeAt says at which subject the mesh tells the time to a connection that must not ask
-// the broker. It is asked there when somebody wants it.
-func (b *Bus) TimeAt(subject string) { b.clock.told.CompareAndSwap(nil, &subject) }
-
 // WantTime has the time measured that is not known, or was told by the mesh more than a
 // minute ago: beside what the caller does, and not more often than every 5 s.
 func (b *Bus) WantTime() {
 	c := &b.clock
 	now := Mono(time.Now())
 	last := c.wanted.Load()
-	if c.told.Load() == nil || last != 0 && now-last < int64(timeRetry) || !c.wanted.CompareAndSwap(last, now) {
+	if c.told == "" || last != 0 && now-last < int64(timeRetry) || !c.wanted.CompareAndSwap(last, now) {
 		return
 	}
 	c.mu.Lock()
@@ -268,8 +264,8 @@ func refusesTime(err error) bool {
 	return errors.Is(err, nats.ErrNoResponders) || toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied
 }
 
-// measure asks the broker its time, or the mesh where the broker does not tell it. Any
-// answer but silence ends the wait of [Bus.FreshTime].
+// measure asks nodes for the time if this is a caller's connection, else the broker, which is also asked if no node
+// tells it. Any answer but silence ends the wait of [Bus.FreshTime].
 func (b *Bus) measure() error {
 	c := &b.clock
 	c.mu.Lock()
@@ -281,14 +277,14 @@ func (b *Bus) measure() error {
 	var bound time.Duration
 	var err error
 	sent, made := c.mono(), b.State().Since
-	if !made.Equal(c.denied) {
+	if c.told != "" {
+		now, bound, err = b.toldTime(ctx, c.told)
+	}
+	if (c.told == "" || err != nil) && !made.Equal(c.denied) {
+		sent, bound = c.mono(), 0
 		if now, err = b.brokerTime(ctx); refusesTime(err) {
 			c.denied = made
 		}
-	}
-	if told := c.told.Load(); told != nil && made.Equal(c.denied) {
-		sent = c.mono()
-		now, bound, err = b.toldTime(ctx, *told)
 	}
 	at := c.mono()
 	if err != nil && !refusesTime(err) && !made.Equal(c.denied) { // where the broker does not tell it, others may not know it yet

@@ -232,7 +232,7 @@ def test_errors_of_a_callers_own_code_stay_whole() -> None:
             return [b"1"]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(client._Pages, "next", page)
+            patch.setattr(client._Pages, "_next", page)
             items = getattr(one, name)("a.b")
             if name == "stream" and one is mesh:
                 next(items)

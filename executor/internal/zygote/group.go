@@ -31,8 +31,8 @@ type Config struct {
 	User    sandbox.User   // of the processes
 	Given   []sandbox.Path // folders that they have, besides one of their own for temporary files
 	Tools   []string       // module.function
-	// OpenFiles is how many files a call may open, and MostFiles the most that Limits
-	// of a [Worker] may say.
+	// OpenFiles is how many files a call may open, and MostFiles, at least as many, the
+	// most that Limits of a [Worker] may say.
 	OpenFiles, MostFiles int
 	// Processes is how many processes and threads User may have; 0: any.
 	Processes int

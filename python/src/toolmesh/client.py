@@ -200,8 +200,10 @@ class _Base:
         tool = tool._named if isinstance(tool, Description) else tool
         key = options.get("idempotency_key")
         call = self._call(tool, args, None, options.get("id"), False, None, None, "task_", key=key)
-        said: dict[str, Any] = {**tasks.DEFAULTS, **options, "id": call.rpc_id}
-        return call, functools.partial(tasks.submission, tool, **said)
+        said: dict[str, Any] = {**options, "id": call.rpc_id}
+        request: Callable[..., bytes] = functools.partial(tasks.submission, tool, **said)
+        request(b"")  # what cannot be is refused before anything is sent
+        return call, request
 
     def _whole(self, made: list[tuple[str, Any, float | None]], timeout: float | None,
                rpc_id: str | None, parallel: bool) -> tuple[Call, list[Call], bool]:
@@ -212,6 +214,33 @@ class _Base:
         call = self._call("", None, timeout, rpc_id, False, None, None, "batch_")
         call.batch = True
         return call, members, parallel
+
+    async def _unary(self, call: Call) -> bytes:
+        link = self._links.here()
+        await self._links.settle(link, call)
+        return await link.call(call)
+
+    async def _batch(self, call: Call, members: list[Call], parallel: bool) -> list[Any]:
+        link = self._links.here()
+        for one in members:
+            await self._links.settle(link, one)
+            call.stored += one.stored
+        requests = batches.requests([(one.tool, one.body, one.timeout) for one in members], lambda _, body: body)
+        said = ',"parallel":true' if parallel else ""
+        head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)}{said},"requests":'
+        call.body = head.encode() + requests + b"}"
+        found = await _resolved(link, call.session, await link.call(call))
+        return [await _explained(link, call.session, one.tool, end) for one, end in zip(members, found, strict=True)]
+
+    async def _submit(self, call: Call, request: Callable[..., bytes]) -> None:
+        link = self._links.here()
+        await self._links.settle(link, call)
+        nc = await link.ready()
+        if len(call.body) + payloads.ROOM <= nc.max_payload:
+            await link.task(call.session, "submit", request(call.body))
+        else:
+            ref = await payloads.put(link, call.session, io.BytesIO(call.body), len(call.body))
+            await link.task(call.session, "submit", request(b"", ref=(ref.name, ref.digest)))
 
 
 @api
@@ -237,11 +266,6 @@ class AsyncMesh(_Base):
 
     acall = call
 
-    async def _unary(self, call: Call) -> bytes:
-        link = self._links.here()
-        await self._links.settle(link, call)
-        return await link.call(call)
-
     @typing.overload
     def stream(
         self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfStream]
@@ -252,29 +276,14 @@ class AsyncMesh(_Base):
         self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
     ) -> AsyncItems[Any]: ...
 
-    async def stream(
+    def stream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
         """As Mesh.stream; the call begins with the first item that is asked for."""
-        pages: _Pages | None = None
-        try:
-            while True:
-                try:
-                    pages = pages or _Pages(self._links, self._call(
-                        tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle)
-                    page = await pages.next()
-                except Exception as failure:
-                    bare(failure)
-                    raise
-                if not page:
-                    return
-                for body in page:
-                    yield _typed(body, returns, tool)
-        finally:
-            if pages is not None:
-                await pages.close()
+        return _aitems(_Pages(self._links, lambda: self._call(
+            tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle, returns), False)
 
     astream = stream
 
@@ -292,42 +301,15 @@ class AsyncMesh(_Base):
 
     abatch = batch
 
-    async def _batch(self, call: Call, members: list[Call], parallel: bool) -> list[Any]:
-        link = self._links.here()
-        for one in members:
-            await self._links.settle(link, one)
-            call.stored += one.stored
-        requests = batches.requests([(one.tool, one.body, one.timeout) for one in members], lambda _, body: body)
-        said = ',"parallel":true' if parallel else ""
-        head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)}{said},"requests":'
-        call.body = head.encode() + requests + b"}"
-        found = await _resolved(link, call.session, await link.call(call))
-        return [await _explained(link, call.session, one.tool, end) for one, end in zip(members, found, strict=True)]
-
     async def submit(
-        self, tool: str | Description, args: Mapping[str, Any] | None = None, *, id: str | None = None,
-        timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
-        idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
-        every: float | None = None, cron: str | None = None, catch_up: str | None = None,
+        self, tool: str | Description, args: Args = None, **options: Unpack[Submission]
     ) -> tasks.AsyncTask:
         """As Mesh.submit."""
-        return await self._submit(*self._submission(tool, args, {
-            "id": id, "timeout": timeout, "attempts": attempts, "priority": priority, "ttl": ttl,
-            "idempotency_key": idempotency_key, "at": at, "delay": delay, "every": every, "cron": cron,
-            "catch_up": catch_up}))
+        call, request = self._submission(tool, args, options)
+        await self._submit(call, request)
+        return self._task(call.rpc_id, call.session, call.tool)
 
     asubmit = submit
-
-    async def _submit(self, call: Call, request: Callable[..., bytes]) -> tasks.AsyncTask:
-        link = self._links.here()
-        await self._links.settle(link, call)
-        nc = await link.ready()
-        if len(call.body) + payloads.ROOM <= nc.max_payload:
-            await link.task(call.session, "submit", request(call.body))
-        else:
-            ref = await payloads.put(link, call.session, io.BytesIO(call.body), len(call.body))
-            await link.task(call.session, "submit", request(b"", ref=(ref.name, ref.digest)))
-        return self._task(call.rpc_id, call.session, call.tool)
 
     def task(self, id: str) -> tasks.AsyncTask:
         """The durable task of that name, of the session. Asks nothing yet."""
@@ -365,8 +347,7 @@ class AsyncMesh(_Base):
 
     async def tool(self, tool_id: str) -> AsyncRemoteTool:
         """One tool; ToolNotFound names what may have been meant."""
-        told = await self._links.here().registry(self.session_name, "describe", {"tool": tool_id})
-        return AsyncRemoteTool(self, told)
+        return AsyncRemoteTool(self, await self.describe(tool_id))
 
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """As Mesh.format."""
@@ -436,23 +417,11 @@ class Mesh(_Base):
     the parent's. AsyncMesh is the same for coroutines.
     """
 
-    def __init__(
-        self, servers: str | Sequence[str] | None = None, *, context: str | None = None, creds: str | None = None,
-        nkey: str | None = None, session: str | None = None, timeout: float | None = None, name: str = "",
-    ) -> None:
-        super().__init__(servers, context=context, creds=creds, nkey=nkey, session=session, timeout=timeout, name=name)
-        self._core = AsyncMesh.__new__(AsyncMesh)
-        self._core.__dict__.update(self.__dict__)
-
-    def session(self, name: str) -> Mesh:
-        """The same mesh, on the same connection, for calls of another session."""
-        other = super().session(name)
-        other._core = self._core.session(name)
-        return other
-
     def _here(self) -> AsyncMesh:
-        """The core, for the session that holds where the call is made."""
-        return self._core if self._session or not _scope.get()[0] else self._core.session(self.session_name)
+        """What answers questions, for the session that holds where they are asked."""
+        core = AsyncMesh.__new__(AsyncMesh)
+        core.__dict__.update(self.__dict__, _session=self.session_name)
+        return core
 
     @typing.overload
     def call(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
@@ -479,7 +448,7 @@ class Mesh(_Base):
         """
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
                           key=idempotency_key)
-        return _typed(background.run(lambda: self._core._unary(call)), returns, tool)
+        return _typed(background.run(lambda: self._unary(call)), returns, tool)
 
     @typing.overload
     async def acall(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
@@ -495,7 +464,7 @@ class Mesh(_Base):
         """As call, for coroutines of any event loop, on the same connection."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
                           key=idempotency_key)
-        body = await asyncio.wrap_future(background.submit(lambda: self._core._unary(call)))
+        body = await asyncio.wrap_future(background.submit(lambda: self._unary(call)))
         return _typed(body, returns, tool)
 
     @typing.overload
@@ -516,23 +485,8 @@ class Mesh(_Base):
         generator, or leaving a for loop over it, cancels it. A reader that does not keep up
         holds the tool back. Otherwise as call; returns is the type of an item, idle the longest
         time in seconds that an item is waited for."""
-        pages: _Pages | None = None
-        try:
-            while True:
-                try:
-                    pages = pages or _Pages(self._links, self._call(
-                        tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle)
-                    page = background.run(pages.next)
-                except Exception as failure:
-                    bare(failure)
-                    raise
-                if not page:
-                    return
-                for body in page:
-                    yield _typed(body, returns, tool)
-        finally:
-            if pages is not None:
-                pages.end()
+        return _items(_Pages(self._links, lambda: self._call(
+            tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle, returns))
 
     @typing.overload
     def astream(
@@ -544,29 +498,14 @@ class Mesh(_Base):
         self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
     ) -> AsyncItems[Any]: ...
 
-    async def astream(
+    def astream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines of any event loop."""
-        pages: _Pages | None = None
-        try:
-            while True:
-                try:
-                    pages = pages or _Pages(self._links, self._call(
-                        tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle)
-                    page = await asyncio.wrap_future(background.submit(pages.next))
-                except Exception as failure:
-                    bare(failure)
-                    raise
-                if not page:
-                    return
-                for body in page:
-                    yield _typed(body, returns, tool)
-        finally:
-            if pages is not None:
-                pages.end()
+        return _aitems(_Pages(self._links, lambda: self._call(
+            tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle, returns), True)
 
     def collect(self, tool: str, args: Args = None, **options: Unpack[OfCollect]) -> list[Any]:
         """The list of all items of stream."""
@@ -590,7 +529,7 @@ class Mesh(_Base):
         """
         made = batches.members(calls)
         whole = self._whole(made, timeout, rpc_id, parallel)
-        return batches.ends(made, background.run(lambda: self._core._batch(*whole)), return_exceptions)
+        return batches.ends(made, background.run(lambda: self._batch(*whole)), return_exceptions)
 
     async def abatch(
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
@@ -599,7 +538,7 @@ class Mesh(_Base):
         """As batch, for coroutines of any event loop, on the same connection."""
         made = batches.members(calls)
         whole = self._whole(made, timeout, rpc_id, parallel)
-        results = await asyncio.wrap_future(background.submit(lambda: self._core._batch(*whole)))
+        results = await asyncio.wrap_future(background.submit(lambda: self._batch(*whole)))
         return batches.ends(made, results, return_exceptions)
 
     def submit(
@@ -621,19 +560,17 @@ class Mesh(_Base):
             "id": id, "timeout": timeout, "attempts": attempts, "priority": priority, "ttl": ttl,
             "idempotency_key": idempotency_key, "at": at, "delay": delay, "every": every, "cron": cron,
             "catch_up": catch_up})
-        background.run(lambda: self._core._submit(call, request))
+        background.run(lambda: self._submit(call, request))
         return self._task(call.rpc_id, call.session, call.tool)
 
     async def asubmit(
         self, tool: str | Description, args: Args = None, **options: Unpack[Submission]
     ) -> tasks.AsyncTask:
         """As submit, for coroutines of any event loop, on the same connection."""
-        core = self._here()
-        made: tasks.AsyncTask = await asyncio.wrap_future(
-            background.submit(lambda: core.submit(tool, args, **options)))
-        session, named = core.session_name, tool._named if isinstance(tool, Description) else tool
-        return tasks.AsyncTask(made.id, lambda verb, request: asyncio.wrap_future(
-            background.submit(lambda: _about_task(self._links.here(), session, verb, request, named))))
+        call, make = self._submission(tool, args, options)
+        await asyncio.wrap_future(background.submit(lambda: self._submit(call, make)))
+        return tasks.AsyncTask(call.rpc_id, lambda verb, request: asyncio.wrap_future(background.submit(
+            lambda: _about_task(self._links.here(), call.session, verb, request, call.tool))))
 
     def task(self, id: str) -> tasks.Task:
         """The durable task of that name, of the session. Asks nothing yet."""
@@ -692,9 +629,7 @@ class Mesh(_Base):
 
     def tool(self, tool_id: str) -> RemoteTool:
         """One tool; ToolNotFound names what may have been meant."""
-        session = self.session_name
-        return RemoteTool(self, background.run(
-            lambda: self._links.here().registry(session, "describe", {"tool": tool_id})))
+        return RemoteTool(self, self.describe(tool_id))
 
     def install(
         self, source: str | os.PathLike[str], *, name: str = "", rev: str = "", env: Mapping[str, str] | None = None,
@@ -757,19 +692,31 @@ api(tasks.AsyncTask)
 
 
 class _Pages:
-    """The pages of a stream, on the loop that asks for the first one."""
+    """The pages of a stream, whose call is made with the first one, on the loop that asks for that."""
 
-    def __init__(self, links: _Links, call: Call, idle: float | None) -> None:
-        self._links, self._call, self._idle = links, call, idle
+    def __init__(self, links: _Links, make: Callable[[], Call], idle: float | None, returns: Any) -> None:
+        self._links, self._make, self._idle, self._returns = links, make, idle, returns
+        self._call: Call | None = None
         self._pages: Any = None
 
-    async def next(self) -> list[bytes]:
-        """The next page; an empty one is the end."""
+    def begin(self) -> Callable[[], Coroutine[Any, Any, list[Any]]]:
+        """What gives the items of the next page; none are the end. Of the caller's thread: arguments are written by
+        code of theirs."""
+        self._call = self._call or self._make()
+        return self._next
+
+    async def _next(self) -> list[bytes]:
+        assert self._call is not None
         if self._pages is None:
             link = self._links.here()
             await self._links.settle(link, self._call)
             self._pages = Stream(link, self._call).pages()
         return await _page(self._pages, self._call, self._idle)
+
+    def typed(self, body: bytes) -> Any:
+        """An item as its caller wants it."""
+        assert self._call is not None
+        return _typed(body, self._returns, self._call.tool)
 
     async def close(self) -> None:
         """Cancels the call if it runs, on its own loop."""
@@ -782,6 +729,43 @@ class _Pages:
         loop, pages = background.loop, self._pages
         if pages is not None and loop is not None and not loop.is_closed() and background.pid == os.getpid():
             loop.call_soon_threadsafe(lambda: loop.create_task(_ended(pages)))
+
+
+def _items(pages: _Pages) -> Generator[Any, None, None]:
+    try:
+        while True:
+            try:
+                page = background.run(pages.begin())
+            except Exception as failure:
+                bare(failure)
+                raise
+            if not page:
+                return
+            for body in page:
+                yield pages.typed(body)
+    finally:
+        pages.end()
+
+
+async def _aitems(pages: _Pages, beside: bool) -> AsyncGenerator[Any, None]:
+    """As _items, for coroutines; beside says that the call is made on the background's loop."""
+    try:
+        while True:
+            try:
+                ask = pages.begin()
+                page = await (asyncio.wrap_future(background.submit(ask)) if beside else ask())
+            except Exception as failure:
+                bare(failure)
+                raise
+            if not page:
+                return
+            for body in page:
+                yield pages.typed(body)
+    finally:
+        if beside:
+            pages.end()
+        else:
+            await pages.close()
 
 
 async def _ended(pages: Any) -> None:

@@ -340,7 +340,7 @@ class _Runner:
             raise
 
     async def _offer(self, bridge: Bridge, tools: list[_Offered]) -> None:
-        fields = {"index": self._index} if self._index else {}
+        fields: dict[str, Any] = {"index": self._index} if self._index else {}
         await bridge.ask("init_tool_bridge", tools=[one.spec for one in tools], **fields).aresult()
 
     def add(self, offered: _Offered) -> None:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
-from ._client.answers import api, outward
+from ._client.answers import api, bare, outward
 from ._core import errors, schema, values
 
 JSONObject = dict[str, Any]
@@ -271,13 +271,43 @@ class Description:
                             details={"errors": wrong})
 
 
-class RemoteTool(Description):
-    """A tool to call like the function that it is: tool("Oslo", days=2). Arguments
-    are checked before anything is sent. Any thread may call it."""
+class _Remote(Description):
+    """A tool with the mesh where it is called."""
 
     def __init__(self, mesh: Any, told: JSONObject) -> None:
         super().__init__(told)
         self._mesh = mesh
+
+    async def _given(self, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
+        """RemoteTool.arguments, for coroutines."""
+        try:
+            return Description.arguments(self, positional, keywords)
+        except errors.InvalidArguments as failure:
+            with contextlib.suppress(errors.MeshError):
+                failure.message += await self._mesh._achanged(self._named)
+            raise
+
+    def _streamed(self, positional: tuple[Any, ...], keywords: JSONObject) -> AsyncGenerator[Any, None]:
+        """The items of a call. A refusal comes with the first one, as the mesh is asked about it."""
+        async def refused() -> AsyncGenerator[Any, None]:
+            try:
+                await self._given(positional, keywords)
+            except errors.InvalidArguments as failure:
+                bare(failure)
+                raise
+            yield
+
+        try:
+            given = Description.arguments(self, positional, keywords)
+        except errors.InvalidArguments:
+            return refused()
+        items: AsyncGenerator[Any, None] = self._mesh.astream(self._named, given)
+        return items
+
+
+class RemoteTool(_Remote):
+    """A tool to call like the function that it is: tool("Oslo", days=2). Arguments
+    are checked before anything is sent. Any thread may call it."""
 
     def arguments(self, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
         """See Description. What is refused says so if the tool's revision changed since it was described."""
@@ -297,7 +327,7 @@ class RemoteTool(Description):
     @_method
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """As a call, for coroutines of any event loop."""
-        return await self._mesh.acall(self._named, await _arguments(self, args, kwargs))
+        return await self._mesh.acall(self._named, await self._given(args, kwargs))
 
     @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
@@ -308,40 +338,22 @@ class RemoteTool(Description):
     @_method
     def astream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines."""
-        items: AsyncGenerator[Any, None] = self._mesh.astream(self._named, super().arguments(args, kwargs))
-        return items
+        return self._streamed(args, kwargs)
 
 
-class AsyncRemoteTool(Description):
+class AsyncRemoteTool(_Remote):
     """As RemoteTool, for coroutines: await tool("Oslo")."""
-
-    def __init__(self, mesh: Any, told: JSONObject) -> None:
-        super().__init__(told)
-        self._mesh = mesh
 
     @_method
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the tool and returns its result."""
-        return await self._mesh.call(self._named, await _arguments(self, args, kwargs))
+        return await self._mesh.call(self._named, await self._given(args, kwargs))
 
     acall = __call__
 
     @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Calls the tool and yields its items as they come."""
-        items: AsyncGenerator[Any, None] = self._mesh.stream(self._named, self.arguments(args, kwargs))
-        return items
+        return self._streamed(args, kwargs)
 
     astream = stream
-
-
-async def _arguments(
-    tool: RemoteTool | AsyncRemoteTool, positional: tuple[Any, ...], keywords: JSONObject,
-) -> JSONObject:
-    """RemoteTool.arguments, for coroutines."""
-    try:
-        return Description.arguments(tool, positional, keywords)
-    except errors.InvalidArguments as failure:
-        with contextlib.suppress(errors.MeshError):
-            failure.message += await tool._mesh._achanged(tool._named)
-        raise

@@ -23,10 +23,6 @@ if typing.TYPE_CHECKING:
 DEFAULT = "nats://127.0.0.1:4222"
 _SEED = re.compile(r"^S[UA][A-Z2-7]{50,}$", re.MULTILINE)
 _TLS = ("ca", "cert", "key", "tls_first")
-_IGNORED = (*_TLS, "socks_proxy", "jetstream_domain", "jetstream_api_prefix", "jetstream_event_prefix",
-            "description", "url", "user", "password", "token", "creds", "nkey", "inbox_prefix", "color_scheme", "nsc",
-            "user_jwt", "windows_cert_store", "windows_cert_match_by", "windows_cert_match", "windows_ca_certs_match",
-            "user_seed")
 
 
 @dataclasses.dataclass
@@ -143,9 +139,6 @@ def _saved(name: str) -> Found:
         said: dict[str, Any] = json.loads(path.read_text())
     except ValueError as failure:
         raise ValueError(f"the NATS context {name!r} cannot be read: {failure}") from None
-    for key, value in said.items():
-        if value and key not in _IGNORED:
-            raise ValueError(f"the NATS context {name!r} has {key}, which the Python client does not know")
     return Found(
         [one.strip() for one in str(said.get("url") or DEFAULT).split(",")], said.get("creds") or None,
         seed(said["nkey"]) if said.get("nkey") else None, said.get("user") or None, said.get("password") or None,

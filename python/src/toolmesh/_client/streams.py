@@ -33,6 +33,7 @@ _QUIET = 1.25  # seconds without a word after which the store is asked: a little
 _GAP, _GAP_MOST = 0.03, 1.0  # how long live delivery may take to fill a gap; doubles
 _REPLAY = 5.0  # how long a replay may say nothing
 _FRUITLESS = 8  # how often in a row the store may have nothing of what is known to be there
+_AWAY = 60.0  # seconds that a stream waits for its own connection
 _REST = 3  # how often the store of a stream whose node is lost is asked for nothing new
 
 
@@ -57,6 +58,7 @@ class Stream:
         self._high = 0  # the highest Mesh-Seq that is known of
         self._waiting: dict[int, tuple[str, bytes, Ref | None]] = {}
         self._arrived = 0.0
+        self._away = 0.0  # since when its own connection is lost
         self._acked = False
         self._bad: errors.MeshError | None = None
         self._granted = _FIRST
@@ -274,8 +276,11 @@ class Stream:
                 raise
             return True
         except errors.Unavailable:
-            if not self._begun():
+            self._away = self._away or time.monotonic()
+            if not self._begun() or time.monotonic() - self._away > _AWAY:
                 raise  # else the stream goes on when the connection is back
+        else:
+            self._away = 0.0
         return False
 
     async def _rest(self, queue: asyncio.Queue[typing.Any]) -> bool:

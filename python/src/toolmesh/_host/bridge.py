@@ -21,7 +21,7 @@ from collections import deque
 
 from .. import binary
 from .._client.answers import bare
-from .._core import batches, errors, tool_side, values
+from .._core import errors, values
 from .._locks import lock
 
 if typing.TYPE_CHECKING:
@@ -271,68 +271,22 @@ class Bridge:
 
     # Questions and calls of ours.
 
-    def ask(self, kind: str, tool: str = "", **fields: Any) -> Asked:
-        """Sends a question; what is returned has its answer."""
-        asked = Asked(self, f"c{next(self._numbers)}", tool)
-        self._asked[asked.id] = asked
-        if self.over:
-            asked.fail(errors.error("unavailable", "the bridge to the mesh has ended", started=False, origin="caller"))
-        else:
-            self.frame(kind, rpc_id=asked.id, **fields)
-        return asked
-
-    def encoded(self, tool: str, args: Mapping[str, Any] | None) -> bytes:
-        """The arguments object of a call."""
-        return tool_side._encoded(tool, args)
-
-    def task(self, parent: str, verb: str, request: bytes) -> Asked:
-        """Asks about the durable tasks of the session of a call that is being served."""
-        asked = Asked(self, f"c{next(self._numbers)}", "")
-        head = {"type": "task_request", "rpc_id": asked.id, "tool_id": verb, "parent": parent}
-        return self._sent(asked, head, b'"kwargs":' + request)
-
-    def call(self, parent: str, tool: str, args: Mapping[str, Any] | None, timeout: float | None,
-             stream: bool) -> Asked:
-        """Calls a tool on behalf of a call that is being served."""
-        body = self.encoded(tool, args) or b"{}"
+    def ask(self, kind: str, tool: str = "", body: bytes = b"", **fields: Any) -> Asked:
+        """Sends a question; what is returned has its answer. body is a field that is written already."""
         if len(body) > MOST:
-            message = f"the arguments are {len(body)} bytes of JSON, a frame carries {MOST}"
-            raise errors.error("payload_too_large", message, tool=tool, started=False, origin="caller",
+            raise errors.error("payload_too_large", f"the arguments are {len(body)} bytes of JSON, a frame carries "
+                               f"{MOST}", tool=tool, started=False, origin="caller",
                                details={"size": len(body), "limit": MOST})
-        fields: dict[str, Any] = {"tool_id": tool, "parent": parent}
-        seconds = tool_side._seconds(timeout)
-        if seconds is not None:
-            fields["timeout_ms"] = max(1, int(seconds * 1000))
-        if stream:
-            fields["credit"] = _CREDIT
         asked = Asked(self, f"c{next(self._numbers)}", tool)
-        head = {"type": "rpc_tool_stream" if stream else "rpc_tool_call", "rpc_id": asked.id, **fields}
-        return self._sent(asked, head, b'"kwargs":' + body)
-
-    def batch(self, parent: str, members: list[tuple[str, Any, float | None]], timeout: float | None,
-              parallel: bool) -> Asked:
-        """Makes several calls on behalf of a call that is being served; the answer is their ends."""
-        body = batches.requests(members, tool_side._encoded)
-        asked = Asked(self, f"c{next(self._numbers)}", "")
-        head: dict[str, Any] = {"type": "rpc_batch_call", "batch_id": asked.id, "parent": parent}
-        seconds = tool_side._seconds(timeout)
-        if seconds is not None:
-            head["timeout_ms"] = max(1, int(seconds * 1000))
-        if parallel:
-            head["parallel"] = True
-        return self._sent(asked, head, b'"requests":' + body)
-
-    def describe(self, parent: str, tool: str) -> Asked:
-        """Asks what a tool is on behalf of a call that is being served."""
-        return self.ask("describe_tool", tool, tool_id=tool, parent=parent)
-
-    def _sent(self, asked: Asked, head: dict[str, Any], body: bytes) -> Asked:
-        """Sends a question whose last field is written already."""
         self._asked[asked.id] = asked
         if self.over:
             asked.fail(errors.error("unavailable", "the bridge to the mesh has ended", started=False, origin="caller"))
-        else:
-            self.send(_text(head)[:-1].encode() + b"," + body + b"}")
+            return asked
+        fields["batch_id" if kind == "rpc_batch_call" else "rpc_id"] = asked.id
+        if kind == "rpc_tool_stream":
+            fields["credit"] = _CREDIT
+        head = _text({"type": kind, **fields}).encode()
+        self.send(head[:-1] + b"," + body + b"}" if body else head)
         return asked
 
     def forget(self, asked: Asked) -> None:

@@ -6,13 +6,13 @@ import contextvars
 import time
 import typing
 
-from .._core import batches, scope, tasks
+from .._core import batches, scope, tasks, tool_side
 
 if typing.TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
     from typing import Any
 
-    from .bridge import Bridge
+    from .bridge import Asked, Bridge
 
     Args = Mapping[str, Any] | None
 
@@ -29,51 +29,62 @@ class Served:
             said["fraction"] = min(max(float(fraction), 0.0), 1.0)
         self._bridge.frame("rpc_progress", rpc_id=self._call, progress=said)
 
+    def _asked(self, kind: str, tool: str, body: bytes, timeout: float | None = None, **fields: Any) -> Asked:
+        seconds = tool_side._seconds(timeout)
+        if seconds is not None:
+            fields["timeout_ms"] = max(1, int(seconds * 1000))
+        return self._bridge.ask(kind, tool, body, parent=self._call, **fields)
+
+    def _called(self, kind: str, tool: str, args: Args, timeout: float | None) -> Asked:
+        return self._asked(kind, tool, b'"kwargs":' + (tool_side._encoded(tool, args) or b"{}"), timeout, tool_id=tool)
+
     def call(self, tool: str, args: Args = None, *, timeout: float | None = None) -> Any:
-        return self._bridge.call(self._call, tool, args, timeout, False).result()
+        return self._called("rpc_tool_call", tool, args, timeout).result()
 
     async def acall(self, tool: str, args: Args = None, *, timeout: float | None = None) -> Any:
-        return await self._bridge.call(self._call, tool, args, timeout, False).aresult()
+        return await self._called("rpc_tool_call", tool, args, timeout).aresult()
 
     def stream(self, tool: str, args: Args = None, *, timeout: float | None = None) -> Iterator[Any]:
-        return self._bridge.call(self._call, tool, args, timeout, True).items()
+        return self._called("rpc_tool_stream", tool, args, timeout).items()
 
     def astream(self, tool: str, args: Args = None, *, timeout: float | None = None) -> AsyncIterator[Any]:
-        return self._bridge.call(self._call, tool, args, timeout, True).aitems()
+        return self._called("rpc_tool_stream", tool, args, timeout).aitems()
+
+    def _members(self, made: list[Any], timeout: float | None, parallel: bool) -> Asked:
+        body = b'"requests":' + batches.requests(made, tool_side._encoded)
+        return self._asked("rpc_batch_call", "", body, timeout, **({"parallel": True} if parallel else {}))
 
     def batch(self, calls: Iterable[Any], *, timeout: float | None, return_exceptions: bool,
               parallel: bool = False) -> list[Any]:
         made = batches.members(calls)
-        return batches.ends(made, self._bridge.batch(self._call, made, timeout, parallel).result(), return_exceptions)
+        return batches.ends(made, self._members(made, timeout, parallel).result(), return_exceptions)
 
     async def abatch(self, calls: Iterable[Any], *, timeout: float | None, return_exceptions: bool,
                      parallel: bool = False) -> list[Any]:
         made = batches.members(calls)
-        ends = await self._bridge.batch(self._call, made, timeout, parallel).aresult()
-        return batches.ends(made, ends, return_exceptions)
+        return batches.ends(made, await self._members(made, timeout, parallel).aresult(), return_exceptions)
 
     def submit(self, tool: str, args: Args = None, **options: Any) -> tasks.Task:
-        body = tasks.submission(tool, self._bridge.encoded(tool, args), **tasks.DEFAULTS | options)
-        return self.task(self._ask("submit", body)["id"])
+        return self.task(self._ask("submit", tasks.submission(tool, tool_side._encoded(tool, args), **options))["id"])
 
     async def asubmit(self, tool: str, args: Args = None, **options: Any) -> tasks.AsyncTask:
-        body = tasks.submission(tool, self._bridge.encoded(tool, args), **tasks.DEFAULTS | options)
+        body = tasks.submission(tool, tool_side._encoded(tool, args), **options)
         return tasks.AsyncTask((await self._aask("submit", body))["id"], self._aask)
 
     def task(self, id: str) -> tasks.Task:
         return tasks.Task(id, self._ask)
 
     def _ask(self, verb: str, request: bytes) -> Any:
-        return self._bridge.task(self._call, verb, request).result()
+        return self._asked("task_request", "", b'"kwargs":' + request, tool_id=verb).result()
 
     async def _aask(self, verb: str, request: bytes) -> Any:
-        return await self._bridge.task(self._call, verb, request).aresult()
+        return await self._asked("task_request", "", b'"kwargs":' + request, tool_id=verb).aresult()
 
     def describe(self, tool: str) -> Any:
-        return self._bridge.describe(self._call, tool).result()
+        return self._asked("describe_tool", tool, b"", tool_id=tool).result()
 
     async def adescribe(self, tool: str) -> Any:
-        return await self._bridge.describe(self._call, tool).aresult()
+        return await self._asked("describe_tool", tool, b"", tool_id=tool).aresult()
 
 
 current: contextvars.ContextVar[Served | None] = contextvars.ContextVar("serving", default=None)

@@ -125,13 +125,13 @@ def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> 
     is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a time, or
     after a delay in seconds; every, in seconds, and cron make a schedule, which ends when the task is cancelled.
     """
-    body = tasks.submission(tool, _encoded(tool, args), **{**tasks.DEFAULTS, **options})
+    body = tasks.submission(tool, _encoded(tool, args), **options)
     return tasks.Task(_ask("submit", body)["id"], _ask)
 
 
 async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.AsyncTask:
     """As submit, for coroutines."""
-    body = tasks.submission(tool, _encoded(tool, args), **{**tasks.DEFAULTS, **options})
+    body = tasks.submission(tool, _encoded(tool, args), **options)
     return tasks.AsyncTask((await _aask("submit", body))["id"], _aask)
 
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from ..wire.frames import JSON
 
+CLASSES: dict[str, type[MeshError]] = {}
+"""The classes of the codes."""
+
 
 class MeshError(Exception):
     """A call has failed. Each code of the mesh has a subclass of its own.
@@ -53,6 +56,10 @@ class MeshError(Exception):
         self.origin = origin
         super().__init__(code, message)
 
+    def __init_subclass__(cls, code: str = "") -> None:
+        if code:
+            CLASSES[code], cls.__module__ = cls, "toolmesh"
+
     def __str__(self) -> str:
         kind = f"{self.type}: " if self.type and self.code == "tool_error" else ""
         tool = f"{self.tool}: " if self.tool else ""
@@ -70,51 +77,51 @@ class MeshError(Exception):
         return found
 
 
-class InvalidRequest(MeshError, ValueError):
+class InvalidRequest(MeshError, ValueError, code="invalid_request"):
     """The request is malformed or contradicts itself."""
 
 
-class PermissionDenied(MeshError, PermissionError):
+class PermissionDenied(MeshError, PermissionError, code="permission_denied"):
     """A rule of the broker or the mesh forbids it."""
 
 
-class ToolNotFound(MeshError, LookupError, ValueError):
+class ToolNotFound(MeshError, LookupError, ValueError, code="tool_not_found"):
     """Nobody offers the tool. details["nearest"] lists the ids that may have been meant."""
 
 
-class SessionNotFound(MeshError, LookupError):
+class SessionNotFound(MeshError, LookupError, code="session_not_found"):
     """The session does not exist, or has ended."""
 
 
-class NotFound(MeshError, LookupError):
+class NotFound(MeshError, LookupError, code="not_found"):
     """The call, task or file does not exist, or no longer."""
 
 
-class StreamExpired(MeshError):
+class StreamExpired(MeshError, code="stream_expired"):
     """Items of the stream are no longer kept."""
 
 
-class PayloadTooLarge(MeshError, ValueError):
+class PayloadTooLarge(MeshError, ValueError, code="payload_too_large"):
     """A message is over the size limit."""
 
 
-class InvalidArguments(MeshError, ValueError):
+class InvalidArguments(MeshError, ValueError, code="invalid_arguments"):
     """The arguments do not fit the tool's schema. details["errors"] says where: pointer, expected, got, message."""
 
 
-class InstallFailed(MeshError):
+class InstallFailed(MeshError, code="install_failed"):
     """An index could not be installed."""
 
 
-class Busy(MeshError):
+class Busy(MeshError, code="busy"):
     """Every place is taken; nothing has started."""
 
 
-class CallCancelled(MeshError):
+class CallCancelled(MeshError, code="cancelled"):
     """The caller gave the call up, or its session has ended."""
 
 
-class ToolExecutionError(MeshError, RuntimeError):
+class ToolExecutionError(MeshError, RuntimeError, code="tool_error"):
     """The tool itself failed: error_type is the name of what it raised, and
     stacktrace where, inside the tool; from Python 3.11 on that is a note of the exception, too."""
 
@@ -129,63 +136,39 @@ class ToolExecutionError(MeshError, RuntimeError):
         return self.type
 
 
-class ResultNotSerializable(MeshError):
+class ResultNotSerializable(MeshError, code="result_not_serializable"):
     """The tool returned what JSON cannot carry."""
 
 
-class InternalError(MeshError):
+class InternalError(MeshError, code="internal"):
     """A fault of the mesh."""
 
 
-class ProtocolError(MeshError):
+class ProtocolError(MeshError, code="protocol_error"):
     """A peer broke the protocol, or requires what is not known."""
 
 
-class WorkerCrashed(MeshError):
+class WorkerCrashed(MeshError, code="worker_crashed"):
     """The process that ran the tool died."""
 
 
-class NodeLost(MeshError, ConnectionError):
+class NodeLost(MeshError, ConnectionError, code="node_lost"):
     """The node that ran the call is gone: whether the tool ran is not known."""
 
 
-class Unavailable(MeshError, ConnectionError):
+class Unavailable(MeshError, ConnectionError, code="unavailable"):
     """Nobody can serve it now, or there is no mesh to ask."""
 
 
-class ToolTimeout(MeshError, TimeoutError):
+class ToolTimeout(MeshError, TimeoutError, code="deadline_exceeded"):
     """The call's time is up. details["limit"] names a limit of the tool, where it was one."""
 
 
-class WorkerOutOfMemory(MeshError, MemoryError):
+class WorkerOutOfMemory(MeshError, MemoryError, code="worker_out_of_memory"):
     """The tool took more memory than it may."""
 
 
-CLASSES: dict[str, type[MeshError]] = {
-    "invalid_request": InvalidRequest,
-    "permission_denied": PermissionDenied,
-    "tool_not_found": ToolNotFound,
-    "session_not_found": SessionNotFound,
-    "not_found": NotFound,
-    "stream_expired": StreamExpired,
-    "payload_too_large": PayloadTooLarge,
-    "invalid_arguments": InvalidArguments,
-    "install_failed": InstallFailed,
-    "busy": Busy,
-    "cancelled": CallCancelled,
-    "tool_error": ToolExecutionError,
-    "result_not_serializable": ResultNotSerializable,
-    "internal": InternalError,
-    "protocol_error": ProtocolError,
-    "worker_crashed": WorkerCrashed,
-    "node_lost": NodeLost,
-    "unavailable": Unavailable,
-    "deadline_exceeded": ToolTimeout,
-    "worker_out_of_memory": WorkerOutOfMemory,
-}
 NAMES: dict[str, type[MeshError]] = {"MeshError": MeshError, **{_one.__name__: _one for _one in CLASSES.values()}}
-for _one in NAMES.values():
-    _one.__module__ = "toolmesh"
 
 
 def error(code: str, message: str, **more: Any) -> MeshError:

@@ -15,18 +15,14 @@ if TYPE_CHECKING:
 
 _ENDED = ("succeeded", "failed", "cancelled")
 _WAIT = 10.0  # seconds that one question waits for a task's end
-DEFAULTS: dict[str, Any] = {
-    "id": None, "timeout": None, "attempts": None, "priority": 0, "ttl": None, "idempotency_key": None, "at": None,
-    "delay": None, "every": None, "cron": None,
-}
-"""What a submission has that says nothing of these."""
 _REST = 0.25  # seconds between two questions that nobody could answer
 
 
 def submission(
-    tool: str, body: bytes, *, id: str | None, timeout: float | None, attempts: int | None, priority: int,
-    ttl: float | None, idempotency_key: str | None, at: datetime | None, delay: float | None, every: float | None,
-    cron: str | None, catch_up: str | None = None, ref: tuple[str, str] | None = None,
+    tool: str, body: bytes, *, id: str | None = None, timeout: float | None = None, attempts: int | None = None,
+    priority: int = 0, ttl: float | None = None, idempotency_key: str | None = None, at: datetime | None = None,
+    delay: float | None = None, every: float | None = None, cron: str | None = None, catch_up: str | None = None,
+    ref: tuple[str, str] | None = None,
 ) -> bytes:
     """The request of a submission; body is the arguments object, or ref says where that is: name and digest."""
     fields: dict[str, Any] = {"tool": tool}

@@ -1,4 +1,4 @@
-package cluster
+package k8s
 
 import (
 	"context"
@@ -45,9 +45,9 @@ type Step struct {
 	Took time.Duration
 }
 
-// Start starts the cluster of this run and returns once its node is ready for pods. The
+// startCluster starts the cluster of this run and returns once its node is ready for pods. The
 // processes go on until the run's namespaces end.
-func Start(ctx context.Context) (*Cluster, error) {
+func startCluster(ctx context.Context) (*Cluster, error) {
 	folder := os.Getenv(folderVariable)
 	c := &Cluster{Folder: folder, Address: address, ended: make(map[string]<-chan struct{}), Kubeconfig: filepath.Join(folder, "pki", "admin.kubeconfig")}
 	begin := time.Now()

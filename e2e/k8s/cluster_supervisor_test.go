@@ -1,4 +1,4 @@
-package cluster
+package k8s
 
 import (
 	"bufio"
@@ -28,10 +28,10 @@ const (
 // leftovers is the name of the one test that runs outside, after the cluster has ended.
 const leftovers = "TestNothingIsLeft"
 
-// Main runs the tests of m in namespaces of their own, then done there, and the one named
+// mainApart runs the tests of m in namespaces of their own, then done there, and the one named
 // [leftovers] afterwards outside of them. It returns the status that the process is to
 // exit with.
-func Main(m *testing.M, done func()) int {
+func mainApart(m *testing.M, done func()) int {
 	flag.Parse()
 	switch os.Getenv(roleVariable) {
 	case "init":
@@ -287,9 +287,9 @@ func removeCgroups() {
 	}
 }
 
-// Leftovers lists what a run has left on this machine: processes, mounts, control groups
+// leftBehind lists what a run has left on this machine: processes, mounts, control groups
 // and its folder.
-func Leftovers() []string {
+func leftBehind() []string {
 	folder := os.Getenv(folderVariable)
 	left := append(cgroups(), changedTunables()...)
 	if _, err := os.Stat(folder); err == nil && os.Getenv("E2E_K8S_KEEP") == "" {
