@@ -99,13 +99,6 @@ func (c *Client) Search(ctx context.Context, words string, limit int) ([]registr
 	return answer.Tools, err
 }
 
-// Resolve returns the full id behind a name: a session's own tool first, then
-// an index tool by its full id or a unique end of it.
-func (c *Client) Resolve(ctx context.Context, name string) (subjects.ToolID, error) {
-	id, _, err := c.resolve(ctx, c.session, subjects.ToolID(name))
-	return id, err
-}
-
 // askAny is ask for what any node answers, and may be asked twice: while no answer comes
 // others are asked as well, for the broker may choose one that has frozen.
 func (c *Client) askAny(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {

@@ -45,14 +45,6 @@ const (
 	StreamProgress = output.StreamProgress
 )
 
-// The kinds of tools.
-const (
-	KindSync           = zygote.KindSync
-	KindAsync          = zygote.KindAsync
-	KindGenerator      = zygote.KindGenerator
-	KindAsyncGenerator = zygote.KindAsyncGenerator
-)
-
 // Call is one execution of a tool.
 type Call struct {
 	Tool string // a [Tool.Name]

@@ -26,10 +26,6 @@ const (
 	DefaultPayloadMax = 1_000_000_000 // bytes
 )
 
-// LimitSlots is details.limit of the busy error of a node that has no slot: other
-// than what else makes a call busy, this passes by itself.
-const LimitSlots = toolmesh.LimitSlots
-
 // StoreOptions say how the mesh's streams are made. A zero value leaves what exists as it
 // is; any other one changes it for all nodes, but for the storage: another one than the
 // mesh has is an error.

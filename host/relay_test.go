@@ -309,7 +309,7 @@ func TestAllNodesAreFull(t *testing.T) {
 	}
 	for range 20 {
 		a := r.call("note", `{"key":"more"}`)
-		if a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != host.LimitSlots {
+		if a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != toolmesh.LimitSlots {
 			t.Fatalf("with all slots taken: %s", a.Data)
 		}
 		r.send(in, genSubject, `{"key":"more"}`, "Mesh-Stream", "inbox")
@@ -402,7 +402,7 @@ func TestCallsThatWouldWaitArePassedOn(t *testing.T) {
 	}
 	for _, subject := range []string{"tools.default.desk.nowhere", directed(nodes["crowded"], "default", "desk.here")} {
 		a := r.ask(subject, `{}`)
-		if a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != host.LimitSlots || a.Error.Details["retry_after_ms"] != 7654.0 {
+		if a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != toolmesh.LimitSlots || a.Error.Details["retry_after_ms"] != 7654.0 {
 			t.Errorf("%s: %s", subject, a.Data)
 		}
 	}

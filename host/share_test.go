@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -99,7 +100,7 @@ func TestAFloodOfOneSession(t *testing.T) {
 			if !ok {
 				continue
 			}
-			if a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != host.LimitSlots ||
+			if a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != toolmesh.LimitSlots ||
 				!strings.Contains(a.Error.Message, "sessions that nobody created have together 3 of the 4 slots") {
 				t.Fatalf("the flood goes on: %s", a.Data)
 			}

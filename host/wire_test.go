@@ -490,7 +490,7 @@ func TestDepthIsNotBelieved(t *testing.T) {
 	}
 	const run = slots + slots + host.DefaultMaxDepth
 	for range slots + each*(host.DefaultMaxDepth+1) - run {
-		if a := in.next(); a.code() != "busy" || a.Error.Details["limit"] != host.LimitSlots || a.Error.started() != "false" {
+		if a := in.next(); a.code() != "busy" || a.Error.Details["limit"] != toolmesh.LimitSlots || a.Error.started() != "false" {
 			t.Errorf("one call too many: %s", a.Data)
 		}
 	}

@@ -112,13 +112,6 @@ func (c *Cache) Sweep(goesOn func(session subjects.SessionID, epoch string) bool
 	}
 }
 
-// Stats says how much is kept: bytes, the entries' own size included, and entries.
-func (c *Cache) Stats() (size int64, entries int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.size, c.used.Len()
-}
-
 // drop forgets an entry; c.mu is held.
 func (c *Cache) drop(e *list.Element) {
 	of := c.used.Remove(e).(*entry) //nolint:forcetypeassert // it holds nothing else

@@ -431,3 +431,10 @@ func TestExitedRun(t *testing.T) {
 		t.Errorf("afterwards: %s, hit %t", got, hit)
 	}
 }
+
+// Stats says how much is kept: bytes, the entries' own size included, and entries.
+func (c *Cache) Stats() (size int64, entries int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.size, c.used.Len()
+}

@@ -47,45 +47,17 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Events creates Events of one ConfigMap, in order and in the background, until
-// [Events.Stop].
+// Events creates Events of one ConfigMap, in order and in the background, until [Events.Stop]. They are of the group
+// events.k8s.io, version v1: https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/.
 type Events struct {
 	opts      Options
 	configMap string
 	namespace string
 	client    *http.Client
 	log       *slog.Logger
-	queue     chan event
+	queue     chan map[string]any
 	end       context.CancelFunc
 	wg        sync.WaitGroup
-}
-
-// event is an Event of the group events.k8s.io, version v1:
-// https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/.
-type event struct {
-	APIVersion string   `json:"apiVersion"`
-	Kind       string   `json:"kind"`
-	Metadata   metadata `json:"metadata"`
-	EventTime  string   `json:"eventTime"`
-	Type       string   `json:"type"`
-	Reason     string   `json:"reason"`
-	Action     string   `json:"action"`
-	Note       string   `json:"note"`
-	Regarding  object   `json:"regarding"`
-	Controller string   `json:"reportingController"`
-	Instance   string   `json:"reportingInstance"`
-}
-
-type metadata struct {
-	Name      string `json:"name"`
-	Namespace string `json:"namespace"`
-}
-
-type object struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Name       string `json:"name"`
-	Namespace  string `json:"namespace"`
 }
 
 // NewEvents has Events created of a ConfigMap in the pod's namespace. The error is
@@ -116,7 +88,7 @@ func NewEvents(configMap string, opts *Options) (*Events, error) {
 		opts: o, configMap: configMap, namespace: strings.TrimSpace(string(namespace)),
 		// No keep-alive: an Event is rare, and a connection that stays open is the API server's to pay.
 		client: &http.Client{Timeout: postWithin, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots}}},
-		log:    cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), queue: make(chan event, eventsMost), end: end,
+		log:    cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), queue: make(chan map[string]any, eventsMost), end: end,
 	}
 	e.wg.Go(func() { e.run(ctx) })
 	return e, nil
@@ -139,13 +111,13 @@ func (e *Events) add(kind, reason, note string) {
 	if len(note) > noteMost {
 		note = strings.ToValidUTF8(note[:noteMost-len("…")], "") + "…"
 	}
-	ev := event{
-		APIVersion: "events.k8s.io/v1", Kind: "Event",
-		Metadata:  metadata{Name: e.configMap + "." + uuid.NewString(), Namespace: e.namespace},
-		EventTime: time.Now().UTC().Format("2006-01-02T15:04:05.000000Z"), // a MicroTime
-		Type:      kind, Reason: reason, Action: "Reconcile", Note: note,
-		Regarding:  object{APIVersion: "v1", Kind: "ConfigMap", Name: e.configMap, Namespace: e.namespace},
-		Controller: "toolmesh.dev/mesh-router", Instance: cmp.Or(e.opts.Pod, "mesh-router"),
+	ev := map[string]any{
+		"apiVersion": "events.k8s.io/v1", "kind": "Event",
+		"metadata":  map[string]string{"name": e.configMap + "." + uuid.NewString(), "namespace": e.namespace},
+		"eventTime": time.Now().UTC().Format("2006-01-02T15:04:05.000000Z"), // a MicroTime
+		"type":      kind, "reason": reason, "action": "Reconcile", "note": note,
+		"regarding":           map[string]string{"apiVersion": "v1", "kind": "ConfigMap", "name": e.configMap, "namespace": e.namespace},
+		"reportingController": "toolmesh.dev/mesh-router", "reportingInstance": cmp.Or(e.opts.Pod, "mesh-router"),
 	}
 	select {
 	case e.queue <- ev:
@@ -162,13 +134,13 @@ func (e *Events) run(ctx context.Context) {
 		case ev := <-e.queue:
 			if err := e.post(ctx, ev); err != nil && ctx.Err() == nil {
 				e.log.Warn("the API server did not take an Event: may the service account create events of events.k8s.io here?",
-					slog.String("reason", ev.Reason), slog.String("error", err.Error()))
+					slog.Any("reason", ev["reason"]), slog.String("error", err.Error()))
 			}
 		}
 	}
 }
 
-func (e *Events) post(ctx context.Context, ev event) error {
+func (e *Events) post(ctx context.Context, ev map[string]any) error {
 	token, err := os.ReadFile(filepath.Join(e.opts.Account, "token")) // anew each time: the kubelet rotates it
 	if err != nil {
 		return err

@@ -211,7 +211,7 @@ func (n *nestedCall) stream(ctx context.Context, items iter.Seq2[json.RawMessage
 		if failed = err; failed != nil {
 			break
 		}
-		n.w.send(frame.Header{Type: frame.NestedItem, ID: n.id}, data, nil)
+		n.w.send(frame.Header{Type: frame.NestedItem, ID: n.id}, data)
 	}
 	n.finish(failed, frame.NestedEnd, nil)
 }
@@ -232,7 +232,7 @@ func (n *nestedCall) finish(err error, kind frame.Type, result []byte) {
 	if err != nil {
 		n.w.nestedFailed(n.id, err)
 	} else {
-		n.w.send(frame.Header{Type: kind, ID: n.id}, result, nil)
+		n.w.send(frame.Header{Type: kind, ID: n.id}, result)
 	}
 }
 
@@ -281,5 +281,5 @@ func (w *worker) nestedFailed(id uint64, err error) {
 		e.Details = nil
 		body, _ = json.Marshal(&e)
 	}
-	w.send(frame.Header{Type: frame.NestedError, ID: id}, body, nil)
+	w.send(frame.Header{Type: frame.NestedError, ID: id}, body)
 }

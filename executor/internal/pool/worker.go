@@ -143,7 +143,7 @@ func (w *worker) finish(cause error) {
 
 // end ends a worker that runs nothing by its own means: its exit handlers run.
 func (w *worker) end() {
-	w.send(frame.Header{Type: frame.Exit}, nil, nil)
+	w.send(frame.Header{Type: frame.Exit}, nil)
 	select {
 	case <-w.proc.Done():
 	case <-time.After(w.pool.cfg.Grace):
@@ -326,7 +326,7 @@ func (w *worker) call(j *job) {
 // runs, by a frame for what waits.
 func (w *worker) cancel(j *job) {
 	w.proc.Store(sandbox.WordCancel, j.id) // before the frame: the worker compares them
-	w.send(frame.Header{Type: frame.Cancel, ID: j.id}, nil, nil)
+	w.send(frame.Header{Type: frame.Cancel, ID: j.id}, nil)
 	w.signal(j)
 }
 
@@ -339,16 +339,16 @@ func (w *worker) signal(j *job) {
 // credit lets a stream send size more bytes.
 func (w *worker) credit(j *job, size int) {
 	j.credited.Add(int64(size))
-	w.send(frame.Header{Type: frame.Credit, ID: j.id}, binary.LittleEndian.AppendUint32(nil, uint32(size)), nil) //nolint:gosec // bounded by the window
+	w.send(frame.Header{Type: frame.Credit, ID: j.id}, binary.LittleEndian.AppendUint32(nil, uint32(size))) //nolint:gosec // bounded by the window
 }
 
-func (w *worker) ping() { w.send(frame.Header{Type: frame.Ping, ID: w.proc.ID()}, nil, nil) }
+func (w *worker) ping() { w.send(frame.Header{Type: frame.Ping, ID: w.proc.ID()}, nil) }
 
-// send writes a frame whose body is meta and rest. It never blocks.
-func (w *worker) send(h frame.Header, meta, rest []byte) {
+// send writes a frame. It never blocks.
+func (w *worker) send(h frame.Header, body []byte) {
 	w.writeMu.Lock()
 	defer w.writeMu.Unlock()
-	w.append(h, meta, rest)
+	w.append(h, body, nil)
 	w.write()
 }
 
