@@ -85,6 +85,7 @@ type Exchange struct {
 	sent, asked time.Time // when the request was sent first, and last
 	attended    *Peer     // whose heartbeats were asked for
 	quiet       bool      // the last look found silence, over a connection that is well
+	pong        time.Time // when the broker last answered a ping of this exchange
 	sought      time.Time // when it was last asked which node has the call
 }
 
@@ -383,13 +384,14 @@ func (x *Exchange) Look(ctx context.Context, since time.Time) error {
 		if ctx.Err() != nil || time.Since(last) < patience { // the caller sees its end; a connection that is gone may be made anew
 			return nil
 		}
-		// On a busy connection the answer to the ping is behind much else.
-		if len(x.arrived) > 0 || x.bus.Conn().Stats().InBytes != arrived && time.Since(last) < muteMost {
+		// On a busy connection the answer to the ping is behind much else, and a busy machine may miss one.
+		if len(x.arrived) > 0 || time.Since(x.pong) < 2*pingWait || x.bus.Conn().Stats().InBytes != arrived && time.Since(last) < muteMost {
 			return nil
 		}
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the connection to the mesh was lost: whether %s is not known: %w", x.What, err).
 			WithOrigin(toolmesh.OriginCaller)
 	}
+	x.pong = time.Now()
 	if quiet < patience {
 		return nil
 	}
