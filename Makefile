@@ -26,7 +26,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build test-mcp conformance wheels demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s openapi skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
+.PHONY: help build test-mcp conformance wheels wheel demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s openapi skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ test: ## the product, with what needs only go, python3, git and make
 	@$(MAKE) -j2 test-go environments
 	@$(MAKE) test-python test-frameworks test-mcp skipped
 
-test-more: test-k8s test-images openapi test-newest ## what is beside the product: the manifests of Kubernetes, the program that makes images, the gateway's OpenAPI document, the newest frameworks; minutes
+test-more: test-k8s test-images openapi test-newest wheel ## what is beside the product: the manifests of Kubernetes, the program that makes images, the gateway's OpenAPI document, the newest frameworks, a wheel; minutes
 
 # What the Python tests need: it is fetched while those of Go run.
 environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp $(VENV)/suites.stamp $(MCP)/stamp
@@ -159,6 +159,9 @@ race: build ## every Go test under the race detector; slow
 
 wheels: ## the Python package into dist/: pure, and with the binary of each platform
 	@$(PYTHON) python/wheels.py dist
+
+wheel: ## the wheels as make wheels, for this platform alone
+	@$(PYTHON) python/wheels.py $(VENV)/wheel $$($(GO) env GOOS)/$$($(GO) env GOARCH)
 
 # Of k8s/images, a module of its own. IMAGE_PREFIX is what the images' names begin with, ARCH amd64 or arm64.
 IMAGE_PREFIX ?= localhost/toolmesh

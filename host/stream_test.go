@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -431,7 +432,7 @@ func TestInboxReaderGone(t *testing.T) {
 
 func TestStreamQuota(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, &rigOptions{host: host.Options{StreamQuota: 1000}})
+	r := newRig(t, &rigOptions{host: host.Options{StreamQuota: 2000}}) // three of these items, with what the store has of each besides
 	in := r.inbox()
 	for i := range 2 { // of the session, not of the stream
 		r.send(in, genSubject, `{"n":10,"size":300}`, "Mesh-Stream", "inbox")
@@ -516,7 +517,7 @@ func TestItemsThatTheirEnvelopeCannotCarry(t *testing.T) {
 // What was not stored, for whatever reason, is not of the quota.
 func TestStreamQuotaIsOfWhatIsStored(t *testing.T) {
 	t.Parallel()
-	const payload, quota = 64 << 10, 100_000
+	const payload, quota = 64 << 10, 105_000
 	// sizes yields one item of each size.
 	sizes := func(all ...int) host.HandlerFunc {
 		return func(ctx context.Context, _ *host.Call, sink host.Sink) error {
@@ -561,15 +562,29 @@ func TestStreamQuotaIsOfWhatIsStored(t *testing.T) {
 				}
 			}
 		}
-		// 100 bytes are stored by now.
+		// Ten small items are stored by now, with their headers.
 		if got := stream("fills"); got != "" {
 			t.Errorf("within the quota: %s", got)
 		}
 		got := stream("more")
-		for _, want := range []string{`"busy"`, `"stored":95100`, `"max":100000`, "stored 95100 bytes", "may store 100000"} {
+		for _, want := range []string{`"busy"`, `"max":105000`, "may store 105000"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("beyond the quota: %s, want %s", got, want)
 			}
+		}
+		var refused wireError
+		mustJSON(t, []byte(got), &refused)
+		if stored, _ := strconv.Atoi(fmt.Sprint(refused.Details["stored"])); stored < 95_100 {
+			t.Errorf("beyond the quota: %s, and 95,100 bytes of items are stored", got)
+		}
+	})
+	t.Run("small items", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, &rigOptions{host: host.Options{StreamQuota: quota}})
+		in := r.inbox()
+		r.send(in, genSubject, `{"n":2000,"size":1}`, "Mesh-Stream", "inbox")
+		if got := end(in); !strings.Contains(got, "session_stream_quota") {
+			t.Errorf("items that need more of the store than the quota: %s", got)
 		}
 	})
 	t.Run("store full", func(t *testing.T) {

@@ -45,6 +45,8 @@ const (
 	errDuplicateInProcess = 10158
 	// storeHeaders is room for what the store adds when it republishes a chunk.
 	storeHeaders = 512
+	// storeFrame is what a file of the store has of a message besides subject, headers and body.
+	storeFrame = 34
 )
 
 // Writer stores the chunks of one call, in order, with a bounded number of them
@@ -58,7 +60,7 @@ type Writer struct {
 	epoch   string
 	first   string // message id of the first chunk
 	admit   func(size int) error
-	stored  func(codec.Chunk)
+	stored  func(c codec.Chunk, size int)
 	inbox   *bus.Inbox
 	changed chan struct{} // capacity 1: something below changed
 
@@ -79,6 +81,7 @@ type pending struct {
 	chunk  codec.Chunk
 	header codec.Header
 	body   []byte
+	size   int // in the store
 	acked  bool
 }
 
@@ -86,13 +89,13 @@ type pending struct {
 type WriterOptions struct {
 	// Epoch of the session; empty for a session that nobody created.
 	Epoch string
-	// Admit is called with the size of each item that the store would take, before
-	// it is sent; an error refuses it. Defaults to nothing.
+	// Admit is called with the bytes that each item takes in the store, before it is
+	// sent; an error refuses it. Defaults to nothing.
 	Admit func(size int) error
-	// Stored is called with each chunk once it and all before it are stored, in
-	// order, from the goroutine that serves the process's inbox: it must not
-	// block. Defaults to nothing.
-	Stored func(codec.Chunk)
+	// Stored is called with each chunk and its bytes in the store once it and all before
+	// it are stored, in order, from the goroutine that serves the process's inbox: it must
+	// not block. Defaults to nothing.
+	Stored func(c codec.Chunk, size int)
 }
 
 // NewWriter prepares to store a call's chunks. boot tells this execution from
@@ -151,13 +154,15 @@ func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 		header.Set(jetstream.MsgIDHeader, w.first)
 		header.Set(codec.HeaderBoot, string(w.boot))
 	}
-	headers := headerSize(header) + storeHeaders
+	headers := headerSize(header)
+	p.size = len(w.subject) + headers + len(body) + storeFrame
+	headers += storeHeaders
 	if limit := w.bus.MaxPayload(); limit > 0 && int64(len(body)+headers) > limit {
 		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "item %d of the stream has %d bytes and %d of headers, the broker takes %d: yield less at once", c.Seq, len(body), headers, limit).
 			WithDetail("limit", limit).WithDetail("size", len(body)).WithOrigin(toolmesh.OriginAgent)
 	}
 	if w.admit != nil && !c.Terminal() {
-		if err := w.admit(len(c.Data)); err != nil {
+		if err := w.admit(p.size); err != nil {
 			return err
 		}
 	}
@@ -190,7 +195,7 @@ func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 		return nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, firstWait,
-		toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store did not take the stream's first item within %v: JetStream or the stream %s is missing or has no leader",
+		toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store did not take the stream's first item within %v: JetStream or the stream %s is missing, has no leader, or has found the server's disk full (then make room and restart the server)",
 			firstWait, subjects.StreamChunks).WithOrigin(toolmesh.OriginMesh))
 	defer cancel()
 	return w.Flush(ctx)
@@ -360,7 +365,7 @@ func (w *Writer) acknowledged(seq int64) {
 	for n < len(w.window) && w.window[n].acked {
 		w.bytes -= len(w.window[n].body)
 		if w.stored != nil {
-			w.stored(w.window[n].chunk)
+			w.stored(w.window[n].chunk, w.window[n].size)
 		}
 		n++
 	}

@@ -60,11 +60,13 @@ func TestWriter(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var told []int64
+	var size uint64
 	b := newBus(t, broker.Connect(t))
-	w := newWriter(t, b, "w", &chunks.WriterOptions{Epoch: "2", Stored: func(c codec.Chunk) {
+	w := newWriter(t, b, "w", &chunks.WriterOptions{Epoch: "2", Stored: func(c codec.Chunk, n int) {
 		mu.Lock()
 		defer mu.Unlock()
 		told = append(told, c.Seq)
+		size += uint64(n)
 	}})
 	const n = 2000 // more than the window
 	for i := int64(1); i <= n; i++ {
@@ -87,6 +89,14 @@ func TestWriter(t *testing.T) {
 	mu.Lock()
 	if len(told) != n+1 || !slices.IsSorted(told) {
 		t.Errorf("told of %d chunks, in order: %v", len(told), slices.IsSorted(told))
+	}
+	stream, err := s.js.Stream(t.Context(), subjects.StreamChunks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The store of a test is in memory, where a chunk has 18 bytes less.
+	if got := stream.CachedInfo().State.Bytes; size < got || size > got+20*(n+1) {
+		t.Errorf("told of %d bytes, the store has %d", size, got)
 	}
 	mu.Unlock()
 	for i := 1; i <= n+1; i++ {

@@ -234,8 +234,11 @@ func (s *Stream) creditChanged() {
 
 // stored delivers a chunk to its readers once it is stored; it runs on the
 // inbox's goroutine, in order.
-func (s *Stream) stored(c codec.Chunk) {
-	if s.kept.Add(int64(len(c.Data))); c.Ref != nil {
+func (s *Stream) stored(c codec.Chunk, size int) {
+	if !c.Terminal() {
+		s.kept.Add(int64(size))
+	}
+	if c.Ref != nil {
 		s.kept.Add(c.Ref.Size)
 	}
 	s.readers.mu.Lock()

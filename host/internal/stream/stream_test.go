@@ -30,7 +30,7 @@ type fake struct {
 	answered []admit.Record
 	acked    int
 	ended    *toolmesh.Error
-	stored   func(codec.Chunk)
+	stored   func(codec.Chunk, int)
 	admit    func(int) error
 	high     int64
 	bus      *bus.Bus // opens inboxes; nil: there are none
@@ -81,7 +81,7 @@ func (f *fake) Write(_ context.Context, c codec.Chunk) error {
 		}
 	}
 	f.high = c.Seq
-	f.stored(c)
+	f.stored(c, len(c.Data))
 	return nil
 }
 

@@ -5,9 +5,8 @@
     mesh = Mesh()
     mesh.call("weather.forecast.today", {"city": "Oslo"})
 
-AsyncMesh is the same for coroutines. Errors are MeshError, with a subclass for each
-code of the mesh. Inside a tool, and for scripts, "from toolmesh import mesh" is
-the mesh that the program is in.
+AsyncMesh is the same for coroutines. Errors are MeshError, with a subclass for each code of the mesh. Inside a tool,
+and for scripts, "from toolmesh import mesh" is the mesh that the program is in.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What the worker knows of values, schemas and errors, for the client and the host.
 
-Inside a worker the package runs beside the worker's own files, which the agent
-has loaded under a private name: those are taken there, so that an error or a
-channel is one thing in a process, whichever version is installed.
+Inside a worker the package runs beside the worker's own files, which the agent has loaded under a private name: those
+are taken there, so that an error or a channel is one thing in a process, whichever version is installed.
 """
 
 from __future__ import annotations

@@ -49,26 +49,26 @@ class Settings(typing.TypedDict, total=False):
     nkey: str | None
 
 
-class OfCall(typing.TypedDict, total=False):
-    """What a call takes besides what it returns."""
+class OfEither(typing.TypedDict, total=False):
+    """What calls and streams take."""
 
     timeout: float | None
     rpc_id: str | None
     idempotent: bool
     isolation: str | None
     revision: str | None
+
+
+class OfCall(OfEither, total=False):
+    """What a call takes besides what it returns."""
+
     no_cache: bool
     idempotency_key: str | None
 
 
-class OfStream(typing.TypedDict, total=False):
+class OfStream(OfEither, total=False):
     """As OfCall, of a stream."""
 
-    timeout: float | None
-    rpc_id: str | None
-    idempotent: bool
-    isolation: str | None
-    revision: str | None
     idle: float | None
 
 

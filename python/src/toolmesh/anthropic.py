@@ -24,13 +24,15 @@ from .client import Mesh
 __all__ = ["async_tools", "tools"]
 
 
-class _AsyncTool(BetaAsyncBuiltinFunctionTool):
+class _Declared:
     def __init__(self, mesh: Mesh, tool: Any, declared: Any) -> None:
         self._mesh, self._tool, self._declared = mesh, tool, declared
 
     def to_dict(self) -> Any:
         return self._declared
 
+
+class _AsyncTool(_Declared, BetaAsyncBuiltinFunctionTool):
     async def call(self, given: object) -> str:
         try:
             arguments = await meaning(self._mesh, {"name": self.name, "input": given})
@@ -39,13 +41,7 @@ class _AsyncTool(BetaAsyncBuiltinFunctionTool):
             raise ToolError(str(brief(failure))) from None
 
 
-class _Tool(BetaBuiltinFunctionTool):
-    def __init__(self, mesh: Mesh, tool: Any, declared: Any) -> None:
-        self._mesh, self._tool, self._declared = mesh, tool, declared
-
-    def to_dict(self) -> Any:
-        return self._declared
-
+class _Tool(_Declared, BetaBuiltinFunctionTool):
     def call(self, given: object) -> str:
         try:
             _, arguments = background.run(self._mesh._meaning({"name": self.name, "input": given}))

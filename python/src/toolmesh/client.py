@@ -1,9 +1,8 @@
 """Mesh and AsyncMesh: calls, streams and questions, for plain code and for coroutines.
 
-Both run the same coroutines: AsyncMesh on the caller's event loop, Mesh on one
-loop of a thread of its own, which all of a process's Mesh objects share. So a Mesh
-works in threads, in notebooks and inside a running loop, and after a fork the child
-makes a connection of its own.
+Both run the same coroutines: AsyncMesh on the caller's event loop, Mesh on one loop of a thread of its own, which all
+of a process's Mesh objects share. So a Mesh works in threads, in notebooks and inside a running loop, and after a fork
+the child makes a connection of its own.
 """
 
 from __future__ import annotations
@@ -407,14 +406,13 @@ class AsyncMesh(_Base):
 
 @api
 class Mesh(_Base):
-    """A mesh to call tools of. It connects when it is first used: by the arguments, by
-    MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's
-    own variables), to what mesh up left running, or to NATS's default port.
+    """A mesh to call tools of. It connects when it is first used: by the arguments, by MESH_NATS_URL,
+    MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's own variables), to what mesh up left running, or
+    to NATS's default port.
 
-    timeout is the time in seconds that calls have which name none. Any number of threads
-    may use it at once, and it works inside a running event loop, which it then holds up:
-    acall and astream do not. After a fork the child connects anew; what was under way is
-    the parent's. AsyncMesh is the same for coroutines.
+    timeout is the time in seconds that calls have which name none. Any number of threads may use it at once, and it
+    works inside a running event loop, which it then holds up: acall and astream do not. After a fork the child connects
+    anew; what was under way is the parent's. AsyncMesh is the same for coroutines.
     """
 
     def _here(self) -> AsyncMesh:
@@ -436,15 +434,13 @@ class Mesh(_Base):
     ) -> Any:
         """Calls a tool and returns its result.
 
-        args are its arguments by name; bytes, dates, dataclasses, pydantic models,
-        numpy and pandas travel as they do from a tool. timeout is the whole time in
-        seconds; without one the tool's own holds. idempotent says that the call may
-        be made again when its node is lost. returns is a type that the result is
-        made into. no_cache has a tool run whose results are kept. idempotency_key names what
-        the call does, for a day: it runs once, and each further call under the key gets what
-        that ended with (docs/bulk.md). Raises the
-        MeshError of the code, ToolExecutionError when the tool itself failed.
-        An exception in the waiting thread, like KeyboardInterrupt, cancels the call.
+        args are its arguments by name; bytes, dates, dataclasses, pydantic models, numpy and pandas travel as they do
+        from a tool. timeout is the whole time in seconds; without one the tool's own holds. idempotent says that the
+        call may be made again when its node is lost. returns is a type that the result is made into. no_cache has a
+        tool run whose results are kept. idempotency_key names what the call does, for a day: it runs once, and each
+        further call under the key gets what that ended with (docs/bulk.md). Raises the MeshError of the code,
+        ToolExecutionError when the tool itself failed. An exception in the waiting thread, like KeyboardInterrupt,
+        cancels the call.
         """
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
                           key=idempotency_key)
@@ -480,11 +476,10 @@ class Mesh(_Base):
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> Generator[Any, None, None]:
-        """Calls a tool and yields its items as they come, in order, each once, over lost
-        connections too. The call begins with the first item that is asked for; closing the
-        generator, or leaving a for loop over it, cancels it. A reader that does not keep up
-        holds the tool back. Otherwise as call; returns is the type of an item, idle the longest
-        time in seconds that an item is waited for."""
+        """Calls a tool and yields its items as they come, in order, each once, over lost connections too. The call
+        begins with the first item that is asked for; closing the generator, or leaving a for loop over it, cancels it.
+        A reader that does not keep up holds the tool back. Otherwise as call; returns is the type of an item, idle the
+        longest time in seconds that an item is waited for."""
         return _items(_Pages(self._links, lambda: self._call(
             tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle, returns))
 
@@ -517,15 +512,13 @@ class Mesh(_Base):
     ) -> list[Any]:
         """Makes several calls with one request, 1,000 at most, and returns their results in the order of the calls.
 
-        A call is (tool, arguments), (tool, arguments, timeout) or a tool alone, which is an id or an object of tool
-        and tools. Calls of tools that are not parallel_safe run one after the other, in that order, others
-        side by side unless their resource keys are the same. parallel says that the calls are
-        independent: then all run side by side but for equal resource keys, and tools that
-        declare parallel_safe = false. One that fails hurts no other: when all have ended the first
-        error is raised, or with return_exceptions each stands in its call's place. timeout is
-        the time of all of them, in seconds; rpc_id names the batch: sent again under its name
-        nothing of it runs twice. An exception in the waiting thread, like KeyboardInterrupt,
-        cancels all that runs.
+        A call is (tool, arguments), (tool, arguments, timeout) or a tool alone, which is an id or an object of tool and
+        tools. Calls of tools that are not parallel_safe run one after the other, in that order, others side by side
+        unless their resource keys are the same. parallel says that the calls are independent: then all run side by side
+        but for equal resource keys, and tools that declare parallel_safe = false. One that fails hurts no other: when
+        all have ended the first error is raised, or with return_exceptions each stands in its call's place. timeout is
+        the time of all of them, in seconds; rpc_id names the batch: sent again under its name nothing of it runs twice.
+        An exception in the waiting thread, like KeyboardInterrupt, cancels all that runs.
         """
         made = batches.members(calls)
         whole = self._whole(made, timeout, rpc_id, parallel)
@@ -550,11 +543,10 @@ class Mesh(_Base):
         """Hands in a call that is made whatever becomes of this program, and returns its task.
 
         id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
-        timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the
-        result is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a
-        time, or after a delay in seconds; every, in seconds, and cron (5 fields, UTC) make a schedule, which ends
-        when the task is cancelled. For times that it missed it submits one task; catch_up says none, one or all
-        (docs/bulk.md).
+        timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the result
+        is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a time, or
+        after a delay in seconds; every, in seconds, and cron (5 fields, UTC) make a schedule, which ends when the task
+        is cancelled. For times that it missed it submits one task; catch_up says none, one or all (docs/bulk.md).
         """
         call, request = self._submission(tool, args, {
             "id": id, "timeout": timeout, "attempts": attempts, "priority": priority, "ttl": ttl,
@@ -646,18 +638,16 @@ class Mesh(_Base):
         return [RemoteTool(self, one) for one in told]
 
     def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
-        """The declarations of tools (ids, or tools themselves; all of the session if
-        None) as a provider takes them: openai, openai-responses, anthropic, gemini or
-        mcp. execute knows the names in them, in any program."""
+        """The declarations of tools (ids, or tools themselves; all of the session if None) as a provider takes them:
+        openai, openai-responses, anthropic, gemini or mcp. execute knows the names in them, in any program."""
         core = self._here()
         return background.run(lambda: core.format(provider, tools))
 
     def execute(self, call: Any, *, timeout: float | None = None) -> Any:
-        """Runs a tool call as a model gave it: an object or a dict of the provider's
-        client, or {"name", "arguments"}. Its name is mapped back, and arguments that do
-        not fit are made to where their meaning is plain (docs/tools.md, "What models
-        write"); the logger toolmesh says so. JSON that is slightly broken is repaired
-        where json_repair is installed."""
+        """Runs a tool call as a model gave it: an object or a dict of the provider's client, or {"name", "arguments"}.
+        Its name is mapped back, and arguments that do not fit are made to where their meaning is plain (docs/tools.md,
+        "What models write"); the logger toolmesh says so. JSON that is slightly broken is repaired where json_repair is
+        installed."""
         tool, arguments = background.run(self._meaning(call))
         return self.call(tool, arguments, timeout=timeout)
 

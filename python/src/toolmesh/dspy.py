@@ -51,11 +51,10 @@ class ToolBridgeManager:
     def create_tools_from_specs(self, specs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The tools by name: dspy.Tools, or the proxies themselves where dspy is not installed.
 
-        A specification is {"tool_id", "name", "type": "standard" or "streaming",
-        "description", "metadata"}, and, optional: "input_schema", where the mesh is not to
-        be asked or cannot be, as inside a tool; "timeout_ms", of the call, or between
-        items; "cache_ttl", in seconds, for results that may be kept. ValueError for one
-        that is no such thing, names a tool that nobody offers, or a name twice.
+        A specification is {"tool_id", "name", "type": "standard" or "streaming", "description", "metadata"}, and,
+        optional: "input_schema", where the mesh is not to be asked or cannot be, as inside a tool; "timeout_ms", of the
+        call, or between items; "cache_ttl", in seconds, for results that may be kept. ValueError for one that is no
+        such thing, names a tool that nobody offers, or a name twice.
         """
         made: dict[str, Any] = {}
         proxies: dict[str, RPCProxyTool] = {}
@@ -124,13 +123,12 @@ class BatchToolProcessor:
         self.manager = manager
 
     def process_batch(self, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The results of {"tool_id", "args": [], "kwargs": {}, "index"}, in the order of
-        the requests: {"index", "status": "ok", "result"}, or {"index", "status": "error",
-        "error": {"type", "message", "stacktrace", "code"}} for one that fails. They are
-        sent as one parallel batch of the mesh, see Mesh.batch: all side by side, but for
-        those with one resource key and tools that declare parallel_safe = false; streams,
-        and results that are kept, are calls of their own. ValueError and TypeError for
-        requests that cannot be, before any runs; there are 1,000 at most."""
+        """The results of {"tool_id", "args": [], "kwargs": {}, "index"}, in the order of the requests: {"index",
+        "status": "ok", "result"}, or {"index", "status": "error", "error": {"type", "message", "stacktrace", "code"}}
+        for one that fails. They are sent as one parallel batch of the mesh, see Mesh.batch: all side by side, but for
+        those with one resource key and tools that declare parallel_safe = false; streams, and results that are kept,
+        are calls of their own. ValueError and TypeError for requests that cannot be, before any runs; there are 1,000
+        at most."""
         if len(requests) > _BATCH:
             raise ValueError(f"{len(requests)} requests: a batch has {_BATCH} at most")
         calls = []
@@ -215,10 +213,9 @@ _agents: dict[str, tuple[str, Any]] = {}
 
 
 def init_tool_bridge(request: dict[str, Any], mesh: Mesh | None = None) -> dict[str, Any]:
-    """Makes the tools of {"session_id", "tools"}; see ToolBridgeManager for those. Returns
-    {"session_id", "tool_count", "tool_names"}. Tools that the session had are replaced;
-    end_session forgets them. mesh is as for RPCProxyTool; inside a tool
-    the session is that of its call, and session_id only a name."""
+    """Makes the tools of {"session_id", "tools"}; see ToolBridgeManager for those. Returns {"session_id", "tool_count",
+    "tool_names"}. Tools that the session had are replaced; end_session forgets them. mesh is as for RPCProxyTool;
+    inside a tool the session is that of its call, and session_id only a name."""
     session = _text(request, "session_id")
     where = mesh
     if where is None and not _here.in_tool() and serving.current.get() is None:

@@ -9,11 +9,9 @@
 
     mesh.serve(index="billing")
 
-The node itself is a child process, mesh bridge, which keeps what the protocol
-promises of a node: each call runs once at most, streams are stored and can be
-resumed, the registration ends with this process. Here is what runs a call: plain
-functions on threads, coroutines on the event loop, generators of both kinds as
-their caller takes the items.
+The node itself is a child process, mesh bridge, which keeps what the protocol promises of a node: each call runs once
+at most, streams are stored and can be resumed, the registration ends with this process. Here is what runs a call: plain
+functions on threads, coroutines on the event loop, generators of both kinds as their caller takes the items.
 """
 
 from __future__ import annotations
@@ -68,10 +66,9 @@ _LOOK = 1e-3  # seconds between two looks at calls that wait for such a thread
 class Host:
     """Serves functions as tools, as an ordinary node.
 
-    index is the name that their ids begin with, <index>.<name>, in every session;
-    without it they are tools of session alone, and end with it. slots is how many calls run
-    at once, node the node's id. servers, context, creds and nkey say where the mesh
-    is, as for Mesh. Tools are added by tool, before it serves or while it does.
+    index is the name that their ids begin with, <index>.<name>, in every session; without it they are tools of session
+    alone, and end with it. slots is how many calls run at once, node the node's id. servers, context, creds and nkey
+    say where the mesh is, as for Mesh. Tools are added by tool, before it serves or while it does.
     """
 
     def __init__(
@@ -104,12 +101,11 @@ class Host:
         self, function: F | None = None, /, *, name: str | None = None, description: str | None = None,
         metadata: dict[str, Any] | None = None, **annotations: Unpack[Annotations],
     ) -> Any:
-        """Makes a function a tool, as a decorator with or without arguments; the
-        function stays what it is. Its schemas come from its annotations and its
-        docstring. annotations are those of tools.toml: timeout and cache_ttl (seconds, or
-        text like "2s"), cache_shared, idempotent, parallel_safe, resource_key, read_only,
-        lane_scope, collect, results. Raises TypeError for what is no function, ValueError for a name that
-        cannot be or is taken, or an annotation that there is not."""
+        """Makes a function a tool, as a decorator with or without arguments; the function stays what it is. Its schemas
+        come from its annotations and its docstring. annotations are those of tools.toml: timeout and cache_ttl
+        (seconds, or text like "2s"), cache_shared, idempotent, parallel_safe, resource_key, read_only, lane_scope,
+        collect, results. Raises TypeError for what is no function, ValueError for a name that cannot be or is taken, or
+        an annotation that there is not."""
         if function is None:
             return functools.partial(
                 self.tool, name=name, description=description, metadata=metadata, **annotations)
@@ -650,13 +646,8 @@ def _failed(key: bytes, error: bytes) -> bytes:
 
 def _bound(tool: Any, frame: Frame, body: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments as the function takes them; raises Mismatch."""
-    extra = frame.get("args") or []
-    if tool.described.exact:
-        try:
-            return tool.bind(values.decode_exact(body).get("kwargs") or {}, extra)  # type: ignore[no-any-return]
-        finally:
-            values.forget()
-    return tool.bind(frame.get("kwargs") or {}, extra)  # type: ignore[no-any-return]
+    given = tool.decode(body).get("kwargs") if tool.described.exact else frame.get("kwargs")
+    return tool.bind(given or {}, frame.get("args") or [])  # type: ignore[no-any-return]
 
 
 def _unbound(failure: BaseException, offered: _Offered) -> bytes:

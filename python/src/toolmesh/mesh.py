@@ -4,10 +4,9 @@
 
     mesh.call("weather.forecast.today", {"city": "Oslo"})
 
-Inside a tool that an agent runs, calls go through the tool's own worker: in the
-session of its call, within its time. Elsewhere they go through a Mesh that is made
-when it is first needed. progress and secret do nothing, or read the environment,
-outside of a tool, so that its module runs in a plain test.
+Inside a tool that an agent runs, calls go through the tool's own worker: in the session of its call, within its time.
+Elsewhere they go through a Mesh that is made when it is first needed. progress and secret do nothing, or read the
+environment, outside of a tool, so that its module runs in a plain test.
 """
 
 from __future__ import annotations
@@ -92,18 +91,14 @@ def batch(
     calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
 ) -> list[Any]:
     """Makes several calls at once and returns their results in the order of the calls; see Mesh.batch."""
-    return _here().batch(calls, timeout=timeout, return_exceptions=return_exceptions, **_said(parallel))
+    return _here().batch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
 
 
 async def abatch(
     calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
 ) -> list[Any]:
     """As batch, for coroutines."""
-    return await _here().abatch(calls, timeout=timeout, return_exceptions=return_exceptions, **_said(parallel))
-
-
-def _said(parallel: bool) -> dict[str, Any]:
-    return {"parallel": True} if parallel else {}  # which an older agent's worker does not know
+    return await _here().abatch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
 
 
 def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.Task:
@@ -140,9 +135,8 @@ def tool(function: None = None, /, **settings: Unpack[Options]) -> Callable[[F],
 
 
 def tool(function: Any = None, /, **settings: Unpack[Options]) -> Any:
-    """Makes a function a tool that serve serves, as a decorator with or without
-    arguments; see Host.tool. Inside a tool's worker it changes nothing: what an index
-    offers is said in its tools.toml."""
+    """Makes a function a tool that serve serves, as a decorator with or without arguments; see Host.tool. Inside a
+    tool's worker it changes nothing: what an index offers is said in its tools.toml."""
     if function is None:
         return functools.partial(tool, **settings)
     if in_tool():

@@ -76,9 +76,8 @@ class MeshToolCall(FlowToolCall):
 
 
 def host(*flow_tools: FlowToolCall, rath_session: Any = None, **settings: Unpack[Settings]) -> Host:
-    """A Host, of those settings, that serves OpenRath's tools under their names, their
-    declarations kept. They run in rath_session, a new one if None. One that is not parallel_safe
-    runs once at a time."""
+    """A Host, of those settings, that serves OpenRath's tools under their names, their declarations kept. They run in
+    rath_session, a new one if None. One that is not parallel_safe runs once at a time."""
     made = Host(**settings)
     where = rath_session if rath_session is not None else create_user_session("")
     for one in flow_tools:

@@ -174,10 +174,9 @@ def _method(function: F) -> F:
 class Description:
     """What the mesh says of a tool, and how arguments for it are checked and written.
 
-    id is the full id, name its last part, revision that of its index; input_schema and output_schema are JSON
-    Schemas (output_schema is None where nothing is said of the result);
-    annotations say how the tool behaves (idempotent, parallel_safe, resource_key,
-    timeout and others); metadata is its author's own.
+    id is the full id, name its last part, revision that of its index; input_schema and output_schema are JSON Schemas
+    (output_schema is None where nothing is said of the result); annotations say how the tool behaves (idempotent,
+    parallel_safe, resource_key, timeout and others); metadata is its author's own.
     """
 
     def __init__(self, told: JSONObject) -> None:

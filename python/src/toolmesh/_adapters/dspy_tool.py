@@ -20,9 +20,8 @@ JSONObject = dict[str, typing.Any]
 
 
 class MeshTool(dspy.Tool):
-    """One tool of the mesh. Calls take keywords; acall is truly asynchronous. A tool that
-    streams returns its items. A list that holds other things than texts is a tuple. desc
-    may be changed, as optimizers do."""
+    """One tool of the mesh. Calls take keywords; acall is truly asynchronous. A tool that streams returns its items. A
+    list that holds other things than texts is a tuple. desc may be changed, as optimizers do."""
 
     _proxy: RPCProxyTool = pydantic.PrivateAttr()
     _schema: JSONObject = pydantic.PrivateAttr()

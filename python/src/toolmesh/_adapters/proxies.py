@@ -27,12 +27,10 @@ _CACHED = 100
 class RPCProxyTool:
     """A tool of the mesh as a function: proxy("Oslo", days=2).
 
-    mesh is where it is called, and None the mesh that the program is in. timeout is
-    the time of a call in seconds; without one the tool's own holds, else CALL. told is
-    what the mesh says of the tool: without it, it is asked for when it is
-    first needed, for arguments by position. Any thread may call it, many at once.
-    Failures are MeshErrors: those of arguments, sizes and unknown tools are
-    ValueErrors too, and what is late is a TimeoutError.
+    mesh is where it is called, and None the mesh that the program is in. timeout is the time of a call in seconds;
+    without one the tool's own holds, else CALL. told is what the mesh says of the tool: without it, it is asked for
+    when it is first needed, for arguments by position. Any thread may call it, many at once. Failures are MeshErrors:
+    those of arguments, sizes and unknown tools are ValueErrors too, and what is late is a TimeoutError.
     """
 
     def __init__(self, tool_id: str, tool_name: str = "", mesh: Mesh | None = None, *,
@@ -89,10 +87,9 @@ class RPCProxyTool:
 
 @api
 class StreamingRPCProxyTool(RPCProxyTool):
-    """A tool whose items come one by one: for item in proxy(...). timeout is the longest
-    time in seconds between two items, CHUNK without one; the whole is bound by
-    toolmesh.scope, and inside a tool by that tool's own time alone. Closing the
-    generator cancels the call."""
+    """A tool whose items come one by one: for item in proxy(...). timeout is the longest time in seconds between two
+    items, CHUNK without one; the whole is bound by toolmesh.scope, and inside a tool by that tool's own time alone.
+    Closing the generator cancels the call."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Calls the tool and yields its items."""
@@ -111,9 +108,8 @@ class StreamingRPCProxyTool(RPCProxyTool):
 
 @api
 class CachedRPCProxyTool(RPCProxyTool):
-    """A tool whose results are kept, for cache_ttl seconds and of the last 100 calls:
-    for tools that answer the same to the same. Failures are not kept. Every caller has
-    a result of its own, which it may change."""
+    """A tool whose results are kept, for cache_ttl seconds and of the last 100 calls: for tools that answer the same to
+    the same. Failures are not kept. Every caller has a result of its own, which it may change."""
 
     def __init__(self, *args: Any, cache_ttl: float = 300, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -112,7 +112,6 @@ class Call:
         return left
 
     def headers(self) -> dict[str, str]:
-        """The headers of the request."""
         found = {"Mesh-Rpc-Id": self.rpc_id, "Mesh-Keepalive": "1", "Mesh-Accept-Ref": "1"}
         if self.ref is not None:
             found["Mesh-Ref"], found["Mesh-Digest"] = self.ref
@@ -145,7 +144,6 @@ class Node:
     beats: int = 0  # of this boot, in a row
 
     def beat(self, boot: str) -> None:
-        """Takes a heartbeat."""
         now = time.monotonic()
         if boot != self.boot or now - self.heard > SILENCE:
             self.boot, self.beats = boot, 0
@@ -185,7 +183,6 @@ class Pending:
         self.connection.pending.pop(self.token, None)
 
     def take(self, message: Msg) -> None:
-        """Takes an answer."""
         headers = message.headers
         if headers is not None:
             if not message.data and "Mesh-Keepalive" in headers:
@@ -207,7 +204,6 @@ class Pending:
             self.high = max(self.high, int(high))
 
     def fail(self, error: errors.MeshError) -> None:
-        """Ends the wait."""
         self.error = self.error or error
         self.nudge()
 
@@ -239,21 +235,10 @@ class Link(typing.Protocol):
     pending: dict[str, Pending]
     numbers: itertools.count[int]
 
-    def listen(self, node: str) -> None:
-        """Hears a node's heartbeats from now on."""
-
-    def beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs work of its own beside what is under way."""
-
-    async def ready(self) -> Client:
-        """The NATS client; Unavailable while there is no link."""
-        ...
-
+    def listen(self, node: str) -> None: ...
+    def beside(self, work: Coroutine[Any, Any, None]) -> None: ...
+    async def ready(self) -> Client: ...
     async def publish(
         self, subject: str, body: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
-    ) -> None:
-        """Sends what needs no answer, if there is a link."""
-
-    async def registry(self, session: str, verb: str, question: dict[str, Any]) -> dict[str, Any]:
-        """A question to the registry."""
-        ...
+    ) -> None: ...
+    async def registry(self, session: str, verb: str, question: dict[str, Any]) -> dict[str, Any]: ...

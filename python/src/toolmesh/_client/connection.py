@@ -1,8 +1,7 @@
 """One connection of one event loop: requests out, answers in, which node is alive.
 
-All answers come to one inbox, each under a token of its own. A call is one
-message out and one in. What goes beyond that, keepalives and the heartbeats of
-the nodes that run long calls, is for finding out that a node is gone:
+All answers come to one inbox, each under a token of its own. A call is one message out and one in. What goes beyond
+that, keepalives and the heartbeats of the nodes that run long calls, is for finding out that a node is gone:
 docs/protocol, sections 4, 6 and 7. Nothing here is for other threads.
 """
 

@@ -44,12 +44,10 @@ def find(
     servers: str | Sequence[str] | None = None, context: str | None = None, creds: str | None = None,
     nkey: str | None = None,
 ) -> Found:
-    """How to connect: by the arguments, else by MESH_NATS_URL, MESH_NATS_CONTEXT,
-    MESH_NATS_CREDS and MESH_NATS_NKEY, else by NATS_URL, NATS_CONTEXT, NATS_CREDS and
-    NATS_NKEY, else to what mesh up of this user left running, else to NATS's port of
-    this machine. nkey and creds are files. Raises FileNotFoundError and
-    PermissionError for files that are not there or that others may read, ValueError
-    for what cannot be understood."""
+    """How to connect: by the arguments, else by MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY,
+    else by NATS_URL, NATS_CONTEXT, NATS_CREDS and NATS_NKEY, else to what mesh up of this user left running, else to
+    NATS's port of this machine. nkey and creds are files. Raises FileNotFoundError and PermissionError for files that
+    are not there or that others may read, ValueError for what cannot be understood."""
     if isinstance(servers, str):
         servers = servers.split(",")
     where = [one.strip() for one in servers or () if one.strip()]

@@ -52,53 +52,46 @@ def again(rpc_id: str, number: int) -> str:
     return f"{one if hashed(one) else rpc_id}.again{number}"
 
 
+# Where things go.
+
+
 def call(session: str, tool_id: str) -> str:
-    """Where a call goes."""
     return f"tools.{token(session)}.{tool(tool_id)}"
 
 
 def node_call(node: str, session: str, tool_id: str) -> str:
-    """Where the same call goes to one node."""
     return f"mesh.node.{token(node)}.tools.{token(session)}.{tool(tool_id)}"
 
 
 def task(session: str, verb: str) -> str:
-    """Where a request about durable tasks goes."""
     return f"mesh.task.{token(session)}.{verb}"
 
 
 def batch(session: str) -> str:
-    """Where a batch goes."""
     return f"mesh.batch.{token(session)}"
 
 
 def control(session: str, rpc_id: str, node: str = "") -> str:
-    """Where a cancel goes, and credit to a node."""
     ends = f"ctl.{token(session)}.{token(rpc_id)}"
     return f"mesh.node.{token(node)}.{ends}" if node else f"mesh.{ends}"
 
 
 def live(session: str, rpc_id: str) -> str:
-    """Where the chunks of a stream come."""
     return f"mesh.live.{token(session)}.{token(rpc_id)}"
 
 
 def replay(session: str, rpc_id: str) -> str:
-    """Who has stored chunks is asked here."""
     return f"mesh.replay.{token(session)}.{token(rpc_id)}"
 
 
 def payload(session: str, ident: str, node: str = "") -> str:
-    """Where a large value is put, got and deleted."""
     ends = f"payload.{token(session)}.{token(ident)}"
     return f"mesh.node.{token(node)}.{ends}" if node else f"mesh.{ends}"
 
 
 def registry(session: str, verb: str) -> str:
-    """Where questions to the registry go."""
     return f"mesh.registry.{token(session)}.{verb}"
 
 
 def heartbeat(node: str) -> str:
-    """Where a node says that it lives."""
     return f"mesh.hb.{token(node)}"

@@ -1,6 +1,5 @@
-"""Values that are too large for a message: a node moves them to and from the mesh's
-object store, in pieces (docs/protocol, section 9). Here is never more than a few pieces
-of one, besides what the caller holds itself.
+"""Values that are too large for a message: a node moves them to and from the mesh's object store, in pieces
+(docs/protocol, section 9). Here is never more than a few pieces of one, besides what the caller holds itself.
 """
 
 from __future__ import annotations
@@ -115,9 +114,8 @@ async def _next(one: Pending, deadline: float) -> Msg:
 
 async def get(link: Link, session: str, ref: Ref, write: Callable[[bytes], object], node: str = "",
               deadline: float = 0.0) -> None:
-    """Hands over what a reference names, in pieces and in order. node is who is asked first. What
-    is gone or was altered is InvalidRequest with details["reason"]; what was handed over before
-    that is something else, or less."""
+    """Hands over what a reference names, in pieces and in order. node is who is asked first. What is gone or was
+    altered is InvalidRequest with details["reason"]; what was handed over before that is something else, or less."""
     digest, high, count = hashlib.sha256(), 0, 0
     if not ref.ident or ref.name.partition(".")[0] != names.token(session):
         said = f"the large value {ref.name!r} is not of session {session!r}"

@@ -1,10 +1,8 @@
 """Which node to call: the nodes that serve a tool, as the registry tells of them.
 
-The first call of a tool goes to the queue group, and so does each one that no node
-is known for. Then the registry is asked beside the calls, again every few seconds
-while the tool is in use. Its weights say which nodes are slow or fail, and are to
-be tried less: docs/protocol, section 2. Of two nodes that are drawn by them the
-freer one is taken.
+The first call of a tool goes to the queue group, and so does each one that no node is known for. Then the registry is
+asked beside the calls, again every few seconds while the tool is in use. Its weights say which nodes are slow or fail,
+and are to be tried less: docs/protocol, section 2. Of two nodes that are drawn by them the freer one is taken.
 """
 
 from __future__ import annotations

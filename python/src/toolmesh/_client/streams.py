@@ -14,7 +14,7 @@ import typing
 from .._core import errors, values
 from . import names
 from .answers import Nobody, outdated, result, timed_out
-from .call import SILENCE, Pending, Ref, new_rpc_id
+from .call import SILENCE, Pending, Ref
 from .connection import TICK, subject
 from .payloads import read
 
@@ -45,13 +45,11 @@ class _Failed(Exception):
 
 
 class Stream:
-    """One streaming call. pages yields what has arrived in order; taken is told of
-    each item that the reader has had, which is what gives the tool credit."""
+    """One streaming call. What the reader takes gives the tool credit."""
 
     def __init__(self, connection: Connection, call: Call) -> None:
         self.connection = connection
         self.call = call
-        self.call.rpc_id = call.rpc_id or new_rpc_id("rpc_stream_")
         self.taken = 0  # items that were handed out
         self._bytes = 0
         self._next = 1

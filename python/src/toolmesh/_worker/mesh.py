@@ -6,13 +6,11 @@
         mesh.progress(0.5, "asking")
         return mesh.call("weather.forecast", {"city": city})["summary"]
 
-Calls go to tools of the session that the tool itself was called in, and take at
-most the time that the tool has left. They may be made by any thread. A failed
-one raises MeshError.
+Calls go to tools of the session that the tool itself was called in, and take at most the time that the tool has left.
+They may be made by any thread. A failed one raises MeshError.
 
-Outside a mesh progress does nothing and secret reads the environment, so that a
-tool's module runs in a plain test; a call raises MeshError with the code
-unavailable.
+Outside a mesh progress does nothing and secret reads the environment, so that a tool's module runs in a plain test; a
+call raises MeshError with the code unavailable.
 """
 
 from __future__ import annotations
@@ -44,9 +42,8 @@ class MissingSecret(MeshError, KeyError):
 def call(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
     """Calls a tool by its full id and returns its result.
 
-    args are its arguments by name; what a tool may return, they may be. timeout
-    is in seconds; without one the call has the time that the called tool takes
-    by itself, and never more than the calling one has left. In a coroutine await
+    args are its arguments by name; what a tool may return, they may be. timeout is in seconds; without one the call has
+    the time that the called tool takes by itself, and never more than the calling one has left. In a coroutine await
     acall instead.
     """
     return decode(_channel(tool).call(tool, _encoded(tool, args), _seconds(timeout)))
@@ -89,13 +86,11 @@ def batch(
 ) -> list[Any]:
     """Makes several calls at once, 1,000 at most, and returns their results in the order of the calls.
 
-    A call is (tool, arguments), (tool, arguments, timeout) or a tool's id alone. Calls
-    of tools that are not parallel_safe run one after the other, in that order, others
-    side by side unless their resource keys are the same. parallel says that the calls are
-    independent: then all run side by side but for equal resource keys, and tools that
-    declare parallel_safe = false. One that fails hurts no other:
-    when all have ended the first error is raised, or with return_exceptions each
-    stands in its call's place. timeout is the time of all of them, in seconds.
+    A call is (tool, arguments), (tool, arguments, timeout) or a tool's id alone. Calls of tools that are not
+    parallel_safe run one after the other, in that order, others side by side unless their resource keys are the same.
+    parallel says that the calls are independent: then all run side by side but for equal resource keys, and tools that
+    declare parallel_safe = false. One that fails hurts no other: when all have ended the first error is raised, or with
+    return_exceptions each stands in its call's place. timeout is the time of all of them, in seconds.
     """
     made = batches.members(calls)
     body = _channel("").call("", _requests(made, parallel), _seconds(timeout), BATCH)

@@ -125,9 +125,8 @@ class BaseIndex:
                 yield one
 
     def format_tools(self, provider: ProviderFormat | str) -> list[dict[str, Any]]:
-        """The declarations of the tools as a provider takes them, in the order of the
-        tools. The mesh writes them. execute takes the names in them, and the arguments
-        that a model writes for them."""
+        """The declarations of the tools as a provider takes them, in the order of the tools. The mesh writes them.
+        execute takes the names in them, and the arguments that a model writes for them."""
         chosen = ProviderFormat(provider)
         if not self._tools:
             return []
@@ -209,18 +208,15 @@ class BaseIndex:
 class Index(BaseIndex):
     """Tools of indexes and functions, mixed.
 
-    tools are folders, owner/repo with :version, :branch or :commit, git URLs, names of
-    indexes that the mesh has, and functions. Indexes are installed on the mesh, the one
-    that runs or one that is started, and their tools run there; functions run here.
-    env_var, paths, include and exclude are by what stands in tools. env_var has the variables
-    that the tools of an index see, where ./data is a folder of the caller; paths, which stores
-    does not have, the folders that they may use: "DIR" to read, "DIR:rw" also to write.
-    include and exclude choose among its declared tools.
+    tools are folders, owner/repo with :version, :branch or :commit, git URLs, names of indexes that the mesh has, and
+    functions. Indexes are installed on the mesh, the one that runs or one that is started, and their tools run there;
+    functions run here. env_var, paths, include and exclude are by what stands in tools. env_var has the variables that
+    the tools of an index see, where ./data is a folder of the caller; paths, which stores does not have, the folders
+    that they may use: "DIR" to read, "DIR:rw" also to write. include and exclude choose among its declared tools.
 
-    With reset_cache repositories are fetched again: without it, what has been
-    installed stays. cache_dir and sys_executable have no effect: where indexes lie, and
-    which Python runs them, is the agent's and the index's. mesh is where to install
-    and call, a toolmesh.Mesh.
+    With reset_cache repositories are fetched again: without it, what has been installed stays. cache_dir and
+    sys_executable have no effect: where indexes lie, and which Python runs them, is the agent's and the index's. mesh
+    is where to install and call, a toolmesh.Mesh.
 
     Raises ValueError for what cannot be loaded, and for two functions of one name.
     """

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 
 def members(calls: Iterable[Any]) -> list[tuple[str, Any, float | None]]:
-    """The tool, the arguments and the time of each call: an id alone, (id, arguments), or
-    (id, arguments, timeout)."""
+    """The tool, the arguments and the time of each call: an id alone, (id, arguments), or (id, arguments, timeout)."""
     found = []
     for place, call in enumerate(calls):
         parts = (call,) if isinstance(call, str) or hasattr(call, "_named") else call

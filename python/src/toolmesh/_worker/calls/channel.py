@@ -1,10 +1,9 @@
 """The calls that a tool makes itself: its worker's side of them.
 
-A nested call is a NESTED_CALL frame with an id of the worker's own; what comes
-back has that id. How it is read depends on the worker. On an event loop the loop
-does. In a worker of plain functions nobody reads while a tool runs: the thread that
-waits for an answer reads for all threads that wait, and hands the reading on when it has
-its own. A tool that makes no call pays for none of this.
+A nested call is a NESTED_CALL frame with an id of the worker's own; what comes back has that id. How it is read depends
+on the worker. On an event loop the loop does. In a worker of plain functions nobody reads while a tool runs: the thread
+that waits for an answer reads for all threads that wait, and hands the reading on when it has its own. A tool that
+makes no call pays for none of this.
 """
 
 from __future__ import annotations
@@ -183,9 +182,8 @@ class Channel:
                 "or asyncio.to_thread", tool)
 
     def _cancel(self, waiter: Waiter) -> None:
-        """Says that nobody waits for an answer, if none has come. A generator may
-        be closed by the garbage collector, in the midst of anything: so this
-        does not wait long for the pipe."""
+        """Says that nobody waits for an answer, if none has come. A generator may be closed by the garbage collector,
+        in the midst of anything: so this does not wait long for the pipe."""
         if self._waiters.pop(waiter.id, None) is None:
             return
         frame = frames.HEADER.pack(0, frames.NESTED_CANCEL, 0, 0, waiter.id)

@@ -107,20 +107,17 @@ class Worker:
         return self._inp
 
     def _sample(self, _signum: int, _frame: FrameType | None) -> None:
-        """Tells the agent which call uses the processor: of all that share the loop
-        it is the one to count it for."""
+        """Tells the agent which call uses the processor: of all that share the loop it is the one to count it for."""
         call = _call.get()
         if call:
             self._page[PAGE_RUNNING] = call
 
     def _interrupt(self, _signum: int, frame: FrameType | None) -> None:
-        """Cancels the call that is meant while it keeps the loop from hearing of
-        it: where it stands, if that is in the tool's own code. Elsewhere nothing
-        happens: the loop hears of it soon, or the agent signals again.
+        """Cancels the call that is meant while it keeps the loop from hearing of it: where it stands, if that is in the
+        tool's own code. Elsewhere nothing happens: the loop hears of it soon, or the agent signals again.
 
-        It calls nothing that is written in Python elsewhere: a second signal would
-        take such a function for the tool's code, and what it raised there would
-        come out of here, into whatever the first signal has interrupted."""
+        It calls nothing that is written in Python elsewhere: a second signal would take such a function for the tool's
+        code, and what it raised there would come out of here, into whatever the first signal has interrupted."""
         call = _call.get()
         if call == 0 or self._page[PAGE_CANCEL] != call or call in self._asked:
             return
@@ -136,9 +133,8 @@ class Worker:
         self._page[PAGE_HEARD] = call
 
     def serve(self, loop: asyncio.AbstractEventLoop, about: bytes) -> asyncio.Future[None]:
-        """Says READY with about, and serves while the loop runs. What it returns is
-        done when the agent is; no task, which a tool that cancels all tasks would
-        find."""
+        """Says READY with about, and serves while the loop runs. What it returns is done when the agent is; no task,
+        which a tool that cancels all tasks would find."""
         self._loop = loop
         self._ready = getattr(loop, "_ready", (None,))  # another kind of loop may not tell
         self._done: asyncio.Future[None] = loop.create_future()

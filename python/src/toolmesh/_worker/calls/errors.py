@@ -20,12 +20,10 @@ CLASSES: dict[str, type[MeshError]] = {}
 class MeshError(Exception):
     """A call has failed. Each code of the mesh has a subclass of its own.
 
-    code is one of the mesh's: with "tool_error" the called tool itself failed,
-    with any other the mesh could not have it run or answer. started says
-    whether the called tool's code had begun: True, False, or None where nobody
-    knows. A call that did not start can be made again without harm; retryable
-    says that this may help. stacktrace is the remote one, as text, where there
-    is one; origin is the part of the mesh that reports the failure.
+    code is one of the mesh's: with "tool_error" the called tool itself failed, with any other the mesh could not have
+    it run or answer. started says whether the called tool's code had begun: True, False, or None where nobody knows. A
+    call that did not start can be made again without harm; retryable says that this may help. stacktrace is the remote
+    one, as text, where there is one; origin is the part of the mesh that reports the failure.
     """
 
     __module__ = "toolmesh"

@@ -1,10 +1,8 @@
 """What went wrong, as the body of an ERROR frame.
 
-The body is a JSON object: code (one of the mesh's), message, started, and for a
-tool's own exception type, stacktrace and details. Frames of the worker are cut
-and paths are relative to the index: a trace shows the tool, not the machine.
-Exceptions are the tool's own objects: whatever their methods and attributes do,
-there is a body, and it is bounded.
+The body is a JSON object: code (one of the mesh's), message, started, and for a tool's own exception type, stacktrace
+and details. Frames of the worker are cut and paths are relative to the index: a trace shows the tool, not the machine.
+Exceptions are the tool's own objects: whatever their methods and attributes do, there is a body, and it is bounded.
 """
 
 from __future__ import annotations
@@ -184,8 +182,7 @@ def _about(failure: BaseException) -> dict[str, JSON]:
 
 
 def _told(failure: BaseException, left: list[int], depth: int) -> list[dict[str, JSON]]:
-    """The members of a group, with those of groups among them; left is how many more
-    may be told in all."""
+    """The members of a group, with those of groups among them; left is how many more may be told in all."""
     found: list[dict[str, JSON]] = []
     for one in members_of(failure)[:_CHAIN] if depth < _CHAIN else ():
         if not left[0]:
@@ -243,8 +240,7 @@ def _frames(failure: BaseException) -> list[dict[str, JSON]]:
 
 
 def trace(failure: BaseException) -> str:
-    """The traceback as text, as Python prints it, with our frames cut and
-    without secrets."""
+    """The traceback as text, as Python prints it, with our frames cut and without secrets."""
     return redaction.text(_trace(failure, set(), 0))
 
 

@@ -65,10 +65,9 @@ class Guard:
             self._task.cancel()
 
     def tasked(self, loop: Any, task: Any, upkeep: tuple[str, ...]) -> None:
-        """From here on the function's code is a task of a loop, and is cancelled as
-        tasks are: what is raised where it awaits something would leave that behind,
-        not cleaned up. Only code that keeps its loop from hearing of it is cut off
-        where it stands, if that is neither in the loop's own upkeep nor here."""
+        """From here on the function's code is a task of a loop, and is cancelled as tasks are: what is raised where it
+        awaits something would leave that behind, not cleaned up. Only code that keeps its loop from hearing of it is
+        cut off where it stands, if that is neither in the loop's own upkeep nor here."""
         self._loop, self._task, self._upkeep = loop, task, upkeep
 
     def untasked(self, call: int) -> bool:

@@ -1,10 +1,9 @@
 """What a tool prints and logs, as LOG frames of its call.
 
-sys.stdout and sys.stderr become proxies that know which call is running; one
-handler on the root logger does the same for logging. What goes to the file
-descriptors 1 and 2 directly (C code, child processes) lands in pipes that the
-agent reads. Nothing here ever blocks for long or grows: the agent always
-reads, and what exceeds a call's rate is counted and dropped.
+sys.stdout and sys.stderr become proxies that know which call is running; one handler on the root logger does the same
+for logging. What goes to the file descriptors 1 and 2 directly (C code, child processes) lands in pipes that the agent
+reads. Nothing here ever blocks for long or grows: the agent always reads, and what exceeds a call's rate is counted and
+dropped.
 """
 
 from __future__ import annotations
@@ -136,8 +135,7 @@ class Outlet:
         return bool(self.held)
 
     def _hold(self, data: bytes, now: float) -> bool:
-        """Holds a frame back, or writes it with all that is held. False when it did
-        neither."""
+        """Holds a frame back, or writes it with all that is held. False when it did neither."""
         with self.lock:
             if not self.held:
                 if not self._flushing:
@@ -156,8 +154,7 @@ class Outlet:
         return True
 
     def _flush_held(self) -> None:
-        """A thread that is there while items are held back: the one that makes
-        them may not come back for long."""
+        """A thread that is there while items are held back: the one that makes them may not come back for long."""
         threads.block_signals()
         idle = 0
         while True:
@@ -340,8 +337,7 @@ _handlers: list[logging.Handler] = []
 
 
 def prepare() -> None:
-    """Makes what sys.stdout, sys.stderr and logging become at the first install,
-    and changes nothing yet."""
+    """Makes what sys.stdout, sys.stderr and logging become at the first install, and changes nothing yet."""
     if _proxies:
         return
     nowhere = Outlet(-1, int, UNSHIELDED)

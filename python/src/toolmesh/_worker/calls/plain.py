@@ -1,8 +1,7 @@
 """The worker of plain functions and generators: one call at a time.
 
-Calls run on the main thread, so that a signal can interrupt them wherever they
-are, in a sleep and in a loop alike. The control page is shared with the agent:
-before it signals, the agent writes there which call is meant, and the handler
+Calls run on the main thread, so that a signal can interrupt them wherever they are, in a sleep and in a loop alike. The
+control page is shared with the agent: before it signals, the agent writes there which call is meant, and the handler
 raises only if that call is the one that runs. A late signal hits nobody.
 """
 
@@ -73,10 +72,9 @@ class Worker:
     def start(
         self, inp: int, out: int, page: memoryview[int], limit: int, about: bytes, snapshot: Snapshot | None
     ) -> bool:
-        """In the worker's own process: tells the agent that calls may come, with about,
-        which is JSON about the worker, and serves until the agent is done with it. With
-        a snapshot others follow each call; False when that could not put back what one
-        had changed, and this worker is to be replaced."""
+        """In the worker's own process: tells the agent that calls may come, with about, which is JSON about the worker,
+        and serves until the agent is done with it. With a snapshot others follow each call; False when that could not
+        put back what one had changed, and this worker is to be replaced."""
         self._inp = self._reader.fd = inp
         self._out = out
         self._page = self._guard.page = page
@@ -210,8 +208,7 @@ class Worker:
                 outlet.settle(call)
             while credit <= 0:
                 outlet.settle_items()
-                # A cancellation comes as a frame here: a signal that raised
-                # could lose bytes that were read already.
+                # A cancellation comes as a frame here: a signal that raised could lose bytes that were read already.
                 credit += self._channel.more()
             credit -= len(data) + 64
             send(pack(len(data), frames.YIELD, 0, slot, call) + data)
@@ -220,8 +217,7 @@ class Worker:
                 guard.cancel(call)  # its signal came while the frame was written
 
     def _looped(self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Any:
-        """What a coroutine returns or an async generator yields, on a loop of the
-        call's own."""
+        """What a coroutine returns or an async generator yields, on a loop of the call's own."""
         import asyncio
 
         try:

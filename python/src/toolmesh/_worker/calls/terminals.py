@@ -85,8 +85,7 @@ def forked_by_tool(outlet: Outlet, leave: Callable[[], int]) -> None:
 def failed(
     failure: BaseException, tool: Tool, limit: int, keyword: dict[str, Any], positional: Sequence[Any]
 ) -> bytes:
-    """The body for what came out of a tool's function, or out of its result, other
-    than a cancellation."""
+    """The body for what came out of a tool's function, or out of its result, other than a cancellation."""
     if isinstance(failure, NotSerializable):
         return failures.unserializable(failure, tool.name)
     if isinstance(failure, TooLarge):

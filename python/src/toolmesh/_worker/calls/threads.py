@@ -1,10 +1,9 @@
 """Whose a thread is: that of the call that it was started in, and of no other.
 
-A warm worker serves many sessions one after the other, and a thread may outlive
-its call. So a thread is bound to its call when it is started, by a hook in
-threading.Thread.start; what a ThreadPoolExecutor is given is bound when it is
-given, whatever call has started the threads that run it. Threads that C code or
-_thread starts are nobody's: nothing tells when and by whom they were made.
+A warm worker serves many sessions one after the other, and a thread may outlive its call. So a thread is bound to its
+call when it is started, by a hook in threading.Thread.start; what a ThreadPoolExecutor is given is bound when it is
+given, whatever call has started the threads that run it. Threads that C code or _thread starts are nobody's: nothing
+tells when and by whom they were made.
 """
 
 from __future__ import annotations
@@ -75,9 +74,8 @@ def watch() -> None:
 
 
 def _watch_pools() -> None:
-    """Not before somebody has imported them: an index may have a module of the name
-    of one that they need. What the first pool is given before this runs on a thread
-    that it starts, for the same call."""
+    """Not before somebody has imported them: an index may have a module of the name of one that they need. What the
+    first pool is given before this runs on a thread that it starts, for the same call."""
     from functools import wraps
 
     executor: Any = getattr(sys.modules[_POOLS], "ThreadPoolExecutor", None)

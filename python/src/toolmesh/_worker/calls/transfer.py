@@ -1,8 +1,7 @@
 """Files of a call, moved piece by piece between its worker and the agent.
 
-The worker writes and reads them itself: what its user and its sandbox keep from it is
-kept from its files too, and the agent opens no path that a tool has named. The folder of
-a call goes with it.
+The worker writes and reads them itself: what its user and its sandbox keep from it is kept from its files too, and the
+agent opens no path that a tool has named. The folder of a call goes with it.
 """
 
 from __future__ import annotations

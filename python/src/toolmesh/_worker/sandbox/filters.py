@@ -72,9 +72,8 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
-# Calls that set a file's mode: the place of the argument, and of the flags that say that
-# there is one. A file of another user's, of which one may be made with a given folder,
-# must not become a way to be that user.
+# Calls that set a file's mode: the place of the argument, and of the flags that say that there is one. A file of
+# another user's, of which one may be made with a given folder, must not become a way to be that user.
 _MODES = (
     ((90, -1), 1, -1),  # chmod
     ((91, 52), 1, -1),  # fchmod
@@ -93,10 +92,9 @@ _CREATES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE
 
 
 def program(machine: str, strict: bool, offline: bool, mapped: bool, truncate: bool) -> list[tuple[int, int, int, int]]:
-    """The instructions for a machine of AUDIT: (code, jump if true, jump if false, value).
-    strict and offline say what is refused for these levels, mapped that files of another
-    user can be written, truncate that files may be by their names: Landlock knows of that
-    from Linux 6.2 on."""
+    """The instructions for a machine of AUDIT: (code, jump if true, jump if false, value). strict and offline say what
+    is refused for these levels, mapped that files of another user can be written, truncate that files may be by their
+    names: Landlock knows of that from Linux 6.2 on."""
     column, audit = AUDIT[machine]
 
     def refuse(number: int) -> tuple[int, int, int, int]:

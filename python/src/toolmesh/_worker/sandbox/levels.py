@@ -1,7 +1,7 @@
 """What the processes of an index may touch: the sandbox levels, from inside.
 
-The agent makes the namespaces; the rest is done here, by the zygote before it
-takes anything of the index, and inherited by everything it forks and starts:
+The agent makes the namespaces; the rest is done here, by the zygote before it takes anything of the index, and
+inherited by everything it forks and starts:
 
 none     nothing
 guard    no new privileges, few capabilities, no core files, an own /proc; of the
@@ -10,11 +10,10 @@ strict   no capabilities at all; the file system is read-only but for one folder
          system calls that reach into other processes or the kernel are refused
 offline  strict, in a network of its own that has nothing but its loopback
 
-Where the agent can make no namespaces, what needs none holds of guard and strict: of
-the agent's files, too (_around).
+Where the agent can make no namespaces, what needs none holds of guard and strict: of the agent's files, too (_around).
 
-Each worker adds a domain of its own: it can signal and inspect what it started,
-and nobody else. A level that cannot be had raises Refused: nothing runs then.
+Each worker adds a domain of its own: it can signal and inspect what it started, and nobody else. A level that cannot be
+had raises Refused: nothing runs then.
 """
 
 from __future__ import annotations
@@ -337,7 +336,7 @@ def _given(path: str, access: str, user: Sequence[int]) -> _Tree:
     wanted = _ATTR_NOSUID | _ATTR_NODEV | (0 if write else _ATTR_READ_ONLY)
     if found.st_uid != uid:
         mapping = _mapping(found.st_uid, found.st_gid, uid, gid)
-        mapped = _set_attributes(fd, wanted | _ATTR_IDMAP, mapping)
+        mapped = _attributes(fd, "", wanted | _ATTR_IDMAP, 0, _AT_EMPTY | _AT_RECURSIVE, mapping)
         why = _error()
         os.close(mapping)
         if mapped:
@@ -348,15 +347,16 @@ def _given(path: str, access: str, user: Sequence[int]) -> _Tree:
                 f"{path} is another user's, and its file system cannot show it as anybody else's ({why}): "
                 f"chown it to {uid}, or have tools run as its owner (MESH_WORKER_USER)"
             )
-    if not _set_attributes(fd, wanted, 0):
+    if not _attributes(fd, "", wanted, 0, _AT_EMPTY | _AT_RECURSIVE):
         raise Refused(f"{path} cannot be given: {_error()}")
     return _Tree(path, write, fd, True)
 
 
-def _set_attributes(fd: int, wanted: int, mapping: int) -> bool:
-    attributes = _packed(wanted, 0, 0, mapping)
-    flags = ctypes.c_uint(_AT_EMPTY | _AT_RECURSIVE)
-    return _syscall(_MOUNT_SETATTR, ctypes.c_int(fd), b"", flags, attributes, ctypes.c_size_t(len(attributes))) == 0
+def _attributes(at: int, path: str, put: int, taken: int = 0, flags: int = _AT_RECURSIVE, mapping: int = 0) -> bool:
+    """Sets flags of a mount and of all below it: whether that could be done; needs Linux 5.12."""
+    attributes = _packed(put, taken, 0, mapping)
+    of = ctypes.c_int(at), os.fsencode(path), ctypes.c_uint(flags)
+    return _syscall(_MOUNT_SETATTR, *of, attributes, ctypes.c_size_t(len(attributes))) == 0
 
 
 def _mapping(owner: int, group: int, uid: int, gid: int) -> int:
@@ -390,9 +390,8 @@ def _must_mount(source: str, target: str, kind: str, flags: int, data: str = "")
         raise Refused(f"{target} cannot be mounted: {_error()}")
 
 
-# Where root may change the system by writing to a file, whatever capabilities it
-# has given up: settings of the kernel, and what it tells of its devices. Control
-# groups bound the memory of workers, which a tool could raise.
+# Where root may change the system by writing to a file, whatever capabilities it has given up: settings of the kernel,
+# and what it tells of its devices. Control groups bound the memory of workers, which a tool could raise.
 _SYSTEM = (
     "cgroup", "cgroup2", "sysfs", "debugfs", "tracefs", "securityfs", "efivarfs", "configfs", "bpf", "binfmt_misc",
 )
@@ -400,8 +399,7 @@ _OF_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 
 
 def _system_read_only(notes: list[str]) -> None:
-    """What the agent's user may write of the system, a tool of the same user could
-    write too."""
+    """What the agent's user may write of the system, a tool of the same user could write too."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
@@ -409,7 +407,7 @@ def _system_read_only(notes: list[str]) -> None:
         return
     usual = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     points = [(f"/proc/{name}", usual, True) for name in _OF_PROC if os.geteuid() == 0]
-    below = _sys_read_only()
+    below = _attributes(_AT_CWD, "/sys", _ATTR_READ_ONLY)  # in one go instead of twelve
     for line in lines:
         before, _, after = line.partition(" - ")
         fields = before.split(" ")
@@ -428,28 +426,16 @@ def _system_read_only(notes: list[str]) -> None:
             notes.append(f"{point} can be written: {_error()}")
 
 
-def _sys_read_only() -> bool:
-    """/sys and all that is mounted below it, in one go instead of twelve; needs
-    Linux 5.12."""
-    return _attributes("/sys", _ATTR_READ_ONLY, 0, _AT_RECURSIVE)
-
-
-def _attributes(path: str, put: int, taken: int, flags: int) -> bool:
-    attributes, at = _packed(put, taken, 0, 0), ctypes.c_int(_AT_CWD)
-    size = ctypes.c_size_t(len(attributes))
-    return _syscall(_MOUNT_SETATTR, at, os.fsencode(path), ctypes.c_uint(flags), attributes, size) == 0
-
-
 def _only(writable: list[str]) -> bool:
     """Leaves nothing else that could be changed: Landlock does not know of modes, owners,
     times and attributes. Linux 5.12."""
     writable = [path for path in writable if os.path.isdir(path) and not os.statvfs(path).f_flag & os.ST_RDONLY]
     for path in writable:
         _must_mount(path, path, "", _MS_BIND | _MS_REC)
-    if not _attributes("/", _ATTR_READ_ONLY, 0, _AT_RECURSIVE):
+    if not _attributes(_AT_CWD, "/", _ATTR_READ_ONLY):
         return False
     for path in writable:
-        if not _attributes(path, 0, _ATTR_READ_ONLY, 0):
+        if not _attributes(_AT_CWD, path, 0, _ATTR_READ_ONLY, 0):
             raise Refused(f"{path} cannot be written: {_error()}")
     return True
 
@@ -469,16 +455,14 @@ def _loopback() -> None:
 
 # Privileges.
 
-# What guard leaves to a root user: to own, read and write files of any user, to
-# become another user, to bind low ports. Nothing that reaches the kernel, other
-# processes, devices or the network's set-up.
+# What guard leaves to a root user: to own, read and write files of any user, to become another user, to bind low ports.
+# Nothing that reaches the kernel, other processes, devices or the network's set-up.
 _KEPT = (0, 1, 3, 4, 5, 6, 7, 10)  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID NET_BIND_SERVICE
 _TO_BECOME = (6, 7)  # SETGID SETUID
 
 
 def become(user: Sequence[int]) -> None:
-    """From here on this process is that user (user id, group id) and has no
-    capabilities. Empty: it stays who it is."""
+    """From here on this process is that user (user id, group id) and has no capabilities. Empty: it stays who it is."""
     if not user:
         return
     uid, gid = user
@@ -585,9 +569,8 @@ def _handling(rights: int, scopes: int) -> tuple[int, int]:
 
 
 def _around(given: Sequence[tuple[str, str]]) -> None:
-    """Where nothing can be mounted: from here on of the agent's folder only what is given
-    can be read, and only what is given to write be changed. A rule
-    of Landlock gives rights and takes none away: so all that is beside the way to the
+    """Where nothing can be mounted: from here on of the agent's folder only what is given can be read, and only what is
+    given to write be changed. A rule of Landlock gives rights and takes none away: so all that is beside the way to the
     folder gets them, and what is made there later has none."""
     if not (shown := _shown()):
         return

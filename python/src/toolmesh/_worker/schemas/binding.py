@@ -132,11 +132,10 @@ class Tool:
     def bind(
         self, arguments: JSON, extra: list[JSON] | None = None, body: bytes = b""
     ) -> tuple[Sequence[Any], dict[str, Any]]:
-        """(positional, keyword) of a call; raises Mismatch. body is what
-        arguments were read from.
+        """(positional, keyword) of a call; raises Mismatch. body is what arguments were read from.
 
-        What a simple signature lacks or does not know is left to the function
-        itself to refuse, see problems: the common call pays nothing.
+        What a simple signature lacks or does not know is left to the function itself to refuse, see problems: the
+        common call pays nothing.
         """
         if type(arguments) is not dict:
             values.forget()

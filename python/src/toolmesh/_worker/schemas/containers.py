@@ -108,8 +108,7 @@ def _parts(draft: Draft, args: Sequence[Any], where: str, namespace: Namespace) 
 
 
 def unpacked(annotation: Any) -> Any:
-    """What stands unpacked in an annotation, *tuple[int, str] or Unpack[...]; None
-    when nothing does."""
+    """What stands unpacked in an annotation, *tuple[int, str] or Unpack[...]; None when nothing does."""
     if getattr(annotation, "__unpacked__", False):
         return typing.get_origin(annotation)[typing.get_args(annotation)]
     if getattr(typing.get_origin(annotation), "_name", None) == "Unpack":

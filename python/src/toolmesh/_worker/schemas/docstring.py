@@ -31,9 +31,8 @@ _TYPED = re.compile(r"^[\w.]+(?:\[[^:]*\])?(?:\s*\|\s*[\w.]+(?:\[[^:]*\])?)*:\s+
 def parse(doc: str | None, attributes: bool = False) -> tuple[str, dict[str, str]]:
     """Splits a cleaned docstring (inspect.getdoc) into (description, {parameter: text}).
 
-    The description is what stands before the first section. The first style
-    that yields a section wins; text that fits none is all description. Of a
-    class, with attributes, what is said of its attributes counts too.
+    The description is what stands before the first section. The first style that yields a section wins; text that fits
+    none is all description. Of a class, with attributes, what is said of its attributes counts too.
     """
     lines = _lines(doc) if doc else []
     sections = _PARAMETERS | {"attributes"} if attributes else _PARAMETERS

@@ -1,8 +1,7 @@
-"""Classes that describe and check themselves: models of pydantic, version 1 and
-2, and whatever else pydantic can make an adapter for.
+"""Classes that describe and check themselves: models of pydantic, version 1 and 2, and whatever else pydantic can make
+an adapter for.
 
-Nothing here imports pydantic unless the index has: it is the index's own copy,
-of the index's own version.
+Nothing here imports pydantic unless the index has: it is the index's own copy, of the index's own version.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ def model(draft: Draft, base: Any) -> Shape:
 
 
 def adapted(draft: Draft, annotation: Any) -> Shape | None:
-    """The Shape of a type that only pydantic 2 understands, such as HttpUrl;
-    None when it does not either."""
+    """The Shape of a type that only pydantic 2 understands, such as HttpUrl; None when it does not either."""
     pydantic: Any = sys.modules.get("pydantic")
     if not hasattr(pydantic, "TypeAdapter") or not hasattr(annotation, "__get_pydantic_core_schema__"):
         return None
@@ -77,8 +75,7 @@ def _called(annotation: Any) -> str:
 
 
 def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
-    """The Shape of a type that only pydantic 1 understands, such as conint(ge=3);
-    None when it does not either."""
+    """The Shape of a type that only pydantic 1 understands, such as conint(ge=3); None when it does not either."""
     bases = getattr(annotation, "__mro__", ())
     home = next((one.__module__ for one in bases if one.__module__.startswith("pydantic.")), "pydantic.types")
     pydantic = sys.modules.get(home.rpartition(".")[0])
@@ -249,8 +246,7 @@ def _has_decimal(annotation: Any, seen: set[Any]) -> bool:
 
 
 def _as_sent(annotation: Any, value: JSON) -> JSON:
-    """value with texts for the numbers of Decimals, as far as it is clear which
-    those are."""
+    """value with texts for the numbers of Decimals, as far as it is clear which those are."""
     base, args = _parts(annotation)
     kind = type(value)
     if not isinstance(base, type):

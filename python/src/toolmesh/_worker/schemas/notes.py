@@ -1,9 +1,8 @@
-"""What Annotated says of a value beside its type: descriptions, bounds, lengths,
-predicates, and the validators of pydantic.
+"""What Annotated says of a value beside its type: descriptions, bounds, lengths, predicates, and the validators of
+pydantic.
 
-What the schema says is checked before a call comes here. The rest is checked on
-the value that was made: that a date is not before another has no word in JSON
-Schema. What nobody checks is warned of.
+What the schema says is checked before a call comes here. The rest is checked on the value that was made: that a date is
+not before another has no word in JSON Schema. What nobody checks is warned of.
 """
 
 from __future__ import annotations
@@ -68,9 +67,8 @@ _TESTS: tuple[tuple[str, str, Callable[[Any, Any], Any], str], ...] = (
 
 
 def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[tuple[Check, bool]]:
-    """Reads a description and bounds off an Annotated object of any library, or
-    off a dict with such names or with the schema's own keywords. Gives what it
-    demands of a value, and whether the schema says that in full."""
+    """Reads a description and bounds off an Annotated object of any library, or off a dict with such names or with the
+    schema's own keywords. Gives what it demands of a value, and whether the schema says that in full."""
     names: dict[str, Any] = {}
     if isinstance(note, dict):
         names = {key: value for key, value in note.items() if isinstance(key, str)}

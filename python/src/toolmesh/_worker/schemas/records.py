@@ -1,8 +1,7 @@
-"""Shapes of classes with named fields: TypedDict, dataclass, NamedTuple,
-and attrs classes.
+"""Shapes of classes with named fields: TypedDict, dataclass, NamedTuple, and attrs classes.
 
-Arguments have every field that can be given; results have every field that an
-instance has, so the two schemas of one class differ.
+Arguments have every field that can be given; results have every field that an instance has, so the two schemas of one
+class differ.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """From a signature to a JSON Schema, and to the conversions that belong to it.
 
-Every annotation becomes a Shape: the schema that callers see, how a JSON value
-that fits it becomes the Python value the function expects, and how a result is
-written. What is not understood becomes an open schema and a warning: a tool is
-never lost to an annotation.
+Every annotation becomes a Shape: the schema that callers see, how a JSON value that fits it becomes the Python value
+the function expects, and how a result is written. What is not understood becomes an open schema and a warning: a tool
+is never lost to an annotation.
 """
 
 from __future__ import annotations
@@ -212,8 +211,7 @@ class Builder(Draft):
         return models.adapted(self, annotation)
 
     def _inside(self, parameters: Sequence[Any], alias: Any, build: Callable[[], Shape], own: Any = None) -> Shape:
-        """build(), with the arguments of alias in the place of type variables;
-        own is what Self means in it."""
+        """build(), with the arguments of alias in the place of type variables; own is what Self means in it."""
         outside, outer = self._bound, self._own
         self._bound = self.given(parameters, typing.get_args(alias))
         self._own = own
@@ -325,9 +323,8 @@ class Builder(Draft):
         return schema
 
     def _named(self, base: Any, where: str, build: Callable[[], Shape]) -> Shape:
-        """Builds the Shape of something that may refer to itself: what does
-        becomes a $ref, what does not stays inline, unless it is long and used
-        again: a schema must not grow with each use of what is in it."""
+        """Builds the Shape of something that may refer to itself: what does becomes a $ref, what does not stays inline,
+        unless it is long and used again: a schema must not grow with each use of what is in it."""
         if base in self._open:
             self._recursive.add(base)
             return self._open[base]
@@ -551,8 +548,7 @@ def kind_of(function: Callable[..., Any]) -> str:
 
 
 def _wraps_generator(function: Callable[..., Any]) -> bool:
-    """Whether a decorated function hands on the items of a generator, as far as that
-    can be told."""
+    """Whether a decorated function hands on the items of a generator, as far as that can be told."""
     try:
         inner = inspect.unwrap(function)
     except ValueError:  # it wraps itself

@@ -1,6 +1,5 @@
-"""Shapes of the values that JSON writes as a scalar: numbers, text, and what
-has a text of its own like dates; and closed sets of scalars. Below them, what
-the Builder of schema puts around the Shapes that it makes of these, and the
+"""Shapes of the values that JSON writes as a scalar: numbers, text, and what has a text of its own like dates; and
+closed sets of scalars. Below them, what the Builder of schema puts around the Shapes that it makes of these, and the
 Shape of a value that has one of several.
 """
 
@@ -182,8 +181,7 @@ _TIME = re.compile(r"(\d\d:\d\d(?::\d\d)?)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)?", re
 
 
 def _time_text(text: str) -> str:
-    """A time of day of RFC 3339, its offset left out or not, as each version of
-    Python reads it."""
+    """A time of day of RFC 3339, its offset left out or not, as each version of Python reads it."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError(text)
@@ -398,10 +396,9 @@ def either(shapes: list[Shape]) -> Shape:
 
 
 def _ordered(shapes: list[Shape], value: Iterable[str] | None = None) -> list[Shape]:
-    """The members in the order in which they may have a value. A text is the
-    str that was sent wherever one of them is a str: nothing that could be made
-    of it goes first, and a closed set only if its author wrote it first. Of a
-    record only the fields count that the value has."""
+    """The members in the order in which they may have a value. A text is the str that was sent wherever one of them is
+    a str: nothing that could be made of it goes first, and a closed set only if its author wrote it first. Of a record
+    only the fields count that the value has."""
     texts = [shape.texts for shape in shapes]
     if value is not None:
         for at, shape in enumerate(shapes):

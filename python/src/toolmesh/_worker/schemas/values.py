@@ -348,8 +348,7 @@ def encode(value: Any) -> bytes:
     except Exception as failure:
         try:
             explain(value)
-            # The walk found nothing. Keys that are dates or members of an Enum
-            # are known to it, and not to the encoder.
+            # The walk found nothing. Keys that are dates or members of an Enum are known to it, and not to the encoder.
             return "".join(_encode(_rekeyed(value), 0)).encode()
         except NotSerializable:
             raise
@@ -501,8 +500,7 @@ def reader(decoder: json.JSONDecoder) -> Callable[[bytes], JSON]:
     whole = decoder.decode
 
     def decode(body: bytes) -> JSON:
-        """The JSON value in body; raises ValueError, also for what is nested deeper
-        than Python reads."""
+        """The JSON value in body; raises ValueError, also for what is nested deeper than Python reads."""
         text = body.decode()
         try:
             value, end = scan(text, 0)
@@ -524,8 +522,7 @@ decode = reader(json.JSONDecoder(parse_constant=no_constant))
 # were no more, reads the arguments with decode_exact and asks here for the text of each float. The floats themselves
 # are plain ones: whatever takes them as they are knows nothing of this. Only who needs it pays for a call per float.
 
-# id of a float of the arguments that are being bound -> itself, which keeps
-# the id its own, and its text.
+# id of a float of the arguments that are being bound -> itself, which keeps the id its own, and its text.
 _texts: dict[int, tuple[float, str]] = {}
 
 

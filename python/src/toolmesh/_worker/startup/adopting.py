@@ -75,8 +75,7 @@ def set_environ(encoded: str) -> None:
 
 
 def _set_locale() -> None:
-    """As an interpreter does at its start: the characters of the C locale are UTF-8,
-    unless LC_ALL asks for it."""
+    """As an interpreter does at its start: the characters of the C locale are UTF-8, unless LC_ALL asks for it."""
     import locale
 
     try:
@@ -139,8 +138,7 @@ def _importable(path: str, name: str, stem: str) -> bool:
 
 
 def warm_up() -> None:
-    """Does what every start of an index does and leaves no trace, so that what is
-    made at its first use is there."""
+    """Does what every start of an index does and leaves no trace, so that what is made at its first use is there."""
     import importlib
     import site
 

@@ -1,13 +1,12 @@
 """The process that indexes of one interpreter begin as copies of.
 
-It has imported what most tools and every worker import, knows no secret, and
-never runs code of an index. For each start the agent sends the descriptors that
-an interpreter of its own would have been started with; the copy gets namespaces
-of its own, becomes the agent's child, not ours, and goes on as the root process
-of an index. So it outlives us, and the agent learns of its end as of any other's.
+It has imported what most tools and every worker import, knows no secret, and never runs code of an index. For each
+start the agent sends the descriptors that an interpreter of its own would have been started with; the copy gets
+namespaces of its own, becomes the agent's child, not ours, and goes on as the root process of an index. So it outlives
+us, and the agent learns of its end as of any other's.
 
-adopt makes of the copy's interpreter the one of an environment, as far as that
-can be told apart from one that was started there.
+adopt makes of the copy's interpreter the one of an environment, as far as that can be told apart from one that was
+started there.
 """
 
 from __future__ import annotations

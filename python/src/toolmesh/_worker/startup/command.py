@@ -1,14 +1,13 @@
-"""The process above one run of a command: it starts the program, reaps, passes a
-request to end on, and takes everything that the program left behind along.
+"""The process above one run of a command: it starts the program, reaps, passes a request to end on, and takes
+everything that the program left behind along.
 
-The agent's one message on the control socket is a length and texts that end in
-NUL: the sandbox level, the folder that it leaves to be written, the user and the
-group to be (empty: none), the bounds of open files, of memory, of a file's size and of the
-user's processes (0: none), how many folders are given and how many arguments there are, the folders (each after the
-letter of levels for what of it is given), the arguments, the environment. It gets
-back "refused WHY", "exec ERRNO" or "exit STATUS", a wait status, once. Later it says "T",
-to have the program asked to end, and "U" with eight bytes, which may also stand behind the
-first message: when the call's turn in a lane ends, at which nothing of it is left.
+The agent's one message on the control socket is a length and texts that end in NUL: the sandbox level, the folder that
+it leaves to be written, the user and the group to be (empty: none), the bounds of open files, of memory, of a file's
+size and of the user's processes (0: none), how many folders are given and how many arguments there are, the folders
+(each after the letter of levels for what of it is given), the arguments, the environment. It gets back "refused WHY",
+"exec ERRNO" or "exit STATUS", a wait status, once. Later it says "T", to have the program asked to end, and "U" with
+eight bytes, which may also stand behind the first message: when the call's turn in a lane ends, at which nothing of it
+is left.
 """
 
 from __future__ import annotations

@@ -50,9 +50,8 @@ def wake() -> tuple[int, int]:
 def until_end(
     child: int, wake: int, asked: Callable[[], bool] | None = None, timeout: Callable[[], int | None] = lambda: None
 ) -> int | None:
-    """Reaps until child ends: its wait status; None when the agent is gone before.
-    asked is called when the agent has written, and says whether to go on. timeout is for how
-    many milliseconds to wait: not at all ends it, too."""
+    """Reaps until child ends: its wait status; None when the agent is gone before. asked is called when the agent has
+    written, and says whether to go on. timeout is for how many milliseconds to wait: not at all ends it, too."""
     waiting = poll()
     for fd in (LIFELINE, wake) if asked is None else (LIFELINE, wake, CONTROL):
         waiting.register(fd, POLLIN)

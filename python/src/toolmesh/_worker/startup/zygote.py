@@ -1,13 +1,12 @@
 """The process that imports an index's tools once and forks its workers.
 
-Two processes come of one start. The first is the root of everything the index
-runs: PID 1 of its own PID namespace where the agent could make one. It imports
-nothing, reaps, and ends when its child ends or the agent is gone, taking all
+Two processes come of one start. The first is the root of everything the index runs: PID 1 of its own PID namespace
+where the agent could make one. It imports nothing, reaps, and ends when its child ends or the agent is gone, taking all
 others with it. The second, its child, is the zygote proper.
 
 Both begin with the machine's interpreter alone. The zygote confines itself before it takes the variables, the
-environment and the start-up files of the index: a copy of the base adopts them, where that can be; otherwise it
-becomes the environment's own interpreter, which finds itself confined.
+environment and the start-up files of the index: a copy of the base adopts them, where that can be; otherwise it becomes
+the environment's own interpreter, which finds itself confined.
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Modules whose state does not survive a fork, and what breaks. To import them is
-# enough: they start threads, open devices or take locks on their own, at times
-# that nobody sees. A name stands for everything below it too.
+# Modules whose state does not survive a fork, and what breaks. To import them is enough: they start threads, open
+# devices or take locks on their own, at times that nobody sees. A name stands for everything below it too.
 UNSAFE_MODULES = (
     ("grpc._cython", "its channels hang in a forked process"),
     ("tensorflow.python", "its thread pools are gone in a forked process"),
@@ -95,9 +94,8 @@ _forks = False  # fork is under way
 
 
 def omit_fork_handlers() -> None:
-    """Imports threading and logging such that what they make anew in a forked
-    process is left out of forks by fork: that is half of what one costs. To be
-    called before anybody else has imported them; later it changes nothing."""
+    """Imports threading and logging such that what they make anew in a forked process is left out of forks by fork:
+    that is half of what one costs. To be called before anybody else has imported them; later it changes nothing."""
     register = os.register_at_fork
 
     def registered(**hooks: Callable[[], object]) -> None:

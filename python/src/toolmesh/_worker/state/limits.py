@@ -1,8 +1,7 @@
 """The limits of one call that a worker itself keeps.
 
-Memory has two guards. The kernel refuses what exceeds the limit by far, as a
-MemoryError in the tool; what the tool really touches, its children included,
-is watched by the agent, and looked at once more when the call ends.
+Memory has two guards. The kernel refuses what exceeds the limit by far, as a MemoryError in the tool; what the tool
+really touches, its children included, is watched by the agent, and looked at once more when the call ends.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from ..wire.frames import JSON
 
-# What a tool may reserve beyond its limit without touching it: stacks of
-# threads, mostly, and what allocators round up.
+# What a tool may reserve beyond its limit without touching it: stacks of threads, mostly, and what allocators round up.
 HEADROOM = 32 << 20
 
 ROOM = 32  # files that a worker may have open before its first call, beyond those of its zygote
@@ -72,8 +70,7 @@ def processes(most: int) -> None:
 
 
 def exceeded() -> bool:
-    """Whether the running call took more memory than it may: no call before it did,
-    or this worker would be gone."""
+    """Whether the running call took more memory than it may: no call before it did, or this worker would be gone."""
     return memory > 0 and _peak() - _base > memory
 
 
@@ -89,8 +86,7 @@ def _peak() -> int:
 
 
 def _opened(files: int) -> int:
-    """How many of the first descriptors are open. Our own ones have high numbers, which
-    a limit does not take away."""
+    """How many of the first descriptors are open. Our own ones have high numbers, which a limit does not take away."""
     try:
         return sum(1 for name in os.listdir("/proc/self/fd") if int(name) < files + 16) - 1
     except OSError:

@@ -1,8 +1,7 @@
 """Processes that a tool leaves behind when its call ends.
 
-Workers and the zygote are subreapers: whatever a call started, daemons with a
-session of their own included, stays below its worker, and comes to the zygote
-when the worker dies. So both find and kill it, whatever it did to hide.
+Workers and the zygote are subreapers: whatever a call started, daemons with a session of their own included, stays
+below its worker, and comes to the zygote when the worker dies. So both find and kill it, whatever it did to hide.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ def _reap() -> int:
 
 
 def sweep() -> None:
-    """Kills and reaps what the call that has just ended left behind. Without any
-    child this is one system call."""
+    """Kills and reaps what the call that has just ended left behind. Without any child this is one system call."""
     if (found := _reap()) < 0:
         return
     while found > 0:
@@ -75,9 +73,8 @@ def begin() -> None:
 
 
 def kill(known: Collection[int]) -> None:
-    """Kills and reaps all that is below us, but for our children in known and
-    what is below those. What we may not kill is left to the process above us. Raises
-    StillForking."""
+    """Kills and reaps all that is below us, but for our children in known and what is below those. What we may not kill
+    is left to the process above us. Raises StillForking."""
     end = time.monotonic() + LONGEST
     refused: set[int] = set()
     while True:
@@ -114,9 +111,8 @@ def kill_all() -> None:
 
 
 def _forget_helpers() -> None:
-    """Tells multiprocessing that its fork server and its resource tracker are gone
-    if they are. It would wait for a server that has been reaped, which fails, in
-    this call and in all that follow; without one it starts another."""
+    """Tells multiprocessing that its fork server and its resource tracker are gone if they are. It would wait for a
+    server that has been reaped, which fails, in this call and in all that follow; without one it starts another."""
     for name, attribute, fields in (
         ("forkserver", "_forkserver", ("_forkserver_pid", "_forkserver_alive_fd", "_forkserver_address")),
         ("resource_tracker", "_resource_tracker", ("_pid", "_fd")),

@@ -1,11 +1,10 @@
-"""What calls of one worker share beyond the index's own modules, as it was before
-the first of them: what a call changed of it is put back when the call is over.
+"""What calls of one worker share beyond the index's own modules, as it was before the first of them: what a call
+changed of it is put back when the call is over.
 
-Between two calls same looks whether anything differs, in about a microsecond and
-after the answer is written; only then mend does the work. What can be seen in no
-such time (timers, handlers, the signal mask, the working folder) is noted by the
-functions that change it. Additions stay, such as folders in sys.path, modules and
-variables: libraries make them on first use, once.
+Between two calls same looks whether anything differs, in about a microsecond and after the answer is written; only then
+mend does the work. What can be seen in no such time (timers, handlers, the signal mask, the working folder) is noted by
+the functions that change it. Additions stay, such as folders in sys.path, modules and variables: libraries make them on
+first use, once.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ _ALARMS = tuple(getattr(_signal, name) for name in ("ITIMER_REAL", "ITIMER_VIRTU
 # Whose handlers are not Python's: faulthandler's, and those that nobody can have.
 _FATAL = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGKILL, signal.SIGSTOP}
 _OPEN_MAX = os.sysconf_names.get("SC_OPEN_MAX", -1)
+_NEEDED = ("json", "os", "sys", "builtins", "signal", "threading")  # modules that all calls need as they are
 _PROXY = ("_outlet", "_flag", "_fd", "buffer")  # what a stream of ours has of its own
 _umask, putenv = os.umask, os.putenv  # the system's own: watch replaces what os has
 _fstat = os.fstat  # a tool may replace what os has
@@ -156,22 +156,24 @@ class Snapshot:
         at names that it has itself: a tool may have replaced the modules'."""
         import threading
 
-        snapshot, modules, environ, size = self, sys.modules, os.environ, len
-        out, err, inp, out_, err_ = sys.stdout, sys.stderr, sys.stdin, sys.__stdout__, sys.__stderr__
-        hook, raw, thread_hook, filters = sys.excepthook, sys.unraisablehook, threading.excepthook, warnings.filters
-        path, finders, hooks = sys.path, sys.meta_path, sys.path_hooks
-        recursion, limit = sys.getrecursionlimit, sys.getrecursionlimit()
-        loads, dumps, load, dump = json.loads, json.dumps, json.load, json.dump
-        encoder, decoder = json.JSONEncoder, json.JSONDecoder
-        encode, default, decode, raw_decode = encoder.encode, encoder.default, decoder.decode, decoder.raw_decode
-        own_print, own_open, own_import, own_str, own_int = print, open, builtins.__import__, str, int
-        own_list, own_dict, own_isinstance, own_getattr, own_len = list, dict, isinstance, getattr, len
-
-        own_json, own_os, own_sys, own_builtins, own_signal = map(
-            modules.get, ("json", "os", "sys", "builtins", "signal")
-        )
+        watched = [(vars(holder), name, value) for holder, own in self._attributes
+                   if holder in (sys, threading, os, warnings) for name, value in own.items()]
+        for holder, names in (
+            (json, ("loads", "dumps", "load", "dump", "JSONEncoder", "JSONDecoder")),
+            (json.JSONEncoder, ("encode", "default")), (json.JSONDecoder, ("decode", "raw_decode")),
+            (builtins, ("print", "open", "__import__", "str", "int", "list", "dict", "isinstance", "getattr", "len")),
+        ):
+            watched += [(vars(holder), name, vars(holder)[name]) for name in names]
+        watched += [(sys.modules, name, sys.modules[name]) for name in _NEEDED]
+        watched += [(vars(module), name, kept) for module, name, kept, _ in self._lists]
+        lists, recursion, size = [kept for _, _, kept, _ in self._lists], sys.getrecursionlimit, len
+        snapshot, modules, out, err, filters, limit = (
+            self, sys.modules, sys.stdout, sys.stderr, warnings.filters, recursion())
 
         def same() -> bool:
+            for where, name, value in watched:
+                if where[name] is not value:
+                    return False
             count = size(modules)
             if count != snapshot._count:
                 if count < snapshot._count:
@@ -179,28 +181,9 @@ class Snapshot:
                 snapshot._count = count
             return (
                 not touched
-                and sys.stdout is out and sys.stderr is err and sys.stdin is inp
-                and sys.__stdout__ is out_ and sys.__stderr__ is err_
                 and size(out.__dict__) == 4 and size(err.__dict__) == 4
-                and sys.excepthook is hook and sys.unraisablehook is raw and threading.excepthook is thread_hook
-                and sys.modules is modules and modules["json"] is own_json and modules["os"] is own_os
-                and modules["sys"] is own_sys and modules["builtins"] is own_builtins
-                and modules["signal"] is own_signal
-                and sys.path is path and path == snapshot._grown[0]
-                and sys.meta_path is finders and finders == snapshot._grown[1]
-                and sys.path_hooks is hooks and hooks == snapshot._grown[2]
-                and json.loads is loads and json.dumps is dumps and json.load is load and json.dump is dump
-                and json.JSONEncoder is encoder and json.JSONDecoder is decoder
-                and encoder.encode is encode and encoder.default is default
-                and decoder.decode is decode and decoder.raw_decode is raw_decode
-                and builtins.print is own_print and builtins.open is own_open and builtins.__import__ is own_import
-                and builtins.str is own_str and builtins.int is own_int and builtins.list is own_list
-                and builtins.dict is own_dict and builtins.isinstance is own_isinstance
-                and builtins.getattr is own_getattr and builtins.len is own_len
-                and warnings.filters is filters and filters == snapshot._seen_filters
-                and os.environ is environ
-                and recursion() >= limit
-                and snapshot._stands()
+                and lists == snapshot._grown and filters == snapshot._seen_filters
+                and recursion() >= limit and snapshot._stands()
             )
 
         return same
@@ -214,8 +197,7 @@ class Snapshot:
         return bool(self._marks) or all(_file(fd) == file for fd, _, file in self._standard)
 
     def mend(self) -> bool:
-        """Puts back what is not as it was. False when that cannot be done: this
-        worker is fit for no other call."""
+        """Puts back what is not as it was. False when that cannot be done: this worker is fit for no other call."""
         try:
             if self._same():
                 if _assigned:
@@ -251,7 +233,7 @@ class Snapshot:
                 self._grown[index] = list(kept)
         for name, module in self._first_modules.items():
             # One that was imported anew is the tool's affair, but for those that all need.
-            if name not in sys.modules or name in ("json", "os", "sys", "builtins", "signal", "threading"):
+            if name not in sys.modules or name in _NEEDED:
                 sys.modules[name] = module
         self._count = len(sys.modules)
         self._mend_filters()
@@ -323,8 +305,7 @@ class Snapshot:
 
 def _mark(fds: list[int]) -> list[tuple[int, int]]:
     """Marks open files, which all their descriptors share, by the signal that each would send if it were asked to send
-    any: nothing else sets it, and a look at it takes a quarter of an fstat. None where the system has
-    no such thing."""
+    any: nothing else sets it, and a look at it takes a quarter of an fstat. None where the system has no such thing."""
     try:
         for fd in fds:
             _fcntl(fd, fcntl.F_SETSIG, signal.SIGRTMAX - fd)

@@ -1,8 +1,7 @@
 """Frames between agent and worker: a 16-byte header and a raw body.
 
-Header, little-endian: u32 body length, u8 type, u8 flags, u16 tool slot,
-u64 call id. docs/worker-protocol.md is their page and the Go package
-``executor/internal/frame`` the other side; a test there compares the numbers of all three.
+Header, little-endian: u32 body length, u8 type, u8 flags, u16 tool slot, u64 call id. docs/worker-protocol.md is their
+page and the Go package ``executor/internal/frame`` the other side; a test there compares the numbers of all three.
 """
 
 from __future__ import annotations
@@ -107,8 +106,7 @@ class Reader:
     def next(self) -> Frame | None:
         """The next frame as (type, flags, slot, id, body), or None at the end.
 
-        Never raises from a signal handler of ours: none of them raises while
-        no tool runs.
+        Never raises from a signal handler of ours: none of them raises while no tool runs.
         """
         buffer = self._buffer
         while len(buffer) < HEADER_SIZE:
@@ -137,9 +135,8 @@ class Reader:
     def take(self, give: Callable[[Frame], None]) -> bool:
         """Reads until there is a frame and hands it to give; False at the end.
 
-        For reads while a tool's code is on the stack, whose own signal handlers
-        may raise anywhere: bytes are kept by the call that reads them, and a
-        frame stays until it is handed over. No handler can desynchronise us.
+        For reads while a tool's code is on the stack, whose own signal handlers may raise anywhere: bytes are kept by
+        the call that reads them, and a frame stays until it is handed over. No handler can desynchronise us.
         """
         need = HEADER_SIZE
         while True:
