@@ -106,7 +106,7 @@ class Host:
         come from its annotations and its docstring. A lambda and any other callable without a name get a generated one,
         tool_<uuid>: see tools. annotations are those of tools.toml: timeout and cache_ttl (seconds, or text like "2s"),
         cache_shared, idempotent, parallel_safe, resource_key, read_only, lane_scope, collect, results. Raises TypeError
-        for what is no function, ValueError for a name that cannot be or is taken, or an annotation that there is not."""
+        for what is no function, ValueError for a name that cannot be or is taken, or an unknown annotation."""
         if function is None:
             return functools.partial(
                 self.tool, name=name, description=description, metadata=metadata, **annotations)
