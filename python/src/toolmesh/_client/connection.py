@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import importlib
 import io
 import itertools
 import json
@@ -146,20 +148,20 @@ class Connection:
         nc.options["max_reconnect_attempts"] = -1
         self._nc = nc
         try:
-            await self._subscribe_inbox(nc, bool(found.creds or found.nkey))
+            await self._subscribe_inbox(nc, bool(found.creds or found.nkey), _mark(found.nkey))
         except BaseException:
             self._nc = None
             await nc.close()
             raise
         await self._connected()
 
-    async def _subscribe_inbox(self, nc: Client, key: bool) -> None:
-        """Takes the first inbox that the credentials allow."""
+    async def _subscribe_inbox(self, nc: Client, key: bool, mark: str) -> None:
+        """Takes the first inbox that the credentials allow. The mark in its name is for audits."""
         prefixes = ["_INBOX"]
         if key:
             prefixes = ["_INBOX_mesh_admin", f"_INBOX_{names.token(self._session)}", "_INBOX_mesh_node", *prefixes]
         for prefix in prefixes:
-            self.inbox = f"{prefix}.{secrets.token_hex(11)}."
+            self.inbox = f"{prefix}.{mark}{secrets.token_hex(11)}."
             subscription = await nc.subscribe(self.inbox + ">", cb=self._receive, pending_msgs_limit=0,
                                               pending_bytes_limit=0)
             if key:
@@ -645,6 +647,14 @@ def subject(call: Call) -> str:
         return names.batch(call.session) if call.batch else names.call(call.session, call.tool)
     except ValueError as failure:
         raise refused("invalid_request", str(failure), call.tool) from None
+
+
+def _mark(seed: str | None) -> str:
+    """What an inbox says of the connection's key: its digest, as that of a token."""
+    if seed is None:
+        return ""
+    nkeys = importlib.import_module("nkeys")  # nats-py has needed it by now
+    return f"k-{hashlib.sha256(nkeys.from_seed(bytearray(seed.encode())).public_key).hexdigest()[:16]}."
 
 
 def _async(take: Callable[[Msg], None]) -> Callable[[Msg], typing.Awaitable[None]]:
