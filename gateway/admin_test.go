@@ -284,6 +284,15 @@ func TestNarrowedToken(t *testing.T) {
 			t.Errorf("%s: %+v", path, list)
 		}
 	}
+	// What is offered in place of an unknown tool is the token's own, on each path.
+	if a := r.do(t, "POST", "/v1/tool-calls", `{"provider":"gemini","calls":[{"name":"lab.wai","args":{}}]}`, h); a.status != 200 || strings.Contains(a.body, `"lab.wait"`) || !strings.Contains(a.body, "tool_not_found") {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	for name, want := range map[string]string{"lab.ad": `"nearest":["lab.add"]`, "lab.wai": `"nearest":["lab.fail"]`} {
+		if a := r.do(t, "GET", "/v1/tools/"+name, "", h); a.status != 404 || !strings.Contains(a.body, want) || strings.Contains(a.body, "lab.wait") {
+			t.Errorf("%s: %d %s", name, a.status, a.body)
+		}
+	}
 	for path, want := range map[string]int{"/v1/tools/lab.add": 200, "/v1/tools/lab.wait": 404} {
 		if a := r.do(t, "GET", path, "", h); a.status != want {
 			t.Errorf("%s: %d %s", path, a.status, a.body)

@@ -30,9 +30,9 @@ type batchResult struct {
 	Changed []string        `json:"changed,omitempty"`
 }
 
-func batchResultOf(r client.BatchResult) batchResult {
+func (l *link) batchResult(r client.BatchResult) batchResult {
 	if r.Err != nil {
-		return batchResult{RPCID: r.RPCID, Status: "error", Error: toolmesh.AsError(r.Err)}
+		return batchResult{RPCID: r.RPCID, Status: "error", Error: toolmesh.AsError(l.hide(r.Err))}
 	}
 	return batchResult{RPCID: r.RPCID, Status: "ok", Result: withHrefs(orNull(r.Value))}
 }
@@ -67,7 +67,7 @@ func (q *request) batch() error {
 	}
 	all := make([]batchResult, len(results))
 	for i, r := range results {
-		all[i] = batchResultOf(r)
+		all[i] = q.l.batchResult(r)
 	}
 	return q.answer(http.StatusOK, map[string]any{"results": all})
 }
@@ -266,7 +266,7 @@ func (q *request) toolCalls() error {
 		}
 		id, args, changed, err := fit(q.ctx, q.c, q.l, subjects.ToolID(made[i].name), made[i].args)
 		if err != nil {
-			results[i] = batchResultOf(client.BatchResult{Err: err})
+			results[i] = q.l.batchResult(client.BatchResult{Err: err})
 			continue
 		}
 		results[i].Changed = changed
@@ -279,7 +279,7 @@ func (q *request) toolCalls() error {
 		}
 		for n, i := range places {
 			changed := results[i].Changed
-			results[i] = batchResultOf(done[n])
+			results[i] = q.l.batchResult(done[n])
 			results[i].Changed = changed
 		}
 	}

@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -40,4 +42,22 @@ func (l *link) spend(calls int) error {
 	}
 	taken.CancelAt(now)
 	return refused(toolmesh.CodeBusy, "the token may make %v calls in a second, and has made them", l.key.Rate).WithDetail("retry_after_ms", max(1, wait.Milliseconds()))
+}
+
+// hide takes the tools that the token may not use out of what an error offers in place of an unknown one.
+func (l *link) hide(err error) error {
+	e := toolmesh.AsError(err)
+	if err == nil || !l.narrowed() {
+		return err
+	}
+	near, ok := e.Details["nearest"].([]any)
+	if !ok {
+		return err
+	}
+	e = e.WithDetail("nearest", slices.DeleteFunc(slices.Clone(near), func(one any) bool {
+		id, _ := one.(string)
+		return !l.may(subjects.ToolID(id))
+	}))
+	e.Message, _, _ = strings.Cut(e.Message, "; did you mean")
+	return e
 }

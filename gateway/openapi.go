@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -55,14 +56,17 @@ func (q *request) document() ([]byte, error) {
 		return nil, err
 	}
 	paths := make(object, len(all))
-	schemas := object{"Problem": json.RawMessage(problemSchema)}
+	schemas, failed := object{"Problem": json.RawMessage(problemSchema)}, make(object)
+	for status := range responses() {
+		failed[status] = object{"$ref": "#/components/responses/" + status}
+	}
 	for _, raw := range all {
 		d := new(tool.Descriptor)
 		if err := json.Unmarshal(raw, d); err != nil {
 			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a tool's description cannot be read: %w", err)
 		}
 		if len(d.InputSchema) > 0 { // else it went meanwhile
-			paths["/v1/tools/"+url.PathEscape(string(d.ID))] = object{"post": operation(d, schemas)}
+			paths["/v1/tools/"+url.PathEscape(string(d.ID))] = object{"post": operation(d, schemas, failed)}
 		}
 	}
 	return tool.MarshalPlain(object{
@@ -80,8 +84,9 @@ func (q *request) document() ([]byte, error) {
 	})
 }
 
-// operation is the call of a tool. Parts of its schemas that others refer to are added to schemas.
-func operation(d *tool.Descriptor, schemas object) object {
+// operation is the call of a tool, with the answers that are no results. Parts of its schemas that others
+// refer to are added to schemas.
+func operation(d *tool.Descriptor, schemas, failed object) object {
 	name := tool.ProviderName(d.ID)
 	result := json.RawMessage("{}")
 	if len(d.OutputSchema) > 0 {
@@ -102,10 +107,8 @@ func operation(d *tool.Descriptor, schemas object) object {
 	if bytes.Contains(d.InputSchema, []byte(`"`+tool.FileFormat+`"`)) {
 		bodies["multipart/form-data"] = object{"schema": object{"type": "object", "description": "a part for each argument: a file's bytes, or JSON"}}
 	}
-	answers := object{"200": object{"description": "the result", "content": results}}
-	for status := range responses() {
-		answers[status] = object{"$ref": "#/components/responses/" + status}
-	}
+	answers := maps.Clone(failed)
+	answers["200"] = object{"description": "the result", "content": results}
 	return object{
 		"operationId": name, "summary": cmp.Or(firstLine(d.Description), string(d.ID)), "description": d.Description,
 		"requestBody": object{"content": bodies, "required": needsArguments(d.InputSchema)},

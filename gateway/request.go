@@ -34,7 +34,7 @@ type request struct {
 func (q *request) explain(err error) error {
 	e := toolmesh.AsError(err)
 	if err == nil || e.Code != toolmesh.CodePermissionDenied || e.Started != toolmesh.StartedNo || q.c.Session() == q.l.session || q.l.ofAdmin {
-		return err
+		return q.l.hide(err)
 	}
 	return refused(toolmesh.CodePermissionDenied, "the token is of session %q, and Mesh-Session names %q: leave the header out, or send an administrator's token (keys/admin.nk)", q.l.session, q.c.Session())
 }

@@ -59,7 +59,7 @@ var errLeaving = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops, a
 func (l *link) why(err error) error {
 	switch ended := context.Cause(l.ctx); {
 	case err == nil || ended == nil:
-		return err
+		return l.hide(err)
 	case errors.Is(ended, errRevoked):
 		return ended
 	}
