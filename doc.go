@@ -23,6 +23,7 @@
 //	   internal/access, internal/transcript        keys and their rights; conversations on the wire that tests replay
 //	0  toolmesh, subjects, python, examples        words, names, the worker's files
 //	   internal/fair                              room and work that sessions share
+//	   internal/wake                              goroutines that wake each other, and sleep
 //
 // # The way of a call
 //

@@ -52,6 +52,9 @@ type Options struct {
 	// those that were created).
 	SessionPolicy     string
 	host.StoreOptions // how the mesh's streams are made
+	// AuditArguments has the events of calls tell the arguments, without what indexes
+	// declare as secret.
+	AuditArguments bool
 	// PayloadMax bounds one payload; see [host.Options].
 	PayloadMax int64
 	// StreamQuota bounds what a session stores; see [host.Options].
@@ -186,7 +189,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	limits, most := a.executor.Limits()
 	if err = a.member.Serve(ctx, host.Options{
 		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
-		StreamQuota: a.opts.StreamQuota, CacheBytes: a.opts.CacheBytes, CacheEntries: a.opts.CacheEntries, Labels: a.opts.Labels, PayloadMax: a.opts.PayloadMax,
+		StreamQuota: a.opts.StreamQuota, CacheBytes: a.opts.CacheBytes, CacheEntries: a.opts.CacheEntries, Labels: a.opts.Labels, PayloadMax: a.opts.PayloadMax, AuditArguments: a.opts.AuditArguments,
 		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
 		Memory: a.executor.MemoryGuard(), Limits: limits, MaxLimits: most, Service: "mesh-agent", Queued: a.queued, Last: a.opts.Last,
 	}); err != nil {

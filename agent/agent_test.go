@@ -56,6 +56,7 @@ func startOn(t *testing.T, nc *nats.Conn, node subjects.NodeID, dir string, chan
 	for _, c := range change {
 		c(o)
 	}
+	meshtest.Warm(filepath.Join(dir, "executor"), t.Cleanup)
 	a, err := agent.New(nc, dir, o)
 	if err != nil {
 		t.Fatal(err)

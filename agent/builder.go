@@ -118,6 +118,7 @@ func (w *builder) Open(ctx context.Context, b deploy.Build, progress deploy.Prog
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
 	i := &instance{a: w.a, build: b, env: env, paths: paths, warnings: append(notes, w.unwritable(b)...), unavailable: missing, known: map[subjects.ToolID]*tool.Descriptor{}, notices: map[string]string{}}
+	i.redactor = sync.OnceValue(func() func(string) string { return w.a.executor.Redactor(i.secretValues()) })
 	if err := i.openCommands(env, usable, vars); err != nil {
 		return nil, err
 	}

@@ -128,6 +128,9 @@ type commandTool struct {
 	vars    map[string]string
 }
 
+// Redact implements [host.Redactor].
+func (t *commandTool) Redact(text string) string { return t.i.redact(text) }
+
 // ServeTool implements [host.Handler].
 func (t *commandTool) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
 	argv, err := t.c.Argv(call.Args)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -33,6 +34,8 @@ type instance struct {
 	tools       []host.Tool
 	unavailable []deploy.Unavailable
 	known       map[subjects.ToolID]*tool.Descriptor // of what is unavailable, from its import or else its source
+
+	redactor func() func(string) string // of the index's secrets
 
 	noticesMu sync.Mutex
 	notices   map[string]string // of functions: what callers have to expect
@@ -142,6 +145,21 @@ func (i *instance) Close(ctx context.Context) error {
 type pythonTool struct {
 	i    *instance
 	name string
+}
+
+// Redact implements [host.Redactor].
+func (p *pythonTool) Redact(text string) string { return p.i.redact(text) }
+
+// redact takes the secrets of the agent's indexes out of a text: a tool may give those of its own to another.
+func (i *instance) redact(text string) string {
+	text = i.redactor()(text)
+	i.a.instances.Lock()
+	others := slices.Collect(maps.Keys(i.a.instances.open))
+	i.a.instances.Unlock()
+	for _, other := range others {
+		text = other.redactor()(text)
+	}
+	return text
 }
 
 // ServeTool implements [host.Handler].

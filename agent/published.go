@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -75,10 +76,7 @@ func (i *instance) quarantined(function, reason string) {
 	}
 	i.noticesMu.Unlock()
 	i.noticed.Store(true)
-	select {
-	case i.a.noticed <- struct{}{}:
-	default:
-	}
+	wake.Up(i.a.noticed)
 }
 
 // publishNotices publishes instances whose notices have changed, until the agent

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -100,7 +101,7 @@ def items(x: list): yield from x
 func TestDeclaredSecretsAreInNoError(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
-	start(t, s, "one")
+	startIn(t, s, "one", t.TempDir(), func(o *agent.Options) { o.AuditArguments = true })
 	nc := s.Connect(t)
 	const secret = "hunter2-hunter2"
 	manifest := `
@@ -147,6 +148,17 @@ def gives(): return os.environ["API_KEY"]
 	if got, err := c.Call(t.Context(), "safe.m.gives", nil); err != nil || string(got.Value) != `"`+secret+`"` {
 		t.Errorf("a result is %s, %v; want it as it is", got.Value, err)
 	}
+	// Another index's tool is given the secret, in a text and as a key, and the event of its call tells neither.
+	events, err := nc.SubscribeSync(subjects.AllCallEvents)
+	if err != nil || nc.Flush() != nil {
+		t.Fatal(err)
+	}
+	install(t, nc, map[string]any{"source": repository(t, "other", map[string]string{"tools.toml": working, "t.py": "def tool(**more): pass\n"})})
+	meshtest.Until(t, "the call's event is heard", func() bool {
+		_, _ = c.Call(t.Context(), "other.t.tool", map[string]any{"note": "it is " + secret + "!", secret: 1})
+		e, err := events.NextMsg(time.Second)
+		return err == nil && strings.Contains(string(e.Data), `"arguments":{"***":1,"note":"it is ***!"}`) && !strings.Contains(string(e.Data), secret)
+	})
 	files["tools.toml"] = fmt.Sprintf(manifest, `init = ["python", "init.py"]`)
 	_, failure := admin(t, nc, "install", map[string]any{"source": repository(t, "initial", files), "env": env})
 	data, err := json.Marshal(failure)

@@ -109,7 +109,7 @@ func (c *Client) askAny(ctx context.Context, subject string, body []byte) (*nats
 	defer x.Close()
 	again := time.NewTicker(askAgain)
 	defer again.Stop()
-	for n := 1; ; n = 2 { // the broker chooses at random
+	for n := 1; ; n = min(2*n, 8) { // the broker chooses at random
 		for range n {
 			if err := x.Send(&nats.Msg{Subject: subject, Data: body}, nil); err != nil {
 				return nil, err

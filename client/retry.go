@@ -10,6 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -165,17 +166,7 @@ func pause(ctx context.Context, n int) bool {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < d {
 		return false
 	}
-	return sleep(ctx, d)
-}
-
-// sleep reports false if ctx ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return wake.After(ctx, d)
 }
 
 // busy reports whether a call was refused for want of room: it may be sent again.
@@ -211,7 +202,7 @@ func (r *room) wait(ctx context.Context, s *settings, e *toolmesh.Error) bool {
 	// A node that does not pass calls on does not say how long: another one may have room.
 	d := cmp.Or(e.RetryAfter(), firstPause<<min(r.n, 7))
 	r.n++
-	if s.noWait || !passes(e) || left <= d || !sleep(ctx, d+rand.N(min(d, left-d)/2+1)) {
+	if s.noWait || !passes(e) || left <= d || !wake.After(ctx, d+rand.N(min(d, left-d)/2+1)) {
 		return false
 	}
 	if s.timeout > 0 {

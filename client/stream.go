@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -133,10 +134,7 @@ func (r *reader) begun() bool {
 }
 
 func (r *reader) wake() {
-	select {
-	case r.signal <- struct{}{}:
-	default:
-	}
+	wake.Up(r.signal)
 }
 
 // live takes a chunk from the subscription.

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 	toolpkg "github.com/toolmesh/toolmesh/tool"
 )
@@ -264,7 +265,7 @@ func (c *Client) TaskVerb(ctx context.Context, verb string, q *codec.TaskRequest
 // rest waits before a request is sent again, and reports false if ctx ends first.
 func rest(ctx context.Context, n int) bool {
 	d := 50 * time.Millisecond << min(n-1, 5)
-	return sleep(ctx, d/2+rand.N(d)) //nolint:gosec // jitter
+	return wake.After(ctx, d/2+rand.N(d)) //nolint:gosec // jitter
 }
 
 func readTask(m *nats.Msg, into any) error {

@@ -160,6 +160,7 @@ func (p *process) processes(t *testing.T) []string {
 func (u *user) up(t *testing.T, dir string, args ...string) *process {
 	t.Helper()
 	args = append([]string{"up", "--nats-listen=127.0.0.1:0", "--data-dir=" + dir}, args...)
+	meshtest.Warm(filepath.Join(dir, "executor"), t.Cleanup)
 	p, out := u.start(t, dir, "mesh", args...)
 	p.url = p.await(t, out, `(?m)^ready nats=(\S+)( |$)`)[1]
 	return p
@@ -170,6 +171,7 @@ func (u *user) gateway(t *testing.T, args ...string) (p *process, url string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "mesh")
 	args = append([]string{"up", "--nats-listen=127.0.0.1:0", "--gateway-listen=127.0.0.1:0", "--data-dir=" + dir}, args...)
+	meshtest.Warm(filepath.Join(dir, "executor"), t.Cleanup)
 	p, out := u.start(t, dir, "mesh", args...)
 	found := p.await(t, out, `(?m)^ready nats=(\S+) http=(\S+)$`)
 	p.url = found[1]
@@ -180,6 +182,7 @@ func (u *user) gateway(t *testing.T, args ...string) (p *process, url string) {
 func (u *user) agent(t *testing.T, url, node string) *process {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), node)
+	meshtest.Warm(filepath.Join(dir, "executor"), t.Cleanup)
 	p, _ := u.start(t, dir, "mesh-agent", "--server="+url, "--node="+node, "--data-dir="+dir)
 	p.await(t, p.logs, `msg=ready`)
 	return p

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // TestPythonClients runs e2e/python in a virtual environment of its own: a client
@@ -19,7 +21,7 @@ import (
 func TestPythonClients(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
-	python, err := environment(filepath.Join(t.TempDir(), "venv"), filepath.Join("python", "requirements.txt"))
+	python, err := meshtest.Python(filepath.Join(t.TempDir(), "venv"), "-r", filepath.Join("python", "requirements.txt"))
 	if err != nil {
 		if os.Getenv("CI") != "" {
 			t.Fatal(err)
@@ -43,22 +45,6 @@ func TestPythonClients(t *testing.T) {
 	} else {
 		t.Log(summary)
 	}
-}
-
-// environment makes a virtual environment with the packages of a file, and returns its Python. uv, if there is one,
-// takes a tenth of the time.
-func environment(folder, requirements string) (string, error) {
-	python := filepath.Join(folder, "bin", "python")
-	if _, err := exec.LookPath("uv"); err == nil {
-		if err := run("uv", "venv", "--quiet", "--seed", "--python", "python3", folder); err != nil {
-			return "", err
-		}
-		return python, run("uv", "pip", "install", "--quiet", "--python", python, "-r", requirements)
-	}
-	if err := run("python3", "-m", "venv", folder); err != nil {
-		return "", err
-	}
-	return python, run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements)
 }
 
 // emptyServer starts a NATS server without a mesh, and returns its URL.

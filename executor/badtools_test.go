@@ -234,7 +234,7 @@ func runBad(t *testing.T, x *executor.Executor, bad badTool) time.Duration {
 				case <-stop:
 					return
 				case served[i] <- struct{}{}:
-				case <-time.After(10 * time.Millisecond): // the processors are for the bad one
+				case <-time.After(50 * time.Millisecond): // the processors are for the bad one
 				}
 			}
 		})

@@ -18,6 +18,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -417,6 +418,7 @@ def f() -> list:
 			t.Fatal(err)
 		}
 	}
+	meshtest.Warm(filepath.Join(data, "executor"), t.Cleanup)
 	x, err := executor.New(filepath.Join(data, "executor"), &executor.Options{
 		Environ: os.Environ(), Sandbox: tool.SandboxStrict, Sealed: data, Shown: []string{filepath.Join(data, "index")},
 	})

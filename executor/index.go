@@ -198,6 +198,11 @@ func (x *Executor) forTools(name string) bool {
 	return slices.ContainsFunc(x.opts.ToolEnv, func(one string) bool { return strings.EqualFold(one, name) })
 }
 
+// Redactor returns what takes secrets out of a text, and the credentials of the agent's proxies.
+func (x *Executor) Redactor(secrets []string) func(text string) string {
+	return x.redactor(secrets).Text
+}
+
 // redactor takes secrets out of a text, and the credentials in URLs that come with the agent's
 // variables. What [url.Parse] refuses programs take all the same.
 func (x *Executor) redactor(secrets []string) *output.Redactor {

@@ -99,7 +99,9 @@ func newExecutor(t testing.TB, change func(*executor.Options)) *executor.Executo
 	if change != nil {
 		change(o)
 	}
-	x, err := executor.New(t.TempDir(), o)
+	dir := t.TempDir()
+	meshtest.Warm(dir, t.Cleanup)
+	x, err := executor.New(dir, o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/program"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -188,6 +189,7 @@ func startUpConfined(t *testing.T, name string, level sandbox.Level, box tool.Sa
 	if level == sandbox.LevelReaper && users != "" {
 		environ = []string{"PATH=/usr/bin:/bin"} // an interpreter that other users reach
 	}
+	meshtest.Warm(filepath.Join(data, "executor"), t.Cleanup)
 	x, err := executor.New(filepath.Join(data, "executor"), &executor.Options{
 		Environ: environ, Logger: testLogger(t), Sandbox: box, Users: users, Sealed: data, Levels: []sandbox.Level{level}, Shown: []string{filepath.Join(data, "indexes")},
 	})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -253,6 +254,7 @@ func TestUVIsConfined(t *testing.T) {
 	if err := os.Symlink(itself, uv); err != nil {
 		t.Fatal(err)
 	}
+	meshtest.Warm(filepath.Join(machine, "executor"), t.Cleanup)
 	x, err := executor.New(filepath.Join(machine, "executor"), &executor.Options{
 		Environ: append(os.Environ(), "MESH_SECRET=of the agent", "SSH_AUTH_SOCK=/of/the/agent"), Logger: testLogger(t), Users: "each", Sealed: machine, UV: uv,
 	})

@@ -248,6 +248,13 @@ func TestCallAnswersWithTheResult(t *testing.T) {
 			t.Errorf("%s: headers %v", name, a.header)
 		}
 	}
+	// An administrator's token opens any session, another token its own one alone.
+	hello := `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"1"}}}`
+	for token, want := range map[string]int{r.admin: 200, r.token: 403} {
+		if a := r.do(t, "POST", "/mcp/other", hello, headers{"Authorization": "Bearer " + token, "Accept": "application/json, text/event-stream"}); a.status != want {
+			t.Errorf("/mcp/other: %d %s", a.status, a.body)
+		}
+	}
 	if a := r.do(t, "POST", "/v1/tools/lab.large", "", nil); a.status != 200 || len(a.body) != 3<<20+2 {
 		t.Errorf("a large result: %d, %d bytes", a.status, len(a.body))
 	}

@@ -375,16 +375,12 @@ func (l *link) connect() (*nats.Conn, subjects.SessionID, error) {
 		candidates = []candidate{{subjects.DefaultSession, subjects.InboxAdmin}, {subjects.DefaultSession, subjects.SharedInbox}}
 	}
 	if named != "" {
-		inbox, err := subjects.InboxPrefix(named)
-		if l.known {
-			inbox, err = subjects.KeyedInbox(named, access.Digest(l.public)) // audits say whose calls they are
-		}
-		if err == nil {
+		if inbox, err := subjects.InboxPrefix(named); err == nil {
 			candidates = append(candidates, candidate{named, inbox})
 		}
 	}
 	for _, c := range candidates {
-		nc, err := l.dial(c.inbox)
+		nc, err := l.dial(subjects.KeyedInbox(c.inbox, access.Digest(l.public))) // audits say whose calls they are
 		if err != nil {
 			return nil, "", err
 		}

@@ -1,15 +1,12 @@
 package gateway
 
 import (
-	"encoding/json"
 	"math"
-	"slices"
 	"time"
 
 	"golang.org/x/time/rate"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -43,27 +40,4 @@ func (l *link) spend(calls int) error {
 	}
 	taken.CancelAt(now)
 	return refused(toolmesh.CodeBusy, "the token may make %v calls in a second, and has made them", l.key.Rate).WithDetail("retry_after_ms", max(1, wait.Milliseconds()))
-}
-
-// mine leaves out of a list what a read-only token may not call, which only descriptions tell.
-func (q *request) mine(page []registry.ListedTool) ([]registry.ListedTool, error) {
-	if !q.l.readOnly() {
-		return page, nil
-	}
-	about, err := described(q.ctx, q.c, page)
-	if err != nil {
-		return nil, err
-	}
-	kept := slices.Clone(page[:0:0])
-	for i, raw := range about {
-		var is struct {
-			Annotations struct {
-				ReadOnly bool `json:"read_only"`
-			}
-		}
-		if json.Unmarshal(raw, &is) == nil && is.Annotations.ReadOnly {
-			kept = append(kept, page[i])
-		}
-	}
-	return kept, nil
 }

@@ -50,19 +50,13 @@ func (q *request) document() ([]byte, error) {
 	served = slices.DeleteFunc(served, func(t registry.ListedTool) bool {
 		return t.State != registry.ToolServing || !globs.Match(t.ID) || !q.l.may(t.ID)
 	})
-	if served, err = q.mine(served); err != nil {
-		return nil, err
-	}
-	all, err := described(q.ctx, q.c, served)
+	_, all, err := q.about(served)
 	if err != nil {
 		return nil, err
 	}
 	paths := make(object, len(all))
 	schemas := object{"Problem": json.RawMessage(problemSchema)}
 	for _, raw := range all {
-		if raw == nil {
-			continue
-		}
 		d := new(tool.Descriptor)
 		if err := json.Unmarshal(raw, d); err != nil {
 			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a tool's description cannot be read: %w", err)

@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/registry"
@@ -27,8 +25,6 @@ const (
 	// askPage is how many tools the registry lists or renders at once.
 	askPage       = 500
 	searchDefault = 10
-	// describes is how many tools are asked about at once for one request.
-	describes = 8
 )
 
 // listTools answers GET /v1/tools.
@@ -45,8 +41,10 @@ func (q *request) listTools() error {
 		}
 	}
 	page, next, err := q.page(query, limit, format != "")
-	if err == nil {
-		page, err = q.mine(page)
+	full := query.Get("full") == "1"
+	var about []json.RawMessage
+	if err == nil && (full || q.l.readOnly()) {
+		page, about, err = q.about(page)
 	}
 	if err != nil {
 		return err
@@ -58,10 +56,8 @@ func (q *request) listTools() error {
 	switch {
 	case format != "":
 		answer.Tools, err = rendered(q.ctx, q.c, format, page)
-	case query.Get("full") == "1":
-		if answer.Tools, err = described(q.ctx, q.c, page); err == nil {
-			answer.Tools = slices.DeleteFunc(answer.Tools, func(one json.RawMessage) bool { return one == nil })
-		}
+	case full:
+		answer.Tools = about
 	default:
 		for i := range page {
 			one, _ := tool.MarshalPlain(page[i])
@@ -183,10 +179,7 @@ func listSome(ctx context.Context, c *client.Client, after subjects.ToolID, limi
 func rendered(ctx context.Context, c *client.Client, format render.Format, page []registry.ListedTool) ([]json.RawMessage, error) {
 	out := []json.RawMessage{}
 	for part := range slices.Chunk(page, askPage) {
-		q := registry.Request{Provider: string(format)}
-		for _, t := range part {
-			q.Tools = append(q.Tools, string(t.ID))
-		}
+		q := registry.Request{Provider: string(format), Tools: idsOf(part)}
 		for {
 			var answer registry.RenderAnswer
 			if err := c.Ask(ctx, registry.VerbRender, q, &answer); err != nil {
@@ -202,26 +195,66 @@ func rendered(ctx context.Context, c *client.Client, format render.Format, page 
 	return out, nil
 }
 
-// described are tools as `mesh info --json` prints them, in the order of the page. One of which nothing is
-// known stays as the list has it, and null is one that has gone since.
-func described(ctx context.Context, c *client.Client, page []registry.ListedTool) ([]json.RawMessage, error) {
-	out := make([]json.RawMessage, len(page))
-	ask, ctx := errgroup.WithContext(ctx)
-	ask.SetLimit(describes)
-	for i := range page {
-		ask.Go(func() error {
-			one, err := c.Describe(ctx, page[i].ID)
-			switch code := toolmesh.CodeOf(err); {
-			case code == toolmesh.CodeUnavailable && page[i].State != registry.ToolServing:
-				one, err = tool.MarshalPlain(page[i])
-			case code == toolmesh.CodeToolNotFound:
-				one, err = nil, nil
+// described tells of the tools of a page, in its order, what `mesh info --json` prints of each. One of which
+// nothing is known is as the list has it, and one that has gone since is left out.
+func described(ctx context.Context, c *client.Client, page []registry.ListedTool, tell func(registry.ListedTool, json.RawMessage)) error {
+	for len(page) > 0 {
+		ask := registry.Request{Tools: idsOf(page[:min(len(page), askPage)])}
+		var answer registry.DescribedAnswer
+		err := c.Ask(ctx, registry.VerbDescribe, ask, &answer)
+		if toolmesh.CodeOf(err) == toolmesh.CodeInvalidRequest { // a member of an earlier version
+			var one json.RawMessage
+			one, err = c.Describe(ctx, page[0].ID)
+			if code := toolmesh.CodeOf(err); code == toolmesh.CodeUnavailable || code == toolmesh.CodeToolNotFound {
+				one, err = json.RawMessage("null"), nil
 			}
-			out[i] = one
+			answer.Tools = append(answer.Tools, one)
+		}
+		if err != nil {
 			return err
-		})
+		}
+		if len(answer.Tools) == 0 || len(answer.Tools) > len(page) {
+			return toolmesh.Errorf(toolmesh.CodeProtocolError, "the registry describes %d of %d tools", len(answer.Tools), len(page))
+		}
+		for i, one := range answer.Tools {
+			if string(one) != "null" {
+				tell(page[i], one)
+			} else if page[i].State != registry.ToolServing {
+				one, _ = tool.MarshalPlain(page[i])
+				tell(page[i], one)
+			}
+		}
+		page = page[len(answer.Tools):]
 	}
-	return out, ask.Wait()
+	return nil
+}
+
+// about returns the tools of a page that the token may use, as [described] tells them, beside them: those that
+// a read-only token may not call only descriptions tell.
+func (q *request) about(page []registry.ListedTool) (kept []registry.ListedTool, about []json.RawMessage, err error) {
+	about = []json.RawMessage{}
+	err = described(q.ctx, q.c, page, func(t registry.ListedTool, one json.RawMessage) {
+		if q.l.readOnly() {
+			var is struct {
+				Annotations struct {
+					ReadOnly bool `json:"read_only"`
+				}
+			}
+			if json.Unmarshal(one, &is) != nil || !is.Annotations.ReadOnly {
+				return
+			}
+		}
+		kept, about = append(kept, t), append(about, one)
+	})
+	return kept, about, err
+}
+
+func idsOf(page []registry.ListedTool) []string {
+	ids := make([]string, len(page))
+	for i, t := range page {
+		ids[i] = string(t.ID)
+	}
+	return ids
 }
 
 // describe returns what is known of one tool.

@@ -4,18 +4,42 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"strings"
+	"sync"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
-// audit publishes what became of a call that this node ran, where the mesh keeps that. The
-// caller has its answer already. Nothing is said of a call that another node ran: it says so
-// itself.
+const (
+	// askEvery is how often the broker is asked whether anybody hears the events of a session.
+	askEvery = 250 * time.Millisecond
+	// audienceMax is how many sessions that is remembered of.
+	audienceMax = 4096
+	// eventArguments is how many bytes of arguments an event may have; it leaves out larger ones.
+	eventArguments = 64 << 10
+)
+
+// Redactor is a [Handler] that knows secrets: Redact takes them out of a text.
+type Redactor interface {
+	Redact(text string) string
+}
+
+// audit publishes the event of a call that this node ran or refused. The caller has its answer already, and
+// nothing waits for the event: it is lost if the connection is. Of a call that another node ran, that node
+// says it.
 func (r *runner) audit(c *inflight, record admit.Record) {
-	if !r.opts.Audit || record.By != nil {
+	if record.By != nil {
+		return
+	}
+	reply, heard := r.audience.ask(c.Request.Session)
+	if !heard {
 		return
 	}
 	subject, err := subjects.Event(subjects.EventCall, c.Request.Session)
@@ -37,9 +61,87 @@ func (r *runner) audit(c *inflight, record admit.Record) {
 	if args != nil {
 		sum := sha256.Sum256(args)
 		e.ArgumentsDigest = hex.EncodeToString(sum[:])
+		if r.opts.AuditArguments {
+			e.Arguments = c.tool.redacted(args)
+		}
 	}
-	body, err := json.Marshal(e)
-	if err == nil {
-		_ = r.bus.Conn().Publish(subject, body) // it is lost if the connection is: no call waits for its audit
+	if body, err := json.Marshal(e); err == nil {
+		_ = r.bus.Conn().PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: body})
+	}
+}
+
+// redacted are arguments as an event may show them: without the secrets that the tool's handler knows, and as
+// a text where they are no JSON without them. It is null for arguments that are too large.
+func (t *served) redacted(args json.RawMessage) json.RawMessage {
+	plain, err := tool.Canonical(args) // no escape hides a secret
+	if err != nil || len(plain) > eventArguments {
+		return nil
+	}
+	if t != nil {
+		h := t.handler
+		if t.cached != nil {
+			h = t.cached.Handler
+		}
+		if secrets, ok := h.(Redactor); ok {
+			plain = json.RawMessage(secrets.Redact(string(plain)))
+		}
+	}
+	if !json.Valid(plain) {
+		plain, _ = json.Marshal(string(plain))
+	}
+	return plain
+}
+
+// audience knows of which sessions' calls somebody hears the events: no others are made. Of each session an
+// event asks for an answer now and then, and the broker itself answers where nobody subscribes it.
+type audience struct {
+	bus *bus.Bus
+
+	mu    sync.Mutex            // no other lock is taken under it
+	inbox *bus.Inbox            // nil before the first event
+	of    map[string]*attention // by the token of the session
+}
+
+type attention struct {
+	asked  time.Time
+	nobody bool // hears it, as the broker said since
+}
+
+// ask reports whether an event of a session may be heard, and where the broker is to answer if it is not;
+// empty for most.
+func (a *audience) ask(session subjects.SessionID) (reply string, heard bool) {
+	token, err := subjects.EncodeToken(string(session))
+	if err != nil {
+		return "", false
+	}
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if is := a.of[token]; is != nil && now.Sub(is.asked) < askEvery {
+		return "", !is.nobody
+	}
+	if a.inbox == nil {
+		inbox, err := a.bus.Open(a.answered)
+		if err != nil { // the connection is closed
+			return "", false
+		}
+		a.inbox, a.of = inbox, make(map[string]*attention)
+	}
+	if len(a.of) >= audienceMax {
+		clear(a.of)
+	}
+	a.of[token] = &attention{asked: now}
+	return a.inbox.Subject() + "." + token, true
+}
+
+// answered takes the broker's word that nobody hears a session's events; others who answer are no matter.
+func (a *audience) answered(m *nats.Msg, err error) {
+	if err != nil || !bus.NoResponders(m) {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if is := a.of[m.Subject[strings.LastIndexByte(m.Subject, '.')+1:]]; is != nil {
+		is.nobody = true
 	}
 }

@@ -122,6 +122,9 @@ func (in *intake) instead(c *inflight, r admit.Request, answer admit.Record) {
 	if !ok {
 		in.run.spendFor(c.Request, answer.Err)
 		in.replies.Answer(&c.Reader, answer)
+		if answer.Err != nil { // else it is a result that was kept
+			in.run.audit(c, answer)
+		}
 		return
 	}
 	in.follow(c, verdict, call, record, err)
@@ -237,7 +240,9 @@ func (in *intake) follow(c *inflight, verdict admit.Verdict, call *admit.Running
 	switch verdict {
 	case admit.Refuse:
 		in.run.spendFor(c.Request, bad)
-		in.replies.AnswerNow(&c.Reader, admit.Record{Err: in.run.withoutSlot(c, bad)})
+		refused := admit.Record{Err: in.run.withoutSlot(c, bad)}
+		in.replies.AnswerNow(&c.Reader, refused)
+		in.run.audit(c, refused)
 	case admit.Repeat:
 		in.run.spend(c.Request)
 		c.readers.Repeat(record)

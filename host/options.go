@@ -39,8 +39,8 @@ type StoreOptions struct {
 	ChunksMax int64
 	// PayloadsMax bounds the object store of payloads, in bytes. Defaults to 2 GB.
 	PayloadsMax int64
-	// Audit has the mesh keep what its nodes say of each call that ended, in MESH_AUDIT.
-	// Defaults to false: this node says nothing of its calls.
+	// Audit has the mesh keep the events of its calls, in MESH_AUDIT. Defaults to false: who
+	// subscribes them hears them all the same.
 	Audit bool
 }
 
@@ -90,6 +90,9 @@ type Options struct {
 	// Reasons say why the node offers less than it was asked for. Defaults to none.
 	Reasons []string
 	StoreOptions
+	// AuditArguments has the events of calls tell the arguments, without the secrets that a
+	// [Redactor] knows. Defaults to false: events tell their digest.
+	AuditArguments bool
 	// PayloadMax is the largest value, in bytes, that the node takes or gives by reference.
 	// Defaults to DefaultPayloadMax.
 	PayloadMax int64

@@ -48,6 +48,7 @@ func (in *intake) receive(m *nats.Msg) {
 	c, r := in.find(&s, req, m.Reply, arrived, bad)
 	if bad != nil {
 		in.replies.AnswerNow(&c.Reader, admit.Record{Err: bad})
+		in.run.audit(c, admit.Record{Err: bad})
 		return
 	}
 	c.directed, r.MayPass = directed, !directed && in.mayPass(req)

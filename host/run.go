@@ -31,13 +31,15 @@ type runner struct {
 	keys *once.Keys
 	args *fair.Room[subjects.SessionID] // bytes of arguments, by account
 
+	audience audience // of the events of calls
+
 	spentMu sync.Mutex // no other lock is taken under it
 	spent   []string   // names of arguments in the store that no call reads any more
 }
 
 func newRunner(k *core) *runner {
 	return &runner{
-		core: k, args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
+		core: k, audience: audience{bus: k.bus}, args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
 		keys: once.New(once.Options{
 			Node: k.node, Boot: k.boot, Bus: store.Of(k.bus), Presence: k.presence, Base: k.base, Log: k.log, Go: k.background.Go, Replies: k.replies, Exited: errExited,
 		}),

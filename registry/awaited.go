@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -176,7 +177,7 @@ func NewAwaiting(b *bus.Bus, of ...func() map[string]codec.Awaited) *Awaiting {
 }
 
 // Wake has it told soon: something waits that did not before.
-func (a *Awaiting) Wake() { wake(a.wakes) }
+func (a *Awaiting) Wake() { wake.Up(a.wakes) }
 
 // Close says that nothing waits here any more.
 func (a *Awaiting) Close() {

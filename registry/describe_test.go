@@ -71,7 +71,7 @@ func TestAnswersHaveTheKeysThatScriptsRead(t *testing.T) {
 // A tool whose module cannot even be read has no descriptor to show.
 func TestDescribingAToolThatCouldNotBeReadSaysWhy(t *testing.T) {
 	t.Parallel()
-	_, err := registry.Describe(t.Context(), nil, registry.Route{ID: "shop.broken.gone", Reason: "No module named 'there'"})
+	_, err := registry.DescriptorOf(t.Context(), nil, registry.Route{ID: "shop.broken.gone", Reason: "No module named 'there'"})
 	if toolmesh.CodeOf(err) != toolmesh.CodeUnavailable || !strings.Contains(err.Error(), "shop.broken.gone") || !strings.Contains(err.Error(), "No module named 'there'") {
 		t.Errorf("got %v", err)
 	}

@@ -63,3 +63,6 @@ func (r *Responder) Indexes() (shared string, sessions int) {
 	defer r.searcher.mu.Unlock()
 	return fmt.Sprintf("%p", r.searcher.scopes[""]), len(r.searcher.scopes) - 1
 }
+
+// DescriptorOf is descriptorOf.
+var DescriptorOf = descriptorOf

@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -313,14 +314,14 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	}
 	if count && !whole && info.State.Msgs != f.live() {
 		f.whole = true // some ended unseen, or some have since: all of it tells
-		wake(v.kick)
+		wake.Up(v.kick)
 	}
 	f.top = max(f.top, read, info.State.LastSeq)
 	f.join()
 	if len(f.ahead) > 0 {
 		// Still a hole: what is in it was overwritten or has expired, or the
 		// replica lags. The next look at the leader tells.
-		wake(v.kick)
+		wake.Up(v.kick)
 	}
 	if whole && time.Now().After(f.keep) {
 		f.keep = time.Time{}

@@ -18,6 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -134,7 +135,7 @@ func Acquire(ctx context.Context, b *bus.Bus, record NodeRecord, log *slog.Logge
 		waits := l.every > RenewEvery && time.Now().Before(l.due)
 		l.mu.Unlock()
 		if !waits { // else the next renewal sees to it: a thousand at once would be many
-			wake(l.kick)
+			wake.Up(l.kick)
 		}
 	})
 	l.wg.Go(func() { l.renewLoop(running) })
@@ -447,7 +448,7 @@ func (l *Lease) Rely(ctx context.Context) error {
 	if short {
 		return nil
 	}
-	defer wake(l.kick) // what is next is due sooner
+	defer wake.Up(l.kick) // what is next is due sooner
 	return l.renew(ctx)
 }
 

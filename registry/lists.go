@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -118,7 +119,7 @@ func (v *View) want(sum listSum, c change) {
 		v.wanted[sum] = w
 	}
 	w.records[c.key] = c
-	wake(v.kick)
+	wake.Up(v.kick)
 }
 
 // unwant forgets what a key's record waits for: there is a later one. The lock is held.

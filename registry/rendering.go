@@ -64,7 +64,7 @@ func (r *Responder) described(ctx context.Context, session subjects.SessionID, n
 		case seen[route.ID]:
 			continue
 		case route.Digest == "":
-			_, err := Describe(ctx, r.store, route)
+			_, err := descriptorOf(ctx, r.store, route)
 			return nil, err
 		}
 		seen[route.ID] = true

@@ -116,6 +116,29 @@ func TestRenderedToolsThatDoNotFitComeInPages(t *testing.T) {
 	if len(slices.Compact(names)) != len(want) {
 		t.Errorf("two tools of different pages share a name: %v", names)
 	}
+	// The same of descriptions, where one is null that nobody knows, or of which nothing is known.
+	var told []string
+	for rest := slices.Concat(want, []string{"big.none", "big.unread"}); len(rest) > 0; {
+		var got registry.DescribedAnswer
+		if err := ask(t, b, "s1", registry.VerbDescribe, registry.Request{Tools: rest}, &got); err != nil || len(got.Tools) == 0 {
+			t.Fatal(got, err)
+		}
+		for _, raw := range got.Tools {
+			var one *registry.DescribeAnswer
+			if err := json.Unmarshal(raw, &one); err != nil {
+				t.Fatal(err)
+			}
+			if one != nil {
+				told = append(told, string(one.Descriptor.ID))
+			}
+		}
+		if rest = rest[len(got.Tools):]; len(rest) == 0 && len(told) == len(got.Tools) {
+			t.Error("all came in one message")
+		}
+	}
+	if diff := cmp.Diff(want, told); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
 }
 
 func TestAModelsArgumentsBecomeTheTools(t *testing.T) {
@@ -214,6 +237,7 @@ func TestRenderingRefuses(t *testing.T) {
 		"a tool nobody read":   {registry.VerbRender, `{"provider":"mcp","tools":["a.one","a.unread"]}`, toolmesh.CodeUnavailable, "No module named 'x'"},
 		"too many tools":       {registry.VerbRender, `{"provider":"mcp","tools":` + string(many) + `}`, toolmesh.CodePayloadTooLarge, "501 tools"},
 		"after what is not":    {registry.VerbRender, `{"provider":"mcp","tools":["a.one"],"after":"a.two"}`, toolmesh.CodeInvalidRequest, "after"},
+		"too many described":   {registry.VerbDescribe, `{"tools":` + string(many) + `}`, toolmesh.CodePayloadTooLarge, "501 tools"},
 		"arguments of no tool": {registry.VerbArguments, `{"arguments":{}}`, toolmesh.CodeInvalidRequest, "tool is missing"},
 		"of an unknown tool":   {registry.VerbArguments, `{"provider":"mcp","tool":"a.two","arguments":{}}`, toolmesh.CodeToolNotFound, "a.two"},
 		"broken JSON":          {registry.VerbArguments, `{"provider":"openai","tool":"a.one","arguments":"{'x': 1}"}`, toolmesh.CodeInvalidArguments, "not JSON"},

@@ -53,7 +53,7 @@ type Request struct {
 	Digests bool `json:"digests,omitempty"`
 	// Provider is whose shape render is about: a [render.Format].
 	Provider string `json:"provider,omitempty"`
-	// Tools are what render shows, as Tool: 500 at most. For search they are patterns, as
+	// Tools are what render shows, as Tool, and describe, by full ids: 500 at most. For search they are patterns, as
 	// [subjects.Globs], of which a tool's id must match one.
 	Tools []string `json:"tools,omitempty"`
 	// Query is what search is asked for, in anybody's words. ReadOnly has it find only
@@ -151,6 +151,12 @@ type DescribeAnswer struct {
 	Limits []LimitsOnNodes
 	// Users are who the tool runs as, by nodes; empty where no node says it.
 	Users []UserOnNodes
+}
+
+// DescribedAnswer is what describe answers of several tools, in the order in which they were asked for: the
+// first ones, where not all fit into a message, and null for one of which nothing is known.
+type DescribedAnswer struct {
+	Tools []json.RawMessage `json:"tools"`
 }
 
 // UserOnNodes is who a tool runs as on some nodes, by number.
@@ -311,6 +317,9 @@ func (r *Responder) handle(s subjects.Subject, q Request, asker string) (any, er
 	case VerbTime:
 		return r.time()
 	}
+	if s.Verb == VerbDescribe && q.Tool == "" && q.Tools != nil {
+		return r.describeAll(s.Session, q.Tools)
+	}
 	field, name := "tool", q.Tool
 	switch s.Verb {
 	case VerbResolve:
@@ -348,12 +357,49 @@ func (r *Responder) handle(s subjects.Subject, q Request, asker string) (any, er
 	default:
 		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 		defer cancel()
-		answer, err := Describe(ctx, r.store, route)
-		if err == nil {
-			answer.Limits = r.view.limitsOf(answer.Nodes, answer.Descriptor.Annotations.Limits)
+		d, err := descriptorOf(ctx, r.store, route)
+		if err != nil {
+			return nil, err
 		}
-		return answer, err
+		return r.describe(route, d), nil
 	}
+}
+
+// describeAll answers what is known of several tools.
+func (r *Responder) describeAll(session subjects.SessionID, ids []string) (any, error) {
+	if len(ids) > renderMost {
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%d tools are asked for, and one request may ask for %d: ask for the rest next", len(ids), renderMost).
+			WithDetail("max", renderMost)
+	}
+	routes, digests := make([]Route, len(ids)), make([]string, len(ids))
+	for i, id := range ids {
+		routes[i], _ = r.view.Route(session, subjects.ToolID(id))
+		digests[i] = routes[i].Digest
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	descriptors, err := r.store.Descriptors(ctx, digests)
+	if err != nil {
+		return nil, err
+	}
+	answer := DescribedAnswer{Tools: []json.RawMessage{}}
+	left := int(r.bus.MaxPayload()) - headroom
+	for _, route := range routes {
+		one := json.RawMessage("null")
+		if d := descriptors[route.Digest]; d != nil {
+			if one, err = r.describe(route, d).MarshalJSON(); err != nil {
+				return nil, err
+			}
+		}
+		if left -= len(one) + 1; left < 0 {
+			break
+		}
+		answer.Tools = append(answer.Tools, one)
+	}
+	if len(answer.Tools) == 0 && len(ids) > 0 {
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "what is known of tool %q is more than a message holds", ids[0])
+	}
+	return answer, nil
 }
 
 // candidatesMost is how many nodes an answer names, at the most: the choice between two of
@@ -505,17 +551,18 @@ func nodeIDs(nodes []Candidate) []subjects.NodeID {
 	return ids
 }
 
-// Describe returns what is known of a route's tool. A tool that is declared but
-// could not even be read has no descriptor: the error is unavailable and says why.
-func Describe(ctx context.Context, store *Store, route Route) (DescribeAnswer, error) {
+// descriptorOf returns the descriptor of a route's tool. A tool that is declared but
+// could not even be read has none: the error is unavailable and says why.
+func descriptorOf(ctx context.Context, store *Store, route Route) (*tool.Descriptor, error) {
 	if route.Digest == "" {
-		return DescribeAnswer{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "%s is declared, but not served, and nothing is known of its arguments: %s",
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "%s is declared, but not served, and nothing is known of its arguments: %s",
 			route.ID, cmp.Or(route.Reason, "its node does not say why"))
 	}
-	d, err := store.Descriptor(ctx, route.Digest)
-	if err != nil {
-		return DescribeAnswer{}, err
-	}
+	return store.Descriptor(ctx, route.Digest)
+}
+
+// describe returns what is known of a route's tool, with its descriptor.
+func (r *Responder) describe(route Route, d *tool.Descriptor) DescribeAnswer {
 	// The stored one is shared and has no revision of an index.
 	described := *d
 	if route.Warning != "" {
@@ -524,7 +571,11 @@ func Describe(ctx context.Context, store *Store, route Route) (DescribeAnswer, e
 	if route.Index != "" {
 		described.Index = &tool.IndexRef{Name: route.Index, Revision: route.Revision}
 	}
-	return DescribeAnswer{Descriptor: &described, Digest: route.Digest, Nodes: nodeIDs(route.Nodes), Reason: route.Reason, Users: usersOn(route.Nodes)}, nil
+	nodes := nodeIDs(route.Nodes)
+	return DescribeAnswer{
+		Descriptor: &described, Digest: route.Digest, Nodes: nodes, Reason: route.Reason, Users: usersOn(route.Nodes),
+		Limits: r.view.limitsOf(nodes, d.Annotations.Limits),
+	}
 }
 
 func usersOn(nodes []Candidate) []UserOnNodes {

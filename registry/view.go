@@ -20,6 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -199,7 +200,7 @@ func (v *View) connection(s bus.State) {
 	for _, f := range v.follows {
 		f.away(now.Sub(v.fresh))
 	}
-	wake(v.kick)
+	wake.Up(v.kick)
 }
 
 // Close stops following. It may be called more than once.
@@ -215,13 +216,6 @@ func (v *View) Close() {
 	v.wg.Wait()
 }
 
-func wake(ch chan<- struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
-}
-
 // change takes one republished change.
 func (v *View) change(f *follow, m *nats.Msg) {
 	c, ok := parseChange(f, m)
@@ -235,7 +229,7 @@ func (v *View) change(f *follow, m *nats.Msg) {
 		if whole {
 			v.fresh = time.Now()
 		}
-		wake(v.kick)
+		wake.Up(v.kick)
 	}
 	v.apply(f, c)
 }
@@ -278,7 +272,7 @@ const (
 func (v *View) touched(what Change) {
 	for ch, of := range v.listeners {
 		if of&what != 0 {
-			wake(ch)
+			wake.Up(ch)
 		}
 	}
 }

@@ -165,12 +165,9 @@ func InboxPrefix(session SessionID) (string, error) {
 // keyMark begins the name in an inbox that says whose key its connection has.
 const keyMark = "k-"
 
-// KeyedInbox is an inbox prefix below that of a session, without the final dot, which names the
-// digest of the connection's public key. Whoever has a key of the session may use it.
-func KeyedInbox(session SessionID, digest string) (string, error) {
-	prefix, err := InboxPrefix(session)
-	return prefix + "." + keyMark + digest, err
-}
+// KeyedInbox is an inbox prefix below another, without the final dot, which names the digest of the
+// connection's public key. Whoever may subscribe the other may use it.
+func KeyedInbox(prefix, digest string) string { return prefix + "." + keyMark + digest }
 
 // InboxKey is the digest that a reply subject below a [KeyedInbox] names; empty for others.
 func InboxKey(reply string) string {

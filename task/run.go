@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -102,10 +103,7 @@ func (r *run) again(after time.Duration) { r.s.bus.Again(r.handled(), after) }
 
 // look has the record looked at soon.
 func (r *run) look() {
-	select {
-	case r.looks <- struct{}{}:
-	default:
-	}
+	wake.Up(r.looks)
 }
 
 // progress has the record say how far the call is. What is told before the last one is

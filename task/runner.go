@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -227,10 +228,7 @@ func (s *Service) exit(key string, r *run) {
 		s.take(m)
 	}
 	s.wake()
-	select {
-	case s.freed <- struct{}{}:
-	default:
-	}
+	wake.Up(s.freed)
 }
 
 // hear has the run of a task that was cancelled look at its record.

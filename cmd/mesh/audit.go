@@ -27,9 +27,10 @@ func (a *app) auditCommand() *cobra.Command {
 	var back time.Duration
 	cmd := &cobra.Command{
 		Use: "audit", Short: "List which calls ended, by whom and how",
-		Long: `List the calls that ended on nodes with --audit (MESH_AUDIT), the oldest first: of all
-sessions, or of the one that --session names. It takes an administrator's key. With -f
-and --json, print a line for each call as it ends.`,
+		Long: `List the calls that nodes ran or refused, the oldest first: of all sessions, or of the
+one that --session names. The mesh keeps them once a node runs with --audit (MESH_AUDIT);
+-f prints those that end from now on in any mesh, with --json a line for each. It takes
+an administrator's key.`,
 		Args: nothing,
 		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if globs, err = subjects.ParseGlobs(tools); err != nil {
@@ -54,39 +55,54 @@ and --json, print a line for each call as it ends.`,
 				if back > 0 {
 					after = l.bus.Time().Now.Add(-back)
 				}
-				wanted := func(data []byte) (e codec.CallEvent, ok bool) {
-					ok = json.Unmarshal(data, &e) == nil && globs.Match(e.Tool) && !e.Time.Before(after)
-					return e, ok
+				var calls []codec.CallEvent
+				show := func(data []byte) {
+					var e codec.CallEvent
+					switch {
+					case json.Unmarshal(data, &e) != nil || !globs.Match(e.Tool) || e.Time.Before(after):
+					case !follow:
+						calls = append(calls, e)
+					case a.json:
+						a.printJSON(e)
+					default:
+						fmt.Fprintln(a.out, strings.Join(auditRow(e), "  "))
+					}
+				}
+				live := make(chan *nats.Msg, 1024)
+				seen := make(map[string]bool) // what is stored and may be live, too
+				if follow {                   // before what is stored is read, so that nothing is between
+					sub, err := l.nc.ChanSubscribe(subject, live)
+					if err != nil {
+						return fmt.Errorf("follow the calls: %w", err)
+					}
+					defer func() { _ = sub.Unsubscribe() }()
+				}
+				begun := l.bus.Time().Now.Add(-time.Minute)
+				for m, err := range store.Of(l.bus).Read(ctx, store.Query{Stream: subjects.StreamAudit, Subject: subject}) {
+					if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, nats.ErrNoResponders) {
+						if follow {
+							break
+						}
+						return toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or an agent, with --audit (MESH_AUDIT), or follow the calls that end from now on (-f)").
+							WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+					}
+					if err != nil {
+						return err
+					}
+					show(m.Data)
+					if m.Time.After(begun) {
+						seen[string(m.Data)] = true
+					}
 				}
 				if !follow {
-					calls, err := endedCalls(ctx, l, subject, wanted)
-					if err == nil {
-						printAll(a, "calls", calls, "no call that was asked for has ended", auditColumns, auditRow)
-					}
-					return err
-				}
-				live := make(chan *nats.Msg, 1024) // before what is stored is read, so that nothing is between
-				sub, err := l.nc.ChanSubscribe(subject, live)
-				if err != nil {
-					return fmt.Errorf("follow the calls: %w", err)
-				}
-				defer func() { _ = sub.Unsubscribe() }()
-				calls, err := endedCalls(ctx, l, subject, wanted)
-				if err != nil {
-					return err
-				}
-				seen := make(map[codec.CallEvent]bool)
-				for i, e := range calls {
-					a.printEnded(e)
-					if i >= len(calls)-cap(live) {
-						seen[e] = true
-					}
+					printAll(a, "calls", calls, "no call that was asked for has ended", auditColumns, auditRow)
+					return nil
 				}
 				for {
 					select {
 					case m := <-live:
-						if e, ok := wanted(m.Data); ok && !seen[e] {
-							a.printEnded(e)
+						if !seen[string(m.Data)] {
+							show(m.Data)
 						}
 					case <-ctx.Done():
 						return ctx.Err()
@@ -102,37 +118,11 @@ and --json, print a line for each call as it ends.`,
 	return cmd
 }
 
-// endedCalls reads the calls that the mesh keeps of a subject, the oldest first.
-func endedCalls(ctx context.Context, l *link, subject string, wanted func([]byte) (codec.CallEvent, bool)) (calls []codec.CallEvent, err error) {
-	for m, err := range store.Of(l.bus).Read(ctx, store.Query{Stream: subjects.StreamAudit, Subject: subject}) {
-		if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, nats.ErrNoResponders) {
-			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or its agents, with --audit (MESH_AUDIT)").
-				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-		}
-		if err != nil {
-			return nil, err
-		}
-		if e, ok := wanted(m.Data); ok {
-			calls = append(calls, e)
-		}
-	}
-	return calls, nil
-}
-
 var auditColumns = []string{"TIME", "SESSION", "KEY", "TOOL", "NODE", "OUTCOME", "MS", "RPC"}
 
 func auditRow(e codec.CallEvent) []string {
 	return []string{
 		e.Time.Local().Format(time.DateTime), string(e.Session), cmp.Or(e.Key, "-"), string(e.Tool), string(e.Node),
 		cmp.Or(string(e.Code), e.Status), strconv.FormatFloat(e.DurationMS, 'f', 1, 64), string(e.RPCID),
-	}
-}
-
-// printEnded prints a call on a line of its own.
-func (a *app) printEnded(e codec.CallEvent) {
-	if a.json {
-		a.printJSON(e)
-	} else {
-		fmt.Fprintln(a.out, strings.Join(auditRow(e), "  "))
 	}
 }

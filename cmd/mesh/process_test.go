@@ -67,6 +67,7 @@ func startUp(t *testing.T, home string, args ...string) (cmd *exec.Cmd, url stri
 	cmd = meshCommand(t, home, append([]string{"up", "--nats-listen=127.0.0.1:0"}, args...)...)
 	log = newWatch("")
 	cmd.Stderr = log
+	meshtest.Warm(filepath.Join(home, "data", "toolmesh", "executor"), t.Cleanup)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

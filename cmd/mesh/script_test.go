@@ -101,6 +101,7 @@ func TestScripts(t *testing.T) {
 			} {
 				e.Setenv(name, value)
 			}
+			meshtest.Warm(filepath.Join(home, "data", "toolmesh", "executor"), e.Defer)
 			return os.MkdirAll(home, 0o755)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){

@@ -655,12 +655,19 @@ func (c *attempted) call(name string, r *recipe) string {
 	return m.Header.Get("Mesh-Error-Code") + string(m.Data)
 }
 
-// arguments looks for programs that are started with the case's token, until done.
+// arguments looks for programs that are started with the case's token, until done: those
+// that run already are of the agent, and have none.
 func (c *attempted) arguments(done chan struct{}) (found []string) {
+	running := make(map[string]bool)
+	for _, pid := range processes() {
+		running[pid] = true
+	}
 	for {
-		files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-		for _, file := range files {
-			line, err := os.ReadFile(file) //nolint:gosec // of the kernel
+		for _, pid := range processes() {
+			if running[pid] {
+				continue
+			}
+			line, err := os.ReadFile("/proc/" + pid + "/cmdline") // of the kernel
 			if err == nil && bytes.Contains(line, []byte(c.token)) {
 				if text := strings.ReplaceAll(string(line), "\x00", " "); !slices.Contains(found, text) {
 					found = append(found, text)
@@ -673,6 +680,17 @@ func (c *attempted) arguments(done chan struct{}) (found []string) {
 		case <-time.After(2 * time.Millisecond):
 		}
 	}
+}
+
+// processes are the numbers of all that run.
+func processes() []string {
+	proc, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer proc.Close() //nolint:errcheck // only read
+	names, _ := proc.Readdirnames(-1)
+	return slices.DeleteFunc(names, func(name string) bool { return name[0] < '0' || name[0] > '9' })
 }
 
 // mesh runs a command with the administrator's key, and keeps what it says.

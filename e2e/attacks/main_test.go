@@ -34,9 +34,7 @@ func TestMain(m *testing.M) {
 	}
 	sessions := makeSessions()
 	if err == nil {
-		build := exec.Command("go", "build", "-buildvcs=false", "-o", shared, "../../cmd/mesh", "../../cmd/mesh-agent")
-		build.Stderr = os.Stderr
-		err = build.Run()
+		err = meshtest.Programs(shared, "mesh", "mesh-agent")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

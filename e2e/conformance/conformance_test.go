@@ -257,18 +257,12 @@ func differs(got, want any, at string) string {
 // packages cannot be had.
 func environment(t *testing.T) string {
 	t.Helper()
-	venv := filepath.Join(t.TempDir(), "venv")
-	python := filepath.Join(venv, "bin", "python")
-	for _, args := range [][]string{
-		{"python3", "-m", "venv", venv},
-		{python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "nats-py==2.16.0"},
-	} {
-		if out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
-			if os.Getenv("CI") != "" {
-				t.Fatalf("%v: %v\n%s", args, err, out)
-			}
-			t.Skipf("no environment for Python: %v: %v", args, err)
+	python, err := meshtest.Python(filepath.Join(t.TempDir(), "venv"), "nats-py==2.16.0")
+	if err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal(err)
 		}
+		t.Skipf("no environment for Python: %v", err)
 	}
 	return python
 }
@@ -293,13 +287,7 @@ var built = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", dir, "./cmd/mesh")
-	cmd.Dir = root
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("%w\n%s", err, out)
-	}
-	return filepath.Join(dir, "mesh"), nil
+	return filepath.Join(dir, "mesh"), meshtest.Programs(dir, "mesh")
 })
 
 func binary(t *testing.T) string {

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from test_client import Async, Sync, until
 
 import toolmesh
 from toolmesh import AsyncMesh
+from toolmesh._client.call import Pending
 
 ECHO = "large.large.echo"
 MB = 1 << 20
@@ -121,3 +123,25 @@ def test_more_than_a_connection_holds(rich: Started) -> None:
             return [len(one) for one in await asyncio.gather(*calls)]
 
     assert asyncio.run(main()) == [900_000] * 100
+
+
+def test_an_answer_to_a_ping_that_comes_late(rich: Started) -> None:
+    """After that nats-py would read nothing more from a connection whose ping was given up."""
+
+    async def main() -> None:
+        async with AsyncMesh(rich.url) as mesh:
+            assert await mesh.call("rich.rich.echo", {"value": 1}) == 1
+            link = mesh._links.here()
+            silent = Pending(link, "nowhere")
+            silent.sign = link.since = time.monotonic() - 60
+            rich.process.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(toolmesh.Unavailable):
+                    while True:  # it may have answered before it stopped
+                        silent.quiet = False
+                        await link.alive(silent, 0)
+            finally:
+                rich.process.send_signal(signal.SIGCONT)
+            assert await mesh.call("rich.rich.echo", {"value": 2}) == 2
+
+    asyncio.run(main())

@@ -89,6 +89,11 @@ func CreateSessionKey(path string) (public string, err error) {
 	if err := create(path, nkeys.CreateUser); err != nil {
 		return "", err
 	}
+	return PublicKey(path)
+}
+
+// PublicKey is the public half of the key in a file.
+func PublicKey(path string) (string, error) {
 	pair, err := Read(path)
 	if err != nil {
 		return "", err

@@ -20,6 +20,7 @@ var floors = map[string]int{
 	"python":          0,
 	"internal/fair":   0,
 	"internal/search": 0,
+	"internal/wake":   0,
 	"subjects":        0,
 
 	"codec":               1,

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -131,10 +132,7 @@ func (b *Bridge) done() {
 	idle := b.busy == 0
 	b.mu.Unlock()
 	if idle {
-		select {
-		case b.idle <- struct{}{}:
-		default:
-		}
+		wake.Up(b.idle)
 	}
 }
 
@@ -560,10 +558,7 @@ func (b *Bridge) credit(f *frame) {
 		c.granted = max(c.granted, seq)
 	}
 	c.mu.Unlock()
-	select {
-	case c.raised <- struct{}{}:
-	default:
-	}
+	wake.Up(c.raised)
 }
 
 func (b *Bridge) callAs(f *frame) *own {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"io"
 	"sync"
+
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 // mostPending is how many bytes wait for the program before those who write more do.
@@ -64,10 +66,7 @@ func (p *pipe) add(body []byte) {
 }
 
 func (p *pipe) wake() {
-	select {
-	case p.signal <- struct{}{}:
-	default:
-	}
+	wake.Up(p.signal)
 }
 
 // close has run return when all that was put is written; what is put from now on is

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -105,10 +106,7 @@ func (c *clock) invalidate(frozen time.Duration) {
 	c.asked++
 	c.slack += frozen
 	c.mu.Unlock()
-	select {
-	case c.kick <- struct{}{}:
-	default:
-	}
+	wake.Up(c.kick)
 }
 
 // Time returns mesh time: the broker's clock, from the local monotonic clock and
@@ -144,10 +142,7 @@ func (b *Bus) WantTime() {
 	if known {
 		return
 	}
-	select {
-	case c.kick <- struct{}{}:
-	default:
-	}
+	wake.Up(c.kick)
 }
 
 // FreshTime returns at once while mesh time can be trusted. After the process

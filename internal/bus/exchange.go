@@ -24,7 +24,9 @@ const (
 	// LookEvery is how often a silent node is looked after; see [Exchange.Look].
 	LookEvery = 100 * time.Millisecond
 	// missing is when a keepalive is overdue.
-	missing  = 1300 * time.Millisecond
+	missing = 1300 * time.Millisecond
+	// pingWait is how long before and after the end of a silent node's time a ping may be unanswered until
+	// the connection counts as lost.
 	pingWait = 400 * time.Millisecond
 	// muteMost is for how long a connection that brings something, but no answer to a ping, may be silent about a call.
 	muteMost = 3 * Silence
@@ -83,6 +85,7 @@ type Exchange struct {
 	sent, asked time.Time // when the request was sent first, and last
 	attended    *Peer     // whose heartbeats were asked for
 	quiet       bool      // the last look found silence, over a connection that is well
+	pong        time.Time // when the broker last answered a ping of this exchange
 	sought      time.Time // when it was last asked which node has the call
 }
 
@@ -358,31 +361,39 @@ func (x *Exchange) Look(ctx context.Context, since time.Time) error {
 	if made.After(last) {
 		last = made // what the node said before went to the connection that is gone
 	}
-	if quiet := time.Since(last); quiet < patience {
+	quiet := time.Since(last)
+	if quiet < patience {
 		x.quiet = false
 		if quiet > missing && x.User != nil {
 			x.User.Silent(n, false)
 		}
-		return nil
+		if quiet < patience-pingWait {
+			return nil
+		}
 	}
 	// Nothing is heard: is our own connection the silent one?
 	if x.bus.StalledSince(last) {
 		x.sign.Store(Mono(time.Now())) // this process was frozen: listen anew
 		return nil
 	}
-	ping, cancel := context.WithTimeout(ctx, pingWait)
+	// The ping begins before the node's time is up, so that a busy machine has twice its time to answer.
+	ping, cancel := context.WithTimeout(ctx, pingWait+max(patience-quiet, 0))
 	defer cancel()
 	arrived := x.bus.Conn().Stats().InBytes
 	if err := x.bus.Ping(ping); err != nil {
-		if ctx.Err() != nil {
-			return nil // the caller sees it
+		if ctx.Err() != nil || time.Since(last) < patience { // the caller sees its end; a connection that is gone may be made anew
+			return nil
 		}
-		// On a busy connection the answer to the ping is behind much else.
-		if len(x.arrived) > 0 || x.bus.Conn().Stats().InBytes != arrived && time.Since(last) < muteMost {
+		// On a busy connection the answer to the ping is behind much else, and a busy machine may miss one.
+		if len(x.arrived) > 0 || time.Since(x.pong) < 2*pingWait || x.bus.Conn().Stats().InBytes != arrived && time.Since(last) < muteMost {
 			return nil
 		}
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the connection to the mesh was lost: whether %s is not known: %w", x.What, err).
 			WithOrigin(toolmesh.OriginCaller)
+	}
+	x.pong = time.Now()
+	if quiet < patience {
+		return nil
 	}
 	// The ping's answer came after everything that was on its way to this process. That may
 	// still wait for the goroutines that look at it: so the next look decides.

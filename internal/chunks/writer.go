@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -134,10 +135,7 @@ func (w *Writer) High() int64 {
 }
 
 func (w *Writer) wake() {
-	select {
-	case w.changed <- struct{}{}:
-	default:
-	}
+	wake.Up(w.changed)
 }
 
 // Write sends a chunk to the store. The first one is acknowledged before Write

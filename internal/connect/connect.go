@@ -159,7 +159,11 @@ func Connect(ctx context.Context, o Options) (nc *nats.Conn, domain string, err 
 	for {
 		with := options
 		if file != "" && len(inboxes) > 0 {
-			with = append(slices.Clip(options), nats.CustomInboxPrefix(inboxes[0]))
+			inbox := inboxes[0]
+			if public, err := access.PublicKey(file); err == nil && inbox != subjects.InboxNode {
+				inbox = subjects.KeyedInbox(inbox, access.Digest(public)) // audits say whose calls they are
+			}
+			with = append(slices.Clip(options), nats.CustomInboxPrefix(inbox))
 			inboxes = inboxes[1:]
 		}
 		if nc, err = nats.Connect(o.URL, with...); err != nil {

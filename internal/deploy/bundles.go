@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 )
 
@@ -123,7 +124,7 @@ func (m *Manager) release(digest string) {
 	m.mu.Lock()
 	m.released[digest] = true
 	m.mu.Unlock()
-	signal(m.collecting)
+	wake.Up(m.collecting)
 }
 
 // ensureBundle stores the bundle in file, or has the one that is there count as new.

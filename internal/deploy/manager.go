@@ -21,6 +21,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -152,14 +153,7 @@ func (m *Manager) Start() {
 }
 
 // wake has the indexes brought in line soon.
-func (m *Manager) wake() { signal(m.kick) }
-
-func signal(ch chan<- struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
-}
+func (m *Manager) wake() { wake.Up(m.kick) }
 
 // Stop ends installs and builds that are under way, and closes every instance.
 // ctx bounds how long their calls may run on.
@@ -571,10 +565,7 @@ func (m *Manager) retire(e *entry, i Instance) {
 	m.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(m.base, closeWithin)
 		defer cancel()
-		select { // a call that has found this instance may not have reached it yet
-		case <-time.After(linger):
-		case <-ctx.Done():
-		}
+		wake.After(ctx, linger) // a call that has found this instance may not have reached it yet
 		if err := m.close(ctx, i); err != nil && m.base.Err() == nil {
 			m.log.Warn("replaced index did not end by itself", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -77,12 +78,10 @@ func notStarted(err error) error {
 
 // await gives a node that is going, or a connection that is lost, some time.
 func await(ctx context.Context, n int) error {
-	select {
-	case <-time.After(250 * time.Millisecond << n):
-		return nil
-	case <-ctx.Done():
+	if !wake.After(ctx, 250*time.Millisecond<<n) {
 		return fmt.Errorf("move a large value: %w", context.Cause(ctx))
 	}
+	return nil
 }
 
 // exchange opens an exchange for so many replies that wait to be read. Close it.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -215,9 +216,7 @@ func (st Store) changeBundle(ctx context.Context, digest string, change func(con
 		if !errors.Is(err, ErrConflict) {
 			return err == nil, err
 		}
-		select {
-		case <-time.After(20 * time.Millisecond): // a replica may lag
-		case <-ctx.Done():
+		if !wake.After(ctx, 20*time.Millisecond) { // a replica may lag
 			return false, fmt.Errorf("change bundle %s: %w", digest, ctx.Err())
 		}
 	}

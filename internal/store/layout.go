@@ -63,8 +63,7 @@ type Layout struct {
 	// PayloadsMax bounds the object store of payloads. Defaults to
 	// [DefaultPayloadsBytes] for a new one.
 	PayloadsMax int64
-	// Audit has the mesh keep what its nodes say of each call that ended, in MESH_AUDIT.
-	// Defaults to false: this node says nothing of its calls.
+	// Audit has the mesh keep the events of its calls, in MESH_AUDIT. Defaults to false.
 	Audit bool
 }
 

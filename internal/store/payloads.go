@@ -21,6 +21,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -362,10 +363,7 @@ func (u *Upload) deliver(m *nats.Msg, err error) {
 		u.err = err
 	}
 	u.mu.Unlock()
-	select {
-	case u.changed <- struct{}{}:
-	default:
-	}
+	wake.Up(u.changed)
 	if u.acked != nil {
 		u.acked(n, err)
 	}

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import functools
 import importlib
 import inspect
 import logging
@@ -266,6 +267,14 @@ def test_what_a_result_has_that_does_not_fit_stays_out_of_the_log(caplog: pytest
     assert all((once if level == "WARNING" else text) in one for level, one in said)
     assert not any(text in one for level, one in said if level == "WARNING")
     assert all(one.isprintable() for _, one in said)
+
+
+def test_functions_without_a_name_get_one() -> None:
+    host = Host()
+    host.tool(lambda a: a)
+    host.tool(lambda a: a)
+    host.tool(functools.partial(lambda a, b: a, 1))
+    assert len(host.tools) == 3 and all(re.fullmatch(r"tool_[0-9a-f-]{36}", one) for one in host.tools)
 
 
 def test_names_of_providers() -> None:

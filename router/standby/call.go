@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -503,10 +504,7 @@ func (s *Standby) count(node subjects.NodeID, n int) {
 	}
 	if next != nil {
 		next.full = nil // the next end is another one's turn
-		select {
-		case next.room <- struct{}{}:
-		default: // it has yet to look
-		}
+		wake.Up(next.room)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/fair"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -359,10 +360,7 @@ func (s *Standby) control(m *nats.Msg) {
 			}
 			continue
 		}
-		select {
-		case c.cancelled <- struct{}{}:
-		default:
-		}
+		wake.Up(c.cancelled)
 		if m.Reply != "" {
 			_ = s.bus.Conn().Publish(m.Reply, codec.Cancelled{Cancelled: true}.Encode())
 		}

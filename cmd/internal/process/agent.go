@@ -49,11 +49,12 @@ func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error)
 		// Tools run as other users, who read what is installed. What is secret is made so.
 		syscall.Umask(0o022)
 	}
+	c.Store.Audit = c.Store.Audit || c.Node.AuditArguments
 	return agent.New(nc, folder.Dir, &agent.Options{
 		Node: id, Labels: c.Node.Labels, Slots: int(c.Node.Slots), Sandbox: string(c.Node.Sandbox), WorkerUser: c.Node.WorkerUser, PrivateSources: c.Node.PrivateSources,
 		Limits: c.Node.Limits.Of(executor.MemoryShare), MaxLimits: c.Node.MaxLimits.Of(executor.MemoryShare),
 		MaxTimeout: time.Duration(c.Node.MaxTimeout), Version: c.Version, SessionPolicy: string(c.Policy.SessionPolicy),
-		StoreOptions: storeOptions(c.Store), PayloadMax: int64(c.Node.PayloadMax),
+		StoreOptions: storeOptions(c.Store), PayloadMax: int64(c.Node.PayloadMax), AuditArguments: c.Node.AuditArguments,
 		StreamQuota: int64(c.Node.SessionStreamQuota), CacheBytes: int64(c.Node.CacheMax), CacheEntries: int(c.Node.CacheEntries), Environments: c.Node.Environments, Environ: c.Environ, ToolEnv: c.Node.ToolEnv, Last: c.Last, Logger: c.Logger,
 	})
 }

@@ -63,6 +63,7 @@ type Node struct {
 	CacheMax           Quota   `split_words:"true" default:"64MB" flag:"cache-max" arg:"SIZE" help:"bytes of results that are kept, of tools that declare a cache_ttl"`
 	PayloadMax         Quota   `split_words:"true" default:"1GB" flag:"payload-max" arg:"SIZE" help:"largest single value, argument, result or file, that this node takes or gives"`
 	CacheEntries       Count   `split_words:"true" default:"10000" flag:"cache-entries" arg:"N" help:"results that are kept, of tools that declare a cache_ttl"`
+	AuditArguments     bool    `split_words:"true" flag:"audit-arguments" help:"as --audit, and keep the arguments of this node's calls, without what indexes declare as secret"`
 }
 
 // Store says how the mesh's streams and buckets are made where they are missing.
@@ -73,7 +74,7 @@ type Store struct {
 	ChunksStorage Storage `split_words:"true" flag:"chunks-storage" arg:"KIND" help:"file or memory: where the chunks of streams are kept (default file, or as the mesh has it)"`
 	ChunksMax     Room    `split_words:"true" flag:"chunks-max" arg:"SIZE" help:"bytes of chunks that the mesh keeps, 1MB to 1000TB (default 1GB, or as the mesh has it)"`
 	PayloadsMax   Room    `split_words:"true" flag:"payloads-max" arg:"SIZE" help:"bytes of values too large for a message that the mesh holds at once, 1MB to 1000TB (default 2GB, or as the mesh has it)"`
-	Audit         bool    `split_words:"true" flag:"audit" help:"keep in the stream MESH_AUDIT which calls ended on this node, by whom and how: mesh audit lists them"`
+	Audit         bool    `split_words:"true" flag:"audit" help:"keep in the stream MESH_AUDIT which calls ended, by whom and how: mesh audit lists them"`
 }
 
 // Auth says whether a process lets in the keys of sessions at a NATS server that

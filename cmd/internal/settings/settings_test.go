@@ -51,6 +51,7 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_PAYLOADS_MAX":         {"payloads-max", "4GB", ""},
 	"MESH_PAYLOAD_MAX":          {"payload-max", "300MB", ""},
 	"MESH_AUDIT":                {"audit", "true", ""},
+	"MESH_AUDIT_ARGUMENTS":      {"audit-arguments", "true", ""},
 	"MESH_SESSION_STREAM_QUOTA": {"session-stream-quota", "10MB", ""},
 	"MESH_CACHE_MAX":            {"cache-max", "10MB", ""},
 	"MESH_CACHE_ENTRIES":        {"cache-entries", "7", ""},

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/frame"
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 // maxNested bounds the calls that one call's tool has open at once.
@@ -266,10 +267,7 @@ func (n *nestedCall) add(size int) error {
 	if over {
 		return fmt.Errorf("the worker gave nested call %d more credit than it has room", n.id)
 	}
-	select {
-	case n.more <- struct{}{}:
-	default:
-	}
+	wake.Up(n.more)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/frame"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 // A limit on memory has three guards. What is asked for at once, far beyond it,
@@ -90,10 +91,7 @@ func (s *state) meter(w *worker) {
 			w.metering.kills = w.proc.Group().Kills()
 		}
 	}
-	select {
-	case w.pool.limited <- struct{}{}:
-	default:
-	}
+	wake.Up(w.pool.limited)
 }
 
 // watch is the watchdog: it looks at the calls of a pool with limits while there

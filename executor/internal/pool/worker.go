@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/frame"
 	"github.com/toolmesh/toolmesh/executor/internal/output"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 const (
@@ -229,10 +230,7 @@ func (w *worker) demultiplex() error {
 			j.items.mu.Lock()
 			j.items.list = append(j.items.list, own(h, body))
 			j.items.mu.Unlock()
-			select {
-			case j.items.notify <- struct{}{}:
-			default:
-			}
+			wake.Up(j.items.notify)
 		default:
 			if err := w.other(h, body); err != nil {
 				return err

@@ -10,6 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/lane"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -126,7 +127,7 @@ func (k *Lanes) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 		}
 		a.wait()
 		k.disown(g.key, who)
-		pause(ctx, lookAgain)
+		wake.After(ctx, lookAgain)
 	}
 }
 
@@ -136,15 +137,6 @@ const deafFor = 30 * time.Second
 
 // lookAgain is how long after an owner was not there the store is asked again.
 const lookAgain = 300 * time.Millisecond
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
 
 // asking is a call that waits for its turn.
 type asking struct {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -95,7 +96,7 @@ func (h *Home) Leave() {
 // Seek waits a moment and has the store asked again: the node is not there, or says that it
 // does not have the worker.
 func (h *Home) Seek(ctx context.Context) {
-	pause(ctx, lookAgain)
+	wake.After(ctx, lookAgain)
 	h.k.disown(h.key, owner{h.Node, h.Boot})
 }
 

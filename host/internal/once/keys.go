@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/reply"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -309,9 +310,7 @@ func (k *Keys) untilStored(tell func(context.Context) error) {
 		if err == nil || errors.Is(err, store.ErrConflict) {
 			return
 		}
-		select {
-		case <-time.After(wait):
-		case <-k.Base.Done():
+		if !wake.After(k.Base, wait) {
 			return
 		}
 	}

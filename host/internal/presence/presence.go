@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -201,14 +202,7 @@ func (p *Presence) follow(ctx context.Context) {
 }
 
 // Wake has [Options.Write] called soon.
-func (p *Presence) Wake() { signal(p.wake) }
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
+func (p *Presence) Wake() { wake.Up(p.wake) }
 
 // Lease is the node's lease; nil as long as there is none, and after Stop.
 func (p *Presence) Lease() *registry.Lease {

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 )
 
@@ -75,7 +76,7 @@ func (p *Presence) lose(why error) {
 }
 
 // Announce has a heartbeat sent now, if it is certain that this process is the node.
-func (p *Presence) Announce() { signal(p.announce) }
+func (p *Presence) Announce() { wake.Up(p.announce) }
 
 // ask has the registry asked whose the node is, and closes what it returns when that
 // is known. All that wait at the same time share one answer.
@@ -84,7 +85,7 @@ func (p *Presence) ask() <-chan struct{} {
 	defer p.mu.Unlock()
 	if p.asking == nil {
 		p.asking = make(chan struct{})
-		signal(p.question)
+		wake.Up(p.question)
 	}
 	return p.asking
 }

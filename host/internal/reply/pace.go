@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/stream"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -106,10 +107,7 @@ func (p *pacer) forget(call admit.Key) {
 	if u, ok := p.unread[call]; ok {
 		u.to.bytes -= u.size
 		delete(p.unread, call)
-		select {
-		case u.to.read <- struct{}{}:
-		default:
-		}
+		wake.Up(u.to.read)
 	}
 }
 

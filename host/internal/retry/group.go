@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 const (
@@ -33,10 +34,7 @@ func NewGroup() Group { return Group{ended: make(chan struct{}, 1)} }
 
 // End tells one of the calls that wait that another has ended.
 func (g *Group) End() {
-	select {
-	case g.ended <- struct{}{}:
-	default:
-	}
+	wake.Up(g.ended)
 }
 
 // Look gives what one call waits with: it returns when it is time to look again,

@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 const (
@@ -427,10 +428,7 @@ func (j *Reader) read() {
 		default:
 			misses++
 		}
-		select {
-		case <-time.After(storeLag):
-		case <-r.node.Base.Done():
-		}
+		wake.After(r.node.Base, storeLag)
 	}
 }
 

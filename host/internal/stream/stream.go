@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -228,10 +229,7 @@ func (s *Stream) Grant(seq int64) {
 }
 
 func (s *Stream) creditChanged() {
-	select {
-	case s.credited <- struct{}{}:
-	default:
-	}
+	wake.Up(s.credited)
 }
 
 // stored delivers a chunk to its readers once it is stored; it runs on the

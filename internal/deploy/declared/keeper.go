@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 )
 
@@ -123,21 +124,9 @@ func (k *Keeper) run() {
 			k.log.Warn("the lease for the indexes cannot be had: it is tried again", slog.String("error", err.Error()))
 			told = true
 		}
-		if !pause(k.base, registry.RenewEvery) {
+		if !wake.After(k.base, registry.RenewEvery) {
 			return
 		}
-	}
-}
-
-// pause waits, and reports whether ctx has not ended.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -58,13 +59,6 @@ func (t *term) record() registry.DeclaredRecord {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return registry.DeclaredRecord{Holder: t.k.holder, File: t.k.file, Entries: slices.Clone(t.told)}
-}
-
-func signal(ch chan<- struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
 }
 
 // run looks at the file and the registry until ctx ends, and waits for what it has begun.
@@ -203,7 +197,7 @@ func (t *term) begin(ctx context.Context, name subjects.IndexName, w *work, do f
 		} else {
 			log.Info("index is as the file has it")
 		}
-		signal(t.wake)
+		wake.Up(t.wake)
 	})
 }
 
@@ -225,7 +219,7 @@ func (t *term) tell(now []registry.DeclaredIndex) {
 	t.tellOf(now)
 	if !slices.Equal(t.told, now) {
 		t.told = now
-		signal(t.changed)
+		wake.Up(t.changed)
 	}
 }
 

@@ -129,15 +129,8 @@ class _Base:
     """What both kinds have."""
 
     def __init__(
-        self,
-        servers: str | Sequence[str] | None = None,
-        *,
-        context: str | None = None,
-        creds: str | None = None,
-        nkey: str | None = None,
-        session: str | None = None,
-        timeout: float | None = None,
-        name: str = "",
+        self, servers: str | Sequence[str] | None = None, *, context: str | None = None, creds: str | None = None,
+        nkey: str | None = None, session: str | None = None, timeout: float | None = None, name: str = "",
     ) -> None:
         settings = {"servers": servers, "context": context, "creds": creds, "nkey": nkey}
         self._session = session

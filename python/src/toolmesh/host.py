@@ -31,6 +31,7 @@ import signal
 import threading
 import time
 import typing
+import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
@@ -102,10 +103,10 @@ class Host:
         metadata: dict[str, Any] | None = None, **annotations: Unpack[Annotations],
     ) -> Any:
         """Makes a function a tool, as a decorator with or without arguments; the function stays what it is. Its schemas
-        come from its annotations and its docstring. annotations are those of tools.toml: timeout and cache_ttl
-        (seconds, or text like "2s"), cache_shared, idempotent, parallel_safe, resource_key, read_only, lane_scope,
-        collect, results. Raises TypeError for what is no function, ValueError for a name that cannot be or is taken, or
-        an annotation that there is not."""
+        come from its annotations and its docstring. A lambda and any other callable without a name get a generated one,
+        tool_<uuid>: see tools. annotations are those of tools.toml: timeout and cache_ttl (seconds, or text like "2s"),
+        cache_shared, idempotent, parallel_safe, resource_key, read_only, lane_scope, collect, results. Raises TypeError
+        for what is no function, ValueError for a name that cannot be or is taken, or an unknown annotation."""
         if function is None:
             return functools.partial(
                 self.tool, name=name, description=description, metadata=metadata, **annotations)
@@ -124,6 +125,12 @@ class Host:
 
     def __reduce__(self) -> typing.NoReturn:
         raise TypeError("a Host cannot be pickled or copied: its functions are those of this process")
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The names of its tools, in the order in which they were added."""
+        with self._lock:
+            return tuple(self._tools)
 
     @property
     def node(self) -> str:
@@ -209,6 +216,8 @@ class _Offered:
         if not callable(function):
             raise TypeError(f"a tool is a function, not {type(function).__name__}")
         self.name = name if name is not None else getattr(function, "__name__", "")
+        if name is None and self.name in ("", "<lambda>"):
+            self.name = f"tool_{uuid.uuid4()}"
         if not isinstance(self.name, str) or not _NAME.match(self.name):
             raise ValueError(f"the name of a tool cannot be {self.name!r}: it is text without dots and spaces")
         names.token(self.name)

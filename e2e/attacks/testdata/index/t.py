@@ -231,7 +231,13 @@ def open_by_handle(at):
         if e.errno == errno.EOPNOTSUPP:
             raise Absent("a file system without handles") from None
         raise
-    fd = system("open_by_handle_at", os.open("/", os.O_RDONLY), buffer, os.O_RDONLY)
+    try:
+        fd = system("open_by_handle_at", os.open("/", os.O_RDONLY), buffer, os.O_RDONLY)
+    except OSError as e:
+        if e.errno != errno.ESTALE:
+            raise
+        # The file is on another file system than "/".
+        fd = system("open_by_handle_at", os.open(os.path.dirname(at["file"]), os.O_RDONLY), buffer, os.O_RDONLY)
     return os.read(fd, 100).decode()
 
 

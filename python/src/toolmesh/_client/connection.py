@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import importlib
 import io
 import itertools
 import json
@@ -42,7 +44,8 @@ if typing.TYPE_CHECKING:
 _log = logging.getLogger("toolmesh")
 MISSING = 1.3  # after which a keepalive is missed
 TICK = 0.1
-_PING = 0.4
+_PING = 0.4  # how long an answer to a ping is waited for at a time
+_NEVER = 10**6  # seconds after which a ping is given up
 _MUTE = 3 * SILENCE  # how long a connection that brings something, but no answer to a ping, may be silent about a call
 _WAIT = 10.0  # seconds that a question about a task may wait for its end
 _REST = 0.2  # seconds before one is asked again that nobody has answered
@@ -80,6 +83,7 @@ class Connection:
         self._aliases: dict[tuple[str, str], str] = {}
         self._routes = routes.Routes(self)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._pinging: asyncio.Task[None] | None = None
         self._last_error: BaseException | None = None
         self._warned: set[str] = set()  # tools whose results did not fit
         self.closed, self._clock = False, Clock()
@@ -146,20 +150,20 @@ class Connection:
         nc.options["max_reconnect_attempts"] = -1
         self._nc = nc
         try:
-            await self._subscribe_inbox(nc, bool(found.creds or found.nkey))
+            await self._subscribe_inbox(nc, bool(found.creds or found.nkey), _mark(found.nkey))
         except BaseException:
             self._nc = None
             await nc.close()
             raise
         await self._connected()
 
-    async def _subscribe_inbox(self, nc: Client, key: bool) -> None:
-        """Takes the first inbox that the credentials allow."""
+    async def _subscribe_inbox(self, nc: Client, key: bool, mark: str) -> None:
+        """Takes the first inbox that the credentials allow. The mark in its name is for audits."""
         prefixes = ["_INBOX"]
         if key:
             prefixes = ["_INBOX_mesh_admin", f"_INBOX_{names.token(self._session)}", "_INBOX_mesh_node", *prefixes]
         for prefix in prefixes:
-            self.inbox = f"{prefix}.{secrets.token_hex(11)}."
+            self.inbox = f"{prefix}.{mark}{secrets.token_hex(11)}."
             subscription = await nc.subscribe(self.inbox + ">", cb=self._receive, pending_msgs_limit=0,
                                               pending_bytes_limit=0)
             if key:
@@ -210,6 +214,7 @@ class Connection:
     async def _connected(self) -> None:
         self.generation += 1
         self.since = time.monotonic()
+        self._pinging = None  # it went to the link that is gone
         for one in list(self.pending.values()):
             one.nudge()
 
@@ -303,7 +308,7 @@ class Connection:
         try:
             if not self.connected:
                 raise ConnectionError("not connected")
-            await nc.flush(_PING)  # type: ignore[arg-type]  # seconds
+            await self._ping(nc)
         except (nats.errors.Error, OSError, asyncio.TimeoutError) as failure:
             # On a busy connection the answer to the ping is behind much else.
             if one.messages or self.connected and nc.stats["in_bytes"] != arrived and quiet < _MUTE:
@@ -316,6 +321,23 @@ class Connection:
         if one.quiet:
             raise self._lost(one, f"has been silent for {SILENCE} s")
         one.quiet = True
+
+    async def _ping(self, nc: Client) -> None:
+        """Until the server has answered a ping. One that is late goes on, and is what is waited for next: of one that
+        was given up nats-py takes the answer for an error, and reads nothing more."""
+        if self._pinging is None or self._pinging.done():
+            self._pinging = self.loop.create_task(nc.flush(_NEVER))
+            self._tasks.add(self._pinging)
+            self._pinging.add_done_callback(self._pinged)
+        ping = self._pinging
+        if not (await asyncio.wait([ping], timeout=_PING))[0]:
+            raise asyncio.TimeoutError("no answer to a ping")
+        ping.result()
+
+    def _pinged(self, ping: asyncio.Task[None]) -> None:
+        self._tasks.discard(ping)
+        if not ping.cancelled():
+            ping.exception()  # whoever waits for it has it, too
 
     async def seek(self, one: Pending, call: Call) -> None:
         """Finds the node of a call of which none is known after the link was cut, so that it can be asked again."""
@@ -645,6 +667,14 @@ def subject(call: Call) -> str:
         return names.batch(call.session) if call.batch else names.call(call.session, call.tool)
     except ValueError as failure:
         raise refused("invalid_request", str(failure), call.tool) from None
+
+
+def _mark(seed: str | None) -> str:
+    """What an inbox says of the connection's key: its digest, as that of a token."""
+    if seed is None:
+        return ""
+    nkeys = importlib.import_module("nkeys")  # nats-py has needed it by now
+    return f"k-{hashlib.sha256(nkeys.from_seed(bytearray(seed.encode())).public_key).hexdigest()[:16]}."
 
 
 def _async(take: Callable[[Msg], None]) -> Callable[[Msg], typing.Awaitable[None]]:

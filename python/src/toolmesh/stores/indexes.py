@@ -10,7 +10,7 @@ import json
 import os
 import typing
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .._client.answers import api
@@ -178,30 +178,25 @@ class BaseIndex:
     def _key(tool: Tool) -> str:
         return tool.id or tool.name
 
-    def _question(self, toolname: str, kwargs: Mapping[str, Any] | None) -> tuple[Tool, dict[str, Any], dict[str, Any]]:
-        """The tool, its arguments, and what the mesh is asked to know what a model means by them."""
-        tool, given = self._find(toolname), dict(kwargs or {})
-        if not self._declared or not given:
-            return tool, given, {}
-        return tool, given, {
-            "tool": self._key(tool), "arguments": given,
-            "declared": [_declaration(self._key(tool), tool)] if tool.mesh is None else [],
-        }
+    def _question(
+        self, toolname: str, kwargs: Mapping[str, Any] | None,
+    ) -> tuple[Tool, dict[str, Any], Callable[[], Coroutine[Any, Any, dict[str, Any]]] | None]:
+        """The tool, its arguments, and what asks the mesh what a model means by them."""
+        tool, given, mesh = self._find(toolname), dict(kwargs or {}), self._mesh
+        if not self._declared or not given or mesh is None or not _is_json(given):
+            return tool, given, None
+        key = self._key(tool)
+        question = {"tool": key, "arguments": given,
+                    "declared": [_declaration(key, tool)] if tool.mesh is None else []}
+        return tool, given, lambda: mesh._links.here().registry(mesh.session_name, "arguments", question)
 
     def _call(self, toolname: str, kwargs: Mapping[str, Any] | None) -> tuple[Tool, dict[str, Any]]:
-        tool, given, question = self._question(toolname, kwargs)
-        if question and _is_json(given) and self._mesh is not None:
-            given = ask(self._mesh, "arguments", question)["arguments"]
-        return tool, given
+        tool, given, ask = self._question(toolname, kwargs)
+        return tool, given if ask is None else background.run(ask)["arguments"]
 
     async def _acall(self, toolname: str, kwargs: Mapping[str, Any] | None) -> tuple[Tool, dict[str, Any]]:
-        tool, given, question = self._question(toolname, kwargs)
-        mesh = self._mesh
-        if question and _is_json(given) and mesh is not None:
-            answer = await asyncio.wrap_future(background.submit(
-                lambda: mesh._links.here().registry(mesh.session_name, "arguments", question)))
-            given = answer["arguments"]
-        return tool, given
+        tool, given, ask = self._question(toolname, kwargs)
+        return tool, given if ask is None else (await asyncio.wrap_future(background.submit(ask)))["arguments"]
 
 
 @api
@@ -222,17 +217,11 @@ class Index(BaseIndex):
     """
 
     def __init__(
-        self,
-        tools: Iterable[Callable[..., Any] | str | os.PathLike[str]] | None = None,
-        env_var: Mapping[Any, Mapping[str, str]] | None = None,
-        include: Mapping[Any, Sequence[str]] | None = None,
-        exclude: Mapping[Any, Sequence[str]] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        reset_cache: bool = False,
-        sys_executable: str | None = None,
-        *,
-        paths: Mapping[Any, Sequence[str | os.PathLike[str]]] | None = None,
-        mesh: Mesh | None = None,
+        self, tools: Iterable[Callable[..., Any] | str | os.PathLike[str]] | None = None,
+        env_var: Mapping[Any, Mapping[str, str]] | None = None, include: Mapping[Any, Sequence[str]] | None = None,
+        exclude: Mapping[Any, Sequence[str]] | None = None, cache_dir: str | os.PathLike[str] | None = None,
+        reset_cache: bool = False, sys_executable: str | None = None, *,
+        paths: Mapping[Any, Sequence[str | os.PathLike[str]]] | None = None, mesh: Mesh | None = None,
     ) -> None:
         for name, value in (("cache_dir", cache_dir), ("sys_executable", sys_executable)):
             if value is not None:

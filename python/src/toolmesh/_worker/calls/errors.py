@@ -31,17 +31,8 @@ class MeshError(Exception):
     """Of the tool's index, as the node has it that refused the call; empty where that is not known."""
 
     def __init__(
-        self,
-        code: str,
-        message: str,
-        *,
-        details: dict[str, JSON] | None = None,
-        retryable: bool = False,
-        started: bool | None = None,
-        tool: str = "",
-        type: str = "",
-        stacktrace: str = "",
-        origin: str = "",
+        self, code: str, message: str, *, details: dict[str, JSON] | None = None, retryable: bool = False,
+        started: bool | None = None, tool: str = "", type: str = "", stacktrace: str = "", origin: str = "",
     ) -> None:
         self.code = code
         self.message = message

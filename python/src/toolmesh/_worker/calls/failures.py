@@ -72,12 +72,8 @@ def invalid(mismatches: list[Mismatch]) -> bytes:
 
 def unserializable(failure: NotSerializable, tool: str) -> bytes:
     """The result, or an item, has no form in JSON."""
-    return body(
-        "result_not_serializable",
-        cut(str(failure), 2000),
-        True,
-        details={"path": failure.path, "type": failure.type_name, "tool": tool},
-    )
+    return body("result_not_serializable", cut(str(failure), 2000), True,
+                details={"path": failure.path, "type": failure.type_name, "tool": tool})
 
 
 def out_of_memory() -> bytes:
@@ -89,12 +85,8 @@ def out_of_memory() -> bytes:
 
 def too_large(size: int, limit: int, what: str) -> bytes:
     """what, "result" or "item", is larger than the agent takes."""
-    return body(
-        "payload_too_large",
-        f"the {what} is {size} bytes of JSON, more than {limit}",
-        True,
-        details={"limit": "output", "size": size, "max": limit},
-    )
+    return body("payload_too_large", f"the {what} is {size} bytes of JSON, more than {limit}", True,
+                details={"limit": "output", "size": size, "max": limit})
 
 
 def cancelled() -> bytes:

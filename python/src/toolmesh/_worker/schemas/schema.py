@@ -346,12 +346,8 @@ class Builder(Draft):
             self._names[base] = name
         reference: Schema = {"$ref": f"#/$defs/{name}"}
         if base not in self._made:
-            self._open[base] = Shape(
-                reference,
-                name,
-                lambda value: made.load(value),
-                lambda value: made.dump(value) if made.dump else value,
-            )
+            self._open[base] = Shape(reference, name, lambda value: made.load(value),
+                                     lambda value: made.dump(value) if made.dump else value)
             try:
                 made = build()
             finally:

@@ -1,0 +1,60 @@
+package meshtest
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing/fstest"
+)
+
+// bytecode is the worker's files with the bytecode that an executor of this process has made
+// of them; nil until one has.
+var bytecode struct {
+	sync.Mutex
+	files fstest.MapFS
+}
+
+// Warm puts the worker's files and their bytecode into the new folder of an executor, as an
+// executor of an earlier test has left them in its own: to compile them takes half a second
+// of a processor. An executor compares them with its own, and writes what is missing or
+// different. A folder that was used before stays as it is. cleanup is the test's Cleanup.
+func Warm(executor string, cleanup func(func())) {
+	bytecode.Lock()
+	files := bytecode.files
+	bytecode.Unlock()
+	worker := filepath.Join(executor, "worker")
+	if _, err := os.Stat(worker); err == nil {
+		return
+	}
+	if files == nil {
+		cleanup(func() { learn(worker) })
+		return
+	}
+	// As agents and executors make them.
+	_ = os.MkdirAll(filepath.Dir(executor), 0o700)
+	_ = os.Mkdir(executor, 0o755) //nolint:gosec // tools of other users read it
+	_ = os.CopyFS(worker, files)
+}
+
+// learn keeps the files of a worker's folder, if all of them are compiled.
+func learn(worker string) {
+	bytecode.Lock()
+	defer bytecode.Unlock()
+	// The mark is written last.
+	if marks, _ := filepath.Glob(filepath.Join(worker, "*", "compiled.*")); len(marks) == 0 || bytecode.files != nil {
+		return
+	}
+	files := fstest.MapFS{}
+	err := fs.WalkDir(os.DirFS(worker), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || filepath.Dir(name) == "." { // a file that each executor writes
+			return err
+		}
+		data, err := os.ReadFile(filepath.Join(worker, name)) //nolint:gosec // below the folder of a test
+		files[name] = &fstest.MapFile{Data: data, Mode: 0o644}
+		return err
+	})
+	if err == nil {
+		bytecode.files = files
+	}
+}
