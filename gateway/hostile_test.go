@@ -104,19 +104,51 @@ func TestHostileRequests(t *testing.T) {
 		}
 		ctx, leave := context.WithCancel(t.Context())
 		defer leave()
-		before := live()
 		for range 60 {
 			a := r.open(t, ctx, "POST", "/v1/tools/lab.count", `{"n":1,"wait":true}`, headers{"Accept": "text/event-stream", "Authorization": "Bearer " + r.token})
 			defer a.Body.Close()
 			<-r.ran
 		}
-		t.Logf("60 idle streams hold %d KiB each, the mesh's and the client's part among them", (live()-before)>>10/60)
 		for range 10 {
 			if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, nil); a.status != 200 || a.body != "5" {
 				t.Fatalf("%d %s", a.status, a.body)
 			}
 		}
 	})
+}
+
+// An idle stream holds what net/http and the SDK hold for it, and little more. The test runs alone: it is about
+// memory of the process.
+func TestIdleStreamsAreSmall(t *testing.T) {
+	r := newRig(t, nil)
+	const streams = 300
+	ask := func(method, more, body string) *http.Response {
+		conn := r.dial(t)
+		if _, err := fmt.Fprintf(conn, "%s /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n\r\n%s", method, r.token, len(body), more, body); err != nil {
+			t.Fatal(err)
+		}
+		a, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || a.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %v, %v", method, a, err)
+		}
+		return a
+	}
+	var ids []string
+	for range streams {
+		a := ask("POST", "Connection: close\r\nAccept: application/json, text/event-stream", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
+		_, _ = io.Copy(io.Discard, a.Body)
+		ids = append(ids, a.Header.Get("Mcp-Session-Id"))
+	}
+	before := live()
+	for _, id := range ids {
+		ask("GET", "Accept: text/event-stream\r\nMcp-Protocol-Version: 2025-11-25\r\nMcp-Session-Id: "+id, "")
+	}
+	now := live()
+	each := (now - min(now, before)) / streams
+	t.Logf("an idle stream of MCP holds %d KiB, its client's part among them", each>>10)
+	if each > 96<<10 {
+		t.Errorf("an idle stream of MCP holds %d KiB", each>>10)
+	}
 }
 
 // live is how many bytes of the heap are in use.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -18,6 +19,8 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // bearer sends a token with each request.
@@ -206,11 +209,36 @@ func TestMCP(t *testing.T) {
 			t.Errorf("%s: an image: %+v, %v", version, a, err)
 		}
 	}
+	// Bytes that a schema gives a type are an image or a sound.
+	for name, media := range map[string]string{"png": "image/png", "ogg": "audio/ogg", "pdf": "application/pdf"} {
+		output := fmt.Sprintf(`{"type":"string","contentEncoding":"base64","contentMediaType":%q}`, media)
+		if _, err := r.host.Handle(name, host.Func(func(context.Context, noArgs) ([]byte, error) { return []byte("bytes"), nil }), host.Schema(nil, json.RawMessage(output))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := r.host.Handle("peek", host.Func(func(context.Context, noArgs) (int, error) { return 1, nil }), func(d *tool.Descriptor) { d.Annotations.ReadOnly = true }); err != nil {
+		t.Fatal(err)
+	}
+	typed := r.connect(t, "/mcp", "2026-07-28", nil)
+	meshtest.Until(t, "the tools of typed bytes are listed", func() bool {
+		got := names(t, typed)
+		return strings.Contains(got, "lab-png") && strings.Contains(got, "lab-ogg") && strings.Contains(got, "lab-pdf") && strings.Contains(got, "lab-peek")
+	})
+	for name, want := range map[string]mcp.Content{
+		"lab-png": &mcp.ImageContent{Data: []byte("bytes"), MIMEType: "image/png"},
+		"lab-ogg": &mcp.AudioContent{Data: []byte("bytes"), MIMEType: "audio/ogg"},
+		"lab-pdf": &mcp.TextContent{Text: "Ynl0ZXM="},
+	} {
+		a, err := typed.CallTool(t.Context(), &mcp.CallToolParams{Name: name})
+		if err != nil || len(a.Content) != 1 || !reflect.DeepEqual(a.Content[0], want) || fmt.Sprint(a.StructuredContent) != "map[result:Ynl0ZXM=]" {
+			t.Errorf("%s: %+v, %v", name, a, err)
+		}
+	}
 	for path, want := range map[string]string{
 		"/mcp?tools=lab.a*,*.wait":      "lab-add lab-wait",
 		"/mcp?tools=l**d":               "lab-add",
 		"/mcp?tools=l*d":                "",
-		"/mcp?read_only=1":              "",
+		"/mcp?read_only=1":              "lab-peek",
 		"/mcp?tools=lab.*a*&prefix=off": "add fail large wait",
 		"/mcp/mine?tools=lab.add":       "lab-add",
 	} {
@@ -219,7 +247,19 @@ func TestMCP(t *testing.T) {
 			t.Errorf("%s: tools %q, want %q", path, got, want)
 		}
 	}
+	// A list of several pages is read to its end.
+	var many []host.Tool
+	for i := range 1100 {
+		id := subjects.ToolID(fmt.Sprintf("many.t%04d", i))
+		many = append(many, host.Tool{Handler: host.Func(func(context.Context, noArgs) (int, error) { return 0, nil }), Descriptor: &tool.Descriptor{
+			ID: id, Name: string(id[5:]), InputSchema: json.RawMessage(`{"type":"object"}`), Metadata: json.RawMessage(`{}`),
+		}})
+	}
+	if err := r.host.Publish(t.Context(), host.Service{Index: "many", Revision: "1", Tools: many}); err != nil {
+		t.Fatal(err)
+	}
 	s := r.connect(t, "/mcp", "2025-11-25", nil)
+	meshtest.Until(t, "all pages are listed", func() bool { return strings.Count(names(t, s), "many-t") == len(many) })
 	left := make(chan struct{})
 	go func() {
 		defer close(left)

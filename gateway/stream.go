@@ -117,14 +117,25 @@ type streamWriter struct {
 	gone  bool
 }
 
-// during does something that writes, with keepalives meanwhile.
+// during does something that writes, with keepalives meanwhile: no goroutine waits for them.
 func (s *streamWriter) during(do func() error) error {
-	stop := make(chan struct{})
-	var keeper sync.WaitGroup
-	keeper.Go(func() { s.keep(stop) })
+	over := false
+	s.mu.Lock()
+	var timer *time.Timer
+	timer = time.AfterFunc(keepalive, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !over {
+			s.keep()
+			timer.Reset(keepalive)
+		}
+	})
+	s.mu.Unlock()
 	defer func() {
-		close(stop)
-		keeper.Wait()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		over = true
+		timer.Stop()
 	}()
 	return do()
 }
@@ -148,24 +159,13 @@ func (s *streamWriter) copy(items iter.Seq2[client.Chunk, error]) error {
 	})
 }
 
-// keep writes a comment now and then, so that nothing on the way takes the connection for dead. Lines
-// have none: of them it sends the header alone, which has the id of the call.
-func (s *streamWriter) keep(stop <-chan struct{}) {
-	ticker := time.NewTicker(keepalive)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-stop:
-			return
-		case <-ticker.C:
-			s.mu.Lock()
-			if s.lines {
-				s.send(nil)
-			} else {
-				s.send([]byte(": keepalive\n\n"))
-			}
-			s.mu.Unlock()
-		}
+// keep writes a comment, so that nothing on the way takes the connection for dead; s.mu is held. Lines have
+// none: of them it sends the header alone, which has the id of the call.
+func (s *streamWriter) keep() {
+	if s.lines {
+		s.send(nil)
+	} else {
+		s.send([]byte(": keepalive\n\n"))
 	}
 }
 
