@@ -153,7 +153,7 @@ def gives(): return os.environ["API_KEY"]
 	if err != nil || nc.Flush() != nil {
 		t.Fatal(err)
 	}
-	install(t, nc, map[string]any{"source": repository(t, "other", map[string]string{"tools.toml": working, "t.py": "def tool(**more): pass\n"})})
+	install(t, nc, map[string]any{"source": repository(t, "other", map[string]string{"tools.toml": working, "t.py": "def tool(**more) -> None: pass\n"})})
 	meshtest.Until(t, "the call's event is heard", func() bool {
 		_, _ = c.Call(t.Context(), "other.t.tool", map[string]any{"note": "it is " + secret + "!", secret: 1})
 		e, err := events.NextMsg(time.Second)

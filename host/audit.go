@@ -71,20 +71,18 @@ func (r *runner) audit(c *inflight, record admit.Record) {
 }
 
 // redacted are arguments as an event may show them: without the secrets that the tool's handler knows, and as
-// a text where they are no JSON without them. It is null for arguments that are too large.
+// a text where they are no JSON without them. It is null for arguments that are too large, and where there is
+// no tool: whose secrets they may have nobody knows then.
 func (t *served) redacted(args json.RawMessage) json.RawMessage {
+	if t == nil || len(args) > eventArguments { // those of a call may have a gigabyte
+		return nil
+	}
 	plain, err := tool.Canonical(args) // no escape hides a secret
 	if err != nil || len(plain) > eventArguments {
 		return nil
 	}
-	if t != nil {
-		h := t.handler
-		if t.cached != nil {
-			h = t.cached.Handler
-		}
-		if secrets, ok := h.(Redactor); ok {
-			plain = json.RawMessage(secrets.Redact(string(plain)))
-		}
+	if t.secrets != nil {
+		plain = json.RawMessage(t.secrets.Redact(string(plain)))
 	}
 	if !json.Valid(plain) {
 		plain, _ = json.Marshal(string(plain))

@@ -280,6 +280,7 @@ func (p *publisher) prepare(s *service, t Tool, before *offered) (*offered, erro
 	} else if o.validator, err = tool.Compile(d.InputSchema); err != nil {
 		return nil, err
 	}
+	o.secrets, _ = t.Handler.(Redactor)
 	p.checkResults(s.key, o.served)
 	p.takeTurns(o.served)
 	p.keepResults(o.served)

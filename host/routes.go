@@ -15,7 +15,8 @@ type served struct {
 	descriptor *tool.Descriptor
 	validator  *tool.Validator
 	handler    Handler
-	cached     *cached // the handler of a tool that keeps results; nil for most
+	secrets    Redactor // the tool's own handler, without what the host puts around it; nil: it knows none
+	cached     *cached  // the handler of a tool that keeps results; nil for most
 	identity   *codec.Identity
 	session    subjects.SessionID // empty: every session's
 	tenure     *sessions.Tenure   // of session; nil: every session's
