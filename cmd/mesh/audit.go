@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -65,7 +64,7 @@ an administrator's key.`,
 					case a.json:
 						a.printJSON(e)
 					default:
-						fmt.Fprintln(a.out, strings.Join(auditRow(e), "  "))
+						fmt.Fprintln(a.out, oneLine(auditRow(e), "  "))
 					}
 				}
 				live := make(chan *nats.Msg, 1024)
@@ -90,7 +89,7 @@ an administrator's key.`,
 						return err
 					}
 					show(m.Data)
-					if m.Time.After(begun) {
+					if follow && m.Time.After(begun) {
 						seen[string(m.Data)] = true
 					}
 				}

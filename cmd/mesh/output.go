@@ -117,15 +117,21 @@ func (a *app) table(head []string, rows [][]string) {
 	var buf bytes.Buffer
 	w := tabwriter.NewWriter(&buf, 0, 0, 2, ' ', 0)
 	for _, row := range append([][]string{head}, rows...) {
-		for i, cell := range row {
-			row[i] = strings.Join(strings.Fields(cell), " ")
-		}
-		fmt.Fprintln(w, strings.Join(row, "\t"))
+		fmt.Fprintln(w, oneLine(row, "\t"))
 	}
 	_ = w.Flush() // to memory
 	for line := range strings.Lines(buf.String()) {
 		fmt.Fprintln(a.out, cut(strings.TrimRight(line, " \n"), a.term.width))
 	}
+}
+
+// oneLine is a row on one line: names are other people's text, and may have breaks of lines.
+func oneLine(row []string, between string) string {
+	cells := make([]string, len(row))
+	for i, cell := range row {
+		cells[i] = strings.Join(strings.Fields(cell), " ")
+	}
+	return strings.Join(cells, between)
 }
 
 // printAll prints a list: JSON under its key, a table for a person, and none, if it says

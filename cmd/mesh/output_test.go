@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/broker"
 	"github.com/toolmesh/toolmesh/meshtest"
@@ -74,5 +75,13 @@ func TestTextOfToolsSteersNoTerminal(t *testing.T) {
 		if at := strings.IndexFunc(string(out), func(c rune) bool { return unicode.IsControl(c) && c != '\n' && c != '\t' || c == '\u202e' }); at >= 0 {
 			t.Errorf("mesh %v prints %q at %d of %q", args, out[at], at, out)
 		}
+	}
+}
+
+// Nobody writes lines of an audit by the name of a session.
+func TestARowIsOneLine(t *testing.T) {
+	t.Parallel()
+	if got := oneLine(auditRow(codec.CallEvent{Session: "ann\n2026-01-02 03:04:05\tbob", RPCID: "rpc_1"}), "  "); strings.ContainsAny(got, "\n\t") || !strings.HasSuffix(got, "rpc_1") {
+		t.Errorf("%q", got)
 	}
 }
