@@ -7,12 +7,12 @@
 //
 //	10 cmd/mesh, cmd/mesh-agent, cmd/mesh-router   settings and flags to lifecycles
 //	   meshtest                                    a real mesh inside a test
-//	9  agent                                       one machine that runs installs
+//	9  agent, gateway                              one machine that runs installs; HTTP and MCP
 //	   internal/broker, internal/callout           the embedded broker; admission of the keys of sessions
 //	   internal/monitor                            health, metrics and demand over HTTP
 //	8  router, internal/bridge                     the member that services embed; a program on pipes
 //	7  internal/member                             what a router and an agent have in common
-//	6  host, task, internal/deploy                 makes a process a node; durable tasks; makes installs be served
+//	6  host, internal/task, internal/deploy        makes a process a node; durable tasks; makes installs be served
 //	   internal/inventory                          nodes, indexes and sessions, as lists show them
 //	5  client                                      calls, streams, cancels
 //	4  registry, internal/connect                  which node serves what; finding a mesh and connecting to it

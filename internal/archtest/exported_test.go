@@ -23,7 +23,6 @@ var internalTypes = map[string]string{
 	"registry.NewStore":         onOneBus,
 	"registry.OpenView":         onOneBus,
 	"standby.New":               onOneBus,
-	"task.New":                  onOneBus,
 	"executor.Given":            "agents read it from a bundle",
 	"executor.Index.Call":       "the type has an alias, executor.Sink",
 	"executor.Options.Levels":   "only tests set levels",

@@ -44,7 +44,7 @@ var floors = map[string]int{
 	"host":               6,
 	"internal/deploy":    6,
 	"internal/inventory": 6,
-	"task":               6,
+	"internal/task":      6,
 
 	"internal/member": 7,
 

@@ -9,9 +9,9 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/task"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
-	"github.com/toolmesh/toolmesh/task"
 )
 
 // reports has a task's call tell how far it is, and waits until that is shown.
