@@ -64,3 +64,32 @@ authorization { users: [
 		t.Errorf("the broker refused what a caller asked: %v", <-refused)
 	}
 }
+
+// A frozen node that is asked for the time says nothing: then the broker tells it.
+func TestTimeBesideAFrozenNode(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	node := broker.Connect(t)
+	newTools().serve(t, node, nil)
+	calls, err := node.SubscribeSync("tools.default.desk.note")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := node.SubscribeSync("mesh.registry.default.time"); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t, broker.Connect(t), &client.Options{QueueOnly: true})
+	meshtest.Until(t, "the caller sends deadlines", func() bool {
+		if _, err := c.Call(t.Context(), "desk.note", nil, client.WithTimeout(testTimeout)); err != nil {
+			t.Fatal(err)
+		}
+		m, err := calls.NextMsg(testTimeout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.Header.Get(codec.HeaderDeadline) != ""
+	})
+}

@@ -144,4 +144,24 @@ def test_an_answer_to_a_ping_that_comes_late(rich: Started) -> None:
                 rich.process.send_signal(signal.SIGCONT)
             assert await mesh.call("rich.rich.echo", {"value": 2}) == 2
 
+            # One whose connection is lost is not waited for any more.
+            rich.process.send_signal(signal.SIGSTOP)
+            try:
+                silent.sign = link.since = time.monotonic() - 60
+                with pytest.raises(toolmesh.Unavailable):
+                    while True:
+                        silent.quiet = False
+                        await link.alive(silent, 0)
+                late, nc = link._pinging, link._nc
+                assert late is not None and not late.done()
+                nc._transport.close()  # type: ignore[union-attr]
+            finally:
+                rich.process.send_signal(signal.SIGCONT)
+            await asyncio.wait_for(asyncio.wait([late]), 20)
+            end = time.monotonic() + 20
+            while not link.connected:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.01)
+            assert await mesh.call("rich.rich.echo", {"value": 3}) == 3
+
     asyncio.run(main())

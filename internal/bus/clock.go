@@ -266,18 +266,16 @@ func (b *Bus) measure() error {
 	c.mu.Lock()
 	asked := c.asked
 	c.mu.Unlock()
-	ctx, cancel := context.WithTimeout(b.ctx, timeTimeout)
-	defer cancel()
 	var now time.Time
 	var bound time.Duration
 	var err error
 	sent, made := c.mono(), b.State().Since
 	if c.told != "" {
-		now, bound, err = b.toldTime(ctx, c.told)
+		now, bound, err = b.toldTime(c.told)
 	}
 	if (c.told == "" || err != nil) && !made.Equal(c.denied) {
 		sent, bound = c.mono(), 0
-		if now, err = b.brokerTime(ctx); refusesTime(err) {
+		if now, err = b.brokerTime(); refusesTime(err) {
 			c.denied = made
 		}
 	}
@@ -301,7 +299,9 @@ func (b *Bus) measure() error {
 }
 
 // brokerTime is the time by the answer of the NATS server.
-func (b *Bus) brokerTime(ctx context.Context) (time.Time, error) {
+func (b *Bus) brokerTime() (time.Time, error) {
+	ctx, cancel := context.WithTimeout(b.ctx, timeTimeout)
+	defer cancel()
 	m, err := b.Request(ctx, nats.NewMsg(subjects.UserInfo))
 	if err != nil {
 		return time.Time{}, err
@@ -317,8 +317,11 @@ func (b *Bus) brokerTime(ctx context.Context) (time.Time, error) {
 	return info.Server.Time, nil
 }
 
-// toldTime is the time by the answer of a node.
-func (b *Bus) toldTime(ctx context.Context, subject string) (now time.Time, bound time.Duration, err error) {
+// toldTime is the time by the answer of a node. A frozen one gives none, and takes nothing of
+// the time that the broker has to answer.
+func (b *Bus) toldTime(subject string) (now time.Time, bound time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(b.ctx, timeTimeout)
+	defer cancel()
 	m, err := b.Request(ctx, nats.NewMsg(subject))
 	if err != nil {
 		return now, 0, err

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from toolmesh._worker.calls import failures
+from toolmesh._worker.calls import errors, failures
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no exception groups")
 
@@ -19,3 +19,17 @@ def test_groups_in_groups_are_told_and_bounded() -> None:
     for _ in range(100):
         inner = group("more", [inner] * 5)
     assert len(failures.raised(inner, "t")) < 200_000
+
+
+def test_an_error_of_a_tool_may_have_other_bases_that_look_at_their_subclasses() -> None:
+    class Coded:
+        number = 0
+
+        def __init_subclass__(cls, number: int = 1, **more: object) -> None:
+            super().__init_subclass__(**more)
+            cls.number = number
+
+    class Mine(errors.Busy, Coded, number=7):
+        pass
+
+    assert Mine.number == 7 and errors.CLASSES["busy"] is errors.Busy

@@ -208,13 +208,14 @@ class Connection:
                 break
 
     async def _disconnected(self) -> None:
+        if self._pinging is not None:
+            self._pinging.cancel()  # nothing answers it any more
         for one in list(self.pending.values()):
             one.nudge()
 
     async def _connected(self) -> None:
         self.generation += 1
         self.since = time.monotonic()
-        self._pinging = None  # it went to the link that is gone
         for one in list(self.pending.values()):
             one.nudge()
 
@@ -332,6 +333,8 @@ class Connection:
         ping = self._pinging
         if not (await asyncio.wait([ping], timeout=_PING))[0]:
             raise asyncio.TimeoutError("no answer to a ping")
+        if ping.cancelled():
+            raise ConnectionError("not connected")
         ping.result()
 
     def _pinged(self, ping: asyncio.Task[None]) -> None:

@@ -45,7 +45,8 @@ class MeshError(Exception):
         self.origin = origin
         super().__init__(code, message)
 
-    def __init_subclass__(cls, code: str = "") -> None:
+    def __init_subclass__(cls, code: str = "", **others: Any) -> None:
+        super().__init_subclass__(**others)  # of what a tool's own error may be besides
         if code:
             CLASSES[code], cls.__module__ = cls, "toolmesh"
 
