@@ -392,7 +392,7 @@ func (x *Exchange) Look(ctx context.Context, since time.Time) error {
 			WithOrigin(toolmesh.OriginCaller)
 	}
 	x.pong = time.Now()
-	if quiet < patience {
+	if x.pong.Sub(last) < patience {
 		return nil
 	}
 	// The ping's answer came after everything that was on its way to this process. That may
