@@ -212,8 +212,9 @@ func WithTimeout(d time.Duration) CallOption {
 }
 
 // bound ends ctx a moment after the call's total time: the node's own word that the time is up comes first, if it comes.
+// It ends no call that [Outlive] is for: whoever lost its connection joins that, and learns how it ended.
 func (s *settings) bound(ctx context.Context) (context.Context, context.CancelFunc) {
-	if s.timeout <= 0 {
+	if s.timeout <= 0 || s.outlive {
 		return ctx, func() {}
 	}
 	return context.WithTimeout(ctx, s.timeout+time.Second)

@@ -448,6 +448,23 @@ func TestTimeoutOfANodeThatNeverAnswers(t *testing.T) {
 	}
 }
 
+// A call that another one joins is not ended by the time of a caller whose own connection is lost:
+// whoever joins it learns how it ended.
+func TestConnectionOfACallThatOutlivesIsLost(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	im := newImpostor(t, broker.Connect(t), true)
+	proxy := meshtest.NewProxy(t, broker)
+	c := newClient(t, proxy.Connect(t), nil)
+	call := start(t, c, "fake.x", nil, client.WithTimeout(500*time.Millisecond), client.Outlive())
+	im.keepalive(wait(t, "request", im.requests))
+	proxy.Blackhole()
+	t.Cleanup(proxy.Heal)
+	if e := toolmesh.AsError(wait(t, "end", call).err); e == nil || e.Code != toolmesh.CodeUnavailable || e.Origin != toolmesh.OriginCaller {
+		t.Errorf("%+v", e)
+	}
+}
+
 // A request that is sent again and meets nobody says nothing of the first one,
 // which may have run: it must not go to another node.
 func TestNobodyForTheSecondRequest(t *testing.T) {
