@@ -22,8 +22,9 @@ const (
 	askEvery = 250 * time.Millisecond
 	// audienceMax is how many sessions that is remembered of.
 	audienceMax = 4096
-	// eventArguments is how many bytes of arguments an event may have; it leaves out larger ones.
-	eventArguments = 64 << 10
+	// eventArguments is how many bytes of arguments an event may have; it leaves out larger ones. All the calls that
+	// are kept of one session have room in the stream so.
+	eventArguments = 4 << 10
 )
 
 // Redactor is a [Handler] that knows secrets: Redact takes them out of a text.

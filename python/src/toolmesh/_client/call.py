@@ -24,6 +24,7 @@ if typing.TYPE_CHECKING:
     from .._worker.schemas.files import File
 
 SILENCE = 2.5  # seconds without a sign after which a node may be lost
+STALLED = 0.5  # how late a wait may end until this process counts as frozen meanwhile: it listens anew then
 AGAIN = ".again"  # behind the inbox of a request that is sent again: a 503 to it is not one to the first
 _REFUSED = 0.1  # seconds for which a node that had no room is passed over, at most
 

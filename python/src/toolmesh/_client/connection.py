@@ -29,7 +29,7 @@ from nats.aio.client import Client
 from .._core import errors, values
 from . import finding, names, payloads, routes
 from .answers import Nobody, outdated, refused, result, timed_out, unreachable, unserved
-from .call import AGAIN, SILENCE, Call, Node, Pending, Ref
+from .call import AGAIN, SILENCE, STALLED, Call, Node, Pending, Ref
 from .clock import Clock
 
 if typing.TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Connection:
         self._routes = routes.Routes(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pinging: asyncio.Task[None] | None = None
+        self._began = 0.0  # when the last ping did
         self._last_error: BaseException | None = None
         self._warned: set[str] = set()  # tools whose results did not fit
         self.closed, self._clock = False, Clock()
@@ -316,8 +317,10 @@ class Connection:
                 return
             raise errors.error("unavailable", f"the connection to the mesh was lost while the call ran: {failure}",
                                tool="", origin="caller") from None
-        # What was on its way has arrived before the ping's answer, and is looked at before the next look.
-        if generation != self.generation or one.messages or one.sign > last or node is not None and node.heard > last:
+        # What was on its way when the ping began has arrived before its answer, and is looked at before the next look.
+        if self._began < last + SILENCE or generation != self.generation or one.messages or one.sign > last:
+            return
+        if node is not None and node.heard > last:
             return
         if one.quiet:
             raise self._lost(one, f"has been silent for {SILENCE} s")
@@ -327,6 +330,7 @@ class Connection:
         """Until the server has answered a ping. One that is late goes on, and is what is waited for next: of one that
         was given up nats-py takes the answer for an error, and reads nothing more."""
         if self._pinging is None or self._pinging.done():
+            self._began = time.monotonic()
             self._pinging = self.loop.create_task(nc.flush(_NEVER))
             self._tasks.add(self._pinging)
             self._pinging.add_done_callback(self._pinged)
@@ -526,8 +530,8 @@ class Connection:
                 if one.error is not None:
                     raise one.error
                 now = time.monotonic()
-                if now - last > wait + 1:
-                    one.sign = now  # this process was frozen: listen anew
+                if now - last > wait + STALLED:
+                    one.sign = now  # listen anew
                 last = now
                 await self.seek(one, call)
                 await self.alive(one, one.asked)

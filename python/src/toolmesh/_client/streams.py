@@ -14,7 +14,7 @@ import typing
 from .._core import errors, values
 from . import names
 from .answers import Nobody, outdated, result, timed_out
-from .call import SILENCE, Pending, Ref
+from .call import SILENCE, STALLED, Pending, Ref
 from .connection import TICK, subject
 from .payloads import read
 
@@ -220,8 +220,8 @@ class Stream:
             wait = min(TICK if not missing else gap_wait, TICK if left is None else left)
             await one.wait(wait)
             now = time.monotonic()
-            if now - looked > 1 + wait:
-                one.sign = now  # this process was frozen, or the reader took its time
+            if now - looked > wait + STALLED:
+                one.sign = now  # or the reader took its time
             looked = now
             if one.error is not None:
                 raise one.error
