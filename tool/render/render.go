@@ -3,6 +3,7 @@ package render
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -143,7 +144,8 @@ func Arguments(d *tool.Descriptor, text json.RawMessage) (arguments json.RawMess
 	}
 	in := parse(d.InputSchema, &notes{most: maxNotes})
 	_, names := in.safeNames(in.arguments())
-	for safe, own := range names {
+	for _, safe := range slices.Sorted(maps.Keys(names)) { // the same text for the same call
+		own := names[safe]
 		if !given.has(safe) {
 			continue
 		}
