@@ -172,10 +172,11 @@ type settings struct {
 	hops       int
 	again      time.Duration // since it was first sent by somebody else; 0: it was not
 	boot       subjects.BootID
-	ref        *codec.Ref  // the arguments, where they are no body; nil for most
-	first      *bus.Peer   // has those at hand
-	noRef      bool        // the result must not come by reference
-	referred   func()      // nil: nobody asks
+	ref        *codec.Ref // the arguments, where they are no body; nil for most
+	first      *bus.Peer  // has those at hand
+	noRef      bool       // the result must not come by reference
+	referred   func()     // nil: nobody asks
+	admit      func(bytes int64) error
 	keepRef    bool        // a result that does so is left where it is
 	deserted   func() bool // of a call that is passed on: its callers are gone; nil of others
 	trace      string
@@ -212,7 +213,7 @@ func WithTimeout(d time.Duration) CallOption {
 }
 
 // bound ends ctx a moment after the call's total time: the node's own word that the time is up comes first, if it comes.
-// It ends no call that [Outlive] is for: whoever lost its connection joins that, and learns how it ended.
+// It ends no call with [Outlive]: a caller that lost its connection joins such a call again and learns how it ended.
 func (s *settings) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	if s.timeout <= 0 || s.outlive {
 		return ctx, func() {}
@@ -265,6 +266,12 @@ func Outlive() CallOption { return optionFunc(func(s *settings) { s.outlive = tr
 // ByReference leaves a result that came by reference where it is: [Result.Ref] names it,
 // and nothing is read. [Client.Forget] has it deleted; else it expires in 15 minutes.
 func ByReference() CallOption { return optionFunc(func(s *settings) { s.keepRef = true }) }
+
+// Admit has admit called with the size of each result of a call or a batch that came by reference, once it was read,
+// and with 0 before. Its error is that of the call, which has run. Calls that share one call it concurrently.
+func Admit(admit func(bytes int64) error) CallOption {
+	return optionFunc(func(s *settings) { s.admit = admit })
+}
 
 // WhenReferred has f called once the arguments are in the store of large values, from where the
 // node reads them: this process holds them no longer. Small ones are held until the call ends.

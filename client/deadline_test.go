@@ -1,7 +1,9 @@
 package client_test
 
 import (
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -44,7 +46,7 @@ authorization { users: [
 	refused := make(chan error, 10)
 	hear := nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err })
 	measured := newClient(t, node, queue)
-	meshtest.Until(t, "who may ask for the time sends deadlines", func() bool { return sends(measured) })
+	meshtest.Until(t, "a caller that may ask the broker sends deadlines", func() bool { return sends(measured) })
 	for what, nc := range map[string]*nats.Conn{
 		"ours":    broker.Connect(t, append(client.ConnectOptions(), nats.UserInfo("caller", "caller"))...),
 		"foreign": broker.Connect(t, nats.UserInfo("caller", "caller")),
@@ -59,15 +61,27 @@ authorization { users: [
 	// Where nodes tell the time callers ask them alone: a broker logs each question that it refuses as an error.
 	answerRegistry(t, node)
 	told := newClient(t, broker.Connect(t, append(client.ConnectOptions(), nats.UserInfo("caller", "caller"), hear)...), queue)
-	meshtest.Until(t, "who is told the time sends deadlines", func() bool { return sends(told) })
+	meshtest.Until(t, "a caller that nodes tell the time sends deadlines", func() bool { return sends(told) })
 	if len(refused) > 0 {
 		t.Errorf("the broker refused what a caller asked: %v", <-refused)
 	}
 }
 
-// A frozen node that is asked for the time says nothing: then the broker tells it.
+// A frozen node that is asked for the time says nothing, and what answers for the registry of an open mesh may be
+// anything: then the broker tells it.
 func TestTimeBesideAFrozenNode(t *testing.T) {
 	t.Parallel()
+	for _, says := range []string{"", `{"now_ms":1700000000000,"bound_ms":-1}`, `{"now_ms":-1,"bound_ms":1}`, `{"now_ms":9000000000000000000,"bound_ms":1}`} {
+		t.Run(says, func(t *testing.T) {
+			t.Parallel()
+			timeBeside(t, says)
+		})
+	}
+}
+
+// timeBeside calls beside a node that answers so when it is asked for the time.
+func timeBeside(t *testing.T, says string) {
+	t.Helper()
 	broker := meshtest.Broker(t)
 	node := broker.Connect(t)
 	newTools().serve(t, node, nil)
@@ -75,7 +89,11 @@ func TestTimeBesideAFrozenNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := node.SubscribeSync("mesh.registry.default.time"); err != nil {
+	if _, err := node.Subscribe("mesh.registry.default.time", func(m *nats.Msg) {
+		if says != "" {
+			_ = m.Respond([]byte(says))
+		}
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if err := node.Flush(); err != nil {
@@ -90,6 +108,10 @@ func TestTimeBesideAFrozenNode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return m.Header.Get(codec.HeaderDeadline) != ""
+		deadline, _ := strconv.ParseInt(m.Header.Get(codec.HeaderDeadline), 10, 64)
+		if away := time.Until(time.UnixMilli(deadline)); deadline != 0 && (away <= 0 || away > 2*testTimeout) {
+			t.Fatalf("a deadline that is %v away", away)
+		}
+		return deadline != 0
 	})
 }

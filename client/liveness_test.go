@@ -449,7 +449,7 @@ func TestTimeoutOfANodeThatNeverAnswers(t *testing.T) {
 }
 
 // A call that another one joins is not ended by the time of a caller whose own connection is lost:
-// whoever joins it learns how it ended.
+// the next runner joins it and learns how it ended.
 func TestConnectionOfACallThatOutlivesIsLost(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -62,7 +62,17 @@ func (c *Client) Forget(session subjects.SessionID, ref *codec.Ref) {
 
 // resolveResult reads a result that came by reference, and has it deleted.
 func (c *Client) resolveResult(ctx context.Context, s *settings, result *Result) error {
+	admit := s.admit
+	if admit == nil {
+		admit = func(int64) error { return nil }
+	}
+	if err := admit(0); err != nil {
+		return err
+	}
 	value, err := c.read(ctx, s.session, result.Node, result.Ref)
+	if err == nil {
+		err = admit(int64(len(value)))
+	}
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/toolmesh/toolmesh/gateway"
 	"github.com/toolmesh/toolmesh/internal/access"
 )
 
@@ -139,4 +140,28 @@ func equalJSON(a, b any) bool {
 	x, _ := json.Marshal(a)
 	y, _ := json.Marshal(b)
 	return string(x) == string(y)
+}
+
+// One small request does not have the gateway hold any number of large results.
+func TestResultsOfABatchAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *gateway.Options) { o.MaxBody = 1 << 20 }) // the results of a request may have eight times that
+	for what, h := range map[string]headers{"a session's key": as(r.token), "without a key": nil} {
+		var got struct {
+			Results []struct {
+				Status string
+				Error  struct {
+					Code    string
+					Started bool
+				}
+			}
+		}
+		calls := strings.TrimSuffix(strings.Repeat(`{"tool":"lab.large"},`, 5), ",")
+		r.do(t, "POST", "/v1/calls:batch", `{"calls":[`+calls+`]}`, h).decode(t, 200, &got)
+		for i, one := range got.Results { // of 3 MiB each
+			if ok := i < 2; ok != (one.Status == "ok") || !ok && (one.Error.Code != "payload_too_large" || !one.Error.Started) {
+				t.Errorf("%s: %d: %+v", what, i, one)
+			}
+		}
+	}
 }

@@ -166,7 +166,7 @@ func InboxPrefix(session SessionID) (string, error) {
 const keyMark = "k-"
 
 // KeyedInbox is an inbox prefix below another, without the final dot, which names the digest of the
-// connection's public key. Whoever may subscribe the other may use it.
+// connection's public key. A connection that may subscribe the other prefix may use this one.
 func KeyedInbox(prefix, digest string) string { return prefix + "." + keyMark + digest }
 
 // InboxKey is the digest that a reply subject below a [KeyedInbox] names; empty for others.

@@ -317,6 +317,9 @@ func (b *Bus) brokerTime() (time.Time, error) {
 	return info.Server.Time, nil
 }
 
+// lastMilli is a unix time in ms, of the year 2248, beyond which nanoseconds soon overflow.
+const lastMilli = 1 << 43
+
 // toldTime is the time by the answer of a node. A frozen one gives none, and takes nothing of
 // the time that the broker has to answer.
 func (b *Bus) toldTime(subject string) (now time.Time, bound time.Duration, err error) {
@@ -330,7 +333,7 @@ func (b *Bus) toldTime(subject string) (now time.Time, bound time.Duration, err 
 		Now   int64 `json:"now_ms"`
 		Bound int64 `json:"bound_ms"`
 	}
-	if json.Unmarshal(m.Data, &told) != nil || told.Now == 0 {
+	if json.Unmarshal(m.Data, &told) != nil || told.Now <= 0 || told.Now >= lastMilli || told.Bound < 0 {
 		return now, 0, toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh does not know the broker's time")
 	}
 	return time.UnixMilli(told.Now), toolmesh.Millis(told.Bound), nil

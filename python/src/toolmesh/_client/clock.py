@@ -13,6 +13,7 @@ if typing.TYPE_CHECKING:
 FOREVER = 100 * 365 * 86400.0  # seconds: a longer time is this
 _EVERY = 60.0  # seconds after which the mesh is asked again, and
 _AGAIN = 5.0  # where nobody answered
+_LAST = float(1 << 43)  # a time in milliseconds, of the year 2248, and the largest error of one
 _DRIFT = 1 / 5000  # how fast two machines' clocks may part
 
 
@@ -49,9 +50,11 @@ class Clock:
 
     def told(self, answer: dict[str, Any]) -> None:
         """Takes an answer to a question that was asked when asks said so."""
-        now = _boottime()
-        self._measured, self._bound = now, (now - self._asked) / 2 + float(answer["bound_ms"]) / 1000
-        self._offset = float(answer["now_ms"]) / 1000 - (self._asked + now) / 2
+        now, told, bound = _boottime(), float(answer["now_ms"]), float(answer["bound_ms"])
+        if not (0 < told < _LAST and 0 <= bound < _LAST):
+            return  # no node of ours says so
+        self._measured, self._bound = now, (now - self._asked) / 2 + bound / 1000
+        self._offset = told / 1000 - (self._asked + now) / 2
 
     def deadline(self, left: float) -> int | None:
         """The deadline of a call that has so many seconds left, in milliseconds; None where the time is not known."""

@@ -344,7 +344,7 @@ class Connection:
     def _pinged(self, ping: asyncio.Task[None]) -> None:
         self._tasks.discard(ping)
         if not ping.cancelled():
-            ping.exception()  # whoever waits for it has it, too
+            ping.exception()  # read, so that asyncio does not print it; those that wait for the ping get it, too
 
     async def seek(self, one: Pending, call: Call) -> None:
         """Finds the node of a call of which none is known after the link was cut, so that it can be asked again."""

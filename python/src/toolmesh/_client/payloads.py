@@ -114,7 +114,7 @@ async def _next(one: Pending, deadline: float) -> Msg:
 
 async def get(link: Link, session: str, ref: Ref, write: Callable[[bytes], object], node: str = "",
               deadline: float = 0.0) -> None:
-    """Hands over what a reference names, in pieces and in order. node is who is asked first. What is gone or was
+    """Hands over what a reference names, in pieces and in order. node is asked first. What is gone or was
     altered is InvalidRequest with details["reason"]; what was handed over before that is something else, or less."""
     digest, high, count = hashlib.sha256(), 0, 0
     if not ref.ident or ref.name.partition(".")[0] != names.token(session):
