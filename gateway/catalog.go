@@ -1,13 +1,11 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"log/slog"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -16,21 +14,22 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 	"github.com/toolmesh/toolmesh/tool/render"
 )
 
 const (
 	// staleMost is how old a list may be that serves a call while a new one is read.
 	staleMost = time.Minute
-	// renderPage is how many declarations are asked for at once: a busy registry answers so many in time.
-	renderPage = 100
+	// describePage is how many descriptions are asked for at once: a busy registry answers so many in time.
+	describePage = 100
 )
 
 // catalog is the tools of one session, which all views of a token select from. One goroutine at a time asks the mesh.
 type catalog struct {
 	m     *mcpLink
 	c     *client.Client
-	known map[subjects.ToolID]*catalogTool // as they were rendered last; of the goroutine that reads
+	known map[subjects.ToolID]*catalogTool // as they were described last; of the goroutine that reads
 
 	mu      sync.Mutex
 	tools   *catalogTools // as they were read last
@@ -51,18 +50,14 @@ type catalogTools struct {
 	etag string // of the registry's list; empty until two readings in a row agree, as two members may answer them
 }
 
-// catalogTool is a tool as MCP clients take it.
+// catalogTool is a tool as MCP clients take it. It is immutable.
 type catalogTool struct {
-	id        subjects.ToolID
-	streaming bool
-	readOnly  bool
-	tool      *mcp.Tool // nil: no client could read it
-	raw       json.RawMessage
-	shape     atomic.Pointer[resultShape] // nil until a call needs it
-
-	// Of the goroutine that reads.
+	id     subjects.ToolID
 	digest string // of the descriptor
-	sure   bool   // rendered two times with this digest: the list and the rendering come by two messages
+	is     tool.Annotations
+	output json.RawMessage // the schema of its results, as the author wrote it
+	shown  render.Rendered
+	tool   *mcp.Tool // nil: no client could read it
 }
 
 // catalog returns that of a session.
@@ -164,7 +159,7 @@ func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools
 				continue
 			}
 			serving = append(serving, t)
-			if old := k.known[t.ID]; old == nil || !old.sure || t.Digest == "" || old.digest != t.Digest || old.streaming != t.Streaming {
+			if old := k.known[t.ID]; old == nil || t.Digest == "" || old.digest != t.Digest {
 				changed = append(changed, t)
 			}
 		}
@@ -173,9 +168,9 @@ func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools
 		}
 		q.After = page.Next
 	}
-	for part := range slices.Chunk(changed, renderPage) {
-		if err := k.render(ctx, part); err != nil {
-			return nil, err // what was rendered is known when the tools are read again
+	for part := range slices.Chunk(changed, describePage) {
+		if err := described(ctx, k.c, part, k.read); err != nil {
+			return nil, err // the parts before are known when the tools are read again
 		}
 	}
 	tools, known := new(catalogTools), make(map[subjects.ToolID]*catalogTool, len(serving))
@@ -192,35 +187,24 @@ func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools
 	return tools, nil
 }
 
-// render reads the declarations of tools. One that stays the same stays the same in memory.
-func (k *catalog) render(ctx context.Context, part []registry.ListedTool) error {
-	shown, err := rendered(ctx, k.c, render.MCP, part)
+// read takes what the registry tells of one tool.
+func (k *catalog) read(listed registry.ListedTool, raw json.RawMessage) {
+	var told registry.DescribeAnswer
+	one := &catalogTool{id: listed.ID}
+	err := json.Unmarshal(raw, &told)
+	if err == nil {
+		d := told.Descriptor
+		one.digest, one.is, one.output = told.Digest, d.Annotations, d.OutputSchema
+		one.shown, err = render.Tool(render.MCP, d)
+	}
+	if err == nil {
+		one.tool, err = decodeTool(one.shown.JSON)
+	}
 	if err != nil {
-		return err
+		k.m.log().Warn("a tool is left out for MCP clients: its declaration cannot be read", slog.String("tool", string(one.id)), slog.String("error", err.Error()))
 	}
-	listed := make(map[subjects.ToolID]*registry.ListedTool, len(part))
-	for i := range part {
-		listed[part[i].ID] = &part[i]
-	}
-	for _, raw := range shown {
-		id := titleOf(raw)
-		t, old := listed[id], k.known[id]
-		switch {
-		case t == nil:
-			continue
-		case old != nil && old.digest == t.Digest && old.streaming == t.Streaming && bytes.Equal(old.raw, raw):
-			old.sure = true
-			continue
-		}
-		one := &catalogTool{id: id, streaming: t.Streaming, raw: raw, digest: t.Digest}
-		if one.tool, err = decodeTool(raw); err != nil {
-			k.m.log().Warn("a tool is left out for MCP clients: its metadata.mcp cannot be read", slog.String("tool", string(id)), slog.String("error", err.Error()))
-		} else {
-			one.readOnly = one.tool.Annotations != nil && one.tool.Annotations.ReadOnlyHint
-		}
-		k.known[id] = one
-	}
-	return nil
+	one.shown.JSON = nil // the tool has all of it
+	k.known[one.id] = one
 }
 
 // decodeTool reads a tool as render writes it, with the schemas as their author did.
@@ -239,35 +223,4 @@ func decodeTool(raw json.RawMessage) (*mcp.Tool, error) {
 		t.OutputSchema = in.OutputSchema
 	}
 	return t, nil
-}
-
-// titleOf is the id of a rendered tool that cannot be read otherwise.
-func titleOf(raw json.RawMessage) subjects.ToolID {
-	var t struct {
-		Title subjects.ToolID `json:"title"`
-	}
-	_ = json.Unmarshal(raw, &t)
-	return t.Title
-}
-
-// alone returns the tool that a name means by itself, for the time when no list can be read; nil for none.
-func (v *view) alone(ctx context.Context, name string) *catalogTool {
-	id, _, _, err := fit(ctx, v.c, v.of, subjects.ToolID(name), nil)
-	if err != nil || !v.globs.Match(id) || !v.of.may(id) {
-		return nil
-	}
-	d, err := describe(ctx, v.c, id)
-	if err != nil || (v.key.readOnly || v.of.readOnly()) && !d.Annotations.ReadOnly {
-		return nil
-	}
-	shown, err := render.Tool(render.MCP, d)
-	if err != nil {
-		return nil
-	}
-	t := &catalogTool{id: id, streaming: d.Annotations.Streaming}
-	t.shape.Store(&resultShape{d.OutputSchema, d.Annotations.Collect, shown})
-	if t.tool, err = decodeTool(shown.JSON); err != nil {
-		return nil
-	}
-	return t
 }

@@ -48,7 +48,6 @@ var cacheable = mcp.Cacheable{TTLMs: int(viewFresh.Milliseconds()), CacheScope: 
 type view struct {
 	key    viewKey
 	m      *mcpLink
-	uses   int   // requests that use it; guarded by m.mu
 	of     *link // whose token it is; nil without one
 	c      *client.Client
 	globs  subjects.Globs // of the URL
@@ -222,7 +221,7 @@ func (v *view) list(tools *catalogTools) *toolList {
 		}
 	}
 	for _, t := range mine {
-		if (v.key.readOnly || v.of.readOnly()) && !t.readOnly {
+		if (v.key.readOnly || v.of.readOnly()) && !t.is.ReadOnly {
 			continue
 		}
 		name := t.tool.Name
@@ -288,13 +287,10 @@ func (v *view) find(ctx context.Context, name string) (*catalogTool, error) {
 		}
 		list, err = v.tools(ctx, viewAgain)
 	}
-	if err == nil {
-		return list.find(name), nil
+	if err != nil {
+		return nil, err
 	}
-	if t := v.alone(ctx, name); t != nil {
-		return t, nil
-	}
-	return nil, err
+	return list.find(name), nil
 }
 
 // find returns the tool that a name means in a list; nil for none, or several.
@@ -351,13 +347,7 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 	if err := t.requires(q.Session.InitializeParams()); err != nil {
 		return nil, err
 	}
-	// Clients fail a result without the structured content that its tool declares: the call is not made where the
-	// result could not be shown.
-	shape, err := v.shapeOf(ctx, t)
-	if err != nil {
-		return nil, rpcError(err)
-	}
-	value, err := v.run(ctx, q, &in, t.streaming, shape)
+	value, err := v.run(ctx, q, &in, t)
 	if err != nil {
 		e := toolmesh.AsError(err)
 		if !toolFailed(e.Code) {
@@ -369,10 +359,11 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 		}
 		return failedTool(text), nil
 	}
-	result := resultOf(value, shape)
-	v.shorten(ctx, result)
+	result := t.resultOf(value)
+	result.Meta = mcp.Meta{}
+	v.shorten(ctx, t, value, result)
 	if len(in.changed) > 0 {
-		result.Meta = mcp.Meta{changedKey: in.changed}
+		result.Meta[changedKey] = in.changed
 	}
 	return result, nil
 }
@@ -412,9 +403,9 @@ func toolFailed(code toolmesh.Code) bool {
 }
 
 // run makes the call. To a client that asks for progress, the items of a stream are that.
-func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, streams bool, shape *resultShape) (json.RawMessage, error) {
+func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, t *catalogTool) (json.RawMessage, error) {
 	token := q.Params.GetProgressToken()
-	if token == nil || !streams {
+	if token == nil || !t.is.Streaming {
 		reports := newReporter(ctx, q, string(in.tool))
 		in.report = reports.report
 		result, err := in.run(ctx, v.c, v.of)
@@ -422,16 +413,16 @@ func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, stream
 		if err != nil {
 			return nil, err
 		}
-		return result.Value, nil
+		return orNull(result.Value), nil
 	}
-	last, all, err := v.follow(ctx, q, in, token, shape.collect)
+	last, all, err := v.follow(ctx, q, in, token, t.is.Collect)
 	if err != nil && last == nil && in.mend(ctx, v.c, v.of, err) {
-		last, all, err = v.follow(ctx, q, in, token, shape.collect)
+		last, all, err = v.follow(ctx, q, in, token, t.is.Collect)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if shape.collect {
+	if t.is.Collect {
 		return append(append([]byte{'['}, bytes.Join(all, []byte{','})...), ']'), nil
 	}
 	return orNull(last), nil
