@@ -12,8 +12,10 @@ import json
 import os
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
+from contextvars import ContextVar
 from itertools import count
 
+from ..schemas.values import decode
 from ..state import limits
 from ..wire import frames
 from . import threads
@@ -23,7 +25,7 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, Callable, Generator
-    from typing import NoReturn, Protocol
+    from typing import Any, NoReturn, Protocol
 
     from ..wire.frames import JSON, Frame, Reader
     from .guard import Guard
@@ -41,6 +43,13 @@ _text = json.JSONEncoder().encode  # bound now: a tool may replace what json has
 
 current: Channel | None = None
 """The channel of this process; None where no call can be made."""
+served: ContextVar[Any] = ContextVar("served", default=None)
+"""In a process that is no worker: the same of the call of a host that this context serves."""
+
+
+def here() -> Channel | None:
+    """The channel of the code that calls this, if it has one."""
+    return current or served.get()
 
 
 def refuse(code: str, message: str, tool: str) -> NoReturn:
@@ -112,7 +121,7 @@ class Awaiting(Waiter):
 class Channel:
     """What the two workers have in common. Its calls may be made by any thread.
 
-    Arguments and results are JSON bytes; a failure is a MeshError.
+    Arguments are JSON bytes, results values; a failure is a MeshError.
     """
 
     def __init__(self, outlet: Outlet) -> None:
@@ -225,12 +234,12 @@ class Channel:
         """The next frame for waiter, which has entered."""
         raise NotImplementedError
 
-    def call(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> bytes:
+    def call(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> Any:
         """Calls a tool, or asks what flags say, and waits for its result."""
-        (body,) = self._answers(tool, args, timeout, flags)
-        return body
+        (value,) = self._answers(tool, args, timeout, flags)
+        return value
 
-    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
+    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[Any, None, None]:
         """Calls a tool and yields its items; closing it cancels the call."""
         return self._answers(tool, args, timeout, frames.STREAM)
 
@@ -247,7 +256,8 @@ class Channel:
         (answer,) = self.file(what, body)
         return answer
 
-    def _answers(self, tool: str, args: bytes, timeout: float | None, flags: int) -> Generator[bytes, None, None]:
+    def _answers(self, tool: str, args: bytes, timeout: float | None, flags: int) -> Generator[Any, None, None]:
+        """The values that come back, of a file bytes."""
         waiter = Waiter(next(self._ids))
         opened = False
         try:
@@ -270,7 +280,7 @@ class Channel:
                     raise failure(body, tool)
                 if kind != frames.NESTED_END:
                     waiter.used += len(body) + _ITEM
-                    yield body
+                    yield body if flags & frames.FILE else decode(body)
                 if kind != frames.NESTED_ITEM:
                     return
         finally:
@@ -278,18 +288,18 @@ class Channel:
 
     _begin = _open  # as that, on an event loop
 
-    async def acall(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> bytes:
+    async def acall(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> Any:
         """As call, on an event loop."""
-        (body,) = [body async for body in self._aanswers(tool, args, timeout, flags)]
-        return body
+        (value,) = [value async for value in self._aanswers(tool, args, timeout, flags)]
+        return value
 
-    def astream(self, tool: str, args: bytes, timeout: float | None) -> AsyncGenerator[bytes, None]:
+    def astream(self, tool: str, args: bytes, timeout: float | None) -> AsyncGenerator[Any, None]:
         """As stream, on an event loop."""
         return self._aanswers(tool, args, timeout, frames.STREAM)
 
     async def _aanswers(
         self, tool: str, args: bytes, timeout: float | None, flags: int
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[Any, None]:
         import asyncio
 
         waiter = Awaiting(next(self._ids), asyncio.get_running_loop())
@@ -300,7 +310,7 @@ class Channel:
                 if kind == frames.NESTED_ERROR:
                     raise failure(body, tool)
                 if kind != frames.NESTED_END:
-                    yield body
+                    yield decode(body)
                     waiter.used += len(body) + _ITEM
                 if kind != frames.NESTED_ITEM:
                     return
