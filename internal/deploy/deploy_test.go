@@ -662,7 +662,7 @@ func TestStopInTheMiddleOfAnInstall(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotNeededLeavesTheDisk(t *testing.T) {
+func TestUnneededIndexesLeaveTheDisk(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	n := start(t, s, "")

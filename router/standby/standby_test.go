@@ -119,7 +119,7 @@ func TestCallsWaitForANode(t *testing.T) {
 }
 
 // What no installed index has is not found at once, and what cannot be read is refused.
-func TestWhatDoesNotWait(t *testing.T) {
+func TestCallsThatDoNotWait(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
 	if e := failure(t, <-r.request("weather.tomorrow", `{}`, nil)); e.Code != toolmesh.CodeToolNotFound || e.Started != toolmesh.StartedNo {
