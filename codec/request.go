@@ -246,8 +246,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderWantLoad:
 			r.WantLoad, err = parseFlag(HeaderWantLoad, v)
 		case HeaderCache:
-			if r.NoCache = v == cacheBypass; !r.NoCache {
-				err = invalid("header %s is %q: it is %s", HeaderCache, v, cacheBypass)
+			if r.NoCache = v == string(CacheBypass); !r.NoCache {
+				err = invalid("header %s is %q: it is %s", HeaderCache, v, CacheBypass)
 			}
 		case HeaderAcceptRef:
 			r.AcceptRef, err = parseFlag(HeaderAcceptRef, v)
