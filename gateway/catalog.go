@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -25,23 +27,16 @@ const (
 	describePage = 100
 )
 
-// catalog is the tools of one session, which all views of a token select from. One goroutine at a time asks the mesh.
+// catalog is the tools of one session, which all views of a token select from.
 type catalog struct {
-	m     *mcpLink
-	c     *client.Client
-	known map[subjects.ToolID]*catalogTool // as they were described last; of the goroutine that reads
+	m       *mcpLink
+	c       *client.Client
+	reading singleflight.Group               // of one key: one goroutine at a time asks the mesh
+	known   map[subjects.ToolID]*catalogTool // as they were described last; of the goroutine that reads
 
-	mu      sync.Mutex
-	tools   *catalogTools // as they were read last
-	at      time.Time     // the start of that reading
-	reading *reading      // nil while no goroutine reads
-}
-
-// reading is one time that the tools are read.
-type reading struct {
-	begun time.Time
-	done  chan struct{} // closed when err is set
-	err   error
+	mu    sync.Mutex
+	tools *catalogTools // as they were read last
+	at    time.Time     // the start of that reading
 }
 
 // catalogTools are tools in the order of their ids. The list is immutable.
@@ -70,66 +65,52 @@ func (m *mcpLink) catalog(c *client.Client) *catalog {
 	return k
 }
 
-// start begins to read, unless a goroutine does; k.mu is held.
-func (k *catalog) start() *reading {
-	if k.reading != nil {
-		return k.reading
-	}
-	r := &reading{begun: time.Now(), done: make(chan struct{})}
-	k.m.mu.Lock()
-	defer k.m.mu.Unlock()
-	if k.m.closed {
-		r.err = errStopping
-		close(r.done)
-		return r
-	}
-	k.reading = r
-	before := k.tools
-	k.m.looking.Go(func() {
+// read begins to read the tools, unless a goroutine reads them, and returns the start of that reading.
+func (k *catalog) read() <-chan singleflight.Result {
+	return k.reading.DoChan("", func() (any, error) {
+		begun := time.Now()
+		before, _ := k.last()
 		tools, err := k.load(k.m.ctx, before)
-		k.mu.Lock()
-		defer k.mu.Unlock()
 		if err == nil {
-			k.tools, k.at = tools, r.begun
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.tools, k.at = tools, begun
 		}
-		k.reading, r.err = nil, err
-		close(r.done)
+		return begun, err
 	})
-	return r
+}
+
+// last returns the tools as they were read last, nil for none, and their age.
+func (k *catalog) last() (*catalogTools, time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.tools, time.Since(k.at)
 }
 
 // get returns the tools of a reading that began at most age ago; 0: of one that begins now.
 func (k *catalog) get(ctx context.Context, age time.Duration) (*catalogTools, error) {
-	asked := time.Now()
-	for {
-		k.mu.Lock()
-		if k.tools != nil && k.at.After(asked.Add(-age)) {
-			defer k.mu.Unlock()
-			return k.tools, nil
+	for asked := time.Now(); ; {
+		if tools, old := k.last(); tools != nil && old < age+time.Since(asked) {
+			return tools, nil
 		}
-		r := k.start()
-		k.mu.Unlock()
 		select {
-		case <-r.done:
+		case r := <-k.read():
+			if begun, _ := r.Val.(time.Time); r.Err != nil && !begun.Before(asked) {
+				return nil, r.Err
+			}
 		case <-ctx.Done():
 			return nil, toolmesh.AsError(context.Cause(ctx))
-		}
-		if r.err != nil && !r.begun.Before(asked) {
-			return nil, r.err
 		}
 	}
 }
 
 // atHand returns tools for a call, which waits for no newer ones: the mesh itself refuses what was removed.
 func (k *catalog) atHand(ctx context.Context) (*catalogTools, error) {
-	k.mu.Lock()
-	tools := k.tools
-	age := time.Since(k.at)
-	if tools != nil && age > viewFresh {
-		k.start()
+	tools, old := k.last()
+	if tools != nil && old > viewFresh {
+		k.read()
 	}
-	k.mu.Unlock()
-	if tools != nil && age < staleMost {
+	if tools != nil && old < staleMost {
 		return tools, nil
 	}
 	now, err := k.get(ctx, staleMost)
@@ -148,28 +129,18 @@ func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools
 	if before != nil && state.ETag != "" && state.ETag == before.etag {
 		return before, nil
 	}
-	var serving, changed []registry.ListedTool
-	for q := (registry.Request{Limit: askPage, Digests: true}); ; {
-		var page registry.ListAnswer
-		if err := k.c.Ask(ctx, registry.VerbList, q, &page); err != nil {
-			return nil, err
+	serving, _, err := listSome(ctx, k.c, registry.Request{Digests: true}, math.MaxInt, func(t *registry.ListedTool) bool { return t.State == registry.ToolServing })
+	if err != nil {
+		return nil, err
+	}
+	var changed []registry.ListedTool
+	for _, t := range serving {
+		if old := k.known[t.ID]; old == nil || t.Digest == "" || old.digest != t.Digest {
+			changed = append(changed, t)
 		}
-		for _, t := range page.Tools {
-			if t.State != registry.ToolServing {
-				continue
-			}
-			serving = append(serving, t)
-			if old := k.known[t.ID]; old == nil || t.Digest == "" || old.digest != t.Digest {
-				changed = append(changed, t)
-			}
-		}
-		if page.Next == "" || page.Next == q.After {
-			break
-		}
-		q.After = page.Next
 	}
 	for part := range slices.Chunk(changed, describePage) {
-		if err := described(ctx, k.c, part, k.read); err != nil {
+		if err := described(ctx, k.c, part, k.take); err != nil {
 			return nil, err // the parts before are known when the tools are read again
 		}
 	}
@@ -187,8 +158,8 @@ func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools
 	return tools, nil
 }
 
-// read takes what the registry tells of one tool.
-func (k *catalog) read(listed registry.ListedTool, raw json.RawMessage) {
+// take takes what the registry tells of one tool.
+func (k *catalog) take(listed registry.ListedTool, raw json.RawMessage) {
 	var told registry.DescribeAnswer
 	one := &catalogTool{id: listed.ID}
 	err := json.Unmarshal(raw, &told)

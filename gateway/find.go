@@ -50,7 +50,7 @@ func (v *view) findTools(ctx context.Context, q *mcp.CallToolRequest) (*mcp.Call
 		return failedTool("find_tools takes a query, a text, and a limit from 1 to 50"), nil
 	}
 	var answer registry.SearchAnswer
-	if err := v.c.Ask(ctx, registry.VerbSearch, registry.Request{Query: in.Query, Limit: in.Limit, Tools: v.globs, ReadOnly: v.key.readOnly || v.of.readOnly()}, &answer); err != nil {
+	if err := v.c.Ask(ctx, registry.VerbSearch, registry.Request{Query: in.Query, Limit: in.Limit, Tools: v.globs, ReadOnly: v.key.readOnly || v.m.of.readOnly()}, &answer); err != nil {
 		return nil, rpcError(err)
 	}
 	list, err := v.tools(ctx, viewAgain)

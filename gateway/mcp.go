@@ -39,8 +39,8 @@ type mcpLink struct {
 	stateless  http.Handler
 	opts       *Options
 	serverInfo *mcp.Implementation
-	ctx        context.Context    // of looking and reading
-	stop       context.CancelFunc // nil until the first request
+	ctx        context.Context         // of looking and reading
+	stop       context.CancelCauseFunc // nil until the first request
 	looking    sync.WaitGroup
 
 	mu       sync.Mutex
@@ -179,7 +179,7 @@ func (m *mcpLink) begin(opts *Options) {
 	m.sessions = mcp.NewStreamableHTTPHandler(serverOf, &o)
 	o.Stateless, o.PropagateRequestCancellation = true, true
 	m.stateless = mcp.NewStreamableHTTPHandler(serverOf, &o)
-	m.ctx, m.stop = context.WithCancel(context.Background())
+	m.ctx, m.stop = context.WithCancelCause(context.Background())
 	m.looking.Go(m.look)
 }
 
@@ -278,40 +278,26 @@ func (m *mcpLink) expire() {
 // log is where it is said what is wrong with tools.
 func (m *mcpLink) log() *slog.Logger { return cmp.Or(m.opts.Logger, slog.New(slog.DiscardHandler)) }
 
-// look tells clients when the tools of their view have changed. The mesh is asked once for all views of a session.
+// look tells clients when the tools of their view have changed.
 func (m *mcpLink) look() {
-	pause := time.NewTimer(lookEvery)
-	defer pause.Stop()
-	for {
+	for took := time.Duration(0); ; {
 		select {
 		case <-m.ctx.Done():
 			return
-		case <-pause.C:
+		case <-time.After(max(lookEvery, took)):
 		}
-		m.expire()
 		begun := time.Now()
-		used := make(map[*catalog][]*view)
+		m.expire()
+		var looks sync.WaitGroup
 		m.mu.Lock()
 		for _, v := range m.views {
 			if v.used() {
-				used[v.catalog] = append(used[v.catalog], v)
+				looks.Go(func() { v.look(m.ctx) })
 			}
 		}
 		m.mu.Unlock()
-		var looks sync.WaitGroup
-		for k, views := range used {
-			looks.Go(func() {
-				tools, err := k.get(m.ctx, 0)
-				if err != nil {
-					return // looked at again
-				}
-				for _, v := range views {
-					v.look(tools)
-				}
-			})
-		}
 		looks.Wait()
-		pause.Reset(max(lookEvery, time.Since(begun)))
+		took = time.Since(begun)
 	}
 }
 
@@ -324,7 +310,7 @@ func (m *mcpLink) close() {
 	if m.stop == nil {
 		return
 	}
-	m.stop()
+	m.stop(errStopping)
 	m.looking.Wait()
 	for _, v := range views {
 		v.close()
@@ -346,23 +332,18 @@ func keyOf(session, query string) (viewKey, error) {
 	if err != nil {
 		return key, refused(toolmesh.CodeInvalidRequest, "the query cannot be read: %w", err)
 	}
-	flags := map[string]struct {
-		on   string
-		flag *bool
-	}{"read_only": {"1", &key.readOnly}, "search": {"1", &key.search}, "prefix": {"off", &key.bare}}
+	flags := map[string]*bool{"read_only=1": &key.readOnly, "search=1": &key.search, "prefix=off": &key.bare}
 	for name, values := range q {
-		flag, known := flags[name]
+		flag := flags[name+"="+values[0]]
 		switch {
 		case len(values) != 1:
 			return key, refused(toolmesh.CodeInvalidRequest, "%s is given %d times: give it once", name, len(values))
 		case name == "tools":
 			key.globs = values[0]
-		case !known:
-			return key, refused(toolmesh.CodeInvalidRequest, "%q is no word of the query: they are tools, read_only, prefix and search", name)
-		case values[0] != flag.on:
-			return key, refused(toolmesh.CodeInvalidRequest, "%s is %q: it is %s, or not given", name, values[0], flag.on)
+		case flag == nil:
+			return key, refused(toolmesh.CodeInvalidRequest, "the query cannot have %s=%q: it may have tools=GLOB,…, read_only=1, prefix=off and search=1", name, values[0])
 		default:
-			*flag.flag = true
+			*flag = true
 		}
 	}
 	if _, err := subjects.ParseGlobs(key.globs); err != nil {

@@ -31,7 +31,7 @@ const (
 // whole text in the mesh's store, from where any gateway reads it. Structured content is cut where it still fits the
 // schema: clients refuse a result without it, unless the result is an error.
 func (v *view) shorten(ctx context.Context, t *catalogTool, value json.RawMessage, result *mcp.CallToolResult) {
-	most := cmp.Or(v.opts.MCPResultMax, mcpResultMax)
+	most := cmp.Or(v.m.opts.MCPResultMax, mcpResultMax)
 	left, note := most, ""
 	var content []mcp.Content
 	for _, one := range result.Content {
