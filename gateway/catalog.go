@@ -55,14 +55,14 @@ type catalogTool struct {
 	tool   *mcp.Tool // nil: no client could read it
 }
 
-// catalog returns that of a session.
+// catalog returns that of the views of a session; m.mu is held.
 func (m *mcpLink) catalog(c *client.Client) *catalog {
-	k := m.catalogs[c.Session()]
-	if k == nil {
-		k = &catalog{m: m, c: c, known: make(map[subjects.ToolID]*catalogTool)}
-		m.catalogs[c.Session()] = k
+	for key, v := range m.views {
+		if key.session == c.Session() {
+			return v.catalog
+		}
 	}
-	return k
+	return &catalog{m: m, c: c, known: make(map[subjects.ToolID]*catalogTool)}
 }
 
 // read begins to read the tools, unless a goroutine reads them, and returns the start of that reading.

@@ -22,9 +22,7 @@ func (t *catalogTool) resultOf(value json.RawMessage) *mcp.CallToolResult {
 		}
 	}
 	if result.Content == nil {
-		text := string(value)
-		_ = json.Unmarshal(value, &text) // a text is shown without its quotes
-		result.Content = []mcp.Content{&mcp.TextContent{Text: text}}
+		result.Content = []mcp.Content{&mcp.TextContent{Text: (&batchResult{Result: value}).text()}}
 	}
 	return result
 }

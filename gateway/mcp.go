@@ -34,22 +34,20 @@ const (
 // mcpLink is what MCP clients have of one token. A legacy session's id is worth nothing with another
 // token: each has handlers of its own.
 type mcpLink struct {
-	of         *link
-	sessions   http.Handler // of revisions with sessions
-	stateless  http.Handler
-	opts       *Options
-	serverInfo *mcp.Implementation
-	ctx        context.Context         // of looking and reading
-	stop       context.CancelCauseFunc // nil until the first request
-	looking    sync.WaitGroup
+	of        *link
+	sessions  http.Handler // of revisions with sessions
+	stateless http.Handler
+	opts      *Options
+	ctx       context.Context         // of looking and reading
+	stop      context.CancelCauseFunc // nil until the first request
+	looking   sync.WaitGroup
 
-	mu       sync.Mutex
-	closed   bool
-	views    map[viewKey]*view
-	catalogs map[subjects.SessionID]*catalog
-	visits   map[string]*visit
-	count    uint64               // of the visits until now
-	lastUse  map[string]time.Time // of the legacy sessions
+	mu      sync.Mutex
+	closed  bool
+	views   map[viewKey]*view
+	visits  map[string]*visit
+	count   uint64               // of the visits until now
+	lastUse map[string]time.Time // of the legacy sessions
 }
 
 // visit is an HTTP request that is being answered, or a pipe: its calls end with it.
@@ -167,9 +165,8 @@ func endsWith(ctx, other context.Context) (context.Context, context.CancelCauseF
 
 // begin makes the handlers at a token's first MCP request; m.mu is held.
 func (m *mcpLink) begin(opts *Options) {
-	m.opts, m.serverInfo = opts, &mcp.Implementation{Name: "toolmesh", Version: cmp.Or(opts.Version, "dev")}
+	m.opts, m.lastUse = opts, make(map[string]time.Time)
 	m.views, m.visits = make(map[viewKey]*view), make(map[string]*visit)
-	m.catalogs, m.lastUse = make(map[subjects.SessionID]*catalog), make(map[string]time.Time)
 	serverOf := func(r *http.Request) *mcp.Server {
 		v, _ := r.Context().Value(viewOf{}).(*view)
 		return v.server
@@ -204,7 +201,6 @@ func (m *mcpLink) enter(opts *Options, key viewKey, c *client.Client, p *visit) 
 			}
 			if !old.used() && m.visited(func(p *visit) bool { return p.view == old }) == 0 {
 				delete(m.views, other)
-				m.forget(other.session)
 			}
 		}
 		if len(m.views) >= maxViews {
@@ -227,16 +223,6 @@ func (m *mcpLink) visited(as func(*visit) bool) (n int) {
 		}
 	}
 	return n
-}
-
-// forget drops the catalog of a session that has no view any more; m.mu is held.
-func (m *mcpLink) forget(session subjects.SessionID) {
-	for other := range m.views {
-		if other.session == session {
-			return
-		}
-	}
-	delete(m.catalogs, session)
 }
 
 // leave ends a visit. The session is the legacy one that it used or made.
@@ -292,7 +278,7 @@ func (m *mcpLink) look() {
 		m.mu.Lock()
 		for _, v := range m.views {
 			if v.used() {
-				looks.Go(func() { v.look(m.ctx) })
+				looks.Go(func() { _, _ = v.tools(m.ctx, lookEvery/2) }) // which tells its clients; views of a session share a reading
 			}
 		}
 		m.mu.Unlock()

@@ -53,12 +53,17 @@ func (r *rig) connect(t *testing.T, path, version string, o *mcp.ClientOptions) 
 func names(t *testing.T, s *mcp.ClientSession) string {
 	t.Helper()
 	var all []string
-	for one, err := range s.Tools(t.Context(), nil) {
-		if err != nil {
-			t.Fatal(err)
+	meshtest.Until(t, "the tools are listed", func() bool { // a busy machine's registry may be late
+		all = nil
+		for one, err := range s.Tools(t.Context(), nil) {
+			if err != nil {
+				t.Log(err)
+				return false
+			}
+			all = append(all, one.Name)
 		}
-		all = append(all, one.Name)
-	}
+		return true
+	})
 	return strings.Join(all, " ")
 }
 

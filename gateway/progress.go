@@ -19,14 +19,14 @@ type reporter struct {
 	tool  string
 	told  sync.WaitGroup
 
-	mu      sync.Mutex
-	latest  *codec.Progress
-	telling bool
-	over    bool
+	mu     sync.Mutex
+	latest *codec.Progress // to be told; nil for none
+	over   bool
 
-	said  *codec.Progress // told last: keepalives say it again
-	at    float64         // the progress told last; it increases
-	total float64         // 1 once a fraction is known, else 0
+	telling sync.Mutex      // guards the rest
+	said    *codec.Progress // told last: keepalives say it again
+	at      float64         // the progress told last; it increases
+	total   float64         // 1 once a fraction is known, else 0
 }
 
 func newReporter(ctx context.Context, q *mcp.CallToolRequest, tool string) *reporter {
@@ -40,24 +40,20 @@ func (r *reporter) report(p codec.Progress) {
 	if r.over {
 		return
 	}
-	r.latest = &p
-	if !r.telling {
-		r.telling = true
-		r.told.Go(r.tellAll)
+	if r.latest == nil {
+		r.told.Go(r.tellLatest)
 	}
+	r.latest = &p
 }
 
-func (r *reporter) tellAll() {
-	for {
-		r.mu.Lock()
-		p := r.latest
-		r.latest, r.telling = nil, p != nil
-		r.mu.Unlock()
-		if p == nil {
-			return
-		}
-		r.tell(*p)
-	}
+func (r *reporter) tellLatest() {
+	r.telling.Lock()
+	defer r.telling.Unlock()
+	r.mu.Lock()
+	p := *r.latest
+	r.latest = nil
+	r.mu.Unlock()
+	r.tell(p)
 }
 
 // end waits until the last report is told, and ignores those that come later.

@@ -64,7 +64,7 @@ func (v *view) shorten(ctx context.Context, t *catalogTool, value json.RawMessag
 	result.Meta[shortenedKey] = true
 	note = cmp.Or(note, "The structured content is cut: the content has all of the result.")
 	if result.StructuredContent = t.cutStructured(value, note, most); result.StructuredContent == nil {
-		result.StructuredContent, result.IsError = nil, true
+		result.IsError = true
 		result.Content = append(result.Content, &mcp.TextContent{Text: "The tool has run, and its result is too large for structured content that fits the tool's schema: do not call it again for this."})
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 const (
@@ -57,7 +58,6 @@ type view struct {
 	mu      sync.Mutex
 	now     *toolList         // of the newest tools
 	mirrors map[string]string // the schemas of tools that the SDK compares headers of, by name
-	told    []namedTool       // what clients were last told of; nil until they asked
 }
 
 // toolList is the tools of a view at one time. It is immutable.
@@ -76,7 +76,7 @@ type namedTool struct {
 
 func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 	globs, _ := subjects.ParseGlobs(key.globs) // keyOf has looked
-	v := &view{key: key, m: m, catalog: m.catalog(c), c: c, globs: globs, server: mcp.NewServer(m.serverInfo, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
+	v := &view{key: key, m: m, catalog: m.catalog(c), c: c, globs: globs, server: mcp.NewServer(&mcp.Implementation{Name: "toolmesh", Version: cmp.Or(m.opts.Version, "dev")}, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
 		Tools: &mcp.ToolCapabilities{ListChanged: true}, Prompts: &mcp.PromptCapabilities{}, Resources: &mcp.ResourceCapabilities{},
 		//lint:ignore SA1019 clients of earlier revisions expect it
 		Logging: &mcp.LoggingCapabilities{},
@@ -132,39 +132,25 @@ func (v *view) close() {
 	closing.Wait()
 }
 
-// look tells the clients if the list has changed. Views of one session share a reading.
-func (v *view) look(ctx context.Context) {
-	list, err := v.tools(ctx, lookEvery/2)
-	if err != nil {
-		return // looked at again
-	}
-	v.mu.Lock()
-	before := v.told
-	v.told = list.named
-	v.mu.Unlock()
-	if !slices.Equal(before, list.named) {
-		v.touch()
-	}
-}
-
 // tools returns the list, not older than given.
 func (v *view) tools(ctx context.Context, age time.Duration) (*toolList, error) {
 	return v.shown(v.catalog.get(ctx, age))
 }
 
-// shown returns the list of tools that were read.
+// shown returns the list of tools that were read. Clients are told if it differs from the one before.
 func (v *view) shown(tools *catalogTools, err error) (*toolList, error) {
 	if err != nil {
 		return nil, err
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.now == nil || v.now.of != tools {
+	before := v.now
+	if before == nil || before.of != tools {
 		v.now = v.list(tools)
 		v.mirror(v.now)
-	}
-	if v.told == nil {
-		v.told = v.now.named
+		if before != nil && !slices.Equal(before.named, v.now.named) {
+			v.touch()
+		}
 	}
 	return v.now, nil
 }
@@ -349,11 +335,7 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 		if !toolFailed(e.Code) {
 			return nil, rpcError(err)
 		}
-		text := e.Message
-		if e.Code == toolmesh.CodeToolError && e.Type != "" {
-			text = e.Type + ": " + e.Message
-		}
-		return failedTool(text), nil
+		return failedTool((&batchResult{Error: e}).text()), nil
 	}
 	result := t.resultOf(value)
 	result.Meta = mcp.Meta{}
@@ -396,55 +378,56 @@ func toolFailed(code toolmesh.Code) bool {
 
 // run makes the call. To a client that asks for progress, the items of a stream are that.
 func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, t *catalogTool) (json.RawMessage, error) {
-	token := q.Params.GetProgressToken()
-	if token == nil || !t.is.Streaming {
+	if q.Params.GetProgressToken() == nil || !t.is.Streaming {
 		reports := newReporter(ctx, q, string(in.tool))
 		in.report = reports.report
+		defer reports.end()
 		result, err := in.run(ctx, v.c, v.m.of)
-		reports.end()
 		if err != nil {
 			return nil, err
 		}
 		return orNull(result.Value), nil
 	}
-	last, all, err := v.follow(ctx, q, in, token, t.is.Collect)
-	if err != nil && last == nil && in.mend(ctx, v.c, v.m.of, err) {
-		last, all, err = v.follow(ctx, q, in, token, t.is.Collect)
+	items, err := v.follow(ctx, q, in, t.is.Collect)
+	if err != nil && len(items) == 0 && in.mend(ctx, v.c, v.m.of, err) {
+		items, err = v.follow(ctx, q, in, t.is.Collect)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case t.is.Collect:
+		return tool.MarshalPlain(items)
+	case len(items) == 0:
+		return orNull(nil), nil
 	}
-	if t.is.Collect {
-		return append(append([]byte{'['}, bytes.Join(all, []byte{','})...), ']'), nil
-	}
-	return orNull(last), nil
+	return items[0], nil
 }
 
-// follow reads a stream, and tells its items as progress: the latest one, where they come too fast. It keeps
-// all items of a tool whose result they are.
-func (v *view) follow(ctx context.Context, q *mcp.CallToolRequest, in *call, token any, collect bool) (last json.RawMessage, all [][]byte, err error) {
+// follow reads a stream, and tells its items as progress: the latest one, where they come too fast. It returns all
+// items of a tool whose result they are, else the last one.
+func (v *view) follow(ctx context.Context, q *mcp.CallToolRequest, in *call, collect bool) ([]json.RawMessage, error) {
 	var told time.Time
-	size := 0
+	items, size := []json.RawMessage{}, 0
 	for chunk, err := range v.c.Stream(ctx, in.tool, in.args, in.options()...) {
 		if err != nil {
-			return last, nil, err
+			return items, err
 		}
-		last = chunk.Data
-		if size += len(last); collect && size > defaultMaxBody {
-			return last, nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the items of the stream have more than %d bytes: read it over HTTP", defaultMaxBody)
+		if size += len(chunk.Data); collect && size > defaultMaxBody {
+			return items, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the items of the stream have more than %d bytes: read it over HTTP", defaultMaxBody)
 		}
-		if collect {
-			all = append(all, last)
+		if !collect {
+			items = items[:0]
 		}
+		items = append(items, chunk.Data)
 		if time.Since(told) < progressEvery {
 			continue
 		}
 		told = time.Now()
-		text := string(last)
-		_ = json.Unmarshal(last, &text) // a text is told without its quotes
-		_ = q.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: float64(chunk.Seq), Message: text})
+		text := string(chunk.Data)
+		_ = json.Unmarshal(chunk.Data, &text) // a text is told without its quotes
+		_ = q.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: q.Params.GetProgressToken(), Progress: float64(chunk.Seq), Message: text})
 	}
-	return last, all, nil
+	return items, nil
 }
 
 // rpcCodes are the numbers of the mesh's own failures, of those that MCP leaves to implementations.

@@ -10,45 +10,36 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 	"github.com/toolmesh/toolmesh/gateway"
 )
 
-// mcpView is which tools a client of mesh mcp sees: flags, each with its word in the query of the
-// gateway's /mcp.
-type mcpView struct {
-	tools    string
-	switches []*mcpSwitch
+// mcpSwitches are flags of which tools a client of mesh mcp sees, each with its word in the query of the gateway's /mcp.
+var mcpSwitches = []struct{ flag, key, value, help string }{
+	{"read-only", "read_only", "1", "only tools that declare read_only"},
+	{"no-prefix", "prefix", "off", "call tools by their functions' names; where two would meet, both keep theirs"},
+	{"search", "search", "1", "find_tools and call_tool in place of the tools: for meshes of many tools"},
 }
 
-type mcpSwitch struct {
-	flag, key, value, help string
-	set                    bool
-}
-
-func (v *mcpView) bind(cmd *cobra.Command) {
-	v.switches = []*mcpSwitch{
-		{flag: "read-only", key: "read_only", value: "1", help: "only tools that declare read_only"},
-		{flag: "no-prefix", key: "prefix", value: "off", help: "call tools by their functions' names; where two would meet, both keep theirs"},
-		{flag: "search", key: "search", value: "1", help: "find_tools and call_tool in place of the tools: for meshes of many tools"},
-	}
-	flags := cmd.Flags()
+func bindMCPView(flags *pflag.FlagSet) {
 	flags.SortFlags = false
-	flags.StringVar(&v.tools, "tools", "", "only tools whose ids match one of `GLOB,...`: * stands for any text without a dot, ** for any")
-	for _, s := range v.switches {
-		flags.BoolVar(&s.set, s.flag, false, s.help)
+	flags.String("tools", "", "only tools whose ids match one of `GLOB,...`: * stands for any text without a dot, ** for any")
+	for _, s := range mcpSwitches {
+		flags.Bool(s.flag, false, s.help)
 	}
 }
 
-// asked returns the flags as a client has to give them, and the query.
-func (v *mcpView) asked() (args []string, query url.Values) {
-	args, query = []string{"mcp"}, url.Values{"tools": {v.tools}}
-	if v.tools != "" {
-		args = append(args, "--tools="+v.tools)
+// mcpView returns the flags that were given, as a client has to give them, and the query.
+func mcpView(flags *pflag.FlagSet) (args []string, query url.Values) {
+	tools, _ := flags.GetString("tools")
+	args, query = []string{"mcp"}, url.Values{"tools": {tools}}
+	if tools != "" {
+		args = append(args, "--tools="+tools)
 	}
-	for _, s := range v.switches {
-		if s.set {
+	for _, s := range mcpSwitches {
+		if on, _ := flags.GetBool(s.flag); on {
 			args = append(args, "--"+s.flag)
 			query.Set(s.key, s.value)
 		}
@@ -57,36 +48,36 @@ func (v *mcpView) asked() (args []string, query url.Values) {
 }
 
 func (a *app) mcpCommand() *cobra.Command {
-	view := new(mcpView)
-	cmd := &cobra.Command{
+	var cmd *cobra.Command
+	cmd = &cobra.Command{
 		Use: "mcp", Short: "Serve the tools to one MCP client, on stdin and stdout",
 		Long: `Serve the tools of the mesh to the MCP client that started it, on stdin and stdout,
 with your own key. It ends when its stdin does. The mesh has to run: mesh up -d.
 
 mesh mcp config CLIENT prints what to put into the client's settings.`,
 		Args: nothing,
-		RunE: runE(func(ctx context.Context, _ []string) error { return a.mcp(ctx, view) }),
+		RunE: runE(func(ctx context.Context, _ []string) error { return a.mcp(ctx, cmd.Flags()) }),
 	}
-	view.bind(cmd)
+	bindMCPView(cmd.Flags())
 	cmd.AddCommand(a.mcpConfigCommand())
 	return cmd
 }
 
 // mcp is the command; stdout is for the protocol alone.
-func (a *app) mcp(ctx context.Context, view *mcpView) error {
+func (a *app) mcp(ctx context.Context, flags *pflag.FlagSet) error {
 	signal.Ignore(syscall.SIGPIPE) // a client that does not read is gone
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelWarn)
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 		o := &gateway.Options{Version: process.ThisBuild(version, commit).Version, Logger: a.log, MCPResultMax: int(a.set.MCPResultMax)}
-		_, query := view.asked()
+		_, query := mcpView(flags)
 		return gateway.Pipe(ctx, l.client, query, o, a.stdin(ctx), a.frames)
 	})
 }
 
 func (a *app) mcpConfigCommand() *cobra.Command {
-	view := new(mcpView)
 	var write, yes bool
-	cmd := &cobra.Command{
+	var cmd *cobra.Command
+	cmd = &cobra.Command{
 		Use: "config claude|cursor|vscode|codex|zed", Short: "Print what to put into a client's settings, or put it there",
 		Long: `Print what makes a client start mesh mcp, and the file of its settings that it
 belongs into. With --write it is put there: the change is shown and asked about, the
@@ -100,7 +91,7 @@ rest of the file stays as it is, comments too, and FILE.bak has what was there b
 			if err != nil {
 				return usage(nil, "the path of this program is unknown: %s", err.Error())
 			}
-			given, _ := view.asked()
+			given, _ := mcpView(cmd.Flags())
 			if a.serverFlag {
 				given = append(given, "--server="+a.set.NATSURL)
 			}
@@ -117,7 +108,7 @@ rest of the file stays as it is, comments too, and FILE.bak has what was there b
 			return a.writeEntry(ctx, entry, yes)
 		}),
 	}
-	view.bind(cmd)
+	bindMCPView(cmd.Flags())
 	cmd.Flags().BoolVar(&write, "write", false, "put it into the client's settings")
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	return cmd
