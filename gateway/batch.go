@@ -85,9 +85,9 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 	if err := q.l.spend(len(calls)); err != nil {
 		return nil, err
 	}
-	bounded, release := q.l.bounded() // else one small request has the gateway hold a thousand of the largest results
+	admit, release := q.l.bounded() // else one small request has the gateway hold a thousand of the largest results
 	defer release()
-	options := []client.CallOption{client.WithTimeout(all.timeout), client.WithTraceparent(all.trace), bounded}
+	options := []client.CallOption{client.WithTimeout(all.timeout), client.WithTrace(all.trace), client.Admit(admit)}
 	if parallel {
 		options = append(options, client.Parallel())
 	}
@@ -110,9 +110,11 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 	for i, one := range calls {
 		work.Go(func() error {
 			rpc := subjects.RPCID(fmt.Sprintf("%s.%d", batch, i))
-			r, err := q.c.Call(ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout), client.WithTraceparent(all.trace), bounded)
-			results[i] = client.BatchResult{RPCID: rpc, Err: err}
-			if err == nil {
+			r, err := q.c.Call(ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout), client.WithTrace(all.trace), client.Admit(admit))
+			if err == nil && int64(len(r.Value)) <= q.l.bus.MaxPayload() { // a message brought it, and no one asked
+				err = admit(int64(len(r.Value)))
+			}
+			if results[i] = (client.BatchResult{RPCID: rpc, Err: err}); err == nil {
 				results[i].Value = r.Value
 			}
 			return nil

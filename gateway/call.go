@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
-	"regexp"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -29,14 +28,11 @@ type call struct {
 	rpc     subjects.RPCID
 	key     string
 	timeout time.Duration
-	trace   string
+	trace   codec.Trace
 	changed []string // what the lenient edge changed
 	files   []tool.File
 	report  func(codec.Progress) // told of the call's progress at once; nil for most
 }
-
-// traceText is a W3C traceparent.
-var traceText = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}`)
 
 // callTool answers POST /v1/tools/{id}.
 func (q *request) callTool() error {
@@ -114,9 +110,7 @@ func (q *request) readHeaders(in *call) error {
 	if in.key == "" && q.r.Header.Values("Idempotency-Key") != nil {
 		return refused(toolmesh.CodeInvalidRequest, "Idempotency-Key is empty: it is a text of the client's own, another one for each call")
 	}
-	if trace := q.r.Header.Get("Traceparent"); traceText.MatchString(trace) {
-		in.trace = trace
-	}
+	in.trace = codec.NewTrace(q.r.Header.Values)
 	return nil
 }
 
@@ -165,7 +159,7 @@ func timing(r *client.Result) string {
 
 func (in *call) options() []client.CallOption {
 	return []client.CallOption{
-		client.WithRPCID(in.rpc), client.WithTimeout(in.timeout), client.WithIdempotencyKey(in.key), client.WithTraceparent(in.trace),
+		client.WithRPCID(in.rpc), client.WithTimeout(in.timeout), client.WithIdempotencyKey(in.key), client.WithTrace(in.trace),
 		client.WithLiveProgress(in.report),
 	}
 }
@@ -173,9 +167,9 @@ func (in *call) options() []client.CallOption {
 // run makes a unary call. One that the mesh refuses for its name or its arguments is read once more
 // as a model may have meant it. The link is that of the caller's token, nil without one.
 func (in *call) run(ctx context.Context, c *client.Client, l *link, more ...client.CallOption) (*client.Result, error) {
-	bounded, release := l.bounded()
+	admit, release := l.bounded()
 	defer release()
-	more = append(more, bounded)
+	more = append(more, client.Admit(admit))
 	result, err := c.Call(ctx, in.tool, in.args, append(in.options(), more...)...)
 	if err == nil || !in.mend(ctx, c, l, err) {
 		return result, err
@@ -183,29 +177,29 @@ func (in *call) run(ctx context.Context, c *client.Client, l *link, more ...clie
 	return c.Call(ctx, in.tool, in.args, append(in.options(), more...)...)
 }
 
-// bounded is an option of calls: results that come by reference are read while there is room for their bytes, which
-// release gives back. The link may be nil: then there is no bound.
-func (l *link) bounded() (option client.CallOption, release func()) {
+// bounded returns what admits the bytes of results while there is room for them, which release gives back. The link may
+// be nil: then there is no bound.
+func (l *link) bounded() (admit func(bytes int64) error, release func()) {
 	if l == nil {
-		return client.Admit(nil), func() {}
+		return nil, func() {}
 	}
 	var held atomic.Int64
 	rooms := []room{l.answers, l.g.answers}
-	return client.Admit(func(bytes int64) error {
-			_, full := take(bytes, rooms...)
-			if full == nil {
-				held.Add(bytes)
-				return nil
-			}
-			if code := toolmesh.CodePayloadTooLarge; held.Load()+bytes > l.answers.size {
-				return refused(code, "the large results of one request may have %d bytes together: make fewer calls with one, or read a single large result over HTTP", l.answers.size).WithStarted(toolmesh.StartedYes)
-			}
-			return toolmesh.AsError(full).WithStarted(toolmesh.StartedYes)
-		}), func() {
-			for _, r := range rooms {
-				r.Release(held.Load())
-			}
+	return func(bytes int64) error {
+		_, full := take(bytes, rooms...)
+		switch {
+		case full == nil:
+			held.Add(bytes)
+			return nil
+		case held.Load()+bytes > l.answers.size:
+			full = refused(toolmesh.CodePayloadTooLarge, "the large results of one request may have %d bytes together: make fewer calls with one, or read a single large result over HTTP", l.answers.size)
 		}
+		return toolmesh.AsError(full).WithStarted(toolmesh.StartedYes)
+	}, func() {
+		for _, r := range rooms {
+			r.Release(held.Load())
+		}
+	}
 }
 
 // mend makes a call that was refused with err fit the tool, as far as its meaning is plain, and
