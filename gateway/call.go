@@ -186,20 +186,20 @@ func (l *link) bounded() (admit func(bytes int64) error, release func()) {
 	var held atomic.Int64
 	rooms := []room{l.answers, l.g.answers}
 	return func(bytes int64) error {
-		_, full := take(bytes, rooms...)
-		switch {
-		case full == nil:
-			held.Add(bytes)
-			return nil
-		case held.Load()+bytes > l.answers.size:
-			full = refused(toolmesh.CodePayloadTooLarge, "the large results of one request may have %d bytes together: make fewer calls with one, or read a single large result over HTTP", l.answers.size)
+			_, full := take(bytes, rooms...)
+			switch {
+			case full == nil:
+				held.Add(bytes)
+				return nil
+			case held.Load()+bytes > l.answers.size:
+				full = refused(toolmesh.CodePayloadTooLarge, "the large results of one request may have %d bytes together: make fewer calls with one, or read a single large result over HTTP", l.answers.size)
+			}
+			return toolmesh.AsError(full).WithStarted(toolmesh.StartedYes)
+		}, func() {
+			for _, r := range rooms {
+				r.Release(held.Load())
+			}
 		}
-		return toolmesh.AsError(full).WithStarted(toolmesh.StartedYes)
-	}, func() {
-		for _, r := range rooms {
-			r.Release(held.Load())
-		}
-	}
 }
 
 // mend makes a call that was refused with err fit the tool, as far as its meaning is plain, and
