@@ -245,6 +245,10 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			}
 		case HeaderTraceparent:
 			r.Traceparent = v
+		case HeaderTracestate:
+			r.Tracestate = headerText(values, maxTracestate)
+		case HeaderBaggage:
+			r.Baggage = headerText(values, maxBaggage)
 		case HeaderProto:
 			proto = v
 		case HeaderRequire:
@@ -379,7 +383,7 @@ type Call struct {
 	Ref *Ref
 
 	IdempotencyKey string
-	Traceparent    string
+	Trace
 }
 
 // Header returns the headers of the call.
@@ -427,6 +431,8 @@ func (c *Call) Header() Header {
 	text(HeaderIsolation, string(c.Isolation))
 	text(HeaderIdempotencyKey, c.IdempotencyKey)
 	text(HeaderTraceparent, c.Traceparent)
+	text(HeaderTracestate, c.Tracestate)
+	text(HeaderBaggage, c.Baggage)
 	flag(HeaderKeepalive, c.Keepalive)
 	flag(HeaderAwaits, c.Answers)
 	flag(HeaderOutlive, c.Outlive)

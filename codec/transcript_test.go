@@ -160,7 +160,7 @@ func (p *player) sameHeader(t *testing.T, s transcript.Step) {
 	}
 	ours := Call{
 		RPCID: r.RPCID, Session: r.Session, Tool: r.Tool, Delivery: r.Delivery, Timeout: r.Timeout, Deadline: r.Deadline, Credit: r.Credit,
-		Depth: r.Depth, Parent: r.Parent, Revision: r.Revision, Isolation: r.Isolation, Keepalive: r.Keepalive, WantLoad: r.WantLoad, NoCache: r.NoCache, Traceparent: r.Traceparent,
+		Depth: r.Depth, Parent: r.Parent, Revision: r.Revision, Isolation: r.Isolation, Keepalive: r.Keepalive, WantLoad: r.WantLoad, NoCache: r.NoCache, Trace: r.Trace,
 	}
 	got := ours.Header()
 	for _, name := range []string{HeaderProto, HeaderRequire, HeaderContentType, HeaderAgain, HeaderBoot} {

@@ -232,7 +232,7 @@ func envelopeCode(t *testing.T, a answer) string {
 	return e.Error.Code
 }
 
-func TestWhatDidNotStartMayBeSentAgain(t *testing.T) {
+func TestCallsThatDidNotStartMayBeSentAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{Slots: 1}})
 	in := r.inbox()

@@ -137,7 +137,7 @@ func (r *runner) execute(running *admit.Running[*inflight]) admit.Record {
 	*call = Call{
 		Session: c.Request.Session, Epoch: c.epoch, Tool: c.Request.Tool, RPCID: c.Request.RPCID, Args: args, VarArgs: varArgs,
 		Stream: c.Request.Delivery != codec.DeliverNone, Collect: c.tool.descriptor.Annotations.Collect,
-		Deadline: c.deadline, Depth: c.Request.Depth, Parent: c.Request.Parent, Isolation: c.Request.Isolation, NoCache: c.Request.NoCache, Traceparent: c.Request.Traceparent,
+		Deadline: c.deadline, Depth: c.Request.Depth, Parent: c.Request.Parent, Isolation: c.Request.Isolation, NoCache: c.Request.NoCache, Trace: c.Request.Trace,
 		lanes: c.Request.Lanes, running: running,
 		host: r.core,
 	}

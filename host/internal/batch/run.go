@@ -316,7 +316,7 @@ func (r *execution) here(ctx context.Context, m *member) bool {
 	}
 	req := &codec.Request{Args: m.Args, Positional: m.Positional, Call: codec.Call{
 		Session: r.b.Session, Tool: tool.id, RPCID: r.b.RPCID(m.Member),
-		Depth: r.b.Depth, Parent: r.b.Parent, Lanes: r.b.Lanes, Traceparent: r.b.Traceparent, AcceptRef: r.b.AcceptRef,
+		Depth: r.b.Depth, Parent: r.b.Parent, Lanes: r.b.Lanes, Trace: r.b.Trace, AcceptRef: r.b.AcceptRef,
 	}}
 	if deadline, ok := ctx.Deadline(); ok {
 		req.Timeout, req.HasTimeout = time.Until(deadline), true
