@@ -179,7 +179,7 @@ type settings struct {
 	admit      func(bytes int64) error
 	keepRef    bool        // a result that does so is left where it is
 	deserted   func() bool // of a call that is passed on: its callers are gone; nil of others
-	trace      string
+	trace      codec.Trace
 	progress   func(codec.Progress) // nil for most
 	live       bool                 // progress is sent when the tool reports it
 }
@@ -289,9 +289,9 @@ func WithLiveProgress(f func(codec.Progress)) CallOption {
 	return optionFunc(func(s *settings) { s.progress, s.live = f, f != nil })
 }
 
-// WithTraceparent has the call belong to a trace: a W3C traceparent.
-func WithTraceparent(traceparent string) CallOption {
-	return optionFunc(func(s *settings) { s.trace = traceparent })
+// WithTrace has the call belong to a trace; see [codec.NewTrace].
+func WithTrace(t codec.Trace) CallOption {
+	return optionFunc(func(s *settings) { s.trace = t })
 }
 
 // Lineage says that a call is made on behalf of another one: which one that is,

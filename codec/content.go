@@ -127,7 +127,7 @@ func sizeOf(args json.RawMessage, positional []json.RawMessage) int64 {
 // call: nobody does.
 func (r *Request) Drop() {
 	r.Args, r.Positional, r.body = nil, nil, nil
-	r.Parent, r.Lanes, r.Revision, r.IdempotencyKey, r.Traceparent = "", "", "", "", ""
+	r.Parent, r.Lanes, r.Revision, r.IdempotencyKey, r.Trace = "", "", "", "", Trace{}
 }
 
 // errInflated refuses a body that becomes too much.

@@ -99,10 +99,10 @@ type Request struct {
 	Ref *Ref
 
 	IdempotencyKey string
-	Traceparent    string
-	body           []byte
-	packed, zstd   bool // how the answer is to be written
-	zipped         bool // the body is compressed
+	Trace
+	body         []byte
+	packed, zstd bool // how the answer is to be written
+	zipped       bool // the body is compressed
 }
 
 // Body is the message's body as it came: what two requests under one rpc id must
@@ -246,8 +246,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderWantLoad:
 			r.WantLoad, err = parseFlag(HeaderWantLoad, v)
 		case HeaderCache:
-			if r.NoCache = v == cacheBypass; !r.NoCache {
-				err = invalid("header %s is %q: it is %s", HeaderCache, v, cacheBypass)
+			if r.NoCache = v == string(CacheBypass); !r.NoCache {
+				err = invalid("header %s is %q: it is %s", HeaderCache, v, CacheBypass)
 			}
 		case HeaderAcceptRef:
 			r.AcceptRef, err = parseFlag(HeaderAcceptRef, v)
@@ -270,6 +270,10 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			}
 		case HeaderTraceparent:
 			r.Traceparent = v
+		case HeaderTracestate:
+			r.Tracestate = headerText(values, maxTracestate)
+		case HeaderBaggage:
+			r.Baggage = headerText(values, maxBaggage)
 		case HeaderProto:
 			proto = v
 		case HeaderRequire:
@@ -401,7 +405,7 @@ type Call struct {
 	Ref          *Ref // in place of a body; nil leaves it out
 
 	IdempotencyKey string
-	Traceparent    string
+	Trace
 }
 
 // Header returns the headers of the call.
@@ -449,6 +453,8 @@ func (c *Call) Header() Header {
 	text(HeaderIsolation, string(c.Isolation))
 	text(HeaderIdempotencyKey, c.IdempotencyKey)
 	text(HeaderTraceparent, c.Traceparent)
+	text(HeaderTracestate, c.Tracestate)
+	text(HeaderBaggage, c.Baggage)
 	flag(HeaderKeepalive, c.Keepalive)
 	flag(HeaderAwaits, c.Answers)
 	flag(HeaderOutlive, c.Outlive)

@@ -47,14 +47,14 @@ func TestParsePlainRequest(t *testing.T) {
 			"Mesh-Rpc-Id", "rpc_1", "Mesh-Timeout-Ms", "1500", "Mesh-Deadline", "1700000000123", "Mesh-Again", "2600", "Mesh-Idempotency-Key", "k",
 			"Mesh-Stream", "1", "Mesh-Isolation", "fork", "Mesh-Revision", "abc", "Mesh-Hops", "1", "Mesh-Depth", "2", "Mesh-Parent", "rpc_0",
 			"Mesh-Keepalive", "1", "Mesh-Want-Load", "1", "Mesh-Cache", "bypass", "Mesh-Proto", "1", "Mesh-Credit", "10", "Content-Type", "application/json; charset=utf-8",
-			"Content-Encoding", "identity", "Accept-Encoding", "zstd", "traceparent", "00-aa-bb-01", "Mesh-Tool", "weather.forecast", "Mesh-Session", "s1",
+			"Content-Encoding", "identity", "Accept-Encoding", "zstd", "traceparent", "00-aa-bb-01", "tracestate", "a=1", "tracestate", "b=2", "baggage", "k=v", "Mesh-Tool", "weather.forecast", "Mesh-Session", "s1",
 			"Mesh-Require", "stream, credit", "Mesh-Require", "Mesh-Timeout-Ms",
 		), `{"city":"Oslo"}`, base(func(r *Request) {
 			r.RPCID, r.HasTimeout, r.Timeout, r.Deadline = "rpc_1", true, 1500*time.Millisecond, time.UnixMilli(1700000000123)
 			r.IsAgain, r.Again = true, 2600*time.Millisecond
 			r.IdempotencyKey, r.Delivery, r.Isolation, r.Revision = "k", DeliverLive, "fork", "abc"
 			r.Hops, r.Depth, r.Parent, r.Keepalive, r.WantLoad, r.NoCache = 1, 2, "rpc_0", true, true, true
-			r.HasCredit, r.Credit, r.Traceparent = true, 10, "00-aa-bb-01"
+			r.HasCredit, r.Credit, r.Trace = true, 10, Trace{"00-aa-bb-01", "a=1,b=2", "k=v"}
 		})},
 		"names without regard to case": {h("MESH-RPC-ID", "rpc_1", "mesh-timeout-ms", "5", "mEsH-kEePaLiVe", "true", "Traceparent", "t", "content-type", "application/json"),
 			`{"city":"Oslo"}`, base(func(r *Request) {
@@ -347,11 +347,11 @@ func TestCallHeaderIsReadBack(t *testing.T) {
 		"all of it": {
 			Call{
 				RPCID: "r", Session: "s1", Tool: "weather.forecast", Delivery: DeliverLive, Timeout: 1500 * time.Microsecond, Deadline: time.UnixMilli(5),
-				Credit: 3, Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, NoCache: true, Traceparent: "t",
+				Credit: 3, Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, NoCache: true, Trace: Trace{"t", "s=1", "k=v"},
 			},
 			Request{
 				RPCID: "r", Delivery: DeliverLive, HasTimeout: true, Timeout: 2 * time.Millisecond, Deadline: time.UnixMilli(5), HasCredit: true, Credit: 3,
-				Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, NoCache: true, Traceparent: "t",
+				Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, NoCache: true, Trace: Trace{"t", "s=1", "k=v"},
 			},
 		},
 		"an inbox stream": {Call{RPCID: "r", Delivery: DeliverInbox, Tool: "weather.forecast", Session: "s1"}, Request{RPCID: "r", Delivery: DeliverInbox}},

@@ -96,7 +96,7 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the large results of one request may have %d bytes together: make fewer calls with one", most).
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedYes)
 	})
-	options := []client.CallOption{client.WithTimeout(all.timeout), client.WithTraceparent(all.trace), admit}
+	options := []client.CallOption{client.WithTimeout(all.timeout), client.WithTrace(all.trace), admit}
 	if parallel {
 		options = append(options, client.Parallel())
 	}
@@ -119,7 +119,7 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 	for i, one := range calls {
 		work.Go(func() error {
 			rpc := subjects.RPCID(fmt.Sprintf("%s.%d", batch, i))
-			r, err := q.c.Call(ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout), client.WithTraceparent(all.trace), admit)
+			r, err := q.c.Call(ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout), client.WithTrace(all.trace), admit)
 			results[i] = client.BatchResult{RPCID: rpc, Err: err}
 			if err == nil {
 				results[i].Value = r.Value

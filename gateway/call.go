@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
-	"regexp"
 	"strings"
 	"time"
 
@@ -28,14 +27,11 @@ type call struct {
 	rpc     subjects.RPCID
 	key     string
 	timeout time.Duration
-	trace   string
+	trace   codec.Trace
 	changed []string // what the lenient edge changed
 	files   []tool.File
 	report  func(codec.Progress) // told of the call's progress at once; nil for most
 }
-
-// traceText is a W3C traceparent.
-var traceText = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}`)
 
 // callTool answers POST /v1/tools/{id}.
 func (q *request) callTool() error {
@@ -87,9 +83,7 @@ func (q *request) readHeaders(in *call) error {
 		in.timeout = d
 	}
 	in.key = q.r.Header.Get("Idempotency-Key")
-	if trace := q.r.Header.Get("Traceparent"); traceText.MatchString(trace) {
-		in.trace = trace
-	}
+	in.trace = codec.NewTrace(q.r.Header.Values)
 	return nil
 }
 
@@ -138,7 +132,7 @@ func timing(r *client.Result) string {
 
 func (in *call) options() []client.CallOption {
 	return []client.CallOption{
-		client.WithRPCID(in.rpc), client.WithTimeout(in.timeout), client.WithIdempotencyKey(in.key), client.WithTraceparent(in.trace),
+		client.WithRPCID(in.rpc), client.WithTimeout(in.timeout), client.WithIdempotencyKey(in.key), client.WithTrace(in.trace),
 		client.WithLiveProgress(in.report),
 	}
 }

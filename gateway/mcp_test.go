@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"reflect"
@@ -88,6 +89,36 @@ func TestMCP(t *testing.T) {
 		return 3, nil
 	})); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := r.host.Handle("tell", host.HandlerFunc(func(ctx context.Context, c *host.Call, s host.Sink) error {
+		value, _ := json.Marshal(c.Trace)
+		return s.Send(ctx, value)
+	})); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the tool tell is served", func() bool { return r.do(t, "POST", "/v1/tools/lab.tell", "{}", as(r.token)).status == 200 })
+	trace := headers{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1,b=2", "baggage": "user=a%20b"}
+	for name, c := range map[string]struct{ wrong, value, want string }{
+		"all":                     {"", "", `{"Traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01","Tracestate":"a=1,b=2","Baggage":"user=a%20b"}`},
+		"a parent that is none":   {"traceparent", "00-1-2-3", `{"Traceparent":"","Tracestate":"","Baggage":"user=a%20b"}`},
+		"a state of 513 bytes":    {"tracestate", strings.Repeat("a", 513), `{"Traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01","Tracestate":"","Baggage":"user=a%20b"}`},
+		"a baggage of 8193 bytes": {"baggage", strings.Repeat("a", 8193), `{"Traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01","Tracestate":"a=1,b=2","Baggage":""}`},
+	} {
+		h := as(r.token)
+		maps.Copy(h, trace)
+		meta := mcp.Meta{}
+		if c.wrong != "" {
+			h[c.wrong] = c.value
+		}
+		for _, name := range []string{"traceparent", "tracestate", "baggage"} {
+			meta[name] = h[name]
+		}
+		if a := r.do(t, "POST", "/v1/tools/lab.tell", "{}", h); a.body != c.want {
+			t.Errorf("HTTP: %s: %d %s", name, a.status, a.body)
+		}
+		if a, err := r.connect(t, "/mcp", "2026-07-28", nil).CallTool(t.Context(), &mcp.CallToolParams{Name: "lab-tell", Meta: meta}); err != nil || texts(a) != c.want {
+			t.Errorf("MCP: %s: %+v, %v", name, a, err)
+		}
 	}
 	for _, version := range []string{"2025-11-25", "2026-07-28"} {
 		changed, progress := make(chan struct{}, 10), make(chan string, 100)

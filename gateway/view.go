@@ -18,6 +18,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -343,9 +344,10 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 	if string(in.args) == "null" {
 		in.args = nil
 	}
-	if trace, ok := q.Params.GetMeta()["traceparent"].(string); ok && traceText.MatchString(trace) {
-		in.trace = trace
-	}
+	in.trace = codec.NewTrace(func(name string) []string {
+		text, _ := q.Params.GetMeta()[name].(string)
+		return []string{text}
+	})
 	if err := t.requires(q.Session.InitializeParams()); err != nil {
 		return nil, err
 	}

@@ -134,7 +134,7 @@ func TestDeadLettersAreTriedAgain(t *testing.T) {
 	}
 }
 
-func TestWhatCannotSucceedFailsAtOnce(t *testing.T) {
+func TestTasksThatCannotSucceedFailAtOnce(t *testing.T) {
 	t.Parallel()
 	d, c, _ := rig(t, 0)
 	handle, err := c.Submit(t.Context(), "jobs.echo", map[string]any{"none": 1}, nil)

@@ -99,7 +99,7 @@ func TestJoinAndRepeat(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotTheSameCallIsRefused(t *testing.T) {
+func TestDifferentCallUnderOneIDIsRefused(t *testing.T) {
 	t.Parallel()
 	tab := admit.NewTable[string](10, newClock().Now)
 	first := request("a")
@@ -204,7 +204,7 @@ func TestKeysOfOtherSessions(t *testing.T) {
 	}
 }
 
-func TestWhatNeverBeganIsNotKept(t *testing.T) {
+func TestCallsThatNeverBeganAreNotKept(t *testing.T) {
 	t.Parallel()
 	clock := newClock()
 	tab := admit.NewTable[string](1, clock.Now)

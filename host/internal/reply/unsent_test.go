@@ -18,7 +18,7 @@ import (
 
 // What is kept for the connection to come back is bounded in bytes, of which no session has
 // all, and is sent in order.
-func TestWhatIsUnsentIsBounded(t *testing.T) {
+func TestUnsentMessagesAreBounded(t *testing.T) {
 	t.Parallel()
 	u := unsent{room: fair.NewRoom[string](maxHeldAnswers)}
 	log := slog.New(slog.DiscardHandler)

@@ -36,27 +36,27 @@ def model(draft: Draft, base: Any) -> Shape:
 
 def adapted(draft: Draft, annotation: Any) -> Shape | None:
     """The Shape of a type that only pydantic 2 understands, such as HttpUrl; None when it does not either."""
-    pydantic: Any = sys.modules.get("pydantic")
-    if not hasattr(pydantic, "TypeAdapter") or not hasattr(annotation, "__get_pydantic_core_schema__"):
+    known = hasattr(annotation, "__get_pydantic_core_schema__")
+    if not known or not hasattr(sys.modules.get("pydantic"), "TypeAdapter"):
         return None
-    adapter = pydantic.TypeAdapter(annotation)
+    return _by_adapter(draft, annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _by_adapter(draft: Draft, annotation: Any, name: str) -> Shape:
+    adapter = sys.modules["pydantic"].TypeAdapter(annotation)
     schema = adapter.json_schema(mode="serialization" if draft.results else "validation")
-    name = getattr(annotation, "__name__", str(annotation))
     return _shape(draft, schema, name, adapter.validate_json, annotation)
 
 
 def annotated(draft: Draft, annotation: Any) -> Shape | None:
     """The Shape that pydantic, of either version, gives an annotation with notes
     of its own; None when it is not there or does not know the type."""
-    pydantic: Any = sys.modules.get("pydantic")
-    if not hasattr(pydantic, "TypeAdapter"):
+    if not hasattr(sys.modules.get("pydantic"), "TypeAdapter"):
         return old_adapted(draft, annotation)
     try:
-        adapter = pydantic.TypeAdapter(annotation)
-        schema = adapter.json_schema()
+        return _by_adapter(draft, annotation, _called(annotation))
     except Exception:
         return None
-    return _shape(draft, schema, _called(annotation), adapter.validate_json, annotation)
 
 
 def checker(annotation: Any) -> Load | None:
