@@ -136,7 +136,7 @@ func (p *player) hear(t *testing.T, s transcript.Step) {
 		}
 		var r ReplayRequest
 		r, p.refusal = ParseReplay(Header(s.Header), s.Body)
-		p.request, p.seq, read = &Request{RPCID: subject.RPC}, r.FromSeq-1, r
+		p.request, p.seq, read = &Request{Call: Call{RPCID: subject.RPC}}, r.FromSeq-1, r
 	}
 	switch {
 	case p.refusal != nil:

@@ -314,10 +314,10 @@ func (r *execution) here(ctx context.Context, m *member) bool {
 	if tool.subject.Kind == subjects.KindNone {
 		return false
 	}
-	req := &codec.Request{
-		Session: r.b.Session, Tool: tool.id, RPCID: r.b.RPCID(m.Member), Args: m.Args, Positional: m.Positional,
+	req := &codec.Request{Args: m.Args, Positional: m.Positional, Call: codec.Call{
+		Session: r.b.Session, Tool: tool.id, RPCID: r.b.RPCID(m.Member),
 		Depth: r.b.Depth, Parent: r.b.Parent, Lanes: r.b.Lanes, Trace: r.b.Trace, AcceptRef: r.b.AcceptRef,
-	}
+	}}
 	if deadline, ok := ctx.Deadline(); ok {
 		req.Timeout, req.HasTimeout = time.Until(deadline), true
 	}

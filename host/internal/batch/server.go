@@ -168,7 +168,7 @@ func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, he
 			bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s stands for the body, and there is one", codec.HeaderRef)
 		}
 		if bad != nil {
-			named := &codec.Batch{Request: codec.Request{RPCID: codec.ParseNameHeader[subjects.RPCID](header.Get(codec.HeaderRPCID))}}
+			named := &codec.Batch{Request: codec.Request{Call: codec.Call{RPCID: codec.ParseNameHeader[subjects.RPCID](header.Get(codec.HeaderRPCID))}}}
 			s.refuse(&reader{b: named, reply: m.Reply}, bad)
 			return
 		}
