@@ -40,8 +40,6 @@ type Options struct {
 	// MCPResultMax is how many characters of text a result may have for an MCP client; of a longer one it
 	// gets the beginning, and a link to all of it. Defaults to 25,000.
 	MCPResultMax int
-	// Idle is how long the connection of a token stays open without requests. Defaults to 10 minutes.
-	Idle time.Duration
 	// CORSOrigins are the origins whose web pages may use the gateway, each as SCHEME://HOST or
 	// SCHEME://HOST:PORT. Defaults to none.
 	CORSOrigins []string
@@ -56,7 +54,8 @@ const (
 	defaultMaxUpload  = 256 << 20
 	defaultMaxTokens  = 1000
 	defaultMaxStreams = 1000
-	defaultIdle       = 10 * time.Minute
+	// idle is how long the connection of a token stays open without requests.
+	idle = 10 * time.Minute
 )
 
 // Gateway is an http.Handler. Its methods may be called concurrently.
@@ -78,7 +77,6 @@ func New(o Options) (*Gateway, error) {
 	}
 	o.MaxBody, o.MaxUpload = cmp.Or(o.MaxBody, defaultMaxBody), cmp.Or(o.MaxUpload, defaultMaxUpload)
 	o.MaxTokens, o.MaxStreams = cmp.Or(o.MaxTokens, defaultMaxTokens), cmp.Or(o.MaxStreams, defaultMaxStreams)
-	o.Idle = cmp.Or(o.Idle, defaultIdle)
 	origins := make([]string, len(o.CORSOrigins))
 	for i, text := range o.CORSOrigins {
 		var err error
