@@ -117,17 +117,17 @@ func (w *builder) Open(ctx context.Context, b deploy.Build, progress deploy.Prog
 	progress("import", "running", 65)
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
-	i := &instance{a: w.a, build: b, env: env, paths: paths, warnings: append(notes, w.unwritable(b)...), unavailable: missing, known: map[subjects.ToolID]*tool.Descriptor{}, notices: map[string]string{}}
-	i.redactor = sync.OnceValue(func() func(string) string { return w.a.executor.Redactor(i.secretValues()) })
-	if err := i.openCommands(env, usable, vars); err != nil {
+	i := &instance{a: w.a, build: b, env: env, warnings: append(notes, w.unwritable(b)...), unavailable: missing, known: map[subjects.ToolID]*tool.Descriptor{}, notices: map[string]string{}}
+	i.redactor = sync.OnceValue(func() func(string) string { return w.a.executor.Redactor(secretsOf(b)) })
+	spec := executor.Spec{
+		Name: string(b.Name), Revision: b.Revision, Account: accountOf(b), SourceDir: b.Dir, Env: env, Tools: functionsOf(b.Manifest, usable),
+		Vars: vars, Policies: policies, Secrets: secretsOf(b), Paths: paths, Concurrency: b.Manifest.Concurrency, Turns: takesTurns(b), Quarantined: i.quarantined,
+	}
+	if err := i.openCommands(spec, usable); err != nil {
 		return nil, err
 	}
-	if functions := functionsOf(b.Manifest, usable); len(functions) > 0 || i.commands == nil {
-		i.index, err = w.a.executor.Open(ctx, executor.Spec{
-			Name: string(b.Name), Revision: b.Revision, Account: accountOf(b), SourceDir: b.Dir, Env: env, Tools: functions, Vars: vars, Policies: policies, Secrets: secretsOf(b),
-			Paths: paths, Concurrency: b.Manifest.Concurrency, Turns: takesTurns(b), Quarantined: i.quarantined,
-		})
-		if err != nil {
+	if len(spec.Tools) > 0 || i.commands == nil {
+		if i.index, err = w.a.executor.Open(ctx, spec); err != nil {
 			_ = i.closeCommands(ctx)
 			return nil, err
 		}
@@ -243,14 +243,14 @@ func varsOf(b deploy.Build, name string) map[string]string {
 	return vars
 }
 
-// secretsOf names the variables whose values are secret.
-func secretsOf(b deploy.Build) (names []string) {
+// secretsOf are the values of the variables that are declared as secret.
+func secretsOf(b deploy.Build) (values []string) {
 	for _, v := range b.Manifest.Env {
 		if v.Secret {
-			names = append(names, v.Name)
+			values = append(values, b.Env[v.Name])
 		}
 	}
-	return names
+	return values
 }
 
 func toolID(index subjects.IndexName, name string) subjects.ToolID {

@@ -64,7 +64,7 @@ func (i *instance) closeCommands(ctx context.Context) error {
 }
 
 // openCommands makes tools of the usable names that are commands.
-func (i *instance) openCommands(env *executor.Env, usable []string, vars map[string]string) error {
+func (i *instance) openCommands(spec executor.Spec, usable []string) error {
 	ref := tool.IndexRef{Name: i.build.Name, Revision: i.build.Revision}
 	for _, name := range usable {
 		c := i.build.Manifest.Command(name)
@@ -73,11 +73,7 @@ func (i *instance) openCommands(env *executor.Env, usable []string, vars map[str
 		}
 		if i.commands == nil {
 			var err error
-			i.commands, err = i.a.executor.OpenCommands(executor.CommandSpec{
-				Name: string(i.build.Name), Revision: i.build.Revision, Account: accountOf(i.build), SourceDir: i.build.Dir, Env: env, Vars: vars, SecretValues: i.secretValues(),
-				Paths: i.paths, Concurrency: i.build.Manifest.Concurrency,
-			})
-			if err != nil {
+			if i.commands, err = i.a.executor.OpenCommands(spec); err != nil {
 				return err
 			}
 		}
@@ -98,17 +94,6 @@ func (i *instance) openCommands(env *executor.Env, usable []string, vars map[str
 		}, User: i.userOf(d)})
 	}
 	return nil
-}
-
-// secretValues are those of the variables that are declared as secret.
-func (i *instance) secretValues() []string {
-	var values []string
-	for _, name := range secretsOf(i.build) {
-		if value, ok := i.build.Env[name]; ok {
-			values = append(values, value)
-		}
-	}
-	return values
 }
 
 // introspected is what a command's declaration says of it.

@@ -27,7 +27,6 @@ type instance struct {
 	a           *Agent
 	build       deploy.Build
 	env         *executor.Env
-	paths       executor.Given
 	warnings    []string
 	index       *executor.Index    // nil for an index of commands alone
 	commands    *executor.Commands // nil for an index without commands

@@ -130,7 +130,7 @@ func TestBombsThatDeclareNothing(t *testing.T) {
 				}
 				eventually(t, "what "+name+" started is gone", func() bool { return tasksIn(folder) < 16 })
 			}
-			c, err := x.OpenCommands(executor.CommandSpec{Name: "test", SourceDir: spec.SourceDir, Env: spec.Env})
+			c, err := x.OpenCommands(executor.Spec{Name: "test", SourceDir: spec.SourceDir, Env: spec.Env})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -192,7 +192,7 @@ if __name__ == "__main__":
 	spec := specOf(t, x, index, "t.bound")
 	spec.Policies = map[string]executor.Policy{"t.bound": {Limits: tool.Limits{Pids: 300}}}
 	mustCall(t, open(t, x, spec), "t.bound", `{}`, `[true,2700,2700]`)
-	c, err := x.OpenCommands(executor.CommandSpec{Name: spec.Name, SourceDir: spec.SourceDir, Env: spec.Env})
+	c, err := x.OpenCommands(executor.Spec{Name: spec.Name, SourceDir: spec.SourceDir, Env: spec.Env})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,42 +5,19 @@ import (
 	"log/slog"
 	"path/filepath"
 
-	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/program"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// CommandSpec says which index commands belong to and how they are run.
-type CommandSpec struct {
-	Name     string // for messages
-	Revision string // for messages
-	Account  string // as in [Spec]
-	// SourceDir is the index's folder, their working directory.
-	SourceDir string
-	Env       *Env
-	// Vars are the index's declared environment variables.
-	Vars map[string]string
-	// SecretValues are what no error and no log line may show, whichever variable
-	// of a call has it.
-	SecretValues []string
-	// Paths are as in [Spec].
-	Paths Given
-	// Concurrency bounds the programs that run at once. Defaults to the
-	// executor's MaxWorkers.
-	Concurrency int
-}
-
-// OpenCommands makes ready to run an index's programs; nothing is started. The
-// error is unavailable or internal.
-func (x *Executor) OpenCommands(spec CommandSpec) (*Commands, error) {
-	if spec.Env == nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "executor: CommandSpec.Env is missing").WithOrigin(toolmesh.OriginAgent)
-	}
-	root, err := realPath(spec.SourceDir)
+// OpenCommands makes ready to run an index's programs, at most Spec.Concurrency at once,
+// MaxWorkers if that is 0. Nothing is started. Tools, Policies and Quarantined of the Spec
+// are for functions alone. The error is unavailable or internal.
+func (x *Executor) OpenCommands(spec Spec) (*Commands, error) {
+	root, err := spec.root()
 	if err != nil {
-		return nil, unavailable("the index %s cannot be served: %w", spec.Name, err)
+		return nil, err
 	}
 	places := spec.Concurrency
 	if places <= 0 {
@@ -61,7 +38,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*Commands, error) {
 			return x.user(cmp.Or(spec.Account, spec.Name), cmp.Or(box, x.opts.Sandbox))
 		},
 		Given:  func(user sandbox.User) []sandbox.Path { return append(x.seen(root, spec.Env, user), spec.Paths...) },
-		Redact: x.redactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
+		Redact: x.redactor(spec.Secrets), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace, Limits: x.opts.Limits, MaxLimits: x.opts.MaxLimits,
 		Processes: x.processes,
 		Closed:    func() { x.ended(runner) },

@@ -229,7 +229,7 @@ func TestLimitsOfTheNodeHoldForCommands(t *testing.T) {
 	t.Parallel()
 	x := newExecutor(t, func(o *executor.Options) { o.Limits = small })
 	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": boundTools}))
-	c, err := x.OpenCommands(executor.CommandSpec{Name: "test", SourceDir: spec.SourceDir, Env: spec.Env})
+	c, err := x.OpenCommands(executor.Spec{Name: "test", SourceDir: spec.SourceDir, Env: spec.Env})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -274,7 +274,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	x.groups = openGroups(dir, o)
-	x.venvs = venv.NewStore(dir, spawner, venv.Options{
+	x.venvs = venv.NewStore(dir, venv.Options{
 		Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage), Confined: x.help,
 		Shared: o.Environments,
 	})
@@ -411,8 +411,7 @@ func (x *Executor) Prepare(ctx context.Context) {
 // user, as in [Spec], in the level of tools that demand none, with paths that
 // [Executor.Paths] found. It sees what the index's tools see, with the environment's
 // programs first on PATH, and may write its folder and the environment besides. The
-// error is install_failed; the values of the variables that secrets names do not appear
-// in it.
+// error is install_failed; the values that secrets has do not appear in it.
 func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, argv []string, vars map[string]string, secrets []string, paths Given,
 ) error {
 	box := x.defaultSandbox()
@@ -420,12 +419,11 @@ func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, a
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "%w", err)
 	}
-	spec := Spec{Vars: vars, Secrets: secrets}
 	confined := func(ctx context.Context, job venv.Job) ([]byte, string, error) {
 		return x.confined(ctx, box, user, job, paths)
 	}
 	environ := x.workerEnv(filepath.Join(env.Dir, "bin"), own, vars)
-	return x.venvs.Command(ctx, env, dir, argv, environ, x.redactor(spec.secrets()).Text, confined)
+	return x.venvs.Command(ctx, env, dir, argv, environ, x.redactor(secrets).Text, confined)
 }
 
 // Close stops every index, waits until the last process is gone, and ends the

@@ -89,7 +89,7 @@ func TestAFullDiskIsTheCallsError(t *testing.T) {
 	}
 	spec.Policies = policies(tool.SandboxNone, toolmesh.IsolationFresh)
 	mustCall(t, open(t, x, spec), "t.ok", `{}`, `"ok"`)
-	c, err := x.OpenCommands(executor.CommandSpec{Name: "test", SourceDir: spec.SourceDir, Env: spec.Env})
+	c, err := x.OpenCommands(executor.Spec{Name: "test", SourceDir: spec.SourceDir, Env: spec.Env})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,8 +40,8 @@ type Spec struct {
 	Tools []string
 	// Vars are the environment variables that all tools see.
 	Vars map[string]string
-	// Secrets names variables, of Vars and of Policies, whose values must not
-	// appear in errors, output and reasons. Results are not looked at.
+	// Secrets are values that errors, output and reasons must not show. Results are not
+	// looked at.
 	Secrets []string
 	// Policies say how tools are run, by name. A tool without one is run by the
 	// defaults.
@@ -58,27 +58,24 @@ type Spec struct {
 	// it ends, with none. It is called while calls wait: it must return at once,
 	// and must not call the index. Defaults to nobody.
 	Quarantined func(tool, reason string)
-	// Collect names tools whose result is the list of their items when a call
-	// does not stream, as if each call asked for it.
-	Collect map[string]bool
 }
 
-// secrets are the values of the variables that the index declares as secret.
-func (s Spec) secrets() (values []string) {
-	for _, name := range s.Secrets {
-		values = append(values, s.Vars[name])
-		for _, policy := range s.Policies {
-			values = append(values, policy.Vars[name])
-		}
+// root is the index's folder without symbolic links.
+func (s Spec) root() (string, error) {
+	if s.Env == nil {
+		return "", toolmesh.Errorf(toolmesh.CodeInternal, "executor: Spec.Env is missing").WithOrigin(toolmesh.OriginAgent)
 	}
-	return values
+	root, err := realPath(s.SourceDir)
+	if err != nil {
+		return "", openFailed(s, err)
+	}
+	return root, nil
 }
 
 // served is a tool that calls can be made of. It does not change.
 type served struct {
 	*Tool
 	slot       uint16 // its place in its group's list
-	collect    bool
 	group      *group
 	policy     Policy
 	quarantine *pool.Quarantine
@@ -130,12 +127,9 @@ type Index struct {
 // An error is unavailable or, when the interpreter itself does not work,
 // install_failed.
 func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
-	if spec.Env == nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "executor: Spec.Env is missing").WithOrigin(toolmesh.OriginAgent)
-	}
-	root, err := realPath(spec.SourceDir)
+	root, err := spec.root()
 	if err != nil {
-		return nil, openFailed(spec, err)
+		return nil, err
 	}
 	ix := &Index{
 		x: x, spec: spec, drained: make(chan struct{}),
@@ -144,7 +138,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 	ix.alive, ix.stop = context.WithCancel(context.Background())
 	ix.pools = map[poolKey]*pool.Pool{}
 	ix.sessions.by, ix.sessions.taken = map[poolKey]*sessionPool{}, map[poolKey]*sessionPool{}
-	ix.redact = x.redactor(spec.secrets())
+	ix.redact = x.redactor(spec.Secrets)
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
 	}
@@ -362,7 +356,7 @@ func (ix *Index) openGroup(ctx context.Context, g *group) error {
 	}
 	for i := range tools {
 		t := &served{
-			Tool: &tools[i], slot: uint16(i), group: g, collect: ix.spec.Collect[tools[i].Name], //nolint:gosec // checked above
+			Tool: &tools[i], slot: uint16(i), group: g, //nolint:gosec // checked above
 			policy: ix.spec.Policies[tools[i].Name].withDefaults(g.key.sandbox), quarantine: ix.quarantine(tools[i].Name),
 		}
 		switch {
@@ -561,10 +555,8 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.
 	if t.policy.Isolation.Tighter(call.Isolation) == toolmesh.IsolationFresh {
 		slot = 0 // its workers import nothing else
 	}
-	return p.Call(ctx, pool.Call{
-		Tool: t.Name, Slot: slot, Args: call.Args, VarArgs: call.VarArgs, Session: call.Session, Account: call.Account, RPCID: call.RPCID, Depth: call.Depth,
-		Stream: call.Stream, Collect: call.Collect || t.collect, Sink: sink, Nested: call.Nested, Lane: call.Lane,
-	})
+	call.Slot, call.Sink = slot, sink
+	return p.Call(ctx, call)
 }
 
 func (ix *Index) notServed(name string) error {

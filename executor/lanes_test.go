@@ -139,7 +139,7 @@ func TestAWorkerStopsAtTheEndOfItsTurn(t *testing.T) {
 			t.Fatal(err)
 		}
 		spec := specOf(t, x, dir)
-		commands, err := x.OpenCommands(executor.CommandSpec{Name: "test", SourceDir: spec.SourceDir, Env: spec.Env})
+		commands, err := x.OpenCommands(executor.Spec{Name: "test", SourceDir: spec.SourceDir, Env: spec.Env})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +175,7 @@ func TestACallWhoseTurnIsOverDoesNotBegin(t *testing.T) {
 	spec := specOf(t, x, dir, "t.touch", "t.atouch")
 	spec.Turns = true
 	ix := open(t, x, spec)
-	commands, err := x.OpenCommands(executor.CommandSpec{Name: "test", SourceDir: spec.SourceDir, Env: spec.Env})
+	commands, err := x.OpenCommands(executor.Spec{Name: "test", SourceDir: spec.SourceDir, Env: spec.Env})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -377,7 +377,7 @@ func TestMemoryOfCommandsThatOnlyTheKernelSees(t *testing.T) {
 	t.Parallel()
 	x, groups := memoryGuarded(t)
 	spec := specOf(t, x, writeFiles(t, map[string]string{"fill.py": memoryTools + "\nfill(int(sys.argv[1]))\nprint('done')"}))
-	c, err := x.OpenCommands(executor.CommandSpec{Name: "test", SourceDir: spec.SourceDir, Env: spec.Env})
+	c, err := x.OpenCommands(executor.Spec{Name: "test", SourceDir: spec.SourceDir, Env: spec.Env})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -111,7 +111,7 @@ func secretSpec(t testing.TB, x *executor.Executor, files map[string]string, too
 	dir := writeFiles(t, files)
 	spec := specOf(t, x, dir, tools...)
 	spec.Vars = map[string]string{"TOKEN": secretToken, "SHORT": secretShort, "KEY": secretKey, "LIST": secretList, "PLAIN": "plain-value"}
-	spec.Secrets = []string{"TOKEN", "SHORT", "KEY", "LIST"}
+	spec.Secrets = []string{secretToken, secretShort, secretKey, secretList}
 	return spec
 }
 
@@ -274,7 +274,7 @@ def other(): return os.environ.get("MINE")
 	spec := specOf(t, x, dir, "t.mine", "t.dies", "t.other")
 	own := executor.Policy{Vars: map[string]string{"MINE": "the-token-of-mine"}}
 	spec.Policies = map[string]executor.Policy{"t.mine": own, "t.dies": own}
-	spec.Secrets = []string{"MINE", "NOT_GIVEN"}
+	spec.Secrets = []string{"the-token-of-mine", ""}
 	ix := open(t, x, spec)
 	if e := mustFail(t, ix, "t.mine", `{}`, toolmesh.CodeToolError); e.Message != "***" || strings.Contains(told(t, e), "of-mine") {
 		t.Errorf("got %q\n%s", e.Message, e.Stacktrace)

@@ -223,7 +223,7 @@ func startUpConfined(t *testing.T, name string, level sandbox.Level, box tool.Sa
 			}
 			checkStarted(t, name, string(isolation), env, body)
 		}
-		commands, err := x.OpenCommands(executor.CommandSpec{Name: "a", SourceDir: dir, Env: env, Vars: vars})
+		commands, err := x.OpenCommands(executor.Spec{Name: "a", SourceDir: dir, Env: env, Vars: vars})
 		if err != nil {
 			t.Fatal(err)
 		}

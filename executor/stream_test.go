@@ -235,15 +235,6 @@ func TestBigItemsAllArriveThroughTheWindow(t *testing.T) {
 	}
 }
 
-func TestCollectCanBeDeclared(t *testing.T) {
-	t.Parallel()
-	x := sharedExecutor(t)
-	dir := writeFiles(t, map[string]string{"t.py": "def count(n: int):\n    yield from range(n)\n"})
-	spec := specOf(t, x, dir, "t.count")
-	spec.Collect = map[string]bool{"t.count": true}
-	mustCall(t, open(t, x, spec), "t.count", `{"n":3}`, `[0,1,2]`)
-}
-
 const wrappedTools = `
 import asyncio, contextvars, functools, os
 

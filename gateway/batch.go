@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -86,17 +85,9 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 	if err := q.l.spend(len(calls)); err != nil {
 		return nil, err
 	}
-	// Else one small request has the gateway hold a thousand of the largest results.
-	most := bodiesOfToken * q.g.opts.MaxBody
-	var large atomic.Int64
-	admit := client.Admit(func(bytes int64) error {
-		if large.Add(bytes) <= most {
-			return nil
-		}
-		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the large results of one request may have %d bytes together: make fewer calls with one", most).
-			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedYes)
-	})
-	options := []client.CallOption{client.WithTimeout(all.timeout), client.WithTrace(all.trace), admit}
+	bounded, release := q.l.bounded() // else one small request has the gateway hold a thousand of the largest results
+	defer release()
+	options := []client.CallOption{client.WithTimeout(all.timeout), client.WithTrace(all.trace), bounded}
 	if parallel {
 		options = append(options, client.Parallel())
 	}
@@ -119,7 +110,7 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 	for i, one := range calls {
 		work.Go(func() error {
 			rpc := subjects.RPCID(fmt.Sprintf("%s.%d", batch, i))
-			r, err := q.c.Call(ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout), client.WithTrace(all.trace), admit)
+			r, err := q.c.Call(ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout), client.WithTrace(all.trace), bounded)
 			results[i] = client.BatchResult{RPCID: rpc, Err: err}
 			if err == nil {
 				results[i].Value = r.Value

@@ -68,7 +68,7 @@ type Gateway struct {
 	closing atomic.Bool
 	wg      sync.WaitGroup
 
-	uploads, downloads, documents, bodies, answers room
+	uploads, downloads, documents, bodies, answers, hurried, results room
 }
 
 // New makes a gateway. Close it when nothing serves it any more.
@@ -94,7 +94,9 @@ func New(o Options) (*Gateway, error) {
 		downloads: newRoom(downloadsOfAll, "the gateway has %d downloads at once already"),
 		documents: newRoom(documentsAtOnce, "the gateway writes %d OpenAPI documents already"),
 		bodies:    newRoom(bodiesOfAll*o.MaxBody, "the bodies of all requests have %d bytes, and may have no more at once"),
-		answers:   newRoom(bodiesOfAll*o.MaxBody, "the answers that wait for readers have %d bytes"),
+		answers:   newRoom(bodiesOfAll*o.MaxBody, "the large results of all requests have %d bytes, and may have no more at once"),
+		hurried:   newRoom(bodiesOfAll*o.MaxBody, "twice %d bytes of answers wait for their readers"),
+		results:   newRoom(bodiesOfAll, "the gateway passes %d large results on at once already"),
 	}
 	g.links.init(g)
 	g.handler = g.routes()

@@ -80,7 +80,7 @@ func (q *request) followStream() error {
 	defer done()
 	ctx, cancel := context.WithCancelCause(q.ctx)
 	defer cancel(nil)
-	out := &streamWriter{w: q.w, in: in, lines: accepts(q.r.Header.Get("Accept"), "application/x-ndjson"), leave: func() { cancel(client.ErrLeft) }, count: from - 1}
+	out := &streamWriter{w: q.w, in: in, lines: accepts(q.r, "application/x-ndjson"), leave: func() { cancel(client.ErrLeft) }, count: from - 1}
 	out.ended(q.l.why(out.copy(q.c.Follow(ctx, in.rpc, from))))
 	return nil
 }

@@ -71,8 +71,7 @@ func (q *request) listTools() error {
 	if err != nil {
 		return err
 	}
-	q.answerTagged(body)
-	return nil
+	return q.answerTagged(body)
 }
 
 // limitOf is how many tools a request asks for.
@@ -277,25 +276,21 @@ func (q *request) showTool() error {
 	if json.Unmarshal(body, &is) != nil || !q.l.may(is.ID) {
 		return refused(toolmesh.CodeToolNotFound, "the token has no tool %q", name)
 	}
-	q.answerTagged(body)
-	return nil
+	return q.answerTagged(body)
 }
 
-// answerTagged answers with JSON that a client may hold: 304 where it has it.
-func (q *request) answerTagged(body []byte) {
+// answerTagged answers with JSON that a client may hold: 304 where it has it. The error is that of send.
+func (q *request) answerTagged(body []byte) error {
 	sum := sha256.Sum256(body)
 	tag := `"` + base64.RawURLEncoding.EncodeToString(sum[:16]) + `"`
 	h := q.w.Header()
 	h.Set("ETag", tag)
 	h.Set("Cache-Control", "private, no-cache")
 	h.Add("Vary", "Authorization, Mesh-Session")
-	for one := range strings.SplitSeq(q.r.Header.Get("If-None-Match"), ",") {
-		if one = strings.TrimPrefix(strings.TrimSpace(one), "W/"); one == tag || one == "*" {
-			q.w.WriteHeader(http.StatusNotModified)
-			return
-		}
+	if lists(q.r.Header, "If-None-Match", func(one string) bool { return strings.TrimPrefix(one, "W/") == tag || one == "*" }) {
+		q.w.WriteHeader(http.StatusNotModified)
+		return nil
 	}
 	h.Set("Content-Type", "application/json")
-	q.w.WriteHeader(http.StatusOK)
-	_, _ = q.w.Write(append(body, '\n'))
+	return q.send(http.StatusOK, append(body, '\n'))
 }

@@ -39,7 +39,7 @@ func parse(s *subjects.Subject, m *nats.Msg, err error) (*codec.Request, *toolme
 	var req *codec.Request
 	header, bad := bus.RequestHeader(m)
 	if bad != nil {
-		req, bad = &codec.Request{Session: s.Session, Tool: s.Tool}, admit.Refusal(bad)
+		req, bad = &codec.Request{Call: codec.Call{Session: s.Session, Tool: s.Tool}}, admit.Refusal(bad)
 	} else {
 		req, bad = codec.ReadRequest(*s, header, m.Data)
 	}

@@ -67,7 +67,6 @@ func (r *runner) conclude(call *admit.Running[*inflight], record admit.Record) {
 	r.replies.Pace(&c.ctx, &c.Reader, record) // with its slot: no more results wait than there are
 	c.finish()
 	if record.Err != nil {
-		r.counts.failed.Add(1)
 		r.counts.failures.add(record.Err.Code)
 	}
 	r.counts.handled.Add(1)

@@ -151,14 +151,7 @@ func TestEvictedEntries(t *testing.T) {
 			}
 		}
 	}
-	asked := 0
-	c.Sweep(func(session subjects.SessionID, epoch string) bool {
-		asked++
-		return session != "t" && epoch != "1"
-	})
-	if asked != 5 {
-		t.Errorf("%d questions about 5 sessions", asked)
-	}
+	c.Sweep(func(session subjects.SessionID, epoch string) bool { return session != "t" && epoch != "1" })
 	for _, key := range keys {
 		_, kept := a.Get(key)
 		if want := key == (Key{}) || key == (Key{Session: "s", Epoch: "2"}); kept != want {

@@ -608,5 +608,5 @@ func TestCallerOfACallThatWasPassedOnIsGone(t *testing.T) {
 	h := r.node("n1", 8)
 	<-r.started
 	dead.Close()
-	meshtest.Until(t, "nothing runs on the node", func() bool { return h.Stats().InFlight == 0 })
+	meshtest.Until(t, "nothing runs on the node", func() bool { return h.Figures().InFlight == 0 })
 }

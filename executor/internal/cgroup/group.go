@@ -1,10 +1,10 @@
 package cgroup
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -24,12 +24,15 @@ type Group struct {
 	// hierarchy; empty where nothing does.
 	tasks string
 
-	mu      sync.Mutex
-	events  *os.File // counts what the kernel killed; nil once closed
-	seen    int
-	refusal *os.File // counts the processes that the kernel refused; nil where nothing does, and once closed
-
 	closing sync.Once
+}
+
+// files are the names of the kernel's files in a group that bounds memory.
+type files struct{ limit, usage, peak, events string }
+
+var filesOf = map[Kind]files{
+	V1: {"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"},
+	V2: {"memory.max", "memory.current", "memory.peak", "memory.events"},
 }
 
 // make makes the group.
@@ -51,22 +54,17 @@ func (g *Group) make() error {
 		err = g.option("memory.oom_control", "0") // a parent's choice may have been to wait for ever
 	}
 	if err == nil {
-		g.events, err = os.Open(g.file(map[Kind]string{V1: "memory.oom_control", V2: "memory.events"}[g.kind]))
+		_, err = g.kills()
+	}
+	if err == nil && g.tasks != "" && g.tasks != g.dir {
+		err = k.mkdir(g.tasks)
 	}
 	if err == nil && g.tasks != "" {
-		if g.tasks != g.dir {
-			err = k.mkdir(g.tasks)
-		}
-		if err == nil {
-			g.refusal, err = os.Open(filepath.Join(g.tasks, "pids.events"))
-		}
+		_, err = g.counter(filepath.Join(g.tasks, "pids.events"), "max")
 	}
 	if err != nil {
 		for _, dir := range g.dirs() {
 			_ = k.rmdir(dir)
-		}
-		if g.events != nil {
-			_ = g.events.Close()
 		}
 		return fmt.Errorf("a group cannot be set up: %w", err)
 	}
@@ -119,20 +117,13 @@ func (g *Group) LimitTasks(n int) error {
 	return nil
 }
 
-// Refused is how many processes and threads the kernel has refused to start.
+// Refused is how many processes and threads the kernel has refused to start; 0 of a closed group.
 func (g *Group) Refused() int {
-	if g == nil {
+	if g == nil || g.tasks == "" {
 		return 0
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.refusal == nil {
-		return 0
-	}
-	var buf [128]byte
-	n, _ := g.refusal.ReadAt(buf[:], 0)
-	count, _ := counter(string(buf[:n]), "max")
-	return int(count)
+	n, _ := g.counter(filepath.Join(g.tasks, "pids.events"), "max")
+	return n
 }
 
 // Limit bounds the memory of the group, in bytes. What is charged to it counts:
@@ -140,8 +131,7 @@ func (g *Group) Refused() int {
 // kernel holds on their behalf included; not what they had before they came.
 func (g *Group) Limit(bytes int64) error {
 	text := strconv.FormatInt(bytes, 10)
-	name := map[Kind]string{V1: "memory.limit_in_bytes", V2: "memory.max"}[g.kind]
-	err := g.tree.kernel.write(g.file(name), text)
+	err := g.tree.kernel.write(g.file(filesOf[g.kind].limit), text)
 	if err == nil && g.kind == V1 {
 		err = g.option("memory.memsw.limit_in_bytes", text)
 	}
@@ -152,16 +142,12 @@ func (g *Group) Limit(bytes int64) error {
 }
 
 // Usage is the memory that is charged to the group now, in bytes.
-func (g *Group) Usage() (int64, error) {
-	return g.number(map[Kind]string{V1: "memory.usage_in_bytes", V2: "memory.current"}[g.kind])
-}
+func (g *Group) Usage() (int64, error) { return g.number(filesOf[g.kind].usage) }
 
-// Peak is the most that ever was, in bytes; 0 where the kernel does not tell.
+// Peak is the most memory that was ever charged to the group, in bytes; 0 where the kernel
+// does not tell.
 func (g *Group) Peak() int64 {
-	n, err := g.number(map[Kind]string{V1: "memory.max_usage_in_bytes", V2: "memory.peak"}[g.kind])
-	if err != nil {
-		return 0
-	}
+	n, _ := g.number(filesOf[g.kind].peak)
 	return n
 }
 
@@ -173,7 +159,7 @@ func (g *Group) number(name string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 }
 
-// Kills is how many of its processes the kernel has killed for want of memory.
+// Kills is how many of its processes the kernel has killed for want of memory; 0 of a closed group.
 func (g *Group) Kills() int {
 	if g == nil {
 		return 0
@@ -182,22 +168,7 @@ func (g *Group) Kills() int {
 	return n
 }
 
-// kills is what was seen last where the kernel does not tell.
-func (g *Group) kills() (int, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.events == nil {
-		return g.seen, nil
-	}
-	var buf [512]byte
-	n, _ := g.events.ReadAt(buf[:], 0)
-	count, ok := counter(string(buf[:n]), "oom_kill")
-	if !ok {
-		return g.seen, errors.New("the kernel does not count what it kills (memory.oom_control)")
-	}
-	g.seen = int(count)
-	return g.seen, nil
-}
+func (g *Group) kills() (int, error) { return g.counter(g.file(filesOf[g.kind].events), "oom_kill") }
 
 // Reached reports whether the group ran into its own limit, and not the machine,
 // or a group above it, out of memory.
@@ -205,24 +176,23 @@ func (g *Group) Reached() bool {
 	if g.kind == V1 {
 		// Newer kernels count no failures here (memory.failcnt). What was refused may
 		// have been a page of the large kind, and what is handed out beforehand.
-		limit, err := g.number("memory.limit_in_bytes")
+		limit, err := g.number(filesOf[V1].limit)
 		peak := g.Peak()
 		return err == nil && peak > 0 && peak > limit-4<<20
 	}
-	text, err := g.tree.kernel.read(g.file("memory.events"))
-	n, _ := counter(text, "max")
-	return err == nil && n > 0
+	n, _ := g.counter(g.file("memory.events"), "max")
+	return n > 0
 }
 
-// counter finds one line of a file of names and numbers.
-func counter(text, name string) (int64, bool) {
+// counter reads one line of a file of names and numbers.
+func (g *Group) counter(file, name string) (int, error) {
+	text, err := g.tree.kernel.read(file)
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
-			return n, err == nil
+			return strconv.Atoi(strings.TrimSpace(value))
 		}
 	}
-	return 0, false
+	return 0, cmp.Or(err, fmt.Errorf("the kernel does not count %s (%s)", name, filepath.Base(file)))
 }
 
 // Close removes the group in the background, and kills what still runs in it. It
@@ -247,16 +217,6 @@ func (g *Group) Close() {
 }
 
 func (g *Group) close() {
-	g.mu.Lock()
-	if g.events != nil {
-		_ = g.events.Close()
-		g.events = nil
-	}
-	if g.refusal != nil {
-		_ = g.refusal.Close()
-		g.refusal = nil
-	}
-	g.mu.Unlock()
 	for _, dir := range g.dirs() {
 		g.tree.remove(dir, time.Now().Add(removeTimeout))
 	}

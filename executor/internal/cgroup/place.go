@@ -112,9 +112,8 @@ func memoryOf(k kernel, machine int64) int64 {
 	own, _ := k.read("/proc/self/cgroup")
 	least := machine
 	for _, p := range places(mounts, own, "memory") {
-		file := map[Kind]string{V1: "memory.limit_in_bytes", V2: "memory.max"}[p.kind]
 		for dir := p.dir; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
-			text, _ := k.read(filepath.Join(dir, file)) // not everywhere in version 2
+			text, _ := k.read(filepath.Join(dir, filesOf[p.kind].limit)) // not everywhere in version 2
 			if bound, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64); err == nil {
 				least = min(least, bound) // else it is "max"
 			}

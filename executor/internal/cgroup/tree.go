@@ -222,11 +222,7 @@ func (t *Tree) try(kind Kind, dir string) error {
 		return err
 	}
 	defer g.close()
-	if err := g.Limit(1 << 30); err != nil {
-		return err
-	}
-	_, err := g.kills()
-	return err
+	return g.Limit(1 << 30)
 }
 
 // ForLimits makes a group for what has a limit on its memory, which is bounded later, or

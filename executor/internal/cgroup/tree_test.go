@@ -87,9 +87,6 @@ func TestVersion2Alone(t *testing.T) {
 	tree.Close()
 	diff(t, "groups after the end", f.groups(), []string{"/service", "/service/toolmesh-agent"})
 	diff(t, "killed", f.killed, []string{"99"})
-	if g.Kills() != 3 {
-		t.Errorf("%d killed after the end, want what was last seen", g.Kills())
-	}
 	if _, err := tree.New(); err == nil {
 		t.Error("a closed tree made a group")
 	}
@@ -312,7 +309,6 @@ func TestLeftovers(t *testing.T) {
 			diff(t, "the places of groups", matching(f.groups(), "toolmesh-0"), []string{other, other + "/w1"})
 			diff(t, "killed", f.killed, []string{"99", "98"})
 			diff(t, "another's process", f.get(other+"/w1/cgroup.procs"), "55")
-			_ = g.events.Close()
 
 			// And the one after that in the same, without a record.
 			if _, err := next.New(); err != nil {
@@ -324,9 +320,6 @@ func TestLeftovers(t *testing.T) {
 			again := opened(t, f, "")
 			diff(t, "groups", matching(f.groups(), "/w"), []string{other + "/w1"})
 			again.Close()
-			for g := range next.groups {
-				_ = g.events.Close()
-			}
 		})
 	}
 }

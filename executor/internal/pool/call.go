@@ -23,21 +23,42 @@ const window = 256 << 10
 // itemCost is what an item counts beyond its bytes; calls/plain.py adds the same.
 const itemCost = 64
 
-// Call is one call of a tool.
+// Call is one execution of a tool.
 type Call struct {
-	Tool    string          // for messages
-	Slot    uint16          // the tool's place in the worker's list
-	Args    json.RawMessage // an object; empty means none
-	VarArgs json.RawMessage // an array of further positional arguments; empty means none
-	Session string          // whose call it is
-	Account string          // whose turn it takes when calls wait for workers
-	RPCID   string          // for log lines
-	Depth   int             // how many calls are above it
-	Stream  bool            // its items go to the sink one by one
-	Collect bool            // its result is the list of its items
-	Sink    output.Sink     // may be nil for a call that does not stream
-	Nested  Nested          // nil: its tool can make no calls
-	Lane    Lane            // nil: it has no turn in a lane
+	Tool string // its name, module.function
+	// RPCID names the call in log lines. It need not be unique here.
+	RPCID string
+	// Session is the call's session. Calls of one session share the workers that isolation
+	// session leases to it.
+	Session string
+	// Account takes turns with others when calls wait for workers; sessions may share one.
+	Account string
+	// Epoch and Home choose the worker of isolation session: calls that differ in one have
+	// another worker. Epoch is empty for a session that was not created.
+	Epoch, Home string
+	// Isolation tightens that of the tool; a looser one is ignored.
+	Isolation toolmesh.Isolation
+	// Args is the arguments object, passed through unparsed; empty means none.
+	Args json.RawMessage
+	// VarArgs is an array of further positional arguments, for tools that take them.
+	VarArgs json.RawMessage
+	// Stream gives a generator's items to the sink one by one; a plain function's result is
+	// then its one item.
+	Stream bool
+	// Collect makes a generator's result the list of its items instead of the last one.
+	// Ignored with Stream.
+	Collect bool
+	// Nested makes the calls that the tool makes. Without it they fail.
+	Nested Nested
+	// Lane is the lane that the call holds; nil for most calls.
+	Lane Lane
+	// Depth is how many calls are above this one, if a tool made it: calls of one depth
+	// never wait for each other.
+	Depth int
+	// Slot is the tool's place in the worker's list, and Sink takes what the call gives off
+	// before its end; nil for a call that does not stream. The executor sets both.
+	Slot uint16
+	Sink output.Sink
 }
 
 // Lane is a call's turn in a lane: it must have stopped when that ends, whether or not

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"sync"
@@ -31,9 +30,9 @@ const (
 	LevelReaper Level = "reaper"
 )
 
-// Spawner starts every child process of the executor from one thread that lives
-// as long as it does: the kernel sends the parent-death signal when the thread
-// that started a process ends, not when its process does. Safe for concurrent use.
+// Spawner starts the processes that must end with this one from one thread that lives as
+// long as it does: the kernel sends the parent-death signal when the thread that started a
+// process ends, not when its process does. Safe for concurrent use.
 type Spawner struct {
 	log    *slog.Logger
 	jobs   chan func()
@@ -111,22 +110,6 @@ func (s *Spawner) start(run func(level Level) error, fall bool) (Level, error) {
 		s.log.Warn("process isolation not available, using the next level",
 			slog.String("level", string(level)), slog.String("next", string(s.levels[0])), slog.String("error", err.Error()))
 	}
-}
-
-// StartCommand starts cmd on the spawner's thread, contained as far as a program
-// that is no reaper can be. The caller waits for it.
-func (s *Spawner) StartCommand(cmd *exec.Cmd) error {
-	_, err := s.start(func(level Level) error {
-		fresh := *cmd // a failed Start leaves a Cmd that cannot be started again
-		fresh.SysProcAttr = attributes(level, tool.SandboxNone, s.all)
-		commandDeath(fresh.SysProcAttr)
-		if err := fresh.Start(); err != nil {
-			return err
-		}
-		*cmd = fresh
-		return nil
-	}, true)
-	return err
 }
 
 // Command is what [Spawner.Start] starts.

@@ -141,9 +141,6 @@ func restrictions() string {
 	return ""
 }
 
-// commandDeath lets a plain program die with us; it is no reaper.
-func commandDeath(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }
-
 func boottime() (time.Duration, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {

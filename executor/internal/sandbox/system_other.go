@@ -34,8 +34,6 @@ func restrictions() string { return "only Linux has it" }
 
 func keepDescriptors() {}
 
-func commandDeath(*syscall.SysProcAttr) {}
-
 // boottime has the wall clock stand for one that other processes have as well.
 func boottime() (time.Duration, error) { return time.Duration(time.Now().UnixNano()), nil }
 

@@ -18,8 +18,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
 
 // newStore makes a store whose steps run as they are: the executor confines them.
@@ -36,12 +34,8 @@ func newStore(t *testing.T, dir string, change func(*Options)) *Store {
 	if change != nil {
 		change(&o)
 	}
-	spawner := sandbox.NewSpawner(log)
-	s := NewStore(dir, spawner, o)
-	t.Cleanup(func() {
-		s.Close()
-		spawner.Close()
-	})
+	s := NewStore(dir, o)
+	t.Cleanup(s.Close)
 	return s
 }
 
@@ -67,8 +61,6 @@ var anyUV = sync.OnceValue(func() string {
 // installedUV is the one that a store installs which finds none.
 func installedUV(dir string) (string, error) {
 	log := slog.New(slog.DiscardHandler)
-	spawner := sandbox.NewSpawner(log)
-	defer spawner.Close()
 	environ := slices.DeleteFunc(os.Environ(), func(line string) bool { return strings.HasPrefix(line, "PATH=") })
 	var path []string
 	for _, folder := range filepath.SplitList(os.Getenv("PATH")) {
@@ -76,7 +68,7 @@ func installedUV(dir string) (string, error) {
 			path = append(path, folder)
 		}
 	}
-	s := NewStore(dir, spawner, Options{Logger: log, Environ: append(environ, "PATH="+strings.Join(path, ":")), Confined: unconfined})
+	s := NewStore(dir, Options{Logger: log, Environ: append(environ, "PATH="+strings.Join(path, ":")), Confined: unconfined})
 	defer s.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute) // all tests wait for it, and pip tries again for long
 	defer cancel()

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
@@ -87,7 +86,6 @@ func (p Progress) report(name, state string, percent int) {
 type Store struct {
 	dir     string
 	shared  string // Options.Shared
-	spawner *sandbox.Spawner
 	log     *slog.Logger
 	environ []string
 	uvPath  string
@@ -107,11 +105,11 @@ type Store struct {
 	stop    context.CancelFunc
 }
 
-// NewStore makes a store in dir. Commands are started by spawner.
-func NewStore(dir string, spawner *sandbox.Spawner, o Options) *Store {
+// NewStore makes a store in dir.
+func NewStore(dir string, o Options) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{
-		dir: dir, shared: o.Shared, spawner: spawner, log: o.Logger, environ: among(o.Environ, ownVariables, ownFamilies), uvPath: o.UV, warm: o.Warm, confine: o.Confined,
+		dir: dir, shared: o.Shared, log: o.Logger, environ: among(o.Environ, ownVariables, ownFamilies), uvPath: o.UV, warm: o.Warm, confine: o.Confined,
 		probed: map[string]*Interpreter{},
 		uses:   uses{held: map[string]int{}, left: map[string]time.Time{}},
 		life:   life, stop: stop,
@@ -210,24 +208,22 @@ func (k *keys) of(key string) chan struct{} {
 	return held.(chan struct{}) //nolint:forcetypeassert // nothing else is stored
 }
 
-// run runs a command to its end, contained, and gives its output. When ctx ends
-// the command and what it started are killed.
+// run runs a program of this machine, which no index has a part in, and returns its output.
+// When it ends, or ctx does, what it started is killed.
 func (s *Store) run(ctx context.Context, dir, name string, args ...string) (stdout []byte, stderr string, err error) {
-	cmd := exec.Command(name, args...) //nolint:gosec,noctx // see below for the context
-	cmd.Dir, cmd.Env = dir, s.environ
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir, cmd.Env, cmd.SysProcAttr = dir, s.environ, &syscall.SysProcAttr{Setsid: true}
 	var out, words bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &words
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second // for what it left behind and that holds its output open
-	if err := s.spawner.StartCommand(cmd); err != nil {
+	if err := cmd.Start(); err != nil {
 		return nil, "", err
 	}
-	end := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	unwatch := context.AfterFunc(ctx, end)
 	if err = cmd.Wait(); errors.Is(err, exec.ErrWaitDelay) {
 		err = nil // it ended well: what it left behind is killed now
 	}
-	unwatch()
-	end()
+	_ = cmd.Cancel()
 	if ctx.Err() != nil {
 		return nil, "", ctx.Err()
 	}

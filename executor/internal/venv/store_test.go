@@ -6,8 +6,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-
-	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
 
 // What failed and why stand at the ends of what a build prints; neither stands in
@@ -49,9 +47,7 @@ func TestCauseOfAFailedBuildIsInTheMessage(t *testing.T) {
 func TestRunOfACommandThatLeavesAChild(t *testing.T) {
 	t.Parallel()
 	log := slog.New(slog.DiscardHandler)
-	spawner := sandbox.NewSpawner(log, sandbox.LevelReaper) // elsewhere the kernel ends the child with its namespace
-	defer spawner.Close()
-	s := NewStore(t.TempDir(), spawner, Options{Logger: log, Environ: os.Environ()})
+	s := NewStore(t.TempDir(), Options{Logger: log, Environ: os.Environ()})
 	defer s.Close()
 	out, _, err := s.run(t.Context(), "", "/bin/sh", "-c", "echo done; sleep 600 &")
 	if err != nil || string(out) != "done\n" {

@@ -2,18 +2,17 @@ package zygote
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor/internal/output"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/python"
 )
 
@@ -40,14 +39,12 @@ type bases struct {
 	stop    context.CancelFunc
 
 	mu sync.Mutex
-	by map[string]*base // by the interpreter
+	by map[string]*base // by the interpreter and its file's size and time
 	wg sync.WaitGroup
 }
 
 // base is one of them, from the moment that it is wanted.
 type base struct {
-	made  time.Time
-	stamp string        // of the interpreter's file
 	ready chan struct{} // closed when it is known whether it can be used
 
 	// Valid after ready.
@@ -100,62 +97,49 @@ func (b *bases) start(ctx context.Context, cmd sandbox.Command, adopts bool) (*s
 	return proc, err
 }
 
-// of finds the base of an interpreter of the machine, or has one started.
+// of finds the base of an interpreter of the machine, or has one started. An interpreter that
+// was replaced meanwhile has another base.
 func (b *bases) of(interpreter string) (*base, error) {
 	info, err := os.Stat(interpreter)
 	if err != nil {
 		return nil, err
 	}
-	// An interpreter that was replaced meanwhile is another one.
-	stamp := strconv.FormatInt(info.Size(), 10) + " " + info.ModTime().String()
+	key := fmt.Sprintf("%s %d %v", interpreter, info.Size(), info.ModTime())
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.life.Err() != nil {
 		return nil, errors.New("the executor is closed")
 	}
-	old := b.by[interpreter]
-	if old != nil && old.stamp == stamp && !old.spent() {
-		return old, nil
+	if one := b.by[key]; one != nil {
+		return one, nil
 	}
-	made := &base{made: time.Now(), stamp: stamp, ready: make(chan struct{})}
-	b.by[interpreter] = made
+	made := &base{ready: make(chan struct{})}
+	b.by[key] = made
 	b.wg.Go(func() {
-		defer close(made.ready)
-		if old != nil { // it has been spent, or its interpreter replaced
-			if <-old.ready; old.proc != nil {
-				old.proc.Close()
-			}
+		log := b.starter.opts.Logger.With(slog.String("interpreter", interpreter))
+		forget := func() {
+			b.mu.Lock()
+			delete(b.by, key)
+			b.mu.Unlock()
 		}
-		made.proc, made.err = b.run(interpreter)
-		if made.err != nil {
-			b.starter.opts.Logger.Warn("no base process, each index starts an interpreter of its own",
-				slog.String("interpreter", interpreter), slog.String("error", made.err.Error()))
+		if made.proc, made.err = b.run(interpreter); made.err != nil {
+			log.Warn("no base process, each index starts an interpreter of its own", slog.String("error", made.err.Error()))
+			close(made.ready)
+			wake.After(b.life, baseRetry)
+			forget()
+			return
 		}
+		log.Debug("base process started", slog.Int("pid", made.proc.Pid()))
+		close(made.ready)
+		<-made.proc.Done()
+		forget()
+		log.Debug("base process ended", slog.Int("pid", made.proc.Pid()))
 	})
 	return made, nil
 }
 
-// spent reports whether a new one has to be made.
-func (b *base) spent() bool {
-	select {
-	case <-b.ready:
-	default:
-		return false
-	}
-	if b.err != nil {
-		return time.Since(b.made) > baseRetry
-	}
-	select {
-	case <-b.proc.Done():
-		return true
-	default:
-		return false
-	}
-}
-
 // run starts the process, which ends with all of them.
 func (b *bases) run(interpreter string) (*sandbox.Base, error) {
-	began := time.Now()
 	proc, err := b.starter.spawner.StartBase(sandbox.Command{
 		Path: interpreter, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("base()"), b.starter.opts.Files, commandLineRoom},
 		Env: environ, Dir: "/",
@@ -172,22 +156,12 @@ func (b *bases) run(interpreter string) (*sandbox.Base, error) {
 		close(drained)
 		<-proc.Done()
 		stop()
-		b.starter.opts.Logger.Debug("base process ended", slog.Int("pid", proc.Pid()))
 	})
-	hello, err := proc.Hello(b.starter.opts.StartTimeout)
-	var about struct {
-		Modules int `json:"modules"`
-	}
-	if err == nil {
-		err = json.Unmarshal(hello, &about)
-	}
-	if err != nil {
+	if _, err = proc.Hello(b.starter.opts.StartTimeout); err != nil {
 		proc.Close()
 		<-drained
 		return nil, fmt.Errorf("%w%s", err, words.Suffix())
 	}
-	b.starter.opts.Logger.Debug("base process started", slog.String("interpreter", interpreter), slog.Int("pid", proc.Pid()),
-		slog.Int("modules", about.Modules), slog.Duration("took", time.Since(began)))
 	return proc, nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/lane"
+	"github.com/toolmesh/toolmesh/host/internal/reply"
 	"github.com/toolmesh/toolmesh/host/internal/retry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -178,7 +179,7 @@ func (r *execution) learn() {
 		if c.descriptor = known[name]; c.descriptor != nil {
 			c.id = c.descriptor.ID
 		}
-		c.rule = r.s.rule(c.descriptor, r.b.Independent)
+		c.rule = lane.RuleOf(c.descriptor, r.b.Independent)
 		if subject, err := subjects.Tool(r.b.Session, c.id); err == nil {
 			c.subject, _ = subjects.Parse(subject)
 		}
@@ -313,10 +314,10 @@ func (r *execution) here(ctx context.Context, m *member) bool {
 	if tool.subject.Kind == subjects.KindNone {
 		return false
 	}
-	req := &codec.Request{
-		Session: r.b.Session, Tool: tool.id, RPCID: r.b.RPCID(m.Member), Args: m.Args, Positional: m.Positional,
+	req := &codec.Request{Args: m.Args, Positional: m.Positional, Call: codec.Call{
+		Session: r.b.Session, Tool: tool.id, RPCID: r.b.RPCID(m.Member),
 		Depth: r.b.Depth, Parent: r.b.Parent, Lanes: r.b.Lanes, Trace: r.b.Trace, AcceptRef: r.b.AcceptRef,
-	}
+	}}
 	if deadline, ok := ctx.Deadline(); ok {
 		req.Timeout, req.HasTimeout = time.Until(deadline), true
 	}
@@ -445,7 +446,7 @@ func (r *execution) put(m *member, result *codec.BatchResult) {
 		} else {
 			e := *result.Err
 			e.Stacktrace, e.Details = "", map[string]any{"truncated": true}
-			e.Message = cut(e.Message)
+			e.Message = reply.Cut(e.Message, 256)
 			result.Err = &e
 		}
 		encoded = result.Encode()

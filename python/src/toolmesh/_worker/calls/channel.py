@@ -12,6 +12,7 @@ import json
 import os
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
+from contextlib import nullcontext
 from contextvars import ContextVar
 from itertools import count
 
@@ -20,11 +21,13 @@ from ..state import limits
 from ..wire import frames
 from . import threads
 from .errors import error, failure
+from .guard import Disarmed
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, Callable, Generator
+    from contextlib import AbstractContextManager
     from typing import Any, NoReturn, Protocol
 
     from ..wire.frames import JSON, Frame, Reader
@@ -193,36 +196,33 @@ class Channel:
     def _cancel(self, waiter: Waiter) -> None:
         """Says that nobody waits for an answer, if none has come. A generator may be closed by the garbage collector,
         in the midst of anything: so this does not wait long for the pipe."""
-        if self._waiters.pop(waiter.id, None) is None:
-            return
-        frame = frames.HEADER.pack(0, frames.NESTED_CANCEL, 0, 0, waiter.id)
-        lock = self._outlet.lock
-        if not lock.acquire(True, 0.1):
-            self._unsent.append(frame)
-            return
-        try:
-            if self._outlet.fd >= 0:
-                frames.write_all(self._outlet.fd, frame)
-        finally:
-            lock.release()
+        with self._shielded():
+            if self._waiters.pop(waiter.id, None) is None:
+                return
+            frame = frames.HEADER.pack(0, frames.NESTED_CANCEL, 0, 0, waiter.id)
+            lock = self._outlet.lock
+            if not lock.acquire(True, 0.1):
+                self._unsent.append(frame)
+                return
+            try:
+                if self._outlet.fd >= 0:
+                    frames.write_all(self._outlet.fd, frame)
+            finally:
+                lock.release()
 
     def _credit(self, waiter: Waiter) -> None:
         """Makes room for more items once half of the window is used up."""
         if waiter.used >= _WINDOW // 2:
-            self._grant(waiter.id, waiter.used)
+            size = waiter.used.to_bytes(4, "little")
+            with self._shielded():
+                self._outlet.send(frames.HEADER.pack(4, frames.NESTED_CREDIT, 0, 0, waiter.id) + size)
             waiter.used = 0
-
-    def _grant(self, call: int, size: int) -> None:
-        self._outlet.send(frames.HEADER.pack(4, frames.NESTED_CREDIT, 0, 0, call) + size.to_bytes(4, "little"))
 
     # What a wait is like depends on the worker.
 
-    def _disarm(self) -> int:
-        """Keeps this thread from being interrupted; what rearm takes."""
-        return 0
-
-    def _rearm(self, armed: int) -> None:
-        """Ends that."""
+    def _shielded(self) -> AbstractContextManager[None]:
+        """What keeps this thread from being interrupted."""
+        return nullcontext()
 
     def _enter(self, waiter: Waiter) -> None:
         """Before anything else of a wait."""
@@ -262,8 +262,7 @@ class Channel:
         opened = False
         try:
             while True:
-                armed = self._disarm()
-                try:
+                with self._shielded():
                     self._enter(waiter)
                     try:
                         if not opened:
@@ -274,8 +273,6 @@ class Channel:
                         kind, body = self._event(waiter)
                     finally:
                         self._leave(waiter)
-                finally:
-                    self._rearm(armed)
                 if kind == frames.NESTED_ERROR:
                     raise failure(body, tool)
                 if kind != frames.NESTED_END:
@@ -357,15 +354,8 @@ class PlainChannel(Channel):
 
     # The main thread, which may be cancelled.
 
-    def _disarm(self) -> int:
-        if get_ident() != self._main:
-            return 0
-        armed, self._guard.armed = self._guard.armed, 0
-        return armed
-
-    def _rearm(self, armed: int) -> None:
-        if armed:
-            self._guard.rearm(armed)
+    def _shielded(self) -> AbstractContextManager[None]:
+        return Disarmed(self._guard) if get_ident() == self._main else nullcontext()
 
     def _stopped(self) -> bool:
         return self._cancelled != 0 and self._cancelled == self._worker.call and get_ident() == self._main
@@ -470,26 +460,22 @@ class PlainChannel(Channel):
     def _begin(self, waiter: Waiter, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
         """For a loop that a plain function runs: one thread reads for all that it
         awaits, until the last of them has its end."""
-        armed = self._disarm()
-        try:
-            with self._starting:
-                pump = self._pump
-                if pump is None:
-                    pump = Waiter(0)
-                    self._enter(pump)
-                self._awaited.add(waiter.id)
-                try:
-                    self._open(waiter, tool, args, timeout, flags)
-                    if self._pump is None:
-                        start_new_thread(self._run_pump, (pump,))
-                        self._pump = pump
-                except BaseException:
-                    self._awaited.discard(waiter.id)
-                    if self._pump is None:
-                        self._leave(pump)
-                    raise
-        finally:
-            self._rearm(armed)
+        with self._shielded(), self._starting:
+            pump = self._pump
+            if pump is None:
+                pump = Waiter(0)
+                self._enter(pump)
+            self._awaited.add(waiter.id)
+            try:
+                self._open(waiter, tool, args, timeout, flags)
+                if self._pump is None:
+                    start_new_thread(self._run_pump, (pump,))
+                    self._pump = pump
+            except BaseException:
+                self._awaited.discard(waiter.id)
+                if self._pump is None:
+                    self._leave(pump)
+                raise
 
     def _run_pump(self, waiter: Waiter) -> None:
         threads.block_signals()
@@ -500,17 +486,3 @@ class PlainChannel(Channel):
                     self._pump = None
                     self._leave(waiter)
                     return
-
-    def _cancel(self, waiter: Waiter) -> None:
-        armed = self._disarm()
-        try:
-            super()._cancel(waiter)
-        finally:
-            self._rearm(armed)
-
-    def _grant(self, call: int, size: int) -> None:
-        armed = self._disarm()
-        try:
-            super()._grant(call, size)
-        finally:
-            self._rearm(armed)
