@@ -259,7 +259,7 @@ func (ls *links) release(l *link) {
 	if l.uses > 0 || ls.all[l.digest] != l {
 		return
 	}
-	l.idle = time.AfterFunc(idle, func() {
+	l.idle = time.AfterFunc(ls.g.opts.Idle, func() {
 		ls.mu.Lock()
 		defer ls.mu.Unlock()
 		if l.uses == 0 {
@@ -451,7 +451,5 @@ func (l *link) revoke() {
 
 // within returns a context that ends with the link, too.
 func (l *link) within(ctx context.Context) (context.Context, context.CancelCauseFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
-	return ctx, func(why error) { stop(); cancel(why) }
+	return endsWith(ctx, l.ctx)
 }
