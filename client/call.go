@@ -82,7 +82,7 @@ func (c *Client) Cancel(ctx context.Context, rpc subjects.RPCID) (bool, error) {
 	}
 	ctx, stop := context.WithTimeout(ctx, time.Second)
 	defer stop()
-	reply, err := c.ask(ctx, subject, codec.Control{Type: codec.ControlCancel}.Encode())
+	reply, err := c.ask(ctx, subject, codec.Encode(codec.Control{Type: codec.ControlCancel}))
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errNobody):
 		return false, nil
@@ -106,7 +106,7 @@ func (c *Client) Running(ctx context.Context, rpc subjects.RPCID) (codec.Where, 
 	}
 	ctx, stop := context.WithTimeout(ctx, whereWait)
 	defer stop()
-	reply, err := c.ask(ctx, subject, codec.Control{Type: codec.ControlWhere}.Encode())
+	reply, err := c.ask(ctx, subject, codec.Encode(codec.Control{Type: codec.ControlWhere}))
 	if err == nil {
 		err = json.Unmarshal(reply.Data, &at)
 	}

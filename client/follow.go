@@ -63,7 +63,7 @@ func (r *reader) follow(ctx context.Context, c *Client, s *settings) error {
 	}
 	asking, cancel := context.WithTimeout(ctx, whereWait)
 	var at codec.Where
-	m, err := c.bus.Request(asking, &nats.Msg{Subject: where, Data: codec.Control{Type: codec.ControlWhere}.Encode()})
+	m, err := c.bus.Request(asking, &nats.Msg{Subject: where, Data: codec.Encode(codec.Control{Type: codec.ControlWhere})})
 	cancel()
 	if ctx.Err() != nil {
 		return ended(ctx, toolmesh.StartedUnknown)

@@ -164,7 +164,7 @@ func (c *Client) Join(ctx context.Context, id subjects.ToolID, rpc subjects.RPCI
 	var m *nats.Msg
 	for n := 1; m == nil; n++ {
 		asking, cancel := context.WithTimeout(ctx, whereWait)
-		m, err = c.ask(asking, subject, codec.Control{Type: codec.ControlWhere}.Encode())
+		m, err = c.ask(asking, subject, codec.Encode(codec.Control{Type: codec.ControlWhere}))
 		if errors.Is(err, errNobody) { // no node at all is there now
 			<-asking.Done()
 		}

@@ -246,7 +246,7 @@ func (r *reader) sendCredit() {
 	r.mu.Lock()
 	upTo := r.taken + r.window()
 	r.mu.Unlock()
-	r.p.Tell(n, codec.Control{Type: codec.ControlCredit, Seq: upTo}.Encode())
+	r.p.Tell(n, codec.Encode(codec.Control{Type: codec.ControlCredit, Seq: upTo}))
 }
 
 // window is how many items may be on their way; r.mu is held.
@@ -561,7 +561,7 @@ func (r *reader) askStore() error {
 		return err
 	}
 	r.asking = p
-	err = p.inbox.Send(&nats.Msg{Subject: subject, Data: codec.ReplayRequest{FromSeq: p.from, MaxBytes: codec.DefaultReplayBytes}.Encode()})
+	err = p.inbox.Send(&nats.Msg{Subject: subject, Data: codec.Encode(codec.ReplayRequest{FromSeq: p.from, MaxBytes: codec.DefaultReplayBytes})})
 	if err != nil {
 		r.abandonReplay()
 	}
