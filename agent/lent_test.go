@@ -35,7 +35,7 @@ with open("runs", "a") as f:
 
 // A hostile init command changes nothing outside of its index: the agent notes elsewhere
 // that it has run, and what the index is it reads from what it keeps itself.
-func TestWhatInitLeavesLeadsTheAgentNowhere(t *testing.T) {
+func TestAgentFollowsNoLinkThatInitLeft(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	nc := s.Connect(t)
@@ -87,7 +87,7 @@ func TestWhatInitLeavesLeadsTheAgentNowhere(t *testing.T) {
 
 // An honest init command goes on as it did: what it wrote beside the modules is there
 // after a restart, and it runs once.
-func TestWhatAnHonestInitWritesStays(t *testing.T) {
+func TestFilesOfAnHonestInitStay(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	nc := s.Connect(t)

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -38,7 +39,7 @@ type caller struct {
 func startCaller(_ context.Context, args []string) (_ role, err error) {
 	c := &caller{}
 	if c.raw, err = nats.Connect(args[0]); err == nil {
-		if c.conn, err = nats.Connect(args[0], client.ConnectOptions()...); err == nil {
+		if c.conn, err = connect(args[0]); err == nil {
 			c.mesh, err = client.New(c.conn, nil)
 		}
 	}
@@ -63,6 +64,11 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 		return c.objects(ctx, r.N)
 	case "large":
 		return c.large(ctx, r.N)
+	case "hang":
+		_, err := c.mesh.Call(ctx, goIndex+".hang", nil)
+		return answer{Text: string(toolmesh.CodeOf(err))}, nil
+	case "figures":
+		return said(c.conn, nil)
 	case "counters":
 		s := c.conn.Stats()
 		return answer{In: s.InMsgs, Out: s.OutMsgs}, nil
@@ -134,7 +140,10 @@ func (c *caller) one(ctx context.Context, side string) func() error {
 			return err
 		}
 	}
-	id := subjects.ToolID(toolOf(side, "refund"))
+	id := subjects.ToolID(side)
+	if !strings.Contains(side, ".") {
+		id = subjects.ToolID(toolOf(side, "refund"))
+	}
 	return func() error {
 		r, err := c.mesh.Call(ctx, id, json.RawMessage(args))
 		if err == nil && string(r.Value) != callResult {

@@ -38,7 +38,7 @@ func TestBusyIsWaitedFor(t *testing.T) {
 			for i := range calls {
 				calls[i] = start(t, c, "desk.note", toolArgs{Key: fmt.Sprint("waits ", i)}, client.WithTimeout(testTimeout))
 			}
-			meshtest.Until(t, "each was refused ten times", func() bool { return h.Stats().Busy >= 10*waiting })
+			meshtest.Until(t, "each was refused ten times", func() bool { return h.Figures().Busy >= 10*waiting })
 			if _, err := c.Call(t.Context(), "desk.note", nil, client.NoWait()); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
 				t.Errorf("a call that does not wait: %v", err)
 			}

@@ -179,7 +179,7 @@ type settings struct {
 	admit      func(bytes int64) error
 	keepRef    bool        // a result that does so is left where it is
 	deserted   func() bool // of a call that is passed on: its callers are gone; nil of others
-	trace      string
+	trace      codec.Trace
 	progress   func(codec.Progress) // nil for most
 	live       bool                 // progress is sent when the tool reports it
 }
@@ -267,8 +267,8 @@ func Outlive() CallOption { return optionFunc(func(s *settings) { s.outlive = tr
 // and nothing is read. [Client.Forget] has it deleted; else it expires in 15 minutes.
 func ByReference() CallOption { return optionFunc(func(s *settings) { s.keepRef = true }) }
 
-// Admit has admit called with the size of each result of a call or a batch that came by reference, once it was read,
-// and with 0 before. Its error is that of the call, which has run. Calls that share one call it concurrently.
+// Admit has admit called with the number of bytes of each result of a call or a batch that came by reference, before
+// they are read. Its error is that of the call, which has run. Calls that share one call it concurrently.
 func Admit(admit func(bytes int64) error) CallOption {
 	return optionFunc(func(s *settings) { s.admit = admit })
 }
@@ -289,9 +289,9 @@ func WithLiveProgress(f func(codec.Progress)) CallOption {
 	return optionFunc(func(s *settings) { s.progress, s.live = f, f != nil })
 }
 
-// WithTraceparent has the call belong to a trace: a W3C traceparent.
-func WithTraceparent(traceparent string) CallOption {
-	return optionFunc(func(s *settings) { s.trace = traceparent })
+// WithTrace has the call belong to a trace; see [codec.NewTrace].
+func WithTrace(t codec.Trace) CallOption {
+	return optionFunc(func(s *settings) { s.trace = t })
 }
 
 // Lineage says that a call is made on behalf of another one: which one that is,

@@ -48,7 +48,7 @@ func TestRefusedBeforeSending(t *testing.T) {
 	}
 }
 
-func TestNobodyThere(t *testing.T) {
+func TestCallWithoutAnyNode(t *testing.T) {
 	t.Parallel()
 	c := connect(t, meshtest.Broker(t), nil)
 	_, err := c.Call(t.Context(), "a.b", nil)

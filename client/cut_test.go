@@ -61,7 +61,7 @@ func TestResultsLostWithTheConnection(t *testing.T) {
 	}
 	proxy.Cut(true)
 	close(release)
-	meshtest.Until(t, "the results are sent, to nobody", func() bool { return h.Stats().Calls == calls })
+	meshtest.Until(t, "the results are sent, to nobody", func() bool { return h.Figures().Calls == calls })
 	proxy.Heal()
 	for range calls {
 		if err := wait(t, "a call's end", ends); err != nil {

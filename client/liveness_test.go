@@ -467,7 +467,7 @@ func TestConnectionOfACallThatOutlivesIsLost(t *testing.T) {
 
 // A request that is sent again and meets nobody says nothing of the first one,
 // which may have run: it must not go to another node.
-func TestNobodyForTheSecondRequest(t *testing.T) {
+func TestNodeIsGoneBeforeTheSecondRequest(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	im := newImpostor(t, broker.Connect(t), true)

@@ -199,7 +199,7 @@ func (d *tools) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *node {
 		t.Fatal(err)
 	}
 	if nc.IsConnected() {
-		meshtest.Until(t, "the node has joined", func() bool { return h.Stats().Joined })
+		meshtest.Until(t, "the node has joined", func() bool { return h.Figures().Joined })
 	}
 	t.Cleanup(func() { meshtest.End(t, h) })
 	return &node{h, nc}

@@ -65,7 +65,7 @@ func relayed(req *codec.Request, progress func(codec.Progress)) settings {
 	return settings{
 		progress: progress, live: req.WantProgress,
 		session: req.Session, rpc: req.RPCID, revision: req.Revision, isolation: req.Isolation, above: Lineage{req.Parent, req.Depth, req.Lanes},
-		key: req.IdempotencyKey, noCache: req.NoCache, outlive: req.Outlive, hops: req.Hops + 1, trace: req.Traceparent, ref: req.Ref, noRef: !req.AcceptRef,
+		key: req.IdempotencyKey, noCache: req.NoCache, outlive: req.Outlive, hops: req.Hops + 1, trace: req.Trace, ref: req.Ref, noRef: !req.AcceptRef,
 	}
 }
 

@@ -428,7 +428,7 @@ func TestRefusedBeforeItIsSent(t *testing.T) {
 }
 
 // What docs/concepts.md promises: a unary call is one message out and one in.
-func TestWhatACallCosts(t *testing.T) {
+func TestMessagesOfACall(t *testing.T) {
 	t.Parallel()
 	for _, way := range []string{"queue", "directed"} {
 		t.Run(way, func(t *testing.T) {

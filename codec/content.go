@@ -93,6 +93,9 @@ func (r *Request) Encoded() bool { return r.Args == nil && r.Ref == nil }
 // invalid_request or payload_too_large, with started:false.
 func (r *Request) Decode() *toolmesh.Error {
 	if !r.Encoded() {
+		if r.Form != FormPlain {
+			r.body = nil // the arguments are a copy of a part of it
+		}
 		return nil
 	}
 	plain, err := r.decode()
@@ -127,7 +130,7 @@ func sizeOf(args json.RawMessage, positional []json.RawMessage) int64 {
 // call: nobody does.
 func (r *Request) Drop() {
 	r.Args, r.Positional, r.body = nil, nil, nil
-	r.Parent, r.Lanes, r.Revision, r.IdempotencyKey, r.Traceparent = "", "", "", "", ""
+	r.Parent, r.Lanes, r.Revision, r.IdempotencyKey, r.Trace = "", "", "", "", Trace{}
 }
 
 // errInflated refuses a body that becomes too much.

@@ -179,7 +179,7 @@ var badPacks = map[string][]byte{
 	"what is reserved":    {0xc1},
 }
 
-func TestWhatIsNoMessagePack(t *testing.T) {
+func TestInvalidMessagePackIsRefused(t *testing.T) {
 	t.Parallel()
 	for name, body := range badPacks {
 		if plain, err := Unpack(body, 0); err == nil {

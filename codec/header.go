@@ -63,6 +63,8 @@ const (
 	HeaderContentEncoding = "Content-Encoding"
 	HeaderAcceptEncoding  = "Accept-Encoding"
 	HeaderTraceparent     = "traceparent"
+	HeaderTracestate      = "tracestate"
+	HeaderBaggage         = "baggage"
 
 	HeaderServiceError     = "Nats-Service-Error"
 	HeaderServiceErrorCode = "Nats-Service-Error-Code"
@@ -76,7 +78,7 @@ var canonical = func() map[string]string {
 		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderOutlive, HeaderProgress, HeaderOwner, HeaderSignature, HeaderWantLoad, HeaderWantProgress,
 		HeaderProto, HeaderRequire, HeaderCredit, HeaderNode, HeaderBoot, HeaderLoad, HeaderErrorCode, HeaderStarted,
 		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderCache, HeaderLanes, HeaderLaneWait, HeaderAwaits, HeaderNodeWait, HeaderWarning, HeaderFence, HeaderRef, HeaderDigest, HeaderAcceptRef, HeaderRead, HeaderPayload, HeaderSize, HeaderContentType, HeaderContentEncoding,
-		HeaderAcceptEncoding, HeaderTraceparent, HeaderServiceError, HeaderServiceErrorCode,
+		HeaderAcceptEncoding, HeaderTraceparent, HeaderTracestate, HeaderBaggage, HeaderServiceError, HeaderServiceErrorCode,
 	} {
 		m[name], m[strings.ToLower(name)] = name, name
 	}
@@ -153,7 +155,9 @@ func (h Header) oneValue(name string) error {
 
 // isList reports whether a header of ours may have several values, which count
 // together.
-func isList(name string) bool { return name == HeaderRequire || name == HeaderAcceptEncoding }
+func isList(name string) bool {
+	return name == HeaderRequire || name == HeaderAcceptEncoding || name == HeaderTracestate || name == HeaderBaggage
+}
 
 // checkVersion holds a request that is no call to the versions we speak and to
 // what it requires. [Request] does so for calls, with all else that is in their

@@ -31,7 +31,7 @@ var ignoreUnexported = cmpopts.IgnoreUnexported(Request{})
 func TestParsePlainRequest(t *testing.T) {
 	t.Parallel()
 	base := func(change func(*Request)) Request {
-		r := Request{Form: FormPlain, Session: "s1", Tool: "weather.forecast", Args: json.RawMessage(`{"city":"Oslo"}`)}
+		r := Request{Call: Call{Session: "s1", Tool: "weather.forecast"}, Form: FormPlain, Args: json.RawMessage(`{"city":"Oslo"}`)}
 		change(&r)
 		return r
 	}
@@ -47,14 +47,14 @@ func TestParsePlainRequest(t *testing.T) {
 			"Mesh-Rpc-Id", "rpc_1", "Mesh-Timeout-Ms", "1500", "Mesh-Deadline", "1700000000123", "Mesh-Again", "2600", "Mesh-Idempotency-Key", "k",
 			"Mesh-Stream", "1", "Mesh-Isolation", "fork", "Mesh-Revision", "abc", "Mesh-Hops", "1", "Mesh-Depth", "2", "Mesh-Parent", "rpc_0",
 			"Mesh-Keepalive", "1", "Mesh-Want-Load", "1", "Mesh-Cache", "bypass", "Mesh-Proto", "1", "Mesh-Credit", "10", "Content-Type", "application/json; charset=utf-8",
-			"Content-Encoding", "identity", "Accept-Encoding", "zstd", "traceparent", "00-aa-bb-01", "Mesh-Tool", "weather.forecast", "Mesh-Session", "s1",
+			"Content-Encoding", "identity", "Accept-Encoding", "zstd", "traceparent", "00-aa-bb-01", "tracestate", "a=1", "tracestate", "b=2", "baggage", "k=v", "Mesh-Tool", "weather.forecast", "Mesh-Session", "s1",
 			"Mesh-Require", "stream, credit", "Mesh-Require", "Mesh-Timeout-Ms",
 		), `{"city":"Oslo"}`, base(func(r *Request) {
 			r.RPCID, r.HasTimeout, r.Timeout, r.Deadline = "rpc_1", true, 1500*time.Millisecond, time.UnixMilli(1700000000123)
 			r.IsAgain, r.Again = true, 2600*time.Millisecond
 			r.IdempotencyKey, r.Delivery, r.Isolation, r.Revision = "k", DeliverLive, "fork", "abc"
 			r.Hops, r.Depth, r.Parent, r.Keepalive, r.WantLoad, r.NoCache = 1, 2, "rpc_0", true, true, true
-			r.HasCredit, r.Credit, r.Traceparent = true, 10, "00-aa-bb-01"
+			r.HasCredit, r.Credit, r.Trace = true, 10, Trace{"00-aa-bb-01", "a=1,b=2", "k=v"}
 		})},
 		"names without regard to case": {h("MESH-RPC-ID", "rpc_1", "mesh-timeout-ms", "5", "mEsH-kEePaLiVe", "true", "Traceparent", "t", "content-type", "application/json"),
 			`{"city":"Oslo"}`, base(func(r *Request) {
@@ -343,25 +343,25 @@ func TestCallHeaderIsReadBack(t *testing.T) {
 		call Call
 		want Request
 	}{
-		"the least": {Call{RPCID: "r", Session: "s1", Tool: "weather.forecast"}, Request{RPCID: "r"}},
+		"the least": {Call{RPCID: "r", Session: "s1", Tool: "weather.forecast"}, Request{Call: Call{RPCID: "r"}}},
 		"all of it": {
 			Call{
 				RPCID: "r", Session: "s1", Tool: "weather.forecast", Delivery: DeliverLive, Timeout: 1500 * time.Microsecond, Deadline: time.UnixMilli(5),
-				Credit: 3, Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, NoCache: true, Traceparent: "t",
+				Credit: 3, Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, NoCache: true, Trace: Trace{"t", "s=1", "k=v"},
 			},
-			Request{
-				RPCID: "r", Delivery: DeliverLive, HasTimeout: true, Timeout: 2 * time.Millisecond, Deadline: time.UnixMilli(5), HasCredit: true, Credit: 3,
-				Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, NoCache: true, Traceparent: "t",
-			},
+			Request{HasTimeout: true, HasCredit: true, Call: Call{
+				RPCID: "r", Delivery: DeliverLive, Timeout: 2 * time.Millisecond, Deadline: time.UnixMilli(5), Credit: 3,
+				Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, NoCache: true, Trace: Trace{"t", "s=1", "k=v"},
+			}},
 		},
-		"an inbox stream": {Call{RPCID: "r", Delivery: DeliverInbox, Tool: "weather.forecast", Session: "s1"}, Request{RPCID: "r", Delivery: DeliverInbox}},
+		"an inbox stream": {Call{RPCID: "r", Delivery: DeliverInbox, Tool: "weather.forecast", Session: "s1"}, Request{Call: Call{RPCID: "r", Delivery: DeliverInbox}}},
 		"a budget without end": {
 			Call{RPCID: "r", Tool: "weather.forecast", Session: "s1", Timeout: math.MaxInt64},
-			Request{RPCID: "r", HasTimeout: true, Timeout: toolmesh.MaxTime},
+			Request{Call: Call{RPCID: "r", Timeout: toolmesh.MaxTime}, HasTimeout: true},
 		},
 		"a budget that is nearly spent": {
 			Call{RPCID: "r", Tool: "weather.forecast", Session: "s1", Timeout: 1},
-			Request{RPCID: "r", HasTimeout: true, Timeout: time.Millisecond},
+			Request{Call: Call{RPCID: "r", Timeout: time.Millisecond}, HasTimeout: true},
 		},
 	} {
 		c.want.Session, c.want.Tool, c.want.Args = "s1", "weather.forecast", json.RawMessage(`{}`)

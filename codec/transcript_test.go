@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -137,7 +136,7 @@ func (p *player) hear(t *testing.T, s transcript.Step) {
 		}
 		var r ReplayRequest
 		r, p.refusal = ParseReplay(Header(s.Header), s.Body)
-		p.request, p.seq, read = &Request{RPCID: subject.RPC}, r.FromSeq-1, r
+		p.request, p.seq, read = &Request{Call: Call{RPCID: subject.RPC}}, r.FromSeq-1, r
 	}
 	switch {
 	case p.refusal != nil:
@@ -161,7 +160,7 @@ func (p *player) sameHeader(t *testing.T, s transcript.Step) {
 	}
 	ours := Call{
 		RPCID: r.RPCID, Session: r.Session, Tool: r.Tool, Delivery: r.Delivery, Timeout: r.Timeout, Deadline: r.Deadline, Credit: r.Credit,
-		Depth: r.Depth, Parent: r.Parent, Revision: r.Revision, Isolation: r.Isolation, Keepalive: r.Keepalive, WantLoad: r.WantLoad, NoCache: r.NoCache, Traceparent: r.Traceparent,
+		Depth: r.Depth, Parent: r.Parent, Revision: r.Revision, Isolation: r.Isolation, Keepalive: r.Keepalive, WantLoad: r.WantLoad, NoCache: r.NoCache, Trace: r.Trace,
 	}
 	got := ours.Header()
 	for _, name := range []string{HeaderProto, HeaderRequire, HeaderContentType, HeaderAgain, HeaderBoot} {
@@ -256,7 +255,7 @@ func (p *player) answer(t *testing.T, s transcript.Step) {
 	case "result":
 		want = ReplyResult
 		header, body = p.request.Result(p.host, reply.Body, reply.Load)
-		cacheUse(reply.Cache).Put(header)
+		CacheUse(reply.Cache).Put(header)
 	case "error":
 		failed := reply.Err
 		if want = ReplyError; failed == nil && reply.Chunk.Err != nil {
@@ -312,11 +311,6 @@ func (p *player) answer(t *testing.T, s transcript.Step) {
 		t.Errorf("a client reads it as kind %d, want %d", reply.Kind, want)
 	}
 	same(t, s, header, body)
-}
-
-// cacheUse is what a value of Mesh-Cache says.
-func cacheUse(value string) CacheUse {
-	return CacheUse(max(slices.IndexFunc(cacheValues[:], func(v []string) bool { return len(v) > 0 && v[0] == value }), 0))
 }
 
 // answersTo is where the host's next message of a kind belongs.

@@ -69,7 +69,7 @@ func TestREADME(t *testing.T) {
 		shell(command[1])
 	}
 	var last result
-	var url string
+	var url, gateway string
 	ran := make(map[string]int)
 	for _, block := range fencedBlocks(t, "README.md") {
 		text := block.text
@@ -81,9 +81,9 @@ func TestREADME(t *testing.T) {
 			// The binaries are built and on the PATH, and the port may be somebody else's.
 			text = regexp.MustCompile(`(?m)^make build.*$`).ReplaceAllString(text, "")
 			text = strings.Replace(text, "mesh up -d", "mesh up -d --nats-listen 127.0.0.1:0", 1)
-			last = shell(text)
-			if up := regexp.MustCompile(`(?m)^ready nats=(nats://127\.0\.0\.1:\d+) http=`).FindStringSubmatch(last.stdout); up != nil {
-				url = up[1]
+			last = shell(strings.ReplaceAll(text, "http://127.0.0.1:8420", gateway))
+			if up := regexp.MustCompile(`(?m)^ready nats=(nats://127\.0\.0\.1:\d+) http=(\S+)`).FindStringSubmatch(last.stdout); up != nil {
+				url, gateway = up[1], up[2]
 			}
 		case "json":
 			_, printed, found := strings.Cut(last.stdout, "{")
@@ -127,14 +127,14 @@ func TestREADME(t *testing.T) {
 		}
 		ran[block.language]++
 		for command, want := range map[string]string{
-			"mesh stream": `"hour":23`, "mesh ls": "weather.forecast.hours", "mesh call billing": "refunded order A7",
+			"mesh stream": `"hour":23`, "mesh ls": "weather.forecast.hours", "mesh call billing": "refunded order A7", "curl": `"city":"Oslo"`,
 		} {
 			if strings.Contains(text, command) && !strings.Contains(last.stdout, want) {
 				t.Errorf("%q is not among what the block with %q prints: %v", want, command, last)
 			}
 		}
 	}
-	if want := map[string]int{"": 4, "json": 1, "python": 1, "go": 2, "toml": 1}; !maps.Equal(ran, want) {
+	if want := map[string]int{"": 5, "json": 1, "python": 1, "go": 2, "toml": 1}; !maps.Equal(ran, want) {
 		t.Errorf("the page has these blocks: %v, want %v", ran, want)
 	}
 	if r := u.do(t, "mesh", "ls"); r.status != 3 || !strings.Contains(r.stderr, "mesh up") {

@@ -244,7 +244,7 @@ def seen() -> list:
 
 // A module that an index brings along is its own, though the base has loaded one
 // of that name; and where libraries read a variable at their start, they do.
-func TestWhatACopyCouldNotBeStartsAnInterpreter(t *testing.T) {
+func TestInterpreterIsStartedWhereACopyIsImpossible(t *testing.T) {
 	t.Parallel()
 	const tools = `
 import os, sys

@@ -246,7 +246,7 @@ func (b *blockedLoops) Handle(ctx context.Context, r slog.Record) error {
 	return b.Handler.Handle(ctx, r)
 }
 
-func TestWhatIgnoresItsCancellationIsKilledAfterTheGrace(t *testing.T) {
+func TestCallsThatIgnoreTheirCancellationAreKilledAfterTheGrace(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.Grace = 100 * time.Millisecond }), slowTools, slowNames...)
 	for _, tool := range []string{"t.stubborn", "t.ahold", "t.astubborn"} {

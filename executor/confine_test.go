@@ -351,7 +351,7 @@ func ofAnotherUser(want map[string]string, level tool.Sandbox) map[string]string
 
 // Inside each level what it denies is denied, and what it does not is not: for
 // root and for an ordinary user.
-func TestWhatALevelDenies(t *testing.T) {
+func TestLevelsDeny(t *testing.T) {
 	t.Parallel()
 	outcomes := outcomesOfLevels()
 	for _, c := range []struct {

@@ -13,7 +13,7 @@ import (
 
 // A package that an index brings along names others in its metadata, which uv reads: they
 // get into no lock from outside of the index.
-func TestWhatAPackageRequires(t *testing.T) {
+func TestRequirementsOfAPackageAreChecked(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
 	x := newExecutor(t, nil)

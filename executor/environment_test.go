@@ -93,7 +93,7 @@ func TestAnEnvironmentFromEachKindOfDeclaration(t *testing.T) {
 	}
 }
 
-func TestNothingDeclaredNeedsNothing(t *testing.T) {
+func TestIndexWithoutDependencies(t *testing.T) {
 	t.Parallel()
 	// No uv, no pip, no package index: only an interpreter.
 	if _, err := exec.LookPath("python3"); err != nil {

@@ -260,7 +260,7 @@ func TestACallThatIsOverBeforeItBeganIsNotStarted(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeServedIsListedAndTheRestIsServed(t *testing.T) {
+func TestUnservableToolsAreListedAndTheRestIsServed(t *testing.T) {
 	t.Parallel()
 	x := newExecutor(t, func(o *executor.Options) { o.StartTimeout = 15 * time.Second })
 	dir := writeFiles(t, map[string]string{

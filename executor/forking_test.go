@@ -202,7 +202,7 @@ func TestForkFallsBackVisibly(t *testing.T) {
 	}
 }
 
-func TestWhatEventLoopsOpenIsNoConnection(t *testing.T) {
+func TestDescriptorsOfEventLoopsAreNoConnections(t *testing.T) {
 	t.Parallel()
 	ix := openUnforkable(t, "import asyncio, socket\nloop = asyncio.new_event_loop()\nlistener = socket.create_server(('127.0.0.1', 0))\n", nil)
 	mustCall(t, ix, "t.count", `{}`, `1`)

@@ -52,7 +52,7 @@ func localPackage(declares map[string]string, value string) map[string]string {
 
 // What builds a package is a stranger's code: of the agent's environment it sees what
 // a build needs.
-func TestWhatABuildSees(t *testing.T) {
+func TestBuildSeesItsOwnFilesOnly(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
 	x := newExecutor(t, func(o *executor.Options) {
@@ -75,7 +75,7 @@ func TestWhatABuildSees(t *testing.T) {
 
 // What builds a package writes what is being built, and reads neither the files of who
 // runs the agent nor what other processes of the machine show.
-func TestWhatABuildMayDo(t *testing.T) {
+func TestBuildsWriteOnlyBesideTheirSources(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
 	for _, c := range []struct {

@@ -30,7 +30,7 @@ func changesIndex(t *testing.T) (ix *executor.Index, dir string) {
 
 // What a call changes of its worker is put back when it is over: another tool in
 // the same worker finds what it would have found without it.
-func TestWhatACallChangesIsPutBack(t *testing.T) {
+func TestChangesOfACallAreUndone(t *testing.T) {
 	t.Parallel()
 	waits := map[string]bool{"timer": true, "timer_with_a_handler": true, "alarm_that_waits": true, "all_at_once": true}
 	for _, kind := range []string{"", "a"} {
@@ -113,7 +113,7 @@ func TestStandardDescriptorsArePutBack(t *testing.T) {
 var lateModules = []string{"colorsys", "sched", "tabnanny", "pyclbr", "rlcompleter", "modulefinder", "netrc", "mailbox", "wave"}
 
 // What libraries add on first use stays, in the same worker.
-func TestWhatACallAddsStays(t *testing.T) {
+func TestAdditionsOfACallStay(t *testing.T) {
 	t.Parallel()
 	ix, dir := changesIndex(t)
 	_, err := call(t, ix, "changes.change", `{"what":"additions"}`)

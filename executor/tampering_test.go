@@ -77,7 +77,7 @@ func TestAToolCannotKillItsNeighbours(t *testing.T) {
 func TestBadImports(t *testing.T) {
 	t.Parallel()
 	x := sharedExecutor(t)
-	spec := specOf(t, x, "testdata/bad", "bad.ok", "noisy.tool", "threaded.tool") // one that hangs is in TestWhatCannotBeServedIsListedAndTheRestIsServed
+	spec := specOf(t, x, "testdata/bad", "bad.ok", "noisy.tool", "threaded.tool") // one that hangs is in TestUnservableToolsAreListedAndTheRestIsServed
 	ix := open(t, x, spec)
 	mustCall(t, ix, "bad.ok", `{}`, `1`)
 	mustCall(t, ix, "noisy.tool", `{}`, `"noisy"`)

@@ -95,7 +95,7 @@ var partings = map[string]toolmesh.Code{
 	"sys": toolmesh.CodeToolError, "error": toolmesh.CodeToolError,
 }
 
-func TestWhatPrecedesAWorkersOwnEndArrives(t *testing.T) {
+func TestOutputBeforeAWorkersOwnEndArrives(t *testing.T) {
 	t.Parallel()
 	for how, want := range partings {
 		t.Run(how, func(t *testing.T) {

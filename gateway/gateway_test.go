@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,6 +29,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 )
 
@@ -37,6 +39,10 @@ type addArgs struct {
 	A    int      `json:"a"`
 	B    int      `json:"b"`
 	More []string `json:"more,omitempty"`
+}
+
+type largeArgs struct {
+	N int `json:"n,omitempty"` // bytes; 3 MiB without it
 }
 
 type countArgs struct {
@@ -82,8 +88,10 @@ func newRig(t *testing.T, change func(*gateway.Options)) *rig {
 			r.ran <- "add"
 			return a.A + a.B, nil
 		}),
-		"fail":  host.Func(func(context.Context, noArgs) (int, error) { return 0, errors.New("out of paper") }),
-		"large": host.Func(func(context.Context, noArgs) (string, error) { return strings.Repeat("x", 3<<20), nil }),
+		"fail": host.Func(func(context.Context, noArgs) (int, error) { return 0, errors.New("out of paper") }),
+		"large": host.Func(func(_ context.Context, a largeArgs) (string, error) {
+			return strings.Repeat("x", cmp.Or(a.N, 3<<20)), nil
+		}),
 		"wait": host.Func(func(ctx context.Context, _ noArgs) (int, error) {
 			r.ran <- "wait"
 			select {
@@ -137,15 +145,16 @@ func newRig(t *testing.T, change func(*gateway.Options)) *rig {
 		t.Fatal(err)
 	}
 	r.admin = string(seed)
+	view, err := r.router.View(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Seen = func() *registry.View { return view }
 	r.AsSession(t, "mine")
 	if seed, err = os.ReadFile(filepath.Join(r.DataDir, "session0.nk")); err != nil {
 		t.Fatal(err)
 	}
 	r.token = string(seed)
-	view, err := r.router.View(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	o := gateway.Options{
 		Dial: func(options ...nats.Option) (*nats.Conn, error) {
 			return nats.Connect(r.URL, append(bus.ConnectOptions(&bus.ConnectConfig{Name: "gateway"}), options...)...)
@@ -294,6 +303,11 @@ func TestProblems(t *testing.T) {
 		"no words":                  {"GET", "/v1/search?q=", "", nil, 400, "invalid_request", "/v1/search?q=WORDS"},
 		"bad limit of a search":     {"GET", "/v1/search?q=add&limit=1001", "", nil, 400, "invalid_request", ""},
 		"bad format":                {"GET", "/v1/tools?format=cobol", "", nil, 400, "invalid_request", ""},
+		"a compressed body":         {"POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, headers{"Content-Encoding": "gzip"}, 415, "invalid_request", "not compressed"},
+		"an empty key":              {"POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, headers{"Idempotency-Key": ""}, 400, "invalid_request", "Idempotency-Key"},
+		"a query that is none":      {"GET", "/v1/tools?limit=%zz", "", nil, 400, "invalid_request", "the query"},
+		"a word twice":              {"GET", "/v1/tools?limit=1&limit=2", "", nil, 400, "invalid_request", "limit is given 2 times"},
+		"a number for a name":       {"POST", "/v1/calls:batch", `{"calls":[{"tool":5}]}`, nil, 400, "invalid_request", `has a number at \"calls.tool\"`},
 		"no token":                  {"GET", "/v1/tools", "", headers{"Authorization": "Bearer sesame"}, 401, "unauthenticated", ""},
 		"another kind":              {"GET", "/v1/tools", "", headers{"Authorization": "Basic sesame"}, 401, "unauthenticated", ""},
 		"a token of another mesh":   {"GET", "/v1/tools", "", headers{"Authorization": "Bearer " + stranger}, 401, "unauthenticated", ""},
@@ -507,6 +521,12 @@ func TestStreamOfEvents(t *testing.T) {
 	want := "id: 1\nevent: item\ndata: 0\n\nid: 2\nevent: item\ndata: 1\n\nevent: complete\ndata: {\"count\":2}\n\n"
 	if a.status != 200 || a.header.Get("Content-Type") != "text/event-stream" || a.header.Get("X-Accel-Buffering") != "no" || a.body != want {
 		t.Errorf("%d %v %q", a.status, a.header, a.body)
+	}
+	for accept, live := range map[string]bool{"Accept: text/event-stream;q=0.0": false, "Accept: application/json\r\nAccept: text/event-stream": true} {
+		_, body := r.raw(t, "POST /v1/tools/lab.count HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+accept+"\r\nContent-Length: 7\r\n\r\n{\"n\":2}")
+		if live != (body == want) || !live && body != "1" {
+			t.Errorf("%q: %q", accept, body)
+		}
 	}
 	rpc := a.header.Get("Mesh-Rpc-Id")
 	// All of it again, and what is behind an item, on any replica: nothing is kept here.

@@ -79,6 +79,8 @@ func TestHostileRequests(t *testing.T) {
 		"a session that is none":     {"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nMesh-Session: *\r\n\r\n", []int{400, 403}},
 		"a trace that is none":       {head + "Traceparent: x\r\nContent-Length: 13\r\n\r\n{\"a\":1,\"b\":1}", []int{200}},
 		"a long idempotency key":     {head + "Idempotency-Key: " + strings.Repeat("k", 600) + "\r\nContent-Length: 13\r\n\r\n{\"a\":1,\"b\":1}", []int{400}},
+		"two idempotency keys":       {head + "Idempotency-Key: a\r\nIdempotency-Key: b\r\nContent-Length: 13\r\n\r\n{\"a\":1,\"b\":1}", []int{400}},
+		"two sessions":               {"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nMesh-Session: default\r\nMesh-Session: mine\r\n\r\n", []int{400}},
 		"a body that is not UTF-8":   {head + "Content-Length: 9\r\n\r\n{\"a\":\"\xff\"}", []int{422}},
 		"JSON as deep as it is long": {head + "Content-Length: 100000\r\n\r\n" + strings.Repeat("[", 100_000), []int{400, 422}},
 	} {
@@ -220,17 +222,7 @@ func TestBodiesOfATokenAreBounded(t *testing.T) {
 	}
 	// Answers that nobody reads fill the token's room. Of those that come then, slow readers are cut off long
 	// before the others: what is sent on their connections is refused. Readers that read are served.
-	unread := func() net.Conn {
-		conn, err := (&net.Dialer{Control: smallBuffer}).DialContext(t.Context(), "tcp", strings.TrimPrefix(r.url, "http://"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = conn.Close() })
-		_, _ = io.WriteString(conn, "POST /v1/tools/lab.large HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
-		_, _ = conn.Read(make([]byte, 1)) // the answer has begun
-		return conn
-	}
-	waits, cut := unread(), unread()
+	waits, cut := r.unread(t, ""), r.unread(t, "")
 	if a := r.do(t, "POST", "/v1/tools/lab.large", "", nil); a.status != 200 || len(a.body) != 3<<20+2 {
 		t.Errorf("who reads: %d, %d bytes", a.status, len(a.body))
 	}
@@ -244,6 +236,64 @@ func TestBodiesOfATokenAreBounded(t *testing.T) {
 		}
 		r.do(t, "GET", "/v1/tools", "", nil)
 	}
+	// Once the readers that are hurried have as much again, results that came in a message are refused, too.
+	const inline = `{"n":900000}`
+	meshtest.Until(t, "a result is refused", func() bool {
+		defer r.unread(t, inline).Close()
+		a := r.do(t, "POST", "/v1/tools/lab.large", inline, nil)
+		return a.status != 200 && refusedResult(t, a)
+	})
+}
+
+// unread makes a call of lab.large whose answer has begun, and that its client does not read.
+func (r *rig) unread(t *testing.T, args string) net.Conn {
+	t.Helper()
+	conn, err := (&net.Dialer{Control: smallBuffer}).DialContext(t.Context(), "tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_, _ = fmt.Fprintf(conn, "POST /v1/tools/lab.large HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(args), args)
+	_, _ = conn.Read(make([]byte, 1))
+	return conn
+}
+
+// refusedResult reports whether an answer says that a call has run and its result may not be held.
+func refusedResult(t *testing.T, a answer) bool {
+	p := a.problem(t)
+	ok := a.status == 429 && p["code"] == "busy" && p["started"] == true && a.header.Get("Retry-After") != "" && a.header.Get("Mesh-Rpc-Id") != ""
+	if !ok {
+		t.Errorf("%d %v %s", a.status, a.header, a.body)
+	}
+	return ok
+}
+
+// Of the large results of one token 8 are passed on at once. Those of its other calls wait in the mesh's store, and
+// are refused where that lasts; results of other tokens are not.
+func TestLargeResultsOfATokenAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	var conns []net.Conn
+	for range 8 {
+		conns = append(conns, r.unread(t, ""))
+	}
+	refusedResult(t, r.do(t, "POST", "/v1/tools/lab.large", "", nil))
+	large := func(h headers) {
+		t.Helper()
+		if a := r.do(t, "POST", "/v1/tools/lab.large", `{"n":9000000}`, h); a.status != 200 || len(a.body) != 9_000_002 || a.header.Get("Mesh-Node") != "n1" {
+			t.Errorf("%d %v, %d bytes", a.status, a.header, len(a.body))
+		}
+	}
+	large(as(r.token))
+	waiting := make(chan answer, 1)
+	go func() { waiting <- r.do(t, "POST", "/v1/tools/lab.large", "", nil) }()
+	for _, conn := range conns {
+		_ = conn.Close()
+	}
+	if a := <-waiting; a.status != 200 {
+		t.Errorf("a result that waited: %d %s", a.status, a.body)
+	}
+	large(nil)
 }
 
 // smallBuffer has a socket receive little that is not read.

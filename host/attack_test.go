@@ -95,8 +95,8 @@ func TestForeignReplySubjectsAreNotAnswered(t *testing.T) {
 			if err := r.nc.LastError(); err != nil {
 				t.Fatalf("the broker took not all of them: %v", err)
 			}
-			meshtest.Until(t, "all are refused", func() bool { return r.h.Stats().RefusedReplies >= sent })
-			if n := r.h.Stats().RefusedReplies; n != sent {
+			meshtest.Until(t, "all are refused", func() bool { return r.h.Figures().RefusedReplies >= sent })
+			if n := r.h.Figures().RefusedReplies; n != sent {
 				t.Errorf("%d of %d are refused: some answer was a request", n, sent)
 			}
 			if n := r.ran("deputy"); n != 0 {

@@ -18,20 +18,16 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// ServeBatches has the node run batches, and pass on calls that it has no slot for: what view and store know of tools says which
-// calls must not overlap, and c makes those that other nodes serve. All three must
-// outlive the host. It is called once, after [Host.Start]; the error is unavailable
-// without a connection.
+// ServeBatches has the node run batches, and pass on calls that it has no slot for: view and
+// store say which calls must not overlap, and c makes those that other nodes serve. All three
+// must outlive the host. Call it once, after [Host.Start]. The error is unavailable without a
+// connection.
 func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *registry.Store, c *client.Client) error {
-	own, err := subjects.NodeBatches(h.node)
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
-	}
 	s := batch.New(batch.Options{
 		Node: h.node, Identity: h.identity, Base: h.base, Bus: h.bus, Client: c,
 		View: batchView{view, store, h}, Host: batchHost{h, h.replies}, Log: h.log,
 	})
-	if err := h.subscribeBatches(s, c, own); err != nil {
+	if err := h.subscribeBatches(s, c); err != nil {
 		return err
 	}
 	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
@@ -40,24 +36,27 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 	return h.publisher.flush(ctx)
 }
 
-func (h *Host) subscribeBatches(s *batch.Server, c *client.Client, own string) (err error) {
+func (h *Host) subscribeBatches(s *batch.Server, c *client.Client) error {
 	h.publisher.mu.Lock()
 	defer h.publisher.mu.Unlock()
 	if err := h.publisher.ended(); err != nil || h.publisher.state != stateServing {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host does not serve")
 	}
-	if h.batchOwn != nil {
-		return nil // by a call that failed later
+	if len(h.directed) > 1 {
+		return nil // a call before this one subscribed them, and failed later
 	}
 	h.intake.batches.Store(s)
 	h.relay.Store(c)
-	nc := h.bus.Conn()
-	if h.batchSub, err = nc.ChanQueueSubscribe(subjects.AllBatches, subjects.QueueGroup, h.listeners.requests); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllBatches, err)
+	all, err := h.bus.Conn().ChanQueueSubscribe(subjects.AllBatches, subjects.QueueGroup, h.listeners.requests)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "subscribe %s: %w", subjects.AllBatches, err)
 	}
-	if h.batchOwn, err = nc.ChanSubscribe(own, h.listeners.requests); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", own, err)
+	h.publisher.subs[all] = struct{}{}
+	own, err := h.subscribeRequests(h.own(subjects.NodeBatches), nil)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "subscribe the node's batches: %w", err)
 	}
+	h.directed = append(h.directed, own)
 	return nil
 }
 

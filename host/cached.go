@@ -30,7 +30,7 @@ func (p *publisher) keepResults(t *served) {
 	if a.CacheTTL <= 0 {
 		return
 	}
-	t.cached = &cached{Handler: t.handler, results: p.cache.Offer(a.CacheTTL), shared: a.CacheShared && t.session == ""}
+	t.cached = &cached{Handler: t.handler, results: p.cache.Offer(a.CacheTTL), shared: a.CacheShared && t.tenure == nil}
 	t.handler = t.cached
 }
 

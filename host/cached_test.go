@@ -179,7 +179,7 @@ func TestEqualCallsRunOnce(t *testing.T) {
 		r.send(in, "tools.default.desk.kept", `{"key":"k"}`, "Mesh-Rpc-Id", fmt.Sprint("r", i))
 	}
 	<-r.gate("k").started
-	meshtest.Until(t, "all calls wait", func() bool { return r.h.Stats().InFlight == 64 })
+	meshtest.Until(t, "all calls wait", func() bool { return r.h.Figures().InFlight == 64 })
 	r.gate("k").release <- struct{}{}
 	uses := map[string]int{}
 	for range 64 {

@@ -9,7 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// control serves a message on a ctl subject: it names a call by its subject.
+// control serves a message on a ctl subject, which names a call. What is for routers it leaves.
 func (in *intake) control(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
 	if m.Reply != "" && !in.bus.MayAnswer(m, s.Session, in.opts.SessionCredentials) {
@@ -25,40 +25,33 @@ func (in *intake) control(m *nats.Msg) {
 		control, bad = codec.ParseControl(header, m.Data)
 	}
 	key := admit.Key{Session: s.Session, RPC: s.RPC}
+	call, running := in.calls.Lookup(key)
 	if bad != nil {
-		if _, ok := in.calls.Lookup(key); ok && m.Reply != "" {
+		if running && m.Reply != "" {
 			header, body := codec.ErrorReply(admit.Refusal(bad))
 			in.replies.Publish(m.Reply, header, body)
 		}
 		return
 	}
-	if control.Type == codec.ControlCredit {
-		if call, ok := in.calls.Lookup(key); ok {
-			if running := call.Value.readers.Stream(); running != nil {
-				running.Grant(control.Seq)
-			}
+	switch control.Type {
+	case codec.ControlCredit:
+		if running && call.Value.readers.Stream() != nil {
+			call.Value.readers.Stream().Grant(control.Seq)
 		}
-		return
-	}
-	if control.Type == codec.ControlRead {
+	case codec.ControlRead:
 		in.replies.Read(key)
-		return
-	}
-	if control.Type == codec.ControlWhere {
+	case codec.ControlWhere:
+		at := codec.Where{Node: in.node, Boot: in.boot}
+		if running {
+			at.Tool = call.Value.tool.descriptor.ID
+		}
 		if m.Reply != "" && in.calls.Known(key) {
-			at := codec.Where{Node: in.node, Boot: in.boot}
-			if call, ok := in.calls.Lookup(key); ok {
-				at.Tool = call.Value.tool.descriptor.ID
-			}
 			in.replies.Publish(m.Reply, nil, at.Encode())
 		}
-		return
-	}
-	if control.Type != codec.ControlCancel {
-		return // a router's
-	}
-	if in.cancel(key) && m.Reply != "" {
-		in.replies.Publish(m.Reply, nil, codec.Cancelled{Cancelled: true}.Encode())
+	case codec.ControlCancel:
+		if in.cancel(key) && m.Reply != "" {
+			in.replies.Publish(m.Reply, nil, codec.Cancelled{Cancelled: true}.Encode())
+		}
 	}
 }
 

@@ -160,7 +160,7 @@ func TestDrainLosesNothing(t *testing.T) {
 			t.Errorf("%d calls ran, %d were answered", len(w.runs), answered)
 		}
 		t.Logf("%d calls, %d of them on the node that left, and %d plain requests", answered.Load(), onLeaving.Load(), sent)
-		if s := staying.Stats(); s.InFlight != 0 {
+		if s := staying.Figures(); s.InFlight != 0 {
 			t.Errorf("%d calls in flight at the end", s.InFlight)
 		}
 	})

@@ -53,7 +53,7 @@ func TestHandlerThatEndsItsGoroutine(t *testing.T) {
 	if err := h.Stop(stop); err != nil {
 		t.Errorf("stop: %v", err)
 	}
-	if n := h.Stats().InFlight; n != 0 {
+	if n := h.Figures().InFlight; n != 0 {
 		t.Errorf("%d calls are left in flight", n)
 	}
 }

@@ -13,46 +13,50 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Stats are a node's figures.
-type Stats struct {
+// Figures are a node's figures since its start, and of now.
+type Figures struct {
 	Node           subjects.NodeID `json:"node"`
 	InFlight       int             `json:"in_flight"`
 	Slots          int             `json:"slots"`
 	Queued         int             `json:"queued"`
-	Waiting        int             `json:"waiting"` // for their turn in a lane
+	Waiting        int             `json:"waiting"` // for a lane
 	Calls          uint64          `json:"calls"`
 	Errors         uint64          `json:"errors"`
-	Relayed        uint64          `json:"relayed"` // of the calls: those that another node ran, as there was no slot or it has the session's worker
-	Busy           uint64          `json:"busy"`    // answers to callers for whom there was no slot
+	Relayed        uint64          `json:"relayed"` // of the calls: those that another node ran, as it had a slot or has the session's worker
+	Busy           uint64          `json:"busy"`    // answers to callers for which there was no slot
 	RefusedReplies uint64          `json:"refused_replies"`
 	Tools          int             `json:"tools"`
-	// Joined: the registry and the store of chunks have been found. Until then the
-	// node is on no list and has no streams.
+	// Joined reports whether the node has found the registry and the chunk store. Until then
+	// it is on no list and has no streams.
 	Joined bool `json:"-"`
-	// Took is how long all calls took together.
+	// Took is the time of all calls together.
 	Took time.Duration `json:"-"`
+	// Failures are the calls that have ended with each code: all codes of this version, and
+	// [CodeOther]. Their sum is Errors.
+	Failures map[toolmesh.Code]uint64 `json:"-"`
 }
 
-// Stats returns the node's figures of now.
-func (h *Host) Stats() Stats {
-	s := Stats{
+// Figures returns the node's figures.
+func (h *Host) Figures() *Figures {
+	f := &Figures{
 		Node: h.node, InFlight: h.calls.InFlight(), Slots: h.opts.Slots,
-		Calls: h.counts.handled.Load(), Errors: h.counts.failed.Load(), Relayed: h.counts.relayed.Load(), Busy: h.counts.busy.Load(), RefusedReplies: h.counts.refusedReplies.Load(),
-		Waiting: h.lanes.Waiting(),
-		Joined:  h.presence.Joined(),
-		Took:    time.Duration(h.counts.took.Load()),
+		Calls: h.counts.handled.Load(), Relayed: h.counts.relayed.Load(), Busy: h.counts.busy.Load(), RefusedReplies: h.counts.refusedReplies.Load(),
+		Waiting: h.lanes.Waiting(), Joined: h.presence.Joined(), Took: time.Duration(h.counts.took.Load()),
+		Tools: h.routes.count(), Failures: make(map[toolmesh.Code]uint64, len(h.counts.failures)),
+	}
+	for code, n := range h.counts.failures {
+		f.Failures[code] = n.Load()
+		f.Errors += f.Failures[code]
 	}
 	if h.opts.Queued != nil {
-		s.Queued = h.opts.Queued()
+		f.Queued = h.opts.Queued()
 	}
-	s.Tools = h.routes.count()
-	return s
+	return f
 }
 
 // counts are what a node counts since its start.
 type counts struct {
 	handled        atomic.Uint64
-	failed         atomic.Uint64
 	relayed        atomic.Uint64 // calls that another node ran
 	took           atomic.Int64  // ns, of all calls handled
 	busy           atomic.Uint64 // calls answered busy for want of a slot
@@ -88,23 +92,6 @@ func (f failures) add(code toolmesh.Code) {
 		n = f[CodeOther]
 	}
 	n.Add(1)
-}
-
-// Figures are a node's figures with all that is counted by code.
-type Figures struct {
-	Stats
-	// Failures are how many calls have ended with each code since the node's start: all
-	// codes of this version, and [CodeOther]. Their sum is that of Errors.
-	Failures map[toolmesh.Code]uint64
-}
-
-// Figures returns the node's figures of now.
-func (h *Host) Figures() *Figures {
-	f := &Figures{Stats: h.Stats(), Failures: make(map[toolmesh.Code]uint64, len(h.counts.failures))}
-	for code, n := range h.counts.failures {
-		f.Failures[code] = n.Load()
-	}
-	return f
 }
 
 // stuckAfter is how long the ticker may stand. What it sends may hold it up, on a

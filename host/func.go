@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"strings"
 
 	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -122,11 +121,9 @@ func decodeArgs[In any](call *Call) (In, error) {
 		return in, nil
 	}
 	// The schema takes 3.0 for an integer, encoding/json does not.
-	if plain, changed := wholeNumbers(call.Args); changed {
-		var again In
-		if json.Unmarshal(plain, &again) == nil {
-			return again, nil
-		}
+	var again In
+	if json.Unmarshal(wholeNumbers(call.Args), &again) == nil {
+		return again, nil
 	}
 	problem := tool.Problem{
 		Expected: "what the function's type takes", Got: "something else",
@@ -136,33 +133,25 @@ func decodeArgs[In any](call *Call) (In, error) {
 		WithDetail("errors", []tool.Problem{problem}).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 }
 
-// wholeNumbers writes the whole numbers in a JSON text as integers, and reports
-// whether any was written otherwise.
-func wholeNumbers(text []byte) (plain []byte, changed bool) {
-	for i := 0; i < len(text); {
-		end := i + 1
-		switch c := text[i]; {
-		case c == '"':
-			for ; text[end] != '"'; end++ {
-				if text[end] == '\\' {
-					end++
-				}
-			}
-			end++
-		case c == '-' || c >= '0' && c <= '9':
-			for end < len(text) && strings.IndexByte("0123456789+-.eE", text[end]) >= 0 {
-				end++
-			}
-			if whole, ok := tool.WholeNumber(string(text[i:end])); ok && !bytes.Equal(whole, text[i:end]) {
-				plain, changed = append(plain, whole...), true
-				i = end
-				continue
-			}
+// wholeNumbers returns valid JSON with its whole numbers written as integers.
+func wholeNumbers(text []byte) []byte {
+	var plain bytes.Buffer
+	lenient := jsonv2.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	dec, enc := jsontext.NewDecoder(bytes.NewReader(text), lenient), jsontext.NewEncoder(&plain, lenient)
+	for {
+		token, err := dec.ReadToken()
+		if err != nil {
+			return plain.Bytes()
 		}
-		plain = append(plain, text[i:end]...)
-		i = end
+		if whole, ok := tool.WholeNumber(token.String()); ok && token.Kind() == '0' {
+			err = enc.WriteValue(jsontext.Value(whole))
+		} else {
+			err = enc.WriteToken(token)
+		}
+		if err != nil {
+			return nil
+		}
 	}
-	return plain, changed
 }
 
 // itemOptions are those of encoding/json, but for HTML and for what is nil.

@@ -79,8 +79,8 @@ type Call struct {
 	// for nothing.
 	Isolation toolmesh.Isolation
 	// NoCache asks for a run, whatever is kept of earlier ones.
-	NoCache     bool
-	Traceparent string
+	NoCache bool
+	codec.Trace
 	// Home, of a call in its session's worker, tells that from an earlier one on this node:
 	// meanwhile another node had it. See [Tool.Sessions].
 	Home string

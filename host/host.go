@@ -52,13 +52,10 @@ type Host struct {
 	quit      chan struct{} // closed when nothing is in flight any more
 
 	// Subscriptions of the node, not of a tool; publisher.mu guards them.
-	shared     []*nats.Subscription
-	directed   *nats.Subscription
-	replaySub  *nats.Subscription
-	payloadSub *nats.Subscription
-	batchSub   *nats.Subscription
-	batchOwn   *nats.Subscription
-	micro      *bus.Service
+	shared   []*nats.Subscription // until the end
+	directed []*nats.Subscription // of requests to this node: until the drain is over
+	stored   []*nats.Subscription // of what the node reads for others: until its calls have ended
+	micro    *bus.Service
 
 	unlisten  func()
 	stopOnce  sync.Once
@@ -183,16 +180,16 @@ func (h *Host) Start(ctx context.Context) error {
 // checkRights refuses to begin where the broker would refuse most of what a node
 // does: it would seem to serve.
 func (h *Host) checkRights(ctx context.Context) error {
-	heartbeat, errBeat := subjects.Heartbeat(h.node)
-	tools, errTools := subjects.NodeTools(h.node)
-	ctls, errCtls := subjects.NodeCtls(h.node)
-	if err := errors.Join(errBeat, errTools, errCtls); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
-	}
 	return h.bus.CheckRights(ctx, "be a node: it needs the key of one", subjects.Rights{
-		Publish:   []string{heartbeat, subjects.AllChunks, subjects.LiveTransform},
-		Subscribe: []string{tools, ctls, subjects.AllCtl, subjects.AllReplay},
+		Publish:   []string{h.own(subjects.Heartbeat), subjects.AllChunks, subjects.LiveTransform},
+		Subscribe: []string{h.own(subjects.NodeTools), h.own(subjects.NodeCtls), subjects.AllCtl, subjects.AllReplay},
 	})
+}
+
+// own returns a subject of the node, whose id [Options.validate] has checked.
+func (k *core) own(of func(subjects.NodeID) (string, error)) string {
+	subject, _ := of(k.node)
+	return subject
 }
 
 // start is Start without what is written of the tools.
@@ -253,18 +250,14 @@ func (h *Host) nodeRecord() registry.NodeRecord {
 }
 
 func (h *Host) heartbeat() codec.Heartbeat {
+	f := h.Figures()
 	beat := codec.Heartbeat{
-		Node: string(h.node), Boot: string(h.boot), State: string(h.nodeState()),
-		Slots: h.opts.Slots, InFlight: h.calls.InFlight(),
-		Calls: h.counts.handled.Load(), Errors: h.counts.failed.Load(), Relayed: h.counts.relayed.Load(), Waiting: h.lanes.Waiting(),
-		Busy: h.counts.busy.Load(), BusyMS: uint64(time.Duration(h.counts.busyFor.Load()).Milliseconds()), //nolint:gosec // it only grows
+		Node: string(h.node), Boot: string(h.boot), State: string(h.nodeState()), Slots: f.Slots, InFlight: f.InFlight, Queued: f.Queued,
+		Calls: f.Calls, Errors: f.Errors, Relayed: f.Relayed, Waiting: f.Waiting, Paces: h.paces(),
+		Busy: f.Busy, BusyMS: uint64(time.Duration(h.counts.busyFor.Load()).Milliseconds()), //nolint:gosec // it only grows
 	}
 	if now := h.bus.Time(); now.Measured {
 		beat.NowMS, beat.BoundMS = now.Millis()
-	}
-	beat.Paces = h.paces()
-	if h.opts.Queued != nil {
-		beat.Queued = h.opts.Queued()
 	}
 	return beat
 }
@@ -278,40 +271,30 @@ func (k *core) nodeState() registry.NodeState {
 
 // open subscribes the node's own subjects and those of its tools; publisher.mu is held.
 func (h *Host) open(ctx context.Context) error {
-	tools, errTools := subjects.NodeTools(h.node)
-	ctls, errCtls := subjects.NodeCtls(h.node)
-	lanes, errLanes := subjects.NodeLanes(h.node)
-	pieces, errPieces := subjects.NodePayloads(h.node)
-	if err := errors.Join(errTools, errCtls, errLanes, errPieces); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	nc, all := h.bus.Conn(), make([]*nats.Subscription, 5)
+	nc, tools := h.bus.Conn(), h.own(subjects.NodeTools)
 	group := func(subject string, f nats.MsgHandler) (*nats.Subscription, error) {
 		return nc.QueueSubscribe(subject, subjects.QueueGroup, f)
 	}
-	requests := func(subject string, _ nats.MsgHandler) (*nats.Subscription, error) {
-		return nc.ChanSubscribe(subject, h.listeners.requests)
-	}
-	h.shared = all
 	for _, s := range []struct {
-		into      **nats.Subscription
+		to        *[]*nats.Subscription
 		subject   string
 		subscribe func(string, nats.MsgHandler) (*nats.Subscription, error)
 		handle    nats.MsgHandler
 	}{
-		{&h.directed, tools, requests, nil},
-		{&all[0], ctls, nc.Subscribe, h.intake.control},
-		{&all[1], subjects.AllCtl, nc.Subscribe, h.intake.control},
-		{&all[2], subjects.AllReplay, nc.Subscribe, h.intake.streams.replayed},
-		{&all[3], lanes, nc.Subscribe, h.laneAsked},
-		{&all[4], pieces, nc.Subscribe, h.payloads.Serve},
-		{&h.replaySub, subjects.AllReplay, group, h.intake.streams.replay},
-		{&h.payloadSub, subjects.AllPayloads, group, h.payloads.Serve},
+		{&h.directed, tools, h.subscribeRequests, nil},
+		{&h.shared, h.own(subjects.NodeCtls), nc.Subscribe, h.intake.control},
+		{&h.shared, subjects.AllCtl, nc.Subscribe, h.intake.control},
+		{&h.shared, subjects.AllReplay, nc.Subscribe, h.intake.streams.replayed},
+		{&h.shared, h.own(subjects.NodeLanes), nc.Subscribe, h.laneAsked},
+		{&h.shared, h.own(subjects.NodePayloads), nc.Subscribe, h.payloads.Serve},
+		{&h.stored, subjects.AllReplay, group, h.intake.streams.replay},
+		{&h.stored, subjects.AllPayloads, group, h.payloads.Serve},
 	} {
-		var err error
-		if *s.into, err = s.subscribe(s.subject, s.handle); err != nil {
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", s.subject, err)
+		sub, err := s.subscribe(s.subject, s.handle)
+		if err != nil {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "subscribe %s: %w", s.subject, err)
 		}
+		*s.to = append(*s.to, sub)
 	}
 	if err := h.publisher.open(ctx); err != nil {
 		return err
@@ -323,7 +306,7 @@ func (h *Host) open(ctx context.Context) error {
 			Metadata: map[string]string{"node": string(h.node), "boot": string(h.boot), "proto": "1"},
 			Endpoint: "calls", Subject: tools,
 			Stats: func() bus.ServiceStats {
-				all := h.Stats()
+				all := h.Figures()
 				return bus.ServiceStats{Requests: all.Calls, Errors: all.Errors, Took: time.Duration(h.counts.took.Load()), Data: all}
 			},
 		})
@@ -332,6 +315,11 @@ func (h *Host) open(ctx context.Context) error {
 		}
 	}
 	return h.publisher.flush(ctx)
+}
+
+// subscribeRequests has the listeners take the requests on a subject of this node.
+func (h *Host) subscribeRequests(subject string, _ nats.MsgHandler) (*nats.Subscription, error) {
+	return h.bus.Conn().ChanSubscribe(subject, h.listeners.requests)
 }
 
 // Label changes the node's labels: set ones are put, empty values removed.

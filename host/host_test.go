@@ -255,8 +255,8 @@ func TestLeaseThatIsNotAcknowledged(t *testing.T) {
 	if _, err := nc.Request("tools.default.desk.note", []byte(`{"key":"k"}`), time.Minute); err != nil {
 		t.Errorf("a call: %v", err)
 	}
-	if h.Unregistered() == nil || h.Stats().Joined {
-		t.Errorf("it is in the registry: %v, %+v", h.Unregistered(), h.Stats())
+	if h.Unregistered() == nil || h.Figures().Joined {
+		t.Errorf("it is in the registry: %v, %+v", h.Unregistered(), h.Figures())
 	}
 }
 

@@ -133,17 +133,17 @@ func TestCallsThatEndWhileTheirKeyIsCreated(t *testing.T) {
 			if a := r.ask(directed(slow, "default", "desk.note"), `{"key":"first"}`, keyHeader, "first"); a.code() != "ok" {
 				t.Fatalf("%s", a.Data)
 			}
-			handled := slow.Stats().Calls
+			handled := slow.Figures().Calls
 			code := map[string]string{"time": "deadline_exceeded", "cancel": "cancelled"}[how]
 			for n := range 10 {
 				key, in := fmt.Sprint("k", n), r.inbox()
 				proxy.Stall() // what the node sends is held back, and what it is sent is not
 				r.send(in, directed(slow, "default", "desk.note"), `{"key":"`+key+`"}`, keyHeader, key, "Mesh-Rpc-Id", how+key, "Mesh-Timeout-Ms", map[string]string{"time": "100", "cancel": "60000"}[how])
-				meshtest.Until(t, "the call asks for its key", func() bool { return slow.Stats().InFlight == 1 || how == "time" })
+				meshtest.Until(t, "the call asks for its key", func() bool { return slow.Figures().InFlight == 1 || how == "time" })
 				if how == "cancel" {
 					r.send(nil, "mesh.ctl.default."+how+key, "")
 				}
-				meshtest.Until(t, "the call is over", func() bool { return slow.Stats().Calls == handled+1 })
+				meshtest.Until(t, "the call is over", func() bool { return slow.Figures().Calls == handled+1 })
 				handled++
 				proxy.Heal()
 				if a := in.next(); a.code() != code || a.Error.started() != "false" {

@@ -88,7 +88,6 @@ func (h *Host) drain(ctx context.Context) error {
 	subs := slices.Collect(maps.Keys(h.publisher.subs))
 	if batches := h.intake.batches.Load(); batches != nil {
 		batches.Drain()
-		subs = append(subs, h.batchSub)
 	}
 	h.publisher.mu.Unlock()
 	if !serving {
@@ -143,13 +142,7 @@ func (h *Host) shut(ctx context.Context) error {
 		}
 		return nil
 	}
-	err := h.Drain(ctx)
-	if h.directed != nil {
-		err = errors.Join(err, h.bus.Drain(ctx, h.directed))
-	}
-	if h.batchOwn != nil {
-		err = errors.Join(err, h.bus.Drain(ctx, h.batchOwn))
-	}
+	err := errors.Join(h.Drain(ctx), h.bus.Drain(ctx, h.directed...))
 	h.listeners.close()
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
@@ -172,11 +165,9 @@ func (h *Host) shut(ctx context.Context) error {
 		timer.Stop()
 	}
 	// Calls need the replays until their end; now another node may answer them.
-	if h.replaySub != nil {
-		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainRest)
-		err = errors.Join(err, h.bus.Drain(rest, h.replaySub, h.payloadSub))
-		cancel()
-	}
+	rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainRest)
+	err = errors.Join(err, h.bus.Drain(rest, h.stored...))
+	cancel()
 	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainRest)
 	h.lanes.Leave(leave)
 	cancel()
@@ -214,14 +205,10 @@ func (h *Host) closeSubscriptions() {
 		h.micro.Stop()
 		h.micro = nil
 	}
-	for _, sub := range append(h.shared, h.directed, h.replaySub, h.payloadSub, h.batchSub, h.batchOwn) {
-		if sub != nil {
-			_ = sub.Unsubscribe()
-		}
-	}
-	h.shared, h.directed, h.replaySub, h.payloadSub, h.batchSub, h.batchOwn = nil, nil, nil, nil, nil, nil
-	for sub := range h.publisher.subs {
+	all := slices.Concat(h.shared, h.directed, h.stored, slices.Collect(maps.Keys(h.publisher.subs)))
+	for _, sub := range all {
 		_ = sub.Unsubscribe()
 	}
+	h.shared, h.directed, h.stored = nil, nil, nil
 	clear(h.publisher.subs)
 }

@@ -151,23 +151,22 @@ func (o *Options) validate() error {
 	bad := func(format string, args ...any) error {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithOrigin(toolmesh.OriginCaller)
 	}
-	switch {
-	case o.Index != "" && o.Session != "":
+	if o.Index != "" && o.Session != "" {
 		return bad("host.Options: Index and Session exclude each other: a function is offered to all sessions or to one")
-	case o.Slots < 1:
-		return bad("host.Options.Slots is %d: at least 1", o.Slots)
-	case o.MaxTimeout < time.Millisecond:
-		return bad("host.Options.MaxTimeout is %v: at least 1ms", o.MaxTimeout)
-	case o.MaxDepth < 1:
-		return bad("host.Options.MaxDepth is %d: at least 1", o.MaxDepth)
-	case o.StreamQuota < 1:
-		return bad("host.Options.StreamQuota is %d: at least 1 byte", o.StreamQuota)
-	case o.PayloadMax < 1:
-		return bad("host.Options.PayloadMax is %d: at least 1 byte", o.PayloadMax)
-	case o.CacheBytes < 1:
-		return bad("host.Options.CacheBytes is %d: at least 1", o.CacheBytes)
-	case o.CacheEntries < 1:
-		return bad("host.Options.CacheEntries is %d: at least 1", o.CacheEntries)
+	}
+	if o.MaxTimeout < time.Millisecond {
+		return bad("host.Options.MaxTimeout is %v, the min is 1ms", o.MaxTimeout)
+	}
+	for _, c := range []struct {
+		name string
+		n    int64
+	}{
+		{"Slots", int64(o.Slots)}, {"MaxDepth", int64(o.MaxDepth)}, {"StreamQuota", o.StreamQuota},
+		{"PayloadMax", o.PayloadMax}, {"CacheBytes", o.CacheBytes}, {"CacheEntries", int64(o.CacheEntries)},
+	} {
+		if c.n < 1 {
+			return bad("host.Options.%s is %d, the min is 1", c.name, c.n)
+		}
 	}
 	if _, err := subjects.EncodeToken(string(o.Node)); err != nil {
 		return bad("host.Options.Node: %w", err)

@@ -433,7 +433,7 @@ func TestLargeValuesOfOtherWays(t *testing.T) {
 	wait(t, "start", r.gate("occupied").started)
 	c := clientOf(t, r.nc, "")
 	args := large("passed", 2<<20)
-	for full.Stats().Relayed == 0 { // the queue group chooses
+	for full.Figures().Relayed == 0 { // the queue group chooses
 		got, err := c.Call(t.Context(), "desk.note", args, client.ViaQueue())
 		if err != nil || !bytes.Equal(got.Value, args) {
 			t.Fatal(err)

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -34,7 +33,7 @@ type publisher struct {
 	state    state
 	services map[serviceKey]*service
 	subs     map[*nats.Subscription]struct{} // of tools, also of such as are yet to be in a service, or to be retired
-	retired  []*retiredRoute                 // to be taken out of routes by the ticker
+	retired  []*served                       // to be taken out of routes by the ticker
 }
 
 type state uint8
@@ -47,7 +46,7 @@ const (
 
 func newPublisher(k *core, requests chan *nats.Msg) *publisher {
 	p := &publisher{core: k, requests: requests, services: make(map[serviceKey]*service), subs: make(map[*nats.Subscription]struct{})}
-	p.records.publisher = p
+	p.records = records{publisher: p, listings: make(map[serviceKey]*listing), claimed: make(map[serviceKey]bool)}
 	return p
 }
 
@@ -80,23 +79,15 @@ type service struct {
 	revision    string
 	claim       string
 	identity    *codec.Identity
-	tools       map[subjects.ToolID]*offered
+	tools       map[subjects.ToolID]*served
 	unavailable []*entry
 	tenure      *sessions.Tenure // of key.session; nil for every session's
-}
-
-// offered is one tool of a service.
-type offered struct {
-	*served
-	at    routeKey
-	entry *entry             // what the registry is to say of it
-	sub   *nats.Subscription // nil before the host's start
 }
 
 func (p *publisher) newService(key serviceKey, revision, claim string) *service {
 	s := &service{
 		key: key, revision: revision, claim: claim, identity: codec.NewIdentity(p.node, p.boot, revision),
-		tools: make(map[subjects.ToolID]*offered),
+		tools: make(map[subjects.ToolID]*served),
 	}
 	if key.session != "" {
 		s.tenure = &sessions.Tenure{}
@@ -124,7 +115,7 @@ func (p *publisher) add(key serviceKey, tools []Tool) error {
 	if old == nil {
 		old = &service{}
 	}
-	added := make([]*offered, len(tools))
+	added := make([]*served, len(tools))
 	for i, t := range tools {
 		var err error
 		if added[i], err = p.prepare(s, t, nil); err != nil {
@@ -163,7 +154,7 @@ func (p *publisher) published(key serviceKey) (s *service, serving bool, err err
 
 // remove takes tools of a service back, and returns those that were offered.
 func (p *publisher) remove(ctx context.Context, key serviceKey, ids []subjects.ToolID) ([]subjects.ToolID, error) {
-	var removed []*offered
+	var removed []*served
 	var gone []subjects.ToolID
 	p.changing.Lock()
 	p.mu.Lock()
@@ -191,7 +182,7 @@ func (p *publisher) remove(ctx context.Context, key serviceKey, ids []subjects.T
 }
 
 // retireAll takes tools back that no service has any more.
-func (p *publisher) retireAll(ctx context.Context, tools []*offered) error {
+func (p *publisher) retireAll(ctx context.Context, tools []*served) error {
 	p.mu.Lock()
 	for _, o := range tools {
 		p.retire(o)
@@ -264,16 +255,16 @@ func (p *publisher) ended() error {
 
 // prepare makes a tool ready to be offered. What before checks already is not
 // compiled again; it may be nil.
-func (p *publisher) prepare(s *service, t Tool, before *offered) (*offered, error) {
+func (p *publisher) prepare(s *service, t Tool, before *served) (*served, error) {
 	d := t.Descriptor
 	wire, err := subjects.WireTool(d.ID)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	o := &offered{
-		served: &served{descriptor: d, handler: t.Handler, maxArgs: t.MaxArgs, identity: s.identity, session: s.key.session, tenure: s.tenure, sessions: t.Sessions},
-		at:     routeKey{subjects.WireName(s.key.session), wire},
-		entry:  newEntry(d, registry.ToolRoute{ID: d.ID, Notice: t.Notice, User: t.User}),
+	o := &served{
+		descriptor: d, handler: t.Handler, maxArgs: t.MaxArgs, identity: s.identity, tenure: s.tenure, sessions: t.Sessions,
+		at:    routeKey{subjects.WireName(s.key.session), wire},
+		entry: newEntry(d, registry.ToolRoute{ID: d.ID, Notice: t.Notice, User: t.User}),
 	}
 	if before != nil && bytes.Equal(before.descriptor.InputSchema, d.InputSchema) {
 		o.validator = before.validator
@@ -281,9 +272,9 @@ func (p *publisher) prepare(s *service, t Tool, before *offered) (*offered, erro
 		return nil, err
 	}
 	o.secrets, _ = t.Handler.(Redactor)
-	p.checkResults(s.key, o.served)
-	p.takeTurns(o.served)
-	p.keepResults(o.served)
+	p.checkResults(s.key, o)
+	p.takeTurns(o)
+	p.keepResults(o)
 	return o, p.fits(o.entry)
 }
 
@@ -312,7 +303,7 @@ func (p *publisher) claim(ctx context.Context, s *service) error {
 	if _, err := p.sessions.Bind(ctx, s.key.session, s.tenure); err != nil {
 		p.log.Warn("the session of the tools is not known yet", slog.String("session", string(s.key.session)), slog.String("error", err.Error()))
 	}
-	err := p.records.claim(ctx, s.key, s.claim, s.revision)
+	err := p.records.claim(ctx, s)
 	if err != nil && later(err) {
 		p.log.Warn("the index's name is not claimed yet", slog.String("index", string(s.key.index)), slog.String("error", err.Error()))
 		return nil
@@ -333,7 +324,7 @@ func (p *publisher) giveUp(key serviceKey, why error) {
 
 // offerAll has tools serve their names in place of those of old, if the host serves: once
 // the broker knows, done is called, under p.mu. If that fails all is as before.
-func (p *publisher) offerAll(ctx context.Context, old *service, tools []*offered, serving bool, done func()) error {
+func (p *publisher) offerAll(ctx context.Context, old *service, tools []*served, serving bool, done func()) error {
 	var offers int
 	var err error
 	p.mu.Lock()
@@ -364,10 +355,10 @@ func (p *publisher) offerAll(ctx context.Context, old *service, tools []*offered
 	}
 	for _, o := range tools[:offers] {
 		if before := old.tools[o.descriptor.ID]; before != nil {
-			p.routes.put(o.at, before.served)
+			p.routes.put(o.at, before)
 			continue
 		}
-		p.routes.drop(o.at, o.served)
+		p.routes.drop(o.at, o)
 		if o.sub != nil {
 			_ = o.sub.Unsubscribe()
 			delete(p.subs, o.sub)
@@ -377,8 +368,8 @@ func (p *publisher) offerAll(ctx context.Context, old *service, tools []*offered
 }
 
 // offer has a tool serve its name in place of before, which may be nil.
-func (p *publisher) offer(o, before *offered) (err error) {
-	p.routes.put(o.at, o.served)
+func (p *publisher) offer(o, before *served) (err error) {
+	p.routes.put(o.at, o)
 	if before != nil {
 		o.sub = before.sub
 		return nil
@@ -407,43 +398,35 @@ func (p *publisher) subscribe(k routeKey) (*nats.Subscription, error) {
 	return sub, nil
 }
 
-// retiredRoute is a tool that is no longer offered. What the broker has already
-// sent is still served, so its route stays for a while.
-type retiredRoute struct {
-	tool *offered
-	at   atomic.Int64 // when its subscription was drained, as [bus.Mono]; 0 = not yet
-}
-
-// retire takes one tool back: its subscription is drained. p.mu is held.
-func (p *publisher) retire(o *offered) {
+// retire withdraws one tool: its subscription is drained. What the broker has already sent is
+// still served, so its route stays for a while. p.mu is held.
+func (p *publisher) retire(o *served) {
 	o.withdrawn.Store(true)
 	o.forgetResults()
 	if o.sub == nil {
 		return
 	}
 	delete(p.subs, o.sub)
-	r := &retiredRoute{tool: o}
-	p.retired = append(p.retired, r)
-	o.sub.SetClosedHandler(func(string) { r.at.Store(bus.Mono(time.Now())) })
-	if err := o.sub.Drain(); err != nil {
-		r.at.Store(bus.Mono(time.Now()))
+	p.retired = append(p.retired, o)
+	drained := func(string) { o.drained.Store(bus.Mono(time.Now())) }
+	o.sub.SetClosedHandler(drained)
+	if o.sub.Drain() != nil {
+		drained("")
 	}
 }
 
-// sweepRoutes takes the routes of retired tools away.
+// sweepRoutes removes the routes of retired tools.
 func (p *publisher) sweepRoutes(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	kept := p.retired[:0]
-	for _, r := range p.retired {
-		if at := r.at.Load(); at == 0 || bus.Mono(now)-at < int64(retireAfter) {
-			kept = append(kept, r)
-			continue
+	p.retired = slices.DeleteFunc(p.retired, func(o *served) bool {
+		at := o.drained.Load()
+		over := at != 0 && bus.Mono(now)-at >= int64(retireAfter)
+		if over {
+			p.routes.drop(o.at, o)
 		}
-		p.routes.drop(r.tool.at, r.tool.served)
-	}
-	clear(p.retired[len(kept):])
-	p.retired = kept
+		return over
+	})
 }
 
 // flush makes sure that the broker knows the subscriptions. Without a

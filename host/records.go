@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolmesh/toolmesh/host/internal/presence"
-	"github.com/toolmesh/toolmesh/host/internal/sessions"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -48,14 +47,12 @@ type listing struct {
 	key     serviceKey
 	writing sync.Mutex // one writer at a time; taken before records.mu
 
-	claim    string
-	revision string
-	tenure   *sessions.Tenure
-	epoch    string // of the session, as it was written last
-	entries  map[subjects.ToolID]*entry
-	records  map[subjects.ToolsKey]*record
-	dirty    map[subjects.ToolsKey]bool // records that are to be written, or deleted
-	room     int                        // parts before this one are full
+	of      *service // as it was published last, of which the records are
+	epoch   string   // of the session, as it was written last
+	entries map[subjects.ToolID]*entry
+	records map[subjects.ToolsKey]*record
+	dirty   map[subjects.ToolsKey]bool // records that are to be written, or deleted
+	room    int                        // parts before this one are full
 }
 
 // entry is what is to be said of one tool.
@@ -92,19 +89,15 @@ func (r *records) listing(s *service) *listing {
 	l := r.listings[s.key]
 	if l == nil {
 		l = &listing{
-			key: s.key, revision: s.revision, entries: make(map[subjects.ToolID]*entry),
+			key: s.key, of: s, entries: make(map[subjects.ToolID]*entry),
 			records: make(map[subjects.ToolsKey]*record), dirty: make(map[subjects.ToolsKey]bool),
-		}
-		if r.listings == nil {
-			r.listings = make(map[serviceKey]*listing)
 		}
 		r.listings[s.key] = l
 	}
-	l.claim = s.claim
-	if l.revision != s.revision || l.tenure != s.tenure {
-		l.revision, l.tenure = s.revision, s.tenure
+	if l.of.revision != s.revision || l.of.tenure != s.tenure {
 		l.rewrite()
 	}
+	l.of = s
 	return l
 }
 
@@ -217,9 +210,9 @@ func (l *listing) rewrite() {
 }
 
 // claim claims the name of an index for its source, once.
-func (r *records) claim(ctx context.Context, key serviceKey, source, revision string) error {
+func (r *records) claim(ctx context.Context, s *service) error {
 	r.mu.Lock()
-	done := source == "" || r.claimed[key]
+	done := s.claim == "" || r.claimed[s.key]
 	r.mu.Unlock()
 	if done || r.presence.Lease() == nil {
 		return nil
@@ -227,17 +220,14 @@ func (r *records) claim(ctx context.Context, key serviceKey, source, revision st
 	ctx, cancel := context.WithTimeout(ctx, presence.AttemptWait)
 	defer cancel()
 	err := r.store.ClaimIndex(ctx, registry.IndexRecord{
-		Name: key.index, Session: key.session, Source: source, Revision: revision, State: registry.IndexInstalled,
+		Name: s.key.index, Session: s.key.session, Source: s.claim, Revision: s.revision, State: registry.IndexInstalled,
 	})
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.claimed == nil {
-		r.claimed = make(map[serviceKey]bool)
-	}
-	r.claimed[key] = true
+	r.claimed[s.key] = true
 	return nil
 }
 
@@ -306,12 +296,12 @@ func (r *records) bringOne(ctx context.Context, key serviceKey) error {
 func (r *records) begin(ctx context.Context, l *listing) error {
 	r.mu.Lock()
 	idle := len(l.dirty) == 0 || len(l.entries) == 0
-	claim, revision, tenure := l.claim, l.revision, l.tenure
+	of := l.of
 	r.mu.Unlock()
 	if idle {
 		return nil
 	}
-	if err := r.claim(ctx, l.key, claim, revision); err != nil {
+	if err := r.claim(ctx, of); err != nil {
 		if later(err) {
 			return err
 		}
@@ -322,7 +312,7 @@ func (r *records) begin(ctx context.Context, l *listing) error {
 		r.giveUp(l.key, err)
 		return nil
 	}
-	epoch, err := r.sessions.Bind(ctx, l.key.session, tenure)
+	epoch, err := r.sessions.Bind(ctx, l.key.session, of.tenure)
 	if err != nil {
 		return err
 	}
@@ -362,7 +352,7 @@ func (r *records) write(ctx context.Context, held *registry.Lease, l *listing, a
 		return err
 	}
 	r.mu.Lock()
-	to := registry.ToolsRecord{Session: at.Session, Index: at.Index, Part: at.Part, Revision: l.revision, Epoch: l.epoch, Alike: l.revision != ""}
+	to := registry.ToolsRecord{Session: at.Session, Index: at.Index, Part: at.Part, Revision: l.of.revision, Epoch: l.epoch, Alike: l.of.revision != ""}
 	for _, e := range entries {
 		route := e.route
 		route.Digest = e.digest

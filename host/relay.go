@@ -63,7 +63,7 @@ func (r *runner) relayCall(c *inflight, req *codec.Request, args json.RawMessage
 		return admit.Record{}, err
 	}
 	r.counts.relayed.Add(1)
-	record := admit.Record{Result: result.Value, Ref: result.Ref, Cache: codec.CacheUseOf(result.Cache), Warning: result.Warning, By: codec.NewIdentity(result.Node, result.Boot, result.Revision)}
+	record := admit.Record{Result: result.Value, Ref: result.Ref, Cache: codec.CacheUse(result.Cache), Warning: result.Warning, By: codec.NewIdentity(result.Node, result.Boot, result.Revision)}
 	if result.LaneWait > 0 {
 		record.Lane = &codec.LaneUse{Wait: result.LaneWait}
 	}

@@ -92,10 +92,10 @@ func TestFullNodePassesCallsOn(t *testing.T) {
 				t.Errorf("a call that ran all the time: %s", a.Data)
 			}
 		}
-		if n := full.Stats().Relayed; n == 0 {
+		if n := full.Figures().Relayed; n == 0 {
 			t.Error("the full node has passed nothing on")
 		}
-		if n := free.Stats().Relayed; n != 0 {
+		if n := free.Figures().Relayed; n != 0 {
 			t.Errorf("the free node has passed %d calls on", n)
 		}
 	})
@@ -326,7 +326,7 @@ func TestAllNodesAreFull(t *testing.T) {
 	// Once each, whichever node refused them first, and each weighs: no call has ended.
 	busy := uint64(0)
 	for _, h := range hosts {
-		busy += h.Stats().Busy
+		busy += h.Figures().Busy
 	}
 	if busy != 40 {
 		t.Errorf("%d callers were answered busy, want 40", busy)
@@ -397,7 +397,7 @@ func TestCallsThatWouldWaitArePassedOn(t *testing.T) {
 		for a := in.next(); !isEmpty(a.Msg); a = in.next() {
 		}
 	}
-	if n := nodes["crowded"].Stats().Relayed; n < 2 {
+	if n := nodes["crowded"].Figures().Relayed; n < 2 {
 		t.Errorf("%d calls were passed on", n)
 	}
 	for _, subject := range []string{"tools.default.desk.nowhere", directed(nodes["crowded"], "default", "desk.here")} {
@@ -407,7 +407,7 @@ func TestCallsThatWouldWaitArePassedOn(t *testing.T) {
 		}
 	}
 	for id, h := range nodes {
-		if s := h.Stats(); s.InFlight != 0 {
+		if s := h.Figures(); s.InFlight != 0 {
 			t.Errorf("%s: %+v", id, s)
 		}
 	}
@@ -467,5 +467,5 @@ func TestCallerOfACallThatIsPassedOnIsGone(t *testing.T) {
 		}
 	}
 	close(r.gate("occupied").release)
-	meshtest.Until(t, "calls were passed on", func() bool { return full.Stats().Relayed > 0 })
+	meshtest.Until(t, "calls were passed on", func() bool { return full.Figures().Relayed > 0 })
 }

@@ -232,7 +232,7 @@ func envelopeCode(t *testing.T, a answer) string {
 	return e.Error.Code
 }
 
-func TestWhatDidNotStartMayBeSentAgain(t *testing.T) {
+func TestCallsThatDidNotStartMayBeSentAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{Slots: 1}})
 	in := r.inbox()
@@ -243,7 +243,7 @@ func TestWhatDidNotStartMayBeSentAgain(t *testing.T) {
 	}
 	close(r.gate("full").release)
 	in.next()
-	meshtest.Until(t, "the slot is free", func() bool { return r.h.Stats().InFlight == 0 })
+	meshtest.Until(t, "the slot is free", func() bool { return r.h.Figures().InFlight == 0 })
 	if a := r.call("note", `{"key":"later"}`, "Mesh-Rpc-Id", "later"); a.code() != "ok" || r.ran("later") != 1 {
 		t.Errorf("the same again: %s, ran %d times", a.Data, r.ran("later"))
 	}
@@ -307,7 +307,7 @@ func TestRepetitionOfAStream(t *testing.T) {
 	late.next()
 	close(r.gate("live").release)
 	wait(t, "end", r.gate("live").ended)
-	meshtest.Until(t, "the call is over", func() bool { return r.h.Stats().InFlight == 0 })
+	meshtest.Until(t, "the call is over", func() bool { return r.h.Figures().InFlight == 0 })
 	if err := r.nc.Flush(); err != nil {
 		t.Fatal(err)
 	}

@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// mostChecked is how large a result may be, in bytes, that is checked where a mismatch is
-	// only told: the check takes time by the size.
+	// mostChecked is the max size, in bytes, of a result that is checked for a warning alone:
+	// the time of a check grows with the size.
 	mostChecked = 16 << 10
-	// checkShare is how much longer than a check that fits the time to the next one is, there:
+	// checkShare is the time to the next check for a warning alone, in times of the last one:
 	// checks take a hundredth of the time at most.
 	checkShare = 100
-	// warningText is how many bytes of a mismatch are told.
+	// warningText is the max size of a warning, in bytes.
 	warningText = 300
 )
 
@@ -53,7 +53,7 @@ func (t *checked) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	if !unary {
 		items := &resultSink{Sink: sink, t: t, call: call}
 		err := t.Handler.ServeTool(ctx, call, items)
-		if failed := items.failure(); failed != nil {
+		if failed := items.failed.Load(); failed != nil {
 			return failed // whatever the handler has made of it
 		}
 		return err
@@ -74,9 +74,9 @@ func (t *checked) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		values = []json.RawMessage{result}
 	}
 	for _, value := range values {
-		warning, err := t.check(ctx, call, value)
-		if err != nil {
-			return err
+		warning, bad := t.check(ctx, call, value)
+		if bad != nil {
+			return bad
 		}
 		if into.warning == "" {
 			into.warning = warning
@@ -88,37 +88,27 @@ func (t *checked) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 // resultSink checks the items of a stream.
 type resultSink struct {
 	Sink
-	t    *checked
-	call *Call
-
-	mu     sync.Mutex // no other lock is taken under it
-	failed error      // the item that does not fit ends the stream: nothing is sent behind it
-}
-
-func (s *resultSink) failure() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.failed
+	t      *checked
+	call   *Call
+	failed atomic.Pointer[toolmesh.Error] // why an item does not fit, which ends the stream
 }
 
 // Send implements [Sink].
 func (s *resultSink) Send(ctx context.Context, item json.RawMessage) error {
-	if err := s.failure(); err != nil {
-		return err
+	if failed := s.failed.Load(); failed != nil {
+		return failed
 	}
 	if _, err := s.t.check(ctx, s.call, item); err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.failed = err
+		s.failed.Store(err)
 		return err
 	}
 	return s.Sink.Send(ctx, item)
 }
 
-// check holds a value against the schema. What does not fit is the tool's failure where it
-// is strict, else a warning for the caller; the log and the registry, which others read, have
-// the first time what the schema says of it, and nothing of the value.
-func (t *checked) check(ctx context.Context, call *Call, value json.RawMessage) (warning string, err error) {
+// check checks a value against the schema. A value that does not fit is the tool's failure if
+// the tool is strict, else a warning for the caller. The log and the registry, which others
+// read, have the schema's part of the first mismatch, and nothing of the value.
+func (t *checked) check(ctx context.Context, call *Call, value json.RawMessage) (warning string, bad *toolmesh.Error) {
 	strict := t.of.descriptor.Annotations.Results == tool.ResultStrict
 	began := time.Now()
 	if !strict && (len(value) > mostChecked || bus.Mono(began) < t.next.Load()) {
@@ -152,7 +142,7 @@ func (t *checked) check(ctx context.Context, call *Call, value json.RawMessage) 
 }
 
 // failure is that of a strict tool.
-func failure(kind, text string) error {
+func failure(kind, text string) *toolmesh.Error {
 	e := toolmesh.Errorf(toolmesh.CodeToolError, "%s", text).WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
 	e.Type = kind
 	return e
@@ -166,7 +156,7 @@ func (p *publisher) warn(index serviceKey, t *served, warning string) {
 	if s == nil {
 		return
 	}
-	if o := s.tools[t.descriptor.ID]; o != nil && o.served == t {
+	if o := s.tools[t.descriptor.ID]; o != nil && o == t {
 		route := o.entry.route
 		route.Warning = warning
 		o.entry = newEntry(o.descriptor, route)

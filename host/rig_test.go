@@ -286,14 +286,14 @@ func (d *desk) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *host.Host
 // on a busy machine its start may be over before.
 func joined(t *testing.T, nc *nats.Conn, h *host.Host) {
 	t.Helper()
-	if h.Stats().Joined {
+	if h.Figures().Joined {
 		return
 	}
 	if a, err := nc.Request("$JS.API.INFO", nil, time.Minute); errors.Is(err, nats.ErrNoResponders) ||
 		err == nil && strings.Contains(string(a.Data), "not enabled") {
 		return // there is none
 	}
-	meshtest.Until(t, "the node has joined", func() bool { return h.Stats().Joined })
+	meshtest.Until(t, "the node has joined", func() bool { return h.Figures().Joined })
 }
 
 func stop(t *testing.T, h *host.Host) {

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/sessions"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -18,12 +20,17 @@ type served struct {
 	secrets    Redactor // the tool's own handler, without what the host puts around it; nil: it knows none
 	cached     *cached  // the handler of a tool that keeps results; nil for most
 	identity   *codec.Identity
-	session    subjects.SessionID // empty: every session's
-	tenure     *sessions.Tenure   // of session; nil: every session's
-	sessions   string             // see [Tool.Sessions]
-	maxArgs    int64              // see [Tool.MaxArgs]
+	tenure     *sessions.Tenure // of a session's own tool; nil: every session's
+	sessions   string           // see [Tool.Sessions]
+	maxArgs    int64            // see [Tool.MaxArgs]
 	withdrawn  atomic.Bool
+	drained    atomic.Int64 // when sub was, as [bus.Mono]; 0 = not yet
 	pace       pace
+	at         routeKey
+
+	// Guarded by publisher.mu.
+	entry *entry             // what the registry is to say of it
+	sub   *nats.Subscription // nil before the host's start
 }
 
 // routeKey names a tool as it is read off a subject. An empty session stands

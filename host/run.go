@@ -67,7 +67,6 @@ func (r *runner) conclude(call *admit.Running[*inflight], record admit.Record) {
 	r.replies.Pace(&c.ctx, &c.Reader, record) // with its slot: no more results wait than there are
 	c.finish()
 	if record.Err != nil {
-		r.counts.failed.Add(1)
 		r.counts.failures.add(record.Err.Code)
 	}
 	r.counts.handled.Add(1)
@@ -83,6 +82,7 @@ func (r *runner) conclude(call *admit.Running[*inflight], record admit.Record) {
 	first := c.Claim()
 	c.readers.Close()
 	r.calls.Finish(call, record)
+	c.readers.End(record)
 	if first && !record.Streamed {
 		r.replies.AnswerNow(&c.Reader, record)
 	}
@@ -138,7 +138,7 @@ func (r *runner) execute(running *admit.Running[*inflight]) admit.Record {
 	*call = Call{
 		Session: c.Request.Session, Epoch: c.epoch, Tool: c.Request.Tool, RPCID: c.Request.RPCID, Args: args, VarArgs: varArgs,
 		Stream: c.Request.Delivery != codec.DeliverNone, Collect: c.tool.descriptor.Annotations.Collect,
-		Deadline: c.deadline, Depth: c.Request.Depth, Parent: c.Request.Parent, Isolation: c.Request.Isolation, NoCache: c.Request.NoCache, Traceparent: c.Request.Traceparent,
+		Deadline: c.deadline, Depth: c.Request.Depth, Parent: c.Request.Parent, Isolation: c.Request.Isolation, NoCache: c.Request.NoCache, Trace: c.Request.Trace,
 		lanes: c.Request.Lanes, running: running,
 		host: r.core,
 	}

@@ -67,7 +67,7 @@ func TestCallsEndWithTheirSession(t *testing.T) {
 			over(view)
 			before := view.asked.Load()
 			meshtest.Until(t, "both calls look for their session", func() bool { return view.asked.Load() >= before+6 })
-			if n := r.h.Stats().InFlight; n != 2 {
+			if n := r.h.Figures().InFlight; n != 2 {
 				t.Fatalf("%d calls are left though the registry has their session", n)
 			}
 			if name == "gone" {

@@ -38,7 +38,7 @@ func ofWorker(started toolmesh.Started) func(context.Context) error {
 }
 
 // Only the handler knows whether the tool's code began before the call was over.
-func TestWhatNeverBeganHasNotStarted(t *testing.T) {
+func TestErrorsBeforeTheStartSayNotStarted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	handlers := map[string]*crowd{
@@ -102,7 +102,7 @@ func TestWhatNeverBeganHasNotStarted(t *testing.T) {
 
 // Nor has it on a node that stops, or when its caller is gone: another node, or
 // the same, may be sent it.
-func TestWhatNeverBeganMayGoElsewhere(t *testing.T) {
+func TestCallsThatNeverBeganMayGoElsewhere(t *testing.T) {
 	t.Parallel()
 	t.Run("gone", func(t *testing.T) {
 		t.Parallel()

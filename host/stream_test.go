@@ -677,7 +677,7 @@ func TestStoreGoneForGood(t *testing.T) {
 				t.Error("the generator was not told")
 			}
 			// Repeated, it is the same failure, not a stream without an end.
-			meshtest.Until(t, "the call is over", func() bool { return r.h.Stats().InFlight == 0 })
+			meshtest.Until(t, "the call is over", func() bool { return r.h.Figures().InFlight == 0 })
 			if a := r.ask(genSubject, `{"key":"full","n":1000,"size":10000}`, "Mesh-Stream", how, "Mesh-Rpc-Id", "full"); a.code() != "unavailable" {
 				t.Errorf("repeated: %v %s", a.Header, a.Data)
 			}

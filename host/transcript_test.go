@@ -494,7 +494,7 @@ func (p *player) begin(s transcript.Step, answers []transcript.Step) {
 			if e := p.content(a).Error; e.Started == toolmesh.StartedNo || e.Code == toolmesh.CodeInvalidRequest {
 				runs = false
 				if e.Code == toolmesh.CodeBusy {
-					meshtest.Until(p.t, "the call before has ended", func() bool { return p.h.Stats().InFlight == 0 })
+					meshtest.Until(p.t, "the call before has ended", func() bool { return p.h.Figures().InFlight == 0 })
 					p.free = p.fill(transcriptSlots)
 				}
 			}
@@ -645,7 +645,7 @@ func (p *player) heartbeat(s transcript.Step) {
 func (p *player) silence(s transcript.Step) {
 	p.t.Helper()
 	p.refused++
-	meshtest.Until(p.t, "the request is refused", func() bool { return p.h.Stats().RefusedReplies >= p.refused })
+	meshtest.Until(p.t, "the request is refused", func() bool { return p.h.Figures().RefusedReplies >= p.refused })
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for rpc, part := range p.parts {

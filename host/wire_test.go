@@ -462,7 +462,7 @@ func TestBudgets(t *testing.T) {
 	if a.code() != "deadline_exceeded" || a.Error.started() != "true" {
 		t.Errorf("a ignoring call over its time: %v %s", a.Header, a.Data)
 	}
-	if n := r.h.Stats().InFlight; n != 1 {
+	if n := r.h.Figures().InFlight; n != 1 {
 		t.Errorf("%d calls in flight, want the ignoring one: it keeps its slot", n)
 	}
 	close(r.gate("ignoring").release)

@@ -3,6 +3,7 @@ package registry
 import (
 	"cmp"
 	"context"
+	"iter"
 	"sync"
 	"time"
 
@@ -16,54 +17,112 @@ import (
 )
 
 const (
-	// PoolLabel is the label of a node that names its pool, and of an index that is for one.
+	// PoolLabel is the label that names the pool of a node, and of an index that is for one pool.
 	PoolLabel = "pool"
-	// DefaultPool has the nodes, and the indexes, without that label.
+	// DefaultPool is the pool of the nodes and indexes without that label.
 	DefaultPool = "default"
 )
 
-// declaredBy begins the names in the table of the tools that an index's own record lists:
-// no key of MESH_TOOLS has a space.
+// declaredBy is the prefix of the table's names for the tools that an index's own record
+// lists: no key of MESH_TOOLS has a space.
 const declaredBy = "index "
 
 // Pool is the pool that an index is for.
 func (r IndexRecord) Pool() string { return cmp.Or(r.On[PoolLabel], DefaultPool) }
 
-// Unserved returns the installed indexes of which no node that can be called says
-// anything, neither that it serves a tool nor why not: what is called of them has to wait
-// for a node. They come in no order.
+// Unserved returns the installed indexes that no node serves and that one may come to
+// serve: calls of them wait for it. They come in no order.
 func (v *View) Unserved() []IndexRecord {
 	now := time.Now()
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	served := v.served(now)
+	said := v.said(now)
 	var all []IndexRecord
 	for _, r := range v.indexes {
-		if r.Bundle != "" && !served[servedPlace{canonical(r.Name), canonical(r.Session)}] && !v.outlived(r) {
+		if r.Bundle != "" && !v.outlived(r) && v.unserved(r, said, now) {
 			all = append(all, r)
 		}
 	}
 	return all
 }
 
-// servedPlace is an index of which some node says something.
-type servedPlace struct {
+// indexPlace is where an index is served: for all sessions, or for one.
+type indexPlace struct {
 	index   subjects.IndexName
 	session subjects.SessionID
 }
 
-// served are those. The lock is held.
-func (v *View) served(now time.Time) map[servedPlace]bool {
-	all := make(map[servedPlace]bool)
+func placeOf(r IndexRecord) indexPlace { return indexPlace{canonical(r.Name), canonical(r.Session)} }
+
+// saidOfIndex is what the nodes that can be called say of an index.
+type saidOfIndex struct {
+	served bool                       // some node serves a tool
+	by     map[subjects.NodeID]string // the revision that a node speaks of
+}
+
+// said returns what the nodes that can be called say of the indexes. The lock is held.
+func (v *View) said(now time.Time) map[indexPlace]*saidOfIndex {
+	all := make(map[indexPlace]*saidOfIndex)
 	for _, e := range v.table.records {
-		if n := v.nodes[e.key.Node]; v.callable(n, now) && n.record.Boot == e.record.Boot {
-			all[servedPlace{e.key.Index, e.key.Session}] = true
+		n := v.nodes[e.key.Node]
+		if !v.callable(n, now) || n.record.Boot != e.record.Boot {
+			continue
 		}
+		at := indexPlace{e.key.Index, e.key.Session}
+		said := all[at]
+		if said == nil {
+			said = &saidOfIndex{by: make(map[subjects.NodeID]string)}
+			all[at] = said
+		}
+		said.by[e.key.Node] = e.record.Revision
+		said.served = said.served || e.record.serves()
 	}
 	return all
 }
 
-// outlived reports whether an index is of a session that has ended since. The lock is held.
+// unserved reports whether no node serves an index and one may come to: no node that can
+// be called says anything of it, or those that do cannot serve it and an agent that it is
+// for has said nothing of this revision, as it is still building it. The lock is held.
+func (v *View) unserved(r IndexRecord, all map[indexPlace]*saidOfIndex, now time.Time) bool {
+	said := all[placeOf(r)]
+	if said == nil {
+		return true
+	}
+	if said.served {
+		return false
+	}
+	for id := range v.placed(r, now) {
+		if revision, ok := said.by[id]; !ok || revision != r.Revision {
+			return true
+		}
+	}
+	return false
+}
+
+// placed yields the agents that can be called and that an index is for. The lock is held.
+func (v *View) placed(r IndexRecord, now time.Time) iter.Seq[subjects.NodeID] {
+	return func(yield func(subjects.NodeID) bool) {
+		for id, n := range v.nodes {
+			if n.record.Installs() && r.Placed(n.record.Labels) && v.callable(n, now) && !yield(id) {
+				return
+			}
+		}
+	}
+}
+
+// absent says why no node serves a tool of an index of which the nodes say nothing. The
+// lock is held.
+func (v *View) absent(index subjects.IndexName, session subjects.SessionID, now time.Time) string {
+	key, err := subjects.IndexKey(index, session)
+	if r, ok := v.indexes[key]; err == nil && ok && r.Bundle != "" {
+		for range v.placed(r, now) {
+			return "its nodes are still building it: send the call again later"
+		}
+	}
+	return "no node serves it now"
+}
+
+// outlived reports whether the session that an index is private to has ended. The lock is held.
 func (v *View) outlived(r IndexRecord) bool {
 	return r.Session != "" && r.Epoch != v.sessions[canonical(r.Session)].Epoch
 }
@@ -85,8 +144,8 @@ func (v *View) Index(session subjects.SessionID, id subjects.ToolID) (IndexRecor
 	return IndexRecord{}, false
 }
 
-// Await returns the pool that has to have a node before a tool can be called: that of its
-// index, if that is installed and no node says anything of it.
+// Await returns the pool that must have a node before a tool can be called: the pool of
+// its index, if the index is one of [View.Unserved].
 func (v *View) Await(session subjects.SessionID, id subjects.ToolID) (pool string, ok bool) {
 	if route, ok := v.Route(session, id); ok && len(route.Nodes) > 0 {
 		return "", false // as a rule
@@ -98,20 +157,20 @@ func (v *View) Await(session subjects.SessionID, id subjects.ToolID) (pool strin
 	now := time.Now()
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	return r.Pool(), !v.served(now)[servedPlace{canonical(r.Name), canonical(r.Session)}]
+	return r.Pool(), v.unserved(r, v.said(now), now)
 }
 
-// Placed returns how many agents that are heard have the labels of an index.
+// Placed returns how many agents that can be called have the labels of an index.
 func (v *View) Placed(r IndexRecord) (agents int) {
-	for _, n := range v.Loads() {
-		if n.Alive && n.State != StateDraining && n.Installs() && r.Placed(n.Labels) {
-			agents++
-		}
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for range v.placed(r, time.Now()) {
+		agents++
 	}
 	return agents
 }
 
-// Runs reports whether a node is heard, as the start of it that is named; empty is any.
+// Runs reports whether a node is heard with a boot id; an empty one means any.
 func (v *View) Runs(id subjects.NodeID, boot subjects.BootID) bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -119,7 +178,7 @@ func (v *View) Runs(id subjects.NodeID, boot subjects.BootID) bool {
 	return n != nil && v.alive(n, time.Now()) && (boot == "" || boot == n.record.Boot)
 }
 
-// Awaited returns what waits in all processes for a node, by pool.
+// Awaited returns the calls and tasks of all processes that wait for a node, by pool.
 func (v *View) Awaited() map[string]codec.Awaited {
 	now := time.Now()
 	v.mu.RLock()
@@ -136,25 +195,25 @@ func (v *View) Awaited() map[string]codec.Awaited {
 	return all
 }
 
-// awaitedEvery is how often a process says what waits there.
+// awaitedEvery is the pace of the heartbeats of an [Awaiting].
 const awaitedEvery = time.Second
 
-// Awaiting tells the mesh what waits in this process for a node: in heartbeats of an id of
-// its own, which has no lease, each second while something does. Its methods may be
-// called concurrently.
+// Awaiting tells the mesh which calls and tasks of this process wait for a node. It sends
+// heartbeats under an id of its own, which has no lease, each second while something waits.
+// Its methods may be called concurrently.
 type Awaiting struct {
 	bus     *bus.Bus
 	of      func() map[string]codec.Awaited
 	subject string
 	beat    codec.Heartbeat
-	said    bool // that something waits; the loop's own
+	said    bool // the last heartbeat said that something waits; the loop's own
 	wakes   chan struct{}
 	end     context.CancelFunc
 	wg      sync.WaitGroup
 }
 
-// NewAwaiting begins to tell what the functions return together, until
-// [Awaiting.Close]. They must not block.
+// NewAwaiting begins to tell the sum of what the functions return, until
+// [Awaiting.Close]. The functions must not block.
 func NewAwaiting(b *bus.Bus, of ...func() map[string]codec.Awaited) *Awaiting {
 	id := "awaiting-" + uuid.NewString()
 	subject, _ := subjects.Heartbeat(subjects.NodeID(id)) // a plain token
@@ -176,10 +235,10 @@ func NewAwaiting(b *bus.Bus, of ...func() map[string]codec.Awaited) *Awaiting {
 	return a
 }
 
-// Wake has it told soon: something waits that did not before.
+// Wake sends a heartbeat soon, as something has begun to wait.
 func (a *Awaiting) Wake() { wake.Up(a.wakes) }
 
-// Close says that nothing waits here any more.
+// Close ends the heartbeats; the last one says that nothing waits.
 func (a *Awaiting) Close() {
 	a.end()
 	a.wg.Wait()

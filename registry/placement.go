@@ -58,6 +58,11 @@ func (r IndexRecord) Placed(labels map[string]string) bool {
 // Installs reports whether the node is an agent, which serves what is installed.
 func (r NodeRecord) Installs() bool { return r.Sandbox.Effective != "" }
 
+// serves reports whether the node serves a tool of the record.
+func (r *ToolsRecord) serves() bool {
+	return slices.ContainsFunc(r.Tools, func(t ToolRoute) bool { return t.State != ToolUnavailable })
+}
+
 // Serving returns the nodes that can be called now and serve some tool of an index at
 // the record's revision, sorted.
 func (v *View) Serving(r IndexRecord) []subjects.NodeID {
@@ -73,7 +78,7 @@ func (v *View) Serving(r IndexRecord) []subjects.NodeID {
 		if n := v.nodes[e.key.Node]; !v.callable(n, now) || n.record.Boot != has.Boot {
 			continue
 		}
-		if slices.ContainsFunc(has.Tools, func(t ToolRoute) bool { return t.State != ToolUnavailable }) {
+		if has.serves() {
 			nodes = append(nodes, has.Node)
 		}
 	}

@@ -99,7 +99,9 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	r.ID, r.Session, r.Index, r.Revision = t.ID, record.Session, record.Index, record.Revision
 	r.Digest, r.Streaming, r.Idempotent, r.ParallelSafe = t.Digest, t.Streaming, t.Idempotent && idempotent, t.ParallelSafe
 	if len(r.Nodes) == 0 {
-		r.Reason = cmp.Or(reason, "no node serves it now")
+		if r.Reason = reason; reason == "" {
+			r.Reason = v.absent(r.Index, r.Session, now)
+		}
 	} else if noticed == len(r.Nodes) {
 		r.Reason = notice
 	}

@@ -360,7 +360,7 @@ func TestAnswersNameSomeOfManyNodes(t *testing.T) {
 
 // What a node served that was killed is taken away once it has had no lease for some time:
 // of those that live, and of one that is heard and writes its lease in a moment, nothing is.
-func TestWhatDeadNodesServedIsTakenAway(t *testing.T) {
+func TestToolsOfDeadNodesAreRemoved(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))

@@ -18,7 +18,7 @@ import (
 
 // A caller that must not ask the broker for its time is told it by the mesh, and what the
 // network held of its calls beyond their time does not run.
-func TestWhatTheNetworkHeldDoesNotRun(t *testing.T) {
+func TestDelayedCallsDoNotRunAfterTheirDeadline(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t, meshtest.Config(`
 authorization { users: [

@@ -75,14 +75,10 @@ func SessionKey(session SessionID) (string, error) { return EncodeToken(string(s
 
 // TokenKey is the key in MESH_SESSIONS of a further key of a session: no key of [SessionKey].
 func TokenKey(session SessionID, id string) (string, error) {
-	of, err := SessionKey(session)
-	if err != nil {
-		return "", err
-	}
 	if !plainToken(id) {
 		return "", fmt.Errorf("%w: token id %q", ErrInvalid, id)
 	}
-	return of + "." + id, nil
+	return tokens(string(session), id)
 }
 
 // ParseTokenKey reads a key of [TokenKey].
@@ -102,28 +98,18 @@ func LaneKey(session SessionID) (string, error) {
 		return "m", nil
 	}
 	token, err := EncodeToken(string(session))
-	if err != nil {
-		return "", err
-	}
-	return "s." + token, nil
+	return "s." + token, err
 }
 
 // HomeKey is the key in MESH_LANES of the node that has the worker of a session for an index:
 // no key of [LaneKey]. epoch is the session's; empty for one that nobody created.
 func HomeKey(session SessionID, epoch string, index IndexName) (string, error) {
-	key := "w"
-	for _, name := range []string{string(session), string(index), cmp.Or(epoch, "-")} {
-		token, err := EncodeToken(name)
-		if err != nil {
-			return "", err
-		}
-		key += "." + token
-	}
-	return key, nil
+	key, err := tokens(string(session), string(index), cmp.Or(epoch, "-"))
+	return "w." + key, err
 }
 
-// DeclaredKey is the key in MESH_LANES of who keeps the indexes of a file: no key of
-// [LaneKey].
+// DeclaredKey is the key in MESH_LANES of the process that keeps the indexes of a file: no
+// key of [LaneKey].
 const DeclaredKey = "indexes"
 
 // maxIdempotencyKey bounds a key that a caller makes, in bytes.
@@ -135,28 +121,12 @@ func IdempotencyKey(session SessionID, key string) (string, error) {
 	if len(key) > maxIdempotencyKey {
 		return "", fmt.Errorf("%w: it has %d bytes, at most %d are possible", ErrInvalid, len(key), maxIdempotencyKey)
 	}
-	of, err := EncodeToken(string(session))
-	if err != nil {
-		return "", err
-	}
-	token, err := EncodeToken(key)
-	if err != nil {
-		return "", err
-	}
-	return of + "." + token, nil
+	return tokens(string(session), key)
 }
 
 // TaskKey is a task's key in MESH_TASKSTATE.
 func TaskKey(session SessionID, id RPCID) (string, error) {
-	of, err := EncodeToken(string(session))
-	if err != nil {
-		return "", err
-	}
-	token, err := EncodeToken(string(id))
-	if err != nil {
-		return "", err
-	}
-	return of + "." + token, nil
+	return tokens(string(session), string(id))
 }
 
 // ParseTaskKey reads a key of [TaskKey]. Of names that travel hashed it returns the
@@ -177,23 +147,17 @@ func ParseTaskKey(key string) (SessionID, RPCID, error) {
 // SessionTasks are the keys of all tasks of a session in MESH_TASKSTATE.
 func SessionTasks(session SessionID) (string, error) {
 	of, err := EncodeToken(string(session))
-	if err != nil {
-		return "", err
-	}
-	return of + ".*", nil
+	return of + ".*", err
 }
 
 // PayloadName is the name of a large value in MESH_PAYLOADS: its session, and what
 // tells it from others. A session reads and writes no other names.
 func PayloadName(session SessionID, id PayloadID) (string, error) {
-	of, err := EncodeToken(string(session))
-	if err != nil {
-		return "", err
-	}
 	if id == "" {
-		return "", fmt.Errorf("%w: a large value has no name", ErrInvalid)
+		return "", fmt.Errorf("%w: the name of a payload is empty", ErrInvalid)
 	}
-	return of + "." + string(id), nil
+	of, err := EncodeToken(string(session))
+	return of + "." + string(id), err
 }
 
 // ParsePayloadName reads a name of [PayloadName]; the one of its session may be hashed.
@@ -204,7 +168,7 @@ func ParsePayloadName(name string) (SessionID, PayloadID, error) {
 		return "", "", err
 	}
 	if !ok || id == "" {
-		return "", "", fmt.Errorf("%w: the large value %q has no session before a dot", ErrInvalid, name)
+		return "", "", fmt.Errorf("%w: the payload %q has no session before a dot", ErrInvalid, name)
 	}
 	return SessionID(session), PayloadID(id), nil
 }

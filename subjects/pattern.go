@@ -69,10 +69,7 @@ func QueuedTasks(priority string, session SessionID) (string, error) {
 		return "mesh.tasks." + priority + ".*.*.*", nil
 	}
 	token, err := EncodeToken(string(session))
-	if err != nil {
-		return "", err
-	}
-	return "mesh.tasks." + priority + ".*." + token + ".*", nil
+	return "mesh.tasks." + priority + ".*." + token + ".*", err
 }
 
 // QueuedTask is one task in whatever lane it is queued.
@@ -84,10 +81,7 @@ func QueuedTask(session SessionID, id RPCID) (string, error) {
 // ToolAnySession is the subscription for an index tool.
 func ToolAnySession(id ToolID) (string, error) {
 	token, err := encodeToolID(id)
-	if err != nil {
-		return "", err
-	}
-	return "tools.*." + token, nil
+	return "tools.*." + token, err
 }
 
 // SessionChunks are the subjects of all streams of a session.
@@ -99,19 +93,12 @@ func SessionChunks(session SessionID) (string, error) {
 // IndexTools is the subscription for all tools of an index: of one session, or where that
 // is empty of every one.
 func IndexTools(session SessionID, name IndexName) (string, error) {
-	scope := "*"
-	if session != "" {
-		token, err := EncodeToken(string(session))
-		if err != nil {
-			return "", err
-		}
-		scope = token
+	if session == "" {
+		token, err := EncodeToken(string(name))
+		return "tools.*." + token + ".>", err
 	}
-	token, err := EncodeToken(string(name))
-	if err != nil {
-		return "", err
-	}
-	return "tools." + scope + "." + token + ".>", nil
+	both, err := tokens(string(session), string(name))
+	return "tools." + both + ".>", err
 }
 
 // NodeTools is the subscription for all directed calls of one node.
@@ -134,10 +121,7 @@ func NodeAdmins(node NodeID) (string, error) { return nodePattern(node, ".admin.
 
 func nodePattern(node NodeID, rest string) (string, error) {
 	token, err := EncodeToken(string(node))
-	if err != nil {
-		return "", err
-	}
-	return "mesh.node." + token + rest, nil
+	return "mesh.node." + token + rest, err
 }
 
 // RegistryChanges is where the changes of one bucket are republished.
@@ -156,10 +140,7 @@ func ScheduleOf(session SessionID, id RPCID) (string, error) {
 // final dot.
 func InboxPrefix(session SessionID) (string, error) {
 	token, err := EncodeToken(string(session))
-	if err != nil {
-		return "", err
-	}
-	return "_INBOX_" + token, nil
+	return "_INBOX_" + token, err
 }
 
 // keyMark begins the name in an inbox that says whose key its connection has.

@@ -72,6 +72,19 @@ func EncodeToken(name string) (string, error) {
 	return hashedPrefix + b32.EncodeToString(sum[:16]), nil
 }
 
+// tokens returns the tokens of names, with dots between them.
+func tokens(names ...string) (string, error) {
+	var all []string
+	for _, name := range names {
+		token, err := EncodeToken(name)
+		if err != nil {
+			return "", err
+		}
+		all = append(all, token)
+	}
+	return strings.Join(all, "."), nil
+}
+
 // Encoded reports whether a text looks like the encoded form of a name.
 func Encoded(text string) bool { return strings.HasPrefix(text, encodedPrefix) }
 

@@ -11,9 +11,9 @@ import (
 	"testing"
 )
 
-// TestWhatIsReplacedKeepsItsModeAndOwner holds [replace] to what it says, as root of files of
+// TestReplacedFilesKeepTheirModeAndOwner holds [replace] to what it says, as root of files of
 // other users, too.
-func TestWhatIsReplacedKeepsItsModeAndOwner(t *testing.T) {
+func TestReplacedFilesKeepTheirModeAndOwner(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o027))
 	text := func(s string) func(io.Writer) error {
 		return func(w io.Writer) error { _, err := io.WriteString(w, s); return err }
@@ -91,7 +91,7 @@ func TestWhatIsReplacedKeepsItsModeAndOwner(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoPlainFileIsWrittenTo(t *testing.T) {
+func TestOutputIntoDevicesAndPipes(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {

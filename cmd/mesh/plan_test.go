@@ -6,8 +6,8 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deploy"
 )
 
-// TestWhatWasAskedAboutIsInstalled: the second request names the revision that the first one found.
-func TestWhatWasAskedAboutIsInstalled(t *testing.T) {
+// TestConfirmedRevisionIsInstalled: the second request names the revision that the first one found.
+func TestConfirmedRevisionIsInstalled(t *testing.T) {
 	for source, want := range map[string]string{
 		"owner/repo":                         "owner/repo",
 		"owner/repo@v1":                      "owner/repo",

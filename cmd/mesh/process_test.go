@@ -383,7 +383,7 @@ func TestInterruptedDemoCleansUp(t *testing.T) {
 
 // The process that listens is found although the address is that of a dead mesh:
 // nothing answers there, and the message says where.
-func TestNothingListens(t *testing.T) {
+func TestNoServerListens(t *testing.T) {
 	t.Parallel()
 	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -22,7 +22,7 @@ type recipe struct {
 	// refused says that its dependency files are to be refused by that reason.
 	refused bool
 	// spelling says that it is another way to do what another one tries. It is installed in the
-	// soak alone: tests of venv (TestWhatIsRefused, TestDependenciesInTheTree, TestHashesAreHeldTo)
+	// soak alone: tests of venv (TestRefusedRequirements, TestDependenciesInTheTree, TestHashesAreHeldTo)
 	// and of executor (TestABuildGivesAWheelAlone, TestStartUpCodeRunsConfined,
 	// TestAnInitCommandIsAStranger, TestAModuleThatSpeaksForItsZygote) try it at their door.
 	spelling bool

@@ -105,9 +105,6 @@ spec:
 // TestAutoscaler has the HorizontalPodAutoscaler of the component follow the demand, up and down, with no call lost.
 func TestAutoscaler(t *testing.T) {
 	r := newRig(t)
-	if err := os.CopyFS(filepath.Join(r.home, "testdata", "overlay"), os.DirFS("testdata/overlay")); err != nil {
-		t.Fatal(err)
-	}
 	r.install(t, "overlay-hpa", 1)
 	r.provider(t)
 	l := startLoad(t, r.connect(t))

@@ -50,9 +50,6 @@ func TestLeafNode(t *testing.T) {
 	r.must(t, "kubectl apply -f k8s/namespace/namespace.yaml && mkdir -p -m 700 k8s/credentials/keys")
 	r.must(t, strings.Replace(here[0], "DNS:mesh.example.com", "IP:"+r.Address, 1))
 	r.must(t, here[1])
-	if err := os.CopyFS(filepath.Join(r.home, "testdata", "overlay"), os.DirFS("testdata/overlay")); err != nil {
-		t.Fatal(err)
-	}
 	r.install(t, "overlay-leafnodes", 1)
 	r.must(t, "mesh install ./examples/indexes/weather && cp k8s/credentials/keys/tls.crt k8s/credentials/keys/caller.nk .")
 	if said := r.must(t, here[3]); !strings.Contains(said, "7422:") {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,7 +27,7 @@ import (
 // install brings up a mesh of the test's overlay, with agents as many as are said, and the index of the load.
 func (r *rig) install(t *testing.T, overlay string, agents int) {
 	t.Helper()
-	for _, folder := range []string{overlay, "load"} {
+	for _, folder := range slices.Compact([]string{"overlay", overlay, "load"}) {
 		if err := os.CopyFS(filepath.Join(r.home, "testdata", folder), os.DirFS(filepath.Join("testdata", folder))); err != nil {
 			t.Fatal(err)
 		}

@@ -33,10 +33,8 @@ func logged(t *testing.T, said, message string) time.Time {
 // pod, which runs them.
 func TestToZeroAndBack(t *testing.T) {
 	r := newRig(t)
-	for _, name := range []string{"overlay", "overlay-hpa"} {
-		if err := os.CopyFS(filepath.Join(r.home, "testdata", name), os.DirFS(filepath.Join("testdata", name))); err != nil {
-			t.Fatal(err)
-		}
+	if err := os.CopyFS(filepath.Join(r.home, "testdata", "overlay-hpa"), os.DirFS("testdata/overlay-hpa")); err != nil {
+		t.Fatal(err)
 	}
 	r.install(t, "overlay-zero", 1)
 	r.provider(t)

@@ -145,9 +145,11 @@ func (p *program) request(s *served) []byte {
 		f = append(f, `,"parent":`...)
 		f = appendText(f, string(call.Parent))
 	}
-	if call.Traceparent != "" {
-		f = append(f, `,"traceparent":`...)
-		f = appendText(f, call.Traceparent)
+	for _, one := range [...][2]string{{codec.HeaderTraceparent, call.Traceparent}, {codec.HeaderTracestate, call.Tracestate}, {codec.HeaderBaggage, call.Baggage}} {
+		if one[1] != "" {
+			f = appendText(append(f, ','), one[0])
+			f = appendText(append(f, ':'), one[1])
+		}
 	}
 	if p.streaming {
 		f = append(f, `,"credit":`...)

@@ -241,7 +241,7 @@ func TestCallIsSentAgain(t *testing.T) {
 }
 
 // Nothing subscribes to the subject: that is the broker's word, and comes as it is.
-func TestNobodyIsAsked(t *testing.T) {
+func TestExchangeWithoutResponders(t *testing.T) {
 	t.Parallel()
 	x := asks(t, meshtest.Broker(t).Connect(t), "one")
 	if m, err := x.Next(t.Context()); err != nil || !bus.NoResponders(m) {

@@ -79,34 +79,16 @@ func (t *Tool) Withdraw() {
 	}
 }
 
-// Sweep forgets what has expired, and what was kept for sessions that go on is false
-// of.
+// Sweep drops results that have expired, and those of sessions for which goesOn is false. It
+// calls goesOn with the lock held.
 func (c *Cache) Sweep(goesOn func(session subjects.SessionID, epoch string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	type tenure struct {
-		session subjects.SessionID
-		epoch   string
-	}
-	known := make(map[tenure]bool)
 	now := time.Now()
 	for next := c.used.Front(); next != nil; {
 		e, of := next, next.Value.(*entry) //nolint:forcetypeassert // it holds nothing else
 		next = next.Next()
-		if !now.Before(of.expires) {
-			c.drop(e)
-			continue
-		}
-		if of.key.Session == "" {
-			continue
-		}
-		at := tenure{of.key.Session, of.key.Epoch}
-		on, asked := known[at]
-		if !asked {
-			on = goesOn(at.session, at.epoch)
-			known[at] = on
-		}
-		if !on {
+		if !now.Before(of.expires) || of.key.Session != "" && !goesOn(of.key.Session, of.key.Epoch) {
 			c.drop(e)
 		}
 	}

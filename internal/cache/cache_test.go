@@ -139,7 +139,7 @@ func TestKeptIsACopy(t *testing.T) {
 
 // Tools, sessions and their epochs have results of their own; a tool's go with it, and
 // a session's when it is over.
-func TestWhatIsForgotten(t *testing.T) {
+func TestEvictedEntries(t *testing.T) {
 	t.Parallel()
 	c, r := New(1<<20, 100, anySize), &runs{}
 	a, b := c.Offer(time.Hour), c.Offer(time.Hour)
@@ -151,14 +151,7 @@ func TestWhatIsForgotten(t *testing.T) {
 			}
 		}
 	}
-	asked := 0
-	c.Sweep(func(session subjects.SessionID, epoch string) bool {
-		asked++
-		return session != "t" && epoch != "1"
-	})
-	if asked != 5 {
-		t.Errorf("%d questions about 5 sessions", asked)
-	}
+	c.Sweep(func(session subjects.SessionID, epoch string) bool { return session != "t" && epoch != "1" })
 	for _, key := range keys {
 		_, kept := a.Get(key)
 		if want := key == (Key{}) || key == (Key{Session: "s", Epoch: "2"}); kept != want {
@@ -292,7 +285,7 @@ func TestCallersEndAlone(t *testing.T) {
 }
 
 // Nobody joins a run that is being stopped.
-func TestNobodyJoinsWhatIsStopped(t *testing.T) {
+func TestStoppedFlightIsNotJoined(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		tool := New(1<<20, 10, anySize).Offer(time.Minute)

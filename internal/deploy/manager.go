@@ -383,11 +383,9 @@ func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
 	b, err := m.unpack(ctx, r)
 	var i Instance
 	if err == nil {
-		told := m.announce(ctx, e, b)
 		i, err = m.open(ctx, b, func(step, state string, percent int) {
 			log.Debug("building index", slog.String("step", step), slog.String("state", state), slog.Int("percent", percent))
 		})
-		told()
 	}
 	if err == nil {
 		if err = m.replace(ctx, e, i, r); err != nil {
@@ -413,32 +411,6 @@ func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
 	if b.Manifest != nil && e.instance == nil {
 		if err := m.server.PublishFailed(ctx, b, toolmesh.AsError(err).Message); err != nil {
 			log.Warn("failure not published", slog.String("error", err.Error()))
-		}
-	}
-}
-
-// announceAfter is how long a build may take before callers are told of it.
-const announceAfter = 2 * time.Second
-
-// announce lists the tools of an index that this node serves nothing of yet as
-// being built, unless the function that it returns is called soon; e.mu is held.
-func (m *Manager) announce(ctx context.Context, e *entry, b Build) (done func()) {
-	if e.instance != nil || e.failed {
-		return func() {}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	var told sync.WaitGroup
-	told.Add(1)
-	timer := time.AfterFunc(announceAfter, func() {
-		defer told.Done()
-		if err := m.server.PublishFailed(ctx, b, "this node is building it"); err != nil && ctx.Err() == nil {
-			m.log.Warn("build not published", slog.String("index", string(b.Name)), slog.String("error", err.Error()))
-		}
-	})
-	return func() {
-		cancel()
-		if !timer.Stop() {
-			told.Wait() // what is published next must not come before
 		}
 	}
 }

@@ -54,7 +54,7 @@ func TestDryRunSaysWhatAnInstallWouldRunAndChangesNothing(t *testing.T) {
 	}
 }
 
-func TestWhatMustNotBuildIsRefusedWithItsPlan(t *testing.T) {
+func TestBuildsThatAreNotAllowedAreRefusedWithTheirPlan(t *testing.T) {
 	n := start(t, meshtest.Broker(t), "")
 	for name, files := range map[string]map[string]string{
 		"lock":        {"tools.toml": oneTool, "setup.py": ""},
@@ -83,8 +83,8 @@ func TestWhatMustNotBuildIsRefusedWithItsPlan(t *testing.T) {
 	}
 }
 
-// TestWhatIsInstalledWithoutBuildsIsMadeWithoutThem: what the plan did not see is not built either.
-func TestWhatIsInstalledWithoutBuildsIsMadeWithoutThem(t *testing.T) {
+// TestIndexInstalledWithoutBuildsIsMadeWithoutThem: what the plan did not see is not built either.
+func TestIndexInstalledWithoutBuildsIsMadeWithoutThem(t *testing.T) {
 	n := start(t, meshtest.Broker(t), "")
 	seen := make(chan bool, 2)
 	n.workshop.set(func(ctx context.Context, _ deploy.Build) error { seen <- deploy.WithoutBuilds(ctx); return nil }, nil)

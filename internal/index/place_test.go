@@ -175,7 +175,7 @@ func TestPlaceHasNothingBesideTheBundle(t *testing.T) {
 }
 
 // What the agent keeps of a bundle says of the index what its whole folder says.
-func TestWhatIsKeptSaysTheSame(t *testing.T) {
+func TestKeptPlaceSaysTheSame(t *testing.T) {
 	t.Parallel()
 	sources, err := filepath.Glob(filepath.Join("..", "..", "examples", "indexes", "*", "tools.toml"))
 	if err != nil || len(sources) == 0 {

@@ -98,7 +98,7 @@ func TestTheStoreIsShared(t *testing.T) {
 }
 
 // What is being sent is held in memory within a bound.
-func TestWhatIsBeingSentIsBounded(t *testing.T) {
+func TestUploadsInProgressAreBounded(t *testing.T) {
 	r := newRig(t, 1<<30)
 	heap := func() int64 {
 		runtime.GC()

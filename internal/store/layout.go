@@ -90,28 +90,11 @@ func (l Layout) Validate(of string) error {
 // streams included, the object stores not. Replicas is 0 where the layout leaves it
 // to the broker's cluster.
 func (l Layout) Streams() []jetstream.StreamConfig {
-	chunks := jetstream.StreamConfig{
-		Name:              subjects.StreamChunks,
-		Description:       "Chunks of streaming calls",
-		Subjects:          []string{subjects.AllChunks},
-		Retention:         jetstream.LimitsPolicy,
-		Storage:           jetstream.FileStorage,
-		Discard:           jetstream.DiscardNew,
-		MaxAge:            chunksAge,
-		MaxBytes:          l.ChunksMax,
-		MaxMsgs:           -1,
-		MaxMsgsPerSubject: -1,
-		MaxConsumers:      -1,
-		MaxMsgSize:        -1,
-		Replicas:          l.Replicas,
-		AllowDirect:       true,
-		RePublish:         &jetstream.RePublish{Source: subjects.ChunksTransform, Destination: subjects.LiveTransform},
-	}
+	chunks := l.stream(subjects.StreamChunks, "Chunks of streaming calls", subjects.AllChunks)
+	chunks.MaxAge, chunks.MaxBytes = chunksAge, cmp.Or(l.ChunksMax, DefaultChunksBytes)
+	chunks.RePublish = &jetstream.RePublish{Source: subjects.ChunksTransform, Destination: subjects.LiveTransform}
 	if l.ChunksStorage == "memory" {
 		chunks.Storage = jetstream.MemoryStorage
-	}
-	if chunks.MaxBytes == 0 {
-		chunks.MaxBytes = DefaultChunksBytes
 	}
 	all := []jetstream.StreamConfig{chunks}
 	for _, bucket := range subjects.RegistryBuckets() {
@@ -123,6 +106,15 @@ func (l Layout) Streams() []jetstream.StreamConfig {
 	return append(all, l.idempotency(), l.lanes(), l.taskStates(), l.tasks())
 }
 
+// stream is what all streams have in common: files that keep all messages and refuse new ones
+// once they are full.
+func (l Layout) stream(name, description string, stored ...string) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name: name, Description: description, Subjects: stored, Discard: jetstream.DiscardNew, Replicas: l.Replicas, AllowDirect: true,
+		MaxBytes: -1, MaxMsgs: -1, MaxMsgsPerSubject: -1, MaxConsumers: -1, MaxMsgSize: -1,
+	}
+}
+
 const (
 	// auditBytes bounds what is kept of all sessions' calls, and auditShare the calls of one
 	// session: the latest ones.
@@ -132,21 +124,9 @@ const (
 
 // audit holds the events of calls, the latest ones.
 func (l Layout) audit() jetstream.StreamConfig {
-	return jetstream.StreamConfig{
-		Name:              subjects.StreamAudit,
-		Description:       "Calls that ended",
-		Subjects:          []string{subjects.AllCallEvents},
-		Retention:         jetstream.LimitsPolicy,
-		Storage:           jetstream.FileStorage,
-		Discard:           jetstream.DiscardOld,
-		MaxBytes:          auditBytes,
-		MaxMsgs:           -1,
-		MaxMsgsPerSubject: auditShare,
-		MaxConsumers:      -1,
-		MaxMsgSize:        -1,
-		Replicas:          l.Replicas,
-		AllowDirect:       true,
-	}
+	config := l.stream(subjects.StreamAudit, "Calls that ended", subjects.AllCallEvents)
+	config.Discard, config.MaxBytes, config.MaxMsgsPerSubject = jetstream.DiscardOld, auditBytes, auditShare
+	return config
 }
 
 const (
@@ -192,21 +172,9 @@ func (l Layout) taskStates() jetstream.StreamConfig {
 
 // tasks is the queue of the durable tasks.
 func (l Layout) tasks() jetstream.StreamConfig {
-	return jetstream.StreamConfig{
-		Name:              subjects.StreamTasks,
-		Description:       "Durable tasks that are to run",
-		Subjects:          []string{subjects.AllTasks},
-		Retention:         jetstream.WorkQueuePolicy,
-		Storage:           jetstream.FileStorage,
-		Discard:           jetstream.DiscardNew,
-		MaxBytes:          queuedBytes,
-		MaxMsgs:           -1,
-		MaxMsgsPerSubject: -1,
-		MaxConsumers:      -1,
-		MaxMsgSize:        -1,
-		Replicas:          l.Replicas,
-		AllowDirect:       true,
-	}
+	config := l.stream(subjects.StreamTasks, "Durable tasks that are to run", subjects.AllTasks)
+	config.Retention, config.MaxBytes = jetstream.WorkQueuePolicy, queuedBytes
+	return config
 }
 
 // dueKept is how many times of one schedule are kept that have come and are not looked at.
@@ -243,28 +211,10 @@ func atLeast(version string, major, minor int) bool {
 }
 
 func (l Layout) bucket(bucket string) jetstream.StreamConfig {
-	config := jetstream.StreamConfig{
-		Name:              subjects.KVStream(bucket),
-		Description:       "Registry of the mesh",
-		Subjects:          []string{subjects.KVAll(bucket)},
-		Retention:         jetstream.LimitsPolicy,
-		Storage:           jetstream.FileStorage,
-		Discard:           jetstream.DiscardNew,
-		MaxBytes:          -1,
-		MaxMsgs:           -1,
-		MaxMsgsPerSubject: 1,
-		MaxConsumers:      -1,
-		MaxMsgSize:        -1,
-		Replicas:          l.Replicas,
-		AllowDirect:       true,
-		DenyDelete:        true,
-		// One publish with a rollup header would empty the bucket.
-		AllowRollup: false,
-		AllowMsgTTL: true,
-		RePublish: &jetstream.RePublish{
-			Source: subjects.KVAll(bucket), Destination: subjects.RegistryChanges(bucket),
-		},
-	}
+	config := l.stream(subjects.KVStream(bucket), "Registry of the mesh", subjects.KVAll(bucket))
+	// Rollups stay off: one publish with a rollup header would empty the bucket.
+	config.MaxMsgsPerSubject, config.DenyDelete, config.AllowMsgTTL = 1, true, true
+	config.RePublish = &jetstream.RePublish{Source: subjects.KVAll(bucket), Destination: subjects.RegistryChanges(bucket)}
 	if bucket == subjects.BucketNodes || bucket == subjects.BucketSessions {
 		// Their keys expire by themselves, and followers of the bucket have to
 		// hear of it. The server turns rollups on with it.
@@ -283,19 +233,9 @@ func (l Layout) objects() []jetstream.StreamConfig {
 }
 
 func (l Layout) objectStore(bucket, description string) jetstream.StreamConfig {
-	return jetstream.StreamConfig{
-		Name:              subjects.ObjectStream(bucket),
-		Description:       description,
-		Subjects:          []string{subjects.ObjectParts(bucket) + ">", subjects.ObjectMetas(bucket) + ">"},
-		Discard:           jetstream.DiscardNew,
-		MaxMsgs:           -1,
-		MaxMsgsPerSubject: -1,
-		MaxConsumers:      -1,
-		MaxMsgSize:        -1,
-		Replicas:          l.Replicas,
-		AllowRollup:       true,
-		AllowDirect:       true,
-	}
+	config := l.stream(subjects.ObjectStream(bucket), description, subjects.ObjectParts(bucket)+">", subjects.ObjectMetas(bucket)+">")
+	config.AllowRollup, config.MaxBytes = true, 0 // a bound that an operator has set stays
+	return config
 }
 
 // Ensure refuses foreign streams that cover the mesh's requests, then makes the

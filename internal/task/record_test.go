@@ -9,7 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 )
 
-func TestWhatBecomesOfATask(t *testing.T) {
+func TestStatesOfATask(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	failed := func(code toolmesh.Code, started toolmesh.Started) error {

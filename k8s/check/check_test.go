@@ -92,7 +92,7 @@ func TestProductionImages(t *testing.T) {
 }
 
 // The overlays have what their names promise.
-func TestWhatOverlaysHave(t *testing.T) {
+func TestContentsOfOverlays(t *testing.T) {
 	t.Parallel()
 	k := tree(t)
 	for overlay, want := range map[string][]string{

@@ -23,7 +23,6 @@ def keywords(function: typing.Callable[..., typing.Any]) -> dict[str, typing.Any
     (_options.OfCall, [Mesh.call, Mesh.acall, AsyncMesh.call]),
     (_options.OfStream, [Mesh.stream, Mesh.astream, AsyncMesh.stream]),
     (_options.Settings, [Host.__init__]),
-    (_options.Submission, [Mesh.submit]),
 ])
 def test_options_are_what_functions_take(options: typing.Any, functions: list[typing.Any]) -> None:
     told = typing.get_type_hints(options)

@@ -34,7 +34,7 @@ func zipped(t *testing.T, text string) string {
 }
 
 // Calls that wait are held as they came: under 1 kB each, where they would be 7 MiB.
-func TestWhatWaitsIsHeldAsItCame(t *testing.T) {
+func TestWaitingCallsAreHeldCompressed(t *testing.T) {
 	r := newRig(t, single(t), 1, &standby.Options{})
 	long := strings.Repeat("x", 7<<20)
 	plain := zipped(t, `{"city":"`+long+`"}`)
@@ -66,7 +66,7 @@ func TestWhatWaitsIsHeldAsItCame(t *testing.T) {
 
 // What waits has a bound in bytes, of which a session leaves some to others, and all whose
 // names are made up together, too.
-func TestWhatWaitsIsBoundedInBytes(t *testing.T) {
+func TestWaitingCallsAreBoundedInBytes(t *testing.T) {
 	r := newRig(t, single(t), 1, &standby.Options{})
 	body := `{"city":"` + strings.Repeat("x", 900<<10) + `"}`
 	answers := make(chan *nats.Msg, 100)

@@ -158,11 +158,19 @@ func (r *rig) node(id subjects.NodeID, slots int) *host.Host {
 
 func (r *rig) nodeOn(nc *nats.Conn, id subjects.NodeID, slots int) *host.Host {
 	r.t.Helper()
+	h := r.agent(nc, id, slots)
+	r.serve(h)
+	return h
+}
+
+// agent starts a node that is to serve the index, and says nothing of it yet.
+func (r *rig) agent(nc *nats.Conn, id subjects.NodeID, slots int) *host.Host {
+	r.t.Helper()
 	b, err := bus.New(nc, nil)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	h, err := host.NewOn(b, &host.Options{Node: id, Slots: slots, Labels: map[string]string{"pool": pool}})
+	h, err := host.NewOn(b, &host.Options{Node: id, Slots: slots, Labels: map[string]string{"pool": pool}, Sandbox: host.Sandbox{Effective: "none"}})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -186,6 +194,12 @@ func (r *rig) nodeOn(nc *nats.Conn, id subjects.NodeID, slots int) *host.Host {
 	if err := h.ServeBatches(r.t.Context(), view, registry.NewStore(b), c); err != nil {
 		r.t.Fatal(err)
 	}
+	return h
+}
+
+// serve has a node serve the index.
+func (r *rig) serve(h *host.Host) {
+	r.t.Helper()
 	today := handler(func(ctx context.Context, _ *host.Call, sink host.Sink) error {
 		return sink.Send(ctx, json.RawMessage(strconv.FormatInt(r.ran.Add(1), 10)))
 	})
@@ -206,13 +220,12 @@ func (r *rig) nodeOn(nc *nats.Conn, id subjects.NodeID, slots int) *host.Host {
 			return ctx.Err()
 		}
 	})
-	err = h.Publish(r.t.Context(), host.Service{Index: "weather", Revision: "r1", Tools: []host.Tool{
+	err := h.Publish(r.t.Context(), host.Service{Index: "weather", Revision: "r1", Tools: []host.Tool{
 		{Descriptor: tools[0], Handler: today}, {Descriptor: tools[1], Handler: watch}, {Descriptor: tools[2], Handler: slow},
 	}})
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	return h
 }
 
 type handler func(ctx context.Context, call *host.Call, sink host.Sink) error

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router/standby"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -119,7 +120,7 @@ func TestCallsWaitForANode(t *testing.T) {
 }
 
 // What no installed index has is not found at once, and what cannot be read is refused.
-func TestWhatDoesNotWait(t *testing.T) {
+func TestCallsThatDoNotWait(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
 	if e := failure(t, <-r.request("weather.tomorrow", `{}`, nil)); e.Code != toolmesh.CodeToolNotFound || e.Started != toolmesh.StartedNo {
@@ -414,6 +415,58 @@ func TestToolsThatAreNotKnownYet(t *testing.T) {
 	}
 }
 
+// One node cannot serve the index and says why, at the revision that is installed or at an
+// earlier one: calls wait while another one is still to build it, and get the reason once
+// nobody is.
+func TestCallsWaitForTheNodeThatStillBuilds(t *testing.T) {
+	t.Parallel()
+	for _, revision := range []string{"r0", "r1"} {
+		r := newRig(t, single(t), 1, &standby.Options{})
+		fails := r.agent(r.top.Serve(t), "fails", 8)
+		builds := fails // an earlier revision is what it failed to build
+		if revision == "r1" {
+			builds = r.agent(r.top.Serve(t), "builds", 8)
+		}
+		seen := r.routers[0].Seen()
+		meshtest.Until(t, "the router sees the nodes", func() bool { return seen.Runs(fails.Node(), "") && seen.Runs(builds.Node(), "") })
+		failed := host.Service{Index: "weather", Revision: revision}
+		for _, d := range tools {
+			failed.Unavailable = append(failed.Unavailable, host.Unavailable{ID: d.ID, Reason: "no compiler"})
+		}
+		if err := fails.Publish(t.Context(), failed); err != nil {
+			t.Fatal(err)
+		}
+		meshtest.Until(t, "the router knows why one cannot", func() bool {
+			route, _ := seen.Route("default", "weather.today")
+			return route.Reason == "no compiler"
+		})
+		if len(seen.Unserved()) != 1 {
+			t.Fatalf("failed at %s: a node is still to build the index, and the router holds no calls of it", revision)
+		}
+		waits := r.call("weather.today")
+		r.awaits(1)
+		select {
+		case o := <-waits:
+			t.Fatalf("it did not wait: %+v", o)
+		default:
+		}
+		r.serve(builds)
+		if o := <-waits; o.err != nil || o.wait <= 0 {
+			t.Errorf("%s: %+v", revision, o)
+		}
+		if builds == fails {
+			continue
+		}
+		if err := builds.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		meshtest.Until(t, "the reason is the answer", func() bool {
+			o := <-r.call("weather.today")
+			return toolmesh.CodeOf(o.err) == toolmesh.CodeUnavailable && strings.Contains(o.err.Error(), "no compiler")
+		})
+	}
+}
+
 // A node that leaves: calls wait again. While there are nodes routers hear nothing of them.
 func TestNodesThatComeAndGo(t *testing.T) {
 	t.Parallel()
@@ -555,5 +608,5 @@ func TestCallerOfACallThatWasPassedOnIsGone(t *testing.T) {
 	h := r.node("n1", 8)
 	<-r.started
 	dead.Close()
-	meshtest.Until(t, "nothing runs on the node", func() bool { return h.Stats().InFlight == 0 })
+	meshtest.Until(t, "nothing runs on the node", func() bool { return h.Figures().InFlight == 0 })
 }

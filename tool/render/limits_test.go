@@ -88,7 +88,7 @@ func TestOlderDialectsAreWrittenInToday(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotSaidIsNoted(t *testing.T) {
+func TestOmittedSchemaPartsAreNoted(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		format       render.Format

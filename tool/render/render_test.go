@@ -135,7 +135,7 @@ func TestAnUnknownFormatIsRefusedByTheNamesOfAll(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeRenderedIsRefused(t *testing.T) {
+func TestUnrenderableToolsAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, schema := range []string{`{"type":"objekt"}`, `{`, `[]`, `{"$ref":"https://example.com/x.json"}`} {
 		if _, err := render.Tool(render.OpenAI, one(schema)); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {

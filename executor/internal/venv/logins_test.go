@@ -60,7 +60,7 @@ func TestFilesOfLogins(t *testing.T) {
 	}
 }
 
-func TestWhatIsRedacted(t *testing.T) {
+func TestCredentialsAreRedacted(t *testing.T) {
 	t.Parallel()
 	l := logins{{user: "bob", password: "p w/1", secrets: []string{"p w/1"}}}
 	for text, want := range map[string]string{

@@ -68,7 +68,7 @@ const (
 )
 
 // What an index may declare, and what uv gets of it.
-func TestWhatIsTaken(t *testing.T) {
+func TestAcceptedRequirements(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		files        map[string]string
@@ -139,7 +139,7 @@ func TestWhatIsTaken(t *testing.T) {
 
 // What names anything outside of the index's folder, or is not known, is refused with its
 // file, its line and the word.
-func TestWhatIsRefused(t *testing.T) {
+func TestRefusedRequirements(t *testing.T) {
 	t.Parallel()
 	outside := tree(t, map[string]string{"secret": "SUAADMINSEED\n", "lib/setup.py": "", "x.whl": "x"})
 	lines := map[string]string{ // a line of requirements.txt, and what is said of it

@@ -2,7 +2,6 @@ package batch
 
 import (
 	"maps"
-	"strings"
 
 	"github.com/nats-io/nats.go"
 
@@ -115,13 +114,4 @@ func (s *Server) forward(owner *bus.Peer, subject subjects.Subject, caller *read
 			return true
 		}
 	}
-}
-
-// cut bounds a text.
-func cut(text string) string {
-	const most = 256
-	if len(text) <= most {
-		return text
-	}
-	return strings.ToValidUTF8(text[:most], "") + "…"
 }

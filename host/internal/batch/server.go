@@ -14,7 +14,6 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
-	"github.com/toolmesh/toolmesh/host/internal/lane"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -94,39 +93,11 @@ type Server struct {
 	draining atomic.Bool
 	passing  atomic.Int64   // batches that are passed on
 	running  sync.WaitGroup // goroutines of batches
-
-	mu    sync.Mutex              // no other lock is taken under it
-	rules map[declared]*lane.Rule // of tools that were called, so many at most
-}
-
-// maxRules is of how many tools the server remembers what makes the keys of their calls.
-const maxRules = 10_000
-
-// declared is what decides on a rule; see [lane.RuleOf].
-type declared struct {
-	tool        *tool.Descriptor
-	independent bool
-}
-
-// rule is what makes the keys of a tool's calls.
-func (s *Server) rule(d *tool.Descriptor, independent bool) *lane.Rule {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	of := declared{d, independent}
-	r := s.rules[of]
-	if r == nil {
-		if len(s.rules) >= maxRules {
-			clear(s.rules)
-		}
-		r = lane.RuleOf(d, independent)
-		s.rules[of] = r
-	}
-	return r
 }
 
 // New makes a server.
 func New(o Options) *Server {
-	return &Server{Options: o, table: admit.NewTable[*execution](maxBatches, time.Now), rules: make(map[declared]*lane.Rule)}
+	return &Server{Options: o, table: admit.NewTable[*execution](maxBatches, time.Now)}
 }
 
 // Drain has the server refuse what comes from now on; what runs goes on.
@@ -197,7 +168,7 @@ func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, he
 			bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s stands for the body, and there is one", codec.HeaderRef)
 		}
 		if bad != nil {
-			named := &codec.Batch{Request: codec.Request{RPCID: codec.ParseNameHeader[subjects.RPCID](header.Get(codec.HeaderRPCID))}}
+			named := &codec.Batch{Request: codec.Request{Call: codec.Call{RPCID: codec.ParseNameHeader[subjects.RPCID](header.Get(codec.HeaderRPCID))}}}
 			s.refuse(&reader{b: named, reply: m.Reply}, bad)
 			return
 		}
@@ -220,7 +191,7 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Heade
 	// "not started" would have its caller send it elsewhere.
 	known := r
 	known.First = time.Time{} // how far back this node remembers counts where it is to run the batch
-	if verdict, call, record, err, ok := s.table.Repeated(known, to.settle(s)); ok {
+	if verdict, call, record, err, ok := s.table.Repeated(known); ok {
 		s.follow(to, verdict, call, record, err)
 		return
 	}
@@ -254,11 +225,6 @@ func (s *Server) request(subject subjects.Subject, to *reader) admit.Request {
 		r.First = to.began.Add(-b.Again)
 	}
 	return r
-}
-
-// settle answers a repetition when its batch has ended.
-func (to *reader) settle(s *Server) func(admit.Record) {
-	return func(record admit.Record) { s.answer(to, record) }
 }
 
 // follow answers what is not run here anew.
@@ -300,7 +266,7 @@ func (s *Server) run(r admit.Request, to *reader, room Room) bool {
 		return false
 	}
 	batch := newExecution(s, to)
-	verdict, call, record, bad := s.table.Begin(r, batch, to.settle(s))
+	verdict, call, record, bad := s.table.Begin(r, batch)
 	if verdict != admit.Run {
 		batch.close()
 		s.follow(to, verdict, call, record, bad)
@@ -309,7 +275,6 @@ func (s *Server) run(r admit.Request, to *reader, room Room) bool {
 	batch.start(func(rec admit.Record) {
 		room.Free()
 		s.table.Finish(call, rec)
-		s.answer(to, rec)
 	})
 	return true
 }
@@ -352,11 +317,8 @@ func (s *Server) answerRef(to *reader, results json.RawMessage) {
 }
 
 func (s *Server) refuse(to *reader, e *toolmesh.Error) {
-	if e.Started == toolmesh.StartedUnknown && e.Code != toolmesh.CodeNodeLost {
-		e = e.WithStarted(toolmesh.StartedNo)
-	}
-	if e.Origin == "" {
-		e = e.WithOrigin(toolmesh.OriginAgent)
+	if e.Code != toolmesh.CodeNodeLost {
+		e = admit.Refusal(e)
 	}
 	header, body := to.b.Failure(s.Identity, e)
 	s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header), Data: body})

@@ -320,7 +320,7 @@ func TestScopes(t *testing.T) {
 // waiting is how many calls wait for a turn, on all nodes.
 func (m *mesh) waiting() (n int) {
 	for _, h := range m.hosts {
-		n += h.Stats().Waiting
+		n += h.Figures().Waiting
 	}
 	return n
 }
@@ -681,7 +681,7 @@ func TestKeptResultsAndTurns(t *testing.T) {
 		_, err := m.client.Call(t.Context(), "stage.kept", in{Name: "runs", Wait: "runs"})
 		second <- err
 	}()
-	meshtest.Until(t, "the second call is there", func() bool { return m.hosts[0].Stats().InFlight == 2 })
+	meshtest.Until(t, "the second call is there", func() bool { return m.hosts[0].Figures().InFlight == 2 })
 	cancel()
 	<-first
 	third := make(chan error, 1)

@@ -50,7 +50,7 @@ func rounds(calls ...string) (all []string) {
 	return all
 }
 
-func TestWhoRunsBesideWhom(t *testing.T) {
+func TestCallsThatRunInParallel(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name  string

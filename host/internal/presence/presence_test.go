@@ -88,7 +88,7 @@ func TestHeartbeatsThatComeBack(t *testing.T) {
 // A process is certain no longer than another one would listen before it takes the
 // node over, counted from the sending of what came back, and never for less than it
 // was before.
-func TestHowLongItIsCertain(t *testing.T) {
+func TestPresenceIsCertainForALimitedTime(t *testing.T) {
 	t.Parallel()
 	var p Presence
 	sent := time.Now()

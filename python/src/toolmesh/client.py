@@ -18,7 +18,6 @@ import time
 import typing
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -159,9 +158,9 @@ class _Base:
         return self._session or _scope.get()[0] or "default"
 
     def _call(
-        self, tool: str, args: Mapping[str, Any] | None, timeout: float | None, rpc_id: str | None, idempotent: bool,
-        isolation: str | None, revision: str | None, prefix: str = "rpc_", no_cache: bool = False,
-        key: str | None = None,
+        self, tool: str, args: Args, timeout: float | None = None, rpc_id: str | None = None, idempotent: bool = False,
+        isolation: str | None = None, revision: str | None = None, no_cache: bool = False,
+        idempotency_key: str | None = None, prefix: str = "rpc_",
     ) -> Call:
         if not isinstance(tool, str):
             raise TypeError(f"a tool is called by its id, a text, not by {type(tool).__name__}")
@@ -179,6 +178,7 @@ class _Base:
         if rpc_id is not None and (rpc_id != rpc_id.strip() or not rpc_id or not rpc_id.isprintable()):
             raise refused("invalid_request", f"the rpc_id {rpc_id!r} cannot travel in a header", tool)
         name = rpc_id or new_rpc_id(prefix)
+        key = idempotency_key
         if key is not None and (not key or key != key.strip() or not key.isascii() or not key.isprintable()):
             raise refused("invalid_request", f"the idempotency key {key!r} cannot travel in a header: it is printable "
                                              "ASCII without space around it", tool)
@@ -189,23 +189,32 @@ class _Base:
         self, tool: str | Description, args: Args, options: Submission
     ) -> tuple[Call, Callable[..., bytes]]:
         """The call of a task, which its arguments are written for, and what makes the request of them."""
+        unknown = options.keys() - Submission.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"submit() got an unexpected keyword argument {min(unknown)!r}")
         tool = tool._named if isinstance(tool, Description) else tool
-        key = options.get("idempotency_key")
-        call = self._call(tool, args, None, options.get("id"), False, None, None, "task_", key=key)
+        call = self._call(tool, args, rpc_id=options.get("id"), idempotency_key=options.get("idempotency_key"),
+                          prefix="task_")
         said: dict[str, Any] = {**options, "id": call.rpc_id}
         request: Callable[..., bytes] = functools.partial(tasks.submission, tool, **said)
         request(b"")  # what cannot be is refused before anything is sent
         return call, request
 
-    def _whole(self, made: list[tuple[str, Any, float | None]], timeout: float | None,
-               rpc_id: str | None, parallel: bool) -> tuple[Call, list[Call], bool]:
-        """The request of a batch, without its body, and its calls."""
-        members = [self._call(tool, args, seconds, None, False, None, None) for tool, args, seconds in made]
+    def _batched(
+        self, calls: Iterable[Any], timeout: float | None, rpc_id: str | None, return_exceptions: bool, parallel: bool,
+    ) -> Callable[[], Coroutine[Any, Any, list[Any]]]:
+        """What sends a batch and returns its results. Arguments are written here: by code of the caller's thread."""
+        made = batches.members(calls)
+        members = [self._call(tool, args, seconds) for tool, args, seconds in made]
         for one, (_, _, seconds) in zip(members, made, strict=True):
             one.timeout = seconds
-        call = self._call("", None, timeout, rpc_id, False, None, None, "batch_")
+        call = self._call("", None, timeout, rpc_id, prefix="batch_")
         call.batch = True
-        return call, members, parallel
+
+        async def results() -> list[Any]:
+            return batches.ends(made, await self._batch(call, members, parallel), return_exceptions)
+
+        return results
 
     async def _unary(self, call: Call) -> bytes:
         link = self._links.here()
@@ -234,96 +243,93 @@ class _Base:
             ref = await payloads.put(link, call.session, io.BytesIO(call.body), len(call.body))
             await link.task(call.session, "submit", request(b"", ref=(ref.name, ref.digest)))
 
+    async def _run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of a coroutine that is made on the loop that has the connection."""
+        return await make()
+
+    @typing.overload
+    async def acall(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
+
+    @typing.overload
+    async def acall(self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfCall]) -> Any: ...
+
+    async def acall(
+        self, tool: str, args: Args = None, *, timeout: float | None = None, rpc_id: str | None = None,
+        idempotent: bool = False, isolation: str | None = None, revision: str | None = None, returns: Any = None,
+        no_cache: bool = False, idempotency_key: str | None = None,
+    ) -> Any:
+        """As Mesh.call, for coroutines. Cancelling the task cancels the call where it runs."""
+        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache, idempotency_key)
+        return _typed(await self._run(lambda: self._unary(call)), returns, tool)
+
+    @typing.overload
+    def astream(
+        self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfStream]
+    ) -> AsyncItems[T]: ...
+
+    @typing.overload
+    def astream(
+        self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
+    ) -> AsyncItems[Any]: ...
+
+    def astream(
+        self, tool: str, args: Args = None, *, timeout: float | None = None, rpc_id: str | None = None,
+        idempotent: bool = False, isolation: str | None = None, revision: str | None = None, returns: Any = None,
+        idle: float | None = None,
+    ) -> AsyncGenerator[Any, None]:
+        """As Mesh.stream, for coroutines; the call begins with the first item that is asked for."""
+        return _aitems(_Pages(self, lambda: self._call(
+            tool, args, timeout, rpc_id, idempotent, isolation, revision, prefix="rpc_stream_"), idle, returns))
+
+    async def abatch(
+        self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
+        return_exceptions: bool = False, parallel: bool = False,
+    ) -> list[Any]:
+        """As Mesh.batch, for coroutines. Cancelling the task cancels all that runs."""
+        return await self._run(self._batched(calls, timeout, rpc_id, return_exceptions, parallel))
+
+    async def asubmit(
+        self, tool: str | Description, args: Args = None, **options: Unpack[Submission]
+    ) -> tasks.AsyncTask:
+        """As Mesh.submit, for coroutines."""
+        call, request = self._submission(tool, args, options)
+        await self._run(lambda: self._submit(call, request))
+        return self._atask(call.rpc_id, call.session, call.tool)
+
+    def _atask(self, id: str, session: str, tool: str = "") -> tasks.AsyncTask:
+        return tasks.AsyncTask(id, lambda verb, request: self._run(
+            lambda: _about_task(self._links.here(), session, verb, request, tool)))
+
+    async def _achanged(self, tool: str) -> str:
+        session = self.session_name
+        return await self._run(lambda: _changed(self._links.here(), session, tool))
+
+    async def adescribe(self, tool: str) -> dict[str, Any]:
+        """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
+        session = self.session_name
+        return await self._run(lambda: self._links.here().registry(session, "describe", {"tool": tool}))
+
+    async def asave(self, value: Any, path: str | os.PathLike[str]) -> str:
+        """As Mesh.save, for coroutines."""
+        session = self.session_name
+        return await self._run(lambda: payloads.save(self._links.here(), session, value, path))
+
 
 @api
 class AsyncMesh(_Base):
     """A mesh for coroutines: as Mesh, with await. Any number of tasks may use it; each event
     loop has a connection of its own. Close it, or use it as an async context manager."""
 
-    @typing.overload
-    async def call(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
-
-    @typing.overload
-    async def call(self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfCall]) -> Any: ...
-
-    async def call(
-        self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
-        rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
-        revision: str | None = None, returns: Any = None, no_cache: bool = False, idempotency_key: str | None = None,
-    ) -> Any:
-        """As Mesh.call. Cancelling the task cancels the call where it runs."""
-        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
-                          key=idempotency_key)
-        return _typed(await self._unary(call), returns, tool)
-
-    acall = call
-
-    @typing.overload
-    def stream(
-        self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfStream]
-    ) -> AsyncItems[T]: ...
-
-    @typing.overload
-    def stream(
-        self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
-    ) -> AsyncItems[Any]: ...
-
-    def stream(
-        self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
-        rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
-        revision: str | None = None, returns: Any = None, idle: float | None = None,
-    ) -> AsyncGenerator[Any, None]:
-        """As Mesh.stream; the call begins with the first item that is asked for."""
-        return _aitems(_Pages(self._links, lambda: self._call(
-            tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle, returns), False)
-
-    astream = stream
+    call, stream, batch, submit = _Base.acall, _Base.astream, _Base.abatch, _Base.asubmit
+    describe, save = _Base.adescribe, _Base.asave
 
     async def collect(self, tool: str, args: Args = None, **options: Unpack[OfCollect]) -> list[Any]:
         """The list of all items of stream."""
         return [item async for item in self.stream(tool, args, **options)]
 
-    async def batch(
-        self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
-        return_exceptions: bool = False, parallel: bool = False,
-    ) -> list[Any]:
-        """As Mesh.batch. Cancelling the task cancels all that runs."""
-        made = batches.members(calls)
-        return batches.ends(made, await self._batch(*self._whole(made, timeout, rpc_id, parallel)), return_exceptions)
-
-    abatch = batch
-
-    async def submit(
-        self, tool: str | Description, args: Args = None, **options: Unpack[Submission]
-    ) -> tasks.AsyncTask:
-        """As Mesh.submit."""
-        call, request = self._submission(tool, args, options)
-        await self._submit(call, request)
-        return self._task(call.rpc_id, call.session, call.tool)
-
-    asubmit = submit
-
     def task(self, id: str) -> tasks.AsyncTask:
         """The durable task of that name, of the session. Asks nothing yet."""
-        return self._task(id, self.session_name)
-
-    def _task(self, id: str, session: str, tool: str = "") -> tasks.AsyncTask:
-        return tasks.AsyncTask(id, lambda verb, request: _about_task(self._links.here(), session, verb, request, tool))
-
-    async def _achanged(self, tool: str) -> str:
-        return await _changed(self._links.here(), self.session_name, tool)
-
-    async def describe(self, tool: str) -> dict[str, Any]:
-        """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
-        return await self._links.here().registry(self.session_name, "describe", {"tool": tool})
-
-    adescribe = describe
-
-    async def save(self, value: Any, path: str | os.PathLike[str]) -> str:
-        """As Mesh.save."""
-        return await payloads.save(self._links.here(), self.session_name, value, path)
-
-    asave = save
+        return self._atask(id, self.session_name)
 
     async def cancel(self, rpc_id: str) -> bool:
         """Stops a call of the session, wherever it runs: whether a node had it."""
@@ -344,7 +350,8 @@ class AsyncMesh(_Base):
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """As Mesh.format."""
         ids = [getattr(one, "id", one) for one in tools] if tools is not None else await self._ids("")
-        return await models.render(self._links.here(), self.session_name, provider, ids)
+        question = {"provider": provider, "tools": list(ids)}
+        return (await models.render(self._links.here(), self.session_name, question))[0]
 
     async def execute(self, call: Any, *, timeout: float | None = None) -> Any:
         """As Mesh.execute."""
@@ -435,26 +442,11 @@ class Mesh(_Base):
         ToolExecutionError when the tool itself failed. An exception in the waiting thread, like KeyboardInterrupt,
         cancels the call.
         """
-        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
-                          key=idempotency_key)
+        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache, idempotency_key)
         return _typed(background.run(lambda: self._unary(call)), returns, tool)
 
-    @typing.overload
-    async def acall(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
-
-    @typing.overload
-    async def acall(self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfCall]) -> Any: ...
-
-    async def acall(
-        self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
-        rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
-        revision: str | None = None, returns: Any = None, no_cache: bool = False, idempotency_key: str | None = None,
-    ) -> Any:
-        """As call, for coroutines of any event loop, on the same connection."""
-        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
-                          key=idempotency_key)
-        body = await asyncio.wrap_future(background.submit(lambda: self._unary(call)))
-        return _typed(body, returns, tool)
+    async def _run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await asyncio.wrap_future(background.submit(make))
 
     @typing.overload
     def stream(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfStream]) -> Items[T]: ...
@@ -473,27 +465,8 @@ class Mesh(_Base):
         begins with the first item that is asked for; closing the generator, or leaving a for loop over it, cancels it.
         A reader that does not keep up holds the tool back. Otherwise as call; returns is the type of an item, idle the
         longest time in seconds that an item is waited for."""
-        return _items(_Pages(self._links, lambda: self._call(
-            tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle, returns))
-
-    @typing.overload
-    def astream(
-        self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfStream]
-    ) -> AsyncItems[T]: ...
-
-    @typing.overload
-    def astream(
-        self, tool: str, args: Args = None, *, returns: Any = None, **options: Unpack[OfStream]
-    ) -> AsyncItems[Any]: ...
-
-    def astream(
-        self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
-        rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
-        revision: str | None = None, returns: Any = None, idle: float | None = None,
-    ) -> AsyncGenerator[Any, None]:
-        """As stream, for coroutines of any event loop."""
-        return _aitems(_Pages(self._links, lambda: self._call(
-            tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_"), idle, returns), True)
+        return _items(_Pages(self, lambda: self._call(
+            tool, args, timeout, rpc_id, idempotent, isolation, revision, prefix="rpc_stream_"), idle, returns))
 
     def collect(self, tool: str, args: Args = None, **options: Unpack[OfCollect]) -> list[Any]:
         """The list of all items of stream."""
@@ -513,26 +486,9 @@ class Mesh(_Base):
         the time of all of them, in seconds; rpc_id names the batch: sent again under its name nothing of it runs twice.
         An exception in the waiting thread, like KeyboardInterrupt, cancels all that runs.
         """
-        made = batches.members(calls)
-        whole = self._whole(made, timeout, rpc_id, parallel)
-        return batches.ends(made, background.run(lambda: self._batch(*whole)), return_exceptions)
+        return background.run(self._batched(calls, timeout, rpc_id, return_exceptions, parallel))
 
-    async def abatch(
-        self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
-        return_exceptions: bool = False, parallel: bool = False,
-    ) -> list[Any]:
-        """As batch, for coroutines of any event loop, on the same connection."""
-        made = batches.members(calls)
-        whole = self._whole(made, timeout, rpc_id, parallel)
-        results = await asyncio.wrap_future(background.submit(lambda: self._batch(*whole)))
-        return batches.ends(made, results, return_exceptions)
-
-    def submit(
-        self, tool: str | Description, args: Mapping[str, Any] | None = None, *, id: str | None = None,
-        timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
-        idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
-        every: float | None = None, cron: str | None = None, catch_up: str | None = None,
-    ) -> tasks.Task:
+    def submit(self, tool: str | Description, args: Args = None, **options: Unpack[Submission]) -> tasks.Task:
         """Hands in a call that is made whatever becomes of this program, and returns its task.
 
         id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
@@ -541,21 +497,9 @@ class Mesh(_Base):
         after a delay in seconds; every, in seconds, and cron (5 fields, UTC) make a schedule, which ends when the task
         is cancelled. For times that it missed it submits one task; catch_up says none, one or all (docs/bulk.md).
         """
-        call, request = self._submission(tool, args, {
-            "id": id, "timeout": timeout, "attempts": attempts, "priority": priority, "ttl": ttl,
-            "idempotency_key": idempotency_key, "at": at, "delay": delay, "every": every, "cron": cron,
-            "catch_up": catch_up})
+        call, request = self._submission(tool, args, options)
         background.run(lambda: self._submit(call, request))
         return self._task(call.rpc_id, call.session, call.tool)
-
-    async def asubmit(
-        self, tool: str | Description, args: Args = None, **options: Unpack[Submission]
-    ) -> tasks.AsyncTask:
-        """As submit, for coroutines of any event loop, on the same connection."""
-        call, make = self._submission(tool, args, options)
-        await asyncio.wrap_future(background.submit(lambda: self._submit(call, make)))
-        return tasks.AsyncTask(call.rpc_id, lambda verb, request: asyncio.wrap_future(background.submit(
-            lambda: _about_task(self._links.here(), call.session, verb, request, call.tool))))
 
     def task(self, id: str) -> tasks.Task:
         """The durable task of that name, of the session. Asks nothing yet."""
@@ -569,19 +513,10 @@ class Mesh(_Base):
         core = self._here()
         return background.run(lambda: core._achanged(tool))
 
-    async def _achanged(self, tool: str) -> str:
-        core = self._here()
-        return await asyncio.wrap_future(background.submit(lambda: core._achanged(tool)))
-
     def describe(self, tool: str) -> dict[str, Any]:
         """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
         core = self._here()
         return background.run(lambda: core.describe(tool))
-
-    async def adescribe(self, tool: str) -> dict[str, Any]:
-        """As describe, for coroutines."""
-        core = self._here()
-        return await asyncio.wrap_future(background.submit(lambda: core.describe(tool)))
 
     def save(self, value: Any, path: str | os.PathLike[str]) -> str:
         """Writes the file that a result stands for (a tool that returns a File gives {"$file": ...}) to path, or
@@ -589,11 +524,6 @@ class Mesh(_Base):
         can be saved once."""
         core = self._here()
         return background.run(lambda: core.save(value, path))
-
-    async def asave(self, value: Any, path: str | os.PathLike[str]) -> str:
-        """As save, for coroutines."""
-        core = self._here()
-        return await asyncio.wrap_future(background.submit(lambda: core.save(value, path)))
 
     def cancel(self, rpc_id: str) -> bool:
         """Stops a call of the session, wherever it runs: whether a node had it."""
@@ -670,6 +600,7 @@ class Mesh(_Base):
         self.close()
 
 
+api(tasks._Handle)
 api(tasks.Task)
 api(tasks.AsyncTask)
 
@@ -677,8 +608,8 @@ api(tasks.AsyncTask)
 class _Pages:
     """The pages of a stream, whose call is made with the first one, on the loop that asks for that."""
 
-    def __init__(self, links: _Links, make: Callable[[], Call], idle: float | None, returns: Any) -> None:
-        self._links, self._make, self._idle, self._returns = links, make, idle, returns
+    def __init__(self, mesh: _Base, make: Callable[[], Call], idle: float | None, returns: Any) -> None:
+        self.mesh, self._make, self._idle, self._returns = mesh, make, idle, returns
         self._call: Call | None = None
         self._pages: Any = None
 
@@ -691,8 +622,8 @@ class _Pages:
     async def _next(self) -> list[bytes]:
         assert self._call is not None
         if self._pages is None:
-            link = self._links.here()
-            await self._links.settle(link, self._call)
+            link = self.mesh._links.here()
+            await self.mesh._links.settle(link, self._call)
             self._pages = Stream(link, self._call).pages()
         return await _page(self._pages, self._call, self._idle)
 
@@ -730,13 +661,12 @@ def _items(pages: _Pages) -> Generator[Any, None, None]:
         pages.end()
 
 
-async def _aitems(pages: _Pages, beside: bool) -> AsyncGenerator[Any, None]:
-    """As _items, for coroutines; beside says that the call is made on the background's loop."""
+async def _aitems(pages: _Pages) -> AsyncGenerator[Any, None]:
+    """As _items, for coroutines."""
     try:
         while True:
             try:
-                ask = pages.begin()
-                page = await (asyncio.wrap_future(background.submit(ask)) if beside else ask())
+                page = await pages.mesh._run(pages.begin())
             except Exception as failure:
                 bare(failure)
                 raise
@@ -745,7 +675,7 @@ async def _aitems(pages: _Pages, beside: bool) -> AsyncGenerator[Any, None]:
             for body in page:
                 yield pages.typed(body)
     finally:
-        if beside:
+        if isinstance(pages.mesh, Mesh):
             pages.end()
         else:
             await pages.close()

@@ -26,7 +26,6 @@ from ._adapters.common import named
 from ._adapters.proxies import CachedRPCProxyTool, RPCProxyTool, StreamingRPCProxyTool, whole
 from ._client.answers import api
 from ._core import errors
-from ._host import serving
 from ._locks import lock
 from .client import Mesh
 from .remote import Description, RemoteTool
@@ -108,7 +107,7 @@ class ToolBridgeManager:
         if "input_schema" not in spec:
             if self.mesh is not None:
                 return self.mesh.tool(tool_id)
-            if not _here.in_tool() and serving.current.get() is None:
+            if not _here.serves():
                 return _here.default().tool(tool_id)
             told = {**spec, "input_schema": {"type": "object", "additionalProperties": True}}
         kept = {key: told.get(key) for key in ("description", "input_schema", "metadata")}
@@ -218,7 +217,7 @@ def init_tool_bridge(request: dict[str, Any], mesh: Mesh | None = None) -> dict[
     inside a tool the session is that of its call, and session_id only a name."""
     session = _text(request, "session_id")
     where = mesh
-    if where is None and not _here.in_tool() and serving.current.get() is None:
+    if where is None and not _here.serves():
         where = _here.default()
     manager = ToolBridgeManager(where.session(session) if where is not None else None)
     made = manager.create_tools_from_specs(request.get("tools", []))

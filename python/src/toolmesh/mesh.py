@@ -29,6 +29,7 @@ F = typing.TypeVar("F", bound=Callable[..., Any])
 MeshError = errors.MeshError
 MissingSecret = tool_side.MissingSecret
 secret = tool_side.secret
+progress = tool_side.progress
 
 __all__ = [
     "MeshError", "MissingSecret", "abatch", "acall", "adescribe", "aserve", "astream", "asubmit", "batch", "call",
@@ -55,16 +56,14 @@ def in_tool() -> bool:
     return "_toolmesh_worker" in sys.modules
 
 
+def serves() -> bool:
+    """Whether this code serves a call, whose own the calls that it makes are."""
+    return in_tool() or serving.current.get() is not None
+
+
 def _here() -> toolmesh.Mesh:
     """What has this module's functions where this code runs."""
-    found = tool_side if in_tool() else serving.current.get() or default()
-    return typing.cast("toolmesh.Mesh", found)
-
-
-def progress(fraction: float | None = None, text: str = "") -> None:
-    """Tells how far the call is that this code serves, from 0 to 1, and what it does: one line. Cheap, never an
-    error, and nothing outside of a call. Callers hear of it once a second at most; `mesh task show` shows it."""
-    (serving.current.get() or tool_side).progress(fraction, text)
+    return typing.cast("toolmesh.Mesh", tool_side) if serves() else default()
 
 
 def call(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 from .. import mesh as _here
 from .._client.answers import api
 from .._core import errors, values
-from .._host import serving
 from .._locks import lock
 from ..client import Mesh
 from ..remote import Description, Named, declared
@@ -65,7 +64,7 @@ class RPCProxyTool:
     def _caller(self) -> Any:
         if self._mesh is not None:
             return self._mesh
-        return _here if _here.in_tool() or serving.current.get() is not None else _here.default()
+        return _here if _here.serves() else _here.default()
 
     def _limit(self, usual: float) -> float | None:
         if self.timeout is not None:

@@ -2,92 +2,55 @@
 
 from __future__ import annotations
 
-import contextvars
 import time
 import typing
 
-from .._core import batches, scope, tasks, tool_side
+from .._core import channel, scope
+from .._worker.wire.frames import BATCH, DESCRIBE, STREAM, TASK
 
 if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterator
     from typing import Any
 
     from .bridge import Asked, Bridge
 
-    Args = Mapping[str, Any] | None
+_KINDS = {0: "rpc_tool_call", STREAM: "rpc_tool_stream", BATCH: "rpc_batch_call", DESCRIBE: "describe_tool",
+          TASK: "task_request"}
+
+current = channel.served
 
 
 class Served:
-    """The mesh as the code of one call has it: the functions of toolmesh.mesh, on behalf of that call."""
+    """What calls/channel.py is in a worker, for the code of one call of a host."""
 
     def __init__(self, bridge: Bridge, call: str) -> None:
         self._bridge, self._call = bridge, call
 
-    def progress(self, fraction: float | None, text: str) -> None:
-        said: dict[str, Any] = {"text": str(text)[:256]}
-        if fraction is not None and fraction == fraction:
-            said["fraction"] = min(max(float(fraction), 0.0), 1.0)
+    def progress(self, fields: dict[str, Any]) -> None:
+        said = {"text": fields["message"][:256], **fields.get("fields", {})}
         self._bridge.frame("rpc_progress", rpc_id=self._call, progress=said)
 
-    def _asked(self, kind: str, tool: str, body: bytes, timeout: float | None = None, **fields: Any) -> Asked:
-        seconds = tool_side._seconds(timeout)
-        if seconds is not None:
-            fields["timeout_ms"] = max(1, int(seconds * 1000))
-        return self._bridge.ask(kind, tool, body, parent=self._call, **fields)
+    def _asked(self, tool: str, args: bytes, timeout: float | None, flags: int) -> Asked:
+        fields: dict[str, Any] = {"parent": self._call}
+        if timeout is not None:
+            fields["timeout_ms"] = max(1, int(timeout * 1000))
+        if flags == BATCH:
+            body = args[1:-1] if args.startswith(b"{") else b'"requests":' + args
+        else:
+            fields["tool_id"], body = tool, b"" if flags == DESCRIBE else b'"kwargs":' + (args or b"{}")
+        return self._bridge.ask(_KINDS[flags], tool if flags != TASK else "", body, **fields)
 
-    def _called(self, kind: str, tool: str, args: Args, timeout: float | None) -> Asked:
-        return self._asked(kind, tool, b'"kwargs":' + (tool_side._encoded(tool, args) or b"{}"), timeout, tool_id=tool)
+    def call(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> Any:
+        return self._asked(tool, args, timeout, flags).result()
 
-    def call(self, tool: str, args: Args = None, *, timeout: float | None = None) -> Any:
-        return self._called("rpc_tool_call", tool, args, timeout).result()
+    async def acall(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> Any:
+        return await self._asked(tool, args, timeout, flags).aresult()
 
-    async def acall(self, tool: str, args: Args = None, *, timeout: float | None = None) -> Any:
-        return await self._called("rpc_tool_call", tool, args, timeout).aresult()
+    def stream(self, tool: str, args: bytes, timeout: float | None) -> Iterator[Any]:
+        return self._asked(tool, args, timeout, STREAM).items()
 
-    def stream(self, tool: str, args: Args = None, *, timeout: float | None = None) -> Iterator[Any]:
-        return self._called("rpc_tool_stream", tool, args, timeout).items()
-
-    def astream(self, tool: str, args: Args = None, *, timeout: float | None = None) -> AsyncIterator[Any]:
-        return self._called("rpc_tool_stream", tool, args, timeout).aitems()
-
-    def _members(self, made: list[Any], timeout: float | None, parallel: bool) -> Asked:
-        body = b'"requests":' + batches.requests(made, tool_side._encoded)
-        return self._asked("rpc_batch_call", "", body, timeout, **({"parallel": True} if parallel else {}))
-
-    def batch(self, calls: Iterable[Any], *, timeout: float | None, return_exceptions: bool,
-              parallel: bool = False) -> list[Any]:
-        made = batches.members(calls)
-        return batches.ends(made, self._members(made, timeout, parallel).result(), return_exceptions)
-
-    async def abatch(self, calls: Iterable[Any], *, timeout: float | None, return_exceptions: bool,
-                     parallel: bool = False) -> list[Any]:
-        made = batches.members(calls)
-        return batches.ends(made, await self._members(made, timeout, parallel).aresult(), return_exceptions)
-
-    def submit(self, tool: str, args: Args = None, **options: Any) -> tasks.Task:
-        return self.task(self._ask("submit", tasks.submission(tool, tool_side._encoded(tool, args), **options))["id"])
-
-    async def asubmit(self, tool: str, args: Args = None, **options: Any) -> tasks.AsyncTask:
-        body = tasks.submission(tool, tool_side._encoded(tool, args), **options)
-        return tasks.AsyncTask((await self._aask("submit", body))["id"], self._aask)
-
-    def task(self, id: str) -> tasks.Task:
-        return tasks.Task(id, self._ask)
-
-    def _ask(self, verb: str, request: bytes) -> Any:
-        return self._asked("task_request", "", b'"kwargs":' + request, tool_id=verb).result()
-
-    async def _aask(self, verb: str, request: bytes) -> Any:
-        return await self._asked("task_request", "", b'"kwargs":' + request, tool_id=verb).aresult()
-
-    def describe(self, tool: str) -> Any:
-        return self._asked("describe_tool", tool, b"", tool_id=tool).result()
-
-    async def adescribe(self, tool: str) -> Any:
-        return await self._asked("describe_tool", tool, b"", tool_id=tool).aresult()
-
-
-current: contextvars.ContextVar[Served | None] = contextvars.ContextVar("serving", default=None)
+    def astream(self, tool: str, args: bytes, timeout: float | None) -> AsyncIterator[Any]:
+        return self._asked(tool, args, timeout, STREAM).aitems()
 
 
 def enter(bridge: Bridge, frame: dict[str, Any]) -> None:

@@ -19,12 +19,12 @@ import os
 
 from .calls import batches, channel, tasks
 from .calls.errors import MeshError
-from .schemas.values import NotSerializable, decode, encode
+from .schemas.values import NotSerializable, encode
 from .wire.frames import BATCH, DESCRIBE, TASK
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
     from typing import Any
 
 __all__ = [
@@ -46,7 +46,7 @@ def call(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | N
     the time that the called tool takes by itself, and never more than the calling one has left. In a coroutine await
     acall instead.
     """
-    return decode(_channel(tool).call(tool, _encoded(tool, args), _seconds(timeout)))
+    return _channel(tool).call(tool, _encoded(tool, args), _seconds(timeout))
 
 
 def stream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Iterator[Any]:
@@ -55,17 +55,12 @@ def stream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float |
     The call begins with the first item that is asked for. Closing the iterator,
     or leaving a for loop over it, cancels it.
     """
-    items = _channel(tool).stream(tool, _encoded(tool, args), _seconds(timeout))
-    try:
-        for body in items:
-            yield decode(body)
-    finally:
-        items.close()
+    yield from _channel(tool).stream(tool, _encoded(tool, args), _seconds(timeout))
 
 
 async def acall(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
     """As call, for coroutines: many at once with asyncio.gather."""
-    return decode(await _channel(tool).acall(tool, _encoded(tool, args), _seconds(timeout)))
+    return await _channel(tool).acall(tool, _encoded(tool, args), _seconds(timeout))
 
 
 async def astream(
@@ -75,8 +70,8 @@ async def astream(
     is left early; without that the event loop does, a moment later."""
     items = _channel(tool).astream(tool, _encoded(tool, args), _seconds(timeout))
     try:
-        async for body in items:
-            yield decode(body)
+        async for item in items:
+            yield item
     finally:
         await items.aclose()
 
@@ -93,8 +88,8 @@ def batch(
     return_exceptions each stands in its call's place. timeout is the time of all of them, in seconds.
     """
     made = batches.members(calls)
-    body = _channel("").call("", _requests(made, parallel), _seconds(timeout), BATCH)
-    return batches.ends(made, decode(body), return_exceptions)
+    results = _channel("").call("", _requests(made, parallel), _seconds(timeout), BATCH)
+    return batches.ends(made, results, return_exceptions)
 
 
 async def abatch(
@@ -102,8 +97,8 @@ async def abatch(
 ) -> list[Any]:
     """As batch, for coroutines."""
     made = batches.members(calls)
-    body = await _channel("").acall("", _requests(made, parallel), _seconds(timeout), BATCH)
-    return batches.ends(made, decode(body), return_exceptions)
+    results = await _channel("").acall("", _requests(made, parallel), _seconds(timeout), BATCH)
+    return batches.ends(made, results, return_exceptions)
 
 
 def _requests(made: list[tuple[str, Any, float | None]], parallel: bool) -> bytes:
@@ -120,51 +115,56 @@ def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> 
     is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a time, or
     after a delay in seconds; every, in seconds, and cron make a schedule, which ends when the task is cancelled.
     """
-    body = tasks.submission(tool, _encoded(tool, args), **options)
-    return tasks.Task(_ask("submit", body)["id"], _ask)
+    ask = _asking()
+    return tasks.Task(ask("submit", tasks.submission(tool, _encoded(tool, args), **options))["id"], ask)
 
 
 async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.AsyncTask:
     """As submit, for coroutines."""
-    body = tasks.submission(tool, _encoded(tool, args), **options)
-    return tasks.AsyncTask((await _aask("submit", body))["id"], _aask)
+    ask = _aasking()
+    told = await ask("submit", tasks.submission(tool, _encoded(tool, args), **options))
+    return tasks.AsyncTask(told["id"], ask)
 
 
 def task(id: str) -> tasks.Task:
     """The durable task of that name, of the session. Asks nothing yet."""
-    return tasks.Task(id, _ask)
+    return tasks.Task(id, _asking())
 
 
-def _ask(verb: str, request: bytes) -> Any:
-    return decode(_channel("").call(verb, request, None, TASK))
+def _asking() -> Callable[[str, bytes], Any]:
+    """What asks about tasks, on behalf of the call that this code belongs to."""
+    link = channel.here()
+    return lambda verb, request: (link or _channel("")).call(verb, request, None, TASK)
 
 
-async def _aask(verb: str, request: bytes) -> Any:
-    return decode(await _channel("").acall(verb, request, None, TASK))
+def _aasking() -> Callable[[str, bytes], Awaitable[Any]]:
+    link = channel.here()
+    return lambda verb, request: (link or _channel("")).acall(verb, request, None, TASK)
 
 
 def describe(tool: str) -> dict[str, Any]:
     """What a tool is, as mesh info --json prints it: "id", "description", "input_schema",
     "output_schema", "annotations" and more. ToolNotFound names what may have been meant."""
-    found: dict[str, Any] = decode(_channel(tool).call(tool, b"", None, DESCRIBE))
+    found: dict[str, Any] = _channel(tool).call(tool, b"", None, DESCRIBE)
     return found
 
 
 async def adescribe(tool: str) -> dict[str, Any]:
     """As describe, for coroutines."""
-    found: dict[str, Any] = decode(await _channel(tool).acall(tool, b"", None, DESCRIBE))
+    found: dict[str, Any] = await _channel(tool).acall(tool, b"", None, DESCRIBE)
     return found
 
 
 def progress(fraction: float | None = None, text: str = "") -> None:
-    """Tells how far the call is, from 0 to 1, and what it does. Cheap, and never
-    an error: what is said too often is left out."""
-    if channel.current is None:
+    """Tells how far the call is that this code serves, from 0 to 1, and what it does: one line. Cheap, never an
+    error, and nothing outside of a call. Callers hear of it once a second at most; `mesh task show` shows it."""
+    link = channel.here()
+    if link is None:
         return
     fields: dict[str, Any] = {"message": str(text)[:4096]}
     if fraction is not None and fraction == fraction:
         fields["fields"] = {"fraction": min(max(float(fraction), 0.0), 1.0)}
-    channel.current.progress(fields)
+    link.progress(fields)
 
 
 def secret(name: str) -> str:
@@ -182,13 +182,14 @@ def secret(name: str) -> str:
 def _channel(tool: str) -> channel.Channel:
     if not isinstance(tool, str):
         raise TypeError(f"a tool is called by its id, a text, not by {type(tool).__name__}")
-    if channel.current is None:
+    found = channel.here()
+    if found is None:
         channel.refuse(
             "unavailable",
             "no tool is being called in this process: tools are called from inside a tool that the mesh runs",
             tool,
         )
-    return channel.current
+    return found
 
 
 def _encoded(tool: str, args: Mapping[str, Any] | None) -> bytes:

@@ -12,18 +12,23 @@ import json
 import os
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
+from contextlib import nullcontext
+from contextvars import ContextVar
 from itertools import count
 
+from ..schemas.values import decode
 from ..state import limits
 from ..wire import frames
 from . import threads
 from .errors import error, failure
+from .guard import Disarmed
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, Callable, Generator
-    from typing import NoReturn, Protocol
+    from contextlib import AbstractContextManager
+    from typing import Any, NoReturn, Protocol
 
     from ..wire.frames import JSON, Frame, Reader
     from .guard import Guard
@@ -41,6 +46,13 @@ _text = json.JSONEncoder().encode  # bound now: a tool may replace what json has
 
 current: Channel | None = None
 """The channel of this process; None where no call can be made."""
+served: ContextVar[Any] = ContextVar("served", default=None)
+"""In a process that is no worker: the same of the call of a host that this context serves."""
+
+
+def here() -> Channel | None:
+    """The channel of the code that calls this, if it has one."""
+    return current or served.get()
 
 
 def refuse(code: str, message: str, tool: str) -> NoReturn:
@@ -112,7 +124,7 @@ class Awaiting(Waiter):
 class Channel:
     """What the two workers have in common. Its calls may be made by any thread.
 
-    Arguments and results are JSON bytes; a failure is a MeshError.
+    Arguments are JSON bytes, results values; a failure is a MeshError.
     """
 
     def __init__(self, outlet: Outlet) -> None:
@@ -184,36 +196,33 @@ class Channel:
     def _cancel(self, waiter: Waiter) -> None:
         """Says that nobody waits for an answer, if none has come. A generator may be closed by the garbage collector,
         in the midst of anything: so this does not wait long for the pipe."""
-        if self._waiters.pop(waiter.id, None) is None:
-            return
-        frame = frames.HEADER.pack(0, frames.NESTED_CANCEL, 0, 0, waiter.id)
-        lock = self._outlet.lock
-        if not lock.acquire(True, 0.1):
-            self._unsent.append(frame)
-            return
-        try:
-            if self._outlet.fd >= 0:
-                frames.write_all(self._outlet.fd, frame)
-        finally:
-            lock.release()
+        with self._shielded():
+            if self._waiters.pop(waiter.id, None) is None:
+                return
+            frame = frames.HEADER.pack(0, frames.NESTED_CANCEL, 0, 0, waiter.id)
+            lock = self._outlet.lock
+            if not lock.acquire(True, 0.1):
+                self._unsent.append(frame)
+                return
+            try:
+                if self._outlet.fd >= 0:
+                    frames.write_all(self._outlet.fd, frame)
+            finally:
+                lock.release()
 
     def _credit(self, waiter: Waiter) -> None:
         """Makes room for more items once half of the window is used up."""
         if waiter.used >= _WINDOW // 2:
-            self._grant(waiter.id, waiter.used)
+            size = waiter.used.to_bytes(4, "little")
+            with self._shielded():
+                self._outlet.send(frames.HEADER.pack(4, frames.NESTED_CREDIT, 0, 0, waiter.id) + size)
             waiter.used = 0
-
-    def _grant(self, call: int, size: int) -> None:
-        self._outlet.send(frames.HEADER.pack(4, frames.NESTED_CREDIT, 0, 0, call) + size.to_bytes(4, "little"))
 
     # What a wait is like depends on the worker.
 
-    def _disarm(self) -> int:
-        """Keeps this thread from being interrupted; what rearm takes."""
-        return 0
-
-    def _rearm(self, armed: int) -> None:
-        """Ends that."""
+    def _shielded(self) -> AbstractContextManager[None]:
+        """What keeps this thread from being interrupted."""
+        return nullcontext()
 
     def _enter(self, waiter: Waiter) -> None:
         """Before anything else of a wait."""
@@ -225,12 +234,12 @@ class Channel:
         """The next frame for waiter, which has entered."""
         raise NotImplementedError
 
-    def call(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> bytes:
+    def call(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> Any:
         """Calls a tool, or asks what flags say, and waits for its result."""
-        (body,) = self._answers(tool, args, timeout, flags)
-        return body
+        (value,) = self._answers(tool, args, timeout, flags)
+        return value
 
-    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
+    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[Any, None, None]:
         """Calls a tool and yields its items; closing it cancels the call."""
         return self._answers(tool, args, timeout, frames.STREAM)
 
@@ -247,13 +256,13 @@ class Channel:
         (answer,) = self.file(what, body)
         return answer
 
-    def _answers(self, tool: str, args: bytes, timeout: float | None, flags: int) -> Generator[bytes, None, None]:
+    def _answers(self, tool: str, args: bytes, timeout: float | None, flags: int) -> Generator[Any, None, None]:
+        """The values that come back, of a file bytes."""
         waiter = Waiter(next(self._ids))
         opened = False
         try:
             while True:
-                armed = self._disarm()
-                try:
+                with self._shielded():
                     self._enter(waiter)
                     try:
                         if not opened:
@@ -264,13 +273,11 @@ class Channel:
                         kind, body = self._event(waiter)
                     finally:
                         self._leave(waiter)
-                finally:
-                    self._rearm(armed)
                 if kind == frames.NESTED_ERROR:
                     raise failure(body, tool)
                 if kind != frames.NESTED_END:
                     waiter.used += len(body) + _ITEM
-                    yield body
+                    yield body if flags & frames.FILE else decode(body)
                 if kind != frames.NESTED_ITEM:
                     return
         finally:
@@ -278,18 +285,18 @@ class Channel:
 
     _begin = _open  # as that, on an event loop
 
-    async def acall(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> bytes:
+    async def acall(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> Any:
         """As call, on an event loop."""
-        (body,) = [body async for body in self._aanswers(tool, args, timeout, flags)]
-        return body
+        (value,) = [value async for value in self._aanswers(tool, args, timeout, flags)]
+        return value
 
-    def astream(self, tool: str, args: bytes, timeout: float | None) -> AsyncGenerator[bytes, None]:
+    def astream(self, tool: str, args: bytes, timeout: float | None) -> AsyncGenerator[Any, None]:
         """As stream, on an event loop."""
         return self._aanswers(tool, args, timeout, frames.STREAM)
 
     async def _aanswers(
         self, tool: str, args: bytes, timeout: float | None, flags: int
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[Any, None]:
         import asyncio
 
         waiter = Awaiting(next(self._ids), asyncio.get_running_loop())
@@ -300,7 +307,7 @@ class Channel:
                 if kind == frames.NESTED_ERROR:
                     raise failure(body, tool)
                 if kind != frames.NESTED_END:
-                    yield body
+                    yield decode(body)
                     waiter.used += len(body) + _ITEM
                 if kind != frames.NESTED_ITEM:
                     return
@@ -347,15 +354,8 @@ class PlainChannel(Channel):
 
     # The main thread, which may be cancelled.
 
-    def _disarm(self) -> int:
-        if get_ident() != self._main:
-            return 0
-        armed, self._guard.armed = self._guard.armed, 0
-        return armed
-
-    def _rearm(self, armed: int) -> None:
-        if armed:
-            self._guard.rearm(armed)
+    def _shielded(self) -> AbstractContextManager[None]:
+        return Disarmed(self._guard) if get_ident() == self._main else nullcontext()
 
     def _stopped(self) -> bool:
         return self._cancelled != 0 and self._cancelled == self._worker.call and get_ident() == self._main
@@ -460,26 +460,22 @@ class PlainChannel(Channel):
     def _begin(self, waiter: Waiter, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
         """For a loop that a plain function runs: one thread reads for all that it
         awaits, until the last of them has its end."""
-        armed = self._disarm()
-        try:
-            with self._starting:
-                pump = self._pump
-                if pump is None:
-                    pump = Waiter(0)
-                    self._enter(pump)
-                self._awaited.add(waiter.id)
-                try:
-                    self._open(waiter, tool, args, timeout, flags)
-                    if self._pump is None:
-                        start_new_thread(self._run_pump, (pump,))
-                        self._pump = pump
-                except BaseException:
-                    self._awaited.discard(waiter.id)
-                    if self._pump is None:
-                        self._leave(pump)
-                    raise
-        finally:
-            self._rearm(armed)
+        with self._shielded(), self._starting:
+            pump = self._pump
+            if pump is None:
+                pump = Waiter(0)
+                self._enter(pump)
+            self._awaited.add(waiter.id)
+            try:
+                self._open(waiter, tool, args, timeout, flags)
+                if self._pump is None:
+                    start_new_thread(self._run_pump, (pump,))
+                    self._pump = pump
+            except BaseException:
+                self._awaited.discard(waiter.id)
+                if self._pump is None:
+                    self._leave(pump)
+                raise
 
     def _run_pump(self, waiter: Waiter) -> None:
         threads.block_signals()
@@ -490,17 +486,3 @@ class PlainChannel(Channel):
                     self._pump = None
                     self._leave(waiter)
                     return
-
-    def _cancel(self, waiter: Waiter) -> None:
-        armed = self._disarm()
-        try:
-            super()._cancel(waiter)
-        finally:
-            self._rearm(armed)
-
-    def _grant(self, call: int, size: int) -> None:
-        armed = self._disarm()
-        try:
-            super()._grant(call, size)
-        finally:
-            self._rearm(armed)

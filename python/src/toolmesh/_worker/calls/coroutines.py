@@ -337,11 +337,11 @@ class LoopChannel(Channel):
         if get_ident() == self._main:
             refuse("invalid_request", f"this would block the event loop that all calls here run on: {instead}", tool)
 
-    def call(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> bytes:
+    def call(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> Any:
         self._refuse_loop(tool, "await mesh.acall(...)")
         return super().call(tool, args, timeout, flags)
 
-    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
+    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[Any, None, None]:
         self._refuse_loop(tool, "async for item in mesh.astream(...)")
         return super().stream(tool, args, timeout)
 

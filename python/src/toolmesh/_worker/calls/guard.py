@@ -97,3 +97,19 @@ class Guard:
             self._late = False
             if self.armed:
                 self.cancel(self.armed)
+
+
+class Disarmed:
+    """Within it the call of a guard is not interrupted. What was to be raised meanwhile is raised at its end."""
+
+    __slots__ = ("_guard", "_armed")
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard, self._armed = guard, 0
+
+    def __enter__(self) -> None:
+        self._armed, self._guard.armed = self._guard.armed, 0
+
+    def __exit__(self, *_: object) -> None:
+        if self._armed:
+            self._guard.rearm(self._armed)

@@ -347,9 +347,8 @@ def encode(value: Any) -> bytes:
         return "".join(_encode(value, 0)).encode()
     except Exception as failure:
         try:
-            explain(value)
-            # The walk found nothing. Keys that are dates or members of an Enum are known to it, and not to the encoder.
-            return "".join(_encode(_rekeyed(value), 0)).encode()
+            # Keys that are dates or members of an Enum are known here, and not to the encoder.
+            return "".join(_encode(explain(value), 0)).encode()
         except NotSerializable:
             raise
         except Exception:
@@ -372,23 +371,12 @@ def _check_depth(value: Any) -> None:
             above.pop()
 
 
-def _rekeyed(value: Any) -> Any:
-    """value with all its keys as JSON knows them."""
-    if isinstance(value, dict):
-        return {plain_key(key): _rekeyed(child) for key, child in _pairs(value)}
-    if isinstance(value, (list, tuple)):
-        return [_rekeyed(child) for child in _items(value)]
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    return _rekeyed(convert(value))
-
-
-def explain(value: Any, path: str = "result") -> None:
-    """Raises NotSerializable for the first place in value that JSON cannot carry."""
+def explain(value: Any, path: str = "result") -> Any:
+    """value as JSON knows it, keys too; raises NotSerializable for the first place that JSON cannot carry."""
     try:
         if sys.getrecursionlimit() > _DEPTH:
             _check_depth(value)
-        _explain(value, path, set())
+        return _explain(value, path, set())
     except (RecursionError, _Refused):
         raise NotSerializable(path, "is nested too deeply for JSON") from None
 
@@ -410,33 +398,34 @@ def _shown(key: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def _explain(value: Any, path: str, above: set[int]) -> None:
-    kind = type(value)
+def _explain(value: Any, path: str, above: set[int]) -> Any:
+    kind, made = type(value), value
     if kind is str or isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
             raise NotSerializable(path, "holds a lone surrogate, which is not Unicode text", "str") from None
-        return
+        return value
     if value is None or kind is bool:
-        return
+        return value
     if isinstance(value, int):
         try:
             int.__repr__(value)
         except ValueError as failure:
             raise NotSerializable(path, f"is too long a number: {failure}", "int") from None
-        return
+        return value
     if isinstance(value, float):
         if math.isnan(value):
             raise NotSerializable(path, "is NaN: JSON has no NaN; return None or a string", "float")
         if math.isinf(value):
             raise NotSerializable(path, "is infinite: JSON has no infinity; return None or a string", "float")
-        return
+        return value
     if id(value) in above:
         raise NotSerializable(path, "contains itself", kind.__name__)
     above.add(id(value))
     if isinstance(value, dict):
         seen: dict[object, object] = {}
+        made = {}
         for key, child in _explained(_pairs, value, path):
             try:
                 known = plain_key(key)
@@ -454,13 +443,14 @@ def _explain(value: Any, path: str, above: set[int]) -> None:
                 )
             seen[text] = key
             _explain(known, f"{path} (key {_shown(key)})", above)
-            _explain(child, _member(path, key), above)
+            made[known] = _explain(child, _member(path, key), above)
     elif isinstance(value, (list, tuple)):
-        for index, child in enumerate(_explained(_items, value, path)):
-            _explain(child, f"{path}[{index}]", above)
+        items = enumerate(_explained(_items, value, path))
+        made = [_explain(child, f"{path}[{index}]", above) for index, child in items]
     else:
-        _explain(_explained(convert, value, path), path, above)
+        made = _explain(_explained(convert, value, path), path, above)
     above.discard(id(value))
+    return made
 
 
 def _explained(convert: Callable[[Any], Any], value: Any, path: str) -> Any:
