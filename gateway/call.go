@@ -167,9 +167,9 @@ func (in *call) options() []client.CallOption {
 // run makes a unary call. One that the mesh refuses for its name or its arguments is read once more
 // as a model may have meant it. The link is that of the caller's token, nil without one.
 func (in *call) run(ctx context.Context, c *client.Client, l *link, more ...client.CallOption) (*client.Result, error) {
-	bounded, release := l.bounded()
+	admit, release := l.bounded()
 	defer release()
-	more = append(more, bounded)
+	more = append(more, client.Admit(admit))
 	result, err := c.Call(ctx, in.tool, in.args, append(in.options(), more...)...)
 	if err == nil || !in.mend(ctx, c, l, err) {
 		return result, err
@@ -177,25 +177,25 @@ func (in *call) run(ctx context.Context, c *client.Client, l *link, more ...clie
 	return c.Call(ctx, in.tool, in.args, append(in.options(), more...)...)
 }
 
-// bounded is an option of calls: results that come by reference are read while there is room for their bytes, which
-// release gives back. The link may be nil: then there is no bound.
-func (l *link) bounded() (option client.CallOption, release func()) {
+// bounded returns what admits the bytes of results while there is room for them, which release gives back. The link may
+// be nil: then there is no bound.
+func (l *link) bounded() (admit func(bytes int64) error, release func()) {
 	if l == nil {
-		return client.Admit(nil), func() {}
+		return nil, func() {}
 	}
 	var held atomic.Int64
 	rooms := []room{l.answers, l.g.answers}
-	return client.Admit(func(bytes int64) error {
+	return func(bytes int64) error {
 			_, full := take(bytes, rooms...)
-			if full == nil {
+			switch {
+			case full == nil:
 				held.Add(bytes)
 				return nil
-			}
-			if code := toolmesh.CodePayloadTooLarge; held.Load()+bytes > l.answers.size {
-				return refused(code, "the large results of one request may have %d bytes together: make fewer calls with one, or read a single large result over HTTP", l.answers.size).WithStarted(toolmesh.StartedYes)
+			case held.Load()+bytes > l.answers.size:
+				full = refused(toolmesh.CodePayloadTooLarge, "the large results of one request may have %d bytes together: make fewer calls with one, or read a single large result over HTTP", l.answers.size)
 			}
 			return toolmesh.AsError(full).WithStarted(toolmesh.StartedYes)
-		}), func() {
+		}, func() {
 			for _, r := range rooms {
 				r.Release(held.Load())
 			}

@@ -40,7 +40,8 @@ type Options struct {
 	// MCPResultMax is how many characters of text a result may have for an MCP client; of a longer one it
 	// gets the beginning, and a link to all of it. Defaults to 25,000.
 	MCPResultMax int
-	// Idle is how long the connection of a token stays open without requests. Defaults to 10 minutes.
+	// Idle is how long the connection of a token, and a session of MCP, stays open without requests. Defaults to
+	// 10 minutes.
 	Idle time.Duration
 	// CORSOrigins are the origins whose web pages may use the gateway, each as SCHEME://HOST or
 	// SCHEME://HOST:PORT. Defaults to none.
@@ -77,8 +78,8 @@ func New(o Options) (*Gateway, error) {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "gateway.Options.Dial is missing").WithOrigin(toolmesh.OriginCaller)
 	}
 	o.MaxBody, o.MaxUpload = cmp.Or(o.MaxBody, defaultMaxBody), cmp.Or(o.MaxUpload, defaultMaxUpload)
-	o.MaxTokens, o.MaxStreams = cmp.Or(o.MaxTokens, defaultMaxTokens), cmp.Or(o.MaxStreams, defaultMaxStreams)
 	o.Idle = cmp.Or(o.Idle, defaultIdle)
+	o.MaxTokens, o.MaxStreams = cmp.Or(o.MaxTokens, defaultMaxTokens), cmp.Or(o.MaxStreams, defaultMaxStreams)
 	origins := make([]string, len(o.CORSOrigins))
 	for i, text := range o.CORSOrigins {
 		var err error

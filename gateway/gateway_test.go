@@ -29,6 +29,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 )
 
@@ -144,15 +145,16 @@ func newRig(t *testing.T, change func(*gateway.Options)) *rig {
 		t.Fatal(err)
 	}
 	r.admin = string(seed)
+	view, err := r.router.View(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Seen = func() *registry.View { return view }
 	r.AsSession(t, "mine")
 	if seed, err = os.ReadFile(filepath.Join(r.DataDir, "session0.nk")); err != nil {
 		t.Fatal(err)
 	}
 	r.token = string(seed)
-	view, err := r.router.View(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	o := gateway.Options{
 		Dial: func(options ...nats.Option) (*nats.Conn, error) {
 			return nats.Connect(r.URL, append(bus.ConnectOptions(&bus.ConnectConfig{Name: "gateway"}), options...)...)

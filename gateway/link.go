@@ -451,7 +451,5 @@ func (l *link) revoke() {
 
 // within returns a context that ends with the link, too.
 func (l *link) within(ctx context.Context) (context.Context, context.CancelCauseFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
-	return ctx, func(why error) { stop(); cancel(why) }
+	return endsWith(ctx, l.ctx)
 }

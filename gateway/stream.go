@@ -240,20 +240,15 @@ func (s *streamWriter) end(err error, complete []byte) {
 	}
 }
 
-// oneLine is JSON without line breaks, which would end an event's data.
+// oneLine is JSON with spaces for its line breaks, which would end an event's data. JSON has none inside of texts.
 func oneLine(data json.RawMessage) []byte {
-	data = orNull(data)
-	if !bytes.ContainsAny(data, "\n\r") {
+	if data = orNull(data); !bytes.ContainsAny(data, "\n\r") {
 		return data
 	}
-	var out bytes.Buffer
-	if json.Compact(&out, data) != nil {
-		return bytes.Map(func(r rune) rune {
-			if r == '\n' || r == '\r' {
-				return ' '
-			}
-			return r
-		}, data)
-	}
-	return out.Bytes()
+	return bytes.Map(func(r rune) rune {
+		if r == '\n' || r == '\r' {
+			return ' '
+		}
+		return r
+	}, data)
 }

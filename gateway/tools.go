@@ -124,7 +124,7 @@ func (q *request) found(words string, limit int, index subjects.IndexName) ([]re
 func (q *request) page(query url.Values, limit int, serving bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
 	index := subjects.IndexName(query.Get("index"))
 	if query.Get("q") == "" {
-		return listSome(q.ctx, q.c, subjects.ToolID(query.Get("cursor")), limit, func(t *registry.ListedTool) bool {
+		return listSome(q.ctx, q.c, registry.Request{After: subjects.ToolID(query.Get("cursor"))}, limit, func(t *registry.ListedTool) bool {
 			return (index == "" || t.Index == index) && (!serving || t.State == registry.ToolServing) && q.l.may(t.ID)
 		})
 	}
@@ -148,11 +148,11 @@ func (q *request) page(query url.Values, limit int, serving bool) (page []regist
 	return page, "", nil
 }
 
-// listSome returns tools behind the cursor, in the order of their ids, and the next cursor.
-func listSome(ctx context.Context, c *client.Client, after subjects.ToolID, limit int, keep func(*registry.ListedTool) bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
-	for {
+// listSome returns tools behind ask.After, in the order of their ids, and the next cursor.
+func listSome(ctx context.Context, c *client.Client, ask registry.Request, limit int, keep func(*registry.ListedTool) bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
+	for ask.Limit = min(limit, askPage); ; {
 		var answer registry.ListAnswer
-		err := c.Ask(ctx, registry.VerbList, registry.Request{After: after, Limit: min(limit, askPage)}, &answer)
+		err := c.Ask(ctx, registry.VerbList, ask, &answer)
 		if err != nil {
 			return nil, "", err
 		}
@@ -167,10 +167,10 @@ func listSome(ctx context.Context, c *client.Client, after subjects.ToolID, limi
 				return page, "", nil
 			}
 		}
-		if answer.Next == "" || answer.Next == after {
+		if answer.Next == "" || answer.Next == ask.After {
 			return page, "", nil
 		}
-		after = answer.Next
+		ask.After = answer.Next
 	}
 }
 

@@ -219,7 +219,7 @@ func TestARepetitionWaitsForOthersThatRead(t *testing.T) {
 		if asked++; asked == 2 {
 			close(free)
 			others.Wait()
-			own.Settle(admit.Record{Err: gone})
+			r.End(admit.Record{Err: gone})
 		}
 		return session
 	}
@@ -229,6 +229,12 @@ func TestARepetitionWaitsForOthersThatRead(t *testing.T) {
 	}
 	if len(f.answered) != 1 || f.answered[0].Err != gone {
 		t.Errorf("the repetition has %v, want %v", f.answered, gone)
+	}
+	late := &Readers{}
+	late.Init(r.node, f, &Reader{Request: &codec.Request{Call: codec.Call{Session: "default", RPCID: "r1"}}, Reply: "_INBOX.c", Start: time.Now()})
+	r.Join(late)
+	if len(f.answered) != 2 || f.answered[1].Err != gone {
+		t.Errorf("a repetition that joins when the call has ended has %v, want %v", f.answered, gone)
 	}
 }
 
