@@ -40,6 +40,9 @@ type Options struct {
 	// MCPResultMax is how many characters of text a result may have for an MCP client; of a longer one it
 	// gets the beginning, and a link to all of it. Defaults to 25,000.
 	MCPResultMax int
+	// Idle is how long the connection of a token, and a session of MCP, stays open without requests. Defaults to
+	// 10 minutes.
+	Idle time.Duration
 	// CORSOrigins are the origins whose web pages may use the gateway, each as SCHEME://HOST or
 	// SCHEME://HOST:PORT. Defaults to none.
 	CORSOrigins []string
@@ -54,8 +57,7 @@ const (
 	defaultMaxUpload  = 256 << 20
 	defaultMaxTokens  = 1000
 	defaultMaxStreams = 1000
-	// idle is how long the connection of a token stays open without requests.
-	idle = 10 * time.Minute
+	defaultIdle       = 10 * time.Minute
 )
 
 // Gateway is an http.Handler. Its methods may be called concurrently.
@@ -76,6 +78,7 @@ func New(o Options) (*Gateway, error) {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "gateway.Options.Dial is missing").WithOrigin(toolmesh.OriginCaller)
 	}
 	o.MaxBody, o.MaxUpload = cmp.Or(o.MaxBody, defaultMaxBody), cmp.Or(o.MaxUpload, defaultMaxUpload)
+	o.Idle = cmp.Or(o.Idle, defaultIdle)
 	o.MaxTokens, o.MaxStreams = cmp.Or(o.MaxTokens, defaultMaxTokens), cmp.Or(o.MaxStreams, defaultMaxStreams)
 	origins := make([]string, len(o.CORSOrigins))
 	for i, text := range o.CORSOrigins {

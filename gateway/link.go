@@ -259,7 +259,7 @@ func (ls *links) release(l *link) {
 	if l.uses > 0 || ls.all[l.digest] != l {
 		return
 	}
-	l.idle = time.AfterFunc(idle, func() {
+	l.idle = time.AfterFunc(ls.g.opts.Idle, func() {
 		ls.mu.Lock()
 		defer ls.mu.Unlock()
 		if l.uses == 0 {
