@@ -13,6 +13,8 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -77,45 +79,19 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 }
 
 func (c *caller) install(ctx context.Context, source string) error {
-	subject, err := subjects.Admin("install")
+	b, err := bus.New(c.conn, nil)
 	if err != nil {
 		return err
 	}
-	body, err := json.Marshal(map[string]string{"source": source})
-	if err != nil {
-		return err
-	}
-	reply := c.conn.NewInbox()
-	sub, err := c.conn.SubscribeSync(reply)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = sub.Unsubscribe() }()
-	if err := c.conn.PublishRequest(subject, reply, body); err != nil {
-		return err
-	}
+	defer b.Close()
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
-	for {
-		m, err := sub.NextMsgWithContext(ctx)
+	for _, err := range deploy.Install(ctx, b, deploy.Request{Source: source}, nil) {
 		if err != nil {
 			return fmt.Errorf("install: %w", err)
 		}
-		if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
-			// The broker has yet to hear of the agent's subscription.
-			if err := c.conn.PublishRequest(subject, reply, body); err != nil {
-				return err
-			}
-			continue
-		}
-		if len(m.Data) == 0 {
-			return nil
-		}
-		var line struct{ Error json.RawMessage }
-		if json.Unmarshal(m.Data, &line) == nil && line.Error != nil {
-			return fmt.Errorf("install: %s", line.Error)
-		}
 	}
+	return nil
 }
 
 func (c *caller) one(ctx context.Context, side string) func() error {

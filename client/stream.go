@@ -137,6 +137,19 @@ func (r *reader) wake() {
 	wake.Up(r.signal)
 }
 
+// subscribe subscribes to the stream's chunks as they are stored.
+func (r *reader) subscribe() (*nats.Subscription, error) {
+	live, err := subjects.Live(r.p.s.session, r.p.s.rpc)
+	if err != nil {
+		return nil, callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	sub, err := r.p.c.bus.Conn().Subscribe(live, r.live)
+	if err != nil {
+		return nil, callerError(toolmesh.CodeUnavailable, "the stream's chunks cannot be subscribed: %w", err)
+	}
+	return sub, nil
+}
+
 // live takes a chunk from the subscription.
 func (r *reader) live(m *nats.Msg) {
 	c, err := codec.ParseChunk(codec.Header(m.Header), m.Data)
@@ -179,13 +192,9 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	if err != nil {
 		return asCall(ctx, err)
 	}
-	live, err := subjects.Live(s.session, s.rpc)
+	sub, err := r.subscribe()
 	if err != nil {
-		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	sub, err := c.bus.Conn().Subscribe(live, r.live)
-	if err != nil {
-		return callerError(toolmesh.CodeUnavailable, "the stream's chunks cannot be subscribed: %w", err)
+		return err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
 	if err := p.Send(msg, t.node); err != nil {
@@ -246,7 +255,7 @@ func (r *reader) sendCredit() {
 	r.mu.Lock()
 	upTo := r.taken + r.window()
 	r.mu.Unlock()
-	r.p.Tell(n, codec.Control{Type: codec.ControlCredit, Seq: upTo}.Encode())
+	r.p.Tell(n, codec.Encode(codec.Control{Type: codec.ControlCredit, Seq: upTo}))
 }
 
 // window is how many items may be on their way; r.mu is held.
@@ -561,7 +570,7 @@ func (r *reader) askStore() error {
 		return err
 	}
 	r.asking = p
-	err = p.inbox.Send(&nats.Msg{Subject: subject, Data: codec.ReplayRequest{FromSeq: p.from, MaxBytes: codec.DefaultReplayBytes}.Encode()})
+	err = p.inbox.Send(&nats.Msg{Subject: subject, Data: codec.Encode(codec.ReplayRequest{FromSeq: p.from, MaxBytes: codec.DefaultReplayBytes})})
 	if err != nil {
 		r.abandonReplay()
 	}

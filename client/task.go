@@ -236,7 +236,7 @@ func (c *Client) TaskVerb(ctx context.Context, verb string, q *codec.TaskRequest
 	case codec.TaskWait:
 		timeout, asked.AcceptRef = taskWait, true
 	}
-	body := asked.Encode()
+	body := codec.Encode(asked)
 	for n := 1; ; n++ {
 		attempt, cancel := context.WithTimeout(ctx, timeout)
 		m, err := c.ask(attempt, subject, body)

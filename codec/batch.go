@@ -247,10 +247,10 @@ func (r *BatchResult) Encode() []byte {
 	}
 	switch {
 	case r.Err != nil:
-		b = append(append(b, `,"status":"error","error":`...), mustMarshal(withType(r.Err))...)
+		b = append(append(b, `,"status":"error","error":`...), Encode(withType(r.Err))...)
 	case r.Ref != nil:
-		b = append(append(b, `,"status":"ok","ref":`...), mustMarshal(r.Ref.Name)...)
-		b = append(append(b, `,"digest":`...), mustMarshal(r.Ref.Digest)...)
+		b = append(append(b, `,"status":"ok","ref":`...), Encode(r.Ref.Name)...)
+		b = append(append(b, `,"digest":`...), Encode(r.Ref.Digest)...)
 	case len(r.Result) == 0:
 		b = append(b, `,"status":"ok","result":null`...)
 	default:
@@ -277,7 +277,7 @@ func (b *Batch) Failure(id *Identity, err *toolmesh.Error) (Header, []byte) {
 	h := id.header(&b.Request)
 	setError(h, err)
 	body := append(b.head(nil), `"status":"error","error":`...)
-	return b.Encode(h, append(append(body, mustMarshal(withType(err))...), '}'))
+	return b.Encode(h, append(append(body, Encode(withType(err))...), '}'))
 }
 
 // head begins an answer.
@@ -312,7 +312,7 @@ func EncodeBatch(id subjects.RPCID, members []Member, independent bool) []byte {
 	for i, m := range members {
 		requests[i] = request{m.Index, m.Tool, m.Positional, m.Args, int64(m.Timeout/time.Millisecond) + min(1, int64(m.Timeout%time.Millisecond))}
 	}
-	return mustMarshal(struct {
+	return Encode(struct {
 		Type     string         `json:"type"`
 		ID       subjects.RPCID `json:"batch_id"`
 		Parallel bool           `json:"parallel,omitempty"`

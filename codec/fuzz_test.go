@@ -234,7 +234,7 @@ func FuzzControl(f *testing.F) {
 			if c.Type != ControlCancel && c.Type != ControlCredit || c.Type == ControlCredit && c.Seq < 0 {
 				t.Fatalf("accepted as %+v", c)
 			}
-			if again, refusal := ParseControl(nil, c.Encode()); refusal != nil || again != c {
+			if again, refusal := ParseControl(nil, Encode(c)); refusal != nil || again != c {
 				t.Fatalf("%+v came back as %+v, %v", c, again, refusal)
 			}
 		} else if refusal.Code != toolmesh.CodeInvalidRequest {
@@ -244,7 +244,7 @@ func FuzzControl(f *testing.F) {
 			if r.FromSeq < 1 || r.MaxBytes < 1 {
 				t.Fatalf("accepted as %+v", r)
 			}
-			if again, refusal := ParseReplay(nil, r.Encode()); refusal != nil || again != r {
+			if again, refusal := ParseReplay(nil, Encode(r)); refusal != nil || again != r {
 				t.Fatalf("%+v came back as %+v, %v", r, again, refusal)
 			}
 		} else if refusal.Code != toolmesh.CodeInvalidRequest {

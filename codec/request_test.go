@@ -328,7 +328,7 @@ func TestHashedNames(t *testing.T) {
 			t.Errorf("%v: got %v, want invalid_request", wrong, refusal)
 		}
 	}
-	body := `{"type":"rpc_tool_call","rpc_id":1,"tool_id":` + string(mustMarshal(tool)) + `}`
+	body := `{"type":"rpc_tool_call","rpc_id":1,"tool_id":` + string(Encode(tool)) + `}`
 	if r, refusal = ParseRequest(s, nil, []byte(body)); refusal != nil || r.Tool != tool {
 		t.Errorf("envelope: got %q, %v, want the real name", r.Tool, refusal)
 	}

@@ -73,8 +73,8 @@ func (q *request) batch() error {
 	return q.answer(http.StatusOK, map[string]any{"results": all})
 }
 
-// runBatch makes several calls as one batch; singly with a key that may make no batches, and where nobody
-// runs batches.
+// runBatch makes several calls as one batch. It makes them singly with a key that may make no batches, and where
+// no node runs batches.
 func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.BatchResult, error) {
 	var all call
 	if err := q.readHeaders(&all); err != nil {

@@ -72,7 +72,7 @@ type Gateway struct {
 	uploads, downloads, documents, bodies, answers, hurried, results room
 }
 
-// New makes a gateway. Close it when nothing serves it any more.
+// New makes a gateway. Close it once it is no longer served.
 func New(o Options) (*Gateway, error) {
 	if o.Dial == nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "gateway.Options.Dial is missing").WithOrigin(toolmesh.OriginCaller)

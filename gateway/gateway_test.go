@@ -11,17 +11,13 @@ import (
 	"iter"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/gateway"
@@ -672,77 +668,6 @@ func TestRevokedToken(t *testing.T) {
 	if d := time.Since(begun); d > 10*time.Second { // 3 s on a machine with time
 		t.Errorf("it took %v", d)
 	}
-}
-
-// Requests of one token that arrive together are each answered for the session that they name, and
-// tokens that strangers make up take no connected token's place.
-func TestTokensThatConnect(t *testing.T) {
-	t.Parallel()
-	var slow atomic.Bool
-	dials, proceed := make(chan struct{}, 100), make(chan struct{})
-	r := newRig(t, func(o *gateway.Options) {
-		dial := o.Dial
-		o.KeyOf, o.MaxTokens = nil, 2
-		o.Dial = func(options ...nats.Option) (*nats.Conn, error) {
-			if slow.Load() {
-				dials <- struct{}{}
-				<-proceed
-			}
-			return dial(options...)
-		}
-	})
-	slow.Store(true)
-	var asking sync.WaitGroup
-	ask := func(want int, token, session string) <-chan struct{} {
-		written := make(chan struct{})
-		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { close(written) }})
-		q, err := http.NewRequestWithContext(ctx, "GET", r.url+"/v1/tools", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		q.Header.Set("Authorization", "Bearer "+token)
-		q.Header.Set("Mesh-Session", session)
-		asking.Go(func() {
-			a, err := http.DefaultTransport.RoundTrip(q)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer a.Body.Close()
-			if a.StatusCode != want {
-				t.Errorf("session %q: status %d, want %d", session, a.StatusCode, want)
-			}
-		})
-		return written
-	}
-	ask(401, r.token, "")
-	<-dials
-	for range 5 {
-		<-ask(200, r.token, "mine")
-	}
-	slow.Store(false)
-	proceed <- struct{}{}
-	asking.Wait()
-
-	slow.Store(true)
-	for range 5 {
-		pair, err := nkeys.CreateUser()
-		if err != nil {
-			t.Fatal(err)
-		}
-		seed, err := pair.Seed()
-		if err != nil {
-			t.Fatal(err)
-		}
-		ask(401, string(seed), "")
-		<-dials
-	}
-	if a := r.do(t, "GET", "/v1/tools", "", headers{"Authorization": "Bearer " + r.token}); a.status != 200 {
-		t.Errorf("a connected token next to strangers: %d %s", a.status, a.body)
-	}
-	slow.Store(false)
-	close(proceed)
-	asking.Wait()
 }
 
 // One token's streams are bounded, and others go on.

@@ -228,8 +228,8 @@ func described(ctx context.Context, c *client.Client, page []registry.ListedTool
 	return nil
 }
 
-// about returns the tools of a page that the token may use, as [described] tells them, beside them: those that
-// a read-only token may not call only descriptions tell.
+// about returns the tools of a page that the token may use, and what [described] tells of each. Only descriptions
+// say which tools a read-only token may not call.
 func (q *request) about(page []registry.ListedTool) (kept []registry.ListedTool, about []json.RawMessage, err error) {
 	about = []json.RawMessage{}
 	err = described(q.ctx, q.c, page, func(t registry.ListedTool, one json.RawMessage) {

@@ -43,17 +43,11 @@ func WithKeys(t testing.TB, options ...Option) *Keyed {
 	t.Helper()
 	dir := t.TempDir()
 	keys, err := access.OpenKeys(dir)
-	if err != nil {
-		t.Fatalf("make keys: %v", err)
-	}
+	must(t, err, "make keys")
 	issuer, err := access.OpenIssuer(dir)
-	if err != nil {
-		t.Fatalf("make keys: %v", err)
-	}
+	must(t, err, "make the issuer's key")
 	config, err := keys.Config(issuer, access.Node)
-	if err != nil {
-		t.Fatalf("configure keys: %v", err)
-	}
+	must(t, err, "configure keys")
 	k := &Keyed{Server: Broker(t, append([]Option{Config(config)}, options...)...), DataDir: dir}
 	k.as = func(t testing.TB, role access.Role) []nats.Option {
 		t.Helper()
@@ -74,9 +68,7 @@ func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.Sess
 		defer mu.Unlock()
 		must := func(err error) {
 			t.Helper()
-			if err != nil {
-				t.Fatalf("make a key of session %q: %v", id, err)
-			}
+			must(t, err, "make a key of session "+string(id))
 		}
 		if records == nil {
 			nc := k.As(t, access.Node)
@@ -111,10 +103,16 @@ func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.Sess
 func keyOption(t testing.TB, file string) nats.Option {
 	t.Helper()
 	key, err := access.Option(file)
-	if err != nil {
-		t.Fatalf("read the key: %v", err)
-	}
+	must(t, err, "read the key")
 	return key
+}
+
+// must ends the test where something could not be done.
+func must(t testing.TB, err error, what string) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
 }
 
 // WithJWTs starts a broker in operator mode, whose users have what
@@ -125,13 +123,9 @@ func WithJWTs(t testing.TB, options ...Option) *Keyed {
 	as := func(t testing.TB, session subjects.SessionID, role access.Role) []nats.Option {
 		t.Helper()
 		rights, err := access.Template(session)
-		if err != nil {
-			t.Fatalf("the rights of session %q: %v", session, err)
-		}
+		must(t, err, "find the rights of session "+string(session))
 		file := filepath.Join(t.TempDir(), "user.creds")
-		if err := os.WriteFile(file, o.Creds(t, rights[string(role)]), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, o.Creds(t, rights[string(role)]), 0o600), "write credentials")
 		return []nats.Option{nats.UserCredentials(file)}
 	}
 	return &Keyed{
@@ -155,9 +149,7 @@ func (k *Keyed) As(t testing.TB, role access.Role, options ...nats.Option) *nats
 func (k *Keyed) AsSession(t testing.TB, id subjects.SessionID, options ...nats.Option) *nats.Conn {
 	t.Helper()
 	inbox, err := subjects.InboxPrefix(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err, "name the inbox of session "+string(id))
 	return k.Connect(t, append(append(k.session(t, id), nats.CustomInboxPrefix(inbox)), options...)...)
 }
 
@@ -172,9 +164,7 @@ func InOperatorMode(t testing.TB, options ...Option) *Operated {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatalf("configure operator mode: %v", err)
-		}
+		must(t, err, "configure operator mode")
 	}
 	pair := func(kind nkeys.PrefixByte) (nkeys.KeyPair, string) {
 		t.Helper()
@@ -208,26 +198,16 @@ func InOperatorMode(t testing.TB, options ...Option) *Operated {
 func (o *Operated) Creds(t testing.TB, may jwt.Permissions) []byte {
 	t.Helper()
 	user, err := nkeys.CreateUser()
-	if err != nil {
-		t.Fatalf("make a user: %v", err)
-	}
+	must(t, err, "make a user")
 	key, err := user.PublicKey()
-	if err != nil {
-		t.Fatalf("make a user: %v", err)
-	}
+	must(t, err, "make a user")
 	claims := jwt.NewUserClaims(key)
 	claims.Permissions = may
 	token, err := claims.Encode(o.account)
-	if err != nil {
-		t.Fatalf("make a user: %v", err)
-	}
+	must(t, err, "make a user")
 	seed, err := user.Seed()
-	if err != nil {
-		t.Fatalf("make a user: %v", err)
-	}
+	must(t, err, "make a user")
 	creds, err := jwt.FormatUserConfig(token, seed)
-	if err != nil {
-		t.Fatalf("make a user: %v", err)
-	}
+	must(t, err, "make a user")
 	return creds
 }

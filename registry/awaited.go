@@ -265,5 +265,5 @@ func (a *Awaiting) tell(what map[string]codec.Awaited) {
 	}
 	a.said = len(what) > 0
 	a.beat.Awaited = what
-	_ = a.bus.Conn().PublishMsg(&nats.Msg{Subject: a.subject, Data: a.beat.Encode()}) // the next one says it too
+	_ = a.bus.Conn().PublishMsg(&nats.Msg{Subject: a.subject, Data: codec.Encode(a.beat)}) // the next one says it too
 }

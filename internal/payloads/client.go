@@ -144,7 +144,7 @@ func put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 		return nil, err
 	}
 	defer x.Close()
-	if err := x.Send(&nats.Msg{Subject: subject, Header: ask(codec.PayloadPut), Data: codec.PayloadPutRequest{Size: size}.Encode()}, nil); err != nil {
+	if err := x.Send(&nats.Msg{Subject: subject, Header: ask(codec.PayloadPut), Data: codec.Encode(codec.PayloadPutRequest{Size: size})}, nil); err != nil {
 		return nil, err
 	}
 	m, err := next(ctx, x)
@@ -304,7 +304,7 @@ func (g *getting) ask() error {
 	}
 	h := ask(codec.PayloadGet)
 	h[codec.HeaderCount] = []string{strconv.Itoa(g.count)}
-	if err := x.Send(&nats.Msg{Subject: g.subject, Header: h, Data: codec.ReplayRequest{FromSeq: g.high.Seq + 1, MaxBytes: pageBytes}.Encode()}, nil); err != nil {
+	if err := x.Send(&nats.Msg{Subject: g.subject, Header: h, Data: codec.Encode(codec.ReplayRequest{FromSeq: g.high.Seq + 1, MaxBytes: pageBytes})}, nil); err != nil {
 		x.Close()
 		return err
 	}

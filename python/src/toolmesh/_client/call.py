@@ -158,7 +158,7 @@ class Node:
 
 
 class Pending:
-    """A question that is under way. Whoever waits for it wakes with each message and each nudge."""
+    """A question that is under way. A coroutine that waits for it wakes with each message and each nudge."""
 
     def __init__(self, connection: Link, subject: str) -> None:
         self.connection = connection
@@ -196,7 +196,7 @@ class Pending:
         self.nudge()
 
     def heard(self, headers: dict[str, str]) -> None:
-        """Takes a sign of life."""
+        """Takes a keepalive."""
         self.sign = time.monotonic()
         if not self.node and headers.get("Mesh-Node") and headers.get("Mesh-Boot"):
             self.node, self.boot = headers["Mesh-Node"], headers["Mesh-Boot"]
@@ -210,7 +210,7 @@ class Pending:
         self.nudge()
 
     def nudge(self) -> None:
-        """Wakes whoever waits."""
+        """Wakes the coroutine that waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

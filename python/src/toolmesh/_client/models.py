@@ -45,7 +45,7 @@ async def render(link: Connection, session: str, question: dict[str, Any]) -> tu
 
 
 async def meaning(link: Connection, session: str, call: Any) -> tuple[str, Any]:
-    """The tool and the arguments of a model's call: the name alone leads to the tool, whoever has declared it."""
+    """The tool and the arguments of a model's call: the name alone leads to the tool, in any program."""
     name, arguments = unwrapped(call)
     return await meant(link, session, name, parsed(arguments, name) if isinstance(arguments, str) else arguments)
 

@@ -163,7 +163,7 @@ class LocalTool(Tool):
     def _plainly(self, given: Arguments) -> Any:
         try:
             return self._call(given)
-        except StopIteration as failure:  # nobody who awaits would ever see it
+        except StopIteration as failure:  # an await would never end with it
             raise RuntimeError(f"{self.name} raised StopIteration") from failure
 
     async def astream(self, given: Arguments) -> AsyncIterator[Any]:

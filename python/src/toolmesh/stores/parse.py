@@ -78,7 +78,7 @@ def _repaired(text: str) -> Any:
 
 
 def _matched(found: Any, keys: Sequence[str]) -> Any:
-    """An object whose keys are spelt as expected. A key that is there already is nobody else's."""
+    """An object whose keys are spelt as expected. A key that is there already is not taken for another one."""
     if not isinstance(found, dict):
         return found
     missing = [key for key in keys if key not in found]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _ENDED = ("succeeded", "failed", "cancelled")
 _WAIT = 10.0  # seconds that one question waits for a task's end
-_REST = 0.25  # seconds between two questions that nobody could answer
+_REST = 0.25  # seconds between two questions that were not answered
 
 
 def submission(
