@@ -257,7 +257,13 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	if err := os.Mkdir(filepath.Join(dir, scratch), 0o711); err != nil { //nolint:gosec // what is below is its user's own
 		return nil, fmt.Errorf("executor: %w", err)
 	}
-	x.groups = openGroups(dir, o)
+	x.groups = &cgroup.Tree{}
+	if !o.WithoutCgroups {
+		x.groups = cgroup.Open(cgroup.NameOf(dir), filepath.Join(dir, "cgroup"), o.Logger)
+	}
+	if why := x.groups.Why(); why != "" {
+		o.Logger.Info("no control groups: memory limits are kept by the watchdog", slog.String("reason", why))
+	}
 	x.venvs = venv.NewStore(dir, venv.Options{
 		Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage), Confined: x.help,
 		Shared: o.Environments,
@@ -339,11 +345,9 @@ func (x *Executor) user(account string, asked tool.Sandbox) (sandbox.User, map[s
 		return u, nil, fmt.Errorf("a user of its own: %w", err)
 	}
 	vars := map[string]string{"HOME": u.Home}
-	for _, line := range x.opts.Environ {
-		if folder, ok := strings.CutPrefix(line, "TMPDIR="); ok {
-			if info, err := os.Stat(folder); err != nil || info.Mode()&0o002 == 0 {
-				vars["TMPDIR"] = "/tmp"
-			}
+	if folder := x.variable("TMPDIR"); folder != "" {
+		if info, err := os.Stat(folder); err != nil || info.Mode()&0o002 == 0 {
+			vars["TMPDIR"] = "/tmp"
 		}
 	}
 	return u, vars, nil

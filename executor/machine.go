@@ -2,7 +2,6 @@ package executor
 
 import (
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -126,18 +125,6 @@ func (x *Executor) hasUsers(asked tool.Sandbox) bool {
 // Lacks says why a tool that demands a sandbox level cannot be served; empty
 // when it can. The first call tests the machine.
 func (x *Executor) Lacks(level tool.Sandbox) string { return x.spawner.Survey().Lacks(level) }
-
-// openGroups finds out whether control groups may be had.
-func openGroups(dir string, o Options) *cgroup.Tree {
-	if o.WithoutCgroups {
-		return &cgroup.Tree{}
-	}
-	groups := cgroup.Open(cgroup.NameOf(dir), filepath.Join(dir, "cgroup"), o.Logger)
-	if groups.Kind() == "" {
-		o.Logger.Info("no control groups: memory limits are kept by the watchdog", slog.String("reason", groups.Why()))
-	}
-	return groups
-}
 
 // leastMemory is the least share of a machine's memory: less is not enough for what
 // tools commonly import.

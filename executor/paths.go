@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -155,13 +156,15 @@ func (x *Executor) find(user sandbox.User, p Path) (string, error) {
 }
 
 // home is the home of processes that have no user of their own.
-func (x *Executor) home() string {
-	for _, line := range x.opts.Environ {
-		if home, ok := strings.CutPrefix(line, "HOME="); ok {
-			return home
-		}
+func (x *Executor) home() string { return cmp.Or(x.variable("HOME"), "/") }
+
+// variable is the value of one of Options.Environ.
+func (x *Executor) variable(name string) string {
+	i := slices.IndexFunc(x.opts.Environ, func(line string) bool { return strings.HasPrefix(line, name+"=") })
+	if i < 0 {
+		return ""
 	}
-	return "/"
+	return x.opts.Environ[i][len(name)+1:]
 }
 
 // enough says why an index does not get a folder by asking; nil if it does.
