@@ -11,7 +11,10 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -38,7 +41,7 @@ type caller struct {
 func startCaller(_ context.Context, args []string) (_ role, err error) {
 	c := &caller{}
 	if c.raw, err = nats.Connect(args[0]); err == nil {
-		if c.conn, err = nats.Connect(args[0], client.ConnectOptions()...); err == nil {
+		if c.conn, err = connect(args[0]); err == nil {
 			c.mesh, err = client.New(c.conn, nil)
 		}
 	}
@@ -63,6 +66,11 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 		return c.objects(ctx, r.N)
 	case "large":
 		return c.large(ctx, r.N)
+	case "hang":
+		_, err := c.mesh.Call(ctx, goIndex+".hang", nil)
+		return answer{Text: string(toolmesh.CodeOf(err))}, nil
+	case "figures":
+		return said(c.conn, nil)
 	case "counters":
 		s := c.conn.Stats()
 		return answer{In: s.InMsgs, Out: s.OutMsgs}, nil
@@ -71,45 +79,19 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 }
 
 func (c *caller) install(ctx context.Context, source string) error {
-	subject, err := subjects.Admin("install")
+	b, err := bus.New(c.conn, nil)
 	if err != nil {
 		return err
 	}
-	body, err := json.Marshal(map[string]string{"source": source})
-	if err != nil {
-		return err
-	}
-	reply := c.conn.NewInbox()
-	sub, err := c.conn.SubscribeSync(reply)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = sub.Unsubscribe() }()
-	if err := c.conn.PublishRequest(subject, reply, body); err != nil {
-		return err
-	}
+	defer b.Close()
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
-	for {
-		m, err := sub.NextMsgWithContext(ctx)
+	for _, err := range deploy.Install(ctx, b, deploy.Request{Source: source}, nil) {
 		if err != nil {
 			return fmt.Errorf("install: %w", err)
 		}
-		if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
-			// The broker has yet to hear of the agent's subscription.
-			if err := c.conn.PublishRequest(subject, reply, body); err != nil {
-				return err
-			}
-			continue
-		}
-		if len(m.Data) == 0 {
-			return nil
-		}
-		var line struct{ Error json.RawMessage }
-		if json.Unmarshal(m.Data, &line) == nil && line.Error != nil {
-			return fmt.Errorf("install: %s", line.Error)
-		}
 	}
+	return nil
 }
 
 func (c *caller) one(ctx context.Context, side string) func() error {
@@ -134,7 +116,10 @@ func (c *caller) one(ctx context.Context, side string) func() error {
 			return err
 		}
 	}
-	id := subjects.ToolID(toolOf(side, "refund"))
+	id := subjects.ToolID(side)
+	if !strings.Contains(side, ".") {
+		id = subjects.ToolID(toolOf(side, "refund"))
+	}
 	return func() error {
 		r, err := c.mesh.Call(ctx, id, json.RawMessage(args))
 		if err == nil && string(r.Value) != callResult {

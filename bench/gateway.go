@@ -25,8 +25,6 @@ import (
 // The section "gateway": calls, streams and lists over HTTP and MCP, next to the NATS calls that they make, and
 // next to an MCP server of the official SDK whose tool is a function of its own process.
 
-func init() { starters["gateway"] = startGateway }
-
 const (
 	manyIndexes = 10
 	manyTools   = 1000 // of each

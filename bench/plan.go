@@ -125,9 +125,9 @@ func start(ctx context.Context, stderr io.Writer, dir, node string, names ...str
 	s := &stage{dir: dir}
 	into := map[string]**child{"broker": &s.broker, "raw": &s.raw, "host": &s.host, "agent": &s.agent, "caller": &s.caller}
 	for _, name := range names {
-		args := []string{filepath.Join(dir, name), node}
+		args := []string{filepath.Join(dir, name), "", ""}
 		if name != "broker" {
-			args = append([]string{s.broker.hello}, args...)
+			args = []string{s.broker.hello, filepath.Join(dir, name), node}
 		}
 		c, err := startChild(ctx, stderr, name, args...)
 		if err != nil {

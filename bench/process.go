@@ -55,11 +55,8 @@ type role struct {
 // starters make the roles: what each needs is in args. After an error the process
 // ends at once.
 var starters = map[string]func(ctx context.Context, args []string) (role, error){
-	"broker": startBroker,
-	"raw":    startRaw,
-	"host":   startHost,
-	"agent":  startAgent,
-	"caller": startCaller,
+	"broker": startBroker, "raw": startRaw, "host": startHost, "agent": startAgent,
+	"caller": startCaller, "gateway": startGateway, "nodes": startNodes, "router": startRouter,
 }
 
 // serveRole runs one process until its standard input ends.

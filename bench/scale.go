@@ -140,7 +140,7 @@ func (h *hall) startBrokers() error {
 	for i := range h.brokers {
 		config := fmt.Sprintf("cluster { name: scale, listen: %q, routes: [nats://%s] }", routes[i], strings.Join(routes, ", nats://"))
 		group.Go(func() (err error) {
-			h.brokers[i], err = startChild(h.ctx, h.stderr, "server", filepath.Join(h.dir, fmt.Sprint("broker", i)), fmt.Sprint("broker-", i), config)
+			h.brokers[i], err = startChild(h.ctx, h.stderr, "broker", filepath.Join(h.dir, fmt.Sprint("broker", i)), fmt.Sprint("broker-", i), config)
 			return err
 		})
 	}
@@ -173,14 +173,11 @@ func (h *hall) populate() error {
 		return err
 	}
 	// Callers have somebody to ask from the beginning on.
-	first, err := h.start("router", h.urls, "")
+	first, err := h.start("router", h.urls)
 	if err != nil {
 		return err
 	}
 	first.name = "first router"
-	if _, err := first.ask(request{Do: "start"}); err != nil {
-		return err
-	}
 	if err := h.calls("3 nodes"); err != nil {
 		return err
 	}
@@ -207,13 +204,10 @@ func (h *hall) populate() error {
 
 // views starts what holds one: a router and an agent.
 func (h *hall) views() error {
-	for _, one := range []struct{ name, ready, heap string }{{"router", "<= 10 s", "<= 500 MB"}, {"agentnode", "", "<= 100 MB"}} {
+	for _, one := range []struct{ name, ready, heap string }{{"router", "<= 10 s", "<= 500 MB"}, {"agent", "", "<= 100 MB"}} {
 		began := time.Now()
-		c, err := h.start(one.name, h.urls, filepath.Join(h.dir, one.name))
+		c, err := h.start(one.name, h.urls, filepath.Join(h.dir, one.name), "scale-agent")
 		if err != nil {
-			return err
-		}
-		if _, err := c.ask(request{Do: "start"}); err != nil {
 			return err
 		}
 		h.say(one.name+": view ready after", time.Since(began).Round(time.Millisecond).String(), one.ready)
@@ -238,14 +232,11 @@ func (h *hall) child(name string) *child {
 
 // figures is what a process says of itself.
 type figures struct {
-	CPU              time.Duration
-	Heap             uint64 // bytes in use after a collection
-	InMsgs, InBytes  uint64
-	OutMsgs          uint64
-	Subscriptions    uint64
-	Objects          uint64
-	Goroutines       int
-	ReconnectedConns uint64
+	CPU             time.Duration
+	Heap            uint64 // bytes in use after a collection
+	InMsgs, InBytes uint64
+	OutMsgs         uint64
+	Subscriptions   uint64
 }
 
 func (c *child) figures() (f figures, err error) {
@@ -258,7 +249,7 @@ func (c *child) figures() (f figures, err error) {
 
 // watched are the processes whose figures count.
 func (h *hall) watched() []*child {
-	return append(append([]*child{}, h.brokers...), h.child("router"), h.child("agentnode"))
+	return append(append([]*child{}, h.brokers...), h.child("router"), h.child("agent"))
 }
 
 func (h *hall) each() ([]figures, error) {
@@ -297,7 +288,7 @@ func (h *hall) steady() error {
 		switch {
 		case i < scaleBrokers:
 			name, must = fmt.Sprint("broker ", i+1), "<= 5 %"
-		case c.name == "agentnode":
+		case c.name == "agent":
 			must = "<= 1 %"
 		}
 		h.say(name+": cpu, steady", fmt.Sprintf("%.2f %% of a core", 100*(a.CPU-b.CPU).Seconds()/took.Seconds()), must)
@@ -336,7 +327,7 @@ func (h *hall) callMany() error {
 
 // calls measures with a fresh caller.
 func (h *hall) calls(where string) error {
-	c, err := h.start("scalecaller", h.urls)
+	c, err := h.start("caller", h.urls)
 	if err != nil {
 		return err
 	}
@@ -349,11 +340,11 @@ func (h *hall) calls(where string) error {
 	}
 	const rounds = 6
 	for round := range rounds {
-		one, err := c.ask(request{Do: "unary", Text: id, N: h.Calls})
+		one, err := c.ask(request{Do: "unary", Side: id, N: h.Calls})
 		if err != nil {
 			return err
 		}
-		many, err := c.ask(request{Do: "burst", Text: id, N: 4 * h.Calls, Callers: burstCallers})
+		many, err := c.ask(request{Do: "burst", Side: id, N: 4 * h.Calls, Callers: burstCallers})
 		if err != nil {
 			return err
 		}
@@ -384,11 +375,11 @@ func (h *hall) calls(where string) error {
 
 // loseNode kills a node that runs a call.
 func (h *hall) loseNode() error {
-	victim, err := h.start("victim", h.urls)
+	victim, err := h.start("host", h.urls)
 	if err != nil {
 		return err
 	}
-	c, err := h.start("scalecaller", h.urls)
+	c, err := h.start("caller", h.urls)
 	if err != nil {
 		return err
 	}
@@ -425,7 +416,7 @@ func (h *hall) reconnect() error {
 	}
 	began := time.Now()
 	var group errgroup.Group
-	for _, c := range append(append([]*child{}, h.nodes...), h.child("router"), h.child("agentnode")) {
+	for _, c := range append(append([]*child{}, h.nodes...), h.child("router"), h.child("agent")) {
 		group.Go(func() error { _, err := c.ask(request{Do: "reconnect"}); return err })
 	}
 	if err := group.Wait(); err != nil {

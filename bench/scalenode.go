@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
-	"os"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -17,11 +15,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/broker"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
@@ -29,15 +24,6 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
-
-func init() {
-	starters["server"] = startServer
-	starters["nodes"] = startNodes
-	starters["router"] = startRouter
-	starters["agentnode"] = startAgentNode
-	starters["scalecaller"] = startScaleCaller
-	starters["victim"] = startVictim
-}
 
 // said returns what this process uses, with what a connection of it has moved.
 func said(nc *nats.Conn, more func(*figures)) (answer, error) {
@@ -50,7 +36,7 @@ func said(nc *nats.Conn, more func(*figures)) (answer, error) {
 	runtime.GC() // what finalizers let go of
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	f.Heap, f.Objects, f.Goroutines = m.HeapAlloc, m.HeapObjects, runtime.NumGoroutine()
+	f.Heap = m.HeapAlloc
 	if nc != nil {
 		s := nc.Stats()
 		f.InMsgs, f.InBytes, f.OutMsgs, f.Subscriptions = s.InMsgs, s.InBytes, s.OutMsgs, uint64(nc.NumSubscriptions()) //nolint:gosec // a count
@@ -60,29 +46,6 @@ func said(nc *nats.Conn, more func(*figures)) (answer, error) {
 	}
 	text, err := json.Marshal(f)
 	return answer{Text: string(text)}, err
-}
-
-// startServer is one broker of a cluster. args: a folder, its name, its configuration.
-func startServer(ctx context.Context, args []string) (role, error) {
-	debug.SetGCPercent(gcPercent)
-	b, err := broker.Start(ctx, broker.Options{StoreDir: args[0], Name: args[1], Config: args[2], MaxStore: 64 << 30})
-	if err != nil {
-		return role{}, err
-	}
-	do := func(_ context.Context, r request) (answer, error) {
-		if r.Do != "figures" {
-			return answer{}, errUnknown(r)
-		}
-		v, err := b.Server().Varz(nil)
-		if err != nil {
-			return answer{}, err
-		}
-		return said(nil, func(f *figures) {
-			f.InMsgs, f.OutMsgs, f.InBytes = uint64(v.InMsgs), uint64(v.OutMsgs), uint64(v.InBytes) //nolint:gosec // counts
-			f.Subscriptions = uint64(v.Subscriptions)
-		})
-	}
-	return role{do, b.URL(), b.Shutdown}, nil
 }
 
 func indexName(i int) string    { return fmt.Sprintf("idx%04d", i) }
@@ -256,106 +219,21 @@ func (s *simulated) stop() {
 	}
 }
 
-// startRouter is a router. args: the brokers, a folder.
-func startRouter(_ context.Context, args []string) (role, error) {
+// startRouter is a router. args: the brokers.
+func startRouter(ctx context.Context, args []string) (role, error) {
 	debug.SetGCPercent(gcPercent)
 	nc, err := connect(args[0])
 	if err != nil {
 		return role{}, err
 	}
 	r, err := router.New(nc, &router.Options{Logger: warnings()})
-	if err != nil {
-		return role{}, err
-	}
-	return role{do: around(nc, r.Start), stop: func() { r.Close(); nc.Close() }}, nil
-}
-
-// startAgentNode is an agent, all of it. args: the brokers, a folder.
-func startAgentNode(_ context.Context, args []string) (role, error) {
-	debug.SetGCPercent(gcPercent)
-	nc, err := connect(args[0])
-	if err != nil {
-		return role{}, err
-	}
-	a, err := agent.New(nc, args[1], &agent.Options{Node: "scale-agent", Environ: os.Environ(), Logger: warnings()})
-	if err != nil {
-		return role{}, err
-	}
-	return role{do: around(nc, a.Start), stop: stops(a.Stop, nc)}, nil
-}
-
-func warnings() *slog.Logger {
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-}
-
-// around serves the requests to a process that has one connection and a view.
-func around(nc *nats.Conn, start func(context.Context) error) func(context.Context, request) (answer, error) {
-	return func(ctx context.Context, r request) (answer, error) {
-		switch r.Do {
-		case "start":
-			return answer{}, start(ctx)
-		case "figures":
-			return said(nc, nil)
-		case "reconnect":
-			return answer{}, nc.ForceReconnect()
-		}
-		return answer{}, errUnknown(r)
-	}
-}
-
-// startScaleCaller is a caller. args: the brokers.
-func startScaleCaller(_ context.Context, args []string) (role, error) {
-	nc, err := connect(args[0])
-	if err != nil {
-		return role{}, err
-	}
-	c, err := client.New(nc, nil)
-	if err != nil {
-		return role{}, err
-	}
-	do := func(ctx context.Context, r request) (answer, error) {
-		call := func() error {
-			res, err := c.Call(ctx, subjects.ToolID(r.Text), json.RawMessage(callArgs))
-			if err == nil && string(res.Value) != callResult {
-				err = fmt.Errorf("the result is %s", res.Value)
-			}
-			return err
-		}
-		switch r.Do {
-		case "unary":
-			return each(r.N, call)
-		case "burst":
-			return together(r.N, r.Callers, call)
-		case "hang":
-			_, err := c.Call(ctx, "victim.hang", nil)
-			return answer{Text: string(toolmesh.CodeOf(err))}, nil
-		case "figures":
-			return said(nc, nil)
-		}
-		return answer{}, errUnknown(r)
-	}
-	return role{do: do, stop: func() { c.Close(); nc.Close() }}, nil
-}
-
-// startVictim is a node whose tool does not end. args: the brokers.
-func startVictim(ctx context.Context, args []string) (role, error) {
-	nc, err := connect(args[0])
-	if err != nil {
-		return role{}, err
-	}
-	h, err := host.New(nc, &host.Options{Index: "victim", Node: "victim"})
-	if err != nil {
-		return role{}, err
-	}
-	_, err = h.Handle("hang", host.Func(func(ctx context.Context, _ struct{}) (struct{}, error) {
-		<-ctx.Done()
-		return struct{}{}, context.Cause(ctx)
-	}))
 	if err == nil {
-		err = h.Start(ctx)
+		err = r.Start(ctx)
 	}
-	do := func(_ context.Context, r request) (answer, error) { return answer{}, errUnknown(r) }
-	return role{do: do, stop: stops(h.Stop, nc)}, err
+	if err != nil {
+		return role{}, err
+	}
+	return role{do: around(nc, nil), stop: func() { r.Close(); nc.Close() }}, nil
 }
 
 // hearsAll reports whether agents of a mesh of so many nodes hear all heartbeats.

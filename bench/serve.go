@@ -15,26 +15,28 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh/agent"
-	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/broker"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// startBroker is the broker's process. args: a folder.
+// startBroker is the broker's process. args: a folder, its name, its configuration.
 func startBroker(ctx context.Context, args []string) (role, error) {
 	debug.SetGCPercent(gcPercent)
-	b, err := broker.Start(ctx, broker.Options{StoreDir: args[0]})
+	b, err := broker.Start(ctx, broker.Options{StoreDir: args[0], Name: args[1], Config: args[2], MaxStore: 64 << 30})
 	if err != nil {
 		return role{}, err
 	}
 	do := func(_ context.Context, r request) (answer, error) {
-		if r.Do != "counters" {
-			return answer{}, errUnknown(r)
-		}
 		v, err := b.Server().Varz(nil)
 		if err != nil {
 			return answer{}, err
+		}
+		if r.Do == "figures" {
+			return said(nil, func(f *figures) {
+				f.InMsgs, f.OutMsgs, f.InBytes = uint64(v.InMsgs), uint64(v.OutMsgs), uint64(v.InBytes) //nolint:gosec // counts
+				f.Subscriptions = uint64(v.Subscriptions)
+			})
 		}
 		s, err := b.Server().Subsz(nil)
 		if err != nil {
@@ -160,9 +162,15 @@ func echo(ctx context.Context, call *host.Call, sink host.Sink) error {
 	return sink.Send(ctx, call.Args)
 }
 
-// startHost is a service with Go tools. args: the broker's URL.
+// hang does not end.
+func hang(ctx context.Context, _ struct{}) (struct{}, error) {
+	<-ctx.Done()
+	return struct{}{}, context.Cause(ctx)
+}
+
+// startHost is a service with Go tools. args: the brokers.
 func startHost(ctx context.Context, args []string) (role, error) {
-	nc, err := nats.Connect(args[0], client.ConnectOptions()...)
+	nc, err := connect(args[0])
 	if err != nil {
 		return role{}, err
 	}
@@ -170,7 +178,7 @@ func startHost(ctx context.Context, args []string) (role, error) {
 	if err != nil {
 		return role{}, err
 	}
-	for name, handler := range map[string]host.Handler{"refund": host.Func(refund), "count": host.Stream(count), "echo": host.HandlerFunc(echo)} {
+	for name, handler := range map[string]host.Handler{"refund": host.Func(refund), "count": host.Stream(count), "hang": host.Func(hang), "echo": host.HandlerFunc(echo)} {
 		var schema []host.ToolOption
 		if name == "echo" {
 			schema = append(schema, host.Schema(json.RawMessage(`{"type":"object"}`), nil))
@@ -189,17 +197,15 @@ func startHost(ctx context.Context, args []string) (role, error) {
 	return role{do: do, stop: stops(h.Stop, nc)}, nil
 }
 
-// startAgent is one machine's agent. args: the broker's URL, a folder, the node's id.
+// startAgent is one machine's agent. args: the brokers, a folder, the node's id.
 func startAgent(ctx context.Context, args []string) (role, error) {
 	debug.SetGCPercent(gcPercent)
-	began := time.Now()
-	nc, err := nats.Connect(args[0], client.ConnectOptions()...)
+	nc, err := connect(args[0])
 	if err != nil {
 		return role{}, err
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	a, err := agent.New(nc, args[1], &agent.Options{
-		Node: subjects.NodeID(args[2]), Environ: os.Environ(), StreamQuota: streamQuota, PrivateSources: true, Logger: log,
+		Node: subjects.NodeID(args[2]), Environ: os.Environ(), StreamQuota: streamQuota, PrivateSources: true, Logger: warnings(),
 	})
 	if err == nil {
 		err = a.Start(ctx)
@@ -207,14 +213,26 @@ func startAgent(ctx context.Context, args []string) (role, error) {
 	if err != nil {
 		return role{}, err
 	}
-	do := func(ctx context.Context, r request) (answer, error) {
-		if r.Do != "ready" {
-			return answer{}, errUnknown(r)
+	return role{do: around(nc, a.Ready), stop: stops(a.Stop, nc)}, nil
+}
+
+func warnings() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+}
+
+// around serves the requests to a process that has one connection and a view.
+func around(nc *nats.Conn, ready func(context.Context) error) func(context.Context, request) (answer, error) {
+	return func(ctx context.Context, r request) (answer, error) {
+		switch r.Do {
+		case "ready":
+			return answer{}, ready(ctx)
+		case "figures":
+			return said(nc, nil)
+		case "reconnect":
+			return answer{}, nc.ForceReconnect()
 		}
-		err := a.Ready(ctx)
-		return answer{Took: time.Since(began)}, err
+		return answer{}, errUnknown(r)
 	}
-	return role{do: do, stop: stops(a.Stop, nc)}, nil
 }
 
 // stops ends a node and its connection.

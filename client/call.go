@@ -99,22 +99,27 @@ func (c *Client) Cancel(ctx context.Context, rpc subjects.RPCID) (bool, error) {
 // Running says which node runs a call of the client's session, and of which tool. The error is
 // not_found where no node runs it.
 func (c *Client) Running(ctx context.Context, rpc subjects.RPCID) (codec.Where, error) {
-	var at codec.Where
-	subject, err := subjects.Ctl(c.session, rpc)
-	if err != nil {
-		return at, callerError(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	ctx, stop := context.WithTimeout(ctx, whereWait)
-	defer stop()
-	reply, err := c.ask(ctx, subject, codec.Encode(codec.Control{Type: codec.ControlWhere}))
-	if err == nil {
-		err = json.Unmarshal(reply.Data, &at)
-	}
-	switch {
-	case err == nil && at.Tool != "", toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied:
+	at, err := c.where(ctx, c.session, rpc)
+	switch code := toolmesh.CodeOf(err); {
+	case err == nil && at.Tool != "", code == toolmesh.CodePermissionDenied, code == toolmesh.CodeInvalidRequest:
 		return at, err
 	case errors.Is(ctx.Err(), context.Canceled):
 		return at, ended(ctx, toolmesh.StartedUnknown)
 	}
 	return at, callerError(toolmesh.CodeNotFound, "no node runs call %q in session %q: it has ended, or it has another id or session", rpc, c.session)
+}
+
+// where asks all nodes, for [whereWait], which of them has a call; errNobody if there is no node.
+func (c *Client) where(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID) (at codec.Where, err error) {
+	subject, err := subjects.Ctl(session, rpc)
+	if err != nil {
+		return at, callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	ctx, stop := context.WithTimeout(ctx, whereWait)
+	defer stop()
+	m, err := c.ask(ctx, subject, codec.Encode(codec.Control{Type: codec.ControlWhere}))
+	if err == nil && (json.Unmarshal(m.Data, &at) != nil || at.Node == "") {
+		err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer to where a call is cannot be read: %.200s", m.Data)
+	}
+	return at, err
 }

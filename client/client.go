@@ -73,15 +73,17 @@ type shared struct {
 // Nothing is sent or read yet. Close it. The error is unavailable for a closed
 // connection.
 func New(nc *nats.Conn, opts *Options) (*Client, error) {
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
-	b, err := bus.New(nc, &bus.Options{Caller: cmp.Or(o.Session, subjects.DefaultSession), Logger: o.Logger})
+	return newIn(nc, "", opts)
+}
+
+// newIn is [New] for a mesh in a JetStream domain.
+func newIn(nc *nats.Conn, domain string, opts *Options) (*Client, error) {
+	o := cmp.Or(opts, &Options{})
+	b, err := bus.New(nc, &bus.Options{Domain: domain, Caller: cmp.Or(o.Session, subjects.DefaultSession), Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}
-	c, err := NewOn(b, opts)
+	c, err := NewOn(b, o)
 	if err != nil {
 		b.Close()
 		return nil, err
@@ -95,18 +97,11 @@ func NewOn(b *bus.Bus, opts *Options) (*Client, error) {
 	if err := b.Check(); err != nil {
 		return nil, err
 	}
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
-	if o.Session == "" {
-		o.Session = subjects.DefaultSession
-	}
+	o := *cmp.Or(opts, &Options{})
+	o.Session = cmp.Or(o.Session, subjects.DefaultSession)
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	if _, err := subjects.EncodeToken(string(o.Session)); err != nil {
 		return nil, invalid("Session", err)
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	c := &Client{bus: b, foreign: b.Conn().Opts.ReconnectBufSize >= 0, session: o.Session, queue: o.QueueOnly, log: o.Logger, shared: &shared{}}
 	c.shared.base, c.shared.end = context.WithCancel(context.Background())
@@ -267,8 +262,8 @@ func Outlive() CallOption { return optionFunc(func(s *settings) { s.outlive = tr
 // and nothing is read. [Client.Forget] has it deleted; else it expires in 15 minutes.
 func ByReference() CallOption { return optionFunc(func(s *settings) { s.keepRef = true }) }
 
-// Admit has admit called with the size of each result of a call or a batch that came by reference, once it was read,
-// and with 0 before. Its error is that of the call, which has run. Calls that share one call it concurrently.
+// Admit has admit called with the number of bytes of each result of a call or a batch that came by reference, before
+// they are read. Its error is that of the call, which has run. Calls that share one call it concurrently.
 func Admit(admit func(bytes int64) error) CallOption {
 	return optionFunc(func(s *settings) { s.admit = admit })
 }

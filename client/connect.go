@@ -5,9 +5,7 @@ import (
 	"context"
 
 	"github.com/toolmesh/toolmesh/internal/access"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/connect"
-	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // Connect makes a client with a connection of its own, which [Client.Close] closes. url
@@ -19,10 +17,7 @@ import (
 // where it refuses the credentials, invalid_request for an address, a NATS context, or a
 // file of credentials that cannot be used.
 func Connect(ctx context.Context, url string, opts *Options) (*Client, error) {
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
+	o := cmp.Or(opts, &Options{})
 	inboxes, err := connect.Inboxes(access.Admin, o.Session)
 	if err != nil {
 		return nil, invalid("Session", err)
@@ -37,17 +32,11 @@ func Connect(ctx context.Context, url string, opts *Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := bus.New(nc, &bus.Options{Domain: domain, Caller: cmp.Or(o.Session, subjects.DefaultSession), Logger: o.Logger})
+	c, err := newIn(nc, domain, o)
 	if err != nil {
 		nc.Close()
 		return nil, err
 	}
-	c, err := NewOn(b, &o)
-	if err != nil {
-		b.Close()
-		nc.Close()
-		return nil, err
-	}
-	c.ownBus, c.ownConn = true, true
+	c.ownConn = true
 	return c, nil
 }

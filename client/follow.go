@@ -2,15 +2,11 @@ package client
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"iter"
 	"sync"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -48,27 +44,16 @@ func (r *reader) follow(ctx context.Context, c *Client, s *settings) error {
 	defer p.Close()
 	r.p = p
 	p.Join()
-	live, err := subjects.Live(s.session, s.rpc)
+	sub, err := r.subscribe()
 	if err != nil {
-		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	sub, err := c.bus.Conn().Subscribe(live, r.live)
-	if err != nil {
-		return callerError(toolmesh.CodeUnavailable, "the stream's chunks cannot be subscribed: %w", err)
+		return err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	where, err := subjects.Ctl(s.session, s.rpc)
-	if err != nil {
-		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	asking, cancel := context.WithTimeout(ctx, whereWait)
-	var at codec.Where
-	m, err := c.bus.Request(asking, &nats.Msg{Subject: where, Data: codec.Encode(codec.Control{Type: codec.ControlWhere})})
-	cancel()
-	if ctx.Err() != nil {
+	at, err := c.where(ctx, s.session, s.rpc)
+	switch {
+	case ctx.Err() != nil:
 		return ended(ctx, toolmesh.StartedUnknown)
-	}
-	if err != nil || json.Unmarshal(m.Data, &at) != nil || at.Node == "" {
+	case err != nil:
 		return r.stored(ctx)
 	}
 	if at.Tool == "" { // it has ended, and may have been no stream

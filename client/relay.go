@@ -8,10 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -157,18 +156,13 @@ const longAgo = 365 * 24 * time.Hour
 // returns what it ends with, or ended with up to two minutes ago; args are those of the
 // call. ok is false where no node that can be reached has it. It begins nothing.
 func (c *Client) Join(ctx context.Context, id subjects.ToolID, rpc subjects.RPCID, args json.RawMessage, opts ...CallOption) (result *Result, ok bool, err error) {
-	subject, err := subjects.Ctl(c.session, rpc)
-	if err != nil {
-		return nil, false, callerError(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	var m *nats.Msg
-	for n := 1; m == nil; n++ {
-		asking, cancel := context.WithTimeout(ctx, whereWait)
-		m, err = c.ask(asking, subject, codec.Encode(codec.Control{Type: codec.ControlWhere}))
+	var at codec.Where
+	for n := 1; at.Node == ""; n++ {
+		asked := time.Now()
+		at, err = c.where(ctx, c.session, rpc)
 		if errors.Is(err, errNobody) { // no node at all is there now
-			<-asking.Done()
+			wake.After(ctx, whereWait-time.Since(asked))
 		}
-		cancel()
 		silent := ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errNobody))
 		switch {
 		case silent && n >= whereAsks && time.Since(c.bus.State().Since) > whereSettled:
@@ -176,10 +170,6 @@ func (c *Client) Join(ctx context.Context, id subjects.ToolID, rpc subjects.RPCI
 		case err != nil && !silent:
 			return nil, false, asCall(ctx, err)
 		}
-	}
-	var at codec.Where
-	if err := json.Unmarshal(m.Data, &at); err != nil || at.Node == "" {
-		return nil, false, toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer to where a call is cannot be read: %s", m.Data)
 	}
 	s, err := c.settings(ctx, append(opts, WithRPCID(rpc)), "")
 	if err != nil {

@@ -137,6 +137,19 @@ func (r *reader) wake() {
 	wake.Up(r.signal)
 }
 
+// subscribe subscribes to the stream's chunks as they are stored.
+func (r *reader) subscribe() (*nats.Subscription, error) {
+	live, err := subjects.Live(r.p.s.session, r.p.s.rpc)
+	if err != nil {
+		return nil, callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	sub, err := r.p.c.bus.Conn().Subscribe(live, r.live)
+	if err != nil {
+		return nil, callerError(toolmesh.CodeUnavailable, "the stream's chunks cannot be subscribed: %w", err)
+	}
+	return sub, nil
+}
+
 // live takes a chunk from the subscription.
 func (r *reader) live(m *nats.Msg) {
 	c, err := codec.ParseChunk(codec.Header(m.Header), m.Data)
@@ -179,13 +192,9 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	if err != nil {
 		return asCall(ctx, err)
 	}
-	live, err := subjects.Live(s.session, s.rpc)
+	sub, err := r.subscribe()
 	if err != nil {
-		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	sub, err := c.bus.Conn().Subscribe(live, r.live)
-	if err != nil {
-		return callerError(toolmesh.CodeUnavailable, "the stream's chunks cannot be subscribed: %w", err)
+		return err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
 	if err := p.Send(msg, t.node); err != nil {
@@ -273,7 +282,7 @@ func (r *reader) yieldAll(ctx context.Context) (done bool, err error) {
 			return true, nil
 		}
 		if c.Ref != nil { // it stays where it is until it expires, as the chunk does
-			if c.Data, err = r.p.c.read(ctx, r.p.s.session, r.p.Peer().Name(), c.Ref); err != nil {
+			if c.Data, err = r.p.c.read(ctx, r.p.s.session, r.p.Peer().Name(), c.Ref, nil); err != nil {
 				return true, err
 			}
 		}

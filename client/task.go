@@ -307,7 +307,7 @@ func (c *Client) resolveTask(ctx context.Context, m *nats.Msg, into any) error {
 		return nil //nolint:nilerr // it was read before
 	}
 	ref := &codec.Ref{Name: at.Ref, Digest: at.Digest}
-	result, err := c.read(ctx, c.session, "", ref)
+	result, err := c.read(ctx, c.session, "", ref, nil)
 	if err != nil {
 		return err
 	}

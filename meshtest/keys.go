@@ -29,6 +29,9 @@ type Keyed struct {
 	*Server
 	// DataDir is where the keys are; empty where users have JWTs.
 	DataDir string
+	// Seen is what the process that lets in sessions' keys knows of the mesh's tools: keys narrowed to some of them
+	// need it. nil: nothing.
+	Seen func() *registry.View
 
 	as      func(t testing.TB, role access.Role) []nats.Option
 	session func(t testing.TB, id subjects.SessionID) []nats.Option
@@ -40,17 +43,11 @@ func WithKeys(t testing.TB, options ...Option) *Keyed {
 	t.Helper()
 	dir := t.TempDir()
 	keys, err := access.OpenKeys(dir)
-	if err != nil {
-		t.Fatalf("make keys: %v", err)
-	}
+	must(t, err, "make keys")
 	issuer, err := access.OpenIssuer(dir)
-	if err != nil {
-		t.Fatalf("make keys: %v", err)
-	}
+	must(t, err, "make the issuer's key")
 	config, err := keys.Config(issuer, access.Node)
-	if err != nil {
-		t.Fatalf("configure keys: %v", err)
-	}
+	must(t, err, "configure keys")
 	k := &Keyed{Server: Broker(t, append([]Option{Config(config)}, options...)...), DataDir: dir}
 	k.as = func(t testing.TB, role access.Role) []nats.Option {
 		t.Helper()
@@ -71,9 +68,7 @@ func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.Sess
 		defer mu.Unlock()
 		must := func(err error) {
 			t.Helper()
-			if err != nil {
-				t.Fatalf("make a key of session %q: %v", id, err)
-			}
+			must(t, err, "make a key of session "+string(id))
 		}
 		if records == nil {
 			nc := k.As(t, access.Node)
@@ -81,7 +76,7 @@ func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.Sess
 			must(err)
 			t.Cleanup(b.Close)
 			must(store.Of(b).EnsureBucket(t.Context(), subjects.BucketSessions))
-			answering, err := callout.Serve(t.Context(), nc, issuer, callout.Options{Renew: time.Hour})
+			answering, err := callout.Serve(t.Context(), nc, issuer, callout.Options{Renew: time.Hour, Seen: k.Seen})
 			must(err)
 			t.Cleanup(answering.Stop)
 			records = registry.NewStore(b)
@@ -108,10 +103,16 @@ func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.Sess
 func keyOption(t testing.TB, file string) nats.Option {
 	t.Helper()
 	key, err := access.Option(file)
-	if err != nil {
-		t.Fatalf("read the key: %v", err)
-	}
+	must(t, err, "read the key")
 	return key
+}
+
+// must ends the test where something could not be done.
+func must(t testing.TB, err error, what string) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
 }
 
 // WithJWTs starts a broker in operator mode, whose users have what
@@ -122,13 +123,9 @@ func WithJWTs(t testing.TB, options ...Option) *Keyed {
 	as := func(t testing.TB, session subjects.SessionID, role access.Role) []nats.Option {
 		t.Helper()
 		rights, err := access.Template(session)
-		if err != nil {
-			t.Fatalf("the rights of session %q: %v", session, err)
-		}
+		must(t, err, "find the rights of session "+string(session))
 		file := filepath.Join(t.TempDir(), "user.creds")
-		if err := os.WriteFile(file, o.Creds(t, rights[string(role)]), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, o.Creds(t, rights[string(role)]), 0o600), "write credentials")
 		return []nats.Option{nats.UserCredentials(file)}
 	}
 	return &Keyed{
@@ -152,9 +149,7 @@ func (k *Keyed) As(t testing.TB, role access.Role, options ...nats.Option) *nats
 func (k *Keyed) AsSession(t testing.TB, id subjects.SessionID, options ...nats.Option) *nats.Conn {
 	t.Helper()
 	inbox, err := subjects.InboxPrefix(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err, "name the inbox of session "+string(id))
 	return k.Connect(t, append(append(k.session(t, id), nats.CustomInboxPrefix(inbox)), options...)...)
 }
 
@@ -169,9 +164,7 @@ func InOperatorMode(t testing.TB, options ...Option) *Operated {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatalf("configure operator mode: %v", err)
-		}
+		must(t, err, "configure operator mode")
 	}
 	pair := func(kind nkeys.PrefixByte) (nkeys.KeyPair, string) {
 		t.Helper()
@@ -205,26 +198,16 @@ func InOperatorMode(t testing.TB, options ...Option) *Operated {
 func (o *Operated) Creds(t testing.TB, may jwt.Permissions) []byte {
 	t.Helper()
 	user, err := nkeys.CreateUser()
-	if err != nil {
-		t.Fatalf("make a user: %v", err)
-	}
+	must(t, err, "make a user")
 	key, err := user.PublicKey()
-	if err != nil {
-		t.Fatalf("make a user: %v", err)
-	}
+	must(t, err, "make a user")
 	claims := jwt.NewUserClaims(key)
 	claims.Permissions = may
 	token, err := claims.Encode(o.account)
-	if err != nil {
-		t.Fatalf("make a user: %v", err)
-	}
+	must(t, err, "make a user")
 	seed, err := user.Seed()
-	if err != nil {
-		t.Fatalf("make a user: %v", err)
-	}
+	must(t, err, "make a user")
 	creds, err := jwt.FormatUserConfig(token, seed)
-	if err != nil {
-		t.Fatalf("make a user: %v", err)
-	}
+	must(t, err, "make a user")
 	return creds
 }

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,6 +120,65 @@ def test_calls_of_an_idempotent_tool_survive_their_node(pair: Pair, tmp_path: pa
           "    return 'rested'\n", "idempotent = true")
     pair.both_serve("twice.twice.rest")
     assert together(pair.mesh.url, 12, "twice.twice.rest", {"seconds": 4}, lambda: busy(pair)) == ["rested"] * 12
+
+
+def test_a_call_that_waited_at_a_router_runs_once(pair: Pair, tmp_path: pathlib.Path) -> None:
+    """A router holds a call while no node serves its tool, and passes it on. It and the node die as soon as the tool
+    runs: whether the tool ran is not known to the caller, and the call is not sent again."""
+    router = pathlib.Path(os.environ["MESH_E2E_BIN"]).with_name("mesh-router")
+    third = [os.environ["MESH_E2E_AGENT"], "--data-dir", str(pair.mesh.folder / "third"), "--node", "third",
+             "--labels", "kind=third"]
+    running: list[subprocess.Popen[bytes]] = []
+    calls: list[concurrent.futures.Future[Any]] = []
+
+    def start(*command: str) -> None:
+        key = str(pair.mesh.folder / "data" / "keys" / "node.nk")
+        with (pair.mesh.folder / "third.log").open("ab") as log:
+            running.append(subprocess.Popen([*command, "-s", pair.mesh.url, "--nkey", key],
+                                            env=pair.mesh.environment, stdout=log, stderr=log))
+
+    def kill() -> None:
+        for one in running:
+            one.kill()
+        for one in running:
+            one.wait()
+        running.clear()
+
+    def served(by: list[str]) -> bool:
+        return (json.loads(pair.mesh.run("info", "waits.waits.begin", "--json")).get("nodes") or []) == by
+
+    def waits() -> bool:
+        calls.append(pool.submit(mesh.call, "waits.waits.begin", {"mark": str(mark)}, timeout=90))
+        done = concurrent.futures.wait([calls[-1]], timeout=1).done
+        assert not done or isinstance(calls[-1].exception(), toolmesh.Unavailable), calls[-1]
+        return not done
+
+    mark = pathlib.Path(f"/tmp/mesh-e2e-{uuid.uuid4().hex}")  # which tools may write
+    (tmp_path / "waits.py").write_text("import time\n\n\ndef begin(mark: str) -> None:\n"
+                                       "    with open(mark, 'a') as file:\n        file.write('x')\n"
+                                       "    time.sleep(60)\n")
+    (tmp_path / "tools.toml").write_text('[index]\ntools = ["waits.begin"]\n')
+    try:
+        start(*third)
+        until(lambda: any(one["id"] == "third" for one in json.loads(pair.mesh.run("nodes", "--json"))["nodes"]))
+        pair.mesh.run("install", "--name=waits", "--on=kind=third", str(tmp_path))
+        until(lambda: served(["third"]))
+        kill()
+        start(str(router))
+        until(lambda: served([]))
+        with Mesh(pair.mesh.url) as mesh, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            until(waits)
+            start(*third)
+            until(mark.exists)
+            kill()
+            lost = calls[-1].exception(60)
+        assert isinstance(lost, toolmesh.NodeLost) and lost.started is None, lost
+        start(*third)
+        until(lambda: served(["third"]))
+        assert mark.read_text() == "x"
+    finally:
+        kill()
+        mark.unlink(missing_ok=True)
 
 
 @pytest.mark.usefixtures("binary")

@@ -261,15 +261,7 @@ func (st Store) describe(ctx context.Context, s StoredBundle) (revision uint64, 
 	m := nats.NewMsg(bundleSubject(s.Digest))
 	m.Data = data
 	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
-	ack, err := st.JetStream().PublishMsg(ctx, m, jetstream.WithExpectStream(bundleStream), jetstream.WithExpectLastSequencePerSubject(s.revision))
-	switch {
-	case err == nil:
-		return ack.Sequence, nil
-	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
-		return 0, fmt.Errorf("bundle %s: %w", s.Digest, ErrConflict)
-	default:
-		return 0, apiError("change bundle "+s.Digest, err)
-	}
+	return st.publish(ctx, m, "change bundle "+s.Digest, jetstream.WithExpectStream(bundleStream), jetstream.WithExpectLastSequencePerSubject(s.revision))
 }
 
 // ClearBundles removes what was in the store when processes were killed, or was

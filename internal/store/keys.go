@@ -11,7 +11,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -187,24 +186,11 @@ func (st Store) publishKey(ctx context.Context, key Key, value []byte, ttl time.
 	if expect != nil {
 		opts = append(opts, jetstream.WithExpectLastSequencePerSubject(*expect))
 	}
-	if !st.Connected() {
-		return 0, bus.ErrDisconnected(errNotSent)
+	revision, err := st.publish(ctx, m, "write "+key.String(), opts...)
+	if errors.Is(err, ErrFull) {
+		return 0, toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err).WithOrigin(toolmesh.OriginMesh)
 	}
-	ack, err := st.JetStream().PublishMsg(ctx, m, opts...)
-	switch {
-	case err == nil:
-		return ack.Sequence, nil
-	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
-		return 0, fmt.Errorf("write %s: %w", key, ErrConflict)
-	case Full(err):
-		return 0, toolmesh.Errorf(toolmesh.CodeUnavailable, "write %s: %w", key, fmt.Errorf("%w: %w", ErrFull, err)).WithOrigin(toolmesh.OriginMesh)
-	case errors.Is(err, nats.ErrMaxPayload):
-		return 0, bus.SendError(err, m.Size(), st.MaxPayload())
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return 0, fmt.Errorf("write %s: %w", key, err)
-	default:
-		return 0, apiError("write "+key.String(), err)
-	}
+	return revision, err
 }
 
 var errNotSent = errors.New("nothing was sent")

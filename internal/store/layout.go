@@ -100,11 +100,38 @@ func (l Layout) Streams() []jetstream.StreamConfig {
 	for _, bucket := range subjects.RegistryBuckets() {
 		all = append(all, l.bucket(bucket))
 	}
-	if l.Audit {
-		all = append(all, l.audit())
+	if l.Audit { // the latest ones
+		audit := l.stream(subjects.StreamAudit, "Calls that ended", subjects.AllCallEvents)
+		audit.Discard, audit.MaxBytes, audit.MaxMsgsPerSubject = jetstream.DiscardOld, auditBytes, auditShare
+		all = append(all, audit)
 	}
-	return append(all, l.idempotency(), l.lanes(), l.taskStates(), l.tasks())
+	// These two are followed by no process.
+	keys, lanes := l.bucket(subjects.BucketIdem), l.bucket(subjects.BucketLanes)
+	keys.Description, keys.RePublish, keys.MaxAge, keys.MaxBytes = "Idempotency keys of calls", nil, keysAge, keysBytes
+	lanes.Description, lanes.RePublish, lanes.MaxAge = "Owners of lanes", nil, lanesAge
+	tasks := l.bucket(subjects.BucketTaskState)
+	tasks.Description, tasks.MaxBytes = "Durable tasks", DefaultTasksBytes
+	queue := l.stream(subjects.StreamTasks, "Durable tasks that are to run", subjects.AllTasks)
+	queue.Retention, queue.MaxBytes = jetstream.WorkQueuePolicy, queuedBytes
+	return append(all, keys, lanes, tasks, queue)
 }
+
+const (
+	// auditBytes bounds the events of all sessions' calls, auditShare the number of one session.
+	auditBytes = 256e6
+	auditShare = 50_000
+	// keysAge is how long an idempotency key is known, keysBytes bounds all of them together.
+	keysAge   = 24 * time.Hour
+	keysBytes = 256e6
+	// lanesAge is how long the record of a lane's owner is kept after the owner has died.
+	lanesAge = 24 * time.Hour
+	// DefaultTasksBytes bounds the records of tasks with their arguments and results in a new
+	// bucket, queuedBytes what is queued of them.
+	DefaultTasksBytes int64 = 512e6
+	queuedBytes             = 128e6
+	// dueKept is how many due times of one schedule wait.
+	dueKept = 100
+)
 
 // stream is what all streams have in common: files that keep all messages and refuse new ones
 // once they are full.
@@ -115,90 +142,18 @@ func (l Layout) stream(name, description string, stored ...string) jetstream.Str
 	}
 }
 
-const (
-	// auditBytes bounds what is kept of all sessions' calls, and auditShare the calls of one
-	// session: the latest ones.
-	auditBytes = 256e6
-	auditShare = 50_000
-)
-
-// audit holds the events of calls, the latest ones.
-func (l Layout) audit() jetstream.StreamConfig {
-	config := l.stream(subjects.StreamAudit, "Calls that ended", subjects.AllCallEvents)
-	config.Discard, config.MaxBytes, config.MaxMsgsPerSubject = jetstream.DiscardOld, auditBytes, auditShare
-	return config
-}
-
-const (
-	// keysAge is how long an idempotency key is known.
-	keysAge = 24 * time.Hour
-	// DefaultKeysBytes bounds all of them together in a new bucket.
-	DefaultKeysBytes int64 = 256e6
-)
-
-// idempotency is the bucket of the idempotency keys of calls. Nobody follows it.
-func (l Layout) idempotency() jetstream.StreamConfig {
-	config := l.bucket(subjects.BucketIdem)
-	config.Description, config.RePublish = "Idempotency keys of calls", nil
-	config.MaxAge, config.MaxBytes = keysAge, DefaultKeysBytes
-	return config
-}
-
-// lanesAge is for how long a record of who owns lanes stands that nobody writes again: it
-// was left by a node that died, and nobody has asked since.
-const lanesAge = 24 * time.Hour
-
-// lanes is the bucket of who owns which lanes. Nobody follows it.
-func (l Layout) lanes() jetstream.StreamConfig {
-	config := l.bucket(subjects.BucketLanes)
-	config.Description, config.RePublish = "Owners of lanes", nil
-	config.MaxAge = lanesAge
-	return config
-}
-
-// DefaultTasksBytes bounds what is kept of tasks in a new bucket, with their arguments
-// and results, and queuedBytes what is queued of them.
-const (
-	DefaultTasksBytes int64 = 512e6
-	queuedBytes       int64 = 128e6
-)
-
-// taskStates is the bucket of the durable tasks.
-func (l Layout) taskStates() jetstream.StreamConfig {
-	config := l.bucket(subjects.BucketTaskState)
-	config.Description, config.MaxBytes = "Durable tasks", DefaultTasksBytes
-	return config
-}
-
-// tasks is the queue of the durable tasks.
-func (l Layout) tasks() jetstream.StreamConfig {
-	config := l.stream(subjects.StreamTasks, "Durable tasks that are to run", subjects.AllTasks)
-	config.Retention, config.MaxBytes = jetstream.WorkQueuePolicy, queuedBytes
-	return config
-}
-
-// dueKept is how many times of one schedule are kept that have come and are not looked at.
-const dueKept = 100
-
-// schedules holds the tasks that have a time. JetStream takes schedules only where it may
-// discard what is old: what bounds it is the number of tasks.
-func (l Layout) schedules() jetstream.StreamConfig {
-	config := l.tasks()
-	config.Name, config.Subjects = subjects.StreamSchedules, []string{subjects.AllSchedules}
-	config.Description = "Durable tasks that have a time"
-	config.Discard, config.MaxBytes, config.MaxMsgsPerSubject = jetstream.DiscardOld, -1, dueKept
-	config.AllowMsgSchedules, config.AllowRollup, config.AllowMsgTTL = true, true, true
-	return config
-}
-
-// EnsureSchedules is [Store.Ensure] for the stream of the tasks that have a time, where the
-// broker can have one: false where it cannot.
+// EnsureSchedules is [Store.Ensure] for the stream of the tasks that have a time. It returns false
+// if the broker cannot have one. JetStream takes schedules only in a stream that may discard old
+// messages: the number of tasks is what bounds it.
 func (st Store) EnsureSchedules(ctx context.Context, copies int) (bool, error) {
 	if !atLeast(st.Conn().ConnectedServerVersion(), 2, 14) {
 		return false, nil
 	}
 	l := Layout{Replicas: copies}
-	return true, st.ensureStream(ctx, l.schedules(), l)
+	config := l.stream(subjects.StreamSchedules, "Durable tasks that have a time", subjects.AllSchedules)
+	config.Retention, config.Discard, config.MaxMsgsPerSubject = jetstream.WorkQueuePolicy, jetstream.DiscardOld, dueKept
+	config.AllowMsgSchedules, config.AllowRollup, config.AllowMsgTTL = true, true, true
+	return true, st.ensureStream(ctx, config, l)
 }
 
 // atLeast reports whether a NATS server's version is a given one or later.

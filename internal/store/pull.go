@@ -133,23 +133,31 @@ const (
 // Publish stores a message in a stream of the mesh. The errors are those of writing a
 // key, [ErrFull] and [ErrSchedule].
 func (st Store) Publish(ctx context.Context, m *nats.Msg, options ...jetstream.PublishOpt) error {
+	_, err := st.publish(ctx, m, "store "+m.Subject, options...)
+	return err
+}
+
+// publish stores a message and returns its sequence; what is said in errors.
+func (st Store) publish(ctx context.Context, m *nats.Msg, what string, options ...jetstream.PublishOpt) (uint64, error) {
 	if !st.Connected() {
-		return bus.ErrDisconnected(nil)
+		return 0, bus.ErrDisconnected(errNotSent)
 	}
-	_, err := st.JetStream().PublishMsg(ctx, m, options...)
+	ack, err := st.JetStream().PublishMsg(ctx, m, options...)
 	switch {
 	case err == nil:
-		return nil
+		return ack.Sequence, nil
+	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
+		return 0, fmt.Errorf("%s: %w", what, ErrConflict)
 	case isAPIError(err, errScheduleInvalid, errScheduleDisabled):
-		return fmt.Errorf("%w: %w", ErrSchedule, err)
+		return 0, fmt.Errorf("%w: %w", ErrSchedule, err)
 	case Full(err):
-		return fmt.Errorf("store %s: %w: %w", m.Subject, ErrFull, err)
+		return 0, fmt.Errorf("%s: %w: %w", what, ErrFull, err)
 	case errors.Is(err, nats.ErrMaxPayload):
-		return bus.SendError(err, m.Size(), st.MaxPayload())
+		return 0, bus.SendError(err, m.Size(), st.MaxPayload())
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("store %s: %w", m.Subject, err)
+		return 0, fmt.Errorf("%s: %w", what, err)
 	}
-	return apiError("store "+m.Subject, err)
+	return 0, apiError(what, err)
 }
 
 var (

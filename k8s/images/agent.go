@@ -1,21 +1,17 @@
 package main
 
 import (
-	"archive/tar"
-	"archive/zip"
-	"bytes"
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
 const dataDir = "var/lib/toolmesh"
@@ -24,9 +20,21 @@ const dataDir = "var/lib/toolmesh"
 // reached by ssh, tzdata for zoneinfo of Python.
 var debianPackages = []string{"ca-certificates", "git", "openssh-client", "python3", "python3-venv", "tini", "tzdata"}
 
-// compilePython is run in the root file system. As files of images have no times, byte code
-// that is compared by time would be made anew by each process.
+// compilePython makes byte code that is valid without times: files of images have none.
 const compilePython = "PYTHONHASHSEED=0 python3 -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/python3*"
+
+// finishDebian is run in the root file system. It compiles Python, removes traces of the build
+// and the machine, removes modes that give rights, and adds the images' user with its folders.
+var finishDebian = []string{
+	compilePython,
+	"find /etc/apt -type f ! -name 00mmdebstrap -delete", // which mmdebstrap removes itself
+	"rm -rf /etc/hostname /etc/resolv.conf /etc/machine-id /var/lib/apt/* /var/cache/* /var/log/* /var/backups/* /var/lib/dbus/machine-id /etc/.pwd.lock /etc/*- /var/lib/dpkg/*-old /var/lib/dpkg/lock* /var/lib/dpkg/triggers/Lock",
+	"find / -xdev -type f -perm /6000 -exec chmod a-s {} +",
+	`sed -i -E "s/^([^:]*:[^:]*):[0-9]*:/\1::/" /etc/shadow`, // the day of the build
+	"echo " + passwd + " >> /etc/passwd",
+	"echo " + group + " >> /etc/group",
+	"install -d -m 750 -o 65532 -g 65532 " + home + " /" + dataDir,
+}
 
 // uvRequirements names the one version of uv, and the hashes of its wheels.
 //
@@ -35,27 +43,32 @@ var uvRequirements []byte
 
 // agent is the image of the agent. Its layers are in the order in which they change: rarely
 // Debian, then uv, then our programs.
-func (b *build) agent(ctx context.Context) (*image, error) {
-	debian, err := b.debian(ctx)
+func (b *build) agent(ctx context.Context, work string) (*image, error) {
+	debian, err := b.debian(ctx, work)
 	if err != nil {
 		return nil, err
 	}
-	uv, version, err := b.uv(ctx)
+	uv, err := b.uv(ctx, filepath.Join(work, "uv"))
 	if err != nil {
 		return nil, err
 	}
-	product, err := b.binaries(ctx, "mesh", "mesh-agent")
+	product := filepath.Join(work, "product")
+	// mmdebstrap leaves /dev out with its devices.
+	if err := errors.Join(b.binaries(ctx, product, "mesh", "mesh-agent"), os.MkdirAll(filepath.Join(product, "dev"), 0o755)); err != nil {
+		return nil, err
+	}
+	programs, err := folderLayer(product)
 	if err != nil {
 		return nil, err
 	}
 	return b.image(agentAbout,
 		namedLayer{debian, "Debian " + b.suite + ": " + strings.Join(debianPackages, " ")},
-		namedLayer{uv, "uv " + version},
-		namedLayer{product, "mesh, mesh-agent"})
+		namedLayer{uv, "uv " + uvVersion()},
+		namedLayer{programs, "mesh, mesh-agent"})
 }
 
 // debian is a root file system of Debian with what an agent needs, for its user.
-func (b *build) debian(ctx context.Context) (tree, error) {
+func (b *build) debian(ctx context.Context, work string) (v1.Layer, error) {
 	if err := b.needMmdebstrap(ctx); err != nil {
 		return nil, err
 	}
@@ -63,16 +76,11 @@ func (b *build) debian(ctx context.Context) (tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	folder, err := os.MkdirTemp("", "mesh-debian-")
+	options, err := b.aptOptions(ctx, work)
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(folder) //nolint:errcheck // it is of the temporary folder
-	options, err := b.aptOptions(ctx, folder)
-	if err != nil {
-		return nil, err
-	}
-	file := filepath.Join(folder, "root.tar")
+	file := filepath.Join(work, "root.tar")
 	fmt.Fprintf(b.log, "make a root file system of Debian %s\n", b.suite)
 	cmd := exec.CommandContext(ctx, "mmdebstrap", append([]string{
 		"--quiet", "--variant=essential", "--architectures=" + b.arch,
@@ -80,24 +88,16 @@ func (b *build) debian(ctx context.Context) (tree, error) {
 		"--aptopt=" + options,
 		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/*/copyright",
 		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/info/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
-		`--customize-hook=chroot "$1" sh -c '` + compilePython + `'`,
+		"--skip=output/dev,cleanup/apt",
+		`--customize-hook=chroot "$1" sh -ec '` + strings.Join(finishDebian, "; ") + `'`,
 		b.suite, file,
 	}, sources...)...)
 	cmd.Stderr = b.log
-	cmd.Env = append(os.Environ(), fmt.Sprintf("SOURCE_DATE_EPOCH=%d", b.epoch.Unix()))
+	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=0")
 	if err := cmd.Run(); err != nil {
 		return nil, fmt.Errorf("mmdebstrap: %w", err)
 	}
-	in, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer in.Close()
-	t, err := readTree(in, leftOut)
-	if err != nil {
-		return nil, err
-	}
-	return t, finish(t)
+	return fileLayer(file)
 }
 
 // needMmdebstrap installs the one program that this takes where it may, and says what is
@@ -156,112 +156,42 @@ func (b *build) aptOptions(ctx context.Context, folder string) (file string, err
 	return file, os.WriteFile(file, []byte(kept.String()), 0o600)
 }
 
-// leftOut says what of a new root file system is no part of the image: what is of the machine
-// that made it, what was written on the way, and what a container is given anyway.
-func leftOut(name string) bool {
-	switch top, below, _ := strings.Cut(name, "/"); top {
-	case "dev", "proc", "sys", "run", "tmp", "boot", "media", "mnt", "srv", "opt":
-		return below != ""
-	}
-	switch name {
-	case "etc/hostname", "etc/resolv.conf", "etc/machine-id", "etc/.pwd.lock", "var/lib/dbus/machine-id",
-		"etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-", "etc/subuid-", "etc/subgid-",
-		"var/lib/dpkg/lock", "var/lib/dpkg/lock-frontend", "var/lib/dpkg/triggers/Lock", "var/lib/dpkg/status-old", "var/lib/dpkg/diversions-old", "var/lib/dpkg/statoverride-old":
-		return true
-	}
-	for _, folder := range []string{"var/log/", "var/cache/", "var/lib/apt/", "var/backups/", "var/tmp/", "etc/apt/"} {
-		if strings.HasPrefix(name, folder) {
-			return true
-		}
-	}
-	return false
-}
+var uvLine = regexp.MustCompile(`(?m)^uv==(\S+)`)
 
-// finish adds the images' user and its folders, and takes the day of the build out of the
-// list of passwords, which nobody has here.
-func finish(t tree) error {
-	for name, line := range map[string]string{"etc/passwd": passwd, "etc/group": group} {
-		if t[name] == nil {
-			return fmt.Errorf("the root file system has no %s", name)
-		}
-		t[name].data = append(t[name].data, line...)
-	}
-	if shadow := t["etc/shadow"]; shadow != nil {
-		shadow.data = regexp.MustCompile(`(?m)^([^:]*:[^:]*):\d*:`).ReplaceAll(shadow.data, []byte("$1::"))
-	}
-	t.folder(home[1:], 0o750)
-	t.folder(dataDir, 0o750)
-	t.add("tmp", &node{kind: tar.TypeDir, mode: sticky | 0o777})
-	return nil
-}
+func uvVersion() string { return string(uvLine.FindSubmatch(uvRequirements)[1]) }
 
-var (
-	uvVersion = regexp.MustCompile(`(?m)^uv==(\S+)`)
-	uvHash    = regexp.MustCompile(`sha256:([0-9a-f]{64})`)
-)
-
-// uv is uv from its wheel, which pip gets and compares with the hashes.
-func (b *build) uv(ctx context.Context) (t tree, version string, err error) {
-	version = string(uvVersion.FindSubmatch(uvRequirements)[1])
-	folder, err := os.MkdirTemp("", "mesh-uv-")
-	if err != nil {
-		return nil, version, err
+// uv is the program and its licenses, from its wheel, which pip compares with the hashes.
+func (b *build) uv(ctx context.Context, work string) (v1.Layer, error) {
+	wheel, files := filepath.Join(work, "wheel"), filepath.Join(work, "files")
+	list := filepath.Join(work, "uv.txt")
+	if err := errors.Join(os.MkdirAll(wheel, 0o755), os.WriteFile(list, uvRequirements, 0o600)); err != nil {
+		return nil, err
 	}
-	defer os.RemoveAll(folder) //nolint:errcheck // it is of the temporary folder
-	list := filepath.Join(folder, "uv.txt")
-	if err := os.WriteFile(list, uvRequirements, 0o600); err != nil {
-		return nil, version, err
-	}
-	fmt.Fprintf(b.log, "get uv %s\n", version)
+	fmt.Fprintf(b.log, "get uv %s\n", uvVersion())
 	machine := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[b.arch]
-	cmd := exec.CommandContext(ctx, "python3", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes",
+	cmd := exec.CommandContext(ctx, "python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile", "--require-hashes",
 		"--only-binary", ":all:", "--platform", "manylinux2014_"+machine, "--platform", "manylinux_2_17_"+machine, "--platform", "manylinux_2_28_"+machine,
-		"--dest", folder, "--requirement", list)
+		"--target", wheel, "--requirement", list)
 	cmd.Stdout, cmd.Stderr = b.log, b.log
 	if err := cmd.Run(); err != nil {
-		return nil, version, fmt.Errorf("pip download: %w", err)
+		return nil, fmt.Errorf("pip install: %w", err)
 	}
-	wheels, err := filepath.Glob(filepath.Join(folder, "*.whl"))
-	if err != nil || len(wheels) != 1 {
-		return nil, version, fmt.Errorf("pip got %d wheels of uv, want one", len(wheels))
-	}
-	wheel, err := os.ReadFile(wheels[0])
-	if err != nil {
-		return nil, version, err
-	}
-	t, err = uvTree(wheel)
-	return t, version, err
-}
-
-// uvTree is what the image has of the wheel: the program, and its licenses.
-func uvTree(wheel []byte) (tree, error) {
-	z, err := zip.NewReader(bytes.NewReader(wheel), int64(len(wheel)))
+	licenses, err := filepath.Glob(filepath.Join(wheel, "uv-*.dist-info", "licenses", "*"))
 	if err != nil {
 		return nil, err
 	}
-	t := make(tree)
-	for _, f := range z.File {
-		name, mode := "", fs.FileMode(0o644)
-		switch {
-		case strings.HasSuffix(f.Name, ".data/scripts/uv"):
-			name, mode = "usr/local/bin/uv", 0o755
-		case strings.Contains(f.Name, ".dist-info/licenses/"):
-			name = "usr/share/doc/uv/" + path.Base(f.Name)
-		default:
-			continue
-		}
-		in, err := f.Open()
+	for _, from := range append(licenses, filepath.Join(wheel, "bin", "uv")) {
+		data, err := os.ReadFile(from)
 		if err != nil {
 			return nil, err
 		}
-		data, err := io.ReadAll(in)
-		if err := errors.Join(err, in.Close()); err != nil {
+		to, mode := "usr/share/doc/uv/"+filepath.Base(from), os.FileMode(0o644)
+		if filepath.Base(from) == "uv" {
+			to, mode = "usr/local/bin/uv", 0o755
+		}
+		if err := put(filepath.Join(files, to), mode, data); err != nil {
 			return nil, err
 		}
-		t.file(name, mode, data)
 	}
-	if t["usr/local/bin/uv"] == nil {
-		return nil, errors.New("the wheel of uv has no program")
-	}
-	return t, nil
+	return folderLayer(files)
 }

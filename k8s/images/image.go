@@ -2,17 +2,20 @@ package main
 
 import (
 	"archive/tar"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
@@ -21,8 +24,8 @@ const (
 	userID   = 65532
 	userName = "toolmesh"
 	home     = "/home/toolmesh"
-	passwd   = userName + ":x:65532:65532::" + home + ":/usr/sbin/nologin\n"
-	group    = userName + ":x:65532:\n"
+	passwd   = userName + ":x:65532:65532::" + home + ":/usr/sbin/nologin"
+	group    = userName + ":x:65532:"
 )
 
 // about is what an image says of itself.
@@ -58,7 +61,7 @@ type image struct {
 
 // namedLayer is a layer, and what it is for.
 type namedLayer struct {
-	tree tree
+	v1.Layer
 	what string
 }
 
@@ -83,15 +86,10 @@ func (b *build) image(a about, layers ...namedLayer) (*image, error) {
 		return nil, err
 	}
 	for _, l := range layers {
-		layer, err := l.tree.layer()
-		if err != nil {
-			return nil, err
-		}
-		made, err = mutate.Append(made, mutate.Addendum{
-			Layer: layer, MediaType: types.OCILayer,
+		if made, err = mutate.Append(made, mutate.Addendum{
+			Layer: l.Layer, MediaType: types.OCILayer,
 			History: v1.History{Created: v1.Time{Time: b.epoch}, CreatedBy: l.what},
-		})
-		if err != nil {
+		}); err != nil {
 			return nil, err
 		}
 	}
@@ -115,30 +113,61 @@ func (b *build) write(img *image) (size int64, err error) {
 	})); err != nil {
 		return 0, err
 	}
-	return pack(folder, folder+".tar")
-}
-
-// pack writes the files of a folder into a tar that depends on nothing else.
-func pack(folder, file string) (size int64, err error) {
-	out, err := os.Create(file)
+	if err := pack(folder, folder+".tar", false); err != nil {
+		return 0, err
+	}
+	info, err := os.Stat(folder + ".tar")
 	if err != nil {
 		return 0, err
+	}
+	return info.Size(), nil
+}
+
+// fileLayer is a layer of a tar.
+func fileLayer(file string) (v1.Layer, error) {
+	return tarball.LayerFromFile(file, tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(gzip.DefaultCompression), tarball.WithCompressedCaching)
+}
+
+// folderLayer is a layer of what is below a folder.
+func folderLayer(folder string) (v1.Layer, error) {
+	if err := pack(folder, folder+".tar", true); err != nil {
+		return nil, err
+	}
+	return fileLayer(folder + ".tar")
+}
+
+// pack writes the files of a folder into a tar that depends on nothing else: sorted, without
+// times, and owned by root, but for the home of the images' user. folders says whether they are
+// entries, too.
+func pack(folder, file string, folders bool) (err error) {
+	out, err := os.Create(file)
+	if err != nil {
+		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
 	w := tar.NewWriter(out)
 	err = filepath.WalkDir(folder, func(name string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
+		if err != nil || d.IsDir() && (!folders || name == folder) {
 			return err
 		}
 		info, err := d.Info()
 		if err != nil {
 			return err
 		}
-		inside, err := filepath.Rel(folder, name)
+		from, err := tar.FileInfoHeader(info, "")
 		if err != nil {
 			return err
 		}
-		if err := w.WriteHeader(&tar.Header{Name: filepath.ToSlash(inside), Mode: 0o644, Size: info.Size(), Typeflag: tar.TypeReg}); err != nil {
+		inside := filepath.ToSlash(name[len(folder)+1:])
+		h := &tar.Header{Name: inside, Mode: from.Mode, Size: from.Size, Typeflag: from.Typeflag, ModTime: time.Unix(0, 0)}
+		if "/"+inside == home {
+			h.Uid, h.Gid, h.Mode = userID, userID, 0o750
+		}
+		if d.IsDir() {
+			h.Name += "/"
+			return w.WriteHeader(h)
+		}
+		if err := w.WriteHeader(h); err != nil {
 			return err
 		}
 		in, err := os.Open(name)
@@ -146,9 +175,8 @@ func pack(folder, file string) (size int64, err error) {
 			return err
 		}
 		defer in.Close()
-		n, err := io.Copy(w, in)
-		size += n
+		_, err = io.Copy(w, in)
 		return err
 	})
-	return size, errors.Join(err, w.Close())
+	return errors.Join(err, w.Close())
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -38,6 +39,7 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
+	syscall.Umask(0o022) // modes of files are those of the images
 	b := &build{log: os.Stderr}
 	flags := flag.NewFlagSet("images", flag.ContinueOnError)
 	flags.StringVar(&b.root, "root", "../..", "folder of the product's sources")
@@ -82,11 +84,20 @@ func (b *build) make(ctx context.Context, name string) (string, error) {
 		folder := filepath.Join(b.out, "context")
 		return folder, b.context(ctx, folder)
 	}
-	making, ok := map[string]func(context.Context) (*image, error){"agent": b.agent, "router": b.router}[name]
+	making, ok := map[string]func(context.Context, string) (*image, error){"agent": b.agent, "router": b.router}[name]
 	if !ok {
 		return "", errors.New("there is no such image, want agent or router")
 	}
-	img, err := making(ctx)
+	temporary, err := os.MkdirTemp("", "mesh-images-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(temporary) //nolint:errcheck // it is of the temporary folder
+	work := filepath.Join(temporary, name)
+	if err := os.Mkdir(work, 0o755); err != nil {
+		return "", err
+	}
+	img, err := making(ctx, work)
 	if err != nil {
 		return "", err
 	}

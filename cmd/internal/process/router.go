@@ -72,31 +72,27 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	if err != nil {
 		return err
 	}
+	defer func() { _ = r.Close() }() // again, without an effect, after the one below
 	watch(r)
 	if err := r.Start(ctx); err != nil {
-		_ = r.Close()
 		return err
 	}
 	keys, err := serveSessionKeys(ctx, nc, issuer, s.Auth, r.Seen, log)
 	if err != nil {
-		_ = r.Close()
 		return err
 	}
 	defer keys()
 	dial, err := dialAs(s.Connection, env, log)
-	if err == nil {
-		var stop func()
-		if _, stop, err = ServeGateway(ctx, s.Gateway, string(s.GatewayListen), false, r, dial, version, log); err == nil {
-			defer stop()
-		}
-	}
 	if err != nil {
-		_ = r.Close()
 		return err
 	}
+	_, unserve, err := ServeGateway(ctx, s.Gateway, string(s.GatewayListen), false, r, dial, version, log)
+	if err != nil {
+		return err
+	}
+	defer unserve()
 	kept, err := keepIndexes(ctx, nc, r, s, env, log)
 	if err != nil {
-		_ = r.Close()
 		return err
 	}
 	log.Info("ready", slog.String("node", string(r.Node())), slog.String("version", version))

@@ -3,6 +3,7 @@ package settings
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -98,37 +99,28 @@ func choose[T, W ~string](into *T, text string, among ...W) error {
 	return nil
 }
 
-// UnmarshalText reads a whole number from 1 on.
-func (c *Count) UnmarshalText(text []byte) error {
-	n, err := strconv.Atoi(string(text))
-	if err != nil || n < 1 {
-		return fmt.Errorf("want a whole number from 1 on")
-	}
-	*c = Count(n)
-	return nil
-}
-
-// UnmarshalText reads a whole number from 0 on.
-func (h *Held) UnmarshalText(text []byte) error {
-	n, err := strconv.Atoi(string(text))
-	if err != nil || n < 0 {
-		return fmt.Errorf("want a whole number from 0 on")
-	}
-	*h = Held(n)
-	return nil
-}
-
 // mostCopies is JetStream's own bound.
 const mostCopies = 5
 
+// UnmarshalText reads a whole number from 1 on.
+func (c *Count) UnmarshalText(text []byte) error { return whole(c, text, 1, math.MaxInt) }
+
+// UnmarshalText reads a whole number from 0 on.
+func (h *Held) UnmarshalText(text []byte) error { return whole(h, text, 0, math.MaxInt) }
+
 // UnmarshalText reads a whole number from 1 to 5.
-func (c *Copies) UnmarshalText(text []byte) error {
+func (c *Copies) UnmarshalText(text []byte) error { return whole(c, text, 1, mostCopies) }
+
+func whole[T ~int](into *T, text []byte, least, most int) error {
 	n, err := strconv.Atoi(string(text))
-	if err != nil || n < 1 || n > mostCopies {
-		return fmt.Errorf("want a whole number from 1 to %d", mostCopies)
+	switch {
+	case err == nil && n >= least && n <= most:
+		*into = T(n)
+		return nil
+	case most == math.MaxInt:
+		return fmt.Errorf("want a whole number from %d on", least)
 	}
-	*c = Copies(n)
-	return nil
+	return fmt.Errorf("want a whole number from %d to %d", least, most)
 }
 
 // UnmarshalText reads a duration from 1ms on, below which nothing is done in time.

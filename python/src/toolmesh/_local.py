@@ -16,7 +16,7 @@ _STARTING = 120  # seconds that a first start may take: it makes environments of
 @outward
 def local(*, idle: float = 300.0) -> Mesh:
     """A Mesh of this machine, which all programs of this user share: the one that mesh
-    up left running, else one that is started and ends when nobody has been
+    up left running, else one that is started and ends when no program has been
     connected for idle seconds. Raises Unavailable where none can be started."""
     for record in finding.running():
         mesh = Mesh(record["url"])

@@ -1,4 +1,4 @@
-"""Locks that are free in a child which the program forks, whoever held them at that moment."""
+"""Locks that are free in a child which the program forks, also if a thread held them at that moment."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _own(links: _Open) -> list[Connection]:
 
 
 def _dropped(links: _Open) -> None:
-    """Closes the connections of a mesh that nobody has any more; on whatever thread finds out."""
+    """Closes the connections of a mesh without references; on any thread."""
     for link in _own(links):
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the connection with it
             link.loop.call_soon_threadsafe(link.drop)
@@ -350,7 +350,8 @@ class AsyncMesh(_Base):
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """As Mesh.format."""
         ids = [getattr(one, "id", one) for one in tools] if tools is not None else await self._ids("")
-        return await models.render(self._links.here(), self.session_name, provider, ids)
+        question = {"provider": provider, "tools": list(ids)}
+        return (await models.render(self._links.here(), self.session_name, question))[0]
 
     async def execute(self, call: Any, *, timeout: float | None = None) -> Any:
         """As Mesh.execute."""
@@ -488,7 +489,7 @@ class Mesh(_Base):
         return background.run(self._batched(calls, timeout, rpc_id, return_exceptions, parallel))
 
     def submit(self, tool: str | Description, args: Args = None, **options: Unpack[Submission]) -> tasks.Task:
-        """Hands in a call that is made whatever becomes of this program, and returns its task.
+        """Submits a call that is made even if this program ends, and returns its task.
 
         id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
         timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the result
@@ -599,6 +600,7 @@ class Mesh(_Base):
         self.close()
 
 
+api(tasks._Handle)
 api(tasks.Task)
 api(tasks.AsyncTask)
 

@@ -53,7 +53,7 @@ class ToolBridgeManager:
         A specification is {"tool_id", "name", "type": "standard" or "streaming", "description", "metadata"}, and,
         optional: "input_schema", where the mesh is not to be asked or cannot be, as inside a tool; "timeout_ms", of the
         call, or between items; "cache_ttl", in seconds, for results that may be kept. ValueError for one that is no
-        such thing, names a tool that nobody offers, or a name twice.
+        such thing, names an unknown tool, or a name twice.
         """
         made: dict[str, Any] = {}
         proxies: dict[str, RPCProxyTool] = {}
@@ -164,7 +164,7 @@ def _together(calls: list[Any], places: list[int]) -> dict[int, dict[str, Any]]:
         ends = calls[places[0]][1]._caller().batch(members, return_exceptions=True, parallel=True) if members else []
     except errors.MeshError as failure:
         if failure.started is False:
-            return found  # too large for one message, or nobody runs batches
+            return found  # too large for one message, or no node runs batches
         ends = [failure] * len(members)
     for place, end in zip(sent, ends, strict=True):
         index = calls[place][0]

@@ -373,7 +373,7 @@ class _Runner:
             pass  # its loop has ended, and it with it
 
     def _give_up(self) -> None:
-        """The bridge is gone, and whoever waits for what runs."""
+        """Cancels what runs: the bridge has ended, and with it every caller."""
         for one in list(self._running.values()):
             self._cancel(one)
         self._running.clear()

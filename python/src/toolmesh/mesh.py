@@ -101,7 +101,7 @@ async def abatch(
 
 
 def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.Task:
-    """Hands in a call that is made whatever becomes of this program, and returns its task; see Mesh.submit."""
+    """Submits a call that is made even if this program ends, and returns its task; see Mesh.submit."""
     return _here().submit(tool, args, **options)
 
 

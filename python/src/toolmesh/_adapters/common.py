@@ -37,7 +37,7 @@ _ADVICE = {
 
 
 def names(ids: Sequence[str]) -> dict[str, str]:
-    """Names for ids that every provider takes, that are identifiers, and that are nobody else's in this set: the id
+    """Names for ids that every provider takes, that are identifiers, and that are unique in this set: the id
     with _ for what is between its words, else a hash of the id behind it."""
     plain = {one: re.sub(r"[^A-Za-z0-9_]", "_", one) for one in ids}
     taken = collections.Counter(plain.values())
@@ -98,7 +98,7 @@ def meant(mesh: Any, tool: str, arguments: dict[str, Any], failure: errors.MeshE
     core = mesh._here()
 
     async def ask() -> dict[str, Any]:
-        # The refusal says more than that nobody can be asked.
+        # The refusal says more than an error of the question would.
         with contextlib.suppress(errors.MeshError):
             _, found = await models.meant(core._links.here(), core.session_name, tool, arguments, only_changed=True)
             if found is not None:

@@ -163,8 +163,8 @@ def unreachable(where: str, failure: BaseException) -> errors.MeshError:
                                   "toolmesh.local()", retryable=True)
 
 
-class Nobody(Exception):
-    """NATS's 503: nobody subscribes to where the request went."""
+class NoResponders(Exception):
+    """NATS's 503: the request's subject has no subscriber."""
 
 
 def result(message: Msg) -> bytes:
@@ -172,7 +172,7 @@ def result(message: Msg) -> bytes:
     headers = message.headers
     if headers:
         if headers.get("Status") == "503":
-            raise Nobody
+            raise NoResponders
         if "Mesh-Error-Code" in headers or "Nats-Service-Error-Code" in headers:
             raise failed(message)
     return message.data

@@ -43,7 +43,7 @@ class Background:
             if self.loop is None or self.pid != os.getpid():
                 # After a fork the parent's thread and loop are not here; its sockets are left alone.
                 loop = asyncio.new_event_loop()
-                loop.set_debug(False)  # under python -X dev: what it would say of this loop is nobody's business
+                loop.set_debug(False)  # under python -X dev, too: the loop is not the program's
                 thread = threading.Thread(target=self._run, args=(loop,), name="toolmesh", daemon=True)
                 try:
                     thread.start()

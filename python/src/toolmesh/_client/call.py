@@ -31,7 +31,8 @@ _REFUSED = 0.1  # seconds for which a node that had no room is passed over, at m
 
 def new_rpc_id(prefix: str = "rpc_") -> str:
     """A name for a call: a UUID of version 7, as the mesh's own clients make."""
-    number = time.time_ns() // 1_000_000 << 80 | 7 << 76 | secrets.randbits(12) << 64 | 2 << 62 | secrets.randbits(62)
+    drawn, rest = divmod(secrets.randbits(74), 1 << 62)
+    number = time.time_ns() // 1_000_000 << 80 | 7 << 76 | drawn << 64 | 2 << 62 | rest
     return f"{prefix}{number:032x}"
 
 
@@ -157,7 +158,7 @@ class Node:
 
 
 class Pending:
-    """A question that is under way. Whoever waits for it wakes with each message and each nudge."""
+    """A question that is under way. A coroutine that waits for it wakes with each message and each nudge."""
 
     def __init__(self, connection: Link, subject: str) -> None:
         self.connection = connection
@@ -195,7 +196,7 @@ class Pending:
         self.nudge()
 
     def heard(self, headers: dict[str, str]) -> None:
-        """Takes a sign of life."""
+        """Takes a keepalive."""
         self.sign = time.monotonic()
         if not self.node and headers.get("Mesh-Node") and headers.get("Mesh-Boot"):
             self.node, self.boot = headers["Mesh-Node"], headers["Mesh-Boot"]
@@ -209,7 +210,7 @@ class Pending:
         self.nudge()
 
     def nudge(self) -> None:
-        """Wakes whoever waits."""
+        """Wakes the coroutine that waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

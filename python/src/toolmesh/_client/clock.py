@@ -12,7 +12,7 @@ if typing.TYPE_CHECKING:
 
 FOREVER = 100 * 365 * 86400.0  # seconds: a longer time is this
 _EVERY = 60.0  # seconds after which the mesh is asked again, and
-_AGAIN = 5.0  # where nobody answered
+_AGAIN = 5.0  # where no answer came
 _LAST = float(1 << 43)  # a time in milliseconds, of the year 2248, and the largest error of one
 _DRIFT = 1 / 5000  # how fast two machines' clocks may part
 

@@ -28,7 +28,7 @@ from nats.aio.client import Client
 
 from .._core import errors, values
 from . import finding, names, payloads, routes
-from .answers import Nobody, outdated, refused, result, timed_out, unreachable, unserved
+from .answers import NoResponders, outdated, refused, result, timed_out, unreachable, unserved
 from .call import AGAIN, SILENCE, STALLED, Call, Node, Pending, Ref
 from .clock import Clock
 
@@ -48,7 +48,7 @@ _PING = 0.4  # how long an answer to a ping is waited for at a time
 _NEVER = 10**6  # seconds after which a ping is given up
 _MUTE = 3 * SILENCE  # how long a connection that brings something, but no answer to a ping, may be silent about a call
 _WAIT = 10.0  # seconds that a question about a task may wait for its end
-_REST = 0.2  # seconds before one is asked again that nobody has answered
+_REST = 0.2  # seconds before one is asked again that was not answered
 _ANSWER = 5.0  # how long a question to the registry may take
 _OTHERS = 0.3  # after which others are asked as well, and how long a lost call waits for what was asked beside it
 _GRACE = 1.0  # how much longer than its time a call's own answer is waited for
@@ -102,7 +102,7 @@ class Connection:
         self.beside(guard())
 
     def drop(self) -> None:
-        """Has it close: nobody will use it again."""
+        """Has it close, without waiting."""
         self.beside(self.close())
 
     async def ready(self) -> Client:
@@ -134,7 +134,7 @@ class Connection:
                 servers=list(found.servers), name=self._name or "toolmesh", user=found.user, password=found.password,
                 token=found.token, user_credentials=found.creds, nkeys_seed_str=found.nkey, tls=found.tls,
                 tls_handshake_first=found.tls_first,
-                # A request that cannot be sent now is refused, not kept: it would run when nobody waits for it.
+                # A request that cannot be sent now is refused, not kept: it would run when its caller has gone.
                 pending_size=2 << 20, connect_timeout=2, max_reconnect_attempts=1,
                 reconnect_time_wait=0.1,  # type: ignore[arg-type]  # seconds
                 error_cb=self._failed, disconnected_cb=self._disconnected, reconnected_cb=self._connected,
@@ -352,7 +352,7 @@ class Connection:
         if one.node or call.batch or self.since <= one.sent or not self.connected or now - one.sought < _SEEK:
             return
         one.sought = now
-        with contextlib.suppress(Nobody, errors.MeshError):
+        with contextlib.suppress(NoResponders, errors.MeshError):
             at = await self.ask(names.control(call.session, call.rpc_id), {"type": "where"}, wait=_SEEK / 2)
             one.heard({"Mesh-Node": str(at.get("node", "")), "Mesh-Boot": str(at.get("boot", ""))})
 
@@ -435,18 +435,19 @@ class Connection:
         for number in itertools.count(1):
             try:
                 return await send(call)
-            except Nobody:
+            except NoResponders:
                 if self._routes.elsewhere(call):
                     continue
                 if call.batch:
-                    raise refused("unavailable", "nobody runs batches: that needs an agent, or a router that serves "
+                    raise refused("unavailable", "no node runs batches: that needs an agent, or a router that serves "
                                                  "functions") from None
                 if resolved:
                     raise unserved(call.tool, "") from None
                 resolved = True
-                other, reason = await self.resolve(call.session, asked_for)
+                answer = await self.registry(call.session, "resolve", {"name": asked_for})
+                other = str(answer.get("id", ""))
                 if other == call.tool:
-                    raise unserved(call.tool, reason) from None
+                    raise unserved(call.tool, str(answer.get("reason", ""))) from None
                 if len(self._aliases) >= _ALIASES:
                     self._aliases.clear()
                 self._aliases[call.session, asked_for] = call.tool = other
@@ -540,7 +541,7 @@ class Connection:
             # Not what is lost: a cancel would reach what is made anew of it, too.
             if (not one.messages and getattr(failure, "started", None) is not False
                     and getattr(failure, "code", "") not in ("node_lost", "unavailable")):
-                await self.cancel(call, one.node)  # nobody waits for it any more
+                await self.cancel(call, one.node)  # its answer is not waited for any more
             raise
         finally:
             one.close()
@@ -559,10 +560,7 @@ class Connection:
         ref = None if body else Ref.of(message.headers)
         if ref is None:
             return body
-        node = (message.headers or {}).get("Mesh-Node", "")
-        body = await payloads.read(self, call.session, ref, node, call.deadline)
-        await payloads.delete(self, call.session, ref, node)
-        return body
+        return await payloads.take(self, call.session, ref, headers.get("Mesh-Node", ""), call.deadline)
 
     def _warn(self, tool: str, warning: str) -> None:
         """Logs, once for each tool, that a result does not fit. What is wrong with it has values, which are the
@@ -581,7 +579,7 @@ class Connection:
         """Stops a call wherever it runs: whether a node had it."""
         try:
             answer = await self.ask(names.control(session, rpc_id), {"type": "cancel"}, wait=1)
-        except (Nobody, errors.ToolTimeout):
+        except (NoResponders, errors.ToolTimeout):
             return False
         return bool(answer.get("cancelled"))
 
@@ -589,7 +587,7 @@ class Connection:
 
     async def ask(self, where: str, question: dict[str, Any] | bytes, wait: float = _ANSWER,
                   others: float = math.inf) -> dict[str, Any]:
-        """One question to the mesh and its answer; raises Nobody. Others are asked as well each so many seconds."""
+        """A question to the mesh and its answer; raises NoResponders. Each so many seconds others are asked, too."""
         nc = await self.ready()
         one = Pending(self, where)
         until = time.monotonic() + wait
@@ -619,19 +617,19 @@ class Connection:
         """A question to the registry. A mesh that does not answer is Unavailable."""
         try:
             return await self.ask(names.registry(session, verb), question, others=_OTHERS)
-        except Nobody:
+        except NoResponders:
             raise refused("unavailable", "a NATS server answers, but no mesh: run mesh up, or an agent") from None
         except errors.ToolTimeout as failure:
             raise refused("unavailable", f"the registry does not answer: {failure.message}") from None
 
     async def task(self, session: str, verb: str, request: bytes) -> dict[str, Any]:
-        """A question about durable tasks. It may be sent twice, so it is while nobody answers it."""
+        """A question about durable tasks. It may be sent twice, and is sent again while it is not answered."""
         wait = _ANSWER + _WAIT if verb == "wait" else _ANSWER
         for again in (True, True, False):
             try:
                 return await self.ask(names.task(session, verb), request, wait)
-            except Nobody:
-                failure = refused("unavailable", "nobody runs tasks: that needs an agent or a router")
+            except NoResponders:
+                failure = refused("unavailable", "no node runs tasks: that needs an agent or a router")
             except errors.ToolTimeout as late:
                 failure = errors.error("unavailable", f"the request about a task is not answered: {late.message}",
                                        tool="", origin="caller", retryable=True)
@@ -640,15 +638,10 @@ class Connection:
             await asyncio.sleep(_REST)
         raise AssertionError
 
-    async def resolve(self, session: str, name: str) -> tuple[str, str]:
-        """The full id of a name, and why nobody serves it."""
-        answer = await self.registry(session, "resolve", {"name": name})
-        return str(answer.get("id", "")), str(answer.get("reason", ""))
-
 
 class _Secure(Client):
     """A client that connects by TLS alone. nats-py leaves that to the server's first line, which
-    whoever is between may write: it would be told the password."""
+    a machine in between may write: it would be told the password."""
 
     secured = False
 

@@ -97,7 +97,7 @@ def shown(server: str) -> str:
 
 
 def seed(path: str) -> str:
-    """The seed in a key's file, which nobody else may read."""
+    """The seed in a key's file, which only its owner may read."""
     text = _readable(path, private=True)
     line = _SEED.search(text)
     if line is None:

@@ -45,7 +45,7 @@ async def put(link: Link, session: str, source: BinaryIO, size: int, deadline: f
         try:
             source.seek(start)
             return await _put(link, session, source, size, deadline)
-        except answers.Nobody:
+        except answers.NoResponders:
             nc = await link.ready()
             raise answers.refused("payload_too_large", f"the value has {size} bytes, the broker takes messages of "
                                                f"{nc.max_payload}, and no node takes larger ones",
@@ -102,9 +102,9 @@ async def _next(one: Pending, deadline: float) -> Msg:
             raise one.error
         now = time.monotonic()
         if deadline and now >= deadline:
-            raise errors.error("deadline_exceeded", "the time was up while a large value moved", origin="caller")
+            raise errors.error("deadline_exceeded", "the call's time ended while a payload moved", origin="caller")
         if now >= until:
-            raise errors.error("unavailable", "the node that moves the large value says nothing any more",
+            raise errors.error("unavailable", "the node that moves the payload does not answer any more",
                                origin="mesh", retryable=True)
         await one.wait(min(until, deadline or until) - now)
     message = one.messages.pop(0)
@@ -118,7 +118,7 @@ async def get(link: Link, session: str, ref: Ref, write: Callable[[bytes], objec
     altered is InvalidRequest with details["reason"]; what was handed over before that is something else, or less."""
     digest, high, count = hashlib.sha256(), 0, 0
     if not ref.ident or ref.name.partition(".")[0] != names.token(session):
-        said = f"the large value {ref.name!r} is not of session {session!r}"
+        said = f"the payload {ref.name!r} is not of session {session!r}"
         raise answers.refused("permission_denied", said)
     page: list[bytes] = []
     terminal, where = False, names.payload(session, ref.ident, node)
@@ -127,9 +127,9 @@ async def get(link: Link, session: str, ref: Ref, write: Callable[[bytes], objec
             try:
                 page, high, terminal = await _page(link, where, high, count, deadline)
                 break
-            except (errors.MeshError, answers.Nobody) as failure:
+            except (errors.MeshError, answers.NoResponders) as failure:
                 told = failure if isinstance(failure, errors.MeshError) else answers.refused(
-                    "unavailable", "nobody moves large values", retryable=True)
+                    "unavailable", "no node moves payloads", retryable=True)
                 if number == _TRIES - 1 or not _again(told) or told.details.get("reason") == "payload_gone":
                     told.started = True  # it is a result's
                     raise told from None
@@ -141,7 +141,7 @@ async def get(link: Link, session: str, ref: Ref, write: Callable[[bytes], objec
         count += len(page)
     text = _PREFIX + base64.urlsafe_b64encode(digest.digest()).decode()
     if text != ref.digest:
-        said = f"the large value has the digest {text}, its reference says {ref.digest}: it was altered"
+        said = f"the payload has the digest {text}, its reference says {ref.digest}: it was altered"
         raise errors.error("invalid_request", said, origin="caller", started=True,
                            details={"reason": "payload_altered"})
 
@@ -164,7 +164,7 @@ async def _page(link: Link, where: str, high: int, count: int, deadline: float) 
             elif headers.get("Mesh-Count") == str(count + len(page)):
                 last, _, terminal = headers.get("Mesh-High", "0").partition(";")
                 return page, int(last), bool(terminal)
-            raise errors.error("unavailable", "a piece of the large value was lost on its way", origin="mesh",
+            raise errors.error("unavailable", "a piece of the payload was lost on its way", origin="mesh",
                                retryable=True)
     finally:
         one.close()
@@ -175,6 +175,13 @@ async def read(link: Link, session: str, ref: Ref, node: str = "", deadline: flo
     value = bytearray()
     await get(link, session, ref, value.extend, node, deadline)
     return bytes(value)
+
+
+async def take(link: Link, session: str, ref: Ref, node: str = "", deadline: float = 0.0) -> bytes:
+    """As read, of a value that is needed once: it is deleted then."""
+    body = await read(link, session, ref, node, deadline)
+    await delete(link, session, ref, node)
+    return body
 
 
 class Named:
@@ -261,12 +268,12 @@ def _replacing(path: str) -> Iterator[BinaryIO]:
                 os.unlink(part)
 
 
-# How what is there is opened: nobody may read a pipe, and a loop waits for no reader.
+# How what is there is opened: a pipe may have no reader, and a loop waits for none.
 _THERE = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 async def delete(link: Link, session: str, ref: Ref, node: str = "") -> None:
-    """Says that nobody needs a value any more. Waits for no answer: what is not deleted expires."""
+    """Says that a value is needed no more. Waits for no answer: what is not deleted expires."""
     one = Pending(link, names.payload(session, ref.ident, node))
     one.close()
     await link.publish(one.subject, b"", one.inbox, {"Mesh-Payload": "delete"})

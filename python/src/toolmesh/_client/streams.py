@@ -13,7 +13,7 @@ import typing
 
 from .._core import errors, values
 from . import names
-from .answers import Nobody, outdated, result, timed_out
+from .answers import NoResponders, outdated, result, timed_out
 from .call import SILENCE, STALLED, Pending, Ref
 from .connection import TICK, subject
 from .payloads import read
@@ -113,7 +113,7 @@ class Stream:
                 outdated(failure, call.described)
                 raise _Failed(failure) from None
             raise
-        except Nobody:
+        except NoResponders:
             complete = True
             raise
         finally:
@@ -326,7 +326,7 @@ class Stream:
             self._end_replay()
             try:
                 result(message)
-            except Nobody:
+            except NoResponders:
                 return True
             except errors.Unavailable:
                 return True

@@ -290,7 +290,7 @@ class Bridge:
         return asked
 
     def forget(self, asked: Asked) -> None:
-        """Nobody waits for it any more."""
+        """Drops what comes of it from now on."""
         self._asked.pop(asked.id, None)
 
 
@@ -322,7 +322,7 @@ class Asked:
         _settle(self._answers[-1], None, failure)
 
     def cancel(self) -> None:
-        """Nobody waits: stops it where it runs."""
+        """Stops it where it runs."""
         if self.id in self._bridge._asked:
             self._bridge.forget(self)
             self._bridge.frame("rpc_cancel", rpc_id=self.id)
@@ -389,7 +389,7 @@ def _settle(future: concurrent.futures.Future[Any], value: Any, failure: BaseExc
 
 
 async def _listen(stderr: asyncio.StreamReader, said: deque[str]) -> None:
-    """Logs what a bridge says. It does not hold the bridge, which ends when nobody does."""
+    """Logs what a bridge says. Holds no reference to the bridge, which ends with its last one."""
     while True:
         try:
             line = await stderr.readline()

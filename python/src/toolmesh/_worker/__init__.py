@@ -6,7 +6,7 @@ under a private package name, so that nothing is installed into an index's envir
 entry is the one way in, and mesh is what tools import. The rest is in rooms, of which each imports only those before
 it: wire, state, sandbox, schemas, calls, startup. internal/archtest holds them to it.
 
-Started by the Go package ``executor``; nobody else runs them.
+Only the Go package ``executor`` starts them.
 """
 
 import os

@@ -107,7 +107,7 @@ def _requests(made: list[tuple[str, Any, float | None]], parallel: bool) -> byte
 
 
 def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.Task:
-    """Hands in a call that is made whatever becomes of this tool, and returns its task at once.
+    """Submits a call that is made even if this tool ends, and returns its task at once.
 
     options are id, timeout, attempts, priority, ttl, idempotency_key, at, delay, every, cron and catch_up.
     id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most

@@ -1,9 +1,9 @@
 """The calls that a tool makes itself: its worker's side of them.
 
-A nested call is a NESTED_CALL frame with an id of the worker's own; what comes back has that id. How it is read depends
-on the worker. On an event loop the loop does. In a worker of plain functions nobody reads while a tool runs: the thread
-that waits for an answer reads for all threads that wait, and hands the reading on when it has its own. A tool that
-makes no call pays for none of this.
+A nested call is a NESTED_CALL frame with an id of the worker's own, and its answers have that id. In a worker of
+coroutines the event loop reads them. In a worker of plain functions no loop reads while a tool runs: a thread that
+waits for an answer reads for all threads that wait, and another one goes on when it has its own. A tool that makes no
+call pays for none of this.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Awaiting(Waiter):
         try:
             self._loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
-            pass  # its loop is closed: nobody waits any more
+            pass  # its loop is closed, and the wait has ended
 
     def _wake(self) -> None:
         if self._future is not None and not self._future.done():
@@ -154,7 +154,7 @@ class Channel:
         self._outlet.record(fields, frames.LOG_PROGRESS)
 
     def dispatch(self, kind: int, number: int, body: bytes) -> None:
-        """Takes a frame about a nested call; one that nobody waits for is dropped."""
+        """Takes a frame about a nested call; drops it if no thread waits for it."""
         waiter = self._waiters.get(number)
         if waiter is None:
             return
@@ -177,7 +177,7 @@ class Channel:
         outlet = self._outlet
         self._waiters[waiter.id] = waiter
         with outlet.lock:
-            # Decided while nobody can write a call's end: no nested call follows it.
+            # Decided while no thread can write a call's end: no nested call follows it.
             forked, over = outlet.fd < 0, not call or not self._runs(call)
             if not forked and not over:
                 while self._unsent:
@@ -194,7 +194,7 @@ class Channel:
                 "or asyncio.to_thread", tool)
 
     def _cancel(self, waiter: Waiter) -> None:
-        """Says that nobody waits for an answer, if none has come. A generator may be closed by the garbage collector,
+        """Says that no answer is waited for, if none has come. A generator may be closed by the garbage collector,
         in the midst of anything: so this does not wait long for the pipe."""
         with self._shielded():
             if self._waiters.pop(waiter.id, None) is None:
@@ -317,7 +317,7 @@ class Channel:
 
 
 class PlainChannel(Channel):
-    """Of a worker of plain functions: the threads that wait take turns at reading.
+    """Of a worker of plain functions: one of the threads that wait reads for all of them.
 
     The main thread is not to be interrupted while it waits. A cancellation
     comes as a frame then; the thread that reads it alerts the main thread.
@@ -419,7 +419,7 @@ class PlainChannel(Channel):
             resting.alert()
 
     def next(self) -> Frame | None:
-        """What Reader.next is while nobody else reads: the main loop's next frame."""
+        """The main loop's next frame, as Reader.next gives it where no thread reads."""
         if self._inbox:
             return self._inbox.popleft()
         self._enter(self._idle)

@@ -21,7 +21,7 @@ class MeshError(Exception):
     """A call has failed. Each code of the mesh has a subclass of its own.
 
     code is one of the mesh's: with "tool_error" the called tool itself failed, with any other the mesh could not have
-    it run or answer. started says whether the called tool's code had begun: True, False, or None where nobody knows. A
+    it run or answer. started says whether the called tool's code had begun: True, False, or None if that is unknown. A
     call that did not start can be made again without harm; retryable says that this may help. stacktrace is the remote
     one, as text, where there is one; origin is the part of the mesh that reports the failure.
     """
@@ -76,7 +76,7 @@ class PermissionDenied(MeshError, PermissionError, code="permission_denied"):
 
 
 class ToolNotFound(MeshError, LookupError, ValueError, code="tool_not_found"):
-    """Nobody offers the tool. details["nearest"] lists the ids that may have been meant."""
+    """No node offers the tool. details["nearest"] lists the ids that may have been meant."""
 
 
 class SessionNotFound(MeshError, LookupError, code="session_not_found"):
@@ -147,7 +147,7 @@ class NodeLost(MeshError, ConnectionError, code="node_lost"):
 
 
 class Unavailable(MeshError, ConnectionError, code="unavailable"):
-    """Nobody can serve it now, or there is no mesh to ask."""
+    """No node can serve it now, or no mesh answers."""
 
 
 class ToolTimeout(MeshError, TimeoutError, code="deadline_exceeded"):

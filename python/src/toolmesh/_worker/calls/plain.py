@@ -2,7 +2,7 @@
 
 Calls run on the main thread, so that a signal can interrupt them wherever they are, in a sleep and in a loop alike. The
 control page is shared with the agent: before it signals, the agent writes there which call is meant, and the handler
-raises only if that call is the one that runs. A late signal hits nobody.
+raises only if that call is the one that runs. A late signal has no effect.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A warm worker serves many sessions one after the other, and a thread may outlive its call. So a thread is bound to its
 call when it is started, by a hook in threading.Thread.start; what a ThreadPoolExecutor is given is bound when it is
-given, whatever call has started the threads that run it. Threads that C code or _thread starts are nobody's: nothing
-tells when and by whom they were made.
+given, whatever call has started the threads that run it. Threads that C code or _thread starts belong to no call: no
+hook tells when they were made.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ offline  strict, in a network of its own that has nothing but its loopback
 
 Where the agent can make no namespaces, what needs none holds of guard and strict: of the agent's files, too (_around).
 
-Each worker adds a domain of its own: it can signal and inspect what it started, and nobody else. A level that cannot be
+Each worker adds a domain of its own: it can signal and inspect only what it started. A level that cannot be
 had raises Refused: nothing runs then.
 """
 
@@ -91,7 +91,7 @@ def confine(level: str, kept: str, folder: str, user: Sequence[int], given: Sequ
 
 
 def undumpable(level: str) -> None:
-    """Where workers have no domains, at least nobody reads their memory. A started program is readable again."""
+    """Where workers have no domains, at least their memory cannot be read. A started program is readable again."""
     if level != NONE and sys.platform == "linux" and _abi() < 1:
         _prctl(_SET_DUMPABLE, 0)
 
@@ -201,7 +201,7 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> b
 def _mounts(notes: list[str]) -> None:
     """A /proc that shows our own processes alone: what others were given in
     their environment is not to be found there."""
-    # Whoever started us: none of this is to reach the machine.
+    # None of this is to reach the machine.
     if _c().unshare(ctypes.c_int(_NEW_MOUNTS)) != 0 or not _mount("none", "/", "", _MS_REC | _MS_PRIVATE):
         raise Refused(f"no mounts of its own: {_error()}")
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
@@ -595,7 +595,7 @@ def _beside(folder: str) -> Iterator[str]:
         try:
             names = os.listdir(above)
         except OSError:
-            continue  # nobody knows what is there
+            continue  # what is there is unknown
         for name in names:
             path = os.path.join(above, name)
             try:

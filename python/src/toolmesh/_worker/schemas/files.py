@@ -32,7 +32,7 @@ SCHEMA: dict[str, JSON] = {
 
 class File:
     """A file as an argument or a result of a tool, of any size: what has it is given a path, and its bytes are never in
-    memory as a whole. name is the file's own name, type its content type, empty if nobody says.
+    memory as a whole. name is the file's own name, type its content type, empty if that is unknown.
 
     A tool whose parameter is a File gets one in its call's folder for temporary files, which goes with the call. It
     returns one that it made there, or one of a folder that its index has. It opens like a path.

@@ -2,7 +2,7 @@
 pydantic.
 
 What the schema says is checked before a call comes here. The rest is checked on the value that was made: that a date is
-not before another has no word in JSON Schema. What nobody checks is warned of.
+not before another has no word in JSON Schema. A constraint that is not checked is a warning.
 """
 
 from __future__ import annotations

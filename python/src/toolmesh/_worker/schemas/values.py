@@ -255,7 +255,7 @@ def _listed(value: Any) -> Any:
     kind, names = getattr(dtype, "kind", ""), getattr(dtype, "names", None)
     if names or kind in ("M", "m"):
         # Asked for all at once numpy gives times that datetime cannot hold, of
-        # nanoseconds or far away, as bare numbers in a unit that nobody is told.
+        # nanoseconds or far away, as bare numbers without their unit.
         one = isinstance(value, dtype.type)
         if one and not names:
             made = value.tolist()

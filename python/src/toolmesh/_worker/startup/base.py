@@ -133,7 +133,7 @@ def _begin(request: dict[str, JSON], fds: list[int], mapped: int) -> NoReturn:
             raise OSError("its user namespace knows no users")
         if request["death"]:
             levels._prctl(_SET_PDEATHSIG, 9)
-        os.setsid()  # a terminal of the agent is nobody else's
+        os.setsid()  # the copy does not share a terminal of the agent
         if request["capabilities"] is not None:
             levels.reduce_capabilities(request["capabilities"])
         import fcntl

@@ -128,7 +128,7 @@ def _bound(request: _Request) -> None:
 class _Agent:
     """What the agent says while the program runs."""
 
-    child = 0  # nobody is asked to end before there is one
+    child = 0  # 0 until it is started
 
     def __init__(self, said: bytes) -> None:
         self._said = said

@@ -72,4 +72,4 @@ def until_end(
             if fd == wake:
                 os.read(wake, 4096)
             elif fd == LIFELINE or asked is None or not asked():
-                return None  # nobody ever writes to the lifeline: it is the end of the agent
+                return None  # the lifeline is never written to: it is the end of the agent

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Modules whose state does not survive a fork, and what breaks. To import them is enough: they start threads, open
-# devices or take locks on their own, at times that nobody sees. A name stands for everything below it too.
+# devices or take locks on their own, at times that cannot be seen. A name stands for everything below it too.
 UNSAFE_MODULES = (
     ("grpc._cython", "its channels hang in a forked process"),
     ("tensorflow.python", "its thread pools are gone in a forked process"),

@@ -29,7 +29,7 @@ SPENT = 75  # exit status of a worker that ends because something cannot be put 
 touched = False  # a function that watch has wrapped was called
 _assigned = False  # one that sets variables of the environment was
 _ALARMS = tuple(getattr(_signal, name) for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF"))
-# Whose handlers are not Python's: faulthandler's, and those that nobody can have.
+# Whose handlers are not Python's: faulthandler's, and signals without handlers.
 _FATAL = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGKILL, signal.SIGSTOP}
 _OPEN_MAX = os.sysconf_names.get("SC_OPEN_MAX", -1)
 _NEEDED = ("json", "os", "sys", "builtins", "signal", "threading")  # modules that all calls need as they are

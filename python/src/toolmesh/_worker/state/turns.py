@@ -1,7 +1,7 @@
 """The end of a call's turn in a lane: then its worker is stopped, whether or not the agent runs.
 
 Another call may have the turn after it. The agent moves the end while the turn is its
-own; when it is frozen, or cut off, nobody does.
+own; when it is frozen, or cut off, the end stays.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def check(until: int) -> None:
 
 
 def timeout(until: int) -> int:
-    """For how many milliseconds nobody needs to look."""
+    """For how many milliseconds the end need not be looked at."""
     if until == 0:
         return PERIOD
     return max(0, min(PERIOD, (until - clock()) // 1_000_000 + 1))
 
 
 def watch(until: Callable[[], int]) -> None:
-    """Has a thread stop this process at the end, for one that nobody is above."""
+    """Has a thread stop this process at the end, where no process above it does."""
     import _thread
 
     def look() -> None:

@@ -42,7 +42,7 @@ END = 20  # terminal of a stream
 LOG = 21  # output of a call; flags say which kind
 PONG = 22
 NESTED_CALL = 24  # the id is the nested call's; body: u32 length, a JSON object, the arguments
-NESTED_CANCEL = 25  # no body: nobody waits for it any more
+NESTED_CANCEL = 25  # no body: its answer is not waited for any more
 NESTED_CREDIT = 26  # body: u32 bytes that a nested stream may send on top
 
 # Between agent and zygote.
