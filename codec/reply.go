@@ -99,16 +99,13 @@ func (l Load) String() string { return strconv.Itoa(l.InFlight) + "/" + strconv.
 
 // ParseLoad reads the value of Mesh-Load; ok is false when it is malformed.
 func ParseLoad(v string) (load Load, ok bool) {
-	a, b, ok := strings.Cut(v, "/")
-	if !ok {
+	a, b, _ := strings.Cut(v, "/")
+	x, errA := strconv.ParseUint(a, 10, 31)
+	y, errB := strconv.ParseUint(b, 10, 31)
+	if errA != nil || errB != nil {
 		return Load{}, false
 	}
-	x, errA := strconv.Atoi(a)
-	y, errB := strconv.Atoi(b)
-	if errA != nil || errB != nil || x < 0 || y < 0 {
-		return Load{}, false
-	}
-	return Load{InFlight: x, Slots: y}, true
+	return Load{InFlight: int(x), Slots: int(y)}, true //nolint:gosec // of 31 bits
 }
 
 // response is the envelope form of a reply.

@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -21,17 +22,12 @@ var features = []string{"unary", "stream", "inbox", "replay", "credit", "cancel"
 const FeatureBatch = "batch"
 
 // Features returns what a lease advertises as features.
-func Features() []string { return append([]string(nil), features...) }
+func Features() []string { return slices.Clone(features) }
 
 // known reports whether a name of Mesh-Require is one we act on: a feature, or
 // the name of a request header that is not for later.
 func known(name string) bool {
-	for _, f := range features {
-		if strings.EqualFold(name, f) {
-			return true
-		}
-	}
-	return headerName(name) != ""
+	return headerName(name) != "" || slices.ContainsFunc(features, func(f string) bool { return strings.EqualFold(name, f) })
 }
 
 // addRequired adds the values of one spelling of Mesh-Require to those of others:

@@ -24,31 +24,31 @@ const (
 // arguments reads the arguments of a call, from wherever they are, and checks them. Until
 // the call ends they are a part of what its session may have here: a call that waits for a
 // lane, a key, a worker or an equal call holds no more.
-func (r *runner) arguments(c *inflight) (args, varArgs json.RawMessage, bad *toolmesh.Error) {
+func (r *runner) arguments(c *inflight) (args json.RawMessage, bad *toolmesh.Error) {
 	req := c.Request
 	if req.Ref != nil {
 		var err error
 		args, err = r.payloads.Load(&c.ctx, req.Session, req.Ref, func(size int64) error { return r.holdArgs(c, size) })
 		if err != nil {
-			return nil, nil, admit.Refusal(err).WithStarted(toolmesh.StartedNo)
+			return nil, admit.Refusal(err).WithStarted(toolmesh.StartedNo)
 		}
 		if len(bytes.TrimSpace(args)) == 0 {
 			args = json.RawMessage("{}")
 		}
 	}
 	c.heavily(func() {
-		var err error
-		if args == nil {
-			args, varArgs, err = c.bind()
-		}
+		err := c.bind()
 		if err == nil {
+			if req.Ref == nil {
+				args = c.args
+			}
 			err = c.tool.validator.Validate(args)
 		}
 		if err != nil {
 			bad = admit.Refusal(err)
 		}
 	})
-	return args, varArgs, bad
+	return args, bad
 }
 
 // holdArgs takes room for arguments of a size.

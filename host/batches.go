@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -157,9 +158,6 @@ func (v batchView) Descriptors(ctx context.Context, session subjects.SessionID, 
 	digests := make(map[subjects.ToolID]string)
 	short := 0
 	for _, name := range names {
-		if _, asked := digests[name]; asked || all[name] != nil {
-			continue
-		}
 		if t := v.host.routes.find(session, name); t != nil {
 			all[name] = t.descriptor
 			continue
@@ -169,18 +167,11 @@ func (v batchView) Descriptors(ctx context.Context, session subjects.SessionID, 
 			short++
 			route, ok = v.Named(session, string(name))
 		}
-		digests[name] = "" // asked
 		if ok {
 			digests[name] = route.Digest
 		}
 	}
-	var missing []string
-	for _, digest := range digests {
-		if digest != "" && !slices.Contains(missing, digest) {
-			missing = append(missing, digest)
-		}
-	}
-	found, err := v.store.Descriptors(ctx, missing)
+	found, err := v.store.Descriptors(ctx, slices.Collect(maps.Values(digests)))
 	if err != nil {
 		v.host.log.Warn("a batch runs its calls one after the other: what their tools are cannot be read", slog.String("error", err.Error()))
 	}

@@ -16,13 +16,6 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// described is a [Handler] that knows its own schemas.
-type described interface {
-	// describe says what the Go types say; the errors are of the schema that they
-	// do not give, and which the tool's author has to.
-	describe() (d tool.Descriptor, input, output error)
-}
-
 // Func makes a tool of a Go function. The schemas come from the Go types: In is
 // a struct, or a map, whose fields are the arguments; struct{} takes none. An
 // error that f returns is a tool_error, unless it is a [toolmesh.Error]. A nil
@@ -34,67 +27,51 @@ type described interface {
 // A type that writes its own JSON has no schema that could be known: give it with
 // [Schema].
 func Func[In, Out any](f func(ctx context.Context, in In) (Out, error)) Handler {
-	return function[In, Out]{f}
+	return function{typesOf[In, Out](false), f == nil, func(ctx context.Context, call *Call, sink Sink) error {
+		in, err := decodeArgs[In](call)
+		if err != nil {
+			return err
+		}
+		out, err := f(ctx, in)
+		if err != nil {
+			return begun(err)
+		}
+		return sendItem(ctx, sink, &out)
+	}}
 }
 
 // Stream makes a streaming tool of a Go function that yields items. An error
 // ends the stream; when the caller is gone, ctx ends and yield returns false.
 func Stream[In, Out any](f func(ctx context.Context, in In) iter.Seq2[Out, error]) Handler {
-	return sequence[In, Out]{f}
-}
-
-type function[In, Out any] struct {
-	f func(context.Context, In) (Out, error)
-}
-
-func (h function[In, Out]) describe() (d tool.Descriptor, input, output error) {
-	return describeTypes[In, Out](false)
-}
-
-// ServeTool implements [Handler].
-func (h function[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink) error {
-	in, err := decodeArgs[In](call)
-	if err != nil {
-		return err
-	}
-	out, err := h.f(ctx, in)
-	if err != nil {
-		return begun(err)
-	}
-	data, err := encodeItem(&out)
-	if err != nil {
-		return err
-	}
-	return sink.Send(ctx, data)
-}
-
-type sequence[In, Out any] struct {
-	f func(context.Context, In) iter.Seq2[Out, error]
-}
-
-func (h sequence[In, Out]) describe() (d tool.Descriptor, input, output error) {
-	return describeTypes[In, Out](true)
-}
-
-// ServeTool implements [Handler].
-func (h sequence[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink) error {
-	in, err := decodeArgs[In](call)
-	if err != nil {
-		return err
-	}
-	for out, err := range h.f(ctx, in) {
-		if err != nil {
-			return begun(err)
-		}
-		data, err := encodeItem(&out)
+	return function{typesOf[In, Out](true), f == nil, func(ctx context.Context, call *Call, sink Sink) error {
+		in, err := decodeArgs[In](call)
 		if err != nil {
 			return err
 		}
-		if err := sink.Send(ctx, data); err != nil {
-			return err
+		for out, err := range f(ctx, in) {
+			if err != nil {
+				return begun(err)
+			}
+			if err := sendItem(ctx, sink, &out); err != nil {
+				return err
+			}
 		}
-	}
-	return ctx.Err()
+		return ctx.Err()
+	}}
+}
+
+// function is the handler of a Go function with types, which is nil if none is set.
+type function struct {
+	// describe returns what the Go types say. The errors are of the schemas that the types do
+	// not give, and the tool's author has to.
+	describe func() (d tool.Descriptor, input, output error)
+	none     bool
+	serve    func(ctx context.Context, call *Call, sink Sink) error
+}
+
+// ServeTool implements [Handler].
+func (h function) ServeTool(ctx context.Context, call *Call, sink Sink) error {
+	return h.serve(ctx, call, sink)
 }
 
 // begun corrects the error of a function that passes on that of a call it made:
@@ -107,11 +84,13 @@ func begun(err error) error {
 	return err
 }
 
-func describeTypes[In, Out any](streaming bool) (d tool.Descriptor, input, output error) {
-	d = tool.Descriptor{Source: tool.SourceGo, Annotations: tool.Annotations{Streaming: streaming}}
-	d.InputSchema, input = tool.For[In]()
-	d.OutputSchema, output = tool.For[Out]()
-	return d, input, output
+func typesOf[In, Out any](streaming bool) func() (d tool.Descriptor, input, output error) {
+	return func() (d tool.Descriptor, input, output error) {
+		d = tool.Descriptor{Source: tool.SourceGo, Annotations: tool.Annotations{Streaming: streaming}}
+		d.InputSchema, input = tool.For[In]()
+		d.OutputSchema, output = tool.For[Out]()
+		return d, input, output
+	}
 }
 
 func decodeArgs[In any](call *Call) (In, error) {
@@ -157,6 +136,14 @@ func wholeNumbers(text []byte) []byte {
 // itemOptions are those of encoding/json, but for HTML and for what is nil.
 var itemOptions = jsonv2.JoinOptions(jsonv1.DefaultOptionsV1(), jsontext.EscapeForHTML(false),
 	jsonv2.FormatNilSliceAsNull(false), jsonv2.FormatNilMapAsNull(false))
+
+func sendItem(ctx context.Context, sink Sink, v any) error {
+	data, err := encodeItem(v)
+	if err != nil {
+		return err
+	}
+	return sink.Send(ctx, data)
+}
 
 func encodeItem(v any) (json.RawMessage, error) {
 	data, err := jsonv2.Marshal(v, itemOptions)

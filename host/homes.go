@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 
 	"github.com/toolmesh/toolmesh"
@@ -29,9 +28,8 @@ func (r *runner) bound(t *served, req *codec.Request) bool {
 // no circle.
 func (r *runner) goHome(running *admit.Running[*inflight]) (record admit.Record, here bool) {
 	c := running.Value
-	var args, varArgs json.RawMessage
 	var err error
-	c.heavily(func() { args, varArgs, err = c.bind() })
+	c.heavily(func() { err = c.bind() })
 	if err != nil {
 		return admit.Record{Err: admit.Refusal(err)}, false
 	}
@@ -57,13 +55,13 @@ func (r *runner) goHome(running *admit.Running[*inflight]) (record admit.Record,
 		case c.Request.Hops >= maxHops:
 			return admit.Record{Err: c.homeless(toolmesh.Errorf(toolmesh.CodeUnavailable, "the session's worker is not on node %s", r.node))}, false
 		case home.Node == "": // and this node cannot have it
-			return r.passOn(running, &req, args, varArgs), false
-		case varArgs != nil:
+			return r.passOn(running, &req), false
+		case c.varArgs != nil:
 			return admit.Record{Err: c.homeless(toolmesh.Errorf(toolmesh.CodeInvalidRequest,
 				"the session's worker is on node %s, and more positional arguments than parameters cannot be passed on: send the call to that node", home.Node))}, false
 		}
 		r.calls.Park(running)
-		record, err := r.relayCall(c, &req, args, codec.Where{Node: home.Node, Boot: home.Boot})
+		record, err := r.relayCall(c, &req, codec.Where{Node: home.Node, Boot: home.Boot})
 		if err == nil {
 			return record, false
 		}
@@ -101,19 +99,23 @@ func (p *publisher) leaveHomes(ctx context.Context, of serviceKey) {
 	p.lanes.LeaveHomes(ctx, subjects.WireName(of.session), of.index)
 }
 
-// bind is the arguments as they are passed on, of which the node takes room: none of a
-// request that refers to them.
-func (c *inflight) bind() (args, varArgs json.RawMessage, err error) {
-	if c.Request.Ref != nil {
-		return nil, nil, nil
+// bind reads the arguments as they are passed on, once, and takes room of the node for them:
+// none of a request that refers to them.
+func (c *inflight) bind() (err error) {
+	if c.Request.Ref != nil || c.args != nil {
+		return nil
 	}
 	if bad := c.Request.Decode(); bad != nil {
-		return nil, nil, bad
+		return bad
 	}
-	if err := c.run.holdArgs(c, c.Request.Size()); err != nil || len(c.Request.Positional) == 0 {
-		return c.Request.Args, nil, err
+	if err := c.run.holdArgs(c, c.Request.Size()); err != nil {
+		return err
 	}
-	return tool.Bind(c.tool.descriptor, c.Request.Positional, c.Request.Args)
+	c.args = c.Request.Args
+	if len(c.Request.Positional) > 0 {
+		c.args, c.varArgs, err = tool.Bind(c.tool.descriptor, c.Request.Positional, c.args)
+	}
+	return err
 }
 
 // heavily does what takes much memory for a moment if the arguments are large.

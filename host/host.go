@@ -129,14 +129,10 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		calls: admit.NewTable[*inflight](o.Slots, time.Now), store: registry.NewStore(b), counts: counts{failures: newFailures()},
 	}
 	h := &Host{core: k, quit: make(chan struct{}), drained: make(chan struct{})}
-	var err error
-	k.presence, err = presence.New(b, o.Node, boot, &presence.Options{
+	k.presence = presence.New(b, k.own(subjects.Heartbeat), boot, &presence.Options{
 		Prepare: h.lay, Record: h.nodeRecord, Heartbeat: h.heartbeat, Logger: k.log,
 		Write: func(ctx context.Context) error { return h.publisher.records.bring(ctx) },
 	})
-	if err != nil {
-		return nil, err
-	}
 	k.base, k.end = context.WithCancelCause(context.Background())
 	k.lanes = grants.New(grants.Options{Node: o.Node, Boot: boot, Bus: store.Of(b), Presence: k.presence, Log: k.log, Go: k.background.Go})
 	known := sessions.Options{Bus: b, Store: k.store, Joined: k.presence.Joined, Base: k.base, Go: k.background.Go}

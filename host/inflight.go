@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"encoding/json"
 	"sync/atomic"
 	"time"
 
@@ -28,6 +29,9 @@ type inflight struct {
 	call          Call         // what the handler sees
 	sink          unarySink    // of a unary call
 	home          *grants.Home // of a call in its session's worker, once that is known to be here
+
+	// Set by bind, for the goroutine that runs the call; nil for arguments by reference.
+	args, varArgs json.RawMessage
 
 	held      int64                         // of the node's room for arguments; the goroutine that runs it
 	unsettled atomic.Bool                   // epoch is still to be looked up

@@ -102,14 +102,17 @@ func (in *intake) find(s *subjects.Subject, req *codec.Request, reply string, ar
 	if req.IsAgain {
 		r.First = c.Start.Add(-req.Again)
 	}
-	if req.RPCID == "" && r.Stream {
-		req.RPCID = newRPCID(req.Delivery) // its caller learns it, and may cancel by it
+	named := req.RPCID != ""
+	switch {
+	case named:
+	case r.Stream:
+		req.RPCID, named = subjects.NewRPCID("rpc_stream_"), true // its caller learns it, and may cancel by it
+	default:
+		req.RPCID = subjects.NewRPCID("rpc_")
 	}
-	if req.RPCID != "" {
+	if named {
 		r.Key = admit.Key{Session: s.Session, RPC: subjects.WireName(req.RPCID)}
 		r.Digest = admit.DigestOf(req.Body())
-	} else {
-		req.RPCID = newRPCID(req.Delivery)
 	}
 	return c, r
 }
@@ -155,14 +158,10 @@ func (in *intake) check(c *inflight, mine, directed bool) *toolmesh.Error {
 	case req.Revision != "" && req.Revision != t.identity.Revision:
 		return refuse(toolmesh.CodeUnavailable, "revision %q of tool %q is asked for, node %s serves %q", req.Revision, req.Tool, in.node, t.identity.Revision).
 			WithDetail("revision", t.identity.Revision)
-	}
-	if req.IdempotencyKey != "" {
-		switch {
-		case req.Delivery != codec.DeliverNone:
-			return refuse(toolmesh.CodeInvalidRequest, "header %s: a stream cannot have an idempotency key, only a call with one result", codec.HeaderIdempotencyKey)
-		case !in.presence.Joined():
-			return refuse(toolmesh.CodeUnavailable, "node %s has not found the store of idempotency keys: without JetStream there are none", in.node)
-		}
+	case req.IdempotencyKey != "" && req.Delivery != codec.DeliverNone:
+		return refuse(toolmesh.CodeInvalidRequest, "header %s: a stream cannot have an idempotency key, only a call with one result", codec.HeaderIdempotencyKey)
+	case req.IdempotencyKey != "" && !in.presence.Joined():
+		return refuse(toolmesh.CodeUnavailable, "node %s has not found the store of idempotency keys: without JetStream there are none", in.node)
 	}
 	if req.Delivery != codec.DeliverNone {
 		if used, most, short := in.room.Short(); short {
@@ -252,11 +251,4 @@ func (in *intake) follow(c *inflight, verdict admit.Verdict, call *admit.Running
 		}
 		call.Value.readers.Join(&c.readers)
 	}
-}
-
-func newRPCID(d codec.Delivery) subjects.RPCID {
-	if d != codec.DeliverNone {
-		return subjects.NewRPCID("rpc_stream_")
-	}
-	return subjects.NewRPCID("rpc_")
 }

@@ -58,7 +58,7 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	ctx, stop := context.WithCancelCause(above)
 	defer stop(nil)
 	ask := grants.Ask{
-		Scope: t.scope, Session: call.Session, RPCID: call.RPCID, Tool: call.Tool, Rule: t.rule.Text(), Key: key, Above: split(call.lanes),
+		Scope: t.scope, Session: call.Session, RPCID: call.RPCID, Tool: call.Tool, Rule: t.rule.Text(), Key: key, Above: strings.FieldsFunc(call.lanes, func(c rune) bool { return c == ',' }),
 		Wait: func() { parked = t.h.calls.Park(running) },
 		Lost: func(why *toolmesh.Error) { stop(why) },
 	}
@@ -117,13 +117,6 @@ func (c *turnContext) Err() error {
 		return err
 	}
 	return c.Context.Err()
-}
-
-func split(list string) []string {
-	if list == "" {
-		return nil
-	}
-	return strings.Split(list, ",")
 }
 
 // Fence is greater than that of each call that had its turn before, in the lanes of the

@@ -132,7 +132,7 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 	}
 	d := tool.Descriptor{Source: tool.SourceGo}
 	var noInput, noOutput error
-	if t, ok := handler.(described); ok {
+	if t, ok := handler.(function); ok {
 		d, noInput, noOutput = t.describe()
 	}
 	d.Name = name
@@ -175,10 +175,10 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 // noHandler reports whether there is no code behind a handler: also where it is made of a
 // function that is nil.
 func noHandler(handler Handler) bool {
-	v := reflect.ValueOf(handler)
-	if v.Kind() == reflect.Struct && v.NumField() == 1 { // of Func and Stream
-		v = v.Field(0)
+	if f, ok := handler.(function); ok {
+		return f.none
 	}
+	v := reflect.ValueOf(handler)
 	switch v.Kind() {
 	case reflect.Func, reflect.Pointer:
 		return v.IsNil()
@@ -240,6 +240,5 @@ func (h *Host) Publish(ctx context.Context, s Service) error {
 // Withdraw takes a service back. Requests that have reached the node are still
 // served.
 func (h *Host) Withdraw(ctx context.Context, index subjects.IndexName, session subjects.SessionID) error {
-	key := serviceKey{index, session}
-	return h.publisher.withdraw(ctx, key, func(*service) bool { return true })
+	return h.publisher.withdraw(ctx, serviceKey{index, session}, nil)
 }

@@ -316,7 +316,7 @@ func (p *publisher) giveUp(key serviceKey, why error) {
 	p.log.Error("a service is withdrawn: it cannot have its name",
 		slog.String("index", string(key.index)), slog.String("error", why.Error()))
 	p.background.Go(func() {
-		if err := p.withdraw(p.base, key, func(*service) bool { return true }); err != nil {
+		if err := p.withdraw(p.base, key, nil); err != nil {
 			p.log.Warn("the broker has not confirmed it", slog.String("index", string(key.index)), slog.String("error", err.Error()))
 		}
 	})
@@ -443,12 +443,12 @@ func (p *publisher) flush(ctx context.Context) error {
 	return nil
 }
 
-// withdraw takes a service back if it is the one that is meant.
-func (p *publisher) withdraw(ctx context.Context, key serviceKey, meant func(*service) bool) error {
+// withdraw withdraws a service; only that of a tenure, unless it is nil.
+func (p *publisher) withdraw(ctx context.Context, key serviceKey, of *sessions.Tenure) error {
 	p.changing.Lock()
 	p.mu.Lock()
 	s := p.services[key]
-	if s == nil || !meant(s) {
+	if s == nil || of != nil && s.tenure != of {
 		p.mu.Unlock()
 		p.changing.Unlock()
 		return nil
@@ -531,8 +531,7 @@ func (p *publisher) followService(s *service) {
 		return
 	}
 	p.log.Info("a session has ended: its tools are served no more", slog.String("session", string(s.key.session)))
-	same := func(now *service) bool { return now.tenure == s.tenure }
-	if err := p.withdraw(p.base, s.key, same); err != nil {
+	if err := p.withdraw(p.base, s.key, s.tenure); err != nil {
 		p.log.Warn("the broker has not confirmed it", slog.String("session", string(s.key.session)), slog.String("error", err.Error()))
 	}
 }

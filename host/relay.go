@@ -20,15 +20,15 @@ func (k *core) mayPass(req *codec.Request) bool { return req.Hops < maxHops && k
 // passOn has another node run a call, and ends with what that says. The call has all
 // that one has that runs here: its name, so that a repetition joins it, its time, its
 // cancel, which reaches the node that runs it, and keepalives.
-func (r *runner) passOn(call *admit.Running[*inflight], req *codec.Request, args, varArgs json.RawMessage) admit.Record {
+func (r *runner) passOn(call *admit.Running[*inflight], req *codec.Request) admit.Record {
 	c, full := call.Value, call.Full
 	if full == nil { // of a session's worker that this node is not to have
 		full = admit.Refusal(r.takenOff(req.Tool))
 	}
-	if varArgs != nil { // only the envelope form carries these
+	if c.varArgs != nil { // only the envelope form carries these
 		return admit.Record{Err: r.withoutSlot(c, full)}
 	}
-	record, err := r.relayCall(c, req, args, codec.Where{})
+	record, err := r.relayCall(c, req, codec.Where{})
 	if err == nil {
 		return record
 	}
@@ -43,14 +43,14 @@ func (r *runner) passOn(call *admit.Running[*inflight], req *codec.Request, args
 //
 // What the caller of a stream reads, acknowledges and asks for again is this node's stream,
 // whose handler reads another one: a reader that is slow holds that one back.
-func (r *runner) relayCall(c *inflight, req *codec.Request, args json.RawMessage, to codec.Where) (admit.Record, error) {
+func (r *runner) relayCall(c *inflight, req *codec.Request, to codec.Where) (admit.Record, error) {
 	if req.Delivery != codec.DeliverNone {
 		s, err := c.stream()
 		if err != nil {
 			return admit.Record{Err: admit.Refusal(err).WithStarted(toolmesh.StartedNo)}, nil
 		}
 		send := func(item json.RawMessage) error { return s.Send(&c.ctx, item) }
-		if err := r.relay.Load().RelayStream(&c.ctx, req, args, r.node, to, send, c.report); err != nil {
+		if err := r.relay.Load().RelayStream(&c.ctx, req, c.args, r.node, to, send, c.report); err != nil {
 			return admit.Record{}, err
 		}
 		r.counts.relayed.Add(1)
@@ -58,7 +58,7 @@ func (r *runner) relayCall(c *inflight, req *codec.Request, args json.RawMessage
 	}
 	c.readers.Relayed.Store(true) // the node that runs it sees to callers that are gone
 	defer c.readers.Relayed.Store(false)
-	result, err := r.relay.Load().Relay(&c.ctx, req, args, r.node, to, c.report, c.readers.Deserted)
+	result, err := r.relay.Load().Relay(&c.ctx, req, c.args, r.node, to, c.report, c.readers.Deserted)
 	if err != nil {
 		return admit.Record{}, err
 	}
@@ -92,7 +92,7 @@ func (r *runner) notPassed(c *inflight, e *toolmesh.Error) admit.Record {
 
 // unlessCrowded is what a call ends with whose handler returned record: one that the handler
 // refused, as it would not have begun in time, is passed on.
-func (r *runner) unlessCrowded(call *admit.Running[*inflight], args json.RawMessage, record admit.Record) admit.Record {
+func (r *runner) unlessCrowded(call *admit.Running[*inflight], record admit.Record) admit.Record {
 	c := call.Value
 	if record.Err == nil || !retry.Full(record.Err) {
 		return record
@@ -101,14 +101,11 @@ func (r *runner) unlessCrowded(call *admit.Running[*inflight], args json.RawMess
 		record.Err = r.withoutSlot(c, record.Err).WithDetail("node", string(r.node)) // and no other one has room
 		return record
 	}
-	if c.call.VarArgs != nil || c.ctx.Err() != nil || !r.calls.Pass(call, record.Err) {
+	if c.varArgs != nil || c.ctx.Err() != nil || !r.calls.Pass(call, record.Err) {
 		record.Err = r.withoutSlot(c, record.Err)
 		return record
 	}
-	if c.Request.Ref != nil {
-		args = nil // the node that runs the call reads them
-	}
-	return r.passOn(call, c.Request, args, nil)
+	return r.passOn(call, c.Request)
 }
 
 // withoutSlot is the error of a request that is refused: for want of room it says when to

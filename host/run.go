@@ -125,18 +125,18 @@ func (r *runner) execute(running *admit.Running[*inflight]) admit.Record {
 		defer c.home.Leave()
 	}
 	if c.Request.Ref != nil && running.Full != nil {
-		return r.passOn(running, c.Request, nil, nil) // the node that runs the call reads them
+		return r.passOn(running, c.Request) // the node that runs the call reads them
 	}
-	args, varArgs, bad := r.arguments(c)
+	args, bad := r.arguments(c)
 	if bad != nil {
 		return admit.Record{Err: bad}
 	}
 	if running.Full != nil {
-		return r.passOn(running, c.Request, args, varArgs)
+		return r.passOn(running, c.Request)
 	}
 	ctx, call := &c.ctx, &c.call
 	*call = Call{
-		Session: c.Request.Session, Epoch: c.epoch, Tool: c.Request.Tool, RPCID: c.Request.RPCID, Args: args, VarArgs: varArgs,
+		Session: c.Request.Session, Epoch: c.epoch, Tool: c.Request.Tool, RPCID: c.Request.RPCID, Args: args, VarArgs: c.varArgs,
 		Stream: c.Request.Delivery != codec.DeliverNone, Collect: c.tool.descriptor.Annotations.Collect,
 		Deadline: c.deadline, Depth: c.Request.Depth, Parent: c.Request.Parent, Isolation: c.Request.Isolation, NoCache: c.Request.NoCache, Trace: c.Request.Trace,
 		lanes: c.Request.Lanes, running: running,
@@ -151,15 +151,15 @@ func (r *runner) execute(running *admit.Running[*inflight]) admit.Record {
 			// The cause of a call that is over already says that it began.
 			return admit.Record{Err: admit.Refusal(err).WithStarted(toolmesh.StartedNo)}
 		}
-		return r.unlessCrowded(running, args, admit.Record{Err: outcome(ctx, r.guard(running, s)), Streamed: true})
+		return r.unlessCrowded(running, admit.Record{Err: outcome(ctx, r.guard(running, s)), Streamed: true})
 	}
 	c.sink.collect = call.Collect
 	if c.Request.IdempotencyKey != "" {
-		return r.unlessCrowded(running, args, r.keys.Do(ctx, once.Request{
-			Request: c.Request, Epoch: c.epoch, Args: args, VarArgs: varArgs, Idempotent: c.tool.descriptor.Annotations.Idempotent,
+		return r.unlessCrowded(running, r.keys.Do(ctx, once.Request{
+			Request: c.Request, Epoch: c.epoch, Args: args, VarArgs: c.varArgs, Idempotent: c.tool.descriptor.Annotations.Idempotent,
 		}, func() admit.Record { return r.replies.Bounded(ctx, c.Request, r.unary(running)) }))
 	}
-	return r.unlessCrowded(running, args, r.unary(running))
+	return r.unlessCrowded(running, r.unary(running))
 }
 
 // unary runs the handler of a call that has one result.

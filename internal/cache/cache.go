@@ -241,7 +241,9 @@ func (t *Tool) begin(key Key, depth int, run Run) *flight {
 			if f.err == nil {
 				t.keep(key, f.result, at)
 			}
+			t.cache.mu.Lock()
 			t.end(key, f)
+			t.cache.mu.Unlock()
 			close(f.done)
 			stop(nil)
 		}()
@@ -258,17 +260,13 @@ func (t *Tool) leave(key Key, f *flight, cause error) (last bool) {
 	if f.waiting--; f.waiting > 0 {
 		return false
 	}
-	if t.runs[key] == f {
-		delete(t.runs, key)
-	}
+	t.end(key, f)
 	f.stop(cause)
 	return true
 }
 
-// end has nobody join a run any more.
+// end has no call join a run any more; the lock is held.
 func (t *Tool) end(key Key, f *flight) {
-	t.cache.mu.Lock()
-	defer t.cache.mu.Unlock()
 	if t.runs[key] == f {
 		delete(t.runs, key)
 	}

@@ -34,11 +34,8 @@ type Replayer struct {
 
 type summaryKey struct{ subject, epoch string }
 
-// NewReplayer returns a replayer; a nil log discards.
+// NewReplayer returns a replayer.
 func NewReplayer(b *bus.Bus, log *slog.Logger) *Replayer {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
 	return &Replayer{bus: store.Of(b), log: log, summaries: make(map[summaryKey]summary)}
 }
 

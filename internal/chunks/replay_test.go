@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -42,7 +43,7 @@ func newStore(t *testing.T, broker *meshtest.Server) *written {
 	if s.js, err = jetstream.New(s.nc); err != nil {
 		t.Fatal(err)
 	}
-	replayer := chunks.NewReplayer(b, nil)
+	replayer := chunks.NewReplayer(b, slog.New(slog.DiscardHandler))
 	sub, err := b.Conn().Subscribe("mesh.replay.>", func(m *nats.Msg) {
 		parsed, err := subjects.Parse(m.Subject)
 		if err != nil {

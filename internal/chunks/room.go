@@ -20,7 +20,8 @@ const (
 )
 
 // Room is what a node knows of the room that is left in a store, of which a part is kept
-// for what runs. Its methods may be called concurrently.
+// for what runs. Use [Room.Left] or [Room.Short] of one, not both. The methods may be called
+// concurrently.
 type Room struct {
 	base   context.Context //nolint:containedctx // ends with the node
 	bus    *bus.Bus
@@ -32,7 +33,6 @@ type Room struct {
 	mu         sync.Mutex
 	asked      time.Time // when the store was last asked
 	known      time.Time // when it last answered
-	tried      time.Time // when one that waits for the answer last asked
 	used, most int64     // bytes
 }
 
@@ -52,9 +52,9 @@ func (r *Room) Left(ctx context.Context) (left, most int64) {
 		return 0, 0
 	}
 	r.mu.Lock()
-	stale := time.Since(r.known) >= askEvery && time.Since(r.tried) >= askEvery
+	stale := time.Since(r.asked) >= askEvery
 	if stale {
-		r.tried = time.Now() // also where it does not answer: those who wait do not ask one after the other
+		r.asked = time.Now() // also if it does not answer: waiters do not ask one after the other
 	}
 	r.mu.Unlock()
 	if stale {

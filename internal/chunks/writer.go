@@ -57,10 +57,8 @@ type Writer struct {
 	subject string
 	rpc     subjects.RPCID
 	boot    subjects.BootID
-	epoch   string
 	first   string // message id of the first chunk
-	admit   func(size int) error
-	stored  func(c codec.Chunk, size int)
+	opts    WriterOptions
 	inbox   *bus.Inbox
 	changed chan struct{} // capacity 1: something below changed
 
@@ -100,16 +98,13 @@ type WriterOptions struct {
 
 // NewWriter prepares to store a call's chunks. boot tells this execution from
 // another one under the same rpc_id. Close it.
-func NewWriter(b *bus.Bus, session subjects.SessionID, rpc subjects.RPCID, boot subjects.BootID, opts *WriterOptions) (*Writer, error) {
+func NewWriter(b *bus.Bus, session subjects.SessionID, rpc subjects.RPCID, boot subjects.BootID, opts WriterOptions) (*Writer, error) {
 	subject, err := subjects.Chunks(session, rpc)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the stream cannot be named: %w", err)
 	}
 	w := &Writer{
-		bus: store.Of(b), subject: subject, rpc: rpc, boot: boot, base: 1, link: b.State().Generation, changed: make(chan struct{}, 1),
-	}
-	if opts != nil {
-		w.epoch, w.admit, w.stored = opts.Epoch, opts.Admit, opts.Stored
+		bus: store.Of(b), opts: opts, subject: subject, rpc: rpc, boot: boot, base: 1, link: b.State().Generation, changed: make(chan struct{}, 1),
 	}
 	if w.inbox, err = b.Open(w.deliver); err != nil {
 		return nil, err
@@ -124,7 +119,7 @@ func (w *Writer) Close() {
 	defer w.mu.Unlock()
 	w.closed = true
 	w.window = nil
-	w.wake()
+	wake.Up(w.changed)
 }
 
 // High is the Seq up to which everything is stored; 0 before the first chunk.
@@ -134,16 +129,12 @@ func (w *Writer) High() int64 {
 	return w.base - 1
 }
 
-func (w *Writer) wake() {
-	wake.Up(w.changed)
-}
-
 // Write sends a chunk to the store. The first one is acknowledged before Write
 // returns; later ones wait only while the window is full. The errors are
 // unavailable, payload_too_large, that of [WriterOptions.Admit], and
 // invalid_request if another execution stores under the same rpc_id.
 func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
-	header, body := c.Encode(w.rpc, w.epoch)
+	header, body := c.Encode(w.rpc, w.opts.Epoch)
 	p := pending{chunk: c, header: header, body: body}
 	first := c.Seq == 1
 	if first {
@@ -161,8 +152,8 @@ func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "item %d of the stream has %d bytes and %d of headers, the broker takes %d: yield less at once", c.Seq, len(body), headers, limit).
 			WithDetail("limit", limit).WithDetail("size", len(body)).WithOrigin(toolmesh.OriginAgent)
 	}
-	if w.admit != nil && !c.Terminal() {
-		if err := w.admit(p.size); err != nil {
+	if w.opts.Admit != nil && !c.Terminal() {
+		if err := w.opts.Admit(p.size); err != nil {
 			return err
 		}
 	}
@@ -327,7 +318,7 @@ func (w *Writer) fail(err error) {
 	if w.err == nil {
 		w.err = err
 	}
-	w.wake()
+	wake.Up(w.changed)
 }
 
 // deliver takes the acknowledgements.
@@ -364,8 +355,8 @@ func (w *Writer) acknowledged(seq int64) {
 	n := 0
 	for n < len(w.window) && w.window[n].acked {
 		w.bytes -= len(w.window[n].body)
-		if w.stored != nil {
-			w.stored(w.window[n].chunk, w.window[n].size)
+		if w.opts.Stored != nil {
+			w.opts.Stored(w.window[n].chunk, w.window[n].size)
 		}
 		n++
 	}
@@ -379,7 +370,7 @@ func (w *Writer) acknowledged(seq int64) {
 		w.window = nil
 	}
 	w.progress = time.Now()
-	w.wake()
+	wake.Up(w.changed)
 }
 
 // refused reads an error of the store; w.mu is held. It reports false if the
@@ -398,7 +389,7 @@ func (w *Writer) refused(seq int64, data []byte) bool {
 		w.fail(w.taken())
 	case conflict && seq == 1:
 		w.doubt = true
-		w.wake()
+		wake.Up(w.changed)
 	case ack.Error.ErrorCode == errStoreFailed, ack.Error.ErrorCode == errNoResources:
 		w.fail(toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store is full (%s): wait until older streams expire, or give it more room", ack.Error.Description).
 			WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "chunks_max").WithDetail("err_code", ack.Error.ErrorCode))

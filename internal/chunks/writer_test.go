@@ -30,7 +30,7 @@ func complete(count int64) codec.Chunk {
 	return codec.Chunk{Type: codec.ChunkComplete, Seq: count + 1, Count: count}
 }
 
-func newWriter(t *testing.T, b *bus.Bus, rpc string, opts *chunks.WriterOptions) *chunks.Writer {
+func newWriter(t *testing.T, b *bus.Bus, rpc string, opts chunks.WriterOptions) *chunks.Writer {
 	t.Helper()
 	w, err := chunks.NewWriter(b, "s", subjects.RPCID(rpc), "boot-1", opts)
 	if err != nil {
@@ -62,7 +62,7 @@ func TestWriter(t *testing.T) {
 	var told []int64
 	var size uint64
 	b := newBus(t, broker.Connect(t))
-	w := newWriter(t, b, "w", &chunks.WriterOptions{Epoch: "2", Stored: func(c codec.Chunk, n int) {
+	w := newWriter(t, b, "w", chunks.WriterOptions{Epoch: "2", Stored: func(c codec.Chunk, n int) {
 		mu.Lock()
 		defer mu.Unlock()
 		told = append(told, c.Seq)
@@ -122,11 +122,11 @@ func TestSecondExecutionIsRefused(t *testing.T) {
 	broker := meshtest.Broker(t)
 	s := newStore(t, broker)
 	for name, c := range map[string]codec.Chunk{"item": data(1, `"other"`), "terminal": complete(0)} {
-		first := newWriter(t, newBus(t, broker.Connect(t)), name, nil)
+		first := newWriter(t, newBus(t, broker.Connect(t)), name, chunks.WriterOptions{})
 		if err := first.Write(soon(t), data(1, item("1"))); err != nil {
 			t.Fatal(err)
 		}
-		second := newWriter(t, newBus(t, broker.Connect(t)), name, nil)
+		second := newWriter(t, newBus(t, broker.Connect(t)), name, chunks.WriterOptions{})
 		for range 2 {
 			if err := second.Write(soon(t), c); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
 				t.Errorf("second %s: %v, want invalid_request", name, err)
@@ -169,7 +169,7 @@ func TestFirstChunkSentAgain(t *testing.T) {
 			if err := back.Flush(); err != nil {
 				t.Fatal(err)
 			}
-			w := newWriter(t, newBus(t, silent.Connect(t)), c.rpc, nil)
+			w := newWriter(t, newBus(t, silent.Connect(t)), c.rpc, chunks.WriterOptions{})
 			done := make(chan error, 1)
 			go func() { done <- w.Write(soon(t), data(1, item("1"))) }()
 			first, err := asked.NextMsg(time.Minute)
@@ -242,7 +242,7 @@ func TestWriterGoesOnAfterTheStoreWasGone(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	s := newStore(t, broker)
-	w := newWriter(t, newBus(t, broker.Connect(t)), "r", nil)
+	w := newWriter(t, newBus(t, broker.Connect(t)), "r", chunks.WriterOptions{})
 	const n = 3000
 	reached, back := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -289,7 +289,7 @@ func TestWriterGoesBackOnANewConnection(t *testing.T) {
 	proxy := meshtest.NewProxy(t, broker)
 	nc := proxy.Connect(t)
 	b := newBus(t, nc)
-	w := newWriter(t, b, "w", nil)
+	w := newWriter(t, b, "w", chunks.WriterOptions{})
 	if err := w.Write(soon(t), data(1, "1")); err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +317,7 @@ func TestWriterGoesBackOnANewConnection(t *testing.T) {
 func TestFirstChunkWaitsForALeader(t *testing.T) {
 	t.Parallel()
 	b := newBus(t, meshtest.Broker(t).Connect(t))
-	w := newWriter(t, b, "e", nil)
+	w := newWriter(t, b, "e", chunks.WriterOptions{})
 	made := make(chan error, 1)
 	timer := time.AfterFunc(time.Second, func() { made <- store.Of(b).Ensure(t.Context(), nil) })
 	defer timer.Stop()
@@ -331,7 +331,7 @@ func TestFirstChunkWaitsForALeader(t *testing.T) {
 
 func TestWriterWithoutAStore(t *testing.T) {
 	t.Parallel()
-	w := newWriter(t, newBus(t, meshtest.Broker(t).Connect(t)), "n", nil)
+	w := newWriter(t, newBus(t, meshtest.Broker(t).Connect(t)), "n", chunks.WriterOptions{})
 	if err := w.Write(soon(t), data(1, "1")); toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
 		t.Errorf("first item: %v, want unavailable", err)
 	}
@@ -344,7 +344,7 @@ func TestWriterOfAFullStore(t *testing.T) {
 	if err := store.Of(b).Ensure(t.Context(), &store.Layout{ChunksMax: 100_000}); err != nil {
 		t.Fatal(err)
 	}
-	w := newWriter(t, b, "full", nil)
+	w := newWriter(t, b, "full", chunks.WriterOptions{})
 	body := `"` + strings.Repeat("x", 10_000) + `"`
 	var err error
 	for i := int64(1); i < 100 && err == nil; i++ {
@@ -364,7 +364,7 @@ func TestChunkThatIsTooLarge(t *testing.T) {
 	broker := meshtest.Broker(t, meshtest.MaxPayload(64<<10))
 	newStore(t, broker)
 	rpc := strings.Repeat("r", 60)
-	w := newWriter(t, newBus(t, broker.Connect(t)), rpc, nil)
+	w := newWriter(t, newBus(t, broker.Connect(t)), rpc, chunks.WriterOptions{})
 	for _, size := range []int{64<<10 + 1, 64 << 10, 64<<10 - 200} {
 		err := w.Write(soon(t), data(1, strings.Repeat("1", size)))
 		if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodePayloadTooLarge || e.Details["size"] != size {
@@ -385,7 +385,7 @@ func TestWindowIsBounded(t *testing.T) {
 			broker := meshtest.Broker(t)
 			newStore(t, broker)
 			proxy := meshtest.NewProxy(t, broker)
-			w := newWriter(t, newBus(t, proxy.Connect(t)), "b", nil)
+			w := newWriter(t, newBus(t, proxy.Connect(t)), "b", chunks.WriterOptions{})
 			if err := w.Write(soon(t), data(1, body)); err != nil {
 				t.Fatal(err)
 			}
@@ -415,7 +415,7 @@ func TestClosedWriter(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	newStore(t, broker)
-	w := newWriter(t, newBus(t, broker.Connect(t)), "c", nil)
+	w := newWriter(t, newBus(t, broker.Connect(t)), "c", chunks.WriterOptions{})
 	if err := w.Write(soon(t), data(1, "1")); err != nil {
 		t.Fatal(err)
 	}

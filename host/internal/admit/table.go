@@ -95,10 +95,14 @@ func (r *Record) Size() int64 {
 }
 
 // Refusal makes an error say that nothing was started, unless it says otherwise.
-func Refusal(err error) *toolmesh.Error {
+func Refusal(err error) *toolmesh.Error { return Failure(err, toolmesh.StartedNo) }
+
+// Failure makes an error say whether the tool had started, and that the node reports it, unless
+// it says otherwise.
+func Failure(err error, started toolmesh.Started) *toolmesh.Error {
 	e := toolmesh.AsError(err)
 	if e.Started == toolmesh.StartedUnknown {
-		e = e.WithStarted(toolmesh.StartedNo)
+		e = e.WithStarted(started)
 	}
 	if e.Origin == "" {
 		e = e.WithOrigin(toolmesh.OriginAgent)
@@ -171,8 +175,7 @@ type Table[T any] struct {
 	shares  shares
 	names   map[uint64]*entry[T] // by hash of the key: a table of texts is slow to search and to collect
 	spare   []entry[T]           // made together, as they are forgotten together
-	ring    []*entry[T]          // those that have ended, in order, from head on
-	head    int
+	kept    []*entry[T]          // those that have ended, in order
 	size    int
 	past    past
 	horizon time.Time // names of calls that ended before it are forgotten
@@ -552,9 +555,9 @@ func (t *Table[T]) keep(k *entry[T], record Record) {
 		t.drop(k) // the others need not give way to it
 		return
 	}
-	t.ring = append(t.ring, k)
+	t.kept = append(t.kept, k)
 	t.size += k.size
-	for len(t.ring)-t.head > maxResults || t.size > maxKept {
+	for len(t.kept) > maxResults || t.size > maxKept {
 		t.drop(t.oldest())
 	}
 }
@@ -574,16 +577,12 @@ func (t *Table[T]) forget(k *entry[T]) {
 	*k = entry[T]{} // those it was made together with keep its room
 }
 
-// oldest takes the oldest record off the ring, which has one; t.mu is held.
+// oldest removes the oldest of the kept records, of which there is one; t.mu is held.
 func (t *Table[T]) oldest() *entry[T] {
-	k := t.ring[t.head]
-	t.ring[t.head] = nil
-	t.head++
+	k := t.kept[0]
+	t.kept[0] = nil
+	t.kept = t.kept[1:] // append copies the others alone
 	t.size -= k.size
-	if t.head > 1024 && t.head*2 > len(t.ring) {
-		t.ring = append([]*entry[T](nil), t.ring[t.head:]...)
-		t.head = 0
-	}
 	return k
 }
 
@@ -653,13 +652,13 @@ func (t *Table[T]) Sweep() {
 	if t.horizon = t.horizon.Add(sweepStep); t.horizon.After(now.Add(-keepNames)) {
 		t.horizon = now.Add(-keepNames)
 	}
-	for t.head < len(t.ring) && !t.ring[t.head].ended.After(t.horizon) {
+	for len(t.kept) > 0 && !t.kept[0].ended.After(t.horizon) {
 		k := t.oldest()
 		t.past.forgotten(k.ended)
 		t.forget(k)
 	}
-	if t.head == len(t.ring) {
-		t.ring, t.head = nil, 0
+	if len(t.kept) == 0 {
+		t.kept = nil
 	}
 	t.past.sweep(t.horizon)
 	t.shares.sweep(now)

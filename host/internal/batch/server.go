@@ -338,18 +338,13 @@ func tooLarge(size int, limit int64) *toolmesh.Error {
 		WithDetail("limit", limit).WithDetail("size", size).WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
 }
 
-// joined is encoded results as one list, which is what the table keeps.
+// joined returns encoded results, at least one, as one list, which the table keeps.
 func joined(results [][]byte) json.RawMessage {
-	n := 2
+	var list []byte
+	before := byte('[')
 	for _, r := range results {
-		n += len(r) + 1
-	}
-	list := append(make([]byte, 0, n), '[')
-	for i, r := range results {
-		if i > 0 {
-			list = append(list, ',')
-		}
-		list = append(list, r...)
+		list = append(append(list, before), r...)
+		before = ','
 	}
 	return append(list, ']')
 }

@@ -170,14 +170,6 @@ func (a *asking) wait() {
 func (k *Lanes) await(ctx context.Context, g *Grant, a *asking) codec.LaneAnswer {
 	sent := map[uint64]time.Time{}
 	k.askOwner(g, a, sent)
-	select {
-	case answer := <-a.answers: // as a rule, of a lane of this node's
-		if k.grant(g, answer, sent) || answer.State != codec.LaneGranted && answer.State != codec.LaneWaiting {
-			return answer
-		}
-		a.wait()
-	default:
-	}
 	ticker := time.NewTicker(askEvery)
 	defer ticker.Stop()
 	heard := time.Now()

@@ -476,7 +476,7 @@ func TestMessagesOfALane(t *testing.T) {
 				return subjects
 			}
 			switch {
-			case strings.HasPrefix(msg.Subject, "mesh.hb."), strings.Contains(msg.Subject, "MESH_NODES"), strings.HasPrefix(msg.Subject, "_INBOX") && strings.Contains(string(msg.Data), `"stream":`),
+			case strings.HasPrefix(msg.Subject, "mesh.hb."), strings.HasPrefix(msg.Subject, "mesh.evt."), strings.Contains(msg.Subject, "MESH_NODES"), strings.HasPrefix(msg.Subject, "_INBOX") && strings.Contains(string(msg.Data), `"stream":`),
 				strings.HasPrefix(msg.Subject, "$SYS"), strings.HasPrefix(msg.Subject, "$JS.EVENT"), strings.Contains(string(msg.Data), `"renew`):
 			default:
 				subjects = append(subjects, msg.Subject)

@@ -59,17 +59,15 @@ func Overlap(a, b Key) bool {
 	return slices.Equal(a.place[:n], b.place[:n])
 }
 
-// Rule is what makes the keys of a tool's calls. It does not change.
+// Rule makes the keys of a tool's calls. It does not change.
 type Rule struct {
-	alone     bool
-	read      bool
-	prefix    []string   // of every key
-	parts     []template // other than the path
-	path      template
-	defaults  map[string]json.RawMessage
-	constant  bool // no part names a parameter
-	everybody Key  // of a constant rule
-	text      string
+	read     bool
+	prefix   []string   // of every key
+	parts    []template // other than the path
+	path     template
+	defaults map[string]json.RawMessage
+	constant *Key // of all calls; nil if a part names a parameter
+	text     string
 }
 
 // Text is equal for rules that make equal keys of equal calls.
@@ -92,19 +90,19 @@ func RuleOf(d *tool.Descriptor, independent bool) *Rule {
 	}
 	a := &d.Annotations
 	if a.Alone || a.ResourceKey.Dynamic || !a.ParallelSafe && !independent {
-		return &Rule{alone: true}
+		return &Rule{constant: &Key{}}
 	}
 	parts := a.ResourceKey.Parts
-	r := &Rule{read: a.ReadOnly, constant: true, text: strconv.FormatBool(a.ReadOnly) + " " + strings.Join(parts, "\x00")}
+	r := &Rule{read: a.ReadOnly, text: strconv.FormatBool(a.ReadOnly) + " " + strings.Join(parts, "\x00")}
 	if len(parts) == 0 {
 		inBatch := a.LaneScope == "" || a.LaneScope == tool.LaneBatch
-		r.everybody = Key{place: []string{"2", "safe", string(d.ID)}, read: r.read || inBatch}
+		r.constant = &Key{place: []string{"2", "safe", string(d.ID)}, read: r.read || inBatch}
 		return r
 	}
-	hierarchy := len(parts) - 1
+	hierarchy, constant := len(parts)-1, true
 	for i, part := range parts {
 		if placeholder.MatchString(part) {
-			hierarchy, r.constant = i, false
+			hierarchy, constant = i, false
 		}
 	}
 	// The number of parts and the place of the path come first, so that keys of
@@ -128,8 +126,8 @@ func RuleOf(d *tool.Descriptor, independent bool) *Rule {
 			r.defaults[name] = p.Default
 		}
 	}
-	if r.constant {
-		r.everybody = r.key(nil)
+	if constant {
+		r.constant = new(r.Key(nil))
 	}
 	return r
 }
@@ -137,16 +135,9 @@ func RuleOf(d *tool.Descriptor, independent bool) *Rule {
 // Key returns the key of a call. args is the arguments object, which has not been
 // checked against the schema.
 func (r *Rule) Key(args json.RawMessage) Key {
-	switch {
-	case r.alone:
-		return Key{}
-	case r.constant:
-		return r.everybody
+	if r.constant != nil {
+		return *r.constant
 	}
-	return r.key(args)
-}
-
-func (r *Rule) key(args json.RawMessage) Key {
 	k := Key{read: r.read, place: append(make([]string, 0, len(r.prefix)+len(r.parts)+4), r.prefix...)}
 	var given map[string]json.RawMessage
 	_ = json.Unmarshal(args, &given) // what is no object fails when it is called

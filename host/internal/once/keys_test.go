@@ -30,10 +30,7 @@ func node(t *testing.T, broker *meshtest.Server, id subjects.NodeID) *Keys {
 	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	p, err := presence.New(b, id, "boot", &presence.Options{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := presence.New(b, "mesh.hb."+string(id), "boot", &presence.Options{Logger: slog.New(slog.DiscardHandler)})
 	var running sync.WaitGroup
 	t.Cleanup(running.Wait)
 	return New(Options{

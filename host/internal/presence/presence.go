@@ -85,18 +85,14 @@ type Presence struct {
 	asking   chan struct{} // closed when the registry has been asked; nil: nobody waits
 }
 
-// New returns the presence of a node. Nothing is sent before [Presence.Start]. The
-// error is invalid_request for a node id that cannot be.
-func New(b *bus.Bus, node subjects.NodeID, boot subjects.BootID, opts *Options) (*Presence, error) {
-	subject, err := subjects.Heartbeat(node)
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
-	}
+// New returns the presence of a node, whose heartbeats have a subject. Nothing is sent before
+// [Presence.Start].
+func New(b *bus.Bus, subject string, boot subjects.BootID, opts *Options) *Presence {
 	return &Presence{
 		bus: b, opts: *opts, log: opts.Logger, boot: string(boot), subject: subject,
 		gone: make(chan struct{}), done: make(chan struct{}),
 		wake: make(chan struct{}, 1), announce: make(chan struct{}, 1), question: make(chan struct{}, 1),
-	}, nil
+	}
 }
 
 // Start takes the lease, and begins to beat. Only what the operator must hear of is an

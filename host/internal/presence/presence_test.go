@@ -27,16 +27,13 @@ func node(t *testing.T, broker *meshtest.Server) *Presence {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
-	p, err := New(b, "one", "mine", &Options{
+	p := New(b, "mesh.hb.one", "mine", &Options{
 		Prepare:   func(ctx context.Context) error { return store.Of(b).Ensure(ctx, nil) },
 		Record:    func() registry.NodeRecord { return registry.NodeRecord{Node: "one", Boot: "mine", State: "serving"} },
 		Heartbeat: func() codec.Heartbeat { return codec.Heartbeat{Node: "one", Boot: "mine", State: "serving"} },
 		Write:     func(context.Context) error { return nil },
 		Logger:    slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := p.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -111,15 +111,16 @@ func (p *pacer) forget(call admit.Key) {
 	}
 }
 
-// read notes that a caller has read the result of a call.
-func (p *pacer) read(call admit.Key) {
+// Read notes that a caller has read the answer of a call.
+func (p *pacer) Read(call admit.Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.forget(call)
 }
 
-// tick lets go what has been on its way for long enough; the ticker calls it.
-func (p *pacer) tick(now time.Time) {
+// Tick counts results as read that have been in transit for long enough. The node calls it a few
+// times a second.
+func (p *pacer) Tick(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for call, u := range p.unread {

@@ -58,14 +58,14 @@ func TestResultsArePaced(t *testing.T) {
 	waits(1)
 	p.wait(done, reader(0, "b", true), size)         // another connection
 	p.wait(done, reader(0, "c", false), 2*pacedMost) // larger than all that may be: alone it goes
-	p.tick(time.Now().Add(readWithin - time.Second))
+	p.Tick(time.Now().Add(readWithin - time.Second))
 	waits(1)
-	p.read(admit.Key{Session: "s", RPC: "a3"})
-	p.read(admit.Key{Session: "s", RPC: "a3"}) // once more is nothing
-	p.read(admit.Key{Session: "t", RPC: "a4"}) // another session's
+	p.Read(admit.Key{Session: "s", RPC: "a3"})
+	p.Read(admit.Key{Session: "s", RPC: "a3"}) // once more is nothing
+	p.Read(admit.Key{Session: "t", RPC: "a4"}) // another session's
 	next(fit)
 	waits(1)
-	p.tick(time.Now().Add(readWithin)) // gone, or it never says anything
+	p.Tick(time.Now().Add(readWithin)) // gone, or it never says anything
 	for n := range fit {
 		next(fit + 1 + n)
 	}
@@ -75,19 +75,19 @@ func TestResultsArePaced(t *testing.T) {
 	p.wait(given, reader(99, "a", true), size) // its time is up
 	waits(1)
 	for n := range 3 * fit {
-		p.read(admit.Key{Session: "s", RPC: subjects.RPCID(fmt.Sprint("a", n))})
-		p.tick(time.Now().Add(time.Minute))
+		p.Read(admit.Key{Session: "s", RPC: subjects.RPCID(fmt.Sprint("a", n))})
+		p.Tick(time.Now().Add(time.Minute))
 	}
 	for n := 2*fit + 1; n < 3*fit; n++ {
 		next(n)
 	}
-	p.tick(time.Now().Add(time.Minute))
+	p.Tick(time.Now().Add(time.Minute))
 	if len(p.inbox) != 0 || len(p.unread) != 0 {
 		t.Errorf("left: %d inboxes, %d results", len(p.inbox), len(p.unread))
 	}
 	// A caller that says nothing has as much again soon.
 	for range 4 {
 		p.wait(done, reader(0, "d", false), pacedMost)
-		p.tick(time.Now().Add(readGuess))
+		p.Tick(time.Now().Add(readGuess))
 	}
 }

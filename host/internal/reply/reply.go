@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
-	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -40,8 +39,8 @@ type Options struct {
 // Replies sends a node's answers. Its methods may be called concurrently.
 type Replies struct {
 	Options
+	pacer
 	unsent unsent
-	pacer  pacer
 }
 
 var _ stream.Replies = (*Replies)(nil)
@@ -80,13 +79,6 @@ func (p *Replies) Pace(ctx context.Context, r *stream.Reader, record admit.Recor
 		p.pacer.wait(ctx.Done(), r, len(record.Result))
 	}
 }
-
-// Read notes that a caller has read the answer of a call.
-func (p *Replies) Read(call admit.Key) { p.pacer.read(call) }
-
-// Tick lets answers go that have waited for long enough. The node calls it a few times a
-// second.
-func (p *Replies) Tick(now time.Time) { p.pacer.tick(now) }
 
 // AnswerNow sends the answer of a call that is over.
 func (p *Replies) AnswerNow(r *stream.Reader, record admit.Record) {
@@ -250,11 +242,7 @@ func (p *Replies) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *t
 		ref, err = payloads.Store(p.Base, store.Of(p.Bus), session, account, bytes.NewReader(value), p.PayloadMax)
 	}
 	if err != nil {
-		e := toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
-		if e.Origin == "" {
-			e = e.WithOrigin(toolmesh.OriginAgent)
-		}
-		return nil, e
+		return nil, admit.Failure(toolmesh.AsError(err).WithStarted(toolmesh.StartedYes), toolmesh.StartedYes)
 	}
 	p.Payloads.Hold(ref, value)
 	return ref, nil

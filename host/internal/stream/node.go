@@ -57,7 +57,7 @@ type Execution interface {
 // a subject.
 type Store interface {
 	bus.Opener
-	Writer(session subjects.SessionID, rpc subjects.RPCID, opts *chunks.WriterOptions) (Writer, error)
+	Writer(session subjects.SessionID, rpc subjects.RPCID, opts chunks.WriterOptions) (Writer, error)
 	Read(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID, epoch string, req codec.ReplayRequest) (chunks.Page, error)
 	// MaxPayload is how long a message may be, in bytes; 0 is not known.
 	MaxPayload() int64

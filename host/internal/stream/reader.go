@@ -388,7 +388,7 @@ func (j *Reader) read() {
 			next, misses = got, 0
 			continue
 		case err != nil && (ended != nil || r.node.Base.Err() != nil || toolmesh.CodeOf(err) != toolmesh.CodeUnavailable && toolmesh.CodeOf(err) != toolmesh.CodeBusy):
-			j.fail(admit.Record{Err: refusedItem(err)})
+			j.fail(admit.Record{Err: admit.Failure(err, toolmesh.StartedYes)})
 			return
 		case ended == nil: // the store lags, or does not answer what stores the items either, or others read
 		case !ended.Streamed:

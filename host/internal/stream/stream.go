@@ -84,7 +84,7 @@ func New(ctx context.Context, r *Readers, epoch string, total bool) (*Stream, er
 		readers: r, node: r.node, req: req, total: total, credited: make(chan struct{}, 1),
 		account: subjects.Account(req.Session, epoch), paced: req.HasCredit, credit: req.Credit, creditAt: now, itemAt: now, began: now,
 	}
-	w, err := s.node.Store.Writer(req.Session, req.RPCID, &chunks.WriterOptions{Epoch: epoch, Admit: s.admit, Stored: s.stored})
+	w, err := s.node.Store.Writer(req.Session, req.RPCID, chunks.WriterOptions{Epoch: epoch, Admit: s.admit, Stored: s.stored})
 	if err != nil {
 		return nil, err
 	}
@@ -225,10 +225,6 @@ func (s *Stream) Grant(seq int64) {
 	s.credit = max(s.credit, seq)
 	s.creditAt = time.Now()
 	s.mu.Unlock()
-	s.creditChanged()
-}
-
-func (s *Stream) creditChanged() {
 	wake.Up(s.credited)
 }
 
@@ -328,7 +324,7 @@ func (s *Stream) Tick(now time.Time) {
 	case deserted:
 		s.readers.call.End(errGone)
 	case silent:
-		s.creditChanged()
+		wake.Up(s.credited)
 	case idle:
 		s.readers.call.End(errIdle)
 	}
@@ -372,7 +368,7 @@ func (s *Stream) Finish(record admit.Record) admit.Record {
 
 func (s *Stream) conclude(record admit.Record) admit.Record {
 	if s.failed != nil {
-		record.Err = refusedItem(s.failed)
+		record.Err = admit.Failure(s.failed, toolmesh.StartedYes)
 	}
 	if s.seq == 0 && record.Err != nil {
 		return s.refused(record.Err)
@@ -396,7 +392,7 @@ func (s *Stream) conclude(record admit.Record) admit.Record {
 		s.readers.flows()
 		return record
 	}
-	lost := refusedItem(err)
+	lost := admit.Failure(err, toolmesh.StartedYes)
 	if s.seq == 0 {
 		return s.refused(lost)
 	}
@@ -420,15 +416,4 @@ func (s *Stream) refused(err *toolmesh.Error) admit.Record {
 		s.node.Replies.Answer(first, record)
 	}
 	return record
-}
-
-func refusedItem(err error) *toolmesh.Error {
-	e := toolmesh.AsError(err)
-	if e.Started == toolmesh.StartedUnknown {
-		e = e.WithStarted(toolmesh.StartedYes)
-	}
-	if e.Origin == "" {
-		e = e.WithOrigin(toolmesh.OriginAgent)
-	}
-	return e
 }

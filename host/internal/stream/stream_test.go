@@ -65,7 +65,7 @@ func (f *fake) Open(deliver func(*nats.Msg, error)) (*bus.Inbox, error) {
 	return f.bus.Open(deliver)
 }
 
-func (f *fake) Writer(_ subjects.SessionID, _ subjects.RPCID, opts *chunks.WriterOptions) (Writer, error) {
+func (f *fake) Writer(_ subjects.SessionID, _ subjects.RPCID, opts chunks.WriterOptions) (Writer, error) {
 	f.stored, f.admit = opts.Stored, opts.Admit
 	return f, nil
 }
