@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -102,5 +103,17 @@ func TestGatewayPage(t *testing.T) {
 	}
 	if got := shell(`curl -s http://127.0.0.1:8420/v1/indexes -d '{"source":"https://127.0.0.1:1/nothing.git"}'` + admin); !strings.Contains(got, "event: step\n") || !strings.Contains(got, "event: problem\n") {
 		t.Errorf("what cannot be fetched: %s", got)
+	}
+	// The gateway of a router that stops tells the readers of a session's token to go on elsewhere.
+	var readers struct{ Token string }
+	u.json(t, &readers, "session", "create", "readers", "--key", "--json", "--server="+p.url)
+	router, _ := u.start(t, t.TempDir(), "mesh-router", "--server="+p.url, "--nkey="+filepath.Join(p.dir, "keys", "node.nk"), "--gateway-listen=127.0.0.1:0")
+	at := router.await(t, router.logs, `gateway=(http\S+)`)[1]
+	stream, items := u.start(t, t.TempDir(), "curl", "-sN", at+"/v1/tools/lab.streams.countdown", "-H", "Accept: text/event-stream",
+		"-H", "Authorization: Bearer "+readers.Token, "-d", `{"start":1000}`)
+	stream.await(t, items, "data: 999")
+	router.signal(t, syscall.SIGTERM)
+	if said := stream.await(t, items, `event: problem\ndata: (.*)`)[1]; !strings.Contains(said, `"code":"unavailable"`) {
+		t.Errorf("the stream of a router that stops ends with %s", said)
 	}
 }

@@ -98,6 +98,7 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	log.Info("ready", slog.String("node", string(r.Node())), slog.String("version", version))
 	<-ctx.Done()
 	log.Info("stopping: signalled")
+	unserve() // first: the router's view says whose tokens are valid
 	kept()
 	if err := r.Close(); err != nil {
 		return fmt.Errorf("stop: %w", err)
