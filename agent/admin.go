@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -124,31 +125,26 @@ func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, m *nats.Msg,
 	}
 }
 
-// listWithin bounds how long an install waits for the registry: the tools are
-// served, only not listed yet.
+// listWithin bounds how long an install waits until the registry lists its tools, which are
+// served by then.
 const listWithin = 5 * time.Second
 
-// listed waits until this node's view of the registry has the tools, so that
-// a caller that hears that they are installed finds them.
+// listed waits until this node's view has the tools, so that the caller of the install finds
+// them.
 func (a *Agent) listed(ctx context.Context, session subjects.SessionID, tools []subjects.ToolID) {
 	if session == "" {
 		session = subjects.DefaultSession
 	}
 	changed := make(chan struct{}, 1)
 	defer a.member.View.Notify(changed)()
-	timer := time.NewTimer(listWithin)
-	defer timer.Stop()
+	ctx, cancel := context.WithTimeout(ctx, listWithin)
+	defer cancel()
 	for _, id := range tools {
-		for {
-			if r, ok := a.member.View.Route(session, id); ok && len(r.Nodes) > 0 {
-				break
-			}
+		for r, ok := a.member.View.Route(session, id); !ok || len(r.Nodes) == 0; r, ok = a.member.View.Route(session, id) {
 			select {
 			case <-changed:
-			case <-timer.C:
-				a.log.Warn("installed tools are not listed yet", slog.String("tool", string(id)))
-				return
 			case <-ctx.Done():
+				a.log.Warn("installed tools are not listed yet", slog.String("tool", string(id)))
 				return
 			}
 		}
@@ -172,31 +168,24 @@ func (r *adminReply) send(header nats.Header, data []byte) error {
 	return r.a.member.Bus.Conn().PublishMsg(&nats.Msg{Subject: r.to, Header: header, Data: data})
 }
 
-// alive tells a caller that asked for keepalives which node has the request,
-// before there is anything to say of it. The header tells it from the end.
+// alive tells a caller that asked for keepalives which node has the request. A header tells the
+// keepalive from the end of the answer.
 func (r *adminReply) alive() {
 	r.sent(r.send(nats.Header{codec.HeaderKeepalive: {"1"}}, nil))
 }
 
-// repeat says each second that the request is being worked on, until stop returns: a caller
-// that hears it no more, and has no end, has lost the answer.
+// repeat sends a keepalive each second until stop returns: a caller without one and without the
+// end of the answer has lost the answer.
 func (r *adminReply) repeat() (stop func()) {
-	done := make(chan struct{})
+	ctx, end := context.WithCancel(context.Background())
 	var repeating sync.WaitGroup
 	repeating.Go(func() {
-		ticker := time.NewTicker(time.Second)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ticker.C:
-				r.alive()
-			case <-done:
-				return
-			}
+		for wake.After(ctx, time.Second) {
+			r.alive()
 		}
 	})
 	return func() {
-		close(done)
+		end()
 		repeating.Wait()
 	}
 }

@@ -157,8 +157,7 @@ func (a *Agent) Node() subjects.NodeID { return a.opts.Node }
 // administrative request, or another process took its node's id. Stop it then.
 func (a *Agent) Done() <-chan struct{} { return a.done }
 
-// Err is why the agent is done, if that was nobody's order: another process is
-// its node. nil otherwise.
+// Err says why the agent is done, if another process has become its node; nil otherwise.
 func (a *Agent) Err() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -212,7 +211,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	if err = a.subscribeAdmin(); err != nil {
 		return err
 	}
-	// Callers that hear that the agent has started may ask at once, over another connection.
+	// Once the agent has started, callers may ask at once over another connection.
 	if err = a.member.Bus.Ping(ctx); err != nil && a.member.Bus.Connected() {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the broker did not confirm the agent's subscriptions: %w", err)
 	}
@@ -266,7 +265,7 @@ func (a *Agent) Stop(ctx context.Context) error {
 	return a.stopErr
 }
 
-// release takes down what Start has put up; a.mu is held.
+// release ends everything that Start began; a.mu is held.
 func (a *Agent) release(ctx context.Context) error {
 	var errs []error
 	for _, sub := range a.subs {
@@ -293,7 +292,7 @@ func (a *Agent) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// queued is how many admitted calls wait for a worker, or for a command's place.
+// queued is the number of admitted calls that wait for a worker or for a command's slot.
 func (a *Agent) queued() int {
 	n := 0
 	for _, i := range a.indexes() {

@@ -32,7 +32,7 @@ type openInstances struct {
 func (w *builder) Lock(ctx context.Context, dir string, m *index.Manifest, env map[string]string, progress deploy.Progress) ([]byte, error) {
 	var lock executor.Lock
 	var err error
-	o := executor.LockOptions{Python: m.Python, Vars: declaredVars(m, env), NoBuild: deploy.WithoutBuilds(ctx)}
+	o := executor.LockOptions{Python: m.Python, Vars: valuesOf(m.Env, env), NoBuild: deploy.WithoutBuilds(ctx)}
 	if m.IsScript() {
 		lock, err = w.a.executor.LockRequirements(ctx, m.Convention, m.Requirements, o, steps(progress, 20, 35))
 	} else {
@@ -44,16 +44,15 @@ func (w *builder) Lock(ctx context.Context, dir string, m *index.Manifest, env m
 	return encodeLock(lock)
 }
 
-// declaredVars are the values of the variables that an index declares, of all that it
-// was given.
-func declaredVars(m *index.Manifest, env map[string]string) map[string]string {
-	vars := map[string]string{}
-	for _, v := range m.Env {
+// valuesOf returns the values that variables were given.
+func valuesOf(vars []index.EnvVar, env map[string]string) map[string]string {
+	values := map[string]string{}
+	for _, v := range vars {
 		if value, ok := env[v.Name]; ok {
-			vars[v.Name] = value
+			values[v.Name] = value
 		}
 	}
-	return vars
+	return values
 }
 
 // lockFile is how a lock is kept in a bundle.
@@ -150,7 +149,7 @@ func accountOf(b deploy.Build) string {
 // makingOf says how the environment of a build is made.
 func makingOf(ctx context.Context, b deploy.Build) executor.Making {
 	return executor.Making{
-		Account: accountOf(b), Own: len(b.Manifest.Init) > 0, Vars: declaredVars(b.Manifest, b.Env), NoBuild: deploy.WithoutBuilds(ctx),
+		Account: accountOf(b), Own: len(b.Manifest.Init) > 0, Vars: valuesOf(b.Manifest.Env, b.Env), NoBuild: deploy.WithoutBuilds(ctx),
 	}
 }
 
@@ -232,15 +231,9 @@ func takesTurns(b deploy.Build) bool {
 	})
 }
 
-// varsOf are the values of the variables that a tool may see.
+// varsOf returns the values of the variables that a tool may see.
 func varsOf(b deploy.Build, name string) map[string]string {
-	vars := make(map[string]string)
-	for _, v := range b.Manifest.EnvOf(name) {
-		if value, ok := b.Env[v.Name]; ok {
-			vars[v.Name] = value
-		}
-	}
-	return vars
+	return valuesOf(b.Manifest.EnvOf(name), b.Env)
 }
 
 // secretsOf are the values of the variables that are declared as secret.

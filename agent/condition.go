@@ -1,14 +1,13 @@
 package agent
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/registry"
-	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // Stuck is why the agent does not get on, whatever the broker does; nil while it does.
@@ -31,31 +30,17 @@ func (a *Agent) Condition() (note string, err error) {
 	}
 	building, failed := d.Outstanding()
 	if len(building) > 0 && !a.served.Load() {
-		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "being built: %s", someOf(building))
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "being built: %s", deploy.Some(building))
 	}
 	a.served.Store(true)
 	var notes []string
 	if len(building) > 0 {
-		notes = append(notes, "being built: "+someOf(building))
+		notes = append(notes, "being built: "+deploy.Some(building))
 	}
 	if len(failed) > 0 {
-		notes = append(notes, "not served as installed, see mesh ls: "+someOf(failed))
+		notes = append(notes, "not served as installed, see mesh ls: "+deploy.Some(failed))
 	}
 	return strings.Join(notes, "; "), nil
-}
-
-// someOf is the first of some names, as a text.
-func someOf(names []subjects.IndexName) string {
-	const most = 10
-	rest := ""
-	if len(names) > most {
-		names, rest = names[:most], fmt.Sprintf(" and %d more", len(names)-most)
-	}
-	texts := make([]string, len(names))
-	for i, n := range names {
-		texts[i] = string(n)
-	}
-	return strings.Join(texts, ", ") + rest
 }
 
 // Figures are those of the node; nil before it has started.

@@ -103,15 +103,6 @@ func (i *instance) service() host.Service {
 // Build implements [deploy.Instance].
 func (i *instance) Build() deploy.Build { return i.build }
 
-// Tools implements [deploy.Instance].
-func (i *instance) Tools() []subjects.ToolID {
-	ids := make([]subjects.ToolID, len(i.tools))
-	for n, t := range i.tools {
-		ids[n] = t.Descriptor.ID
-	}
-	return ids
-}
-
 // Descriptors implements [deploy.Instance].
 func (i *instance) Descriptors() []*tool.Descriptor {
 	all := make([]*tool.Descriptor, len(i.tools))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 
-	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -35,8 +34,7 @@ func (w *builder) Plan(ctx context.Context, b deploy.Build, progress deploy.Prog
 	env, err := w.a.executor.Environment(ctx, b.Dir, lock, making, steps(progress, 40, 65))
 	if err == nil {
 		w.a.executor.Release(env)
-	} else if e := toolmesh.AsError(err); e.Details["reason"] == "builds" {
-		p.Builds, _ = e.Details["builds"].([]string)
+	} else if p.Builds = deploy.ToBuild(err); p.Builds != nil {
 		err = nil
 	}
 	return p, err

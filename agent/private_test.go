@@ -74,6 +74,7 @@ func TestAPrivateDependencyOfADeclaredVariable(t *testing.T) {
 	if r, err := newClient(t, nc, nil).Call(t.Context(), "lab.t.f", nil); err != nil || string(r.Value) != `"private"` {
 		t.Errorf("from the second node: %v, %v", r, err)
 	}
+	meshtest.End(t, second) // it makes and removes folders while it runs
 	for _, dir := range []string{one, two} {
 		err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || !entry.Type().IsRegular() {

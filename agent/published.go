@@ -19,9 +19,8 @@ type place struct {
 
 func (i *instance) place() place { return place{i.build.Name, i.build.Session} }
 
-// published are the instances that the host serves at the moment. What is to be
-// said of a tool may change while another revision takes its place: only the
-// instance that is served may be published again.
+// published are the instances that the host serves now. A tool's notice may change while another
+// revision takes its place: only a served instance may be published again.
 type published struct {
 	mu sync.Mutex
 	by map[place]*instance
@@ -38,7 +37,7 @@ func (p *published) publish(ctx context.Context, h *host.Host, i *instance) erro
 	return nil
 }
 
-// instead has do put something else in a place.
+// instead calls do, which puts something else in a place.
 func (p *published) instead(at place, do func() error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -46,7 +45,7 @@ func (p *published) instead(at place, do func() error) error {
 	return do()
 }
 
-// again publishes once more what is served and has other notices than before.
+// again publishes the served instances with changed notices once more.
 func (p *published) again(ctx context.Context, h *host.Host, log *slog.Logger) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -62,11 +61,11 @@ func (p *published) again(ctx context.Context, h *host.Host, log *slog.Logger) {
 	}
 }
 
-// noticeWait bounds how long a notice takes to be published.
+// noticeWait bounds the publication of a notice.
 const noticeWait = 10 * time.Second
 
-// quarantined notes what callers have to expect of a function's tools, and has
-// it published. It is called by the executor, which waits.
+// quarantined notes what callers must expect of a function's tools, to be published. The executor
+// calls it, and waits.
 func (i *instance) quarantined(function, reason string) {
 	i.noticesMu.Lock()
 	if reason == "" {

@@ -12,8 +12,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// sessionCheck is how often the workers of sessions are compared with the sessions
-// that there are, beside each change of those.
+// sessionCheck is how often the workers of sessions are compared with the existing sessions, in
+// addition to each change of these.
 const sessionCheck = 5 * time.Second
 
 // followSessions ends the workers that are bound to sessions when those end, until
@@ -26,17 +26,14 @@ func (a *Agent) followSessions() {
 		defer cancel()
 		// A call that was admitted just before its session's end may get its worker
 		// just after it.
-		again := time.NewTicker(sessionCheck)
-		defer again.Stop()
 		for {
 			select {
 			case <-changed:
-				a.endSessions(a.base, view)
-			case <-again.C:
-				a.endSessions(a.base, view)
+			case <-time.After(sessionCheck):
 			case <-a.base.Done():
 				return
 			}
+			a.endSessions(a.base, view)
 		}
 	})
 }
@@ -54,9 +51,9 @@ func (a *Agent) endSessions(ctx context.Context, view *registry.View) {
 	}
 }
 
-// sessionEnded reports whether no call of a session that has workers can come any more. One
-// that nobody had created ends when somebody creates a session of its name. What the view
-// says of another is asked of the registry before it counts: a view may be behind its calls.
+// sessionEnded reports whether a session with workers can get no more calls. A session that was
+// not created ends when one of its name is created. For others the registry is asked, as the
+// view may be behind the calls.
 func (a *Agent) sessionEnded(ctx context.Context, view *registry.View, bound executor.Session) bool {
 	id := subjects.SessionID(bound.Name)
 	r, ok := view.Session(id)

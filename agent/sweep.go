@@ -5,34 +5,28 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"time"
+
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 const (
-	// sweepEvery is about how often an agent looks for what others left in the
-	// registry; they take turns by chance.
+	// sweepEvery is about how often an agent sweeps the registry; the intervals are random, so
+	// that the agents alternate.
 	sweepEvery = time.Hour
-	// sweepAge is how long it may have been there: longer than a machine is off
-	// over night.
+	// sweepAge is the min age of a record that is removed: longer than a machine is off at night.
 	sweepAge = 24 * time.Hour
 	// sweepWithin bounds one sweep.
 	sweepWithin = time.Minute
 )
 
-// sweeper takes away what processes left in the registry that are gone.
+// sweeper removes the records of processes that have ended.
 type sweeper interface {
 	Sweep(ctx context.Context, age time.Duration) (deleted int, err error)
 }
 
 // sweep sweeps now and then until ctx ends.
 func sweep(ctx context.Context, s sweeper, log *slog.Logger) {
-	for {
-		timer := time.NewTimer(sweepEvery/2 + rand.N(sweepEvery))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		}
+	for wake.After(ctx, sweepEvery/2+rand.N(sweepEvery)) {
 		attempt, cancel := context.WithTimeout(ctx, sweepWithin)
 		switch n, err := s.Sweep(attempt, sweepAge); {
 		case err != nil && ctx.Err() == nil:

@@ -138,7 +138,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	}
 	r := codec.ParseReply(codec.Header(reply.Header), reply.Data)
 	if r.Read {
-		a.Tell(r.Node, codec.Control{Type: codec.ControlRead}.Encode())
+		a.Tell(r.Node, codec.Encode(codec.Control{Type: codec.ControlRead}))
 	}
 	took := time.Since(a.Sent())
 	if n := t.node; n != nil && r.HasLoad && r.Boot == n.Boot {

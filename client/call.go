@@ -82,7 +82,7 @@ func (c *Client) Cancel(ctx context.Context, rpc subjects.RPCID) (bool, error) {
 	}
 	ctx, stop := context.WithTimeout(ctx, time.Second)
 	defer stop()
-	reply, err := c.ask(ctx, subject, codec.Control{Type: codec.ControlCancel}.Encode())
+	reply, err := c.ask(ctx, subject, codec.Encode(codec.Control{Type: codec.ControlCancel}))
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errNobody):
 		return false, nil
@@ -117,7 +117,7 @@ func (c *Client) where(ctx context.Context, session subjects.SessionID, rpc subj
 	}
 	ctx, stop := context.WithTimeout(ctx, whereWait)
 	defer stop()
-	m, err := c.ask(ctx, subject, codec.Control{Type: codec.ControlWhere}.Encode())
+	m, err := c.ask(ctx, subject, codec.Encode(codec.Control{Type: codec.ControlWhere}))
 	if err == nil && (json.Unmarshal(m.Data, &at) != nil || at.Node == "") {
 		err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer to where a call is cannot be read: %.200s", m.Data)
 	}

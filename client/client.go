@@ -262,8 +262,8 @@ func Outlive() CallOption { return optionFunc(func(s *settings) { s.outlive = tr
 // and nothing is read. [Client.Forget] has it deleted; else it expires in 15 minutes.
 func ByReference() CallOption { return optionFunc(func(s *settings) { s.keepRef = true }) }
 
-// Admit has admit called with the size of each result of a call or a batch that came by reference, once it was read,
-// and with 0 before. Its error is that of the call, which has run. Calls that share one call it concurrently.
+// Admit has admit called with the number of bytes of each result of a call or a batch that came by reference, before
+// they are read. Its error is that of the call, which has run. Calls that share one call it concurrently.
 func Admit(admit func(bytes int64) error) CallOption {
 	return optionFunc(func(s *settings) { s.admit = admit })
 }

@@ -62,17 +62,7 @@ func (c *Client) Forget(session subjects.SessionID, ref *codec.Ref) {
 
 // resolveResult reads a result that came by reference, and has it deleted.
 func (c *Client) resolveResult(ctx context.Context, s *settings, result *Result) error {
-	admit := s.admit
-	if admit == nil {
-		admit = func(int64) error { return nil }
-	}
-	if err := admit(0); err != nil {
-		return err
-	}
-	value, err := c.read(ctx, s.session, result.Node, result.Ref)
-	if err == nil {
-		err = admit(int64(len(value)))
-	}
+	value, err := c.read(ctx, s.session, result.Node, result.Ref, s.admit)
 	if err != nil {
 		return err
 	}
@@ -82,11 +72,12 @@ func (c *Client) resolveResult(ctx context.Context, s *settings, result *Result)
 }
 
 // read is what a reference of a result or an item names, that a node has made.
-func (c *Client) read(ctx context.Context, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref) ([]byte, error) {
-	value, err := payloads.GetBytes(ctx, c.bus, session, at, ref)
+func (c *Client) read(ctx context.Context, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref, admit func(int64) error) ([]byte, error) {
+	value := payloads.Memory{Admit: admit}
+	err := payloads.Get(ctx, c.bus, session, at, ref, &value)
 	switch {
 	case err == nil:
-		return value, nil
+		return value.Bytes(), nil
 	case ctx.Err() != nil:
 		return nil, ended(ctx, toolmesh.StartedYes)
 	}

@@ -251,7 +251,7 @@ func (r *reader) sendCredit() {
 	r.mu.Lock()
 	upTo := r.taken + r.window()
 	r.mu.Unlock()
-	r.p.Tell(n, codec.Control{Type: codec.ControlCredit, Seq: upTo}.Encode())
+	r.p.Tell(n, codec.Encode(codec.Control{Type: codec.ControlCredit, Seq: upTo}))
 }
 
 // window is how many items may be on their way; r.mu is held.
@@ -278,7 +278,7 @@ func (r *reader) yieldAll(ctx context.Context) (done bool, err error) {
 			return true, nil
 		}
 		if c.Ref != nil { // it stays where it is until it expires, as the chunk does
-			if c.Data, err = r.p.c.read(ctx, r.p.s.session, r.p.Peer().Name(), c.Ref); err != nil {
+			if c.Data, err = r.p.c.read(ctx, r.p.s.session, r.p.Peer().Name(), c.Ref, nil); err != nil {
 				return true, err
 			}
 		}
@@ -566,7 +566,7 @@ func (r *reader) askStore() error {
 		return err
 	}
 	r.asking = p
-	err = p.inbox.Send(&nats.Msg{Subject: subject, Data: codec.ReplayRequest{FromSeq: p.from, MaxBytes: codec.DefaultReplayBytes}.Encode()})
+	err = p.inbox.Send(&nats.Msg{Subject: subject, Data: codec.Encode(codec.ReplayRequest{FromSeq: p.from, MaxBytes: codec.DefaultReplayBytes})})
 	if err != nil {
 		r.abandonReplay()
 	}

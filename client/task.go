@@ -234,7 +234,7 @@ func (c *Client) TaskVerb(ctx context.Context, verb string, q *codec.TaskRequest
 	case codec.TaskWait:
 		timeout, asked.AcceptRef = taskWait, true
 	}
-	body := asked.Encode()
+	body := codec.Encode(asked)
 	for n := 1; ; n++ {
 		attempt, cancel := context.WithTimeout(ctx, timeout)
 		m, err := c.ask(attempt, subject, body)
@@ -305,7 +305,7 @@ func (c *Client) resolveTask(ctx context.Context, m *nats.Msg, into any) error {
 		return nil //nolint:nilerr // it was read before
 	}
 	ref := &codec.Ref{Name: at.Ref, Digest: at.Digest}
-	result, err := c.read(ctx, c.session, "", ref)
+	result, err := c.read(ctx, c.session, "", ref, nil)
 	if err != nil {
 		return err
 	}

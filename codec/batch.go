@@ -1,11 +1,12 @@
 package codec
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"strconv"
 	"time"
+
+	jsonv2 "github.com/go-json-experiment/json"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/fair"
@@ -67,7 +68,7 @@ func MemberID(batch subjects.RPCID, index int) subjects.RPCID {
 // subject, parsed. On an error, which has started:false, the returned Batch still says how
 // to answer, and under which id if one could be read.
 func ParseBatch(s subjects.Subject, h Header, body []byte) (*Batch, *toolmesh.Error) {
-	b := &Batch{Request: Request{Session: s.Session, body: body}}
+	b := &Batch{Request: Request{Call: Call{Session: s.Session}, body: body}}
 	err := b.parsePlain(h, body)
 	members := func() {
 		if bad := b.Decode(); err == nil && bad != nil {
@@ -92,38 +93,31 @@ func ParseBatch(s subjects.Subject, h Header, body []byte) (*Batch, *toolmesh.Er
 }
 
 func (b *Batch) parseMembers(body []byte) error {
-	var kind, id, requests, parallel json.RawMessage
-	if !eachField(body, func(key, value []byte) {
-		switch string(key) {
-		case "type":
-			kind = value
-		case "batch_id":
-			id = value
-		case "requests":
-			requests = value
-		case "parallel":
-			parallel = value
-		}
-	}) {
+	var wire struct {
+		Type     json.RawMessage `json:"type"`
+		ID       json.RawMessage `json:"batch_id"`
+		Requests list            `json:"requests"`
+		Parallel json.RawMessage `json:"parallel"`
+	}
+	if unmarshal(body, &wire) != nil {
 		return invalid(`the body is not {"type":"rpc_batch_call","batch_id":…,"requests":[…]}`)
 	}
-	if text, _ := jsonText(kind); text != typeBatch {
-		return invalid("type is %.40s: on this subject it is %q", cmp.Or(string(kind), "absent"), typeBatch)
+	if text, _ := jsonText(wire.Type); text != typeBatch {
+		return invalid("type is %.40s: on this subject it is %q", cmp.Or(string(wire.Type), "absent"), typeBatch)
 	}
-	if err := b.setBatchID(id); err != nil {
+	if err := b.setBatchID(wire.ID); err != nil {
 		return err
 	}
 	if b.Delivery != DeliverNone && b.Delivery != DeliverInbox {
 		return invalid("header %s is 1: the results of a batch come to the reply subject, say inbox", HeaderStream)
 	}
-	if parallel != nil && json.Unmarshal(parallel, &b.Independent) != nil {
-		return invalid("parallel is %.40s: it is true or false", parallel)
+	if wire.Parallel != nil && json.Unmarshal(wire.Parallel, &b.Independent) != nil {
+		return invalid("parallel is %.40s: it is true or false", wire.Parallel)
 	}
-	members, ok := elementsOf(requests)
-	if !ok {
-		return invalid("requests is missing or no list")
-	}
+	members := wire.Requests
 	switch {
+	case members == nil:
+		return invalid("requests is missing or no list")
 	case len(members) == 0:
 		return invalid("the batch has no requests")
 	case len(members) > MaxBatch:
@@ -132,6 +126,7 @@ func (b *Batch) parseMembers(body []byte) error {
 	b.Members = make([]Member, len(members))
 	seen := make(map[int]bool, len(members))
 	for i, raw := range members {
+		members[i] = nil // the member has what it needs
 		m := &b.Members[i]
 		if err := m.parse(i, raw); err != nil {
 			return err
@@ -160,7 +155,7 @@ func (b *Batch) setBatchID(raw json.RawMessage) error {
 		if err := b.setID(id); err != nil {
 			return err
 		}
-		b.rawID = bytes.Clone(raw) // else it has all of the body stay
+		b.rawID = raw
 	default:
 		return invalid("batch_id is %.40s: it is a number or text", raw)
 	}
@@ -173,53 +168,58 @@ func (b *Batch) setBatchID(raw json.RawMessage) error {
 // parse reads a member. The error is one of the batch; m.Err is of this call alone.
 func (m *Member) parse(i int, raw []byte) error {
 	*m = Member{Index: i, Args: json.RawMessage("{}")}
-	var index, tool, args, kwargs, timeout json.RawMessage
-	if !fieldsOf(raw, func(key, value []byte) {
-		switch string(key) {
-		case "index":
-			index = value
-		case "tool_id":
-			tool = value
-		case "args":
-			args = value
-		case "kwargs":
-			kwargs = value
-		case "timeout_ms":
-			timeout = value
-		}
-	}) {
+	var wire member
+	if unmarshal(raw, &wire) != nil {
 		return invalid("requests[%d] is no object", i)
 	}
-	if index != nil {
-		n, err := strconv.ParseUint(string(index), 10, 31)
+	if wire.Index != nil {
+		n, err := strconv.ParseUint(string(wire.Index), 10, 31)
 		if err != nil {
-			return invalid("requests[%d] has the index %.40s: it is a whole number from 0 on", i, index)
+			return invalid("requests[%d] has the index %.40s: it is a whole number from 0 on", i, wire.Index)
 		}
 		m.Index = int(n) //nolint:gosec // of 31 bits
 	}
-	m.Err = m.read(tool, args, kwargs, timeout)
+	if err := m.read(&wire); err != nil {
+		m.Err = refused(err)
+	}
 	return nil
 }
 
-func (m *Member) read(id, args, kwargs, timeout json.RawMessage) *toolmesh.Error {
-	name, ok := jsonText(id)
+// list is the elements of a list, as they came; nil for anything else.
+type list []json.RawMessage
+
+// UnmarshalJSON never fails, so that the message can name the field.
+func (l *list) UnmarshalJSON(data []byte) error {
+	_ = jsonv2.Unmarshal(data, (*[]json.RawMessage)(l), anyText)
+	return nil
+}
+
+// member is a [Member] as it is read: each field as it came, nil if it is absent.
+type member struct {
+	Index   json.RawMessage `json:"index"`
+	Tool    json.RawMessage `json:"tool_id"`
+	Args    json.RawMessage `json:"args"`
+	Kwargs  json.RawMessage `json:"kwargs"`
+	Timeout json.RawMessage `json:"timeout_ms"`
+}
+
+func (m *Member) read(wire *member) error {
+	name, ok := jsonText(wire.Tool)
 	if m.Tool = subjects.ToolID(name); !ok || name == "" {
-		return refused(invalid("tool_id is missing or not text"))
+		return invalid("tool_id is missing or not text")
 	}
-	if len(args) > 0 && !isNull(args) {
-		if json.Unmarshal(args, &m.Positional) != nil {
-			return refused(invalid("args are not an array"))
+	if wire.Args != nil && json.Unmarshal(wire.Args, &m.Positional) != nil {
+		return invalid("args are not an array")
+	}
+	if wire.Kwargs != nil && !isNull(wire.Kwargs) {
+		if m.Args = wire.Kwargs; m.Args[0] != '{' {
+			return invalid("kwargs are not an object")
 		}
 	}
-	if len(kwargs) > 0 && !isNull(kwargs) {
-		if m.Args = kwargs; kwargs[0] != '{' {
-			return refused(invalid("kwargs are not an object"))
-		}
-	}
-	if len(timeout) > 0 && !isNull(timeout) {
-		n, err := strconv.ParseInt(string(timeout), 10, 64)
+	if wire.Timeout != nil && !isNull(wire.Timeout) {
+		n, err := strconv.ParseInt(string(wire.Timeout), 10, 64)
 		if err != nil || n < 1 {
-			return refused(invalid("timeout_ms is %.40s: it is a whole number of milliseconds from 1 on", timeout))
+			return invalid("timeout_ms is %.40s: it is a whole number of milliseconds from 1 on", wire.Timeout)
 		}
 		m.Timeout = toolmesh.Millis(n)
 	}
@@ -247,10 +247,10 @@ func (r *BatchResult) Encode() []byte {
 	}
 	switch {
 	case r.Err != nil:
-		b = append(append(b, `,"status":"error","error":`...), mustMarshal(withType(r.Err))...)
+		b = append(append(b, `,"status":"error","error":`...), Encode(withType(r.Err))...)
 	case r.Ref != nil:
-		b = append(append(b, `,"status":"ok","ref":`...), mustMarshal(r.Ref.Name)...)
-		b = append(append(b, `,"digest":`...), mustMarshal(r.Ref.Digest)...)
+		b = append(append(b, `,"status":"ok","ref":`...), Encode(r.Ref.Name)...)
+		b = append(append(b, `,"digest":`...), Encode(r.Ref.Digest)...)
 	case len(r.Result) == 0:
 		b = append(b, `,"status":"ok","result":null`...)
 	default:
@@ -277,7 +277,7 @@ func (b *Batch) Failure(id *Identity, err *toolmesh.Error) (Header, []byte) {
 	h := id.header(&b.Request)
 	setError(h, err)
 	body := append(b.head(nil), `"status":"error","error":`...)
-	return b.Encode(h, append(append(body, mustMarshal(withType(err))...), '}'))
+	return b.Encode(h, append(append(body, Encode(withType(err))...), '}'))
 }
 
 // head begins an answer.
@@ -312,7 +312,7 @@ func EncodeBatch(id subjects.RPCID, members []Member, independent bool) []byte {
 	for i, m := range members {
 		requests[i] = request{m.Index, m.Tool, m.Positional, m.Args, int64(m.Timeout/time.Millisecond) + min(1, int64(m.Timeout%time.Millisecond))}
 	}
-	return mustMarshal(struct {
+	return Encode(struct {
 		Type     string         `json:"type"`
 		ID       subjects.RPCID `json:"batch_id"`
 		Parallel bool           `json:"parallel,omitempty"`

@@ -2,10 +2,11 @@ package codec
 
 import (
 	"bytes"
-	"encoding/json"
+	"errors"
 	"reflect"
 	"strings"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/toolmesh/toolmesh"
@@ -34,28 +35,32 @@ func readBody(body []byte, into any) error {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil
 	}
-	target := reflect.ValueOf(into).Elem()
-	var wrong error
-	object := eachField(body, func(key, value []byte) {
-		for i := range target.NumField() {
-			name, _, _ := strings.Cut(target.Type().Field(i).Tag.Get("json"), ",")
-			if name == "" || name != string(key) {
-				continue
-			}
-			field := target.Field(i)
-			field.SetZero() // of a repeated key the last counts
-			if json.Unmarshal(value, field.Addr().Interface()) != nil && wrong == nil {
-				wrong = invalid("%s must be %s", name, wanted(field.Kind()))
-			}
-		}
-	})
+	err := unmarshal(body, into)
+	if wrong, ok := errors.AsType[*json.SemanticError](err); ok {
+		return invalid("%s must be %s", strings.TrimPrefix(string(wrong.JSONPointer), "/"), wanted(wrong.GoType.Kind()))
+	}
 	switch {
-	case object:
-		return wrong
-	case json.Valid(body):
+	case err == nil:
+		return nil
+	case jsontext.Value(body).IsValid(anyText):
 		return invalid("the body must be an object")
 	}
 	return invalid("the body is not valid JSON")
+}
+
+// anyText takes JSON as encoding/json does.
+var anyText = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+
+var errNoObject = errors.New("no object")
+
+// unmarshal reads a JSON object into the struct that into points to. Names are exact, and the
+// last value of a repeated one counts. The error is a [json.SemanticError] for a value that
+// does not fit its field.
+func unmarshal(body []byte, into any) error {
+	if jsontext.Value(body).Kind() != '{' {
+		return errNoObject
+	}
+	return json.Unmarshal(body, into, anyText)
 }
 
 // wanted names the values of a field in words, without its Go type.
@@ -73,49 +78,6 @@ func wanted(k reflect.Kind) string {
 	return "a whole number"
 }
 
-// eachField calls each with every key and value of the top level of a JSON
-// object, values as they stand there. It returns false, and calls nothing, for
-// anything else. Values are parts of the body, not copies.
-func eachField(body []byte, each func(key, value []byte)) bool {
-	return json.Valid(body) && fieldsOf(body, each)
-}
-
-// fieldsOf is eachField for what is JSON.
-func fieldsOf(body []byte, each func(key, value []byte)) bool {
-	if jsontext.Value(body).Kind() != '{' {
-		return false
-	}
-	dec := decoder(body)
-	for _, err := dec.ReadToken(); err == nil && dec.PeekKind() == '"'; {
-		var name, value jsontext.Value
-		if name, err = dec.ReadValue(); err != nil {
-			return false
-		}
-		key, _ := jsontext.AppendUnquote(nil, name) //nolint:errcheck // an error is of half a surrogate, which is no name of ours
-		if value, err = dec.ReadValue(); err != nil {
-			return false
-		}
-		each(key, value)
-	}
-	return true
-}
-
-// elementsOf returns copies of the elements of what is JSON, if it is a list.
-func elementsOf(list []byte) (elements []json.RawMessage, ok bool) {
-	if jsontext.Value(list).Kind() != '[' {
-		return nil, false
-	}
-	dec := decoder(list)
-	for _, err := dec.ReadToken(); err == nil && dec.PeekKind() != ']'; {
-		var value jsontext.Value
-		if value, err = dec.ReadValue(); err != nil {
-			return nil, false
-		}
-		elements = append(elements, bytes.Clone(value))
-	}
-	return elements, true
-}
-
 func decoder(body []byte) *jsontext.Decoder {
-	return jsontext.NewDecoder(bytes.NewBuffer(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	return jsontext.NewDecoder(bytes.NewBuffer(body), anyText)
 }

@@ -44,7 +44,7 @@ func TestBodiesOfOtherRequests(t *testing.T) {
 		`{`: "the body is not valid JSON", `{"tool":"a"} x`: "the body is not valid JSON", "x": "the body is not valid JSON",
 		`{"tool":7}`: "tool must be text", `{"limit":"7"}`: "limit must be a whole number", `{"limit":1.5}`: "limit must be a whole number",
 		`{"limit":99999999999999999999}`: "limit must be a whole number",
-		`{"env":[]}`:                     "env must be an object of texts", `{"env":{"K":1}}`: "env must be an object of texts",
+		`{"env":[]}`:                     "env must be an object of texts", `{"env":{"K":1}}`: "env/K must be text",
 		`{"listed":{}}`: "listed must be a list of texts", `{"whole":1}`: "whole must be true or false",
 	} {
 		var got question

@@ -51,7 +51,7 @@ func (c *Chunk) Encode(rpc subjects.RPCID, epoch string) (Header, []byte) {
 	}
 	h.Set(HeaderCount, strconv.FormatInt(c.Count, 10))
 	if c.Type == ChunkError {
-		return h, mustMarshal(sendable(c.Err))
+		return h, Encode(sendable(c.Err))
 	}
 	return h, nil
 }
@@ -106,7 +106,7 @@ func (c *Chunk) Envelope(r *Request) []byte {
 	if c.Err != nil {
 		m.Error = withType(c.Err)
 	}
-	return mustMarshal(m)
+	return Encode(m)
 }
 
 // High is what ends the answer to a replay: the last stored item, and whether

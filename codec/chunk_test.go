@@ -128,8 +128,8 @@ func TestControl(t *testing.T) {
 			t.Errorf("ParseControl(%s): got %+v, %v, want %+v", body, got, err, want)
 			continue
 		}
-		if again, err := ParseControl(nil, got.Encode()); err != nil || again != want {
-			t.Errorf("%s encodes as %s", body, got.Encode())
+		if again, err := ParseControl(nil, Encode(got)); err != nil || again != want {
+			t.Errorf("%s encodes as %s", body, Encode(got))
 		}
 	}
 	for _, body := range []string{`x`, `{}`, `[]`, `null`, `"cancel"`, `{"type":"pause"}`, `{"type":"credit","seq":-1}`, `{"type":"credit","seq":"4"}`, `{"type":"credit","seq":1.5}`, `{"type":"cancel"}{}`, `{"TYPE":"cancel"}`, `{"type":7}`} {
@@ -137,11 +137,11 @@ func TestControl(t *testing.T) {
 			t.Errorf("ParseControl(%s): got %+v, %v, want invalid_request", body, got, err)
 		}
 	}
-	if got := string(Cancelled{true}.Encode()) + string(Cancelled{}.Encode()); got != `{"cancelled":true}{"cancelled":false}` {
+	if got := string(Encode(Cancelled{true})) + string(Encode(Cancelled{})); got != `{"cancelled":true}{"cancelled":false}` {
 		t.Errorf("Cancelled: got %s", got)
 	}
 	beat := Heartbeat{Node: "n", Boot: "b", State: "serving", Slots: 4, InFlight: 1, Queued: 2}
-	if got := string(beat.Encode()); got != `{"node":"n","boot":"b","state":"serving","slots":4,"in_flight":1,"queued":2}` {
+	if got := string(Encode(beat)); got != `{"node":"n","boot":"b","state":"serving","slots":4,"in_flight":1,"queued":2}` {
 		t.Errorf("Heartbeat: got %s", got)
 	}
 }
@@ -161,8 +161,8 @@ func TestReplayRequest(t *testing.T) {
 			t.Errorf("ParseReplay(%s): got %+v, %v, want %+v", body, got, err, want)
 			continue
 		}
-		if again, err := ParseReplay(nil, got.Encode()); err != nil || again != want {
-			t.Errorf("%s encodes as %s", body, got.Encode())
+		if again, err := ParseReplay(nil, Encode(got)); err != nil || again != want {
+			t.Errorf("%s encodes as %s", body, Encode(got))
 		}
 	}
 	for body, text := range map[string]string{

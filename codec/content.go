@@ -93,6 +93,9 @@ func (r *Request) Encoded() bool { return r.Args == nil && r.Ref == nil }
 // invalid_request or payload_too_large, with started:false.
 func (r *Request) Decode() *toolmesh.Error {
 	if !r.Encoded() {
+		if r.Form != FormPlain {
+			r.body = nil // the arguments are a copy of a part of it
+		}
 		return nil
 	}
 	plain, err := r.decode()

@@ -58,16 +58,10 @@ func ParseControl(h Header, body []byte) (Control, *toolmesh.Error) {
 	return c, nil
 }
 
-// Encode renders the control message.
-func (c Control) Encode() []byte { return mustMarshal(c) }
-
 // Cancelled is the answer to a cancel that was sent as a request.
 type Cancelled struct {
 	Cancelled bool `json:"cancelled"`
 }
-
-// Encode renders the answer.
-func (c Cancelled) Encode() []byte { return mustMarshal(c) }
 
 // Where is the answer to the question which node has a call, from that one.
 type Where struct {
@@ -76,9 +70,6 @@ type Where struct {
 	// Tool is what the call runs there now; empty for a call that has ended.
 	Tool subjects.ToolID `json:"tool,omitempty"`
 }
-
-// Encode renders the answer.
-func (w Where) Encode() []byte { return mustMarshal(w) }
 
 // ReasonStateGone is details.reason of an error by which a caller hears, once, that its
 // session's worker is gone.
@@ -161,9 +152,6 @@ func (w wholeNumber) String() string {
 	return w.text
 }
 
-// Encode renders the request.
-func (r ReplayRequest) Encode() []byte { return mustMarshal(r) }
-
 // ReplayEnd renders the empty message that ends the answer to a replay.
 func ReplayEnd(high High) Header { return Header{HeaderHigh: {high.String()}} }
 
@@ -211,6 +199,3 @@ type Awaited struct {
 func (a Awaited) Add(other Awaited) Awaited {
 	return Awaited{a.Calls + other.Calls, a.Tasks + other.Tasks, max(a.OldestMS, other.OldestMS)}
 }
-
-// Encode renders the heartbeat.
-func (b Heartbeat) Encode() []byte { return mustMarshal(b) }

@@ -8,30 +8,13 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// envelope is the envelope form of a request: the fields of ours, raw, nil for
-// what is absent.
+// envelope is the envelope form of a request: each field as it came, nil if it is absent.
 type envelope struct {
-	kind, rpcID, toolID, args, kwargs []byte
-}
-
-// splitEnvelope reads the top level of a JSON object; ok is false for anything
-// else. Keys are matched exactly, and of a repeated key the last counts.
-func splitEnvelope(body []byte) (e envelope, ok bool) {
-	ok = eachField(body, func(key, value []byte) {
-		switch string(key) {
-		case "type":
-			e.kind = value
-		case "rpc_id":
-			e.rpcID = value
-		case "tool_id":
-			e.toolID = value
-		case "args":
-			e.args = value
-		case "kwargs":
-			e.kwargs = value
-		}
-	})
-	return e, ok
+	Type   json.RawMessage `json:"type"`
+	RPCID  json.RawMessage `json:"rpc_id"`
+	ToolID json.RawMessage `json:"tool_id"`
+	Args   json.RawMessage `json:"args"`
+	Kwargs json.RawMessage `json:"kwargs"`
 }
 
 // jsonText returns the text that a valid JSON value is; ok is false if it is
@@ -53,11 +36,11 @@ func (r *Request) parseEnvelope(body []byte, err *error) bool {
 	if !mayBeEnvelope(body) {
 		return false
 	}
-	e, ok := splitEnvelope(body)
-	if !ok || e.rpcID == nil {
+	var e envelope
+	if unmarshal(body, &e) != nil || e.RPCID == nil {
 		return false
 	}
-	switch kind, _ := jsonText(e.kind); kind {
+	switch kind, _ := jsonText(e.Type); kind {
 	case typeToolCall:
 		r.Form = FormEnvelope
 	case typeToolStream:
@@ -67,23 +50,23 @@ func (r *Request) parseEnvelope(body []byte, err *error) bool {
 	default:
 		return false
 	}
-	*err = r.readEnvelope(e)
+	*err = r.readEnvelope(&e)
 	return true
 }
 
-func (r *Request) readEnvelope(e envelope) error {
-	id, ok := jsonText(e.rpcID)
+func (r *Request) readEnvelope(e *envelope) error {
+	id, ok := jsonText(e.RPCID)
 	if !ok {
-		if c := e.rpcID[0]; c != '-' && (c < '0' || c > '9') {
-			return invalid("the envelope's rpc_id is %s: it is a number or text", e.rpcID)
+		if c := e.RPCID[0]; c != '-' && (c < '0' || c > '9') {
+			return invalid("the envelope's rpc_id is %s: it is a number or text", e.RPCID)
 		}
-		id = string(e.rpcID)
+		id = string(e.RPCID)
 	}
 	if err := r.setID(id); err != nil {
 		return err
 	}
-	r.rawID = bytes.Clone(e.rpcID) // else it has all of the body stay
-	tool, ok := jsonText(e.toolID)
+	r.rawID = e.RPCID
+	tool, ok := jsonText(e.ToolID)
 	if !ok {
 		return invalid("the envelope's tool_id is missing or not text: it is the subject's, %q", r.Tool)
 	}
@@ -91,15 +74,15 @@ func (r *Request) readEnvelope(e envelope) error {
 		return invalid("the envelope names tool %q, the subject %q", tool, r.Tool)
 	}
 	r.Tool = subjects.ToolID(tool)
-	if len(e.args) > 0 && !isNull(e.args) && !bytes.Equal(e.args, []byte("[]")) {
-		if err := json.Unmarshal(e.args, &r.Positional); err != nil {
+	if len(e.Args) > 0 && !isNull(e.Args) && !bytes.Equal(e.Args, []byte("[]")) {
+		if err := json.Unmarshal(e.Args, &r.Positional); err != nil {
 			return invalid("the envelope's args are not an array")
 		}
 	}
-	r.Args = e.kwargs
-	if len(e.kwargs) == 0 || isNull(e.kwargs) {
+	r.Args = e.Kwargs
+	if len(e.Kwargs) == 0 || isNull(e.Kwargs) {
 		r.Args = json.RawMessage("{}")
-	} else if e.kwargs[0] != '{' {
+	} else if e.Kwargs[0] != '{' {
 		return invalid("the envelope's kwargs are not an object")
 	}
 	return nil

@@ -1,7 +1,6 @@
 package codec
 
 import (
-	"encoding/json"
 	"strconv"
 	"time"
 
@@ -42,9 +41,6 @@ type LaneRequest struct {
 	Above []string        `json:"above,omitempty"`
 }
 
-// Encode renders the request.
-func (r *LaneRequest) Encode() []byte { return mustMarshal(r) }
-
 // LaneState is what an owner says of what it was asked.
 type LaneState string
 
@@ -70,17 +66,6 @@ type LaneAnswer struct {
 	// Gone are those of the renewed grants that the owner does not know.
 	Gone  []string        `json:"gone,omitempty"`
 	Error *toolmesh.Error `json:"error,omitempty"` // of LaneRefused
-}
-
-// Encode renders the answer.
-func (a *LaneAnswer) Encode() []byte { return mustMarshal(a) }
-
-// ParseLaneAnswer reads an answer.
-func ParseLaneAnswer(body []byte) (a LaneAnswer, err error) {
-	if err := json.Unmarshal(body, &a); err != nil {
-		return a, toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer of a lane's owner: %w", err)
-	}
-	return a, nil
 }
 
 // LaneUse is what a call had to do with a lane; nil for one that had none.

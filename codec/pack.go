@@ -19,8 +19,7 @@ const maxPackDepth = 1000
 // Pack appends valid JSON in MessagePack. Integers of 64 bits stay integers, others, and
 // numbers with a fraction or an exponent, are the nearest double.
 func Pack(to, body []byte) []byte {
-	dec := jsontext.NewDecoder(bytes.NewBuffer(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
-	return appendPacked(to, dec)
+	return appendPacked(to, decoder(body))
 }
 
 // appendPacked appends the next value of valid JSON.

@@ -46,7 +46,7 @@ func (p *Progress) Same(other Progress) bool {
 // header renders it in ASCII: a header is no place for other text.
 func (p *Progress) header() string {
 	var b strings.Builder
-	for _, c := range string(mustMarshal(p)) {
+	for _, c := range string(Encode(p)) {
 		switch {
 		case c < utf8.RuneSelf && c >= ' ' && c != 0x7f:
 			b.WriteRune(c)

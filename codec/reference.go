@@ -119,16 +119,10 @@ func ParsePayloadPut(h Header, body []byte) (PayloadPutRequest, *toolmesh.Error)
 	return PayloadPutRequest{Size: wire.Size.n}, nil
 }
 
-// Encode renders the request.
-func (p PayloadPutRequest) Encode() []byte { return mustMarshal(p) }
-
 // PayloadTaker is the answer to a put: which node takes the pieces.
 type PayloadTaker struct {
 	Node subjects.NodeID `json:"node"`
 }
-
-// Encode renders the answer.
-func (p PayloadTaker) Encode() []byte { return mustMarshal(p) }
 
 // ParsePayloadTaker reads it. The error is protocol_error.
 func ParsePayloadTaker(body []byte) (PayloadTaker, error) {

@@ -159,7 +159,7 @@ func (r *Request) Result(id *Identity, result json.RawMessage, load Load) (Heade
 	case r.Form != FormPlain && !json.Valid(result):
 		return r.Failure(id, notJSON(), load)
 	case r.Form != FormPlain:
-		return r.Encode(nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "ok", Result: result}))
+		return r.Encode(nil, Encode(response{Type: r.responseType(), RPCID: r.echoID(), Status: "ok", Result: result}))
 	case r.packed && !json.Valid(result):
 		return r.Failure(id, notJSON(), load)
 	}
@@ -180,9 +180,9 @@ func (r *Request) Failure(id *Identity, err *toolmesh.Error, load Load) (Header,
 	if r.Form != FormPlain {
 		wire := withType(err)
 		if r.Delivery == DeliverEnvelope {
-			return r.Encode(nil, mustMarshal(streamChunk{Type: typeChunk, RPCID: r.echoID(), ChunkType: string(ChunkError), Seq: 1, Error: wire}))
+			return r.Encode(nil, Encode(streamChunk{Type: typeChunk, RPCID: r.echoID(), ChunkType: string(ChunkError), Seq: 1, Error: wire}))
 		}
-		return r.Encode(nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "error", Error: wire}))
+		return r.Encode(nil, Encode(response{Type: r.responseType(), RPCID: r.echoID(), Status: "error", Error: wire}))
 	}
 	h := id.withLoad(r, load)
 	setError(h, err)
@@ -238,7 +238,7 @@ type errorBody struct {
 }
 
 // ErrorBody renders {"error":{…}}.
-func ErrorBody(err *toolmesh.Error) []byte { return mustMarshal(errorBody{sendable(err)}) }
+func ErrorBody(err *toolmesh.Error) []byte { return Encode(errorBody{sendable(err)}) }
 
 // ErrorReply renders a failure outside of any call: what a registry or
 // administrative request is answered with.
@@ -250,7 +250,7 @@ func ErrorReply(err *toolmesh.Error) (Header, []byte) {
 
 // Ack renders the acknowledgement of a live stream.
 func (r *Request) Ack(id *Identity, load Load) (Header, []byte) {
-	return id.withLoad(r, load), mustMarshal(struct {
+	return id.withLoad(r, load), Encode(struct {
 		RPCID subjects.RPCID  `json:"rpc_id"`
 		Node  subjects.NodeID `json:"node"`
 	}{r.RPCID, id.Node})
@@ -321,9 +321,9 @@ func (r *Request) PassOn(h Header, waited time.Duration) Header {
 	return out
 }
 
-// mustMarshal renders a message of ours. What in it comes from others has been
-// looked at: results by json.Valid, errors by [sendable].
-func mustMarshal(v any) []byte {
+// Encode renders the JSON of a message of ours: of a struct of this package. Parts that come
+// from others have been checked: results by json.Valid, errors by [sendable].
+func Encode(v any) []byte {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)

@@ -59,49 +59,24 @@ const farthest = 7_258_118_400_000
 // maxRPCID bounds what a node remembers per call.
 const maxRPCID = 512
 
-// Request is one parsed request.
+// Request is one parsed request. RPCID is empty if a plain request named none, and Timeout is
+// what is left of the caller's budget, 0 without HasTimeout.
 type Request struct {
-	Form    Form
-	Session subjects.SessionID
-	Tool    subjects.ToolID
-	RPCID   subjects.RPCID // "" when a plain request named none
-	rawID   json.RawMessage
+	Call
+	Form  Form
+	rawID json.RawMessage
 
 	Args       json.RawMessage   // the arguments object, never empty
 	Positional []json.RawMessage // positional arguments of the envelope form
+	Again      time.Duration     // since it was first sent, with IsAgain
+	Boot       subjects.BootID   // the one start of a node that may answer
 
-	Delivery  Delivery
-	Timeout   time.Duration // what is left of the caller's budget; 0 when HasTimeout is false
-	Deadline  time.Time     // mesh time; zero when absent
-	Again     time.Duration // since it was first sent, when IsAgain
-	Credit    int64         // items that may be sent, when HasCredit
-	Hops      int
-	Depth     int
-	Parent    subjects.RPCID
-	Lanes     string             // the grants that calls above it hold, with commas between
-	Revision  string             // pin
-	Boot      subjects.BootID    // the one start of a node that may answer
-	Isolation toolmesh.Isolation // "" for what the tool declares
+	HasTimeout bool
+	HasCredit  bool
+	IsAgain    bool // it is sent again: a call of this rpc id may have run
 
-	HasTimeout   bool
-	IsAgain      bool // it is sent again: a call of this rpc id may have run
-	HasCredit    bool
-	Keepalive    bool
-	Answers      bool // the caller answers a router that asks whether it may pass the call on
-	Outlive      bool // it goes on when its caller is gone: another one will ask for it
-	WantLoad     bool
-	WantProgress bool // progress is sent when the tool reports it, not once a second
-	NoCache      bool // the tool is to run, whatever is kept
-	AcceptRef    bool // the caller takes results by reference
-	Read         bool // it says when it has read an answer that asks for that
-
-	// Ref stands for the arguments, which are then yet to be read; nil for most.
-	Ref *Ref
-
-	IdempotencyKey string
-	Trace
 	body         []byte
-	packed, zstd bool // how the answer is to be written
+	packed, zstd bool // how the answer is written
 	zipped       bool // the body is compressed
 }
 
@@ -121,7 +96,7 @@ func (r *Request) Body() []byte {
 // in which form to answer, and under which rpc id if one could be read; the
 // error has started:false.
 func ReadRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh.Error) {
-	r := &Request{Session: s.Session, Tool: s.Tool, body: body}
+	r := &Request{Call: Call{Session: s.Session, Tool: s.Tool}, body: body}
 	var err error
 	plain := h.hasMesh()
 	if !plain && len(h) > 0 {
@@ -140,7 +115,7 @@ func ReadRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh
 			}
 		}
 		if plain {
-			*r = Request{Session: s.Session, Tool: s.Tool, body: body}
+			*r = Request{Call: Call{Session: s.Session, Tool: s.Tool}, body: body}
 		}
 	} else if !plain {
 		plain = !r.parseEnvelope(body, &err)
@@ -379,30 +354,33 @@ func (r *Request) setID(id string) error {
 	return nil
 }
 
-// Call is what a caller writes into a plain request.
+// Call is what a caller says of a call. The zero value of a field leaves its header out.
 type Call struct {
-	RPCID        subjects.RPCID
-	Session      subjects.SessionID
-	Tool         subjects.ToolID
-	Delivery     Delivery // DeliverNone, DeliverLive or DeliverInbox
-	Timeout      time.Duration
-	Deadline     time.Time // mesh time; zero leaves it out
-	Credit       int64     // 0 leaves it out
-	Hops         int
-	Depth        int
-	Parent       subjects.RPCID
-	Lanes        string
-	Revision     string
-	Isolation    toolmesh.Isolation // "" leaves it out
+	Session   subjects.SessionID
+	Tool      subjects.ToolID
+	RPCID     subjects.RPCID
+	Delivery  Delivery      // never DeliverEnvelope where a caller writes it
+	Timeout   time.Duration // of its budget
+	Deadline  time.Time     // mesh time
+	Credit    int64         // items that may be sent
+	Hops      int
+	Depth     int
+	Parent    subjects.RPCID
+	Lanes     string             // the grants that calls above it hold, with commas between
+	Revision  string             // pin
+	Isolation toolmesh.Isolation // beyond what the tool declares
+
 	Keepalive    bool
-	Answers      bool // see [Request]
-	Outlive      bool
+	Answers      bool // the caller answers a router that asks whether it may pass the call on
+	Outlive      bool // it goes on when its caller is gone: another one will ask for it
 	WantLoad     bool
-	WantProgress bool // with Keepalive
-	NoCache      bool
-	AcceptRef    bool
-	Read         bool
-	Ref          *Ref // in place of a body; nil leaves it out
+	WantProgress bool // with Keepalive: progress is sent when the tool reports it, not once a second
+	NoCache      bool // the tool runs, whatever is kept
+	AcceptRef    bool // the caller takes results by reference
+	Read         bool // the caller confirms an answer that asks for that
+
+	// Ref stands for the arguments, which are then in the object store; nil for most.
+	Ref *Ref
 
 	IdempotencyKey string
 	Trace

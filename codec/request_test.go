@@ -31,7 +31,7 @@ var ignoreUnexported = cmpopts.IgnoreUnexported(Request{})
 func TestParsePlainRequest(t *testing.T) {
 	t.Parallel()
 	base := func(change func(*Request)) Request {
-		r := Request{Form: FormPlain, Session: "s1", Tool: "weather.forecast", Args: json.RawMessage(`{"city":"Oslo"}`)}
+		r := Request{Call: Call{Session: "s1", Tool: "weather.forecast"}, Form: FormPlain, Args: json.RawMessage(`{"city":"Oslo"}`)}
 		change(&r)
 		return r
 	}
@@ -328,7 +328,7 @@ func TestHashedNames(t *testing.T) {
 			t.Errorf("%v: got %v, want invalid_request", wrong, refusal)
 		}
 	}
-	body := `{"type":"rpc_tool_call","rpc_id":1,"tool_id":` + string(mustMarshal(tool)) + `}`
+	body := `{"type":"rpc_tool_call","rpc_id":1,"tool_id":` + string(Encode(tool)) + `}`
 	if r, refusal = ParseRequest(s, nil, []byte(body)); refusal != nil || r.Tool != tool {
 		t.Errorf("envelope: got %q, %v, want the real name", r.Tool, refusal)
 	}
@@ -343,25 +343,25 @@ func TestCallHeaderIsReadBack(t *testing.T) {
 		call Call
 		want Request
 	}{
-		"the least": {Call{RPCID: "r", Session: "s1", Tool: "weather.forecast"}, Request{RPCID: "r"}},
+		"the least": {Call{RPCID: "r", Session: "s1", Tool: "weather.forecast"}, Request{Call: Call{RPCID: "r"}}},
 		"all of it": {
 			Call{
 				RPCID: "r", Session: "s1", Tool: "weather.forecast", Delivery: DeliverLive, Timeout: 1500 * time.Microsecond, Deadline: time.UnixMilli(5),
 				Credit: 3, Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, NoCache: true, Trace: Trace{"t", "s=1", "k=v"},
 			},
-			Request{
-				RPCID: "r", Delivery: DeliverLive, HasTimeout: true, Timeout: 2 * time.Millisecond, Deadline: time.UnixMilli(5), HasCredit: true, Credit: 3,
+			Request{HasTimeout: true, HasCredit: true, Call: Call{
+				RPCID: "r", Delivery: DeliverLive, Timeout: 2 * time.Millisecond, Deadline: time.UnixMilli(5), Credit: 3,
 				Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, NoCache: true, Trace: Trace{"t", "s=1", "k=v"},
-			},
+			}},
 		},
-		"an inbox stream": {Call{RPCID: "r", Delivery: DeliverInbox, Tool: "weather.forecast", Session: "s1"}, Request{RPCID: "r", Delivery: DeliverInbox}},
+		"an inbox stream": {Call{RPCID: "r", Delivery: DeliverInbox, Tool: "weather.forecast", Session: "s1"}, Request{Call: Call{RPCID: "r", Delivery: DeliverInbox}}},
 		"a budget without end": {
 			Call{RPCID: "r", Tool: "weather.forecast", Session: "s1", Timeout: math.MaxInt64},
-			Request{RPCID: "r", HasTimeout: true, Timeout: toolmesh.MaxTime},
+			Request{Call: Call{RPCID: "r", Timeout: toolmesh.MaxTime}, HasTimeout: true},
 		},
 		"a budget that is nearly spent": {
 			Call{RPCID: "r", Tool: "weather.forecast", Session: "s1", Timeout: 1},
-			Request{RPCID: "r", HasTimeout: true, Timeout: time.Millisecond},
+			Request{Call: Call{RPCID: "r", Timeout: time.Millisecond}, HasTimeout: true},
 		},
 	} {
 		c.want.Session, c.want.Tool, c.want.Args = "s1", "weather.forecast", json.RawMessage(`{}`)

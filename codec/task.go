@@ -110,9 +110,6 @@ type TaskRequest struct {
 	WaitMS int64 `json:"wait_ms,omitempty"`
 }
 
-// Encode renders the request.
-func (r *TaskRequest) Encode() []byte { return mustMarshal(r) }
-
 // Task is a durable task as show, wait, cancel and retry answer it. In a list it is
 // without Args and Result.
 type Task struct {

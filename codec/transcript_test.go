@@ -136,7 +136,7 @@ func (p *player) hear(t *testing.T, s transcript.Step) {
 		}
 		var r ReplayRequest
 		r, p.refusal = ParseReplay(Header(s.Header), s.Body)
-		p.request, p.seq, read = &Request{RPCID: subject.RPC}, r.FromSeq-1, r
+		p.request, p.seq, read = &Request{Call: Call{RPCID: subject.RPC}}, r.FromSeq-1, r
 	}
 	switch {
 	case p.refusal != nil:
@@ -144,7 +144,7 @@ func (p *player) hear(t *testing.T, s transcript.Step) {
 			t.Errorf("it is refused: %v", p.refusal)
 		}
 	case s.Read != nil:
-		if diff := cmp.Diff(string(s.Read), string(mustMarshal(read))); diff != "" {
+		if diff := cmp.Diff(string(s.Read), string(Encode(read))); diff != "" {
 			t.Errorf("read (-file +got):\n%s", diff)
 		}
 	}
@@ -234,7 +234,7 @@ func (p *player) answer(t *testing.T, s transcript.Step) {
 		if err != nil || s.Subject != subject {
 			t.Errorf("a heartbeat of %s goes to %s, %v", beat.Node, subject, err)
 		}
-		same(t, s, nil, beat.Encode())
+		same(t, s, nil, Encode(beat))
 		return
 	}
 	if p.request == nil && s.Kind != "cancelled" {
@@ -305,7 +305,7 @@ func (p *player) answer(t *testing.T, s transcript.Step) {
 		if err := json.Unmarshal(s.Body, &c); err != nil {
 			t.Fatal(err)
 		}
-		body = c.Encode()
+		body = Encode(c)
 	}
 	if reply.Kind != want {
 		t.Errorf("a client reads it as kind %d, want %d", reply.Kind, want)

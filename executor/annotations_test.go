@@ -160,7 +160,7 @@ func TestModelsOfBothVersionsOfPydantic(t *testing.T) {
 			mustRefuse(t, ix, "t.field", `{"x":1,"y":"a"}`, "/x")
 			mustRefuse(t, ix, "t.field", `{"x":2}`, "/y")
 			mustRefuse(t, ix, "t.annotated", `{"x":2}`, "/x")
-			good("t.priced", `{"p":{"total":123456789012345678901234567890.10,"n":9007199254740993.0}}`, `"Decimal('123456789012345678901234567890.10') 9007199254740993"`)
+			good("t.priced", `{"p":{"total":1.25,"n":9007199254740993}}`, `"Decimal('1.25') 9007199254740993"`)
 			good("t.bounded", `{"x":3,"y":1.25}`, `3`)
 			mustRefuse(t, ix, "t.bounded", `{"x":2}`, "/x")
 			mustRefuse(t, ix, "t.bounded", `{"x":3,"y":1.255}`, "/y")

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -146,11 +147,19 @@ func TestACopyIsWhatAnInterpreterOfItsOwnWouldBe(t *testing.T) {
 	}
 }
 
+// ownInterpreter is a variable with which an index has an interpreter of its own: it could be
+// read at the start.
+const ownInterpreter = "PYTHON_OF_THE_TEST"
+
 // interpreterSeen is what interpreterTools tell, without what names the folders.
 func interpreterSeen(t *testing.T, python string, vars map[string]string, box tool.Sandbox, own bool) map[string]any {
 	t.Helper()
 	log := &logged{}
-	x := newExecutor(t, func(o *executor.Options) { o.OwnInterpreters, o.Logger = own, log.logger() })
+	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
+	vars = maps.Clone(vars)
+	if own {
+		vars[ownInterpreter] = "1"
+	}
 	dir := writeFiles(t, map[string]string{"t.py": interpreterTools})
 	env, err := x.Environment(t.Context(), dir, executor.Lock{Python: "==" + python + ".*"}, executor.Making{}, nil)
 	if err != nil {
@@ -192,6 +201,9 @@ func interpreterSeen(t *testing.T, python string, vars map[string]string, box to
 	seen := map[string]any{}
 	if err := json.Unmarshal([]byte(text), &seen); err != nil {
 		t.Fatal(err)
+	}
+	if environ, ok := seen["environ"].(map[string]any); ok {
+		delete(environ, ownInterpreter)
 	}
 	return seen
 }

@@ -10,7 +10,7 @@ import (
 // What runs for an index and is no call of a tool is bounded, too: imports, builds, init.
 
 const (
-	// helpTime is what a program of an installation may take. Some download gigabytes.
+	// helpTime bounds the time of a program of an installation. Some download gigabytes.
 	helpTime = time.Hour
 	// helpFile bounds one file that it writes, in bytes.
 	helpFile = 16 << 30
@@ -26,15 +26,15 @@ func manyTasks() int { return max(1024, 64*runtime.NumCPU()) }
 func (x *Executor) bound(r *sandbox.Request) {
 	memory := int64(MemoryShare(50))
 	r.Bounds = sandbox.Bounds{Time: helpTime, Memory: memory, Tasks: manyTasks(), Groups: x.groups}
-	r.Memory, r.FileSize = 2*memory+256<<20, helpFile // of one process: a backstop
+	r.Memory, r.FileSize = sandbox.Backstop(memory), helpFile
 	if r.User.ID != 0 {
 		r.Processes = helpers * manyTasks()
 	}
 }
 
-// processes is how many processes and threads the user of an index may have, whose calls
-// may have so many each: as many as its workers may, and one more for what is not theirs.
-// 0, for no bound, of a user that is not the index's own.
+// processes is how many processes and threads the user of an index may have, if each call may
+// have pids: those of all its workers, and once more as many for the processes above them. 0,
+// for no bound, of a user that is not the index's own.
 func (x *Executor) processes(user sandbox.User, pids int) int {
 	if user.ID == 0 {
 		return 0

@@ -22,6 +22,8 @@ type (
 	Nested = pool.Nested
 	// Lane is the lane that a call holds.
 	Lane = pool.Lane
+	// Recycle says when a worker is replaced.
+	Recycle = pool.Recycle
 	// Workers counts workers and calls of pools.
 	Workers = pool.Stats
 	// Commands runs the commands of an index. [Executor.OpenCommands] makes one.

@@ -7,7 +7,6 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/internal/program"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
-	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -26,10 +25,7 @@ func (x *Executor) OpenCommands(spec Spec) (*Commands, error) {
 	var runner *Commands
 	runner = program.New(program.Config{
 		Index: spec.Name, Logger: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
-		Launch: sandbox.Command{
-			Path: spec.Env.Base, Args: []string{"-I", "-S", "-c", python.Bootstrap("command(sys.argv[2])"), x.files}, Env: []string{"LANG=C.UTF-8"}, Dir: root,
-		},
-		Spawner: x.spawner, Groups: x.groups,
+		Launch: x.launch(spec.Env.Base, root), Spawner: x.spawner, Groups: x.groups,
 		// What the index's tools see, and the name of the environment that they run in.
 		Environ: func(own, vars map[string]string) []string {
 			return x.workerEnv(filepath.Join(spec.Env.Dir, "bin"), map[string]string{"VIRTUAL_ENV": spec.Env.Dir}, own, spec.Vars, vars)

@@ -14,9 +14,9 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// help runs what an index has made run at an installation: in strict, as far as the machine
-// has it, and without a network what needs none; as a user that no index is, where the
-// agent is root.
+// help runs a program of an installation on an index's behalf: in strict, as far as the
+// machine has it, the compiler without a network too; where the agent is root, as a user that
+// is no index's.
 func (x *Executor) help(ctx context.Context, as venv.Role, job venv.Job) (stdout []byte, stderr string, err error) {
 	box := x.strict()
 	if as == venv.Compiler && box != tool.SandboxNone {
@@ -30,8 +30,8 @@ func (x *Executor) help(ctx context.Context, as venv.Role, job venv.Job) (stdout
 	return stdout, x.redactor(nil).Text(stderr), err
 }
 
-// confined runs a program of an installation in a level. What it may write is its
-// user's while it runs, and what it keeps from then on.
+// confined runs a program of an installation in a level. The folders of job.Write are its
+// user's while it runs, and job.Keep from then on.
 func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.User, job venv.Job, given Given) (stdout []byte, stderr string, err error) {
 	r := sandbox.Request{Level: box, Folder: job.Tmp, User: user, Given: slices.Clip(given), Argv: job.Argv, Env: job.Env}
 	x.bound(&r)
@@ -77,8 +77,12 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 		return nil, "", err
 	}
 	defer func() { err = errors.Join(err, back()) }()
-	return x.spawner.Run(ctx, sandbox.Command{
-		Path: job.Interpreter, Args: []string{"-I", "-S", "-c", python.Bootstrap("command(sys.argv[2])"), x.files}, Env: []string{"LANG=C.UTF-8"},
-		Dir: cmp.Or(job.Dir, x.dir),
-	}, r)
+	return x.spawner.Run(ctx, x.launch(job.Interpreter, cmp.Or(job.Dir, x.dir)), r)
+}
+
+// launch starts the process above a program, startup/command.py, in a folder.
+func (x *Executor) launch(interpreter, dir string) sandbox.Command {
+	return sandbox.Command{
+		Path: interpreter, Args: []string{"-I", "-S", "-c", python.Bootstrap("command(sys.argv[2])"), x.files}, Env: []string{"LANG=C.UTF-8"}, Dir: dir,
+	}
 }

@@ -48,8 +48,8 @@ type Options struct {
 	// UV is the uv executable. Defaults to the one on PATH, else one that is
 	// installed into the executor's folder when it is first needed.
 	UV string
-	// Grace is what a call has to end in after its cancellation, before its
-	// worker is killed. Defaults to 500 ms.
+	// Grace is the time from a call's cancellation until its worker is killed. Defaults to
+	// 500 ms.
 	Grace time.Duration
 	// StartTimeout bounds the import of one module, and the start of a worker.
 	// Defaults to 60 s.
@@ -69,15 +69,9 @@ type Options struct {
 	// IdleAfter is how long a worker may be idle before it is ended, down to
 	// one. Defaults to a minute.
 	IdleAfter time.Duration
-	// RecycleCalls is after how many calls a warm worker is replaced, give or take
-	// a tenth. Defaults to 10,000; negative: never.
-	RecycleCalls int
-	// RecycleAge is how old a warm worker becomes, give or take a tenth. Defaults
-	// to 24 h; negative: any age.
-	RecycleAge time.Duration
-	// RecycleMemory is how many bytes a warm worker may grow by before it is
-	// replaced, give or take a tenth. Defaults to 512 MiB; negative: any.
-	RecycleMemory int64
+	// Recycle says when a warm worker is replaced, give or take a tenth. Its fields default
+	// to 10,000 calls, 24 h, and 512 MiB by which it grew; negative: never.
+	Recycle Recycle
 	// CrashLimit is how many crashes of its workers within CrashWindow put a tool
 	// into quarantine, where one call in TrialEvery is made. Defaults to 5 crashes,
 	// a minute, and a minute.
@@ -104,17 +98,13 @@ type Options struct {
 	// Shown are further folders below Sealed in which such folders are, which are made if
 	// need be: where nothing can be mounted, other users must pass them. Defaults to none.
 	Shown []string
-	// Users says who such processes run as: "each" for a user of its own for each
-	// index, or a user's name or number. As far as the executor runs as root and may
-	// mount; Sandbox says where it may not. Defaults to the user of the executor.
+	// Users is the user of such processes: "each" for one of its own for each index, or a
+	// user's name or number. It needs an executor that runs as root and may mount; Sandbox
+	// says where it may not. Defaults to the user of the executor.
 	Users string
 	// Homes is the folder, below Sealed, of their homes, one for each account. Defaults
 	// to homes.
 	Homes string
-	// OwnInterpreters has each index start an interpreter of its own. Defaults to
-	// beginning as a copy of a process that has imported what most tools do, one
-	// for each interpreter, where the system and the index allow that.
-	OwnInterpreters bool
 	// Levels are the ways of keeping processes together to try, best first.
 	// Defaults to all that the system knows.
 	Levels []sandbox.Level
@@ -142,9 +132,9 @@ func (o *Options) withDefaults() Options {
 	r.SessionIdle = cmp.Or(r.SessionIdle, 10*time.Minute)
 	r.SessionHold = cmp.Or(r.SessionHold, 10*time.Second)
 	r.IdleAfter = cmp.Or(r.IdleAfter, time.Minute)
-	r.RecycleCalls = cmp.Or(r.RecycleCalls, 10_000)
-	r.RecycleAge = cmp.Or(r.RecycleAge, 24*time.Hour)
-	r.RecycleMemory = cmp.Or(r.RecycleMemory, 512<<20)
+	r.Recycle.Calls = cmp.Or(r.Recycle.Calls, 10_000)
+	r.Recycle.Age = cmp.Or(r.Recycle.Age, 24*time.Hour)
+	r.Recycle.Memory = cmp.Or(r.Recycle.Memory, 512<<20)
 	r.CrashLimit = cmp.Or(r.CrashLimit, 5)
 	r.CrashWindow = cmp.Or(r.CrashWindow, time.Minute)
 	r.TrialEvery = cmp.Or(r.TrialEvery, time.Minute)
@@ -186,7 +176,7 @@ type Executor struct {
 	spawner *sandbox.Spawner
 	groups  *cgroup.Tree // of no kind where there are none
 	zygotes *zygote.Starter
-	users   *sandbox.Users // nil: everything runs as who we are
+	users   *sandbox.Users // nil: all processes run as the executor's
 	mapped  bool           // a user namespace knows them, too
 	asRoot  string         // why that is so where it should not be
 	openUp  func() string  // see passage
@@ -213,13 +203,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	if o.Limits.OpenFiles < leastFiles {
 		return nil, fmt.Errorf("executor: Options.Limits and MaxLimits must leave at least %d open files", leastFiles)
 	}
-	if dir, err = filepath.Abs(dir); err != nil {
-		return nil, fmt.Errorf("executor: %w", err)
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // interpreters of other users may read it
-		return nil, fmt.Errorf("executor: %w", err)
-	}
-	if dir, err = realPath(dir); err != nil {
+	if dir, err = makeFolder(dir); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	files := filepath.Join(dir, "worker")
@@ -256,7 +240,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 		if x.users == nil {
 			continue
 		}
-		if err := os.Chmod(folder, 0o755); err != nil { //nolint:gosec // as above, whoever made it
+		if err := os.Chmod(folder, 0o755); err != nil { //nolint:gosec // as above, also if it was there
 			return nil, fmt.Errorf("executor: %w", err)
 		}
 	}
@@ -281,7 +265,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	x.zygotes = zygote.NewStarter(spawner, zygote.Options{
 		Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: x.groups, StartTimeout: o.StartTimeout,
 		ImportMemory: int64(MemoryShare(75)), ImportTasks: manyTasks(),
-		MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
+		MaxResult: o.MaxResult, MaxFrame: o.maxFrame(),
 	})
 	return x, nil
 }
@@ -289,13 +273,17 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 // MaxArgs is how many bytes the arguments of a call may have.
 func (x *Executor) MaxArgs() int64 { return int64(x.opts.MaxResult) }
 
-// sharedFolder makes the folder of environments that others have, too, if need be, and
-// returns its path without links.
-func sharedFolder(dir, sealed string) (string, error) {
+// makeFolder makes a folder if need be and returns its path without symbolic links.
+func makeFolder(dir string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // interpreters of other users may read it
-		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the folder of shared environments: %w", err)
+		return "", err
 	}
-	real, err := realPath(dir)
+	return realPath(dir)
+}
+
+// sharedFolder makes the folder of environments that other executors have, too.
+func sharedFolder(dir, sealed string) (string, error) {
+	real, err := makeFolder(dir)
 	if err != nil {
 		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the folder of shared environments: %w", err)
 	}
@@ -306,7 +294,7 @@ func sharedFolder(dir, sealed string) (string, error) {
 	return real, nil
 }
 
-// findUsers finds out who processes of an index are to run as.
+// findUsers finds out the users of processes of an index.
 func (x *Executor) findUsers() (err error) {
 	name, own := x.opts.Users, x.opts.Users == "each"
 	if own {
@@ -327,8 +315,8 @@ func (x *Executor) findUsers() (err error) {
 	return nil
 }
 
-// User is who processes of an account run as in a sandbox level, "" for that of
-// [Options.Sandbox], by number.
+// User is the number of the user that processes of an account run as in a sandbox level, ""
+// for that of [Options.Sandbox].
 func (x *Executor) User(account string, box tool.Sandbox) (id int, err error) {
 	u, own, err := x.user(account, cmp.Or(box, x.opts.Sandbox))
 	if err != nil {
@@ -340,7 +328,7 @@ func (x *Executor) User(account string, box tool.Sandbox) (id int, err error) {
 	return u.ID, nil
 }
 
-// user is who processes of an index run as that asks for a sandbox level, whether the
+// user is the user of processes of an index that asks for a sandbox level, whether the
 // machine has it or not, and the variables that follow from it.
 func (x *Executor) user(account string, asked tool.Sandbox) (sandbox.User, map[string]string, error) {
 	if !x.hasUsers(asked) {
@@ -388,9 +376,9 @@ func writeWorker(dir string) error {
 }
 
 // Environment makes the environment that a lock describes, or finds it: equal
-// locks share one, but for what [Making] says. Its packages come from wheels, which run nothing when
-// they are installed; what has none is built apart. What a stopped build left is built
-// anew. sourceDir is where relative paths in requirements start. progress may be nil.
+// locks share one, with the exceptions of [Making]. Its packages come from wheels, which run
+// nothing when they are installed; packages without a wheel are built apart. A build that was
+// stopped begins anew. sourceDir is where relative paths in requirements start. progress may be nil.
 // Errors are install_failed. It stays until it is given up with [Executor.Release].
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, making, progress)
@@ -400,7 +388,8 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 	return env, err
 }
 
-// Prepare does beside other work what the first index would wait for.
+// Prepare finds interpreters, compiles the worker's files and starts bases, so that the first
+// index need not wait for that.
 func (x *Executor) Prepare(ctx context.Context) {
 	for _, python := range x.venvs.Prepare(ctx) {
 		x.zygotes.Warm(python)
@@ -453,7 +442,7 @@ func (o Options) maxFrame() uint32 {
 	return uint32(o.MaxResult) + 1<<20 //nolint:gosec // validated
 }
 
-// opened notes what Close is to close, until it has ended.
+// opened notes an index, or a runner of commands, for Close.
 func (x *Executor) opened(one closer) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -96,9 +96,9 @@ async def af(a, *rest: int):
 def plain(a, b=1):
     return [a, b]
 `, "f", "af", "plain")
-	tools := ix.Tools()
-	if got := strings.Join(tools[0].Positional, " "); got != "a b c" || !tools[0].VarArgs || tools[2].VarArgs {
-		t.Errorf("positional %q, varargs %v, %v", got, tools[0].VarArgs, tools[2].VarArgs)
+	f, plain := toolOf(t, ix, "t.f"), toolOf(t, ix, "t.plain")
+	if got := strings.Join(f.Positional, " "); got != "a b c" || !f.VarArgs || plain.VarArgs {
+		t.Errorf("positional %q, varargs %v, %v", got, f.VarArgs, plain.VarArgs)
 	}
 	for _, c := range []struct{ tool, args, varargs, want string }{
 		{"t.f", `{"a":1,"x":9}`, ``, `[1,2,3,[],4,{"x":9}]`},

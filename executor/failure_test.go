@@ -304,7 +304,7 @@ def unresolved(x: "Missing", y: int = 1): return y
 			t.Errorf("warnings of good.unresolved: %q, want one", tool.Warnings)
 		}
 	}
-	if diff := cmp.Diff([]string{"good.tool", "pkg.tool", "inside.tools.tool", "good.unresolved"}, served); diff != "" {
+	if diff := cmp.Diff([]string{"good.tool", "good.unresolved", "inside.tools.tool", "pkg.tool"}, served); diff != "" {
 		t.Errorf("served (-want +got):\n%s", diff)
 	}
 	reasons := map[string]string{}

@@ -54,9 +54,9 @@ type Spec struct {
 	// Concurrency bounds the calls that run at once. Defaults to no bound of
 	// the index's own: the executor's MaxWorkers for plain functions.
 	Concurrency int
-	// Quarantined is told when a tool's quarantine begins, with the reason, and when
-	// it ends, with none. It is called while calls wait: it must return at once,
-	// and must not call the index. Defaults to nobody.
+	// Quarantined is called when a tool's quarantine begins, with the reason, and when it
+	// ends, with none. Calls wait meanwhile: it must return at once, and must not call the
+	// index. May be nil.
 	Quarantined func(tool, reason string)
 }
 
@@ -181,8 +181,8 @@ func realPath(dir string) (string, error) {
 	return filepath.EvalSymlinks(dir)
 }
 
-// ToolEnv are the variables of the agent that tools get where nothing else is set: how to
-// reach the network by a company's proxy, and whom to believe there.
+// ToolEnv are the variables of the agent that tools get where nothing else is set: the
+// proxies of a company's network, and the certificates that are trusted there.
 func ToolEnv() []string {
 	return []string{"HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
 }
@@ -192,7 +192,8 @@ func (x *Executor) forTools(name string) bool {
 	return slices.ContainsFunc(x.opts.ToolEnv, func(one string) bool { return strings.EqualFold(one, name) })
 }
 
-// Redactor returns what takes secrets out of a text, and the credentials of the agent's proxies.
+// Redactor returns a function that takes secrets, and the credentials of the agent's proxies,
+// out of a text.
 func (x *Executor) Redactor(secrets []string) func(text string) string {
 	return x.redactor(secrets).Text
 }
@@ -298,19 +299,8 @@ func (ix *Index) open(ctx context.Context) error {
 			return err
 		}
 	}
-	// In the order of the declaration, whatever group they belong to.
-	place := map[string]int{}
-	for i, name := range ix.spec.Tools {
-		if _, twice := place[name]; !twice {
-			place[name] = i
-			if t := ix.byName[name]; t != nil {
-				ix.tools = append(ix.tools, *t.Tool)
-			}
-		}
-	}
-	slices.SortStableFunc(ix.unavailable, func(a, b Unavailable) int { return place[a.Name] - place[b.Name] })
-	for i := range ix.tools {
-		t := ix.byName[ix.tools[i].Name]
+	for _, t := range ix.byName {
+		ix.tools = append(ix.tools, *t.Tool)
 		if t.policy.Isolation == toolmesh.IsolationSession {
 			continue
 		}
@@ -320,6 +310,7 @@ func (ix *Index) open(ctx context.Context) error {
 		}
 		t.pool = p
 	}
+	slices.SortFunc(ix.tools, func(a, b Tool) int { return strings.Compare(a.Name, b.Name) })
 	for key, p := range ix.everyPool() {
 		if key.isolation == toolmesh.IsolationFresh {
 			continue // a new interpreter is more than a guess should cost
@@ -426,8 +417,7 @@ func (ix *Index) poolConfig(key poolKey) pool.Config {
 		MinIdle: 1, Affinity: key.affinity,
 		MaxWorkers: o.MaxWorkers, MaxCalls: ix.spec.Concurrency, Limits: key.limits.Within(o.Limits, o.MaxLimits), Declared: key.limits,
 		Grace: o.Grace, StartTimeout: o.StartTimeout, IdleAfter: o.IdleAfter,
-		Recycle:  pool.Recycle{Calls: o.RecycleCalls, Age: o.RecycleAge, Memory: o.RecycleMemory},
-		MaxFrame: o.maxFrame(),
+		Recycle: o.Recycle, MaxFrame: o.maxFrame(),
 	}
 	if ix.spec.Concurrency > 0 {
 		cfg.MaxWorkers = min(ix.spec.Concurrency, o.MaxWorkers)
@@ -451,7 +441,7 @@ func (ix *Index) everyPool() map[poolKey]*pool.Pool {
 	return maps.Clone(ix.pools)
 }
 
-// maintain ends what sessions left idle.
+// maintain ends workers that sessions left idle.
 func (ix *Index) maintain() {
 	ticks := time.Tick(max(ix.x.opts.IdleAfter/4, time.Millisecond))
 	for {
@@ -464,8 +454,8 @@ func (ix *Index) maintain() {
 	}
 }
 
-// Tools are what the index serves, in the order of the declaration. The caller
-// must not change them.
+// Tools are what the index serves, in the order of their names. The caller must not change
+// them.
 func (ix *Index) Tools() []Tool { return ix.tools }
 
 // Unavailable are the declared tools that are not served, and why.
@@ -505,8 +495,8 @@ func (ix *Index) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 	defer func() { t.quarantine.Leave(trial, verdict) }()
 	body, verdict, err := ix.attempt(ctx, t, call, sink)
 	if e := diedBefore(err); e != nil {
-		// A worker that died before it took the call up costs the call nothing. A
-		// call that finds two dead is what kills them: nobody is to try again.
+		// A worker that ended before it took up the call costs the call nothing. If two
+		// ended so, the call is what ends them, and must not be tried again.
 		body, verdict, err = ix.attempt(ctx, t, call, sink)
 		if e := diedBefore(err); e != nil {
 			return nil, e.WithRetryable(false).WithDetail("workers", 2)

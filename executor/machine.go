@@ -15,11 +15,11 @@ import (
 
 // What this machine gives: sandbox levels and control groups.
 
-// scratch is the folder, below the executor's, of what confined processes write.
+// scratch is the folder, below the executor's, of the temporary files of confined processes.
 const scratch = "tmp"
 
 // Sandbox is the level that tools run in which demand none, and why it is not
-// the one of [Options.Sandbox], or not run as who [Options.Users] says. The first
+// the one of [Options.Sandbox], or why [Options.Users] does not hold. The first
 // call tests the machine.
 func (x *Executor) Sandbox() (effective tool.Sandbox, reasons []string) {
 	effective, reasons = x.spawner.Survey().Effective(x.opts.Sandbox)
@@ -83,10 +83,10 @@ func (x *Executor) passage() string {
 	return ""
 }
 
-// defaultSandbox is what processes are held to that demand no level.
+// defaultSandbox is the level of processes that demand none.
 func (x *Executor) defaultSandbox() tool.Sandbox { return x.spawner.Survey().Held(x.opts.Sandbox) }
 
-// strict is what processes are held to that read or build what strangers wrote.
+// strict is the level of processes that read or build files of strangers.
 func (x *Executor) strict() tool.Sandbox {
 	if x.defaultSandbox() == tool.SandboxNone {
 		return tool.SandboxNone
@@ -100,7 +100,7 @@ const (
 	UserAgent = "agent" // that of this process
 )
 
-// RunsAs says who processes of an index run as that demands no sandbox level, and the level
+// RunsAs is the user of processes of an index that demands no sandbox level, and the level
 // that they get: [UserOwn], [UserAgent], or a name or number that [Options.Users] has.
 func (x *Executor) RunsAs() (user string, level tool.Sandbox) {
 	level, _ = x.Sandbox()

@@ -148,8 +148,8 @@ func TestWaitingWorkersAreLeftAlone(t *testing.T) {
 	ix := openWaiting(t, nil, func(o *executor.Options) {
 		o.Logger = slog.New(slog.NewTextHandler(&said, nil))
 		o.IdleAfter = 20 * time.Millisecond
-		o.RecycleCalls = 1
-		o.RecycleAge = 50 * time.Millisecond
+		o.Recycle.Calls = 1
+		o.Recycle.Age = 50 * time.Millisecond
 	})
 	var wg sync.WaitGroup
 	for _, caller := range []string{"t.orders", "t.aorders"} {

@@ -85,8 +85,7 @@ func beAgent(dir string) {
 		}
 	}
 	log := &logged{}
-	o := &executor.Options{Environ: os.Environ(), Logger: log.logger(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")), MaxWorkers: 12,
-		OwnInterpreters: os.Getenv("TOOLMESH_TEST_OWN") != ""}
+	o := &executor.Options{Environ: os.Environ(), Logger: log.logger(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")), MaxWorkers: 12}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
 		o.Levels = []sandbox.Level{sandbox.Level(level)}
 	}
@@ -99,7 +98,11 @@ func beAgent(dir string) {
 	if err != nil {
 		fail(err)
 	}
-	ix, err := x.Open(ctx, executor.Spec{Name: "orphans", SourceDir: dir, Env: env, Tools: orphanCalls})
+	spec := executor.Spec{Name: "orphans", SourceDir: dir, Env: env, Tools: orphanCalls}
+	if os.Getenv("TOOLMESH_TEST_OWN") != "" {
+		spec.Vars = map[string]string{ownInterpreter: "1"}
+	}
+	ix, err := x.Open(ctx, spec)
 	if err != nil {
 		fail(err)
 	}
@@ -155,7 +158,7 @@ type orphanCase struct {
 	user    string // root or ordinary; "refused" is root where the system refuses namespaces
 	level   sandbox.Level
 	sandbox tool.Sandbox
-	how     string // "baseless": its base is killed before; "own": it has none
+	how     string // "baseless": its base is killed before; "own": the index is no copy of it
 }
 
 // The agent is killed without a chance to clean up. No worker may survive it,
@@ -233,7 +236,7 @@ func nothingSurvives(t *testing.T, c orphanCase, marker string) {
 		pids = append(pids, pid)
 	}
 	want := 1 + len(orphanCalls)
-	if c.how == "" {
+	if c.how != "baseless" {
 		want++ // the base
 	}
 	if len(pids) != want {

@@ -14,8 +14,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Path is a folder of this machine that an index's processes are to have, whoever owns
-// it, to read or also to write. It may begin with ~/ for their home.
+// Path is a folder of this machine that an index's processes are to have, whatever user
+// owns it, to read or also to write. It may begin with ~/ for their home.
 type Path struct {
 	Path  string
 	Write bool
@@ -25,15 +25,11 @@ type Path struct {
 type Given []sandbox.Path
 
 func (g *Given) add(path string, write bool) {
-	access := sandbox.AccessRead
-	if write {
-		access = sandbox.AccessWrite
-	}
+	access := map[bool]sandbox.Access{false: sandbox.AccessRead, true: sandbox.AccessWrite}[write]
 	*g = append(*g, sandbox.Path{Path: path, Access: access})
 }
 
-// seen are the folders below the agent's that processes of an index see and nobody else's
-// do: their source, their environment, and the home of their user.
+// seen are the folders below the agent's that only processes of this index see: their source, their environment, and the home of their user.
 func (x *Executor) seen(source string, env *Env, user sandbox.User) (seen []sandbox.Path) {
 	for _, p := range []sandbox.Path{{Path: source, Access: sandbox.AccessSee}, {Path: env.Dir, Access: sandbox.AccessSee}, {Path: user.Home, Access: sandbox.AccessOwn}} {
 		if real, err := filepath.EvalSymlinks(p.Path); err == nil && real != x.sealed && within(real, x.sealed) {
@@ -44,15 +40,15 @@ func (x *Executor) seen(source string, env *Env, user sandbox.User) (seen []sand
 }
 
 // systems are the first parts of paths that an index does not get by asking: what the
-// system and its services, and people, have there is not for who writes an index.
+// system, its services and people have there is not for the author of an index.
 var systems = []string{
 	"bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "usr", "var",
 }
 
 // Paths finds the folders of an account's index, as absolute paths without symbolic
 // links, which a tool could make that writes one of its folders and wants another:
-// those that who installs it gives, and those that the index asks for, as far as that
-// is enough. The notes are about the latter, for people. The error, of what is given, is
+// those that its installer gives, and those that the index asks for, as far as that is
+// enough. The notes are about the latter, for people. The error, of what is given, is
 // install_failed.
 func (x *Executor) Paths(account string, given, asked []Path) (paths Given, notes []string, err error) {
 	user, _, err := x.user(account, x.opts.Sandbox)
@@ -111,7 +107,7 @@ func (x *Executor) Reserve(account, folder string) error {
 	return nil
 }
 
-// hidden refuses a hidden folder in the home of somebody that has not asked for it.
+// hidden refuses a hidden folder in a home whose owner has not given it.
 func hidden(user sandbox.User, path string) error {
 	if user.ID == 0 && strings.Contains(filepath.Clean(path), "/.") {
 		return errors.New("it is hidden")

@@ -12,7 +12,7 @@ import (
 func TestWorkersAreReplacedByAge(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, newExecutor(t, func(o *executor.Options) {
-		o.RecycleAge, o.IdleAfter = 100*time.Millisecond, 200*time.Millisecond
+		o.Recycle.Age, o.IdleAfter = 100*time.Millisecond, 200*time.Millisecond
 	}), poolTools, poolNames...)
 	// One that computes for longer than that is let finish.
 	body, err := call(t, ix, "t.nap", `{"n":1}`)
@@ -31,7 +31,7 @@ func TestWorkersAreReplacedByAge(t *testing.T) {
 func TestAWorkerThatGrewIsReplaced(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, newExecutor(t, func(o *executor.Options) {
-		o.RecycleMemory, o.IdleAfter = 20<<20, 100*time.Millisecond
+		o.Recycle.Memory, o.IdleAfter = 20<<20, 100*time.Millisecond
 	}), `
 kept = []
 def grow(megabytes: int):
@@ -48,7 +48,7 @@ def grow(megabytes: int):
 func TestASessionsWorkerIsNotReplaced(t *testing.T) {
 	t.Parallel()
 	ix := openSession(t, "", func(o *executor.Options) {
-		o.RecycleCalls, o.RecycleAge, o.IdleAfter = 3, time.Millisecond, 20*time.Millisecond
+		o.Recycle.Calls, o.Recycle.Age, o.IdleAfter = 3, time.Millisecond, 20*time.Millisecond
 	})
 	for n := 1; n <= 20; n++ {
 		mustCallIn(t, ix, "a", "t.count", `{}`, fmt.Sprint(n))

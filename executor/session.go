@@ -115,14 +115,10 @@ func (ix *Index) expireSessions() {
 			ix.endSessionPool(own)
 		}
 	}
-	for key, lost := range ix.sessions.taken {
-		if time.Since(lost.used) >= ix.x.opts.SessionIdle {
-			delete(ix.sessions.taken, key)
-		}
-	}
+	maps.DeleteFunc(ix.sessions.taken, func(_ poolKey, lost *sessionPool) bool { return time.Since(lost.used) >= ix.x.opts.SessionIdle })
 }
 
-// Session is one that has workers of its own. Epoch is empty if nobody created it.
+// Session is one that has workers of its own. Epoch is empty if it was not created.
 type Session struct{ Name, Epoch string }
 
 // Sessions are those that have workers of their own at the moment.
@@ -150,11 +146,7 @@ func (ix *Index) EndSession(ctx context.Context, name, epoch string) error {
 			ended = append(ended, own.pool)
 		}
 	}
-	for key := range ix.sessions.taken {
-		if key.session == name && key.epoch == epoch {
-			delete(ix.sessions.taken, key)
-		}
-	}
+	maps.DeleteFunc(ix.sessions.taken, func(key poolKey, _ *sessionPool) bool { return key.session == name && key.epoch == epoch })
 	ix.sessions.mu.Unlock()
 	for _, p := range ended {
 		select {

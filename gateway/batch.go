@@ -2,12 +2,12 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -73,8 +73,8 @@ func (q *request) batch() error {
 	return q.answer(http.StatusOK, map[string]any{"results": all})
 }
 
-// runBatch makes several calls as one batch; singly with a key that may make no batches, and where nobody
-// runs batches.
+// runBatch makes several calls as one batch. It makes them singly with a key that may make no batches, and where
+// no node runs batches.
 func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.BatchResult, error) {
 	var all call
 	if err := q.readHeaders(&all); err != nil {
@@ -86,17 +86,9 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 	if err := q.l.spend(len(calls)); err != nil {
 		return nil, err
 	}
-	// Else one small request has the gateway hold a thousand of the largest results.
-	most := bodiesOfToken * q.g.opts.MaxBody
-	var large atomic.Int64
-	admit := client.Admit(func(bytes int64) error {
-		if large.Add(bytes) <= most {
-			return nil
-		}
-		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the large results of one request may have %d bytes together: make fewer calls with one", most).
-			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedYes)
-	})
-	options := []client.CallOption{client.WithTimeout(all.timeout), client.WithTrace(all.trace), admit}
+	admit, release := q.l.bounded() // else one small request has the gateway hold a thousand of the largest results
+	defer release()
+	options := []client.CallOption{client.WithTimeout(all.timeout), client.WithTrace(all.trace), client.Admit(admit)}
 	if parallel {
 		options = append(options, client.Parallel())
 	}
@@ -119,9 +111,11 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 	for i, one := range calls {
 		work.Go(func() error {
 			rpc := subjects.RPCID(fmt.Sprintf("%s.%d", batch, i))
-			r, err := q.c.Call(ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout), client.WithTrace(all.trace), admit)
-			results[i] = client.BatchResult{RPCID: rpc, Err: err}
-			if err == nil {
+			r, err := q.c.Call(ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout), client.WithTrace(all.trace), client.Admit(admit))
+			if err == nil && int64(len(r.Value)) <= q.l.bus.MaxPayload() { // a message brought it, and no one asked
+				err = admit(int64(len(r.Value)))
+			}
+			if results[i] = (client.BatchResult{RPCID: rpc, Err: err}); err == nil {
 				results[i].Value = r.Value
 			}
 			return nil
@@ -144,10 +138,24 @@ type modelCall struct {
 	args     json.RawMessage // an object, or JSON in a text
 }
 
+// given is one call in the form of any provider: each has some of the members.
+type given struct {
+	ID, Name               string
+	CallID                 string `json:"call_id"`
+	Arguments, Input, Args json.RawMessage
+	Function               struct {
+		Name      string
+		Arguments json.RawMessage
+	}
+	FunctionCall *given `json:"functionCall"`
+}
+
 // provider says how a provider writes calls and takes their results.
 type provider struct {
-	// read reads one call; ok is false for what is none.
-	read func(raw json.RawMessage) (c modelCall, ok bool)
+	// read reads one call.
+	read func(in *given) modelCall
+	// anonymous says that a call may have no id.
+	anonymous bool
 	// message is what the model is told of one call: a message of its own, or a part of the only one.
 	message func(c modelCall, r *batchResult) any
 	// wrap makes the only message of parts; nil where each call has its own.
@@ -159,64 +167,29 @@ type object = map[string]any
 // providers are the forms of POST /v1/tool-calls.
 var providers = map[string]provider{
 	"openai": {
-		read: func(raw json.RawMessage) (modelCall, bool) {
-			var in struct {
-				ID       string
-				Function struct {
-					Name      string
-					Arguments json.RawMessage
-				}
-			}
-			ok := json.Unmarshal(raw, &in) == nil && in.ID != "" && in.Function.Name != ""
-			return modelCall{in.ID, in.Function.Name, in.Function.Arguments}, ok
-		},
+		read: func(in *given) modelCall { return modelCall{in.ID, in.Function.Name, in.Function.Arguments} },
 		message: func(c modelCall, r *batchResult) any {
 			return object{"role": "tool", "tool_call_id": c.id, "content": r.text()}
 		},
 	},
 	"openai-responses": {
-		read: func(raw json.RawMessage) (modelCall, bool) {
-			var in struct {
-				CallID    string `json:"call_id"`
-				Name      string
-				Arguments json.RawMessage
-			}
-			ok := json.Unmarshal(raw, &in) == nil && in.CallID != "" && in.Name != ""
-			return modelCall{in.CallID, in.Name, in.Arguments}, ok
-		},
+		read: func(in *given) modelCall { return modelCall{in.CallID, in.Name, in.Arguments} },
 		message: func(c modelCall, r *batchResult) any {
 			return object{"type": "function_call_output", "call_id": c.id, "output": r.text()}
 		},
 	},
 	"anthropic": {
-		read: func(raw json.RawMessage) (modelCall, bool) {
-			var in struct {
-				ID, Name string
-				Input    json.RawMessage
-			}
-			ok := json.Unmarshal(raw, &in) == nil && in.ID != "" && in.Name != ""
-			return modelCall{in.ID, in.Name, in.Input}, ok
-		},
+		read: func(in *given) modelCall { return modelCall{in.ID, in.Name, in.Input} },
 		message: func(c modelCall, r *batchResult) any {
 			return object{"type": "tool_result", "tool_use_id": c.id, "content": r.text(), "is_error": r.Error != nil}
 		},
 		wrap: func(parts []any) any { return object{"role": "user", "content": parts} },
 	},
 	"gemini": {
-		read: func(raw json.RawMessage) (modelCall, bool) {
-			type function struct {
-				ID, Name string
-				Args     json.RawMessage
-			}
-			var in struct {
-				function
-				FunctionCall *function `json:"functionCall"` // of a part
-			}
-			ok := json.Unmarshal(raw, &in) == nil
-			if in.FunctionCall != nil {
-				in.function = *in.FunctionCall
-			}
-			return modelCall{in.ID, in.Name, in.Args}, ok && in.Name != ""
+		anonymous: true,
+		read: func(in *given) modelCall {
+			in = cmp.Or(in.FunctionCall, in) // a part has the call in it
+			return modelCall{in.ID, in.Name, in.Args}
 		},
 		message: func(c modelCall, r *batchResult) any {
 			response := object{"name": c.name, "response": object{"output": r.Result}}
@@ -272,7 +245,9 @@ func (q *request) toolCalls() error {
 	var calls []client.BatchCall
 	var places []int // of calls, in results
 	for i, raw := range in.Calls {
-		if made[i], ok = p.read(raw); !ok {
+		var one given
+		err := json.Unmarshal(raw, &one)
+		if made[i] = p.read(&one); err != nil || made[i].name == "" || made[i].id == "" && !p.anonymous {
 			return refused(toolmesh.CodeInvalidRequest, "call %d is no tool call of %s", i, in.Provider)
 		}
 		id, args, changed, err := fit(q.ctx, q.c, q.l, subjects.ToolID(made[i].name), made[i].args)

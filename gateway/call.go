@@ -9,6 +9,7 @@ import (
 	"mime"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -35,8 +36,7 @@ type call struct {
 
 // callTool answers POST /v1/tools/{id}.
 func (q *request) callTool() error {
-	accept := q.r.Header.Get("Accept")
-	live, lines := accepts(accept, "text/event-stream"), accepts(accept, "application/x-ndjson")
+	live, lines := accepts(q.r, "text/event-stream"), accepts(q.r, "application/x-ndjson")
 	prefix := "rpc_"
 	if live || lines {
 		prefix = "rpc_stream_"
@@ -55,13 +55,8 @@ func (q *request) callTool() error {
 		err = q.stream(&in, lines)
 	default:
 		var result *client.Result
-		if result, err = in.run(q.ctx, q.c, q.l); err == nil {
-			h := in.headers(q.w)
-			h.Set("Mesh-Node", string(result.Node))
-			h.Set("Server-Timing", timing(result))
-			h.Set("Content-Type", "application/json")
-			q.w.WriteHeader(http.StatusOK)
-			_, _ = q.w.Write(withHrefs(orNull(result.Value)))
+		if result, err = in.run(q.ctx, q.c, q.l, client.ByReference()); err == nil {
+			err = q.result(&in, result)
 		}
 	}
 	if err != nil {
@@ -71,6 +66,35 @@ func (q *request) callTool() error {
 		failCall(q.w, q.explain(err), &in)
 	}
 	return nil
+}
+
+// roomTime is how long a large result waits in the mesh's store for its turn to be passed on.
+const roomTime = 5 * time.Second
+
+// result answers with the result of a call. One that came by reference passes through: no more of it than has to
+// be is in memory. The error is of a call that has run.
+func (q *request) result(in *call, result *client.Result) error {
+	h := in.headers(q.w)
+	h.Set("Mesh-Node", string(result.Node))
+	h.Set("Server-Timing", timing(result))
+	h.Set("Content-Type", "application/json")
+	var err error
+	if result.Ref == nil {
+		err = q.send(http.StatusOK, withHrefs(orNull(result.Value)))
+	} else {
+		defer q.c.Forget(q.c.Session(), result.Ref)
+		ctx, cancel := context.WithTimeout(q.ctx, roomTime)
+		defer cancel()
+		var release func()
+		if release, err = wait(ctx, 1, q.l.results, q.g.results); err == nil {
+			defer release()
+			err = q.pass(result.Node, result.Ref, hrefBytes)
+		}
+	}
+	if err != nil {
+		err = toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
+	}
+	return err
 }
 
 // readHeaders reads what the headers of a request say of its calls.
@@ -83,6 +107,9 @@ func (q *request) readHeaders(in *call) error {
 		in.timeout = d
 	}
 	in.key = q.r.Header.Get("Idempotency-Key")
+	if in.key == "" && q.r.Header.Values("Idempotency-Key") != nil {
+		return refused(toolmesh.CodeInvalidRequest, "Idempotency-Key is empty: it is a text of the client's own, another one for each call")
+	}
 	in.trace = codec.NewTrace(q.r.Header.Values)
 	return nil
 }
@@ -139,12 +166,40 @@ func (in *call) options() []client.CallOption {
 
 // run makes a unary call. One that the mesh refuses for its name or its arguments is read once more
 // as a model may have meant it. The link is that of the caller's token, nil without one.
-func (in *call) run(ctx context.Context, c *client.Client, l *link) (*client.Result, error) {
-	result, err := c.Call(ctx, in.tool, in.args, in.options()...)
+func (in *call) run(ctx context.Context, c *client.Client, l *link, more ...client.CallOption) (*client.Result, error) {
+	admit, release := l.bounded()
+	defer release()
+	more = append(more, client.Admit(admit))
+	result, err := c.Call(ctx, in.tool, in.args, append(in.options(), more...)...)
 	if err == nil || !in.mend(ctx, c, l, err) {
 		return result, err
 	}
-	return c.Call(ctx, in.tool, in.args, in.options()...)
+	return c.Call(ctx, in.tool, in.args, append(in.options(), more...)...)
+}
+
+// bounded returns what admits the bytes of results while there is room for them, which release gives back. The link may
+// be nil: then there is no bound.
+func (l *link) bounded() (admit func(bytes int64) error, release func()) {
+	if l == nil {
+		return nil, func() {}
+	}
+	var held atomic.Int64
+	rooms := []room{l.answers, l.g.answers}
+	return func(bytes int64) error {
+			_, full := take(bytes, rooms...)
+			switch {
+			case full == nil:
+				held.Add(bytes)
+				return nil
+			case held.Load()+bytes > l.answers.size:
+				full = refused(toolmesh.CodePayloadTooLarge, "the large results of one request may have %d bytes together: make fewer calls with one, or read a single large result over HTTP", l.answers.size)
+			}
+			return toolmesh.AsError(full).WithStarted(toolmesh.StartedYes)
+		}, func() {
+			for _, r := range rooms {
+				r.Release(held.Load())
+			}
+		}
 }
 
 // mend makes a call that was refused with err fit the tool, as far as its meaning is plain, and
@@ -267,12 +322,21 @@ func (q *request) submit(in *call) error {
 	return q.answer(http.StatusAccepted, map[string]subjects.RPCID{"id": task.ID()})
 }
 
-// accepts reports whether an Accept header names a media type.
-func accepts(accept, kind string) bool {
-	for one := range strings.SplitSeq(accept, ",") {
+// accepts reports whether a request's Accept names a media type.
+func accepts(r *http.Request, kind string) bool {
+	return lists(r.Header, "Accept", func(one string) bool {
 		name, params, err := mime.ParseMediaType(one)
-		if err == nil && name == kind && params["q"] != "0" {
-			return true
+		return err == nil && name == kind && (params["q"] == "" || strings.Trim(params["q"], "0.") != "")
+	})
+}
+
+// lists reports whether a header, or several of its name, list an element for which is holds.
+func lists(h http.Header, name string, is func(one string) bool) bool {
+	for _, value := range h.Values(name) {
+		for one := range strings.SplitSeq(value, ",") {
+			if is(strings.TrimSpace(one)) {
+				return true
+			}
 		}
 	}
 	return false
@@ -280,15 +344,10 @@ func accepts(accept, kind string) bool {
 
 // prefersAsync reports whether a client wants a task.
 func prefersAsync(h http.Header) bool {
-	for _, value := range h.Values("Prefer") {
-		for one := range strings.SplitSeq(value, ",") {
-			name, _, _ := strings.Cut(one, ";")
-			if strings.EqualFold(strings.TrimSpace(name), "respond-async") {
-				return true
-			}
-		}
-	}
-	return false
+	return lists(h, "Prefer", func(one string) bool {
+		name, _, _ := strings.Cut(one, ";")
+		return strings.EqualFold(strings.TrimSpace(name), "respond-async")
+	})
 }
 
 func orNull(value json.RawMessage) json.RawMessage {

@@ -1,48 +1,42 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 	"github.com/toolmesh/toolmesh/tool/render"
 )
 
 const (
 	// staleMost is how old a list may be that serves a call while a new one is read.
 	staleMost = time.Minute
-	// renderPage is how many declarations are asked for at once: a busy registry answers so many in time.
-	renderPage = 100
+	// describePage is how many descriptions are asked for at once: a busy registry answers so many in time.
+	describePage = 100
 )
 
-// catalog is the tools of one session, which all views of a token select from. One goroutine at a time asks the mesh.
+// catalog is the tools of one session, which all views of a token select from.
 type catalog struct {
-	m     *mcpLink
-	c     *client.Client
-	known map[subjects.ToolID]*catalogTool // as they were rendered last; of the goroutine that reads
+	m       *mcpLink
+	c       *client.Client
+	reading singleflight.Group               // of one key: one goroutine at a time asks the mesh
+	known   map[subjects.ToolID]*catalogTool // as they were described last; of the goroutine that reads
 
-	mu      sync.Mutex
-	tools   *catalogTools // as they were read last
-	at      time.Time     // the start of that reading
-	reading *reading      // nil while no goroutine reads
-}
-
-// reading is one time that the tools are read.
-type reading struct {
-	begun time.Time
-	done  chan struct{} // closed when err is set
-	err   error
+	mu    sync.Mutex
+	tools *catalogTools // as they were read last
+	at    time.Time     // the start of that reading
 }
 
 // catalogTools are tools in the order of their ids. The list is immutable.
@@ -51,18 +45,14 @@ type catalogTools struct {
 	etag string // of the registry's list; empty until two readings in a row agree, as two members may answer them
 }
 
-// catalogTool is a tool as MCP clients take it.
+// catalogTool is a tool as MCP clients take it. It is immutable.
 type catalogTool struct {
-	id        subjects.ToolID
-	streaming bool
-	readOnly  bool
-	tool      *mcp.Tool // nil: no client could read it
-	raw       json.RawMessage
-	shape     atomic.Pointer[resultShape] // nil until a call needs it
-
-	// Of the goroutine that reads.
+	id     subjects.ToolID
 	digest string // of the descriptor
-	sure   bool   // rendered two times with this digest: the list and the rendering come by two messages
+	is     tool.Annotations
+	output json.RawMessage // the schema of its results, as the author wrote it
+	shown  render.Rendered
+	tool   *mcp.Tool // nil: no client could read it
 }
 
 // catalog returns that of a session.
@@ -75,66 +65,52 @@ func (m *mcpLink) catalog(c *client.Client) *catalog {
 	return k
 }
 
-// start begins to read, unless a goroutine does; k.mu is held.
-func (k *catalog) start() *reading {
-	if k.reading != nil {
-		return k.reading
-	}
-	r := &reading{begun: time.Now(), done: make(chan struct{})}
-	k.m.mu.Lock()
-	defer k.m.mu.Unlock()
-	if k.m.closed {
-		r.err = errStopping
-		close(r.done)
-		return r
-	}
-	k.reading = r
-	before := k.tools
-	k.m.looking.Go(func() {
+// read begins to read the tools, unless a goroutine reads them, and returns the start of that reading.
+func (k *catalog) read() <-chan singleflight.Result {
+	return k.reading.DoChan("", func() (any, error) {
+		begun := time.Now()
+		before, _ := k.last()
 		tools, err := k.load(k.m.ctx, before)
-		k.mu.Lock()
-		defer k.mu.Unlock()
 		if err == nil {
-			k.tools, k.at = tools, r.begun
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.tools, k.at = tools, begun
 		}
-		k.reading, r.err = nil, err
-		close(r.done)
+		return begun, err
 	})
-	return r
+}
+
+// last returns the tools as they were read last, nil for none, and their age.
+func (k *catalog) last() (*catalogTools, time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.tools, time.Since(k.at)
 }
 
 // get returns the tools of a reading that began at most age ago; 0: of one that begins now.
 func (k *catalog) get(ctx context.Context, age time.Duration) (*catalogTools, error) {
-	asked := time.Now()
-	for {
-		k.mu.Lock()
-		if k.tools != nil && k.at.After(asked.Add(-age)) {
-			defer k.mu.Unlock()
-			return k.tools, nil
+	for asked := time.Now(); ; {
+		if tools, old := k.last(); tools != nil && old < age+time.Since(asked) {
+			return tools, nil
 		}
-		r := k.start()
-		k.mu.Unlock()
 		select {
-		case <-r.done:
+		case r := <-k.read():
+			if begun, _ := r.Val.(time.Time); r.Err != nil && !begun.Before(asked) {
+				return nil, r.Err
+			}
 		case <-ctx.Done():
 			return nil, toolmesh.AsError(context.Cause(ctx))
-		}
-		if r.err != nil && !r.begun.Before(asked) {
-			return nil, r.err
 		}
 	}
 }
 
 // atHand returns tools for a call, which waits for no newer ones: the mesh itself refuses what was removed.
 func (k *catalog) atHand(ctx context.Context) (*catalogTools, error) {
-	k.mu.Lock()
-	tools := k.tools
-	age := time.Since(k.at)
-	if tools != nil && age > viewFresh {
-		k.start()
+	tools, old := k.last()
+	if tools != nil && old > viewFresh {
+		k.read()
 	}
-	k.mu.Unlock()
-	if tools != nil && age < staleMost {
+	if tools != nil && old < staleMost {
 		return tools, nil
 	}
 	now, err := k.get(ctx, staleMost)
@@ -153,29 +129,19 @@ func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools
 	if before != nil && state.ETag != "" && state.ETag == before.etag {
 		return before, nil
 	}
-	var serving, changed []registry.ListedTool
-	for q := (registry.Request{Limit: askPage, Digests: true}); ; {
-		var page registry.ListAnswer
-		if err := k.c.Ask(ctx, registry.VerbList, q, &page); err != nil {
-			return nil, err
-		}
-		for _, t := range page.Tools {
-			if t.State != registry.ToolServing {
-				continue
-			}
-			serving = append(serving, t)
-			if old := k.known[t.ID]; old == nil || !old.sure || t.Digest == "" || old.digest != t.Digest || old.streaming != t.Streaming {
-				changed = append(changed, t)
-			}
-		}
-		if page.Next == "" || page.Next == q.After {
-			break
-		}
-		q.After = page.Next
+	serving, _, err := listSome(ctx, k.c, registry.Request{Digests: true}, math.MaxInt, func(t *registry.ListedTool) bool { return t.State == registry.ToolServing })
+	if err != nil {
+		return nil, err
 	}
-	for part := range slices.Chunk(changed, renderPage) {
-		if err := k.render(ctx, part); err != nil {
-			return nil, err // what was rendered is known when the tools are read again
+	var changed []registry.ListedTool
+	for _, t := range serving {
+		if old := k.known[t.ID]; old == nil || t.Digest == "" || old.digest != t.Digest {
+			changed = append(changed, t)
+		}
+	}
+	for part := range slices.Chunk(changed, describePage) {
+		if err := described(ctx, k.c, part, k.take); err != nil {
+			return nil, err // the parts before are known when the tools are read again
 		}
 	}
 	tools, known := new(catalogTools), make(map[subjects.ToolID]*catalogTool, len(serving))
@@ -192,35 +158,24 @@ func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools
 	return tools, nil
 }
 
-// render reads the declarations of tools. One that stays the same stays the same in memory.
-func (k *catalog) render(ctx context.Context, part []registry.ListedTool) error {
-	shown, err := rendered(ctx, k.c, render.MCP, part)
+// take takes what the registry tells of one tool.
+func (k *catalog) take(listed registry.ListedTool, raw json.RawMessage) {
+	var told registry.DescribeAnswer
+	one := &catalogTool{id: listed.ID}
+	err := json.Unmarshal(raw, &told)
+	if err == nil {
+		d := told.Descriptor
+		one.digest, one.is, one.output = told.Digest, d.Annotations, d.OutputSchema
+		one.shown, err = render.Tool(render.MCP, d)
+	}
+	if err == nil {
+		one.tool, err = decodeTool(one.shown.JSON)
+	}
 	if err != nil {
-		return err
+		k.m.log().Warn("a tool is left out for MCP clients: its declaration cannot be read", slog.String("tool", string(one.id)), slog.String("error", err.Error()))
 	}
-	listed := make(map[subjects.ToolID]*registry.ListedTool, len(part))
-	for i := range part {
-		listed[part[i].ID] = &part[i]
-	}
-	for _, raw := range shown {
-		id := titleOf(raw)
-		t, old := listed[id], k.known[id]
-		switch {
-		case t == nil:
-			continue
-		case old != nil && old.digest == t.Digest && old.streaming == t.Streaming && bytes.Equal(old.raw, raw):
-			old.sure = true
-			continue
-		}
-		one := &catalogTool{id: id, streaming: t.Streaming, raw: raw, digest: t.Digest}
-		if one.tool, err = decodeTool(raw); err != nil {
-			k.m.log().Warn("a tool is left out for MCP clients: its metadata.mcp cannot be read", slog.String("tool", string(id)), slog.String("error", err.Error()))
-		} else {
-			one.readOnly = one.tool.Annotations != nil && one.tool.Annotations.ReadOnlyHint
-		}
-		k.known[id] = one
-	}
-	return nil
+	one.shown.JSON = nil // the tool has all of it
+	k.known[one.id] = one
 }
 
 // decodeTool reads a tool as render writes it, with the schemas as their author did.
@@ -239,35 +194,4 @@ func decodeTool(raw json.RawMessage) (*mcp.Tool, error) {
 		t.OutputSchema = in.OutputSchema
 	}
 	return t, nil
-}
-
-// titleOf is the id of a rendered tool that cannot be read otherwise.
-func titleOf(raw json.RawMessage) subjects.ToolID {
-	var t struct {
-		Title subjects.ToolID `json:"title"`
-	}
-	_ = json.Unmarshal(raw, &t)
-	return t.Title
-}
-
-// alone returns the tool that a name means by itself, for the time when no list can be read; nil for none.
-func (v *view) alone(ctx context.Context, name string) *catalogTool {
-	id, _, _, err := fit(ctx, v.c, v.of, subjects.ToolID(name), nil)
-	if err != nil || !v.globs.Match(id) || !v.of.may(id) {
-		return nil
-	}
-	d, err := describe(ctx, v.c, id)
-	if err != nil || (v.key.readOnly || v.of.readOnly()) && !d.Annotations.ReadOnly {
-		return nil
-	}
-	shown, err := render.Tool(render.MCP, d)
-	if err != nil {
-		return nil
-	}
-	t := &catalogTool{id: id, streaming: d.Annotations.Streaming}
-	t.shape.Store(&resultShape{d.OutputSchema, d.Annotations.Collect, shown})
-	if t.tool, err = decodeTool(shown.JSON); err != nil {
-		return nil
-	}
-	return t
 }

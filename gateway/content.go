@@ -2,54 +2,22 @@ package gateway
 
 import (
 	"bytes"
-	"context"
 	"encoding/base64"
 	"encoding/json"
+	"reflect"
 	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
-
-	"github.com/toolmesh/toolmesh/tool/render"
 )
 
-// resultShape is what a tool's result is to MCP clients.
-type resultShape struct {
-	schema  json.RawMessage // empty: the tool declares none
-	collect bool
-	shown   render.Rendered
-}
-
-// shapeOf returns that of a tool, which is asked for once.
-func (v *view) shapeOf(ctx context.Context, t *catalogTool) (*resultShape, error) {
-	if kept := t.shape.Load(); kept != nil {
-		return kept, nil
-	}
-	if t.tool.OutputSchema == nil && !t.streaming {
-		return new(resultShape), nil
-	}
-	d, err := describe(ctx, v.c, t.id)
-	if err != nil {
-		return nil, err
-	}
-	shown, err := render.Tool(render.MCP, d)
-	if err != nil {
-		return nil, err
-	}
-	shape := &resultShape{d.OutputSchema, d.Annotations.Collect, shown}
-	t.shape.Store(shape)
-	return shape, nil
-}
-
 // resultOf is a tool's result as MCP clients take it.
-func resultOf(value json.RawMessage, shape *resultShape) *mcp.CallToolResult {
-	value = orNull(value)
-	result := new(mcp.CallToolResult)
-	result.Content, _ = contentBlocks(value)
-	if len(shape.schema) > 0 {
-		if block := typedBytes(shape.schema, value); block != nil {
+func (t *catalogTool) resultOf(value json.RawMessage) *mcp.CallToolResult {
+	result := &mcp.CallToolResult{Content: contentBlocks(value)}
+	if t.tool.OutputSchema != nil {
+		if block := typedBytes(t.output, value); block != nil {
 			result.Content = []mcp.Content{block}
 		}
-		if structured, err := shape.shown.StructuredContent(value); err == nil {
+		if structured, err := t.shown.StructuredContent(value); err == nil {
 			result.StructuredContent = structured
 		}
 	}
@@ -83,78 +51,36 @@ func typedBytes(schema, value json.RawMessage) mcp.Content {
 	return nil
 }
 
-// contentBlocks are the content that a result is, if it is written in MCP's own form: one block, or a
-// list of blocks alone.
-func contentBlocks(value json.RawMessage) ([]mcp.Content, bool) {
-	trimmed := bytes.TrimSpace(value)
-	var all []json.RawMessage
-	switch {
-	case len(trimmed) == 0:
-		return nil, false
-	case trimmed[0] == '{':
-		all = []json.RawMessage{trimmed}
-	case trimmed[0] != '[' || json.Unmarshal(trimmed, &all) != nil || len(all) == 0:
-		return nil, false
+// contentBlocks are the content that a result is, if it is written in MCP's own form: one block, or a list of blocks
+// alone, each without members that MCP does not have. nil for any other result.
+func contentBlocks(value json.RawMessage) []mcp.Content {
+	list := bytes.TrimSpace(value)
+	if bytes.HasPrefix(list, []byte("{")) {
+		list = append(append([]byte("["), list...), ']')
 	}
-	blocks := make([]mcp.Content, len(all))
-	for i, one := range all {
-		if blocks[i] = contentBlock(one); blocks[i] == nil {
-			return nil, false
-		}
-	}
-	return blocks, true
-}
-
-// contentBlock reads one block; nil for what is none.
-func contentBlock(value json.RawMessage) mcp.Content {
-	var kind struct {
-		Type string `json:"type"`
-	}
-	if json.Unmarshal(value, &kind) != nil {
+	var result mcp.CallToolResult
+	if !bytes.HasPrefix(list, []byte("[")) || json.Unmarshal(append(append([]byte(`{"content":`), list...), '}'), &result) != nil || len(result.Content) == 0 {
 		return nil
 	}
-	strict := func(into any) bool {
-		d := json.NewDecoder(bytes.NewReader(value))
-		d.DisallowUnknownFields()
-		return d.Decode(into) == nil
-	}
-	switch kind.Type {
-	case "text":
-		var b struct {
-			Type string
-			Text *string
-		}
-		if strict(&b) && b.Text != nil {
-			return &mcp.TextContent{Text: *b.Text}
-		}
-	case "image", "audio":
-		var b struct {
-			Type, MIMEType string
-			Data           []byte
-		}
-		switch {
-		case !strict(&b) || b.MIMEType == "" || len(b.Data) == 0:
-		case kind.Type == "image":
-			return &mcp.ImageContent{Data: b.Data, MIMEType: b.MIMEType}
-		default:
-			return &mcp.AudioContent{Data: b.Data, MIMEType: b.MIMEType}
-		}
-	case "resource":
-		var b struct {
-			Type     string
-			Resource struct {
-				URI, MIMEType, Text string
-				Blob                []byte
+	for _, one := range result.Content {
+		switch one := one.(type) {
+		case *mcp.TextContent, *mcp.ImageContent, *mcp.AudioContent:
+			continue
+		case *mcp.EmbeddedResource:
+			if one.Resource != nil {
+				continue
+			}
+		case *mcp.ResourceLink:
+			if one.URI != "" && one.Name != "" {
+				continue
 			}
 		}
-		if strict(&b) && b.Resource.URI != "" {
-			return &mcp.EmbeddedResource{Resource: &mcp.ResourceContents{URI: b.Resource.URI, MIMEType: b.Resource.MIMEType, Text: b.Resource.Text, Blob: b.Resource.Blob}}
-		}
-	case "resource_link":
-		var b struct{ Type, URI, Name, Title, Description, MIMEType string }
-		if strict(&b) && b.URI != "" && b.Name != "" {
-			return &mcp.ResourceLink{URI: b.URI, Name: b.Name, Title: b.Title, Description: b.Description, MIMEType: b.MIMEType}
-		}
+		return nil
 	}
-	return nil
+	var given, read any
+	written, err := json.Marshal(result.Content)
+	if err != nil || json.Unmarshal(list, &given) != nil || json.Unmarshal(written, &read) != nil || !reflect.DeepEqual(given, read) {
+		return nil
+	}
+	return result.Content
 }

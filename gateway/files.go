@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -78,8 +79,11 @@ func (q *request) readParts(in *call) error {
 			return unread(err)
 		}
 		name := part.FormName()
-		if _, twice := args[name]; twice || name == "" {
-			return refused(toolmesh.CodeInvalidRequest, "each part has the name of one argument, and there is one part for it: %q", name)
+		if name == "" {
+			return refused(toolmesh.CodeInvalidRequest, "a part of the request's body has no name: it has that of the argument which it is")
+		}
+		if _, twice := args[name]; twice {
+			return refused(toolmesh.CodeInvalidRequest, "the argument %q has two parts: send it in one", name)
 		}
 		if tool.TakesFile(d.InputSchema, name) {
 			file, err := q.store(part)
@@ -233,14 +237,11 @@ func (q *request) sendFile() error {
 	h.Set("Content-Security-Policy", "sandbox")
 	h.Set("Cache-Control", "private, max-age=900")
 	ref := &codec.Ref{Name: q.r.PathValue("ref"), Digest: query.Get("digest")}
-	out := &counted{to: q.w}
-	err = payloads.Get(q.ctx, q.l.bus, q.c.Session(), "", ref, out)
-	switch e := toolmesh.AsError(err); {
-	case err == nil:
+	err = q.pass("", ref, 0)
+	switch toolmesh.CodeOf(err) {
+	case "":
 		return nil
-	case out.n > 0: // a reader must not take this for the end
-		panic(http.ErrAbortHandler)
-	case e.Code == toolmesh.CodeInvalidRequest || e.Code == toolmesh.CodePermissionDenied:
+	case toolmesh.CodeInvalidRequest, toolmesh.CodePermissionDenied:
 		err = refused(toolmesh.CodeNotFound, "session %q has no file %q with the digest %q: files are kept for 15 minutes", q.c.Session(), ref.Name, ref.Digest)
 	}
 	for _, word := range []string{"Content-Disposition", "Content-Security-Policy"} {
@@ -249,17 +250,42 @@ func (q *request) sendFile() error {
 	return err
 }
 
-// counted counts what is written.
-type counted struct {
-	to io.Writer
-	n  int
+// pass sends what a reference names. A value of up to keep bytes is sent as a result, with links to its files;
+// of a larger one some megabytes are in memory. Where it breaks off the connection does, too, as its reader must
+// not take that for the end. at is the node that is asked first; empty for any.
+func (q *request) pass(at subjects.NodeID, ref *codec.Ref, keep int) error {
+	out := &passing{to: q.w, keep: keep}
+	err := payloads.Get(q.ctx, q.l.bus, q.c.Session(), at, ref, out)
+	if out.begun && err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	if err == nil && !out.begun {
+		_, _ = q.w.Write(withHrefs(out.head))
+	}
+	return err
+}
+
+// passing writes what it is given, once that is more than it keeps.
+type passing struct {
+	to    io.Writer
+	keep  int
+	head  []byte
+	begun bool
 }
 
 // Write implements [io.Writer].
-func (c *counted) Write(p []byte) (int, error) {
-	n, err := c.to.Write(p)
-	c.n += n
-	return n, err
+func (w *passing) Write(p []byte) (int, error) {
+	if !w.begun && len(w.head)+len(p) <= w.keep {
+		w.head = append(w.head, p...)
+		return len(p), nil
+	}
+	if w.begun = true; len(w.head) > 0 {
+		if _, err := w.to.Write(w.head); err != nil {
+			return 0, err
+		}
+		w.head = nil
+	}
+	return w.to.Write(p)
 }
 
 // drop deletes the files that were sent for a call that has not begun. One that has may still read them.

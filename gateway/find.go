@@ -8,9 +8,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/toolmesh/toolmesh/registry"
-	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
-	"github.com/toolmesh/toolmesh/tool/render"
 )
 
 // The tools of a view with search=1. The tools that they find can be called by their names, too.
@@ -36,10 +34,10 @@ var searchTools = []*mcp.Tool{
 
 // foundTool is a tool as find_tools shows it.
 type foundTool struct {
-	Name        string          `json:"name"`
-	Description string          `json:"description"`
-	InputSchema json.RawMessage `json:"inputSchema"`
-	Score       float64         `json:"score"`
+	Name        string  `json:"name"`
+	Description string  `json:"description"`
+	InputSchema any     `json:"inputSchema"`
+	Score       float64 `json:"score"`
 }
 
 // findTools answers a call of find_tools.
@@ -52,27 +50,17 @@ func (v *view) findTools(ctx context.Context, q *mcp.CallToolRequest) (*mcp.Call
 		return failedTool("find_tools takes a query, a text, and a limit from 1 to 50"), nil
 	}
 	var answer registry.SearchAnswer
-	if err := v.c.Ask(ctx, registry.VerbSearch, registry.Request{Query: in.Query, Limit: in.Limit, Tools: v.globs, ReadOnly: v.key.readOnly || v.of.readOnly()}, &answer); err != nil {
+	if err := v.c.Ask(ctx, registry.VerbSearch, registry.Request{Query: in.Query, Limit: in.Limit, Tools: v.globs, ReadOnly: v.key.readOnly || v.m.of.readOnly()}, &answer); err != nil {
 		return nil, rpcError(err)
 	}
-	found := []foundTool{}
-	listed := make([]registry.ListedTool, len(answer.Tools))
-	scores := make(map[subjects.ToolID]float64)
-	for i, t := range answer.Tools {
-		listed[i].ID, scores[t.ID] = t.ID, t.Score
-	}
-	shown, err := rendered(ctx, v.c, render.MCP, listed)
+	list, err := v.tools(ctx, viewAgain)
 	if err != nil {
 		return nil, rpcError(err)
 	}
-	for _, one := range shown {
-		var t struct {
-			foundTool
-			Title subjects.ToolID `json:"title"`
-		}
-		if json.Unmarshal(one, &t) == nil && v.of.may(t.Title) {
-			t.Score = scores[t.Title]
-			found = append(found, t.foundTool)
+	found := []foundTool{}
+	for _, t := range answer.Tools {
+		if one := list.byID[t.ID]; one != nil {
+			found = append(found, foundTool{one.tool.Name, one.tool.Description, one.tool.InputSchema, t.Score})
 		}
 	}
 	body, err := tool.MarshalPlain(map[string]any{"tools": found})

@@ -40,7 +40,8 @@ type Options struct {
 	// MCPResultMax is how many characters of text a result may have for an MCP client; of a longer one it
 	// gets the beginning, and a link to all of it. Defaults to 25,000.
 	MCPResultMax int
-	// Idle is how long the connection of a token stays open without requests. Defaults to 10 minutes.
+	// Idle is how long the connection of a token, and a session of MCP, stays open without requests. Defaults to
+	// 10 minutes.
 	Idle time.Duration
 	// CORSOrigins are the origins whose web pages may use the gateway, each as SCHEME://HOST or
 	// SCHEME://HOST:PORT. Defaults to none.
@@ -68,17 +69,17 @@ type Gateway struct {
 	closing atomic.Bool
 	wg      sync.WaitGroup
 
-	uploads, downloads, documents, bodies, answers room
+	uploads, downloads, documents, bodies, answers, hurried, results room
 }
 
-// New makes a gateway. Close it when nothing serves it any more.
+// New makes a gateway. Close it once it is no longer served.
 func New(o Options) (*Gateway, error) {
 	if o.Dial == nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "gateway.Options.Dial is missing").WithOrigin(toolmesh.OriginCaller)
 	}
 	o.MaxBody, o.MaxUpload = cmp.Or(o.MaxBody, defaultMaxBody), cmp.Or(o.MaxUpload, defaultMaxUpload)
-	o.MaxTokens, o.MaxStreams = cmp.Or(o.MaxTokens, defaultMaxTokens), cmp.Or(o.MaxStreams, defaultMaxStreams)
 	o.Idle = cmp.Or(o.Idle, defaultIdle)
+	o.MaxTokens, o.MaxStreams = cmp.Or(o.MaxTokens, defaultMaxTokens), cmp.Or(o.MaxStreams, defaultMaxStreams)
 	origins := make([]string, len(o.CORSOrigins))
 	for i, text := range o.CORSOrigins {
 		var err error
@@ -94,7 +95,9 @@ func New(o Options) (*Gateway, error) {
 		downloads: newRoom(downloadsOfAll, "the gateway has %d downloads at once already"),
 		documents: newRoom(documentsAtOnce, "the gateway writes %d OpenAPI documents already"),
 		bodies:    newRoom(bodiesOfAll*o.MaxBody, "the bodies of all requests have %d bytes, and may have no more at once"),
-		answers:   newRoom(bodiesOfAll*o.MaxBody, "the answers that wait for readers have %d bytes"),
+		answers:   newRoom(bodiesOfAll*o.MaxBody, "the large results of all requests have %d bytes, and may have no more at once"),
+		hurried:   newRoom(bodiesOfAll*o.MaxBody, "twice %d bytes of answers wait for their readers"),
+		results:   newRoom(bodiesOfAll, "the gateway passes %d large results on at once already"),
 	}
 	g.links.init(g)
 	g.handler = g.routes()

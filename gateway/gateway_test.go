@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,17 +11,13 @@ import (
 	"iter"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/gateway"
@@ -28,6 +25,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 )
 
@@ -37,6 +35,10 @@ type addArgs struct {
 	A    int      `json:"a"`
 	B    int      `json:"b"`
 	More []string `json:"more,omitempty"`
+}
+
+type largeArgs struct {
+	N int `json:"n,omitempty"` // bytes; 3 MiB without it
 }
 
 type countArgs struct {
@@ -82,8 +84,10 @@ func newRig(t *testing.T, change func(*gateway.Options)) *rig {
 			r.ran <- "add"
 			return a.A + a.B, nil
 		}),
-		"fail":  host.Func(func(context.Context, noArgs) (int, error) { return 0, errors.New("out of paper") }),
-		"large": host.Func(func(context.Context, noArgs) (string, error) { return strings.Repeat("x", 3<<20), nil }),
+		"fail": host.Func(func(context.Context, noArgs) (int, error) { return 0, errors.New("out of paper") }),
+		"large": host.Func(func(_ context.Context, a largeArgs) (string, error) {
+			return strings.Repeat("x", cmp.Or(a.N, 3<<20)), nil
+		}),
 		"wait": host.Func(func(ctx context.Context, _ noArgs) (int, error) {
 			r.ran <- "wait"
 			select {
@@ -137,15 +141,16 @@ func newRig(t *testing.T, change func(*gateway.Options)) *rig {
 		t.Fatal(err)
 	}
 	r.admin = string(seed)
+	view, err := r.router.View(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Seen = func() *registry.View { return view }
 	r.AsSession(t, "mine")
 	if seed, err = os.ReadFile(filepath.Join(r.DataDir, "session0.nk")); err != nil {
 		t.Fatal(err)
 	}
 	r.token = string(seed)
-	view, err := r.router.View(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	o := gateway.Options{
 		Dial: func(options ...nats.Option) (*nats.Conn, error) {
 			return nats.Connect(r.URL, append(bus.ConnectOptions(&bus.ConnectConfig{Name: "gateway"}), options...)...)
@@ -294,6 +299,11 @@ func TestProblems(t *testing.T) {
 		"no words":                  {"GET", "/v1/search?q=", "", nil, 400, "invalid_request", "/v1/search?q=WORDS"},
 		"bad limit of a search":     {"GET", "/v1/search?q=add&limit=1001", "", nil, 400, "invalid_request", ""},
 		"bad format":                {"GET", "/v1/tools?format=cobol", "", nil, 400, "invalid_request", ""},
+		"a compressed body":         {"POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, headers{"Content-Encoding": "gzip"}, 415, "invalid_request", "not compressed"},
+		"an empty key":              {"POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, headers{"Idempotency-Key": ""}, 400, "invalid_request", "Idempotency-Key"},
+		"a query that is none":      {"GET", "/v1/tools?limit=%zz", "", nil, 400, "invalid_request", "the query"},
+		"a word twice":              {"GET", "/v1/tools?limit=1&limit=2", "", nil, 400, "invalid_request", "limit is given 2 times"},
+		"a number for a name":       {"POST", "/v1/calls:batch", `{"calls":[{"tool":5}]}`, nil, 400, "invalid_request", `has a number at \"calls.tool\"`},
 		"no token":                  {"GET", "/v1/tools", "", headers{"Authorization": "Bearer sesame"}, 401, "unauthenticated", ""},
 		"another kind":              {"GET", "/v1/tools", "", headers{"Authorization": "Basic sesame"}, 401, "unauthenticated", ""},
 		"a token of another mesh":   {"GET", "/v1/tools", "", headers{"Authorization": "Bearer " + stranger}, 401, "unauthenticated", ""},
@@ -508,6 +518,12 @@ func TestStreamOfEvents(t *testing.T) {
 	if a.status != 200 || a.header.Get("Content-Type") != "text/event-stream" || a.header.Get("X-Accel-Buffering") != "no" || a.body != want {
 		t.Errorf("%d %v %q", a.status, a.header, a.body)
 	}
+	for accept, live := range map[string]bool{"Accept: text/event-stream;q=0.0": false, "Accept: application/json\r\nAccept: text/event-stream": true} {
+		_, body := r.raw(t, "POST /v1/tools/lab.count HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+accept+"\r\nContent-Length: 7\r\n\r\n{\"n\":2}")
+		if live != (body == want) || !live && body != "1" {
+			t.Errorf("%q: %q", accept, body)
+		}
+	}
 	rpc := a.header.Get("Mesh-Rpc-Id")
 	// All of it again, and what is behind an item, on any replica: nothing is kept here.
 	for path, want := range map[string]string{
@@ -652,77 +668,6 @@ func TestRevokedToken(t *testing.T) {
 	if d := time.Since(begun); d > 10*time.Second { // 3 s on a machine with time
 		t.Errorf("it took %v", d)
 	}
-}
-
-// Requests of one token that arrive together are each answered for the session that they name, and
-// tokens that strangers make up take no connected token's place.
-func TestTokensThatConnect(t *testing.T) {
-	t.Parallel()
-	var slow atomic.Bool
-	dials, proceed := make(chan struct{}, 100), make(chan struct{})
-	r := newRig(t, func(o *gateway.Options) {
-		dial := o.Dial
-		o.KeyOf, o.MaxTokens = nil, 2
-		o.Dial = func(options ...nats.Option) (*nats.Conn, error) {
-			if slow.Load() {
-				dials <- struct{}{}
-				<-proceed
-			}
-			return dial(options...)
-		}
-	})
-	slow.Store(true)
-	var asking sync.WaitGroup
-	ask := func(want int, token, session string) <-chan struct{} {
-		written := make(chan struct{})
-		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { close(written) }})
-		q, err := http.NewRequestWithContext(ctx, "GET", r.url+"/v1/tools", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		q.Header.Set("Authorization", "Bearer "+token)
-		q.Header.Set("Mesh-Session", session)
-		asking.Go(func() {
-			a, err := http.DefaultTransport.RoundTrip(q)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer a.Body.Close()
-			if a.StatusCode != want {
-				t.Errorf("session %q: status %d, want %d", session, a.StatusCode, want)
-			}
-		})
-		return written
-	}
-	ask(401, r.token, "")
-	<-dials
-	for range 5 {
-		<-ask(200, r.token, "mine")
-	}
-	slow.Store(false)
-	proceed <- struct{}{}
-	asking.Wait()
-
-	slow.Store(true)
-	for range 5 {
-		pair, err := nkeys.CreateUser()
-		if err != nil {
-			t.Fatal(err)
-		}
-		seed, err := pair.Seed()
-		if err != nil {
-			t.Fatal(err)
-		}
-		ask(401, string(seed), "")
-		<-dials
-	}
-	if a := r.do(t, "GET", "/v1/tools", "", headers{"Authorization": "Bearer " + r.token}); a.status != 200 {
-		t.Errorf("a connected token next to strangers: %d %s", a.status, a.body)
-	}
-	slow.Store(false)
-	close(proceed)
-	asking.Wait()
 }
 
 // One token's streams are bounded, and others go on.

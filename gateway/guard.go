@@ -42,6 +42,10 @@ func (g *Gateway) guard(next http.Handler) http.Handler {
 				}
 			}
 		}
+		if err := readable(r); err != nil {
+			fail(w, err, "")
+			return
+		}
 		limit := g.opts.MaxBody
 		if isMultipart(r) {
 			limit = g.opts.MaxUpload
@@ -55,13 +59,28 @@ func (g *Gateway) guard(next http.Handler) http.Handler {
 			fail(w, tooLarge(limit), "")
 			return
 		}
-		raw := w
-		if paced, ok := w.(*pacedWriter); ok {
-			raw = paced.ResponseWriter // which closes the connection behind a body that is too large
-		}
-		r.Body = http.MaxBytesReader(raw, r.Body, limit)
+		r.Body = http.MaxBytesReader(w.(*pacedWriter).ResponseWriter, r.Body, limit) // which closes the connection behind a larger one
 		next.ServeHTTP(w, r)
 	})
+}
+
+// readable refuses what would be read in part: of headers that are given twice, and of a query that is none.
+func readable(r *http.Request) error {
+	for _, name := range []string{"Content-Type", "Content-Encoding", "Idempotency-Key", "Last-Event-Id", "Mesh-Session", "Mesh-Timeout"} {
+		if len(r.Header[name]) > 1 {
+			return refused(toolmesh.CodeInvalidRequest, "the header %s is given %d times: give it once", name, len(r.Header[name]))
+		}
+	}
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return refused(toolmesh.CodeInvalidRequest, "the query cannot be read: %w", err)
+	}
+	for name, values := range query {
+		if len(values) > 1 {
+			return refused(toolmesh.CodeInvalidRequest, "%s is given %d times in the query: give it once", name, len(values))
+		}
+	}
+	return nil
 }
 
 func tooLarge(limit int64) error {
@@ -83,8 +102,9 @@ const (
 // pacedWriter cuts off a reader that does not read.
 type pacedWriter struct {
 	http.ResponseWriter
-	rooms []room    // of answers that wait for their readers
-	until time.Time // when what is written must be read; zero for most
+	rooms   []room    // of large answers that wait for their readers
+	hurried []room    // of those that come while these are full
+	until   time.Time // when what is written must be read; zero for most
 }
 
 // Unwrap is for [http.ResponseController].
@@ -97,10 +117,15 @@ func (w *pacedWriter) WriteHeader(status int) {
 }
 
 // Write implements [http.ResponseWriter].
-func (w *pacedWriter) Write(p []byte) (n int, err error) {
+func (w *pacedWriter) Write(p []byte) (int, error) {
 	if len(p) > writePiece {
-		defer w.hold(int64(len(p)))()
+		release, _ := w.hold(int64(len(p)))
+		defer release()
 	}
+	return w.pieces(p)
+}
+
+func (w *pacedWriter) pieces(p []byte) (n int, err error) {
 	for {
 		w.extend()
 		piece := p[n:min(len(p), n+writePiece)]
@@ -111,18 +136,24 @@ func (w *pacedWriter) Write(p []byte) (n int, err error) {
 	}
 }
 
-// hold counts bytes that wait for their reader until the function is called. A reader for which there is
-// no room has less time, as one that reads slowly would keep them in memory.
-func (w *pacedWriter) hold(bytes int64) func() {
+// hold counts bytes that wait for their reader until release is called. While the rooms are full a reader has
+// less time, as one that reads slowly would keep the bytes in memory. It returns an error where those that are
+// hurried so fill their rooms, too.
+func (w *pacedWriter) hold(bytes int64) (release func(), full error) {
 	for _, r := range w.rooms {
 		bytes = min(bytes, r.size)
 	}
-	release, full := take(bytes, w.rooms...)
-	if full == nil {
-		return release
+	if release, full = take(bytes, w.rooms...); full == nil {
+		return release, nil
 	}
+	give, full := take(bytes, w.hurried...)
 	w.until = time.Now().Add(hurryTime)
-	return func() { w.until = time.Time{} }
+	return func() {
+		w.until = time.Time{}
+		if full == nil {
+			give()
+		}
+	}, full
 }
 
 func (w *pacedWriter) extend() {

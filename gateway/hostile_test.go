@@ -2,17 +2,24 @@ package gateway_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh/gateway"
 	"github.com/toolmesh/toolmesh/meshtest"
@@ -79,6 +86,8 @@ func TestHostileRequests(t *testing.T) {
 		"a session that is none":     {"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nMesh-Session: *\r\n\r\n", []int{400, 403}},
 		"a trace that is none":       {head + "Traceparent: x\r\nContent-Length: 13\r\n\r\n{\"a\":1,\"b\":1}", []int{200}},
 		"a long idempotency key":     {head + "Idempotency-Key: " + strings.Repeat("k", 600) + "\r\nContent-Length: 13\r\n\r\n{\"a\":1,\"b\":1}", []int{400}},
+		"two idempotency keys":       {head + "Idempotency-Key: a\r\nIdempotency-Key: b\r\nContent-Length: 13\r\n\r\n{\"a\":1,\"b\":1}", []int{400}},
+		"two sessions":               {"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nMesh-Session: default\r\nMesh-Session: mine\r\n\r\n", []int{400}},
 		"a body that is not UTF-8":   {head + "Content-Length: 9\r\n\r\n{\"a\":\"\xff\"}", []int{422}},
 		"JSON as deep as it is long": {head + "Content-Length: 100000\r\n\r\n" + strings.Repeat("[", 100_000), []int{400, 422}},
 	} {
@@ -220,17 +229,8 @@ func TestBodiesOfATokenAreBounded(t *testing.T) {
 	}
 	// Answers that nobody reads fill the token's room. Of those that come then, slow readers are cut off long
 	// before the others: what is sent on their connections is refused. Readers that read are served.
-	unread := func() net.Conn {
-		conn, err := (&net.Dialer{Control: smallBuffer}).DialContext(t.Context(), "tcp", strings.TrimPrefix(r.url, "http://"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = conn.Close() })
-		_, _ = io.WriteString(conn, "POST /v1/tools/lab.large HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
-		_, _ = conn.Read(make([]byte, 1)) // the answer has begun
-		return conn
-	}
-	waits, cut := unread(), unread()
+	waits, _ := r.unreadOne(t, "")
+	cut, _ := r.unreadOne(t, "")
 	if a := r.do(t, "POST", "/v1/tools/lab.large", "", nil); a.status != 200 || len(a.body) != 3<<20+2 {
 		t.Errorf("who reads: %d, %d bytes", a.status, len(a.body))
 	}
@@ -244,6 +244,170 @@ func TestBodiesOfATokenAreBounded(t *testing.T) {
 		}
 		r.do(t, "GET", "/v1/tools", "", nil)
 	}
+	// Once the readers that are hurried have as much again, results that came in a message are refused, too.
+	meshtest.Until(t, "a result is refused", func() bool {
+		refused, leave := r.unread(t, `{"n":900000}`, 16)
+		leave()
+		return refused > 0
+	})
+}
+
+// unread makes calls of lab.large at once whose answers have begun, and whose clients read no more of them. It returns
+// how many were refused.
+func (r *rig) unread(t *testing.T, args string, calls int) (refused int32, leave func()) {
+	t.Helper()
+	conns := make([]net.Conn, calls)
+	var opening sync.WaitGroup
+	var busy atomic.Int32
+	for i := range conns {
+		opening.Go(func() {
+			var head []byte
+			if conns[i], head = r.unreadOne(t, args); string(head) != "HTTP/1.1 429" {
+				return
+			}
+			a, err := http.ReadResponse(bufio.NewReader(io.MultiReader(bytes.NewReader(head), conns[i])), nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			body, _ := io.ReadAll(a.Body)
+			_ = a.Body.Close()
+			if refusedResult(t, answer{a.StatusCode, a.Header, string(body)}) {
+				busy.Add(1)
+			}
+		})
+	}
+	opening.Wait()
+	return busy.Load(), func() {
+		for _, conn := range conns {
+			if conn != nil {
+				_ = conn.Close()
+			}
+		}
+	}
+}
+
+func (r *rig) unreadOne(t *testing.T, args string) (conn net.Conn, head []byte) {
+	t.Helper()
+	conn, err := (&net.Dialer{Control: smallBuffer}).DialContext(t.Context(), "tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Error(err)
+		return nil, nil
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_, _ = fmt.Fprintf(conn, "POST /v1/tools/lab.large HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(args), args)
+	head = make([]byte, len("HTTP/1.1 200"))
+	_, _ = io.ReadFull(conn, head)
+	return conn, head
+}
+
+// refusedResult reports whether an answer says that a call has run and its result may not be held.
+func refusedResult(t *testing.T, a answer) bool {
+	p := a.problem(t)
+	ok := a.status == 429 && p["code"] == "busy" && p["started"] == true && a.header.Get("Retry-After") != "" && a.header.Get("Mesh-Rpc-Id") != ""
+	if !ok {
+		t.Errorf("%d %v %s", a.status, a.header, a.body)
+	}
+	return ok
+}
+
+// Of the large results of one token 8 are passed on at once. Those of its other calls wait in the mesh's store, and
+// are refused where that lasts; results of other tokens are not.
+func TestLargeResultsOfATokenAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	leave := func() {}
+	meshtest.Until(t, "a result is refused", func() bool { // at once, unless the machine is so slow that readers were cut off
+		leave()
+		_, leave = r.unread(t, "", 8)
+		a := r.do(t, "POST", "/v1/tools/lab.large", "", nil)
+		return a.status != 200 && refusedResult(t, a)
+	})
+	large := func(h headers) {
+		t.Helper()
+		if a := r.do(t, "POST", "/v1/tools/lab.large", `{"n":9000000}`, h); a.status != 200 || len(a.body) != 9_000_002 || a.header.Get("Mesh-Node") != "n1" {
+			t.Errorf("%d %v, %d bytes", a.status, a.header, len(a.body))
+		}
+	}
+	large(as(r.token))
+	waiting := make(chan answer, 1)
+	go func() { waiting <- r.do(t, "POST", "/v1/tools/lab.large", "", nil) }()
+	leave()
+	if a := <-waiting; a.status != 200 {
+		t.Errorf("a result that waited: %d %s", a.status, a.body)
+	}
+	large(nil)
+}
+
+// Requests of one token that arrive together are each answered for the session that they name, and
+// tokens that strangers make up take no connected token's place.
+func TestTokensThatConnect(t *testing.T) {
+	t.Parallel()
+	var slow atomic.Bool
+	dials, proceed := make(chan struct{}, 100), make(chan struct{})
+	r := newRig(t, func(o *gateway.Options) {
+		dial := o.Dial
+		o.KeyOf, o.MaxTokens = nil, 2
+		o.Dial = func(options ...nats.Option) (*nats.Conn, error) {
+			if slow.Load() {
+				dials <- struct{}{}
+				<-proceed
+			}
+			return dial(options...)
+		}
+	})
+	slow.Store(true)
+	var asking sync.WaitGroup
+	ask := func(want int, token, session string) <-chan struct{} {
+		written := make(chan struct{})
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { close(written) }})
+		q, err := http.NewRequestWithContext(ctx, "GET", r.url+"/v1/tools", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Header.Set("Authorization", "Bearer "+token)
+		q.Header.Set("Mesh-Session", session)
+		asking.Go(func() {
+			a, err := http.DefaultTransport.RoundTrip(q)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer a.Body.Close()
+			if a.StatusCode != want {
+				t.Errorf("session %q: status %d, want %d", session, a.StatusCode, want)
+			}
+		})
+		return written
+	}
+	ask(401, r.token, "")
+	<-dials
+	for range 5 {
+		<-ask(200, r.token, "mine")
+	}
+	slow.Store(false)
+	proceed <- struct{}{}
+	asking.Wait()
+
+	slow.Store(true)
+	for range 5 {
+		pair, err := nkeys.CreateUser()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed, err := pair.Seed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask(401, string(seed), "")
+		<-dials
+	}
+	if a := r.do(t, "GET", "/v1/tools", "", headers{"Authorization": "Bearer " + r.token}); a.status != 200 {
+		t.Errorf("a connected token next to strangers: %d %s", a.status, a.body)
+	}
+	slow.Store(false)
+	close(proceed)
+	asking.Wait()
 }
 
 // smallBuffer has a socket receive little that is not read.

@@ -65,7 +65,7 @@ type link struct {
 	naming  sync.Mutex
 	names   plainNames // guarded by naming
 
-	streams, uploads, downloads, events, bodies, answers room
+	streams, uploads, downloads, events, bodies, answers, hurried, results room
 
 	// Guarded by links.mu.
 	connected bool // and counted in links.connected
@@ -193,7 +193,9 @@ func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
 		downloads: newRoom(downloadsOfToken, "the token has %d downloads at once already"),
 		events:    newRoom(eventsOfToken, "the token reads %d streams of events already"),
 		bodies:    newRoom(bodiesOfToken*ls.g.opts.MaxBody, "the bodies of the token's requests have %d bytes, and may have no more at once"),
-		answers:   newRoom(bodiesOfToken*ls.g.opts.MaxBody, "the answers that wait for the token's readers have %d bytes"),
+		answers:   newRoom(bodiesOfToken*ls.g.opts.MaxBody, "the token's large results have %d bytes, and may have no more at once"),
+		hurried:   newRoom(bodiesOfToken*ls.g.opts.MaxBody, "twice %d bytes of answers wait for the token's readers: read them"),
+		results:   newRoom(bodiesOfToken, "%d large results of the token are passed on already: read them"),
 	}
 	if t.seed != "" {
 		pair, err := nkeys.FromSeed([]byte(t.seed))
@@ -449,7 +451,5 @@ func (l *link) revoke() {
 
 // within returns a context that ends with the link, too.
 func (l *link) within(ctx context.Context) (context.Context, context.CancelCauseFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
-	return ctx, func(why error) { stop(); cancel(why) }
+	return endsWith(ctx, l.ctx)
 }

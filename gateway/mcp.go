@@ -27,8 +27,6 @@ const (
 	maxViews = 64
 	// maxSessions is how many legacy sessions one token may have.
 	maxSessions = 1000
-	// sessionIdle is how long a legacy session lasts without requests.
-	sessionIdle = 10 * time.Minute
 	// lookEvery is how often it is looked whether the tools of a view have changed.
 	lookEvery = 500 * time.Millisecond
 )
@@ -41,28 +39,31 @@ type mcpLink struct {
 	stateless  http.Handler
 	opts       *Options
 	serverInfo *mcp.Implementation
-	ctx        context.Context    // of looking and reading
-	stop       context.CancelFunc // nil until the first request
+	ctx        context.Context         // of looking and reading
+	stop       context.CancelCauseFunc // nil until the first request
 	looking    sync.WaitGroup
 
 	mu       sync.Mutex
 	closed   bool
 	views    map[viewKey]*view
 	catalogs map[subjects.SessionID]*catalog
-	opening  int // requests that may make a session
-	posts    map[string]*post
-	count    uint64 // of the posts until now
+	visits   map[string]*visit
+	count    uint64               // of the visits until now
+	lastUse  map[string]time.Time // of the legacy sessions
 }
 
-// post is a POST that is being answered: its calls end with it.
-type post struct {
+// visit is an HTTP request that is being answered, or a pipe: its calls end with it.
+type visit struct {
+	id      string
+	view    *view
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	session string // its legacy session
+	opens   bool   // it may make a legacy session
 }
 
-// postHeader names a POST to its calls: the SDK hands them its headers, not its context.
-const postHeader = "Toolmesh-Post"
+// visitHeader names a request to its calls: the SDK passes them the headers, and of a legacy session not the context.
+const visitHeader = "Toolmesh-Visit"
 
 // viewOf is the key of the context's view.
 type viewOf struct{}
@@ -82,7 +83,7 @@ func (q *request) mcp() error {
 		c = c.In(key.session)
 	}
 	key.session = c.Session()
-	m, session := &l.mcp, r.Header.Get("Mcp-Session-Id")
+	m := &l.mcp
 	if r.Method != http.MethodDelete {
 		done, err := take(1, l.streams)
 		if err != nil {
@@ -101,26 +102,24 @@ func (q *request) mcp() error {
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
 	}
-	opens := r.Method == http.MethodPost && session == "" && !isModern(r)
-	v, err := m.enter(&q.g.opts, key, c, opens)
-	if err != nil {
+	p := &visit{session: r.Header.Get("Mcp-Session-Id")}
+	p.opens = r.Method == http.MethodPost && p.session == "" && !isModern(r)
+	p.ctx, p.cancel = context.WithCancelCause(q.ctx)
+	if err := m.enter(&q.g.opts, key, c, p); err != nil {
 		return err
 	}
-	defer m.leave(v, opens)
-	ctx, cancel := context.WithCancelCause(q.ctx)
-	defer cancel(nil)
-	r = r.WithContext(context.WithValue(ctx, viewOf{}, v))
-	switch {
-	case isModern(r):
+	defer func() { m.leave(p, cmp.Or(p.session, w.Header().Get("Mcp-Session-Id"))) }()
+	r.Header.Set(visitHeader, p.id)
+	r = r.WithContext(context.WithValue(p.ctx, viewOf{}, p.view))
+	if isModern(r) {
 		if r.Header.Get("Mcp-Method") == "tools/call" {
-			_, _ = v.tools(ctx, viewFresh) // the SDK is to know whose headers it compares; the call itself tells what fails
+			_, _ = p.view.tools(p.ctx, viewFresh) // the SDK compares the headers of tools that it knows; the call itself reports an error
 		}
 		m.stateless.ServeHTTP(w, r)
 		return nil
-	case r.Method == http.MethodPost:
-		defer m.begun(r, &post{ctx, cancel, session})()
-	case r.Method == http.MethodDelete:
-		m.cancel(session) // the SDK waits for the calls of a session
+	}
+	if r.Method == http.MethodDelete {
+		m.cancel(p.session) // the SDK waits for the calls of a session
 	}
 	m.sessions.ServeHTTP(w, r)
 	return nil
@@ -132,104 +131,102 @@ func isModern(r *http.Request) bool {
 		(r.Header.Get("Mcp-Method") != "" || r.Header.Get("Mcp-Protocol-Version") >= modern)
 }
 
-// begun has the calls of a POST end with it. The function is called when it has ended.
-func (m *mcpLink) begun(r *http.Request, p *post) func() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.count++
-	id := strconv.FormatUint(m.count, 10)
-	m.posts[id] = p
-	r.Header.Set(postHeader, id)
-	return func() {
-		p.cancel(nil)
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		delete(m.posts, id)
-	}
-}
-
 // cancel ends the calls of a legacy session.
 func (m *mcpLink) cancel(session string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, p := range m.posts {
+	for _, p := range m.visits {
 		if p.session == session {
 			p.cancel(nil)
 		}
 	}
 }
 
-// within returns a context that ends with the POST that a call came by, too.
+// within returns a context that ends with the request that a call came by, too.
 func (m *mcpLink) within(ctx context.Context, q *mcp.RequestExtra) (context.Context, context.CancelCauseFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	if q == nil || q.Header.Get(postHeader) == "" {
-		return ctx, cancel
+	if q == nil || q.Header == nil { // it came by a pipe
+		return context.WithCancelCause(ctx)
 	}
 	m.mu.Lock()
-	p := m.posts[q.Header.Get(postHeader)]
+	p := m.visits[q.Header.Get(visitHeader)]
 	m.mu.Unlock()
 	if p == nil { // it has ended already
+		ctx, cancel := context.WithCancelCause(ctx)
 		cancel(nil)
 		return ctx, cancel
 	}
-	stop := context.AfterFunc(p.ctx, func() { cancel(context.Cause(p.ctx)) })
+	return endsWith(ctx, p.ctx)
+}
+
+// endsWith returns a context that ends with another one, too.
+func endsWith(ctx, other context.Context) (context.Context, context.CancelCauseFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(other, func() { cancel(context.Cause(other)) })
 	return ctx, func(why error) { stop(); cancel(why) }
 }
 
 // begin makes the handlers at a token's first MCP request; m.mu is held.
 func (m *mcpLink) begin(opts *Options) {
 	m.opts, m.serverInfo = opts, &mcp.Implementation{Name: "toolmesh", Version: cmp.Or(opts.Version, "dev")}
-	m.views, m.posts = make(map[viewKey]*view), make(map[string]*post)
-	m.catalogs = make(map[subjects.SessionID]*catalog)
+	m.views, m.visits = make(map[viewKey]*view), make(map[string]*visit)
+	m.catalogs, m.lastUse = make(map[subjects.SessionID]*catalog), make(map[string]time.Time)
 	serverOf := func(r *http.Request) *mcp.Server {
 		v, _ := r.Context().Value(viewOf{}).(*view)
 		return v.server
 	}
 	// The gateway has looked at Host and Origin.
-	o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: opts.MaxBody, Logger: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)), SessionTimeout: sessionIdle}
+	o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: opts.MaxBody, Logger: m.log()}
 	m.sessions = mcp.NewStreamableHTTPHandler(serverOf, &o)
-	o.Stateless, o.SessionTimeout, o.PropagateRequestCancellation = true, 0, true
+	o.Stateless, o.PropagateRequestCancellation = true, true
 	m.stateless = mcp.NewStreamableHTTPHandler(serverOf, &o)
-	m.ctx, m.stop = context.WithCancel(context.Background())
+	m.ctx, m.stop = context.WithCancelCause(context.Background())
 	m.looking.Go(m.look)
 }
 
-// enter returns the view of a key, which it makes if there is none. Leave it: one that a request uses
-// is kept.
-func (m *mcpLink) enter(opts *Options, key viewKey, c *client.Client, opens bool) (*view, error) {
+// enter begins a visit to the view of a key, which it makes if there is none. Leave it: a view that a visit uses is
+// kept.
+func (m *mcpLink) enter(opts *Options, key viewKey, c *client.Client, p *visit) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, context.Cause(m.of.ctx)
+		return context.Cause(m.of.ctx)
 	}
 	if m.stop == nil {
 		m.begin(opts)
 	}
-	if opens && m.opening+m.open() >= maxSessions {
-		return nil, busy("the token has %d sessions of MCP, and may open no more: end one with DELETE, or speak the revision %s, which has none", maxSessions, modern)
+	if p.opens && len(m.lastUse)+m.visited(func(p *visit) bool { return p.opens }) >= maxSessions {
+		return busy("the token has %d sessions of MCP, and may open no more: end one with DELETE, or speak the revision %s, which has none", maxSessions, modern)
 	}
-	v := m.views[key]
-	if v == nil {
+	if p.view = m.views[key]; p.view == nil {
 		for other, old := range m.views {
 			if len(m.views) < maxViews {
 				break
 			}
-			if old.uses == 0 && !old.used() {
+			if !old.used() && m.visited(func(p *visit) bool { return p.view == old }) == 0 {
 				delete(m.views, other)
 				m.forget(other.session)
 			}
 		}
 		if len(m.views) >= maxViews {
-			return nil, busy("clients of the token use %d views, and may use no more at once", maxViews)
+			return busy("clients of the token use %d views, and may use no more at once", maxViews)
 		}
-		v = newView(key, c, m)
-		m.views[key] = v
+		p.view = newView(key, c, m)
+		m.views[key] = p.view
 	}
-	v.uses++
-	if opens {
-		m.opening++
+	m.count++
+	p.id = strconv.FormatUint(m.count, 10)
+	m.visits[p.id] = p
+	return nil
+}
+
+// visited returns how many visits are as given; m.mu is held.
+func (m *mcpLink) visited(as func(*visit) bool) (n int) {
+	for _, p := range m.visits {
+		if as(p) {
+			n++
+		}
 	}
-	return v, nil
+	return n
 }
 
 // forget drops the catalog of a session that has no view any more; m.mu is held.
@@ -242,69 +239,65 @@ func (m *mcpLink) forget(session subjects.SessionID) {
 	delete(m.catalogs, session)
 }
 
-// open is how many legacy sessions there are; m.mu is held.
-func (m *mcpLink) open() int {
-	n := 0
-	for _, v := range m.views {
-		for s := range v.server.Sessions() {
-			if s.ID() != "" {
-				n++
-			}
-		}
-	}
-	return n
-}
-
-// leave gives a view back.
-func (m *mcpLink) leave(v *view, opens bool) {
+// leave ends a visit. The session is the legacy one that it used or made.
+func (m *mcpLink) leave(p *visit, session string) {
+	p.cancel(nil)
 	m.mu.Lock()
-	v.uses--
-	if opens {
-		m.opening--
+	delete(m.visits, p.id)
+	if _, known := m.lastUse[session]; known || p.opens && session != "" {
+		m.lastUse[session] = time.Now()
 	}
 	closed := m.closed
 	m.mu.Unlock()
 	if closed {
-		v.close() // the session that this request has made meanwhile
+		p.view.close() // the session that this request has made meanwhile
 	}
+}
+
+// expire ends the legacy sessions that have been without a request for the idle time. An open GET is a request.
+func (m *mcpLink) expire() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	busy, lastUse := make(map[string]bool), make(map[string]time.Time)
+	for _, p := range m.visits {
+		busy[p.session] = true
+	}
+	for _, v := range m.views {
+		for s := range v.server.Sessions() {
+			at, known := m.lastUse[s.ID()]
+			if known && !busy[s.ID()] && time.Since(at) > m.opts.Idle {
+				m.looking.Go(func() { _ = s.Close() })
+			} else if known { // or its first request is still being answered
+				lastUse[s.ID()] = at
+			}
+		}
+	}
+	m.lastUse = lastUse
 }
 
 // log is where it is said what is wrong with tools.
 func (m *mcpLink) log() *slog.Logger { return cmp.Or(m.opts.Logger, slog.New(slog.DiscardHandler)) }
 
-// look tells clients when the tools of their view have changed. The mesh is asked once for all views of a session.
+// look tells clients when the tools of their view have changed.
 func (m *mcpLink) look() {
-	pause := time.NewTimer(lookEvery)
-	defer pause.Stop()
-	for {
+	for took := time.Duration(0); ; {
 		select {
 		case <-m.ctx.Done():
 			return
-		case <-pause.C:
+		case <-time.After(max(lookEvery, took)):
 		}
 		begun := time.Now()
-		used := make(map[*catalog][]*view)
+		m.expire()
+		var looks sync.WaitGroup
 		m.mu.Lock()
 		for _, v := range m.views {
 			if v.used() {
-				used[v.catalog] = append(used[v.catalog], v)
+				looks.Go(func() { v.look(m.ctx) })
 			}
 		}
 		m.mu.Unlock()
-		var looks sync.WaitGroup
-		for k, views := range used {
-			looks.Go(func() {
-				tools, err := k.get(m.ctx, 0)
-				if err != nil {
-					return // looked at again
-				}
-				for _, v := range views {
-					v.look(tools)
-				}
-			})
-		}
 		looks.Wait()
-		pause.Reset(max(lookEvery, time.Since(begun)))
+		took = time.Since(begun)
 	}
 }
 
@@ -317,7 +310,7 @@ func (m *mcpLink) close() {
 	if m.stop == nil {
 		return
 	}
-	m.stop()
+	m.stop(errStopping)
 	m.looking.Wait()
 	for _, v := range views {
 		v.close()
@@ -339,23 +332,18 @@ func keyOf(session, query string) (viewKey, error) {
 	if err != nil {
 		return key, refused(toolmesh.CodeInvalidRequest, "the query cannot be read: %w", err)
 	}
-	flags := map[string]struct {
-		on   string
-		flag *bool
-	}{"read_only": {"1", &key.readOnly}, "search": {"1", &key.search}, "prefix": {"off", &key.bare}}
+	flags := map[string]*bool{"read_only=1": &key.readOnly, "search=1": &key.search, "prefix=off": &key.bare}
 	for name, values := range q {
-		flag, known := flags[name]
+		flag := flags[name+"="+values[0]]
 		switch {
 		case len(values) != 1:
 			return key, refused(toolmesh.CodeInvalidRequest, "%s is given %d times: give it once", name, len(values))
 		case name == "tools":
 			key.globs = values[0]
-		case !known:
-			return key, refused(toolmesh.CodeInvalidRequest, "%q is no word of the query: they are tools, read_only, prefix and search", name)
-		case values[0] != flag.on:
-			return key, refused(toolmesh.CodeInvalidRequest, "%s is %q: it is %s, or not given", name, values[0], flag.on)
+		case flag == nil:
+			return key, refused(toolmesh.CodeInvalidRequest, "the query cannot have %s=%q: it may have tools=GLOB,…, read_only=1, prefix=off and search=1", name, values[0])
 		default:
-			*flag.flag = true
+			*flag = true
 		}
 	}
 	if _, err := subjects.ParseGlobs(key.globs); err != nil {
@@ -371,14 +359,15 @@ func Pipe(ctx context.Context, c *client.Client, query url.Values, o *Options, i
 	if err != nil {
 		return err
 	}
-	m := &mcpLink{}
-	v, err := m.enter(o, key, c, false)
-	if err != nil {
+	m := new(mcpLink)
+	p := new(visit)
+	p.ctx, p.cancel = context.WithCancelCause(ctx)
+	if err := m.enter(o, key, c, p); err != nil {
 		return err
 	}
 	defer m.close()
-	defer m.leave(v, false)
-	err = v.server.Run(ctx, &mcp.IOTransport{Reader: io.NopCloser(in), Writer: noClose{out}})
+	defer m.leave(p, "")
+	err = p.view.server.Run(ctx, &mcp.IOTransport{Reader: io.NopCloser(in), Writer: noClose{out}})
 	if err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) && !errors.Is(err, mcp.ErrConnectionClosed) {
 		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the client on the pipe: %w", err)
 	}

@@ -10,16 +10,21 @@ import (
 	"net/http"
 	"net/url"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/gateway"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -407,11 +412,61 @@ func TestMCPViewsAreBounded(t *testing.T) {
 func TestMCPLargeResults(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(o *gateway.Options) { o.MCPResultMax = 1000 })
+	type row struct {
+		Name string `json:"name"`
+		N    int    `json:"n"`
+	}
+	for name, h := range map[string]host.Handler{
+		"rows": host.Func(func(context.Context, noArgs) ([]row, error) { return slices.Repeat([]row{{"a name", 7}}, 1000), nil }),
+		"page": host.Func(func(context.Context, noArgs) (map[string]string, error) {
+			return map[string]string{"id": "p", "text": strings.Repeat("é", 5000)}, nil
+		}),
+	} {
+		if _, err := r.host.Handle(name, h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exact := host.Schema(nil, json.RawMessage(`{"type":"string","minLength":5000}`))
+	if _, err := r.host.Handle("exact", host.Func(func(context.Context, noArgs) (string, error) { return strings.Repeat("x", 5000), nil }), exact); err != nil {
+		t.Fatal(err)
+	}
 	for _, version := range []string{"2025-11-25", "2026-07-28"} {
 		s := r.connect(t, "/mcp", version, nil)
 		a, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "lab-large"})
-		if err != nil || len(a.Content) != 3 || a.StructuredContent == nil {
+		if err != nil || len(a.Content) != 3 {
 			t.Fatalf("%s: %d blocks, %v", version, len(a.Content), err)
+		}
+		// Structured content is cut, fits the schema still, and says so: clients refuse what does not fit.
+		var tools map[string]*mcp.Tool
+		meshtest.Until(t, "the tools are listed", func() bool {
+			tools = make(map[string]*mcp.Tool)
+			for one, err := range s.Tools(t.Context(), nil) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				tools[one.Name] = one
+			}
+			return tools["lab-rows"] != nil && tools["lab-page"] != nil && tools["lab-exact"] != nil
+		})
+		for name, begins := range map[string]string{
+			"lab-large": `"result":"xxxxx`, "lab-rows": `"result":[{"n":7,"name":"a name"},{"n":7,"name":"a name"},`, "lab-page": `"id":"p","text":"ééé`,
+		} {
+			a, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: name})
+			if err != nil || a.IsError || a.Meta["toolmesh/shortened"] != true {
+				t.Fatalf("%s: %s: %+v, %v", version, name, a, err)
+			}
+			schema, _ := json.Marshal(tools[name].OutputSchema)
+			cut, _ := tool.MarshalPlain(a.StructuredContent)
+			fits, err := tool.Compile(schema)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if wrong, err := fits.CheckResult(cut); wrong != nil || err != nil || len(cut) < 500 || len(cut) > 2000 || !strings.Contains(string(cut), begins) || !strings.Contains(string(cut), "mesh://results/") {
+				t.Errorf("%s: %s: %d bytes %s, %v, %v", version, name, len(cut), cut, wrong, err)
+			}
+		}
+		if a, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "lab-exact"}); err != nil || !a.IsError || a.StructuredContent != nil || !strings.Contains(texts(a), "The tool has run") || len(texts(a)) > 2000 {
+			t.Errorf("%s: no cut fits: %+v, %v", version, a, err)
 		}
 		link, ok := a.Content[1].(*mcp.ResourceLink)
 		if got := texts(a); !ok || !strings.HasPrefix(got, strings.Repeat("x", 1000)+"|The result has 3145728 characters") || *link.Size != 3<<20 || link.MIMEType != "text/plain" {
@@ -517,5 +572,118 @@ func TestMCPSearchAndPipe(t *testing.T) {
 	}
 	if err := end(); err != nil {
 		t.Errorf("a pipe ends with %v", err)
+	}
+}
+
+// A session lasts as long as its client listens, also without a POST, and ends when it is idle.
+func TestMCPSessionWithAnOpenStreamLasts(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *gateway.Options) { o.Idle = 100 * time.Millisecond })
+	h := headers{"Authorization": "Bearer " + r.token, "Accept": "application/json, text/event-stream", "Mcp-Protocol-Version": "2025-11-25"}
+	begin := func() headers {
+		mine := maps.Clone(h)
+		a := r.do(t, "POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`, h)
+		if mine["Mcp-Session-Id"] = a.header.Get("Mcp-Session-Id"); a.status != 200 {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+		return mine
+	}
+	list := `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`
+	var listens headers
+	meshtest.Until(t, "a client listens", func() bool {
+		listens = begin()
+		a := r.open(t, t.Context(), "GET", "/mcp", "", listens)
+		t.Cleanup(func() { _ = a.Body.Close() })
+		return a.StatusCode == 200
+	})
+	for wait := 100 * time.Millisecond; ; wait *= 2 {
+		idle := begin()
+		time.Sleep(wait) // the session is to have no request for this long
+		if a := r.do(t, "POST", "/mcp", list, idle); a.status == 404 {
+			break
+		}
+	}
+	if a := r.do(t, "POST", "/mcp", list, listens); a.status != 200 || !strings.Contains(a.body, "lab-add") {
+		t.Errorf("the session of a client that listens: %d %s", a.status, a.body)
+	}
+}
+
+// A read-only token lists, finds and calls over MCP the tools that declare read_only, and no others.
+func TestMCPReadOnlyToken(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	if _, err := r.host.Handle("peek", host.Func(func(context.Context, noArgs) (int, error) { return 1, nil }), func(d *tool.Descriptor) {
+		d.Annotations.ReadOnly, d.Description = true, "Adds nothing, and counts nothing."
+	}); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the tool is served", func() bool { return r.do(t, "POST", "/v1/tools/lab.peek", "{}", as(r.token)).status == 200 })
+	reader := *r
+	reader.token = strings.TrimPrefix(r.narrowed(t, registry.TokenRecord{ReadOnly: true})["Authorization"], "Bearer ")
+	for _, version := range []string{"2025-11-25", "2026-07-28"} {
+		s, search := reader.connect(t, "/mcp", version, nil), reader.connect(t, "/mcp?search=1", version, nil)
+		if got := names(t, s); got != "lab-peek" {
+			t.Errorf("%s: tools %q", version, got)
+		}
+		if a, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "lab-peek"}); err != nil || texts(a) != "1" {
+			t.Errorf("%s: %+v, %v", version, a, err)
+		}
+		if a, err := search.CallTool(t.Context(), &mcp.CallToolParams{Name: "find_tools", Arguments: map[string]any{"query": "add count", "limit": 9}}); err != nil || strings.Count(texts(a), `"name"`) != 1 || !strings.Contains(texts(a), `"lab-peek"`) {
+			t.Errorf("%s: found %+v, %v", version, a, err)
+		}
+		for name, call := range map[string]func() (*mcp.CallToolResult, error){
+			"directly": func() (*mcp.CallToolResult, error) {
+				return s.CallTool(t.Context(), &mcp.CallToolParams{Name: "lab.add", Arguments: map[string]any{"a": 1, "b": 2}})
+			},
+			"by call_tool": func() (*mcp.CallToolResult, error) {
+				return search.CallTool(t.Context(), &mcp.CallToolParams{Name: "call_tool", Arguments: map[string]any{"name": "lab-add", "arguments": map[string]any{"a": 1, "b": 2}}})
+			},
+		} {
+			if a, err := call(); err == nil || !strings.Contains(err.Error(), "unknown tool") {
+				t.Errorf("%s: another tool %s: %+v, %v", version, name, a, err)
+			}
+		}
+	}
+	if len(r.ran) > 0 {
+		t.Errorf("%s ran", <-r.ran)
+	}
+}
+
+// Of a list that has changed only the tools that are new are read.
+func TestMCPReadsOnlyWhatChanged(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	s := r.connect(t, "/mcp", "2025-11-25", nil)
+	if got := names(t, s); got != "lab-add lab-count lab-fail lab-large lab-wait" {
+		t.Fatalf("tools %s", got)
+	}
+	nc := r.As(t, access.Admin)
+	asked := make(chan *nats.Msg, 1000)
+	for _, verb := range []string{registry.VerbDescribe, registry.VerbRender} {
+		subject, err := subjects.Registry("mine", verb)
+		if err == nil {
+			_, err = nc.ChanSubscribe(subject, asked)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.host.Handle("more", host.Func(func(context.Context, noArgs) (int, error) { return 1, nil })); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the new tool is listed", func() bool { return strings.Contains(names(t, s), "lab-more") })
+	if err := nc.Flush(); err != nil { // behind what was asked
+		t.Fatal(err)
+	}
+	if len(asked) == 0 {
+		t.Error("it was not asked for")
+	}
+	for len(asked) > 0 {
+		if m := <-asked; !strings.Contains(string(m.Data), `"lab.more"`) || strings.Contains(string(m.Data), `"lab.add"`) {
+			t.Errorf("%s is asked: %s", m.Subject, m.Data)
+		}
 	}
 }

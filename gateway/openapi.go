@@ -27,10 +27,10 @@ const dialect = "https://json-schema.org/draft/2020-12/schema"
 // openAPI answers GET /openapi.json: one operation for each tool that is served, with its schemas.
 func (q *request) openAPI() error {
 	body, err := q.document()
-	if err == nil {
-		q.answerTagged(body) // not in the room of documents: a slow reader keeps no other waiting
+	if err != nil {
+		return err
 	}
-	return err
+	return q.answerTagged(body) // not in the room of documents: a slow reader keeps no other waiting
 }
 
 // document writes the OpenAPI document.

@@ -12,7 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// codeUnauthenticated is the gateway's own code: the broker knows the token not, or no longer.
+// codeUnauthenticated is the gateway's own code: the broker does not know the token, or has removed it.
 const codeUnauthenticated toolmesh.Code = "unauthenticated"
 
 // problem is the body of an answer that is a failure (RFC 9457).

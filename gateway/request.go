@@ -20,7 +20,7 @@ const bodyTime = 60 * time.Second
 
 // request is one request and the client of its token.
 type request struct {
-	w   http.ResponseWriter
+	w   *pacedWriter
 	r   *http.Request
 	g   *Gateway
 	l   *link
@@ -50,11 +50,9 @@ func (g *Gateway) with(handle func(*request) error) http.HandlerFunc {
 			defer done()
 			ctx, cancel := l.within(r.Context())
 			defer cancel(nil)
-			q := &request{w: w, r: r, g: g, l: l, c: c, ctx: ctx}
+			q := &request{w: w.(*pacedWriter), r: r, g: g, l: l, c: c, ctx: ctx}
 			defer q.free()
-			if paced, ok := w.(*pacedWriter); ok {
-				paced.rooms = []room{l.answers, g.answers}
-			}
+			q.w.rooms, q.w.hurried = []room{l.answers, g.answers}, []room{l.hurried, g.hurried}
 			err = q.explain(handle(q))
 		}
 		if err != nil {
@@ -63,7 +61,7 @@ func (g *Gateway) with(handle func(*request) error) http.HandlerFunc {
 	}
 }
 
-// answer answers with JSON. The error is of a value that cannot be written.
+// answer answers with JSON. The error is of a value that cannot be written, or that of send.
 func (q *request) answer(status int, v any) error {
 	body, err := tool.MarshalPlain(v)
 	if err != nil {
@@ -71,8 +69,20 @@ func (q *request) answer(status int, v any) error {
 	}
 	q.w.Header().Set("Content-Type", "application/json")
 	q.w.Header().Set("Cache-Control", "no-store")
+	return q.send(status, append(body, '\n'))
+}
+
+// send sends an answer whose header is set. The error is busy: there is no room for one more large answer.
+func (q *request) send(status int, body []byte) error {
+	if len(body) > writePiece {
+		release, full := q.w.hold(int64(len(body)))
+		defer release()
+		if full != nil {
+			return full
+		}
+	}
 	q.w.WriteHeader(status)
-	_, _ = q.w.Write(append(body, '\n'))
+	_, _ = q.w.pieces(body)
 	return nil
 }
 
@@ -80,7 +90,10 @@ func (q *request) answer(status int, v any) error {
 func (q *request) read(into any) error {
 	body, err := q.body()
 	if err == nil {
-		if err = json.Unmarshal(body, into); err != nil {
+		var wrong *json.UnmarshalTypeError
+		if err = json.Unmarshal(body, into); errors.As(err, &wrong) {
+			err = refused(toolmesh.CodeInvalidRequest, "the request's body has a %s at %q: it may not be one there", wrong.Value, wrong.Field)
+		} else if err != nil {
 			err = refused(toolmesh.CodeInvalidRequest, "the request's body is not the JSON that is expected: %w", err)
 		}
 	}
@@ -137,14 +150,16 @@ func (q *request) body() ([]byte, error) {
 	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	// curl -d says that it sends a form, whatever it sends.
 	form := kind == "application/x-www-form-urlencoded" && strings.HasPrefix(strings.TrimSpace(string(body[:min(len(body), 64)])), "{")
-	if len(body) > 0 && kind != "application/json" && !strings.HasSuffix(kind, "+json") && !form && (err == nil || r.Header.Get("Content-Type") != "") {
+	json := kind == "application/json" || strings.HasSuffix(kind, "+json") || form || err != nil && r.Header.Get("Content-Type") == ""
+	coding := r.Header.Get("Content-Encoding")
+	if len(body) > 0 && (!json || coding != "" && !strings.EqualFold(coding, "identity")) {
 		return nil, errMediaType
 	}
 	return body, nil
 }
 
 // errMediaType has the status 415.
-var errMediaType = refused(toolmesh.CodeInvalidRequest, "the body is JSON: send it with Content-Type: application/json")
+var errMediaType = refused(toolmesh.CodeInvalidRequest, "the body is JSON: send it with Content-Type: application/json, and not compressed")
 
 // within bounds how long the rest of a request's body may take; 0 lifts the bound. It holds for what the
 // server itself reads behind an answer, too, so it is lifted only once a body is read. The end of a body

@@ -6,6 +6,8 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -19,13 +21,18 @@ const (
 	// resultURI is what the URIs of whole results begin with.
 	resultURI    = "mesh://results/"
 	mcpResultMax = 25_000
+	// shortenedKey is where a result says that its structured content is cut.
+	shortenedKey = "toolmesh/shortened"
+	// cutDepth is how deep lists and objects are cut, as each level reads all of its value.
+	cutDepth = 16
 )
 
-// shorten leaves of the texts of a result what may flood no model's context, and links what is whole. It goes
-// to the mesh's store, from where any gateway reads it. Structured content stays whole: clients check it.
-func (v *view) shorten(ctx context.Context, result *mcp.CallToolResult) {
-	most := cmp.Or(v.opts.MCPResultMax, mcpResultMax)
-	left := most
+// shorten keeps of a result as much as a model's context takes. The texts of its content are cut, with a link to the
+// whole text in the mesh's store, from where any gateway reads it. Structured content is cut where it still fits the
+// schema: clients refuse a result without it, unless the result is an error.
+func (v *view) shorten(ctx context.Context, t *catalogTool, value json.RawMessage, result *mcp.CallToolResult) {
+	most := cmp.Or(v.m.opts.MCPResultMax, mcpResultMax)
+	left, note := most, ""
 	var content []mcp.Content
 	for _, one := range result.Content {
 		content = append(content, one)
@@ -40,7 +47,7 @@ func (v *view) shorten(ctx context.Context, result *mcp.CallToolResult) {
 		}
 		whole := text.Text
 		text.Text, left = beginning(whole, left), 0
-		note := fmt.Sprintf("The result has %d characters; this is its beginning.", length)
+		note = fmt.Sprintf("The result has %d characters; this is its beginning.", length)
 		link, err := v.store(ctx, whole)
 		if err != nil {
 			note += " The rest cannot be read: " + toolmesh.AsError(err).Message
@@ -51,6 +58,85 @@ func (v *view) shorten(ctx context.Context, result *mcp.CallToolResult) {
 		content = append(content, &mcp.TextContent{Text: note})
 	}
 	result.Content = content
+	if result.StructuredContent == nil || utf8.RuneCount(value) <= most {
+		return
+	}
+	result.Meta[shortenedKey] = true
+	note = cmp.Or(note, "The structured content is cut: the content has all of the result.")
+	if result.StructuredContent = t.cutStructured(value, note, most); result.StructuredContent == nil {
+		result.StructuredContent, result.IsError = nil, true
+		result.Content = append(result.Content, &mcp.TextContent{Text: "The tool has run, and its result is too large for structured content that fits the tool's schema: do not call it again for this."})
+	}
+}
+
+// cutStructured returns structured content of about most bytes that fits the tool's schema, with the note where the
+// schema takes further members; nil if no cut fits.
+func (t *catalogTool) cutStructured(value json.RawMessage, note string, most int) any {
+	schema, _ := t.tool.OutputSchema.(json.RawMessage)
+	fits, err := tool.Compile(schema)
+	if err != nil {
+		return nil
+	}
+	said, _ := tool.MarshalPlain(map[string]string{shortenedKey: note})
+	for _, drop := range []bool{false, true} {
+		part, err := t.shown.StructuredContent(cut(value, most, drop, cutDepth))
+		if err != nil || len(part) > 2*most {
+			continue
+		}
+		for _, one := range []json.RawMessage{append(append(said[:len(said)-1:len(said)-1], ','), part[1:]...), part} {
+			if wrong, err := fits.CheckResult(one); wrong == nil && err == nil {
+				return one
+			}
+		}
+	}
+	return nil
+}
+
+// cut returns a value of about most bytes: the beginning of a text, the first items of a list, and each member of
+// an object cut to its share. Members that have no room are left out if drop says so.
+func cut(value json.RawMessage, most int, drop bool, depth int) json.RawMessage {
+	var (
+		text    string
+		items   []json.RawMessage
+		members map[string]json.RawMessage
+		body    []byte
+	)
+	switch {
+	case len(value) <= most || depth == 0:
+		return value
+	case json.Unmarshal(value, &text) == nil:
+		for n := most; ; n = n * most / (len(body) + 1) { // what is escaped takes more
+			if body, _ = tool.MarshalPlain(beginning(text, n) + "…"); len(body) <= most || n == 0 {
+				return body
+			}
+		}
+	case json.Unmarshal(value, &items) == nil:
+		n := 0
+		for ; n < len(items) && (n == 0 || len(items[n]) < most); n++ {
+			items[n] = cut(items[n], most, drop, depth-1)
+			most -= len(items[n]) + len(",")
+		}
+		body, _ = tool.MarshalPlain(items[:n])
+	case json.Unmarshal(value, &members) == nil:
+		names := slices.SortedFunc(maps.Keys(members), func(a, b string) int {
+			return cmp.Or(cmp.Compare(len(members[a]), len(members[b])), cmp.Compare(a, b))
+		})
+		for i, name := range names { // the small ones first: the others share what they leave
+			own := len(name) + len(`"":,`)
+			if drop && own+len(members[name]) > most {
+				delete(members, name)
+				continue
+			}
+			if !drop {
+				members[name] = cut(members[name], max(0, most/(len(names)-i)-own), drop, depth-1)
+			}
+			most -= own + len(members[name])
+		}
+		body, _ = tool.MarshalPlain(members)
+	default: // a number
+		return value
+	}
+	return body
 }
 
 // beginning returns the first characters of a text.

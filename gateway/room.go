@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 
 	"golang.org/x/sync/semaphore"
@@ -19,13 +20,22 @@ func newRoom(size int64, full string) room {
 
 // take takes n of each room; give them back with the function. The error is busy.
 func take(n int64, rooms ...room) (func(), error) {
+	return acquire(n, rooms, func(r room) bool { return r.TryAcquire(n) })
+}
+
+// wait is take which waits for a room that is full, until ctx ends.
+func wait(ctx context.Context, n int64, rooms ...room) (func(), error) {
+	return acquire(n, rooms, func(r room) bool { return r.Acquire(ctx, n) == nil })
+}
+
+func acquire(n int64, rooms []room, one func(room) bool) (func(), error) {
 	release := func(taken []room) {
 		for _, r := range taken {
 			r.Release(n)
 		}
 	}
 	for i, r := range rooms {
-		if !r.TryAcquire(n) {
+		if !one(r) {
 			release(rooms[:i])
 			return nil, busy("%s", r.full)
 		}

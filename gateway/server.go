@@ -74,7 +74,6 @@ func Listen(ctx context.Context, g *Gateway, o ListenOptions) (*Server, error) {
 		s.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(at.Port)) // which a client can reach
 	}
 	var conns atomic.Int64
-	counted := new(sync.Map) // the connections that are counted
 	s.http = &http.Server{
 		Handler: g, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: headerBytes, TLSConfig: config,
 		ErrorLog: slog.NewLogLogger(g.log.Handler(), slog.LevelDebug), // what clients do wrong
@@ -82,13 +81,10 @@ func Listen(ctx context.Context, g *Gateway, o ListenOptions) (*Server, error) {
 			switch state {
 			case http.StateNew:
 				if conns.Add(1) > maxConns {
-					_ = c.Close()
+					_ = c.Close() // it is closed once more, by the server, which counts it off
 				}
-				counted.Store(c, nil)
-			case http.StateClosed, http.StateHijacked:
-				if _, was := counted.LoadAndDelete(c); was {
-					conns.Add(-1)
-				}
+			case http.StateClosed, http.StateHijacked: // one of them, once
+				conns.Add(-1)
 			}
 		},
 	}

@@ -80,7 +80,7 @@ func (q *request) followStream() error {
 	defer done()
 	ctx, cancel := context.WithCancelCause(q.ctx)
 	defer cancel(nil)
-	out := &streamWriter{w: q.w, in: in, lines: accepts(q.r.Header.Get("Accept"), "application/x-ndjson"), leave: func() { cancel(client.ErrLeft) }, count: from - 1}
+	out := &streamWriter{w: q.w, in: in, lines: accepts(q.r, "application/x-ndjson"), leave: func() { cancel(client.ErrLeft) }, count: from - 1}
 	out.ended(q.l.why(out.copy(q.c.Follow(ctx, in.rpc, from))))
 	return nil
 }
@@ -240,20 +240,15 @@ func (s *streamWriter) end(err error, complete []byte) {
 	}
 }
 
-// oneLine is JSON without line breaks, which would end an event's data.
+// oneLine is JSON with spaces for its line breaks, which would end an event's data. JSON has none inside of texts.
 func oneLine(data json.RawMessage) []byte {
-	data = orNull(data)
-	if !bytes.ContainsAny(data, "\n\r") {
+	if data = orNull(data); !bytes.ContainsAny(data, "\n\r") {
 		return data
 	}
-	var out bytes.Buffer
-	if json.Compact(&out, data) != nil {
-		return bytes.Map(func(r rune) rune {
-			if r == '\n' || r == '\r' {
-				return ' '
-			}
-			return r
-		}, data)
-	}
-	return out.Bytes()
+	return bytes.Map(func(r rune) rune {
+		if r == '\n' || r == '\r' {
+			return ' '
+		}
+		return r
+	}, data)
 }

@@ -71,8 +71,7 @@ func (q *request) listTools() error {
 	if err != nil {
 		return err
 	}
-	q.answerTagged(body)
-	return nil
+	return q.answerTagged(body)
 }
 
 // limitOf is how many tools a request asks for.
@@ -125,7 +124,7 @@ func (q *request) found(words string, limit int, index subjects.IndexName) ([]re
 func (q *request) page(query url.Values, limit int, serving bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
 	index := subjects.IndexName(query.Get("index"))
 	if query.Get("q") == "" {
-		return listSome(q.ctx, q.c, subjects.ToolID(query.Get("cursor")), limit, func(t *registry.ListedTool) bool {
+		return listSome(q.ctx, q.c, registry.Request{After: subjects.ToolID(query.Get("cursor"))}, limit, func(t *registry.ListedTool) bool {
 			return (index == "" || t.Index == index) && (!serving || t.State == registry.ToolServing) && q.l.may(t.ID)
 		})
 	}
@@ -149,11 +148,11 @@ func (q *request) page(query url.Values, limit int, serving bool) (page []regist
 	return page, "", nil
 }
 
-// listSome returns tools behind the cursor, in the order of their ids, and the next cursor.
-func listSome(ctx context.Context, c *client.Client, after subjects.ToolID, limit int, keep func(*registry.ListedTool) bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
-	for {
+// listSome returns tools behind ask.After, in the order of their ids, and the next cursor.
+func listSome(ctx context.Context, c *client.Client, ask registry.Request, limit int, keep func(*registry.ListedTool) bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
+	for ask.Limit = min(limit, askPage); ; {
 		var answer registry.ListAnswer
-		err := c.Ask(ctx, registry.VerbList, registry.Request{After: after, Limit: min(limit, askPage)}, &answer)
+		err := c.Ask(ctx, registry.VerbList, ask, &answer)
 		if err != nil {
 			return nil, "", err
 		}
@@ -168,10 +167,10 @@ func listSome(ctx context.Context, c *client.Client, after subjects.ToolID, limi
 				return page, "", nil
 			}
 		}
-		if answer.Next == "" || answer.Next == after {
+		if answer.Next == "" || answer.Next == ask.After {
 			return page, "", nil
 		}
-		after = answer.Next
+		ask.After = answer.Next
 	}
 }
 
@@ -229,8 +228,8 @@ func described(ctx context.Context, c *client.Client, page []registry.ListedTool
 	return nil
 }
 
-// about returns the tools of a page that the token may use, as [described] tells them, beside them: those that
-// a read-only token may not call only descriptions tell.
+// about returns the tools of a page that the token may use, and what [described] tells of each. Only descriptions
+// say which tools a read-only token may not call.
 func (q *request) about(page []registry.ListedTool) (kept []registry.ListedTool, about []json.RawMessage, err error) {
 	about = []json.RawMessage{}
 	err = described(q.ctx, q.c, page, func(t registry.ListedTool, one json.RawMessage) {
@@ -277,25 +276,21 @@ func (q *request) showTool() error {
 	if json.Unmarshal(body, &is) != nil || !q.l.may(is.ID) {
 		return refused(toolmesh.CodeToolNotFound, "the token has no tool %q", name)
 	}
-	q.answerTagged(body)
-	return nil
+	return q.answerTagged(body)
 }
 
-// answerTagged answers with JSON that a client may hold: 304 where it has it.
-func (q *request) answerTagged(body []byte) {
+// answerTagged answers with JSON that a client may hold: 304 where it has it. The error is that of send.
+func (q *request) answerTagged(body []byte) error {
 	sum := sha256.Sum256(body)
 	tag := `"` + base64.RawURLEncoding.EncodeToString(sum[:16]) + `"`
 	h := q.w.Header()
 	h.Set("ETag", tag)
 	h.Set("Cache-Control", "private, no-cache")
 	h.Add("Vary", "Authorization, Mesh-Session")
-	for one := range strings.SplitSeq(q.r.Header.Get("If-None-Match"), ",") {
-		if one = strings.TrimPrefix(strings.TrimSpace(one), "W/"); one == tag || one == "*" {
-			q.w.WriteHeader(http.StatusNotModified)
-			return
-		}
+	if lists(q.r.Header, "If-None-Match", func(one string) bool { return strings.TrimPrefix(one, "W/") == tag || one == "*" }) {
+		q.w.WriteHeader(http.StatusNotModified)
+		return nil
 	}
 	h.Set("Content-Type", "application/json")
-	q.w.WriteHeader(http.StatusOK)
-	_, _ = q.w.Write(append(body, '\n'))
+	return q.send(http.StatusOK, append(body, '\n'))
 }

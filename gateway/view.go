@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -46,15 +47,11 @@ var cacheable = mcp.Cacheable{TTLMs: int(viewFresh.Milliseconds()), CacheScope: 
 
 // view is the tools that some MCP clients of one token see.
 type view struct {
-	key    viewKey
-	m      *mcpLink
-	uses   int   // requests that use it; guarded by m.mu
-	of     *link // whose token it is; nil without one
-	c      *client.Client
-	globs  subjects.Globs // of the URL
-	opts   *Options
-	server *mcp.Server
-
+	key     viewKey
+	m       *mcpLink
+	c       *client.Client
+	globs   subjects.Globs // of the URL
+	server  *mcp.Server
 	catalog *catalog
 
 	mu      sync.Mutex
@@ -79,7 +76,7 @@ type namedTool struct {
 
 func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 	globs, _ := subjects.ParseGlobs(key.globs) // keyOf has looked
-	v := &view{key: key, m: m, catalog: m.catalog(c), of: m.of, c: c, globs: globs, opts: m.opts, server: mcp.NewServer(m.serverInfo, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
+	v := &view{key: key, m: m, catalog: m.catalog(c), c: c, globs: globs, server: mcp.NewServer(m.serverInfo, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
 		Tools: &mcp.ToolCapabilities{ListChanged: true}, Prompts: &mcp.PromptCapabilities{}, Resources: &mcp.ResourceCapabilities{},
 		//lint:ignore SA1019 clients of earlier revisions expect it
 		Logging: &mcp.LoggingCapabilities{},
@@ -92,7 +89,11 @@ func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 		return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 			switch q := req.(type) {
 			case *mcp.ListToolsRequest:
-				return answerOf(v.answerList(ctx, q))
+				answer, err := v.answerList(ctx, q)
+				if err != nil {
+					return nil, err // and no nil pointer to an answer
+				}
+				return answer, nil
 			case *mcp.CallToolRequest:
 				if q.Params == nil {
 					return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "params are missing"}
@@ -108,14 +109,6 @@ func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 
 // calledName is the key of the name in a call's context.
 type calledName struct{}
-
-// answerOf has no result where there is an error, instead of a nil pointer to one.
-func answerOf[R mcp.Result](r R, err error) (mcp.Result, error) {
-	if err != nil {
-		return nil, err
-	}
-	return r, nil
-}
 
 // touch has the clients told that the list has changed.
 func (v *view) touch() {
@@ -139,9 +132,12 @@ func (v *view) close() {
 	closing.Wait()
 }
 
-// look tells the clients if the list has changed.
-func (v *view) look(tools *catalogTools) {
-	list, _ := v.shown(tools, nil)
+// look tells the clients if the list has changed. Views of one session share a reading.
+func (v *view) look(ctx context.Context) {
+	list, err := v.tools(ctx, lookEvery/2)
+	if err != nil {
+		return // looked at again
+	}
 	v.mu.Lock()
 	before := v.told
 	v.told = list.named
@@ -189,23 +185,20 @@ func (v *view) mirror(list *toolList) {
 			}
 		}
 	}
-	for name := range v.mirrors {
-		if mirrors[name] == "" {
-			v.server.RemoveTools(name)
-		}
+	if maps.Equal(mirrors, v.mirrors) {
+		return
 	}
+	v.server.RemoveTools(slices.Collect(maps.Keys(v.mirrors))...)
 	for name, schema := range mirrors {
-		if v.mirrors[name] != schema {
-			func() {
-				defer func() { // the SDK panics on what is wrong with x-mcp-header; clients leave such a tool out
-					if wrong := recover(); wrong != nil {
-						v.server.RemoveTools(name)
-						v.m.log().Warn("the headers of a tool's MCP calls are not compared: its x-mcp-header is wrong", slog.String("tool", name), slog.String("error", fmt.Sprint(wrong)))
-					}
-				}()
-				v.server.AddTool(&mcp.Tool{Name: name, InputSchema: json.RawMessage(schema)}, v.call)
+		func() {
+			defer func() { // the SDK panics on a wrong x-mcp-header; clients leave such a tool out
+				if wrong := recover(); wrong != nil {
+					v.server.RemoveTools(name)
+					v.m.log().Warn("the headers of a tool's MCP calls are not compared: its x-mcp-header is wrong", slog.String("tool", name), slog.String("error", fmt.Sprint(wrong)))
+				}
 			}()
-		}
+			v.server.AddTool(&mcp.Tool{Name: name, InputSchema: json.RawMessage(schema)}, v.call)
+		}()
 	}
 	v.mirrors = mirrors
 }
@@ -216,13 +209,13 @@ func (v *view) list(tools *catalogTools) *toolList {
 	var mine []*catalogTool
 	called := make(map[string]int) // how many tools have a function's name
 	for _, t := range tools.all {
-		if t.tool != nil && v.globs.Match(t.id) && v.of.may(t.id) {
+		if t.tool != nil && v.globs.Match(t.id) && v.m.of.may(t.id) {
 			mine = append(mine, t)
 			called[functionName(t.id)]++
 		}
 	}
 	for _, t := range mine {
-		if (v.key.readOnly || v.of.readOnly()) && !t.readOnly {
+		if (v.key.readOnly || v.m.of.readOnly()) && !t.is.ReadOnly {
 			continue
 		}
 		name := t.tool.Name
@@ -288,13 +281,10 @@ func (v *view) find(ctx context.Context, name string) (*catalogTool, error) {
 		}
 		list, err = v.tools(ctx, viewAgain)
 	}
-	if err == nil {
-		return list.find(name), nil
+	if err != nil {
+		return nil, err
 	}
-	if t := v.alone(ctx, name); t != nil {
-		return t, nil
-	}
-	return nil, err
+	return list.find(name), nil
 }
 
 // find returns the tool that a name means in a list; nil for none, or several.
@@ -337,7 +327,7 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 	case t == nil:
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "unknown tool " + strings.ToValidUTF8(name, "?")}
 	}
-	if err := v.of.spend(1); err != nil {
+	if err := v.m.of.spend(1); err != nil {
 		return nil, rpcError(err)
 	}
 	in := call{tool: t.id, exact: true, args: q.Params.Arguments, rpc: subjects.NewRPCID("rpc_")}
@@ -348,16 +338,12 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 		text, _ := q.Params.GetMeta()[name].(string)
 		return []string{text}
 	})
-	if err := t.requires(q.Session.InitializeParams()); err != nil {
-		return nil, err
+	if t.tool.Meta[requiresKey] != nil {
+		if err := t.requires(q.Session.InitializeParams()); err != nil {
+			return nil, err
+		}
 	}
-	// Clients fail a result without the structured content that its tool declares: the call is not made where the
-	// result could not be shown.
-	shape, err := v.shapeOf(ctx, t)
-	if err != nil {
-		return nil, rpcError(err)
-	}
-	value, err := v.run(ctx, q, &in, t.streaming, shape)
+	value, err := v.run(ctx, q, &in, t)
 	if err != nil {
 		e := toolmesh.AsError(err)
 		if !toolFailed(e.Code) {
@@ -369,25 +355,22 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 		}
 		return failedTool(text), nil
 	}
-	result := resultOf(value, shape)
-	v.shorten(ctx, result)
+	result := t.resultOf(value)
+	result.Meta = mcp.Meta{}
+	v.shorten(ctx, t, value, result)
 	if len(in.changed) > 0 {
-		result.Meta = mcp.Meta{changedKey: in.changed}
+		result.Meta[changedKey] = in.changed
 	}
 	return result, nil
 }
 
 // requires returns the error of a client that lacks a capability which the tool's author wants of clients.
 func (t *catalogTool) requires(client *mcp.InitializeParams) error {
-	if t.tool.Meta[requiresKey] == nil {
-		return nil
-	}
-	has := make(map[string]any)
+	var has, lacks = map[string]any{}, map[string]any{}
 	if client != nil {
 		raw, _ := json.Marshal(client.Capabilities)
 		_ = json.Unmarshal(raw, &has)
 	}
-	lacks := make(map[string]any)
 	wanted, _ := t.tool.Meta[requiresKey].([]any)
 	for _, name := range wanted {
 		if name, ok := name.(string); ok && has[name] == nil {
@@ -412,26 +395,26 @@ func toolFailed(code toolmesh.Code) bool {
 }
 
 // run makes the call. To a client that asks for progress, the items of a stream are that.
-func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, streams bool, shape *resultShape) (json.RawMessage, error) {
+func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, t *catalogTool) (json.RawMessage, error) {
 	token := q.Params.GetProgressToken()
-	if token == nil || !streams {
+	if token == nil || !t.is.Streaming {
 		reports := newReporter(ctx, q, string(in.tool))
 		in.report = reports.report
-		result, err := in.run(ctx, v.c, v.of)
+		result, err := in.run(ctx, v.c, v.m.of)
 		reports.end()
 		if err != nil {
 			return nil, err
 		}
-		return result.Value, nil
+		return orNull(result.Value), nil
 	}
-	last, all, err := v.follow(ctx, q, in, token, shape.collect)
-	if err != nil && last == nil && in.mend(ctx, v.c, v.of, err) {
-		last, all, err = v.follow(ctx, q, in, token, shape.collect)
+	last, all, err := v.follow(ctx, q, in, token, t.is.Collect)
+	if err != nil && last == nil && in.mend(ctx, v.c, v.m.of, err) {
+		last, all, err = v.follow(ctx, q, in, token, t.is.Collect)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if shape.collect {
+	if t.is.Collect {
 		return append(append([]byte{'['}, bytes.Join(all, []byte{','})...), ']'), nil
 	}
 	return orNull(last), nil

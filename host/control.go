@@ -46,11 +46,11 @@ func (in *intake) control(m *nats.Msg) {
 			at.Tool = call.Value.tool.descriptor.ID
 		}
 		if m.Reply != "" && in.calls.Known(key) {
-			in.replies.Publish(m.Reply, nil, at.Encode())
+			in.replies.Publish(m.Reply, nil, codec.Encode(at))
 		}
 	case codec.ControlCancel:
 		if in.cancel(key) && m.Reply != "" {
-			in.replies.Publish(m.Reply, nil, codec.Cancelled{Cancelled: true}.Encode())
+			in.replies.Publish(m.Reply, nil, codec.Encode(codec.Cancelled{Cancelled: true}))
 		}
 	}
 }

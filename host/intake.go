@@ -39,7 +39,7 @@ func parse(s *subjects.Subject, m *nats.Msg, err error) (*codec.Request, *toolme
 	var req *codec.Request
 	header, bad := bus.RequestHeader(m)
 	if bad != nil {
-		req, bad = &codec.Request{Session: s.Session, Tool: s.Tool}, admit.Refusal(bad)
+		req, bad = &codec.Request{Call: codec.Call{Session: s.Session, Tool: s.Tool}}, admit.Refusal(bad)
 	} else {
 		req, bad = codec.ReadRequest(*s, header, m.Data)
 	}
@@ -118,7 +118,7 @@ func (in *intake) find(s *subjects.Subject, req *codec.Request, reply string, ar
 // this node has, that call's answer is what it gets: "not started" would be
 // wrong, and would have the caller start it elsewhere.
 func (in *intake) instead(c *inflight, r admit.Request, answer admit.Record) {
-	verdict, call, record, err, ok := in.calls.Repeated(r, func(rec admit.Record) { c.readers.Settle(rec) })
+	verdict, call, record, err, ok := in.calls.Repeated(r)
 	if !ok {
 		in.run.spendFor(c.Request, answer.Err)
 		in.replies.Answer(&c.Reader, answer)
@@ -219,7 +219,7 @@ func (in *intake) admit(c *inflight, r admit.Request, bad *toolmesh.Error) *admi
 		c.deadline = c.Start.Add(budget)
 	}
 	c.begin()
-	verdict, call, record, bad := in.calls.Begin(r, c, func(rec admit.Record) { c.readers.Settle(rec) })
+	verdict, call, record, bad := in.calls.Begin(r, c)
 	if verdict == admit.Run {
 		return call
 	}

@@ -82,6 +82,7 @@ func (r *runner) conclude(call *admit.Running[*inflight], record admit.Record) {
 	first := c.Claim()
 	c.readers.Close()
 	r.calls.Finish(call, record)
+	c.readers.End(record)
 	if first && !record.Streamed {
 		r.replies.AnswerNow(&c.Reader, record)
 	}

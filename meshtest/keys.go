@@ -29,6 +29,9 @@ type Keyed struct {
 	*Server
 	// DataDir is where the keys are; empty where users have JWTs.
 	DataDir string
+	// Seen is what the process that lets in sessions' keys knows of the mesh's tools: keys narrowed to some of them
+	// need it. nil: nothing.
+	Seen func() *registry.View
 
 	as      func(t testing.TB, role access.Role) []nats.Option
 	session func(t testing.TB, id subjects.SessionID) []nats.Option
@@ -73,7 +76,7 @@ func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.Sess
 			must(err)
 			t.Cleanup(b.Close)
 			must(store.Of(b).EnsureBucket(t.Context(), subjects.BucketSessions))
-			answering, err := callout.Serve(t.Context(), nc, issuer, callout.Options{Renew: time.Hour})
+			answering, err := callout.Serve(t.Context(), nc, issuer, callout.Options{Renew: time.Hour, Seen: k.Seen})
 			must(err)
 			t.Cleanup(answering.Stop)
 			records = registry.NewStore(b)

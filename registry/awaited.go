@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	// PoolLabel is the label of a node that names its pool, and of an index that is for one.
+	// PoolLabel is the label that names the pool of a node, and of an index that is for one pool.
 	PoolLabel = "pool"
-	// DefaultPool has the nodes, and the indexes, without that label.
+	// DefaultPool is the pool of the nodes and indexes without that label.
 	DefaultPool = "default"
 )
 
-// declaredBy begins the names in the table of the tools that an index's own record lists:
-// no key of MESH_TOOLS has a space.
+// declaredBy is the prefix of the table's names for the tools that an index's own record
+// lists: no key of MESH_TOOLS has a space.
 const declaredBy = "index "
 
 // Pool is the pool that an index is for.
@@ -116,13 +116,13 @@ func (v *View) absent(index subjects.IndexName, session subjects.SessionID, now 
 	key, err := subjects.IndexKey(index, session)
 	if r, ok := v.indexes[key]; err == nil && ok && r.Bundle != "" {
 		for range v.placed(r, now) {
-			return "no node has built it yet: send the call again later"
+			return "its nodes are still building it: send the call again later"
 		}
 	}
 	return "no node serves it now"
 }
 
-// outlived reports whether an index is of a session that has ended since. The lock is held.
+// outlived reports whether the session that an index is private to has ended. The lock is held.
 func (v *View) outlived(r IndexRecord) bool {
 	return r.Session != "" && r.Epoch != v.sessions[canonical(r.Session)].Epoch
 }
@@ -170,7 +170,7 @@ func (v *View) Placed(r IndexRecord) (agents int) {
 	return agents
 }
 
-// Runs reports whether a node is heard, as the start of it that is named; empty is any.
+// Runs reports whether a node is heard with a boot id; an empty one means any.
 func (v *View) Runs(id subjects.NodeID, boot subjects.BootID) bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -178,7 +178,7 @@ func (v *View) Runs(id subjects.NodeID, boot subjects.BootID) bool {
 	return n != nil && v.alive(n, time.Now()) && (boot == "" || boot == n.record.Boot)
 }
 
-// Awaited returns what waits in all processes for a node, by pool.
+// Awaited returns the calls and tasks of all processes that wait for a node, by pool.
 func (v *View) Awaited() map[string]codec.Awaited {
 	now := time.Now()
 	v.mu.RLock()
@@ -195,25 +195,25 @@ func (v *View) Awaited() map[string]codec.Awaited {
 	return all
 }
 
-// awaitedEvery is how often a process says what waits there.
+// awaitedEvery is the pace of the heartbeats of an [Awaiting].
 const awaitedEvery = time.Second
 
-// Awaiting tells the mesh what waits in this process for a node: in heartbeats of an id of
-// its own, which has no lease, each second while something does. Its methods may be
-// called concurrently.
+// Awaiting tells the mesh which calls and tasks of this process wait for a node. It sends
+// heartbeats under an id of its own, which has no lease, each second while something waits.
+// Its methods may be called concurrently.
 type Awaiting struct {
 	bus     *bus.Bus
 	of      func() map[string]codec.Awaited
 	subject string
 	beat    codec.Heartbeat
-	said    bool // that something waits; the loop's own
+	said    bool // the last heartbeat said that something waits; the loop's own
 	wakes   chan struct{}
 	end     context.CancelFunc
 	wg      sync.WaitGroup
 }
 
-// NewAwaiting begins to tell what the functions return together, until
-// [Awaiting.Close]. They must not block.
+// NewAwaiting begins to tell the sum of what the functions return, until
+// [Awaiting.Close]. The functions must not block.
 func NewAwaiting(b *bus.Bus, of ...func() map[string]codec.Awaited) *Awaiting {
 	id := "awaiting-" + uuid.NewString()
 	subject, _ := subjects.Heartbeat(subjects.NodeID(id)) // a plain token
@@ -235,10 +235,10 @@ func NewAwaiting(b *bus.Bus, of ...func() map[string]codec.Awaited) *Awaiting {
 	return a
 }
 
-// Wake has it told soon: something waits that did not before.
+// Wake sends a heartbeat soon, as something has begun to wait.
 func (a *Awaiting) Wake() { wake.Up(a.wakes) }
 
-// Close says that nothing waits here any more.
+// Close ends the heartbeats; the last one says that nothing waits.
 func (a *Awaiting) Close() {
 	a.end()
 	a.wg.Wait()
@@ -265,5 +265,5 @@ func (a *Awaiting) tell(what map[string]codec.Awaited) {
 	}
 	a.said = len(what) > 0
 	a.beat.Awaited = what
-	_ = a.bus.Conn().PublishMsg(&nats.Msg{Subject: a.subject, Data: a.beat.Encode()}) // the next one says it too
+	_ = a.bus.Conn().PublishMsg(&nats.Msg{Subject: a.subject, Data: codec.Encode(a.beat)}) // the next one says it too
 }

@@ -44,7 +44,7 @@ var declaredKey = store.Key{Bucket: subjects.BucketLanes, Name: subjects.Declare
 // Declared returns who keeps the indexes of a file, and the revision of the record. If
 // nobody does it is [store.ErrNoKey].
 func (s *Store) Declared(ctx context.Context) (r DeclaredRecord, revision uint64, err error) {
-	r, err = read[DeclaredRecord](ctx, declaredKey, func(ctx context.Context, key store.Key) (store.Entry, error) {
+	r, err = read[DeclaredRecord](ctx, recordKey{Key: declaredKey}, func(ctx context.Context, key store.Key) (store.Entry, error) {
 		e, err := s.bus.Latest(ctx, key)
 		revision = e.Revision
 		return e, err

@@ -50,7 +50,7 @@ func Some(nodes []Candidate, asker string) []Candidate { return some(nodes, aske
 // Clears takes away what nodes served that have had no lease for so long, as it has seen in
 // the calls before.
 func (v *View) Clears(ctx context.Context, after time.Duration) func() {
-	seen := make(map[string]left)
+	seen := make(map[left]time.Time)
 	return func() { v.clear(ctx, seen, after) }
 }
 

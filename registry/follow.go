@@ -20,9 +20,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// follow is how far one bucket is known. The stream numbers its messages without
-// holes, so a hole in what is heard is something that was missed. It is guarded
-// by the view's lock.
+// follow is how far one bucket is known. The stream numbers its messages without gaps, so a
+// gap in the received numbers is a missed message. The view's lock guards it.
 type follow struct {
 	bucket string
 	prefix string // of the republished subjects, the key follows
@@ -39,8 +38,8 @@ type follow struct {
 	keep    time.Time           // until then a reading forgets nothing; zero = never
 }
 
-// keyState is the last revision of a key, also of one that is gone: what is
-// still being read must not bring it back.
+// keyState is the last revision of a key, also of a deleted one: a reading under way must not
+// bring that back.
 type keyState struct {
 	revision uint64
 	gone     bool
@@ -75,7 +74,7 @@ func parseChange(f *follow, m *nats.Msg) (change, bool) {
 	return change{key: key, seq: seq, at: at, gone: store.Gone(m.Header), data: m.Data}, true
 }
 
-// heard records the sequence of a change and reports whether something is missing.
+// heard records the number of a received change and reports whether a reading is needed.
 func (f *follow) heard(seq uint64, at time.Time) (missing bool) {
 	newer := at.After(f.latest)
 	if newer {
@@ -90,7 +89,7 @@ func (f *follow) heard(seq uint64, at time.Time) (missing bool) {
 	return f.needsReading()
 }
 
-// join moves the top over what is heard without a hole.
+// join moves the top over the received numbers without a gap.
 func (f *follow) join() {
 	maps.DeleteFunc(f.ahead, func(seq uint64, _ struct{}) bool { return seq <= f.top })
 	for {
@@ -105,22 +104,22 @@ func (f *follow) join() {
 func (f *follow) needsReading() bool { return f.whole || f.tail || len(f.ahead) > 0 }
 
 const (
-	// marksStay is for how long at least the mark of a key's end is there to be read.
+	// marksStay is the min time for which the mark of a key's end can be read.
 	marksStay = 40 * time.Second
-	// readsAgain is how long after a connection was lost, on average, all is read once
-	// more: what a broker lost that failed, and others wrote over, only that shows. It is
-	// spread, as many lose their connections together.
+	// readsAgain is the mean time from a lost connection to another whole reading: nothing else
+	// shows what a failed broker lost and others overwrote. It is spread, as many processes
+	// lose their connections together.
 	readsAgain = 15 * time.Minute
 )
 
-// away notes that nothing was heard for a while.
+// away notes that nothing was received for a time.
 func (f *follow) away(d time.Duration) {
 	f.tail = true
 	f.count = f.count || d > marksStay
 	f.again = time.Now().Add(readsAgain/2 + rand.N(readsAgain))
 }
 
-// live is how many keys are known to be there.
+// live is the number of keys that are known to exist.
 func (f *follow) live() (n uint64) {
 	for _, k := range f.keys {
 		if !k.gone {
@@ -140,8 +139,8 @@ func (f *follow) accept(c change) bool {
 	return true
 }
 
-// readFirst reads everything for the first time. What may come with a leader is
-// tried again until ctx ends, what is missing for good is told at once.
+// readFirst reads everything for the first time. Without a leader it tries again until ctx
+// ends; any other failure ends it at once.
 func (v *View) readFirst(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
@@ -162,18 +161,16 @@ func (v *View) readFirst(ctx context.Context) error {
 	}
 }
 
-// leaderless reports whether a reading failed for want of a leader, as far as
-// that can be told.
+// leaderless reports whether a reading seems to have failed for want of a leader.
 func leaderless(err error) bool {
 	return !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, jetstream.ErrJetStreamNotEnabled) &&
 		!errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) && toolmesh.CodeOf(err) == toolmesh.CodeUnavailable
 }
 
-// readLoop reads what is missing until ctx ends, and asks now and then whether
+// readLoop reads what is missing until ctx ends, and asks the store regularly whether
 // something is.
 func (v *View) readLoop(ctx context.Context) {
-	check := time.NewTimer(v.every)
-	defer check.Stop()
+	wait := v.every
 	said := outage{log: v.log, begins: "the registry is not read: it is tried again", ends: "the registry is read again"}
 	for {
 		look := false
@@ -181,7 +178,7 @@ func (v *View) readLoop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-v.kick:
-		case <-check.C:
+		case <-time.After(wait):
 			look = true
 			v.forgetOld()
 		}
@@ -190,22 +187,21 @@ func (v *View) readLoop(ctx context.Context) {
 			return
 		}
 		said.note(err)
-		wait := v.checkEvery()
+		wait = v.checkEvery()
 		if err != nil || v.Stale() > 0 {
 			wait = min(wait, readAgainAfter)
 		}
-		check.Reset(wait)
 	}
 }
 
-// checksFrom is from how many nodes on views ask the more rarely the more there are, so
-// that all of them ask as often together; checksMost is the most by how much.
+// checksFrom is the number of nodes above which each view asks more rarely, so that all views
+// together ask at the same pace; checksMost bounds the factor.
 const (
 	checksFrom = 100
 	checksMost = 10
 )
 
-// checkEvery is when to ask next, spread.
+// checkEvery is the time until the next question, spread.
 func (v *View) checkEvery() time.Duration {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -225,8 +221,7 @@ func (v *View) read(ctx context.Context, look bool) error {
 	return errors.Join(append(errs, v.readLists(ctx, look))...)
 }
 
-// outage logs the beginning and the end of a failure, each attempt only
-// for debugging.
+// outage logs the beginning and the end of a series of failures, and each one at debug level.
 type outage struct {
 	log          *slog.Logger
 	begins, ends string
@@ -246,14 +241,13 @@ func (o *outage) note(err error) {
 }
 
 const (
-	// lagRetries and lagPause are how long a replica is given that does not have
-	// yet what the leader has.
+	// lagRetries and lagPause bound the wait for a replica that lags behind the leader.
 	lagRetries = 10
 	lagPause   = 30 * time.Millisecond
 )
 
-// readBucket reads what is missing of a bucket, or all of it. With look it also
-// asks whether the end was missed, which nothing else would tell.
+// readBucket reads what is missing of a bucket, or all of it. With look it also asks whether
+// the last changes were missed, which no later change would show.
 func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	v.mu.RLock()
 	needed := f.needsReading()
@@ -278,8 +272,8 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	now := time.Now()
 	expired := !f.keep.IsZero() && now.After(f.keep) || !f.again.IsZero() && now.After(f.again)
 	if !info.Created.Equal(f.created) || info.State.LastSeq < f.top {
-		// Revisions of the old stream mean nothing. What is known stays for a while:
-		// somebody wiped the store, and nodes write their records again.
+		// The store was wiped, and revisions of the old stream mean nothing. The view keeps
+		// what it knows for a while, as nodes write their records again.
 		if !f.created.IsZero() {
 			f.keep = now.Add(v.longestLease() + verifyEvery)
 		}
@@ -319,8 +313,8 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	f.top = max(f.top, read, info.State.LastSeq)
 	f.join()
 	if len(f.ahead) > 0 {
-		// Still a hole: what is in it was overwritten or has expired, or the
-		// replica lags. The next look at the leader tells.
+		// There is still a gap: its messages were overwritten or have expired, or the replica
+		// lags. The next question to the leader tells.
 		wake.Up(v.kick)
 	}
 	if whole && time.Now().After(f.keep) {
@@ -334,9 +328,8 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	return nil
 }
 
-// readFrom applies what is stored from a sequence on, and returns the last one
-// that it got and the keys. want is what the leader has: a replica that has less
-// is given a moment.
+// readFrom applies the stored messages from a number on, and returns the last number and the
+// keys. want is the leader's last number: it waits a moment for a replica that has less.
 func (v *View) readFrom(ctx context.Context, f *follow, stream string, from, want uint64) (read uint64, found map[string]bool, err error) {
 	read, found = from-1, make(map[string]bool)
 	for try := 0; ; try++ {

@@ -24,39 +24,39 @@ import (
 
 // Times of a lease. A heartbeat comes each second.
 const (
-	// LeaseTTL is how long a lease stands without being renewed, in a mesh of up to about
-	// eighty nodes, and that of a node that others rely on: see [Lease.Rely].
+	// LeaseTTL is how long a lease is valid after its last renewal: in a mesh of up to about
+	// eighty nodes, and for a node that others rely on (see [Lease.Rely]).
 	LeaseTTL = 10 * time.Second
-	// RenewEvery is how often it is renewed there.
+	// RenewEvery is the time between two renewals there.
 	RenewEvery = 3 * time.Second
-	// Silence is how long a node must not be heard to count as gone.
+	// Silence is the time without a heartbeat after which a node counts as gone.
 	Silence = bus.Silence
 
-	// HoldsFor is how long what rests on a lease may rely on it after it was renewed: a
-	// margin is left before it can expire for others.
+	// HoldsFor is how long a holder may rely on its lease after a renewal. It is shorter than
+	// LeaseTTL, so that the lease cannot have expired for others.
 	HoldsFor = 8 * time.Second
 
 	renewRetry   = 300 * time.Millisecond
 	renewTimeout = 2 * time.Second
 	verifyEvery  = 30 * time.Second
-	// conflictsMost is how often a conflict is looked into at once; a replica that
-	// lags shows the old revision for a moment.
+	// conflictsMost bounds the attempts after conflicts; a replica that lags shows the old
+	// revision for a moment.
 	conflictsMost = 10
 
-	// deliveriesMost is about how many copies of renewals the brokers of a mesh deliver a
-	// second, as every view hears each: from so many nodes on that there would be more,
-	// leases are renewed more rarely, and stand longer.
+	// deliveriesMost is about the max number of renewals that the brokers deliver per second:
+	// every view receives each one. In a mesh with more nodes than this allows, leases are
+	// renewed more rarely and are valid for longer.
 	deliveriesMost = 2000
-	// countEvery is how often a node asks how many there are, at the most.
+	// countEvery is the min time between two questions for the number of nodes.
 	countEvery = 15 * time.Second
-	// reliesFor is how long a lease is kept short after something rested on it.
+	// reliesFor is how long a lease is kept short after it was relied on.
 	reliesFor = time.Minute
-	// longestEvery bounds what a number that is wrong can do.
+	// longestEvery bounds the effect of a wrong number of nodes.
 	longestEvery = 10 * time.Minute
 )
 
-// renewEvery is how often a lease is renewed in a mesh of so many nodes. It changes only
-// as their number doubles, since a lease says it, and a change is told to everybody.
+// renewEvery is the time between two renewals in a mesh of so many nodes. It changes only
+// when their number doubles: a lease contains it, and every view receives a change.
 func renewEvery(nodes uint64) time.Duration {
 	nodes = min(nodes, 1<<16)
 	if nodes*nodes <= deliveriesMost*uint64(RenewEvery/time.Second) {
@@ -66,11 +66,11 @@ func renewEvery(nodes uint64) time.Duration {
 	return min(time.Duration(up*up)*time.Second/deliveriesMost, longestEvery) //nolint:gosec // it is bounded
 }
 
-// Lease is what makes a process a node: the record MESH_NODES/<node>, renewed
-// until [Lease.Release], and what the node says it serves beside it. While the
-// broker is away it keeps trying; what is gone when it comes back, also because
-// somebody wiped the store, is written again. Only another boot under the same
-// node id ends it: see [Lease.Lost]. Its methods may be called concurrently.
+// Lease makes a process a node: the record MESH_NODES/<node>, renewed until
+// [Lease.Release], and the records of what the node serves. Without a broker it keeps
+// trying, and afterwards writes every missing record again, also after the store was
+// wiped. Only another boot under the same node id ends it: see [Lease.Lost]. Its methods
+// may be called concurrently.
 type Lease struct {
 	bus  store.Store
 	log  *slog.Logger
@@ -101,11 +101,10 @@ type Lease struct {
 	forget     func()             // the listener on the connection
 }
 
-// Acquire makes this process the node of record. If another boot holds the lease
-// it listens for its heartbeat for 2.5 s: heard, the start is refused; silent,
-// the lease is taken over by compare-and-set. The record's Boot must be new for
-// each start. A goroutine renews the lease until [Lease.Release]. A nil logger
-// discards.
+// Acquire makes this process the node of record. If another boot holds the lease, it
+// listens for that boot's heartbeat for 2.5 s: if one comes the start is refused, else the
+// lease is taken over by compare-and-set. The record's Boot must be new for each start. A
+// goroutine renews the lease until [Lease.Release]. A nil logger discards.
 func Acquire(ctx context.Context, b *bus.Bus, record NodeRecord, log *slog.Logger) (*Lease, error) {
 	token, err := subjects.NodeKey(record.Node)
 	if err != nil {
@@ -184,8 +183,8 @@ func (l *Lease) acquire(ctx context.Context) error {
 		WithOrigin(toolmesh.OriginMesh).WithRetryable(false)
 }
 
-// stored returns what the lease's key holds; revision 0 is nothing. A record that
-// is not readable is another boot's.
+// stored returns the record of the lease's key; revision 0: there is none. A record that
+// is not readable counts as another boot's.
 func (l *Lease) stored(ctx context.Context) (holder NodeRecord, revision uint64, err error) {
 	e, err := l.bus.Get(ctx, l.key)
 	if errors.Is(err, store.ErrNoKey) {
@@ -251,11 +250,10 @@ func (l *Lease) Update(ctx context.Context, change func(*NodeRecord)) error {
 	return l.renew(ctx)
 }
 
-// Publish writes what the node serves of one index, or one tool of a session,
-// and keeps it written until [Lease.Withdraw] or [Lease.Release]. Node and Boot
-// are set to the lease's. After an error it is still kept: it is written when the
-// broker answers. What the broker takes no message for is payload_too_large, and is
-// not kept.
+// Publish writes the record of what the node serves of one index, or of one tool of a
+// session, and keeps it written until [Lease.Withdraw] or [Lease.Release]. Node and Boot
+// are set to the lease's. After an error the record is written once the broker answers. A
+// record that no message holds is payload_too_large, and is dropped.
 func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
 	r.Node, r.Boot = l.node, l.boot
 	key, err := r.Key()
@@ -287,7 +285,7 @@ func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
 	return nil
 }
 
-// Withdraw takes back what Publish wrote. The key's Node is set to the lease's.
+// Withdraw deletes a record of Publish. The key's Node is set to the lease's.
 func (l *Lease) Withdraw(ctx context.Context, key subjects.ToolsKey) error {
 	key.Node = l.node
 	name, err := key.Build()
@@ -306,9 +304,9 @@ func (l *Lease) Withdraw(ctx context.Context, key subjects.ToolsKey) error {
 	return nil
 }
 
-// Release stops renewing, deletes what the node serves and then the lease, if it
-// is still its own. It may be called more than once; ctx bounds what it writes.
-// What could not be deleted is not believed any more once the lease has expired.
+// Release ends the renewals, deletes the records of what the node serves and then the lease,
+// if that is still its own. It may be called more than once; ctx bounds the deletions. A
+// record that could not be deleted counts for nothing once the lease has expired.
 func (l *Lease) Release(ctx context.Context) (err error) {
 	l.once.Do(func() {
 		l.end()
@@ -327,7 +325,7 @@ func (l *Lease) release(ctx context.Context) error {
 	if lost != nil {
 		return nil // everything under this node id is another boot's
 	}
-	// The lease is what counts: it has half of the time for itself.
+	// Half of the time is for the lease, which matters most.
 	before := ctx
 	if end, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -344,8 +342,8 @@ func (l *Lease) release(ctx context.Context) error {
 	return nil
 }
 
-// delete deletes the lease while it is this boot's, whatever its revision: a
-// renewal that was cut short may have been stored.
+// delete deletes the lease while it is this boot's, at any revision: a renewal without an
+// answer may have been stored.
 func (l *Lease) delete(ctx context.Context) error {
 	for {
 		e, err := l.bus.Latest(ctx, l.key)
@@ -366,8 +364,7 @@ func (l *Lease) delete(ctx context.Context) error {
 }
 
 func (l *Lease) renewLoop(ctx context.Context) {
-	next := time.NewTimer(RenewEvery)
-	defer next.Stop()
+	wait := RenewEvery
 	l.count(ctx)
 	verified := time.Now()
 	said := outage{log: l.log, begins: "the lease is not renewed: it is tried again", ends: "the lease is renewed again"}
@@ -376,7 +373,7 @@ func (l *Lease) renewLoop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-l.kick:
-		case <-next.C:
+		case <-time.After(wait):
 		}
 		err := l.renew(ctx)
 		if err == nil && (l.unverified.Swap(false) || time.Since(verified) > verifyEvery) {
@@ -392,18 +389,17 @@ func (l *Lease) renewLoop(ctx context.Context) {
 		said.note(err)
 		l.count(ctx)
 		every := l.interval()
-		wait := every - rand.N(every/10)
+		wait = every - rand.N(every/10)
 		if err != nil {
 			wait = max(renewRetry, every/10)
 		}
 		l.mu.Lock()
 		l.due = time.Now().Add(wait)
 		l.mu.Unlock()
-		next.Reset(wait)
 	}
 }
 
-// interval is how often the lease is renewed now.
+// interval is the time between two renewals now.
 func (l *Lease) interval() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -413,8 +409,8 @@ func (l *Lease) interval() time.Duration {
 	return l.every
 }
 
-// count asks now and then how many nodes there are, and has the lease renewed as rarely as
-// that many allow.
+// count asks for the number of nodes, at most once per countEvery, and sets the pace of the
+// renewals by it.
 func (l *Lease) count(ctx context.Context) {
 	l.mu.Lock()
 	due := time.Since(l.asked) >= countEvery
@@ -436,10 +432,9 @@ func (l *Lease) count(ctx context.Context) {
 	l.every = renewEvery(s.CachedInfo().State.Msgs)
 }
 
-// Rely has the lease end within [LeaseTTL] of this process's end, for a minute from now
-// on: what others may do only then, such as running what this node has begun, is not to
-// wait for as long as the leases of a large mesh stand. It returns when that is so; the
-// error is that of the renewal that this may take.
+// Rely makes the lease expire within [LeaseTTL] after this process ends, for one minute: other
+// nodes may take over the work of this one only then, and must not wait for the long lease of
+// a large mesh. It returns once the lease is short; the error is that of the renewal.
 func (l *Lease) Rely(ctx context.Context) error {
 	l.mu.Lock()
 	l.relied = time.Now()
@@ -452,7 +447,7 @@ func (l *Lease) Rely(ctx context.Context) error {
 	return l.renew(ctx)
 }
 
-// renew writes the lease once more, and finds out why if it cannot.
+// renew writes the lease once more, again after a conflict.
 func (l *Lease) renew(ctx context.Context) error {
 	l.writing.Lock()
 	defer l.writing.Unlock()
@@ -469,9 +464,9 @@ func (l *Lease) renew(ctx context.Context) error {
 		WithOrigin(toolmesh.OriginMesh)
 }
 
-// renewOnce writes the lease over the revision that is known. After a conflict it
-// adopts what is stored, to be written over again: nothing, or this boot's own
-// renewal whose acknowledgement was lost. Another boot's record ends the lease.
+// renewOnce writes the lease over the known revision. After a conflict it adopts the stored
+// revision: of no record, or of this boot's own renewal whose acknowledgement was lost.
+// Another boot's record ends the lease.
 func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 	every := l.interval()
 	l.mu.Lock()
@@ -510,7 +505,7 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 		return again, nil
 	}
 	if store.IsUnavailable(err) && l.bus.Connected() {
-		// The bucket may be gone: somebody wiped the store.
+		// The bucket may not exist: the store was wiped.
 		ensuring, cancel := context.WithTimeout(ctx, renewTimeout)
 		defer cancel()
 		if l.bus.EnsureBucket(ensuring, subjects.BucketNodes) == nil {
@@ -520,7 +515,7 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 	return false, fmt.Errorf("renew the lease of node %q: %w", l.node, err)
 }
 
-// stands notes that the lease was written, by what was sent at a time.
+// stands notes that a renewal that was sent at a time has succeeded.
 func (l *Lease) stands(sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -530,10 +525,10 @@ func (l *Lease) stands(sent time.Time) {
 	l.until = sent.Add(HoldsFor)
 }
 
-// Held is from when and until when the lease is this boot's for certain, without a gap:
-// what was given out on its strength before since is not valid any more. Both are zero
-// once the lease is lost. Who asks relies on it: in a large mesh it stands without a gap
-// only after [Lease.Rely], and while it is asked for.
+// Held returns since when and until when the lease is certainly this boot's, without a gap:
+// what relied on it before since is void. Both are zero once the lease is lost. The question
+// counts as [Lease.Rely]: in a large mesh there is no gap only after that, and while Held is
+// called.
 func (l *Lease) Held() (since, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -555,9 +550,9 @@ func (l *Lease) lose(to subjects.BootID) error {
 	return l.err
 }
 
-// verifyTools holds what is stored below this node against what it serves, after
-// a reconnect and now and then: writes what is missing or differs, deletes what
-// an earlier boot left.
+// verifyTools compares the stored records of this node with what it serves, after a reconnect
+// and every verifyEvery: it writes those that are missing or differ, and deletes those of an
+// earlier boot.
 func (l *Lease) verifyTools(ctx context.Context) (err error) {
 	l.serving.Lock()
 	defer l.serving.Unlock()
@@ -598,7 +593,7 @@ func (l *Lease) verifyTools(ctx context.Context) (err error) {
 		}
 	}
 	for key, revision := range leftover {
-		// The revision is compared: what a lagging replica showed may be old.
+		// The revision is compared, as a lagging replica may have shown an old record.
 		if err := l.bus.Delete(ctx, key, revision); err != nil && !errors.Is(err, store.ErrConflict) {
 			return err
 		}

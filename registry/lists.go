@@ -16,17 +16,17 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Lists of tools that nodes say alike are stored once, among the descriptors, and the
-// nodes' records name them by their digest: what a mesh stores, sends and reads of a
-// revision does not grow with the nodes that serve it times its tools.
+// Equal lists of tools of several nodes are stored once, among the descriptors, and the nodes'
+// records name them by their digest. So the mesh stores, sends and reads the tools of a
+// revision once, not once for each node that serves it.
 
 const (
-	// sharedFrom is from how many bytes on a list is stored by itself.
+	// sharedFrom is the min size in bytes of a list that is stored by itself.
 	sharedFrom = 1 << 10
 	// listsAtOnce is how many lists one read asks for.
 	listsAtOnce = 256
-	// listTries is how often a list that is not there is looked for in short order: its
-	// node has stored it before its record, and a replica may lag.
+	// listTries is how often a missing list is read at short intervals: its node stored it
+	// before its record, but a replica may lag.
 	listTries = 10
 )
 
@@ -55,15 +55,15 @@ func (s *storedTools) sum() (sum listSum, err error) {
 	return sum, nil
 }
 
-// published is one record that the node wants to be in the store.
+// published is one record that the node keeps in the store.
 type published struct {
 	key  store.Key
 	data []byte
-	// tools are the list that data names; nil where it has its tools itself.
+	// tools are the list that data names; nil if data contains the tools.
 	tools []byte
 }
 
-// publication is what is stored of a record under a key.
+// publication makes the stored form of a record.
 func publication(name string, r ToolsRecord) (p published, err error) {
 	p.key = store.Key{Bucket: subjects.BucketTools, Name: name}
 	stored := storedTools{ToolsRecord: r}
@@ -122,7 +122,8 @@ func (v *View) want(sum listSum, c change) {
 	wake.Up(v.kick)
 }
 
-// unwant forgets what a key's record waits for: there is a later one. The lock is held.
+// unwant forgets that a key's record waits for a list, as there is a later record. The lock is
+// held.
 func (v *View) unwant(key string) {
 	for sum, w := range v.wanted {
 		delete(w.records, key)
@@ -142,8 +143,8 @@ func (v *View) wants() bool {
 	return false
 }
 
-// readLists reads the lists that records wait for; with look also those that were not
-// there again and again.
+// readLists reads the lists that records wait for; with look also those that were missing
+// listTries times.
 func (v *View) readLists(ctx context.Context, look bool) error {
 	var names []string
 	v.mu.RLock()
@@ -174,7 +175,7 @@ func (v *View) readLists(ctx context.Context, look bool) error {
 	return nil
 }
 
-// takeList has the records go on that wait for a list.
+// takeList applies the records that wait for a list.
 func (v *View) takeList(tools []byte) {
 	sum := listSum(sha256.Sum256(tools)) // the key it lay under counts for nothing
 	v.mu.Lock()

@@ -10,41 +10,35 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
 const (
-	// reapMost is how many leases one round ends, at the most.
+	// reapMost is the max number of leases, and of records, that one round ends.
 	reapMost = 64
-	// reapEvery is how often they are looked for.
+	// reapEvery is the time between two rounds.
 	reapEvery = 5 * time.Second
-	// reapWait is how long a node may take to be found, or not.
+	// reapWait bounds the questions about one node.
 	reapWait = time.Second
-	// leftFor is how long what a node serves stands without a lease before it is taken away: where the
-	// broker was away nodes lose their leases for a moment.
+	// leftFor is how long the record of a node without a lease is kept: after an outage of the
+	// broker, nodes are without leases for a moment.
 	leftFor = 3 * LeaseTTL
 )
 
-// reapLoop ends the leases of nodes that died in a mesh so large that their leases would
-// stand for minutes: those that were not heard for as long as a lease of a small mesh
-// stands, and that the broker knows no subscription of. A node that is ended in error
-// writes its lease again. A view that does not hear all nodes ends none.
+// reapLoop ends the leases of dead nodes in a mesh so large that a lease is valid for
+// minutes. A node counts as dead if it was not heard for LeaseTTL and the broker knows no
+// subscription of it. A node whose lease was ended in error writes it again. A view that
+// does not hear all nodes ends no lease.
 //
-// It also takes away what nodes served that died: nobody believes it without a lease, but each
-// lost pod of an autoscaler would leave some. [Store.Sweep] does so after a day, where no
-// router runs.
+// It also removes the records of what dead nodes served. They count for nothing without a
+// lease, but each lost pod of an autoscaler leaves some. Without a router [Store.Sweep]
+// removes them after a day.
 func (v *View) reapLoop(ctx context.Context) {
-	ticker := time.NewTicker(reapEvery)
-	defer ticker.Stop()
-	seen := make(map[string]left)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			v.reap(ctx)
-			v.clear(ctx, seen, leftFor)
-		}
+	seen := make(map[left]time.Time)
+	for wake.After(ctx, reapEvery) {
+		v.reap(ctx)
+		v.clear(ctx, seen, leftFor)
 	}
 }
 
@@ -54,7 +48,7 @@ func (v *View) reap(ctx context.Context) {
 		if bad != nil {
 			continue
 		}
-		// A node that has no such call is silent, and one that is not there is told of.
+		// A live node, which has no such call, is silent; of a dead one the broker tells.
 		asked, cancel := context.WithTimeout(ctx, reapWait)
 		_, bad = v.bus.Request(asked, &nats.Msg{Subject: subject})
 		cancel()
@@ -63,7 +57,7 @@ func (v *View) reap(ctx context.Context) {
 		}
 		if bad = v.bus.Delete(ctx, dead.key, dead.revision); bad != nil {
 			v.log.Debug("the lease of a node that is gone is not ended", slog.String("node", string(dead.node)), slog.String("error", bad.Error()))
-			return // it is back, somebody else has seen it, or the store does not answer: the next round tells
+			return // it is back, another process has ended the lease, or the store does not answer: the next round tells
 		}
 		v.log.Info("the lease of a node that is gone is ended", slog.String("node", string(dead.node)))
 	}
@@ -76,12 +70,12 @@ type suspect struct {
 	revision uint64
 }
 
-// silent returns nodes that are not heard and whose leases stand for long.
+// silent returns the nodes that are not heard and whose leases are valid for longer than LeaseTTL.
 func (v *View) silent() (all []suspect) {
 	now := time.Now()
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if v.heartbeats.all == nil || v.listening.IsZero() || now.Sub(v.listening) < LeaseTTL || now.Sub(v.heartbeats.since) < LeaseTTL || v.bus.StalledSince(now.Add(-LeaseTTL)) {
+	if !v.hearsSince(now.Add(-LeaseTTL)) {
 		return nil
 	}
 	for id, n := range v.nodes {
@@ -104,59 +98,55 @@ func (v *View) silent() (all []suspect) {
 // left is a record of what a node serves that has no lease.
 type left struct {
 	node     subjects.NodeID
+	key      string
 	revision uint64
-	since    time.Time // when it was first seen so
 }
 
-// clear takes away what is left of nodes, of all that is seen to be for some time. A node that comes
-// back writes its lease first, and looks whether the rest is there.
-func (v *View) clear(ctx context.Context, seen map[string]left, after time.Duration) {
+// clear removes the records that nodes have left, of all that has been seen to be so for some
+// time: seen has since when. A node that comes back writes its lease first, and then looks
+// whether the rest exists.
+func (v *View) clear(ctx context.Context, seen map[left]time.Time, after time.Duration) {
 	now := v.left(after)
-	maps.DeleteFunc(seen, func(key string, l left) bool { return now[key].revision != l.revision })
+	maps.DeleteFunc(seen, func(l left, _ time.Time) bool { return !now[l] })
 	cleared := 0
-	for key, l := range now {
-		if known, ok := seen[key]; ok {
-			l = known
-		}
-		seen[key] = l
-		if time.Since(l.since) < after || cleared == reapMost {
-			continue
+	for l := range now {
+		if seen[l].IsZero() {
+			seen[l] = time.Now()
 		}
 		name, err := subjects.NodeKey(l.node)
-		if err != nil {
+		if err != nil || time.Since(seen[l]) < after || cleared == reapMost {
 			continue
 		}
 		asked, cancel := context.WithTimeout(ctx, reapWait)
 		_, err = v.bus.Latest(asked, store.Key{Bucket: subjects.BucketNodes, Name: name})
-		switch {
-		case err == nil: // it is back
-			delete(seen, key)
-		case errors.Is(err, store.ErrNoKey):
-			err = v.bus.Delete(asked, store.Key{Bucket: subjects.BucketTools, Name: key}, l.revision)
+		back := err == nil
+		if errors.Is(err, store.ErrNoKey) {
+			err = v.bus.Delete(asked, store.Key{Bucket: subjects.BucketTools, Name: l.key}, l.revision)
 		}
 		cancel()
-		if err != nil {
-			v.log.Debug("what is left of a node is not taken away", slog.String("node", string(l.node)), slog.String("error", err.Error()))
-			return // somebody else has, or the store does not answer: the next round tells
+		switch {
+		case err != nil:
+			v.log.Debug("the record of a node without a lease is not removed", slog.String("node", string(l.node)), slog.String("error", err.Error()))
+			return // another process has removed it, or the store does not answer: the next round tells
+		case back:
+			delete(seen, l)
+		default:
+			cleared++
+			v.log.Info("the record of a node without a lease is removed", slog.String("node", string(l.node)), slog.String("key", l.key))
 		}
-		if _, ok := seen[key]; !ok {
-			continue
-		}
-		cleared++
-		v.log.Info("what is left of a node that is gone is taken away", slog.String("node", string(l.node)), slog.String("key", key))
 	}
 }
 
-// left are the records of nodes that have no lease and are not heard, by their keys; none
-// where this view may have missed something within a time.
-func (v *View) left(within time.Duration) map[string]left {
+// left returns the records of nodes that have no lease and are not heard; none where this
+// view may have missed something within a time.
+func (v *View) left(within time.Duration) map[left]bool {
 	now := time.Now()
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if v.heartbeats.all == nil || v.listening.IsZero() || now.Sub(v.listening) < within || now.Sub(v.heartbeats.since) < within || v.bus.StalledSince(now.Add(-within)) || !v.whole() {
+	if !v.hearsSince(now.Add(-within)) || !v.whole() {
 		return nil
 	}
-	all := make(map[string]left)
+	all := make(map[left]bool)
 	for _, f := range v.follows {
 		if f.bucket != subjects.BucketTools {
 			continue
@@ -166,8 +156,14 @@ func (v *View) left(within time.Duration) map[string]left {
 			if n := v.nodes[key.Node]; err != nil || k.gone || n != nil && (n.leased || now.Sub(n.beatAt) < LeaseTTL) {
 				continue
 			}
-			all[name] = left{key.Node, k.revision, now}
+			all[left{key.Node, name, k.revision}] = true
 		}
 	}
 	return all
+}
+
+// hearsSince reports whether the view has received the heartbeats of all nodes since a time.
+// The lock is held.
+func (v *View) hearsSince(t time.Time) bool {
+	return v.heartbeats.all != nil && !v.listening.IsZero() && !v.listening.After(t) && !v.heartbeats.since.After(t) && !v.bus.StalledSince(t)
 }

@@ -73,7 +73,7 @@ func beat(t testing.TB, b *bus.Bus, node, boot string, inFlight int) (stop func(
 		if err != nil {
 			t.Error(err)
 		}
-		_ = b.Conn().Publish(subject, codec.Heartbeat{Node: node, Boot: boot, State: "serving", Slots: 4, InFlight: inFlight, Calls: 9, Errors: 3, Relayed: 5}.Encode())
+		_ = b.Conn().Publish(subject, codec.Encode(codec.Heartbeat{Node: node, Boot: boot, State: "serving", Slots: 4, InFlight: inFlight, Calls: 9, Errors: 3, Relayed: 5}))
 	}
 	send()
 	go func() {

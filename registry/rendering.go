@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 
@@ -37,64 +38,53 @@ type ArgumentsAnswer struct {
 	Changed []string `json:"changed,omitempty"`
 }
 
-// described returns the full ids and the descriptors of tools, in the order of their
-// names and each once. What one of them is refused for names it. own are tools that
-// the asker has itself.
+// described returns the descriptors of tools, in the order of their names and each once. own
+// are tools of the caller's own. An error names the tool that it is about.
 func (r *Responder) described(ctx context.Context, session subjects.SessionID, names []string, own []*tool.Descriptor) ([]*tool.Descriptor, error) {
-	var all []*tool.Descriptor // nil: that of the next of routes
-	var routes []Route
-	var digests []string
+	var all []*tool.Descriptor
+	stored := make(map[int]string) // the digests of those of all that are in the store
 	seen := make(map[subjects.ToolID]bool, len(names))
 	for _, name := range names {
+		id, digest, declared := subjects.ToolID(name), "", (*tool.Descriptor)(nil)
 		if i := slices.IndexFunc(own, func(d *tool.Descriptor) bool { return d != nil && d.ID != "" && string(d.ID) == name }); i >= 0 {
-			if !seen[own[i].ID] {
-				seen[own[i].ID] = true
-				all = append(all, own[i])
+			declared = own[i]
+		} else {
+			full, err := r.view.Resolve(session, name)
+			if err != nil {
+				return nil, err
 			}
+			route, ok := r.view.Route(session, full)
+			if !ok { // gone this instant
+				return nil, notFound(name, nil)
+			}
+			if route.Digest == "" {
+				_, err := descriptorOf(ctx, r.store, route)
+				return nil, err
+			}
+			id, digest = route.ID, route.Digest
+		}
+		if seen[id] {
 			continue
 		}
-		id, err := r.view.Resolve(session, name)
-		if err != nil {
-			return nil, err
+		seen[id] = true
+		if declared == nil {
+			stored[len(all)] = digest
 		}
-		route, ok := r.view.Route(session, id)
-		switch {
-		case !ok: // gone this instant
-			return nil, notFound(name, nil)
-		case seen[route.ID]:
-			continue
-		case route.Digest == "":
-			_, err := descriptorOf(ctx, r.store, route)
-			return nil, err
-		}
-		seen[route.ID] = true
-		all, routes, digests = append(all, nil), append(routes, route), append(digests, route.Digest)
+		all = append(all, declared)
 	}
-	if len(routes) == 0 {
-		return all, nil
-	}
-	found, err := r.store.Descriptors(ctx, digests)
+	found, err := r.store.Descriptors(ctx, slices.Collect(maps.Values(stored)))
 	if err != nil {
 		return nil, err
 	}
-	for i := range all {
-		if all[i] != nil {
-			continue
-		}
-		digest := digests[0]
+	for i, digest := range stored {
 		if all[i] = found[digest]; all[i] == nil {
-			_, err := r.store.Descriptor(ctx, digest)
-			if err == nil { // it has come meanwhile
-				err = toolmesh.Errorf(toolmesh.CodeUnavailable, "the descriptor of tool %q is not readable now: try again", routes[0].ID)
-			}
-			return nil, err
+			return nil, notStored(digest)
 		}
-		routes, digests = routes[1:], digests[1:]
 	}
 	return all, nil
 }
 
-// render answers what tools look like to a provider.
+// render answers the declarations of tools for a provider.
 func (r *Responder) render(session subjects.SessionID, q Request) (any, error) {
 	if q.Provider == "" {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "provider is missing or empty: it is one of %v", render.Formats())
@@ -142,9 +132,8 @@ func (r *Responder) render(session subjects.SessionID, q Request) (any, error) {
 	return answer, nil
 }
 
-// meant returns the id behind the name in a model's call: that of the tool which is
-// declared under it, else what [View.Resolve] finds. A name with a dash is a declared
-// one, and nothing else is found for it.
+// meant returns the id of the name in a model's call: that of the tool declared under it, else
+// the one that [View.Resolve] finds. A name with a dash can only be a declared one.
 func (v *View) meant(session subjects.SessionID, name string) (subjects.ToolID, error) {
 	id, hashed, ok := tool.FromProviderName(name)
 	if hashed {
@@ -167,7 +156,7 @@ func (v *View) meant(session subjects.SessionID, name string) (subjects.ToolID, 
 	return "", err
 }
 
-// arguments answers which tool a model's call means, and with which arguments.
+// arguments answers the tool and the arguments that a model's call means.
 func (r *Responder) arguments(session subjects.SessionID, q Request) (any, error) {
 	if q.Tool == "" {
 		return nil, missing("tool")

@@ -22,8 +22,8 @@ type Candidate struct {
 	Boot     subjects.BootID `json:"boot"`
 	InFlight int             `json:"in_flight"`
 	Slots    int             `json:"slots"`
-	// Weight is how often the node is to be tried next to the others, where it is slow or
-	// calls of the tool fail there: less than 1. 0: as often as any. See [codec.Weights].
+	// Weight is how often callers try the node compared with others: below 1 where it is slow
+	// or calls of the tool fail, 0: as often as any. See [codec.Weights].
 	Weight float64 `json:"weight,omitempty"`
 	// User is that of the [ToolRoute]; callers do not need it.
 	User string `json:"-"`
@@ -36,20 +36,18 @@ type Route struct {
 	Session  subjects.SessionID
 	Index    subjects.IndexName
 	Revision string
-	// Digest is its descriptor's, of the revision that was published last if nodes
-	// differ.
+	// Digest is the digest of its descriptor; if nodes differ, of the last published one.
 	Digest    string
 	Streaming bool
-	// Idempotent: every node says so whose revision is known. A call of another one
-	// that was lost may not run again.
+	// Idempotent: every node whose revision is known says so.
 	Idempotent   bool
 	ParallelSafe bool
-	// Nodes can run it now. Empty: it is known, and nobody serves it.
+	// Nodes can run it now. Empty: it is known, and no node serves it.
 	Nodes []Candidate
-	// Reason says why nobody serves it or, if each of Nodes has something to say,
-	// what callers have to expect for a while.
+	// Reason says why no node serves it or, if each of Nodes has a notice, what callers must
+	// expect for a while.
 	Reason string
-	// Warning is what has turned out to be wrong with it on one of Nodes.
+	// Warning is a fault of it that one of Nodes has found.
 	Warning string
 }
 
@@ -66,8 +64,7 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	if len(routes) == 0 {
 		return Route{}, false
 	}
-	// What is believed comes from the routes that can be called, the latest record
-	// of them; if there is none, from the latest record.
+	// The latest record among the callable nodes is believed; without one, the latest of all.
 	var r Route
 	var best route
 	reason, notice, noticed, bestCan := "", "", 0, false
@@ -125,8 +122,8 @@ func (v *View) weigh(id subjects.ToolID, nodes []Candidate) {
 	}
 }
 
-// tellsMore reports whether one of two routes is to be believed: one that describes
-// the tool before one that does not, then the later.
+// tellsMore reports whether one route is believed before another: one with a description
+// before one without, then the later.
 func tellsMore(one, other route) bool {
 	if described := one.tool.Digest != ""; described != (other.tool.Digest != "") {
 		return described
@@ -169,12 +166,11 @@ func (v *View) outdated(r route) bool {
 // nearestMost is how many names an error offers.
 const nearestMost = 5
 
-// Resolve returns the full id behind a name that somebody typed: the id itself,
-// which may be written as it travels, or the one id that ends with it at a dot. A
-// name that several ids end with, and one that none does, is tool_not_found with
-// details.nearest. A name in an index that is installed and that no node serves
-// anything of is unavailable: nobody knows its tools yet. A full id costs no more
-// than a look-up; another name is compared with all.
+// Resolve returns the full id of a typed name: the id itself, which may be written as it
+// travels, or the one id that ends with it at a dot. A name that several ids end with, or
+// none, is tool_not_found with details.nearest. A name in an installed index whose tools are
+// unknown, as no node has served it yet, is unavailable. A full id costs a look-up; another
+// name is compared with all ids.
 func (v *View) Resolve(session subjects.SessionID, name string) (subjects.ToolID, error) {
 	id, several := v.lookup(session, name)
 	if id != "" {
@@ -228,8 +224,8 @@ func (v *View) lookup(session subjects.SessionID, name string) (id subjects.Tool
 	return "", found
 }
 
-// Named returns the tool of a name that somebody typed, as [View.Resolve] takes it; false
-// where there is none, or where several could be meant.
+// Named returns the tool of a typed name, as [View.Resolve] takes it; false if there is none,
+// or if several could be meant.
 func (v *View) Named(session subjects.SessionID, name string) (Route, bool) {
 	id, _ := v.lookup(session, name)
 	if id == "" {
@@ -238,8 +234,8 @@ func (v *View) Named(session subjects.SessionID, name string) (Route, bool) {
 	return v.Route(session, id)
 }
 
-// canonical is the form of a name that keys have: itself, or its hash if it is
-// too long for a token. A name that cannot travel is itself; nothing is found for it.
+// canonical is the form of a name in keys: itself, or its hash if it is too long for a token.
+// A name that cannot travel stays as it is, and nothing is found for it.
 func canonical[T ~string](name T) T {
 	if token, err := subjects.EncodeToken(string(name)); err == nil && subjects.IsHashed(token) {
 		return T(token)
@@ -265,7 +261,7 @@ func texts(ids []subjects.ToolID) []string {
 	return out
 }
 
-// etag is a digest of which tools a session sees, of their declarations, and of which are served.
+// etag is a digest of the tools that a session sees, of their declarations, and of which are served.
 func (v *View) etag(session subjects.SessionID) string {
 	all, _ := v.List(session, "", 0)
 	sum := sha256.New()
@@ -275,9 +271,8 @@ func (v *View) etag(session subjects.SessionID) string {
 	return hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
-// List returns up to limit tools that a session sees, behind the id after, in the
-// order of their ids; limit 0 returns all. next is the after of the next page,
-// empty at the end.
+// List returns up to limit tools that a session sees, behind the id after, in the order of
+// their ids; limit 0: all. next is the after of the next page, empty at the end.
 func (v *View) List(session subjects.SessionID, after subjects.ToolID, limit int) (tools []Route, next subjects.ToolID) {
 	session = canonical(session)
 	now := time.Now()

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"hash/fnv"
+	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -37,33 +38,32 @@ const (
 
 // Request is the body of a request; each verb reads its own fields.
 type Request struct {
-	// Tool is what describe, candidates and arguments are asked about: a full id or a
-	// name that [View.Resolve] takes; for arguments also the name in a declaration.
+	// Tool is the tool of describe, candidates and arguments: a full id or a name that
+	// [View.Resolve] takes; for arguments also the name in a declaration.
 	Tool string `json:"tool,omitempty"`
-	// Name is what resolve is asked for.
+	// Name is the name for resolve.
 	Name string `json:"name,omitempty"`
-	// After and Limit ask list for a page. Limit defaults to 100 and is at most 500.
-	// After asks render for what did not fit into the answer before. Of search Limit defaults
-	// to 10 and is at most 1,000.
+	// After and Limit select a page of list. Limit defaults to 100, max 500; for search to
+	// 10, max 1,000. After asks render for the tools that did not fit into the last answer.
 	After subjects.ToolID `json:"after,omitempty"`
 	Limit int             `json:"limit,omitempty"`
 	// ETag asks list for the tag of the whole list.
 	ETag bool `json:"etag,omitempty"`
 	// Digests asks list for the digest of each tool.
 	Digests bool `json:"digests,omitempty"`
-	// Provider is whose shape render is about: a [render.Format].
+	// Provider is the [render.Format] for render.
 	Provider string `json:"provider,omitempty"`
-	// Tools are what render shows, as Tool, and describe, by full ids: 500 at most. For search they are patterns, as
-	// [subjects.Globs], of which a tool's id must match one.
+	// Tools are the tools for render, each as Tool, and for describe, by full ids: 500 at
+	// most. For search they are [subjects.Globs], of which a tool's id must match one.
 	Tools []string `json:"tools,omitempty"`
-	// Query is what search is asked for, in anybody's words. ReadOnly has it find only
-	// tools that declare read_only.
+	// Query is the question for search, in any words. ReadOnly limits it to tools that
+	// declare read_only.
 	Query    string `json:"query,omitempty"`
 	ReadOnly bool   `json:"read_only,omitempty"`
-	// Declared are tools that the asker has itself: ID, Description and InputSchema
-	// count. For render and arguments their ids mean these, whatever the mesh serves.
+	// Declared are tools of the caller's own: ID, Description and InputSchema count. For
+	// render and arguments their ids mean these tools, whatever the mesh serves.
 	Declared []*tool.Descriptor `json:"declared,omitempty"`
-	// Arguments is what a model wrote: an object, or JSON in a text.
+	// Arguments are those that a model wrote: an object, or JSON in a text.
 	Arguments json.RawMessage `json:"arguments,omitempty"`
 }
 
@@ -72,8 +72,8 @@ type ListAnswer struct {
 	Tools []ListedTool `json:"tools"`
 	// Next is the After of the next page; empty at the end.
 	Next subjects.ToolID `json:"next,omitempty"`
-	// ETag, if asked for, is the same as long as the same tools are served with the same declarations, of
-	// all pages.
+	// ETag, if asked for, changes when the tools of any page, their declarations or their
+	// states change.
 	ETag string `json:"etag,omitempty"`
 }
 
@@ -91,18 +91,17 @@ type ListedTool struct {
 	Digest string `json:"digest,omitempty"`
 }
 
-// ResolveAnswer is the full id, and why nobody serves the tool if that is so.
+// ResolveAnswer is the full id, and why no node serves the tool, if none does.
 type ResolveAnswer struct {
 	ID     subjects.ToolID `json:"id"`
 	Reason string          `json:"reason,omitempty"`
 }
 
-// CandidatesAnswer is where a tool can be called. Empty Nodes: it is known and
-// nobody serves it now.
+// CandidatesAnswer is where a tool can be called. Empty Nodes: no node serves it now.
 type CandidatesAnswer struct {
 	ID    subjects.ToolID `json:"id"`
 	Nodes []Candidate     `json:"nodes"`
-	// StaleMS is for how long the answer may have missed something.
+	// StaleMS is since how long the answerer may have missed something.
 	StaleMS int64 `json:"stale_ms"`
 	// Digest, Streaming and Idempotent spare the caller a second question.
 	Digest     string `json:"digest,omitempty"`
@@ -116,14 +115,14 @@ type TimeAnswer struct {
 	BoundMS int64 `json:"bound_ms"`
 }
 
-// StatsAnswer is what the nodes do, by their heartbeats of the last second.
+// StatsAnswer is the load of the nodes, by their heartbeats of the last second.
 type StatsAnswer struct {
 	Nodes []NodeStats `json:"nodes"`
 	// StaleMS is that of [CandidatesAnswer].
 	StaleMS int64 `json:"stale_ms"`
 }
 
-// NodeStats is one node: what it does now, and how many calls have ended since its start.
+// NodeStats is the load of one node now, with the calls that have ended since its start.
 type NodeStats struct {
 	Node     subjects.NodeID `json:"node"`
 	State    string          `json:"state"` // serving, draining, or silent: it is not heard
@@ -131,10 +130,10 @@ type NodeStats struct {
 	InFlight int             `json:"in_flight"`
 	// Queued are calls in flight that wait for a worker.
 	Queued int `json:"queued"`
-	// Waiting are calls that wait for their turn in a lane. They take no slot.
+	// Waiting are calls that wait for a lane. They take no slot.
 	Waiting int    `json:"waiting"`
 	Calls   uint64 `json:"calls"`
-	// Errors are calls that ended with one, Relayed those that another node ran.
+	// Errors are calls that ended with an error, Relayed those that another node ran.
 	Errors  uint64 `json:"errors"`
 	Relayed uint64 `json:"relayed"`
 }
@@ -145,21 +144,21 @@ type DescribeAnswer struct {
 	Descriptor *tool.Descriptor
 	Digest     string
 	Nodes      []subjects.NodeID
-	// Reason is that of the [Route]; empty for a tool of which nothing is to be said.
+	// Reason is that of the [Route].
 	Reason string
-	// Limits are those of a call that are in effect, by nodes; empty where there are none.
+	// Limits are the limits of a call in effect, by nodes; empty if there are none.
 	Limits []LimitsOnNodes
-	// Users are who the tool runs as, by nodes; empty where no node says it.
+	// Users are the users that the tool runs as, by nodes; empty if no node tells.
 	Users []UserOnNodes
 }
 
-// DescribedAnswer is what describe answers of several tools, in the order in which they were asked for: the
-// first ones, where not all fit into a message, and null for one of which nothing is known.
+// DescribedAnswer is the answer to describe of several tools, in the order of the request:
+// the first ones, if not all fit into a message, and null for an unknown one.
 type DescribedAnswer struct {
 	Tools []json.RawMessage `json:"tools"`
 }
 
-// UserOnNodes is who a tool runs as on some nodes, by number.
+// UserOnNodes is the user that a tool runs as on some nodes, by number.
 type UserOnNodes struct {
 	Nodes []subjects.NodeID `json:"nodes"`
 	User  string            `json:"user"`
@@ -171,7 +170,7 @@ type LimitsOnNodes struct {
 	Limits tool.Limits       `json:"limits"`
 }
 
-// describedExtra is what a DescribeAnswer adds to the descriptor's own form.
+// describedExtra are the fields that a DescribeAnswer adds to the descriptor's own form.
 type describedExtra struct {
 	Digest string            `json:"digest"`
 	Nodes  []subjects.NodeID `json:"nodes"`
@@ -180,8 +179,8 @@ type describedExtra struct {
 	Users  []UserOnNodes     `json:"users,omitempty"`
 }
 
-// MarshalJSON writes the descriptor's own form with "digest", "nodes" and, where
-// there are such, "reason", "limits" and "users" added.
+// MarshalJSON writes the descriptor's own form with "digest", "nodes" and, if there are any,
+// "reason", "limits" and "users" added.
 func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
 	head, err := a.Descriptor.MarshalJSON()
 	if err != nil {
@@ -226,7 +225,7 @@ type Responder struct {
 }
 
 const (
-	// waiting is how many requests may be answered at once that are not at hand.
+	// waiting is how many requests are answered at once that need the store or compare names.
 	waiting      = 64
 	readTimeout  = 5 * time.Second
 	listDefault  = 100
@@ -250,7 +249,7 @@ func NewResponder(b *bus.Bus, view *View, store *Store, log *slog.Logger) (*Resp
 	return r, nil
 }
 
-// Close answers what has arrived and stops. It may be called more than once.
+// Close answers the requests that have arrived and stops. It may be called more than once.
 func (r *Responder) Close() {
 	r.once.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
@@ -260,8 +259,8 @@ func (r *Responder) Close() {
 	_ = r.work.Wait()
 }
 
-// receive answers at once where a tool that is known runs, and hands on what has
-// to compare names or to read the store.
+// receive answers resolve and candidates of a known tool at once, and starts a goroutine for
+// requests that compare names or read the store.
 func (r *Responder) receive(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
 	if err != nil {
@@ -292,7 +291,7 @@ func (r *Responder) receive(m *nats.Msg) {
 	case VerbCandidates:
 		id, _ = r.view.lookup(s.Session, q.Tool)
 	}
-	if id != "" || s.Verb == VerbTime { // which must not wait
+	if id != "" || s.Verb == VerbTime { // the time must not wait
 		_ = answer()
 		return
 	}
@@ -301,7 +300,7 @@ func (r *Responder) receive(m *nats.Msg) {
 	}
 }
 
-// handle answers a request; asker tells who asks from others.
+// handle answers a request; asker tells one caller from others.
 func (r *Responder) handle(s subjects.Subject, q Request, asker string) (any, error) {
 	switch s.Verb {
 	case VerbList:
@@ -365,7 +364,7 @@ func (r *Responder) handle(s subjects.Subject, q Request, asker string) (any, er
 	}
 }
 
-// describeAll answers what is known of several tools.
+// describeAll answers describe of several tools.
 func (r *Responder) describeAll(session subjects.SessionID, ids []string) (any, error) {
 	if len(ids) > renderMost {
 		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%d tools are asked for, and one request may ask for %d: ask for the rest next", len(ids), renderMost).
@@ -402,40 +401,29 @@ func (r *Responder) describeAll(session subjects.SessionID, ids []string) (any, 
 	return answer, nil
 }
 
-// candidatesMost is how many nodes an answer names, at the most: the choice between two of
-// a hundred is as good as that between two of a thousand, and a caller asks again and
-// again for each tool that it uses.
+// candidatesMost is the max number of nodes in an answer: the choice between two of a hundred
+// is as good as that between two of a thousand, and callers ask again and again.
 const candidatesMost = 128
 
-// some returns up to candidatesMost of the nodes: each asker is told the same ones again as
-// long as they are there, and each another choice.
+// some returns up to candidatesMost of the nodes: the same ones for the same asker while they
+// exist, and others for another asker.
 func some(nodes []Candidate, asker string) []Candidate {
 	if len(nodes) <= candidatesMost {
 		return append([]Candidate{}, nodes...)
 	}
-	type ranked struct {
-		score uint64
-		at    int
-	}
-	all := make([]ranked, len(nodes))
+	scores := make(map[subjects.NodeID]uint64, len(nodes))
 	for i := range nodes {
 		h := fnv.New64a()
-		_, _ = h.Write([]byte(asker))
-		_, _ = h.Write([]byte{0})
-		_, _ = h.Write([]byte(nodes[i].Node))
-		score := h.Sum64() // whose upper bits hardly depend on the last bytes
+		_, _ = io.WriteString(h, asker+"\x00"+string(nodes[i].Node))
+		score := h.Sum64() // its upper bits hardly depend on the last bytes
 		score = (score ^ score>>32) * 0x9e3779b97f4a7c15
-		all[i] = ranked{score ^ score>>29, i}
+		scores[nodes[i].Node] = score ^ score>>29
 	}
-	slices.SortFunc(all, func(a, b ranked) int { return cmp.Compare(a.score, b.score) })
-	out := make([]Candidate, candidatesMost)
-	for i := range out {
-		out[i] = nodes[all[i].at]
-	}
-	return out
+	all := slices.SortedFunc(slices.Values(nodes), func(a, b Candidate) int { return cmp.Compare(scores[a.Node], scores[b.Node]) })
+	return all[:candidatesMost]
 }
 
-// askerOf is what all reply subjects of one process begin with.
+// askerOf is the prefix of all reply subjects of one process.
 func askerOf(reply string) string {
 	if end := strings.LastIndexByte(reply, '.'); end >= 0 {
 		return reply[:end]
@@ -443,7 +431,7 @@ func askerOf(reply string) string {
 	return reply
 }
 
-// time is the broker's time, for callers, who must not ask the broker itself.
+// time returns the broker's time, for callers, which must not ask the broker itself.
 func (r *Responder) time() (any, error) {
 	now := r.bus.Time()
 	if !now.Measured {
@@ -454,8 +442,7 @@ func (r *Responder) time() (any, error) {
 	return a, nil
 }
 
-// stats is what the nodes say of themselves. No node is left out for its age: one that
-// is not heard is what is looked for.
+// stats returns the load of all nodes, silent ones included.
 func (r *Responder) stats() StatsAnswer {
 	defer r.view.refreshLoads()()
 	answer := StatsAnswer{Nodes: []NodeStats{}, StaleMS: r.view.Stale().Milliseconds()}
@@ -472,7 +459,7 @@ func (r *Responder) stats() StatsAnswer {
 	return answer
 }
 
-// missing says that a request does not name its tool.
+// missing is the error of a request that does not name its tool.
 func missing(field string) error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is missing or empty: the request is {%q:\"<a tool's id or the end of one>\"}", field, field)
 }
@@ -551,8 +538,8 @@ func nodeIDs(nodes []Candidate) []subjects.NodeID {
 	return ids
 }
 
-// descriptorOf returns the descriptor of a route's tool. A tool that is declared but
-// could not even be read has none: the error is unavailable and says why.
+// descriptorOf returns the descriptor of a route's tool. A declared tool that its node could
+// not read has none: the error is unavailable and says why.
 func descriptorOf(ctx context.Context, store *Store, route Route) (*tool.Descriptor, error) {
 	if route.Digest == "" {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "%s is declared, but not served, and nothing is known of its arguments: %s",
@@ -561,9 +548,9 @@ func descriptorOf(ctx context.Context, store *Store, route Route) (*tool.Descrip
 	return store.Descriptor(ctx, route.Digest)
 }
 
-// describe returns what is known of a route's tool, with its descriptor.
+// describe returns the answer for a route's tool and its descriptor.
 func (r *Responder) describe(route Route, d *tool.Descriptor) DescribeAnswer {
-	// The stored one is shared and has no revision of an index.
+	// The stored descriptor is shared, and has no revision of an index.
 	described := *d
 	if route.Warning != "" {
 		described.Warnings = append(slices.Clip(d.Warnings), route.Warning)

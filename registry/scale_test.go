@@ -43,7 +43,7 @@ func silentBeat(t testing.TB, b *bus.Bus, node string, of ...*bus.Bus) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = b.Conn().Publish(subject, codec.Heartbeat{Node: node, Boot: "boot1", State: "serving", Slots: 4, InFlight: 3}.Encode())
+	_ = b.Conn().Publish(subject, codec.Encode(codec.Heartbeat{Node: node, Boot: "boot1", State: "serving", Slots: 4, InFlight: 3}))
 	for _, one := range append([]*bus.Bus{b}, of...) {
 		if err := one.Ping(t.Context()); err != nil {
 			t.Fatal(err)

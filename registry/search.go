@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,11 +21,11 @@ const (
 	searchMax     = 1000
 	// foundText is how many bytes of a description an answer has.
 	foundText = 2 << 10
-	// indexesKept is how many documents the indexes of sessions may have together that are
-	// kept for the next question, next to that of the session that asked last.
-	indexesKept = 20_000
-	// missingAgain is how long a descriptor that was not in the store is not looked for again.
+	// missingAgain is after how long a descriptor that the store lacked is looked for again.
 	missingAgain = 5 * time.Second
+	// indexesKept is the max number of documents in the kept indexes of sessions, without
+	// that of the session that asked last.
+	indexesKept = 20_000
 )
 
 // SearchAnswer is the tools that fit a question, the best first.
@@ -41,8 +42,8 @@ type FoundTool struct {
 	Score float64 `json:"score"`
 }
 
-// searcher holds the indexes that questions are answered from: one of what all sessions see,
-// and one for each session that has tools of its own and asks.
+// searcher has the indexes that answer questions: one of the tools that all sessions see, and
+// one for each session that has tools of its own and asks.
 type searcher struct {
 	view  *View
 	store *Store
@@ -58,18 +59,17 @@ type searched struct {
 	last uint64 // when it was used, in questions; of searcher.mu
 	docs int    // of searcher.mu
 
-	mu      sync.RWMutex
-	index   *search.Index
-	built   uint64 // the scope's version that it is of
-	missing map[string]struct{}
-	looked  time.Time // when those that are missing were looked for
+	mu    sync.RWMutex
+	index *search.Index
+	built uint64    // the scope's version that it is of
+	again time.Time // when it is made anew, as the store lacked a descriptor; zero: not
 }
 
 func newSearcher(v *View, s *Store) *searcher {
 	return &searcher{view: v, store: s, keep: indexesKept, scopes: make(map[subjects.SessionID]*searched)}
 }
 
-// document names what is known of a tool in one revision. Documents are in order of id.
+// document names a tool in one revision. Documents are in the order of ids.
 func document(id subjects.ToolID, digest string) string { return string(id) + "\x00" + digest }
 
 // documents returns the version of a scope and, unless it is the one that is known, the keys
@@ -111,7 +111,7 @@ func (s *searcher) scope(ctx context.Context, session subjects.SessionID) (x *se
 			s.mu.Unlock()
 			return nil, func() {}, nil
 		}
-		one = &searched{index: search.NewIndex(), missing: make(map[string]struct{})}
+		one = &searched{index: search.NewIndex()}
 		s.scopes[session] = one
 	}
 	one.last = s.asked
@@ -132,8 +132,8 @@ func (s *searcher) scope(ctx context.Context, session subjects.SessionID) (x *se
 	return one.index, one.mu.RUnlock, nil
 }
 
-// evict drops the indexes of sessions that have no tools any more and, while the rest is too large, those
-// that were not used for longest.
+// evict drops the indexes of sessions without tools and, while the rest is too large, the least
+// recently used ones.
 func (s *searcher) evict(but *searched) {
 	for {
 		total, oldest, at := 0, (*searched)(nil), subjects.SessionID("")
@@ -157,60 +157,45 @@ func (s *searcher) evict(but *searched) {
 	}
 }
 
-// update brings an index to what the view knows. What it has read stays where it fails.
+// update makes an index match the view. After an error the documents that it has read stay.
 func (s *searcher) update(ctx context.Context, session subjects.SessionID, one *searched) error {
-	known := one.built
-	again := len(one.missing) > 0 && time.Since(one.looked) > missingAgain
-	if again {
-		known = 0
+	if !one.again.IsZero() && time.Now().After(one.again) {
+		one.index, one.built, one.again = search.NewIndex(), 0, time.Time{}
 	}
-	version, keys := s.view.documents(session, known)
-	if version == one.built && !again {
+	version, keys := s.view.documents(session, one.built)
+	if version == one.built {
 		return nil
 	}
 	one.index.Remove(func(key string) bool {
-		_, missing := one.missing[key]
 		_, there := keys[key]
-		return !there || missing
+		return !there
 	})
-	clear(one.missing)
-	one.built, one.looked = 0, time.Now()
-	digests := make([]string, 0, descriptorsAtOnce)
-	waiting := make([]string, 0, descriptorsAtOnce)
-	flush := func() error {
+	one.built = 0
+	var added []string
+	for key := range keys {
+		if !one.index.Has(key) {
+			added = append(added, key)
+		}
+	}
+	for part := range slices.Chunk(added, descriptorsAtOnce) {
+		digests := make([]string, len(part))
+		for i, key := range part {
+			_, digests[i], _ = strings.Cut(key, "\x00")
+		}
 		found, err := s.store.Descriptors(ctx, digests)
 		if err != nil {
 			return err
 		}
-		for _, key := range waiting {
-			id, digest, _ := strings.Cut(key, "\x00")
+		for i, key := range part {
+			id, _, _ := strings.Cut(key, "\x00")
 			d := search.Document{ID: id}
-			if known := found[digest]; known != nil {
+			if known := found[digests[i]]; known != nil {
 				d.Description, d.Parameters = known.Description, parameters(known.InputSchema)
-			} else if digest != "" {
-				one.missing[key] = struct{}{}
+			} else if digests[i] != "" {
+				one.again = time.Now().Add(missingAgain)
 			}
 			one.index.Put(key, d)
 		}
-		digests, waiting = digests[:0], waiting[:0]
-		return nil
-	}
-	for key := range keys {
-		if one.index.Has(key) {
-			continue
-		}
-		waiting = append(waiting, key)
-		if _, digest, _ := strings.Cut(key, "\x00"); digest != "" {
-			digests = append(digests, digest)
-		}
-		if len(waiting) == descriptorsAtOnce {
-			if err := flush(); err != nil {
-				return err
-			}
-		}
-	}
-	if err := flush(); err != nil {
-		return err
 	}
 	one.built = version
 	return nil

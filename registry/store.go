@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,8 +38,8 @@ func NewStore(b *bus.Bus) *Store {
 	return &Store{bus: store.Of(b), cache: descriptorCache{limit: 32 << 20, items: make(map[string]*tool.Descriptor)}}
 }
 
-// PutDescriptors stores descriptors under their digests, which it returns in order.
-// One that is there already is left alone.
+// PutDescriptors stores descriptors under their digests, which it returns in order, unless
+// they exist.
 func (s *Store) PutDescriptors(ctx context.Context, all ...*tool.Descriptor) (digests []string, err error) {
 	digests = make([]string, len(all))
 	for i, d := range all {
@@ -85,10 +86,14 @@ func (s *Store) Descriptor(ctx context.Context, digest string) (*tool.Descriptor
 	}
 	d := all[digest]
 	if d == nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeToolNotFound, "the registry holds no descriptor %s", digest).
-			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+		return nil, notStored(digest)
 	}
 	return d, nil
+}
+
+func notStored(digest string) error {
+	return toolmesh.Errorf(toolmesh.CodeToolNotFound, "the registry holds no descriptor %s", digest).
+		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
 // descriptorsAtOnce is how many descriptors one read asks for.
@@ -127,14 +132,14 @@ func (s *Store) Descriptors(ctx context.Context, digests []string) (map[string]*
 	return out, nil
 }
 
-// value is what a bucket holds under a key.
+// value is the stored message of a key.
 type value struct {
 	*store.Stored
 	name string // of the key
 }
 
-// values reads what a bucket holds, without the marks of keys that are gone. A query
-// of nothing reads all.
+// values reads the values of a bucket, without the marks of deleted keys. The zero query
+// reads all.
 func values(ctx context.Context, b store.Store, bucket string, q store.Query) iter.Seq2[value, error] {
 	if q.Stream == "" {
 		q = store.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVAll(bucket)}
@@ -157,17 +162,14 @@ func values(ctx context.Context, b store.Store, bucket string, q store.Query) it
 // other way round. The same source may write its record again and again.
 func (s *Store) ClaimIndex(ctx context.Context, r IndexRecord) error { return s.claim(ctx, r, false) }
 
-// ReplaceIndex is [Store.ClaimIndex] for who may take an index that is installed over
-// from another source or owner. What services have registered stays theirs.
+// ReplaceIndex is [Store.ClaimIndex] which may also take an installed index over from another
+// source or owner. Names of services stay theirs.
 func (s *Store) ReplaceIndex(ctx context.Context, r IndexRecord) error { return s.claim(ctx, r, true) }
 
 func (s *Store) claim(ctx context.Context, r IndexRecord, over bool) error {
-	key, err := indexKey(r.Name, r.Session)
-	if err != nil {
-		return err
-	}
+	key := indexKey(r.Name, r.Session)
 	data, err := encodeRecord(r)
-	if err != nil {
+	if err = cmp.Or(key.err, err); err != nil {
 		return err
 	}
 	for range claimAttempts {
@@ -175,9 +177,9 @@ func (s *Store) claim(ctx context.Context, r IndexRecord, over bool) error {
 		if err != nil {
 			return err
 		}
-		revision, err = replace(ctx, s.bus, key, data, revision, 0)
+		revision, err = replace(ctx, s.bus, key.Key, data, revision, 0)
 		if err == nil {
-			return s.confirmClaim(ctx, r, key, revision)
+			return s.confirmClaim(ctx, r, key.Key, revision)
 		}
 		if errors.Is(err, store.ErrConflict) { // somebody else wrote, or a replica lagged: look again
 			err = pause(ctx, claimPause)
@@ -195,8 +197,8 @@ const (
 	claimPause    = 20 * time.Millisecond
 )
 
-// confirmClaim looks once more: claims of two sessions, or of one and the whole
-// mesh, are two keys, so both may have been written at once. The earlier one stays.
+// confirmClaim reads the claims once more: those of two sessions, or of one and the whole mesh,
+// have two keys, and may have been written at the same time. The earlier one stays.
 func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key store.Key, revision uint64) error {
 	claims, err := s.claims(ctx, r)
 	if err != nil {
@@ -214,9 +216,8 @@ func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key store.Key, 
 	return nil
 }
 
-// CheckClaim returns the error that [Store.ClaimIndex] would refuse a record with, or
-// with over [Store.ReplaceIndex], as far as it can be known now, so that no work is done
-// for one that is refused.
+// CheckClaim returns the error that [Store.ClaimIndex], or with over [Store.ReplaceIndex],
+// would refuse a record with now, so that no work is done for it.
 func (s *Store) CheckClaim(ctx context.Context, r IndexRecord, over bool) error {
 	_, err := s.free(ctx, r, over)
 	return err
@@ -258,7 +259,7 @@ func claimed(wanted, has IndexRecord) error {
 		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("index", string(wanted.Name)).WithDetail("source", has.Source)
 }
 
-// another says that a record's source is not the other's although it is called the same.
+// another tells a source of another owner from one of the same name.
 func another(has, wanted IndexRecord) string {
 	if has.Source != wanted.Source {
 		return ""
@@ -277,16 +278,11 @@ func (c claim) conflicts(r IndexRecord) bool {
 	return !c.record.Yields(r) || (c.record.Session == "") != (r.Session == "")
 }
 
-// claims returns what decides about a claim: the record that it replaces, the one for
-// the whole mesh, and the first that stands of those private to sessions. It speaks
-// for them all, as they are of one source: there may be one for each session.
+// claims returns the records that decide about a claim: the one that it replaces, the one for
+// the whole mesh, and the first of those private to sessions, which all have one source.
 func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
-	whole, err := indexKey(r.Name, "")
-	if err != nil {
-		return nil, err
-	}
-	own, err := indexKey(r.Name, r.Session)
-	if err != nil {
+	whole, own := indexKey(r.Name, ""), indexKey(r.Name, r.Session)
+	if err := cmp.Or(whole.err, own.err); err != nil {
 		return nil, err
 	}
 	stream := subjects.KVStream(subjects.BucketIndexes)
@@ -294,7 +290,7 @@ func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
 	var all []claim
 	for _, q := range []store.Query{
 		{Stream: stream, Last: slices.Compact([]string{subject(whole.Name), subject(own.Name)})},
-		// Before those that stand there may be marks of sessions that have just ended.
+		// Marks of sessions that have just ended may come before the existing records.
 		{Stream: stream, Subject: subject(whole.Name + ".*"), First: 2},
 	} {
 		for m, err := range values(ctx, s.bus, subjects.BucketIndexes, q) {
@@ -317,33 +313,30 @@ func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
 // Index returns an index's record, mesh-wide or private to a session. A missing
 // one is [store.ErrNoKey].
 func (s *Store) Index(ctx context.Context, name subjects.IndexName, session subjects.SessionID) (IndexRecord, error) {
-	key, err := indexKey(name, session)
-	if err != nil {
-		return IndexRecord{}, err
-	}
-	return read[IndexRecord](ctx, key, s.bus.Get)
+	return read[IndexRecord](ctx, indexKey(name, session), s.bus.Get)
 }
 
-// DeleteIndex removes an index's record; one that is not there is no error.
+// DeleteIndex removes an index's record; one that does not exist is no error.
 func (s *Store) DeleteIndex(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
-	key, err := indexKey(name, session)
-	if err != nil {
-		return err
-	}
-	return s.delete(ctx, key)
+	return s.delete(ctx, indexKey(name, session))
 }
 
-func indexKey(name subjects.IndexName, session subjects.SessionID) (store.Key, error) {
-	token, err := subjects.IndexKey(name, session)
-	if err != nil {
-		return store.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
-	}
-	return store.Key{Bucket: subjects.BucketIndexes, Name: token}, nil
+// recordKey is where a record is kept, or why its names have no key.
+type recordKey struct {
+	store.Key
+	err error
 }
 
-// Bundles returns the digests that the records of indexes name, as they are now
-// or later: what a replica says that lags is unavailable, because it would have
-// bundles taken for unneeded.
+func indexKey(name subjects.IndexName, session subjects.SessionID) recordKey {
+	key, err := subjects.IndexKey(name, session)
+	if err != nil {
+		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
+	}
+	return recordKey{store.Key{Bucket: subjects.BucketIndexes, Name: key}, err}
+}
+
+// Bundles returns the digests that the records of indexes name now. A lagging replica is
+// unavailable, as its answer would make needed bundles look unneeded.
 func (s *Store) Bundles(ctx context.Context) (map[string]bool, error) {
 	name := subjects.KVStream(subjects.BucketIndexes)
 	stream, err := s.bus.JetStream().Stream(ctx, name) // its leader answers
@@ -378,68 +371,43 @@ func (s *Store) Bundles(ctx context.Context) (map[string]bool, error) {
 	return named, nil
 }
 
-// restedAfter is how long nobody must have written for as many records as there
-// are to be all of them: longer than the mark of a key's end is kept.
+// restedAfter is the time without a write after which the number of records tells whether all
+// were read: longer than the mark of a key's end is kept.
 const restedAfter = 2 * time.Minute
 
 // CreateSession writes a session's record; one that exists is [store.ErrConflict].
 // A record with a TTL expires by itself.
 func (s *Store) CreateSession(ctx context.Context, r SessionRecord) error {
-	key, err := sessionKey(r.ID)
-	if err != nil {
-		return err
-	}
-	data, err := encodeRecord(r)
-	if err != nil {
-		return err
-	}
-	if _, err := s.bus.Create(ctx, key, data, r.TTL); err != nil {
-		return fmt.Errorf("create session %q: %w", r.ID, err)
-	}
-	return nil
+	return s.create(ctx, "session", string(r.ID), sessionKey(r.ID), r, r.TTL)
 }
 
 // Session returns a session's record; one that nobody created is [store.ErrNoKey].
 func (s *Store) Session(ctx context.Context, id subjects.SessionID) (SessionRecord, error) {
-	key, err := sessionKey(id)
-	if err != nil {
-		return SessionRecord{}, err
-	}
-	return read[SessionRecord](ctx, key, s.bus.Get)
+	return read[SessionRecord](ctx, sessionKey(id), s.bus.Get)
 }
 
 // SessionNow is [Store.Session] as it is now: no replica that lags is asked.
 func (s *Store) SessionNow(ctx context.Context, id subjects.SessionID) (SessionRecord, error) {
-	key, err := sessionKey(id)
-	if err != nil {
-		return SessionRecord{}, err
-	}
-	return read[SessionRecord](ctx, key, s.bus.Latest)
+	return read[SessionRecord](ctx, sessionKey(id), s.bus.Latest)
 }
 
-// DeleteSession removes a session's record; one that is not there is no error.
+// DeleteSession removes a session's record; one that does not exist is no error.
 func (s *Store) DeleteSession(ctx context.Context, id subjects.SessionID) error {
-	key, err := sessionKey(id)
-	if err != nil {
-		return err
-	}
-	return s.delete(ctx, key)
+	return s.delete(ctx, sessionKey(id))
 }
 
-func sessionKey(id subjects.SessionID) (store.Key, error) {
-	token, err := subjects.SessionKey(id)
+func sessionKey(id subjects.SessionID) recordKey {
+	key, err := subjects.SessionKey(id)
 	if err != nil {
-		return store.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "session %q: %w", id, err)
+		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "session %q: %w", id, err)
 	}
-	return store.Key{Bucket: subjects.BucketSessions, Name: token}, nil
+	return recordKey{store.Key{Bucket: subjects.BucketSessions, Name: key}, err}
 }
 
-// Sweep deletes what processes left that were killed and could not take it back,
-// where it is older than age: what nodes published that have no lease any more,
-// and the names of services that no node served at this sweep nor at the one
-// before: nodes lose their leases for a moment when the broker was away. It
-// returns how many records it deleted. Any agent or router may run it now and
-// then.
+// Sweep deletes the records that killed processes have left, if they are older than age: of
+// nodes without a lease, and the names of services that no node served at this sweep and at
+// the last one, as nodes are without leases for a moment after an outage of the broker. It
+// returns the number of deleted records. Any agent or router may call it regularly.
 func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err error) {
 	leased := make(map[subjects.NodeID]bool)
 	for m, err := range values(ctx, s.bus, subjects.BucketNodes, store.Query{}) {
@@ -500,13 +468,16 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 }
 
 // read returns the record of a key, as get finds it.
-func read[Record any](ctx context.Context, key store.Key, get func(context.Context, store.Key) (store.Entry, error)) (r Record, err error) {
-	e, err := get(ctx, key)
+func read[Record any](ctx context.Context, key recordKey, get func(context.Context, store.Key) (store.Entry, error)) (r Record, err error) {
+	if key.err != nil {
+		return r, key.err
+	}
+	e, err := get(ctx, key.Key)
 	if err != nil {
 		return r, err
 	}
 	if err := json.Unmarshal(e.Value, &r); err != nil {
-		return r, toolmesh.Errorf(toolmesh.CodeProtocolError, "the record %s is not readable: %w", key, err)
+		return r, toolmesh.Errorf(toolmesh.CodeProtocolError, "the record %s is not readable: %w", key.Key, err)
 	}
 	return r, nil
 }
@@ -519,11 +490,26 @@ func replace(ctx context.Context, b store.Store, key store.Key, data []byte, rev
 	return b.Update(ctx, key, data, revision, ttl)
 }
 
-func (s *Store) delete(ctx context.Context, key store.Key) error {
-	if _, err := s.bus.Get(ctx, key); errors.Is(err, store.ErrNoKey) {
+// create writes the record of what and its name, whose key must not exist.
+func (s *Store) create(ctx context.Context, what, name string, key recordKey, record any, ttl time.Duration) error {
+	data, err := encodeRecord(record)
+	if err = cmp.Or(key.err, err); err != nil {
+		return err
+	}
+	if _, err := s.bus.Create(ctx, key.Key, data, ttl); err != nil {
+		return fmt.Errorf("create %s %q: %w", what, name, err)
+	}
+	return nil
+}
+
+func (s *Store) delete(ctx context.Context, key recordKey) error {
+	if key.err != nil {
+		return key.err
+	}
+	if _, err := s.bus.Get(ctx, key.Key); errors.Is(err, store.ErrNoKey) {
 		return nil
 	}
-	return s.bus.Delete(ctx, key, 0)
+	return s.bus.Delete(ctx, key.Key, 0)
 }
 
 func pause(ctx context.Context, d time.Duration) error {
@@ -531,8 +517,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// descriptorCache keeps descriptors, up to a size of what they are encoded; then it
-// begins anew.
+// descriptorCache keeps descriptors up to a limit of their encoded bytes, and is then emptied.
 type descriptorCache struct {
 	limit int
 

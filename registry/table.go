@@ -11,10 +11,10 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// table is the routes of all records: which node's record names which tool. Nodes that
-// say the same of the same tools share it, so that what the table takes grows with the
-// tools and with the records, not with their product. It knows nothing of leases and
-// heartbeats, and is not safe for concurrent use.
+// table is the routes of all records: which node's record names which tool. Records with
+// equal lists of tools share one list, so that its memory grows with the sum of tools and
+// records, not with their product. It knows nothing of leases and heartbeats, and is not
+// safe for concurrent use.
 type table struct {
 	records map[string]*toolsEntry        // by key in MESH_TOOLS
 	scopes  map[subjects.SessionID]*scope // "" = tools for every session
@@ -22,7 +22,7 @@ type table struct {
 	version uint64 // grows with each change of a scope
 }
 
-// toolsEntry is one record with its revision. Its tools are its list's.
+// toolsEntry is one record with its revision. Its list has its tools.
 type toolsEntry struct {
 	key      subjects.ToolsKey // its names as in the key: long ones hashed
 	revision uint64
@@ -30,13 +30,13 @@ type toolsEntry struct {
 	list     *list
 }
 
-// listKey tells what records say of their tools.
+// listKey names a list.
 type listKey struct {
 	session subjects.SessionID
 	sum     listSum
 }
 
-// list is what some records say of their tools, and which records.
+// list is the tools of one or more records, with these.
 type list struct {
 	key     listKey
 	tools   []ToolRoute
@@ -71,11 +71,11 @@ func newTable() *table {
 	}
 }
 
-// errNoList is what [table.set] is missing.
+// errNoList is returned by [table.set] for an unknown list.
 var errNoList = errors.New("the list of tools is not known")
 
-// set replaces the record of a key, whose text is name. The record's tools are those of
-// the list sum: tools, as JSON, or, where that is nil, as other records have it.
+// set replaces the record of a key, whose text is name. The record's tools are the list
+// sum: tools, as JSON, or the list that other records have, if tools is nil.
 func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r ToolsRecord, sum listSum, tools []byte) error {
 	at := listKey{key.Session, sum}
 	l := t.lists[at]
@@ -167,8 +167,8 @@ func (t *table) drop(l *list) {
 	}
 }
 
-// places returns the lists that name a tool, by its id or by the one that it travels
-// under: a reader of the subject can call it by that.
+// places returns the lists that name a tool, by its id or by the one on the wire, which a
+// reader of the subject may call it by.
 func (s *scope) places(id subjects.ToolID) []place {
 	if s == nil {
 		return nil

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -132,37 +131,22 @@ func (v *View) applyToken(c change) {
 // CreateToken writes the record of a new token. It ends with its session, if that was
 // created, and when it expires.
 func (s *Store) CreateToken(ctx context.Context, r TokenRecord) error {
-	key, err := tokenKey(r.Session, r.ID)
-	if err != nil {
-		return err
-	}
-	data, err := encodeRecord(r)
-	if err != nil {
-		return err
-	}
 	var ttl time.Duration
 	if !r.Expires.IsZero() {
 		ttl = max(time.Until(r.Expires), time.Second)
 	}
-	if _, err := s.bus.Create(ctx, key, data, ttl); err != nil {
-		return fmt.Errorf("create token %q: %w", r.ID, err)
-	}
-	return nil
+	return s.create(ctx, "token", r.ID, tokenKey(r.Session, r.ID), r, ttl)
 }
 
 // DeleteToken revokes a token; one that does not exist is no error.
 func (s *Store) DeleteToken(ctx context.Context, session subjects.SessionID, id string) error {
-	key, err := tokenKey(session, id)
-	if err != nil {
-		return err
-	}
-	return s.delete(ctx, key)
+	return s.delete(ctx, tokenKey(session, id))
 }
 
-func tokenKey(session subjects.SessionID, id string) (store.Key, error) {
-	name, err := subjects.TokenKey(session, id)
+func tokenKey(session subjects.SessionID, id string) recordKey {
+	key, err := subjects.TokenKey(session, id)
 	if err != nil {
-		return store.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "token %q of session %q: %w", id, session, err)
+		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "token %q of session %q: %w", id, session, err)
 	}
-	return store.Key{Bucket: subjects.BucketSessions, Name: name}, nil
+	return recordKey{store.Key{Bucket: subjects.BucketSessions, Name: key}, err}
 }

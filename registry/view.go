@@ -27,26 +27,25 @@ import (
 
 // ViewOptions adjusts a [View].
 type ViewOptions struct {
-	// CheckEvery is how often the view asks whether it missed the end of what is
-	// stored, which nothing else tells. Defaults to 30 s.
+	// CheckEvery is how often the view asks the store whether it missed the last changes,
+	// which no later change would show. Defaults to 30 s.
 	CheckEvery time.Duration
-	// SessionsOnly has the view know sessions and nothing else.
+	// SessionsOnly makes a view of the sessions alone.
 	SessionsOnly bool
-	// Sparing has the view hear the heartbeats of all nodes only while the mesh has at
-	// most [SparingMax]. In a larger one it knows the load of no node, and a node that died
-	// is one that lives until its lease ends, unless it is asked about: see [View.Alive].
+	// Sparing limits the subscription to all heartbeats to meshes of at most [SparingMax]
+	// nodes. In a larger mesh the view knows no loads, and a dead node counts as alive until
+	// its lease ends, unless [View.Alive] was asked about it.
 	Sparing bool
-	// Reaps has the view end the leases of nodes that died, in a mesh so large that these
-	// would stand for minutes.
+	// Reaps makes the view end the leases of dead nodes, in a mesh so large that they would
+	// be valid for minutes.
 	Reaps bool
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
 
-// View is what one process knows of the mesh: nodes, what they serve, indexes
-// and sessions. Only agents and routers hold one; other hosts hold one of the
-// sessions alone. Reads cost no message and may be concurrent; what they return
-// is the caller's.
+// View is what one process knows of the mesh: nodes, what they serve, indexes and sessions.
+// Only agents and routers have a whole one; other hosts have one of the sessions alone. Its
+// methods send no message, may be called concurrently, and return what the caller owns.
 type View struct {
 	bus     store.Store
 	log     *slog.Logger
@@ -88,7 +87,7 @@ type nodeEntry struct {
 	single *single // nil: no question about it lately
 }
 
-// refusals is how often a node answered busy between two of its heartbeats.
+// refusals counts the busy answers of a node between two of its heartbeats.
 type refusals struct {
 	total, totalMS uint64 // at the later one
 	at             time.Time
@@ -96,11 +95,11 @@ type refusals struct {
 	wanting        float64
 }
 
-// refusalsOver is the least time between two heartbeats that are compared: one that is
-// sent at once, for a change of the node's state, comes soon after another.
+// refusalsOver is the min time between two heartbeats that are compared: a heartbeat for a
+// change of the node's state comes soon after another one.
 const refusalsOver = 500 * time.Millisecond
 
-// take takes a heartbeat, which may be of another boot than the one before.
+// take takes a heartbeat. another: the one before was of another boot.
 func (r *refusals) take(beat codec.Heartbeat, another bool, now time.Time) {
 	over := now.Sub(r.at)
 	switch {
@@ -117,14 +116,13 @@ func (r *refusals) take(beat codec.Heartbeat, another bool, now time.Time) {
 
 const (
 	readAgainAfter = 500 * time.Millisecond
-	// openTimeout is how long the first reading may take while the buckets cannot be
-	// read: in a cluster each new one is without a leader for a while.
+	// openTimeout bounds the first reading: in a cluster a new bucket is without a leader for
+	// a while.
 	openTimeout = 30 * time.Second
 )
 
-// OpenView reads the registry and follows it until [View.Close]. It returns when
-// all of it was read once, or with an error when ctx ends first or the buckets
-// are not there.
+// OpenView reads the registry and follows it until [View.Close]. It returns once everything
+// was read, or with an error if ctx ends first or the buckets do not exist.
 func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, error) {
 	if err := b.Check(); err != nil {
 		return nil, err
@@ -183,11 +181,11 @@ func (v *View) subscribe(ctx context.Context, sessionsOnly bool) error {
 			return err
 		}
 	}
-	// What is read from here on is older than what is heard.
+	// From here on nothing is missed: what is read later is older than what is received.
 	return v.bus.Ping(ctx)
 }
 
-// connection has what was missed read over a new connection.
+// connection has the missed changes read after a reconnect.
 func (v *View) connection(s bus.State) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -234,8 +232,8 @@ func (v *View) change(f *follow, m *nats.Msg) {
 	v.apply(f, c)
 }
 
-// apply brings one stored message into the view, unless the key is known at a
-// later revision already. The lock is held.
+// apply takes one stored message, unless a later revision of its key is known. The lock is
+// held.
 func (v *View) apply(f *follow, c change) {
 	if f.accept(c) {
 		v.applyTo(f.bucket, c)
@@ -317,7 +315,7 @@ func (v *View) applyNode(c change) {
 	v.touched(ChangedNodes)
 }
 
-// longestLease is for how long a lease may stand without being renewed. The lock is held.
+// longestLease is how long the longest lease is valid after a renewal. The lock is held.
 func (v *View) longestLease() time.Duration {
 	longest := LeaseTTL
 	for _, n := range v.nodes {
@@ -328,8 +326,8 @@ func (v *View) longestLease() time.Duration {
 	return longest
 }
 
-// heard reports whether the boot of a node's record is heard, as far as this
-// process can tell: not while it has no connection, nor after it was frozen.
+// heard reports whether heartbeats of the boot in a node's record come, or this process
+// cannot tell: while it has no connection, and after it was frozen.
 func (v *View) heard(n *nodeEntry, now time.Time) bool {
 	since, hears := v.heardSince(n)
 	if !hears {
@@ -359,8 +357,8 @@ func (v *View) callable(n *nodeEntry, now time.Time) bool {
 	return n.beat.Boot != string(n.record.Boot) || NodeState(n.beat.State) != StateDraining
 }
 
-// heartbeat takes a message on a node's heartbeat subject, which says whose it is:
-// the name in its body counts for nothing.
+// heartbeat takes a message on a node's heartbeat subject. The subject names the node; the
+// name in the body is not trusted.
 func (v *View) heartbeat(m *nats.Msg) {
 	var beat codec.Heartbeat
 	if json.Unmarshal(m.Data, &beat) != nil || beat.Boot == "" {
@@ -399,9 +397,9 @@ func (v *View) applyTools(c change) {
 	v.touched(ChangedTools)
 }
 
-// setTools takes a record of what a node serves. tools is the list that it names, if that
-// was read for it. One that names a list which is not known waits for it, and what was
-// said under its key before is what counts meanwhile.
+// setTools takes a record of what a node serves. tools is the list that the record names,
+// once that was read. A record whose list is not known yet waits for it; meanwhile the
+// earlier record of its key counts.
 func (v *View) setTools(c change, tools []byte) {
 	key, err := subjects.ParseToolsKey(c.key)
 	if err != nil {
@@ -410,8 +408,8 @@ func (v *View) setTools(c change, tools []byte) {
 	var said storedTools
 	err = json.Unmarshal(c.data, &said)
 	r := said.ToolsRecord
-	// The key is what a credential is held to, so it is what counts; the record
-	// only has the real names behind hashed ones.
+	// The names in the key count, as credentials are limited to keys. The record only adds
+	// the real names of hashed ones.
 	r.Node = trusted(r.Node, key.Node)
 	r.Session = trusted(r.Session, key.Session)
 	r.Index = trusted(r.Index, key.Index)
@@ -462,7 +460,7 @@ func (v *View) applyIndex(c change) {
 		r.Name, r.Session = trusted(r.Name, name), trusted(r.Session, session)
 		v.table.remove(declared)
 		if len(said.Tools) > 0 {
-			// As a record of no node: what others say of the tools is believed before it.
+			// As a record of no node: those of nodes are believed before it.
 			if v.table.set(subjects.ToolsKey{Session: session, Index: name}, declared, 0,
 				ToolsRecord{Session: r.Session, Epoch: r.Epoch, Index: r.Name, Revision: r.Revision}, sha256.Sum256(said.Tools), said.Tools) != nil {
 				return
@@ -517,8 +515,8 @@ func (v *View) whole() bool {
 	return !slices.ContainsFunc(v.follows, (*follow).needsReading) && !v.wants()
 }
 
-// Notify sends on ch, without waiting for it, when something has changed of what is
-// asked for, or of anything where nothing is; many changes may be one message.
+// Notify sends on ch, without blocking, when something of the given kinds has changed, or of
+// any kind without one. Many changes may be one message.
 func (v *View) Notify(ch chan<- struct{}, of ...Change) (cancel func()) {
 	all := changedAny
 	for i, one := range of {
@@ -537,8 +535,8 @@ func (v *View) Notify(ch chan<- struct{}, of ...Change) (cancel func()) {
 	}
 }
 
-// Stale returns for how long the view may have missed something: 0 while the
-// connection is there and nothing is missing.
+// Stale returns since how long the view may have missed something: 0 while it is connected
+// and complete.
 func (v *View) Stale() time.Duration {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -551,22 +549,21 @@ func (v *View) Stale() time.Duration {
 // NodeStatus is a node as the view knows it.
 type NodeStatus struct {
 	NodeRecord
-	// Alive says that it is heard. One that is not and has no lease any more is
-	// not listed.
+	// Alive says that heartbeats of the node come. A silent node without a lease is not listed.
 	Alive    bool
 	InFlight int
 	Queued   int
 	Waiting  int
 	// Calls, Errors and Relayed are those of [codec.Heartbeat].
 	Calls, Errors, Relayed uint64
-	// Busy is how many calls it answered busy, for want of a slot, between its last two
-	// heartbeats, and Wanting how many callers waited then for one: each counts for as
-	// long as it was told to wait.
+	// Busy counts the calls that it answered busy, for want of a slot, between its last two
+	// heartbeats. Wanting is how many callers waited for a slot then, each weighed by the time
+	// that it was told to wait.
 	Busy    int
 	Wanting float64
 	// Indexes are the names of the indexes it serves to every session, sorted.
 	Indexes []subjects.IndexName
-	// Users are who the tools of these run as that say it, by number, sorted. Those of an
+	// Users are the users that the tools of these run as, by number, sorted. The tools of an
 	// index may have several, in different sandbox levels.
 	Users map[subjects.IndexName][]string
 }
@@ -582,18 +579,15 @@ func (v *View) Nodes() []NodeStatus {
 		n := v.nodes[e.key.Node]
 		if e.record.Index != "" && e.record.Session == "" && n != nil && e.record.Boot == n.record.Boot {
 			served[e.key.Node] = append(served[e.key.Node], e.record.Index)
-			for _, user := range e.list.users {
-				of := users[e.key.Node]
-				if slices.Contains(of[e.record.Index], user) {
-					continue
-				}
-				if of == nil {
-					of = make(map[subjects.IndexName][]string)
-					users[e.key.Node] = of
-				}
-				of[e.record.Index] = append(of[e.record.Index], user)
-				slices.Sort(of[e.record.Index])
+			if len(e.list.users) == 0 {
+				continue
 			}
+			if users[e.key.Node] == nil {
+				users[e.key.Node] = make(map[subjects.IndexName][]string)
+			}
+			all := slices.Concat(users[e.key.Node][e.record.Index], e.list.users)
+			slices.Sort(all)
+			users[e.key.Node][e.record.Index] = slices.Compact(all)
 		}
 	}
 	return v.loads(now, func(id subjects.NodeID, s *NodeStatus) {
@@ -603,16 +597,14 @@ func (v *View) Nodes() []NodeStatus {
 	})
 }
 
-// Loads is [View.Nodes] without what the nodes serve, and costs no more where that is
-// much.
+// Loads is [View.Nodes] without what the nodes serve, at a cost that does not depend on that.
 func (v *View) Loads() []NodeStatus {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	return v.loads(time.Now(), func(subjects.NodeID, *NodeStatus) {})
 }
 
-// loads is Loads, where more is known of a node by the id that it has here. The lock is
-// held.
+// loads is Loads; more completes a status by the node's id in the view. The lock is held.
 func (v *View) loads(now time.Time, more func(subjects.NodeID, *NodeStatus)) []NodeStatus {
 	var all []NodeStatus
 	for id, n := range v.nodes {
@@ -635,8 +627,7 @@ func (v *View) loads(now time.Time, more func(subjects.NodeID, *NodeStatus)) []N
 	return all
 }
 
-// limitsOf returns the limits of a call that are in effect on nodes, of a tool that
-// declares some.
+// limitsOf returns the limits in effect on nodes for calls of a tool with declared ones.
 func (v *View) limitsOf(nodes []subjects.NodeID, declared tool.Limits) []LimitsOnNodes {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -684,7 +675,7 @@ func (v *View) Session(id subjects.SessionID) (SessionRecord, bool) {
 	return r, ok
 }
 
-// candidate is a node as one that can be called. The lock is held.
+// candidate returns the node as a target of calls. The lock is held.
 func (n *nodeEntry) candidate(now time.Time) Candidate {
 	c := Candidate{Node: n.record.Node, Boot: n.record.Boot, Slots: n.record.Slots}
 	if n.beat.Boot == string(n.record.Boot) && now.Sub(n.beatAt) < Silence {
@@ -693,9 +684,9 @@ func (n *nodeEntry) candidate(now time.Time) Candidate {
 	return c
 }
 
-// Owner returns the node that has something to itself among those that serve and have
-// a feature: see [subjects.Owner]. Those of preferred that have it come first. ok is
-// false where no node has it.
+// Owner returns the owner of something among the callable nodes with a feature: see
+// [subjects.Owner]. Nodes of preferred with the feature come first. ok is false if no node
+// has it.
 func (v *View) Owner(feature string, preferred []Candidate, of ...string) (owner Candidate, ok bool) {
 	now := time.Now()
 	var able []subjects.NodeID
@@ -724,8 +715,8 @@ func (v *View) Owner(feature string, preferred []Candidate, of ...string) (owner
 	return owner, ok
 }
 
-// Alive reports whether a node is heard. A view that does not hear all of them hears this
-// one from now on, for a while: within 2.5 s it knows.
+// Alive reports whether a node is alive. A view without the heartbeats of all nodes subscribes
+// to those of this one for a while, and knows within 2.5 s.
 func (v *View) Alive(id subjects.NodeID) bool {
 	v.mu.RLock()
 	n, now := v.nodes[id], time.Now()

@@ -182,7 +182,7 @@ func TestDrainingIsNoCandidate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Conn().Publish(subject, codec.Heartbeat{Node: "n1", Boot: "boot1", State: "draining", Slots: 4}.Encode()); err != nil {
+	if err := b.Conn().Publish(subject, codec.Encode(codec.Heartbeat{Node: "n1", Boot: "boot1", State: "draining", Slots: 4})); err != nil {
 		t.Fatal(err)
 	}
 	meshtest.Until(t, "a heartbeat takes it out", func() bool { return nodesOf(v, "s1", "demo.a") == "" })
@@ -207,7 +207,7 @@ func TestViewBelievesSubjectsAndKeys(t *testing.T) {
 	stop()
 	send := func(body codec.Heartbeat) {
 		t.Helper()
-		if err := b.Conn().Publish("mesh.hb.n1", body.Encode()); err != nil {
+		if err := b.Conn().Publish("mesh.hb.n1", codec.Encode(body)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -125,15 +125,11 @@ func (d *Descriptor) Encode() ([]byte, error) {
 }
 
 // Decode reads a stored descriptor and verifies it against the digest that it
-// was stored under; an empty digest is not verified. The errors are
-// protocol_error.
+// was stored under. The errors are protocol_error.
 func Decode(data []byte, digest string) (*Descriptor, error) {
 	d := new(Descriptor)
 	if err := json.Unmarshal(data, d); err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a stored descriptor is not readable: %w", err)
-	}
-	if digest == "" {
-		return d, nil
 	}
 	got, err := d.Digest()
 	if err != nil {

@@ -19,6 +19,9 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
+// followEvery is how often the audit that the mesh keeps is read again.
+const followEvery = 250 * time.Millisecond
+
 func (a *app) auditCommand() *cobra.Command {
 	var follow bool
 	var tools, since string
@@ -28,8 +31,9 @@ func (a *app) auditCommand() *cobra.Command {
 		Use: "audit", Short: "List which calls ended, by whom and how",
 		Long: `List the calls that nodes ran or refused, the oldest first: of all sessions, or of the
 one that --session names. The mesh keeps them once a node runs with --audit (MESH_AUDIT);
--f prints those that end from now on in any mesh, with --json a line for each. It takes
-an administrator's key.`,
+-f goes on with those that end from now on, with --json a line for each; where the mesh
+keeps none, it misses those that end while the connection is cut. It takes an
+administrator's key.`,
 		Args: nothing,
 		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if globs, err = subjects.ParseGlobs(tools); err != nil {
@@ -67,42 +71,29 @@ an administrator's key.`,
 						fmt.Fprintln(a.out, oneLine(auditRow(e), "  "))
 					}
 				}
-				live := make(chan *nats.Msg, 1024)
-				seen := make(map[string]bool) // what is stored and may be live, too
-				if follow {                   // before what is stored is read, so that nothing is between
-					sub, err := l.nc.ChanSubscribe(subject, live)
-					if err != nil {
-						return fmt.Errorf("follow the calls: %w", err)
-					}
-					defer func() { _ = sub.Unsubscribe() }()
-				}
-				begun := l.bus.Time().Now.Add(-time.Minute)
-				for m, err := range store.Of(l.bus).Read(ctx, store.Query{Stream: subjects.StreamAudit, Subject: subject}) {
-					if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, nats.ErrNoResponders) {
-						if follow {
-							break
-						}
-						return toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or an agent, with --audit (MESH_AUDIT), or follow the calls that end from now on (-f)").
-							WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-					}
-					if err != nil {
-						return err
-					}
-					show(m.Data)
-					if follow && m.Time.After(begun) {
-						seen[string(m.Data)] = true
-					}
-				}
-				if !follow {
-					printAll(a, "calls", calls, "no call that was asked for has ended", auditColumns, auditRow)
-					return nil
-				}
-				for {
-					select {
-					case m := <-live:
-						if !seen[string(m.Data)] {
+				next := uint64(1) // sequence in the stream
+				for kept := false; ; kept = true {
+					for m, err := range store.Of(l.bus).Read(ctx, store.Query{Stream: subjects.StreamAudit, Subject: subject, From: next}) {
+						switch {
+						case err == nil:
 							show(m.Data)
+							next = m.Seq + 1
+						case kept: // the connection is cut: read again
+						case !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, nats.ErrNoResponders):
+							return err
+						case follow:
+							return live(ctx, l, subject, show)
+						default:
+							return toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or an agent, with --audit (MESH_AUDIT), or follow the calls that end from now on (-f)").
+								WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 						}
+					}
+					if !follow {
+						printAll(a, "calls", calls, "no call that was asked for has ended", auditColumns, auditRow)
+						return nil
+					}
+					select {
+					case <-time.After(followEvery):
 					case <-ctx.Done():
 						return ctx.Err()
 					}
@@ -115,6 +106,24 @@ an administrator's key.`,
 	cmd.Flags().StringVar(&since, "since", "", "of this `TIME` until now, such as 15m, 24h or 7d (default all that are kept)")
 	cmd.Flags().SortFlags = false
 	return cmd
+}
+
+// live shows the events of a mesh that keeps none, as they come.
+func live(ctx context.Context, l *link, subject string, show func(event []byte)) error {
+	events := make(chan *nats.Msg, 1024)
+	sub, err := l.nc.ChanSubscribe(subject, events)
+	if err != nil {
+		return fmt.Errorf("follow the calls: %w", err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	for {
+		select {
+		case m := <-events:
+			show(m.Data)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 var auditColumns = []string{"TIME", "SESSION", "KEY", "TOOL", "NODE", "OUTCOME", "MS", "RPC"}

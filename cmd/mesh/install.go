@@ -297,9 +297,7 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 	if err != nil {
 		return false, err
 	}
-	if name, err := index.Name(r.Name, manifest, src); err == nil {
-		r.called = name
-	}
+	r.called = cmp.Or(r.Name, manifest.Name, src.Name)
 	p.step("pack", "done", 0)
 	p.step("upload", "running", 0)
 	if _, err := bundle.Seek(0, 0); err != nil {

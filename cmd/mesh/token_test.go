@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/http/cgi"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -132,6 +134,48 @@ func TestATokenInASourceIsShownNowhere(t *testing.T) {
 	}
 	if err := nc.Flush(); err != nil {
 		t.Fatal(err)
+	}
+
+	// Over HTTP each step is an event, and the tools serve once the last one has come.
+	seed, err := os.ReadFile(access.File(filepath.Join(home, "data", "toolmesh"), access.Admin))
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate := gatewayOf(t, log)
+	post := func(path, body string) string {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, gate+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer "+string(seed))
+		r.Header.Set("Content-Type", "application/json")
+		a, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Body.Close()
+		text, err := io.ReadAll(a.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		look("POST "+path, string(text))
+		return fmt.Sprintf("%d %s %s", a.StatusCode, a.Header.Get("Content-Type"), text)
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+	const step = `event: step\ndata: \{"job":"[^"]+","step":"[^"]+","state":"[^"]+","percent":[0-9]+.*\}\n\n`
+	for _, c := range []struct{ token, last string }{
+		{wrongToken, `event: problem\ndata: \{.*"code":"install_failed".*\}\n\n$`},
+		{gitToken, `event: complete\ndata: \{"index":"web","revision":"[^"]+","tools":\["web\.t\.hi"\].*\}\n\n$`},
+	} {
+		source := "http://bob:" + url.QueryEscape(c.token) + "@" + host + "/tools/.git"
+		got := post("/v1/indexes", fmt.Sprintf(`{"source":%q,"name":"web"}`, source))
+		if !regexp.MustCompile(`^200 text/event-stream (` + step + `)+` + c.last).MatchString(got) {
+			t.Errorf("install over HTTP: %s", got)
+		}
+	}
+	if got := post("/v1/tools/web.t.hi", ""); got != `200 application/json "hi"` {
+		t.Errorf("call of what was installed over HTTP: %s", got)
 	}
 
 	login := func(token string) []string {

@@ -15,6 +15,17 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
+// gatewayOf is where the log of `mesh up` says that the gateway is served.
+func gatewayOf(t *testing.T, log *watch) string {
+	t.Helper()
+	var at []string
+	meshtest.Until(t, "the log says where the gateway is served", func() bool {
+		at = regexp.MustCompile(`gateway=(http://\S+)\n`).FindStringSubmatch(log.text())
+		return at != nil
+	})
+	return at[1]
+}
+
 // `mesh up` refuses tokens that it does not know, also many at once. It ends what a token reads
 // with a problem when the token is revoked or its session ends, and refuses the token from then on.
 func TestGatewayOfUpRefusesTokens(t *testing.T) {
@@ -27,13 +38,9 @@ func TestGatewayOfUpRefusesTokens(t *testing.T) {
 			t.Errorf("end of mesh up: %v\n%s", err, log.text())
 		}
 	}()
-	var at []string
-	meshtest.Until(t, "the log says where the gateway is served", func() bool {
-		at = regexp.MustCompile(`gateway=(http://\S+)\n`).FindStringSubmatch(log.text())
-		return at != nil
-	})
+	at := gatewayOf(t, log)
 	ask := func(path, token string) *http.Response {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at[1]+path, nil)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at+path, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,6 +35,7 @@ async def main(sdk: str, era: str, url: str, file: str) -> None:
         listed = await client.list_tools()
         tools = listed if sdk == "fastmcp" else listed.tools
         result = await client.call_tool("test_simple_text", {})
+        large = await client.call_tool("large", {})  # the SDK checks its structured content against the tool's schema
         await client.call_tool("test_tool_with_progress", {}, **{told: hear})
         waits = asyncio.ensure_future(client.call_tool("wait", {"path": file}, **{told: begins}))
         await begun.wait()
@@ -43,7 +44,7 @@ async def main(sdk: str, era: str, url: str, file: str) -> None:
         while not Path(file).exists():  # the tool makes it when it is cancelled
             await asyncio.sleep(0.02)
         said = {"tools": [t.name for t in tools], "text": result.content[0].text, "progress": progress}
-        print(json.dumps(said | {"cancelled": waits.cancelled()}))
+        print(json.dumps(said | {"cancelled": waits.cancelled(), "rows": len(large.structured_content["result"])}))
 
 
 asyncio.run(main(*sys.argv[1:]))

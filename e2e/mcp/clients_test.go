@@ -42,7 +42,7 @@ func TestClients(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		listed, err := s.ListTools(t.Context(), nil)
-		if err != nil || len(listed.Tools) != 14 || listed.Tools[0].Name != "json_schema_2020_12_tool" {
+		if err != nil || len(listed.Tools) != 15 || listed.Tools[0].Name != "json_schema_2020_12_tool" {
 			t.Errorf("%s: %+v, %v", name, listed, err)
 		}
 		params := &mcp.CallToolParams{Name: "test_tool_with_progress"}
@@ -106,11 +106,12 @@ func others(t *testing.T, r *rig) {
 				Tools, Progress []string
 				Text            string
 				Cancelled       bool
+				Rows            int
 			}
 			if err := json.Unmarshal(out, &got); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			if len(got.Tools) != 14 || got.Text != "This is a simple text response for testing." || !got.Cancelled ||
+			if len(got.Tools) != 15 || got.Text != "This is a simple text response for testing." || !got.Cancelled || got.Rows < 10 || got.Rows > 2000 ||
 				!slices.Equal(got.Progress, []string{"Completed step 0 of 100", "Completed step 50 of 100", "Completed step 100 of 100"}) {
 				t.Errorf("%s", out)
 			}
@@ -124,7 +125,7 @@ func others(t *testing.T, r *rig) {
 				node, filepath.Join(r.tools, "node_modules", "@modelcontextprotocol", "inspector", "clients", "launcher", "build", "index.js"),
 				"--cli", "--server-url", url, "--transport", "http", "--protocol-era", era, "--format", "json", "--method",
 			}
-			if out := run(t, append(slices.Clone(inspector), "tools/list")...); strings.Count(string(out), `"inputSchema"`) != 14 {
+			if out := run(t, append(slices.Clone(inspector), "tools/list")...); strings.Count(string(out), `"inputSchema"`) != 15 {
 				t.Errorf("%s", out)
 			}
 			if out := run(t, append(slices.Clone(inspector), "tools/call", "--tool-name", "test_simple_text")...); !strings.Contains(string(out), "This is a simple text response for testing.") {

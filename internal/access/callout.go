@@ -27,7 +27,7 @@ type Issuer struct {
 }
 
 // IssuerFile is where the key of a mesh's issuer is, the seed of a NATS account, mode
-// 0600. Whoever has it and a node's key can let anybody in, as an administrator, too.
+// 0600. A process that has it and a node's key can let any client in, also as an administrator.
 func IssuerFile(dataDir string) string { return filepath.Join(Folder(dataDir), "issuer.nk") }
 
 // OpenIssuer reads the issuer's key in a data folder, and makes it if there is none.

@@ -10,8 +10,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// keylessName stands for the key of the user that clients without one are, in 32 bytes: it is no
-// public key, so nobody can prove to have its other half, and the server does not ask for it.
+// keylessName is in place of the public key of the user for clients without a key, in 32 bytes. It is no public
+// key, so no client can prove to have its other half, and the server does not ask for it.
 const keylessName = "clients of the mesh without keys"
 
 // CalloutQueue is the subject and queue group of the processes that answer a server's

@@ -84,7 +84,7 @@ func OpenKeys(dataDir string) (Keys, error) {
 // half.
 func CreateSessionKey(path string) (public string, err error) {
 	if _, err := os.Lstat(path); err == nil {
-		return "", invalid(path, errors.New("the file is there already"))
+		return "", invalid(path, errors.New("the file exists already"))
 	}
 	if err := create(path, nkeys.CreateUser); err != nil {
 		return "", err

@@ -201,7 +201,7 @@ func (x *Exchange) awaits(word codec.Awaits, question int64) {
 	x.peer.Store(nil) // a node that was named has not taken it
 	x.waiting, x.permitted = word != codec.AwaitsNode, word == codec.AwaitsAnswer
 	if x.permitted {
-		x.Tell("", codec.Control{Type: codec.ControlPass, Seq: question}.Encode()) // asked again if it is lost
+		x.Tell("", codec.Encode(codec.Control{Type: codec.ControlPass, Seq: question})) // asked again if it is lost
 	}
 }
 
@@ -288,7 +288,7 @@ func (x *Exchange) find(ctx context.Context) {
 	asking, cancel := context.WithTimeout(ctx, findWait)
 	defer cancel()
 	var at codec.Where
-	m, err := x.bus.Request(asking, &nats.Msg{Subject: subject, Data: codec.Control{Type: codec.ControlWhere}.Encode()})
+	m, err := x.bus.Request(asking, &nats.Msg{Subject: subject, Data: codec.Encode(codec.Control{Type: codec.ControlWhere})})
 	if err == nil && json.Unmarshal(m.Data, &at) == nil {
 		x.Answered(at.Node, at.Boot)
 	}

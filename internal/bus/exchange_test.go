@@ -49,7 +49,7 @@ func (r *responder) beats(t *testing.T, boot string) (stop func()) {
 	go func() {
 		defer ticker.Stop()
 		for {
-			_ = r.nc.Publish("mesh.hb.n", codec.Heartbeat{Node: "n", Boot: boot, State: "serving", Slots: 1}.Encode())
+			_ = r.nc.Publish("mesh.hb.n", codec.Encode(codec.Heartbeat{Node: "n", Boot: boot, State: "serving", Slots: 1}))
 			select {
 			case <-ticker.C:
 			case <-ctx.Done():
@@ -305,7 +305,7 @@ func TestCallIsFoundAfterACut(t *testing.T) {
 		if known {
 			r.beats(t, "b1")
 			if _, err := r.nc.Subscribe("mesh.ctl.default.one", func(m *nats.Msg) {
-				_ = m.Respond(codec.Where{Node: "n", Boot: "b1"}.Encode())
+				_ = m.Respond(codec.Encode(codec.Where{Node: "n", Boot: "b1"}))
 			}); err != nil {
 				t.Fatal(err)
 			}

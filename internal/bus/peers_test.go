@@ -66,7 +66,7 @@ func TestHeartbeatsOfManyNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	beat := codec.Heartbeat{Node: string(last.ID), Boot: "boot1", State: "serving", Slots: 1}.Encode()
+	beat := codec.Encode(codec.Heartbeat{Node: string(last.ID), Boot: "boot1", State: "serving", Slots: 1})
 	if err := nc.Flush(); err != nil { // the broker has the subscription
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ const (
 
 // Server is a NATS server of this process.
 type Server interface {
-	// Connected reports whether a client is there, by the server's number of it.
+	// Connected reports whether a client is connected, by the server's number of it.
 	Connected(client uint64) bool
 	// Disconnect ends a client's connection, by the server's number of it.
 	Disconnect(client uint64)
@@ -128,8 +128,8 @@ func (k *SessionKeys) Stop() {
 	k.bus.Close()
 }
 
-// asked answers a question of the server, which nobody else that is not trusted can
-// publish. What the view does not say yet is not waited for: strangers ask, too.
+// asked answers a question of the server. Only trusted processes can publish one. It does not wait for what the
+// view does not know yet, as strangers cause questions, too.
 func (k *SessionKeys) asked(m *nats.Msg) {
 	answer, client, public, err := k.issuer.Answer(m.Data, k.find)
 	if err != nil {
@@ -167,8 +167,7 @@ func (k *SessionKeys) find(public string) (access.SessionKey, bool) {
 	return found, true
 }
 
-// narrow returns what a narrowed key may call: globs that a pattern of subjects stands for,
-// and tools.
+// narrow returns what a narrowed key may call: globs that are patterns of subjects, and tools.
 func (k *SessionKeys) narrow(known registry.Key) (exact subjects.Globs, tools []subjects.ToolID, err error) {
 	listed := known.Tools
 	if !known.ReadOnly {

@@ -25,7 +25,7 @@ func lateAnswer(nc *nats.Conn, m *nats.Msg, keepalives int) {
 		if nc.IsClosed() { // the test has seen enough
 			return
 		}
-		_ = nc.Publish("mesh.hb.one", codec.Heartbeat{Node: "one", Boot: "b", State: "serving", Slots: 1}.Encode())
+		_ = nc.Publish("mesh.hb.one", codec.Encode(codec.Heartbeat{Node: "one", Boot: "b", State: "serving", Slots: 1}))
 		time.Sleep(200 * time.Millisecond)
 	}
 	_ = m.Respond([]byte(`{"index":"x"}`))

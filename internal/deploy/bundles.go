@@ -15,46 +15,43 @@ import (
 	"github.com/toolmesh/toolmesh/registry"
 )
 
-// A bundle is in the mesh as long as a record names it. A process that removes
-// or changes a record deletes the bundle that it named, if no other record does.
-// Each node looks now and then for what a process left that was killed in between,
-// or between storing a bundle and writing its record.
+// A bundle is in the mesh as long as a record names it. A process that removes or changes a
+// record deletes the bundle of the old one, unless another record names it. Each node looks
+// regularly for bundles of processes that were killed in between, or between storing a bundle
+// and writing its record.
 //
-// No record is left without its bundle: an install stores it before it writes
-// the record, and makes sure of it afterwards, which makes it new. A process
-// that deletes reads the bundle, then the records, then deletes the bundle as it
-// was read. If the install made sure before that reading, its record is seen; if
-// after it, the deletion is refused; if after the deletion, the install stores it
-// again.
+// No record lacks its bundle. An install stores the bundle before it writes the record, and
+// renews it afterwards. A process that deletes a bundle reads it, then the records, and then
+// deletes it at the revision that it has read. So if the install renewed the bundle before
+// that reading, its record is seen; if after it, the deletion is refused; and if after the
+// deletion, the install stores the bundle again.
 
 const (
-	// bundleAge is how long a bundle that no record names is kept for an install that
-	// is about to write one, or to fetch what was uploaded.
+	// bundleAge is how long a bundle without a record is kept, for an install that is about to
+	// write one or to fetch an upload.
 	bundleAge = 15 * time.Minute
-	// bundleSettle is how long ago one must have been stored that is known to be
-	// needed no more: replicas of the registry may lag.
+	// bundleSettle is the min age of a bundle whose record was removed: replicas of the
+	// registry may lag.
 	bundleSettle = 5 * time.Second
-	// collectWithin bounds one look for what is not needed.
+	// collectWithin bounds one round.
 	collectWithin = time.Minute
 )
 
-// collectLoop looks for bundles that nobody needs: at the start, when a record has
-// gone that named one, and now and then: nodes take turns by chance.
+// collectLoop deletes unneeded bundles: at the start, after a record was removed, and at random
+// intervals, so that the nodes alternate.
 func (m *Manager) collectLoop() {
 	for {
-		timer := time.NewTimer(m.collect())
 		select {
-		case <-timer.C:
+		case <-time.After(m.collect()):
 		case <-m.collecting:
 		case <-m.base.Done():
-			timer.Stop()
 			return
 		}
 	}
 }
 
-// collect deletes the bundles that no record names, if they are old, or if their
-// record has gone and they have settled. It returns in how long to look again.
+// collect deletes the bundles that no record names, if they are old, or if their record was
+// removed and they have settled. It returns the time until the next round.
 func (m *Manager) collect() (next time.Duration) {
 	ctx, cancel := context.WithTimeout(m.base, collectWithin)
 	defer cancel()
@@ -64,22 +61,22 @@ func (m *Manager) collect() (next time.Duration) {
 	m.mu.Unlock()
 	waiting, err := m.dropUnnamed(ctx, released)
 	if err == nil {
-		err = m.bus.ClearBundles(ctx, m.bundleAge)
+		err = m.bus.ClearBundles(ctx, m.opts.BundleAge)
 	}
 	if err != nil && m.base.Err() == nil {
 		m.log.Warn("bundles not cleaned up, it is tried again later", slog.String("error", err.Error()))
 	}
 	if len(waiting) == 0 {
-		return m.bundleAge/2 + rand.N(m.bundleAge)
+		return m.opts.BundleAge/2 + rand.N(m.opts.BundleAge)
 	}
 	m.mu.Lock()
 	maps.Copy(m.released, waiting)
 	m.mu.Unlock()
-	return min(bundleSettle, m.bundleAge)
+	return min(bundleSettle, m.opts.BundleAge)
 }
 
-// dropUnnamed deletes the bundles that no record names, and returns those of the
-// released ones that it is too early for, or that could not be looked at.
+// dropUnnamed deletes the bundles that no record names. It returns the released ones that are
+// too young, or that it could not read.
 func (m *Manager) dropUnnamed(ctx context.Context, released map[string]bool) (waiting map[string]bool, err error) {
 	all, err := m.bus.Bundles(ctx)
 	if err != nil {
@@ -95,7 +92,7 @@ func (m *Manager) dropUnnamed(ctx context.Context, released map[string]bool) (wa
 		if named[b.Digest] {
 			continue
 		}
-		age := m.bundleAge
+		age := m.opts.BundleAge
 		if released[b.Digest] {
 			age = min(bundleSettle, age)
 		}
@@ -115,8 +112,8 @@ func (m *Manager) dropUnnamed(ctx context.Context, released map[string]bool) (wa
 	return waiting, nil
 }
 
-// release has the bundle of a record that was removed or changed deleted soon,
-// unless another record names it.
+// release deletes the bundle of a removed or changed record soon, unless another record names
+// it.
 func (m *Manager) release(digest string) {
 	if digest == "" {
 		return
@@ -127,7 +124,7 @@ func (m *Manager) release(digest string) {
 	wake.Up(m.collecting)
 }
 
-// ensureBundle stores the bundle in file, or has the one that is there count as new.
+// ensureBundle stores the bundle in file, or renews the stored one.
 func (m *Manager) ensureBundle(ctx context.Context, digest, file string) error {
 	f, err := os.Open(file) //nolint:gosec // a path of our own
 	if err != nil {
@@ -140,8 +137,8 @@ func (m *Manager) ensureBundle(ctx context.Context, digest, file string) error {
 	return nil
 }
 
-// hold sees to it that the bundle of a record that is about to be replaced is
-// there for as long as the record may come back.
+// hold keeps the bundle of a record that is about to be replaced for as long as the record may
+// come back.
 func (m *Manager) hold(ctx context.Context, before, record registry.IndexRecord) {
 	if before.Bundle == "" || before.Bundle == record.Bundle {
 		return

@@ -37,11 +37,9 @@ type Server interface {
 // Instance is an index that has been imported.
 type Instance interface {
 	Build() Build
-	// Tools are the ids that can be called, Unavailable those that cannot.
-	Tools() []subjects.ToolID
-	Unavailable() []Unavailable
-	// Descriptors are those of Tools.
+	// Descriptors are those of the tools that can be called, Unavailable the others.
 	Descriptors() []*tool.Descriptor
+	Unavailable() []Unavailable
 	// Warnings are for who installs it.
 	Warnings() []string
 	// Close drains and ends it.

@@ -137,16 +137,6 @@ type instance struct {
 
 func (i *instance) Build() deploy.Build { return i.build }
 
-func (i *instance) Tools() []subjects.ToolID {
-	var ids []subjects.ToolID
-	for _, name := range i.build.Manifest.Tools {
-		if !strings.HasSuffix(name, ".broken") {
-			ids = append(ids, subjects.ToolID(string(i.build.Name)+"."+name))
-		}
-	}
-	return ids
-}
-
 func (i *instance) Warnings() []string { return nil }
 
 func (i *instance) Unavailable() []deploy.Unavailable {

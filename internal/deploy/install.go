@@ -35,10 +35,9 @@ func (j *job) step(step, state string, percent int) {
 }
 
 // Install installs an index on the whole mesh, and returns once this node
-// serves it. emit hears of each step and, last, of the result; it is called
-// from one goroutine. The error is install_failed, also for an index that is placed on
-// other nodes than this one, invalid_request for a request that is none and a name that
-// is taken, or unavailable. After an error nothing has changed.
+// serves it. emit gets each step and, last, the result; it is called from one goroutine. The
+// error is install_failed, also for an index that is for other nodes, invalid_request for a
+// malformed request and a taken name, or unavailable. After an error nothing has changed.
 func (m *Manager) Install(ctx context.Context, r Request, emit func(Line)) error {
 	if r.Source == "" && r.Bundle == "" {
 		return invalidRequest("source is missing or empty: give a folder (./dir), a repository (owner/repo) or a URL")
@@ -83,7 +82,7 @@ func redacted(source string) string {
 	return "(not a source)"
 }
 
-// fetched is a source that is here, with what its record will say.
+// fetched is a fetched source, with the fields of its record.
 type fetched struct {
 	dir      string
 	files    []string
@@ -201,10 +200,14 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 
 func result(i Instance, warnings []string) Line {
 	b := i.Build()
-	return Line{
+	l := Line{
 		Index: b.Name, Revision: b.Revision, Warnings: slices.Concat(warnings, i.Warnings()),
-		Tools: append([]subjects.ToolID{}, i.Tools()...), Unavailable: append([]Unavailable{}, i.Unavailable()...),
+		Tools: []subjects.ToolID{}, Unavailable: append([]Unavailable{}, i.Unavailable()...),
 	}
+	for _, d := range i.Descriptors() {
+		l.Tools = append(l.Tools, d.ID)
+	}
+	return l
 }
 
 // fetch brings the source into dest.
@@ -218,11 +221,11 @@ func (m *Manager) fetch(ctx context.Context, r Request, j *job, dest string) (fe
 		return fetched{}, err
 	}
 	if src.Kind != index.KindGit {
-		// It would be one of this machine's, whatever the agent's user can read.
+		// It would be a folder of this machine, with all that the agent's user can read.
 		return fetched{}, invalidRequest("a folder or a file is installed as a bundle that its client puts into the mesh: mesh install does")
 	}
 	fetch := index.FetchPublic
-	if m.private {
+	if m.opts.PrivateSources {
 		fetch = index.Fetch
 	}
 	tree, err := fetch(ctx, src, dest, r.Rev)
@@ -236,7 +239,7 @@ func (m *Manager) fetch(ctx context.Context, r Request, j *job, dest string) (fe
 	}, nil
 }
 
-// fetchBundle takes a folder that the client has put into the mesh.
+// fetchBundle fetches a folder that the client has uploaded.
 func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest string) (fetched, error) {
 	if src, err := index.Parse(r.Source); err == nil && !src.Local() {
 		return fetched{}, invalidRequest("a bundle is a folder's or a file's, and %s is fetched by the agent itself", src)
@@ -278,13 +281,13 @@ func checkName(name subjects.IndexName) error {
 	return nil
 }
 
-// invalidRequest is the caller's fault, found before anything began.
+// invalidRequest is the error of a wrong request, before anything began.
 func invalidRequest(format string, args ...any) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 }
 
-// checkEnv holds the given variables against the declared ones. The notes are
-// about those that are not: an index that reads its environment need not say so.
+// checkEnv checks the given variables against the declared ones. The notes are about those
+// that are not declared: an index need not declare what it reads.
 func checkEnv(manifest *index.Manifest, r Request) (notes []string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(r.Env)) {
 		at := slices.IndexFunc(manifest.Env, func(v index.EnvVar) bool { return v.Name == name })
@@ -300,7 +303,7 @@ func checkEnv(manifest *index.Manifest, r Request) (notes []string, err error) {
 	return notes, nil
 }
 
-// missingEnv names a required variable that all tools need and nobody gave.
+// missingEnv names a required variable of all tools that has no value.
 func missingEnv(manifest *index.Manifest, env map[string]string) string {
 	for _, v := range manifest.Env {
 		if _, ok := env[v.Name]; !ok && v.Required && len(v.Tools) == 0 {
@@ -316,7 +319,7 @@ func (m *Manager) plan(ctx context.Context, f fetched, manifest *index.Manifest,
 	ctx = context.WithValue(ctx, withoutBuilds{}, true)
 	j.step("lock", "running", 20)
 	lock, err := m.builder.Lock(ctx, f.dir, manifest, given.Env, j.step)
-	builds := toBuild(err)
+	builds := ToBuild(err)
 	if err != nil && builds == nil {
 		return Plan{}, nil, err
 	}
@@ -336,8 +339,8 @@ func (m *Manager) plan(ctx context.Context, f fetched, manifest *index.Manifest,
 	return p, lock, nil
 }
 
-// toBuild are the packages that an error says would have to be built.
-func toBuild(err error) []string {
+// ToBuild returns the packages that an error says would have to be built.
+func ToBuild(err error) []string {
 	if e := toolmesh.AsError(err); e != nil && e.Details["reason"] == "builds" {
 		names, _ := e.Details["builds"].([]string)
 		return names
@@ -389,7 +392,7 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 		return nil, err
 	}
 	j.step("build", "done", 80)
-	if len(i.Tools()) == 0 {
+	if len(i.Descriptors()) == 0 {
 		_ = m.close(context.WithoutCancel(ctx), i)
 		return nil, nothingServed(b, i.Unavailable())
 	}
@@ -408,7 +411,7 @@ func bundleFile(work string) string { return filepath.Join(work, "bundle") }
 // unavailableMost is how many tools an error lists.
 const unavailableMost = 100
 
-// nothingServed says why an index of which no tool works is not installed.
+// nothingServed is the error of an index none of whose tools can be served.
 func nothingServed(b Build, all []Unavailable) error {
 	var reasons []string
 	for _, u := range all[:min(len(all), 3)] {
@@ -421,15 +424,14 @@ func nothingServed(b Build, all []Unavailable) error {
 		WithDetail("unavailable", all[:min(len(all), unavailableMost)])
 }
 
-// commit writes the record and serves the index here; e.mu is held. What it
-// wrote it takes back if it fails. The record's bundle is in the mesh, and in a
-// file.
+// commit writes the record and serves the index here; e.mu is held. After an error it takes the
+// record back. The record's bundle is in the mesh, and in a file.
 func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, record registry.IndexRecord, over bool, j *job, bundle string) error {
 	j.step("publish", "running", 90)
 	m.hold(ctx, before, record)
 	record.InstalledAt = m.bus.Time().Now.UTC()
 	if !record.InstalledAt.After(before.InstalledAt) {
-		// No two nodes know the broker's time to the microsecond: the order must hold all the same.
+		// Nodes do not know the broker's time to the microsecond, and records need an order.
 		record.InstalledAt = before.InstalledAt.Add(time.Microsecond)
 	}
 	record.Tools = m.listed(ctx, i)
@@ -442,8 +444,8 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 		err = m.ensureBundle(ctx, record.Bundle, bundle) // a node that saw no record may have removed it
 	}
 	if err == nil {
-		// The end of a session removes the indexes that it sees: a session that
-		// stands after the record was written sees this one.
+		// The end of a session removes the indexes that it sees. A session that exists after
+		// the record was written sees this one.
 		err = m.stands(ctx, record)
 	}
 	if err == nil {
@@ -463,8 +465,8 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 // listedBytes is how large the list of an index's tools in its record may be.
 const listedBytes = 128 << 10
 
-// listed is what is known of the tools while no node serves them. That it is missing costs
-// no more than that.
+// listed returns the tools for the index's record, for callers while no node serves them; nil if
+// they are too many or cannot be stored.
 func (m *Manager) listed(ctx context.Context, i Instance) []registry.ToolRoute {
 	all := i.Descriptors()
 	digests, err := m.store.PutDescriptors(ctx, all...)
@@ -487,8 +489,8 @@ func unreadable(err error) error {
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
 }
 
-// epoch returns the epoch of the session that an index is for: empty for one that
-// nobody created, and for the whole mesh.
+// epoch returns the epoch of an index's session: empty for a session that was not created, and
+// for the whole mesh.
 func (m *Manager) epoch(ctx context.Context, session subjects.SessionID) (string, error) {
 	if session == "" {
 		return "", nil
@@ -510,8 +512,8 @@ func (m *Manager) stands(ctx context.Context, record registry.IndexRecord) error
 	return err
 }
 
-// expire removes an index whose session the view does not know any more, if the
-// registry agrees: a session that expires takes nothing along by itself.
+// expire removes an index whose session the view does not know, if the registry does not know it
+// either: an expired session removes nothing by itself.
 func (m *Manager) expire(ctx context.Context, seen registry.IndexRecord) {
 	if toolmesh.CodeOf(m.stands(ctx, seen)) != toolmesh.CodeSessionNotFound {
 		return
@@ -546,12 +548,12 @@ func (m *Manager) takeBack(ctx context.Context, before, record registry.IndexRec
 	}
 }
 
-// takeBackWithin bounds how long the registry is tried after a failure.
+// takeBackWithin bounds the attempts to take a record back.
 const takeBackWithin = 5 * time.Second
 
 // Uninstall removes an index from the mesh. The other nodes follow; this one
-// has withdrawn it when Uninstall returns. An index that is not installed is
-// install_failed; a name that none can have, or none at all, invalid_request.
+// has withdrawn it when Uninstall returns. An index that is not installed is install_failed; an
+// impossible or empty name is invalid_request.
 func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
 	if name == "" {
 		return invalidRequest("name is missing or empty: it says which index to uninstall")

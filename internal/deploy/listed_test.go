@@ -1,17 +1,21 @@
 package deploy_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
 func (i *instance) Descriptors() []*tool.Descriptor {
 	var all []*tool.Descriptor
-	for _, id := range i.Tools() {
-		all = append(all, &tool.Descriptor{ID: id, Name: string(id), Source: tool.SourceStatic})
+	for _, name := range i.build.Manifest.Tools {
+		if id := subjects.ToolID(string(i.build.Name) + "." + name); !strings.HasSuffix(name, ".broken") {
+			all = append(all, &tool.Descriptor{ID: id, Name: string(id), Source: tool.SourceStatic})
+		}
 	}
 	return all
 }

@@ -29,13 +29,11 @@ import (
 const (
 	retryFirst = time.Second
 	retryMost  = 2 * time.Minute
-	// closeWithin is how long the calls of a revision that was replaced may run on.
+	// closeWithin bounds the calls that still run on a replaced revision.
 	closeWithin = 5 * time.Minute
-	// linger is how long a revision that was replaced takes calls that had
-	// already been given to it.
+	// linger is how long a replaced revision takes calls that were routed to it before.
 	linger = 2 * time.Second
-	// leavesEvery is how often it is looked whether others serve what this node is to
-	// serve no more.
+	// leavesEvery is how often this node checks whether others serve an index that it leaves.
 	leavesEvery = time.Second
 )
 
@@ -43,20 +41,19 @@ const (
 type Options struct {
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
-	// BuildWait is how long others wait for a build of what is installed: after
-	// that it has no place among those that run at once, and Ready does not wait
-	// for it. Defaults to 10 s.
+	// BuildWait is the time after which a build of an installed index gives up its place among
+	// the concurrent builds, and Ready waits for it no longer. Defaults to 10 s.
 	BuildWait time.Duration
-	// BundleAge is how old a bundle in the mesh must be that no index names before
-	// it is taken for one that was left behind. Defaults to 15 min.
+	// BundleAge is the age from which a bundle that no index names counts as left over.
+	// Defaults to 15 min.
 	BundleAge time.Duration
 	// PrivateSources lets installs fetch from this machine and from private networks.
-	// Defaults to false: who asks for an install may be elsewhere.
+	// Defaults to false, as the caller of an install may be elsewhere.
 	PrivateSources bool
-	// Node is the node's id, for it to be told from others. Defaults to none.
+	// Node is the node's id. Defaults to none.
 	Node subjects.NodeID
-	// Labels are the node's labels as they are now: an index may be for nodes with some
-	// of them alone. When they change, the view is to tell of it, too. Defaults to none.
+	// Labels returns the node's labels now: an index may be for nodes with some labels only.
+	// A change of the labels must also change the view. Defaults to none.
 	Labels func() map[string]string
 }
 
@@ -66,7 +63,7 @@ type key struct {
 	session subjects.SessionID
 }
 
-// entry is one index on this node. mu is held while it is built, or taken away.
+// entry is one index on this node. mu is held while it is built or dropped.
 type entry struct {
 	mu       sync.Mutex
 	instance Instance
@@ -86,7 +83,7 @@ const (
 	builtFailed // or no tool of it can be served
 )
 
-// slow reports whether a build runs that has lasted longer than most.
+// slow reports whether a build has run for longer than most.
 func (e *entry) slow(most time.Duration) bool {
 	began := e.began.Load()
 	return began != 0 && time.Since(bus.MonoTime(began)) >= most
@@ -101,6 +98,7 @@ type Manager struct {
 	builder Builder
 	server  Server
 	dir     string
+	opts    Options
 	log     *slog.Logger
 
 	base   context.Context // ends with Stop
@@ -111,12 +109,7 @@ type Manager struct {
 
 	collecting chan struct{} // bundles are to be looked for
 
-	builds    chan struct{} // a place for each build that may run at once
-	buildWait time.Duration // see [Options]
-	bundleAge time.Duration // see [Options]
-	private   bool          // sources may be anywhere
-	node      subjects.NodeID
-	labels    func() map[string]string // see [Options]
+	builds chan struct{} // a place for each build that may run at once
 
 	mu       sync.Mutex
 	entries  map[key]*entry
@@ -129,15 +122,15 @@ type Manager struct {
 // New makes a manager that keeps its files below dir. Start it.
 func New(b *bus.Bus, view *registry.View, records *registry.Store, builder Builder, server Server, dir string, opts *Options) *Manager {
 	o := *cmp.Or(opts, &Options{})
-	m := &Manager{
-		bus: store.Of(b), view: view, store: records, builder: builder, server: server, dir: dir,
-		log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), kick: make(chan struct{}, 1), collecting: make(chan struct{}, 1),
-		builds:    make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
-		buildWait: cmp.Or(o.BuildWait, 10*time.Second), bundleAge: cmp.Or(o.BundleAge, bundleAge), private: o.PrivateSources, node: o.Node,
-		entries: make(map[key]*entry), inUse: make(map[string]int), released: make(map[string]bool), rounds: make(chan struct{}),
+	o.BuildWait, o.BundleAge, o.Logger = cmp.Or(o.BuildWait, 10*time.Second), cmp.Or(o.BundleAge, bundleAge), cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	if o.Labels == nil {
+		o.Labels = func() map[string]string { return nil }
 	}
-	if m.labels = o.Labels; m.labels == nil {
-		m.labels = func() map[string]string { return nil }
+	m := &Manager{
+		bus: store.Of(b), view: view, store: records, builder: builder, server: server, dir: dir, opts: o,
+		log: o.Logger, kick: make(chan struct{}, 1), collecting: make(chan struct{}, 1),
+		builds:  make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		entries: make(map[key]*entry), inUse: make(map[string]int), released: make(map[string]bool), rounds: make(chan struct{}),
 	}
 	m.base, m.end = context.WithCancel(context.Background())
 	return m
@@ -152,7 +145,7 @@ func (m *Manager) Start() {
 	m.wg.Go(m.collectLoop)
 }
 
-// wake has the indexes brought in line soon.
+// wake starts a reconciliation soon.
 func (m *Manager) wake() { wake.Up(m.kick) }
 
 // Stop ends installs and builds that are under way, and closes every instance.
@@ -178,8 +171,8 @@ func (m *Manager) Stop(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Ready waits until every index that is installed is served by this node, has
-// failed here, or takes long: an import that hangs holds nobody up.
+// Ready waits until every installed index is served by this node, has failed here, or takes
+// longer than BuildWait.
 func (m *Manager) Ready(ctx context.Context) error {
 	for {
 		m.mu.Lock()
@@ -196,9 +189,8 @@ func (m *Manager) Ready(ctx context.Context) error {
 	}
 }
 
-// Outstanding returns which of the installed indexes this node has neither served nor
-// failed to serve yet, and which it failed to serve as they are installed, both sorted.
-// It waits for no build.
+// Outstanding returns the installed indexes that this node has neither built nor failed to
+// build yet, and those that it failed to build, both sorted. It waits for no build.
 func (m *Manager) Outstanding() (building, failed []subjects.IndexName) {
 	for k := range m.wanted() {
 		switch m.entry(k).built.Load() {
@@ -214,17 +206,15 @@ func (m *Manager) Outstanding() (building, failed []subjects.IndexName) {
 }
 
 func (m *Manager) loop() {
-	timer := time.NewTimer(retryMost)
-	defer timer.Stop()
-	for {
+	for next := retryMost; ; {
 		select {
 		case <-m.base.Done():
 			return
 		case <-m.kick:
-		case <-timer.C:
+		case <-time.After(next):
 		}
-		busy, next := m.reconcile(m.base)
-		timer.Reset(next)
+		var busy bool
+		busy, next = m.reconcile(m.base)
 		m.mu.Lock()
 		m.settled = !busy
 		close(m.rounds)
@@ -233,11 +223,10 @@ func (m *Manager) loop() {
 	}
 }
 
-// reconcile has everything brought in line that is installed or served and that
-// nobody works on: each index on a goroutine of its own, because one may take
-// minutes, which wakes the loop when it is done. It reports whether indexes
-// that are installed are still being worked on, and when the next round is due
-// at the latest.
+// reconcile starts the work on each index that differs from its record and is not being worked
+// on, on a goroutine of its own, as one may take minutes. The goroutine wakes the loop when it
+// is done. It reports whether installed indexes are still being worked on, and the max time
+// until the next round.
 func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration) {
 	known := m.known()
 	wanted := m.placed(known)
@@ -250,7 +239,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 	for k, r := range wanted {
 		e := m.entry(k)
 		if !e.mu.TryLock() {
-			busy = busy || !e.slow(m.buildWait)
+			busy = busy || !e.slow(m.opts.BuildWait)
 			next = min(next, leavesEvery) // what holds it, such as a removal of what it had, may wake nobody
 			continue
 		}
@@ -293,7 +282,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 		next = min(next, leavesEvery) // the registry may say otherwise now, and the view has said all
 		m.wg.Go(func() {
 			defer e.mu.Unlock()
-			// The view may have yet to see what was just installed here.
+			// The view may not know yet of an install that has just ended here.
 			now, err := m.store.Index(ctx, k.name, k.session)
 			if errors.Is(err, store.ErrNoKey) || err == nil && m.leaves(e, now) {
 				m.drop(ctx, k, e)
@@ -317,8 +306,8 @@ func (m *Manager) known() map[key]registry.IndexRecord {
 	return known
 }
 
-// needs says whether a record is to be built now, and if not, in how long; 0 is
-// never. e.mu is held.
+// needs says whether a record must be built now, and if not, in how long; 0 is never. e.mu is
+// held.
 func (e *entry) needs(r registry.IndexRecord) (wait time.Duration, todo bool) {
 	if e.instance != nil && r.InstalledAt.Before(e.record.InstalledAt) {
 		return 0, false // the view has yet to see what was installed here
@@ -350,7 +339,7 @@ func same(a, b registry.IndexRecord) bool {
 		slices.Equal(readSettings(a).Paths, readSettings(b).Paths)
 }
 
-// newBuild is what a record says of a build.
+// newBuild makes the build of a record.
 func newBuild(r registry.IndexRecord) Build {
 	s := readSettings(r)
 	return Build{Name: r.Name, Session: r.Session, Revision: r.Revision, Env: s.Env, Paths: s.Paths}
@@ -375,7 +364,7 @@ func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
 	}
 	e.began.Store(bus.Mono(time.Now()))
 	defer e.began.Store(0)
-	slow := time.AfterFunc(m.buildWait, func() { leave(); m.wake() })
+	slow := time.AfterFunc(m.opts.BuildWait, func() { leave(); m.wake() })
 	defer slow.Stop()
 	log := m.log.With(slog.String("index", string(r.Name)), slog.String("revision", r.Revision))
 	log.Info("building index")
@@ -396,7 +385,7 @@ func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
 		return
 	}
 	if err == nil {
-		log.Info("index is served", slog.Int("tools", len(i.Tools())), slog.Int("unavailable", len(i.Unavailable())), slog.Duration("took", time.Since(began)))
+		log.Info("index is served", slog.Int("tools", len(i.Descriptors())), slog.Int("unavailable", len(i.Unavailable())), slog.Duration("took", time.Since(began)))
 		return
 	}
 	if !same(e.record, r) {
@@ -441,7 +430,7 @@ func (m *Manager) close(ctx context.Context, i Instance) error {
 	return i.Close(ctx)
 }
 
-// discard ends an instance that nobody was served by; e.mu is held.
+// discard ends an instance that was never published; e.mu is held.
 func (m *Manager) discard(ctx context.Context, e *entry, i Instance) {
 	_ = m.close(context.WithoutCancel(ctx), i)
 	m.clean(e, i.Build().Dir)
@@ -460,8 +449,8 @@ func (m *Manager) clean(e *entry, dir string) {
 	m.forget(filepath.Dir(dir))
 }
 
-// HomesDir is the folder with the homes of the indexes' tools, by what the folders of
-// the indexes are called.
+// HomesDir is the folder with the homes of the indexes' tools, by the names of the indexes'
+// folders.
 const HomesDir = "homes"
 
 // forget removes the folder of an index, if that holds no revision any more, and with
@@ -479,8 +468,8 @@ func (m *Manager) remove(dir string) {
 	}
 }
 
-// sweep removes what an earlier process left: the folders of installs that did
-// not end, and of indexes that are no longer installed.
+// sweep removes the folders that an earlier process left: of installs that did not end, and of
+// indexes that are not installed.
 func (m *Manager) sweep() {
 	keep := make(map[string]bool)
 	for _, r := range m.wanted() {
@@ -511,14 +500,14 @@ func (m *Manager) replace(ctx context.Context, e *entry, i Instance, r registry.
 	old, oldRecord := e.instance, e.record
 	e.instance, e.record, e.failed, e.failures = i, r, false, 0
 	e.built.Store(builtServed)
-	if len(i.Tools()) == 0 && len(i.Unavailable()) > 0 {
+	if len(i.Descriptors()) == 0 && len(i.Unavailable()) > 0 {
 		e.built.Store(builtFailed) // its modules cannot be imported here
 	}
 	m.letGo(e, old, oldRecord)
 	return nil
 }
 
-// letGo has the instance that a record had end, and its folder go; e.mu is held.
+// letGo ends the instance of a record and removes its folder; e.mu is held.
 func (m *Manager) letGo(e *entry, old Instance, record registry.IndexRecord) {
 	if old != nil {
 		m.retire(e, old)
@@ -532,7 +521,7 @@ func (m *Manager) letGo(e *entry, old Instance, record registry.IndexRecord) {
 	}
 }
 
-// retire lets the calls of an instance end, and then ends it.
+// retire ends an instance after its calls.
 func (m *Manager) retire(e *entry, i Instance) {
 	m.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(m.base, closeWithin)
@@ -547,7 +536,7 @@ func (m *Manager) retire(e *entry, i Instance) {
 	})
 }
 
-// drop takes an index away that is no longer installed; e.mu is held.
+// drop withdraws an index that is not installed, or not for this node; e.mu is held.
 func (m *Manager) drop(ctx context.Context, k key, e *entry) {
 	if e.instance == nil && !e.failed {
 		return // it is gone already
@@ -599,8 +588,8 @@ func (m *Manager) folder(name subjects.IndexName, session subjects.SessionID, di
 	return filepath.Join(m.dir, "indexes", k, digest), nil
 }
 
-// recordsDir is the folder with what the agent keeps of unpacked bundles, by the names of
-// their folders. Nothing that runs for an index reads or writes there.
+// recordsDir is the folder with the agent's own files of unpacked bundles, by the names of
+// their folders. No process of an index reads or writes there.
 const recordsDir = "records"
 
 // own is the agent's own folder of a bundle that is unpacked to dir.

@@ -21,7 +21,7 @@ import (
 
 // placed returns those of some indexes that are for this node.
 func (m *Manager) placed(all map[key]registry.IndexRecord) map[key]registry.IndexRecord {
-	labels := m.labels()
+	labels := m.opts.Labels()
 	placed := maps.Clone(all)
 	maps.DeleteFunc(placed, func(_ key, r registry.IndexRecord) bool { return !r.Placed(labels) })
 	return placed
@@ -29,7 +29,7 @@ func (m *Manager) placed(all map[key]registry.IndexRecord) map[key]registry.Inde
 
 // leaves reports whether this node is to have nothing of a record any more; e.mu is held.
 func (m *Manager) leaves(e *entry, r registry.IndexRecord) bool {
-	if r.Placed(m.labels()) {
+	if r.Placed(m.opts.Labels()) {
 		return false
 	}
 	if e.instance == nil {
@@ -39,7 +39,7 @@ func (m *Manager) leaves(e *entry, r registry.IndexRecord) bool {
 	anybody := false
 	for _, n := range m.view.Loads() {
 		// Of this node the view may say what it was.
-		if n.Node == m.node || !n.Installs() || !r.Placed(n.Labels) {
+		if n.Node == m.opts.Node || !n.Installs() || !r.Placed(n.Labels) {
 			continue
 		}
 		if slices.Contains(serving, n.Node) {
@@ -73,7 +73,7 @@ const othersMost = 10
 // checkPlaced refuses a record that is not for this node. details.nodes of the error are
 // those that it is for and that can be asked.
 func (m *Manager) checkPlaced(r registry.IndexRecord) error {
-	labels := m.labels()
+	labels := m.opts.Labels()
 	if r.Placed(labels) {
 		return nil
 	}
@@ -81,22 +81,22 @@ func (m *Manager) checkPlaced(r registry.IndexRecord) error {
 	var have []string
 	for _, n := range m.view.Loads() {
 		switch {
-		case n.Node == m.node || !n.Installs() || !n.Alive || n.State == registry.StateDraining:
+		case n.Node == m.opts.Node || !n.Installs() || !n.Alive || n.State == registry.StateDraining:
 		case r.Placed(n.Labels):
 			fit = append(fit, n.Node)
 		default:
 			have = append(have, has(n.Node, n.Labels))
 		}
 	}
-	own := has(m.node, labels)
+	own := has(m.opts.Node, labels)
 	what := "it"
 	if r.Name != "" {
 		what = fmt.Sprintf("index %q", r.Name)
 	}
-	e := installFailed(reasonPlacement, "%s is for nodes with %s, and %s: ask %s", what, r.On, own, some(fit))
+	e := installFailed(reasonPlacement, "%s is for nodes with %s, and %s: ask %s", what, r.On, own, Some(fit))
 	if len(fit) == 0 {
 		e = installFailed(reasonPlacement, "%s is for nodes with %s, and no node has that: %s. Label one with mesh node label, or say others with --on",
-			what, r.On, some(append([]string{own}, have...)))
+			what, r.On, Some(append([]string{own}, have...)))
 	}
 	return e.WithDetail("nodes", fit)
 }
@@ -121,8 +121,8 @@ func has(node subjects.NodeID, labels registry.Labels) string {
 	return fmt.Sprintf("%s has %s", cmp.Or(node, "this node"), cmp.Or(labels.String(), "no labels"))
 }
 
-// some lists the first of some texts.
-func some[T ~string](all []T) string {
+// Some lists the first of some texts.
+func Some[T ~string](all []T) string {
 	texts := make([]string, 0, othersMost+1)
 	for _, one := range all[:min(len(all), othersMost)] {
 		texts = append(texts, string(one))

@@ -42,7 +42,7 @@ func startOn(t *testing.T, s *meshtest.Server, id subjects.NodeID, labels map[st
 	if err != nil {
 		t.Fatal(err)
 	}
-	beat := codec.Heartbeat{Node: string(id), Boot: "boot-" + string(id), State: "serving", Slots: 1}.Encode()
+	beat := codec.Encode(codec.Heartbeat{Node: string(id), Boot: "boot-" + string(id), State: "serving", Slots: 1})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {

@@ -17,7 +17,7 @@ import (
 type fetching struct {
 	git     string        // the command
 	timeout time.Duration // of the whole fetch, on top of the context
-	silence time.Duration // of a server over HTTP, in whole seconds: one that says nothing for so long is given up
+	silence time.Duration // in whole seconds: an HTTP server that is silent for longer is given up
 	limits  Limits
 	lookup  resolver // nil: the source may be anywhere
 }
@@ -137,9 +137,8 @@ func (o fetching) into(ctx context.Context, src Source, rev, dest string) (*Tree
 	}
 }
 
-// fetchFolder takes a folder as it is on disk, without what is ignored. It is
-// copied, so that what is digested is what is packed, whatever an editor does
-// meanwhile.
+// fetchFolder takes a folder as it is on disk, without ignored files. It copies the folder, so
+// that the packed files are the digested ones even if an editor writes meanwhile.
 func fetchFolder(ctx context.Context, g git, dir, dest string, limits Limits) (*Tree, error) {
 	if within(dir, dest) {
 		return nil, failed(reasonFolder, "%s is inside the folder that is to be installed", dest)
@@ -169,8 +168,7 @@ func fetchFolder(ctx context.Context, g git, dir, dest string, limits Limits) (*
 	})
 }
 
-// fetchFile takes a single file. Of a link it takes what it leads to, under the
-// link's own name: that is the one that was given.
+// fetchFile takes a single file, of a link the target under the link's own name.
 func fetchFile(ctx context.Context, file, dest string, limits Limits) (*Tree, error) {
 	info, err := os.Stat(file)
 	switch {

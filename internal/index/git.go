@@ -28,13 +28,13 @@ import (
 // and the transports are those of allowed.
 type git struct {
 	command string
-	pin     *pin          // where the repository is; nil for one that git finds itself
+	pin     *pin          // the repository's addresses; nil: git looks them up
 	silence time.Duration // as in fetching
 
-	protocols string // the transports; empty: those of allowed
+	protocols string // the allowed transports; empty: allowed
 }
 
-// allowed are the transports: ext:: and other helpers run commands.
+// allowed are the transports. Others, such as ext::, run commands.
 const allowed = "https:http:ssh:file"
 
 // Bounds on what git may answer.
@@ -43,9 +43,9 @@ const (
 	maxStderr = 8 << 10
 )
 
-// gitVariables are the variables that git, ssh, helpers of theirs and proxies need of our
-// environment, in upper case, gitFamilies the beginnings of further ones. They get nothing
-// else: what is fetched decides what they do.
+// gitVariables are the variables of our environment for git, ssh, their helpers and proxies, in
+// upper case; gitFamilies are the prefixes of further ones. They get no others, as the fetched
+// repository influences what they do.
 var (
 	gitVariables = []string{
 		"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "XDG_CONFIG_HOME", "XDG_CACHE_HOME",
@@ -56,15 +56,15 @@ var (
 	gitFamilies = []string{"LC_", "GIT_"}
 )
 
-// located are the variables that would point git at another repository, those
-// of `git rev-parse --local-env-vars` that locate something.
+// located are the variables that would point git at another repository: those of
+// `git rev-parse --local-env-vars` that locate something.
 var located = []string{
 	"GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_OBJECT_DIRECTORY", "GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE",
 	"GIT_GRAFT_FILE", "GIT_INDEX_FILE", "GIT_REPLACE_REF_BASE", "GIT_PREFIX", "GIT_SHALLOW_FILE", "GIT_COMMON_DIR",
 	"GIT_NAMESPACE", "GIT_EXTERNAL_DIFF", "GIT_CURL_VERBOSE",
 }
 
-// environ is what git is given of an environment.
+// environ returns git's part of an environment.
 func environ(all []string) []string {
 	return slices.DeleteFunc(all, func(line string) bool {
 		name, _, _ := strings.Cut(line, "=")
@@ -84,8 +84,8 @@ func (g git) output(ctx context.Context, dir string, login *loginHeader, args ..
 	return out.Bytes(), err
 }
 
-// run runs git in dir, "" for in no repository, with its standard output to out. On failure the error is
-// a *gitError, or the context's.
+// run runs git in dir, "" for no repository, with its standard output to out. The error of a
+// failed git is a *gitError, else the context's.
 func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Writer, args ...string) error {
 	hardened := []string{
 		"-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.autocrlf=false", "-c", "core.symlinks=true",
@@ -135,8 +135,8 @@ func (e *gitError) Unwrap() error { return e.cause }
 // couldNotRead is what git says when another program, such as ssh, has failed.
 const couldNotRead = "fatal: Could not read from remote repository."
 
-// reason is the line of stderr that says most: git's own, else the last ones of
-// ssh, without its warnings and the frames that it draws around them.
+// reason is the line of stderr that tells the cause: git's own, else the last lines of ssh
+// without its warnings.
 func (e *gitError) reason() string {
 	text, _, _ := strings.Cut(e.stderr, couldNotRead)
 	lines := strings.Split(text, "\n")
@@ -162,7 +162,7 @@ type gitFailure struct {
 	reason, hint string
 }
 
-// gitFailures are all kinds; the first that fits counts, and the last always does.
+// gitFailures are all kinds. The first that matches counts, and the last always matches.
 var gitFailures = []gitFailure{
 	{regexp.MustCompile(`Host key verification failed`), reasonDenied, "ssh has to know the host: connect to it once, or put its key into known_hosts"},
 	{regexp.MustCompile(`dubious ownership`), reasonUnreachable, "it belongs to another user than the one that runs git"},
@@ -188,13 +188,12 @@ func unreachable(location string, err error) error {
 		WithDetail("stderr", ge.stderr).WithDetail("repository", location)
 }
 
-// list returns the files of a folder that are tracked or not ignored. Where no
-// work tree has any, the folder is read as that of an empty repository, which is
-// made below temp.
+// list returns the files of a folder that are tracked or not ignored. If no work tree has any,
+// the folder is read as that of an empty repository, which is made below temp.
 func (g git) list(ctx context.Context, dir, temp string) ([]string, error) {
-	g.protocols = "none" // an index that lacks objects would have them fetched as the repository says
+	g.protocols = "none" // else git would fetch missing objects from where the repository says
 	list := []string{"ls-files", "-z", "--others", "--exclude-standard"}
-	// Files of the folder itself could be those of a repository, with its settings.
+	// The folder itself could look like a bare repository, with settings.
 	out, err := g.output(ctx, dir, nil, slices.Concat([]string{"-c", "safe.bareRepository=explicit"}, list, []string{"--cached", "--", "."})...)
 	var ge *gitError
 	if errors.As(err, &ge) || err == nil && len(out) == 0 {
@@ -269,9 +268,9 @@ const mostRedirects = 5
 
 var errElsewhere = errors.New("redirected to another host")
 
-// landing is where a repository's address leads on its own host. git would follow
-// a redirect to another host too, and send the credentials there. A server that does not
-// answer has its time here; whatever else goes wrong git meets again, and says better.
+// landing follows the redirects of a repository's address on its own host. git itself would
+// follow them to another host, and send the credentials there. A silent server is an error
+// here; any other failure is left to git, which explains it better.
 func (g git) landing(ctx context.Context, location string, login *loginHeader) (string, error) {
 	const ask = "/info/refs"
 	u, err := url.Parse(location)
@@ -392,9 +391,8 @@ func (r *remoteRefs) unknown(rev, location string) error {
 		WithDetail("revision", rev).WithDetail("near", near)
 }
 
-// bring fetches the objects of one revision and returns its commit. A reference
-// or a full commit is fetched alone if the server allows it; what a short one
-// begins, and whether nothing else does, is known when everything is here.
+// bring fetches the objects of one revision and returns its commit. A reference or a full commit
+// is fetched alone if the server allows it; a short commit needs all objects to be unique.
 func (g git) bring(ctx context.Context, store, location string, header *loginHeader, ref, rev string, refs *remoteRefs) (string, error) {
 	fetch := []string{"fetch", "--quiet", "--no-recurse-submodules", "--no-write-commit-graph"}
 	want := cmp.Or(ref, rev)
@@ -427,12 +425,8 @@ func (g git) bring(ctx context.Context, store, location string, header *loginHea
 	return "", refs.unknown(rev, location)
 }
 
-// mostWarnings is how many submodules are named that were left out.
-const mostWarnings = 20
-
-// checkout writes the files of a commit into the tree's folder. An archive is
-// made without hooks; what it leaves out or changes by attributes of the
-// repository is turned off by those of the store, which go before.
+// checkout writes the files of a commit into the tree's folder. git archive runs no hooks;
+// attributes of the store turn off those of the repository that leave out or change files.
 func (g git) checkout(ctx context.Context, store, commit string, tree *Tree, limits Limits) error {
 	info := filepath.Join(store, "info")
 	err := os.MkdirAll(info, 0o700)
@@ -442,25 +436,16 @@ func (g git) checkout(ctx context.Context, store, commit string, tree *Tree, lim
 	if err != nil {
 		return failed(reasonFolder, "the folder %s cannot be written: %w", store, err)
 	}
-	folder := "" // the last that was begun and has nothing in it yet: submodules never have
-	left := 0
-	submodule := func() {
-		if folder != "" {
-			left++
-		}
-		if folder != "" && left <= mostWarnings {
-			tree.Warnings = append(tree.Warnings, "the submodule "+strings.TrimSuffix(folder, "/")+" was left out: submodules are not fetched")
-		}
-		folder = ""
-	}
+	folder := "" // the last folder, if it has no file yet: submodules never have one
+	var submodules []string
 	pass := func(h *tar.Header) bool {
 		if h.Typeflag == tar.TypeXGlobalHeader { // the commit's name
 			return true
 		}
-		if strings.HasPrefix(h.Name, folder) {
-			folder = ""
+		if folder != "" && !strings.HasPrefix(h.Name, folder) {
+			submodules = append(submodules, strings.TrimSuffix(folder, "/"))
 		}
-		submodule()
+		folder = ""
 		if h.Typeflag == tar.TypeDir {
 			folder = h.Name
 			return true
@@ -470,9 +455,11 @@ func (g git) checkout(ctx context.Context, store, commit string, tree *Tree, lim
 	err = tree.fill(ctx, limits, pass, func(w io.Writer) error {
 		return internalGit(g.run(ctx, store, nil, w, "-c", "tar.umask=0022", "archive", "--format=tar", commit))
 	})
-	submodule()
-	if left > mostWarnings {
-		tree.Warnings = append(tree.Warnings, fmt.Sprintf("%d more were left out", left-mostWarnings))
+	if folder != "" {
+		submodules = append(submodules, strings.TrimSuffix(folder, "/"))
+	}
+	if len(submodules) > 0 {
+		tree.Warnings = append(tree.Warnings, "submodules are not fetched, and were left out: "+some(submodules, namedInWarning))
 	}
 	return err
 }
@@ -485,15 +472,15 @@ func internalGit(err error) error {
 	return failed("git_failed", "git failed: %s", ge.reason()).WithDetail("stderr", ge.stderr)
 }
 
-// loginHeader passes credentials to git in its environment, as a header for one
-// server: never in its arguments, which every process of the machine can read.
+// loginHeader passes credentials to git in its environment, as a header for one server. Every
+// process of the machine could read them in its arguments.
 type loginHeader struct {
 	base    string
 	header  string
 	secrets []string
 }
 
-// leastToken is the length from which on a user's name beside a password is taken for a token.
+// leastToken is the min length of a user name with a password that counts as a token.
 const leastToken = 16
 
 func newLoginHeader(location string, login *url.Userinfo) *loginHeader {

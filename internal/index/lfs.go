@@ -1,7 +1,6 @@
 package index
 
 import (
-	"fmt"
 	"os"
 	"strings"
 )
@@ -30,11 +29,7 @@ func (t *Tree) warnOfPointers() {
 			pointers = append(pointers, name)
 		}
 	}
-	switch len(pointers) {
-	case 0:
-	case 1:
-		t.Warnings = append(t.Warnings, "the file "+pointers[0]+" is a pointer of Git LFS: what it stands for is not fetched")
-	default:
-		t.Warnings = append(t.Warnings, fmt.Sprintf("the file %s and %d more are pointers of Git LFS: what they stand for is not fetched", pointers[0], len(pointers)-1))
+	if len(pointers) > 0 {
+		t.Warnings = append(t.Warnings, "files of Git LFS are not fetched, and are pointers here: "+some(pointers, namedInWarning))
 	}
 }

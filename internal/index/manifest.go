@@ -248,22 +248,6 @@ func (m *Manifest) EnvOf(name string) []EnvVar {
 	return vars
 }
 
-// Name decides what an index is called: the name that was asked for, else the
-// manifest's own, else the source's default. The error is install_failed and
-// points to --name.
-func Name(asked subjects.IndexName, m *Manifest, src Source) (subjects.IndexName, error) {
-	for _, name := range []subjects.IndexName{asked, m.Name, src.Name} {
-		if name == "" {
-			continue
-		}
-		if token(string(name)) != name {
-			return "", failed(reasonSource, "an index cannot be called %q: a name is up to 64 of A-Z a-z 0-9 _ -; choose one with --name", name)
-		}
-		return name, nil
-	}
-	return "", failed(reasonSource, "the source %s gives the index no name; choose one with --name", src)
-}
-
 // loader reads one convention. Conventions are asked in order; the first that
 // is found decides.
 type loader interface {

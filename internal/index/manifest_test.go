@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -245,25 +244,6 @@ func TestLoadRefuses(t *testing.T) {
 			_, err := LoadFS(tt.fsys)
 			wantFailed(t, err, tt.reason, tt.parts...)
 		})
-	}
-}
-
-func TestName(t *testing.T) {
-	t.Parallel()
-	src := Source{Kind: KindFolder, Location: "/srv/weather", Name: "weather"}
-	for _, tt := range []struct{ asked, own, from, want subjects.IndexName }{
-		{"a", "b", "c", "a"}, {"", "b", "c", "b"}, {"", "", "c", "c"}, {"", "", "", ""}, {"a b", "b", "c", ""}, {"x--6", "", "", ""}, {"-a", "", "", ""},
-	} {
-		src.Name = tt.from
-		got, err := Name(tt.asked, &Manifest{Name: tt.own}, src)
-		if got != tt.want {
-			t.Errorf("Name(%q, %q, %q) = %q, want %q", tt.asked, tt.own, tt.from, got, tt.want)
-		}
-		if tt.want == "" {
-			wantFailed(t, err, reasonSource, "--name")
-		} else if err != nil {
-			t.Error(err)
-		}
 	}
 }
 

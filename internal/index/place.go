@@ -14,22 +14,21 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
-// A bundle is unpacked to two folders. One holds the index's files, which processes of
-// the index read, and which its init command may write. The other is the agent's own:
-// everything that the agent reads of an index again it reads there. It holds
+// A bundle is unpacked to two folders. One has the index's files, which processes of the index
+// read and its init command may write. The other is the agent's own: the agent reads an index
+// again only there. It has
 const (
 	metaFolder     = "meta"      // the bundle's files of MetaDir
 	manifestFolder = "manifest"  // the files that say what the index is
 	namesFile      = "files.txt" // the names of all that came from the bundle
 )
 
-// Unpack reads a bundle and makes the folder dest of it, which must not exist, and the
-// agent's own folder. It writes beside them and renames only when everything is there
-// and the archive's digest is the wanted one, so dest is whole or absent even if the
-// process dies (nothing is synced: not if the machine loses power). Names that
-// leave the folder, links that do, devices and everything else that [Pack] does
-// not write are refused, and so is more than the limits allow. The error is
-// install_failed or the context's; an existing dest has details.reason "exists"
+// Unpack unpacks a bundle to the folder dest, which must not exist, and the agent's own folder.
+// It writes to folders next to them, and renames these once everything is written and the
+// archive has the digest: dest is whole or absent even if the process dies, but not if the
+// machine loses power, as nothing is synced. Names and links that leave the folder, devices,
+// everything else that [Pack] does not write, and more than the limits allow are refused. The
+// error is install_failed or the context's; for an existing dest it has details.reason "exists"
 // and wraps [fs.ErrExist].
 func Unpack(ctx context.Context, r io.Reader, dest, own, digest string) error {
 	return unpack(ctx, r, dest, own, digest, defaultLimits)
@@ -78,7 +77,7 @@ func unpack(ctx context.Context, r io.Reader, dest, own, digest string, limits L
 	return nil
 }
 
-// besides makes a temporary folder next to one that is to be made.
+// besides makes a temporary folder next to a later one.
 func besides(folder string, mode fs.FileMode) (string, error) {
 	parent := filepath.Dir(folder)
 	if err := os.MkdirAll(parent, mode); err != nil {
@@ -94,9 +93,8 @@ func besides(folder string, mode fs.FileMode) (string, error) {
 	return beside, nil
 }
 
-// keep moves what is not the index's out of a tree that was just unpacked, and copies
-// the files that say what the index is: links among them lead somewhere else once the
-// tree was written to.
+// keep moves the agent's files out of a new tree, and copies the index's manifest: links there
+// may lead elsewhere once the index has written to the tree.
 func keep(tree, own string, names []string) error {
 	err := os.Rename(filepath.Join(tree, MetaDir), filepath.Join(own, metaFolder))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -136,18 +134,18 @@ func keep(tree, own string, names []string) error {
 	return nil
 }
 
-// Placed is a bundle that was unpacked, as the agent's own folder has it.
+// Placed is an unpacked bundle, as the agent's own folder has it.
 type Placed struct {
 	Manifest *Manifest
 	Lock     []byte // nil: the bundle has none
-	// Replaced says that there was another folder, which was not what the bundle has.
+	// Replaced says that a folder with other content was replaced.
 	Replaced bool
 }
 
-// Place makes the folder dest be a bundle, and own the agent's folder of it. What is
-// there already stays if it has every file of the bundle as it was packed and, unless
-// the index has an init command, nothing else. Otherwise both are replaced by what open
-// gives, as [Unpack] does it. The errors are open's and those of Unpack and [Load].
+// Place makes sure that dest has the content of a bundle, and own the agent's files of it.
+// Existing folders stay if dest has every file of the bundle as it was packed and, unless the
+// index has an init command, nothing else. Otherwise both are replaced by [Unpack] of what open
+// returns. The errors are open's and those of Unpack and [Load].
 func Place(ctx context.Context, dest, own, digest string, open func() (io.ReadCloser, error)) (p Placed, err error) {
 	if p, err = placed(ctx, dest, own, digest); err == nil {
 		return p, nil
@@ -161,7 +159,7 @@ func Place(ctx context.Context, dest, own, digest string, open func() (io.ReadCl
 		return p, err
 	}
 	defer bundle.Close()
-	// The agent's own goes first: what it notes of the other must not outlive that.
+	// The agent's own is removed first: its notes must not outlive the other.
 	for _, dir := range []string{own, dest} {
 		if err := deep.RemoveAll(dir); err != nil {
 			return p, failed(reasonFolder, "%s is damaged and cannot be replaced: %w", dir, err)
@@ -200,8 +198,8 @@ func read(own string) (p Placed, files []string, meta map[string][]byte, err err
 	return p, files, meta, err
 }
 
-// Unpacked lists what came from a bundle: the names of the index's files, and the
-// files of [MetaDir]. own is the agent's folder of it.
+// Unpacked returns the names of a bundle's files of the index, and its files of [MetaDir]. own
+// is the agent's folder of the bundle.
 func Unpacked(own string) (files []string, meta map[string][]byte, err error) {
 	list, err := os.ReadFile(filepath.Join(own, namesFile))
 	if err != nil {
@@ -220,9 +218,9 @@ func Unpacked(own string) (files []string, meta map[string][]byte, err error) {
 	return files, meta, nil
 }
 
-// undamaged refuses a tree whose files are not where its bundle has them: no folder may
-// be a link. alone refuses everything else that is there, and modes that let others
-// write. Bytecode is removed instead: Python leaves it where it may.
+// undamaged refuses a tree whose folders are not those of its bundle, or are links. alone also
+// refuses further files, and modes that let others write. Bytecode is removed instead: Python
+// writes it where it may.
 func undamaged(dir string, files []string, alone bool) error {
 	known, folders := map[string]bool{}, map[string]bool{".": true}
 	for _, name := range files {

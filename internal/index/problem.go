@@ -29,6 +29,9 @@ func failed(reason, format string, args ...any) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeInstallFailed, format, args...).WithDetail("reason", reason)
 }
 
+// namedInWarning is how many files or folders a warning names.
+const namedInWarning = 20
+
 // some joins the first n of names for a message.
 func some(names []string, n int) string {
 	if len(names) > n {

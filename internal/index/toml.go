@@ -31,9 +31,9 @@ type tomlLoader struct{}
 
 func (tomlLoader) find(fsys fs.FS) string { return firstFile(fsys, "tools.toml") }
 
-// load reads a tools.toml. What would silently lose its meaning is an
-// error (a wrong type, an override for a tool that is not declared); what other
-// readers of the file may use is a warning (an unknown key).
+// load reads a tools.toml. A mistake that would lose its meaning silently is an error (a wrong
+// type, an override for an undeclared tool); an unknown key, which other readers of the file may
+// use, is a warning.
 func (tomlLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	data, err := readBounded(fsys, file)
 	if err != nil {
@@ -79,12 +79,12 @@ func (tomlLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	return r.done(m, file)
 }
 
-// reader collects every problem of a file, not the first alone. It reads the
-// tables of [index] and [tool], whatever a convention calls them.
+// reader reads the tables of [index] and [tool], whatever a convention calls them, and collects
+// all problems of a file.
 type reader struct {
 	table string                   // the name of the index's table: "index"
 	tool  string                   // the name of the table of tools: "tool"
-	full  func(name string) string // a tool's name, of what the author wrote; nil: the same
+	full  func(name string) string // a tool's full name, by the written one; nil: the same
 
 	problems []string
 	warnings []string
@@ -130,7 +130,7 @@ func suggest(name string, among []string) string {
 	return ""
 }
 
-// section is one table, which knows which of its keys were asked for.
+// section is one table, with the keys that were read.
 type section struct {
 	*reader
 	name   string
@@ -138,8 +138,8 @@ type section struct {
 	known  []string
 }
 
-// take puts the value of a key into to, and reports whether it has. Where the key
-// is absent nothing happens; another type is a problem, and want names the right one.
+// take puts the value of a key into to, and reports whether there is one of the type. Another
+// type is a problem, and want names the right one.
 func take[T any](s *section, key, want string, to *T) bool {
 	s.known = append(s.known, key)
 	raw, has := s.values[key]
@@ -155,7 +155,7 @@ func take[T any](s *section, key, want string, to *T) bool {
 	return true
 }
 
-// parsed is take for a text that stands for something else.
+// parsed is take for a text that is parsed.
 func parsed[T any](s *section, key, want string, parse func(text string) (T, error), to *T) {
 	var text string
 	if !take(s, key, want, &text) {
@@ -176,7 +176,7 @@ func (s *section) key(key string) string {
 	return "[" + s.name + "] " + key
 }
 
-// close warns of the keys that were not asked for.
+// close warns of the keys that were not read.
 func (s *section) close() {
 	for _, key := range slices.Sorted(maps.Keys(s.values)) {
 		if !slices.Contains(s.known, key) {
@@ -394,8 +394,7 @@ func CheckVariable(name string) error {
 	return nil
 }
 
-// toolTables returns the tables of tools that stand in another table, by the
-// tools' names as they are written.
+// toolTables returns the tables of tools in another table, by the written names.
 func (r *reader) toolTables(m *Manifest, in map[string]any) map[string]map[string]any {
 	found := map[string]map[string]any{}
 	if table, ok := in["tool"].(map[string]any); ok {
@@ -406,8 +405,8 @@ func (r *reader) toolTables(m *Manifest, in map[string]any) map[string]map[strin
 	return found
 }
 
-// toolTablesBelow puts names that were written without quotes together again: they
-// arrive as nested tables.
+// toolTablesBelow joins the names that were written without quotes, which arrive as nested
+// tables.
 func (r *reader) toolTablesBelow(m *Manifest, found map[string]map[string]any, prefix string, table map[string]any) {
 	for _, key := range slices.Sorted(maps.Keys(table)) {
 		name := prefix + key

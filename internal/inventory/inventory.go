@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -291,19 +292,12 @@ const (
 func Listed(ctx context.Context, c *client.Client, tools []subjects.ToolID) {
 	ctx, cancel := context.WithTimeout(ctx, listedFor)
 	defer cancel()
-	ticker := time.NewTicker(listedEvery)
-	defer ticker.Stop()
 	for {
 		all, err := c.List(ctx)
 		missing := err != nil || slices.ContainsFunc(tools, func(id subjects.ToolID) bool {
 			return !slices.ContainsFunc(all, func(t registry.ListedTool) bool { return t.ID == id && t.State == registry.ToolServing })
 		})
-		if !missing {
-			return
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
+		if !missing || !wake.After(ctx, listedEvery) {
 			return
 		}
 	}

@@ -37,26 +37,16 @@ type Demand struct {
 
 // Demands sums up nodes, and what waits for some, by their pools, sorted by name.
 //
-// The slots that are wanted are the calls in flight, those queued, the callers that
-// were answered busy and wait, and the calls and tasks that wait for a node. Each has its
-// reason:
+// The wanted slots are the sum of:
 //
-//   - A queued call holds a slot, and so is counted twice, as where a caller chooses
-//     between two nodes. It shows that the node has fewer workers than slots, and its
-//     free slots are not the room that they seem to be: counted once, a pool whose
-//     workers are all taken would never grow.
-//   - What was answered busy is in no node's slots, and without it a pool that is full
-//     would look the same whether two calls come too many or two thousand. But one
-//     answer is not one slot: a caller that is told to come back in 10 ms is refused a
-//     hundred times a second. So each refusal counts for the time that it lets its caller
-//     wait, which is what a call takes there, at most a second, and the sum is how many
-//     callers wait at once. For calls of a second and more that is the number of calls
-//     answered busy in a second; for callers that do not come back it is the work that
-//     was turned away (Little's law).
-//   - What waits for a node is held by one router or one runner each, which say so in
-//     heartbeats, and is on no node: it adds to the rest, and to what others hold.
+//   - the calls in flight;
+//   - the queued calls, which hold a slot and so count twice: their node has fewer workers
+//     than slots, and counted once a pool whose workers are all taken would never grow;
+//   - the callers that wait after they were answered busy: each answer counts for the time
+//     that its caller was told to wait, as one caller may be refused a hundred times a second;
+//   - the calls and tasks that wait for a node, which are on no node.
 //
-// An autoscaler divides the number by what one node should carry: see [Replicas].
+// An autoscaler divides the number by what one node should carry: docs/operations/metrics.md.
 func Demands(nodes []registry.NodeStatus, awaited map[string]codec.Awaited) []Demand {
 	pools := make(map[string]*Demand)
 	of := func(name string) *Demand {

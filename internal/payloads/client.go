@@ -144,7 +144,7 @@ func put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 		return nil, err
 	}
 	defer x.Close()
-	if err := x.Send(&nats.Msg{Subject: subject, Header: ask(codec.PayloadPut), Data: codec.PayloadPutRequest{Size: size}.Encode()}, nil); err != nil {
+	if err := x.Send(&nats.Msg{Subject: subject, Header: ask(codec.PayloadPut), Data: codec.Encode(codec.PayloadPutRequest{Size: size})}, nil); err != nil {
 		return nil, err
 	}
 	m, err := next(ctx, x)
@@ -227,8 +227,10 @@ func Get(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 		if err != nil {
 			return err
 		}
-		if first, ok := w.(*bytes.Buffer); ok && first.Len() == 0 {
-			first.Grow(int(min(g.size, maxGrow)))
+		if v, ok := w.(*Memory); ok {
+			if err := v.reserve(g.size, page); err != nil {
+				return err
+			}
 		}
 		for _, piece := range page {
 			sum.Write(piece)
@@ -302,7 +304,7 @@ func (g *getting) ask() error {
 	}
 	h := ask(codec.PayloadGet)
 	h[codec.HeaderCount] = []string{strconv.Itoa(g.count)}
-	if err := x.Send(&nats.Msg{Subject: g.subject, Header: h, Data: codec.ReplayRequest{FromSeq: g.high.Seq + 1, MaxBytes: pageBytes}.Encode()}, nil); err != nil {
+	if err := x.Send(&nats.Msg{Subject: g.subject, Header: h, Data: codec.Encode(codec.ReplayRequest{FromSeq: g.high.Seq + 1, MaxBytes: pageBytes})}, nil); err != nil {
 		x.Close()
 		return err
 	}
@@ -343,11 +345,38 @@ func lostPiece(n string) error {
 
 // GetBytes is [Get] into memory.
 func GetBytes(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref) ([]byte, error) {
-	var value bytes.Buffer
+	var value Memory
 	if err := Get(ctx, b, session, at, ref, &value); err != nil {
 		return nil, err
 	}
 	return value.Bytes(), nil
+}
+
+// Memory is where [Get] reads a value into memory.
+type Memory struct {
+	bytes.Buffer
+	// Admit is called with the number of bytes before they are read. Its error is that of Get. nil admits any number.
+	Admit    func(bytes int64) error
+	admitted int64
+}
+
+// reserve makes room for the bytes that the value is said to have, and for those of a page if these are more.
+func (v *Memory) reserve(said int64, page [][]byte) error {
+	more := int64(v.Len())
+	for _, piece := range page {
+		more += int64(len(piece))
+	}
+	if more = max(more, min(said, maxGrow)) - v.admitted; more <= 0 {
+		return nil
+	}
+	if v.Admit != nil {
+		if err := v.Admit(more); err != nil {
+			return err
+		}
+	}
+	v.admitted += more
+	v.Grow(int(more))
+	return nil
 }
 
 // Delete says that nobody needs what a reference names any more. It waits for no answer:

@@ -206,7 +206,7 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 	}
 	u.keep = u.size <= heldBytes/2 && s.kept.Take(u.account, u.size)
 	s.uploads[name] = u
-	s.respond(m.Reply, codec.Header{codec.HeaderPayload: {string(codec.PayloadPut)}}, codec.PayloadTaker{Node: s.Node}.Encode())
+	s.respond(m.Reply, codec.Header{codec.HeaderPayload: {string(codec.PayloadPut)}}, codec.Encode(codec.PayloadTaker{Node: s.Node}))
 	return nil
 }
 

@@ -10,7 +10,7 @@ import (
 
 // Document is what an index knows of a tool.
 type Document struct {
-	// ID is the full id; what stands behind its first dot counts most.
+	// ID is the full id. The part behind its first dot counts most.
 	ID          string
 	Description string
 	Parameters  []Parameter
@@ -29,7 +29,7 @@ const (
 	queryTerms = 32
 )
 
-// The weights of a word by where it stands, and how soon more of the same word counts less.
+// The weights of a word by its place, and how soon more of the same word counts less.
 const (
 	weightName        = 3.0
 	weightIndex       = 1.5

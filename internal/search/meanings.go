@@ -10,7 +10,7 @@ const meant = 0.5
 
 // groups are words that people and authors of tools use for the same, one group a line. A
 // word may stand in several. They are of everyday use and of software in general: no name of
-// a product stands here. What people write in two words stands here in one.
+// a product is among them. What people write in two words is written here in one.
 //
 //go:embed meanings.txt
 var groups string

@@ -3,7 +3,7 @@
 import dataclasses
 import decimal
 import enum
-from typing import Any, Dict, List, Literal, Optional, Tuple, Union
+from typing import Any, Literal
 
 import pytest
 
@@ -81,23 +81,6 @@ def test_further_arguments_are_as_exact():
         tool.bind({}, [9007199254740992.0], b"{}")
 
 
-def test_models_get_the_integers_that_were_sent():
-    import pydantic
-
-    class Model(pydantic.BaseModel):
-        n: int = 0
-        f: float = 0.0
-        a: list[Any] = []
-
-    tool = of(Model)
-    assert sent(tool, '{"n":9007199254740993.0}').n == 9007199254740993
-    assert sent(tool, '{"n":-9007199254740993e0}').n == -9007199254740993
-    assert sent(tool, '{"n":10000000000000000000001.0}').n == 10**22 + 1
-    assert sent(tool, '{"n":5.0}').n == 5
-    made = sent(tool, '{"f":9007199254740993.0,"a":[1e22,9007199254740993.0,2.5]}')
-    assert made.f == 9007199254740992.0 and made.a == [1e22, 9007199254740993, 2.5] and type(made.a[0]) is float
-
-
 D = decimal.Decimal
 LONG = "123456789012345678901234567890.123456789"
 
@@ -152,37 +135,17 @@ def test_further_decimals_and_what_is_not_json():
     assert not values._texts
 
 
-def test_decimals_of_models():
+def test_models_read_numbers_as_pydantic_does():
     import pydantic
-
-    class Item(pydantic.BaseModel):
-        price: D = pydantic.Field(D(0), alias="thePrice")
-        share: float = 0.0
 
     class Order(pydantic.BaseModel):
         total: D
-        tax: Optional[D] = None
-        parts: List[D] = []
-        place: Tuple[D, float] = (D(0), 0.0)
-        named: Dict[str, D] = {}
-        items: List[Item] = []
-        note: Any = None
-        text: Union[str, float] = ""
         count: int = 0
 
     tool = of(Order)
-    assert tool.decode is values.decode_exact
-    made = sent(tool, '{"total":LONG,"tax":1.10,"parts":[1.10,2],"place":[1.10,1.10],"named":{"a":1.10},'
-                      '"items":[{"thePrice":1.10,"share":1.10}],"note":1.10,"count":9007199254740993.0}'
-                .replace("LONG", LONG))
-    assert repr([made.total, made.tax, made.parts, made.place, made.named, made.items[0].price]) == repr(
-        [D(LONG), D("1.10"), [D("1.10"), D(2)], (D("1.10"), 1.1), {"a": D("1.10")}, D("1.10")])
-    assert (made.items[0].share, made.note, made.count) == (1.1, 1.1, 9007199254740993)
+    made = sent(tool, '{"total":1.25,"count":5.0}')
+    assert (made.total, made.count) == (D("1.25"), 5) and tool.decode is values.decode
+    assert sent(tool, f'{{"total":"{LONG}"}}').total == D(LONG)
     with pytest.raises(Mismatch) as caught:
         sent(tool, '{"total":"x"}')
     assert caught.value.pointer == "/x/total"
-
-    class Plain(pydantic.BaseModel):
-        share: float
-
-    assert of(Plain).decode is values.decode

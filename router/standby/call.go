@@ -80,7 +80,7 @@ func (c *call) parse(err error) *toolmesh.Error {
 	header, bad := bus.RequestHeader(c.m)
 	switch {
 	case bad != nil:
-		c.req = &codec.Request{Session: c.subject.Session, Tool: c.subject.Tool}
+		c.req = &codec.Request{Call: codec.Call{Session: c.subject.Session, Tool: c.subject.Tool}}
 	case c.subject.Kind == subjects.KindBatch:
 		c.batch, bad = codec.ParseBatch(c.subject, header, c.m.Data)
 		c.req = &c.batch.Request

@@ -363,7 +363,7 @@ func (s *Standby) control(m *nats.Msg) {
 		}
 		wake.Up(c.cancelled)
 		if m.Reply != "" {
-			_ = s.bus.Conn().Publish(m.Reply, codec.Cancelled{Cancelled: true}.Encode())
+			_ = s.bus.Conn().Publish(m.Reply, codec.Encode(codec.Cancelled{Cancelled: true}))
 		}
 	}
 }

@@ -541,48 +541,26 @@ func kindOf(v any) string {
 	}
 }
 
-// kinds are the JSON types that a flat schema allows, as it says or as its
-// words suggest; nil is any. guessed says that it does not say so itself.
-func kinds(o *object) (list []string, guessed bool) {
-	if values, ok := choices(o); ok {
-		types := kindsOf(o.get("type"))
-		for _, one := range values {
-			kind := kindOf(one)
-			if kind == "integer" && slices.Contains(types, "number") && !slices.Contains(types, "integer") {
-				kind = "number"
-			}
-			if !slices.Contains(list, kind) {
-				list = append(list, kind)
-			}
-		}
-		if slices.Contains(list, "integer") && slices.Contains(list, "number") {
-			list = slices.DeleteFunc(list, func(kind string) bool { return kind == "integer" })
-		}
-		return list, false
+// kinds are the JSON types that a flat schema names, itself or by its values; nil is any.
+func kinds(o *object) (list []string) {
+	types := kindsOf(o.get("type"))
+	values, ok := choices(o)
+	if !ok {
+		return types
 	}
-	if o.has("type") {
-		return kindsOf(o.get("type")), false
-	}
-	for _, hint := range []struct {
-		kind  string
-		words []string
-	}{
-		{"object", []string{"properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties", "propertyNames"}},
-		{"array", []string{"items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"}},
-		{"string", []string{"pattern", "minLength", "maxLength", "format", "contentEncoding"}},
-		{"number", []string{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}},
-	} {
-		for _, word := range hint.words {
-			if o.has(word) {
-				list = append(list, hint.kind)
-				break
-			}
+	for _, one := range values {
+		kind := kindOf(one)
+		if kind == "integer" && slices.Contains(types, "number") && !slices.Contains(types, "integer") {
+			kind = "number"
+		}
+		if !slices.Contains(list, kind) {
+			list = append(list, kind)
 		}
 	}
-	if len(list) != 1 {
-		return nil, false
+	if slices.Contains(list, "integer") && slices.Contains(list, "number") {
+		list = slices.DeleteFunc(list, func(kind string) bool { return kind == "integer" })
 	}
-	return list, true
+	return list
 }
 
 // choices returns the values of enum or const that fit the schema's type.

@@ -97,10 +97,7 @@ func (s *strictWriter) schema(o *object, path string, depth int) *object {
 		s.refuse(path, "no value is allowed here")
 		return newObject()
 	}
-	types, guessed := kinds(flat)
-	if guessed {
-		s.notes.add(path, "taken as type %s, which is what its words are about", types[0])
-	}
+	types := kinds(flat)
 	switch len(types) {
 	case 0:
 		s.refuse(path, "anything is allowed here, and strict needs a type")
@@ -427,8 +424,8 @@ func (s *strictWriter) implied(o *object, word string) bool {
 	types := kindsOf(o.get("type"))
 	for _, one := range o.list(word) {
 		flat, _ := s.in.flat(one.(*object))
-		inner, guessed := kinds(flat)
-		if len(inner) == 0 || guessed {
+		inner := kinds(flat)
+		if len(inner) == 0 {
 			return false
 		}
 		for _, kind := range inner {

@@ -81,7 +81,7 @@ func (g *Group) dirs() []string {
 
 func (g *Group) file(name string) string { return filepath.Join(g.dir, name) }
 
-// option sets what a kernel may not have.
+// option writes a file that a kernel may not have.
 func (g *Group) option(name, value string) error {
 	err := g.tree.kernel.write(g.file(name), value)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EOPNOTSUPP) {
@@ -90,8 +90,8 @@ func (g *Group) option(name, value string) error {
 	return err
 }
 
-// Add moves a process into the group, with what it starts from now on; what it
-// has started stays where it is. A process that is gone is no error.
+// Add moves a process into the group, with all that it starts from now on; its
+// children so far stay where they are. A process that has ended is no error.
 func (g *Group) Add(pid int) error {
 	if pid <= 1 { // 0 would be ourselves
 		return fmt.Errorf("there is no process %d to move into a group", pid)
@@ -126,9 +126,9 @@ func (g *Group) Refused() int {
 	return n
 }
 
-// Limit bounds the memory of the group, in bytes. What is charged to it counts:
-// pages that its processes touched first, those of files in memory and what the
-// kernel holds on their behalf included; not what they had before they came.
+// Limit bounds the memory that is charged to the group, in bytes: pages that its processes
+// touched first, with those of files in memory and those that the kernel holds on their
+// behalf. Pages that a process had before it was added are not charged.
 func (g *Group) Limit(bytes int64) error {
 	text := strconv.FormatInt(bytes, 10)
 	err := g.tree.kernel.write(g.file(filesOf[g.kind].limit), text)

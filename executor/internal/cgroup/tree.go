@@ -23,7 +23,7 @@ import (
 // processes beside groups of its own.
 const leaf = "toolmesh-agent"
 
-// removeTimeout is what a group's processes have to end in once they are killed.
+// removeTimeout is how long killed processes of a group may take to end.
 const removeTimeout = 5 * time.Second
 
 // Tree is the place where groups are made. Safe for concurrent use.
@@ -46,7 +46,8 @@ type Tree struct {
 	wg     sync.WaitGroup // removals
 }
 
-// NameOf is a name for a [Tree]: what owner, which nobody else has, is made into.
+// NameOf makes a name for a [Tree] from the name of its owner, which must be unique on the
+// machine.
 func NameOf(owner string) string {
 	digest := sha256.Sum256([]byte(owner))
 	return "toolmesh-" + hex.EncodeToString(digest[:8])
@@ -54,8 +55,8 @@ func NameOf(owner string) string {
 
 // Open finds out whether this process may make groups that bound memory, removes
 // what an earlier process left under the same name, and what still runs there,
-// and makes ready. The name must be nobody else's; see [NameOf]. Where no groups
-// are to be had, [Tree.Kind] is empty. Close the tree when every group is closed.
+// and makes ready. The name must be the tree's alone; see [NameOf]. Where no groups
+// can be had, [Tree.Kind] is empty. Close the tree when every group is closed.
 //
 // record is a file that says where the groups are, for the process that comes after
 // one that was killed: it may start in another group.
@@ -92,10 +93,10 @@ func open(name, record string, log *slog.Logger, k kernel, controller string) *T
 	return t
 }
 
-// Kind is the version in use; empty where no groups are to be had.
+// Kind is the version in use; empty where no groups can be made.
 func (t *Tree) Kind() Kind { return t.kind }
 
-// Why says what keeps this process from making groups; empty where it can.
+// Why is the reason why this process can make no groups; empty where it can.
 func (t *Tree) Why() string { return t.why }
 
 // errElsewhere says that another hierarchy has the controller.
@@ -225,8 +226,8 @@ func (t *Tree) try(kind Kind, dir string) error {
 	return g.Limit(1 << 30)
 }
 
-// ForLimits makes a group for what has a limit on its memory, which is bounded later, or
-// on its processes and threads; nil where it has none, or no group is to be had.
+// ForLimits makes a group for a limit on memory, which is set later, or on processes and
+// threads; nil without a limit, or where no group can be made.
 func (t *Tree) ForLimits(memory int64, tasks int) *Group {
 	if t == nil || t.kind == "" || memory == 0 && (tasks == 0 || t.tasks == "") {
 		return nil
@@ -379,7 +380,7 @@ func (t *Tree) empty(dir string) {
 	}
 }
 
-// cause is what the system said.
+// cause is the system's own error.
 func cause(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {

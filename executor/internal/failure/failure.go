@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
@@ -49,22 +48,20 @@ func FromWorker(body []byte) *toolmesh.Error {
 // Ended makes the error of a call whose context ended.
 func Ended(ctx context.Context, begun toolmesh.Started) *toolmesh.Error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time is up").
-			WithOrigin(toolmesh.OriginWorker).WithStarted(begun)
+		return During(toolmesh.CodeDeadlineExceeded, "the call's time is up").WithStarted(begun)
 	}
-	return toolmesh.Errorf(toolmesh.CodeCancelled, "the call was cancelled").
-		WithOrigin(toolmesh.OriginWorker).WithStarted(begun)
+	return During(toolmesh.CodeCancelled, "the call was cancelled").WithStarted(begun)
 }
 
-// Crashed makes the error of a call whose worker ended under it. stderr is what
-// the worker said last, as far as it is the call's to see.
+// Crashed makes the error of a call whose worker ended. stderr has the worker's last words,
+// as far as the call may see them.
 func Crashed(tool string, e sandbox.Exit, begun toolmesh.Started, stderr string) *toolmesh.Error {
-	message := fmt.Sprintf("the worker of %s ended during the call: %s", tool, e)
+	when := "during the call"
 	if begun == toolmesh.StartedNo {
-		message = fmt.Sprintf("the worker of %s ended before the call began: %s", tool, e)
+		when = "before the call began"
 	}
-	err := toolmesh.Errorf(toolmesh.CodeWorkerCrashed, "%s", message).
-		WithOrigin(toolmesh.OriginWorker).WithStarted(begun).WithRetryable(begun == toolmesh.StartedNo)
+	err := During(toolmesh.CodeWorkerCrashed, "the worker of %s ended %s: %s", tool, when, e).
+		WithStarted(begun).WithRetryable(begun == toolmesh.StartedNo)
 	if e.Signal != 0 {
 		err = err.WithDetail("signal", e.Signal)
 	} else if !e.Lost {
@@ -83,11 +80,16 @@ func Unavailable(format string, args ...any) *toolmesh.Error {
 
 // NotStarted makes the error of a call whose tool's code has not begun.
 func NotStarted(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
-	return toolmesh.Errorf(code, format, args...).WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
+	return During(code, format, args...).WithStarted(toolmesh.StartedNo)
 }
 
-// StateGone makes the error of a call that counts on what its session's worker
-// knew. It is given once: the next call finds a new worker.
+// During makes the error of a call whose tool's code had begun.
+func During(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
+	return toolmesh.Errorf(code, format, args...).WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes)
+}
+
+// StateGone makes the error of a call that counts on the state of its session's worker. It is
+// given once: the next call finds a new worker.
 func StateGone(why string) *toolmesh.Error {
 	return Unavailable("the session's worker is gone, and what it knew with it: %s; the next call gets a new one", why).
 		WithRetryable(true).WithDetail("reason", codec.ReasonStateGone)

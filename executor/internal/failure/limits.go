@@ -8,61 +8,62 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Who found that a call took too much memory: the detail "source" of its error.
+// The detail "source" of an error: what found that a call took too much memory.
 const (
 	SourceWatchdog = "watchdog"
 	SourceCgroup   = "cgroup"
 )
 
-func exceeded(code toolmesh.Code, tool, format string, args ...any) *toolmesh.Error {
-	return toolmesh.Errorf(code, format, args...).WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes).
-		WithDetail("tool", tool)
+// exceeded makes the error of a call that took more than the limit of a name.
+func exceeded(code toolmesh.Code, tool, limit string, most any, format string, args ...any) *toolmesh.Error {
+	return During(code, format, args...).WithDetail("tool", tool).WithDetail("limit", limit).WithDetail("max", most)
 }
 
-func outOfMemory(tool string, limit, peak int64, source string) *toolmesh.Error {
-	return exceeded(toolmesh.CodeWorkerOutOfMemory, tool, "the call took %d bytes of memory, more than its limit of %d", peak, limit).
-		WithDetail("limit", limit).WithDetail("peak", peak).WithDetail("source", source)
+const tookTooMuch = "the call took %d bytes of memory, more than its limit of %d"
+
+func outOfMemory(tool string, limit, peak int64, source, format string) *toolmesh.Error {
+	return During(toolmesh.CodeWorkerOutOfMemory, format, peak, limit).
+		WithDetail("tool", tool).WithDetail("limit", limit).WithDetail("peak", peak).WithDetail("source", source)
 }
 
-// Exceeded is the error of a call that must not go on for what its processes take:
-// memory and temporary files, in bytes, and tasks. nil if it may.
+// Exceeded is the error of a call that must not go on, because its processes take more than
+// a limit: memory and temporary files in bytes, tasks in number. nil if they do not.
 func Exceeded(name string, limits tool.Limits, memory int64, tasks int, files int64) *toolmesh.Error {
 	switch {
 	case limits.Memory > 0 && memory > int64(limits.Memory):
-		return outOfMemory(name, int64(limits.Memory), memory, SourceWatchdog)
+		return outOfMemory(name, int64(limits.Memory), memory, SourceWatchdog, tookTooMuch)
 	case limits.Pids > 0 && tasks > limits.Pids:
-		return exceeded(toolmesh.CodeToolError, name, "the call had %d processes and threads, more than its limit of %d; it was stopped",
-			tasks, limits.Pids).WithDetail("limit", "pids").WithDetail("max", limits.Pids)
+		return exceeded(toolmesh.CodeToolError, name, "pids", limits.Pids,
+			"the call had %d processes and threads, more than its limit of %d; it was stopped", tasks, limits.Pids)
 	case limits.TempFiles > 0 && files > int64(limits.TempFiles):
-		return exceeded(toolmesh.CodeToolError, name, "the call had %d bytes of temporary files, more than its limit of %d; it was stopped",
-			files, int64(limits.TempFiles)).WithDetail("limit", "temp_files").WithDetail("max", int64(limits.TempFiles))
+		return exceeded(toolmesh.CodeToolError, name, "temp_files", int64(limits.TempFiles),
+			"the call had %d bytes of temporary files, more than its limit of %d; it was stopped", files, int64(limits.TempFiles))
 	}
 	return nil
 }
 
-// Refused is the error of a call to which the kernel refused a process or thread for its
+// Refused is the error of a call to which the kernel refused a process or thread beyond its
 // limit of them.
 func Refused(name string, limits tool.Limits) *toolmesh.Error {
-	return exceeded(toolmesh.CodeToolError, name, "the call asked for more processes and threads than its limit of %d; it was stopped",
-		limits.Pids).WithDetail("limit", "pids").WithDetail("max", limits.Pids)
+	return exceeded(toolmesh.CodeToolError, name, "pids", limits.Pids,
+		"the call asked for more processes and threads than its limit of %d; it was stopped", limits.Pids)
 }
 
-// Starved makes the error of a call of which the kernel killed a process for want
-// of memory. reached says that the call's own group had come to its bound; else
-// the whole machine had no more.
+// Starved makes the error of a call of which the kernel killed a process for want of memory.
+// reached says that the call's own group was at its bound; otherwise the whole machine had
+// no more.
 func Starved(tool string, limit, peak int64, reached bool) *toolmesh.Error {
 	if reached {
-		return outOfMemory(tool, limit, max(peak, limit), SourceCgroup)
+		return outOfMemory(tool, limit, max(peak, limit), SourceCgroup, tookTooMuch)
 	}
-	return exceeded(toolmesh.CodeWorkerOutOfMemory, tool,
-		"the machine ran out of memory, and the kernel ended the call, which had taken %d bytes of its limit of %d", max(peak, 0), limit).
-		WithDetail("limit", limit).WithDetail("peak", max(peak, 0)).WithDetail("source", SourceCgroup)
+	return outOfMemory(tool, limit, max(peak, 0), SourceCgroup,
+		"the machine ran out of memory, and the kernel ended the call, which had taken %d bytes of its limit of %d")
 }
 
 // OutOfTime makes the error of a call that used more processor time than limit.
 func OutOfTime(tool string, limit, used time.Duration) *toolmesh.Error {
-	return exceeded(toolmesh.CodeDeadlineExceeded, tool, "the call used %v of processor time, more than its limit of %v",
-		used.Round(time.Millisecond), limit).WithDetail("limit", "cpu_time").WithDetail("max", limit.String())
+	return exceeded(toolmesh.CodeDeadlineExceeded, tool, "cpu_time", limit.String(),
+		"the call used %v of processor time, more than its limit of %v", used.Round(time.Millisecond), limit)
 }
 
 // TurnOver makes the error of a call whose worker was stopped at the end of its turn in a
@@ -76,9 +77,9 @@ func TurnOver(tool string, begun toolmesh.Started) *toolmesh.Error {
 		WithStarted(begun).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", "lane_lost")
 }
 
-// SetBy adds to the error of a call that exceeded a limit who has set it, where that
-// is the node and not the tool: its default, or the most that it grants. Other errors
-// stay as they are.
+// SetBy says in the error of a call that exceeded a limit that the node has set it, where the
+// tool did not: as its default, or as the most that it grants. Other errors stay as they
+// are.
 func SetBy(err error, declared, inEffect tool.Limits) error {
 	e, ok := err.(*toolmesh.Error) //nolint:errorlint // our own, unwrapped
 	if !ok {

@@ -1,13 +1,14 @@
 package frame
 
 import (
+	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 )
 
-// Version is that of what passes between the agent and its processes, see
+// Version is that of the protocol between the agent and its processes, see
 // docs/worker-protocol.md. Each change of it is another one.
 const Version = 5
 
@@ -90,7 +91,7 @@ const (
 	LogProgress uint8 = 4
 )
 
-// Header is what stands before a body.
+// Header precedes a body.
 type Header struct {
 	Length uint32
 	Type   Type
@@ -160,16 +161,13 @@ func Owned(h Header) bool { return HeaderSize+int(h.Length) > bufferSize }
 
 // Reader cuts a byte stream into frames. Not for concurrent use.
 type Reader struct {
-	r     io.Reader
-	buf   []byte
-	start int
-	end   int
+	r     *bufio.Reader
 	limit uint32
 }
 
 // NewReader reads frames whose bodies are at most limit bytes.
 func NewReader(r io.Reader, limit uint32) *Reader {
-	return &Reader{r: r, buf: make([]byte, bufferSize), limit: limit}
+	return &Reader{r: bufio.NewReaderSize(r, bufferSize), limit: limit}
 }
 
 // Next returns the next frame. The body is valid until the next call of Next,
@@ -177,53 +175,29 @@ func NewReader(r io.Reader, limit uint32) *Reader {
 // Errors: io.EOF at a clean end, io.ErrUnexpectedEOF inside a frame,
 // [ErrTooLarge], and what the underlying reader returns.
 func (r *Reader) Next() (Header, []byte, error) {
-	if err := r.fill(HeaderSize); err != nil {
+	data, err := r.r.Peek(HeaderSize)
+	if err != nil {
+		if len(data) > 0 {
+			err = unexpected(err)
+		}
 		return Header{}, nil, err
 	}
-	h := Parse(r.buf[r.start:])
+	h := Parse(data)
 	if h.Length > r.limit {
 		return h, nil, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, h.Length, r.limit)
 	}
-	total := HeaderSize + int(h.Length)
-	if total <= len(r.buf) {
-		if err := r.fill(total); err != nil {
-			return h, nil, unexpected(err)
-		}
-		body := r.buf[r.start+HeaderSize : r.start+total : r.start+total]
-		r.start += total
-		return h, body, nil
+	if Owned(h) {
+		_, _ = r.r.Discard(HeaderSize) // they are there
+		body := make([]byte, h.Length)
+		_, err = io.ReadFull(r.r, body)
+		return h, body, unexpected(err)
 	}
-	body := make([]byte, h.Length)
-	n := copy(body, r.buf[r.start+HeaderSize:r.end])
-	r.start, r.end = 0, 0
-	if _, err := io.ReadFull(r.r, body[n:]); err != nil {
+	total := HeaderSize + int(h.Length)
+	if data, err = r.r.Peek(total); err != nil {
 		return h, nil, unexpected(err)
 	}
-	return h, body, nil
-}
-
-// fill makes at least n unread bytes available.
-func (r *Reader) fill(n int) error {
-	if r.end-r.start >= n {
-		return nil
-	}
-	if r.start == r.end {
-		r.start, r.end = 0, 0
-	} else if r.start+n > len(r.buf) {
-		r.end = copy(r.buf, r.buf[r.start:r.end])
-		r.start = 0
-	}
-	for r.end-r.start < n {
-		m, err := r.r.Read(r.buf[r.end:])
-		r.end += m
-		if err != nil && r.end-r.start < n {
-			if r.end > r.start {
-				return unexpected(err)
-			}
-			return err
-		}
-	}
-	return nil
+	_, _ = r.r.Discard(total) // likewise: it reads nothing
+	return h, data[HeaderSize:total:total], nil
 }
 
 func unexpected(err error) error {

@@ -4,36 +4,16 @@ import (
 	"bytes"
 	"strings"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
-// The rate of output that is passed on; what exceeds it is read and dropped.
-// The worker holds calls to the same numbers; these are for what bypasses it.
-const (
-	burst = 256 << 10
-	rate  = 64 << 10 // bytes per second
-)
+// The rate of output that is passed on, in bytes per second; what exceeds it is read and
+// dropped. The worker holds calls to the same numbers; these are for what bypasses it.
+const burst, perSecond = 256 << 10, 64 << 10
 
 // longestLine is how many bytes without a line break are kept back.
 const longestLine = 8 << 10
-
-// bucket is a token bucket over bytes. The zero value is full.
-type bucket struct {
-	used float64
-	last time.Time
-}
-
-func (b *bucket) take(n int) bool {
-	now := time.Now()
-	if !b.last.IsZero() {
-		b.used = max(0, b.used-now.Sub(b.last).Seconds()*rate)
-	}
-	b.last = now
-	if b.used+float64(n) > burst {
-		return false
-	}
-	b.used += float64(n)
-	return true
-}
 
 // Lines cuts what one process writes to one descriptor into texts of whole lines
 // without secrets. Not for concurrent use.
@@ -41,18 +21,18 @@ type Lines struct {
 	redact  *Redactor
 	hand    func(text string)
 	partial []byte // a line whose end has not come
-	budget  bucket
+	budget  *rate.Limiter
 }
 
 // NewLines makes one that gives texts, without their last line break, to hand.
 func NewLines(redact *Redactor, hand func(text string)) *Lines {
-	return &Lines{redact: redact, hand: hand}
+	return &Lines{redact: redact, hand: hand, budget: rate.NewLimiter(perSecond, burst)}
 }
 
 // Add takes data and hands over the lines that end in it. A line that is too long
 // is handed over in parts.
 func (l *Lines) Add(data []byte) {
-	if !l.budget.take(len(data)) {
+	if !l.budget.AllowN(time.Now(), len(data)) {
 		return
 	}
 	l.partial = append(l.partial, data...)
@@ -63,7 +43,7 @@ func (l *Lines) Add(data []byte) {
 	l.handOver(end)
 }
 
-// Settle hands over what has no line break yet.
+// Settle hands over the line that has no end yet.
 func (l *Lines) Settle() { l.handOver(len(l.partial)) }
 
 func (l *Lines) handOver(end int) {

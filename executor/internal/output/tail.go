@@ -22,7 +22,7 @@ type Tail struct {
 // NewTail makes an empty one.
 func NewTail(redact *Redactor) *Tail { return &Tail{redact: redact} }
 
-// Add takes what a call of the session wrote.
+// Add takes output of a call of the session.
 func (t *Tail) Add(data []byte, session string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -30,14 +30,10 @@ func (t *Tail) Add(data []byte, session string) {
 		t.buf, t.session = t.buf[:0], session
 	}
 	size := tailSize + t.redact.Overlap() // what begins before the tail is still known in it
-	if len(data) >= size {
-		t.buf = append(t.buf[:0], data[len(data)-size:]...)
-		return
-	}
-	if excess := len(t.buf) + len(data) - size; excess > 0 {
+	t.buf = append(t.buf, data[max(0, len(data)-size):]...)
+	if excess := len(t.buf) - size; excess > 0 {
 		t.buf = append(t.buf[:0], t.buf[excess:]...)
 	}
-	t.buf = append(t.buf, data...)
 }
 
 // Forget drops what there is: the call that wrote it has ended.
@@ -47,7 +43,7 @@ func (t *Tail) Forget() {
 	t.mu.Unlock()
 }
 
-// Of is what a call of the session may see.
+// Of is the text that a call of the session may see.
 func (t *Tail) Of(session string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -80,8 +76,8 @@ func (t *Tail) text() string {
 	return strings.TrimSpace(strings.ToValidUTF8(text, "\uFFFD"))
 }
 
-// Drain reads to the end what no call's pipe brings: an import, a program. It
-// goes into the tail and, as lines, to hand.
+// Drain reads the output of an import or a program to its end: it goes into the tail and, as
+// lines, to hand.
 func Drain(from io.Reader, tail *Tail, hand func(text string)) {
 	lines := NewLines(tail.redact, hand)
 	defer lines.Settle()

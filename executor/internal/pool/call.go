@@ -109,7 +109,7 @@ type job struct {
 
 	// Guarded by update.
 	worker  *worker // as to, while the worker has it
-	before  uint64  // what its worker's page said had started when it was assigned
+	before  uint64  // calls that its worker had started when this one was assigned, by its page
 	since   time.Time
 	cpu     time.Duration // processor time it used, as far as it is metered
 	killed  bool          // its worker was killed because it went on after its grace
@@ -118,8 +118,8 @@ type job struct {
 	again   *time.Timer // signals it once more
 	verdict Verdict     // set when its worker ended under it
 
-	// What its items have cost, which who reads from the worker counts, and how much
-	// of that the worker was told it may use again.
+	// What its items have cost, counted by the reader of the worker, and how much of that
+	// the worker was told that it may use again.
 	charged  int64
 	credited atomic.Int64
 
@@ -181,7 +181,12 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 	if p.cfg.Async {
 		run = p.runCoroutine
 	}
-	refused := run(ctx, j)
+	ctxEnded, refused := run(ctx, j)
+	// A nested call of the tool may have heard of the end of ctx before the tool's own caller
+	// did, and have had it stopped.
+	if ctxEnded || j.kind == frame.Error && ctx.Err() != nil {
+		p.stopped(ctx, j)
+	}
 	if exceeded := j.breach.Load(); exceeded != nil {
 		return nil, Verdict{}, exceeded // and no crash: the tool is told its limit, and stays in service
 	}
@@ -189,7 +194,7 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 	return body, j.judgement(), err
 }
 
-// outcome is what the caller gets.
+// outcome is the end of the call as its caller gets it.
 func (j *job) outcome(ctx context.Context, refused error) (json.RawMessage, error) {
 	switch {
 	case j.err != nil && (refused == nil || ctx.Err() != nil):
@@ -205,8 +210,7 @@ func (j *job) outcome(ctx context.Context, refused error) (json.RawMessage, erro
 	case j.Stream && j.kind == frame.End:
 		return nil, nil
 	default:
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the worker answered a call with frame type %d", j.kind).
-			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes)
+		return nil, failure.During(toolmesh.CodeInternal, "the worker answered a call with frame type %d", j.kind)
 	}
 }
 
@@ -246,47 +250,35 @@ func (p *Pool) submit(ctx context.Context, j *job) *toolmesh.Error {
 	}
 }
 
-// runPlain makes a call of a plain function: the caller itself reads what its
-// worker says. The outcome is in j. An error that the sink returned stops the
-// call and is returned.
-func (p *Pool) runPlain(ctx context.Context, j *job) error {
+// runPlain makes a call of a plain function: the caller itself reads from its worker.
+// The outcome is in j. ctxEnded says that the call was stopped because ctx ended. An error
+// that the sink returned stops the call and is refused.
+func (p *Pool) runPlain(ctx context.Context, j *job) (ctxEnded bool, refused error) {
 	stop := func() bool { return true }
 	if ctx.Done() != nil {
 		stop = context.AfterFunc(ctx, func() { p.interrupt(j) })
 	}
 	kind, body, refused, err := j.to.follow(j)
-	ctxEnded := !stop()
+	ctxEnded = !stop()
 	if kind == 0 {
 		j.to.finish(err) // sets j.err
 	} else {
 		p.finishedPlain(j)
 		j.kind, j.body = kind, body
 	}
-	if ctxEnded || j.failedAfter(ctx) {
-		p.stopped(ctx, j)
-	}
-	return refused
+	return ctxEnded, refused
 }
 
-// failedAfter reports whether the tool has failed after the end of ctx: a nested call of
-// it may have heard of that before its own caller did, and have had it stopped.
-func (j *job) failedAfter(ctx context.Context) bool { return j.kind == frame.Error && ctx.Err() != nil }
-
 // runCoroutine makes a call of a coroutine. As runPlain.
-func (p *Pool) runCoroutine(ctx context.Context, j *job) error {
+func (p *Pool) runCoroutine(ctx context.Context, j *job) (ctxEnded bool, refused error) {
 	done := ctx.Done()
-	ctxEnded := false
-	var refused error
 	for {
 		select {
 		case <-j.done:
 			if refused == nil && !ctxEnded && j.item != nil {
 				refused = j.deliver()
 			}
-			if ctxEnded || j.failedAfter(ctx) {
-				p.stopped(ctx, j)
-			}
-			return refused
+			return ctxEnded, refused
 		case <-j.items.notify:
 			if refused == nil && !ctxEnded {
 				if refused = j.deliver(); refused != nil {

@@ -61,7 +61,7 @@
 //   - A call is in one place: the queue, or one worker. Both are changed in updates.
 //   - A worker is finished once, by whichever goroutine finds its end: the one that reads
 //     from it (of plain functions the caller's own, of coroutines one for all its calls),
-//     or the one that waits for the process, if nobody reads.
+//     or the one that waits for the process, if no goroutine reads.
 //   - Nothing waits with the lock held: frames are written without blocking, and signals
 //     do not block. Locks are taken in this order: logMu, then the pool's, then writeMu.
 //   - Calls that tools make do not wait for each other in a circle: see admission.go.

@@ -39,8 +39,8 @@ func (s *state) expected(slot uint16) time.Duration {
 	return 0
 }
 
-// youngest is for how long the call has run that was given to a worker last, if all that
-// run are of one tool; of no other tool does that say anything.
+// youngest is how long the last call that was given to a worker has run, and its tool's slot,
+// if all running calls are of that tool. It says nothing of other tools.
 func (s *state) youngest(now time.Time) (slot uint16, ran time.Duration) {
 	var last *job
 	for _, w := range s.workers {
@@ -74,7 +74,7 @@ func (s *state) learn(j *job, took time.Duration) {
 	p.took += (took - p.took) / (1 << (p.calls - 1))
 }
 
-// ahead is what is ahead of a queued call: how long it waits, and how long it takes then.
+// ahead is how long a queued call still waits, and how long it takes then.
 type ahead struct{ wait, takes time.Duration }
 
 // forecast yields the queued calls in their order.
@@ -124,7 +124,7 @@ func (s *state) enqueue(j *job) (refused *toolmesh.Error) {
 		}
 		allowed := max(a.takes+moment, j.deadline.Sub(j.since)/patience)
 		stands := j.Depth == 0 && a.wait > allowed && j.since.Sub(s.stands) > allowed
-		// One that has nobody ahead may have less time than calls take: that is its caller's affair.
+		// A call with none ahead may have less time than calls take: its caller has set that.
 		if stands || a.wait > 0 && j.late(a.wait+a.takes/4, a.takes, j.since) {
 			s.queue.Remove(j)
 			refused = s.crowded(a)

@@ -14,7 +14,7 @@ const (
 	blockedLooks = 4
 )
 
-// maintain ends workers that nobody needs, replaces those that have grown old, and
+// maintain ends workers that are not needed, replaces those that have grown old, and
 // looks after event loops.
 func (p *Pool) maintain() {
 	idle := time.Tick(max(p.cfg.IdleAfter/4, time.Millisecond))

@@ -68,7 +68,7 @@ type nestedCall struct {
 	more   chan struct{} // capacity 1: credit came
 }
 
-// nestedAbout is what a NESTED_CALL frame says beside the arguments.
+// nestedAbout is the JSON of a NESTED_CALL frame before the arguments.
 type nestedAbout struct {
 	Call      uint64 `json:"call"` // whose tool makes it
 	Tool      string `json:"tool"`
@@ -97,13 +97,10 @@ func (w *worker) nested(h frame.Header, body []byte) error {
 
 func (w *worker) beginNested(h frame.Header, body []byte) error {
 	var about nestedAbout
-	if len(body) < 4 {
+	if len(body) < 4 || int(binary.LittleEndian.Uint32(body)) > len(body)-4 {
 		return errors.New("the worker sent a nested call that is cut off")
 	}
 	size := int(binary.LittleEndian.Uint32(body))
-	if size > len(body)-4 {
-		return errors.New("the worker sent a nested call that is cut off")
-	}
 	if err := json.Unmarshal(body[4:4+size], &about); err != nil {
 		return fmt.Errorf("the worker sent a nested call that cannot be read: %w", err)
 	}

@@ -23,10 +23,9 @@ func (w *worker) logged(h frame.Header, body []byte) {
 	w.logMu.Unlock()
 }
 
-// settleOutput hands over what bypassed sys.stdout before a call's end. From then
-// on a plain function's call gets no more output. A worker of coroutines says
-// whether there is anything; of plain functions we look, which is cheaper than
-// to have the worker look.
+// settleOutput hands over output that bypassed sys.stdout before a call's end. From then on a
+// plain function's call gets no more output. A worker of coroutines says whether there is
+// any; for plain functions the pool looks, which is cheaper than to have the worker look.
 func (w *worker) settleOutput(flags uint8) {
 	async := w.pool.cfg.Async
 	w.logMu.Lock()
@@ -46,8 +45,8 @@ func (w *worker) settleOutput(flags uint8) {
 	w.logMu.Unlock()
 }
 
-// writers are the running calls: what bypasses sys.stdout is of one of them. None
-// when there may be others that we no longer know of.
+// writers are the running calls, of which one has written past sys.stdout. None if there may
+// be calls that were given up.
 func (w *worker) writers() (jobs []*job) {
 	if !w.pool.cfg.Async {
 		if j := w.current.Load(); j != nil {
@@ -105,11 +104,11 @@ func (w *worker) pipe(file *os.File, stream output.Stream, saw func(data []byte)
 	}))
 }
 
-// remember adds what bypassed sys.stderr to the last words of the call whose it is.
+// remember adds output that bypassed sys.stderr to the last words of its call.
 func (w *worker) remember(data []byte) {
 	jobs := w.writers()
 	if len(jobs) == 0 || slices.ContainsFunc(jobs, func(j *job) bool { return j.Session != jobs[0].Session }) {
-		w.tail.Forget() // it is nobody's, or several's
+		w.tail.Forget() // it belongs to no session, or to several
 	} else {
 		w.tail.Add(data, jobs[0].Session)
 	}

@@ -18,48 +18,37 @@ import (
 // endTimeout is how long a killed process may take to end.
 const endTimeout = 5 * time.Second
 
-// Config says what a pool's workers have in common. All times and numbers must be
-// set; those that may be zero say so.
+// Config says what a pool's workers have in common. All times and numbers must be set;
+// those that may be zero say so.
 type Config struct {
-	// Index is the name of the index, for messages.
-	Index  string
+	Index  string // its name, for messages
 	Logger *slog.Logger
-	// Redact takes secrets out of what workers write past their protocol; may be nil.
-	Redact *output.Redactor
+	Redact *output.Redactor // takes secrets out of what workers write past their protocol; may be nil
 
-	// Async says that workers run coroutines, many at a time, and not plain functions,
+	// Async says that workers run coroutines, many at a time, instead of plain functions,
 	// one at a time.
-	Async bool
-	// Once has each worker serve one call and end. Spares is how many workers then
-	// wait for calls to come.
-	Once   bool
-	Spares int
-	// MinIdle is how many workers stay when nobody calls; 0: none, nor is one started
-	// before the first call.
+	Async  bool
+	Once   bool // each worker serves one call and ends
+	Spares int  // workers that wait for calls then; may be 0
+	// MinIdle is how many workers stay without calls. With 0 the first call has the first
+	// worker started.
 	MinIdle int
 	// Affinity is that of the session that the pool belongs to; empty for all others.
 	// A session has its first worker started by its first call.
 	Affinity tool.Affinity
 
-	// MaxWorkers bounds the workers that run calls.
-	MaxWorkers int
-	// MaxCalls bounds the calls that run at once, those aside that wait for a call of
+	MaxWorkers int // that run calls
+	// MaxCalls bounds the calls that run at once, without those that wait for a call of
 	// their own; 0: as many as the workers hold.
 	MaxCalls int
-	// Limits bound one call. Zero fields mean no limit.
-	Limits tool.Limits
-	// Declared are those that the tools themselves declare; the others are the node's.
-	Declared tool.Limits
+	Limits   tool.Limits // of one call; zero fields mean no limit
+	Declared tool.Limits // those of them that the tools declare; the others are the node's
 
-	// Grace is what a call has to end in after its cancellation.
-	Grace time.Duration
-	// StartTimeout is what a worker has to become ready in.
-	StartTimeout time.Duration
-	// IdleAfter is how long a worker may be idle before it is ended.
-	IdleAfter time.Duration
-	Recycle   Recycle
-	// MaxFrame bounds a frame, in bytes.
-	MaxFrame uint32
+	Grace        time.Duration // from a call's cancellation to the end of its worker
+	StartTimeout time.Duration // from a worker's start until it is ready
+	IdleAfter    time.Duration // after which an idle worker is ended
+	Recycle      Recycle
+	MaxFrame     uint32 // bytes
 }
 
 // holdsState reports whether another worker would not do: the pool is that of a
@@ -84,10 +73,9 @@ type Pool struct {
 	gone    chan struct{} // closed when the pool is closed and its last process has ended
 	wg      sync.WaitGroup
 
-	mu     sync.Mutex
-	state  state
-	timer  *time.Timer // the next look; nil until there was one
-	lookAt time.Time   // when that is; zero: none is to come
+	mu    sync.Mutex
+	state state
+	look  *time.Timer // makes an update without a change, when something is due
 }
 
 // New makes a pool. spawn starts one worker process, which sends READY when it is
@@ -96,6 +84,8 @@ func New(cfg Config, spawn func(ctx context.Context) (Process, error)) *Pool {
 	p := &Pool{cfg: cfg, log: cfg.Logger, spawn: spawn, limited: make(chan struct{}, 1), gone: make(chan struct{})}
 	p.open, p.shut = context.WithCancel(context.Background())
 	p.state.cfg, p.state.depths = &p.cfg, map[int]int{}
+	p.look = time.AfterFunc(time.Hour, func() { p.update(func(*state) {}) })
+	p.look.Stop()
 	p.wg.Go(p.maintain)
 	if p.watchEvery = sandbox.Pace(cfg.Declared, cfg.Limits); p.watchEvery > 0 {
 		p.wg.Go(p.watch)
@@ -103,9 +93,8 @@ func New(cfg Config, spawn func(ctx context.Context) (Process, error)) *Pool {
 	return p
 }
 
-// update changes the state. It is the only place where that is done: f says what
-// has happened, and what follows from it, for the queue and the workers, is found
-// and begun here. f must not block, nor call update.
+// update changes the state, as no other function does: f notes an event, and its consequences
+// for the queue and the workers are found and begun here. f must not block, nor call update.
 func (p *Pool) update(f func(s *state)) {
 	p.mu.Lock()
 	s := &p.state
@@ -139,7 +128,7 @@ func (p *Pool) read(f func(s *state)) {
 	f(&p.state)
 }
 
-// begin begins what an update has found to be done.
+// begin begins the work that an update has found.
 func (p *Pool) begin(s *state) {
 	for ; s.starts > 0; s.starts-- {
 		p.wg.Go(func() { _ = p.start() })
@@ -152,16 +141,7 @@ func (p *Pool) begin(s *state) {
 	}
 	s.dismissed, s.replaced = nil, nil
 	if s.look > 0 {
-		at := time.Now().Add(s.look)
-		switch {
-		case !p.lookAt.IsZero() && !at.Before(p.lookAt): // a look comes before it
-		case p.timer == nil:
-			p.lookAt = at
-			p.timer = time.AfterFunc(s.look, func() { p.update(func(*state) { p.lookAt = time.Time{} }) })
-		default:
-			p.lookAt = at
-			p.timer.Reset(s.look)
-		}
+		p.look.Reset(s.look)
 		s.look = 0
 	}
 }
@@ -252,8 +232,8 @@ func (p *Pool) finishedPlain(j *job) {
 	}
 }
 
-// finishedCoroutine takes the call of a terminal frame off its worker. nil when
-// nobody waits for the ended call any more. The error is that of known.
+// finishedCoroutine takes the call of a terminal frame off its worker; nil if the call
+// was given up before. The error is that of known.
 func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job, err error) {
 	p.update(func(s *state) {
 		if err = w.known(id); err != nil {
@@ -272,8 +252,8 @@ func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job, err error) {
 	return j, err
 }
 
-// processEnded notes that a worker's process has ended, and finishes the worker
-// if nobody reads from it: a goroutine that reads finds out, and finishes it.
+// processEnded notes that a worker's process has ended, and finishes the worker if no
+// goroutine reads from it: one that reads notices the end and finishes it.
 func (p *Pool) processEnded(w *worker) {
 	alone := false
 	p.update(func(s *state) {
@@ -344,7 +324,7 @@ func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 	if joined && !w.stopping && !s.closed { // one that never joined is start's affair
 		s.restarts++
 		if len(failed) == 0 {
-			s.crashed() // what dies in a call is the tool's affair, and its quarantine's
+			s.crashed() // an end during a call is for the quarantine of its tool
 		}
 		log.Warn("a worker ended", slog.String("exit", w.exit.String()), slog.Int("calls", len(failed)), slog.Any("cause", cause))
 	}
@@ -426,14 +406,10 @@ func (p *Pool) Close() {
 	p.Wait()
 }
 
-// Wait waits until what an ended pool runs has ended too.
+// Wait waits for the goroutines and processes of an ended pool.
 func (p *Pool) Wait() {
 	p.wg.Wait()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.timer != nil {
-		p.timer.Stop()
-	}
+	p.look.Stop()
 }
 
 func (p *Pool) refuse(f func(s *state)) {

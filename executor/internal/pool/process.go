@@ -50,8 +50,6 @@ type Process interface {
 	// Share is their memory, where common pages count once; false when the system
 	// does not tell.
 	Share() (int64, bool)
-	// Base is at least the memory that it had of what it was forked from.
-	Base() int64
 	// TempFiles is how many bytes its temporary files take; beyond limit not exactly.
 	TempFiles(limit int64) int64
 	// Group bounds its memory and its processes; nil where nothing does.

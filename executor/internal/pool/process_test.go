@@ -39,7 +39,6 @@ type work struct {
 type process struct {
 	id    uint64
 	async bool
-	base  int64
 	tool  func(w *work) (string, error)
 
 	page   [8]atomic.Uint64
@@ -87,9 +86,10 @@ func (ps *processes) spawn(context.Context) (pool.Process, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p := &process{
-		id: uint64(len(ps.started) + 1), async: ps.async, base: ps.base, tool: ps.tool, running: map[uint64]*work{}, nested: map[uint64]chan *frameOf{},
+		id: uint64(len(ps.started) + 1), async: ps.async, tool: ps.tool, running: map[uint64]*work{}, nested: map[uint64]chan *frameOf{},
 		outMore: make(chan struct{}, 1), inMore: make(chan struct{}, 1), done: make(chan struct{}),
 	}
+	p.memory.Store(ps.base)
 	ps.started = append(ps.started, p)
 	if ps.fail != nil {
 		return nil, ps.fail
@@ -339,7 +339,6 @@ func (p *process) Done() <-chan struct{}   { return p.done }
 func (p *process) Exit() sandbox.Exit      { return p.exit }
 func (p *process) Share() (int64, bool)    { return 0, false }
 func (p *process) Group() *cgroup.Group    { return nil }
-func (p *process) Base() int64             { return p.base }
 func (p *process) TempFiles(int64) int64   { return p.files.Load() }
 
 func (p *process) ProcessorTime() (time.Duration, bool) { return 0, false }

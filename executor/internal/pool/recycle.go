@@ -25,7 +25,6 @@ type recycling struct {
 	begun   bool      // another is being started in its place
 	calls   uint64    // that it may be given; 0: any number
 	expires time.Time // zero: never
-	base    int64     // bytes of memory that it began with
 	growth  int64     // bytes that it may grow by; 0: any number
 	why     string    // it is replaced
 }
@@ -48,9 +47,7 @@ func (s *state) scheduleRecycling(w *worker) {
 	if r.Age > 0 {
 		w.recycling.expires = time.Now().Add(about(r.Age))
 	}
-	if w.recycling.growth = about(r.Memory); w.recycling.growth > 0 {
-		w.recycling.base = w.memory()
-	}
+	w.recycling.growth = about(r.Memory)
 }
 
 // memory is what the process and all below it have, 0 when that is not known.
@@ -74,7 +71,7 @@ func (p *Pool) recycle() {
 			switch {
 			case !r.expires.IsZero() && time.Now().After(r.expires):
 				s.recycle(w, "age")
-			case r.growth > 0 && w.memory()-r.base > r.growth:
+			case r.growth > 0 && w.memory()-w.metering.base > r.growth:
 				s.recycle(w, "memory")
 			}
 		}

@@ -30,8 +30,8 @@ const (
 	asyncCalls = 1024
 )
 
-// state is all that changes in a pool. Its methods are called by functions that
-// are given to [Pool.update], and by nobody else.
+// state is all that changes in a pool. Its methods are called only by functions that are
+// given to [Pool.update].
 type state struct {
 	cfg *Config
 
@@ -53,7 +53,7 @@ type state struct {
 	paces        []pace        // of the tools, by their places in the worker's list
 	stands       time.Time     // since when calls have been queued without a pause
 	reconsidered time.Time     // when giveUp has last looked
-	// lost is why a session's worker ended that nobody has been told of.
+	// lost is why a session's worker ended, until a call has been told.
 	lost string
 
 	crashes  int       // in a row, without a call that ended well between
@@ -98,7 +98,7 @@ func (s *state) finished(j *job) {
 	j.stopTimers()
 }
 
-// stopTimers stops what was to come after a cancellation.
+// stopTimers stops the timers of a cancellation.
 func (j *job) stopTimers() {
 	if j.grace != nil {
 		j.grace.Stop()
@@ -241,7 +241,7 @@ func (s *state) settle() {
 	}
 	have := s.serving() + s.starting
 	if first < 0 && have > 0 {
-		return // the common case: nobody waits, and somebody serves
+		return // the common case: no call waits, and a worker serves
 	}
 	now := time.Now()
 	switch {
@@ -266,8 +266,8 @@ func (s *state) settle() {
 	}
 }
 
-// restock starts what the queue and the spares of a pool need whose workers serve
-// one call each. Those on their way out count: a tool that does not end must not
+// restock starts workers for the queue and the spares of a pool whose workers serve one call
+// each. Those on their way out count: a tool that does not end must not
 // be multiplied.
 func (s *state) restock() {
 	unused := s.count(func(w *worker) bool { return !w.retired && w.places == 0 })
@@ -358,9 +358,9 @@ func (s *state) longest(now time.Time) (d time.Duration) {
 	return d
 }
 
-// A worker that ends although nobody asked it to is replaced. One that does so
-// again and again, because its import or its fork fails, costs a start each time:
-// the starts become rarer, and calls are told after a second at most.
+// A worker that ends unasked is replaced. If workers do so again and again, because the
+// import or the fork fails, each costs a start: the starts become rarer, and calls are told
+// after a second at most.
 const (
 	// Crashes in a row that are repaired at once.
 	freeCrashes = 3

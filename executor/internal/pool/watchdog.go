@@ -30,12 +30,12 @@ const (
 	// microseconds takes milliseconds, too, while others want the processor.
 	brief = 10 * time.Millisecond
 	// watchBrief is how often a worker is looked at whose calls all began after the last
-	// look, where only the node's defaults hold and its control group keeps them: what the
-	// group does not count, like temporary files, may grow over many calls.
+	// look, where only the node's defaults hold and its control group keeps them: temporary
+	// files, which the group does not count, may grow over many calls.
 	watchBrief = time.Second
 )
 
-// metering is what the watchdog knows of a worker.
+// metering is the watchdog's record of a worker.
 type metering struct {
 	base int64 // bytes of memory before the first call
 	// Of its control group: what was charged to it by then, and the processes that
@@ -55,11 +55,7 @@ type metering struct {
 // that it began with may be charged to it once more.
 func (w *worker) bound() {
 	limits := w.pool.cfg.Limits
-	if w.metering.base = w.proc.Base(); w.pool.watchEvery == sandbox.LookOften { // else near enough, for a fork's sake
-		if u, ok := w.proc.Usage(0); ok {
-			w.metering.base = u.Memory
-		}
-	}
+	w.metering.base = w.memory()
 	group := w.proc.Group()
 	if group == nil {
 		return

@@ -49,7 +49,7 @@ type worker struct {
 
 	writeMu   sync.Mutex
 	buf       []byte // frames that are about to be written
-	gathering bool   // somebody is about to write buf
+	gathering bool   // a goroutine is about to write buf
 	calls     uint64 // CALL frames that were in it
 
 	// Guarded by update.

@@ -12,13 +12,6 @@ import (
 
 func (r *run) program() string { return r.call.Argv[0] }
 
-func (r *run) unit() string {
-	if r.call.Lines {
-		return "item"
-	}
-	return "result"
-}
-
 // failed makes an error of how the program ended, nil if it ended well.
 func (r *run) failed(ending sandbox.Ending) error {
 	switch how := ending.Exit; {
@@ -31,31 +24,30 @@ func (r *run) failed(ending sandbox.Ending) error {
 	case ending.Lost:
 		select {
 		case <-r.runner.stop:
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the index %s was closed while the call ran", r.runner.cfg.Index).
-				WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes)
+			return failure.During(toolmesh.CodeUnavailable, "the index %s was closed while the call ran", r.runner.cfg.Index)
 		default:
 		}
-		return r.withWords(toolmesh.Errorf(toolmesh.CodeWorkerCrashed, "the process that runs %s ended under it", r.program()))
+		return r.withWords(failure.During(toolmesh.CodeWorkerCrashed, "the process that runs %s ended under it", r.program()))
 	case how.Signal != 0:
-		return r.withWords(toolmesh.Errorf(toolmesh.CodeWorkerCrashed, "%s was ended by a signal: %s", r.program(), how).WithDetail("signal", how.Signal))
+		return r.withWords(failure.During(toolmesh.CodeWorkerCrashed, "%s was ended by a signal: %s", r.program(), how).WithDetail("signal", how.Signal))
 	case how.Code != 0:
 		message := fmt.Sprintf("%s ended with exit status %d", r.program(), how.Code)
 		<-r.quiet
 		if lines := strings.Split(r.tail.String(), "\n"); lines[len(lines)-1] != "" {
 			message += ": " + lines[len(lines)-1]
 		}
-		e := r.withWords(toolmesh.Errorf(toolmesh.CodeToolError, "%s", message).WithDetail("exit_status", how.Code))
+		e := r.withWords(failure.During(toolmesh.CodeToolError, "%s", message).WithDetail("exit_status", how.Code))
 		e.Type, e.Origin = "CommandFailed", toolmesh.OriginTool
 		return e
 	}
 	return nil
 }
 
-// withWords adds the end of what the program said on stderr, which is read to
-// its end first: no process is left that could write there.
+// withWords adds the last words of the program on stderr, which is read to its end
+// first: no process is left that could write there.
 func (r *run) withWords(e *toolmesh.Error) *toolmesh.Error {
 	<-r.quiet
-	e = e.WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes).WithDetail("tool", r.call.Tool)
+	e = e.WithDetail("tool", r.call.Tool)
 	if words := r.tail.String(); words != "" {
 		e = e.WithDetail("stderr", words)
 	}

@@ -7,23 +7,19 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
-// bounded is the limit on memory that the system keeps too: one that is declared.
-func (r *run) bounded() tool.Size { return min(r.declared.Memory, r.call.Limits.Memory) }
-
-// backstop is what the system lets one process of a command reserve: far more
-// than its limit, which the watchdog keeps and gives its own error. 0: no limit.
-func backstop(memory tool.Size) int64 {
-	if memory == 0 {
+// backstop is how much memory the system lets one process of a command reserve: far more than
+// a declared limit, which the watchdog keeps and gives its own error. 0: none is declared.
+func (r *run) backstop() int64 {
+	if r.declared.Memory == 0 {
 		return 0
 	}
-	return 2*int64(memory) + 256<<20
+	return sandbox.Backstop(int64(min(r.declared.Memory, r.call.Limits.Memory)))
 }
 
-// patrol looks at what a command takes, until it has ended. Of processor time too
-// much it is asked to end; more memory or processes than it may have end it at once.
+// patrol measures a command until it has ended. For too much processor time it is asked to
+// end; for too much memory or too many processes it is ended at once.
 func (r *run) patrol(every time.Duration) {
 	var files sandbox.Look
 	r.proc.Watch(every, r.call.Limits.Pids, func(u sandbox.Usage) bool {

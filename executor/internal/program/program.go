@@ -33,10 +33,10 @@ type Config struct {
 	// Environ is the whole environment of a program: what all programs see with own,
 	// of its user, and vars on top.
 	Environ func(own, vars map[string]string) []string
-	// User is who a program is that asks for a sandbox level, or none, and the variables
-	// of that user.
+	// User is the user of a program that asks for a sandbox level, or for none, and that
+	// user's variables.
 	User    func(tool.Sandbox) (user sandbox.User, own map[string]string, err error)
-	Given   func(sandbox.User) []sandbox.Path // folders that programs of a user have, besides one for temporary files; nil: none
+	Given   func(sandbox.User) []sandbox.Path // folders that programs of a user have, besides one for temporary files
 	Redact  *output.Redactor                  // nil: no secrets
 	Scratch string                            // where the folders of programs that may write nowhere else are made
 	Sandbox tool.Sandbox                      // of calls that ask for no level
@@ -45,8 +45,8 @@ type Config struct {
 	// Limits are those of calls that declare none, MaxLimits the most that they may
 	// declare. Zero fields mean no limit.
 	Limits, MaxLimits tool.Limits
-	// Processes is how many processes and threads a user may have of whom a program may have
-	// so many; 0: any.
+	// Processes is how many processes and threads a user may have, if each of its programs
+	// may have pids; 0: any.
 	Processes func(user sandbox.User, pids int) int
 	// MaxResult is how many bytes a result or an item may have.
 	MaxResult int
@@ -171,7 +171,7 @@ func (p *Runner) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 	r := &run{
 		asked: asked, declared: declared,
 		runner: p, call: call, sink: sink, quiet: make(chan struct{}), tail: output.NewTail(p.cfg.Redact),
-		most: p.cfg.MaxResult, exceeded: make(chan struct{}),
+		most: p.cfg.MaxResult, exceeded: make(chan struct{}), list: []json.RawMessage{}, last: json.RawMessage("null"),
 	}
 	if most := int64(call.Limits.Output); most > 0 && most < int64(r.most) {
 		r.most = int(most)
@@ -207,25 +207,23 @@ func (p *Runner) enter(ctx context.Context, account string) error {
 	w := &waiter{given: make(chan struct{})}
 	p.waiting.Add(w, account)
 	p.mu.Unlock()
-	var err error
 	select {
 	case <-w.given:
-		if ctx.Err() == nil {
-			return nil
-		}
-		err = failure.Ended(ctx, toolmesh.StartedNo)
 	case <-ctx.Done():
-		err = failure.Ended(ctx, toolmesh.StartedNo)
 	case <-p.stop:
-		err = failure.Unavailable("the index %s is closed", p.cfg.Index)
 	}
 	p.mu.Lock()
 	waits := p.waiting.Remove(w)
 	p.mu.Unlock()
-	if !waits {
-		p.leave() // it had a place by then
+	switch {
+	case !waits && ctx.Err() == nil:
+		return nil
+	case !waits: // it has got a place meanwhile
+		p.leave()
+	case ctx.Err() == nil:
+		return failure.Unavailable("the index %s is closed", p.cfg.Index)
 	}
-	return err
+	return failure.Ended(ctx, toolmesh.StartedNo)
 }
 
 // leave gives a call's place to the next that waits.

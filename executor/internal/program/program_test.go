@@ -67,7 +67,7 @@ func newRunner(t *testing.T, change func(*program.Config)) (*program.Runner, str
 		User:   func(tool.Sandbox) (sandbox.User, map[string]string, error) { return sandbox.User{}, nil, nil },
 		Redact: output.NewRedactor([]string{secret}), Scratch: t.TempDir(), Sandbox: tool.SandboxNone,
 		Concurrency: 2, MaxResult: 1 << 20, Grace: 10 * time.Second, Closed: func() {},
-		Processes: func(sandbox.User, int) int { return 0 },
+		Processes: func(sandbox.User, int) int { return 0 }, Given: func(sandbox.User) []sandbox.Path { return nil },
 	}
 	if change != nil {
 		change(&cfg)

@@ -74,7 +74,7 @@ func (r *run) item(ctx context.Context, line []byte, number int) error {
 	return nil
 }
 
-// value makes JSON of what the program wrote; what names the place.
+// value makes JSON of the program's output; what names the place.
 func (r *run) value(text []byte, what string) (json.RawMessage, error) {
 	bad := func(why string) error {
 		shown := r.runner.cfg.Redact.Text(string(text[:min(len(text), 4096)]))
@@ -105,16 +105,7 @@ func (r *run) result(ctx context.Context, out []byte) (json.RawMessage, error) {
 	case r.call.Lines && r.call.Stream:
 		return nil, nil
 	case r.call.Lines && r.call.Collect:
-		list, err := json.Marshal(r.list)
-		if r.list == nil {
-			list = []byte("[]")
-		}
-		if err != nil {
-			return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the items of %s cannot be put together: %w", r.program(), err)
-		}
-		return list, nil
-	case r.call.Lines && r.last == nil:
-		return json.RawMessage("null"), nil
+		return json.Marshal(r.list) // which are JSON
 	case r.call.Lines:
 		return r.last, nil
 	}

@@ -72,18 +72,10 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	r.proc = proc
-	tasks := r.call.Limits.Pids
-	if tasks > 0 {
-		tasks++ // the process above it
-	}
-	r.group = r.runner.cfg.Groups.ForLimits(int64(r.call.Limits.Memory), tasks)
+	// It starts nothing before it has read the request.
+	r.group = sandbox.EncloseProgram(r.runner.cfg.Logger, r.runner.cfg.Groups, proc.Pid(), int64(r.call.Limits.Memory), r.call.Limits.Pids)
 	defer r.group.Close()
 	defer proc.Kill()
-	limit := int64(r.call.Limits.Memory)
-	if limit > 0 {
-		limit += limit/32 + sandbox.AboveProgram
-	}
-	sandbox.Enclose(r.runner.cfg.Logger, r.group, proc.Pid(), limit) // it starts nothing before it has read the request
 	if _, err := proc.Control.Write(append(r.request(user, r.runner.cfg.Environ(own, vars)).Encode(), r.until()...)); err != nil {
 		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
@@ -116,7 +108,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	case ctx.Err() != nil:
 		return nil, failure.Ended(ctx, toolmesh.StartedYes)
 	case errors.Is(err, errTooLong):
-		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%s wrote more than %d bytes as one %s", r.program(), r.most, r.unit()).
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%s wrote more than %d bytes as one %s", r.program(), r.most, map[bool]string{false: "result", true: "item"}[r.call.Lines]).
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).
 			WithDetail("limit", "output").WithDetail("max", r.most)
 	case err != nil:
@@ -147,22 +139,19 @@ func until(end time.Time) []byte {
 
 // request says what is to be run, and how.
 func (r *run) request(user sandbox.User, env []string) sandbox.Request {
-	var given []sandbox.Path
-	if r.runner.cfg.Given != nil {
-		given = r.runner.cfg.Given(user)
-	}
+	given := r.runner.cfg.Given(user)
 	if r.folder != "" {
 		given = append(given, sandbox.Path{Path: r.folder, Access: sandbox.AccessOwn})
 	}
 	return sandbox.Request{
 		Level: r.call.Sandbox, Folder: r.folder, User: user, Given: given,
-		OpenFiles: r.call.Limits.OpenFiles, Memory: backstop(r.bounded()),
+		OpenFiles: r.call.Limits.OpenFiles, Memory: r.backstop(),
 		Processes: r.runner.cfg.Processes(user, r.call.Limits.Pids), Argv: r.call.Argv, Env: env,
 	}
 }
 
-// watch ends the program when nobody wants it any more: politely when ctx ends,
-// at once when the index is closed.
+// watch ends the program when it is not wanted any more: after the grace when ctx ends, at
+// once when the index is closed.
 func (r *run) watch(ctx context.Context, finished <-chan struct{}) {
 	select {
 	case <-finished:

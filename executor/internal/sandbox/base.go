@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"sync"
 	"syscall"
@@ -26,14 +25,10 @@ const maxCopyMessage = 64 << 10
 // program that [Spawner.Start] starts; it is a child of the agent, not of the
 // base, and outlives it. Safe for concurrent use.
 type Base struct {
-	spawner *Spawner
-	conn    *net.UnixConn
-	proc    *os.Process
-	output  *os.File
-	done    chan struct{}
-	stop    sync.Once
+	*Process
 
-	mu sync.Mutex // one copy at a time: the answers have no names
+	spawner *Spawner
+	mu      sync.Mutex // one copy at a time: the answers have no names
 }
 
 // copyRequest is what the copy has to do before it is what the agent wants.
@@ -49,71 +44,30 @@ type copyRequest struct {
 	Adopts       bool      `json:"adopts"` // it goes on with what the base has loaded
 }
 
-// StartBase starts a program that finds a socket of messages at descriptor 3. It
-// says hello there when copies can be made. cmd.Sandbox is of no meaning: the
-// base is contained by its copies alone. Errors are those of the system, and
-// [errors.ErrUnsupported].
-func (s *Spawner) StartBase(cmd Command) (_ *Base, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("start %s: %w", cmd.Path, err)
-		}
-	}()
+// StartBase starts a program that finds a socket of messages at descriptor 3. It says hello
+// there when copies can be made. cmd.Sandbox is of no meaning: the base is contained by its
+// copies alone. Kill ends the base, and its copies live on. Errors are those of the system,
+// and [errors.ErrUnsupported].
+func (s *Spawner) StartBase(cmd Command) (*Base, error) {
 	attr, err := baseAttributes()
 	if err != nil {
 		return nil, err
 	}
-	null, err := os.Open(os.DevNull)
+	p, err := s.begin(cmd, unix.SOCK_SEQPACKET, false, func(Level) ([]string, *syscall.SysProcAttr) { return nil, attr })
 	if err != nil {
 		return nil, err
 	}
-	defer null.Close() //nolint:errcheck // read only
-	b := &Base{spawner: s, done: make(chan struct{})}
-	theirs, err := NewPipes(Channel{Ours: &b.output})
-	if err != nil {
-		return nil, err
-	}
-	defer theirs[0].Close() //nolint:errcheck // the child has its own
-	conn, remote, err := socketPair(unix.SOCK_SEQPACKET)
-	if err != nil {
-		_ = b.output.Close()
-		return nil, err
-	}
-	defer remote.Close() //nolint:errcheck // the child has its own
-	b.conn = conn
-	_, err = s.start(func(Level) (err error) {
-		b.proc, err = os.StartProcess(cmd.Path, append([]string{cmd.Path}, cmd.Args...), &os.ProcAttr{
-			Dir: cmd.Dir, Env: cmd.Env, Files: []*os.File{null, theirs[0], theirs[0], remote}, Sys: attr,
-		})
-		return err
-	}, false)
-	if err != nil {
-		_, _ = conn.Close(), b.output.Close()
-		return nil, err
-	}
-	go func() {
-		_, _ = b.proc.Wait()
-		close(b.done)
-	}()
-	return b, nil
+	p.Level = "" // nothing is below it
+	return &Base{Process: p, spawner: s}, nil
 }
-
-// Output is what the base and nobody else writes; it ends with the base.
-func (b *Base) Output() *os.File { return b.output }
-
-// Pid is the base's process id.
-func (b *Base) Pid() int { return b.proc.Pid }
-
-// Done is closed when the base has ended. Its copies live on.
-func (b *Base) Done() <-chan struct{} { return b.done }
 
 // Hello waits for what the base says next: at first that copies can be made.
 func (b *Base) Hello(timeout time.Duration) ([]byte, error) {
-	if err := b.conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+	if err := b.Control.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, err
 	}
 	buf := make([]byte, maxCopyMessage)
-	n, err := b.conn.Read(buf)
+	n, err := b.Control.Read(buf)
 	if err == nil && n == 0 {
 		err = errors.New("it has ended")
 	}
@@ -128,7 +82,7 @@ func (b *Base) Hello(timeout time.Duration) ([]byte, error) {
 // has loaded, else it starts a program. Where the system refuses what the
 // spawner's level needs that is an error: there is no next level for copies.
 func (b *Base) Start(box tool.Sandbox, adopts bool) (_ *Process, err error) {
-	p, theirs, err := newProcess()
+	p, theirs, err := newProcess(unix.SOCK_STREAM)
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +108,7 @@ func (b *Base) Start(box tool.Sandbox, adopts bool) (_ *Process, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// It is our child, and nobody waits for it before us: the id is its own.
+	// It is our child, and is waited for here alone: the id is still its own.
 	if p.proc, err = os.FindProcess(pid); err != nil {
 		return nil, err
 	}
@@ -166,12 +120,12 @@ func (b *Base) Start(box tool.Sandbox, adopts bool) (_ *Process, err error) {
 func (b *Base) copy(message, rights []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, _, err := b.conn.WriteMsgUnix(message, rights, nil); err != nil {
+	if _, _, err := b.Control.WriteMsgUnix(message, rights, nil); err != nil {
 		return 0, err
 	}
 	data, err := b.Hello(copyTimeout)
 	if err != nil {
-		_ = b.conn.Close() // an answer that came yet would be taken for another's
+		_ = b.Control.Close() // an answer that came yet would be taken for another's
 		return 0, err
 	}
 	var answer struct {
@@ -185,15 +139,4 @@ func (b *Base) copy(message, rights []byte) (int, error) {
 		return 0, syscall.Errno(answer.Errno) //nolint:gosec // as the kernel gave it
 	}
 	return answer.Pid, nil
-}
-
-// Close ends the base and waits for that. Its copies live on.
-func (b *Base) Close() {
-	b.stop.Do(func() {
-		_ = b.conn.Close()
-		_ = b.proc.Kill()
-		<-b.done
-		_ = b.output.Close()
-	})
-	<-b.done
 }

@@ -21,9 +21,12 @@ type Bounds struct {
 	Groups *cgroup.Tree
 }
 
-// AboveProgram is what the control group of a program holds beside it, in bytes: the
+// aboveProgram is what the control group of a program holds next to it, in bytes: the
 // interpreter above it, and what the kernel holds on its behalf.
-const AboveProgram = 28 << 20
+const aboveProgram = 28 << 20
+
+// Backstop is what one process may reserve, in bytes, where Memory is kept for all of them.
+func Backstop(memory int64) int64 { return 2*memory + 256<<20 }
 
 // How often processes are looked at: what they take beyond a limit before they are stopped
 // is what they can take in that time.
@@ -69,7 +72,7 @@ func (p *Process) Watch(every time.Duration, most int, look func(u Usage) (done 
 }
 
 // Enclose moves a process that has just begun into a group, with what it has started, and
-// bounds the group's memory, in bytes; 0: somebody does later. It does nothing without a
+// bounds the group's memory, in bytes; 0: the caller does so later. It does nothing without a
 // group. Where the system refuses, the log says so, and the limits are kept by looking.
 func Enclose(log *slog.Logger, group *cgroup.Group, pid int, memory int64) {
 	if group == nil {
@@ -92,33 +95,42 @@ func Enclose(log *slog.Logger, group *cgroup.Group, pid int, memory int64) {
 	}
 }
 
+// EncloseProgram moves a process above a program that has not begun into a group of its own,
+// which bounds the memory (bytes) and the tasks of what will be below it; 0 is no bound. The
+// group is nil where there are none.
+func EncloseProgram(log *slog.Logger, groups *cgroup.Tree, pid int, memory int64, tasks int) *cgroup.Group {
+	if tasks > 0 {
+		tasks++ // the process itself
+	}
+	group := groups.ForLimits(memory, tasks)
+	if memory > 0 {
+		memory += memory/32 + aboveProgram
+	}
+	Enclose(log, group, pid, memory)
+	return group
+}
+
 // keep keeps a process, above a program that has not begun, within the bounds until it
 // ends. exceeded, called after that, says which one made it end, if one did.
 func (s *Spawner) keep(proc *Process, b Bounds) (exceeded func() error) {
 	if b.Time == 0 && b.Memory == 0 && b.Tasks == 0 {
 		return func() error { return nil }
 	}
-	tasks := b.Tasks
-	if tasks > 0 {
-		tasks++ // the process above it
-	}
-	memory := b.Memory
-	if memory > 0 {
-		memory += AboveProgram
-	}
-	group := b.Groups.ForLimits(b.Memory, tasks)
-	Enclose(s.log, group, proc.Pid(), memory)
+	group := EncloseProgram(s.log, b.Groups, proc.Pid(), b.Memory, b.Tasks)
 	end := time.Now().Add(b.Time)
 	var found error
 	var looking sync.WaitGroup
 	looking.Go(func() {
 		defer group.Close()
 		proc.Watch(LookRarely, b.Tasks, func(u Usage) bool {
-			found = b.check(proc, group, end, u)
+			memory := u.MemoryFor(b.Memory, 0, func() (int64, bool) { return ShareOf(proc.Pid(), false) })
+			if found = b.exceeded(group, memory, u.Tasks); found == nil && b.Time > 0 && time.Now().After(end) {
+				found = fmt.Errorf("it did not end within %v and was ended", b.Time)
+			}
 			return found != nil
 		})
 		if found == nil {
-			found = b.refused(group)
+			found = b.exceeded(group, 0, 0)
 			return
 		}
 		proc.Kill()
@@ -126,35 +138,14 @@ func (s *Spawner) keep(proc *Process, b Bounds) (exceeded func() error) {
 	return func() error { looking.Wait(); return found }
 }
 
-func (b Bounds) check(proc *Process, group *cgroup.Group, end time.Time, u Usage) error {
+// exceeded says which bound was exceeded: by these bytes and tasks, or as the kernel has
+// refused a task, or killed a process for want of memory.
+func (b Bounds) exceeded(group *cgroup.Group, memory int64, tasks int) error {
 	switch {
-	case b.Time > 0 && time.Now().After(end):
-		return fmt.Errorf("it did not end within %v and was ended", b.Time)
-	case b.refused(group) != nil:
-		return b.refused(group)
-	case b.Tasks > 0 && u.Tasks > b.Tasks:
-		return b.tooMany()
-	case b.Memory > 0 && u.MemoryFor(b.Memory, 0, func() (int64, bool) { return ShareOf(proc.Pid(), false) }) > b.Memory:
-		return b.tooMuch()
+	case b.Memory > 0 && memory > b.Memory, group.Kills() > 0:
+		return fmt.Errorf("it took more than the %d bytes of memory that it may and was ended", b.Memory)
+	case b.Tasks > 0 && tasks > b.Tasks, group.Refused() > 0:
+		return fmt.Errorf("it had more than the %d processes and threads that it may and was ended", b.Tasks)
 	}
 	return nil
-}
-
-// refused says what the kernel has refused, or killed a process for.
-func (b Bounds) refused(group *cgroup.Group) error {
-	switch {
-	case group.Kills() > 0:
-		return b.tooMuch()
-	case group.Refused() > 0:
-		return b.tooMany()
-	}
-	return nil
-}
-
-func (b Bounds) tooMuch() error {
-	return fmt.Errorf("it took more than the %d bytes of memory that it may and was ended", b.Memory)
-}
-
-func (b Bounds) tooMany() error {
-	return fmt.Errorf("it had more than the %d processes and threads that it may and was ended", b.Tasks)
 }

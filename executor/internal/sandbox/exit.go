@@ -9,7 +9,7 @@ import (
 type Exit struct {
 	Code   int  // -1 when a signal ended it
 	Signal int  // 0 when it exited
-	Lost   bool // nobody saw its end: the process that would report it ended first
+	Lost   bool // its end was not seen: the process that would report it ended first
 }
 
 // ExitOf undoes the coding of a process that reports its child's end.

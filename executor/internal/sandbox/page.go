@@ -40,11 +40,7 @@ const (
 // Boottime is a time of this process by the clock that goes on while the machine sleeps,
 // in nanoseconds: what other processes of the machine compare with their own.
 func Boottime(t time.Time) uint64 {
-	now, err := boottime()
-	if err != nil {
-		now = time.Duration(time.Now().UnixNano())
-	}
-	return uint64(max(now+time.Until(t), 1)) //nolint:gosec // not negative
+	return uint64(max(boottime()+time.Until(t), 1)) //nolint:gosec // not negative
 }
 
 // NewPage makes a page of zeros.
@@ -53,11 +49,10 @@ func NewPage() (*Page, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := file.Truncate(pageSize); err != nil {
-		_ = file.Close()
-		return nil, fmt.Errorf("page: %w", err)
+	var mem []byte
+	if err = file.Truncate(pageSize); err == nil {
+		mem, err = unix.Mmap(int(file.Fd()), 0, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED) //nolint:gosec // descriptors are small
 	}
-	mem, err := unix.Mmap(int(file.Fd()), 0, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED) //nolint:gosec // descriptors are small
 	if err != nil {
 		_ = file.Close()
 		return nil, fmt.Errorf("page: %w", err)

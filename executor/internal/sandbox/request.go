@@ -19,10 +19,10 @@ import (
 // Request is what the process above a program is asked for: see startup/command.py.
 type Request struct {
 	Level tool.Sandbox
-	// Folder is what strict leaves to be written; empty for none.
+	// Folder is the one that strict leaves to be written; empty for none.
 	Folder string
 	User   User
-	// Given are folders that the program has, whoever owns them.
+	// Given are folders that the program has, whatever user owns them.
 	Given []Path
 	// OpenFiles, Memory and FileSize (bytes) bound each process of the program; 0 is no bound.
 	OpenFiles        int
@@ -113,7 +113,7 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	return stdout, stderr, nil
 }
 
-// Ending is what became of a program, as startup/command.py reports it.
+// Ending is how a program ended, as startup/command.py reports it.
 type Ending struct {
 	Lost    bool          // nothing was reported that we understand: the process above it was killed
 	Refused string        // why its sandbox level cannot be had; empty: it can

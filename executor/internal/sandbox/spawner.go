@@ -112,7 +112,7 @@ func (s *Spawner) start(run func(level Level) error, fall bool) (Level, error) {
 	}
 }
 
-// Command is what [Spawner.Start] starts.
+// Command says how [Spawner.Start] starts a program.
 type Command struct {
 	Path string
 	Args []string // without the program's name
@@ -142,7 +142,16 @@ type Process struct {
 
 // Start starts the command with standard input from the null device. The
 // program's last argument is the mode, "namespace" or "reaper".
-func (s *Spawner) Start(cmd Command) (_ *Process, err error) {
+func (s *Spawner) Start(cmd Command) (*Process, error) {
+	return s.begin(cmd, unix.SOCK_STREAM, cmd.Sandbox == "" || cmd.Sandbox == tool.SandboxNone, func(level Level) ([]string, *syscall.SysProcAttr) {
+		return []string{level.Mode()}, attributes(level, cmd.Sandbox, s.all)
+	})
+}
+
+// begin starts a command with channels, of which control is a socket of a kind. how gives the
+// last arguments and the attributes of a level; with fall the next level is tried where the
+// system refuses one.
+func (s *Spawner) begin(cmd Command, kind int, fall bool, how func(Level) ([]string, *syscall.SysProcAttr)) (_ *Process, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("start %s: %w", cmd.Path, err)
@@ -153,21 +162,18 @@ func (s *Spawner) Start(cmd Command) (_ *Process, err error) {
 		return nil, err
 	}
 	defer null.Close() //nolint:errcheck // read only
-	p, theirs, err := newProcess()
+	p, theirs, err := newProcess(kind)
 	if err != nil {
 		return nil, err
 	}
 	defer CloseAll(theirs)
-	p.Level, err = s.start(func(level Level) error {
-		argv := append(append([]string{cmd.Path}, cmd.Args...), level.Mode())
-		proc, err := os.StartProcess(cmd.Path, argv, &os.ProcAttr{
-			Dir: cmd.Dir, Env: cmd.Env,
-			Files: append([]*os.File{null}, theirs...),
-			Sys:   attributes(level, cmd.Sandbox, s.all),
+	p.Level, err = s.start(func(level Level) (err error) {
+		last, attr := how(level)
+		p.proc, err = os.StartProcess(cmd.Path, slices.Concat([]string{cmd.Path}, cmd.Args, last), &os.ProcAttr{
+			Dir: cmd.Dir, Env: cmd.Env, Files: append([]*os.File{null}, theirs...), Sys: attr,
 		})
-		p.proc = proc
 		return err
-	}, cmd.Sandbox == "" || cmd.Sandbox == tool.SandboxNone)
+	}, fall)
 	if err != nil {
 		p.closeChannels()
 		return nil, err
@@ -176,7 +182,7 @@ func (s *Spawner) Start(cmd Command) (_ *Process, err error) {
 	return p, nil
 }
 
-// Mode is what the root process is told about its level, as its last argument.
+// Mode is the root process's last argument, about its level.
 func (l Level) Mode() string {
 	if l == LevelReaper {
 		return "reaper"
@@ -184,9 +190,9 @@ func (l Level) Mode() string {
 	return "namespace"
 }
 
-// newProcess makes the channels of a root process that is to be started, and the
-// ends that are its own: standard output and error, control, lifeline.
-func newProcess() (_ *Process, theirs []*os.File, err error) {
+// newProcess makes the channels of a root process that is to be started, and the ends that
+// are its own: standard output and error, control (a socket of a kind), lifeline.
+func newProcess(kind int) (_ *Process, theirs []*os.File, err error) {
 	p := &Process{done: make(chan struct{})}
 	defer func() {
 		if err != nil {
@@ -198,7 +204,7 @@ func newProcess() (_ *Process, theirs []*os.File, err error) {
 	if err != nil {
 		return nil, theirs, err
 	}
-	conn, remote, err := socketPair(unix.SOCK_STREAM)
+	conn, remote, err := socketPair(kind)
 	if err != nil {
 		return nil, theirs, err
 	}
@@ -312,12 +318,7 @@ func socketPair(kind int) (*net.UnixConn, *os.File, error) {
 		_ = remote.Close()
 		return nil, nil, err
 	}
-	unixConn, ok := conn.(*net.UnixConn)
-	if !ok {
-		_, _ = conn.Close(), remote.Close()
-		return nil, nil, errors.New("socketpair: not a unix socket")
-	}
-	return unixConn, remote, nil
+	return conn.(*net.UnixConn), remote, nil //nolint:forcetypeassert // as it was made
 }
 
 // Rights is the message that hands files over, in order.

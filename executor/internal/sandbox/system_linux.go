@@ -23,7 +23,7 @@ func systemLevels() []Level {
 	return []Level{LevelUser, LevelReaper}
 }
 
-// idsOf are the ids that a user namespace of a process knows: those of who starts it,
+// idsOf are the ids that a user namespace of a process knows: those of its starter,
 // or all that the starter's own namespace knows, by the same numbers.
 func idsOf(all bool) (users, groups []syscall.SysProcIDMap) {
 	if !all {
@@ -55,7 +55,7 @@ func mayMap() bool {
 // attributes are how a process is started: kept together in the way of level, in
 // the namespaces of box. all is for idsOf.
 func attributes(level Level, box tool.Sandbox, all bool) *syscall.SysProcAttr {
-	attr := &syscall.SysProcAttr{Setsid: true} // a terminal of the agent is nobody else's
+	attr := &syscall.SysProcAttr{Setsid: true} // the agent's terminal is not for its children
 	switch level {
 	case LevelPID:
 		attr.Cloneflags = syscall.CLONE_NEWPID
@@ -99,7 +99,7 @@ func baseAttributes() (*syscall.SysProcAttr, error) {
 	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}, nil
 }
 
-// requestOf says what attributes says of a program, for a copy.
+// requestOf makes the request of a copy from the attributes of a program.
 func requestOf(level Level, box tool.Sandbox, all bool) copyRequest {
 	attr := attributes(level, box, all)
 	r := copyRequest{Flags: attr.Cloneflags, Death: attr.Pdeathsig == syscall.SIGKILL}
@@ -116,7 +116,7 @@ func requestOf(level Level, box tool.Sandbox, all bool) copyRequest {
 	return r
 }
 
-// lines are what the kernel takes of a mapping.
+// lines are a mapping as the kernel reads it.
 func lines(ids []syscall.SysProcIDMap) string {
 	var b strings.Builder
 	for _, one := range ids {
@@ -141,12 +141,10 @@ func restrictions() string {
 	return ""
 }
 
-func boottime() (time.Duration, error) {
+func boottime() time.Duration {
 	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
-		return 0, fmt.Errorf("clock: %w", err)
-	}
-	return time.Duration(now.Nano()), nil
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // which every kernel has
+	return time.Duration(now.Nano())
 }
 
 func newPageFile() (*os.File, error) {

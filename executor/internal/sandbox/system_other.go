@@ -35,7 +35,7 @@ func restrictions() string { return "only Linux has it" }
 func keepDescriptors() {}
 
 // boottime has the wall clock stand for one that other processes have as well.
-func boottime() (time.Duration, error) { return time.Duration(time.Now().UnixNano()), nil }
+func boottime() time.Duration { return time.Duration(time.Now().UnixNano()) }
 
 func newPageFile() (*os.File, error) {
 	file, err := os.CreateTemp("", "toolmesh-page-*")
@@ -61,6 +61,5 @@ func UsageOf(int, bool, int) (Usage, bool)    { return Usage{}, false }
 func ShareOf(int, bool) (int64, bool)         { return 0, false }
 func ProcessorTime(int) (time.Duration, bool) { return 0, false }
 func Descendants(int) []int                   { return nil }
-func ChildrenMemory(int) int64                { return 0 }
 
 func FilesOf(string, int, int64) int64 { return 0 }

@@ -42,8 +42,8 @@ func treeOf(pid int) iter.Seq[int] {
 	}
 }
 
-// UsageOf is what all processes below one, and the one itself if it counts, take at
-// this moment. False when it is gone. It stops at the first that makes them more than
+// UsageOf measures all processes below one, and the one itself if it counts, at this
+// moment. False when it is gone. It stops at the first that makes them more than
 // most processes and threads, if that is not 0: a bomb is not counted to its end.
 func UsageOf(pid int, itself bool, most int) (u Usage, alive bool) {
 	for next := range treeOf(pid) {
@@ -66,16 +66,6 @@ func UsageOf(pid int, itself bool, most int) (u Usage, alive bool) {
 		}
 	}
 	return u, alive
-}
-
-// ChildrenMemory is the resident memory of a process's own children, without what is
-// below them.
-func ChildrenMemory(pid int) (total int64) {
-	for _, child := range children(pid) {
-		u, _, _ := one(child)
-		total += u.Memory
-	}
-	return total
 }
 
 // ShareOf is the memory of these processes, where pages that several of them hold
@@ -143,7 +133,7 @@ func FilesOf(folder string, pid int, limit int64) (total int64) {
 	return total
 }
 
-// numberIn reads what a file of /proc says behind a name; false where it says nothing.
+// numberIn reads the number behind a name in a file of /proc; false where it has none.
 func numberIn(data []byte, name string) (int64, bool) {
 	for line := range bytes.Lines(data) {
 		if fields := bytes.Fields(line); len(fields) >= 2 && string(fields[0]) == name {

@@ -17,7 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
-// User is who processes run as. The zero value is the user that starts them.
+// User is the user of processes. The zero value is the user that starts them.
 type User struct {
 	ID, Group int
 	// Home is a folder that is the user's own.
@@ -96,7 +96,7 @@ func (u User) Keep(folder string) error {
 // shorter.
 const mostLevels = 1000
 
-// loan is what a user has until it is given back.
+// loan has the folders that a user has until they are given back.
 type loan struct {
 	user  User
 	roots []*os.Root
@@ -166,7 +166,7 @@ func (l *loan) take(root *os.Root, name string, info fs.FileInfo, stat *syscall.
 	return err
 }
 
-// own makes a file a user's, or removes what is none.
+// own gives a file to a user, or removes it if it is no file, folder or link.
 func (l *loan) own(root *os.Root, name string, info fs.FileInfo, uid, gid int) error {
 	if info.Mode()&fs.ModeType&^(fs.ModeDir|fs.ModeSymlink) != 0 {
 		return root.Remove(name)
@@ -215,19 +215,19 @@ const (
 	firstSmall = 50_000
 )
 
-// Users gives names a user and a home each. Who has which is told by who owns the
-// homes, so that it is the same after a restart. Its methods may be called concurrently.
+// Users gives names a user and a home each. The owners of the homes say which user a name
+// has, so that it is the same after a restart. Its methods may be called concurrently.
 type Users struct {
 	dir   string
 	first int
-	fixed *User // who all are; nil: everybody has one of their own
+	fixed *User // of all names; nil: each name has its own
 
 	mu sync.Mutex
 }
 
 // NewUsers makes the users of a folder, which is made if need be. name is a user of
 // this machine, or a number, that all are to be; empty for one each. nil is for a
-// name that means who runs this. The error says why others cannot be had.
+// name of the user that runs this. The error says why others cannot be had.
 func NewUsers(dir, name string) (*Users, error) {
 	u := &Users{dir: dir, first: firstUser}
 	if name != "" {
@@ -249,10 +249,6 @@ func NewUsers(dir, name string) (*Users, error) {
 	if err != nil {
 		return nil, err
 	}
-	unfinished, _ := filepath.Glob(filepath.Join(dir, ".*")) // of a process that was killed
-	for _, folder := range unfinished {
-		_ = os.RemoveAll(folder)
-	}
 	trial, err := os.MkdirTemp(dir, ".")
 	if err != nil {
 		return nil, err
@@ -268,7 +264,7 @@ func NewUsers(dir, name string) (*Users, error) {
 	return u, nil
 }
 
-// lookUp finds a user by name or number, of whom the system need not know.
+// lookUp finds a user by name or number, which the system need not know.
 func lookUp(name string) (*User, error) {
 	found, err := user.Lookup(name)
 	if err != nil {
@@ -285,7 +281,7 @@ func lookUp(name string) (*User, error) {
 }
 
 // Of returns the user of a name, which is one of a file, and makes the home of a new
-// one. A name that comes again has the same user, as far as nobody else has it.
+// one. A name that comes again has the same user, unless another has it by then.
 func (u *Users) Of(name string) (User, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -1,13 +1,13 @@
 package venv
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"io/fs"
-	"iter"
 	"log/slog"
 	"maps"
 	"os"
@@ -42,8 +42,8 @@ type Making struct {
 	NoBuild bool
 }
 
-// marker says what an environment is. It lies outside of it, as its [listing] does:
-// what lies inside says nothing.
+// marker describes an environment. It lies outside of it, as its [listing] does: files inside
+// are not to be believed.
 type marker struct {
 	Digest      string      `json:"digest"`
 	Interpreter Interpreter `json:"interpreter"`
@@ -55,12 +55,9 @@ type marker struct {
 // Environment makes or finds an environment, and holds it until [Store.Release].
 // See executor.Executor.Environment.
 func (s *Store) Environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress Progress) (*Env, error) {
-	var env *Env
-	err := s.do(ctx, "the environment cannot be made", func(ctx context.Context) (err error) {
-		env, err = s.environment(ctx, sourceDir, lock, making, progress)
-		return err
+	return do(ctx, s, "the environment cannot be made", func(ctx context.Context) (*Env, error) {
+		return s.environment(ctx, sourceDir, lock, making, progress)
 	})
-	return env, err
 }
 
 func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress Progress) (_ *Env, err error) {
@@ -75,11 +72,13 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, ma
 		content += "\n# for " + making.Account
 	}
 	wanted := digestOf(lock.Python, content)
-	interpreter, known := s.made(wanted)
-	if !known {
-		if interpreter, err = s.find(ctx, lock.Python); err != nil {
-			return nil, err
-		}
+	// An index stays with its interpreter, and a start need not look for one.
+	var interpreter Interpreter
+	finished := s.finished()
+	if i := slices.IndexFunc(finished, func(m marker) bool { return m.Wanted == wanted }); i >= 0 {
+		interpreter = finished[i].Interpreter
+	} else if interpreter, err = s.find(ctx, lock.Python); err != nil {
+		return nil, err
 	}
 	key := []string{"2", interpreter.Minor(), interpreter.CacheTag, interpreter.Platform, content}
 	at := place{folder: s.dir}
@@ -142,38 +141,29 @@ func digestOf(parts ...string) string {
 	return hex.EncodeToString(sum.Sum(nil))[:32]
 }
 
-// made returns the interpreter of an environment that was made of a lock and that
-// is still what it was: an index stays with its interpreter, and a start need not
-// look for one.
-func (s *Store) made(wanted string) (Interpreter, bool) {
-	for m := range s.finished() {
-		if m.Wanted == wanted {
-			return m.Interpreter, true
+// finished are the environments whose interpreters are unchanged.
+func (s *Store) finished() (all []marker) {
+	for _, at := range s.places() {
+		if m, err := at.marker(); err == nil && m.Interpreter.unchanged() {
+			all = append(all, m)
 		}
 	}
-	return Interpreter{}, false
+	return all
 }
 
-// finished are the environments whose interpreters are still what they were.
-func (s *Store) finished() iter.Seq[marker] {
-	return func(yield func(marker) bool) {
-		for _, folder := range []string{s.dir, s.shared} {
-			if folder == "" {
-				continue
-			}
-			entries, _ := os.ReadDir(place{folder: folder}.env())
-			for _, entry := range entries {
-				at := place{folder, entry.Name()}
-				if m, err := at.marker(); err == nil && m.Interpreter.unchanged() && !yield(m) {
-					return
-				}
-			}
+// places are those of all environments, finished or not, that are shared or of this store.
+func (s *Store) places() (all []place) {
+	for _, folder := range slices.Compact([]string{cmp.Or(s.shared, s.dir), s.dir}) {
+		entries, _ := os.ReadDir(place{folder: folder}.env()) // none was ever made
+		for _, entry := range entries {
+			all = append(all, place{folder, entry.Name()})
 		}
 	}
+	return all
 }
 
-// verify says what is wrong with an environment, empty when nothing is. All files are
-// looked at once: what another process left may be damaged.
+// verify says why an environment is not valid; what is empty if it is. All files are looked at
+// once in a process: those that an earlier process left may be damaged.
 func (s *Store) verify(at place) (m marker, what string) {
 	m, err := at.marker()
 	if err != nil {
@@ -238,9 +228,9 @@ func (s *Store) build(ctx context.Context, sourceDir string, lock Lock, making M
 	return s.publish(beside, at, m, files)
 }
 
-// publish puts an environment in its place, and then says what it is. What is there
-// already is kept if it is whole, as another store may have made it meanwhile. Otherwise
-// it goes as the new one comes: processes of others may be using it.
+// publish puts an environment in its place, and then its listing and its marker. One that is
+// there already is kept if it is whole, as another store may have made it meanwhile.
+// Otherwise it is moved away as the new one comes: processes of others may be using it.
 func (s *Store) publish(beside string, at place, m marker, files listing) error {
 	err := os.Rename(beside, at.env())
 	if err != nil {
@@ -250,7 +240,7 @@ func (s *Store) publish(beside string, at place, m marker, files listing) error 
 		if _, what := s.verify(at); what == "" {
 			return nil
 		}
-		// Below what is swept, should this be the last that the process does.
+		// In a folder that is swept, in case this process ends here.
 		old, err := os.MkdirTemp(place{folder: at.folder}.env(), "new-")
 		if err != nil {
 			return err
@@ -339,12 +329,12 @@ func seal(dir string, i Interpreter) error {
 }
 
 // Prepare returns the machine's interpreters behind environments that an earlier process
-// left. Where there is none it does what the first one will wait for: it
-// finds the interpreter that most indexes have and compiles the files of Options.Warm.
+// left. Where there is none it finds the interpreter that most indexes have and compiles the
+// files of Options.Warm, so that the first environment need not wait for that.
 func (s *Store) Prepare(ctx context.Context) (pythons []string) {
 	ctx, end := s.begin(ctx)
 	defer end()
-	for m := range s.finished() {
+	for _, m := range s.finished() {
 		if !slices.Contains(pythons, m.Interpreter.Path) {
 			pythons = append(pythons, m.Interpreter.Path)
 		}
@@ -370,7 +360,7 @@ func (s *Store) warmUp(ctx context.Context, i Interpreter) error {
 		return nil
 	}
 	mark := filepath.Join(s.warm, "compiled."+i.CacheTag)
-	// whole reports whether what was compiled is there as it was noted.
+	// whole reports whether the bytecode is there as it was noted.
 	whole := func() bool {
 		was, err := readJSON[listing](mark)
 		return err == nil && maps.Equal(was, compiledBy(s.warm, i))

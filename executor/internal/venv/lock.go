@@ -15,7 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
-// Lock is what declared dependencies were resolved to: the same on every node.
+// Lock is the resolution of declared dependencies: the same on every node.
 type Lock struct {
 	// Requirements is a requirements file with exact versions, markers and
 	// hashes; empty when nothing is declared.
@@ -43,7 +43,7 @@ type LockOptions struct {
 	NoBuild bool
 }
 
-// declared is what a source says of its dependencies.
+// declared has the dependencies that a source declares.
 type declared struct {
 	file   string // the file that says it, for messages; empty: there are none
 	python string // requires-python
@@ -82,33 +82,25 @@ func (s *Store) LockRequirements(ctx context.Context, name string, requirements 
 	})
 }
 
-// lock resolves what read has found out.
-func (s *Store) lock(ctx context.Context, sourceDir string, o LockOptions, progress Progress, read func(*reader) error) (lock Lock, err error) {
-	err = s.do(ctx, "the dependencies cannot be read", func(ctx context.Context) error {
-		r, err := s.reader(sourceDir, o)
-		if err != nil {
-			return err
-		}
-		if r.root != nil {
+// lock resolves the dependencies that read finds.
+func (s *Store) lock(ctx context.Context, sourceDir string, o LockOptions, progress Progress, read func(*reader) error) (Lock, error) {
+	return do(ctx, s, "the dependencies cannot be read", func(ctx context.Context) (_ Lock, err error) {
+		r := s.reader(o.Vars)
+		if sourceDir != "" { // else it is a single file
+			if r.root, err = os.OpenRoot(sourceDir); err != nil {
+				return Lock{}, err
+			}
 			defer r.root.Close() //nolint:errcheck // only read
 		}
-		if err = read(r); err == nil {
-			lock, err = s.resolve(ctx, sourceDir, o, *r.d, progress)
+		if err = read(r); err != nil {
+			return Lock{}, err
 		}
-		return err
+		return s.resolve(ctx, sourceDir, o, *r.d, progress)
 	})
-	return lock, err
 }
 
-// reader makes a reader of an index's folder; none: of a single file.
-func (s *Store) reader(sourceDir string, o LockOptions) (r *reader, err error) {
-	r = &reader{
-		vars: o.Vars, allowed: s.allows, d: &declared{}, left: maxDependencyBytes, read: map[string]bool{}, projects: map[string]*project{},
-	}
-	if sourceDir != "" {
-		r.root, err = os.OpenRoot(sourceDir)
-	}
-	return r, err
+func (s *Store) reader(vars map[string]string) *reader {
+	return &reader{vars: vars, allowed: s.allows, d: &declared{}, left: maxDependencyBytes, read: map[string]bool{}, projects: map[string]*project{}}
 }
 
 // publicIndex is the Python Package Index, which files name that were made for it. What is
@@ -145,7 +137,7 @@ func (s *Store) allows(option, value string) bool {
 	return false
 }
 
-// resolve makes the lock of what was read.
+// resolve makes the lock of declared dependencies.
 func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d declared, progress Progress) (Lock, error) {
 	python := cmp.Or(d.python, o.Python) // the manifest's counts only where there is no requires-python
 	if d.file == "" {
@@ -171,9 +163,10 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 	}
 	defer deep.RemoveAll(work) //nolint:errcheck // swept at the next start
 	// What lies in the index's folder may require addresses.
-	tree, st := sourceDir, step{dir: work, apart: d.addresses() || d.paths(), login: d.logins}
-	if d.builds || d.paths() {
-		// A build backend writes beside its sources, and what it leaves there is not the index's.
+	addresses, paths := d.places()
+	tree, st := sourceDir, step{dir: work, apart: addresses || paths, login: d.logins}
+	if d.builds || paths {
+		// A build backend writes next to its sources, and its files there are not the index's.
 		// What was written for uv stays the agent's.
 		tree = filepath.Join(work, "tree")
 		if err := os.CopyFS(tree, os.DirFS(sourceDir)); err != nil {
@@ -197,7 +190,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 		run := func(build bool) (err error) {
 			args := slices.Concat([]string{"pip", "compile"}, asked, []string{"--no-sources", "--universal", "--generate-hashes",
 				"--no-header", "--no-annotate", "--quiet", "--python", interpreter.Path, "--python-version", version}, d.args)
-			// The variable does not count beside an argument.
+			// With the argument the variable has no effect.
 			for _, file := range strings.Fields(lookup(s.environ, "UV_CONSTRAINT")) {
 				args = append(args, "--constraints", file)
 			}
@@ -259,7 +252,7 @@ func withoutWheel(said string) (names []string) {
 	return names
 }
 
-// builds is the failure of what would have to run code of packages.
+// builds is the failure of a resolution or an installation that would run code of packages.
 func builds(names ...string) *toolmesh.Error {
 	slices.Sort(names)
 	names = slices.Compact(names)
@@ -267,17 +260,16 @@ func builds(names ...string) *toolmesh.Error {
 		WithDetail("reason", reasonBuilds).WithDetail("builds", names)
 }
 
-// errBuilds stands for the failure of what was not tried, as it builds something.
+// errBuilds stands for the failure of a resolution without builds that was not tried.
 var errBuilds = errors.New("it builds packages")
 
-// addresses reports whether something comes from an address that the index names.
-func (d declared) addresses() bool {
-	return slices.ContainsFunc(slices.Concat(d.requirements, d.constraints), func(q requirement) bool { return q.url != "" })
-}
-
-// paths reports whether something comes from the index's folder.
-func (d declared) paths() bool {
-	return slices.ContainsFunc(slices.Concat(d.requirements, d.constraints), func(q requirement) bool { return q.path != "" })
+// places reports whether something comes from an address that the index names, or from its
+// folder.
+func (d declared) places() (addresses, paths bool) {
+	for _, q := range slices.Concat(d.requirements, d.constraints) {
+		addresses, paths = addresses || q.url != "", paths || q.path != ""
+	}
+	return addresses, paths
 }
 
 // write writes what was read for uv, which finds the source in tree, and returns the

@@ -37,8 +37,9 @@ func tree(t testing.TB, files map[string]string) string {
 func readTree(t testing.TB, dir string, environ ...string) (declared, string, string, error) {
 	t.Helper()
 	s := &Store{environ: environ, log: slog.New(slog.DiscardHandler)}
-	r, err := s.reader(dir, LockOptions{Vars: map[string]string{"LAB_TOKEN": "hunter2"}})
-	if err != nil {
+	r := s.reader(map[string]string{"LAB_TOKEN": "hunter2"})
+	var err error
+	if r.root, err = os.OpenRoot(dir); err != nil {
 		t.Fatal(err)
 	}
 	defer r.root.Close() //nolint:errcheck // only read

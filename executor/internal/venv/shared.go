@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/toolmesh/toolmesh/internal/deep"
@@ -22,7 +21,7 @@ import (
 //     knows of all uses, so that what is removed has not been used for long.
 
 const (
-	// sharedAge is how long a shared environment stays that nobody uses.
+	// sharedAge is how long a shared environment stays without being used.
 	sharedAge = 30 * 24 * time.Hour
 	// renewed is how old the note of a use gets, and abandoned how old the folder of a
 	// build may be: no build takes as long. Both are more than clocks of machines differ by.
@@ -38,36 +37,27 @@ func (s *Store) touch(at place) {
 	}
 }
 
-// tidyShared notes which shared environments are in use here, and removes those that
-// nobody has used for long and builds that were cut off.
-func (s *Store) tidyShared() {
-	if s.shared == "" {
-		return
+// tidyShared notes that a shared environment is in use here, or removes it if nothing has
+// used it for long, or if its build was cut off.
+func (s *Store) tidyShared(at place) {
+	building := at.building()
+	info, err := os.Stat(at.file(markerName))
+	if building || errors.Is(err, fs.ErrNotExist) { // one that was cut off before it was noted is like a build
+		building = true
+		info, err = os.Stat(at.env())
 	}
-	entries, _ := os.ReadDir(place{folder: s.shared}.env()) // none was ever made
-	for _, entry := range entries {
-		at := place{s.shared, entry.Name()}
-		building := strings.HasPrefix(at.digest, "new-")
-		info, err := os.Stat(at.file(markerName))
-		if building || errors.Is(err, fs.ErrNotExist) { // one that was cut off before it was noted is like a build
-			building = true
-			info, err = os.Stat(at.env())
+	if err != nil {
+		return // it has just gone, or is being replaced
+	}
+	switch unused := time.Since(info.ModTime()); {
+	case building && unused > abandoned:
+		_ = deep.RemoveAll(at.env())
+	case building:
+	case !s.uses.unused(at.digest, 0):
+		if unused > renewed {
+			s.touch(at)
 		}
-		if err != nil {
-			continue // it has just gone, or is being replaced
-		}
-		unused := time.Since(info.ModTime())
-		switch {
-		case building:
-			if unused > abandoned {
-				_ = deep.RemoveAll(at.env())
-			}
-		case !s.uses.unused(at.digest, 0):
-			if unused > renewed {
-				s.touch(at)
-			}
-		case unused > sharedAge:
-			s.remove(at, 0)
-		}
+	case unused > sharedAge:
+		s.remove(at, 0)
 	}
 }

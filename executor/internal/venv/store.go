@@ -135,10 +135,10 @@ func among(environ, names, families []string) []string {
 	})
 }
 
-// sweep removes what a process that was killed was in the middle of making: it
-// is made beside its place, under a name that begins so.
+// sweep removes folders and files that a killed process was making: they are made next to
+// their places, under names that begin so.
 func (s *Store) sweep() {
-	for _, pattern := range []string{s.path("new-*"), s.path("envs", "new-*"), s.path("records", ".new-*")} {
+	for _, pattern := range []string{filepath.Join(s.dir, "new-*"), filepath.Join(s.dir, "envs", "new-*"), filepath.Join(s.dir, "records", ".new-*")} {
 		unfinished, _ := filepath.Glob(pattern)
 		for _, folder := range unfinished {
 			if err := deep.RemoveAll(folder); err != nil {
@@ -162,22 +162,19 @@ func (s *Store) begin(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { unwatch(); cancel(); s.running.Done() }
 }
 
-// do does work that Close ends too. What has failed otherwise than by an error of
-// this package is install_failed with the text failure.
-func (s *Store) do(ctx context.Context, failure string, work func(ctx context.Context) error) error {
+// do does work that Close ends too. An error of work that is none of this package's becomes
+// install_failed with the text failure.
+func do[T any](ctx context.Context, s *Store, failure string, work func(ctx context.Context) (T, error)) (T, error) {
 	ctx, end := s.begin(ctx)
 	defer end()
-	err := work(ctx)
-	if err == nil {
-		return nil
+	made, err := work(ctx)
+	if stop := stopped(ctx, s); err != nil && stop != nil {
+		err = stop
 	}
-	if stop := stopped(ctx, s); stop != nil {
-		return stop
+	if typed := new(toolmesh.Error); err != nil && !errors.As(err, &typed) {
+		err = failed(err, "", "%s", failure)
 	}
-	if typed := new(toolmesh.Error); errors.As(err, &typed) {
-		return err
-	}
-	return failed(err, "", "%s", failure)
+	return made, err
 }
 
 // keys lets one builder at a time at each name.
@@ -230,7 +227,7 @@ func (s *Store) run(ctx context.Context, dir, name string, args ...string) (stdo
 	return out.Bytes(), strings.TrimSpace(strings.ToValidUTF8(words.String(), "\uFFFD")), err
 }
 
-// failed makes an install_failed error; said is what a command printed.
+// failed makes an install_failed error; said is the output of a command.
 func failed(err error, said, format string, args ...any) *toolmesh.Error {
 	made := toolmesh.Errorf(toolmesh.CodeInstallFailed, format, args...).
 		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
@@ -289,8 +286,4 @@ func (s *Store) workFolder() (string, error) {
 		err = os.Chmod(work, 0o755) //nolint:gosec // no secret
 	}
 	return work, err
-}
-
-func (s *Store) path(parts ...string) string {
-	return filepath.Join(append([]string{s.dir}, parts...)...)
 }

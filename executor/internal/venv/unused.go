@@ -51,19 +51,17 @@ func (s *Store) Release(env *Env) { s.uses.give(env.Digest) }
 // of its place first: a process that is killed meanwhile leaves no half of one. What other
 // stores share stays for as long as one of them has used it of late.
 func (s *Store) RemoveUnused(age time.Duration) {
-	s.tidyShared()
-	entries, err := os.ReadDir(s.path("envs"))
-	if err != nil {
-		return // none was ever made
-	}
-	for _, entry := range entries {
-		at := place{s.dir, entry.Name()}
-		if strings.HasPrefix(at.digest, "new-") || !s.uses.unused(at.digest, age) {
-			continue
+	for _, at := range s.places() {
+		if at.folder == s.shared {
+			s.tidyShared(at)
+		} else if !at.building() && s.uses.unused(at.digest, age) {
+			s.remove(at, age)
 		}
-		s.remove(at, age)
 	}
 }
+
+// building reports whether this is the folder of an environment that is being made.
+func (p place) building() bool { return strings.HasPrefix(p.digest, "new-") }
 
 func (s *Store) remove(at place, age time.Duration) {
 	free, ok := s.keys.try(at.digest)

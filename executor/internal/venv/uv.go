@@ -13,7 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
-// uvVersion is what is installed where no uv is found.
+// uvVersion is installed where no uv is found.
 const uvVersion = "0.13.8"
 
 // uv finds the uv executable, or installs one below the store's folder from its
@@ -42,7 +42,7 @@ func (s *Store) findUV(ctx context.Context, progress Progress) (string, error) {
 	if isExecutable(s.foundUV) {
 		return s.foundUV, nil
 	}
-	folder := s.path("uv-" + uvVersion)
+	folder := filepath.Join(s.dir, "uv-"+uvVersion)
 	for _, bin := range append(filepath.SplitList(lookup(s.environ, "PATH")), filepath.Join(folder, "bin")) {
 		file := filepath.Join(bin, "uv")
 		if !filepath.IsAbs(file) || !isExecutable(file) {
@@ -111,7 +111,7 @@ var (
 	uvFamilies = []string{"LC_", "UV_INDEX_"} // the latter with names and passwords of indexes, which builds do not get
 )
 
-// step is what uv is run for.
+// step is one run of uv.
 type step struct {
 	role  Role
 	apart bool     // the cache goes with the step: what is fetched is of one index alone

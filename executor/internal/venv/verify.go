@@ -15,13 +15,11 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
-// place is where an environment lies, and what is noted of it: outside of it, where
-// nothing of an index writes.
+// place has the paths of an environment, and of its records: outside of it, where nothing of
+// an index writes.
 type place struct{ folder, digest string }
 
 // What is noted of an environment.
@@ -34,26 +32,19 @@ func (p place) env() string             { return filepath.Join(p.folder, "envs",
 func (p place) records() string         { return filepath.Join(p.folder, "records") }
 func (p place) file(name string) string { return filepath.Join(p.records(), p.digest+name) }
 
-// marker reads what was noted of an environment when it was finished.
+// marker reads the marker of a finished environment.
 func (p place) marker() (marker, error) { return readJSON[marker](p.file(markerName)) }
 
-// forget removes what is noted: the environment is none from then on.
+// forget removes the records: the environment is not valid from then on.
 func (p place) forget() error {
-	return errors.Join(removed(p.file(markerName)), removed(p.file(listingName)))
+	return errors.Join(os.RemoveAll(p.file(markerName)), os.RemoveAll(p.file(listingName)))
 }
 
-func removed(file string) error {
-	if err := os.Remove(file); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
-// listing is what is noted of each file by its path.
+// listing has a note of each file by its path.
 type listing map[string]noted
 
 // noted is what a file has: of a link its target. State is its size and the times of its last
-// changes; that of its inode nobody but root sets back. Sum is the SHA-256 of its content,
+// changes; only root can set back that of its inode. Sum is the SHA-256 of its content,
 // which is taken with the bytecode.
 type noted struct {
 	State string `json:"state,omitempty"`
@@ -77,10 +68,7 @@ func list(dir string, known listing, withSums bool) (listing, error) {
 		return nil, err
 	}
 	defer root.Close() //nolint:errcheck // only read
-	all, sums := listing{}, map[string]*string{}
-	var sum errgroup.Group
-	sum.SetLimit(4)
-	left := int64(maxFiles)
+	all, left := listing{}, int64(maxFiles)
 	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
@@ -96,30 +84,18 @@ func list(dir string, known listing, withSums bool) (listing, error) {
 		switch was, ok := known[path]; {
 		case entry.Type()&fs.ModeSymlink != 0:
 			now.State = ""
-			if now.Link, err = root.Readlink(path); err != nil {
-				return err
-			}
+			now.Link, err = root.Readlink(path)
 		case !entry.Type().IsRegular():
 			return fmt.Errorf("%s is no file", path)
 		case ok && was.State == now.State && was.Sum != "":
 			now.Sum = was.Sum
 		case withSums:
-			found := new(string)
-			sums[path] = found
-			sum.Go(func() (err error) { *found, err = sumOf(root, path); return err })
+			now.Sum, err = sumOf(root, path)
 		}
 		all[path] = now
-		return nil
+		return err
 	})
-	if err := errors.Join(err, sum.Wait()); err != nil {
-		return nil, err
-	}
-	for path, found := range sums {
-		now := all[path]
-		now.Sum = *found
-		all[path] = now
-	}
-	return all, nil
+	return all, err
 }
 
 func sumOf(root *os.Root, path string) (string, error) {
@@ -135,8 +111,7 @@ func sumOf(root *os.Root, path string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// damage says what an environment is not as it was when its list was written;
-// empty when it is. A file that was only touched, or copied with all others, is noted anew.
+// damage says how an environment differs from its listing; empty if it does not. A file that was only touched, or copied with all others, is noted anew.
 func damage(at place) (what string) {
 	was, err := readJSON[listing](at.file(listingName))
 	if err != nil {
@@ -204,9 +179,9 @@ func readJSON[T any](path string) (value T, err error) {
 	return value, err
 }
 
-// compile makes the bytecode of an environment in the background: what is used
-// before it is there compiles its own part. Its end is noted, so that what a
-// process leaves that ends before is done by the next.
+// compile makes the bytecode of an environment in the background: tools that are used before
+// it is there are imported without. Its end is noted, so that the next process does it anew
+// if this one ends before.
 func (s *Store) compile(at place, m marker) {
 	s.uses.take(at.digest)
 	ctx, end := s.begin(context.Background())
@@ -325,7 +300,7 @@ func copyNew(from, path, to, name string) error {
 	return errors.Join(err, out.Close())
 }
 
-// dropBytecode removes what a compilation that was stopped has left.
+// dropBytecode removes the bytecode of a compilation that was stopped.
 func dropBytecode(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.IsDir() && entry.Name() == bytecode {

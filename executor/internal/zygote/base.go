@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,8 +23,8 @@ const baseRetry = time.Minute
 // environ is all that an interpreter of the machine begins with.
 var environ = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
 
-// commandLineRoom is an argument that nobody reads: a process that renames itself
-// has as much room as its first command line took.
+// commandLineRoom is an argument without a meaning: a process that renames itself has as
+// much room as its first command line took.
 var commandLineRoom = strings.Repeat(" ", 1024)
 
 // Variables that the C library, or a library that a base has loaded, reads when
@@ -52,25 +53,20 @@ type base struct {
 	err  error
 }
 
-// adoption is what a zygote takes of an index once it is confined.
+// adoption has the environment that a zygote takes once it is confined.
 type adoption struct {
 	Environ    []byte   `json:"environ"` // lines as in os.Environ, separated by zeros
 	Executable string   `json:"executable"`
 	Argv       []string `json:"argv"` // what the executable is started with
 }
 
-// unfitFor says why what has these variables cannot go on with what a base has loaded;
-// empty when it can. With own nothing does.
-func unfitFor(environ []string, own bool) string {
-	if own {
-		return "each has one"
-	}
+// unfitFor says why a process with these variables cannot go on with the modules that a base
+// has loaded; empty if it can.
+func unfitFor(environ []string) string {
 	for _, line := range environ {
-		for _, prefix := range earlyVariables {
-			if strings.HasPrefix(line, prefix) {
-				name, _, _ := strings.Cut(line, "=")
-				return fmt.Sprintf("the variable %s is read when an interpreter starts", name)
-			}
+		if slices.ContainsFunc(earlyVariables, func(prefix string) bool { return strings.HasPrefix(line, prefix) }) {
+			name, _, _ := strings.Cut(line, "=")
+			return fmt.Sprintf("the variable %s is read when an interpreter starts", name)
 		}
 	}
 	return ""
@@ -92,7 +88,7 @@ func (b *bases) start(ctx context.Context, cmd sandbox.Command, adopts bool) (*s
 	}
 	proc, err := base.proc.Start(cmd.Sandbox, adopts)
 	if err != nil {
-		base.proc.Close() // it does not do what it should: the next one gets another
+		base.proc.Kill() // it does not work: the next one gets another
 	}
 	return proc, err
 }
@@ -147,10 +143,10 @@ func (b *bases) run(interpreter string) (*sandbox.Base, error) {
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(b.life, proc.Close)
+	stop := context.AfterFunc(b.life, proc.Kill)
 	words, drained := output.NewTail(nil), make(chan struct{})
 	b.wg.Go(func() {
-		output.Drain(proc.Output(), words, func(text string) { // which should be nothing
+		output.Drain(proc.Stderr, words, func(text string) { // which should be nothing
 			b.starter.opts.Logger.Debug("output of the base process", slog.String("text", text))
 		})
 		close(drained)
@@ -158,7 +154,7 @@ func (b *bases) run(interpreter string) (*sandbox.Base, error) {
 		stop()
 	})
 	if _, err = proc.Hello(b.starter.opts.StartTimeout); err != nil {
-		proc.Close()
+		proc.Kill()
 		<-drained
 		return nil, fmt.Errorf("%w%s", err, words.Suffix())
 	}

@@ -49,9 +49,6 @@ func newEager(file *os.File) (*eager, error) {
 
 // Read implements [io.Reader].
 func (e *eager) Read(b []byte) (int, error) {
-	if len(b) == 0 {
-		return 0, nil
-	}
 	e.into, e.n, e.err, e.looked = b, 0, nil, false
 	err := e.raw.Read(e.try)
 	e.into = nil
@@ -82,7 +79,7 @@ func (e *eager) attempt(fd uintptr) bool {
 	}
 	if found && time.Since(began) < eagerFor {
 		e.failed = 0
-	} else { // what came later came while the worker, which we kept from it, had our processor
+	} else { // an answer that came later came once the worker had our processor
 		e.failed++
 	}
 	return found

@@ -78,7 +78,7 @@ func (s *folders) take(user sandbox.User) (f folder) {
 }
 
 // possess makes a new folder a user's, and untouched. What is above it may be the user's
-// already, who may have put something else in its place: nothing else is changed.
+// already, which may have put something else in its place: nothing else is changed.
 func possess(path string, id, group int) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
 	if err != nil {

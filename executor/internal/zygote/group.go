@@ -53,7 +53,7 @@ type Group struct {
 	about     description
 	described bool
 
-	unfit string // why its zygotes cannot go on with what a base has loaded; empty: they may
+	unfit string // see unfitFor
 
 	renewing sync.Mutex // held while the zygote that workers are forked from is replaced
 
@@ -81,7 +81,7 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 			Path: cfg.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},
 			Env: environ, Dir: "/", Sandbox: cfg.Sandbox,
 		},
-		unfit: unfitFor(cfg.Env, s.opts.OwnInterpreters),
+		unfit: unfitFor(cfg.Env),
 	}
 	if g.unfit != "" {
 		g.log.Debug("the index starts an interpreter of its own", slog.String("reason", g.unfit))
@@ -106,7 +106,7 @@ func (g *Group) Open(ctx context.Context) ([]Tool, []Unavailable, error) {
 	return g.about.Tools, g.about.Unavailable, nil
 }
 
-// final is the error of what the index's own code does: it does so again.
+// final is the error of a failure of the index's own code, which would fail again.
 func final(format string, args ...any) *toolmesh.Error {
 	return failure.NotStarted(toolmesh.CodeInstallFailed, format, args...)
 }
@@ -170,7 +170,7 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 		p.group.Close()
 		return nil, err
 	}
-	// With what the index's own handlers of forks have started, before any call.
+	// With the processes that the index's own handlers of forks have started, before any call.
 	sandbox.Enclose(p.log, p.group, p.Pid(), 0)
 	return p, nil
 }
@@ -179,20 +179,17 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 // its own where it cannot go on as it is, and for a worker of one tool; where no copy can
 // be made, the machine's interpreter, which does so, too.
 func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error) {
-	if !g.starter.opts.OwnInterpreters {
-		proc, err := g.starter.bases.start(ctx, g.command, only == "" && g.unfit == "")
-		var z *zygote
-		if err == nil {
-			z, err = g.startZygote(ctx, proc, s)
-		}
-		var failure *importFailure
-		if z != nil || ctx.Err() != nil || errors.As(err, &failure) && failure.module != "" {
-			return z, err
-		}
-		g.log.Warn("the index starts an interpreter of its own", slog.String("error", err.Error()))
+	proc, err := g.starter.bases.start(ctx, g.command, only == "" && g.unfit == "")
+	var z *zygote
+	if err == nil {
+		z, err = g.startZygote(ctx, proc, s)
 	}
-	proc, err := g.starter.spawner.Start(g.command)
-	if err != nil {
+	var failure *importFailure
+	if z != nil || ctx.Err() != nil || errors.As(err, &failure) && failure.module != "" {
+		return z, err
+	}
+	g.log.Warn("the index starts an interpreter of its own", slog.String("error", err.Error()))
+	if proc, err = g.starter.spawner.Start(g.command); err != nil {
 		return nil, err
 	}
 	return g.startZygote(ctx, proc, s)
@@ -266,7 +263,7 @@ func (g *Group) sameTools(z *zygote, only string) error {
 }
 
 // source is the zygote to make a worker of: for a process of its own one that
-// nobody else uses, else the one that all forks come from.
+// no other process uses, else the one that all forks come from.
 func (g *Group) source(ctx context.Context, own bool, only string) (*zygote, error) {
 	if only != "" {
 		return g.another(ctx, only)

@@ -103,7 +103,7 @@ func (p *Process) exited(e sandbox.Exit) {
 	})
 }
 
-// These are what package pool says of them.
+// See the interface Process of package pool.
 
 func (p *Process) ID() uint64                           { return p.id }
 func (p *Process) Pid() int                             { return p.handle.Pid() }
@@ -120,7 +120,6 @@ func (p *Process) ProcessorTime() (time.Duration, bool) { return sandbox.Process
 func (p *Process) Usage(most int) (sandbox.Usage, bool) { return sandbox.UsageOf(p.Pid(), true, most) }
 func (p *Process) Share() (int64, bool)                 { return sandbox.ShareOf(p.Pid(), true) }
 func (p *Process) Group() *cgroup.Group                 { return p.group }
-func (p *Process) Base() int64                          { <-p.zygote.measured; return p.zygote.memory }
 func (p *Process) TempFiles(limit int64) int64          { return sandbox.FilesOf(p.temp.path, p.Pid(), limit) }
 
 // Write sends data. It never blocks: what the pipe has no room for is written by a

@@ -13,25 +13,17 @@ import (
 
 // Options configure a [Starter]. All must be set; those that may be zero say so.
 type Options struct {
-	Logger *slog.Logger
-	// Dir is the folder below which processes get folders of their own.
-	Dir string
-	// Files is the folder that holds the worker's package.
-	Files string
-	// Cgroups bound the memory and the processes of workers, where they are of a kind.
-	Cgroups *cgroup.Tree
-	// ImportMemory (bytes) and ImportTasks (processes and threads) are what the imports of an
-	// index may take, where the kernel keeps it.
+	Logger  *slog.Logger
+	Dir     string       // below which processes get folders of their own
+	Files   string       // the folder that holds the worker's package
+	Cgroups *cgroup.Tree // bound the memory and the processes of workers, where there are groups
+	// ImportMemory (bytes) and ImportTasks (processes and threads) bound the imports of an
+	// index, where there are groups.
 	ImportMemory int64
 	ImportTasks  int
-	// StartTimeout bounds the import of one module.
-	StartTimeout time.Duration
-	// MaxResult bounds a result and an item, MaxFrame a message, in bytes.
-	MaxResult int
-	MaxFrame  uint32
-	// OwnInterpreters has each group start an interpreter of its own: no bases. May be
-	// false.
-	OwnInterpreters bool
+	StartTimeout time.Duration // of the import of one module
+	MaxResult    int           // bytes of a result or an item
+	MaxFrame     uint32        // bytes of a message
 }
 
 // Starter has what all groups of an executor share: the base processes, and the
@@ -68,9 +60,7 @@ func (s *Starter) Place(ctx context.Context) (leave func(), err error) {
 // Warm starts the base of an interpreter of the machine in the background: the next
 // group finds it.
 func (s *Starter) Warm(interpreter string) {
-	if !s.opts.OwnInterpreters {
-		_, _ = s.bases.of(interpreter) // the next group says what is wrong with it
-	}
+	_, _ = s.bases.of(interpreter) // the next group says what is wrong with it
 }
 
 // Close ends the bases. The groups must have been closed.

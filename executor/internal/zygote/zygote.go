@@ -46,12 +46,11 @@ type setup struct {
 	// OpenFiles are the limit of a call of a tool that declares none, and the most that
 	// a [forkRequest] may say.
 	OpenFiles [2]int `json:"open_files,omitzero"`
-	// Processes is how many processes and threads the user may have, who is the index's own;
-	// 0: any.
+	// Processes is how many processes and threads the index's own user may have; 0: any.
 	Processes int `json:"processes,omitempty"`
-	// User is who to become: a user's id and a group's; empty for nobody else.
+	// User is the user to become, its id and its group's; empty: it stays what it is.
 	User []int `json:"user,omitempty"`
-	// Given are folders that it has, whoever owns them.
+	// Given are folders that it has, whatever user owns them.
 	Given []sandbox.Path `json:"given,omitempty"`
 	// Adopt is what it takes then.
 	Adopt *adoption `json:"adopt,omitempty"`
@@ -99,9 +98,6 @@ type zygote struct {
 	group  *cgroup.Group // of what it imports; nil: it is in none of its own
 	temp   *folders
 
-	measured chan struct{} // closed once memory is known
-	memory   int64         // bytes, once it had described its tools
-
 	solo bool // it is itself the one worker
 
 	broke atomic.Pointer[error] // how it broke the protocol; nil: it has not
@@ -132,7 +128,7 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 	}
 	z := &zygote{
 		log: g.log, proc: proc, conn: proc.Control,
-		measured: make(chan struct{}), forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(g.redact),
+		forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(g.redact),
 	}
 	if z.temp = &g.starter.temp; s.Temp != z.temp.parent {
 		z.folder, z.temp = s.Temp, &folders{log: z.log, parent: s.Temp}
@@ -156,7 +152,7 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 	if err != nil {
 		return nil, fmt.Errorf("setup: %w", err)
 	}
-	// An interpreter that takes none of it, or ends, says so by what it sends, or does not.
+	// An interpreter that does not take the setup, or ends, is noticed by its answer, or by none.
 	setUp := func() {
 		_ = z.conn.SetWriteDeadline(time.Now().Add(opts.StartTimeout))
 		_, _ = z.conn.Write(frame.Append(nil, frame.Header{Type: frame.Setup}, body))
@@ -183,10 +179,6 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 	case err != nil:
 		return nil, err
 	}
-	z.wg.Go(func() {
-		defer close(z.measured)
-		z.memory = sandbox.ChildrenMemory(proc.Pid()) // what a fork begins with, or a bit more
-	})
 	if len(at.notes) > 0 {
 		z.log.Info("the sandbox does without something", slog.String("sandbox", string(s.Sandbox)), slog.Any("notes", at.notes))
 	}
@@ -284,8 +276,8 @@ func (z *zygote) describe(s setup, setUp, imports func()) (at progress, err erro
 	return at, err
 }
 
-// check says what is wrong with a description of tools, which code of the index may have
-// written: nil when it has each of them once.
+// check finds a fault in a description of tools, which code of the index may have written: nil
+// if it has each of them once.
 func (d *description) check(tools []string) error {
 	left := map[string]int{}
 	for _, name := range tools {
@@ -333,7 +325,7 @@ func (z *zygote) ended(at progress, most int64) error {
 	return &importFailure{at.module, fmt.Sprintf("%s ended the process (%s)%s", at, sandbox.ExitOf(status), z.words.Suffix())}
 }
 
-// drain takes what the index prints at import: into the log, never into a call.
+// drain takes the output of an import: into the log, never into a call.
 func (z *zygote) drain(file *os.File, stream output.Stream) {
 	output.Drain(file, z.words, func(text string) {
 		z.log.Debug("output at import", slog.String("stream", string(stream)), slog.String("text", text))
@@ -369,7 +361,7 @@ func (z *zygote) take(h frame.Header, body []byte) error {
 		z.waited = false
 		z.mu.Unlock()
 		if !waited {
-			return errors.New("it forked what nobody asked for")
+			return errors.New("it forked a worker unasked")
 		}
 		m := forkedMessage{fd: -1}
 		if h.Flags&frame.FlagHandle != 0 {
@@ -458,8 +450,8 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 	return nil, z.lost(p, fmt.Errorf("%w: the zygote is gone%s", errNoFork, z.words.Suffix()))
 }
 
-// lost gives up a process that is not to be, and says why: for err, or for what came from
-// the zygote.
+// lost gives up a process that does not come to be, and returns why: err, or how the zygote
+// broke the protocol.
 func (z *zygote) lost(p *Process, err error) error {
 	z.forget(p)
 	if broke := z.broke.Load(); broke != nil {
@@ -538,7 +530,7 @@ func (r *controlReader) Read(b []byte) (int, error) {
 	if err == nil && n == 0 && len(b) > 0 {
 		err = io.EOF
 	}
-	return n, err
+	return max(n, 0), err // it is negative with an error
 }
 
 func (r *controlReader) take() int {

@@ -27,7 +27,7 @@ func newCrowd(t *testing.T, clock *clock, slots, depth int) *crowd {
 // ask reports whether an account gets a place.
 func (c *crowd) ask(account subjects.SessionID) (ok bool, text string) {
 	c.t.Helper()
-	v, call, _, err := c.tab.Begin(admit.Request{Tool: "x.y", Depth: c.depth, Account: account}, "", nil)
+	v, call, _, err := c.tab.Begin(admit.Request{Tool: "x.y", Depth: c.depth, Account: account}, "")
 	if v == admit.Run {
 		c.runs[account] = append(c.runs[account], call)
 		return true, ""
@@ -160,7 +160,7 @@ func TestCallsThatArePassedOn(t *testing.T) {
 		t.Helper()
 		began++
 		r := admit.Request{Key: admit.Key{Session: account, RPC: subjects.RPCID(fmt.Sprint(began))}, Tool: "x.y", Account: account, MayPass: may}
-		_, call, _, err := tab.Begin(r, "", nil)
+		_, call, _, err := tab.Begin(r, "")
 		return call, err
 	}
 	var here, passed []*admit.Running[string]
@@ -194,14 +194,14 @@ func TestCallsThatArePassedOn(t *testing.T) {
 	}
 	again := call.Request
 	again.MayPass = false // sent to this node itself
-	if v, joined, _, err := tab.Begin(again, "", func(admit.Record) {}); v != admit.Join || joined != call {
+	if v, joined, _, err := tab.Begin(again, ""); v != admit.Join || joined != call {
 		t.Errorf("a repetition while it runs: %v, %v", v, err)
 	}
 	if c, ok := tab.Cancel(again.Key, "s1"); !ok || c != call {
 		t.Error("a cancel does not find it")
 	}
 	tab.Finish(call, result("2"))
-	if v, _, record, err := tab.Begin(again, "", nil); v != admit.Repeat || string(record.Result) != "2" {
+	if v, _, record, err := tab.Begin(again, ""); v != admit.Repeat || string(record.Result) != "2" {
 		t.Errorf("a repetition when it is over: %v, %v, %v", v, record, err)
 	}
 	if _, err := begin("third", false); err == nil {

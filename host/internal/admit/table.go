@@ -113,7 +113,7 @@ type Verdict uint8
 const (
 	// Run: the call is new and has a slot; [Table.Finish] gives it back.
 	Run Verdict = iota
-	// Join: the same call runs; the waiter given to Begin gets its record.
+	// Join: the same call runs. Its host has what joined it get its record.
 	Join
 	// Repeat: the same call has ended; its record is returned.
 	Repeat
@@ -129,7 +129,7 @@ type Running[T any] struct {
 	// Full is why it has no slot and is to be passed on; nil for a call that has one. It is
 	// for the one that runs the call.
 	Full    *toolmesh.Error
-	waiters []func(Record)
+	joined  int // repetitions
 	share   *share
 	depth   int
 	place   int  // in the table's running; -1 when it has ended
@@ -161,7 +161,7 @@ type Table[T any] struct {
 	slots int
 	now   func() time.Time
 
-	mu      sync.Mutex // no lock of another package is taken under it, and no waiter is called
+	mu      sync.Mutex // no lock of another package is taken under it
 	running []*Running[T]
 	vacated int         // of running: those that have given their slot back
 	passed  int         // of running: those that have none, as they are passed on
@@ -197,16 +197,16 @@ func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 }
 
 // Begin decides on a request. For Run it returns the call, which holds value;
-// for Repeat the record; for Refuse the error, which has started set. For Join,
-// waiter is called once, when the running call ends, with its record.
-func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Running[T], Record, *toolmesh.Error) {
+// for Repeat the record; for Refuse the error, which has started set. For Join it returns the
+// call that runs, which may end meanwhile.
+func (t *Table[T]) Begin(r Request, value T) (Verdict, *Running[T], Record, *toolmesh.Error) {
 	depth := r.Depth
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var name uint64
 	if r.Key.RPC != "" {
 		name = hash(r.Key)
-		if verdict, c, record, err := t.repeated(name, r, waiter); verdict != Run {
+		if verdict, c, record, err := t.repeated(name, r); verdict != Run {
 			return verdict, c, record, err
 		}
 		if at, ok := t.cancelled(r.Key); ok && t.now().Sub(at) < keepCancels {
@@ -320,19 +320,19 @@ func (t *Table[T]) cancelled(key Key) (at time.Time, ok bool) {
 
 // Repeated is Begin for a request that would not be run anyway: ok is false
 // where it is no repetition, and then nothing has changed.
-func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c *Running[T], record Record, err *toolmesh.Error, ok bool) {
+func (t *Table[T]) Repeated(r Request) (verdict Verdict, c *Running[T], record Record, err *toolmesh.Error, ok bool) {
 	if r.Key.RPC == "" {
 		return Run, nil, Record{}, nil, false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	verdict, c, record, err = t.repeated(hash(r.Key), r, waiter)
+	verdict, c, record, err = t.repeated(hash(r.Key), r)
 	return verdict, c, record, err, verdict != Run
 }
 
 // repeated decides on a request whose name has a hash; Run says that it is a new
 // call. t.mu is held.
-func (t *Table[T]) repeated(hash uint64, r Request, waiter func(Record)) (Verdict, *Running[T], Record, *toolmesh.Error) {
+func (t *Table[T]) repeated(hash uint64, r Request) (Verdict, *Running[T], Record, *toolmesh.Error) {
 	k := t.names[hash]
 	switch {
 	case k == nil && t.past.has(hash):
@@ -351,7 +351,7 @@ func (t *Table[T]) repeated(hash uint64, r Request, waiter func(Record)) (Verdic
 		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeBusy, "call %q runs, and too many repetitions of the session's calls wait: send it again later", r.Key.RPC).
 			WithOrigin(toolmesh.OriginAgent).WithDetail("limit", "repetitions").WithDetail("max", maxJoined)
 	case k.running != nil:
-		k.running.waiters = append(k.running.waiters, waiter)
+		k.running.joined++
 		return Join, k.running, Record{}, nil
 	}
 	return Repeat, nil, k.record, nil
@@ -398,13 +398,12 @@ func cancelled(before string) *toolmesh.Error {
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 }
 
-// leastVacated is how many calls may be without a slot on a node of few.
+// leastVacated is how many calls may end without a slot on a node of few.
 const leastVacated = 16
 
-// Vacate frees the slot of a call whose tool has done its work, while what it said
-// last is yet to be stored: a caller that reads its end may call again at once. The call
-// runs on until Finish. When that goes for as many calls as there are slots, and
-// no few, the store is slow, and the others keep theirs. Calling Vacate again does
+// Vacate frees the slot of a call whose tool has returned, while its end is stored: a caller
+// that reads the end may call again at once. The call runs on until Finish. If the store is
+// slow, at most as many calls as there are slots end without one. Calling Vacate again does
 // nothing.
 func (t *Table[T]) Vacate(c *Running[T]) {
 	t.mu.Lock()
@@ -498,14 +497,13 @@ func (t *Table[T]) leave(c *Running[T]) {
 	t.shares.left(c.share)
 }
 
-// Finish ends a call of Begin: it frees the slot, keeps the record unless the
-// tool's code never began, and hands it to the callers that joined. A call that was
-// cancelled before it began keeps its name as well, as it may not begin later.
-// Calling Finish again does nothing.
+// Finish ends a call of Begin: it frees the slot, and keeps the record unless the tool's code
+// never began. A call that was cancelled before it began keeps its name as well, as it may not
+// begin later. Calling Finish again does nothing.
 func (t *Table[T]) Finish(c *Running[T], record Record) {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	if c.place < 0 {
-		t.mu.Unlock()
 		return
 	}
 	last := len(t.running) - 1
@@ -534,11 +532,8 @@ func (t *Table[T]) Finish(c *Running[T], record Record) {
 			delete(t.names, k.hash)
 		}
 	}
-	waiters := c.waiters
-	t.mu.Unlock()
-	for _, w := range waiters {
+	for range c.joined {
 		t.joined.Give(c.Account, 1)
-		w(record)
 	}
 }
 

@@ -45,7 +45,7 @@ type table = admit.Table[string]
 
 func begin(t *testing.T, tab *table, r admit.Request) *admit.Running[string] {
 	t.Helper()
-	v, call, _, err := tab.Begin(r, "value", nil)
+	v, call, _, err := tab.Begin(r, "value")
 	if v != admit.Run || call == nil || err != nil {
 		t.Fatalf("begin %q: verdict %d, %v, want run", r.Key.RPC, v, err)
 	}
@@ -62,7 +62,7 @@ func finish(t *testing.T, tab *table, rpc string, rec admit.Record) {
 // expect begins a request again and checks the verdict.
 func expect(t *testing.T, tab *table, r admit.Request, want admit.Verdict) (admit.Record, *toolmesh.Error) {
 	t.Helper()
-	v, call, rec, err := tab.Begin(r, "value", func(admit.Record) {})
+	v, call, rec, err := tab.Begin(r, "value")
 	if v != want {
 		t.Fatalf("begin %q again: verdict %d (%v), want %d", r.Key.RPC, v, err, want)
 	}
@@ -76,9 +76,8 @@ func TestJoinAndRepeat(t *testing.T) {
 	t.Parallel()
 	tab := admit.NewTable[string](10, newClock().Now)
 	call := begin(t, tab, request("a"))
-	var got []string
-	for i := range 3 {
-		v, joined, _, _ := tab.Begin(request("a"), "other", func(r admit.Record) { got = append(got, fmt.Sprint(i, string(r.Result))) })
+	for range 3 {
+		v, joined, _, _ := tab.Begin(request("a"), "other")
 		if v != admit.Join || joined != call || joined.Value != "value" {
 			t.Fatalf("verdict %d, call %p, want to join %p", v, joined, call)
 		}
@@ -88,9 +87,6 @@ func TestJoinAndRepeat(t *testing.T) {
 	}
 	tab.Finish(call, result("7"))
 	tab.Finish(call, result("8")) // does nothing
-	if want := "[07 17 27]"; fmt.Sprint(got) != want {
-		t.Errorf("waiters got %v, want %v", got, want)
-	}
 	if rec, _ := expect(t, tab, request("a"), admit.Repeat); string(rec.Result) != "7" {
 		t.Errorf("record = %s, want 7", rec.Result)
 	}
@@ -126,7 +122,7 @@ func TestDifferentCallUnderOneIDIsRefused(t *testing.T) {
 			if _, err := expect(t, tab, r, admit.Refuse); err.Code != toolmesh.CodeInvalidRequest || err.Started != started {
 				t.Errorf("another %s: %v, started %v", name, err, err.Started)
 			}
-			if _, _, _, _, ok := tab.Repeated(r, nil); !ok {
+			if _, _, _, _, ok := tab.Repeated(r); !ok {
 				t.Errorf("another %s: not known", name)
 			}
 		}
@@ -267,7 +263,7 @@ func unknown(t *testing.T, tab *table, r admit.Request) {
 	if err.Code != toolmesh.CodeNodeLost || err.Started != toolmesh.StartedUnknown {
 		t.Errorf("%q again: %v, started %v", r.Key.RPC, err, err.Started)
 	}
-	if _, _, _, err, ok := tab.Repeated(r, nil); !ok || err == nil || err.Code != toolmesh.CodeNodeLost {
+	if _, _, _, err, ok := tab.Repeated(r); !ok || err == nil || err.Code != toolmesh.CodeNodeLost {
 		t.Errorf("%q again, and not to be run anyway: %v, %v", r.Key.RPC, err, ok)
 	}
 }
@@ -356,7 +352,7 @@ func TestRecordsGiveWayByBytes(t *testing.T) {
 	}
 	kept := 0
 	for i := range 100 {
-		v, _, _, err := tab.Begin(request(fmt.Sprint(i)), "", nil)
+		v, _, _, err := tab.Begin(request(fmt.Sprint(i)), "")
 		switch {
 		case v == admit.Repeat:
 			kept++
@@ -426,15 +422,10 @@ func TestCancelOfACallThatNeverBegan(t *testing.T) {
 	for _, code := range []toolmesh.Code{toolmesh.CodeCancelled, toolmesh.CodeBusy} {
 		rpc := string(code)
 		call := begin(t, tab, request(rpc))
-		var told admit.Record
-		tab.Begin(request(rpc), "other", func(r admit.Record) { told = r })
 		if _, ok := tab.Cancel(key(rpc), "s1"); !ok {
 			t.Fatal("a running call is not found")
 		}
 		tab.Finish(call, admit.Record{Err: toolmesh.Errorf(code, "no").WithStarted(toolmesh.StartedNo)})
-		if told.Err == nil || told.Err.Code != code {
-			t.Errorf("the caller that joined got %+v", told)
-		}
 		other := request(rpc)
 		other.Digest[0]++
 		for range 2 {
@@ -452,24 +443,23 @@ func TestCancelOfACallThatNeverBegan(t *testing.T) {
 func TestRepeatedChangesNothing(t *testing.T) {
 	t.Parallel()
 	tab := admit.NewTable[string](1, newClock().Now)
-	if _, _, _, _, ok := tab.Repeated(request("a"), nil); ok {
+	if _, _, _, _, ok := tab.Repeated(request("a")); ok {
 		t.Error("a call that was never made is known")
 	}
-	if _, _, _, _, ok := tab.Repeated(admit.Request{Tool: "x.y"}, nil); ok {
+	if _, _, _, _, ok := tab.Repeated(admit.Request{Tool: "x.y"}); ok {
 		t.Error("a call without an id is known")
 	}
 	call := begin(t, tab, request("a"))
-	told := 0
-	if v, c, _, _, ok := tab.Repeated(request("a"), func(admit.Record) { told++ }); !ok || v != admit.Join || c != call {
+	if v, c, _, _, ok := tab.Repeated(request("a")); !ok || v != admit.Join || c != call {
 		t.Errorf("a running call: verdict %d, %v", v, ok)
 	}
 	tab.Finish(call, result("1"))
-	if v, _, rec, _, ok := tab.Repeated(request("a"), nil); !ok || v != admit.Repeat || string(rec.Result) != "1" || told != 1 {
-		t.Errorf("a call that has ended: verdict %d, %s, %v, told %d", v, rec.Result, ok, told)
+	if v, _, rec, _, ok := tab.Repeated(request("a")); !ok || v != admit.Repeat || string(rec.Result) != "1" {
+		t.Errorf("a call that has ended: verdict %d, %s, %v", v, rec.Result, ok)
 	}
 }
 
-// Any number of goroutines: one runs, the others get its record.
+// Of any number of goroutines one runs the call, and the others join it or get its record.
 func TestConcurrentBegin(t *testing.T) {
 	t.Parallel()
 	tab := admit.NewTable[string](100, time.Now)
@@ -481,19 +471,18 @@ func TestConcurrentBegin(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() {
-				v, call, _, _ := tab.Begin(r, "", func(admit.Record) { count(&got) })
+				v, call, _, _ := tab.Begin(r, "")
 				switch v {
 				case admit.Run:
 					count(&ran)
 					tab.Finish(call, result("1"))
-					count(&got)
-				case admit.Repeat:
+				case admit.Join, admit.Repeat:
 					count(&got)
 				}
 			})
 		}
 		wg.Wait()
-		if ran != 1 || got != 8 {
+		if ran != 1 || got != 7 {
 			t.Fatalf("round %d: %d ran, %d got the record", round, ran, got)
 		}
 	}
@@ -519,7 +508,7 @@ func at(rpc string, depth int) admit.Request {
 // refused checks that there is no place for a call.
 func refused(t *testing.T, tab *table, rpc string, depth int) {
 	t.Helper()
-	if v, _, _, err := tab.Begin(at(rpc, depth), "", nil); v != admit.Refuse || err.Code != toolmesh.CodeBusy || err.Details["limit"] != toolmesh.LimitSlots {
+	if v, _, _, err := tab.Begin(at(rpc, depth), ""); v != admit.Refuse || err.Code != toolmesh.CodeBusy || err.Details["limit"] != toolmesh.LimitSlots {
 		t.Errorf("%s at depth %d: verdict %d, %v, want busy", rpc, depth, v, err)
 	}
 }
@@ -548,10 +537,10 @@ func TestPlacesOfNestedCalls(t *testing.T) {
 	}
 	refused(t, tab, "j", 0)
 	// A repetition is one whatever depth it tells.
-	if v, _, _, err := tab.Begin(at("g", 3), "", func(admit.Record) {}); v != admit.Join {
+	if v, _, _, err := tab.Begin(at("g", 3), ""); v != admit.Join {
 		t.Errorf("a repetition at another depth: verdict %d, %v, want join", v, err)
 	}
-	if v, _, _, err, ok := tab.Repeated(at("d", 5), nil); !ok || v != admit.Repeat {
+	if v, _, _, err, ok := tab.Repeated(at("d", 5)); !ok || v != admit.Repeat {
 		t.Errorf("a repetition of what has ended: verdict %d, %v, want repeat", v, err)
 	}
 }
@@ -580,7 +569,7 @@ func TestNestedCallsDoNotWaitForThemselves(t *testing.T) {
 			var next []*task
 			for _, w := range waiting {
 				w.node = nodes[random.IntN(len(nodes))]
-				v, call, _, _ := w.node.Begin(admit.Request{Tool: "x.y", Depth: w.depth}, "", nil)
+				v, call, _, _ := w.node.Begin(admit.Request{Tool: "x.y", Depth: w.depth}, "")
 				if v != admit.Run {
 					next = append(next, w)
 					continue
@@ -633,7 +622,7 @@ func TestASlotIsFreeBeforeItsCallHasEnded(t *testing.T) {
 			t.Errorf("depth %d: %d calls in flight, want %d", depth, n, 16+depth)
 		}
 		// They still run: a repetition joins its call.
-		if v, _, _, err := tab.Begin(at("a0"), "", func(admit.Record) {}); v != admit.Join {
+		if v, _, _, err := tab.Begin(at("a0"), ""); v != admit.Join {
 			t.Errorf("depth %d: a repetition: verdict %d, %v, want join", depth, v, err)
 		}
 		c := begin(t, tab, at("c"))
@@ -668,7 +657,7 @@ func TestEarlyCancelsAreShared(t *testing.T) {
 		}
 		r := request("early")
 		r.Key.Session = "s1"
-		verdict, _, _, err := tab.Begin(r, "", nil)
+		verdict, _, _, err := tab.Begin(r, "")
 		if verdict != admit.Refuse || err.Code != toolmesh.CodeCancelled {
 			t.Fatalf("the call whose cancel came before it: %v %v", verdict, err)
 		}

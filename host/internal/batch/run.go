@@ -53,6 +53,7 @@ type execution struct {
 	running  int
 	starting bool // a goroutine is on its way that takes calls
 	joined   []*reader
+	final    *admit.Record // nil while it runs
 	left     int
 	room     int64 // for results, in the answer
 	results  [][]byte
@@ -106,11 +107,15 @@ func (r *execution) close() {
 var errDeadline = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the time was up before the call's turn came").
 	WithStarted(toolmesh.StartedNo).WithDetail("limit", "time").WithOrigin(toolmesh.OriginAgent)
 
-// join notes who repeats the batch.
+// join answers a repetition when the batch has ended.
 func (r *execution) join(to *reader) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.joined = append(r.joined, to)
+	if r.final != nil {
+		r.s.answer(to, *r.final)
+	} else {
+		r.joined = append(r.joined, to)
+	}
 }
 
 // keepAlive says that the batch runs, and ends it once nobody is there to hear it. It is
@@ -314,10 +319,10 @@ func (r *execution) here(ctx context.Context, m *member) bool {
 	if tool.subject.Kind == subjects.KindNone {
 		return false
 	}
-	req := &codec.Request{
-		Session: r.b.Session, Tool: tool.id, RPCID: r.b.RPCID(m.Member), Args: m.Args, Positional: m.Positional,
+	req := &codec.Request{Args: m.Args, Positional: m.Positional, Call: codec.Call{
+		Session: r.b.Session, Tool: tool.id, RPCID: r.b.RPCID(m.Member),
 		Depth: r.b.Depth, Parent: r.b.Parent, Lanes: r.b.Lanes, Trace: r.b.Trace, AcceptRef: r.b.AcceptRef,
-	}
+	}}
 	if deadline, ok := ctx.Deadline(); ok {
 		req.Timeout, req.HasTimeout = time.Until(deadline), true
 	}
@@ -419,12 +424,14 @@ func (r *execution) end(m *member, value value, err *toolmesh.Error) {
 	}
 	r.unwatch()
 	r.close()
-	for _, to := range append(r.joined, r.to) {
-		to.probe.Close()
-	}
 	r.s.Log.Debug("batch finished", slog.String("rpc_id", string(r.b.Request.RPCID)), slog.String("session", string(r.b.Session)),
 		slog.Int("calls", len(r.members)), slog.Duration("took", time.Since(r.began)))
-	r.finish(admit.Record{Result: joined(r.results)})
+	r.final = &admit.Record{Result: joined(r.results)}
+	r.finish(*r.final)
+	for _, to := range append(r.joined, r.to) {
+		to.probe.Close()
+		r.s.answer(to, *r.final)
+	}
 }
 
 // put holds a result for the answer, where it fits, and sends it alone to who asked for

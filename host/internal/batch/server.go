@@ -168,7 +168,7 @@ func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, he
 			bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s stands for the body, and there is one", codec.HeaderRef)
 		}
 		if bad != nil {
-			named := &codec.Batch{Request: codec.Request{RPCID: codec.ParseNameHeader[subjects.RPCID](header.Get(codec.HeaderRPCID))}}
+			named := &codec.Batch{Request: codec.Request{Call: codec.Call{RPCID: codec.ParseNameHeader[subjects.RPCID](header.Get(codec.HeaderRPCID))}}}
 			s.refuse(&reader{b: named, reply: m.Reply}, bad)
 			return
 		}
@@ -191,7 +191,7 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Heade
 	// "not started" would have its caller send it elsewhere.
 	known := r
 	known.First = time.Time{} // how far back this node remembers counts where it is to run the batch
-	if verdict, call, record, err, ok := s.table.Repeated(known, to.settle(s)); ok {
+	if verdict, call, record, err, ok := s.table.Repeated(known); ok {
 		s.follow(to, verdict, call, record, err)
 		return
 	}
@@ -225,11 +225,6 @@ func (s *Server) request(subject subjects.Subject, to *reader) admit.Request {
 		r.First = to.began.Add(-b.Again)
 	}
 	return r
-}
-
-// settle answers a repetition when its batch has ended.
-func (to *reader) settle(s *Server) func(admit.Record) {
-	return func(record admit.Record) { s.answer(to, record) }
 }
 
 // follow answers what is not run here anew.
@@ -271,7 +266,7 @@ func (s *Server) run(r admit.Request, to *reader, room Room) bool {
 		return false
 	}
 	batch := newExecution(s, to)
-	verdict, call, record, bad := s.table.Begin(r, batch, to.settle(s))
+	verdict, call, record, bad := s.table.Begin(r, batch)
 	if verdict != admit.Run {
 		batch.close()
 		s.follow(to, verdict, call, record, bad)
@@ -280,7 +275,6 @@ func (s *Server) run(r admit.Request, to *reader, room Room) bool {
 	batch.start(func(rec admit.Record) {
 		room.Free()
 		s.table.Finish(call, rec)
-		s.answer(to, rec)
 	})
 	return true
 }

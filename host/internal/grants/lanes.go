@@ -2,6 +2,7 @@ package grants
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 	"strconv"
 	"strings"
@@ -214,7 +215,7 @@ func (k *Lanes) publish(to subjects.NodeID, session subjects.SessionID, reply st
 	if err != nil {
 		return // a record that cannot be: the silence is noticed
 	}
-	_ = k.opts.Bus.Conn().PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: req.Encode()})
+	_ = k.opts.Bus.Conn().PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: codec.Encode(req)})
 }
 
 // Serve answers a request on this node's subject of lanes.
@@ -230,7 +231,7 @@ func (k *Lanes) Serve(s subjects.Subject, m *nats.Msg) {
 	reply := m.Reply
 	k.serve(key, &req, func(a codec.LaneAnswer) {
 		if reply != "" {
-			_ = k.opts.Bus.Conn().Publish(reply, a.Encode())
+			_ = k.opts.Bus.Conn().Publish(reply, codec.Encode(a))
 		}
 	})
 }
@@ -253,9 +254,9 @@ func (k *Lanes) heard(m *nats.Msg, err error) {
 		k.answered(answer)
 		return
 	}
-	answer, err := codec.ParseLaneAnswer(m.Data)
-	if err != nil {
-		k.opts.Log.Warn("a lane's owner cannot be understood", slog.String("error", err.Error()))
+	var answer codec.LaneAnswer
+	if err := json.Unmarshal(m.Data, &answer); err != nil {
+		k.opts.Log.Warn("the answer of a lane's owner cannot be read", slog.String("error", err.Error()))
 		return
 	}
 	k.answered(answer)

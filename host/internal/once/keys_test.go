@@ -43,7 +43,7 @@ func node(t *testing.T, broker *meshtest.Server, id subjects.NodeID) *Keys {
 }
 
 func request(key, args string) Request {
-	return Request{Request: &codec.Request{Session: "default", Tool: "desk.note", RPCID: "r", IdempotencyKey: key}, Args: json.RawMessage(args)}
+	return Request{Request: &codec.Request{Call: codec.Call{Session: "default", Tool: "desk.note", RPCID: "r", IdempotencyKey: key}}, Args: json.RawMessage(args)}
 }
 
 // Calls of one key on two nodes run once and have one result; other arguments are refused,

@@ -138,7 +138,7 @@ func (p *Presence) say() {
 		p.ask() // and beats then
 		return
 	}
-	body := p.opts.Heartbeat().Encode()
+	body := codec.Encode(p.opts.Heartbeat())
 	p.speaking.Lock()
 	defer p.speaking.Unlock()
 	now := time.Now()

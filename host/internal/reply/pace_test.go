@@ -18,7 +18,7 @@ func TestResultsArePaced(t *testing.T) {
 	const size, fit = 1 << 20, pacedMost >> 20
 	var p pacer
 	reader := func(n int, inbox string, reads bool) *stream.Reader {
-		return &stream.Reader{Reply: fmt.Sprintf("_INBOX.%s.%d", inbox, n), Request: &codec.Request{Session: "s", RPCID: subjects.RPCID(fmt.Sprint(inbox, n)), Read: reads}}
+		return &stream.Reader{Reply: fmt.Sprintf("_INBOX.%s.%d", inbox, n), Request: &codec.Request{Call: codec.Call{Session: "s", RPCID: subjects.RPCID(fmt.Sprint(inbox, n)), Read: reads}}}
 	}
 	sent := make(chan int, 100)
 	var done chan struct{} // nil: never

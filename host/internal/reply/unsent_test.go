@@ -83,7 +83,7 @@ func TestAPacedResultThatCannotLeave(t *testing.T) {
 	p := New(Options{Bus: b, Base: t.Context(), Log: slog.New(slog.DiscardHandler), Go: running.Go})
 	p.unsent.holding.Store(true) // as while the connection is down
 	p.unsent.room.Take("_INBOX", maxHeldAnswers/2-1<<20)
-	r := &stream.Reader{Reply: "_INBOX.a.1", Request: &codec.Request{Session: "default", RPCID: "r"}, Identity: &codec.Identity{}}
+	r := &stream.Reader{Reply: "_INBOX.a.1", Request: &codec.Request{Call: codec.Call{Session: "default", RPCID: "r"}}, Identity: &codec.Identity{}}
 	p.Answer(r, admit.Record{Result: make([]byte, 900<<10)})
 	running.Wait()
 	if n := len(p.unsent.answers); n != 1 {

@@ -18,9 +18,6 @@ import (
 )
 
 const (
-	// maxJoined is how many repetitions of one call are looked after while it
-	// runs. Of more than that the oldest hear nothing before its end.
-	maxJoined = 64
 	// storeLag is how long the store may take to show what it has acknowledged:
 	// another server of the cluster may answer.
 	storeLag = 50 * time.Millisecond
@@ -56,11 +53,12 @@ type Readers struct {
 	closed   atomic.Bool                    // the call is over
 
 	mu      sync.Mutex    // guards what follows, and what its readers say it does; see doc.go for the order of locks
-	joined  []*Reader     // repetitions, the newest last
+	joined  []*Reader     // repetitions that wait for the call's end, the newest last
+	final   *admit.Record // what the call ended with; nil while it runs
 	flowing bool          // it has been acknowledged
 	last    int64         // Seq that is stored and delivered
 	epoch   string        // of the session, from the stream's beginning
-	more    chan struct{} // closed once something is stored, or a repetition's call has ended; nil: nobody waits
+	more    chan struct{} // closed once something is stored, or the call has ended; nil: nothing waits
 }
 
 // Init makes a call's readers, of which first is the only one.
@@ -88,9 +86,7 @@ type Reader struct {
 	sent     atomic.Int64 // when the last keepalive was sent, as [bus.Mono]
 	probe    bus.Probe
 
-	settleMu sync.Mutex // taken after Readers.mu
-	settled  bool       // what it repeats has ended
-	of       *Readers   // of the call that it repeats; nil for a first caller
+	of *Readers // of the call that it repeats, set before it reads; nil for a first caller
 
 	// Guarded by of.mu, for a repetition.
 	until int64         // Seq of the last chunk that is sent for it
@@ -164,36 +160,28 @@ func (r *Readers) Repeat(record admit.Record) {
 	}
 }
 
-// Join looks after a repetition, the first of its own readers, until the call has its
-// answer.
+// Join adds a repetition, the first of its own readers. It gets the call's answer at the end,
+// at once if the call has ended in this instant.
 func (r *Readers) Join(own *Readers) {
 	j := own.first
 	r.mu.Lock()
-	j.settleMu.Lock()
-	settled := j.settled
-	if !settled {
-		j.of = r
-	}
-	j.settleMu.Unlock()
-	if settled {
+	if final := r.final; final != nil {
 		r.mu.Unlock()
-		return // the call has ended in this instant, and Settle has answered
+		own.Repeat(*final)
+		return
 	}
+	j.of = r
 	if j.until = math.MaxInt64; j.echoes() {
 		j.until, j.over = r.last, r.last == 0
 	}
 	r.joined = slices.DeleteFunc(r.joined, func(old *Reader) bool {
-		if old.Reply != j.Reply {
+		if j.Local != nil || old.Reply != j.Reply {
 			return false
 		}
 		old.probe.Close() // the same caller, which needs to hear it once
-		old.over = old.over || old.items()
+		old.over = true
 		return true
 	})
-	if len(r.joined) == maxJoined {
-		r.joined[0].probe.Close()
-		r.joined = r.joined[1:]
-	}
 	r.joined = append(r.joined, j)
 	if j.wantsProgress() {
 		r.wanted.Store(true)
@@ -219,37 +207,17 @@ func (j *Reader) echoes() bool {
 	return j != first && j.Reply == first.Reply && j.items() && j.Request.Delivery == first.Request.Delivery
 }
 
-// Settle gives a repetition what its call ended with; r are its own readers.
-func (r *Readers) Settle(record admit.Record) {
-	j := r.first
-	j.settleMu.Lock()
-	j.settled = true
-	joined := j.of != nil
-	j.settleMu.Unlock()
-	if joined {
-		j.end(record)
-	} else {
-		r.Repeat(record)
-	}
-}
-
-// end gives a repetition the record, once; of a call whose handler does not return
-// the ticker may be first.
+// end gives a repetition the record.
 func (j *Reader) end(record admit.Record) {
-	r := j.of
+	r, items := j.of, j.items()
 	r.mu.Lock()
-	if j.over || j.ended != nil {
-		r.mu.Unlock()
-		return
-	}
-	j.ended = &record
+	over := j.over
+	j.ended, j.over = &record, over || !items
 	j.probe.Close()
-	items := j.items()
-	j.over = !items
 	r.wake()
 	r.mu.Unlock()
 	switch {
-	case items: // it is being read for
+	case over || items: // it has all, or the store is read for it
 	case record.Streamed:
 		r.node.acknowledge(j)
 	default:
@@ -257,10 +225,15 @@ func (j *Reader) end(record admit.Record) {
 	}
 }
 
-// End ends all repetitions of a call whose handler does not return.
+// End gives all repetitions, and those to come, what the call has ended with: the record of the
+// first call of End, as the ticker may end a call whose handler does not return.
 func (r *Readers) End(record admit.Record) {
 	r.mu.Lock()
-	joined := slices.Clone(r.joined)
+	joined := r.joined
+	r.joined = nil
+	if r.final == nil {
+		r.final = &record
+	}
 	r.mu.Unlock()
 	for _, j := range joined {
 		j.end(record)

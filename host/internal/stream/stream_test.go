@@ -106,7 +106,7 @@ func begin(t *testing.T, req *codec.Request, limit int64) (*fake, *Readers, *Str
 // of an inbox.
 func TestDelivers(t *testing.T) {
 	t.Parallel()
-	f, _, s := begin(t, &codec.Request{Delivery: codec.DeliverInbox}, 1000)
+	f, _, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverInbox}}, 1000)
 	if err := s.Send(t.Context(), json.RawMessage(`1`)); err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestDelivers(t *testing.T) {
 // A live stream is acknowledged once; an error before its first item is its answer.
 func TestAcknowledges(t *testing.T) {
 	t.Parallel()
-	f, _, s := begin(t, &codec.Request{Delivery: codec.DeliverLive}, 1000)
+	f, _, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverLive}}, 1000)
 	for range 2 {
 		if err := s.Send(t.Context(), json.RawMessage(`1`)); err != nil {
 			t.Fatal(err)
@@ -132,7 +132,7 @@ func TestAcknowledges(t *testing.T) {
 	if f.acked != 1 || len(f.answered) != 0 {
 		t.Errorf("%d acknowledgements and %d answers, want one and none", f.acked, len(f.answered))
 	}
-	f, _, s = begin(t, &codec.Request{Delivery: codec.DeliverLive}, 1000)
+	f, _, s = begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverLive}}, 1000)
 	s.Finish(admit.Record{Err: toolmesh.Errorf(toolmesh.CodeToolError, "no"), Streamed: true})
 	if f.acked != 0 || len(f.answered) != 1 || f.answered[0].Err == nil {
 		t.Errorf("%d acknowledgements, answers %v; want the error alone", f.acked, f.answered)
@@ -142,7 +142,7 @@ func TestAcknowledges(t *testing.T) {
 // An item waits for credit; without any for 10 s the call is told to end.
 func TestCredit(t *testing.T) {
 	t.Parallel()
-	f, _, s := begin(t, &codec.Request{Delivery: codec.DeliverInbox, HasCredit: true, Credit: 1}, 1000)
+	f, _, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverInbox, Credit: 1}, HasCredit: true}, 1000)
 	if err := s.Send(t.Context(), json.RawMessage(`1`)); err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestCredit(t *testing.T) {
 // What a session may store bounds its streams.
 func TestQuotaOfStream(t *testing.T) {
 	t.Parallel()
-	_, _, s := begin(t, &codec.Request{Delivery: codec.DeliverInbox}, 3)
+	_, _, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverInbox}}, 3)
 	if err := s.Send(t.Context(), json.RawMessage(`12`)); err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +182,7 @@ func TestQuotaOfStream(t *testing.T) {
 // An item that goes by reference counts as what it is.
 func TestQuotaOfLargeItems(t *testing.T) {
 	t.Parallel()
-	_, r, s := begin(t, &codec.Request{Delivery: codec.DeliverInbox, AcceptRef: true}, 3<<20)
+	_, r, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverInbox, AcceptRef: true}}, 3<<20)
 	item := json.RawMessage(`"` + strings.Repeat("x", 2<<20) + `"`)
 	if err := s.Send(t.Context(), item); err != nil {
 		t.Fatal(err)
@@ -200,7 +200,7 @@ func TestQuotaOfLargeItems(t *testing.T) {
 // error ends a stream that goes on.
 func TestARepetitionWaitsForOthersThatRead(t *testing.T) {
 	t.Parallel()
-	f, r, s := begin(t, &codec.Request{Delivery: codec.DeliverLive}, 1000)
+	f, r, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverLive}}, 1000)
 	if err := s.Send(t.Context(), json.RawMessage(`1`)); err != nil {
 		t.Fatal(err)
 	}
@@ -214,12 +214,12 @@ func TestARepetitionWaitsForOthersThatRead(t *testing.T) {
 	gone := toolmesh.Errorf(toolmesh.CodeToolError, "the call's own end")
 	asked := 0
 	own := &Readers{}
-	own.Init(r.node, f, &Reader{Request: &codec.Request{Session: "default", RPCID: "r1", Delivery: codec.DeliverInbox}, Reply: "_INBOX.b", Start: time.Now()})
+	own.Init(r.node, f, &Reader{Request: &codec.Request{Call: codec.Call{Session: "default", RPCID: "r1", Delivery: codec.DeliverInbox}}, Reply: "_INBOX.b", Start: time.Now()})
 	r.node.Account = func(session subjects.SessionID) subjects.SessionID {
 		if asked++; asked == 2 {
 			close(free)
 			others.Wait()
-			own.Settle(admit.Record{Err: gone})
+			r.End(admit.Record{Err: gone})
 		}
 		return session
 	}
@@ -229,6 +229,12 @@ func TestARepetitionWaitsForOthersThatRead(t *testing.T) {
 	}
 	if len(f.answered) != 1 || f.answered[0].Err != gone {
 		t.Errorf("the repetition has %v, want %v", f.answered, gone)
+	}
+	late := &Readers{}
+	late.Init(r.node, f, &Reader{Request: &codec.Request{Call: codec.Call{Session: "default", RPCID: "r1"}}, Reply: "_INBOX.c", Start: time.Now()})
+	r.Join(late)
+	if len(f.answered) != 2 || f.answered[1].Err != gone {
+		t.Errorf("a repetition that joins when the call has ended has %v, want %v", f.answered, gone)
 	}
 }
 
@@ -245,7 +251,7 @@ func TestTheSameCallerTwiceIsGone(t *testing.T) {
 	node := &Node{ID: "n", Base: t.Context(), Replies: f, Store: f}
 	caller := func() *Readers {
 		r := &Readers{}
-		r.Init(node, f, &Reader{Request: &codec.Request{Session: "default", RPCID: "r1", Keepalive: true}, Reply: "_INBOX.a", Identity: codec.NewIdentity("n", "b", ""), Start: time.Now().Add(-time.Minute)})
+		r.Init(node, f, &Reader{Request: &codec.Request{Call: codec.Call{Session: "default", RPCID: "r1", Keepalive: true}}, Reply: "_INBOX.a", Identity: codec.NewIdentity("n", "b", ""), Start: time.Now().Add(-time.Minute)})
 		return r
 	}
 	r := caller()
@@ -268,7 +274,7 @@ func TestProgressGoesToARepetition(t *testing.T) {
 	node := &Node{ID: "n", Base: t.Context(), Replies: f, Store: f}
 	caller := func(reply string, wants bool) *Readers {
 		r := &Readers{}
-		r.Init(node, f, &Reader{Request: &codec.Request{Session: "default", RPCID: "r1", Keepalive: true, WantProgress: wants}, Reply: reply, Identity: codec.NewIdentity("n", "b", "")})
+		r.Init(node, f, &Reader{Request: &codec.Request{Call: codec.Call{Session: "default", RPCID: "r1", Keepalive: true, WantProgress: wants}}, Reply: reply, Identity: codec.NewIdentity("n", "b", "")})
 		return r
 	}
 	r := caller("_INBOX.a", false)

@@ -21,20 +21,11 @@ else:
 
     WORKER = "_toolmesh_worker"  # the name in python/embed.go
 
-    def _part(name: str):
-        return import_module(f"{WORKER}.{name}" if WORKER in sys.modules else f"toolmesh._worker.{name}")
-
-    values = _part("schemas.values")
-    schema = _part("schemas.schema")
-    files = _part("schemas.files")
-    binding = _part("schemas.binding")
-    batches = _part("calls.batches")
-    tasks = _part("calls.tasks")
-    errors = _part("calls.errors")
-    failures = _part("calls.failures")
-    guard = _part("calls.guard")
-    channel = _part("calls.channel")
-    tool_side = _part("mesh")
+    tool_side = import_module(f"{WORKER}.mesh" if WORKER in sys.modules else "toolmesh._worker.mesh")
+    for _room, _names in (("schemas", ("values", "schema", "files", "binding")),
+                          ("calls", ("batches", "tasks", "errors", "failures", "guard", "channel"))):
+        for _name in _names:
+            globals()[_name] = import_module(f"{tool_side.__package__}.{_room}.{_name}")
 
     # The worker does without typing, and what the API shows of its files has annotations all the same.
     for _one in (errors, files, tasks, tool_side):

@@ -350,7 +350,8 @@ class AsyncMesh(_Base):
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """As Mesh.format."""
         ids = [getattr(one, "id", one) for one in tools] if tools is not None else await self._ids("")
-        return await models.render(self._links.here(), self.session_name, provider, ids)
+        question = {"provider": provider, "tools": list(ids)}
+        return (await models.render(self._links.here(), self.session_name, question))[0]
 
     async def execute(self, call: Any, *, timeout: float | None = None) -> Any:
         """As Mesh.execute."""
@@ -599,6 +600,7 @@ class Mesh(_Base):
         self.close()
 
 
+api(tasks._Handle)
 api(tasks.Task)
 api(tasks.AsyncTask)
 

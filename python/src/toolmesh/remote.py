@@ -144,6 +144,24 @@ def declared(body: bytes, input_schema: JSONObject) -> bytes:
 F = typing.TypeVar("F", bound=Callable[..., Any])
 
 
+def by_name(signature: inspect.Signature, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
+    """The arguments of a call of Python's by their names, those of *args as a list; TypeError for what does not fit."""
+    given: JSONObject = {}
+    kinds = {name: one.kind for name, one in signature.parameters.items()}
+    for name, kind in kinds.items():
+        if kind is inspect.Parameter.VAR_POSITIONAL and name in keywords:  # by name, as in JSON
+            keywords = dict(keywords)
+            given[name] = keywords.pop(name)
+    for name, value in signature.bind(*positional, **keywords).arguments.items():
+        if kinds[name] is inspect.Parameter.VAR_KEYWORD:
+            given.update(value)
+        elif name in given:
+            raise TypeError(f"{name} is given by position and by name")
+        else:
+            given[name] = list(value) if kinds[name] is inspect.Parameter.VAR_POSITIONAL else value
+    return given
+
+
 class Named(str):
     """The id of a tool that was described, with the revision of its index then: a refusal by another one says so."""
 
@@ -220,24 +238,13 @@ class Description:
     def arguments(self, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
         """The arguments object of a call. Raises InvalidArguments for what the tool
         does not take, with the places in details["errors"]."""
-        given: JSONObject = {}
         if not positional and self._needed <= keywords.keys() <= self._names:
-            given.update(keywords)  # as bind would have it, which takes a fifth of a call
+            given = dict(keywords)  # as bind would have it, which takes a fifth of a call
         else:
-            if self._varargs and self._varargs in keywords:  # by name, as in JSON
-                keywords = dict(keywords)
-                given[self._varargs] = keywords.pop(self._varargs)
             try:
-                bound = self.__signature__.bind(*positional, **keywords)
+                given = by_name(self.__signature__, positional, keywords)
             except TypeError as failure:
                 raise self._refused(str(failure), []) from None
-            for name, value in bound.arguments.items():
-                if self.__signature__.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                    given.update(value)
-                elif name in given:
-                    raise self._refused(f"{name} is given by position and by name", [])
-                else:
-                    given[name] = list(value) if name == self._varargs else value
         if self._shapes is None:
             builder = schema.Builder({})
             self._shapes = {

@@ -1,4 +1,4 @@
-"""A tool that shows whether it was cancelled."""
+"""A tool that shows whether it was cancelled, and one with a large result."""
 
 import asyncio
 from pathlib import Path
@@ -16,3 +16,8 @@ async def wait(path: str) -> str:
         Path(path).touch()
         raise
     return "done"
+
+
+def large() -> list[str]:
+    """Returns more than a model's context should get."""
+    return ["a row of a large result"] * 5000

@@ -31,7 +31,8 @@ _REFUSED = 0.1  # seconds for which a node that had no room is passed over, at m
 
 def new_rpc_id(prefix: str = "rpc_") -> str:
     """A name for a call: a UUID of version 7, as the mesh's own clients make."""
-    number = time.time_ns() // 1_000_000 << 80 | 7 << 76 | secrets.randbits(12) << 64 | 2 << 62 | secrets.randbits(62)
+    drawn, rest = divmod(secrets.randbits(74), 1 << 62)
+    number = time.time_ns() // 1_000_000 << 80 | 7 << 76 | drawn << 64 | 2 << 62 | rest
     return f"{prefix}{number:032x}"
 
 

@@ -444,9 +444,10 @@ class Connection:
                 if resolved:
                     raise unserved(call.tool, "") from None
                 resolved = True
-                other, reason = await self.resolve(call.session, asked_for)
+                answer = await self.registry(call.session, "resolve", {"name": asked_for})
+                other = str(answer.get("id", ""))
                 if other == call.tool:
-                    raise unserved(call.tool, reason) from None
+                    raise unserved(call.tool, str(answer.get("reason", ""))) from None
                 if len(self._aliases) >= _ALIASES:
                     self._aliases.clear()
                 self._aliases[call.session, asked_for] = call.tool = other
@@ -559,10 +560,7 @@ class Connection:
         ref = None if body else Ref.of(message.headers)
         if ref is None:
             return body
-        node = (message.headers or {}).get("Mesh-Node", "")
-        body = await payloads.read(self, call.session, ref, node, call.deadline)
-        await payloads.delete(self, call.session, ref, node)
-        return body
+        return await payloads.take(self, call.session, ref, headers.get("Mesh-Node", ""), call.deadline)
 
     def _warn(self, tool: str, warning: str) -> None:
         """Logs, once for each tool, that a result does not fit. What is wrong with it has values, which are the
@@ -639,11 +637,6 @@ class Connection:
                 raise failure
             await asyncio.sleep(_REST)
         raise AssertionError
-
-    async def resolve(self, session: str, name: str) -> tuple[str, str]:
-        """The full id of a name, and why nobody serves it."""
-        answer = await self.registry(session, "resolve", {"name": name})
-        return str(answer.get("id", "")), str(answer.get("reason", ""))
 
 
 class _Secure(Client):

@@ -31,16 +31,17 @@ _BESIDE = ("_meta", "cache_control", "call_id", "caller", "id", "index", "namesp
 _REPAIRED = 20_000  # characters of JSON that are repaired at most: what that costs may grow with the square
 
 
-async def render(link: Connection, session: str, provider: str, ids: Sequence[str]) -> list[Any]:
-    """The declarations of tools for a provider."""
-    question: dict[str, Any] = {"provider": provider, "tools": list(ids)}
+async def render(link: Connection, session: str, question: dict[str, Any]) -> tuple[list[Any], dict[str, str]]:
+    """The declarations that a question asks for, and the ids that are meant by the names in them."""
     found: list[Any] = []
+    names: dict[str, str] = {}
     while True:
         answer = await link.registry(session, "render", question)
         found += answer.get("tools", ())
+        names.update(answer.get("names") or {})
         question["after"] = answer.get("next")
         if not question["after"]:
-            return found
+            return found, names
 
 
 async def meaning(link: Connection, session: str, call: Any) -> tuple[str, Any]:
@@ -105,11 +106,10 @@ def parsed(text: str, tool: str) -> Any:
     if len(text) > _REPAIRED:
         raise refused("invalid_arguments", f"the arguments are no JSON ({broken}), and too long to be repaired", tool)
     try:
-        repair = importlib.import_module("json_repair")
+        found = importlib.import_module("json_repair").loads(text)
     except ImportError:
         raise refused("invalid_arguments", f"the arguments are no JSON ({broken}); with json_repair installed "
                                            "(pip install toolmesh[models]) they would be repaired", tool) from None
-    found = repair.loads(text)
     if not isinstance(found, dict):
         raise refused("invalid_arguments", f"the arguments are no JSON object ({broken})", tool)
     return found

@@ -177,6 +177,13 @@ async def read(link: Link, session: str, ref: Ref, node: str = "", deadline: flo
     return bytes(value)
 
 
+async def take(link: Link, session: str, ref: Ref, node: str = "", deadline: float = 0.0) -> bytes:
+    """As read, of what nobody else needs: it is deleted then."""
+    body = await read(link, session, ref, node, deadline)
+    await delete(link, session, ref, node)
+    return body
+
+
 class Named:
     """What Files become while arguments are written: a mark, which stored replaces."""
 

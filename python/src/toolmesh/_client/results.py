@@ -46,8 +46,7 @@ async def _about_task(
     answer = await _explained(link, session, tool, await link.task(session, verb, request))
     if "ref" in answer:
         ref = Ref(answer.pop("ref"), answer.pop("digest", ""))
-        answer["result"] = values.decode(await payloads.read(link, session, ref))
-        await payloads.delete(link, session, ref)
+        answer["result"] = values.decode(await payloads.take(link, session, ref))
     return answer
 
 
@@ -59,8 +58,7 @@ async def _resolved(link: Connection, session: str, body: bytes) -> list[Any]:
             continue
         ref = Ref(one["ref"], one.get("digest", ""))
         try:
-            one["result"] = values.decode(await payloads.read(link, session, ref))
-            await payloads.delete(link, session, ref)
+            one["result"] = values.decode(await payloads.take(link, session, ref))
         except errors.MeshError as failure:
             one["status"] = "error"
             one["error"] = {"code": failure.code, "message": failure.message, "started": True}

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 from .._core import binding, errors, schema, values
+from ..remote import by_name
 from ._fitting import fitted, plain, takes_null
 
 if typing.TYPE_CHECKING:
@@ -48,22 +49,11 @@ class Tool(abc.ABC):
 
     def named(self, positional: tuple[Any, ...], keywords: Arguments) -> Arguments:
         """The arguments of a call of Python's, by name."""
-        found = {}
-        for one in self.signature.parameters.values():
-            if one.kind is inspect.Parameter.VAR_POSITIONAL and one.name in keywords:  # by name, as in JSON
-                keywords = dict(keywords)
-                found[one.name] = keywords.pop(one.name)
         try:
-            bound = self.signature.bind(*positional, **keywords)
+            return by_name(self.signature, positional, keywords)
         except TypeError as failure:
             raise errors.error("invalid_arguments", str(failure), tool=self.id or self.name, started=False,
                                origin="caller") from None
-        for name, value in bound.arguments.items():
-            if self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                found.update(value)
-            else:
-                found[name] = value
-        return found
 
     @abc.abstractmethod
     def run(self, given: Arguments) -> Any:

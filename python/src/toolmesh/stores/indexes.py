@@ -6,7 +6,6 @@ import asyncio
 import collections
 import contextlib
 import copy
-import json
 import os
 import typing
 import warnings
@@ -16,10 +15,11 @@ from typing import Any
 from .._client.answers import api
 from .._client.background import background
 from .._client.installing import shown
-from .._client.models import unwrapped
+from .._client.models import render, unwrapped
 from .._core import errors
 from ..client import Mesh
-from ._sources import Source, ask, mesh_here
+from ._fitting import plain
+from ._sources import Source, mesh_here
 from ._tools import MeshTool, Tool, tool_of
 from .format import RENDERED, ProviderFormat, inner, short
 from .parse import llm_parse_json
@@ -137,15 +137,8 @@ class BaseIndex:
             "provider": RENDERED[chosen], "tools": list(keys),
             "declared": [_declaration(key, one) for key, one in keys.items() if one.mesh is None],
         }
-        found: list[dict[str, Any]] = []
-        names: dict[str, str] = {}
-        while True:
-            answer = ask(self._mesh, "render", question)
-            found += answer["tools"]
-            names.update(answer["names"])
-            question["after"] = answer.get("next")
-            if not question["after"]:
-                break
+        mesh = self._mesh
+        found, names = background.run(lambda: render(mesh._links.here(), mesh.session_name, question))
         shorts = collections.Counter(short(one.name, chosen) for one in self._tools)
         for one in found:
             part = inner(one)
@@ -183,7 +176,7 @@ class BaseIndex:
     ) -> tuple[Tool, dict[str, Any], Callable[[], Coroutine[Any, Any, dict[str, Any]]] | None]:
         """The tool, its arguments, and what asks the mesh what a model means by them."""
         tool, given, mesh = self._find(toolname), dict(kwargs or {}), self._mesh
-        if not self._declared or not given or mesh is None or not _is_json(given):
+        if not self._declared or not given or mesh is None or not plain(given):
             return tool, given, None
         key = self._key(tool)
         question = {"tool": key, "arguments": given,
@@ -315,10 +308,3 @@ def _declaration(key: str, tool: Tool) -> dict[str, Any]:
 def _last(results: list[Any]) -> Any:
     return results[-1] if results else None
 
-
-def _is_json(given: Any) -> bool:
-    try:
-        json.dumps(given)
-    except (TypeError, ValueError):
-        return False
-    return True

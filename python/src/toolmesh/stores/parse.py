@@ -71,12 +71,8 @@ def _repaired(text: str) -> Any:
     if len(text) > _REPAIRED or not re.search(r"[\"'\u201c:0-9]", text):
         return None  # words in brackets are prose
     try:
-        repair = importlib.import_module("json_repair")
-    except ImportError:
-        return None
-    try:
-        found = repair.loads(text, skip_json_loads=True)
-    except (ValueError, RecursionError):
+        found = importlib.import_module("json_repair").loads(text, skip_json_loads=True)
+    except (ImportError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict if text.startswith("{") else list) else None
 

@@ -9,7 +9,7 @@ from .errors import MeshError, error, rebuilt
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from datetime import datetime
     from typing import Any
 
@@ -66,20 +66,24 @@ def _left(until: float | None, task: str) -> float:
     return min(left, _WAIT)
 
 
-class Task:
-    """A durable task. It goes on whatever becomes of this object and of its process."""
-
-    __module__ = "toolmesh"
+class _Handle:
+    """What both kinds of handles are."""
 
     def __init__(self, id: str, ask: Callable[[str, bytes], Any]) -> None:
         self.id = id
         self._ask = ask
 
     def __repr__(self) -> str:
-        return f"<Task {self.id}>"
+        return f"<{type(self).__name__} {self.id}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a Task cannot be pickled: send its id, {self.id!r}, and make it anew with mesh.task(id)")
+
+
+class Task(_Handle):
+    """A durable task. It goes on whatever becomes of this object and of its process."""
+
+    __module__ = "toolmesh"
 
     def show(self) -> dict[str, Any]:
         """What is known of it, as mesh task show --json prints it."""
@@ -117,19 +121,10 @@ class Task:
         self._ask("retry", about(self.id))
 
 
-class AsyncTask:
+class AsyncTask(_Handle):
     """As Task, for coroutines."""
 
     __module__ = "toolmesh"
-
-    def __init__(self, id: str, ask: Callable[[str, bytes], Awaitable[Any]]) -> None:
-        self.id = id
-        self._ask = ask
-
-    def __repr__(self) -> str:
-        return f"<AsyncTask {self.id}>"
-
-    __reduce__ = Task.__reduce__
 
     async def show(self) -> dict[str, Any]:
         """What is known of it, as mesh task show --json prints it."""

@@ -8,11 +8,11 @@ import re
 import typing
 from collections import abc
 
-from .shapes import Shape, either, inside
+from .shapes import Shape, inside
 from .values import Mismatch, describe, encode, member, pointer
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from ..wire.frames import JSON
@@ -72,39 +72,9 @@ def tuple_of(draft: Draft, annotation: Any, args: Sequence[Any], where: str, nam
         args = ()
     if len(args) == 2 and args[1] is Ellipsis:
         return array(draft.shape(args[0], where, namespace), tuple)
-    head: list[Shape] = []
-    middle: Shape | None = None  # of any number of items
-    tail: list[Shape] = []
-    for arg, many in _parts(draft, args, where, namespace):
-        shape = draft.shape(arg, where, namespace)
-        if many and middle is not None:
-            raise TypeError("it has two parts of any length")
-        if many:
-            middle = shape
-        else:
-            (head if middle is None else tail).append(shape)
-    if tail:
-        draft.warn(f"{where}: its schema cannot say what the last {len(tail)} of its items are; calls are held to it")
-    return places(head, middle, tail)
-
-
-def _parts(draft: Draft, args: Sequence[Any], where: str, namespace: Namespace) -> Iterator[tuple[Any, bool]]:
-    """(annotation, whether there may be any number of it) for each part of a
-    tuple, with what is unpacked in it: tuple[int, *tuple[str, ...]]."""
-    for arg in args:
-        arg = draft.resolve(arg, namespace, where)
-        inner = unpacked(arg)
-        if inner is None:
-            yield arg, False
-            continue
-        inner = draft.resolve(inner, namespace, where)
-        own = typing.get_args(inner)
-        if typing.get_origin(inner) is not tuple:  # a TypeVarTuple, or nothing that is known
-            yield typing.Any, True
-        elif len(own) == 2 and own[1] is Ellipsis:
-            yield own[0], True
-        else:
-            yield from _parts(draft, () if own == ((),) else own, where, namespace)
+    if any(unpacked(draft.resolve(arg, namespace, where)) is not None for arg in args):
+        raise TypeError("what is unpacked in a tuple is not understood")
+    return places([draft.shape(arg, where, namespace) for arg in args])
 
 
 def unpacked(annotation: Any) -> Any:
@@ -116,47 +86,29 @@ def unpacked(annotation: Any) -> Any:
     return None
 
 
-def places(
-    head: list[Shape], middle: Shape | None = None, tail: Sequence[Shape] = (), least: int | None = None,
-    make: Callable[[list[Any]], Any] = tuple,
-) -> Shape:
-    """The Shape of an array with a Shape for each place, and one for any number of items in its midst. The first
-    least must be there. JSON Schema counts from the front alone: behind that part it can only say what may be there."""
-    least = len(head) + len(tail) if least is None else least
+def places(items: list[Shape], least: int | None = None, make: Callable[[list[Any]], Any] = tuple) -> Shape:
+    """The Shape of an array with a Shape for each place, of which the first least must be there."""
+    least, most = len(items) if least is None else least, len(items)
     schema: Schema = {"type": "array"}
-    if head:
-        schema["prefixItems"] = [one.schema for one in head]
-    if middle is not None:
-        schema["items"] = either([middle, *tail]).schema
-        words = f"array of {least} items or more" if least else "array"
-    else:
-        schema.update({"items": False} if head else {}, maxItems=len(head))
-        words = f"array of {least} items" if least == len(head) else f"array of {least} to {len(head)} items"
-    if least or middle is None and head:
-        schema["minItems"] = least
-
-    def pairs(items: Sequence[Any]) -> Iterator[tuple[Shape, Any]]:
-        between = [] if middle is None else [middle] * (len(items) - len(head) - len(tail))
-        return zip([*head, *between, *tail], items, strict=False)
-
-    def holds(items: Sequence[Any]) -> bool:
-        return least <= len(items) and (middle is not None or len(items) <= len(head))
+    if items:
+        schema.update(prefixItems=[one.schema for one in items], items=False, minItems=least)
+    schema["maxItems"] = most
+    words = f"array of {least} items" if least == most else f"array of {least} to {most} items"
 
     def load(value: JSON) -> Any:
-        if type(value) is not list or not holds(value):
+        if type(value) is not list or not least <= len(value) <= most:
             raise Mismatch(words, describe(value) if type(value) is not list else f"array of {len(value)} items")
-        return make([member(shape.load, one, index) for index, (shape, one) in enumerate(pairs(value))])
+        return make([member(shape.load, one, at) for at, (shape, one) in enumerate(zip(items, value, strict=False))])
 
-    every = [*head, *([] if middle is None else [middle]), *tail]
     dump: Dump | None = None
-    if any(shape.dump for shape in every):
+    if any(shape.dump for shape in items):
 
         def dump(value: Any) -> Any:
-            if isinstance(value, (list, tuple)) and holds(value):
-                return [shape.dump(one) if shape.dump else one for shape, one in pairs(value)]
+            if isinstance(value, (list, tuple)) and least <= len(value) <= most:
+                return [shape.dump(one) if shape.dump else one for shape, one in zip(items, value, strict=False)]
             return value
 
-    return Shape(schema, words, load, dump, texts=inside(*every))
+    return Shape(schema, words, load, dump, texts=inside(*items))
 
 
 _WHOLE = re.compile(r"(0|-?[1-9][0-9]*)")

@@ -7,15 +7,13 @@ Nothing here imports pydantic unless the index has: it is the index's own copy, 
 from __future__ import annotations
 
 import copy
-import decimal
 import inspect
-import re
 import sys
 import types
 import typing
 
-from .shapes import MADE, Shape, sure
-from .values import Mismatch, describe, encode, member, pointer, sent
+from .shapes import MADE, Shape
+from .values import Mismatch, describe, encode, pointer
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,7 +29,7 @@ UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
 def model(draft: Draft, base: Any) -> Shape:
     """The Shape of a BaseModel of pydantic 2."""
     mode = "serialization" if draft.results else "validation"
-    return _shape(draft, base.model_json_schema(mode=mode), base.__name__, base.model_validate_json, base)
+    return _shape(draft, base.model_json_schema(mode=mode), base.__name__, base.model_validate_json)
 
 
 def adapted(draft: Draft, annotation: Any) -> Shape | None:
@@ -45,7 +43,7 @@ def adapted(draft: Draft, annotation: Any) -> Shape | None:
 def _by_adapter(draft: Draft, annotation: Any, name: str) -> Shape:
     adapter = sys.modules["pydantic"].TypeAdapter(annotation)
     schema = adapter.json_schema(mode="serialization" if draft.results else "validation")
-    return _shape(draft, schema, name, adapter.validate_json, annotation)
+    return _shape(draft, schema, name, adapter.validate_json)
 
 
 def annotated(draft: Draft, annotation: Any) -> Shape | None:
@@ -96,25 +94,19 @@ def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
     schema.pop("title", None)
     schema["definitions"] = found.get("definitions", {})
     schema = _hoist(draft, _modern(schema), "definitions")
-    as_sent = _decimals(draft, annotation)
 
     def load(value: JSON) -> Any:
-        given = {"value": _whole(as_sent(value))}
-        return _validated(lambda: holder.parse_obj(given), value, name, "value").value
+        return _validated(lambda: holder.parse_obj({"value": value}), value, name, "value").value
 
     return Shape(schema, name, load, texts=MADE if schema.get("type") == "string" else 0)
 
 
-def _shape(draft: Draft, found: Schema, name: str, validate: Callable[[bytes], Any], annotation: Any) -> Shape:
+def _shape(draft: Draft, found: Schema, name: str, validate: Callable[[bytes], Any]) -> Shape:
     schema, kind = _hoist(draft, dict(found), "$defs"), found.get("type")
-    as_sent = _decimals(draft, annotation)
 
     def load(value: JSON) -> Any:
         # As JSON, so that strict models too take text for a date and an array for a set.
-        body = encode(as_sent(value))
-        if _LARGE.search(body):
-            body = encode(_whole(as_sent(value)))
-        return _validated(lambda: validate(body), value, name)
+        return _validated(lambda: validate(encode(value)), value, name)
 
     return Shape(schema, f"object {name}" if kind == "object" else name, load, texts=MADE if kind == "string" else 0)
 
@@ -128,13 +120,8 @@ def old_model(draft: Draft, base: Any) -> Shape:
         if inner is base or name in definitions:
             _correct_old(found if inner is base and name not in definitions else definitions[name], inner)
     schema = _hoist(draft, _modern(found), "definitions")
-    as_sent = _decimals(draft, base)
-
-    def load(value: JSON) -> Any:
-        given = _whole(as_sent(value))
-        return _validated(lambda: base.parse_obj(given), value, base.__name__)
-
-    return Shape(schema, f"object {base.__name__}", load)
+    return Shape(schema, f"object {base.__name__}",
+                 lambda value: _validated(lambda: base.parse_obj(value), value, base.__name__))
 
 
 def _old_models(base: Any) -> dict[str, Any]:
@@ -199,90 +186,6 @@ def _rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
     if isinstance(schema, list):
         return [_rewrite(value, prefix, rename) for value in schema]
     return schema
-
-
-def _decimals(draft: Draft, annotation: Any) -> Callable[[JSON], JSON]:
-    """What puts the texts of numbers where a model has Decimals: pydantic makes
-    those of JSON's numbers out of floats."""
-    if draft.results or not _has_decimal(annotation, set()):
-        return lambda value: value
-    draft.exact = True
-    return lambda value: _as_sent(annotation, value)
-
-
-def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """(origin, arguments) of an annotation, without notes and None."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if hasattr(annotation, "__metadata__") and origin is not None:
-        return _parts(annotation.__origin__)
-    if origin in UNIONS:
-        members = [one for one in args if one is not type(None)]
-        # Of several, a text might become another one than the number would.
-        return _parts(members[0]) if len(members) == 1 else (None, ())
-    return (annotation, ()) if origin is None else (origin, args)
-
-
-def _named_fields(base: Any) -> dict[str, Any]:
-    """The annotations of a model's fields, by the names that they may be given."""
-    found: dict[str, Any] = {}
-    fields = getattr(base, "__pydantic_fields__", None) or getattr(base, "__fields__", None)
-    for name, field in (fields if isinstance(fields, dict) else {}).items():
-        annotation = getattr(field, "annotation", None) if hasattr(field, "validation_alias") else field.outer_type_
-        for known in (name, getattr(field, "validation_alias", None), getattr(field, "alias", None)):
-            if isinstance(known, str):
-                found[known] = annotation
-    return found
-
-
-def _has_decimal(annotation: Any, seen: set[Any]) -> bool:
-    base, args = _parts(annotation)
-    if not isinstance(base, type) or base in seen and not args:
-        return False
-    if not args:
-        seen.add(base)
-    if issubclass(base, decimal.Decimal):
-        return True
-    return any(_has_decimal(one, seen) for one in (*args, *_named_fields(base).values()))
-
-
-def _as_sent(annotation: Any, value: JSON) -> JSON:
-    """value with texts for the numbers of Decimals, as far as it is clear which those are."""
-    base, args = _parts(annotation)
-    kind = type(value)
-    if not isinstance(base, type):
-        return value
-    if kind is float:
-        return sent(value) or value if issubclass(base, decimal.Decimal) else value
-    if kind is list and args:
-        if issubclass(base, tuple) and args[-1] is not Ellipsis:
-            return [_as_sent(one, item) for one, item in zip(args, value, strict=False)] + value[len(args):]
-        return [_as_sent(args[0], item) for item in value]
-    if kind is dict:
-        if len(args) == 2:
-            return {key: _as_sent(args[1], item) for key, item in value.items()}
-        fields = _named_fields(base)
-        return {key: _as_sent(fields.get(key), item) for key, item in value.items()}
-    return value
-
-
-_LARGE = re.compile(rb"\d{16}\.0|e\+")  # in JSON with a float of 2^53 or more, and seldom in other
-
-
-def _whole(value: JSON) -> JSON:
-    """value with the integers that were sent where pydantic, which makes an int
-    of a float, would make another one of it."""
-    kind = type(value)
-    if kind is list:
-        return [member(_whole, one, index) for index, one in enumerate(value)]
-    if kind is dict:
-        return {key: member(_whole, one, key) for key, one in value.items()}
-    if kind is not float or not value.is_integer() or sure(value) is not None:
-        return value
-    text = sent(value)
-    if text is None:
-        raise Mismatch("a number that a double can hold", describe(value))
-    number = decimal.Decimal(text)
-    return int(number) if number == number.to_integral_value() else value
 
 
 def _validated(run: Callable[[], Any], value: JSON, name: str, holder: str = "__root__") -> Any:

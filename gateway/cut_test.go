@@ -1,0 +1,36 @@
+package gateway
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+// What a large value is cut to is JSON of about the size that is asked for, and begins as the value does.
+func TestCut(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("a", 1000)
+	for name, c := range map[string]struct {
+		value any
+		drop  bool
+		want  string
+	}{
+		"a text":                      {long, false, `"` + strings.Repeat("a", 94) + `…"`},
+		"a text that is escaped":      {strings.Repeat("\n", 1000), false, `"` + strings.Repeat(`\n`, 47) + `…"`},
+		"a list":                      {[]any{"one", long, "three"}, false, `["one"]`},
+		"a list of one":               {[]any{long}, false, `["` + strings.Repeat("a", 94) + `…"]`},
+		"an object":                   {map[string]any{"id": 7, "text": long}, false, `{"id":7,"text":"` + strings.Repeat("a", 79) + `…"}`},
+		"an object of many":           {map[string]any{"a": long[:60], "b": long[:61], "c": 1}, true, `{"a":"` + long[:60] + `","c":1}`},
+		"what is nested too deeply":   {json.RawMessage(strings.Repeat("[", 200) + strings.Repeat("]", 200)), false, strings.Repeat("[", 200) + strings.Repeat("]", 200)},
+		"what is small":               {[]any{1, "x", nil}, false, `[1,"x",null]`},
+		"a number longer than may be": {json.RawMessage(strings.Repeat("1", 200)), false, strings.Repeat("1", 200)},
+	} {
+		raw, err := json.Marshal(c.value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(cut(raw, 100, c.drop, cutDepth)); got != c.want {
+			t.Errorf("%s: %d bytes %s", name, len(got), got)
+		}
+	}
+}
