@@ -133,10 +133,6 @@ func (r *reader) begun() bool {
 	return r.acked || !r.arrived.IsZero()
 }
 
-func (r *reader) wake() {
-	wake.Up(r.signal)
-}
-
 // subscribe subscribes to the stream's chunks as they are stored.
 func (r *reader) subscribe() (*nats.Subscription, error) {
 	live, err := subjects.Live(r.p.s.session, r.p.s.rpc)
@@ -161,7 +157,7 @@ func (r *reader) live(m *nats.Msg) {
 	}
 	r.arrived = time.Now()
 	r.mu.Unlock()
-	r.wake()
+	wake.Up(r.signal)
 }
 
 // next returns the next chunk in order, if it is here.

@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -77,10 +78,7 @@ func (c *Client) Task(id subjects.RPCID) *Task { return &Task{c: c, id: id} }
 // payload_too_large for arguments that no message carries, busy where the mesh has no room
 // for more tasks, and unavailable where nobody runs tasks.
 func (c *Client) Submit(ctx context.Context, tool subjects.ToolID, args any, options *SubmitOptions) (*Task, error) {
-	var o SubmitOptions
-	if options != nil {
-		o = *options
-	}
+	o := cmp.Or(options, &SubmitOptions{})
 	s, err := c.settings(ctx, []CallOption{WithRPCID(o.ID), WithIdempotencyKey(o.Key), WithTimeout(o.Timeout)}, "task_")
 	if err != nil {
 		return nil, err

@@ -251,6 +251,20 @@ func (a *app) callFailed(ctx context.Context, l *link, rpc subjects.RPCID, strea
 	return &reported{process.Status(e.Code)}
 }
 
+// itemAnswer is an item of a stream, and endAnswer the end of one, as JSON; the id is that of a
+// line of call --lines.
+type itemAnswer struct {
+	ID   json.RawMessage `json:"id,omitempty"`
+	Seq  int64           `json:"seq"`
+	Data json.RawMessage `json:"data"`
+}
+
+type endAnswer struct {
+	ID       json.RawMessage `json:"id,omitempty"`
+	Complete bool            `json:"complete"`
+	Count    int64           `json:"count"`
+}
+
 func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc subjects.RPCID, body json.RawMessage, options []client.CallOption) error {
 	done := a.running(string(rpc)+" runs", "; Ctrl-C cancels it")
 	defer done()
@@ -265,10 +279,7 @@ func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc 
 		}
 		count++
 		if a.json {
-			a.printJSON(struct {
-				Seq  int64           `json:"seq"`
-				Data json.RawMessage `json:"data"`
-			}{chunk.Seq, orNull(chunk.Data)})
+			a.printJSON(itemAnswer{nil, chunk.Seq, orNull(chunk.Data)})
 		} else {
 			a.printJSON(orNull(chunk.Data))
 		}
@@ -277,10 +288,7 @@ func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc 
 		}
 	}
 	if a.json {
-		a.printJSON(struct {
-			Complete bool  `json:"complete"`
-			Count    int64 `json:"count"`
-		}{true, count})
+		a.printJSON(endAnswer{nil, true, count})
 	}
 	return nil
 }
@@ -307,29 +315,27 @@ func (a *app) cancelCommand() *cobra.Command {
 		Use:   "cancel RPC_ID",
 		Short: "Stop a call, wherever it runs",
 		Args:  takes(1, 1, "the rpc_id of a call"),
-		RunE: runE(func(ctx context.Context, args []string) error {
-			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-				id := subjects.RPCID(args[0])
-				cancelled, err := l.client.Cancel(ctx, id)
-				if err != nil {
-					return err
-				}
-				if cancelled {
-					a.tell(cancelAnswer{RPCID: id, Cancelled: true}, "cancelled %s", id)
-					return nil
-				}
-				if none := l.noMesh(ctx); none != nil {
-					return none
-				}
-				failed := toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs %s in session %s: it has ended, or it has another id or session", id, l.session).
-					WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
-				if a.json {
-					a.printJSON(cancelAnswer{RPCID: id, Error: failed})
-				} else {
-					a.printError(failed)
-				}
-				return &reported{process.Status(failed.Code)}
-			})
+		RunE: a.onMesh(func(ctx context.Context, l *link, args []string) error {
+			id := subjects.RPCID(args[0])
+			cancelled, err := l.client.Cancel(ctx, id)
+			if err != nil {
+				return err
+			}
+			if cancelled {
+				a.tell(cancelAnswer{RPCID: id, Cancelled: true}, "cancelled %s", id)
+				return nil
+			}
+			if none := l.noMesh(ctx); none != nil {
+				return none
+			}
+			failed := toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs %s in session %s: it has ended, or it has another id or session", id, l.session).
+				WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
+			if a.json {
+				a.printJSON(cancelAnswer{RPCID: id, Error: failed})
+			} else {
+				a.printError(failed)
+			}
+			return &reported{process.Status(failed.Code)}
 		}),
 	}
 }

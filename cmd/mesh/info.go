@@ -36,30 +36,28 @@ func (a *app) infoCommand() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: runE(func(ctx context.Context, args []string) error {
-			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-				raw, err := l.client.Describe(ctx, subjects.ToolID(args[0]))
-				if err != nil {
-					return err
-				}
-				if a.json && format == "" {
-					a.printJSON(raw)
-					return nil
-				}
-				var d registry.DescribeAnswer
-				if err := json.Unmarshal(raw, &d); err != nil {
-					return toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's description cannot be read: %w", err)
-				}
-				if format != "" {
-					return a.printFormat(render.Format(format), d.Descriptor)
-				}
-				reason := d.Reason
-				if reason == "" && len(d.Nodes) == 0 {
-					reason = l.reasonOf(ctx, d.Descriptor.ID)
-				}
-				a.printInfo(d, reason)
+		RunE: a.onMesh(func(ctx context.Context, l *link, args []string) error {
+			raw, err := l.client.Describe(ctx, subjects.ToolID(args[0]))
+			if err != nil {
+				return err
+			}
+			if a.json && format == "" {
+				a.printJSON(raw)
 				return nil
-			})
+			}
+			var d registry.DescribeAnswer
+			if err := json.Unmarshal(raw, &d); err != nil {
+				return toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's description cannot be read: %w", err)
+			}
+			if format != "" {
+				return a.printFormat(render.Format(format), d.Descriptor)
+			}
+			reason := d.Reason
+			if reason == "" && len(d.Nodes) == 0 {
+				reason = l.reasonOf(ctx, d.Descriptor.ID)
+			}
+			a.printInfo(d, reason)
+			return nil
 		}),
 	}
 	cmd.Flags().StringVar(&format, "format", "", "print the tool as a provider takes it: "+strings.Join(names, ", "))

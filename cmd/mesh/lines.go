@@ -145,24 +145,16 @@ func (a *lines) one(ctx context.Context, number int, line []byte) {
 }
 
 func (a *lines) stream(ctx context.Context, id json.RawMessage, rpc subjects.RPCID, call *lineCall, options []client.CallOption) {
-	count := 0
+	var count int64
 	for chunk, err := range a.link.client.Stream(ctx, call.Tool, call.Args, options...) {
 		if err != nil {
 			a.fail(id, rpc, err)
 			return
 		}
 		count++
-		a.put(struct {
-			ID   json.RawMessage `json:"id"`
-			Seq  int64           `json:"seq"`
-			Data json.RawMessage `json:"data"`
-		}{id, chunk.Seq, orNull(chunk.Data)})
+		a.put(itemAnswer{id, chunk.Seq, orNull(chunk.Data)})
 	}
-	a.put(struct {
-		ID       json.RawMessage `json:"id"`
-		Complete bool            `json:"complete"`
-		Count    int             `json:"count"`
-	}{id, true, count})
+	a.put(endAnswer{id, true, count})
 }
 
 // read reads a line. What it says beside the call are the options.

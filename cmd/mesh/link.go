@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -46,6 +47,13 @@ func (a *app) withMesh(ctx context.Context, do func(ctx context.Context, l *link
 		return err
 	}
 	return l.explained(ctx, err)
+}
+
+// onMesh is what a command does with a mesh and its arguments, as cobra takes it; see withMesh.
+func (a *app) onMesh(do func(ctx context.Context, l *link, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		return a.withMesh(cmd.Context(), func(ctx context.Context, l *link) error { return do(ctx, l, args) })
+	}
 }
 
 // explained returns an error, or for one that means so that no node is there. Whether

@@ -17,38 +17,36 @@ func (a *app) lsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "ls [INDEX]", Short: "List the tools that can be called",
 		Args: takes(0, 1, "at most an index"),
-		RunE: runE(func(ctx context.Context, args []string) error {
-			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-				tools, err := l.client.List(ctx)
-				if err != nil {
-					return err
-				}
-				kept := slices.DeleteFunc(append([]registry.ListedTool{}, tools...), func(t registry.ListedTool) bool {
-					return len(args) > 0 && string(t.Index) != args[0]
-				})
-				var unserved []inventory.Index
-				if !slices.ContainsFunc(kept, func(t registry.ListedTool) bool { return len(t.Nodes) > 0 }) {
-					known := a.known(ctx, l, tools)
-					for _, x := range known {
-						if len(args) == 0 || string(x.Name) == args[0] {
-							unserved = append(unserved, x)
-						}
-					}
-					if len(args) > 0 && len(unserved) == 0 {
-						return noIndex(args[0], a.indexes().names(known))
-					}
-				}
-				if a.json {
-					unserved = nil
-				}
-				if len(kept) > 0 || len(unserved) == 0 {
-					a.printTools(kept, l)
-				}
-				for _, x := range unserved {
-					fmt.Fprintf(a.err, "index %s is installed, but %s\n", x.Name, cmp.Or(x.Reason, "no node serves it"))
-				}
-				return nil
+		RunE: a.onMesh(func(ctx context.Context, l *link, args []string) error {
+			tools, err := l.client.List(ctx)
+			if err != nil {
+				return err
+			}
+			kept := slices.DeleteFunc(append([]registry.ListedTool{}, tools...), func(t registry.ListedTool) bool {
+				return len(args) > 0 && string(t.Index) != args[0]
 			})
+			var unserved []inventory.Index
+			if !slices.ContainsFunc(kept, func(t registry.ListedTool) bool { return len(t.Nodes) > 0 }) {
+				known := a.known(ctx, l, tools)
+				for _, x := range known {
+					if len(args) == 0 || string(x.Name) == args[0] {
+						unserved = append(unserved, x)
+					}
+				}
+				if len(args) > 0 && len(unserved) == 0 {
+					return noIndex(args[0], a.indexes().names(known))
+				}
+			}
+			if a.json {
+				unserved = nil
+			}
+			if len(kept) > 0 || len(unserved) == 0 {
+				a.printTools(kept, l)
+			}
+			for _, x := range unserved {
+				fmt.Fprintf(a.err, "index %s is installed, but %s\n", x.Name, cmp.Or(x.Reason, "no node serves it"))
+			}
+			return nil
 		}),
 	}
 }

@@ -21,21 +21,19 @@ func (a *app) taskCommand() *cobra.Command {
 	about := func(use, short, past string, do func(*client.Task, context.Context) (*client.TaskInfo, error)) *cobra.Command {
 		return a.completes(&cobra.Command{
 			Use: use + " TASK", Short: short, Args: takes(1, 1, "a task"),
-			RunE: runE(func(ctx context.Context, args []string) error {
-				return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-					info, err := do(l.client.Task(subjects.RPCID(args[0])), ctx)
-					switch {
-					case err != nil:
-						return err
-					case past != "":
-						a.tell(info, past, info.ID, info.State)
-					case a.json:
-						a.printJSON(info)
-					default:
-						a.showTask(info)
-					}
-					return nil
-				})
+			RunE: a.onMesh(func(ctx context.Context, l *link, args []string) error {
+				info, err := do(l.client.Task(subjects.RPCID(args[0])), ctx)
+				switch {
+				case err != nil:
+					return err
+				case past != "":
+					a.tell(info, past, info.ID, info.State)
+				case a.json:
+					a.printJSON(info)
+				default:
+					a.showTask(info)
+				}
+				return nil
 			}),
 		}, taskIDs)
 	}
@@ -165,32 +163,30 @@ func (a *app) taskWait() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: runE(func(ctx context.Context, args []string) error {
-			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-				id := subjects.RPCID(args[0])
-				waiting := ctx
-				if timeout > 0 {
-					var cancel context.CancelFunc
-					waiting, cancel = context.WithTimeout(ctx, timeout)
-					defer cancel()
-				}
-				done := a.running(string(id)+" runs", "; Ctrl-C leaves it running")
-				result, err := l.client.Task(id).Wait(waiting)
-				done()
-				switch {
-				case err != nil && a.json:
-					return a.callFailed(ctx, l, id, false, err)
-				case err != nil:
-					return err
-				case a.json:
-					a.printJSON(callAnswer{
-						RPCID: id, Status: "ok", Result: orNull(result.Value), Node: &result.Node, DurationMS: new(milliseconds(result.Took)),
-					})
-				default:
-					a.printValue(result.Value)
-				}
-				return nil
-			})
+		RunE: a.onMesh(func(ctx context.Context, l *link, args []string) error {
+			id := subjects.RPCID(args[0])
+			waiting := ctx
+			if timeout > 0 {
+				var cancel context.CancelFunc
+				waiting, cancel = context.WithTimeout(ctx, timeout)
+				defer cancel()
+			}
+			done := a.running(string(id)+" runs", "; Ctrl-C leaves it running")
+			result, err := l.client.Task(id).Wait(waiting)
+			done()
+			switch {
+			case err != nil && a.json:
+				return a.callFailed(ctx, l, id, false, err)
+			case err != nil:
+				return err
+			case a.json:
+				a.printJSON(callAnswer{
+					RPCID: id, Status: "ok", Result: orNull(result.Value), Node: &result.Node, DurationMS: new(milliseconds(result.Took)),
+				})
+			default:
+				a.printValue(result.Value)
+			}
+			return nil
 		}),
 	}
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait; the task goes on (default until it ends)")
@@ -211,20 +207,18 @@ func (a *app) taskList() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: runE(func(ctx context.Context, _ []string) error {
-			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-				all, err := l.client.Tasks(ctx, codec.TaskState(state))
-				if err != nil {
-					return err
+		RunE: a.onMesh(func(ctx context.Context, l *link, _ []string) error {
+			all, err := l.client.Tasks(ctx, codec.TaskState(state))
+			if err != nil {
+				return err
+			}
+			columns := []string{"TASK", "TOOL", "STATE", "ATTEMPTS", "PROGRESS", "TIME", "ERROR"}
+			printAll(a, "tasks", all, fmt.Sprintf("session %s has no tasks", l.session), columns, func(t client.TaskInfo) []string {
+				return []string{
+					string(t.ID), string(t.Tool), string(t.State), strconv.Itoa(t.Attempts) + "/" + strconv.Itoa(t.MaxAttempts), progressText(t.Progress), timeText(&t), errorText(t.Error),
 				}
-				columns := []string{"TASK", "TOOL", "STATE", "ATTEMPTS", "PROGRESS", "TIME", "ERROR"}
-				printAll(a, "tasks", all, fmt.Sprintf("session %s has no tasks", l.session), columns, func(t client.TaskInfo) []string {
-					return []string{
-						string(t.ID), string(t.Tool), string(t.State), strconv.Itoa(t.Attempts) + "/" + strconv.Itoa(t.MaxAttempts), progressText(t.Progress), timeText(&t), errorText(t.Error),
-					}
-				})
-				return nil
 			})
+			return nil
 		}),
 	}
 	cmd.Flags().StringVar(&state, "state", "", "only those that are `STATE`: "+strings.Join(states, ", "))
@@ -249,22 +243,20 @@ func (a *app) taskRemove() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: runE(func(ctx context.Context, args []string) error {
-			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-				n, err := 0, error(nil)
-				if len(args) == 0 {
-					n, err = l.client.RemoveTasks(ctx, codec.TaskState(state), older)
-				} else if ok, bad := l.client.Task(subjects.RPCID(args[0])).Remove(ctx); bad != nil {
-					err = bad
-				} else if ok {
-					n = 1
-				}
-				if err != nil {
-					return err
-				}
-				a.tell(map[string]any{"removed": n}, "%d tasks removed", n)
-				return nil
-			})
+		RunE: a.onMesh(func(ctx context.Context, l *link, args []string) error {
+			n, err := 0, error(nil)
+			if len(args) == 0 {
+				n, err = l.client.RemoveTasks(ctx, codec.TaskState(state), older)
+			} else if ok, bad := l.client.Task(subjects.RPCID(args[0])).Remove(ctx); bad != nil {
+				err = bad
+			} else if ok {
+				n = 1
+			}
+			if err != nil {
+				return err
+			}
+			a.tell(map[string]any{"removed": n}, "%d tasks removed", n)
+			return nil
 		}),
 	}
 	cmd.Flags().StringVar(&state, "state", "", "only those that are `STATE`: succeeded, failed or cancelled")

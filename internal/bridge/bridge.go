@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -84,15 +85,9 @@ type Bridge struct {
 // sent yet. The errors are invalid_request for options that cannot be.
 func New(b *bus.Bus, opts *Options) (*Bridge, error) {
 	o := *opts
-	if o.Session == "" {
-		o.Session = subjects.DefaultSession
-	}
-	if o.Node == "" {
-		o.Node = subjects.NodeID("bridge-" + uuid.NewString()[:8])
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Session = cmp.Or(o.Session, subjects.DefaultSession)
+	o.Node = cmp.Or(o.Node, subjects.NodeID("bridge-"+uuid.NewString()[:8]))
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	c, err := client.NewOn(b, &client.Options{Session: o.Session, Logger: o.Logger})
 	if err != nil {
 		return nil, err

@@ -62,10 +62,6 @@ func (p *pipe) add(body []byte) {
 		return
 	}
 	p.pending = appendFrame(p.pending, body, p.packed)
-	p.wake()
-}
-
-func (p *pipe) wake() {
 	wake.Up(p.signal)
 }
 
@@ -76,7 +72,7 @@ func (p *pipe) close() {
 	defer p.mu.Unlock()
 	p.closed = true
 	p.free()
-	p.wake()
+	wake.Up(p.signal)
 }
 
 // free lets those who wait look again; p.mu is held.

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,18 +87,12 @@ func (b *Bus) Check() error {
 // set your own before, not after. It returns an error for a connection that is
 // closed.
 func New(nc *nats.Conn, options *Options) (*Bus, error) {
-	var o Options
-	if options != nil {
-		o = *options
-	}
+	o := cmp.Or(options, &Options{})
 	if nc == nil || nc.IsClosed() {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the NATS connection is closed: connect again").
 			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 	}
-	log := o.Logger
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+	log := cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	var js jetstream.JetStream
 	var err error
 	api := subjects.JetStreamAPI(o.Domain)

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"math/rand/v2"
@@ -40,20 +41,11 @@ const connectWait = 5 * time.Second
 // legal. Further options may follow these; one with a dialer of its own
 // (nats.SetCustomDialer) gives the last point up.
 func ConnectOptions(config *ConnectConfig) []nats.Option {
-	var c ConnectConfig
-	if config != nil {
-		c = *config
-	}
-	if c.Name == "" {
-		c.Name = "toolmesh"
-	}
-	log := c.Logger
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+	c := cmp.Or(config, &ConnectConfig{})
+	log := cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	unreadable := rate.Sometimes{Interval: time.Second}
 	return []nats.Option{
-		nats.Name(c.Name),
+		nats.Name(cmp.Or(c.Name, "toolmesh")),
 		nats.MaxReconnects(-1),
 		nats.CustomReconnectDelay(reconnectDelay),
 		nats.ReconnectBufSize(-1),
@@ -98,9 +90,4 @@ func reconnectDelay(attempts int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-func errorAttr(err error) slog.Attr {
-	if err == nil {
-		return slog.String("error", "")
-	}
-	return slog.String("error", err.Error())
-}
+func errorAttr(err error) slog.Attr { return slog.String("error", err.Error()) }

@@ -1,6 +1,7 @@
 package payloads
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -395,7 +396,7 @@ func (s *Server) get(name string, h codec.Header, m *nats.Msg) error {
 	if bad != nil {
 		return bad
 	}
-	done, err := strconv.Atoi(orZero(h.Get(codec.HeaderCount)))
+	done, err := strconv.Atoi(cmp.Or(h.Get(codec.HeaderCount), "0"))
 	if err != nil || done < 0 {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s is %q: it is how many pieces the caller has", codec.HeaderCount, h.Get(codec.HeaderCount))
 	}
@@ -501,11 +502,4 @@ func (s *Server) Load(ctx context.Context, session subjects.SessionID, ref *code
 func (s *Server) Delete(ctx context.Context, name string) error {
 	s.held.forget(name)
 	return s.Bus.DeletePayload(ctx, name)
-}
-
-func orZero(text string) string {
-	if text == "" {
-		return "0"
-	}
-	return text
 }

@@ -199,10 +199,7 @@ func (l Layout) objectStore(bucket, description string) jetstream.StreamConfig {
 // rest is an error that says what to do. While JetStream has no leader it tries
 // again until ctx ends, or for 30 s if ctx has no deadline. nil is the zero Layout.
 func (st Store) Ensure(ctx context.Context, layout *Layout) error {
-	var l Layout
-	if layout != nil {
-		l = *layout
-	}
+	l := *cmp.Or(layout, &Layout{})
 	if err := l.Validate("Layout"); err != nil {
 		return err
 	}

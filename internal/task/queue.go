@@ -28,7 +28,7 @@ const (
 	levelBasis = 8
 )
 
-// levelOf is the level of a task, so many of whose session are queued before it.
+// levelOf is the level of a task whose session has that number of tasks in the queue.
 func levelOf(queued uint64) int {
 	level := 0
 	for most := uint64(levelBasis); queued >= most && level < levels-1; most *= levelBasis {
@@ -37,8 +37,8 @@ func levelOf(queued uint64) int {
 	return level
 }
 
-// levelsKept is for how long it is believed that a session has hundreds of tasks: to count
-// them takes the broker a moment.
+// levelsKept is how long the count of a session with hundreds of tasks is kept: counting takes
+// the broker a moment.
 const levelsKept = time.Second
 
 // crowds are the sessions with hundreds of tasks. The zero value is empty.
@@ -52,8 +52,8 @@ type crowd struct {
 	until  time.Time
 }
 
-// level says of which level the next task of a session is. Those of all sessions that nobody
-// created are counted together.
+// level is the level of a session's next task. The tasks of all sessions that were not created
+// count together.
 func (s *Service) level(ctx context.Context, session subjects.SessionID, priority string) (int, error) {
 	account := s.account(session)
 	of, err := subjects.QueuedTasks(priority, account)
@@ -120,11 +120,12 @@ func (s *Service) queuedOf(ctx context.Context, account subjects.SessionID, of s
 	return counted.(uint64), err //nolint:forcetypeassert // as above
 }
 
-// mostCrowds bounds what is remembered of levels.
+// mostCrowds bounds the number of counts that are kept.
 const mostCrowds = 1000
 
-// enqueue has a runner look at a task. Said twice of one revision of a record it is one
-// message, for two minutes. The error is busy where the queue has no room.
+// enqueue puts a message into the queue that has a runner read a task. Within two minutes a
+// second message for the same revision of the record is dropped. The error is busy if the queue
+// is full.
 func (s *Service) enqueue(ctx context.Context, t *stored) error {
 	priority := priorityName(t.Priority)
 	level, err := s.level(ctx, t.session, priority)
@@ -142,7 +143,7 @@ func (s *Service) enqueue(ctx context.Context, t *stored) error {
 	return err
 }
 
-// messageID is the id of the message that says that a task is to be looked at.
+// messageID is the id of the message that has a runner read a task.
 func messageID(t *stored) string { return t.key.Name + "@" + strconv.FormatUint(t.revision, 10) }
 
 func full(what string) *toolmesh.Error {
@@ -156,9 +157,9 @@ type lane struct {
 	filter   string
 	level    int
 
-	asked  time.Time // when it was asked last, and has not answered; zero: it is not asked
-	probe  bool      // whether it was asked for what is there at once
-	paused time.Time // until when it is not asked
+	asked  time.Time // when it was asked; zero: no request is open
+	probe  bool      // the open request does not wait for a message
+	paused time.Time // it is not asked until then
 }
 
 // lanes are all of them in the order in which they are asked.

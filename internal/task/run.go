@@ -25,27 +25,27 @@ const (
 	markAfter = 100 * time.Millisecond
 	// keepEvery is how often the broker is told that a task is worked on.
 	keepEvery = ackWait / 3
-	// keepRetry is the pause after a word of which the broker did not say that it knows.
+	// keepRetry is the pause after the broker has not confirmed that a task is worked on.
 	keepRetry = 500 * time.Millisecond
 )
 
-// Causes of the end of a run, beside that its service stops.
+// Causes of the end of a run, other than the end of its service.
 var (
 	// errOver: the task has ended otherwise. Its call is cancelled.
 	errOver = toolmesh.Errorf(toolmesh.CodeCancelled, "the task has ended")
-	// errPast: another runner makes the next attempt, or will, and has the message. The call
-	// of this one is cancelled.
+	// errPast: another runner has the message, and makes the next attempt. The call of this
+	// attempt is cancelled.
 	errPast = toolmesh.Errorf(toolmesh.CodeCancelled, "the attempt is over")
-	// errTaken: another runner has the message, or may have it. It has joined the call,
-	// and what becomes of the message is its to say.
+	// errTaken: another runner has the message, or may have it. It has joined the call, and
+	// settles the message.
 	errTaken = fmt.Errorf("another runner has the task: %w", client.ErrLeft)
 )
 
-// run is one message of the queue in the hands of this runner.
+// run is one message of the queue that this runner works on.
 type run struct {
 	s       *Service
 	session subjects.SessionID
-	account subjects.SessionID // whose part it takes
+	account subjects.SessionID // whose share it counts in
 	id      subjects.RPCID
 	ctx     context.Context // of its call
 	// leave ends it: with errTaken or client.ErrLeft the call goes on without this runner,
@@ -54,23 +54,23 @@ type run struct {
 
 	mu   sync.Mutex // guards what follows
 	m    *nats.Msg
-	kept time.Time // when the broker last said that it knows of this runner
-	// adopted: it was not said yet what becomes of m, which came late.
+	kept time.Time // when the broker last confirmed that this runner works on the task
+	// adopted says that m was delivered while the run went on, and is not settled.
 	adopted bool
 
-	pool  string              // whose node the task waits for; the run's own
-	looks chan struct{}       // of capacity 1: the record is to be looked at
-	told  chan codec.Progress // of capacity 1: how far the call is
+	pool  string              // the pool whose node the task waits for; for the run's goroutine only
+	looks chan struct{}       // capacity 1: read the record again
+	told  chan codec.Progress // capacity 1: how far the call is
 }
 
-// adopt takes a message that was delivered again meanwhile.
+// adopt takes a message that was delivered again while the run goes on.
 func (r *run) adopt(m *nats.Msg) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.m, r.kept, r.adopted = m, time.Now(), true
 }
 
-// handled returns the message, of which is said now what becomes of it.
+// handled returns the message and marks it as settled.
 func (r *run) handled() *nats.Msg {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,20 +94,20 @@ func (r *run) message() *nats.Msg {
 	return r.m
 }
 
-// done has the message gone. It is for tasks that are over, and for nothing else: of one
-// message several runners may have a delivery, and each one's word takes it from all.
+// done removes the message. It is for tasks that have ended only: several runners may have a
+// delivery of one message, and the acknowledgement of one takes it from all.
 func (r *run) done() { r.s.bus.Done(r.handled()) }
 
-// again has the task looked at again after a while, by any runner.
+// again has the broker deliver the message again after a while, to any runner.
 func (r *run) again(after time.Duration) { r.s.bus.Again(r.handled(), after) }
 
-// look has the record looked at soon.
+// look has the run read the record soon.
 func (r *run) look() {
 	wake.Up(r.looks)
 }
 
-// progress has the record say how far the call is. What is told before the last one is
-// written is left out.
+// progress has the run write how far the call is. A report that comes before the last one is
+// written is dropped.
 func (r *run) progress(p codec.Progress) {
 	select {
 	case r.told <- p:
@@ -115,7 +115,7 @@ func (r *run) progress(p codec.Progress) {
 	}
 }
 
-// do makes one attempt, if the record says that there is one to be made.
+// do makes one attempt, if the record says that one is due.
 func (r *run) do() {
 	s := r.s
 	t, fresh := r.read()
@@ -150,7 +150,7 @@ func (r *run) do() {
 	case errors.Is(context.Cause(r.ctx), errOver):
 		r.done()
 	case lostConnection(err):
-		// Whether the call goes on is not known here: whoever is next joins it.
+		// Whether the call goes on is unknown: the next runner joins it.
 		r.again(firstBackoff)
 	default:
 		if t.Started.IsZero() {
@@ -169,8 +169,8 @@ func (r *run) do() {
 	}
 }
 
-// read reads the record of a message's task; nil where nothing is to be done. fresh says
-// that no attempt can be under way.
+// read reads the record of a message's task; nil if there is nothing to do. fresh says that no
+// attempt can be under way.
 func (r *run) read() (t *stored, fresh bool) {
 	s := r.s
 	t, err := s.load(r.ctx, r.session, r.id)
@@ -203,13 +203,13 @@ func (r *run) read() (t *stored, fresh bool) {
 	case err == nil && first && delivered.Times == 1:
 		return t, true
 	case first && m.Header.Get(jetstream.MsgIDHeader) == messageID(t):
-		return t, false // a runner had it, and wrote nothing
+		return t, false // a runner had the message, and wrote nothing
 	}
 	if r.await(t) != nil {
 		return t, true // none is made
 	}
-	// Of any further attempt the record says beforehand that it is under way: how often
-	// the message was delivered says nothing then.
+	// The record says of each further attempt that it is under way before its call begins: the
+	// number of deliveries says nothing about these.
 	if !r.mark(t, t.attempt()) {
 		r.again(firstBackoff)
 		return nil, false
@@ -223,10 +223,10 @@ func lostConnection(err error) bool {
 	return e != nil && e.Code == toolmesh.CodeUnavailable && e.Origin == toolmesh.OriginCaller
 }
 
-// call makes an attempt's call, again while no node has room for it; or joins the one
-// that may be under way.
+// call makes the call of an attempt, again and again while no node has room for it. If the
+// call may be under way already it joins that call.
 func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
-	made := t.record // the one that is looked after may be another one in between
+	made := t.record // attend changes t
 	attended := make(chan struct{})
 	go func() {
 		defer close(attended)
@@ -294,9 +294,9 @@ func (r *run) once(caller *client.Client, made *record, n int, timeout time.Dura
 	return caller.Call(r.ctx, made.Tool, args, options...)
 }
 
-// attend looks after a call until r's context ends: it says that the task runs, tells the
-// broker that it is worked on, and leaves it when the broker has not known of that for so
-// long that another runner may have it.
+// attend follows a call until r's context ends. It marks the task as running and tells the
+// broker that the task is worked on. It leaves the call when the broker has not confirmed that
+// for so long that another runner may have the message.
 func (r *run) attend(t *stored, n int) {
 	timer := time.NewTimer(markAfter)
 	defer timer.Stop()
@@ -330,13 +330,13 @@ func (r *run) attend(t *stored, n int) {
 	}
 }
 
-// mark says in the record that an attempt is under way here, and reports whether that is
+// mark writes into the record that this runner makes an attempt, and reports whether it is
 // written.
 func (r *run) mark(t *stored, n int) bool {
 	next := *t
 	next.State, next.Attempts, next.Runner, next.Started, next.Due = codec.TaskRunning, n, r.s.name, r.s.now(), time.Time{}
 	if t.State != codec.TaskRunning {
-		next.Progress = nil // of the attempt before
+		next.Progress = nil // it is that of the attempt before
 	}
 	return r.put(t, &next, n)
 }
@@ -353,7 +353,7 @@ func (r *run) put(t, next *stored, n int) bool {
 	return err == nil
 }
 
-// follow looks whether the task is still this runner's.
+// follow reads the record, and leaves the call if the task is no longer this runner's.
 func (r *run) follow(t *stored, n int) {
 	now, err := r.s.load(r.ctx, r.session, r.id)
 	switch {
@@ -371,7 +371,7 @@ func (r *run) follow(t *stored, n int) {
 	}
 }
 
-// keep tells the broker that the task is worked on, and returns when to do so next.
+// keep tells the broker that the task is worked on, and returns the pause until the next time.
 func (r *run) keep() time.Duration {
 	ctx, cancel := context.WithTimeout(r.ctx, keepEvery)
 	defer cancel()
@@ -389,8 +389,8 @@ func (r *run) keep() time.Duration {
 	return keepRetry
 }
 
-// settle stores what an attempt ended with, and then is done with the message, or has it
-// delivered again. Of several runners that have a task the first one's word counts.
+// settle stores how an attempt ended. Then it removes the message, or has it delivered again.
+// If several runners have a task, the first one that stores its end counts.
 func (r *run) settle(t *stored, n int, wait time.Duration) {
 	s := r.s
 	for tries := 1; ; tries++ {
@@ -434,8 +434,8 @@ func (r *run) settle(t *stored, n int, wait time.Duration) {
 	r.done()
 }
 
-// keepResult stores a result that the record cannot hold. A task whose session has no room
-// for it has failed.
+// keepResult stores a result that the record cannot hold. If the session has no room for it the
+// task has failed.
 func (s *Service) keepResult(ctx context.Context, t *stored) error {
 	size := int64(len(t.Result))
 	if size <= s.inline() {

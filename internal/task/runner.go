@@ -15,24 +15,23 @@ import (
 )
 
 const (
-	// ackWait is for how long the broker waits for word of a message that it delivered.
+	// ackWait is how long the broker waits for an acknowledgement of a message.
 	ackWait = 15 * time.Second
-	// askWait is for how long a consumer is asked for a message that may come, and
-	// askLost after how long without any answer it is asked anew.
+	// askWait is how long a pull request waits for a message, and askLost after how long
+	// without an answer the consumer is asked again.
 	askWait = 10 * time.Second
 	askLost = askWait + 3*time.Second
-	// pauseAfterLoss is how long a consumer is let alone that has lost a request.
+	// pauseAfterLoss is how long a consumer is not asked after it has lost a request.
 	pauseAfterLoss = time.Second
-	// tickEvery is how often the loop looks after what gives no signal.
+	// tickEvery is how often the loop checks what gives no signal.
 	tickEvery = 100 * time.Millisecond
-	// firsts is how many tasks may run beyond the slots that are a session's first ones:
-	// of each session there are few.
+	// firsts is how many tasks of level 0 may run beyond the slots: each session has few.
 	firsts = 16 * levelBasis
 	// otherEnd is how often the lanes are asked from their other end.
 	otherEnd = 4
 )
 
-// loop takes what is queued while there is room.
+// loop takes queued tasks while there is room.
 func (s *Service) loop() {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
@@ -68,7 +67,7 @@ func (s *Service) loop() {
 	}
 }
 
-// letGo takes no more messages, and gives back what has come and was not taken.
+// letGo takes no more messages, and has those that were not taken delivered again.
 func (s *Service) letGo(p *store.Pulls) {
 	if p == nil {
 		return
@@ -91,8 +90,8 @@ func (l *lane) free(now time.Time) bool {
 	return now.After(l.paused) && (l.asked.IsZero() || now.Sub(l.asked) > askLost)
 }
 
-// fill asks for what there is room for: one lane after the other for what is there at
-// once, so that they have their order, and those that have nothing for what comes.
+// fill asks the lanes that there is room for. It asks one after the other for a message that
+// exists, so that their order counts. A lane that has none is then asked for the next to come.
 func (s *Service) fill() {
 	now := time.Now()
 	count := len(s.lanes)
@@ -135,7 +134,7 @@ func (s *Service) room(l *lane) bool {
 	return len(s.running) < s.opts.Slots && len(s.waiting) == 0
 }
 
-// arrived takes what a consumer of tasks says.
+// arrived takes an answer of a consumer of tasks.
 func (s *Service) arrived(m *nats.Msg) {
 	name, status := s.queue.Read(m)
 	at := slices.IndexFunc(s.lanes, func(l *lane) bool { return l.consumer == name })
@@ -157,7 +156,7 @@ func (s *Service) arrived(m *nats.Msg) {
 	}
 }
 
-// cameDue takes what the consumer of schedules says.
+// cameDue takes an answer of the consumer of schedules.
 func (s *Service) cameDue(l *lane, m *nats.Msg) {
 	l.asked = time.Time{}
 	switch _, status := s.timed.Read(m); status {
@@ -173,7 +172,7 @@ func (s *Service) cameDue(l *lane, m *nats.Msg) {
 	}
 }
 
-// take has a message's task run, beside all others.
+// take runs the task of a message in a goroutine of its own.
 func (s *Service) take(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
 	if err != nil {
@@ -203,7 +202,7 @@ func (s *Service) newRun(session subjects.SessionID, id subjects.RPCID, m *nats.
 	return r
 }
 
-// enter notes a run, unless another one has its task here.
+// enter notes a run. If another run has its task it returns that one and notes nothing.
 func (s *Service) enter(key string, r *run) (other *run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -231,7 +230,7 @@ func (s *Service) exit(key string, r *run) {
 	wake.Up(s.freed)
 }
 
-// hear has the run of a task that was cancelled look at its record.
+// hear has the run of a task that was changed read its record.
 func (s *Service) hear(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
 	if err != nil {
@@ -249,15 +248,15 @@ func (s *Service) hear(m *nats.Msg) {
 	}
 }
 
-// waiter is a run whose call found no node with room.
+// waiter is a run whose call was rejected because no node has room.
 type waiter struct {
 	account  subjects.SessionID
 	priority int
 	awake    chan struct{} // closed once it is to try again
 }
 
-// await returns when a run whose call found no room is to try again; false if it has
-// ended before.
+// await returns true when a run whose call was rejected is to try again, and false if ctx ends
+// before.
 func (s *Service) await(ctx context.Context, account subjects.SessionID, priority int) bool {
 	w := &waiter{account, priority, make(chan struct{})}
 	s.mu.Lock()
@@ -274,8 +273,8 @@ func (s *Service) await(ctx context.Context, account subjects.SessionID, priorit
 	}
 }
 
-// wake has one of those try again that wait for room: of the account of which the fewest
-// tasks are under way, of the highest priority there the one that has waited longest.
+// wake has one waiter try again: one of the account with the fewest running tasks, and of
+// those the one with the highest priority that has waited longest.
 func (s *Service) wake() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

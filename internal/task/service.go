@@ -29,7 +29,7 @@ const DefaultSlots = 64
 
 // Options adjusts a [Service].
 type Options struct {
-	// Sessions decides which sessions exist. Defaults to all.
+	// Sessions decides which sessions exist. Required.
 	Sessions *registry.Sessions
 	// Slots is how many tasks run at once, beside the first few of each session. Where they run nodes have slots of their own. Defaults to
 	// DefaultSlots.
@@ -183,11 +183,7 @@ func (s *Service) now() time.Time { return s.bus.Time().Now.UTC() }
 
 // epoch is that of a session now. The error is session_not_found, or the registry's.
 func (s *Service) epoch(ctx context.Context, session subjects.SessionID) (string, error) {
-	var epoch string
-	var err error
-	if s.opts.Sessions != nil {
-		epoch, err = s.opts.Sessions.Admit(session)
-	}
+	epoch, err := s.opts.Sessions.Admit(session)
 	if epoch != "" || err == nil && session == subjects.DefaultSession {
 		return epoch, nil
 	}
@@ -215,10 +211,8 @@ func (s *Service) over(ctx context.Context, t *stored) bool {
 	if t.Epoch == "" && t.session == subjects.DefaultSession {
 		return false
 	}
-	if s.opts.Sessions != nil {
-		if epoch, err := s.opts.Sessions.Admit(t.session); err == nil && epoch == t.Epoch {
-			return false
-		}
+	if epoch, err := s.opts.Sessions.Admit(t.session); err == nil && epoch == t.Epoch {
+		return false
 	}
 	epoch, err := s.registered(ctx, t.session)
 	// What was submitted before somebody created the session is not of that one.

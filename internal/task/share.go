@@ -50,10 +50,7 @@ type use struct {
 
 // account is whose part a session has, as far as is known.
 func (s *Service) account(session subjects.SessionID) subjects.SessionID {
-	epoch := ""
-	if s.opts.Sessions != nil {
-		epoch, _ = s.opts.Sessions.Admit(session)
-	}
+	epoch, _ := s.opts.Sessions.Admit(session)
 	return subjects.Account(session, epoch)
 }
 

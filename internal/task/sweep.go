@@ -17,29 +17,28 @@ import (
 )
 
 const (
-	// sweepEvery is how often one of all runners looks for tasks that nobody would run.
+	// sweepEvery is how often one of all runners looks for tasks that are in no queue.
 	sweepEvery = 15 * time.Second
-	// sweepAge is how old what it looks at is: who wrote it has had the time to queue it.
+	// sweepAge is the min age of a record that it reads: its writer has had the time to queue it.
 	sweepAge = 10 * time.Second
-	// sweepWithin bounds one sweep, and sweptErrors what is said of it.
+	// sweepWithin bounds one sweep, and sweptErrors the errors that it reports.
 	sweepWithin = time.Minute
 	sweptErrors = 3
-	// endJitter spreads what all runners do when a session ends.
+	// endJitter spreads over time what all runners do when a session ends.
 	endJitter = 300 * time.Millisecond
 )
 
-// swept is how far the records have been looked through, by revision.
+// swept is the revision up to which the records were swept.
 type swept struct {
 	Seq uint64 `json:"seq"`
-	// Values is when the large values were looked through.
+	// Values is when the large values were swept.
 	Values time.Time `json:"values,omitzero"`
 }
 
 // sweptKey is not the key of a task: it has one part.
 var sweptKey = store.Key{Bucket: subjects.BucketTaskState, Name: "swept"}
 
-// sweeps sweeps now and then, taking turns with the other runners: who is the first to
-// write the mark.
+// sweeps sweeps now and then. Of all runners the first one that writes the mark does it.
 func (s *Service) sweeps() {
 	for {
 		timer := time.NewTimer(sweepEvery/2 + rand.N(sweepEvery))
@@ -57,9 +56,9 @@ func (s *Service) sweeps() {
 	}
 }
 
-// sweep looks through the records that were written since the last sweep, if that is long
-// ago, and queues those whose submission was cut off before it did. Each is looked at
-// once; what fails now is looked at again in the next sweep, and holds up none of the others.
+// sweep reads the records that were written since the last sweep, if that is longer ago than
+// every, and queues the tasks whose submission was cut off before they were queued. Each record is
+// read once. One that fails is read again in the next sweep, and does not hold up the others.
 func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
 	var mark swept
 	entry, err := s.bus.Latest(ctx, sweptKey)
@@ -73,7 +72,7 @@ func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
 		entry.Revision, err = s.bus.Update(ctx, sweptKey, entry.Value, entry.Revision, 0)
 	}
 	if errors.Is(err, store.ErrConflict) {
-		return nil // it is another one's turn
+		return nil // another runner sweeps
 	}
 	if err != nil {
 		return err
@@ -106,7 +105,7 @@ func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
 	}
 	value, err := json.Marshal(mark)
 	if err == nil {
-		put, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait) // the sweep may have taken all its time
+		put, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait) // ctx may have ended
 		defer cancel()
 		_, err = s.bus.Put(put, sweptKey, value, 0)
 	}
@@ -128,8 +127,7 @@ func (s *Service) queued(ctx context.Context, t *stored) (bool, error) {
 	return err == nil && found[0] != nil, err
 }
 
-// startOnce queues a task that may be queued already: of two messages two runners would
-// begin it.
+// startOnce queues a task unless it is queued: with two messages two runners would begin it.
 func (s *Service) startOnce(ctx context.Context, t *stored) error {
 	if queued, err := s.queued(ctx, t); err != nil || queued {
 		return err
@@ -137,7 +135,7 @@ func (s *Service) startOnce(ctx context.Context, t *stored) error {
 	return s.start(ctx, t)
 }
 
-// mend has a task run that is in no queue. One that can never be queued ends as failed.
+// mend queues a task that is in no queue. One that can never be queued ends as failed.
 func (s *Service) mend(ctx context.Context, m *store.Stored) error {
 	name, _ := subjects.KVKey(subjects.BucketTaskState, m.Subject)
 	session, id, err := subjects.ParseTaskKey(name)
@@ -151,7 +149,7 @@ func (s *Service) mend(ctx context.Context, m *store.Stored) error {
 	if queued, err := s.queued(ctx, t); err != nil || queued {
 		return err
 	}
-	// What is not there may have ended since.
+	// A task without a message may have ended in between.
 	now, err := s.load(ctx, session, id)
 	if errors.Is(err, errGone) || err == nil && now.revision != t.revision {
 		return nil
@@ -202,8 +200,8 @@ func (s *Service) sessionChanged(m *nats.Msg) {
 	})
 }
 
-// endSession deletes the tasks of a session that has ended, and has their calls end.
-// Those that were submitted before somebody created it are not its own.
+// endSession deletes the tasks of a session that has ended, and ends their calls. Tasks that were
+// submitted before the session was created are not its own.
 func (s *Service) endSession(ctx context.Context, session subjects.SessionID) error {
 	for t, err := range s.all(ctx, session, 0) {
 		if err != nil {

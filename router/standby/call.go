@@ -23,26 +23,26 @@ import (
 
 const (
 	signEvery = time.Second
-	// signLate is by how much a sign of life may be late: a caller that has heard nothing
-	// for 2.5 s has given the call up, and may have sent it again.
+	// signLate is the max delay of a keepalive: a caller that has heard nothing for 2.5 s has
+	// given the call up, and may have sent it again.
 	signLate = 2 * time.Second
-	// callerGone is for how long nobody may hear the signs of life, as with streams.
+	// callerGone is how long keepalives may meet no caller until the call ends, as with streams.
 	callerGone = 10 * time.Second
-	// early is how much before its deadline a call is answered, a tenth of its time at
-	// most: the answer has to arrive, and says more than that the time is up.
+	// early is how long before its deadline a call is answered, a tenth of its time at most: the
+	// answer has to arrive in time, and it says more than the deadline does.
 	early = 200 * time.Millisecond
-	// The first retry after a node has taken a call not; it doubles up to the last.
+	// The pause after a node has not taken a call begins with firstRetry and doubles up to lastRetry.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = time.Second
-	// linger is for how long signs of life of a stream that is acknowledged may be missing.
+	// linger is how long keepalives of an acknowledged stream may be missing.
 	linger = 10 * time.Second
-	// overdue is how long after its time a call that was passed on must be answered.
+	// overdue is how long after its deadline the answer of a call that was passed on is waited for.
 	overdue = 5 * time.Second
-	// mostRun is the time of a call whose caller does not say one.
+	// mostRun is the time of a call without a timeout.
 	mostRun = time.Hour
 )
 
-// call is one request that waits, or that a node has and that waits for its answer.
+// call is one request that waits for a node, or for the answer of the node that has it.
 type call struct {
 	s       *Standby
 	m       *nats.Msg
@@ -57,26 +57,25 @@ type call struct {
 	arrived time.Time
 	// Guarded by s.mu.
 	waiting bool
-	full    []registry.Candidate // the nodes that had no room for it at its last look; nil of all others
+	full    []registry.Candidate // the nodes that had no room at its last look; nil if one had
 
-	room      chan struct{} // of capacity 1: one of these has
+	room      chan struct{} // of capacity 1: one of the full nodes has room
 	cancelled chan struct{} // of capacity 1
 	displaced chan struct{} // closed when other sessions need its place
 
 	// The call's goroutine only.
-	last    *toolmesh.Error // why the node that was asked last did not take it
+	last    *toolmesh.Error // why the last node did not take it
 	retryIn time.Duration
 	retryAt time.Time
 	signed  time.Time // when the last keepalive was sent
 	probe   bus.Probe
-	to      *codec.Identity // whom it is passed on to; nil while it waits
+	to      *codec.Identity // the node that it is passed on to; nil while it waits
 	asked   int64           // the question whether it may be passed on; 0 for none
-	let     bool            // the caller has answered that
-	answers chan int64      // of capacity 1: to which question it has
+	let     bool            // the caller has answered that question
+	answers chan int64      // of capacity 1: the question that the caller has answered
 }
 
-// parse reads the request, and says why it must not wait; err is what is wrong with its
-// subject.
+// parse reads the request, and returns why it must not wait; err is the error of its subject.
 func (c *call) parse(err error) *toolmesh.Error {
 	header, bad := bus.RequestHeader(c.m)
 	switch {
@@ -98,7 +97,7 @@ func (c *call) parse(err error) *toolmesh.Error {
 		}
 		c.batch.Members = nil
 	}
-	c.req.Drop() // the message is what waits, and is passed on
+	c.req.Drop() // the message waits, and is passed on
 	if err != nil {
 		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
@@ -125,7 +124,7 @@ func (c *call) parse(err error) *toolmesh.Error {
 	return nil
 }
 
-// left is what is left of the caller's time; ok is false where it does not say.
+// left is the rest of the caller's time; ok is false if the request names none.
 func (c *call) left() (left time.Duration, ok bool) {
 	if c.req.HasTimeout {
 		left, ok = c.req.Timeout-time.Since(c.arrived), true
@@ -139,7 +138,7 @@ func (c *call) left() (left time.Duration, ok bool) {
 	return left, ok
 }
 
-// run holds the call until a node takes it, and then passes back what that says.
+// run holds the call until a node takes it, and then passes the node's messages back.
 func (c *call) run() {
 	s := c.s
 	defer s.leave(c)
@@ -191,7 +190,7 @@ func (c *call) run() {
 			c.let = c.asked == question
 		case <-ticker.C:
 			if !c.sign() {
-				s.waited(c, toolmesh.CodeCancelled) // nobody is there to be told
+				s.waited(c, toolmesh.CodeCancelled) // the caller is gone
 				return
 			}
 		case <-c.cancelled:
@@ -210,12 +209,12 @@ func (c *call) run() {
 	}
 }
 
-// late reports whether the caller may have given the call up, for it has not heard of it:
-// one that hears nothing anyway waits on.
+// late reports whether the caller may have given the call up, as the last keepalive is too old. A
+// caller that asked for no keepalives waits on.
 func (c *call) late() bool { return c.req.Keepalive && time.Since(c.signed) > signEvery+signLate/2 }
 
-// look finds a node that may take the call; none yet is no error. refused is why there
-// will be none.
+// look finds a node that may take the call; none yet is no error. refused is why no node ever
+// will.
 func (c *call) look() (node subjects.NodeID, boot subjects.BootID, refused *toolmesh.Error) {
 	v, session := c.s.view, c.subject.Session
 	if now, _ := v.Session(session); c.epoch != "" && now.Epoch != c.epoch {
@@ -242,7 +241,7 @@ func (c *call) look() (node subjects.NodeID, boot subjects.BootID, refused *tool
 		return "", "", unavailable("tool %q cannot be called: %s", c.subject.Tool, route.Reason)
 	case !known && (!installed || len(index.Tools) > 0 || c.s.settled(index)):
 		_, err := v.Resolve(session, string(c.subject.Tool))
-		if err == nil { // it has come in this instant
+		if err == nil { // the tool was published in this instant
 			return "", "", nil
 		}
 		return "", "", toolmesh.AsError(err)
@@ -250,8 +249,7 @@ func (c *call) look() (node subjects.NodeID, boot subjects.BootID, refused *tool
 	return "", "", nil
 }
 
-// settled reports whether an index has been served for so long that all is known of its
-// tools.
+// settled reports whether an index has been served for so long that all of its tools are known.
 func (s *Standby) settled(index registry.IndexRecord) bool {
 	subject, err := subjects.IndexTools(index.Session, index.Name)
 	s.mu.Lock()
@@ -260,8 +258,8 @@ func (s *Standby) settled(index registry.IndexRecord) bool {
 	return err == nil && !recent && s.subs[subject] == nil
 }
 
-// freest is the node with the most room, by its own word and by what was passed on to it;
-// false where none has any.
+// freest is the node with the most room, by its own load and by the calls that were passed on to
+// it; false if none has room.
 func (c *call) freest(nodes []registry.Candidate) (registry.Candidate, bool) {
 	s := c.s
 	s.mu.Lock()
@@ -270,16 +268,16 @@ func (c *call) freest(nodes []registry.Candidate) (registry.Candidate, bool) {
 	best := slices.MinFunc(nodes, func(a, b registry.Candidate) int {
 		return cmp.Compare(load(max(a.InFlight, s.sent[a.Node]), a), load(max(b.InFlight, s.sent[b.Node]), b))
 	})
-	// What it said of itself may have been a second ago: it says busy if it still has no room.
+	// Its load may be a second old: the node rejects the call with busy if it still has no room.
 	if c.full = nil; load(s.sent[best.Node], best) >= 1 {
 		c.full = nodes
 	}
 	return best, c.full == nil
 }
 
-// mayPass reports whether the caller knows that the call may begin from now on. A caller
-// that answers is asked: while it has not answered it knows that nothing has begun, also
-// if this router and all nodes are silent, and may send the call again.
+// mayPass reports whether the caller knows that the call may begin from now on. A caller that
+// answers questions is asked. Until it has answered it knows that nothing has begun, even if this
+// router and all nodes are silent, so it may send the call again.
 func (c *call) mayPass() bool {
 	if c.req.Answers && c.asked == 0 {
 		c.asked = 1 + rand.Int64N(1<<52) //nolint:gosec // another router may ask about the same call
@@ -288,8 +286,8 @@ func (c *call) mayPass() bool {
 	return c.let || !c.req.Answers
 }
 
-// sign says that the call waits, or whom it is passed on to, to a caller that asked for
-// that, and reports whether it is still there.
+// sign sends a keepalive that says that the call waits, or which node it is passed on to, if the
+// caller asked for keepalives. It reports whether the caller is still there.
 func (c *call) sign() bool {
 	word := codec.AwaitsNode
 	if c.req.Answers {
@@ -319,7 +317,7 @@ func (c *call) say(header codec.Header) bool {
 	return true
 }
 
-// expired says why nobody has taken the call in time, and what to do.
+// expired is the error of a call that no node has taken in time, with what to do.
 func (c *call) expired(why string) *toolmesh.Error {
 	waited := time.Since(c.arrived)
 	e := unavailable("the call has waited %v for a node, %s", waited.Round(time.Millisecond), why)
@@ -373,23 +371,23 @@ func (c *call) publish(m *nats.Msg) {
 	}
 }
 
-// What a message of the node that has the call says of it.
+// word is what a message of the node that has the call means for it.
 type word int
 
 const (
 	goesOn  word = iota
-	refuses      // it has not taken the call, and another may
-	begun        // it has it
+	refuses      // the node has not taken the call; another may
+	begun        // the node has the call
 	ended
 )
 
-// pass makes the call on a node, and passes back what that says, until the answer is
-// complete or the node is lost. It reports false where the node has not taken it.
+// pass makes the call on a node and passes the node's messages back, until the answer is complete
+// or the node is lost. It reports false if the node has not taken the call.
 func (c *call) pass(node subjects.NodeID, boot subjects.BootID, tick <-chan time.Time) (taken bool) {
 	s := c.s
 	waited := time.Since(c.arrived)
 	words := make(chan word, 8)
-	var first, answered atomic.Bool // the node has said something of the call, and more than that it runs
+	var first, answered atomic.Bool // a message of the node has come, and one that is no keepalive
 	var heard atomic.Int64
 	heard.Store(bus.Mono(time.Now()))
 	inbox, err := s.bus.Open(func(m *nats.Msg, err error) {
@@ -452,15 +450,15 @@ func (c *call) pass(node subjects.NodeID, boot subjects.BootID, tick <-chan time
 			silent := time.Since(bus.MonoTime(heard.Load()))
 			switch {
 			case !first.Load():
-				c.sign() // the node says so itself from its first word on
+				c.sign() // from its first message on the node sends keepalives itself
 			case acked && silent > linger:
 				return true
 			}
-			// What was said over another connection may be lost: who asked for signs of life
+			// Messages to an earlier connection may be lost. A caller that asked for keepalives
 			// misses them, and asks the node itself.
 			lost := !s.view.Runs(node, boot) || c.req.Keepalive && s.bus.State().Since != made
 			if lost && silent > signLate {
-				if !first.Load() || !c.req.Keepalive { // who has heard of the node finds out by itself
+				if !first.Load() || !c.req.Keepalive { // else the caller knows the node, and finds out itself
 					c.answer(toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s, which had the call, is lost: whether the tool ran is not known", node).
 						WithOrigin(toolmesh.OriginMesh).WithDetail("node", string(node)))
 				}

@@ -27,12 +27,12 @@ const (
 )
 
 const (
-	// lookEvery is how often it is looked which indexes nobody serves, beside what the view
-	// says by itself: that a node is silent it does not. lookGap is the least time between.
+	// lookEvery is how often it checks which indexes no node serves, in addition to the view's
+	// notifications: the view does not tell that a node is silent. lookGap is the min time between.
 	lookEvery = 500 * time.Millisecond
 	lookGap   = 50 * time.Millisecond
-	// settle is how long an index is served before a tool that is not among those of its
-	// nodes is given up: what a node has to say may be several records.
+	// settle is how long an index is served before calls of a tool that no node of it has are
+	// ended: a node publishes several records.
 	settle = 3 * time.Second
 	// heldBytes bounds the messages of all calls that it holds.
 	heldBytes = 64 << 20
@@ -40,8 +40,8 @@ const (
 
 // Options adjusts a [Standby].
 type Options struct {
-	// Calls is how many calls it holds at once, those included that it has passed on and
-	// that have no answer yet. Defaults to DefaultCalls.
+	// Calls is how many calls it holds at once, including those that were passed on and have no
+	// answer yet. Defaults to DefaultCalls.
 	Calls int
 	// Timeout is how long a call waits for a node at most. Defaults to DefaultTimeout.
 	Timeout time.Duration
@@ -51,12 +51,12 @@ type Options struct {
 
 // Figures are what a standby has done since its start.
 type Figures struct {
-	// Ended counts the calls that waited by what became of them: ok for one that a node has
-	// taken, else the code of the answer.
+	// Ended counts the calls that waited, by their end: ok for one that a node has taken, else
+	// the code of the answer.
 	Ended map[toolmesh.Code]uint64
-	// Waited is how long all of these waited together.
+	// Waited is the sum of their waits.
 	Waited time.Duration
-	// Indexes is of how many calls come here now, Waiting how many wait.
+	// Indexes is the number of indexes whose calls come here now, Waiting that of calls that wait.
 	Indexes, Waiting int
 }
 
@@ -72,7 +72,7 @@ type Standby struct {
 
 	quit chan struct{} // closed when Stop begins: nothing waits any more
 	base context.Context
-	end  context.CancelFunc // what was passed on is given up
+	end  context.CancelFunc // gives up the calls that were passed on
 	wg   sync.WaitGroup     // all goroutines
 	once sync.Once
 	told *registry.Awaiting
@@ -89,8 +89,8 @@ type Standby struct {
 	figures Figures
 }
 
-// New begins to stand by. bus and view must outlive it. node is whose errors are; more
-// are further sources of what waits in this process, to be told with its own.
+// New begins to stand by. bus and view must outlive it. Its errors name node. more are further
+// sources of calls that wait in this process; they are published with its own.
 func New(b *bus.Bus, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) *Standby {
 	o := *cmp.Or(opts, &Options{})
 	o.Calls, o.Timeout = cmp.Or(o.Calls, DefaultCalls), cmp.Or(o.Timeout, DefaultTimeout)
@@ -111,8 +111,9 @@ func New(b *bus.Bus, view *registry.View, node subjects.NodeID, opts *Options, m
 	return s
 }
 
-// Stop answers what waits, which others may have again, and waits for the answers of what
-// was passed on, until ctx ends. It may be called more than once; every call waits.
+// Stop answers the calls that wait, so that they are sent again elsewhere, and waits until ctx
+// ends for the answers of those that were passed on. It may be called more than once; every call
+// waits.
 func (s *Standby) Stop(ctx context.Context) {
 	s.once.Do(func() {
 		s.mu.Lock()
@@ -171,7 +172,7 @@ func (s *Standby) Awaited() map[string]codec.Awaited {
 	return all
 }
 
-// loop subscribes what nobody serves, and has calls look again when that changes.
+// loop subscribes to the tools that no node serves, and has calls look again when that changes.
 func (s *Standby) loop(news <-chan struct{}) {
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
@@ -191,8 +192,8 @@ func (s *Standby) loop(news <-chan struct{}) {
 	}
 }
 
-// look subscribes the tools of indexes that no node serves, and batches where no node
-// runs them, and drains the subscriptions of what is served again.
+// look subscribes to the tools of indexes that no node serves, and to batches if no node runs
+// them. It drains the subscriptions of tools that are served again.
 func (s *Standby) look() {
 	want := make(map[string]bool)
 	for _, r := range s.view.Unserved() {
@@ -257,7 +258,7 @@ func (s *Standby) wake() {
 	s.changed = make(chan struct{})
 }
 
-// receive takes a request: it is read and admitted here, all else is its own goroutine's.
+// receive reads and admits a request; its own goroutine does the rest.
 func (s *Standby) receive(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
 	if !s.bus.MayAnswer(m, subject.Session, false) {
@@ -293,8 +294,8 @@ func (s *Standby) receive(m *nats.Msg) {
 	}
 }
 
-// makeRoom has the account that has the most places give up the last of its calls that
-// wait, if it has more than another one would have by then. s.mu is held.
+// makeRoom ends the last waiting call of the account with the most calls, if that account then still
+// has at least as many as the given one with its new call. s.mu is held.
 func (s *Standby) makeRoom(account subjects.SessionID) bool {
 	last, has := make(map[subjects.SessionID]*call), make(map[subjects.SessionID]int)
 	for c := range s.calls {
@@ -334,9 +335,9 @@ func (s *Standby) waited(c *call, code toolmesh.Code) {
 	s.figures.Waited += time.Since(c.arrived)
 }
 
-// control takes the cancels of callers that do not know the node: a call that waits ends;
-// and the answers of those that were asked whether their call may be passed on.
-// One that was passed on is its node's, which hears the same.
+// control takes cancels of callers that do not know a node, which end a call that waits, and the
+// answers of callers that were asked whether their call may be passed on. The node of a call that
+// was passed on hears the same subject.
 func (s *Standby) control(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
 	if err != nil || m.Reply != "" && !s.bus.MayAnswer(m, subject.Session, false) {

@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -17,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/internal/deploy/declared"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
@@ -149,8 +149,8 @@ func tellKubernetes(configMap string, env []string, log *slog.Logger) (tell func
 		return nil, func() {}, nil
 	}
 	events, err := kubernetes.NewEvents(configMap, &kubernetes.Options{
-		Server: net.JoinHostPort(variable(env, "KUBERNETES_SERVICE_HOST"), variable(env, "KUBERNETES_SERVICE_PORT")),
-		Pod:    variable(env, "HOSTNAME"), Logger: log,
+		Server: net.JoinHostPort(connect.Lookup(env, "KUBERNETES_SERVICE_HOST"), connect.Lookup(env, "KUBERNETES_SERVICE_PORT")),
+		Pod:    connect.Lookup(env, "HOSTNAME"), Logger: log,
 	})
 	if err != nil {
 		return nil, nil, err
@@ -166,16 +166,6 @@ func tellKubernetes(configMap string, env []string, log *slog.Logger) (tell func
 			events.Note("IndexInstalled", what+" is as the list has it")
 		}
 	}, events.Stop, nil
-}
-
-// variable is a variable of an environment; the last one counts.
-func variable(env []string, name string) (value string) {
-	for _, v := range env {
-		if after, ok := strings.CutPrefix(v, name+"="); ok {
-			value = after
-		}
-	}
-	return value
 }
 
 // held is what the settings say of calls that wait for a node; nil where none do.
