@@ -128,7 +128,7 @@ const (
 	// DefaultTasksBytes bounds the records of tasks with their arguments and results in a new
 	// bucket, queuedBytes what is queued of them.
 	DefaultTasksBytes int64 = 512e6
-	queuedBytes             = 128e6
+	queuedBytes       int64 = 128e6
 	// dueKept is how many due times of one schedule wait.
 	dueKept = 100
 )
