@@ -33,7 +33,7 @@ func TestAdministrativeRequestsThatAreRefused(t *testing.T) {
 		{"mesh.admin.install", fine, `{"source":"./x","name":"a b"}`, toolmesh.CodeInvalidRequest, `"a b" cannot be an index's name`},
 		{"mesh.admin.install", fine, `{"source":"./x","env":["A"]}`, toolmesh.CodeInvalidRequest, "env must be an object of texts"},
 		{"mesh.admin.install", fine, `[]`, toolmesh.CodeInvalidRequest, "the body must be an object"},
-		{"mesh.node.one.admin.label", fine, `{"labels":{"a":1}}`, toolmesh.CodeInvalidRequest, "labels must be an object of texts"},
+		{"mesh.node.one.admin.label", fine, `{"labels":{"a":1}}`, toolmesh.CodeInvalidRequest, "labels/a must be text"},
 		{"mesh.admin.nothing", fine, `{}`, toolmesh.CodeInvalidRequest, "nothing"},
 		{"mesh.admin.uninstall", required, `{"name":"idx"}`, toolmesh.CodeProtocolError, `"zz"`},
 		{"mesh.admin.install", required, `{"source":"/x"}`, toolmesh.CodeProtocolError, `"zz"`},
