@@ -190,6 +190,7 @@ type list []json.RawMessage
 
 // UnmarshalJSON never fails, so that the message can name the field.
 func (l *list) UnmarshalJSON(data []byte) error {
+	*l = nil // of a repeated one the last counts
 	_ = jsonv2.Unmarshal(data, (*[]json.RawMessage)(l), anyText)
 	return nil
 }

@@ -70,7 +70,15 @@ func (q *request) batch() error {
 	for i, r := range results {
 		all[i] = q.l.batchResult(r)
 	}
-	return q.answer(http.StatusOK, map[string]any{"results": all})
+	return ran(q.answer(http.StatusOK, map[string]any{"results": all}))
+}
+
+// ran has the error of an answer say that its calls have run.
+func ran(err error) error {
+	if err != nil {
+		err = toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
+	}
+	return err
 }
 
 // runBatch makes several calls as one batch. It makes them singly with a key that may make no batches, and where
@@ -276,5 +284,5 @@ func (q *request) toolCalls() error {
 	if p.wrap != nil {
 		messages = []any{p.wrap(messages)}
 	}
-	return q.answer(http.StatusOK, map[string]any{"messages": messages, "results": results})
+	return ran(q.answer(http.StatusOK, map[string]any{"messages": messages, "results": results}))
 }

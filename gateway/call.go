@@ -71,6 +71,9 @@ func (q *request) callTool() error {
 // roomTime is how long a large result waits in the mesh's store for its turn to be passed on.
 const roomTime = 5 * time.Second
 
+// passTime is how long a reader may take for one: 64 MiB at a megabit a second. Others wait for its room.
+const passTime = 10 * time.Minute
+
 // result answers with the result of a call. One that came by reference passes through: no more of it than has to
 // be is in memory. The error is of a call that has run.
 func (q *request) result(in *call, result *client.Result) error {
@@ -88,6 +91,7 @@ func (q *request) result(in *call, result *client.Result) error {
 		var release func()
 		if release, err = wait(ctx, 1, q.l.results, q.g.results); err == nil {
 			defer release()
+			q.w.until = time.Now().Add(passTime)
 			err = q.pass(result.Node, result.Ref, hrefBytes)
 		}
 	}

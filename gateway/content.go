@@ -57,7 +57,7 @@ func contentBlocks(value json.RawMessage) []mcp.Content {
 		list = append(append([]byte("["), list...), ']')
 	}
 	var result mcp.CallToolResult
-	if !bytes.HasPrefix(list, []byte("[")) || json.Unmarshal(append(append([]byte(`{"content":`), list...), '}'), &result) != nil || len(result.Content) == 0 {
+	if !bytes.HasPrefix(list, []byte("[")) || !likeBlocks(list) || json.Unmarshal(append(append([]byte(`{"content":`), list...), '}'), &result) != nil || len(result.Content) == 0 {
 		return nil
 	}
 	for _, one := range result.Content {
@@ -81,4 +81,22 @@ func contentBlocks(value json.RawMessage) []mcp.Content {
 		return nil
 	}
 	return result.Content
+}
+
+// mostBlocks is how many blocks a result may have: the SDK takes a kilobyte for each.
+const mostBlocks = 1000
+
+// likeBlocks reports whether all items of a list are as blocks of content are. It holds one of them at a time.
+func likeBlocks(list []byte) bool {
+	d := json.NewDecoder(bytes.NewReader(list))
+	_, err := d.Token()
+	for n := 0; err == nil && d.More(); n++ {
+		var one struct {
+			Type string `json:"type"`
+		}
+		if err = d.Decode(&one); n == mostBlocks || one.Type == "" {
+			return false
+		}
+	}
+	return err == nil
 }

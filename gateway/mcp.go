@@ -116,7 +116,7 @@ func (q *request) mcp() error {
 		m.stateless.ServeHTTP(w, r)
 		return nil
 	}
-	if r.Method == http.MethodDelete {
+	if r.Method == http.MethodDelete && p.session != "" { // requests without a session are of others
 		m.cancel(p.session) // the SDK waits for the calls of a session
 	}
 	m.sessions.ServeHTTP(w, r)

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/base64"
@@ -78,8 +79,12 @@ func (t *catalogTool) cutStructured(value json.RawMessage, note string, most int
 		return nil
 	}
 	said, _ := tool.MarshalPlain(map[string]string{shortenedKey: note})
+	depth := cutDepth
+	if len(value) > hrefBytes { // each level holds all of it
+		depth = 4
+	}
 	for _, drop := range []bool{false, true} {
-		part, err := t.shown.StructuredContent(cut(value, most, drop, cutDepth))
+		part, err := t.shown.StructuredContent(cut(value, most, drop, depth))
 		if err != nil || len(part) > 2*most {
 			continue
 		}
@@ -110,13 +115,15 @@ func cut(value json.RawMessage, most int, drop bool, depth int) json.RawMessage 
 				return body
 			}
 		}
-	case json.Unmarshal(value, &items) == nil:
-		n := 0
-		for ; n < len(items) && (n == 0 || len(items[n]) < most); n++ {
-			items[n] = cut(items[n], most, drop, depth-1)
-			most -= len(items[n]) + len(",")
+	case bytes.HasPrefix(bytes.TrimSpace(value), []byte("[")):
+		d := json.NewDecoder(bytes.NewReader(value)) // which reads no more items than there is room for
+		_, _ = d.Token()
+		items = []json.RawMessage{}
+		for one := (json.RawMessage)(nil); d.More() && d.Decode(&one) == nil && (len(items) == 0 || len(one) < most); one = nil {
+			items = append(items, cut(one, most, drop, depth-1))
+			most -= len(items[len(items)-1]) + len(",")
 		}
-		body, _ = tool.MarshalPlain(items[:n])
+		body, _ = tool.MarshalPlain(items)
 	case json.Unmarshal(value, &members) == nil:
 		names := slices.SortedFunc(maps.Keys(members), func(a, b string) int {
 			return cmp.Or(cmp.Compare(len(members[a]), len(members[b])), cmp.Compare(a, b))

@@ -71,11 +71,16 @@ func (v *View) said(now time.Time) map[indexPlace]*saidOfIndex {
 		at := indexPlace{e.key.Index, e.key.Session}
 		said := all[at]
 		if said == nil {
-			said = &saidOfIndex{by: make(map[subjects.NodeID]string)}
+			said = &saidOfIndex{}
 			all[at] = said
 		}
+		if said.served = said.served || e.record.serves(); said.served {
+			continue // then by counts for nothing
+		}
+		if said.by == nil {
+			said.by = make(map[subjects.NodeID]string)
+		}
 		said.by[e.key.Node] = e.record.Revision
-		said.served = said.served || e.record.serves()
 	}
 	return all
 }

@@ -78,7 +78,8 @@ func (r *Responder) described(ctx context.Context, session subjects.SessionID, n
 	}
 	for i, digest := range stored {
 		if all[i] = found[digest]; all[i] == nil {
-			return nil, notStored(digest)
+			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the descriptor of a tool is not readable now: try again").
+				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		}
 	}
 	return all, nil

@@ -78,6 +78,8 @@ administrator's key.`,
 						case err == nil:
 							show(m.Data)
 							next = m.Seq + 1
+						case kept && errors.Is(err, jetstream.ErrStreamNotFound):
+							next = 1 // it was removed, and may be made again
 						case kept: // the connection is cut: read again
 						case !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, nats.ErrNoResponders):
 							return err

@@ -128,6 +128,7 @@ func (b *bases) of(interpreter string) (*base, error) {
 		log.Debug("base process started", slog.Int("pid", made.proc.Pid()))
 		close(made.ready)
 		<-made.proc.Done()
+		made.proc.Kill() // gives its descriptors back
 		forget()
 		log.Debug("base process ended", slog.Int("pid", made.proc.Pid()))
 	})

@@ -182,8 +182,11 @@ func (k *Lanes) await(ctx context.Context, g *Grant, a *asking) codec.LaneAnswer
 				a.wait()
 			case answer.State != codec.LaneGranted, k.grant(g, answer, sent):
 				return answer
-			default: // this process stood still: whether it has the turn is asked anew
-				k.askOwner(g, a, sent)
+			default: // this process stood still, or the owner's lease ends soon: it is asked anew
+				a.wait()
+				if wake.After(ctx, lookAgain) {
+					k.askOwner(g, a, sent)
+				}
 			}
 		case now := <-ticker.C:
 			a.wait()

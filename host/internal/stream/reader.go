@@ -28,6 +28,8 @@ const (
 	keepaliveEvery = time.Second
 	// progressEvery is the min time between two keepalives that carry the progress of a call at once.
 	progressEvery = 50 * time.Millisecond
+	// mostAtOnce is how many repetitions of a call get these.
+	mostAtOnce = 64
 	// callerGone is for how long no keepalive may meet the caller of a unary call: one that
 	// has no connection for 2.5 s gives its call up.
 	callerGone = 5 * time.Second
@@ -262,8 +264,8 @@ func (r *Readers) tellProgress() {
 	r.next.Store(bus.Mono(time.Now()) + int64(progressEvery))
 	r.due.Store(false) // what is reported from here on is sent later
 	all, high := r.waiting()
-	for _, j := range all {
-		if j.wantsProgress() {
+	for i, j := range all { // the first caller and the latest others: the rest hear it once a second
+		if (i == 0 || i >= len(all)-mostAtOnce) && j.wantsProgress() {
 			r.keepalive(j, high, "")
 		}
 	}

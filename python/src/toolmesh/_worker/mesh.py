@@ -55,7 +55,12 @@ def stream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float |
     The call begins with the first item that is asked for. Closing the iterator,
     or leaving a for loop over it, cancels it.
     """
-    yield from _channel(tool).stream(tool, _encoded(tool, args), _seconds(timeout))
+    channel = _channel(tool)  # of the call that is served here: another thread may read the items
+
+    def items() -> Iterator[Any]:
+        yield from channel.stream(tool, _encoded(tool, args), _seconds(timeout))
+
+    return items()
 
 
 async def acall(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
