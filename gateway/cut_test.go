@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"encoding/json"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -31,6 +32,23 @@ func TestCut(t *testing.T) {
 		}
 		if got := string(cut(raw, 100, c.drop, cutDepth)); got != c.want {
 			t.Errorf("%s: %d bytes %s", name, len(got), got)
+		}
+	}
+}
+
+// A list that is no content, or that is cut, takes no more memory than the list itself.
+func TestListsOfManyItems(t *testing.T) {
+	for _, item := range []string{"{}", "0"} {
+		list := json.RawMessage("[" + strings.Repeat(item+",", 1<<20) + item + "]")
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if contentBlocks(list) != nil {
+			t.Errorf("a list of %s counts as content", item)
+		}
+		cut(list, 25_000, false, cutDepth)
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > 32<<20 {
+			t.Errorf("a list of %d KiB takes %d KiB", len(list)>>10, took>>10)
 		}
 	}
 }

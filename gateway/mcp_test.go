@@ -692,3 +692,27 @@ func TestMCPReadsOnlyWhatChanged(t *testing.T) {
 		}
 	}
 }
+
+// A DELETE that names no session ends none of the token's calls: those of 2026-07-28 have no session either.
+func TestMCPDeleteWithoutASession(t *testing.T) {
+	r := newRig(t, nil)
+	h := headers{"Content-Type": "application/json", "Accept": "application/json, text/event-stream", "Mcp-Method": "tools/call", "Mcp-Name": "lab-wait", "Mcp-Protocol-Version": "2026-07-28"}
+	maps.Copy(h, as(r.token))
+	done := make(chan answer, 1)
+	go func() {
+		done <- r.do(t, "POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"lab-wait","arguments":{},"_meta":{`+
+			`"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`, h)
+	}()
+	<-r.ran
+	if a := r.do(t, "DELETE", "/mcp", "", as(r.token)); a.status != 400 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	select {
+	case why := <-r.ended:
+		t.Fatalf("the call was ended: %v", why)
+	case r.proceed <- struct{}{}:
+	}
+	if a := <-done; a.status != 200 || strings.Contains(a.body, "cancelled") {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}
