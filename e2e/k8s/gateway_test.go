@@ -90,7 +90,7 @@ func TestGateway(t *testing.T) {
 	if !strings.Contains(last, `"unavailable"`) || next < 5 || next == items {
 		t.Fatalf("the stream of a router that leaves ends after %d items with %s", next, last)
 	}
-	again := request("GET", gateway+"/v1/calls/"+id+"/stream", "", append(token, "Last-Event-ID", fmt.Sprint(next-1))...)
+	again := request("GET", gateway+"/v1/calls/"+id+"/stream", "", append(token, "Last-Event-ID", fmt.Sprint(next))...)
 	last = readEvents(t, again, &next, func() {})
 	if next != items || !strings.Contains(last, fmt.Sprintf(`"count":%d`, items)) {
 		t.Errorf("the stream goes on to %d items, and ends with %s", next, last)
