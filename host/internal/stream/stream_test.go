@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -291,5 +292,26 @@ func TestProgressGoesToARepetition(t *testing.T) {
 	}
 	if r.tellProgress(); len(f.sent) != 1 {
 		t.Errorf("a call that is over told progress: %v", f.sent)
+	}
+}
+
+// A caller that repeats its call very often does not have each report sent to all of its repetitions.
+func TestProgressOfManyRepetitionsIsBounded(t *testing.T) {
+	t.Parallel()
+	f := &fake{}
+	node := &Node{ID: "n", Base: t.Context(), Replies: f, Store: f}
+	caller := func(n int) *Readers {
+		r := &Readers{}
+		r.Init(node, f, &Reader{Request: &codec.Request{Call: codec.Call{Session: "default", RPCID: "r1", Keepalive: true, WantProgress: true}}, Reply: fmt.Sprintf("_INBOX.%d", n), Identity: codec.NewIdentity("n", "b", "")})
+		return r
+	}
+	r := caller(0)
+	defer r.Close()
+	for n := range 1000 {
+		r.Join(caller(n + 1))
+	}
+	r.Report(&codec.Progress{Text: "one"})
+	if len(f.sent) != 1+mostAtOnce || f.sent[0].Subject != "_INBOX.0" || f.sent[mostAtOnce].Subject != "_INBOX.1000" {
+		t.Errorf("one report was sent to %d of 1,001 callers, want the first and the latest %d", len(f.sent), mostAtOnce)
 	}
 }
