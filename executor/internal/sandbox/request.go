@@ -33,6 +33,8 @@ type Request struct {
 	Argv, Env []string
 	// Bounds are what [Spawner.Run] keeps the program within, with all that it starts.
 	Bounds Bounds
+	// Stdout is where [Spawner.Run] writes what the program writes, which it does not return then.
+	Stdout io.Writer
 }
 
 // Encode is the message on the control socket.
@@ -76,6 +78,12 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	var readers sync.WaitGroup
 	var words []byte
 	readers.Go(func() {
+		if r.Stdout != nil {
+			if _, err := io.Copy(r.Stdout, proc.Stdout); err != nil {
+				proc.Kill()
+			}
+			return
+		}
 		if stdout, _ = io.ReadAll(io.LimitReader(proc.Stdout, maxOutput+1)); len(stdout) > maxOutput {
 			proc.Kill()
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -45,8 +46,9 @@ type Role string
 
 // The roles. A packager resolves and installs, and runs no code of a package; it keeps the
 // cache of packages that all indexes share. A builder runs that code. A compiler makes
-// bytecode.
+// bytecode. A fetcher brings the source of an index.
 const (
+	Fetcher  Role = "fetches"
 	Packager Role = "packages"
 	Builder  Role = "builds"
 	Compiler Role = "compiler"
@@ -64,6 +66,7 @@ type Job struct {
 	Keep        string
 	Write, Read []string
 	Argv, Env   []string
+	Stdout      io.Writer // nil: what it writes is returned
 }
 
 // Step is progress, for people: one thing that begins, or ends.
