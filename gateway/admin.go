@@ -142,7 +142,7 @@ func (q *request) install() error {
 	if source, err := index.Parse(in.Source); err == nil && source.Kind != index.KindGit {
 		return refused(toolmesh.CodeInvalidRequest, "source is %q, a path: write a repository (owner/repo) or its URL; mesh install installs folders", in.Source)
 	}
-	release, err := take(1, q.l.streams)
+	release, err := q.l.take(streamsOpen, 1)
 	if err != nil {
 		return err
 	}

@@ -15,9 +15,6 @@ import (
 )
 
 const (
-	// eventsOfToken is how many streams of events one token may read at once: each looks at the tools and
-	// the nodes for itself.
-	eventsOfToken = 16
 	// callsWaiting is how many events of calls may wait for a reader; it misses what comes then.
 	callsWaiting = 1024
 )
@@ -34,7 +31,7 @@ type state map[string]string
 
 // events answers GET /v1/events: what changes in the mesh, as far as the token may see it.
 func (q *request) events() error {
-	release, err := take(1, q.l.events)
+	release, err := q.l.take(eventsOpen, 1)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -70,7 +69,7 @@ type viewOf struct{}
 // DELETE of the revisions before it.
 func (q *request) mcp() error {
 	l, c, w, r := q.l, q.c, q.w, q.r
-	key, err := keyOf(r.PathValue("session"), r.URL.RawQuery)
+	key, err := keyOf(r.PathValue("session"), r.URL.Query())
 	if err != nil {
 		return err
 	}
@@ -83,7 +82,7 @@ func (q *request) mcp() error {
 	key.session = c.Session()
 	m := &l.mcp
 	if r.Method != http.MethodDelete {
-		done, err := take(1, l.streams)
+		done, err := l.take(streamsOpen, 1)
 		if err != nil {
 			return err
 		}
@@ -172,7 +171,7 @@ func (m *mcpLink) begin(opts *Options) {
 		return v.server
 	}
 	// The gateway has looked at Host and Origin.
-	o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: opts.MaxBody, Logger: m.log()}
+	o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: opts.MaxBody, Logger: opts.Logger}
 	m.sessions = mcp.NewStreamableHTTPHandler(serverOf, &o)
 	o.Stateless, o.PropagateRequestCancellation = true, true
 	m.stateless = mcp.NewStreamableHTTPHandler(serverOf, &o)
@@ -261,9 +260,6 @@ func (m *mcpLink) expire() {
 	m.lastUse = lastUse
 }
 
-// log is where it is said what is wrong with tools.
-func (m *mcpLink) log() *slog.Logger { return cmp.Or(m.opts.Logger, slog.New(slog.DiscardHandler)) }
-
 // look tells clients when the tools of their view have changed.
 func (m *mcpLink) look() {
 	for took := time.Duration(0); ; {
@@ -312,18 +308,12 @@ type viewKey struct {
 	search   bool // find_tools and call_tool in place of the tools
 }
 
-func keyOf(session, query string) (viewKey, error) {
+func keyOf(session string, query url.Values) (viewKey, error) {
 	key := viewKey{session: subjects.SessionID(session)}
-	q, err := url.ParseQuery(query)
-	if err != nil {
-		return key, refused(toolmesh.CodeInvalidRequest, "the query cannot be read: %w", err)
-	}
 	flags := map[string]*bool{"read_only=1": &key.readOnly, "search=1": &key.search, "prefix=off": &key.bare}
-	for name, values := range q {
+	for name, values := range query {
 		flag := flags[name+"="+values[0]]
 		switch {
-		case len(values) != 1:
-			return key, refused(toolmesh.CodeInvalidRequest, "%s is given %d times: give it once", name, len(values))
 		case name == "tools":
 			key.globs = values[0]
 		case flag == nil:
@@ -341,14 +331,16 @@ func keyOf(session, query string) (viewKey, error) {
 // Pipe serves one MCP client on a pipe, such as stdin and stdout, until in ends or ctx does. The query is that
 // of /mcp.
 func Pipe(ctx context.Context, c *client.Client, query url.Values, o *Options, in io.Reader, out io.Writer) error {
-	key, err := keyOf(string(c.Session()), query.Encode())
+	key, err := keyOf(string(c.Session()), query)
 	if err != nil {
 		return err
 	}
+	opts := *o
+	opts.fill()
 	m := new(mcpLink)
 	p := new(visit)
 	p.ctx, p.cancel = context.WithCancelCause(ctx)
-	if err := m.enter(o, key, c, p); err != nil {
+	if err := m.enter(&opts, key, c, p); err != nil {
 		return err
 	}
 	defer m.close()

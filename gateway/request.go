@@ -51,8 +51,8 @@ func (g *Gateway) with(handle func(*request) error) http.HandlerFunc {
 			ctx, cancel := l.within(r.Context())
 			defer cancel(nil)
 			q := &request{w: w.(*pacedWriter), r: r, g: g, l: l, c: c, ctx: ctx}
-			defer q.free()
-			q.w.rooms, q.w.hurried = []room{l.answers, g.answers}, []room{l.hurried, g.hurried}
+			defer func() { l.release(bodyBytes, q.held) }()
+			q.w.of = l
 			err = q.explain(handle(q))
 		}
 		if err != nil {
@@ -100,13 +100,6 @@ func (q *request) read(into any) error {
 	return err
 }
 
-// The bytes of bodies without files that are in memory at once, in bodies of the largest size. Large answers
-// that wait for their readers have the same room again.
-const (
-	bodiesOfAll   = 32
-	bodiesOfToken = 8
-)
-
 // heldReader reads a part of a request's body into memory, and counts its bytes until the request ends.
 type heldReader struct {
 	q    *request
@@ -116,18 +109,12 @@ type heldReader struct {
 // Read implements [io.Reader].
 func (h heldReader) Read(p []byte) (int, error) {
 	n, err := h.from.Read(p)
-	if _, full := take(int64(n), h.q.l.bodies, h.q.g.bodies); full != nil {
+	if _, full := h.q.l.take(bodyBytes, int64(n)); full != nil {
 		h.q.w.Header().Set("Connection", "close") // or the server would read the rest before it answers
 		return 0, full
 	}
 	h.q.held += int64(n)
 	return n, err
-}
-
-// free gives back what the request's body took.
-func (q *request) free() {
-	q.l.bodies.Release(q.held)
-	q.g.bodies.Release(q.held)
 }
 
 // whole reads a body, which counts as one of the token's until the request ends.

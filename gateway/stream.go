@@ -25,7 +25,7 @@ const (
 
 // stream answers a call with its items as they come. An error is of a call that was not begun.
 func (q *request) stream(in *call, lines bool) error {
-	done, err := take(1, q.l.streams)
+	done, err := q.l.take(streamsOpen, 1)
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (q *request) followStream() error {
 	if err != nil {
 		return err
 	}
-	done, err := take(1, q.l.streams)
+	done, err := q.l.take(streamsOpen, 1)
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ import (
 const (
 	pageDefault = 100
 	pageMost    = 1000
-	// askPage is how many tools the registry lists or renders at once.
+	// askPage is how many tools the registry lists or describes at once.
 	askPage       = 500
 	searchDefault = 10
 )
@@ -43,29 +43,31 @@ func (q *request) listTools() error {
 	page, next, err := q.page(query, limit, format != "")
 	full := query.Get("full") == "1"
 	var about []json.RawMessage
-	if err == nil && (full || q.l.readOnly()) {
+	if err == nil && (full || format != "" || q.l.readOnly()) {
 		page, about, err = q.about(page)
 	}
 	if err != nil {
 		return err
 	}
-	answer := struct {
-		Tools []json.RawMessage `json:"tools"`
-		Next  subjects.ToolID   `json:"next,omitempty"`
-	}{Tools: []json.RawMessage{}, Next: next}
-	switch {
-	case format != "":
-		answer.Tools, err = rendered(q.ctx, q.c, format, page)
-	case full:
-		answer.Tools = about
-	default:
-		for i := range page {
-			one, _ := tool.MarshalPlain(page[i])
-			answer.Tools = append(answer.Tools, one)
+	if format != "" {
+		for i := range about {
+			d, err := descriptorOf(about[i])
+			if err != nil {
+				return err
+			}
+			shown, err := render.Tool(format, d)
+			if err != nil {
+				return err
+			}
+			about[i] = shown.JSON
 		}
 	}
-	if err != nil {
-		return err
+	answer := struct {
+		Tools any             `json:"tools"`
+		Next  subjects.ToolID `json:"next,omitempty"`
+	}{append([]registry.ListedTool{}, page...), next}
+	if full || format != "" {
+		answer.Tools = about
 	}
 	body, err := tool.MarshalPlain(answer)
 	if err != nil {
@@ -174,42 +176,25 @@ func listSome(ctx context.Context, c *client.Client, ask registry.Request, limit
 	}
 }
 
-// rendered are tools as a provider takes them.
-func rendered(ctx context.Context, c *client.Client, format render.Format, page []registry.ListedTool) ([]json.RawMessage, error) {
-	out := []json.RawMessage{}
-	for part := range slices.Chunk(page, askPage) {
-		q := registry.Request{Provider: string(format), Tools: idsOf(part)}
-		for {
-			var answer registry.RenderAnswer
-			if err := c.Ask(ctx, registry.VerbRender, q, &answer); err != nil {
-				return nil, err
-			}
-			out = append(out, answer.Tools...)
-			if answer.Next == "" || answer.Next == q.After {
-				break
-			}
-			q.After = answer.Next
-		}
+// descriptorOf reads a tool that [described] tells of.
+func descriptorOf(about json.RawMessage) (*tool.Descriptor, error) {
+	d := new(tool.Descriptor)
+	if err := json.Unmarshal(about, d); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a tool's description cannot be read: %w", err)
 	}
-	return out, nil
+	return d, nil
 }
 
 // described tells of the tools of a page, in its order, what `mesh info --json` prints of each. One of which
 // nothing is known is as the list has it, and one that has gone since is left out.
 func described(ctx context.Context, c *client.Client, page []registry.ListedTool, tell func(registry.ListedTool, json.RawMessage)) error {
 	for len(page) > 0 {
-		ask := registry.Request{Tools: idsOf(page[:min(len(page), askPage)])}
-		var answer registry.DescribedAnswer
-		err := c.Ask(ctx, registry.VerbDescribe, ask, &answer)
-		if toolmesh.CodeOf(err) == toolmesh.CodeInvalidRequest { // a member of an earlier version
-			var one json.RawMessage
-			one, err = c.Describe(ctx, page[0].ID)
-			if code := toolmesh.CodeOf(err); code == toolmesh.CodeUnavailable || code == toolmesh.CodeToolNotFound {
-				one, err = json.RawMessage("null"), nil
-			}
-			answer.Tools = append(answer.Tools, one)
+		var ids []string
+		for _, t := range page[:min(len(page), askPage)] {
+			ids = append(ids, string(t.ID))
 		}
-		if err != nil {
+		var answer registry.DescribedAnswer
+		if err := c.Ask(ctx, registry.VerbDescribe, registry.Request{Tools: ids}, &answer); err != nil {
 			return err
 		}
 		if len(answer.Tools) == 0 || len(answer.Tools) > len(page) {
@@ -234,26 +219,13 @@ func (q *request) about(page []registry.ListedTool) (kept []registry.ListedTool,
 	about = []json.RawMessage{}
 	err = described(q.ctx, q.c, page, func(t registry.ListedTool, one json.RawMessage) {
 		if q.l.readOnly() {
-			var is struct {
-				Annotations struct {
-					ReadOnly bool `json:"read_only"`
-				}
-			}
-			if json.Unmarshal(one, &is) != nil || !is.Annotations.ReadOnly {
+			if d, err := descriptorOf(one); err != nil || !d.Annotations.ReadOnly {
 				return
 			}
 		}
 		kept, about = append(kept, t), append(about, one)
 	})
 	return kept, about, err
-}
-
-func idsOf(page []registry.ListedTool) []string {
-	ids := make([]string, len(page))
-	for i, t := range page {
-		ids[i] = string(t.ID)
-	}
-	return ids
 }
 
 // describe returns what is known of one tool.
