@@ -35,7 +35,7 @@ type call struct {
 }
 
 // callTool answers POST /v1/tools/{id}.
-func (q *request) callTool() error {
+func (q *request) callTool() (any, error) {
 	live, lines := accepts(q.r, "text/event-stream"), accepts(q.r, "application/x-ndjson")
 	prefix := "rpc_"
 	if live || lines {
@@ -65,7 +65,7 @@ func (q *request) callTool() error {
 		}
 		failCall(q.w, q.explain(err), &in)
 	}
-	return nil
+	return nil, nil
 }
 
 // roomTime is how long a large result waits in the mesh's store for its turn to be passed on.

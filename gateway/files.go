@@ -187,14 +187,14 @@ func addHrefs(node any) (added bool) {
 
 // sendFile answers GET /v1/files/{ref} with the bytes of a file that a call has returned. They stay in the
 // mesh for their time. No browser takes them for a page of the gateway.
-func (q *request) sendFile() error {
+func (q *request) sendFile() (any, error) {
 	query := q.r.URL.Query()
 	if query.Get("digest") == "" {
-		return refused(toolmesh.CodeNotFound, "there is no file at a path without a digest: read one at the whole href that its result has")
+		return nil, refused(toolmesh.CodeNotFound, "there is no file at a path without a digest: read one at the whole href that its result has")
 	}
 	release, err := q.l.take(downloads, 1)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer release()
 	h := q.w.Header()
@@ -214,14 +214,14 @@ func (q *request) sendFile() error {
 	err = q.pass("", ref, 0)
 	switch toolmesh.CodeOf(err) {
 	case "":
-		return nil
+		return nil, nil
 	case toolmesh.CodeInvalidRequest, toolmesh.CodePermissionDenied:
 		err = refused(toolmesh.CodeNotFound, "session %q has no file %q with the digest %q: files are kept for 15 minutes", q.c.Session(), ref.Name, ref.Digest)
 	}
 	for _, word := range []string{"Content-Disposition", "Content-Security-Policy"} {
 		h.Del(word)
 	}
-	return err
+	return nil, err
 }
 
 // pass sends what a reference names. A value of up to keep bytes is sent as a result, with links to its files;

@@ -67,15 +67,15 @@ type viewOf struct{}
 
 // mcp answers /mcp and /mcp/{session}: POST of 2026-07-28 without a session, and POST, GET and
 // DELETE of the revisions before it.
-func (q *request) mcp() error {
+func (q *request) mcp() (any, error) {
 	l, c, w, r := q.l, q.c, q.w, q.r
 	key, err := keyOf(r.PathValue("session"), r.URL.Query())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if key.session != "" {
 		if l.public != "" && !l.ofAdmin && key.session != l.session {
-			return refused(toolmesh.CodePermissionDenied, "the token is of the session %q and opens no other: use /mcp, or a token of the session %q", l.session, key.session)
+			return nil, refused(toolmesh.CodePermissionDenied, "the token is of the session %q and opens no other: use /mcp, or a token of the session %q", l.session, key.session)
 		}
 		c = c.In(key.session)
 	}
@@ -84,18 +84,18 @@ func (q *request) mcp() error {
 	if r.Method != http.MethodDelete {
 		done, err := l.take(streamsOpen, 1)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		defer done()
 	}
 	if r.Method == http.MethodPost {
 		body, err := q.whole()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		// A list of messages would be any number of calls.
 		if trimmed := bytes.TrimLeft(body, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '[' {
-			return refused(toolmesh.CodeInvalidRequest, "the body is a list of messages: send each in a POST of its own")
+			return nil, refused(toolmesh.CodeInvalidRequest, "the body is a list of messages: send each in a POST of its own")
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
 	}
@@ -103,7 +103,7 @@ func (q *request) mcp() error {
 	p.opens = r.Method == http.MethodPost && p.session == "" && !isModern(r)
 	p.ctx, p.cancel = context.WithCancelCause(q.ctx)
 	if err := m.enter(&q.g.opts, key, c, p); err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { m.leave(p, cmp.Or(p.session, w.Header().Get("Mcp-Session-Id"))) }()
 	r.Header.Set(visitHeader, p.id)
@@ -113,13 +113,13 @@ func (q *request) mcp() error {
 			_, _ = p.view.tools(p.ctx, viewFresh) // the SDK compares the headers of tools that it knows; the call itself reports an error
 		}
 		m.stateless.ServeHTTP(w, r)
-		return nil
+		return nil, nil
 	}
 	if r.Method == http.MethodDelete && p.session != "" { // requests without a session are of others
 		m.cancel(p.session) // the SDK waits for the calls of a session
 	}
 	m.sessions.ServeHTTP(w, r)
-	return nil
+	return nil, nil
 }
 
 // isModern reports whether a request is of a revision without sessions.

@@ -22,16 +22,7 @@ import (
 const dialect = "https://json-schema.org/draft/2020-12/schema"
 
 // openAPI answers GET /openapi.json: one operation for each tool that is served, with its schemas.
-func (q *request) openAPI() error {
-	body, err := q.document()
-	if err != nil {
-		return err
-	}
-	return q.answerTagged(body) // not in the room of documents: a slow reader keeps no other waiting
-}
-
-// document writes the OpenAPI document.
-func (q *request) document() ([]byte, error) {
+func (q *request) openAPI() (any, error) {
 	release, err := q.l.take(documents, 1)
 	if err != nil {
 		return nil, err
@@ -66,7 +57,7 @@ func (q *request) document() ([]byte, error) {
 			paths["/v1/tools/"+url.PathEscape(string(d.ID))] = object{"post": operation(d, schemas, failed)}
 		}
 	}
-	return tool.MarshalPlain(object{
+	return tagged(object{
 		"openapi": "3.1.0", "jsonSchemaDialect": dialect,
 		"info": object{
 			"title": "Tools of a mesh", "version": q.g.opts.Version,

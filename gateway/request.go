@@ -39,8 +39,11 @@ func (q *request) explain(err error) error {
 	return refused(toolmesh.CodePermissionDenied, "the token is of session %q, and Mesh-Session names %q: leave the header out, or send an administrator's token (keys/admin.nk)", q.l.session, q.c.Session())
 }
 
-// with handles requests with the client of their tokens. An error is answered as a problem.
-func (g *Gateway) with(handle func(*request) error) http.HandlerFunc {
+// handler returns the answer to a request, nil where it has written one. An error is answered as a problem.
+type handler func(*request) (any, error)
+
+// with handles requests with the client of their tokens.
+func (g *Gateway) with(handle handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
 			within(w, bodyTime)
@@ -53,12 +56,26 @@ func (g *Gateway) with(handle func(*request) error) http.HandlerFunc {
 			q := &request{w: w.(*pacedWriter), r: r, g: g, l: l, c: c, ctx: ctx}
 			defer func() { l.release(bodyBytes, q.held) }()
 			q.w.of = l
-			err = q.explain(handle(q))
+			err = q.explain(q.handle(handle))
 		}
 		if err != nil {
 			fail(w, err, "")
 		}
 	}
+}
+
+func (q *request) handle(by handler) error {
+	v, err := by(q)
+	if err != nil || v == nil {
+		return err
+	}
+	if body, ok := v.(held); ok {
+		return q.answerHeld(body)
+	}
+	if err = q.answer(http.StatusOK, v); err != nil && q.r.Method == http.MethodPost { // its calls have run
+		err = toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
+	}
+	return err
 }
 
 // answer answers with JSON. The error is of a value that cannot be written, or that of send.

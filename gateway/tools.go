@@ -28,16 +28,16 @@ const (
 )
 
 // listTools answers GET /v1/tools.
-func (q *request) listTools() error {
+func (q *request) listTools() (any, error) {
 	query := q.r.URL.Query()
 	limit, err := limitOf(query, pageDefault)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var format render.Format
 	if text := query.Get("format"); text != "" {
 		if format, err = render.ParseFormat(text); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	page, next, err := q.page(query, limit, format != "")
@@ -47,17 +47,17 @@ func (q *request) listTools() error {
 		page, about, err = q.about(page)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if format != "" {
 		for i := range about {
 			d, err := descriptorOf(about[i])
 			if err != nil {
-				return err
+				return nil, err
 			}
 			shown, err := render.Tool(format, d)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			about[i] = shown.JSON
 		}
@@ -69,11 +69,7 @@ func (q *request) listTools() error {
 	if full || format != "" {
 		answer.Tools = about
 	}
-	body, err := tool.MarshalPlain(answer)
-	if err != nil {
-		return err
-	}
-	return q.answerTagged(body)
+	return tagged(answer)
 }
 
 // limitOf is how many tools a request asks for.
@@ -90,17 +86,14 @@ func limitOf(query url.Values, otherwise int) (int, error) {
 }
 
 // search answers GET /v1/search.
-func (q *request) search() error {
+func (q *request) search() (any, error) {
 	query := q.r.URL.Query()
 	limit, err := limitOf(query, searchDefault)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	found, err := q.found(query.Get("q"), limit, "")
-	if err != nil {
-		return err
-	}
-	return q.answer(http.StatusOK, map[string]any{"tools": found})
+	return object{"tools": found}, err
 }
 
 // found returns the tools that fit words, of those that the token may use.
@@ -236,23 +229,28 @@ func describe(ctx context.Context, c *client.Client, id subjects.ToolID) (*tool.
 }
 
 // showTool answers GET /v1/tools/{id}.
-func (q *request) showTool() error {
+func (q *request) showTool() (any, error) {
 	name := subjects.ToolID(q.r.PathValue("id"))
 	body, err := q.c.Describe(q.ctx, name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var is struct {
 		ID subjects.ToolID `json:"id"`
 	}
 	if json.Unmarshal(body, &is) != nil || !q.l.may(is.ID) {
-		return refused(toolmesh.CodeToolNotFound, "the token has no tool %q", name)
+		return nil, refused(toolmesh.CodeToolNotFound, "the token has no tool %q", name)
 	}
-	return q.answerTagged(body)
+	return held(body), nil
 }
 
-// answerTagged answers with JSON that a client may hold: 304 where it has it. The error is that of send.
-func (q *request) answerTagged(body []byte) error {
+// held is JSON that a client may hold.
+type held []byte
+
+func tagged(v any) (held, error) { return tool.MarshalPlain(v) }
+
+// answerHeld answers with JSON that a client may hold: 304 where it has it. The error is that of send.
+func (q *request) answerHeld(body held) error {
 	sum := sha256.Sum256(body)
 	tag := `"` + base64.RawURLEncoding.EncodeToString(sum[:16]) + `"`
 	h := q.w.Header()
