@@ -347,13 +347,12 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 	p.wipe()
 	if err != nil {
 		if ctx.Err() != nil && job != "" && !a.json {
-			// Before it is installed there is nothing to take back.
 			in := ""
 			if r.Session != "" {
 				in = " --session " + shellQuote(string(r.Session))
 			}
-			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): wait until mesh indexes%s shows %s, then mesh uninstall %s%s takes it back\n",
-				job, in, cmp.Or(r.called, "the index"), cmp.Or(r.called, "INDEX"), in)
+			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): mesh uninstall %s%s ends it or takes it back\n",
+				job, cmp.Or(r.called, "INDEX"), in)
 		}
 		if err = unfinished(err); len(p.warned) > 0 {
 			err = toolmesh.AsError(err).WithDetail("warnings", p.warned)
@@ -418,6 +417,22 @@ func unfinished(err error) error {
 		WithOrigin(toolmesh.OriginCaller).WithDetail("node", node)
 }
 
+// endInstall asks each node to uninstall what is not installed: only the one that is installing it
+// knows of it. unknown is the error where none is.
+func (a *app) endInstall(ctx context.Context, l *link, body any, unknown error) (json.RawMessage, error) {
+	view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
+	if err != nil {
+		return nil, unknown
+	}
+	defer view.Close()
+	for _, n := range view.Nodes() {
+		if line, err := last(deploy.Ask(ctx, l.bus, n.Node, "uninstall", body, nil), nil); err == nil {
+			return line, nil
+		}
+	}
+	return nil, unknown
+}
+
 func (a *app) uninstallCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "uninstall INDEX", Short: "Take an index off the mesh",
@@ -432,11 +447,14 @@ func (a *app) uninstallCommand() *cobra.Command {
 				if a.sessionGiven {
 					body["session"] = subjects.SessionID(a.set.Session.Session)
 				}
-				last, err := last(deploy.Ask(ctx, l.bus, "", "uninstall", body, nil), nil)
+				line, err := last(deploy.Ask(ctx, l.bus, "", "uninstall", body, nil), nil)
+				if e := toolmesh.AsError(err); e != nil && e.Details["reason"] == "unknown" {
+					line, err = a.endInstall(ctx, l, body, err)
+				}
 				if err != nil {
 					return err
 				}
-				a.tell(last, "uninstalled %s", args[0])
+				a.tell(line, "uninstalled %s", args[0])
 				return nil
 			})
 		}),

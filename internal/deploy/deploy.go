@@ -143,6 +143,7 @@ type Line struct {
 	Step    string `json:"step,omitempty"`
 	State   string `json:"state,omitempty"`   // running, done
 	Percent *int   `json:"percent,omitempty"` // of a step only
+	For     string `json:"for,omitempty"`     // the job that the step "wait" waits for
 
 	Index       subjects.IndexName `json:"index,omitempty"`
 	Revision    string             `json:"revision,omitempty"`

@@ -26,8 +26,9 @@ import (
 )
 
 type job struct {
-	id   string
-	emit func(Line)
+	id    string
+	emit  func(Line)
+	cause func() error // why the build has ended early; nil before it
 }
 
 func (j *job) step(step, state string, percent int) {
@@ -64,7 +65,11 @@ func (m *Manager) Install(ctx context.Context, r Request, emit func(Line)) error
 	defer os.RemoveAll(work) //nolint:errcheck // swept at the next start
 	last, err := m.install(ctx, r, j, work)
 	if err != nil {
-		if ctx.Err() != nil {
+		switch {
+		case j.cause != nil && errors.Is(j.cause(), errUninstalled):
+			err = toolmesh.Errorf(toolmesh.CodeCancelled, "the index was uninstalled while it was being installed, nothing has changed").
+				WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+		case ctx.Err() != nil:
 			err = toolmesh.Errorf(toolmesh.CodeUnavailable, "the install was interrupted, nothing has changed; install again: %w", err).
 				WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 		}
@@ -125,12 +130,16 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		}
 	}
 	e := m.entry(key{record.Name, record.Session})
-	e.mu.Lock()
+	if err := m.lock(ctx, e, record.Name, j); err != nil {
+		return Line{}, err
+	}
 	defer m.wake() // the loop passes over what is being installed
 	defer e.mu.Unlock()
-	if ctx.Err() != nil {
-		return Line{}, context.Cause(ctx)
-	}
+	base := ctx
+	ctx, publish, end := m.endable(ctx, e, under{job: j.id})
+	defer end(nil)
+	defer publish()
+	j.cause = func() error { return context.Cause(ctx) }
 	before, err := m.store.Index(ctx, record.Name, record.Session)
 	if err != nil && !errors.Is(err, store.ErrNoKey) {
 		return Line{}, unreadable(err)
@@ -188,8 +197,12 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err != nil {
 		return Line{}, err
 	}
-	if err := m.commit(ctx, e, i, before, record, r.Replace, j, bundleFile(work)); err != nil {
-		m.discard(ctx, e, i)
+	err = errUninstalled
+	if publish() {
+		err = m.commit(base, e, i, before, record, r.Replace, j, bundleFile(work))
+	}
+	if err != nil {
+		m.discard(base, e, i)
 		return Line{}, err
 	}
 	if before.Bundle != record.Bundle {
@@ -557,7 +570,17 @@ func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, sessio
 	if _, err := subjects.IndexKey(name, session); err != nil {
 		return invalidRequest("%w", err)
 	}
+	k := key{name, session}
+	m.mu.Lock()
+	e := m.entries[k]
+	m.mu.Unlock()
+	ended := e != nil && m.interrupt(e, func(under) bool { return true })
 	before, err := m.store.Index(ctx, name, session)
+	if errors.Is(err, store.ErrNoKey) && ended {
+		e.mu.Lock() // until the job has ended
+		defer e.mu.Unlock()
+		return nil
+	}
 	if errors.Is(err, store.ErrNoKey) {
 		known := make([]string, 0)
 		for _, r := range m.view.Indexes() {
@@ -578,8 +601,7 @@ func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, sessio
 		return err
 	}
 	m.release(before.Bundle)
-	k := key{name, session}
-	e := m.entry(k)
+	e = m.entry(k)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if _, err := m.store.Index(ctx, name, session); err == nil {

@@ -76,7 +76,75 @@ type entry struct {
 
 	began atomic.Int64  // when the build that runs began, as [bus.Mono]; 0: none does
 	built atomic.Uint32 // how the last build of what is installed ended, for those who do not wait for mu
+
+	under under // mu of the manager guards it
 }
+
+// under is what an entry is being built for, until its instance is published.
+type under struct {
+	job    string               // the install; empty for what is installed already
+	record registry.IndexRecord // what is installed already
+	end    context.CancelCauseFunc
+}
+
+// errUninstalled ends a build.
+var errUninstalled = errors.New("it was uninstalled, or another revision of it was installed")
+
+// endable notes what an entry is being built for; e.mu is held. publish reports whether the build
+// may go on to be published: from then on nothing but the node ends it.
+func (m *Manager) endable(ctx context.Context, e *entry, u under) (_ context.Context, publish func() bool, end context.CancelCauseFunc) {
+	ctx, u.end = context.WithCancelCause(ctx)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e.under = u
+	return ctx, func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		e.under = under{}
+		return ctx.Err() == nil
+	}, u.end
+}
+
+// interrupt ends the build of an entry if which says so.
+func (m *Manager) interrupt(e *entry, which func(under) bool) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	found := e.under.end != nil && which(e.under)
+	if found {
+		e.under.end(errUninstalled)
+	}
+	return found
+}
+
+// lockWithin bounds how long an install waits for the end of another one of its name.
+const lockWithin = time.Minute
+
+// lock locks an entry for an install.
+func (m *Manager) lock(ctx context.Context, e *entry, name subjects.IndexName, j *job) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, lockWithin, errHeld)
+	defer cancel()
+	told := ""
+	for !e.mu.TryLock() {
+		m.mu.Lock()
+		holder := e.under.job
+		m.mu.Unlock()
+		if holder != told {
+			told = holder
+			j.emit(Line{Job: j.id, Step: "wait", State: "running", Percent: new(20), For: holder})
+		}
+		if wake.After(ctx, 50*time.Millisecond) {
+			continue
+		}
+		if err := context.Cause(ctx); !errors.Is(err, errHeld) {
+			return err
+		}
+		return toolmesh.Errorf(toolmesh.CodeBusy, "index %q is still being installed here (%s) after %v: wait until mesh indexes shows it, or end that with mesh uninstall %s", name, cmp.Or(told, "a build"), lockWithin, name).
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo).WithDetail("job", told)
+	}
+	return nil
+}
+
+var errHeld = errors.New("another install of the name has not ended")
 
 // How a build ended.
 const (
@@ -242,6 +310,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 		e := m.entry(k)
 		if !e.mu.TryLock() {
 			busy = busy || !e.slow(m.opts.BuildWait)
+			m.interrupt(e, func(u under) bool { return u.job == "" && !same(u.record, r) })
 			next = min(next, leavesEvery) // what holds it, such as a removal of what it had, may wake nobody
 			continue
 		}
@@ -268,6 +337,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 			continue // it stays
 		}
 		if !e.mu.TryLock() {
+			m.interrupt(e, func(u under) bool { return u.job == "" })
 			next = min(next, leavesEvery) // what holds it, such as a look that came too early, may wake nobody
 			continue
 		}
@@ -370,6 +440,10 @@ func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
 	defer slow.Stop()
 	log := m.log.With(slog.String("index", string(r.Name)), slog.String("revision", r.Revision))
 	log.Info("building index")
+	base := ctx
+	ctx, publish, end := m.endable(ctx, e, under{record: r})
+	defer end(nil)
+	defer publish()
 	began := time.Now()
 	b, err := m.unpack(ctx, r)
 	var i Instance
@@ -379,11 +453,17 @@ func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
 		})
 	}
 	if err == nil {
-		if err = m.replace(ctx, e, i, r); err != nil {
-			m.discard(ctx, e, i)
+		if !publish() {
+			err = errUninstalled
+		} else {
+			err = m.replace(base, e, i, r)
+		}
+		if err != nil {
+			m.discard(base, e, i)
 		}
 	}
 	if ctx.Err() != nil {
+		log.Info("build of index ended", slog.String("error", context.Cause(ctx).Error()))
 		return
 	}
 	if err == nil {

@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -24,4 +25,87 @@ func TestUninstallOfWhatIsNotInstalled(t *testing.T) {
 	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "idx") {
 		t.Errorf("uninstall: %v", err)
 	}
+}
+
+// An uninstall ends the install of its name, whose callers hear so, and the build of what is installed.
+func TestUninstallEndsABuild(t *testing.T) {
+	t.Parallel()
+	n := start(t, meshtest.Broker(t), "")
+	url, _ := source(t, "idx")
+	g := newGate("idx")
+	n.workshop.set(g.hold, nil)
+	jobs, waits := make(chan string, 100), make(chan deploy.Line, 100)
+	ended, second := make(chan error, 1), make(chan error, 1)
+	go func() {
+		ended <- n.Install(t.Context(), deploy.Request{Source: url}, func(l deploy.Line) { jobs <- l.Job })
+	}()
+	<-g.entered
+	go func() {
+		second <- n.Install(t.Context(), deploy.Request{Source: url}, func(l deploy.Line) {
+			if l.Step == "wait" {
+				waits <- l
+			}
+		})
+	}()
+	if l, job := <-waits, <-jobs; job == "" || l.For != job {
+		t.Errorf("another install waits for %q, the first one is %q", l.For, job)
+	}
+	uninstalled := make(chan error, 1)
+	go func() { uninstalled <- n.Uninstall(t.Context(), "idx", "") }()
+	if err := <-ended; toolmesh.CodeOf(err) != toolmesh.CodeCancelled {
+		t.Errorf("the install ends with %v", err)
+	}
+	close(g.leave)
+	if err := <-second; err != nil {
+		t.Errorf("the other install: %v", err)
+	}
+	if err := <-uninstalled; err != nil {
+		t.Errorf("uninstall: %v", err)
+	}
+
+	g = newGate("held")
+	n.workshop.set(g.hold, nil)
+	n.copyRecord(t, "idx", "held")
+	<-g.entered
+	if err := n.Uninstall(t.Context(), "held", ""); err != nil {
+		t.Errorf("uninstall of what is being built: %v", err)
+	}
+	n.workshop.mu.Lock()
+	defer n.workshop.mu.Unlock()
+	if _, served := n.workshop.published["held"]; served {
+		t.Error("what was uninstalled while it was being built is served")
+	}
+}
+
+// A node ends the build of a record that another node has removed or replaced.
+func TestRemovedRecordEndsItsBuild(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	n := start(t, s, "")
+	url, _ := source(t, "idx")
+	n.mustInstall(t, deploy.Request{Source: url})
+	over := make(chan error, 10)
+	entered := make(chan struct{}, 10)
+	n.workshop.set(func(ctx context.Context, b deploy.Build) error {
+		if b.Name != "held" {
+			return nil
+		}
+		entered <- struct{}{}
+		<-ctx.Done()
+		over <- ctx.Err()
+		return ctx.Err()
+	}, nil)
+	n.copyRecord(t, "idx", "held")
+	<-entered
+	r := n.record(t, "held")
+	r.Revision += "0"
+	if err := n.store.ReplaceIndex(t.Context(), *r); err != nil {
+		t.Fatal(err)
+	}
+	<-over
+	<-entered // the build of the other revision
+	if err := n.store.DeleteIndex(t.Context(), "held", ""); err != nil {
+		t.Fatal(err)
+	}
+	<-over
 }
