@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
@@ -19,9 +20,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/toolmesh/toolmesh/internal/deep"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -305,7 +308,13 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 	if err != nil {
 		return nil, err
 	}
-	found, err := remote.bring(ctx, store, location, header, ref, rev, refs)
+	bounded, release := boundedBy(ctx, store, limits)
+	found, err := remote.bring(bounded, store, location, header, ref, rev, refs)
+	cause := context.Cause(bounded)
+	release()
+	if err != nil && cause != nil {
+		err = cause
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -319,6 +328,37 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 		return nil, refs.unknown(rev, location)
 	}
 	return tree, internalGit(err)
+}
+
+// maxHistory is how often the room of the largest source its repository may take on disk: a short
+// commit needs the history. lookEvery is how often that is checked.
+const (
+	maxHistory = 4
+	lookEvery  = 200 * time.Millisecond
+)
+
+// boundedBy returns a context that ends once a folder takes more room than a repository may. git has
+// no such bound for a fetch. release ends the checks.
+func boundedBy(ctx context.Context, dir string, limits Limits) (bounded context.Context, release func()) {
+	bounded, cancel := context.WithCancelCause(ctx)
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		for wake.After(bounded, lookEvery) {
+			size := int64(0)
+			_ = filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error {
+				if err == nil && entry.Type().IsRegular() {
+					if info, err := entry.Info(); err == nil { // else git has removed it
+						size += info.Size()
+					}
+				}
+				return nil
+			})
+			if size > maxHistory*limits.Bytes {
+				cancel(failed(reasonTooLarge, "the repository has more than %d MB; install a branch, a tag or a full commit, which come without its history", maxHistory*limits.Bytes/1e6))
+			}
+		}
+	})
+	return bounded, func() { cancel(nil); looking.Wait() }
 }
 
 // noCommit is what git archive says of a name that it cannot archive.

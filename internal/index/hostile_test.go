@@ -288,3 +288,17 @@ func TestNamesThatAreGit(t *testing.T) {
 		t.Error("a link to git~1 is taken")
 	}
 }
+
+// A repository that is much larger than a source may be is given up while it is fetched.
+func TestFetchIsBoundedOnDisk(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, indexFiles)
+	// It goes on with a fetch until it is ended.
+	endless := filepath.Join(t.TempDir(), "git")
+	script := "#!/bin/sh\ncase \" $* \" in *' fetch '*) while :; do head -c 1000000 /dev/zero >> objects/pack/tmp_pack; sleep 0.05; done;; esac\nexec git \"$@\"\n"
+	if err := os.WriteFile(endless, []byte(script), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	_, err := fetch(t, "file://"+repo, &options{Git: endless, Timeout: 20 * time.Second, Limits: Limits{Bytes: 1 << 20, Files: 1000}})
+	wantFailed(t, err, reasonTooLarge)
+}
