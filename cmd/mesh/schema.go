@@ -49,23 +49,6 @@ func partOf(s *jsonschema.Schema, name string) *jsonschema.Schema {
 	return part
 }
 
-// itemsOf are the types of the items of a list, none where they may be any.
-func itemsOf(part *jsonschema.Schema) map[string]bool {
-	if part = follow(part); part == nil {
-		return nil
-	}
-	for _, one := range part.AnyOf {
-		if types := itemsOf(one); len(types) > 0 {
-			return types
-		}
-	}
-	types := make(map[string]bool)
-	if part.Items2020 == nil || !collect(part.Items2020, types, 0) {
-		return nil
-	}
-	return types
-}
-
 // collect adds the types of a part, and reports false if it takes anything.
 func collect(part *jsonschema.Schema, types map[string]bool, depth int) bool {
 	part = follow(part)
@@ -85,7 +68,7 @@ func collect(part *jsonschema.Schema, types map[string]bool, depth int) bool {
 		return true
 	case len(values) > 0:
 		for _, value := range values {
-			types[typeOf(value)] = true
+			types[tool.KindOf(value)] = true
 		}
 		return true
 	case len(either) > 0:
@@ -100,25 +83,6 @@ func enumOf(part *jsonschema.Schema) []any {
 		return nil
 	}
 	return part.Enum.Values
-}
-
-func typeOf(value any) string {
-	switch v := value.(type) {
-	case nil:
-		return "null"
-	case bool:
-		return "boolean"
-	case string:
-		return "string"
-	case []any:
-		return "array"
-	case json.Number:
-		if strings.ContainsAny(v.String(), ".eE") {
-			return "number"
-		}
-		return "integer"
-	}
-	return "object"
 }
 
 // kindOf names a part in a word or two.
