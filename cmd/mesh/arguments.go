@@ -207,7 +207,7 @@ var kinds = [][2]string{
 func article(types map[string]bool) string {
 	var parts []string
 	for _, kind := range kinds {
-		if types[kind[0]] {
+		if types[kind[0]] && (kind[0] != "integer" || !types["number"]) {
 			parts = append(parts, kind[1])
 		}
 	}
