@@ -222,7 +222,8 @@ class _Base:
     async def _unary(self, call: Call) -> bytes:
         link = self._links.here()
         await self._links.settle(link, call)
-        return await link.call(call)
+        found: bytes = await link.attempts(call, link.unary)
+        return found
 
     async def _batch(self, call: Call, members: list[Call], parallel: bool) -> list[Any]:
         link = self._links.here()
@@ -233,7 +234,7 @@ class _Base:
         said = ',"parallel":true' if parallel else ""
         head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)}{said},"requests":'
         call.body = head.encode() + requests + b"}"
-        found = await _resolved(link, call.session, await link.call(call), call.deadline)
+        found = await _resolved(link, call.session, await link.attempts(call, link.unary), call.deadline)
         return [await _explained(link, call.session, one.tool, end) for one, end in zip(members, found, strict=True)]
 
     async def _submit(self, call: Call, request: Callable[..., bytes]) -> None:

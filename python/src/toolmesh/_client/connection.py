@@ -402,11 +402,6 @@ class Connection:
         except nats.errors.Error as failure:
             raise refused("unavailable", f"the request could not be sent: {failure}", call.tool) from None
 
-    async def call(self, call: Call) -> bytes:
-        """A unary call: its result's JSON."""
-        found: bytes = await self.attempts(call, self._unary)
-        return found
-
     async def attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
         """Sends a call until it has an answer. Arguments that no message carries are stored before."""
         nc = self._nc if self.connected else await self.within(call, self.ready())
@@ -516,7 +511,8 @@ class Connection:
             return False
         return answer.get("idempotent") is True
 
-    async def _unary(self, call: Call) -> bytes:
+    async def unary(self, call: Call) -> bytes:
+        """One attempt of a unary call: its result's JSON."""
         place = self._routes.choose(call)
         one = Pending(self, subject(call))
         one.call = None if call.batch else call
@@ -666,7 +662,7 @@ class _Secure(Client):
 
 def check_size(nc: Client, call: Call, headers: dict[str, str]) -> None:
     """Refuses what the server would end the connection for."""
-    size = len(call.body) + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) + 16
+    size = len(call.body) + len("".join(map("".join, headers.items())).encode()) + 4 * len(headers) + 16
     if size > nc.max_payload:
         raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages of "
                                            f"{nc.max_payload}", call.tool)
