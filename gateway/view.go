@@ -329,7 +329,9 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 			return nil, err
 		}
 	}
-	value, err := v.run(ctx, q, &in, t)
+	admit, release := v.m.of.bounded()
+	defer release() // once it is cut
+	value, err := v.run(ctx, q, &in, t, client.Admit(admit))
 	if err != nil {
 		e := toolmesh.AsError(err)
 		if !toolFailed(e.Code) {
@@ -377,12 +379,12 @@ func toolFailed(code toolmesh.Code) bool {
 }
 
 // run makes the call. To a client that asks for progress, the items of a stream are that.
-func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, t *catalogTool) (json.RawMessage, error) {
+func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, t *catalogTool, admit client.CallOption) (json.RawMessage, error) {
 	if q.Params.GetProgressToken() == nil || !t.is.Streaming {
 		reports := newReporter(ctx, q, string(in.tool))
 		in.report = reports.report
 		defer reports.end()
-		result, err := in.run(ctx, v.c, v.m.of)
+		result, err := in.run(ctx, v.c, v.m.of, admit)
 		if err != nil {
 			return nil, err
 		}
