@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"errors"
 	"math"
 	"net/http"
@@ -26,22 +27,12 @@ type problem struct {
 	Started   toolmesh.Started `json:"started,omitzero"`
 	Errors    any              `json:"errors,omitempty"`
 	Nearest   any              `json:"nearest,omitempty"`
-	Exception *exception       `json:"exception,omitempty"`
+	Exception object           `json:"exception,omitempty"` // what a tool raised
 	// RetryAfterMS is for MCP clients, which get no header.
 	RetryAfterMS int64 `json:"retry_after_ms,omitempty"`
 
 	retryAfter time.Duration
 }
-
-// exception is what a tool raised.
-type exception struct {
-	Type       string `json:"type"`
-	Message    string `json:"message"`
-	Stacktrace string `json:"stacktrace"`
-}
-
-// titles are those of the numbers that net/http has no text for.
-var titles = map[int]string{499: "Client Closed Request"}
 
 // problemOf is the problem of an error.
 func problemOf(err error, rpc subjects.RPCID) problem {
@@ -56,23 +47,15 @@ func problemOf(err error, rpc subjects.RPCID) problem {
 	case e.Code == codeUnauthenticated:
 		p.Status = http.StatusUnauthorized
 	case e.Code == toolmesh.CodeToolError:
-		p.Exception = &exception{e.Type, e.Message, e.Stacktrace}
+		p.Exception = object{"type": e.Type, "message": e.Message, "stacktrace": e.Stacktrace}
 	}
 	return p
 }
 
-// fill gives a problem the parts that follow from others.
-func (p *problem) fill() {
-	if p.Type == "" {
-		p.Type = "urn:toolmesh:error:" + string(p.Code)
-	}
-	if p.Title = http.StatusText(p.Status); p.Title == "" {
-		p.Title = titles[p.Status]
-	}
-}
-
+// encode writes a problem, with the parts that follow from others.
 func (p problem) encode() []byte {
-	p.fill()
+	p.Type = cmp.Or(p.Type, "urn:toolmesh:error:"+string(p.Code))
+	p.Title = cmp.Or(http.StatusText(p.Status), "Client Closed Request") // 499, of which net/http has no text
 	body, err := tool.MarshalPlain(p)
 	if err != nil { // a detail that is no JSON
 		p.Errors, p.Nearest = nil, nil
