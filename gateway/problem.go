@@ -27,11 +27,18 @@ type problem struct {
 	Started   toolmesh.Started `json:"started,omitzero"`
 	Errors    any              `json:"errors,omitempty"`
 	Nearest   any              `json:"nearest,omitempty"`
-	Exception object           `json:"exception,omitempty"` // what a tool raised
+	Exception *exception       `json:"exception,omitempty"`
 	// RetryAfterMS is for MCP clients, which get no header.
 	RetryAfterMS int64 `json:"retry_after_ms,omitempty"`
 
 	retryAfter time.Duration
+}
+
+// exception is what a tool raised.
+type exception struct {
+	Type       string `json:"type"`
+	Message    string `json:"message"`
+	Stacktrace string `json:"stacktrace"`
 }
 
 // problemOf is the problem of an error.
@@ -47,7 +54,7 @@ func problemOf(err error, rpc subjects.RPCID) problem {
 	case e.Code == codeUnauthenticated:
 		p.Status = http.StatusUnauthorized
 	case e.Code == toolmesh.CodeToolError:
-		p.Exception = object{"type": e.Type, "message": e.Message, "stacktrace": e.Stacktrace}
+		p.Exception = &exception{e.Type, e.Message, e.Stacktrace}
 	}
 	return p
 }
