@@ -175,9 +175,13 @@ func serveSessionKeys(ctx context.Context, nc *nats.Conn, issuer *access.Issuer,
 // process that starts before its broker waits for it; one whose key the broker refuses
 // returns that error.
 func join(ctx context.Context, c settings.Connection, name string, role access.Role, env []string, log *slog.Logger) (*nats.Conn, error) {
-	nc, _, err := connect.Connect(ctx, connect.Options{
+	nc, domain, err := connect.Connect(ctx, connect.Options{
 		Settings: c.Settings(), Env: env, Name: name, Role: role, Inboxes: []string{subjects.InboxNode}, Wait: true, Logger: log, SayServer: "--server",
 	})
+	if err == nil && domain != "" {
+		nc.Close()
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the NATS context names the JetStream domain %s, which %s does not use: give it servers of that domain, and a context without one", domain, name)
+	}
 	if err != nil || nc.IsConnected() {
 		return nc, err
 	}
