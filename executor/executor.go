@@ -105,12 +105,11 @@ type Options struct {
 	// Homes is the folder, below Sealed, of their homes, one for each account. Defaults
 	// to homes.
 	Homes string
-	// Levels are the ways of keeping processes together to try, best first.
-	// Defaults to all that the system knows.
-	Levels []sandbox.Level
 	// WithoutCgroups leaves memory limits to the watchdog and the system's limit of
 	// a process, though control groups may be had. Defaults to false.
 	WithoutCgroups bool
+
+	levels []sandbox.Level // the ways of keeping processes together that tests try, best first; nil: all of the system
 }
 
 func (o *Options) withDefaults() Options {
@@ -160,6 +159,8 @@ type (
 	Env = venv.Env
 	// Step is progress of a lock or an environment, for people.
 	Step = venv.Step
+	// Progress takes the steps as they begin; it may be nil.
+	Progress = venv.Progress
 
 	venvs = venv.Store
 )
@@ -220,7 +221,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 		}
 		o.Shown = append(slices.Clip(o.Shown), o.Environments)
 	}
-	spawner := sandbox.NewSpawner(o.Logger, o.Levels...)
+	spawner := sandbox.NewSpawner(o.Logger, o.levels...)
 	x := &Executor{opts: o, log: o.Logger, dir: dir, sealed: sealed, files: files, spawner: spawner, open: map[closer]struct{}{}}
 	x.openUp = sync.OnceValue(x.passage)
 	x.opts.Homes = cmp.Or(o.Homes, filepath.Join(sealed, "homes"))

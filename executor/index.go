@@ -273,7 +273,7 @@ func (ix *Index) group(root string) error {
 		if g == nil {
 			g = &group{key: key, config: zygote.Config{
 				Logger: ix.log, Redact: ix.redact, Python: ix.spec.Env.Python, Base: ix.spec.Env.Base, Root: root, Paths: paths,
-				Env: env, Sandbox: key.sandbox, User: user, Given: append(ix.x.seen(root, ix.spec.Env, user), ix.spec.Paths...), OpenFiles: o.Limits.OpenFiles, MostFiles: o.Limits.OpenFiles,
+				Env: env, Sandbox: key.sandbox, User: user, Given: append(ix.x.seen(root, ix.spec.Env, user), ix.spec.Paths.paths...), OpenFiles: o.Limits.OpenFiles, MostFiles: o.Limits.OpenFiles,
 			}}
 			byKey[key] = g
 			ix.groups = append(ix.groups, g)
@@ -465,8 +465,8 @@ func (ix *Index) Unavailable() []Unavailable { return ix.unavailable }
 // go to the sink. When ctx ends the work is stopped: Call returns only when it
 // has, which takes at most the grace and a moment. Every error is a
 // [*toolmesh.Error] that says whether the tool's code had begun, except what
-// [output.Sink.Item] returned.
-func (ix *Index) Call(ctx context.Context, call Call, sink output.Sink) (json.RawMessage, error) {
+// [Sink.Item] returned.
+func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessage, error) {
 	t := ix.byName[call.Tool]
 	if t == nil {
 		return nil, ix.notServed(call.Tool)

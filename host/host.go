@@ -114,8 +114,10 @@ func New(nc *nats.Conn, opts *Options) (*Host, error) {
 	return h, nil
 }
 
-// NewOn is [New] for packages of this module that share one bus.
-func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
+// NewOn is [New] on a connection that others share, which has one inbox for all of them. It
+// outlives the host.
+func NewOn(conn registry.Conn, opts *Options) (*Host, error) {
+	b := bus.Of(conn)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}

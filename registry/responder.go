@@ -235,7 +235,8 @@ const (
 
 // NewResponder begins to answer. The view and the store must outlive it. A nil
 // logger discards.
-func NewResponder(b *bus.Bus, view *View, store *Store, log *slog.Logger) (*Responder, error) {
+func NewResponder(c Conn, view *View, store *Store, log *slog.Logger) (*Responder, error) {
+	b := bus.Of(c)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}

@@ -89,10 +89,10 @@ type Standby struct {
 	figures Figures
 }
 
-// New begins to stand by. bus and view must outlive it. Its errors name node. more are further
+// New begins to stand by. conn and view must outlive it. Its errors name node. more are further
 // sources of calls that wait in this process; they are published with its own.
-func New(b *bus.Bus, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) *Standby {
-	o := *cmp.Or(opts, &Options{})
+func New(conn registry.Conn, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) *Standby {
+	b, o := bus.Of(conn), *cmp.Or(opts, &Options{})
 	o.Calls, o.Timeout = cmp.Or(o.Calls, DefaultCalls), cmp.Or(o.Timeout, DefaultTimeout)
 	s := &Standby{
 		bus: b, view: view, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), node: node,
