@@ -110,8 +110,8 @@ func TestFoldersOfAnIndex(t *testing.T) {
 			}})
 			for _, want := range []string{
 				"the index has the folder " + asked + " to write, which it asks for",
-				"the index asks for the folder /etc to write and does not get it: it is the system's, or somebody's home (mesh install … --path /etc:rw gives it)",
-				"the index asks for the folder /nowhere to read and does not get it: there is no such folder on this node",
+				"the index asks for the folder /etc to write and does not get it: it belongs to the system, or is a user's home (mesh install … --path /etc:rw gives it)",
+				"the index asks for the folder /nowhere to read and does not get it: no such folder exists on this node",
 			} {
 				if !strings.Contains(fmt.Sprint(last["warnings"]), want) {
 					t.Errorf("no warning %q in %v", want, last["warnings"])
@@ -137,7 +137,7 @@ func TestFoldersOfAnIndex(t *testing.T) {
 			if own {
 				ownFolders(t, c, roots, others, closed)
 				commit(t, strings.TrimPrefix(source, "file://"), map[string]string{"more": "a new revision"})
-				if _, failure := admin(t, nc, "install", map[string]any{"source": source}); failure == nil || !strings.Contains(failure.Message, "a link leads to it") {
+				if _, failure := admin(t, nc, "install", map[string]any{"source": source}); failure == nil || !strings.Contains(failure.Message, "it is reached through a symbolic link") {
 					t.Errorf("installed again with the link: %v", failure)
 				}
 			}
@@ -190,11 +190,11 @@ func TestFoldersThatCannotBeGiven(t *testing.T) {
 	}{
 		{"relative", "must be an absolute path, or one below ~/", "invalid_request"},
 		{"~/../up", "must be an absolute path, or one below ~/", "invalid_request"},
-		{"/nowhere", "--path /nowhere: there is no such folder on this node", "install_failed"},
-		{"/etc/passwd", "it is no folder", "install_failed"},
-		{link, "a link leads to it: name it by its own path, which is " + dir + " now", "install_failed"},
-		{dir + "/executor", "the agent's own files are there", "install_failed"},
-		{"/", "the agent's own files are there", "install_failed"},
+		{"/nowhere", "--path /nowhere: no such folder exists on this node", "install_failed"},
+		{"/etc/passwd", "it is not a folder", "install_failed"},
+		{link, "it is reached through a symbolic link: use its own path, which is " + dir + " now", "install_failed"},
+		{dir + "/executor", "it contains the agent's own files", "install_failed"},
+		{"/", "it contains the agent's own files", "install_failed"},
 	} {
 		_, failure := admin(t, nc, "install", map[string]any{"source": source, "paths": []map[string]any{{"path": one.path}}})
 		if failure == nil || failure.Code != one.code || !strings.Contains(failure.Message, one.text) {

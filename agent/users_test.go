@@ -146,7 +146,7 @@ func TestUsersThatToolsCannotBe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Start(t.Context()); err == nil || !strings.Contains(err.Error(), `tools cannot run as "nobody of this name": there is no such user on this machine`) {
+	if err := a.Start(t.Context()); err == nil || !strings.Contains(err.Error(), `tools cannot run as "nobody of this name": no such user exists on this machine`) {
 		t.Errorf("got %v", err)
 	}
 	meshtest.End(t, a)

@@ -436,7 +436,7 @@ func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
 	other.Base, spec.Env = file, &other
 	ix := open(t, x, spec)
 	mustCall(t, ix, "t.loaded", `{}`, `false`)
-	for _, want := range []string{"no base process", "the index starts an interpreter of its own"} {
+	for _, want := range []string{"base process could not be started", "the index starts an interpreter of its own"} {
 		if !log.has(want) {
 			t.Errorf("the log does not say %q", want)
 		}

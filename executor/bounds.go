@@ -7,22 +7,22 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
 
-// What runs for an index and is no call of a tool is bounded, too: imports, builds, init.
+// Work for an index that is not a call of a tool is limited, too: imports, builds, init.
 
 const (
 	// helpTime bounds the time of a program of an installation. Some download gigabytes.
 	helpTime = time.Hour
 	// helpFile bounds one file that it writes, in bytes.
 	helpFile = 16 << 30
-	// helpers is how many of them may run at once as one user.
+	// helpers is the maximum of these programs at once as one user.
 	helpers = 4
 )
 
-// manyTasks is how many processes and threads an import or a build may have: compilers
-// take some for each processor.
+// manyTasks is the maximum of processes and threads of an import or a build: compilers start
+// some for each processor.
 func manyTasks() int { return max(1024, 64*runtime.NumCPU()) }
 
-// bound bounds a program of an installation.
+// bound limits a program of an installation.
 func (x *Executor) bound(r *sandbox.Request) {
 	memory := int64(MemoryShare(50))
 	r.Bounds = sandbox.Bounds{Time: helpTime, Memory: memory, Tasks: manyTasks(), Groups: x.groups}
@@ -32,9 +32,9 @@ func (x *Executor) bound(r *sandbox.Request) {
 	}
 }
 
-// processes is how many processes and threads the user of an index may have, if each call may
-// have pids: those of all its workers, and once more as many for the processes above them. 0,
-// for no bound, of a user that is not the index's own.
+// processes is the maximum of processes and threads of an index's user, if each call may have
+// pids: those of all its workers, and as many again for the processes above them. It is 0, for no
+// limit, if the user is not the index's own.
 func (x *Executor) processes(user sandbox.User, pids int) int {
 	if user.ID == 0 {
 		return 0

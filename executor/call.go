@@ -7,12 +7,12 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/zygote"
 )
 
-// Types of the packages below, which do the work, as this package's callers see them.
+// Types of internal packages under the names that callers use.
 type (
-	// Kind says how a tool is run.
+	// Kind is how a tool is executed.
 	Kind = zygote.Kind
-	// Tool is one served function, as its signature describes it. Further positional
-	// arguments of one with VarArgs go into [Call.VarArgs].
+	// Tool is one served function, described by its signature. [Call.VarArgs] has the further
+	// positional arguments of a tool with VarArgs.
 	Tool = zygote.Tool
 	// Unavailable is a declared tool that is not served.
 	Unavailable = zygote.Unavailable
@@ -22,7 +22,7 @@ type (
 	Nested = pool.Nested
 	// Lane is the lane that a call holds.
 	Lane = pool.Lane
-	// Recycle says when a worker is replaced.
+	// Recycle configures when a worker is replaced.
 	Recycle = pool.Recycle
 	// Workers counts workers and calls of pools.
 	Workers = pool.Stats
@@ -30,11 +30,11 @@ type (
 	Commands = program.Runner
 	// CommandCall is one execution of a command.
 	CommandCall = program.Call
-	// Sink takes the items of a call, and what its tool prints and logs.
+	// Sink receives the items of a call and its tool's output.
 	Sink = output.Sink
-	// Record is one piece of what a tool prints, logs or says of its progress.
+	// Record is one piece of a tool's output, logs or progress.
 	Record = output.Record
-	// Stream is where a record comes from.
+	// Stream is the source of a record.
 	Stream = output.Stream
 )
 
@@ -46,13 +46,13 @@ const (
 	StreamProgress = output.StreamProgress
 )
 
-// Stats is a moment's view of an [Index].
+// Stats is a snapshot of an [Index].
 type Stats struct {
 	pool.Stats     // of all its pools
 	Root       int // pid of the process above them all
 	// ForkUnsafe is why tools of the index are not forked; empty when all are.
 	ForkUnsafe string
 	// Quarantined are the tools whose calls are refused for a while, because they
-	// killed too many workers.
+	// crashed too many workers.
 	Quarantined []string
 }

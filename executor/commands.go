@@ -10,9 +10,9 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// OpenCommands makes ready to run an index's programs, at most Spec.Concurrency at once,
-// MaxWorkers if that is 0. Nothing is started. Tools, Policies and Quarantined of the Spec
-// are for functions alone. The error is unavailable or internal.
+// OpenCommands makes a runner of an index's programs, at most Spec.Concurrency at once,
+// MaxWorkers if that is 0. It starts nothing. Tools, Policies and Quarantined of the Spec are for
+// functions only. The error is unavailable or internal.
 func (x *Executor) OpenCommands(spec Spec) (*Commands, error) {
 	root, err := spec.root()
 	if err != nil {
@@ -26,7 +26,7 @@ func (x *Executor) OpenCommands(spec Spec) (*Commands, error) {
 	runner = program.New(program.Config{
 		Index: spec.Name, Logger: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 		Launch: x.launch(spec.Env.Base, root), Spawner: x.spawner, Groups: x.groups,
-		// What the index's tools see, and the name of the environment that they run in.
+		// The environment of the index's tools, and the name of their Python environment.
 		Environ: func(own, vars map[string]string) []string {
 			return x.workerEnv(filepath.Join(spec.Env.Dir, "bin"), map[string]string{"VIRTUAL_ENV": spec.Env.Dir}, own, spec.Vars, vars)
 		},

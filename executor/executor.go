@@ -31,82 +31,79 @@ import (
 type Options struct {
 	// Logger defaults to one that discards.
 	Logger *slog.Logger
-	// Environ is the environment, as os.Environ gives it, that interpreters and
-	// uv are looked up in. uv, pip and what they build with see of it what they
-	// need, a worker PATH HOME LANG TMPDIR and those of ToolEnv. Defaults to a PATH of the
-	// system's folders.
+	// Environ is the environment, as os.Environ returns it, in which interpreters and uv are
+	// looked up. uv, pip and builds see only the variables that they need, a worker PATH HOME
+	// LANG TMPDIR and those of ToolEnv. Defaults to a PATH of the system's folders.
 	Environ []string
-	// ToolEnv names variables of Environ that every tool gets, in upper or lower case alike;
-	// what an index is given stands above them. Credentials in URLs among their values are
-	// in no text for people. Defaults to [ToolEnv].
+	// ToolEnv names variables of Environ, in upper or lower case, for every tool; an index's own
+	// variables replace them. Credentials in URLs among their values are removed from texts for
+	// people. Defaults to [ToolEnv].
 	ToolEnv []string
-	// Environments is a folder of environments that other executors have, too, on machines
-	// that may differ: what one has built the others find. It is below Sealed, so that tools
-	// cannot change it. Environments that rest on files of an index's folder, or that
-	// commands of the index add to, stay in the executor's. Defaults to none.
+	// Environments is a folder of environments that executors, on machines that may differ,
+	// share: one builds, the others reuse. It is below Sealed, so that tools cannot change it.
+	// Environments with files of an index's folder, or changed by commands of the index, stay in
+	// the executor's own folder. Defaults to none.
 	Environments string
-	// UV is the uv executable. Defaults to the one on PATH, else one that is
-	// installed into the executor's folder when it is first needed.
+	// UV is the uv executable. Defaults to the one on PATH, else to one that is installed
+	// into the executor's folder on first use.
 	UV string
 	// Grace is the time from a call's cancellation until its worker is killed. Defaults to
 	// 500 ms.
 	Grace time.Duration
-	// StartTimeout bounds the import of one module, and the start of a worker.
+	// StartTimeout is the time for the import of one module, and for the start of a worker.
 	// Defaults to 60 s.
 	StartTimeout time.Duration
-	// MaxWorkers bounds the workers of one index. Defaults to four for each
+	// MaxWorkers is the maximum of workers of one index. Defaults to four for each
 	// processor, at least 8.
 	MaxWorkers int
-	// MaxSessions bounds the workers of one index that are leased to sessions.
+	// MaxSessions is the maximum of workers of one index that are leased to sessions.
 	// Defaults to 64.
 	MaxSessions int
-	// SessionIdle is how long a session may make no call before its worker is ended.
-	// Defaults to 10 minutes.
+	// SessionIdle is the idle time after which a session's worker is ended. Defaults to
+	// 10 minutes.
 	SessionIdle time.Duration
-	// SessionHold is how long a session that makes no call keeps its worker although
-	// another session needs one and there are no more. Defaults to 10 seconds.
+	// SessionHold is the idle time after which a session's worker may be given to another
+	// session if there are no more. Defaults to 10 seconds.
 	SessionHold time.Duration
-	// IdleAfter is how long a worker may be idle before it is ended, down to
-	// one. Defaults to a minute.
+	// IdleAfter is the idle time after which a worker is ended, except the last one. Defaults to
+	// a minute.
 	IdleAfter time.Duration
-	// Recycle says when a warm worker is replaced, give or take a tenth. Its fields default
-	// to 10,000 calls, 24 h, and 512 MiB by which it grew; negative: never.
+	// Recycle configures when a warm worker is replaced, plus or minus a tenth. Its fields
+	// default to 10,000 calls, 24 h, and a growth of 512 MiB; negative: never.
 	Recycle Recycle
-	// CrashLimit is how many crashes of its workers within CrashWindow put a tool
-	// into quarantine, where one call in TrialEvery is made. Defaults to 5 crashes,
-	// a minute, and a minute.
+	// CrashLimit crashes of a tool's workers within CrashWindow put it into quarantine, in which
+	// one call per TrialEvery is made. Defaults to 5 crashes, a minute, and a minute.
 	CrashLimit  int
 	CrashWindow time.Duration
 	TrialEvery  time.Duration
-	// MaxResult bounds a result, an item and the arguments of a call, in bytes
+	// MaxResult is the maximum of a result, an item and the arguments of a call, in bytes
 	// of JSON. Defaults to 64 MiB.
 	MaxResult int
-	// Limits are those of calls whose tools declare none: Memory, Pids, OpenFiles and
-	// TempFiles. Default to a quarter of the machine's memory (see [MemoryShare]), 256,
-	// 1,024, and 1 GB, or what MaxLimits say if that is less. OpenFiles is at least 256.
+	// Limits are for calls whose tools declare none: Memory, Pids, OpenFiles and TempFiles.
+	// They default to a quarter of the machine's memory (see [MemoryShare]), 256, 1,024, and
+	// 1 GB, or to MaxLimits if these are lower. OpenFiles is at least 256.
 	Limits tool.Limits
-	// MaxLimits are the most that tools are granted, whatever they declare. Default to
-	// anything.
+	// MaxLimits are the highest limits of tools, whatever they declare. Default to no maximum.
 	MaxLimits tool.Limits
-	// Sandbox is the level of tools that demand none: as tight as this, or as
-	// the machine gives. Defaults to guard.
+	// Sandbox is the level of tools that demand none: this one, or the tightest looser one that
+	// the machine has. Defaults to guard.
 	Sandbox tool.Sandbox
-	// Sealed is the folder with all files of the agent: in each level but none
-	// processes of an index see of it their source, their environment, their temporary
-	// files and their home, and write nothing but these two. Defaults to the executor's own.
+	// Sealed is the folder with all files of the agent. Under every level except none, processes
+	// of an index see of it their source, their environment, their temporary files and their
+	// home, and can write only the latter two. Defaults to the executor's own folder.
 	Sealed string
-	// Shown are further folders below Sealed in which such folders are, which are made if
-	// need be: where nothing can be mounted, other users must pass them. Defaults to none.
+	// Shown are further folders below Sealed that contain such folders, made if missing: where
+	// mounting is impossible, other users must be able to pass through them. Defaults to none.
 	Shown []string
-	// Users is the user of such processes: "each" for one of its own for each index, or a
-	// user's name or number. It needs an executor that runs as root and may mount; Sandbox
-	// says where it may not. Defaults to the user of the executor.
+	// Users is the user of such processes: "each" for one user per index, or a user's name or
+	// number. The executor must run as root and be able to mount; Sandbox returns the reason
+	// if it cannot. Defaults to the user of the executor.
 	Users string
 	// Homes is the folder, below Sealed, of their homes, one for each account. Defaults
 	// to homes.
 	Homes string
 	// WithoutCgroups leaves memory limits to the watchdog and the system's limit of
-	// a process, though control groups may be had. Defaults to false.
+	// a process, even if control groups are available. Defaults to false.
 	WithoutCgroups bool
 
 	levels []sandbox.Level // the ways of keeping processes together that tests try, best first; nil: all of the system
@@ -143,13 +140,13 @@ func (o *Options) withDefaults() Options {
 	return r
 }
 
-// leastFiles is the least limit of open files that holds for all workers of a zygote,
-// whose own descriptors have numbers from 200 on.
+// leastFiles is the minimum of open files of all workers of a zygote, whose own descriptors have
+// numbers from 200 on.
 const leastFiles = 256
 
-// Types of package venv, which does the work, as this package's callers see them.
+// Types of package venv under the names that callers use.
 type (
-	// Lock is what an index's dependencies were resolved to.
+	// Lock is the resolution of an index's dependencies.
 	Lock = venv.Lock
 	// LockOptions configure [Executor.Lock].
 	LockOptions = venv.LockOptions
@@ -175,11 +172,11 @@ type Executor struct {
 	sealed  string // Options.Sealed, without symbolic links
 	files   string // the folder that holds the worker package
 	spawner *sandbox.Spawner
-	groups  *cgroup.Tree // of no kind where there are none
+	groups  *cgroup.Tree // its Kind is empty without groups
 	zygotes *zygote.Starter
-	users   *sandbox.Users // nil: all processes run as the executor's
-	mapped  bool           // a user namespace knows them, too
-	asRoot  string         // why that is so where it should not be
+	users   *sandbox.Users // nil if all processes run as the executor's user
+	mapped  bool           // a user namespace maps them, too
+	asRoot  string         // why that is so against Options.Users
 	openUp  func() string  // see passage
 
 	mu     sync.Mutex
@@ -187,12 +184,12 @@ type Executor struct {
 	open   map[closer]struct{} // indexes, and runners of commands
 }
 
-// closer is what serves an index.
+// closer serves an index.
 type closer interface {
 	Close(ctx context.Context) error
 }
 
-// New makes an executor in dir, which belongs to it alone and is made if need be.
+// New makes an executor in dir, which is its own and is made if missing.
 func New(dir string, opts *Options) (_ *Executor, err error) {
 	o := opts.withDefaults()
 	if o.MaxResult > 1<<30 {
@@ -251,7 +248,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	if err := os.WriteFile(filepath.Join(files, "folders"), []byte(strings.Join(folders, "\x00")), 0o644); err != nil { //nolint:gosec // no secret
 		return nil, fmt.Errorf("executor: %w", err)
 	}
-	// What an earlier process left: the folder is ours alone.
+	// Remains of an earlier process: the folder is ours alone.
 	if err := deep.RemoveAll(filepath.Join(dir, scratch)); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
@@ -263,7 +260,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 		x.groups = cgroup.Open(cgroup.NameOf(dir), filepath.Join(dir, "cgroup"), o.Logger)
 	}
 	if why := x.groups.Why(); why != "" {
-		o.Logger.Info("no control groups: memory limits are kept by the watchdog", slog.String("reason", why))
+		o.Logger.Info("control groups are not available: the watchdog enforces memory limits", slog.String("reason", why))
 	}
 	x.venvs = venv.NewStore(dir, venv.Options{
 		Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage), Confined: x.help,
@@ -277,10 +274,10 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	return x, nil
 }
 
-// MaxArgs is how many bytes the arguments of a call may have.
+// MaxArgs is the maximum of a call's arguments, in bytes.
 func (x *Executor) MaxArgs() int64 { return int64(x.opts.MaxResult) }
 
-// makeFolder makes a folder if need be and returns its path without symbolic links.
+// makeFolder makes a folder if it is missing and returns its path without symbolic links.
 func makeFolder(dir string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // interpreters of other users may read it
 		return "", err
@@ -288,7 +285,7 @@ func makeFolder(dir string) (string, error) {
 	return realPath(dir)
 }
 
-// sharedFolder makes the folder of environments that other executors have, too.
+// sharedFolder makes the folder of environments that executors share.
 func sharedFolder(dir, sealed string) (string, error) {
 	real, err := makeFolder(dir)
 	if err != nil {
@@ -301,7 +298,7 @@ func sharedFolder(dir, sealed string) (string, error) {
 	return real, nil
 }
 
-// findUsers finds out the users of processes of an index.
+// findUsers determines the users of processes of an index.
 func (x *Executor) findUsers() (err error) {
 	name, own := x.opts.Users, x.opts.Users == "each"
 	if own {
@@ -322,8 +319,8 @@ func (x *Executor) findUsers() (err error) {
 	return nil
 }
 
-// User is the number of the user that processes of an account run as in a sandbox level, ""
-// for that of [Options.Sandbox].
+// User is the number of the user of an account's processes in a sandbox level, "" for that of
+// [Options.Sandbox].
 func (x *Executor) User(account string, box tool.Sandbox) (id int, err error) {
 	u, own, err := x.user(account, cmp.Or(box, x.opts.Sandbox))
 	if err != nil {
@@ -335,8 +332,8 @@ func (x *Executor) User(account string, box tool.Sandbox) (id int, err error) {
 	return u.ID, nil
 }
 
-// user is the user of processes of an index that asks for a sandbox level, whether the
-// machine has it or not, and the variables that follow from it.
+// user is the user of processes of an index with this sandbox level, whether the machine has it
+// or not, and that user's variables.
 func (x *Executor) user(account string, asked tool.Sandbox) (sandbox.User, map[string]string, error) {
 	if !x.hasUsers(asked) {
 		return sandbox.User{}, nil, nil
@@ -355,7 +352,7 @@ func (x *Executor) user(account string, asked tool.Sandbox) (sandbox.User, map[s
 }
 
 // writeWorker writes the embedded files to dir, an entry of an interpreter's path.
-// Those of this version that are there stay, with their bytecode.
+// Existing files of this version stay, with their bytecode.
 func writeWorker(dir string) error {
 	files, err := fs.Sub(python.Worker, python.WorkerDir)
 	if err != nil {
@@ -380,11 +377,11 @@ func writeWorker(dir string) error {
 	return os.CopyFS(folder, files)
 }
 
-// Environment makes the environment that a lock describes, or finds it: equal
-// locks share one, with the exceptions of [Making]. Its packages come from wheels, which run
-// nothing when they are installed; packages without a wheel are built apart. A build that was
-// stopped begins anew. sourceDir is where relative paths in requirements start. progress may be nil.
-// Errors are install_failed. It stays until it is given up with [Executor.Release].
+// Environment makes or finds the environment of a lock: equal locks share one, with the
+// exceptions of [Making]. Its packages come from wheels, whose installation runs no code;
+// packages without a wheel are built separately. An interrupted build starts again. sourceDir is
+// the base of relative paths in requirements. progress may be nil. Errors are install_failed.
+// The environment stays until [Executor.Release].
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, making, progress)
 	if err == nil {
@@ -394,18 +391,17 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 }
 
 // Prepare finds interpreters, compiles the worker's files and starts bases, so that the first
-// index need not wait for that.
+// index need not wait for them.
 func (x *Executor) Prepare(ctx context.Context) {
 	for _, python := range x.venvs.Prepare(ctx) {
 		x.zygotes.Warm(python)
 	}
 }
 
-// Command runs a command of an index, like its init, in its folder: as the account's
-// user, as in [Spec], in the level of tools that demand none, with paths that
-// [Executor.Paths] found. It sees what the index's tools see, with the environment's
-// programs first on PATH, and may write its folder and the environment besides. The
-// error is install_failed; the values that secrets has do not appear in it.
+// Command runs a command of an index, like its init, in its folder: as the account's user, see
+// [Spec], in the level of tools that demand none, with paths from [Executor.Paths]. It sees the
+// same as the index's tools, with the environment's programs first on PATH, and may also write
+// its folder and the environment. The error is install_failed, without the values of secrets.
 func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, argv []string, vars map[string]string, secrets []string, paths Given,
 ) error {
 	box := x.defaultSandbox()
@@ -420,8 +416,8 @@ func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, a
 	return x.venvs.Command(ctx, env, dir, argv, environ, x.redactor(secrets).Text, confined)
 }
 
-// Close stops every index, waits until the last process is gone, and ends the
-// executor. Calls in flight fail.
+// Close stops every index, waits for the end of the last process, and ends the
+// executor. Running calls fail.
 func (x *Executor) Close() error {
 	x.mu.Lock()
 	if x.closed {
@@ -447,7 +443,7 @@ func (o Options) maxFrame() uint32 {
 	return uint32(o.MaxResult) + 1<<20 //nolint:gosec // validated
 }
 
-// opened notes an index, or a runner of commands, for Close.
+// opened registers an index, or a runner of commands, for Close.
 func (x *Executor) opened(one closer) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()

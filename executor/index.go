@@ -25,38 +25,37 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Spec says what an index is and how it is served.
+// Spec describes an index and how it is served.
 type Spec struct {
 	Name     string // for messages
 	Revision string // for messages
-	// Account names the user and the home of its processes, as a file can be named,
-	// where Options.Users gives each index its own. Defaults to Name.
+	// Account is a file name for the user and the home of its processes, where Options.Users
+	// gives each index its own. Defaults to Name.
 	Account string
 	// SourceDir is the index's folder: first on the modules' path and the
 	// working directory. Within Options.Sealed only the level none can write it.
 	SourceDir string
 	Env       *Env
-	// Tools are the declared names, module.function. No others are ever served.
+	// Tools are the declared names, module.function. No others are served.
 	Tools []string
 	// Vars are the environment variables that all tools see.
 	Vars map[string]string
-	// Secrets are values that errors, output and reasons must not show. Results are not
-	// looked at.
+	// Secrets are values that errors, output and reasons must not contain. Results are not
+	// checked.
 	Secrets []string
-	// Policies say how tools are run, by name. A tool without one is run by the
-	// defaults.
+	// Policies configure tools by name. A tool without one has the defaults.
 	Policies map[string]Policy
-	// Turns: tools of the index have turns in lanes, and their workers are stopped when
-	// these end, should this process stand still.
+	// Turns tells that calls of the index hold lanes: workers are ended by their zygote when
+	// a hold ends, even if this process does not run.
 	Turns bool
-	// Paths are folders that the tools have, as [Executor.Paths] found them.
+	// Paths are folders for the tools, from [Executor.Paths].
 	Paths Given
-	// Concurrency bounds the calls that run at once. Defaults to no bound of
-	// the index's own: the executor's MaxWorkers for plain functions.
+	// Concurrency is the maximum of simultaneous calls. Defaults to none for the index: the
+	// executor's MaxWorkers applies to plain functions.
 	Concurrency int
-	// Quarantined is called when a tool's quarantine begins, with the reason, and when it
-	// ends, with none. Calls wait meanwhile: it must return at once, and must not call the
-	// index. May be nil.
+	// Quarantined is called with the reason when a tool's quarantine begins, and with "" when it
+	// ends. Calls wait meanwhile: it must return at once, and must not call the index. May be
+	// nil.
 	Quarantined func(tool, reason string)
 }
 
@@ -72,14 +71,14 @@ func (s Spec) root() (string, error) {
 	return root, nil
 }
 
-// served is a tool that calls can be made of. It does not change.
+// served is a tool that can be called. It is immutable.
 type served struct {
 	*Tool
-	slot       uint16 // its place in its group's list
+	slot       uint16 // its index in its group's list
 	group      *group
 	policy     Policy
 	quarantine *pool.Quarantine
-	pool       *pool.Pool // of its own isolation; nil when that is session
+	pool       *pool.Pool // for its own isolation; nil for session
 }
 
 // group is the tools that were imported together, and their processes.
@@ -96,7 +95,7 @@ type Index struct {
 	spec Spec
 	log  *slog.Logger
 
-	redact *output.Redactor // nil: no secrets
+	redact *output.Redactor // nil without secrets
 
 	// Set by Open.
 	tools       []Tool
@@ -121,10 +120,9 @@ type Index struct {
 	closeOnce sync.Once
 }
 
-// Open imports an index's tools and returns when they are described and the
-// first worker is warm. Tools that cannot be served are listed by
-// [Index.Unavailable]; an index of which nothing can be served is opened too.
-// An error is unavailable or, when the interpreter itself does not work,
+// Open imports an index's tools and returns when they are described and the first worker is
+// warm. [Index.Unavailable] lists tools that cannot be served; an index without any servable tool
+// is opened, too. The error is unavailable or, if the interpreter itself does not work,
 // install_failed.
 func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 	root, err := spec.root()
@@ -181,31 +179,31 @@ func realPath(dir string) (string, error) {
 	return filepath.EvalSymlinks(dir)
 }
 
-// ToolEnv are the variables of the agent that tools get where nothing else is set: the
-// proxies of a company's network, and the certificates that are trusted there.
+// ToolEnv are the variables of the agent for tools, unless replaced: the proxies of a company's
+// network, and the certificates that are trusted there.
 func ToolEnv() []string {
 	return []string{"HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
 }
 
-// forTools reports whether tools get a variable of the agent: proxies are spelt in both ways.
+// forTools reports whether tools get a variable of the agent. Proxies are written in both cases.
 func (x *Executor) forTools(name string) bool {
 	return slices.ContainsFunc(x.opts.ToolEnv, func(one string) bool { return strings.EqualFold(one, name) })
 }
 
-// Redactor returns a function that takes secrets, and the credentials of the agent's proxies,
-// out of a text.
+// Redactor returns a function that removes secrets, and the credentials of the agent's proxies,
+// from a text.
 func (x *Executor) Redactor(secrets []string) func(text string) string {
 	return x.redactor(secrets).Text
 }
 
-// redactor takes secrets out of a text, and the credentials in URLs that come with the agent's
-// variables. What [url.Parse] refuses programs take all the same.
+// redactor removes secrets, and the credentials in URLs of the agent's variables. Programs accept
+// URLs that [url.Parse] refuses, so it does not parse them.
 func (x *Executor) redactor(secrets []string) *output.Redactor {
 	secrets = slices.Clip(secrets)
 	for _, line := range x.opts.Environ {
 		name, value, _ := strings.Cut(line, "=")
 		_, rest, found := strings.Cut(value, "://")
-		proxy := strings.HasSuffix(strings.ToUpper(name), "_PROXY") // builds get them whatever tools get
+		proxy := strings.HasSuffix(strings.ToUpper(name), "_PROXY") // builds always get them
 		if !found && proxy {
 			rest = value
 		}
@@ -218,9 +216,8 @@ func (x *Executor) redactor(secrets []string) *output.Redactor {
 	return output.NewRedactor(secrets)
 }
 
-// workerEnv is all that a worker sees of an environment. bin comes first on PATH,
-// as in an activated environment: programs of the dependencies are found. Later vars
-// replace earlier ones.
+// workerEnv is a worker's whole environment. bin comes first on PATH, as in an activated
+// environment, for programs of the dependencies. Later vars replace earlier ones.
 func (x *Executor) workerEnv(bin string, vars ...map[string]string) []string {
 	env := map[string]string{
 		"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
@@ -313,7 +310,7 @@ func (ix *Index) open(ctx context.Context) error {
 	slices.SortFunc(ix.tools, func(a, b Tool) int { return strings.Compare(a.Name, b.Name) })
 	for key, p := range ix.everyPool() {
 		if key.isolation == toolmesh.IsolationFresh {
-			continue // a new interpreter is more than a guess should cost
+			continue // a new interpreter is too expensive for a guess
 		}
 		if err := p.Warm(); err != nil {
 			return err
@@ -323,16 +320,16 @@ func (ix *Index) open(ctx context.Context) error {
 	return nil
 }
 
-// openGroup imports the tools of a group. An error means that there is no use in
-// going on without them.
+// openGroup imports the tools of a group. An error means that the index cannot be served without
+// them.
 func (ix *Index) openGroup(ctx context.Context, g *group) error {
 	tools, unavailable, err := g.Open(ctx)
 	switch {
 	case err != nil && (len(ix.groups) == 1 || ctx.Err() != nil):
 		return err
 	case err != nil:
-		// The tools of other groups have nothing to do with it.
-		ix.log.Error("some tools cannot be served", slog.Any("tools", g.config.Tools), slog.String("error", err.Error()))
+		// Tools of other groups are not affected.
+		ix.log.Error("some tools of the index cannot be served", slog.Any("tools", g.config.Tools), slog.String("error", err.Error()))
 		for _, name := range g.config.Tools {
 			ix.unavailable = append(ix.unavailable, Unavailable{Name: name, Reason: err.Error()})
 		}
@@ -343,7 +340,7 @@ func (ix *Index) openGroup(ctx context.Context, g *group) error {
 	ix.unavailable = append(ix.unavailable, unavailable...)
 	why := g.ForkUnsafe()
 	if why != "" {
-		ix.log.Warn("the index cannot be forked, each worker imports it anew", slog.String("reason", why))
+		ix.log.Warn("the index's tools cannot be forked: each worker imports them again", slog.String("reason", why))
 	}
 	for i := range tools {
 		t := &served{
@@ -369,9 +366,9 @@ func (ix *Index) quarantine(name string) *pool.Quarantine {
 		Tool: name, CrashLimit: o.CrashLimit, Window: o.CrashWindow, TrialEvery: o.TrialEvery,
 		Changed: func(reason string) {
 			if reason == "" {
-				ix.log.Info("a tool's quarantine has ended", slog.String("tool", name))
+				ix.log.Info("quarantine of a tool has ended", slog.String("tool", name))
 			} else {
-				ix.log.Warn("a tool is in quarantine", slog.String("tool", name), slog.String("reason", reason))
+				ix.log.Warn("quarantine of a tool has begun", slog.String("tool", name), slog.String("reason", reason))
 			}
 			if ix.spec.Quarantined != nil {
 				ix.spec.Quarantined(name, reason)
@@ -380,8 +377,8 @@ func (ix *Index) quarantine(name string) *pool.Quarantine {
 	})
 }
 
-// pool finds the pool that runs a tool's calls in an isolation, or makes it. A
-// session's come from sessionPool.
+// pool finds or makes the pool for a tool's calls in an isolation. Those of sessions come from
+// sessionPool.
 func (ix *Index) pool(t *served, isolation toolmesh.Isolation) (*pool.Pool, *toolmesh.Error) {
 	key := poolKey{groupKey: t.group.key, async: t.Kind.Async(), isolation: isolation, limits: t.policy.Limits}
 	if isolation == toolmesh.IsolationFresh {
@@ -408,7 +405,7 @@ func (ix *Index) poolOf(g *group, key poolKey) (*pool.Pool, *toolmesh.Error) {
 	return p, nil
 }
 
-// poolConfig is how the pool of a key is run.
+// poolConfig is the configuration of the pool of a key.
 func (ix *Index) poolConfig(key poolKey) pool.Config {
 	o := ix.x.opts
 	cfg := pool.Config{
@@ -426,7 +423,7 @@ func (ix *Index) poolConfig(key poolKey) pool.Config {
 		cfg.MaxCalls = cfg.MaxWorkers
 	}
 	if key.isolation == toolmesh.IsolationFork {
-		cfg.Spares = 1 // a fork is cheap, yet not as cheap as none
+		cfg.Spares = 1 // a ready worker is still faster than a fork
 	}
 	if key.suspect != "" {
 		cfg.MinIdle = 0
@@ -434,14 +431,14 @@ func (ix *Index) poolConfig(key poolKey) pool.Config {
 	return cfg
 }
 
-// everyPool are the pools of this moment.
+// everyPool are the current pools.
 func (ix *Index) everyPool() map[poolKey]*pool.Pool {
 	ix.poolsMu.Lock()
 	defer ix.poolsMu.Unlock()
 	return maps.Clone(ix.pools)
 }
 
-// maintain ends workers that sessions left idle.
+// maintain ends idle workers of sessions.
 func (ix *Index) maintain() {
 	ticks := time.Tick(max(ix.x.opts.IdleAfter/4, time.Millisecond))
 	for {
@@ -454,18 +451,16 @@ func (ix *Index) maintain() {
 	}
 }
 
-// Tools are what the index serves, in the order of their names. The caller must not change
-// them.
+// Tools are the served tools, ordered by name. The caller must not change them.
 func (ix *Index) Tools() []Tool { return ix.tools }
 
-// Unavailable are the declared tools that are not served, and why.
+// Unavailable are the declared tools that are not served, with reasons.
 func (ix *Index) Unavailable() []Unavailable { return ix.unavailable }
 
-// Call runs a tool and returns its result's JSON; nil for a stream, whose items
-// go to the sink. When ctx ends the work is stopped: Call returns only when it
-// has, which takes at most the grace and a moment. Every error is a
-// [*toolmesh.Error] that says whether the tool's code had begun, except what
-// [Sink.Item] returned.
+// Call runs a tool and returns its result as JSON; nil for a stream, whose items go to the sink.
+// When ctx ends the call is stopped: Call returns only after that, which takes at most the grace
+// and a moment. Every error is a [*toolmesh.Error] that tells whether the tool's code had begun,
+// except errors of [Sink.Item].
 func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessage, error) {
 	t := ix.byName[call.Tool]
 	if t == nil {
@@ -495,8 +490,8 @@ func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessag
 	defer func() { t.quarantine.Leave(trial, verdict) }()
 	body, verdict, err := ix.attempt(ctx, t, call, sink)
 	if e := diedBefore(err); e != nil {
-		// A worker that ended before it took up the call costs the call nothing. If two
-		// ended so, the call is what ends them, and must not be tried again.
+		// A worker that ended before the call began costs the call nothing. If a second one does, the
+		// call itself ends them, and must not be retried.
 		body, verdict, err = ix.attempt(ctx, t, call, sink)
 		if e := diedBefore(err); e != nil {
 			return nil, e.WithRetryable(false).WithDetail("workers", 2)
@@ -508,7 +503,7 @@ func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessag
 	return body, err
 }
 
-// diedBefore is err if it is that of a worker that ended before the call began.
+// diedBefore is err if a worker ended before the call began; else nil.
 func diedBefore(err error) *toolmesh.Error {
 	if e, ok := err.(*toolmesh.Error); ok && e.Code == toolmesh.CodeWorkerCrashed && e.Started == toolmesh.StartedNo { //nolint:errorlint // our own, unwrapped
 		return e
@@ -543,7 +538,7 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.
 		p = apart
 	}
 	if t.policy.Isolation.Tighter(call.Isolation) == toolmesh.IsolationFresh {
-		slot = 0 // its workers import nothing else
+		slot = 0 // its workers import this tool only
 	}
 	call.Slot, call.Sink = slot, sink
 	return p.Call(ctx, call)
@@ -564,9 +559,8 @@ func (ix *Index) leave() {
 	}
 }
 
-// Close refuses new calls, waits for those in flight until ctx ends, and then
-// ends every process of the index. It returns when none is left, with ctx's
-// error if calls were cut off.
+// Close refuses new calls, waits for running ones until ctx ends, and then ends every process of
+// the index. It returns after their end, with ctx's error if calls were cut off.
 func (ix *Index) Close(ctx context.Context) error {
 	ix.closing.Store(true)
 	if ix.inFlight.Load() == 0 {
@@ -599,7 +593,7 @@ func (ix *Index) Close(ctx context.Context) error {
 	return cut
 }
 
-// Stats is a moment's view.
+// Stats returns a snapshot.
 func (ix *Index) Stats() Stats {
 	var s Stats
 	for _, p := range ix.everyPool() {

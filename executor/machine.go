@@ -12,14 +12,13 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// What this machine gives: sandbox levels and control groups.
+// Capabilities of this machine: sandbox levels and control groups.
 
 // scratch is the folder, below the executor's, of the temporary files of confined processes.
 const scratch = "tmp"
 
-// Sandbox is the level that tools run in which demand none, and why it is not
-// the one of [Options.Sandbox], or why [Options.Users] does not hold. The first
-// call tests the machine.
+// Sandbox is the level of tools that demand none, and why it is not that of [Options.Sandbox], or
+// why [Options.Users] has no effect. The first call tests the machine.
 func (x *Executor) Sandbox() (effective tool.Sandbox, reasons []string) {
 	effective, reasons = x.spawner.Survey().Effective(x.opts.Sandbox)
 	why := x.asRoot
@@ -45,9 +44,8 @@ func (x *Executor) Sandbox() (effective tool.Sandbox, reasons []string) {
 	return effective, reasons
 }
 
-// passage lets the users of indexes pass through the agent's folder to what they need,
-// and keeps the rest of it from them, where nothing can be mounted. It says why they
-// cannot have it.
+// passage lets the users of indexes pass through the agent's folder to their own folders, and
+// closes the rest to them, where mounting is impossible. It returns the reason if it fails.
 func (x *Executor) passage() string {
 	for folder := filepath.Dir(x.sealed); ; folder = filepath.Dir(folder) {
 		info, err := os.Stat(folder)
@@ -93,14 +91,14 @@ func (x *Executor) strict() tool.Sandbox {
 	return x.spawner.Survey().Held(tool.SandboxStrict)
 }
 
-// Users of processes, as [Executor.RunsAs] has them.
+// Users of processes, as returned by [Executor.RunsAs].
 const (
-	UserOwn   = "own"   // each index has one of its own
-	UserAgent = "agent" // that of this process
+	UserOwn   = "own"   // each index has its own
+	UserAgent = "agent" // the user of this process
 )
 
-// RunsAs is the user of processes of an index that demands no sandbox level, and the level
-// that they get: [UserOwn], [UserAgent], or a name or number that [Options.Users] has.
+// RunsAs is the user of processes of an index without a sandbox level, and their effective level.
+// The user is [UserOwn], [UserAgent], or the name or number in [Options.Users].
 func (x *Executor) RunsAs() (user string, level tool.Sandbox) {
 	level, _ = x.Sandbox()
 	switch {
@@ -112,39 +110,36 @@ func (x *Executor) RunsAs() (user string, level tool.Sandbox) {
 	return x.opts.Users, level
 }
 
-// hasUsers reports whether processes that ask for a sandbox level run as another user.
+// hasUsers reports whether processes with a sandbox level run as another user.
 func (x *Executor) hasUsers(asked tool.Sandbox) bool {
 	if x.users == nil || !asked.AtLeast(tool.SandboxGuard) {
 		return false
 	}
-	x.spawner.Survey() // has found out the level
+	x.spawner.Survey() // determines the level
 	level := x.spawner.Level()
 	return !(level == sandbox.LevelUser && !x.mapped || level == sandbox.LevelReaper && x.openUp() != "")
 }
 
-// Lacks says why a tool that demands a sandbox level cannot be served; empty
-// when it can. The first call tests the machine.
+// Lacks returns why a tool that demands a sandbox level cannot be served; empty if it can. The
+// first call tests the machine.
 func (x *Executor) Lacks(level tool.Sandbox) string { return x.spawner.Survey().Lacks(level) }
 
-// leastMemory is the least share of a machine's memory: less is not enough for what
-// tools commonly import.
+// leastMemory is the minimum of MemoryShare: less is not enough for common imports of
+// tools.
 const leastMemory = 256e6
 
-// MemoryShare is so many percent of the memory that this process has to itself: the
-// machine's, or what its control group has of that. It is at least 256 MB, in whole
-// megabytes.
+// MemoryShare is a percentage of the memory that this process can have: the machine's, or its
+// control group's limit. It is at least 256 MB, in whole megabytes.
 func MemoryShare(percent int) tool.Size {
 	share := cgroup.Memory() / 100 * int64(percent)
 	return tool.Size(max(share/1e6*1e6, leastMemory))
 }
 
-// Limits are those of calls in effect where tools declare none, and the most that
-// they may declare.
+// Limits are those of calls whose tools declare none, and the highest that tools may declare.
 func (x *Executor) Limits() (standard, most tool.Limits) { return x.opts.Limits, x.opts.MaxLimits }
 
-// MemoryGuard says what stands behind the memory limits of tools on this
-// machine: "cgroup v2", "cgroup v1", or "watchdog" where no control groups may be
-// made.
+// MemoryGuard names what enforces memory limits on this machine: "cgroup v2", "cgroup v1", or
+// "watchdog" where no control groups can be made.
 func (x *Executor) MemoryGuard() string {
 	if kind := x.groups.Kind(); kind != "" {
 		return string(kind)

@@ -15,14 +15,14 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Path is a folder of this machine that an index's processes are to have, whatever user
-// owns it, to read or also to write. It may begin with ~/ for their home.
+// Path is a folder of this machine for an index's processes, whichever user owns it, to read or
+// also to write. It may begin with ~/ for their home.
 type Path struct {
 	Path  string
 	Write bool
 }
 
-// Given are folders that [Executor.Paths] has found.
+// Given are folders found by [Executor.Paths].
 type Given struct{ paths []sandbox.Path }
 
 func (g *Given) add(path string, write bool) {
@@ -30,7 +30,7 @@ func (g *Given) add(path string, write bool) {
 	g.paths = append(g.paths, sandbox.Path{Path: path, Access: access})
 }
 
-// seen are the folders below the agent's that only processes of this index see: their source, their environment, and the home of their user.
+// seen are the folders below the agent's that only this index's processes see: their source, their environment, and their user's home.
 func (x *Executor) seen(source string, env *Env, user sandbox.User) (seen []sandbox.Path) {
 	for _, p := range []sandbox.Path{{Path: source, Access: sandbox.AccessSee}, {Path: env.Dir, Access: sandbox.AccessSee}, {Path: user.Home, Access: sandbox.AccessOwn}} {
 		if real, err := filepath.EvalSymlinks(p.Path); err == nil && real != x.sealed && within(real, x.sealed) {
@@ -40,17 +40,16 @@ func (x *Executor) seen(source string, env *Env, user sandbox.User) (seen []sand
 	return seen
 }
 
-// systems are the first parts of paths that an index does not get by asking: what the
-// system, its services and people have there is not for the author of an index.
+// systems are first parts of paths that an index cannot ask for: files of the system, its
+// services and its users.
 var systems = []string{
 	"bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "usr", "var",
 }
 
-// Paths finds the folders of an account's index, as absolute paths without symbolic
-// links, which a tool could make that writes one of its folders and wants another:
-// those that its installer gives, and those that the index asks for, as far as that is
-// enough. The notes are about the latter, for people. The error, of what is given, is
-// install_failed.
+// Paths finds the folders of an account's index, as absolute paths without symbolic links, with
+// which a tool that can write one folder could redirect another. given are from its installer,
+// asked from the index itself, as far as it may have them; notes for people are about the latter.
+// The error, about given folders, is install_failed.
 func (x *Executor) Paths(account string, given, asked []Path) (paths Given, notes []string, err error) {
 	user, _, err := x.user(account, x.opts.Sandbox)
 	if err != nil {
@@ -90,8 +89,8 @@ func (x *Executor) Paths(account string, given, asked []Path) (paths Given, note
 	return paths, notes, nil
 }
 
-// Reserve keeps a folder of an account's files from all other users, processes of other
-// accounts among them, whatever its files let them do.
+// Reserve closes a folder of an account's files to all other users, also to processes of other
+// accounts, whatever the modes of its files.
 func (x *Executor) Reserve(account, folder string) error {
 	user, _, err := x.user(account, tool.SandboxGuard)
 	mode := os.FileMode(0o700)
@@ -108,15 +107,15 @@ func (x *Executor) Reserve(account, folder string) error {
 	return nil
 }
 
-// hidden refuses a hidden folder in a home whose owner has not given it.
+// hidden refuses a hidden folder in a home that its owner has not given.
 func hidden(user sandbox.User, path string) error {
 	if user.ID == 0 && strings.Contains(filepath.Clean(path), "/.") {
-		return errors.New("it is hidden")
+		return errors.New("it is hidden (a part of the path begins with a dot)")
 	}
 	return nil
 }
 
-// find looks for a folder. One to write below the home is made if need be.
+// find looks up a folder. A writable one below the home is made if missing.
 func (x *Executor) find(user sandbox.User, p Path) (string, error) {
 	path, home := p.Path, user.Home
 	if below, ok := strings.CutPrefix(path, "~/"); ok {
@@ -135,30 +134,30 @@ func (x *Executor) find(user sandbox.User, p Path) (string, error) {
 	}
 	found, err := filepath.EvalSymlinks(path)
 	if err != nil {
-		return "", errors.New("there is no such folder on this node: make it, or name another")
+		return "", errors.New("no such folder exists on this node: create it, or name another")
 	}
 	if found != filepath.Clean(path) {
-		return "", fmt.Errorf("a link leads to it: name it by its own path, which is %s now", found)
+		return "", fmt.Errorf("it is reached through a symbolic link: use its own path, which is %s now", found)
 	}
 	if info, err := os.Stat(found); err != nil || !info.IsDir() {
-		return "", errors.New("it is no folder")
+		return "", errors.New("it is not a folder")
 	}
 	if user.Home != "" && within(found, user.Home) {
 		return found, nil
 	}
 	if info, err := os.Stat(found); user.ID != 0 && x.spawner.Level() == sandbox.LevelReaper && (err != nil || info.Mode()&7 != 7 && (p.Write || info.Mode()&5 != 5)) {
-		return "", errors.New("other users may not use it, and nothing can be mounted here: chmod o+rwx it")
+		return "", errors.New("its mode excludes other users, and this machine cannot mount it for them: chmod o+rwx it")
 	}
 	if within(found, x.sealed) || within(x.sealed, found) {
-		return "", errors.New("the agent's own files are there")
+		return "", errors.New("it contains the agent's own files")
 	}
 	return found, nil
 }
 
-// home is the home of processes that have no user of their own.
+// home is the home of processes without a user of their own.
 func (x *Executor) home() string { return cmp.Or(x.variable("HOME"), "/") }
 
-// variable is the value of one of Options.Environ.
+// variable is the value of a variable of Options.Environ.
 func (x *Executor) variable(name string) string {
 	i := slices.IndexFunc(x.opts.Environ, func(line string) bool { return strings.HasPrefix(line, name+"=") })
 	if i < 0 {
@@ -167,7 +166,7 @@ func (x *Executor) variable(name string) string {
 	return x.opts.Environ[i][len(name)+1:]
 }
 
-// enough says why an index does not get a folder by asking; nil if it does.
+// enough returns why an index does not get a folder that it asks for; nil if it does.
 func (x *Executor) enough(user sandbox.User, path string) error {
 	home := x.home()
 	switch first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/"); {
@@ -176,14 +175,14 @@ func (x *Executor) enough(user sandbox.User, path string) error {
 	case user.ID == 0 && path != home && within(path, home):
 		return hidden(user, strings.TrimPrefix(path, home))
 	case first == "", within(path, home), slices.Contains(systems, first) && !within(path, "/var/tmp") && !within(path, "/dev/shm"):
-		return errors.New("it is the system's, or somebody's home")
+		return errors.New("it belongs to the system, or is a user's home")
 	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok && int(stat.Uid) != os.Geteuid() && int(stat.Uid) != user.ID {
-		return errors.New("it is another user's")
+		return errors.New("it belongs to another user")
 	}
 	return nil
 }

@@ -7,22 +7,22 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Policy says how one tool is run. The zero value is the default of each field.
+// Policy configures one tool. The zero value has the default of each field.
 type Policy struct {
-	// Isolation says which process runs a call. A call may ask for a tighter one,
-	// never for a looser one. Defaults to warm.
+	// Isolation decides which process runs a call. A call may tighten it, but not loosen it.
+	// Defaults to warm.
 	Isolation toolmesh.Isolation
-	// Affinity says what isolation session does while the session's worker is busy.
-	// Tools that differ in it share no worker. Defaults to strict-queue.
+	// Affinity decides about calls of isolation session while the session's worker is busy.
+	// Tools with different ones share no worker. Defaults to strict-queue.
 	Affinity tool.Affinity
-	// Sandbox says what the tool's processes may touch, its import included.
-	// A tool whose level the machine does not give is unavailable. Defaults to
-	// the executor's level, as far as the machine gives it.
+	// Sandbox is the level of the tool's processes, including its import. The tool is
+	// unavailable if the machine lacks it. Defaults to the executor's level, as far as the
+	// machine has it.
 	Sandbox tool.Sandbox
-	// Limits bound one call. Zero fields mean those of the executor.
+	// Limits are of one call. Zero fields mean those of the executor.
 	Limits tool.Limits
-	// Vars are environment variables that this tool's processes see beside those
-	// of [Spec.Vars]. Tools with other variables never share a process with it.
+	// Vars are environment variables of this tool's processes in addition to [Spec.Vars].
+	// Tools with other variables never share a process with it.
 	Vars map[string]string
 }
 
@@ -44,14 +44,14 @@ func (p Policy) check() error {
 	return err
 }
 
-// groupKey is what all processes of a group have in common from their start:
-// tools that differ in it never share a process, not even while they are imported.
+// groupKey is shared by all processes of a group: tools with different ones never share a
+// process, not even during import.
 type groupKey struct {
 	sandbox tool.Sandbox
 	env     string // all variables
 }
 
-// poolKey is what all calls of a pool have in common.
+// poolKey is shared by all calls of a pool.
 type poolKey struct {
 	groupKey
 	async     bool
@@ -61,6 +61,6 @@ type poolKey struct {
 	epoch     string
 	home      string
 	affinity  tool.Affinity
-	tool      string // of isolation fresh: its workers import nothing else
-	suspect   string // the one tool whose calls run there, because it may have crashed others
+	tool      string // for isolation fresh: its workers import this tool only
+	suspect   string // the only tool of the pool, because it may have crashed others
 }

@@ -16,29 +16,29 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// sessionPool is a pool that belongs to one session, and has at most one worker for
-// its plain functions and one for its coroutines at a time.
+// sessionPool is a pool of one session, which has at most one worker for its plain functions and
+// one for its coroutines at a time.
 type sessionPool struct {
 	pool *pool.Pool
 	key  poolKey
 
 	// Guarded by sessionPools.mu.
-	calls int // under way: none of them must lose the worker
+	calls int // in progress: the worker stays while there are any
 	used  time.Time
 }
 
-// sessionPools are those of the sessions that have workers of an index.
+// sessionPools are the pools of an index's sessions.
 type sessionPools struct {
 	mu sync.Mutex
 	by map[poolKey]*sessionPool
-	// taken remembers whose worker was given to others, until they come back or
-	// it would have been ended anyway: they are told that their state is gone.
+	// taken has the sessions whose worker was given to others, until they return or it would have
+	// been ended anyway: they get an error that their state was lost.
 	taken map[poolKey]*sessionPool
 }
 
-// sessionPool finds the pool of a call's session, or makes it. release must be called
-// when the call has ended. An error says that there are as many as there may be, or
-// that the session's was given to another.
+// sessionPool finds or makes the pool of a call's session. release must be called when the call
+// has ended. It fails at the maximum of pools, or if the session's worker was given to another
+// session.
 func (ix *Index) sessionPool(t *served, call Call) (p *pool.Pool, release func(), _ *toolmesh.Error) {
 	key := poolKey{
 		groupKey: t.group.key, async: t.Kind.Async(), isolation: toolmesh.IsolationSession, limits: t.policy.Limits,
@@ -73,7 +73,7 @@ func (ix *Index) sessionPool(t *served, call Call) (p *pool.Pool, release func()
 	}, nil
 }
 
-// evict ends the session's pool that has been idle for longest, if one may be ended.
+// evict ends the session's pool that has been idle for longest, if there is one.
 // sessionPools.mu is held.
 func (ix *Index) evict() bool {
 	var oldest *sessionPool
@@ -89,11 +89,11 @@ func (ix *Index) evict() bool {
 		ix.sessions.taken[oldest.key] = oldest
 	}
 	ix.endSessionPool(oldest)
-	ix.log.Info("a session's worker is given to another session", slog.String("session", oldest.key.session))
+	ix.log.Info("worker of an idle session was given to another session", slog.String("session", oldest.key.session))
 	return true
 }
 
-// endSessionPool takes a session's pool out of service. Its workers end with their
+// endSessionPool takes a session's pool out of service. Its workers end after their
 // calls. sessionPools.mu is held.
 func (ix *Index) endSessionPool(own *sessionPool) {
 	delete(ix.sessions.by, own.key)
@@ -106,7 +106,7 @@ func (ix *Index) endSessionPool(own *sessionPool) {
 	own.pool.End()
 }
 
-// expireSessions ends the sessions' pools that were idle for too long.
+// expireSessions ends the pools of sessions that were idle for too long.
 func (ix *Index) expireSessions() {
 	ix.sessions.mu.Lock()
 	defer ix.sessions.mu.Unlock()
@@ -118,10 +118,10 @@ func (ix *Index) expireSessions() {
 	maps.DeleteFunc(ix.sessions.taken, func(_ poolKey, lost *sessionPool) bool { return time.Since(lost.used) >= ix.x.opts.SessionIdle })
 }
 
-// Session is one that has workers of its own. Epoch is empty if it was not created.
+// Session is one with workers of its own. Epoch is empty if it was not created.
 type Session struct{ Name, Epoch string }
 
-// Sessions are those that have workers of their own at the moment.
+// Sessions are those that have workers of their own now.
 func (ix *Index) Sessions() []Session {
 	ix.sessions.mu.Lock()
 	defer ix.sessions.mu.Unlock()
@@ -134,9 +134,9 @@ func (ix *Index) Sessions() []Session {
 	})
 }
 
-// EndSession ends the workers that are leased to that epoch of a session, and
-// the calls that they run. It returns when they are gone, or with ctx's error
-// before. A call that the session makes later gets a new worker.
+// EndSession ends the workers leased to that epoch of a session, and their calls. It returns
+// after their end, or with ctx's error before. A later call of the session gets a new
+// worker.
 func (ix *Index) EndSession(ctx context.Context, name, epoch string) error {
 	var ended []*pool.Pool
 	ix.sessions.mu.Lock()

@@ -107,6 +107,9 @@ type Lease struct {
 // goroutine renews the lease until [Lease.Release]. A nil logger discards.
 func Acquire(ctx context.Context, c Conn, record NodeRecord, log *slog.Logger) (*Lease, error) {
 	b := bus.Of(c)
+	if err := b.Check(); err != nil {
+		return nil, err
+	}
 	token, err := subjects.NodeKey(record.Node)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "node %q: %w", record.Node, err)

@@ -91,8 +91,16 @@ type Standby struct {
 
 // New begins to stand by. conn and view must outlive it. Its errors name node. more are further
 // sources of calls that wait in this process; they are published with its own.
-func New(conn registry.Conn, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) *Standby {
-	b, o := bus.Of(conn), *cmp.Or(opts, &Options{})
+func New(conn registry.Conn, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) (*Standby, error) {
+	b := bus.Of(conn)
+	if err := b.Check(); err != nil {
+		return nil, err
+	}
+	if view == nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no view of the registry: open one").
+			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	o := *cmp.Or(opts, &Options{})
 	o.Calls, o.Timeout = cmp.Or(o.Calls, DefaultCalls), cmp.Or(o.Timeout, DefaultTimeout)
 	s := &Standby{
 		bus: b, view: view, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), node: node,
@@ -108,7 +116,7 @@ func New(conn registry.Conn, view *registry.View, node subjects.NodeID, opts *Op
 		defer forget()
 		s.loop(news)
 	})
-	return s
+	return s, nil
 }
 
 // Stop answers the calls that wait, so that they are sent again elsewhere, and waits until ctx

@@ -1,11 +1,9 @@
-// Package cgroup keeps processes within an amount of memory, and within a number, by
-// the kernel's own accounting, where the machine lets this process make control groups
-// of its own. A [Tree] is the place below this process's group; a [Group] holds one
-// worker with all that it starts. Version 2 is used where it has the memory controller,
-// else version 1.
+// Package cgroup limits the memory and the number of processes by the kernel's accounting,
+// where this process may make control groups. A [Tree] is the place below this process's group;
+// a [Group] holds one worker with all its processes. Version 2 is used where it has the memory
+// controller, else version 1.
 //
-// The package must never touch a group that it did not make, but for what turns
-// the controllers on below the process's own; never move a process that is
-// not this one or given to it by name; and never fail anybody's start: where no
-// groups are to be had, [Tree.Why] says so and nothing else is different.
+// The package touches only groups that it made, except to turn controllers on below the
+// process's own group. It moves only this process and those passed to it. It never fails a
+// start: without groups, [Tree.Why] is the reason and everything else works.
 package cgroup

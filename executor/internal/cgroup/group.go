@@ -13,21 +13,20 @@ import (
 	"time"
 )
 
-// Group is one control group: the processes that were added, and all that they
-// start. Safe for concurrent use. Of nil, which bounds nothing, Kills, Refused and Close may
-// be asked.
+// Group is one control group: the processes that were added, and all that they start. Safe for
+// concurrent use. Kills, Refused and Close work on nil, which limits nothing.
 type Group struct {
 	tree *Tree
 	kind Kind
 	dir  string
-	// tasks is the folder that bounds processes: dir, or with version 1 one of another
-	// hierarchy; empty where nothing does.
+	// tasks is the folder that limits processes: dir, or with version 1 one of another
+	// hierarchy; empty without that controller.
 	tasks string
 
 	closing sync.Once
 }
 
-// files are the names of the kernel's files in a group that bounds memory.
+// files are the names of the kernel's files in a group that limits memory.
 type files struct{ limit, usage, peak, events string }
 
 var filesOf = map[Kind]files{
@@ -42,16 +41,16 @@ func (g *Group) make() error {
 		if errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		return fmt.Errorf("no group can be made in %s: %w", filepath.Dir(g.dir), cause(err))
+		return fmt.Errorf("make a control group in %s: %w", filepath.Dir(g.dir), cause(err))
 	}
 	var err error
 	if g.kind == V2 {
-		// Without the first one of the processes would be killed, without the
-		// second all go to the swap space first. Old kernels lack the first,
-		// machines without swap the second.
+		// Without the first one of the processes would be killed alone, without the second
+		// everything would be swapped first. Old kernels lack the first, machines without swap
+		// the second.
 		err = errors.Join(g.option("memory.oom.group", "1"), g.option("memory.swap.max", "0"))
 	} else {
-		err = g.option("memory.oom_control", "0") // a parent's choice may have been to wait for ever
+		err = g.option("memory.oom_control", "0") // a parent may have set it to wait for ever
 	}
 	if err == nil {
 		_, err = g.kills()
@@ -66,7 +65,7 @@ func (g *Group) make() error {
 		for _, dir := range g.dirs() {
 			_ = k.rmdir(dir)
 		}
-		return fmt.Errorf("a group cannot be set up: %w", err)
+		return fmt.Errorf("set up a control group: %w", err)
 	}
 	return nil
 }
@@ -81,7 +80,7 @@ func (g *Group) dirs() []string {
 
 func (g *Group) file(name string) string { return filepath.Join(g.dir, name) }
 
-// option writes a file that a kernel may not have.
+// option writes a file that some kernels lack.
 func (g *Group) option(name, value string) error {
 	err := g.tree.kernel.write(g.file(name), value)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EOPNOTSUPP) {
@@ -90,29 +89,29 @@ func (g *Group) option(name, value string) error {
 	return err
 }
 
-// Add moves a process into the group, with all that it starts from now on; its
-// children so far stay where they are. A process that has ended is no error.
+// Add moves a process, and all that it starts from now on, into the group; its existing
+// children stay. A process that has ended is not an error.
 func (g *Group) Add(pid int) error {
-	if pid <= 1 { // 0 would be ourselves
-		return fmt.Errorf("there is no process %d to move into a group", pid)
+	if pid <= 1 { // 0 would be this process
+		return fmt.Errorf("process %d cannot be moved into a control group: invalid id", pid)
 	}
 	for _, dir := range g.dirs() {
 		err := g.tree.kernel.write(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid))
 		if err != nil && !errors.Is(err, syscall.ESRCH) {
-			return fmt.Errorf("process %d cannot be moved into a group: %w", pid, cause(err))
+			return fmt.Errorf("move process %d into a control group: %w", pid, cause(err))
 		}
 	}
 	return nil
 }
 
-// LimitTasks bounds the processes and threads of the group: the kernel refuses to
-// start more. It does nothing where the kernel cannot.
+// LimitTasks limits the processes and threads of the group: the kernel refuses to
+// start more. It does nothing without that controller.
 func (g *Group) LimitTasks(n int) error {
 	if g.tasks == "" || n == 0 {
 		return nil
 	}
 	if err := g.tree.kernel.write(filepath.Join(g.tasks, "pids.max"), strconv.Itoa(n)); err != nil {
-		return fmt.Errorf("the processes of a group cannot be bounded: %w", cause(err))
+		return fmt.Errorf("limit the processes of a control group: %w", cause(err))
 	}
 	return nil
 }
@@ -126,9 +125,9 @@ func (g *Group) Refused() int {
 	return n
 }
 
-// Limit bounds the memory that is charged to the group, in bytes: pages that its processes
-// touched first, with those of files in memory and those that the kernel holds on their
-// behalf. Pages that a process had before it was added are not charged.
+// Limit limits the memory charged to the group, in bytes: pages that its processes touched
+// first, including files in memory and the kernel's own pages for them. Pages that a process had
+// before it was added are not charged.
 func (g *Group) Limit(bytes int64) error {
 	text := strconv.FormatInt(bytes, 10)
 	err := g.tree.kernel.write(g.file(filesOf[g.kind].limit), text)
@@ -136,16 +135,16 @@ func (g *Group) Limit(bytes int64) error {
 		err = g.option("memory.memsw.limit_in_bytes", text)
 	}
 	if err != nil {
-		return fmt.Errorf("the memory of a group cannot be bounded: %w", cause(err))
+		return fmt.Errorf("limit the memory of a control group: %w", cause(err))
 	}
 	return nil
 }
 
-// Usage is the memory that is charged to the group now, in bytes.
+// Usage is the memory charged to the group now, in bytes.
 func (g *Group) Usage() (int64, error) { return g.number(filesOf[g.kind].usage) }
 
-// Peak is the most memory that was ever charged to the group, in bytes; 0 where the kernel
-// does not tell.
+// Peak is the highest memory that was charged to the group, in bytes; 0 where the kernel does
+// not tell.
 func (g *Group) Peak() int64 {
 	n, _ := g.number(filesOf[g.kind].peak)
 	return n
@@ -154,12 +153,12 @@ func (g *Group) Peak() int64 {
 func (g *Group) number(name string) (int64, error) {
 	text, err := g.tree.kernel.read(g.file(name))
 	if err != nil {
-		return 0, fmt.Errorf("the memory of a group is not known: %w", cause(err))
+		return 0, fmt.Errorf("read the memory of a control group: %w", cause(err))
 	}
 	return strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 }
 
-// Kills is how many of its processes the kernel has killed for want of memory; 0 of a closed group.
+// Kills is how many of its processes the kernel has killed for lack of memory; 0 of a closed group.
 func (g *Group) Kills() int {
 	if g == nil {
 		return 0
@@ -170,12 +169,12 @@ func (g *Group) Kills() int {
 
 func (g *Group) kills() (int, error) { return g.counter(g.file(filesOf[g.kind].events), "oom_kill") }
 
-// Reached reports whether the group ran into its own limit, and not the machine,
-// or a group above it, out of memory.
+// Reached reports whether the group reached its own limit, and not that of the machine or
+// of a group above it.
 func (g *Group) Reached() bool {
 	if g.kind == V1 {
-		// Newer kernels count no failures here (memory.failcnt). What was refused may
-		// have been a page of the large kind, and what is handed out beforehand.
+		// Newer kernels do not count failures here (memory.failcnt). The refused page may have been
+		// a huge one, and the kernel charges in advance.
 		limit, err := g.number(filesOf[V1].limit)
 		peak := g.Peak()
 		return err == nil && peak > 0 && peak > limit-4<<20
@@ -184,7 +183,7 @@ func (g *Group) Reached() bool {
 	return n > 0
 }
 
-// counter reads one line of a file of names and numbers.
+// counter reads one line of a file with names and numbers.
 func (g *Group) counter(file, name string) (int, error) {
 	text, err := g.tree.kernel.read(file)
 	for line := range strings.Lines(text) {
@@ -195,8 +194,8 @@ func (g *Group) counter(file, name string) (int, error) {
 	return 0, cmp.Or(err, fmt.Errorf("the kernel does not count %s (%s)", name, filepath.Base(file)))
 }
 
-// Close removes the group in the background, and kills what still runs in it. It
-// may be called several times.
+// Close removes the group in the background and kills its processes. It may be called several
+// times.
 func (g *Group) Close() {
 	if g == nil {
 		return

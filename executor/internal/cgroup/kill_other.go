@@ -2,5 +2,5 @@
 
 package cgroup
 
-// kill is never needed: there are no control groups here.
+// kill is never called: this system has no control groups.
 func kill(int, func() bool) {}

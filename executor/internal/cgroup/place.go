@@ -23,13 +23,13 @@ type place struct {
 	dir  string
 }
 
-// places finds this process's own groups that concern a controller, version 2
-// before version 1, from the texts of /proc/self/mountinfo and /proc/self/cgroup.
+// places finds this process's own groups for a controller, version 2 before version 1, in the
+// texts of /proc/self/mountinfo and /proc/self/cgroup.
 func places(mounts, groups, controller string) []place {
 	var found []place
 	for _, m := range mountsOf(mounts) {
 		for line := range strings.Lines(groups) {
-			// number:controllers:path, where version 2 has number 0 and no controllers.
+			// number:controllers:path; version 2 has number 0 and no controllers.
 			number, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
 			controllers, path, ok := strings.Cut(rest, ":")
 			if !ok {
@@ -54,8 +54,8 @@ func places(mounts, groups, controller string) []place {
 	return found
 }
 
-// beneath is a group's path as it is seen below a mount's root; false when it is
-// not below it, as in a container that sees less than its own path says.
+// beneath is a group's path below a mount's root; false if it is not below it, as in a
+// container that sees less than its own path.
 func beneath(root, path string) (string, bool) {
 	if path == root {
 		return "", true
@@ -100,11 +100,11 @@ func mountsOf(text string) []mount {
 	return found
 }
 
-// unescape undoes what the kernel does to blanks and their like.
+// unescape undoes the kernel's escapes of white space and backslashes.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace
 
-// Memory is how many bytes of memory this process can have: those of the machine, or
-// less where a group that it is in is bounded. 0 where the system does not tell.
+// Memory is the memory in bytes that this process can have: that of the machine, or less if one
+// of its groups is limited. 0 where the system does not tell.
 func Memory() int64 { return memoryOf(system(), machineMemory()) }
 
 func memoryOf(k kernel, machine int64) int64 {
@@ -113,9 +113,9 @@ func memoryOf(k kernel, machine int64) int64 {
 	least := machine
 	for _, p := range places(mounts, own, "memory") {
 		for dir := p.dir; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
-			text, _ := k.read(filepath.Join(dir, filesOf[p.kind].limit)) // not everywhere in version 2
+			text, _ := k.read(filepath.Join(dir, filesOf[p.kind].limit)) // version 2 lacks it in the root
 			if bound, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64); err == nil {
-				least = min(least, bound) // else it is "max"
+				least = min(least, bound) // otherwise it is "max"
 			}
 		}
 	}

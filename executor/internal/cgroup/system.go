@@ -2,16 +2,14 @@ package cgroup
 
 import "os"
 
-// kernel has the operations of the kernel on the files of its control groups. Tests put
-// another one in its place.
+// kernel has the operations on the kernel's files of control groups. Tests replace it.
 type kernel struct {
 	pid   int
 	mkdir func(dir string) error
 	rmdir func(dir string) error
 	read  func(file string) (string, error)
 	write func(file, text string) error
-	// kill ends a process if still says, once no other can take its id, that it is
-	// the one that is meant.
+	// kill ends a process if still returns true once no other process can take its id.
 	kill func(pid int, still func() bool)
 }
 
@@ -19,7 +17,7 @@ func system() kernel {
 	return kernel{
 		pid:   os.Getpid(),
 		mkdir: func(dir string) error { return os.Mkdir(dir, 0o755) }, //nolint:gosec // as the kernel's own
-		rmdir: os.Remove,                                              // though it has files: the kernel's go with it
+		rmdir: os.Remove,                                              // its files are the kernel's and are removed with it
 		read: func(file string) (string, error) {
 			data, err := os.ReadFile(file)
 			return string(data), err
@@ -29,7 +27,7 @@ func system() kernel {
 	}
 }
 
-// write writes to a file that is there.
+// write writes to an existing file.
 func write(file, text string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {

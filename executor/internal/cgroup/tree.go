@@ -19,14 +19,14 @@ import (
 	"time"
 )
 
-// leaf is the group that this process moves to where version 2 allows no
-// processes beside groups of its own.
+// leaf is the group to which this process moves, as version 2 allows no processes next to groups
+// of its own.
 const leaf = "toolmesh-agent"
 
 // removeTimeout is how long killed processes of a group may take to end.
 const removeTimeout = 5 * time.Second
 
-// Tree is the place where groups are made. Safe for concurrent use.
+// Tree is the place for groups. Safe for concurrent use.
 type Tree struct {
 	log    *slog.Logger
 	kernel kernel
@@ -35,8 +35,8 @@ type Tree struct {
 
 	kind       Kind
 	controller string
-	dir        string // holds the groups
-	tasks      string // holds those that bound processes: dir with version 2; empty where none can
+	dir        string // parent of the groups
+	tasks      string // parent of those that limit processes: dir with version 2; empty without that controller
 	why        string
 	next       atomic.Uint64
 
@@ -46,20 +46,19 @@ type Tree struct {
 	wg     sync.WaitGroup // removals
 }
 
-// NameOf makes a name for a [Tree] from the name of its owner, which must be unique on the
+// NameOf derives a name for a [Tree] from its owner's name, which must be unique on the
 // machine.
 func NameOf(owner string) string {
 	digest := sha256.Sum256([]byte(owner))
 	return "toolmesh-" + hex.EncodeToString(digest[:8])
 }
 
-// Open finds out whether this process may make groups that bound memory, removes
-// what an earlier process left under the same name, and what still runs there,
-// and makes ready. The name must be the tree's alone; see [NameOf]. Where no groups
-// can be had, [Tree.Kind] is empty. Close the tree when every group is closed.
+// Open finds out whether this process may make groups that limit memory, and removes groups and
+// processes that an earlier process left under the same name. The name must be unique; see
+// [NameOf]. Without groups [Tree.Kind] is empty. Close the tree after every group is closed.
 //
-// record is a file that says where the groups are, for the process that comes after
-// one that was killed: it may start in another group.
+// record is a file with the place of the groups, for the process that follows a killed one: it
+// may start in another group.
 func Open(name, record string, log *slog.Logger) *Tree {
 	return open(name, record, log, system(), "memory")
 }
@@ -93,28 +92,27 @@ func open(name, record string, log *slog.Logger, k kernel, controller string) *T
 	return t
 }
 
-// Kind is the version in use; empty where no groups can be made.
+// Kind is the version in use; empty without groups.
 func (t *Tree) Kind() Kind { return t.kind }
 
-// Why is the reason why this process can make no groups; empty where it can.
+// Why is the reason why this process can make no groups; empty if it can.
 func (t *Tree) Why() string { return t.why }
 
-// errElsewhere says that another hierarchy has the controller.
-var errElsewhere = errors.New("the controller is not there")
+// errElsewhere: another hierarchy has the controller.
+var errElsewhere = errors.New("the controller is not in this hierarchy")
 
-// prepare finds out whether there may be groups below this process's own, and in
-// which folder.
+// prepare finds the folder for groups below this process's own, or why there can be none.
 func (t *Tree) prepare(p place) (string, error) {
 	own := p.dir
 	if p.kind == V2 {
 		if filepath.Base(own) == leaf {
-			own = filepath.Dir(own) // an executor of this process was here before
+			own = filepath.Dir(own) // an earlier executor of this process moved it
 		}
 		if err := t.enable(own, t.controller); err != nil {
 			return "", err
 		}
 	} else if text, err := t.kernel.read(filepath.Join(own, "memory.use_hierarchy")); err == nil && strings.TrimSpace(text) == "0" {
-		return "", fmt.Errorf("the group %s does not bound what is below it (memory.use_hierarchy)", own)
+		return "", fmt.Errorf("control group %s does not limit the groups below it (memory.use_hierarchy)", own)
 	}
 	dir := filepath.Join(own, t.name)
 	t.clear(dir)
@@ -126,8 +124,8 @@ func (t *Tree) prepare(p place) (string, error) {
 	return dir, err
 }
 
-// forTasks finds the folder of the groups that bound processes; empty where none can
-// be made, which is no reason to do without the others.
+// forTasks finds the folder of the groups that limit processes; empty if none can be made: the
+// memory limits still work then.
 func (t *Tree) forTasks(own []place) string {
 	if t.kind == V2 {
 		if t.kernel.write(filepath.Join(filepath.Dir(t.dir), "cgroup.subtree_control"), "+pids") != nil {
@@ -149,25 +147,24 @@ func (t *Tree) forTasks(own []place) string {
 	return ""
 }
 
-// folder makes the folder of the groups, if it is not there.
+// folder makes the folder of the groups if it is missing.
 func (t *Tree) folder(kind Kind, dir string) error {
 	if err := t.kernel.mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("no group can be made in %s: %w", filepath.Dir(dir), cause(err))
+		return fmt.Errorf("make a control group in %s: %w", filepath.Dir(dir), cause(err))
 	}
 	if kind == V2 {
 		if t.tasks != "" {
-			_ = t.kernel.write(filepath.Join(dir, "cgroup.subtree_control"), "+pids") // a group says if it failed
+			_ = t.kernel.write(filepath.Join(dir, "cgroup.subtree_control"), "+pids") // making a group reports the failure
 		}
 		if err := t.kernel.write(filepath.Join(dir, "cgroup.subtree_control"), "+"+t.controller); err != nil {
-			return fmt.Errorf("the %s controller cannot be turned on in %s: %w", t.controller, dir, cause(err))
+			return fmt.Errorf("turn on the %s controller in %s: %w", t.controller, dir, cause(err))
 		}
 	}
 	return nil
 }
 
-// enable turns a controller of version 2 on for groups below own. Where that
-// allows no processes in own itself, this process moves to a group beside them;
-// others are not moved.
+// enable turns a controller of version 2 on for groups below own. If own may then have no
+// processes itself, this process moves to a group below it; others are not moved.
 func (t *Tree) enable(own, controller string) error {
 	file := func(name string) string { return filepath.Join(own, name) }
 	has := func(name string) (bool, error) {
@@ -176,7 +173,7 @@ func (t *Tree) enable(own, controller string) error {
 	}
 	there, err := has("cgroup.controllers")
 	if err != nil {
-		return fmt.Errorf("the group %s cannot be read: %w", own, cause(err))
+		return fmt.Errorf("read control group %s: %w", own, cause(err))
 	}
 	if !there {
 		return errElsewhere
@@ -189,34 +186,34 @@ func (t *Tree) enable(own, controller string) error {
 		return nil
 	}
 	if !errors.Is(err, syscall.EBUSY) {
-		return fmt.Errorf("the group %s is not delegated to this process: %w", own, cause(err))
+		return fmt.Errorf("control group %s is not delegated to this process: %w", own, cause(err))
 	}
 	text, err := t.kernel.read(file("cgroup.procs"))
 	if err != nil {
-		return fmt.Errorf("the group %s cannot be read: %w", own, cause(err))
+		return fmt.Errorf("read control group %s: %w", own, cause(err))
 	}
 	self := strconv.Itoa(t.kernel.pid)
 	for _, pid := range strings.Fields(text) {
 		if pid != self {
-			return fmt.Errorf("other processes are in the group %s of this one: start it in one of its own (systemd: Delegate=yes)", own)
+			return fmt.Errorf("control group %s of this process has other processes: start this one in a group of its own (systemd: Delegate=yes)", own)
 		}
 	}
 	if err := t.kernel.mkdir(file(leaf)); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("no group can be made in %s: %w", own, cause(err))
+		return fmt.Errorf("make a control group in %s: %w", own, cause(err))
 	}
 	err = t.kernel.write(filepath.Join(own, leaf, "cgroup.procs"), self)
 	if err == nil {
 		if err = t.kernel.write(file("cgroup.subtree_control"), "+"+controller); err == nil {
-			t.log.Info("moved to a group of its own, to bound the memory of workers", slog.String("group", file(leaf)))
+			t.log.Info("this process moved to a control group of its own, to limit the memory of workers", slog.String("group", file(leaf)))
 			return nil
 		}
 		_ = t.kernel.write(file("cgroup.procs"), self)
 	}
 	_ = t.kernel.rmdir(file(leaf))
-	return fmt.Errorf("the %s controller cannot be turned on in %s: %w", controller, own, cause(err))
+	return fmt.Errorf("turn on the %s controller in %s: %w", controller, own, cause(err))
 }
 
-// try makes a group and bounds it, as if for a worker.
+// try makes a group and limits it, as for a worker.
 func (t *Tree) try(kind Kind, dir string) error {
 	g := &Group{tree: t, kind: kind, dir: filepath.Join(dir, "trial")}
 	if err := g.make(); err != nil {
@@ -226,8 +223,8 @@ func (t *Tree) try(kind Kind, dir string) error {
 	return g.Limit(1 << 30)
 }
 
-// ForLimits makes a group for a limit on memory, which is set later, or on processes and
-// threads; nil without a limit, or where no group can be made.
+// ForLimits makes a group for a memory limit, which is set later, or a limit on processes and
+// threads; nil without a limit, or if no group can be made.
 func (t *Tree) ForLimits(memory int64, tasks int) *Group {
 	if t == nil || t.kind == "" || memory == 0 && (tasks == 0 || t.tasks == "") {
 		return nil
@@ -239,18 +236,18 @@ func (t *Tree) ForLimits(memory int64, tasks int) *Group {
 		}
 	}
 	if err != nil {
-		t.log.Warn("a process gets no control group", slog.String("error", err.Error()))
+		t.log.Warn("process runs without a control group", slog.String("error", err.Error()))
 		return nil
 	}
 	return group
 }
 
-// New makes a group without a bound and without processes.
+// New makes a group without limits and processes.
 func (t *Tree) New() (*Group, error) {
 	if t.kind == "" {
-		return nil, errors.New("no groups are to be had")
+		return nil, errors.New("control groups are not available")
 	}
-	// Made with each group: most processes need none, one that is killed leaves nothing then, and others may tidy up.
+	// Made with each group, as most processes need none: a killed process leaves nothing then, and others may clean up.
 	if err := t.folder(t.kind, t.dir); err != nil {
 		return nil, err
 	}
@@ -267,7 +264,7 @@ func (t *Tree) New() (*Group, error) {
 		}
 		err := g.make()
 		if errors.Is(err, fs.ErrExist) {
-			continue // what could not be removed at the start
+			continue // left over, could not be removed at the start
 		}
 		if err != nil {
 			return nil, err
@@ -286,8 +283,7 @@ func (t *Tree) New() (*Group, error) {
 	}
 }
 
-// Close closes the groups that are open, waits until all are removed, and removes
-// the place that held them.
+// Close closes the open groups, waits until all are removed, and removes their parent.
 func (t *Tree) Close() {
 	t.mu.Lock()
 	t.closed = true
@@ -306,7 +302,7 @@ func (t *Tree) Close() {
 	}
 }
 
-// forget removes the groups that the record tells of.
+// forget removes the groups of the record.
 func (t *Tree) forget() {
 	text, err := os.ReadFile(t.record)
 	if err != nil {
@@ -322,11 +318,11 @@ func (t *Tree) forget() {
 
 func (t *Tree) remember() {
 	if err := os.WriteFile(t.record, []byte(t.dir+"\n"+t.tasks+"\n"), 0o600); err != nil {
-		t.log.Warn("the place of the control groups cannot be noted", slog.String("error", err.Error()))
+		t.log.Warn("place of the control groups could not be recorded: they stay if this process is killed", slog.String("error", err.Error()))
 	}
 }
 
-// clear removes a folder of groups, the groups in it, and what still runs there.
+// clear removes a folder of groups, the groups in it, and their processes.
 func (t *Tree) clear(dir string) {
 	if _, err := os.Stat(dir); err == nil {
 		end := time.Now().Add(removeTimeout)
@@ -335,7 +331,7 @@ func (t *Tree) clear(dir string) {
 	}
 }
 
-// below removes the groups in a group: what runs there may have made some.
+// below removes the groups in a group, which its processes may have made.
 func (t *Tree) below(dir string, end time.Time) {
 	entries, _ := os.ReadDir(dir)
 	for _, entry := range entries {
@@ -345,7 +341,7 @@ func (t *Tree) below(dir string, end time.Time) {
 	}
 }
 
-// remove removes a group and ends what still runs there, trying until end.
+// remove removes a group and kills its processes, trying until end.
 func (t *Tree) remove(dir string, end time.Time) {
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		err := t.kernel.rmdir(dir)
@@ -353,7 +349,7 @@ func (t *Tree) remove(dir string, end time.Time) {
 			return
 		}
 		if !errors.Is(err, syscall.EBUSY) || time.Now().After(end) {
-			t.log.Warn("a control group cannot be removed", slog.String("group", dir), slog.String("error", err.Error()))
+			t.log.Warn("control group could not be removed", slog.String("group", dir), slog.String("error", err.Error()))
 			return
 		}
 		t.empty(dir)
@@ -362,7 +358,7 @@ func (t *Tree) remove(dir string, end time.Time) {
 	}
 }
 
-// empty kills what runs in a group.
+// empty kills the processes of a group.
 func (t *Tree) empty(dir string) {
 	if t.kernel.write(filepath.Join(dir, "cgroup.kill"), "1") == nil {
 		return
@@ -374,7 +370,7 @@ func (t *Tree) empty(dir string) {
 	}
 	for _, text := range members() {
 		if pid, err := strconv.Atoi(text); err == nil && pid > 0 {
-			// Looked at again once we hold it: by then the id may be another's.
+			// Checked again once we hold the process: its id may have been reused.
 			t.kernel.kill(pid, func() bool { return slices.Contains(members(), text) })
 		}
 	}

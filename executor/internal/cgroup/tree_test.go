@@ -211,9 +211,9 @@ func TestNotToBeHad(t *testing.T) {
 		{"others are in the group", V2, func(f *fake) { f.join("/service", 12) }, "other processes"},
 		{"processes of another PID namespace are", V2, func(f *fake) { f.set("service/cgroup.procs", "0\n4711\n") }, "other processes"},
 		{"read only, version 2", V2, func(f *fake) { f.ro = true }, "not delegated"},
-		{"read only, version 1", V1, func(f *fake) { f.ro = true }, "no group can be made"},
+		{"read only, version 1", V1, func(f *fake) { f.ro = true }, "make a control group in"},
 		{"another user's", V1, func(f *fake) { f.alien = syscall.EACCES }, "permission denied"},
-		{"no more groups", V2, func(f *fake) { f.alien = syscall.EAGAIN }, "no group can be made"},
+		{"no more groups", V2, func(f *fake) { f.alien = syscall.EAGAIN }, "make a control group in"},
 		{"no memory controller", V2, func(f *fake) { f.set("service/cgroup.controllers", "cpu pids") }, "no control groups with a memory controller"},
 		{"groups that are not bounded by those above", V1, func(f *fake) { f.set("service/memory.use_hierarchy", "0") }, "use_hierarchy"},
 		{"nothing mounted", V2, func(f *fake) { f.proc["mountinfo"] = "" }, "are mounted"},
@@ -221,7 +221,7 @@ func TestNotToBeHad(t *testing.T) {
 		{"no such kernel", V2, func(f *fake) { delete(f.proc, "cgroup") }, "no control groups"},
 		{"a group outside of what is mounted", V2, func(f *fake) { f.proc["cgroup"] = "0::/../other\n" }, "are mounted"},
 		{"a group beside the mounted one", V2, func(f *fake) { f.proc["mountinfo"] = mountLine(V2, "/serv", f.root) }, "are mounted"},
-		{"a group that is gone", V2, func(f *fake) { f.proc["cgroup"] = "0::/gone (deleted)\n" }, "cannot be read"},
+		{"a group that is gone", V2, func(f *fake) { f.proc["cgroup"] = "0::/gone (deleted)\n" }, "read control group"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

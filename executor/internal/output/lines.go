@@ -8,29 +8,29 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// The rate of output that is passed on, in bytes per second; what exceeds it is read and
-// dropped. The worker holds calls to the same numbers; these are for what bypasses it.
+// The rate of output that is passed on, in bytes and bytes per second; the excess is read and
+// dropped. The worker enforces the same numbers itself, except for output that bypasses it.
 const burst, perSecond = 256 << 10, 64 << 10
 
-// longestLine is how many bytes without a line break are kept back.
+// longestLine is how many bytes without a line break are held back.
 const longestLine = 8 << 10
 
-// Lines cuts what one process writes to one descriptor into texts of whole lines
-// without secrets. Not for concurrent use.
+// Lines cuts the output of one process to one descriptor into texts of whole lines without
+// secrets. Not for concurrent use.
 type Lines struct {
 	redact  *Redactor
 	hand    func(text string)
-	partial []byte // a line whose end has not come
+	partial []byte // an unfinished line
 	budget  *rate.Limiter
 }
 
-// NewLines makes one that gives texts, without their last line break, to hand.
+// NewLines makes Lines that pass texts, without their last line break, to hand.
 func NewLines(redact *Redactor, hand func(text string)) *Lines {
 	return &Lines{redact: redact, hand: hand, budget: rate.NewLimiter(perSecond, burst)}
 }
 
-// Add takes data and hands over the lines that end in it. A line that is too long
-// is handed over in parts.
+// Add passes on the lines that end in data. A line that is too long is passed on in
+// parts.
 func (l *Lines) Add(data []byte) {
 	if !l.budget.AllowN(time.Now(), len(data)) {
 		return
@@ -43,7 +43,7 @@ func (l *Lines) Add(data []byte) {
 	l.handOver(end)
 }
 
-// Settle hands over the line that has no end yet.
+// Settle passes on the unfinished line.
 func (l *Lines) Settle() { l.handOver(len(l.partial)) }
 
 func (l *Lines) handOver(end int) {

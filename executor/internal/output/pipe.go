@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pipe is the read end of a worker's descriptor 1 or 2: what bypasses sys.stdout.
+// Pipe is the read end of a worker's descriptor 1 or 2, for output that bypasses sys.stdout.
 type Pipe struct {
 	lock  sync.Locker
 	file  *os.File
@@ -20,9 +20,9 @@ type Pipe struct {
 	buf   []byte
 }
 
-// NewPipe makes one of a file that does not block, which it owns if there is no
-// error. What arrives is given to saw, unless that is nil, and then as lines to
-// hand; both are called with lock held.
+// NewPipe makes a Pipe of a file that does not block; it owns the file unless it returns an
+// error. Data is passed to saw, unless that is nil, and then as lines to hand; both are called
+// with lock held.
 func NewPipe(file *os.File, lock sync.Locker, saw func(data []byte), lines *Lines) (*Pipe, error) {
 	conn, err := file.SyscallConn()
 	if err != nil {
@@ -33,15 +33,15 @@ func NewPipe(file *os.File, lock sync.Locker, saw func(data []byte), lines *Line
 	return p, nil
 }
 
-// Run hands over what arrives, until the end. The lock must not be held.
+// Run passes on data as it arrives, until the end. The lock must not be held.
 func (p *Pipe) Run() {
 	_ = p.conn.Read(func(fd uintptr) bool {
 		return p.step(int(fd)) //nolint:gosec // descriptors are small
 	})
 }
 
-// step takes what is there; true at the end of the stream. It lets the lock go
-// between reads: a flood must not keep a call's end waiting.
+// step reads the available data; true at the end of the stream. It releases the lock between
+// reads: a flood must not delay a call's end.
 func (p *Pipe) step(fd int) bool {
 	for {
 		p.lock.Lock()
@@ -57,7 +57,7 @@ func (p *Pipe) step(fd int) bool {
 	}
 }
 
-// Flush takes what waits, at most a pipe full. The lock is held.
+// Flush reads waiting data, at most a pipe full. The lock is held.
 func (p *Pipe) Flush() { _ = p.conn.Control(p.drain) }
 
 func (p *Pipe) drained(fd uintptr) {
@@ -68,7 +68,7 @@ func (p *Pipe) drained(fd uintptr) {
 	}
 }
 
-// read takes what one read brings. The lock is held.
+// read passes on the data of one read. The lock is held.
 func (p *Pipe) read(fd int) (int, error) {
 	n, err := unix.Read(fd, p.buf)
 	if n > 0 {
@@ -80,10 +80,10 @@ func (p *Pipe) read(fd int) (int, error) {
 	return n, err
 }
 
-// Settle hands over what has no line break yet: its call ends. The lock is held.
+// Settle passes on an unfinished line, as its call ends. The lock is held.
 func (p *Pipe) Settle() { p.lines.Settle() }
 
-// Close takes what is left when the worker has ended, and ends Run. The lock must
+// Close reads the rest after the worker has ended, and ends Run. The lock must
 // not be held.
 func (p *Pipe) Close() {
 	p.lock.Lock()

@@ -10,18 +10,18 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/frame"
 )
 
-// Sink takes what a call gives off before its end. A nil sink is legal for a
+// Sink receives output and items of a call before its end. It may be nil for a
 // call that does not stream.
 type Sink interface {
-	// Item takes one item of a stream, in order. It may block: the generator
-	// pauses then. An error ends the call as a cancellation, and the call returns it.
+	// Item receives one item of a stream, in order. It may block: the generator
+	// pauses then. An error cancels the call, and the call returns it.
 	Item(ctx context.Context, data json.RawMessage) error
-	// Log takes a piece of output. It is called concurrently with Item, must
+	// Log receives a piece of output. It is called concurrently with Item, must
 	// not block, and is not called after the call has returned.
 	Log(record Record)
 }
 
-// Stream names where a [Record] comes from.
+// Stream names the source of a [Record].
 type Stream string
 
 // The sources of records.
@@ -29,13 +29,13 @@ const (
 	StreamStdout Stream = "stdout"
 	StreamStderr Stream = "stderr"
 	StreamLog    Stream = "log"
-	// StreamProgress: the message is what the tool does, and the fields hold the
-	// fraction from 0 to 1, if it gave one.
+	// StreamProgress: the message is the tool's text, and the fields have the fraction
+	// from 0 to 1, if the tool set one.
 	StreamProgress Stream = "progress"
 )
 
-// Record is a piece of output of a call: text that it printed, without the last
-// line break, or one record of Python's logging.
+// Record is a piece of a call's output: printed text, without the last line break, or one
+// record of Python's logging.
 type Record struct {
 	Time    time.Time
 	Stream  Stream

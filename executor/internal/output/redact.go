@@ -13,28 +13,27 @@ import (
 	"unicode/utf8"
 )
 
-// mark stands in the place of a secret; redaction.py says the same.
+// mark replaces a secret; redaction.py has the same.
 const mark = "***"
 
-// Redactor takes an index's secrets out of what its processes write past the
-// worker: to descriptors 1 and 2, at import, and as last words. A worker does the
-// same with what goes through it, by [Redactor.Forms]. A nil Redactor changes
-// nothing. Safe for concurrent use.
+// Redactor removes an index's secrets from output that bypasses the worker: of descriptors 1 and
+// 2, of imports, and in errors of ended processes. A worker does the same itself, by
+// [Redactor.Forms]. A nil Redactor changes nothing. Safe for concurrent use.
 type Redactor struct {
 	pattern *regexp.Regexp
-	longest int // bytes of the longest text that is replaced
+	longest int // bytes of the longest replaced text
 	forms   *Forms
 }
 
-// Forms are the texts that stand for secrets, longer ones first.
+// Forms are the texts in which secrets appear, longer ones first.
 type Forms struct {
-	Texts []string `json:"texts"` // replaced wherever they stand
-	Words []string `json:"words"` // replaced where they stand alone
+	Texts []string `json:"texts"` // replaced everywhere
+	Words []string `json:"words"` // replaced as whole words
 	Coded []Coded  `json:"coded"`
 }
 
-// Coded is what base64 makes of a secret wherever it stands in a longer text: what depends on nothing else, and whether
-// the characters ahead of that and behind it hold a part of it.
+// Coded is the base64 of a secret at any position of a longer text: the characters that depend on
+// the secret alone, and whether those before and after them contain a part of it.
 type Coded struct {
 	Core   string `json:"core"`
 	Ahead  bool   `json:"ahead"`
@@ -43,11 +42,11 @@ type Coded struct {
 
 // Lengths in characters.
 const (
-	redactPart  = 8 // from which a line or a part of a secret is one itself
-	redactWhole = 4 // from which a secret is replaced inside of words too
+	redactPart  = 8 // minimum of a line or a part that counts as a secret itself
+	redactWhole = 4 // minimum of a secret that is replaced inside of words
 )
 
-// NewRedactor makes one for the values; nil when there is nothing to keep secret.
+// NewRedactor makes a Redactor for the values; nil without any secret.
 func NewRedactor(values []string) *Redactor {
 	forms := &Forms{}
 	for _, value := range values {
@@ -102,7 +101,7 @@ func NewRedactor(values []string) *Redactor {
 	return r
 }
 
-// Forms are what a worker replaces; nil for a nil Redactor.
+// Forms are the forms that a worker replaces; nil for a nil Redactor.
 func (r *Redactor) Forms() *Forms {
 	if r == nil {
 		return nil
@@ -110,10 +109,10 @@ func (r *Redactor) Forms() *Forms {
 	return r.forms
 }
 
-// escapes are those of a text in Python's repr and in JSON.
+// escapes are those of Python's repr and of JSON.
 var escapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, "\r", `\r`, "\t", `\t`)
 
-// basesOf lists what counts as a secret: the value, and its longer parts.
+// basesOf lists the texts that count as secrets: the value, and its longer parts.
 func basesOf(value string) []string {
 	bases := []string{value}
 	if lines := strings.Split(value, "\n"); len(lines) > 1 {
@@ -130,10 +129,10 @@ func basesOf(value string) []string {
 	return append(bases[:1], slices.DeleteFunc(bases[1:], func(base string) bool { return len([]rune(base)) < redactPart })...)
 }
 
-// looksOf lists how a part of a secret may look in a text.
+// looksOf lists the ways in which a part of a secret may be written in a text.
 func looksOf(base string) []string {
 	looks := []string{base}
-	for range 2 { // the repr of several arguments holds the reprs of each
+	for range 2 { // the repr of several arguments contains the reprs of each
 		for _, text := range looks {
 			quoted, _ := json.Marshal(text)
 			inner, escaped := string(quoted[1:len(quoted)-1]), escapes.Replace(text)
@@ -146,7 +145,7 @@ func looksOf(base string) []string {
 	return append(looks, form, full, strings.ReplaceAll(full, "%2F", "/"), url.PathEscape(base))
 }
 
-// inASCII is a JSON text with escapes for all else, as Python writes it.
+// inASCII is a JSON text with escapes for non-ASCII characters, as Python writes it.
 func inASCII(text string) string {
 	var made strings.Builder
 	for _, char := range text {
@@ -190,7 +189,7 @@ func leavesOf(v any) (leaves []string) {
 	return leaves
 }
 
-// Text is s without secrets.
+// Text returns s without secrets.
 func (r *Redactor) Text(s string) string {
 	if r == nil {
 		return s
@@ -199,7 +198,7 @@ func (r *Redactor) Text(s string) string {
 }
 
 // Overlap is how many bytes at the edge of a piece may belong to a secret that
-// goes on in the next.
+// continues in the next piece.
 func (r *Redactor) Overlap() int {
 	if r == nil {
 		return 0

@@ -6,12 +6,11 @@ import (
 	"sync"
 )
 
-// tailSize is how many bytes of last words are kept.
+// tailSize is the size of a Tail in bytes.
 const tailSize = 4 << 10
 
-// Tail keeps the last bytes of a stream, as long as they are of one session: what
-// a call leaves in it is not for the next one, which may be of another session.
-// Safe for concurrent use.
+// Tail keeps the last bytes of a stream while they are of one session: output of a call must not
+// be shown to a later call of another session. Safe for concurrent use.
 type Tail struct {
 	redact  *Redactor
 	mu      sync.Mutex
@@ -19,24 +18,24 @@ type Tail struct {
 	session string
 }
 
-// NewTail makes an empty one.
+// NewTail makes an empty Tail.
 func NewTail(redact *Redactor) *Tail { return &Tail{redact: redact} }
 
-// Add takes output of a call of the session.
+// Add appends output of a call of the session.
 func (t *Tail) Add(data []byte, session string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if session != t.session {
 		t.buf, t.session = t.buf[:0], session
 	}
-	size := tailSize + t.redact.Overlap() // what begins before the tail is still known in it
+	size := tailSize + t.redact.Overlap() // secrets that begin before the tail are still found
 	t.buf = append(t.buf, data[max(0, len(data)-size):]...)
 	if excess := len(t.buf) - size; excess > 0 {
 		t.buf = append(t.buf[:0], t.buf[excess:]...)
 	}
 }
 
-// Forget drops what there is: the call that wrote it has ended.
+// Forget drops the content: the call that wrote it has ended.
 func (t *Tail) Forget() {
 	t.mu.Lock()
 	t.buf = t.buf[:0]
@@ -53,14 +52,14 @@ func (t *Tail) Of(session string) string {
 	return t.text()
 }
 
-// String is all that there is, without secrets.
+// String is the whole content, without secrets.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.text()
 }
 
-// Suffix is all that there is behind a colon, for the end of a message; empty without.
+// Suffix is the whole content behind a colon, for the end of a message; empty without content.
 func (t *Tail) Suffix() string {
 	if text := t.String(); text != "" {
 		return ": " + text
@@ -76,8 +75,8 @@ func (t *Tail) text() string {
 	return strings.TrimSpace(strings.ToValidUTF8(text, "\uFFFD"))
 }
 
-// Drain reads the output of an import or a program to its end: it goes into the tail and, as
-// lines, to hand.
+// Drain reads the output of an import or a program to its end, into the tail and, as lines,
+// into hand.
 func Drain(from io.Reader, tail *Tail, hand func(text string)) {
 	lines := NewLines(tail.redact, hand)
 	defer lines.Settle()

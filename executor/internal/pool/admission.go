@@ -8,25 +8,23 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// What follows decides which calls get a worker, so that no calls wait for each
-// other in a circle. A call that waits for one that its tool made computes
-// nothing and does not count against the limit of those that run. And each depth
-// of calls has as many places as the limit says: a call waits for deeper ones
-// only, and the deepest wait for none, so that all come to their end. The limit
-// times the depth bounds what is there in all.
+// Admission decides which calls get a worker, so that calls never wait for each other in a
+// circle. A call that waits for one that its tool made computes nothing and does not count
+// against the limit of running calls. Each depth of calls has as many places as that limit: a
+// call waits for deeper ones only, and the deepest wait for none, so all come to an end. The
+// limit times the depth bounds the calls in all.
 
-// admits reports whether a worker may be given j now.
+// admits reports whether j may get a worker now.
 func (s *state) admits(j *job) bool {
 	limit := s.cfg.MaxCalls
 	if limit <= 0 {
-		return true // room bounds what each loop holds
+		return true // room bounds the calls of each event loop
 	}
 	return s.busy-s.waiting < limit && s.depths[j.Depth] < limit
 }
 
-// dispatch gives calls that may have a worker to those that have room: a call
-// may wait beside idle workers until it is admitted. It returns the place of the
-// first that finds none, or -1.
+// dispatch gives admitted calls to workers with room: a call may wait although workers are
+// idle. It returns the queue position of the first call that finds no worker, or -1.
 func (s *state) dispatch() int {
 	for len(s.queue.Waiting) > 0 {
 		i := s.admissible()
@@ -42,8 +40,7 @@ func (s *state) dispatch() int {
 	return -1
 }
 
-// admissible is the place in the queue of the first call that may be given a
-// worker, or -1.
+// admissible is the queue position of the first call that is admitted, or -1.
 func (s *state) admissible() int {
 	refused := -1
 	for i, j := range s.queue.Waiting {
@@ -51,13 +48,13 @@ func (s *state) admissible() int {
 			if s.admits(j) {
 				return i
 			}
-			refused = j.Depth // as are most of those behind it
+			refused = j.Depth // most behind it have the same depth
 		}
 	}
 	return -1
 }
 
-// opened notes that a call's tool has n more calls open.
+// opened records that a call's tool has n more calls open.
 func (s *state) opened(j *job, n int) {
 	before := j.open
 	j.open += n
@@ -73,8 +70,8 @@ func (s *state) opened(j *job, n int) {
 	}
 }
 
-// mustNotWait is the error of a call that must not wait for its session's worker;
-// no worker has room for it.
+// mustNotWait is the error of a call that must not wait for its session's worker, when no
+// worker has room.
 func (s *state) mustNotWait(j *job) *toolmesh.Error {
 	switch {
 	case s.cfg.Affinity == tool.AffinityFail && (len(s.workers) > 0 || len(s.queue.Waiting) > 0):
@@ -86,17 +83,16 @@ func (s *state) mustNotWait(j *job) *toolmesh.Error {
 	return nil
 }
 
-// below reports whether a call of a depth must not wait for a session's one
-// worker: that waits for a call which is above this one, or for a call that may
-// need what this one holds.
+// below reports whether a call of a depth must not wait for a session's only worker: that
+// worker waits for a call above this one, or for a call that may need this one's place.
 func (s *state) below(depth int) bool {
 	return slices.ContainsFunc(s.workers, func(w *worker) bool {
 		return w.one != nil && w.one.open > 0 && w.one.Depth < depth
 	})
 }
 
-// refuseBelow fails the queued calls that must not wait for a session's one worker
-// any more, now that j, which has it, waits itself.
+// refuseBelow fails queued calls that must no longer wait for a session's only worker, since
+// its call j waits itself.
 func (s *state) refuseBelow(j *job) {
 	if !s.cfg.holdsState() || s.cfg.Async {
 		return

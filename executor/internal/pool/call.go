@@ -17,10 +17,10 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/turns"
 )
 
-// Bytes of a stream's items that may be on their way; calls/plain.py starts with it.
+// window is how many bytes of a stream's items may be in flight; calls/plain.py has the same initial value.
 const window = 256 << 10
 
-// itemCost is what an item counts beyond its bytes; calls/plain.py adds the same.
+// itemCost is added to each item's bytes; calls/plain.py adds the same.
 const itemCost = 64
 
 // Call is one execution of a tool.
@@ -28,13 +28,13 @@ type Call struct {
 	Tool string // its name, module.function
 	// RPCID names the call in log lines. It need not be unique here.
 	RPCID string
-	// Session is the call's session. Calls of one session share the workers that isolation
-	// session leases to it.
+	// Session is the call's session; its calls share the workers that isolation session leases
+	// to it.
 	Session string
-	// Account takes turns with others when calls wait for workers; sessions may share one.
+	// Account shares workers fairly with other accounts while calls wait; sessions may share one.
 	Account string
-	// Epoch and Home choose the worker of isolation session: calls that differ in one have
-	// another worker. Epoch is empty for a session that was not created.
+	// Epoch and Home choose the worker of isolation session: each pair has its own. Epoch is
+	// empty for a session that was not created.
 	Epoch, Home string
 	// Isolation tightens that of the tool; a looser one is ignored.
 	Isolation toolmesh.Isolation
@@ -42,8 +42,8 @@ type Call struct {
 	Args json.RawMessage
 	// VarArgs is an array of further positional arguments, for tools that take them.
 	VarArgs json.RawMessage
-	// Stream gives a generator's items to the sink one by one; a plain function's result is
-	// then its one item.
+	// Stream passes a generator's items to the sink one by one; a plain function's result
+	// is then its only item.
 	Stream bool
 	// Collect makes a generator's result the list of its items instead of the last one.
 	// Ignored with Stream.
@@ -52,19 +52,19 @@ type Call struct {
 	Nested Nested
 	// Lane is the lane that the call holds; nil for most calls.
 	Lane Lane
-	// Depth is how many calls are above this one, if a tool made it: calls of one depth
+	// Depth is the number of calls above this one, if a tool made it: calls of one depth
 	// never wait for each other.
 	Depth int
-	// Slot is the tool's place in the worker's list, and Sink takes what the call gives off
-	// before its end; nil for a call that does not stream. The executor sets both.
+	// Slot is the tool's index in the worker's list, and Sink takes the call's output before
+	// its end; nil for a call that does not stream. The executor sets both.
 	Slot uint16
 	Sink output.Sink
 }
 
-// Lane is a call's turn in a lane: it must have stopped when that ends, whether or not
-// this process runs then.
+// Lane is a call's hold of a lane: the call must have stopped when the hold ends, even while
+// this process does not run.
 type Lane interface {
-	// Follow has f called with the end of the turn, now and whenever that is moved.
+	// Follow calls f with the end of the hold, now and whenever it moves.
 	Follow(f func(end time.Time))
 }
 
@@ -77,53 +77,53 @@ type job struct {
 	meta  []byte
 
 	deadline time.Time               // zero for none
-	first    bool                    // of its worker
+	first    bool                    // the first call of its worker
 	item     func(data []byte) error // takes a stream's items; nil for calls that do not stream
 
 	nesting nesting // the calls that its tool makes
 
-	until atomic.Uint64 // when its turn ends, as [sandbox.Boottime]; 0: never
+	until atomic.Uint64 // when its hold of a lane ends, as [sandbox.Boottime]; 0: never
 
-	// place is which CALL frame of its worker it is, from 1; 0 until there is one.
+	// place is the number of its CALL frame at its worker, from 1; 0 before that.
 	// Set with the worker's writeMu.
 	place atomic.Uint64
 
-	// turn gets nil when a queued call gets a worker, or why it gets none. Made
+	// turn receives nil when a queued call gets a worker, or the error why it gets none. Made
 	// when a call is queued, capacity 1.
 	turn chan *toolmesh.Error
 	// done is signalled when the outcome of a coroutine's call is set; capacity 1.
 	done chan struct{}
 
-	// Outcome. Of a coroutine's call set before done, of a plain function's by
-	// its caller.
+	// Outcome, set before done for a coroutine's call, by the caller for a plain
+	// function's.
 	kind frame.Type // Result, Error, End, or 0 with err
 	body []byte
 	err  *toolmesh.Error
 
-	// Set in an update, when the watchdog stops it: the limit that it exceeded.
+	// Set in an update when the watchdog stops the call: the exceeded limit.
 	breach atomic.Pointer[toolmesh.Error]
 
 	// Set once, when it gets a worker.
 	to      *worker
-	crowded bool // that worker holds many others
+	crowded bool // that worker has many other calls
 
 	// Guarded by update.
-	worker  *worker // as to, while the worker has it
+	worker  *worker // the same as to, while the worker has the call
 	before  uint64  // calls that its worker had started when this one was assigned, by its page
 	since   time.Time
 	cpu     time.Duration // processor time it used, as far as it is metered
-	killed  bool          // its worker was killed because it went on after its grace
+	killed  bool          // its worker was killed because the call ran on after its grace
 	open    int           // calls that its tool has open
 	grace   *time.Timer
-	again   *time.Timer // signals it once more
+	again   *time.Timer // repeats the signal
 	verdict Verdict     // set when its worker ended under it
 
-	// What its items have cost, counted by the reader of the worker, and how much of that
-	// the worker was told that it may use again.
+	// charged is what its items have cost, counted by the reader of the worker; credited is the
+	// part of it that the worker may use again.
 	charged  int64
 	credited atomic.Int64
 
-	// Items of a coroutine's stream that the sink has not taken; bounded by credit.
+	// Items of a coroutine's stream that the sink has not taken yet; bounded by credit.
 	items struct {
 		mu     sync.Mutex
 		list   [][]byte
@@ -131,11 +131,10 @@ type job struct {
 	}
 }
 
-// Call makes a call and returns its result's JSON; nil for a stream, whose items go
-// to the sink. When ctx ends the work is stopped: Call returns only when it has,
-// which takes at most the grace and a moment. The verdict says what the call's end
-// tells about its tool. Every error is a [*toolmesh.Error], except what
-// [output.Sink.Item] returned.
+// Call makes a call and returns its result as JSON; nil for a stream, whose items go
+// to the sink. When ctx ends the call is stopped: Call returns only after that, which takes at
+// most the grace and a moment. The verdict tells what the end of the call says about its
+// tool. Every error is a [*toolmesh.Error], except errors of [output.Sink.Item].
 func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, error) {
 	j := &job{Call: call, id: p.nextCall.Add(1)}
 	j.Depth = max(j.Depth, 0)
@@ -146,7 +145,7 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 		j.flags |= frame.FlagMeta
 		j.meta = metaOf(call.VarArgs)
 	}
-	if end, ok := ctx.Deadline(); ok { // a worker that is frozen until then does not begin it
+	if end, ok := ctx.Deadline(); ok { // a worker that is frozen until then does not start it
 		j.flags |= frame.FlagUntil
 		j.meta = append(binary.LittleEndian.AppendUint64(nil, sandbox.Boottime(end)), j.meta...)
 	}
@@ -182,19 +181,18 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 		run = p.runCoroutine
 	}
 	ctxEnded, refused := run(ctx, j)
-	// A nested call of the tool may have heard of the end of ctx before the tool's own caller
-	// did, and have had it stopped.
+	// The end of ctx may have reached a nested call first, which then had this call stopped.
 	if ctxEnded || j.kind == frame.Error && ctx.Err() != nil {
 		p.stopped(ctx, j)
 	}
 	if exceeded := j.breach.Load(); exceeded != nil {
-		return nil, Verdict{}, exceeded // and no crash: the tool is told its limit, and stays in service
+		return nil, Verdict{}, exceeded // not a crash: the tool stays in service
 	}
 	body, err := j.outcome(ctx, refused)
 	return body, j.judgement(), err
 }
 
-// outcome is the end of the call as its caller gets it.
+// outcome returns the end of the call to its caller.
 func (j *job) outcome(ctx context.Context, refused error) (json.RawMessage, error) {
 	switch {
 	case j.err != nil && (refused == nil || ctx.Err() != nil):
@@ -204,7 +202,7 @@ func (j *job) outcome(ctx context.Context, refused error) (json.RawMessage, erro
 	case j.kind == frame.Error:
 		return nil, failure.FromWorker(j.body)
 	case j.Stream && j.kind == frame.Result:
-		return nil, j.Sink.Item(ctx, j.body) // a plain function's one item
+		return nil, j.Sink.Item(ctx, j.body) // a plain function's only item
 	case j.kind == frame.Result:
 		return j.body, nil
 	case j.Stream && j.kind == frame.End:
@@ -214,7 +212,7 @@ func (j *job) outcome(ctx context.Context, refused error) (json.RawMessage, erro
 	}
 }
 
-// submit gives a call to a worker, or queues it and waits for its turn.
+// submit gives a call to a worker, or queues it and waits for a worker.
 func (p *Pool) submit(ctx context.Context, j *job) *toolmesh.Error {
 	var refused *toolmesh.Error
 	p.update(func(s *state) {
@@ -246,13 +244,13 @@ func (p *Pool) submit(ctx context.Context, j *job) *toolmesh.Error {
 		if queued {
 			return failure.Ended(ctx, toolmesh.StartedNo)
 		}
-		return <-j.turn // it has just come
+		return <-j.turn // it came meanwhile
 	}
 }
 
 // runPlain makes a call of a plain function: the caller itself reads from its worker.
-// The outcome is in j. ctxEnded says that the call was stopped because ctx ended. An error
-// that the sink returned stops the call and is refused.
+// The outcome is in j. ctxEnded reports that the call was stopped because ctx ended. An error
+// of the sink stops the call and is returned as refused.
 func (p *Pool) runPlain(ctx context.Context, j *job) (ctxEnded bool, refused error) {
 	stop := func() bool { return true }
 	if ctx.Done() != nil {
@@ -269,7 +267,7 @@ func (p *Pool) runPlain(ctx context.Context, j *job) (ctxEnded bool, refused err
 	return ctxEnded, refused
 }
 
-// runCoroutine makes a call of a coroutine. As runPlain.
+// runCoroutine makes a call of a coroutine; results as of runPlain.
 func (p *Pool) runCoroutine(ctx context.Context, j *job) (ctxEnded bool, refused error) {
 	done := ctx.Done()
 	for {
@@ -292,8 +290,8 @@ func (p *Pool) runCoroutine(ctx context.Context, j *job) (ctxEnded bool, refused
 	}
 }
 
-// limitTurns says in a worker's page when it must have stopped: at the end of the turn
-// that ends first. It is called in updates.
+// limitTurns writes to a worker's page when it must have stopped: when the first hold of a lane
+// ends. It is called in updates.
 func (w *worker) limitTurns() {
 	first := uint64(0)
 	for _, j := range w.running() {
@@ -304,8 +302,8 @@ func (w *worker) limitTurns() {
 	w.proc.Store(sandbox.WordUntil, first)
 }
 
-// charge counts an item of size bytes. An error means that the worker breaks the
-// protocol: it had no credit for it.
+// charge counts an item of size bytes. An error means that the worker broke the protocol by
+// exceeding its credit.
 func (j *job) charge(size int) error {
 	if j.item == nil {
 		return errors.New("the worker sent an item of a call that does not stream")
@@ -317,7 +315,7 @@ func (j *job) charge(size int) error {
 	return nil
 }
 
-// deliver hands over the items that have arrived.
+// deliver passes on the items that have arrived.
 func (j *job) deliver() error {
 	for {
 		j.items.mu.Lock()
@@ -335,8 +333,8 @@ func (j *job) deliver() error {
 	}
 }
 
-// taker gives a stream's items to its sink, and room for more to the worker
-// when half of what it had is used up.
+// taker passes a stream's items to its sink, and credit to the worker when half of it is
+// used.
 func (p *Pool) taker(ctx context.Context, j *job) func(data []byte) error {
 	used := 0
 	return func(data []byte) error {
@@ -354,7 +352,7 @@ func (p *Pool) taker(ctx context.Context, j *job) func(data []byte) error {
 	}
 }
 
-// stopped turns the outcome of a call into that of one whose context ended.
+// stopped turns the outcome of a call into that of a call whose context ended.
 func (p *Pool) stopped(ctx context.Context, j *job) {
 	begun := toolmesh.StartedYes
 	switch {
@@ -372,7 +370,7 @@ func (p *Pool) stopped(ctx context.Context, j *job) {
 	}
 }
 
-// metaOf makes the meta block of a CALL body: length, then the JSON object.
+// metaOf builds the meta block of a CALL body: length, then the JSON object.
 func metaOf(varargs json.RawMessage) []byte {
 	text := append(append([]byte(`{"varargs":`), varargs...), '}')
 	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...) //nolint:gosec // bounded by the executor

@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// A cancelled call is signalled again after this long, doubling to the last.
+	// A cancelled call is signalled again after this time, doubling up to the last.
 	firstSignalAgain = 2 * time.Millisecond
 	lastSignalAgain  = 100 * time.Millisecond
 )
 
-// interrupt stops a call that a worker has: by a cancellation, and after the
-// grace with its worker. It returns at once; the call's end comes as ever.
+// interrupt cancels a call that a worker has, and kills the worker after the grace. It returns
+// at once; the call ends as usual.
 func (p *Pool) interrupt(j *job) {
 	p.update(func(s *state) { s.interrupt(p, j) })
 }
@@ -30,7 +30,7 @@ func (s *state) interrupt(p *Pool, j *job) {
 	j.grace = time.AfterFunc(s.cfg.Grace, func() { p.killAfterGrace(j) })
 }
 
-// killAfterGrace ends a call that goes on though its grace has passed.
+// killAfterGrace ends a call that still runs after its grace.
 func (p *Pool) killAfterGrace(j *job) {
 	p.update(func(s *state) {
 		w := j.worker
@@ -43,7 +43,7 @@ func (p *Pool) killAfterGrace(j *job) {
 			w.proc.Kill()
 			return
 		}
-		// Its other calls are let go on. We no longer wait for this one.
+		// Its other calls may finish; this one is abandoned.
 		w.abandoned++
 		begun := w.begun(j)
 		s.release(j)
@@ -55,10 +55,9 @@ func (p *Pool) killAfterGrace(j *job) {
 	})
 }
 
-// signalAgain signals a cancelled call again, until its worker has heard: a signal
-// that arrives between the last look at it and a system call is only seen when
-// that returns, and one that finds the worker's own code, or another coroutine,
-// hits nothing. It is called in updates.
+// signalAgain repeats the signal of a cancelled call until its worker confirms. A signal between
+// the last check and a system call is seen only when that returns, and one that hits the
+// worker's own code, or another coroutine, has no effect. It is called in updates.
 func (p *Pool) signalAgain(j *job, after time.Duration) {
 	j.again = time.AfterFunc(after/2+rand.N(after), func() { //nolint:gosec // two calls of one worker must not be in step
 		p.update(func(*state) {

@@ -1,6 +1,6 @@
-// Package pool runs calls in worker processes that are alike: it queues calls, gives
-// them to workers, starts workers when there are too few and ends them when there are
-// too many, replaces the old, and tells calls how their worker ended.
+// Package pool runs calls in a set of equal worker processes: it queues calls, gives
+// them to workers, starts and ends workers by need, replaces old ones, and tells calls
+// how their worker ended.
 //
 // A [Pool] is given a [Config] and a function that starts one worker process. It knows
 // neither indexes nor zygotes: a [Process] is an interface, so that the pool is tested
@@ -8,15 +8,14 @@
 //
 // # One owner of the state
 //
-// All that changes is in one value, state, behind one lock. It is changed in one place,
-// [Pool.update], by a function that says what has happened: a call came, a call ended, a
-// worker became ready, a process ended, a timer fired. At its end update compares what
-// is there with what is wanted (state.settle): queued calls are given to workers with
-// room, missing workers are started, a next look is arranged. So no event can forget a
-// step, and no method says in a comment that the lock must be held: methods of state
-// are called in updates. What takes time (frames of calls that were given to a worker,
-// starting and ending processes) is done after the update or in a goroutine of the
-// pool, and reports its outcome by another update.
+// All mutable state is in one value, state, behind one lock. Only [Pool.update] changes it,
+// through a function that records an event: a call came, a call ended, a worker became ready, a
+// process ended, a timer fired. At its end update compares the state with the wanted one
+// (state.settle): it gives queued calls to workers with room, starts missing workers and
+// arranges the next look. So no event can skip a step, and no method needs a comment that the
+// lock must be held: methods of state are called in updates. Slow work (sending frames,
+// starting and ending processes) happens after the update or in a goroutine of the pool, and
+// reports its outcome by another update.
 //
 // # States of a call
 //
@@ -52,9 +51,9 @@
 //	                       crash unless it was told to end, its resources are released
 //
 // A worker of coroutines is idle and busy at once, up to 1,024 calls; one whose event
-// loop gives no sign of life for a second is blocked, and gets no new calls until it
-// does. A worker that serves one call goes from busy to ending. One of a session, when
-// it is lost, makes the next call fail once: its state is gone.
+// loop sends no keepalive for a second is blocked, and gets no new calls until it does. A
+// worker that serves one call goes from busy to ending. When a session's worker is lost, the
+// next call fails once, because its state was lost.
 //
 // # Why it is safe
 //
@@ -67,11 +66,10 @@
 //   - Calls that tools make do not wait for each other in a circle: see admission.go.
 //   - Close ends every goroutine: each belongs to the pool's wait group.
 //
-// The watchdog (watchdog.go) observes: it measures the processes that run calls with
-// limits, and says in an update what it has seen. A [Quarantine] is a tool's, not a
-// pool's: it is told the [Verdict] of each call, and refuses calls of a tool that goes
-// on killing its workers.
+// The watchdog (watchdog.go) measures the processes that run calls with limits, and reports in
+// an update. A [Quarantine] belongs to a tool, not to a pool: it takes the [Verdict] of each
+// call, and refuses calls of a tool that keeps killing its workers.
 //
-// The package must never start a process by itself, parse a result, or know what an
-// index or a session is beyond their names.
+// The package does not start processes by itself, does not parse results, and knows of
+// indexes and sessions only their names.
 package pool

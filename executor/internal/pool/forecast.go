@@ -8,30 +8,30 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 )
 
-// What follows decides which calls are not worth queueing: one that would not begin in
-// time is refused while there is time to try another node, and so is one that would wait
-// for long in a queue that does not get empty. A queue that calls came to at once, after it
-// was empty, may be as long as their time allows.
+// The forecast refuses calls that are not worth queueing: a call that would not begin in time is
+// refused early enough to try another node, and so is one that would wait long in a queue
+// that does not become empty. A burst into an empty queue may be as long as the calls' time
+// allows.
 
 const (
-	// patience is which part of its time a call may wait in a queue that stands.
+	// A call may wait 1/patience of its time in a queue that stays non-empty.
 	patience = 20
-	// A call may wait as long as it takes itself, and for this.
+	// moment is how long a call may wait in addition to its own duration.
 	moment = 50 * time.Millisecond
-	// reconsider is how often it is looked whether queued calls still begin in time.
+	// reconsider is how often queued calls are checked for whether they still begin in time.
 	reconsider = 20 * time.Millisecond
 )
 
-// pace is how long calls of a tool take.
+// pace is the duration of a tool's calls.
 type pace struct {
-	calls int           // it is known of, up to enough
+	calls int           // measured calls, up to enough
 	took  time.Duration // moving average
 }
 
-// enough calls of a tool make known how long one takes.
+// enough is the number of calls after which a tool's duration is known.
 const enough = 4
 
-// expected is how long a call of a tool takes; 0 while that is not known.
+// expected is the duration of a call of a tool; 0 while it is unknown.
 func (s *state) expected(slot uint16) time.Duration {
 	if int(slot) < len(s.paces) && s.paces[slot].calls == enough {
 		return s.paces[slot].took
@@ -39,8 +39,8 @@ func (s *state) expected(slot uint16) time.Duration {
 	return 0
 }
 
-// youngest is how long the last call that was given to a worker has run, and its tool's slot,
-// if all running calls are of that tool. It says nothing of other tools.
+// youngest is how long the last started call has run, and its tool's slot, if all running calls
+// are of that tool. It tells nothing about other tools.
 func (s *state) youngest(now time.Time) (slot uint16, ran time.Duration) {
 	var last *job
 	for _, w := range s.workers {
@@ -59,8 +59,8 @@ func (s *state) youngest(now time.Time) (slot uint16, ran time.Duration) {
 	return last.Slot, now.Sub(last.since)
 }
 
-// learn notes how long a call took. The first one of a worker says nothing of the others:
-// it may import, or load a model.
+// learn records the duration of a call. The first call of a worker is left out: it may import,
+// or load a model.
 func (s *state) learn(j *job, took time.Duration) {
 	s.service += (took - s.service) / 8
 	if j.first && !s.cfg.Once {
@@ -74,7 +74,7 @@ func (s *state) learn(j *job, took time.Duration) {
 	p.took += (took - p.took) / (1 << (p.calls - 1))
 }
 
-// ahead is how long a queued call still waits, and how long it takes then.
+// ahead is how long a queued call still waits, and how long it takes after that.
 type ahead struct{ wait, takes time.Duration }
 
 // forecast yields the queued calls in their order.
@@ -97,7 +97,7 @@ func (s *state) forecast(now time.Time) iter.Seq2[*job, ahead] {
 		for _, j := range s.queue.Waiting {
 			takes := s.expected(j.Slot)
 			least := takes
-			if j.Slot == of { // no shorter than all that run now have run for; those before it may be
+			if j.Slot == of { // at least as long as all running calls have run; calls ahead of it may be shorter
 				least = max(takes, ran)
 			}
 			if !yield(j, ahead{before / time.Duration(at), least}) {
@@ -108,7 +108,7 @@ func (s *state) forecast(now time.Time) iter.Seq2[*job, ahead] {
 	}
 }
 
-// enqueue queues a call, or says why it is not worth that.
+// enqueue queues a call, or returns why it is refused.
 func (s *state) enqueue(j *job) (refused *toolmesh.Error) {
 	j.since = time.Now()
 	if len(s.queue.Waiting) == 0 {
@@ -124,7 +124,7 @@ func (s *state) enqueue(j *job) (refused *toolmesh.Error) {
 		}
 		allowed := max(a.takes+moment, j.deadline.Sub(j.since)/patience)
 		stands := j.Depth == 0 && a.wait > allowed && j.since.Sub(s.stands) > allowed
-		// A call with none ahead may have less time than calls take: its caller has set that.
+		// The first call of the queue may have less time than calls take: its caller chose that.
 		if stands || a.wait > 0 && j.late(a.wait+a.takes/4, a.takes, j.since) {
 			s.queue.Remove(j)
 			refused = s.crowded(a)
@@ -134,12 +134,12 @@ func (s *state) enqueue(j *job) (refused *toolmesh.Error) {
 	return refused
 }
 
-// late reports whether a call does not come to its end in time.
+// late reports whether a call would end too late.
 func (j *job) late(wait, takes time.Duration, now time.Time) bool {
 	return takes > 0 && !j.deadline.IsZero() && now.Add(wait+takes).After(j.deadline)
 }
 
-// giveUp refuses queued calls that do not begin in time any more.
+// giveUp refuses queued calls that would begin too late.
 func (s *state) giveUp() {
 	if s.cfg.holdsState() {
 		return
@@ -162,8 +162,8 @@ func (s *state) giveUp() {
 	}
 }
 
-// crowded is the error of a call that must not wait: when the queue will be where it is
-// now, it may be worth another try.
+// crowded is the error of a call that must not wait. It suggests a retry when the queue will
+// have passed its present length.
 func (s *state) crowded(a ahead) *toolmesh.Error {
 	return failure.NotStarted(toolmesh.CodeBusy, "%d calls wait for the workers of %s, and this one would wait for %v: try again, or another node",
 		len(s.queue.Waiting), s.cfg.Index, a.wait.Round(time.Millisecond)).

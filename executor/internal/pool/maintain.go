@@ -7,15 +7,14 @@ import (
 )
 
 const (
-	// An event loop that gives no sign of life for this long is blocked. It is
-	// looked at so often meanwhile: the looks count, not the clock, for time in
-	// which we have not run either, as in a machine that stood still, says nothing.
+	// An event loop is blocked after blockedAfter without a keepalive. The number of looks counts,
+	// not the clock: time in which this process did not run either, as in a suspended machine,
+	// proves nothing.
 	blockedAfter = time.Second
 	blockedLooks = 4
 )
 
-// maintain ends workers that are not needed, replaces those that have grown old, and
-// looks after event loops.
+// maintain ends workers that are not needed, replaces old ones, and checks event loops.
 func (p *Pool) maintain() {
 	idle := time.Tick(max(p.cfg.IdleAfter/4, time.Millisecond))
 	var probe <-chan time.Time
@@ -35,7 +34,7 @@ func (p *Pool) maintain() {
 	}
 }
 
-// reap ends workers that were idle for long, down to the least number.
+// reap ends workers that were idle for long, down to the minimum.
 func (s *state) reap() {
 	list := s.idle // the longest idle first
 	if s.cfg.Async {
@@ -54,9 +53,9 @@ func (s *state) reap() {
 	}
 }
 
-// probe asks each event loop that has calls for a sign of life. One that gives
-// none for a second is blocked by a coroutine that computes or waits without
-// await: new calls go elsewhere until it answers.
+// probe requests a keepalive from each event loop with calls. A loop without one for a second is
+// blocked by a coroutine that computes, or waits without await: new calls go elsewhere until it
+// answers.
 func (s *state) probe(log *slog.Logger) {
 	for _, w := range s.workers {
 		switch {
@@ -67,16 +66,16 @@ func (s *state) probe(log *slog.Logger) {
 		case w.silent < blockedLooks:
 			w.silent++
 		case w.retired:
-			w.proc.Kill() // by a call that was given up: the others there will never end
+			w.proc.Kill() // blocked by an abandoned call: its other calls would never end
 		case !w.blocked:
 			w.blocked = true
-			log.Warn("a coroutine blocks its event loop, new calls go to another worker",
+			log.Warn("a coroutine blocks its event loop: new calls go to another worker",
 				slog.Int("pid", w.proc.Pid()), slog.Int("calls", len(w.jobs)))
 		}
 	}
 }
 
-// answered notes a sign of life.
+// answered records a keepalive.
 func (p *Pool) answered(w *worker) {
 	p.update(func(*state) {
 		w.silent, w.blocked = 0, false

@@ -19,9 +19,8 @@ import (
 // maxNested bounds the calls that one call's tool has open at once.
 const maxNested = 1024
 
-// Nested makes the calls that a tool makes: on behalf of the call that it is
-// given with, whose caller's session and depth it knows. Its methods are called
-// concurrently, and return soon after ctx has ended.
+// Nested makes the calls of a tool on behalf of its own call, whose session and depth it knows.
+// Its methods are called concurrently, and return soon after ctx has ended.
 type Nested interface {
 	// Call runs a tool, by its full id. args are as the tool wrote them; empty
 	// means none. The error should be a [*toolmesh.Error]: it is what the tool sees.
@@ -31,22 +30,22 @@ type Nested interface {
 	// Batch runs several calls, as the tool wrote them: a list of {"tool_id","kwargs",
 	// "timeout_ms"}. It returns a list of their ends in the same order.
 	Batch(ctx context.Context, calls json.RawMessage) (json.RawMessage, error)
-	// Task makes a request about durable tasks: a verb (submit, wait and so on) and what it
-	// takes. It returns the answer.
+	// Task makes a request about durable tasks: a verb (submit, wait and so on) and its JSON.
+	// It returns the answer.
 	Task(ctx context.Context, verb string, request json.RawMessage) (json.RawMessage, error)
-	// Describe says what a tool is, as `mesh info --json` does.
+	// Describe returns a tool's description in the form of `mesh info --json`.
 	Describe(ctx context.Context, tool string) (json.RawMessage, error)
-	// File takes a file of the tool, piece by piece. what is put, whose body is {"size"}
-	// and which returns an id; piece:<id>, with the next bytes; or end:<id>, which
-	// returns {"ref","digest","size"}.
+	// File uploads a file of the tool in pieces. what is "put" with the body {"size"}, which
+	// returns an id; "piece:<id>" with the next bytes; or "end:<id>", which returns
+	// {"ref","digest","size"}.
 	File(ctx context.Context, what string, body []byte) ([]byte, error)
-	// ReadFile yields the bytes of a file that the caller of the tool has sent, of which
-	// file is {"ref","digest"}.
+	// ReadFile yields the bytes of a file that the tool's caller sent; file is
+	// {"ref","digest"}.
 	ReadFile(ctx context.Context, file json.RawMessage) iter.Seq2[json.RawMessage, error]
 }
 
-// nesting is the calls that the tool of one call makes. A tool that makes none
-// costs nothing.
+// nesting are the calls that the tool of one call makes. It costs nothing for a tool that makes
+// none.
 type nesting struct {
 	above context.Context //nolint:containedctx // of the call: the goroutine that reads for all of a worker begins its nested calls
 	wg    sync.WaitGroup
@@ -64,7 +63,7 @@ type nestedCall struct {
 	cancel context.CancelFunc
 
 	mu     sync.Mutex
-	credit int           // bytes that the worker has room for
+	credit int           // bytes for which the worker has room
 	more   chan struct{} // capacity 1: credit came
 }
 
@@ -72,11 +71,11 @@ type nestedCall struct {
 type nestedAbout struct {
 	Call      uint64 `json:"call"` // whose tool makes it
 	Tool      string `json:"tool"`
-	TimeoutMS int64  `json:"timeout_ms"` // 0: as long as the call above has
+	TimeoutMS int64  `json:"timeout_ms"` // 0: the time of the call above
 }
 
-// nested takes a frame about a nested call. An error means that the worker
-// breaks the protocol.
+// nested handles a frame about a nested call. An error means that the worker broke the
+// protocol.
 func (w *worker) nested(h frame.Header, body []byte) error {
 	if h.Type == frame.NestedCall {
 		return w.beginNested(h, body)
@@ -84,7 +83,7 @@ func (w *worker) nested(h frame.Header, body []byte) error {
 	var n *nestedCall
 	w.pool.read(func(*state) { n = w.nests[h.ID] })
 	switch {
-	case n == nil: // it has just ended
+	case n == nil: // it has ended
 	case h.Type == frame.NestedCancel:
 		n.cancel()
 	case len(body) != 4:
@@ -148,8 +147,8 @@ var (
 				WithDetail("limit", "nested")
 )
 
-// beginNested notes a nested call, whose context it returns. A timeout of 0 is as
-// long as the call above has.
+// beginNested records a nested call and returns its context. A timeout of 0 is the time of the
+// call above.
 func (s *state) beginNested(n *nestedCall, timeout time.Duration) (ctx context.Context, err error) {
 	j := n.j
 	switch {
@@ -173,8 +172,7 @@ func (s *state) beginNested(n *nestedCall, timeout time.Duration) (ctx context.C
 	return ctx, nil
 }
 
-// endNested stops the calls that an ended call's tool has left open, and waits until
-// they have ended.
+// endNested stops the open calls of an ended call's tool, and waits for their end.
 func (j *job) endNested() {
 	if j.nesting.cancel != nil {
 		j.nesting.cancel()
@@ -214,12 +212,12 @@ func (n *nestedCall) stream(ctx context.Context, items iter.Seq2[json.RawMessage
 	n.finish(failed, frame.NestedEnd, nil)
 }
 
-// finish takes a nested call that has ended off the lists, and sends its end: that of
-// kind, or the error.
+// finish removes an ended nested call from the lists, and sends its result with kind, or the
+// error.
 func (n *nestedCall) finish(err error, kind frame.Type, result []byte) {
 	if err != nil && n.j.nesting.above.Err() != nil {
-		// The call above is to stop, and its tool should not see this as a failure
-		// that it may go on after: so the order to stop goes first.
+		// The call above must stop, and its tool must not handle this as a failure and go on: so the
+		// cancellation is sent first.
 		n.w.pool.interrupt(n.j)
 	}
 	n.cancel()
@@ -234,7 +232,7 @@ func (n *nestedCall) finish(err error, kind frame.Type, result []byte) {
 	}
 }
 
-// spend takes size off the credit, once there is any.
+// spend waits for credit and takes size off it.
 func (n *nestedCall) spend(ctx context.Context, size int) error {
 	for {
 		n.mu.Lock()
@@ -252,8 +250,8 @@ func (n *nestedCall) spend(ctx context.Context, size int) error {
 	}
 }
 
-// add takes credit back. An error means that the worker breaks the protocol: it gave
-// more than was used.
+// add returns credit. An error means that the worker broke the protocol: it returned more than
+// was used.
 func (n *nestedCall) add(size int) error {
 	n.mu.Lock()
 	over := n.credit+size > window
@@ -271,7 +269,7 @@ func (n *nestedCall) add(size int) error {
 // nestedFailed ends a nested call with an error.
 func (w *worker) nestedFailed(id uint64, err error) {
 	body, bad := json.Marshal(toolmesh.AsError(err))
-	if bad != nil { // details that are not JSON
+	if bad != nil { // its details are not JSON
 		e := *toolmesh.AsError(err)
 		e.Details = nil
 		body, _ = json.Marshal(&e)

@@ -11,7 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/output"
 )
 
-// logged hands over a LOG frame.
+// logged passes a LOG frame on.
 func (w *worker) logged(h frame.Header, body []byte) {
 	record := output.RecordOf(h.Flags, body)
 	w.logMu.Lock()
@@ -23,9 +23,9 @@ func (w *worker) logged(h frame.Header, body []byte) {
 	w.logMu.Unlock()
 }
 
-// settleOutput hands over output that bypassed sys.stdout before a call's end. From then on a
-// plain function's call gets no more output. A worker of coroutines says whether there is
-// any; for plain functions the pool looks, which is cheaper than to have the worker look.
+// settleOutput passes on output that bypassed sys.stdout before a call's end. After that a
+// plain function's call gets no more output. A worker of coroutines reports whether there is
+// any; for plain functions the pool looks itself, which is cheaper.
 func (w *worker) settleOutput(flags uint8) {
 	async := w.pool.cfg.Async
 	w.logMu.Lock()
@@ -45,8 +45,8 @@ func (w *worker) settleOutput(flags uint8) {
 	w.logMu.Unlock()
 }
 
-// writers are the running calls, of which one has written past sys.stdout. None if there may
-// be calls that were given up.
+// writers are the running calls, one of which has written past sys.stdout. It returns none if
+// abandoned calls may still run.
 func (w *worker) writers() (jobs []*job) {
 	if !w.pool.cfg.Async {
 		if j := w.current.Load(); j != nil {
@@ -62,7 +62,7 @@ func (w *worker) writers() (jobs []*job) {
 	return jobs
 }
 
-// hand gives a record to its call's sink, or to the log. logMu is held.
+// hand passes a record to its call's sink, or to the log. logMu is held.
 func (w *worker) hand(j *job, r output.Record) {
 	if j != nil && j.Sink != nil {
 		j.Sink.Log(r)
@@ -76,7 +76,7 @@ func (w *worker) hand(j *job, r output.Record) {
 		slog.String("text", r.Message))
 }
 
-// capture begins to take what the worker writes to its descriptors 1 and 2.
+// capture starts reading the worker's descriptors 1 and 2.
 func (w *worker) capture() (err error) {
 	stdout, stderr := w.proc.Output()
 	if stdout == nil {
@@ -108,13 +108,13 @@ func (w *worker) pipe(file *os.File, stream output.Stream, saw func(data []byte)
 func (w *worker) remember(data []byte) {
 	jobs := w.writers()
 	if len(jobs) == 0 || slices.ContainsFunc(jobs, func(j *job) bool { return j.Session != jobs[0].Session }) {
-		w.tail.Forget() // it belongs to no session, or to several
+		w.tail.Forget() // it belongs to no session or to several
 	} else {
 		w.tail.Add(data, jobs[0].Session)
 	}
 }
 
-// endOutput takes the rest when the worker has ended.
+// endOutput reads the rest after the worker has ended.
 func (w *worker) endOutput() {
 	for _, pipe := range [...]*output.Pipe{w.stdout, w.stderr} {
 		if pipe != nil {

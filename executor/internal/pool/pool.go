@@ -18,31 +18,31 @@ import (
 // endTimeout is how long a killed process may take to end.
 const endTimeout = 5 * time.Second
 
-// Config says what a pool's workers have in common. All times and numbers must be set;
-// those that may be zero say so.
+// Config has the settings that a pool's workers share. All times and numbers must be set, except
+// those documented as zero.
 type Config struct {
 	Index  string // its name, for messages
 	Logger *slog.Logger
-	Redact *output.Redactor // takes secrets out of what workers write past their protocol; may be nil
+	Redact *output.Redactor // removes secrets from output that bypasses the protocol; may be nil
 
-	// Async says that workers run coroutines, many at a time, instead of plain functions,
+	// Async tells that workers run coroutines, many at a time, instead of plain functions,
 	// one at a time.
 	Async  bool
 	Once   bool // each worker serves one call and ends
-	Spares int  // workers that wait for calls then; may be 0
-	// MinIdle is how many workers stay without calls. With 0 the first call has the first
-	// worker started.
+	Spares int  // idle workers kept with Once; may be 0
+	// MinIdle is how many workers are kept without calls. With 0 the first call starts the first
+	// worker.
 	MinIdle int
-	// Affinity is that of the session that the pool belongs to; empty for all others.
-	// A session has its first worker started by its first call.
+	// Affinity is that of the session that owns the pool; empty for all others. The first call
+	// of a session starts its first worker.
 	Affinity tool.Affinity
 
 	MaxWorkers int // that run calls
-	// MaxCalls bounds the calls that run at once, without those that wait for a call of
-	// their own; 0: as many as the workers hold.
+	// MaxCalls limits simultaneous calls, without those that wait for a nested call; 0: the
+	// workers' capacity.
 	MaxCalls int
 	Limits   tool.Limits // of one call; zero fields mean no limit
-	Declared tool.Limits // those of them that the tools declare; the others are the node's
+	Declared tool.Limits // the limits that the tools declare; the others are the node's
 
 	Grace        time.Duration // from a call's cancellation to the end of its worker
 	StartTimeout time.Duration // from a worker's start until it is ready
@@ -51,23 +51,23 @@ type Config struct {
 	MaxFrame     uint32 // bytes
 }
 
-// holdsState reports whether another worker would not do: the pool is that of a
-// session whose calls are about what its one worker knows.
+// holdsState reports whether no other worker would do: the session's state is in its only
+// worker.
 func (c *Config) holdsState() bool {
 	return c.Affinity == tool.AffinityQueue || c.Affinity == tool.AffinityFail
 }
 
-// Pool is workers that are alike, and the queue before them, in which accounts take
-// turns: first come, first served for each. Its methods may be called concurrently.
+// Pool is a set of equal workers with one queue, which serves accounts fairly and each account
+// first come, first served. Its methods may be called concurrently.
 type Pool struct {
 	cfg      Config
 	log      *slog.Logger
 	spawn    func(ctx context.Context) (Process, error)
 	nextCall atomic.Uint64
 
-	watchEvery time.Duration // how often the watchdog looks; 0: there is none
+	watchEvery time.Duration // interval of the watchdog; 0 without a watchdog
 
-	limited chan struct{}   // capacity 1: a call that the watchdog looks at begins
+	limited chan struct{}   // capacity 1: a call with limits begins
 	open    context.Context //nolint:containedctx // until no more workers are started: an update cannot be given one
 	shut    context.CancelFunc
 	gone    chan struct{} // closed when the pool is closed and its last process has ended
@@ -75,11 +75,11 @@ type Pool struct {
 
 	mu    sync.Mutex
 	state state
-	look  *time.Timer // makes an update without a change, when something is due
+	look  *time.Timer // triggers an update when something is due
 }
 
-// New makes a pool. spawn starts one worker process, which sends READY when it is
-// able to take calls; it may be called concurrently.
+// New makes a pool. spawn starts one worker process, which sends READY when it can
+// take calls; it may be called concurrently.
 func New(cfg Config, spawn func(ctx context.Context) (Process, error)) *Pool {
 	p := &Pool{cfg: cfg, log: cfg.Logger, spawn: spawn, limited: make(chan struct{}, 1), gone: make(chan struct{})}
 	p.open, p.shut = context.WithCancel(context.Background())
@@ -93,8 +93,8 @@ func New(cfg Config, spawn func(ctx context.Context) (Process, error)) *Pool {
 	return p
 }
 
-// update changes the state, as no other function does: f notes an event, and its consequences
-// for the queue and the workers are found and begun here. f must not block, nor call update.
+// update changes the state, as no other function does: f records an event; then update finds
+// and starts the consequences for the queue and the workers. f must not block or call update.
 func (p *Pool) update(f func(s *state)) {
 	p.mu.Lock()
 	s := &p.state
@@ -128,7 +128,7 @@ func (p *Pool) read(f func(s *state)) {
 	f(&p.state)
 }
 
-// begin begins the work that an update has found.
+// begin starts the work that an update has found.
 func (p *Pool) begin(s *state) {
 	for ; s.starts > 0; s.starts-- {
 		p.wg.Go(func() { _ = p.start() })
@@ -146,8 +146,8 @@ func (p *Pool) begin(s *state) {
 	}
 }
 
-// Warm starts a worker, so that the first call finds one. Its error says why none
-// can be started.
+// Warm starts a worker, so that the first call finds one. Its error is why none can be
+// started.
 func (p *Pool) Warm() error {
 	closed := false
 	p.update(func(s *state) {
@@ -163,7 +163,7 @@ func (p *Pool) Warm() error {
 	return p.start()
 }
 
-// start starts a worker. Calls that wait for one are told if none can be started.
+// start starts a worker. Calls that wait for one get the error if it fails.
 func (p *Pool) start() error {
 	w, err := p.newWorker()
 	p.update(func(s *state) {
@@ -180,14 +180,13 @@ func (p *Pool) start() error {
 			}
 		}
 		if !s.closed {
-			p.log.Error("cannot start a worker", slog.String("error", err.Error()))
+			p.log.Error("worker could not be started", slog.String("error", err.Error()))
 		}
 	})
 	return err
 }
 
-// welcome takes a worker that has just become ready into service. One that has
-// ended meanwhile is a crash.
+// welcome puts a ready worker into service. If it has ended meanwhile, that is a crash.
 func (s *state) welcome(w *worker) {
 	switch {
 	case s.closed:
@@ -209,7 +208,7 @@ func (s *state) welcome(w *worker) {
 	}
 }
 
-// finishedPlain takes a call off its worker of plain functions.
+// finishedPlain releases the call of a worker of plain functions.
 func (p *Pool) finishedPlain(j *job) {
 	w := j.to
 	ended := false
@@ -232,8 +231,8 @@ func (p *Pool) finishedPlain(j *job) {
 	}
 }
 
-// finishedCoroutine takes the call of a terminal frame off its worker; nil if the call
-// was given up before. The error is that of known.
+// finishedCoroutine releases the call of a terminal frame; nil if the call was abandoned
+// before. The error is that of known.
 func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job, err error) {
 	p.update(func(s *state) {
 		if err = w.known(id); err != nil {
@@ -252,8 +251,8 @@ func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job, err error) {
 	return j, err
 }
 
-// processEnded notes that a worker's process has ended, and finishes the worker if no
-// goroutine reads from it: one that reads notices the end and finishes it.
+// processEnded records that a worker's process has ended, and finishes the worker unless a
+// goroutine reads from it, which then notices the end itself.
 func (p *Pool) processEnded(w *worker) {
 	alone := false
 	p.update(func(s *state) {
@@ -268,8 +267,8 @@ func (p *Pool) processEnded(w *worker) {
 	}
 }
 
-// remove takes a worker that has ended out of service: its calls fail, and another
-// is started if one is needed.
+// remove takes an ended worker out of service: its calls fail, and another is started if
+// needed.
 func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 	before := len(s.workers)
 	s.workers = slices.DeleteFunc(s.workers, func(one *worker) bool { return one == w })
@@ -283,7 +282,7 @@ func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 		s.stopFor(log, w, w.running(), fails)
 	}
 	if until := w.proc.Load(sandbox.WordUntil); until > 0 && sandbox.Boottime(time.Now()) >= until {
-		w.stopping = true // by its zygote, and by itself before a call: no crash
+		w.stopping = true // ended by its zygote, or by itself between calls: not a crash
 		for _, j := range w.running() {
 			if j.Lane != nil && j.breach.Load() == nil {
 				j.breach.Store(failure.TurnOver(j.Tool, w.begun(j)))
@@ -321,31 +320,31 @@ func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 			j.turn <- failure.StateGone(why)
 		}
 	}
-	if joined && !w.stopping && !s.closed { // one that never joined is start's affair
+	if joined && !w.stopping && !s.closed { // start handles one that never joined
 		s.restarts++
 		if len(failed) == 0 {
-			s.crashed() // an end during a call is for the quarantine of its tool
+			s.crashed() // an end during a call counts in its tool's quarantine
 		}
-		log.Warn("a worker ended", slog.String("exit", w.exit.String()), slog.Int("calls", len(failed)), slog.Any("cause", cause))
+		log.Warn("worker ended unexpectedly", slog.String("exit", w.exit.String()), slog.Int("calls", len(failed)), slog.Any("cause", cause))
 	}
 }
 
-// exitSpent is the status of a worker that ends between two calls because one of
-// them has changed it beyond repair; state/snapshot.py says the same.
+// exitSpent is the exit status of a worker that ends between two calls because one of them
+// changed it irreparably; state/snapshot.py has the same number.
 const exitSpent = 75
 
-// Stats is a moment's view of a pool, or of several.
+// Stats is a snapshot of a pool, or of several.
 type Stats struct {
 	Workers  int   // that take calls
-	Starting int   // on their way
+	Starting int   // being started
 	Busy     int   // calls that have a worker
 	Waiting  int   // calls in the queue
 	Restarts int   // workers that ended without being told to
 	Recycled int   // workers that were replaced for their calls, age or memory
-	Pids     []int // of the workers, those on their way out too
+	Pids     []int // of the workers, including ending ones
 }
 
-// Add adds those of another pool.
+// Add adds the figures of another pool.
 func (s *Stats) Add(more Stats) {
 	s.Workers += more.Workers
 	s.Starting += more.Starting
@@ -356,7 +355,7 @@ func (s *Stats) Add(more Stats) {
 	s.Pids = append(s.Pids, more.Pids...)
 }
 
-// Stats is a moment's view.
+// Stats returns a snapshot.
 func (p *Pool) Stats() (stats Stats) {
 	p.read(func(s *state) {
 		stats = Stats{Starting: s.starting, Busy: s.busy, Waiting: len(s.queue.Waiting), Restarts: s.restarts, Recycled: s.recycled}
@@ -370,8 +369,8 @@ func (p *Pool) Stats() (stats Stats) {
 	return stats
 }
 
-// End refuses further calls, cancels those that run and has the workers end: each
-// at once, or with its last call. It returns at once.
+// End refuses further calls, cancels running ones and ends each worker at once or after its
+// last call. It returns at once.
 func (p *Pool) End() {
 	p.refuse(func(s *state) {
 		for _, w := range s.workers {
@@ -389,13 +388,11 @@ func (p *Pool) End() {
 	})
 }
 
-// Gone is closed when the pool has been ended or closed, and its last process has
-// ended.
+// Gone is closed when the pool was ended or closed, and its last process has ended.
 func (p *Pool) Gone() <-chan struct{} { return p.gone }
 
-// Close refuses further calls, fails those in the queue, kills the workers and
-// waits until what the pool runs has ended. Calls that workers have fail, which is
-// not counted as a crash.
+// Close refuses further calls, fails the queued ones, kills the workers and waits for the
+// pool's goroutines. Running calls fail, which does not count as a crash.
 func (p *Pool) Close() {
 	p.refuse(func(s *state) {
 		for _, w := range s.workers {

@@ -8,54 +8,54 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
 
-// Process is one worker process, as far as a pool needs it. Package zygote makes
-// real ones; tests make theirs in Go. Its methods may be called concurrently,
-// Read and Eager by one goroutine at a time.
+// Process is one worker process as a pool sees it. Package zygote makes real ones; tests make
+// theirs in Go. Its methods may be called concurrently, Read and Eager by one goroutine at a
+// time.
 type Process interface {
-	// ID is its own, among all workers that ever were.
+	// ID is unique among all workers.
 	ID() uint64
-	// Pid is the system's.
+	// Pid is the process id of the system.
 	Pid() int
 
-	// Read reads the frames that the worker sends. It fails soon after the end of
-	// the process, even if another process holds the other end of the pipe.
+	// Read reads the worker's frames. It fails soon after the end of the process, even if
+	// another process holds the other end of the pipe.
 	Read(b []byte) (int, error)
-	// Eager says whether Read is to look for data for a moment before it sleeps:
-	// an answer is expected at once, and a processor is idle.
+	// Eager makes Read poll for a moment before it sleeps, for an answer that is expected at
+	// once while a processor is idle.
 	Eager(eager bool)
-	// Write sends frames. It never blocks, keeps no reference to data, and drops
-	// what a process that has ended would not read.
+	// Write sends frames. It never blocks, keeps no reference to data, and drops data that an
+	// ended process would not read.
 	Write(data []byte)
-	// Output are the read ends of the descriptors 1 and 2; nil where there are none.
-	// The pool closes them.
+	// Output are the read ends of the descriptors 1 and 2; nil without any. The pool closes
+	// them.
 	Output() (stdout, stderr *os.File)
 
-	// Load and Store access the page that the worker shares with the agent, at the
-	// places that [sandbox.WordCancel] and its neighbours name.
+	// Load and Store access the page that the worker shares with the agent, by words like
+	// [sandbox.WordCancel].
 	Load(word int) uint64
 	Store(word int, value uint64)
-	// Interrupt has the worker look at the page; Kill ends it.
+	// Interrupt makes the worker read the page; Kill ends it.
 	Interrupt()
 	Kill()
 
-	// Done is closed when the process is known to have ended. Exit is valid then.
+	// Done is closed when the process is known to have ended; then Exit is valid.
 	Done() <-chan struct{}
 	Exit() sandbox.Exit
 
-	// Usage is what it and all below it take at this moment; false when it is gone. More
-	// than most processes and threads are not counted, all if that is 0.
+	// Usage is the usage of the worker and all processes below it at this moment; false after
+	// its end. It counts at most this many tasks, all with 0.
 	Usage(most int) (sandbox.Usage, bool)
-	// ProcessorTime is what it alone has used; false when the system does not tell.
+	// ProcessorTime is the worker's own, without processes below; false where the system does not tell.
 	ProcessorTime() (time.Duration, bool)
-	// Share is their memory, where common pages count once; false when the system
-	// does not tell.
+	// Share is their memory with common pages counted once; false where the system does not
+	// tell.
 	Share() (int64, bool)
-	// TempFiles is how many bytes its temporary files take; beyond limit not exactly.
+	// TempFiles is the size of its temporary files in bytes; inexact beyond limit.
 	TempFiles(limit int64) int64
-	// Group bounds its memory and its processes; nil where nothing does.
+	// Group is its control group; nil without one.
 	Group() *cgroup.Group
 
-	// Close releases what is left of it, after Done. Load, Store and Group must not be
-	// used from then on; the other methods do nothing.
+	// Close releases its resources, after Done. Load, Store and Group must not be used
+	// afterwards; the other methods do nothing.
 	Close()
 }

@@ -11,13 +11,12 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 )
 
-// Quarantine prevents that a tool goes on killing its workers: after too many
-// crashes its calls are refused, but for one now and then, a trial, which ends the
-// quarantine when its worker survives. Each tool has its own, whichever pools run
-// its calls. Its methods may be called concurrently.
+// Quarantine stops a tool that keeps killing its workers: after too many crashes its calls are
+// refused, except for an occasional trial, which ends the quarantine if its worker survives.
+// Each tool has one quarantine for all pools. Its methods may be called concurrently.
 type Quarantine struct {
 	cfg     QuarantineConfig
-	active  atomic.Bool // in quarantine: calls must ask
+	active  atomic.Bool // in quarantine: calls must Enter
 	suspect atomic.Bool // a crash may have been its own or another tool's
 
 	mu      sync.Mutex
@@ -26,26 +25,26 @@ type Quarantine struct {
 	trying  bool
 }
 
-// QuarantineConfig says when a tool is in quarantine.
+// QuarantineConfig configures the quarantine of a tool.
 type QuarantineConfig struct {
 	Tool       string // for messages
 	CrashLimit int    // crashes within Window that begin it
 	Window     time.Duration
 	TrialEvery time.Duration
-	// Changed is told when it begins, with the reason, and when it ends, with none. It
-	// must return at once.
+	// Changed is called with the reason when the quarantine begins, and with "" when it ends.
+	// It must return at once.
 	Changed func(reason string)
 }
 
-// NewQuarantine makes the quarantine of one tool, which has not begun.
+// NewQuarantine makes the quarantine of one tool, not active.
 func NewQuarantine(cfg QuarantineConfig) *Quarantine { return &Quarantine{cfg: cfg} }
 
 type crash struct {
 	at     time.Time
-	worker uint64 // its death is one crash, however many calls it took along
+	worker uint64 // its end is one crash, however many calls it had
 }
 
-// Verdict is what a call's end tells about its tool.
+// Verdict tells what the end of a call says about its tool.
 type Verdict struct {
 	blame  blame
 	worker uint64 // that crashed
@@ -54,15 +53,15 @@ type Verdict struct {
 type blame int
 
 const (
-	blameNothing blame = iota // the call did not come to an end of its own
+	blameNothing blame = iota // the call did not end by itself
 	blameSurvived
-	// blameMaybe: the worker crashed while it ran calls of several tools. Each of
-	// them runs apart from the others until a call of it has gone well.
+	// blameMaybe: the worker crashed while it ran calls of several tools. Each tool runs
+	// apart from the others until one of its calls has succeeded.
 	blameMaybe
 	blameCrash
 )
 
-// judgement is what the end of a call tells.
+// judgement is the verdict of an ended call.
 func (j *job) judgement() Verdict {
 	if j.err == nil {
 		return Verdict{blame: blameSurvived}
@@ -70,15 +69,14 @@ func (j *job) judgement() Verdict {
 	return j.verdict
 }
 
-// Active reports whether it has begun, and not ended.
+// Active reports whether the quarantine is active.
 func (q *Quarantine) Active() bool { return q.active.Load() }
 
-// Suspect reports whether the tool's calls are to run apart from those of other
-// tools.
+// Suspect reports whether the tool's calls must run apart from those of other tools.
 func (q *Quarantine) Suspect() bool { return q.suspect.Load() }
 
-// Enter asks whether a call may be made; trial says that it is the one of its
-// kind. Leave must be called with it after the call.
+// Enter asks whether a call may be made; trial marks it as the quarantine's trial. Leave must be
+// called with trial after the call.
 func (q *Quarantine) Enter() (trial bool, _ *toolmesh.Error) {
 	if !q.active.Load() {
 		return false, nil
@@ -99,7 +97,7 @@ func (q *Quarantine) Enter() (trial bool, _ *toolmesh.Error) {
 		WithDetail("quarantine", map[string]any{"crashes": len(q.crashes), "retry_after_ms": wait.Milliseconds()})
 }
 
-// Leave notes how a call ended that was let in.
+// Leave records how an admitted call ended.
 func (q *Quarantine) Leave(trial bool, v Verdict) {
 	if !trial && (v.blame == blameNothing || v.blame == blameSurvived && !q.suspect.Load()) {
 		return

@@ -6,30 +6,29 @@ import (
 	"time"
 )
 
-// Workers that live long gather what tools leave behind: they are replaced from
-// time to time. The new one is ready before the old one gets no more calls, and
-// a bit of chance, a tenth more or less, prevents that all of them are replaced
-// at once. A worker that serves one call ends anyway, and one that a session knows
-// must not: they are never replaced.
+// Long-lived workers accumulate what tools leave behind, so they are replaced from time to time.
+// The new worker is ready before the old one stops taking calls, and a random tenth more or
+// less keeps them from being replaced all at once. Workers that serve one call, or hold a
+// session's state, are never replaced.
 
-// Recycle says when a worker is replaced. Fields that are not positive say: never
-// for that.
+// Recycle configures when a worker is replaced. A field that is not positive never causes
+// it.
 type Recycle struct {
-	Calls  int           // that it was given
+	Calls  int           // calls that it has taken
 	Age    time.Duration // since it became ready
-	Memory int64         // bytes that it, with all below it, grew by
+	Memory int64         // growth in bytes, with processes below it
 }
 
 // recycling is when one worker is to be replaced.
 type recycling struct {
-	begun   bool      // another is being started in its place
-	calls   uint64    // that it may be given; 0: any number
+	begun   bool      // its replacement is being started
+	calls   uint64    // limit; 0: none
 	expires time.Time // zero: never
-	growth  int64     // bytes that it may grow by; 0: any number
-	why     string    // it is replaced
+	growth  int64     // limit in bytes; 0: none
+	why     string    // the reason of its replacement
 }
 
-// about is n give or take a tenth.
+// about is n plus or minus a random tenth.
 func about[T ~int | ~int64](n T) T {
 	if n <= 0 {
 		return 0
@@ -50,20 +49,20 @@ func (s *state) scheduleRecycling(w *worker) {
 	w.recycling.growth = about(r.Memory)
 }
 
-// memory is what the process and all below it have, 0 when that is not known.
+// memory is the memory of the process and all below it, 0 if it is unknown.
 func (w *worker) memory() int64 {
 	usage, _ := w.proc.Usage(0)
 	return usage.Memory
 }
 
-// countCalls replaces a worker that has been given its number of calls.
+// countCalls replaces a worker that has reached its number of calls.
 func (s *state) countCalls(w *worker) {
 	if r := &w.recycling; r.calls > 0 && w.places >= r.calls {
 		s.recycle(w, "calls")
 	}
 }
 
-// recycle replaces the workers that have grown too old or too large.
+// recycle replaces workers that are too old or too large.
 func (p *Pool) recycle() {
 	p.update(func(s *state) {
 		for _, w := range s.workers {
@@ -94,9 +93,9 @@ func (p *Pool) replace(w *worker) {
 	p.update(func(s *state) {
 		r := &w.recycling
 		if err != nil {
-			// It goes on, and is tried again: a worker of some age beats none.
+			// It stays in service and is tried again: an old worker is better than none.
 			r.begun, r.calls, r.expires = false, w.places+1000, time.Now().Add(time.Minute)
-			p.log.Warn("a worker could not be replaced", slog.String("why", r.why), slog.String("error", err.Error()))
+			p.log.Warn("worker could not be replaced: it stays in service", slog.String("why", r.why), slog.String("error", err.Error()))
 			return
 		}
 		s.welcome(fresh)
@@ -109,6 +108,6 @@ func (p *Pool) replace(w *worker) {
 		} else {
 			s.retire(w)
 		}
-		p.log.Debug("a worker was replaced", slog.String("why", r.why), slog.Int("pid", w.proc.Pid()))
+		p.log.Debug("worker was replaced", slog.String("why", r.why), slog.Int("pid", w.proc.Pid()))
 	})
 }

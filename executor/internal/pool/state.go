@@ -15,23 +15,22 @@ import (
 )
 
 const (
-	// A call that waited this long gets another worker.
+	// queueDelay is how long a call waits before it gets another worker.
 	queueDelay = 3 * time.Millisecond
-	// Calls shorter than this keep the processors busy: more workers than
-	// shortWorkers for each would only get in each other's way. A second one is of
-	// use: it runs while the answer of the first is on its way and the next call
-	// wakes it, which takes longer than such a call (decision 017).
+	// Calls shorter than shortCall keep the processors busy: more than shortWorkers for each
+	// would only compete. A second one is useful: it runs while the answer of the first and the
+	// next call are on their way, which takes longer than such a call (decision 017).
 	shortCall    = time.Millisecond
 	shortWorkers = 2
-	// A call that has run for so long is no short one, whatever those before it
-	// were: it waits for something, most likely, and needs no processor.
+	// A call that has run for longCall is not short, whatever the average says: it most likely
+	// waits and needs no processor.
 	longCall = 20 * time.Millisecond
-	// Calls that one worker of coroutines holds at once.
+	// asyncCalls is the number of simultaneous calls of a worker of coroutines.
 	asyncCalls = 1024
 )
 
-// state is all that changes in a pool. Its methods are called only by functions that are
-// given to [Pool.update].
+// state is the mutable state of a pool. Its methods are called only by functions that are passed
+// to [Pool.update].
 type state struct {
 	cfg *Config
 
@@ -40,27 +39,27 @@ type state struct {
 	idle    []*worker // of plain functions; last in, first out: the others cool down and end
 	closed  bool
 
-	starting int // processes on their way
-	alive    int // processes that are there, those on their way out too
+	starting int // processes being started
+	alive    int // existing processes, including ending ones
 
 	busy    int         // calls that have a worker
 	depths  map[int]int // the same by depth
 	waiting int         // of busy: calls whose tool waits for one that it made
 
 	restarts     int           // workers that ended without being told to
-	recycled     int           // workers that were replaced in good order
+	recycled     int           // workers that were replaced as planned
 	service      time.Duration // moving average of the time a call takes
-	paces        []pace        // of the tools, by their places in the worker's list
+	paces        []pace        // of the tools, by slot
 	stands       time.Time     // since when calls have been queued without a pause
-	reconsidered time.Time     // when giveUp has last looked
-	// lost is why a session's worker ended, until a call has been told.
+	reconsidered time.Time     // last run of giveUp
+	// lost is why a session's worker ended, until a call has reported it.
 	lost string
 
-	crashes  int       // in a row, without a call that ended well between
+	crashes  int       // in a row, without a successful call between
 	failedAt time.Time // the last of the crashes
-	nextTry  time.Time // no worker is started before, see pause
+	nextTry  time.Time // no worker is started earlier, see pause
 
-	// What is to be done after the update.
+	// Work to do after the update.
 	granted   []*job        // calls whose frames are to be sent
 	starts    int           // workers to start
 	dismissed []*worker     // workers to be told to end
@@ -90,7 +89,7 @@ func (s *state) assign(w *worker, j *job) {
 	s.granted = append(s.granted, j)
 }
 
-// finished notes that a call ended well for its worker.
+// finished records that a call ended well for its worker.
 func (s *state) finished(j *job) {
 	s.release(j)
 	s.crashes = 0
@@ -106,7 +105,7 @@ func (j *job) stopTimers() {
 	}
 }
 
-// release takes a call off its worker.
+// release removes a call from its worker.
 func (s *state) release(j *job) {
 	s.busy--
 	s.depths[j.Depth]--
@@ -154,7 +153,7 @@ func (s *state) pick() *worker {
 	if s.cfg.Affinity == tool.AffinityHint {
 		for i, w := range s.idle {
 			if w.proc.ID() < s.idle[at].proc.ID() {
-				at = i // the first of the session's knows most
+				at = i // the session's first worker has most of its state
 			}
 		}
 	}
@@ -176,7 +175,7 @@ func (s *state) serves(w *worker) bool {
 	return !w.retired && (!w.blocked || s.cfg.holdsState())
 }
 
-// count is how many of the workers are such.
+// count counts the workers for which such holds.
 func (s *state) count(such func(w *worker) bool) (n int) {
 	for _, w := range s.workers {
 		if such(w) {
@@ -189,7 +188,7 @@ func (s *state) count(such func(w *worker) bool) (n int) {
 // serving counts the workers that take calls.
 func (s *state) serving() int { return s.count(s.serves) }
 
-// most is how many workers there may ever be.
+// most is the greatest number of workers at any time.
 func (s *state) most() int {
 	if s.cfg.holdsState() {
 		return 1
@@ -197,7 +196,7 @@ func (s *state) most() int {
 	return s.cfg.MaxWorkers + s.waiting
 }
 
-// limit is how many workers there may be now.
+// limit is the greatest number of workers now.
 func (s *state) limit() int {
 	if s.cfg.Async {
 		return 1
@@ -209,8 +208,7 @@ func (s *state) limit() int {
 	return max(limit, 1)
 }
 
-// occupied counts the workers whose call turned out to be a long one: the
-// average knows only of calls that have ended.
+// occupied counts the workers with a long call: the average covers only ended calls.
 func (s *state) occupied() int {
 	now := time.Now()
 	return s.count(func(w *worker) bool {
@@ -219,9 +217,8 @@ func (s *state) occupied() int {
 	})
 }
 
-// settle gives queued calls to workers, compares the workers that are there with
-// those that are wanted, and says what is to be done about it. It is the end of
-// each update.
+// settle gives queued calls to workers, compares the workers with the wanted ones, and records
+// the work to do. It is the end of each update.
 func (s *state) settle() {
 	if s.closed {
 		return
@@ -248,7 +245,7 @@ func (s *state) settle() {
 	case have == 0 && len(s.queue.Waiting) == 0 && (s.cfg.Affinity != "" || s.cfg.MinIdle == 0):
 		// A session that makes no call needs no worker.
 	case have == 0 && len(s.workers) > s.most():
-		s.lookAfter(queueDelay) // all are blocked, or on their way out
+		s.lookAfter(queueDelay) // all are blocked or ending
 	case have == 0:
 		if wait := s.pause(now); wait > 0 {
 			s.lookAfter(wait)
@@ -267,8 +264,7 @@ func (s *state) settle() {
 }
 
 // restock starts workers for the queue and the spares of a pool whose workers serve one call
-// each. Those on their way out count: a tool that does not end must not
-// be multiplied.
+// each. Workers that are being started count: a tool that does not end must not be multiplied.
 func (s *state) restock() {
 	unused := s.count(func(w *worker) bool { return !w.retired && w.places == 0 })
 	missing := s.cfg.Spares - unused - s.starting
@@ -301,7 +297,7 @@ func (s *state) lookAfter(d time.Duration) {
 	}
 }
 
-// retire takes a worker out of service; what it runs may come to its end.
+// retire takes a worker out of service; its calls may finish.
 func (s *state) retire(w *worker) {
 	w.retired = true
 	if i := slices.Index(s.idle, w); i >= 0 {
@@ -309,20 +305,20 @@ func (s *state) retire(w *worker) {
 	}
 }
 
-// stop takes a worker out of service that is to end: that is no crash.
+// stop takes a worker out of service that is told to end, which is not a crash.
 func (s *state) stop(w *worker) {
 	s.retire(w)
 	w.stopping = true
 }
 
-// dismiss has a worker that runs nothing end by itself.
+// dismiss makes a worker without calls end by itself.
 func (s *state) dismiss(w *worker) {
 	s.stop(w)
 	s.dismissed = append(s.dismissed, w)
 }
 
-// refuses is the error of a call that comes to a closed pool, or after the
-// session's worker was lost: that is told once.
+// refuses is the error of a call to a closed pool, or of the first one after the session's worker
+// was lost.
 func (s *state) refuses() *toolmesh.Error {
 	switch {
 	case s.closed:
@@ -335,7 +331,7 @@ func (s *state) refuses() *toolmesh.Error {
 	return nil
 }
 
-// shut is the error of a call that finds its pool closed.
+// shut is the error of a call to a closed pool.
 func (s *state) shut() *toolmesh.Error {
 	if s.cfg.Affinity != "" {
 		return failure.Unavailable("the session has ended")
@@ -350,7 +346,7 @@ func (s *state) empty() []*job {
 	return queued
 }
 
-// longest is for how long the call has waited that has waited longest.
+// longest is the longest wait of a queued call.
 func (s *state) longest(now time.Time) (d time.Duration) {
 	for _, j := range s.queue.Waiting {
 		d = max(d, now.Sub(j.since))
@@ -358,21 +354,20 @@ func (s *state) longest(now time.Time) (d time.Duration) {
 	return d
 }
 
-// A worker that ends unasked is replaced. If workers do so again and again, because the
-// import or the fork fails, each costs a start: the starts become rarer, and calls are told
-// after a second at most.
+// A worker that ends unexpectedly is replaced. If that repeats, because the import or the fork
+// fails, each costs a start: starts become rarer, and calls get the error after a second at
+// most.
 const (
 	// Crashes in a row that are repaired at once.
 	freeCrashes = 3
-	// From then on a start waits, at first for this long, then for twice as long
-	// each time, up to the last.
+	// After those a start waits, at first for this time, doubling each time up to the last.
 	firstBackoff = 50 * time.Millisecond
 	lastBackoff  = 30 * time.Second
 	// A call does not wait longer than this for the next try.
 	callBackoff = time.Second
 )
 
-// crashed notes a worker's unwanted end and sets when the next may start.
+// crashed records a worker's unexpected end and sets when the next one may start.
 func (s *state) crashed() {
 	s.crashes++
 	s.failedAt = time.Now()
@@ -382,7 +377,7 @@ func (s *state) crashed() {
 	}
 }
 
-// pause is how long no worker may be started yet.
+// pause is the time until a worker may be started.
 func (s *state) pause(now time.Time) time.Duration {
 	at := s.nextTry
 	if soon := s.failedAt.Add(callBackoff); len(s.queue.Waiting) > 0 && soon.Before(at) {

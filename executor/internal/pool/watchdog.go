@@ -12,47 +12,45 @@ import (
 	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
-// A limit on memory has three guards. What is asked for at once, far beyond it,
-// is refused by the system (limits.py): a MemoryError, which a tool may handle.
-// What is touched is measured by the watchdog, which is exact about what the
-// limit means and says so, but looks only now and then. Behind both stands the
-// kernel's bound on the worker's control group, where there are groups: nothing
-// is faster, and nothing hides from it, neither a process that left its parent
-// nor a file in memory. It stands a bit further out than the limit, because it
-// also counts what the limit does not: see bound.
+// Memory limits have three guards. One allocation far beyond the limit is refused by the system
+// (limits.py): a MemoryError, which a tool may handle. Used memory is measured by the watchdog,
+// which applies the exact limit and reports it, but only at intervals. Behind both is the
+// kernel's limit on the worker's control group, where groups exist: it acts at once, and covers
+// processes that left their parent and files in memory. It is somewhat above the limit, because
+// it also counts other memory: see bound.
 
 const (
-	// kernelShare is for what the kernel holds on a worker's behalf, beyond the limit:
-	// tables of pages, stacks, buffers.
+	// kernelShare is the kernel's own memory for a worker, beyond the limit: page tables,
+	// stacks, buffers.
 	kernelShare = 4 << 20
-	// After a call that was shorter and ended well it is not asked whether the kernel
-	// refused it anything: to come to the node's defaults takes longer. A call of
-	// microseconds takes milliseconds, too, while others want the processor.
+	// After a successful call shorter than brief the kernel is not asked whether it refused
+	// anything: reaching the node's defaults takes longer. Under load a call of microseconds
+	// takes milliseconds, too.
 	brief = 10 * time.Millisecond
-	// watchBrief is how often a worker is looked at whose calls all began after the last
-	// look, where only the node's defaults hold and its control group keeps them: temporary
-	// files, which the group does not count, may grow over many calls.
+	// watchBrief is how often a worker is measured whose calls all began after the last look, if
+	// its control group enforces the node's defaults: temporary files, which the group does not
+	// count, may grow over many calls.
 	watchBrief = time.Second
 )
 
 // metering is the watchdog's record of a worker.
 type metering struct {
 	base int64 // bytes of memory before the first call
-	// Of its control group: what was charged to it by then, and the processes that
-	// the kernel had killed there when the running call began.
+	// Of its control group when the running call began: memory charged, and processes killed by
+	// the kernel.
 	charged int64
 	kills   int
 	seen    time.Duration // processor time, of the process and all below, at the last look
-	looked  time.Time     // when that was; the watchdog's own
-	files   sandbox.Look  // at its temporary files; the watchdog's own
-	// Likewise: its own processor time at the last look, if it was alone then, else 0.
+	looked  time.Time     // time of the last look; used by the watchdog only
+	files   sandbox.Look  // at its temporary files; used by the watchdog only
+	// Its own processor time at the last look, if it had no other processes then, else 0; used by the watchdog only.
 	alone time.Duration
 }
 
-// bound sets the bound of a worker's group when it is ready for its first call.
-// What it has of its zygote is charged to that; but the first to write to a
-// common page pays for the copy, though it has no more memory than before. So all
-// that it began with may be charged to it once more.
+// bound sets the memory limit of a worker's group when it is ready for its first call. Pages
+// shared with its zygote are charged to the zygote, but the first write to one charges the copy
+// to the worker, though its memory does not grow. So its initial memory may be charged once
+// more.
 func (w *worker) bound() {
 	limits := w.pool.cfg.Limits
 	w.metering.base = w.memory()
@@ -67,12 +65,11 @@ func (w *worker) bound() {
 		err = group.Limit(used + w.metering.base + limit + limit/32 + kernelShare)
 	}
 	if err != nil {
-		w.pool.log.Warn("a worker's control group is not bounded", slog.Int("pid", w.proc.Pid()), slog.String("error", err.Error()))
+		w.pool.log.Warn("a worker's control group could not be limited: only the watchdog enforces its memory limit", slog.Int("pid", w.proc.Pid()), slog.String("error", err.Error()))
 	}
 }
 
-// meter notes where a worker's meter stands when it gets a call, and wakes the
-// watchdog.
+// meter records a worker's figures when it gets a call, and wakes the watchdog.
 func (s *state) meter(w *worker) {
 	if w.pool.watchEvery == 0 {
 		return
@@ -90,8 +87,8 @@ func (s *state) meter(w *worker) {
 	wake.Up(w.pool.limited)
 }
 
-// watch is the watchdog: it looks at the calls of a pool with limits while there
-// are any, and stops what takes more than it may.
+// watch is the watchdog: while calls with limits run it measures their workers, and stops those
+// that exceed a limit.
 func (p *Pool) watch() {
 	for {
 		select {
@@ -110,7 +107,7 @@ func (p *Pool) watch() {
 	}
 }
 
-// patrol looks at each worker that runs a call; false when none does.
+// patrol measures each worker that runs a call; false if none does.
 func (p *Pool) patrol() bool {
 	running := map[*worker][]*job{}
 	p.read(func(s *state) {
@@ -133,14 +130,14 @@ func (p *Pool) patrol() bool {
 	return len(running) > 0
 }
 
-// tooBrief reports whether a worker need not be looked at yet.
+// tooBrief reports whether a worker need not be measured yet.
 func (p *Pool) tooBrief(w *worker, calls []*job, now time.Time) bool {
 	return w.proc.Group() != nil && p.watchEvery != sandbox.LookOften && now.Sub(w.metering.looked) < watchBrief &&
 		!slices.ContainsFunc(calls, func(j *job) bool { return now.Sub(j.since) >= sandbox.LookRarely })
 }
 
-// asleep reports whether a worker, which had no processes and threads but its own, has not
-// run since the last look: it has no more than it had then. Hundreds of calls may wait.
+// asleep reports whether a worker without further processes and threads has not run since the
+// last look: its usage is unchanged. Hundreds of calls may wait.
 func (w *worker) asleep() bool {
 	before, known := w.metering.alone, false
 	if w.metering.alone, known = w.proc.ProcessorTime(); !known {
@@ -149,7 +146,7 @@ func (w *worker) asleep() bool {
 	return before > 0 && before == w.metering.alone
 }
 
-// tempFiles is what a worker's temporary files take, 0 while it is not time to look.
+// tempFiles is the size of a worker's temporary files, 0 until the next look is due.
 func (w *worker) tempFiles() int64 {
 	limit := int64(w.pool.cfg.Limits.TempFiles)
 	if limit == 0 {
@@ -157,19 +154,19 @@ func (w *worker) tempFiles() int64 {
 	}
 	files, looked := w.metering.files.Due(func() int64 { return w.proc.TempFiles(limit) })
 	if !looked {
-		w.metering.alone = 0 // to be looked at again, though it may sleep by then
+		w.metering.alone = 0 // measure it again, even if it sleeps by then
 	}
 	return files
 }
 
-// check stops what has taken more than it may. u was measured while the worker ran the
-// calls measured: it says nothing about one that began when they had ended.
+// check stops calls that exceed a limit. u was measured while the worker ran the calls
+// measured: it says nothing about calls that began later.
 func (p *Pool) check(w *worker, u sandbox.Usage, measured []*job) {
 	limits, memory, files := p.cfg.Limits, int64(0), int64(0)
 	if u.Processes > 1 {
 		w.metering.alone = 0
 	}
-	if limits.Pids == 0 || u.Tasks <= limits.Pids { // else the rest does not matter, and takes long
+	if limits.Pids == 0 || u.Tasks <= limits.Pids { // otherwise the exact memory is not needed, which is slow to measure
 		files = w.tempFiles()
 		memory = u.MemoryFor(int64(limits.Memory), w.metering.base, w.proc.Share)
 	}
@@ -198,8 +195,8 @@ func (p *Pool) check(w *worker, u sandbox.Usage, measured []*job) {
 	})
 }
 
-// countTime adds the processor time since the last look to the calls that it counts
-// for, and returns those that have used more than they may.
+// countTime adds the processor time since the last look to the calls that used it, and returns
+// those above their limit.
 func (s *state) countTime(w *worker, jobs []*job, cpu time.Duration) (late []*job) {
 	limit := s.cfg.Limits.CPUTime
 	computing := computing(w, jobs)
@@ -214,8 +211,8 @@ func (s *state) countTime(w *worker, jobs []*job, cpu time.Duration) (late []*jo
 	return late
 }
 
-// computing are those of a worker's calls that its processor time counts for: the
-// one that was seen to use it, or else all that do not wait for a call they made.
+// computing are the calls of a worker that used its processor time: the one that was seen
+// running, or else all that do not wait for a nested call.
 func computing(w *worker, jobs []*job) []*job {
 	if len(jobs) == 1 {
 		return jobs
@@ -232,9 +229,9 @@ func computing(w *worker, jobs []*job) []*job {
 	return slices.DeleteFunc(slices.Clone(jobs), func(j *job) bool { return j.open > 0 })
 }
 
-// outgrown makes the error of the calls of a worker that ran into its group's bounds: the
-// kernel killed a process of it since its call began, or refused it one; nil of another.
-// A worker of which that is seen is ended.
+// outgrown returns the error of a worker's calls if it reached a limit of its control group: the
+// kernel killed one of its processes since its call began, or refused it one; nil otherwise.
+// The worker is then ended.
 func (w *worker) outgrown() func(j *job) *toolmesh.Error {
 	group, limits := w.proc.Group(), w.pool.cfg.Limits
 	switch {
@@ -247,9 +244,9 @@ func (w *worker) outgrown() func(j *job) *toolmesh.Error {
 	return nil
 }
 
-// endOutgrown ends a worker that is still there though it ran into its group's bounds: the
-// call that ends now has exceeded a limit, whatever it says. After a brief call that ended
-// well that is not asked where no tool declares such a limit.
+// endOutgrown ends a worker that survived reaching a limit of its control group: the call that
+// ends now has exceeded a limit, whatever its result. It skips brief successful calls where no
+// tool declares such a limit.
 func (p *Pool) endOutgrown(w *worker, h frame.Header, since time.Time) (ended bool) {
 	if w.proc.Group() == nil || p.cfg.Declared.Memory == 0 && p.cfg.Declared.Pids == 0 && h.Type != frame.Error && time.Since(since) < brief {
 		return false
@@ -264,7 +261,7 @@ func (p *Pool) endOutgrown(w *worker, h frame.Header, since time.Time) (ended bo
 	return ended
 }
 
-// stopFor takes a worker out of service whose calls fail because of a limit.
+// stopFor takes a worker out of service and fails its calls because of a limit.
 func (s *state) stopFor(log *slog.Logger, w *worker, jobs []*job, fails func(j *job) *toolmesh.Error) {
 	for _, j := range jobs {
 		if j.breach.Load() == nil {
@@ -278,5 +275,5 @@ func (s *state) stopFor(log *slog.Logger, w *worker, jobs []*job, fails func(j *
 }
 
 func (w *worker) warn(log *slog.Logger, j *job) {
-	log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.String("error", j.breach.Load().Error()))
+	log.Warn("call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.String("error", j.breach.Load().Error()))
 }

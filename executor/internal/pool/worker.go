@@ -19,22 +19,22 @@ import (
 )
 
 const (
-	// A worker that holds so many calls gets them together: others are about to
-	// come or go, most likely, and a write for each costs more than all the rest.
+	// A worker with crowd calls gets new ones together: others most likely come or go at the
+	// same time, and a write for each would cost more than everything else.
 	crowd = 16
-	// Bytes of calls that are written without waiting for more: the worker begins
-	// with them while others are yet to be made.
+	// gathered is how many bytes of calls are written without waiting for more: the worker
+	// starts on them while others are being made.
 	gathered = 4 << 10
 )
 
-// worker is one process that takes calls. Its frames are read, of a worker of plain
-// functions, by the caller whose call it runs, without a goroutine between them; of
-// a worker of coroutines, by a goroutine for all its calls.
+// worker is one process that takes calls. The caller reads the frames of a worker of plain
+// functions itself, without a goroutine between them; those of a worker of coroutines are
+// read by one goroutine for all its calls.
 type worker struct {
 	pool    *Pool
 	proc    Process
 	reader  *frame.Reader
-	stdout  *output.Pipe // nil where there is none, as stderr
+	stdout  *output.Pipe // may be nil, as stderr
 	stderr  *output.Pipe
 	tail    *output.Tail
 	reading sync.WaitGroup // the pipes
@@ -45,7 +45,7 @@ type worker struct {
 
 	current atomic.Pointer[job] // of plain functions: the call whose output is read
 
-	logMu sync.Mutex // output is handed over, and calls end, one at a time
+	logMu sync.Mutex // orders output and the ends of calls
 
 	writeMu   sync.Mutex
 	buf       []byte // frames that are about to be written
@@ -53,19 +53,19 @@ type worker struct {
 	calls     uint64 // CALL frames that were in it
 
 	// Guarded by update.
-	ready     bool                   // it has said so
+	ready     bool                   // READY came
 	ended     bool                   // its process has ended
 	retired   bool                   // it takes no further call
-	stopping  bool                   // told to end: its end is no crash
+	stopping  bool                   // told to end: its end is not a crash
 	one       *job                   // of plain functions: the call that it has
 	jobs      map[uint64]*job        // of coroutines: those that it has
 	nests     map[uint64]*nestedCall // calls that its tools make
-	abandoned int                    // calls that we no longer wait for but that it may still run
+	abandoned int                    // calls without a waiter that it may still run
 	waiting   int                    // calls whose tool waits for one that it made
-	places    uint64                 // calls that it was given
+	places    uint64                 // CALL frames sent to it
 	idleSince time.Time
-	silent    int  // looks at an event loop since it was asked for a sign of life; 0 when it gave it
-	blocked   bool // it gave none for a while: it gets no new calls
+	silent    int  // looks since a keepalive was requested from its event loop; 0 after it came
+	blocked   bool // no keepalive for a while: it gets no new calls
 	metering  metering
 	recycling recycling
 }
@@ -98,7 +98,7 @@ func (p *Pool) newWorker() (*worker, error) {
 	h, _, err := w.reader.Next()
 	timer.Stop()
 	if err == nil && h.Type != frame.Ready {
-		err = fmt.Errorf("it began with frame type %d", h.Type)
+		err = fmt.Errorf("its first frame has type %d", h.Type)
 	}
 	if err != nil {
 		w.finish(err)
@@ -120,9 +120,8 @@ func (p *Pool) newWorker() (*worker, error) {
 	return w, nil
 }
 
-// finish ends the process if it has not ended, and everything about the worker.
-// It is called by each that finds that the worker is of no more use; it returns
-// when all is done.
+// finish kills the process if it has not ended, and releases the worker. Any goroutine that finds
+// the worker useless calls it; it returns when all is done.
 func (w *worker) finish(cause error) {
 	w.finishing.Do(func() {
 		w.proc.Kill()
@@ -130,7 +129,7 @@ func (w *worker) finish(cause error) {
 		case <-w.proc.Done():
 			w.exit = w.proc.Exit()
 		case <-time.After(endTimeout):
-			w.pool.log.Error("a killed worker did not end", slog.Int("pid", w.proc.Pid()))
+			w.pool.log.Error("killed worker did not end", slog.Int("pid", w.proc.Pid()))
 			w.exit = sandbox.Exit{Lost: true}
 		}
 		w.endOutput()
@@ -142,7 +141,7 @@ func (w *worker) finish(cause error) {
 	<-w.gone
 }
 
-// end ends a worker that runs nothing by its own means: its exit handlers run.
+// end lets a worker without calls exit by itself, with its exit handlers.
 func (w *worker) end() {
 	w.send(frame.Header{Type: frame.Exit}, nil)
 	select {
@@ -152,10 +151,9 @@ func (w *worker) end() {
 	w.finish(nil)
 }
 
-// follow reads on behalf of the call that a worker of plain functions runs, to
-// its end: the terminal's type and body, or an error when the worker is of no
-// more use. Items go to the call's sink, which may block, until it returns an
-// error: that is refused, however the call ends.
+// follow reads for the call of a worker of plain functions until its end: the terminal's type
+// and body, or an error if the worker is useless. Items go to the call's sink, which may block,
+// until the sink returns an error: that is refused, however the call ends.
 func (w *worker) follow(j *job) (kind frame.Type, data []byte, refused, err error) {
 	for {
 		h, body, err := w.reader.Next()
@@ -239,7 +237,7 @@ func (w *worker) demultiplex() error {
 	}
 }
 
-// other takes a frame that is neither a call's end nor an item.
+// other handles a frame that is neither a call's end nor an item.
 func (w *worker) other(h frame.Header, body []byte) error {
 	switch h.Type { //nolint:exhaustive // the rest never comes from a worker
 	case frame.Log:
@@ -249,27 +247,26 @@ func (w *worker) other(h frame.Header, body []byte) error {
 	case frame.Pong:
 		w.pool.answered(w)
 	default:
-		return fmt.Errorf("the worker sent frame type %d, which this agent does not know", h.Type)
+		return fmt.Errorf("the worker sent the unknown frame type %d", h.Type)
 	}
 	return nil
 }
 
-// answers takes the frame of the end of a call that began at since; false when that counts
-// for nothing.
+// answers handles the frame that ends a call that began at since; false if it does not count.
 func (w *worker) answers(h frame.Header, since time.Time) bool {
 	if w.pool.endOutgrown(w, h, since) {
 		return false
 	}
 	if h.Flags&frame.FlagSpent != 0 {
-		w.pool.update(func(s *state) { s.stop(w) }) // its own call has used it up
+		w.pool.update(func(s *state) { s.stop(w) }) // its call used it up
 	}
 	w.settleOutput(h.Flags)
 	return true
 }
 
-var errExceeded = errors.New("it exceeded a limit that the kernel keeps")
+var errExceeded = errors.New("it exceeded a limit that the kernel enforces")
 
-// own is a body that may be kept.
+// own is a body that may be retained.
 func own(h frame.Header, body []byte) []byte {
 	if frame.Owned(h) {
 		return body
@@ -277,16 +274,16 @@ func own(h frame.Header, body []byte) []byte {
 	return append(make([]byte, 0, len(body)), body...)
 }
 
-// known is an error for a call that a worker of coroutines cannot have. It is called
-// with the pool's lock.
+// known is an error for a call that the worker of coroutines does not have. It is called with
+// the pool's lock.
 func (w *worker) known(id uint64) error {
 	if w.jobs[id] == nil && w.abandoned == 0 {
-		return fmt.Errorf("the worker spoke of call %d, which it does not have", id)
+		return fmt.Errorf("the worker sent a frame of call %d, which it does not have", id)
 	}
 	return nil
 }
 
-// find is the call of an id, nil when we no longer wait for it.
+// find is the call of an id, nil if it was abandoned.
 func (w *worker) find(id uint64) (j *job) {
 	if !w.pool.cfg.Async {
 		if j := w.current.Load(); j != nil && j.id == id {
@@ -298,9 +295,8 @@ func (w *worker) find(id uint64) (j *job) {
 	return j
 }
 
-// call sends a call to the worker. One that holds many others gets it together
-// with those that other goroutines are about to send, once they have had their
-// turn. No lock may be held.
+// call sends a call to the worker. For a worker with many calls, frames of several goroutines
+// are gathered into one write. No lock may be held.
 func (w *worker) call(j *job) {
 	w.writeMu.Lock()
 	defer w.writeMu.Unlock()
@@ -320,8 +316,8 @@ func (w *worker) call(j *job) {
 	w.write()
 }
 
-// cancel tells the worker to stop a call: on the page and by a signal for what
-// runs, by a frame for what waits.
+// cancel tells the worker to stop a call: a running one through the page and a signal, a
+// waiting one by a frame.
 func (w *worker) cancel(j *job) {
 	w.proc.Store(sandbox.WordCancel, j.id) // before the frame: the worker compares them
 	w.send(frame.Header{Type: frame.Cancel, ID: j.id}, nil)
@@ -350,13 +346,13 @@ func (w *worker) send(h frame.Header, body []byte) {
 	w.write()
 }
 
-// append adds a frame to those that are about to be written. writeMu is held.
+// append adds a frame to buf. writeMu is held.
 func (w *worker) append(h frame.Header, meta, rest []byte) {
 	h.Length = uint32(len(meta) + len(rest)) //nolint:gosec // bounded by the executor
 	w.buf = append(append(h.Append(w.buf), meta...), rest...)
 }
 
-// write writes what is about to be written. writeMu is held.
+// write writes buf. writeMu is held.
 func (w *worker) write() {
 	data := w.buf
 	if w.buf = data[:0]; cap(data) > 1<<20 {
@@ -367,13 +363,13 @@ func (w *worker) write() {
 	}
 }
 
-// begun tells whether a call that a dead worker held had entered its function.
-// It is called in updates.
+// begun reports whether a call of a dead worker had entered its function. It is called in
+// updates.
 func (w *worker) begun(j *job) toolmesh.Started {
 	if w.pool.cfg.Async {
 		place := j.place.Load()
 		return failure.Started(place > 0 && place <= w.proc.Load(sandbox.WordTaken))
 	}
-	// A tool may have written over the page: only what is unchanged says no.
+	// A tool may have overwritten the page: only an unchanged word proves that it did not start.
 	return failure.Started(w.proc.Load(sandbox.WordStarted) != j.before)
 }

@@ -12,15 +12,15 @@ import (
 
 func (r *run) program() string { return r.call.Argv[0] }
 
-// failed makes an error of how the program ended, nil if it ended well.
+// failed makes an error of how the program ended; nil after success.
 func (r *run) failed(ending sandbox.Ending) error {
 	switch how := ending.Exit; {
 	case ending.Refused != "":
-		return failure.Unavailable("the sandbox level %s cannot be had: %s", r.call.Sandbox, ending.Refused)
+		return failure.Unavailable("the sandbox level %s is not available: %s", r.call.Sandbox, ending.Refused)
 	case ending.Failed == syscall.E2BIG:
 		return failure.NotStarted(toolmesh.CodePayloadTooLarge, "the arguments are more than the system gives to a program")
 	case ending.Failed != 0:
-		return failure.Unavailable("the command %s cannot be started: %s", r.program(), ending.Failed).WithRetryable(false)
+		return failure.Unavailable("the command %s could not be started: %s", r.program(), ending.Failed).WithRetryable(false)
 	case ending.Lost:
 		select {
 		case <-r.runner.stop:
@@ -43,8 +43,8 @@ func (r *run) failed(ending sandbox.Ending) error {
 	return nil
 }
 
-// withWords adds the last words of the program on stderr, which is read to its end
-// first: no process is left that could write there.
+// withWords adds the end of the program's stderr, which is read to its end first: no process is
+// left that could write there.
 func (r *run) withWords(e *toolmesh.Error) *toolmesh.Error {
 	<-r.quiet
 	e = e.WithDetail("tool", r.call.Tool)

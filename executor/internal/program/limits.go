@@ -9,8 +9,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
 
-// backstop is how much memory the system lets one process of a command reserve: far more than
-// a declared limit, which the watchdog keeps and gives its own error. 0: none is declared.
+// backstop is the memory that the system lets one process of a command reserve: far more than a
+// declared limit, which the watchdog enforces with its own error. 0 without a declared limit.
 func (r *run) backstop() int64 {
 	if r.declared.Memory == 0 {
 		return 0
@@ -18,8 +18,8 @@ func (r *run) backstop() int64 {
 	return sandbox.Backstop(int64(min(r.declared.Memory, r.call.Limits.Memory)))
 }
 
-// patrol measures a command until it has ended. For too much processor time it is asked to
-// end; for too much memory or too many processes it is ended at once.
+// patrol measures a command until it has ended. Too much processor time terminates it with
+// grace; too much memory or too many processes kill it at once.
 func (r *run) patrol(every time.Duration) {
 	var files sandbox.Look
 	r.proc.Watch(every, r.call.Limits.Pids, func(u sandbox.Usage) bool {
@@ -31,7 +31,7 @@ func (r *run) patrol(every time.Duration) {
 			return false
 		}
 		r.breach.Store(exceeded)
-		r.runner.cfg.Logger.Warn("a command exceeded a limit", slog.String("rpc_id", r.call.RPCID), slog.String("tool", r.call.Tool), slog.String("error", exceeded.Error()))
+		r.runner.cfg.Logger.Warn("command exceeded a limit", slog.String("rpc_id", r.call.RPCID), slog.String("tool", r.call.Tool), slog.String("error", exceeded.Error()))
 		if fatal {
 			r.proc.Kill()
 		} else {
@@ -41,10 +41,10 @@ func (r *run) patrol(every time.Duration) {
 	})
 }
 
-// exceeds says which limit is exceeded, and whether the program has to go at once.
+// exceeds returns the exceeded limit, and whether the program must be killed at once.
 func (r *run) exceeds(u sandbox.Usage, look *sandbox.Look) (exceeded *toolmesh.Error, fatal bool) {
 	limits, memory, files := r.call.Limits, int64(0), int64(0)
-	if limits.Pids == 0 || u.Tasks <= limits.Pids { // with more the rest takes long
+	if limits.Pids == 0 || u.Tasks <= limits.Pids { // measuring more processes is slow
 		memory = u.MemoryFor(int64(limits.Memory), 0, func() (int64, bool) { return sandbox.ShareOf(r.proc.Pid(), false) })
 		if limit := int64(limits.TempFiles); limit > 0 {
 			files, _ = look.Due(func() int64 { return sandbox.FilesOf(r.folder, r.proc.Pid(), limit) })
@@ -59,8 +59,8 @@ func (r *run) exceeds(u sandbox.Usage, look *sandbox.Look) (exceeded *toolmesh.E
 	return nil, false
 }
 
-// refused is the error of a program of which the kernel killed a process for want of
-// memory, or to which it refused one, else nil.
+// refused is the error of a program if the kernel killed one of its processes for lack of
+// memory, or refused it one; else nil.
 func (r *run) refused() *toolmesh.Error {
 	switch {
 	case r.group.Kills() > 0:

@@ -21,67 +21,67 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Config says which index programs belong to and how they are started.
+// Config describes the index of the programs and how they are started.
 type Config struct {
 	Index  string // its name, for messages
 	Logger *slog.Logger
-	// Launch starts startup/command.py, the process above a program. Its folder is that of the
-	// index, its level is not looked at.
+	// Launch starts startup/command.py, the process above a program, in the index's folder.
+	// Its sandbox level is ignored.
 	Launch  sandbox.Command
 	Spawner *sandbox.Spawner
 	Groups  *cgroup.Tree
-	// Environ is the whole environment of a program: what all programs see with own,
-	// of its user, and vars on top.
+	// Environ is the whole environment of a program: that of all programs, with its user's
+	// own variables and vars on top.
 	Environ func(own, vars map[string]string) []string
-	// User is the user of a program that asks for a sandbox level, or for none, and that
-	// user's variables.
+	// User is the user of a program with this sandbox level, or none, and that user's
+	// variables.
 	User    func(tool.Sandbox) (user sandbox.User, own map[string]string, err error)
-	Given   func(sandbox.User) []sandbox.Path // folders that programs of a user have, besides one for temporary files
-	Redact  *output.Redactor                  // nil: no secrets
-	Scratch string                            // where the folders of programs that may write nowhere else are made
-	Sandbox tool.Sandbox                      // of calls that ask for no level
-	// Concurrency bounds the programs that run at once.
+	Given   func(sandbox.User) []sandbox.Path // folders for programs of a user, in addition to temporary files
+	Redact  *output.Redactor                  // nil without secrets
+	Scratch string                            // parent of the only writable folders of confined programs
+	Sandbox tool.Sandbox                      // for calls without a level
+	// Concurrency is the maximum of simultaneous programs.
 	Concurrency int
-	// Limits are those of calls that declare none, MaxLimits the most that they may
-	// declare. Zero fields mean no limit.
+	// Limits are for calls that declare none, MaxLimits are the highest that calls may declare.
+	// Zero fields mean no limit.
 	Limits, MaxLimits tool.Limits
-	// Processes is how many processes and threads a user may have, if each of its programs
-	// may have pids; 0: any.
+	// Processes is the number of processes and threads of a user whose programs may each have
+	// pids; 0: any.
 	Processes func(user sandbox.User, pids int) int
-	// MaxResult is how many bytes a result or an item may have.
+	// MaxResult is the maximum of a result or an item, in bytes.
 	MaxResult int
-	// Grace is how long a program that is asked to end may take.
+	// Grace is the time between SIGTERM and SIGKILL.
 	Grace time.Duration
-	// Closed is called when nothing is left.
+	// Closed is called when all programs have ended after Close.
 	Closed func()
 }
 
-// Call is one run of a program.
+// Call is one execution of a program.
 type Call struct {
 	Tool    string // for messages
 	RPCID   string // for log lines
-	Account string // whose turn it takes when calls wait for places
+	Account string // for fairness while calls wait
 	// Argv are the arguments, the program itself first. No shell reads them.
 	Argv []string
-	// Lines says that the program writes one item per line, like a generator;
-	// without it, that all it writes is one result.
+	// Lines tells that the program writes one item per line, like a generator; otherwise its
+	// whole output is one result.
 	Lines bool
-	// Text says that what it writes is text; without it, JSON.
+	// Text tells that its output is text instead of JSON.
 	Text bool
-	// Sandbox says what the program may touch. Defaults to [Config.Sandbox].
+	// Sandbox is the program's sandbox level. Defaults to [Config.Sandbox].
 	Sandbox tool.Sandbox
-	// Limits bound the run, within [Config.Limits] and [Config.MaxLimits]. The output, a
-	// result or an item, is never more than [Config.MaxResult].
+	// Limits are limits within [Config.Limits] and [Config.MaxLimits]. A result or an item never
+	// exceeds [Config.MaxResult].
 	Limits tool.Limits
 	// Vars are environment variables on top of those of all programs.
 	Vars map[string]string
-	// Stream gives a program's lines to the sink one by one; a plain program's result
-	// is then its one item.
+	// Stream passes a program's lines to the sink one by one; a plain program's result is then
+	// its only item.
 	Stream bool
 	// Collect makes the result of a program that writes lines the list of its items
 	// instead of the last. Ignored with Stream.
 	Collect bool
-	// Lane is its turn in a lane: it must have stopped when that ends; nil for most.
+	// Lane is its hold of a lane: it must have stopped when that ends; nil for most calls.
 	Lane interface {
 		Follow(f func(end time.Time))
 	}
@@ -90,18 +90,18 @@ type Call struct {
 // Runner runs the programs of one index. Its methods may be called concurrently.
 type Runner struct {
 	cfg  Config
-	path []string // folders that programs are looked for in
+	path []string // PATH of the programs
 
 	mu      sync.Mutex
-	free    int                  // places; 0 while calls wait
-	waiting turns.Queue[*waiter] // calls without a place
+	free    int                  // free slots; 0 while calls wait
+	waiting turns.Queue[*waiter] // calls without a slot
 	closed  bool
-	stop    chan struct{} // closed when what still runs is to be killed
+	stop    chan struct{} // closed when running programs must be killed
 	stopped sync.Once
 	running sync.WaitGroup
 }
 
-// New makes ready to run an index's programs; nothing is started.
+// New makes a runner; it starts nothing.
 func New(cfg Config) *Runner {
 	p := &Runner{cfg: cfg, free: cfg.Concurrency, stop: make(chan struct{})}
 	for _, line := range cfg.Environ(nil, nil) {
@@ -112,7 +112,7 @@ func New(cfg Config) *Runner {
 	return p
 }
 
-// Missing says why a program cannot be run here, "" if it can.
+// Missing returns why a program cannot be executed here, "" if it can.
 func (p *Runner) Missing(program string) string {
 	if strings.ContainsRune(program, '/') {
 		file := program
@@ -145,13 +145,11 @@ func isExecutable(file string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
-// Call runs a program and returns its result's JSON; nil for a stream, whose
-// items go to the sink as its lines arrive. When ctx ends, the program's group
-// is asked to end (SIGTERM) and, after [Config.Grace], everything that it
-// started is killed; Call returns when nothing of it is left. A program that
-// fails is tool_error, one that a signal ended worker_crashed, output that is no
-// JSON result_not_serializable. Every error is a [*toolmesh.Error], except what
-// [output.Sink.Item] returned.
+// Call runs a program and returns its result as JSON; nil for a stream, whose items go to the
+// sink as lines arrive. When ctx ends, the program's process group gets SIGTERM and, after
+// [Config.Grace], all its processes are killed; Call returns after their end. A failed program is
+// tool_error, one that a signal ended worker_crashed, invalid JSON result_not_serializable.
+// Every error is a [*toolmesh.Error], except errors of [output.Sink.Item].
 func (p *Runner) Call(ctx context.Context, call Call, sink output.Sink) (json.RawMessage, error) {
 	p.mu.Lock()
 	if p.closed {
@@ -180,20 +178,20 @@ func (p *Runner) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 	return body, failure.SetBy(err, declared, call.Limits)
 }
 
-// Waiting is how many calls wait for a place.
+// Waiting is how many calls wait for a slot.
 func (p *Runner) Waiting() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.waiting.Waiting)
 }
 
-// waiter is a call that waits for a place.
+// waiter is a call that waits for a slot.
 type waiter struct {
 	turns.Turn
-	given chan struct{} // closed when it has one
+	given chan struct{} // closed when it has a slot
 }
 
-// enter takes a place, when it is the account's turn.
+// enter takes a slot, fairly among accounts.
 func (p *Runner) enter(ctx context.Context, account string) error {
 	if ctx.Err() != nil {
 		return failure.Ended(ctx, toolmesh.StartedNo)
@@ -218,7 +216,7 @@ func (p *Runner) enter(ctx context.Context, account string) error {
 	switch {
 	case !waits && ctx.Err() == nil:
 		return nil
-	case !waits: // it has got a place meanwhile
+	case !waits: // it got a slot meanwhile
 		p.leave()
 	case ctx.Err() == nil:
 		return failure.Unavailable("the index %s is closed", p.cfg.Index)
@@ -226,7 +224,7 @@ func (p *Runner) enter(ctx context.Context, account string) error {
 	return failure.Ended(ctx, toolmesh.StartedNo)
 }
 
-// leave gives a call's place to the next that waits.
+// leave passes a call's slot to the next waiter.
 func (p *Runner) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -237,9 +235,8 @@ func (p *Runner) leave() {
 	close(p.waiting.Serve(0).given)
 }
 
-// Close refuses new calls, waits for those in flight until ctx ends, and then
-// kills what still runs. It returns when nothing is left, with ctx's error if
-// calls were cut off.
+// Close refuses new calls, waits for running ones until ctx ends, and then kills these. It
+// returns after their end, with ctx's error if calls were killed.
 func (p *Runner) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closed = true

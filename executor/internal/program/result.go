@@ -17,8 +17,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// stdout reads to the end of what the program writes. Items are handed over as
-// they come. The error is errTooLong, the sink's, or result_not_serializable.
+// stdout reads the program's output to its end and passes items on as they come. The error is
+// errTooLong, the sink's, or result_not_serializable.
 func (r *run) stdout(ctx context.Context) ([]byte, error) {
 	if !r.call.Lines {
 		out, err := io.ReadAll(io.LimitReader(r.proc.Stdout, int64(r.most)+1))
@@ -31,7 +31,7 @@ func (r *run) stdout(ctx context.Context) ([]byte, error) {
 		return out, nil
 	}
 	lines := bufio.NewScanner(r.proc.Stdout)
-	lines.Buffer(nil, r.most+2) // with a line break, and room to see that there is none
+	lines.Buffer(nil, r.most+2) // room for a line break, and one byte to see that it is missing
 	for number := 0; lines.Scan(); {
 		line := bytes.Clone(lines.Bytes())
 		if len(line) == 0 {
@@ -48,10 +48,10 @@ func (r *run) stdout(ctx context.Context) ([]byte, error) {
 	if errors.Is(lines.Err(), bufio.ErrTooLong) {
 		return nil, errTooLong
 	}
-	return nil, nil // how the program ended says the rest
+	return nil, nil // the program's end decides
 }
 
-// item takes one line of a program that streams.
+// item handles one line of a program that streams.
 func (r *run) item(ctx context.Context, line []byte, number int) error {
 	if !r.call.Text && len(bytes.TrimSpace(line)) == 0 {
 		return nil
@@ -74,7 +74,7 @@ func (r *run) item(ctx context.Context, line []byte, number int) error {
 	return nil
 }
 
-// value makes JSON of the program's output; what names the place.
+// value makes JSON of the program's output; what names that part of it.
 func (r *run) value(text []byte, what string) (json.RawMessage, error) {
 	bad := func(why string) error {
 		shown := r.runner.cfg.Redact.Text(string(text[:min(len(text), 4096)]))
@@ -99,13 +99,13 @@ func (r *run) value(text []byte, what string) (json.RawMessage, error) {
 	return text, nil
 }
 
-// result makes the answer of a program that ended well.
+// result makes the answer of a successful program.
 func (r *run) result(ctx context.Context, out []byte) (json.RawMessage, error) {
 	switch {
 	case r.call.Lines && r.call.Stream:
 		return nil, nil
 	case r.call.Lines && r.call.Collect:
-		return json.Marshal(r.list) // which are JSON
+		return json.Marshal(r.list) // its items are JSON
 	case r.call.Lines:
 		return r.last, nil
 	}

@@ -19,21 +19,21 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// run is one program at work.
+// run is one execution of a program.
 type run struct {
 	runner   *Runner
 	call     Call
 	asked    tool.Sandbox // of the call, before the default
-	declared tool.Limits  // likewise
+	declared tool.Limits  // of the call, before defaults
 	sink     output.Sink
 
-	most   int    // bytes that a result, or an item, may have
+	most   int    // maximum of a result or an item, in bytes
 	folder string // of its temporary files
 
 	proc     *sandbox.Process
-	group    *cgroup.Group                  // nil: the program is in none of its own
-	breach   atomic.Pointer[toolmesh.Error] // the limit that it exceeded
-	exceeded chan struct{}                  // closed when it is to end for that
+	group    *cgroup.Group                  // nil without a group of its own
+	breach   atomic.Pointer[toolmesh.Error] // the exceeded limit
+	exceeded chan struct{}                  // closed when it must end for that
 
 	tail  *output.Tail
 	quiet chan struct{} // closed when stderr has ended
@@ -55,7 +55,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 		r.folder, err = sandbox.OwnFolder(r.runner.cfg.Scratch, r.call.Sandbox, user)
 	}
 	if err != nil {
-		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+		return nil, failure.Unavailable("the command of %s could not be started: %s", r.call.Tool, err)
 	}
 	if r.folder != "" {
 		defer deep.RemoveAll(r.folder) //nolint:errcheck // nothing is left that uses it
@@ -69,15 +69,15 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	launch.Sandbox = r.call.Sandbox
 	proc, err := r.runner.cfg.Spawner.Start(launch)
 	if err != nil {
-		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+		return nil, failure.Unavailable("the command of %s could not be started: %s", r.call.Tool, err)
 	}
 	r.proc = proc
-	// It starts nothing before it has read the request.
+	// It starts no process before it has read the request.
 	r.group = sandbox.EncloseProgram(r.runner.cfg.Logger, r.runner.cfg.Groups, proc.Pid(), int64(r.call.Limits.Memory), r.call.Limits.Pids)
 	defer r.group.Close()
 	defer proc.Kill()
 	if _, err := proc.Control.Write(append(r.request(user, r.runner.cfg.Environ(own, vars)).Encode(), r.until()...)); err != nil {
-		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+		return nil, failure.Unavailable("the command of %s could not be started: %s", r.call.Tool, err)
 	}
 	var helpers sync.WaitGroup
 	defer helpers.Wait()
@@ -120,7 +120,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	return r.result(ctx, out)
 }
 
-// until is what is said behind the request: when the call's turn in a lane ends.
+// until is sent after the request: when the call's hold of a lane ends.
 func (r *run) until() []byte {
 	if r.call.Lane == nil {
 		return nil
@@ -137,7 +137,7 @@ func until(end time.Time) []byte {
 	return binary.LittleEndian.AppendUint64([]byte("U"), sandbox.Boottime(end))
 }
 
-// request says what is to be run, and how.
+// request describes the program for the process above it.
 func (r *run) request(user sandbox.User, env []string) sandbox.Request {
 	given := r.runner.cfg.Given(user)
 	if r.folder != "" {
@@ -150,8 +150,8 @@ func (r *run) request(user sandbox.User, env []string) sandbox.Request {
 	}
 }
 
-// watch ends the program when it is not wanted any more: after the grace when ctx ends, at
-// once when the index is closed.
+// watch ends the program early: after the grace when ctx ends, at once when the index is
+// closed.
 func (r *run) watch(ctx context.Context, finished <-chan struct{}) {
 	select {
 	case <-finished:
@@ -171,7 +171,7 @@ func (r *run) watch(ctx context.Context, finished <-chan struct{}) {
 	r.proc.Kill()
 }
 
-// stderr keeps the end of what the program says and hands it over as log lines.
+// stderr keeps the end of the program's stderr and passes it on as log lines.
 func (r *run) stderr() {
 	defer close(r.quiet)
 	output.Drain(r.proc.Stderr, r.tail, func(text string) {

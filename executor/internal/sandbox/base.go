@@ -17,37 +17,36 @@ import (
 // copyTimeout bounds one copy: a base that takes longer is of no use.
 const copyTimeout = 20 * time.Second
 
-// maxCopyMessage bounds what a base says at once.
+// maxCopyMessage bounds one message of a base.
 const maxCopyMessage = 64 << 10
 
-// Base is a process of which root processes are copied, instead of being started
-// as programs: what it has loaded they find loaded. A copy is contained like a
-// program that [Spawner.Start] starts; it is a child of the agent, not of the
-// base, and outlives it. Safe for concurrent use.
+// Base is a process from which root processes are copied instead of being started as
+// programs: they have the modules that it has loaded. A copy is contained like a program that
+// [Spawner.Start] starts; it is a child of the agent, not of the base, and outlives it. Safe
+// for concurrent use.
 type Base struct {
 	*Process
 
 	spawner *Spawner
-	mu      sync.Mutex // one copy at a time: the answers have no names
+	mu      sync.Mutex // one copy at a time, as answers name no request
 }
 
-// copyRequest is what the copy has to do before it is what the agent wants.
+// copyRequest tells a copy how to set itself up before it continues.
 type copyRequest struct {
 	Flags uintptr `json:"flags"` // of clone: the namespaces
 	Death bool    `json:"death"` // it dies with the agent
-	// Maps are what its user namespace is to know: files below its /proc, and what to
-	// write to each; null without one.
+	// Maps are the id mappings of its user namespace: files below its /proc, and the text to
+	// write to each; null without a user namespace.
 	Maps [][2]string `json:"maps"`
-	// Capabilities are those that it keeps; null: all.
+	// Capabilities are those that it keeps; null keeps all.
 	Capabilities []uintptr `json:"capabilities"`
 	Mode         string    `json:"mode"`
-	Adopts       bool      `json:"adopts"` // it goes on with what the base has loaded
+	Adopts       bool      `json:"adopts"` // it continues with the base's modules
 }
 
-// StartBase starts a program that finds a socket of messages at descriptor 3. It says hello
-// there when copies can be made. cmd.Sandbox is of no meaning: the base is contained by its
-// copies alone. Kill ends the base, and its copies live on. Errors are those of the system,
-// and [errors.ErrUnsupported].
+// StartBase starts a program with a socket of messages at descriptor 3. It sends hello there
+// when copies can be made. cmd.Sandbox is ignored: only the copies are contained. Kill ends the
+// base, but not its copies. Errors are those of the system, and [errors.ErrUnsupported].
 func (s *Spawner) StartBase(cmd Command) (*Base, error) {
 	attr, err := baseAttributes()
 	if err != nil {
@@ -57,11 +56,11 @@ func (s *Spawner) StartBase(cmd Command) (*Base, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Level = "" // nothing is below it
+	p.Level = "" // copies are not below it
 	return &Base{Process: p, spawner: s}, nil
 }
 
-// Hello waits for what the base says next: at first that copies can be made.
+// Hello waits for the next message of the base: the first says that copies can be made.
 func (b *Base) Hello(timeout time.Duration) ([]byte, error) {
 	if err := b.Control.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, err
@@ -69,7 +68,7 @@ func (b *Base) Hello(timeout time.Duration) ([]byte, error) {
 	buf := make([]byte, maxCopyMessage)
 	n, err := b.Control.Read(buf)
 	if err == nil && n == 0 {
-		err = errors.New("it has ended")
+		err = errors.New("it ended")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the base process does not answer: %w", err)
@@ -77,10 +76,10 @@ func (b *Base) Hello(timeout time.Duration) ([]byte, error) {
 	return buf[:n], nil
 }
 
-// Start makes a copy that is a root process as one started by [Spawner.Start]
-// is, in the root folder, for a sandbox level. With adopts it goes on with what the base
-// has loaded, else it starts a program. Where the system refuses what the
-// spawner's level needs that is an error: there is no next level for copies.
+// Start makes a copy that is a root process, as one started by [Spawner.Start], in the root
+// folder, for a sandbox level. With adopts it continues with the modules of the base, else it
+// starts a program. It fails where the system refuses the spawner's level: copies have no
+// fallback.
 func (b *Base) Start(box tool.Sandbox, adopts bool) (_ *Process, err error) {
 	p, theirs, err := newProcess(unix.SOCK_STREAM)
 	if err != nil {
@@ -108,7 +107,7 @@ func (b *Base) Start(box tool.Sandbox, adopts bool) (_ *Process, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// It is our child, and is waited for here alone: the id is still its own.
+	// It is our child, and only we wait for it: the id is still its own.
 	if p.proc, err = os.FindProcess(pid); err != nil {
 		return nil, err
 	}
@@ -116,7 +115,7 @@ func (b *Base) Start(box tool.Sandbox, adopts bool) (_ *Process, err error) {
 	return p, nil
 }
 
-// copy has one copy made, and returns its process id.
+// copy requests one copy and returns its process id.
 func (b *Base) copy(message, rights []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -125,7 +124,7 @@ func (b *Base) copy(message, rights []byte) (int, error) {
 	}
 	data, err := b.Hello(copyTimeout)
 	if err != nil {
-		_ = b.Control.Close() // an answer that came yet would be taken for another's
+		_ = b.Control.Close() // a late answer would be taken for that of the next request
 		return 0, err
 	}
 	var answer struct {

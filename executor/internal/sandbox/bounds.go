@@ -12,24 +12,24 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Bounds are what a program may take, with all that it starts; 0 is no bound.
+// Bounds limit a program with all processes that it starts; 0 is no limit.
 type Bounds struct {
 	Time   time.Duration
 	Memory int64 // bytes
 	Tasks  int   // processes and threads
-	// Groups are where the kernel keeps Memory and Tasks; elsewhere they are kept by looking.
+	// Groups are where the kernel enforces Memory and Tasks; without them they are polled.
 	Groups *cgroup.Tree
 }
 
-// aboveProgram is what the control group of a program holds next to it, in bytes: the
-// interpreter above it, and what the kernel holds on its behalf.
+// aboveProgram is the memory in the control group of a program in addition to it, in bytes: the
+// interpreter above it, and the kernel's own.
 const aboveProgram = 28 << 20
 
-// Backstop is what one process may reserve, in bytes, where Memory is kept for all of them.
+// Backstop is the memory that one process may reserve, in bytes, where Memory is enforced for all together.
 func Backstop(memory int64) int64 { return 2*memory + 256<<20 }
 
-// How often processes are looked at: what they take beyond a limit before they are stopped
-// is what they can take in that time.
+// Intervals at which processes are measured. Within one interval a process may exceed its
+// limits.
 const (
 	// LookOften is for limits that a tool declares.
 	LookOften = 20 * time.Millisecond
@@ -37,8 +37,8 @@ const (
 	LookRarely = 100 * time.Millisecond
 )
 
-// Pace is how often the processes of a call are looked at whose tool declares limits, for
-// those in effect; 0: they need not be.
+// Pace is the interval at which the processes of a call are measured, by the limits that its
+// tool declares and those in effect; 0 for never.
 func Pace(declared, inEffect tool.Limits) time.Duration {
 	closely := func(l tool.Limits) bool { return l.CPUTime > 0 || l.Memory > 0 || l.Pids > 0 }
 	switch {
@@ -50,8 +50,8 @@ func Pace(declared, inEffect tool.Limits) time.Duration {
 	return LookRarely
 }
 
-// Watch looks at what is below the process, as often as every says, until it has ended or
-// look is done. Tasks beyond most are not counted.
+// Watch measures the processes below p at this interval, until p has ended or look returns
+// done. It counts up to most tasks.
 func (p *Process) Watch(every time.Duration, most int, look func(u Usage) (done bool)) {
 	for {
 		select {
@@ -61,7 +61,7 @@ func (p *Process) Watch(every time.Duration, most int, look func(u Usage) (done 
 		}
 		u, _ := UsageOf(p.Pid(), false, most)
 		select {
-		case <-p.done: // it was another process's id by then
+		case <-p.done: // the id may be another process's
 			return
 		default:
 		}
@@ -71,9 +71,9 @@ func (p *Process) Watch(every time.Duration, most int, look func(u Usage) (done 
 	}
 }
 
-// Enclose moves a process that has just begun into a group, with what it has started, and
-// bounds the group's memory, in bytes; 0: the caller does so later. It does nothing without a
-// group. Where the system refuses, the log says so, and the limits are kept by looking.
+// Enclose moves a process that has just started, with its children, into a group and limits the
+// group's memory, in bytes; 0 leaves that to the caller. It does nothing without a group. If
+// the system refuses, it logs that, and the limits are polled.
 func Enclose(log *slog.Logger, group *cgroup.Group, pid int, memory int64) {
 	if group == nil {
 		return
@@ -91,13 +91,13 @@ func Enclose(log *slog.Logger, group *cgroup.Group, pid int, memory int64) {
 		failed = append(failed, group.Limit(memory))
 	}
 	if err := errors.Join(failed...); err != nil {
-		log.Warn("a process is in no control group", slog.Int("pid", pid), slog.String("error", err.Error()))
+		log.Warn("process could not be moved to its control group: its limits are polled", slog.Int("pid", pid), slog.String("error", err.Error()))
 	}
 }
 
-// EncloseProgram moves a process above a program that has not begun into a group of its own,
-// which bounds the memory (bytes) and the tasks of what will be below it; 0 is no bound. The
-// group is nil where there are none.
+// EncloseProgram moves a process above a program that has not started into a group of its own
+// and limits the memory (bytes) and tasks below it; 0 is no limit. It returns nil without
+// control groups.
 func EncloseProgram(log *slog.Logger, groups *cgroup.Tree, pid int, memory int64, tasks int) *cgroup.Group {
 	if tasks > 0 {
 		tasks++ // the process itself
@@ -110,8 +110,8 @@ func EncloseProgram(log *slog.Logger, groups *cgroup.Tree, pid int, memory int64
 	return group
 }
 
-// keep keeps a process, above a program that has not begun, within the bounds until it
-// ends. exceeded, called after that, says which one made it end, if one did.
+// keep enforces the bounds of a process, above a program that has not started, until it ends.
+// exceeded, called after that, returns which bound ended it, if any.
 func (s *Spawner) keep(proc *Process, b Bounds) (exceeded func() error) {
 	if b.Time == 0 && b.Memory == 0 && b.Tasks == 0 {
 		return func() error { return nil }
@@ -125,7 +125,7 @@ func (s *Spawner) keep(proc *Process, b Bounds) (exceeded func() error) {
 		proc.Watch(LookRarely, b.Tasks, func(u Usage) bool {
 			memory := u.MemoryFor(b.Memory, 0, func() (int64, bool) { return ShareOf(proc.Pid(), false) })
 			if found = b.exceeded(group, memory, u.Tasks); found == nil && b.Time > 0 && time.Now().After(end) {
-				found = fmt.Errorf("it did not end within %v and was ended", b.Time)
+				found = fmt.Errorf("it ran longer than %v and was killed", b.Time)
 			}
 			return found != nil
 		})
@@ -138,14 +138,14 @@ func (s *Spawner) keep(proc *Process, b Bounds) (exceeded func() error) {
 	return func() error { looking.Wait(); return found }
 }
 
-// exceeded says which bound was exceeded: by these bytes and tasks, or as the kernel has
-// refused a task, or killed a process for want of memory.
+// exceeded returns which bound was exceeded: by these bytes and tasks, or because the kernel
+// refused a task or killed a process for lack of memory.
 func (b Bounds) exceeded(group *cgroup.Group, memory int64, tasks int) error {
 	switch {
 	case b.Memory > 0 && memory > b.Memory, group.Kills() > 0:
-		return fmt.Errorf("it took more than the %d bytes of memory that it may and was ended", b.Memory)
+		return fmt.Errorf("it used more than its limit of %d bytes of memory and was killed", b.Memory)
 	case b.Tasks > 0 && tasks > b.Tasks, group.Refused() > 0:
-		return fmt.Errorf("it had more than the %d processes and threads that it may and was ended", b.Tasks)
+		return fmt.Errorf("it had more than its limit of %d processes and threads and was killed", b.Tasks)
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// What a program of an installation does, with more than it may take; each ends by itself
+// greedy is a program of an installation that exceeds one of its bounds, and ends by itself
 // within a minute.
 const greedy = `
 import os, sys, time
@@ -70,8 +70,8 @@ def fine():
 globals()[sys.argv[1]]()
 `
 
-// What runs at an installation takes no more than it may, with control groups and without
-// them, and nothing that it started is left. Its error says what was too much.
+// A program of an installation stays within its bounds, with and without control groups, and
+// leaves no process. Its error names the exceeded bound.
 func TestRunKeepsBounds(t *testing.T) {
 	interpreter, err := exec.LookPath("python3")
 	if err != nil {
@@ -100,10 +100,10 @@ func TestRunKeepsBounds(t *testing.T) {
 		bounds sandbox.Bounds
 		want   string // of the error; empty for none
 	}{
-		{"processes", sandbox.Bounds{Tasks: 50}, "more than the 50 processes and threads"},
-		{"memory", sandbox.Bounds{Memory: 64 << 20}, "more than the 67108864 bytes of memory"},
-		{"children", sandbox.Bounds{Memory: 128 << 20}, "more than the 134217728 bytes of memory"},
-		{"waits", sandbox.Bounds{Time: 300 * time.Millisecond}, "did not end within 300ms"},
+		{"processes", sandbox.Bounds{Tasks: 50}, "limit of 50 processes and threads"},
+		{"memory", sandbox.Bounds{Memory: 64 << 20}, "limit of 67108864 bytes of memory"},
+		{"children", sandbox.Bounds{Memory: 128 << 20}, "limit of 134217728 bytes of memory"},
+		{"waits", sandbox.Bounds{Time: 300 * time.Millisecond}, "ran longer than 300ms"},
 		{"prints", sandbox.Bounds{Time: time.Minute}, "wrote more than 67108864 bytes"},
 		{"complains", sandbox.Bounds{}, ""},
 		{"file", sandbox.Bounds{}, "exit status 1"},
@@ -142,7 +142,7 @@ func TestRunKeepsBounds(t *testing.T) {
 	}
 }
 
-// A group's memory is bounded though a process cannot be moved into it: another is later.
+// A group's memory is limited even if the first process cannot be moved into it.
 func TestAGroupIsBoundedWithoutItsFirstProcess(t *testing.T) {
 	interpreter, err := exec.LookPath("python3")
 	if err != nil {
@@ -157,7 +157,7 @@ func TestAGroupIsBoundedWithoutItsFirstProcess(t *testing.T) {
 		t.Skip("no control groups")
 	}
 	defer group.Close()
-	sandbox.Enclose(log, group, 0, 64<<20) // 0 is no process
+	sandbox.Enclose(log, group, 0, 64<<20) // 0 is not a process
 	cmd := exec.Command(interpreter, "-c", "import sys; sys.stdin.read(); held = b'x' * (256 << 20)")
 	begin, err := cmd.StdinPipe()
 	if err != nil {

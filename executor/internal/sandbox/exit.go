@@ -9,10 +9,10 @@ import (
 type Exit struct {
 	Code   int  // -1 when a signal ended it
 	Signal int  // 0 when it exited
-	Lost   bool // its end was not seen: the process that would report it ended first
+	Lost   bool // unknown: the process that reports it ended first
 }
 
-// ExitOf undoes the coding of a process that reports its child's end.
+// ExitOf decodes the exit code of a process that reports its child's end.
 func ExitOf(code int) Exit {
 	if code > 128 {
 		return Exit{Code: -1, Signal: code - 128}

@@ -11,17 +11,17 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Path is a folder that processes are to have.
+// Path is a folder for processes.
 type Path struct {
 	Path   string `json:"path"`
 	Access Access `json:"access"`
 }
 
-// Access is what of a folder is given, as levels.py has it.
+// Access is the access to a folder, as levels.py reads it.
 type Access string
 
-// What is given: to read and to write as the owner of the folder; to see, and to write
-// too, as the modes of its files say, also where others do not pass on the way to it.
+// The kinds of access: to read, or to read and write, as the owner of the folder; to see, or to
+// see and write, by the modes of its files, even if a folder above is closed to the user.
 const (
 	AccessRead  Access = "r"
 	AccessWrite Access = "w"
@@ -29,16 +29,16 @@ const (
 	AccessOwn   Access = "o"
 )
 
-// folders counts those that OwnFolder has made.
+// folders counts those made by OwnFolder.
 var folders atomic.Uint64
 
-// OwnFolder makes a folder below parent for temporary files of a user's processes;
-// empty where none can be made, on a full disk say, and the sandbox level leaves them
-// the machine's.
+// OwnFolder makes a folder below parent for temporary files of a user's processes. It returns
+// "" if none can be made, for example on a full disk, and the sandbox level leaves them the
+// machine's.
 func OwnFolder(parent string, level tool.Sandbox, user User) (string, error) {
 	folder, err := "", os.ErrExist
 	for errors.Is(err, os.ErrExist) {
-		// Short: sockets are made in it, whose paths have at most 107 bytes.
+		// Short, as paths of sockets in it have at most 107 bytes.
 		folder = filepath.Join(parent, strconv.FormatUint(folders.Add(1), 10))
 		err = os.Mkdir(folder, 0o700)
 	}

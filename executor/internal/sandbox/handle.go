@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Handle is a hold on one process that no reuse of its id can turn to another:
-// a pidfd, or where the system has none its id alone: signal it then only while its
-// parent has not reaped it.
+// Handle refers to one process even after its id is reused: it holds a pidfd. Where the system
+// has none it holds the id alone; signal it then only while its parent has not reaped it.
 // Safe for concurrent use.
 type Handle struct {
 	mu  sync.Mutex
@@ -25,17 +24,17 @@ func NewHandle(fd, pid int) *Handle {
 	h := &Handle{fd: fd, pid: pid}
 	if fd >= 0 {
 		if own, known := hostPid(fd); known {
-			h.pid = max(own, 0) // it has none when it is gone; pid may be a stranger's here
+			h.pid = max(own, 0) // it has none after its end; pid may be another process's here
 		} else {
-			h.pid = -1 // it is no pidfd
+			h.pid = -1 // not a pidfd
 		}
 	}
 	return h
 }
 
-// Below reports whether the process is gone, or root, a child of root, or a child of that.
-// Code of an index may have named another, even this one. It is true where the system does
-// not tell.
+// Below reports whether the process has ended, or is root, a child of root, or a grandchild.
+// Code of an index may have sent the pidfd of any process, even of this one. It is true where
+// the system cannot tell.
 func (h *Handle) Below(root int) bool {
 	pid, ok := h.Pid(), true
 	if runtime.GOOS != "linux" {
@@ -46,7 +45,7 @@ func (h *Handle) Below(root int) bool {
 			return true
 		}
 		if pid, ok = parentOf(pid); !ok {
-			return h.fd >= 0 && h.pid >= 0 // gone
+			return h.fd >= 0 && h.pid >= 0 // ended
 		}
 	}
 	return pid == root
@@ -59,7 +58,7 @@ func (h *Handle) Pid() int {
 	return h.pid
 }
 
-// Signal sends a signal; nil when the process is gone already.
+// Signal sends a signal; nil if the process has ended.
 func (h *Handle) Signal(sig syscall.Signal) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -75,7 +74,7 @@ func (h *Handle) Signal(sig syscall.Signal) error {
 	return err
 }
 
-// Close gives the hold up; signals go nowhere from then on.
+// Close releases the handle; later signals do nothing.
 func (h *Handle) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 const pageSize = 4096
 
 // Page is memory that the agent shares with one worker: 64-bit words that either
-// side reads without a message. calls/plain.py names the words.
+// side reads without a message. calls/plain.py has the same words.
 type Page struct {
 	mem  []byte
 	file *os.File
@@ -21,24 +21,24 @@ type Page struct {
 
 // The words of a [Page].
 const (
-	// WordCancel is written by the agent: the call that is to stop.
+	// WordCancel is the call that must stop; written by the agent.
 	WordCancel = 0
 	// WordStarted is the last call whose function a worker of plain functions entered.
 	WordStarted = 1
-	// WordTaken counts the calls that a worker of coroutines took up.
+	// WordTaken counts the calls that a worker of coroutines has received.
 	WordTaken = 2
-	// WordHeard is the last call that a worker was told to stop and is stopping.
+	// WordHeard is the last cancelled call that the worker is stopping.
 	WordHeard = 3
-	// WordRunning is a call that a worker of coroutines was seen to spend processor
-	// time on since the agent has last cleared it.
+	// WordRunning is a call on which a worker of coroutines spent processor time since
+	// the agent last cleared it.
 	WordRunning = 4
-	// WordUntil is when a worker must have stopped whose call has a turn in a lane, in
-	// the unit of [Boottime]; 0 is never. The agent writes it, the zygote holds to it.
+	// WordUntil is when a worker whose call holds a lane must have stopped, in the unit of
+	// [Boottime]; 0 is never. The agent writes it, the zygote enforces it.
 	WordUntil = 5
 )
 
-// Boottime is a time of this process by the clock that goes on while the machine sleeps,
-// in nanoseconds: what other processes of the machine compare with their own.
+// Boottime is a time of this process by the clock that continues while the machine sleeps,
+// in nanoseconds. Other processes of the machine compare it with their own.
 func Boottime(t time.Time) uint64 {
 	return uint64(max(boottime()+time.Until(t), 1)) //nolint:gosec // not negative
 }
@@ -60,7 +60,7 @@ func NewPage() (*Page, error) {
 	return &Page{mem: mem, file: file}, nil
 }
 
-// File is what a worker is given, until Sent.
+// File is the descriptor for the worker, until Sent.
 func (p *Page) File() *os.File { return p.file }
 
 // Sent closes our descriptor; the memory stays.

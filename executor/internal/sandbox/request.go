@@ -16,26 +16,28 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Request is what the process above a program is asked for: see startup/command.py.
+// Request configures the process above a program: see startup/command.py.
 type Request struct {
 	Level tool.Sandbox
-	// Folder is the one that strict leaves to be written; empty for none.
+	// Folder is the writable folder under strict; empty for none.
 	Folder string
 	User   User
-	// Given are folders that the program has, whatever user owns them.
+	// Given are folders for the program, whichever user owns them.
 	Given []Path
-	// OpenFiles, Memory and FileSize (bytes) bound each process of the program; 0 is no bound.
+	// OpenFiles, Memory and FileSize (bytes) limit each process of the program; 0 is no limit.
 	OpenFiles        int
 	Memory, FileSize int64
-	// Processes bounds all processes and threads of User, which is not ours, on the machine;
-	// 0 is no bound.
+	// Processes limits all processes and threads of User, which must not be ours, on the
+	// machine; 0 is no limit.
 	Processes int
 	Argv, Env []string
-	// Bounds are what [Spawner.Run] keeps the program within, with all that it starts.
+	// Bounds are enforced by [Spawner.Run] for the program and all its processes.
 	Bounds Bounds
+	// Stdout is where [Spawner.Run] writes what the program writes, which it does not return then.
+	Stdout io.Writer
 }
 
-// Encode is the message on the control socket.
+// Encode returns the message for the control socket.
 func (r Request) Encode() []byte {
 	var b bytes.Buffer
 	b.Write([]byte{0, 0, 0, 0})
@@ -53,14 +55,13 @@ func (r Request) Encode() []byte {
 	return b.Bytes()
 }
 
-// What Run keeps of a program's output, in bytes: more than maxOutput is a failure, of
-// maxWords the middle is left out.
+// Bounds on a program's output, in bytes: standard output over maxOutput is a failure, of
+// standard error over maxWords the middle is dropped.
 const maxOutput, maxWords = 64 << 20, 1 << 20
 
-// Run starts launch, which is startup/command.py, has it run a program, and gives what
-// the program wrote. When ctx ends, or the program exceeds its bounds,
-// it is killed with what it started. The error says how it failed, or why it could not be
-// started.
+// Run starts launch, which is startup/command.py, to run a program, and returns the program's
+// output. The program and its processes are killed when ctx ends or the program exceeds its
+// bounds. The error says how it failed or why it did not start.
 func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []byte, stderr string, err error) {
 	launch.Sandbox = r.Level
 	proc, err := s.Start(launch)
@@ -76,6 +77,12 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	var readers sync.WaitGroup
 	var words []byte
 	readers.Go(func() {
+		if r.Stdout != nil {
+			if _, err := io.Copy(r.Stdout, proc.Stdout); err != nil {
+				proc.Kill()
+			}
+			return
+		}
 		if stdout, _ = io.ReadAll(io.LimitReader(proc.Stdout, maxOutput+1)); len(stdout) > maxOutput {
 			proc.Kill()
 		}
@@ -100,13 +107,13 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	case exceeded != nil:
 		return nil, stderr, exceeded
 	case len(stdout) > maxOutput:
-		return nil, stderr, fmt.Errorf("it wrote more than %d bytes, and was ended", maxOutput)
+		return nil, stderr, fmt.Errorf("it wrote more than %d bytes and was killed", maxOutput)
 	case ending.Refused != "":
-		return nil, stderr, fmt.Errorf("the sandbox level %s cannot be had: %s", r.Level, ending.Refused)
+		return nil, stderr, fmt.Errorf("the sandbox level %s is not available: %s", r.Level, ending.Refused)
 	case ending.Lost:
 		return nil, stderr, errors.New("the process above it was killed")
 	case ending.Failed != 0:
-		return nil, stderr, fmt.Errorf("it cannot be started: %w", ending.Failed)
+		return nil, stderr, fmt.Errorf("it could not be started: %w", ending.Failed)
 	case ending.Exit != Exit{}:
 		return nil, stderr, errors.New(ending.Exit.String())
 	}
@@ -115,9 +122,9 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 
 // Ending is how a program ended, as startup/command.py reports it.
 type Ending struct {
-	Lost    bool          // nothing was reported that we understand: the process above it was killed
-	Refused string        // why its sandbox level cannot be had; empty: it can
-	Failed  syscall.Errno // why it cannot be executed; 0: it was
+	Lost    bool          // without a readable report: the process above it was killed
+	Refused string        // why its sandbox level is not available; empty if it is
+	Failed  syscall.Errno // why it could not be executed; 0 if it was
 	Exit    Exit
 }
 
@@ -131,7 +138,7 @@ func (p *Process) Ending() (e Ending) {
 	case what == "refused":
 		e.Refused = cmp.Or(rest, "no reason was given")
 	case what == "exec" && err == nil:
-		e.Failed = cmp.Or(syscall.Errno(number), syscall.ENOEXEC) // 0 is an error that has no number
+		e.Failed = cmp.Or(syscall.Errno(number), syscall.ENOEXEC) // 0 is an error without a number
 	case what == "exit" && err == nil:
 		if status := syscall.WaitStatus(number); status.Signaled() { //nolint:gosec // as the system gave it
 			e.Exit = Exit{Code: -1, Signal: int(status.Signal())}

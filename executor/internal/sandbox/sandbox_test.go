@@ -43,7 +43,7 @@ func TestStartGivesTheProgramItsChannels(t *testing.T) {
 	if err != nil || string(out[:n]) != want {
 		t.Errorf("stdout %q, %v, want %q", out[:n], err, want)
 	}
-	// It waits for the lifeline's end, which Kill brings about or outruns.
+	// It waits for the end of its lifeline; Kill closes that or kills it before.
 	p.Kill()
 	p.Kill()
 	<-p.Done()
@@ -65,7 +65,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// What is not understood of a program's end is never taken for success.
+// An unreadable report of a program's end is never success.
 func TestEndings(t *testing.T) {
 	t.Parallel()
 	s := newSpawner(t, sandbox.LevelReaper)
@@ -122,7 +122,7 @@ func TestAPageIsSharedMemory(t *testing.T) {
 	}
 }
 
-// A child must find its end of a pipe blocking, and ours must not block the runtime.
+// The child's end of a pipe blocks; ours does not, so that it cannot block the runtime.
 func TestPipeEnds(t *testing.T) {
 	t.Parallel()
 	var r *os.File

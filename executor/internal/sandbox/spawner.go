@@ -17,7 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Level is one way of keeping processes together.
+// Level is a way to end processes together.
 type Level string
 
 // The levels, best first.
@@ -30,9 +30,9 @@ const (
 	LevelReaper Level = "reaper"
 )
 
-// Spawner starts the processes that must end with this one from one thread that lives as
-// long as it does: the kernel sends the parent-death signal when the thread that started a
-// process ends, not when its process does. Safe for concurrent use.
+// Spawner starts the processes that must end with this one, all from one thread that lives as
+// long as the spawner: the kernel sends the parent-death signal when the thread that started a
+// process ends. Safe for concurrent use.
 type Spawner struct {
 	log    *slog.Logger
 	jobs   chan func()
@@ -47,8 +47,8 @@ type Spawner struct {
 	survey   Survey
 }
 
-// NewSpawner starts the thread. Close ends it. The first of the levels that works
-// is kept; without any, all that the system knows are tried.
+// NewSpawner starts the thread; Close ends it. The first working one of the levels is
+// kept; without any, all levels of the system are tried.
 func NewSpawner(log *slog.Logger, levels ...Level) *Spawner {
 	if len(levels) == 0 {
 		levels = systemLevels()
@@ -59,9 +59,9 @@ func NewSpawner(log *slog.Logger, levels ...Level) *Spawner {
 	return s
 }
 
-// ForUsers is to be called before anything is started where processes are to become
-// other users: a user namespace that they are kept together in knows these, too, if the
-// system lets it; reports whether.
+// ForUsers prepares for processes of other users; call it before any start. The user namespace
+// that keeps processes together then maps these users, too, if the system allows it, which it
+// returns.
 func (s *Spawner) ForUsers() bool {
 	s.all = mayMap()
 	return s.all
@@ -76,22 +76,22 @@ func (s *Spawner) run() {
 	}
 }
 
-// Close ends the thread, and with it, by the parent-death signal, what was
-// started with it and still runs. No start may be under way.
+// Close ends the thread, and with it, by the parent-death signal, all processes that it
+// started. No start may be in progress.
 func (s *Spawner) Close() {
 	s.closed.Do(func() { close(s.jobs) })
 	<-s.done
 }
 
-// Level is the level in use; before the first start, the one that will be tried.
+// Level is the level in use; before the first start, the first one to try.
 func (s *Spawner) Level() Level {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.levels[0]
 }
 
-// start calls run on the thread. With fall it goes from level to level while the
-// system refuses.
+// start calls run on the thread. With fall it tries the next level while the system
+// refuses.
 func (s *Spawner) start(run func(level Level) error, fall bool) (Level, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,21 +107,20 @@ func (s *Spawner) start(run func(level Level) error, fall bool) (Level, error) {
 			return level, err
 		}
 		s.levels = s.levels[1:]
-		s.log.Warn("process isolation not available, using the next level",
+		s.log.Warn("process isolation is not available: the next level is used",
 			slog.String("level", string(level)), slog.String("next", string(s.levels[0])), slog.String("error", err.Error()))
 	}
 }
 
-// Command says how [Spawner.Start] starts a program.
+// Command describes a program for [Spawner.Start].
 type Command struct {
 	Path string
 	Args []string // without the program's name
 	Env  []string
 	Dir  string
-	// Sandbox decides which namespaces the program starts in, beyond what keeps
-	// processes together. The rest of the level is the program's own to bring
-	// about, with the capabilities that it finds in its namespaces. Defaults to
-	// none. See [Spawner.Survey].
+	// Sandbox decides the namespaces in which the program starts, in addition to those that
+	// keep processes together. The program sets up the rest of the level itself, with the
+	// capabilities that it has in its namespaces. Defaults to none. See [Spawner.Survey].
 	Sandbox tool.Sandbox
 }
 
@@ -148,9 +147,9 @@ func (s *Spawner) Start(cmd Command) (*Process, error) {
 	})
 }
 
-// begin starts a command with channels, of which control is a socket of a kind. how gives the
-// last arguments and the attributes of a level; with fall the next level is tried where the
-// system refuses one.
+// begin starts a command with its channels; kind is the kind of the control socket. how returns
+// the last arguments and the attributes for a level. With fall the next level is tried where
+// the system refuses one.
 func (s *Spawner) begin(cmd Command, kind int, fall bool, how func(Level) ([]string, *syscall.SysProcAttr)) (_ *Process, err error) {
 	defer func() {
 		if err != nil {
@@ -190,8 +189,8 @@ func (l Level) Mode() string {
 	return "namespace"
 }
 
-// newProcess makes the channels of a root process that is to be started, and the ends that
-// are its own: standard output and error, control (a socket of a kind), lifeline.
+// newProcess makes the channels of a root process before its start, and returns their other
+// ends: standard output and error, control (a socket of this kind), lifeline.
 func newProcess(kind int) (_ *Process, theirs []*os.File, err error) {
 	p := &Process{done: make(chan struct{})}
 	defer func() {
@@ -212,14 +211,14 @@ func newProcess(kind int) (_ *Process, theirs []*os.File, err error) {
 	return p, slices.Insert(theirs, 2, remote), nil
 }
 
-// CloseAll closes files, of which some may be nil.
+// CloseAll closes files; some may be nil.
 func CloseAll(files []*os.File) {
 	for _, f := range files {
 		_ = f.Close()
 	}
 }
 
-// closeChannels closes our ends of a process that has not been started.
+// closeChannels closes our ends of a process that was not started.
 func (p *Process) closeChannels() {
 	CloseAll([]*os.File{p.Stdout, p.Stderr, p.lifeline})
 	if p.Control != nil {
@@ -235,11 +234,11 @@ func (p *Process) wait() {
 // Pid is the root process's id.
 func (p *Process) Pid() int { return p.proc.Pid }
 
-// Done is closed when the root process has ended, and with it all others.
+// Done is closed when the root process and all processes below it have ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// ExitCode is the root's exit status after Done: what its child exited with, or
-// 128 plus the signal.
+// ExitCode is the root's exit status after Done: its child's exit status, or 128 plus the
+// signal.
 func (p *Process) ExitCode() int {
 	if p.state == nil {
 		return -1
@@ -250,15 +249,15 @@ func (p *Process) ExitCode() int {
 	return p.state.ExitCode()
 }
 
-// Kill ends the root and everything below it, and waits for that. It may be
+// Kill ends the root and everything below it, and waits for their end. It may be
 // called several times and concurrently.
 func (p *Process) Kill() {
 	p.stop.Do(func() {
 		_ = p.lifeline.Close()
 		_ = p.Control.Close()
 		if p.Level == LevelReaper {
-			// It kills what is below it first. Only a reaper that was itself
-			// stopped or hurt needs more.
+			// It kills the processes below it first. A kill is needed only if the reaper itself is
+			// stopped or damaged.
 			timer := time.AfterFunc(3*time.Second, func() {
 				_ = syscall.Kill(-p.proc.Pid, syscall.SIGKILL)
 				_ = p.proc.Kill()
@@ -275,15 +274,14 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
-// Channel is a pipe to be made: where our end goes, and whether we write to it.
+// Channel describes a pipe: where our end goes, and whether we write to it.
 type Channel struct {
 	Ours  **os.File
 	Write bool
 }
 
-// NewPipes makes pipes of which one end is ours, not blocking and known to the runtime's
-// poller. It returns the other ends, which are a child's and block; with an error those
-// that there are.
+// NewPipes makes pipes. Our ends do not block and are known to the runtime's poller. It returns
+// the other ends, which are a child's and block; with an error, those made so far.
 func NewPipes(channels ...Channel) (theirs []*os.File, err error) {
 	for _, channel := range channels {
 		ours, end, err := os.Pipe()
@@ -321,7 +319,7 @@ func socketPair(kind int) (*net.UnixConn, *os.File, error) {
 	return conn.(*net.UnixConn), remote, nil //nolint:forcetypeassert // as it was made
 }
 
-// Rights is the message that hands files over, in order.
+// Rights is the message that passes files on, in order.
 func Rights(files []*os.File) ([]byte, error) {
 	fds := make([]int, len(files))
 	for i, f := range files {

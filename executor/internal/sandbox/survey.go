@@ -11,13 +11,13 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Survey is what a machine can give, as a self-test found it.
+// Survey is what the self-test found that a machine supports.
 type Survey struct {
 	lacks map[tool.Sandbox]string
-	alone bool // there are no namespaces, and all else that strict takes is there
+	alone bool // namespaces are missing, all other parts of strict are available
 }
 
-// Lacks says why what demands a sandbox level cannot run here; empty when it can.
+// Lacks returns why a level cannot be used here; empty if it can.
 func (s Survey) Lacks(level tool.Sandbox) string {
 	if why := s.lacks[level]; why != "" {
 		return fmt.Sprintf("it demands the sandbox level %s, which this node does not have: %s", level, why)
@@ -25,8 +25,8 @@ func (s Survey) Lacks(level tool.Sandbox) string {
 	return ""
 }
 
-// Effective is the tightest level up to the asked one that the machine gives,
-// and why it is not the asked one.
+// Effective is the tightest available level up to the asked one, and why it is not the asked
+// one.
 func (s Survey) Effective(asked tool.Sandbox) (effective tool.Sandbox, reasons []string) {
 	sandboxes := tool.Sandboxes()
 	at := slices.Index(sandboxes, asked)
@@ -35,37 +35,37 @@ func (s Survey) Effective(asked tool.Sandbox) (effective tool.Sandbox, reasons [
 		if why == "" {
 			return sandboxes[at], reasons
 		}
-		if len(reasons) == 0 || why != s.lacks[sandboxes[at+1]] { // said of the tighter one
+		if len(reasons) == 0 || why != s.lacks[sandboxes[at+1]] { // already given for the tighter level
 			reasons = append(reasons, fmt.Sprintf("sandbox level %s: %s", sandboxes[at], why))
 		}
 	}
 	return tool.SandboxNone, reasons
 }
 
-// Held is what processes are held to that are to have a level: the effective one or,
-// where only namespaces are missing, as much of the asked one as needs none.
+// Held is the level that is applied to processes of an asked level: the effective one or,
+// where only namespaces are missing, the parts of the asked one that need none.
 func (s Survey) Held(asked tool.Sandbox) tool.Sandbox {
 	effective, _ := s.Effective(asked)
 	switch {
 	case !s.alone:
 		return effective
-	case asked == tool.SandboxOffline: // which is a network namespace
+	case asked == tool.SandboxOffline: // offline is a network namespace
 		return tool.SandboxStrict
 	}
 	return asked
 }
 
-// nowhere cannot be executed, and says so only when everything before worked.
+// nowhere cannot be executed, which the system reports only after everything before worked.
 const nowhere = os.DevNull + "/nothing"
 
-// Survey finds out what the machine can give. It starts processes that end
-// before they run anything; the result of the first call is kept.
+// Survey tests the levels of the machine. It starts processes that end before they run
+// anything; the result of the first call is kept.
 func (s *Spawner) Survey() Survey {
 	s.surveyed.Do(func() {
 		s.survey.lacks = map[tool.Sandbox]string{}
 		why := ""
 		for _, level := range []tool.Sandbox{tool.SandboxGuard, tool.SandboxStrict, tool.SandboxOffline} {
-			if why == "" { // what a level lacks, no tighter one has
+			if why == "" { // a tighter level lacks the same
 				why = s.lacking(level)
 			}
 			s.survey.lacks[level] = why
@@ -75,9 +75,9 @@ func (s *Spawner) Survey() Survey {
 	return s.survey
 }
 
-// lacking is why the machine does not give a level, whose looser ones it gives.
+// lacking returns why the machine lacks a level whose looser ones it has.
 func (s *Spawner) lacking(box tool.Sandbox) string {
-	// The way of keeping together is that of guard: what it cannot do, no level can.
+	// Processes are kept together as for guard: without that, no level works.
 	_, err := s.start(func(level Level) error {
 		if level == LevelReaper {
 			return nil
@@ -92,7 +92,7 @@ func (s *Spawner) lacking(box tool.Sandbox) string {
 	switch box {
 	case tool.SandboxGuard:
 		if err != nil {
-			s.log.Error("no process can be started", "error", err)
+			s.log.Error("no process can be started: tools cannot run", "error", err)
 		}
 		if s.Level() == LevelReaper {
 			return "the system refuses PID namespaces, workers are kept together by a watching process instead"

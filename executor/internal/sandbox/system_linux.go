@@ -23,8 +23,8 @@ func systemLevels() []Level {
 	return []Level{LevelUser, LevelReaper}
 }
 
-// idsOf are the ids that a user namespace of a process knows: those of its starter,
-// or all that the starter's own namespace knows, by the same numbers.
+// idsOf are the ids in a process's user namespace: those of its starter, or all of the
+// starter's own namespace, by the same numbers.
 func idsOf(all bool) (users, groups []syscall.SysProcIDMap) {
 	if !all {
 		return []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
@@ -44,7 +44,7 @@ func extents(name string) (ids []syscall.SysProcIDMap) {
 	return ids
 }
 
-// mayMap reports whether this process may make a user namespace that knows further users.
+// mayMap reports whether this process may make a user namespace that maps further users.
 func mayMap() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -52,8 +52,8 @@ func mayMap() bool {
 	return os.Geteuid() == 0 && unix.Capget(&header, &data[0]) == nil && data[0].Effective&needed == needed
 }
 
-// attributes are how a process is started: kept together in the way of level, in
-// the namespaces of box. all is for idsOf.
+// attributes are for the start of a process that is kept together by level, in the namespaces
+// of box. all is for idsOf.
 func attributes(level Level, box tool.Sandbox, all bool) *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Setsid: true} // the agent's terminal is not for its children
 	switch level {
@@ -86,15 +86,15 @@ func attributes(level Level, box tool.Sandbox, all bool) *syscall.SysProcAttr {
 	return attr
 }
 
-// trial is attributes, and has the process mount: where a system lets namespaces be
-// made, it may yet take their capabilities away.
+// trial is attributes, and the process mounts something: a system may allow namespaces but
+// take their capabilities away.
 func trial(level Level, box tool.Sandbox, all bool) *syscall.SysProcAttr {
 	attr := attributes(level, box, all)
 	attr.Unshareflags = attr.Cloneflags & syscall.CLONE_NEWNS
 	return attr
 }
 
-// baseAttributes are how a base is started: it ends with the agent.
+// baseAttributes are for the start of a base, which ends with the agent.
 func baseAttributes() (*syscall.SysProcAttr, error) {
 	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}, nil
 }
@@ -109,14 +109,14 @@ func requestOf(level Level, box tool.Sandbox, all bool) copyRequest {
 			r.Maps = slices.Delete(r.Maps, 1, 2)
 		}
 		if os.Geteuid() != 0 {
-			// As many as a program would be left with.
+			// The same capabilities that a program would have.
 			r.Capabilities = append([]uintptr{}, attr.AmbientCaps...)
 		}
 	}
 	return r
 }
 
-// lines are a mapping as the kernel reads it.
+// lines is a mapping in the kernel's format.
 func lines(ids []syscall.SysProcIDMap) string {
 	var b strings.Builder
 	for _, one := range ids {
@@ -143,7 +143,7 @@ func restrictions() string {
 
 func boottime() time.Duration {
 	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // which every kernel has
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // every kernel has it
 	return time.Duration(now.Nano())
 }
 
@@ -157,8 +157,8 @@ func newPageFile() (*os.File, error) {
 
 func signalFd(fd int, sig syscall.Signal) error { return unix.PidfdSendSignal(fd, sig, nil, 0) }
 
-// keepDescriptors keeps from programs what this process was itself started with: Go
-// closes none but its own files.
+// keepDescriptors keeps the descriptors with which this process was started from programs: Go
+// closes only its own files.
 func keepDescriptors() {
 	fds, _ := os.ReadDir("/proc/self/fd")
 	for _, one := range fds {
@@ -168,8 +168,8 @@ func keepDescriptors() {
 	}
 }
 
-// hostPid is the id that a process has in our namespace, not positive when it is
-// gone; false where the system does not tell.
+// hostPid is the id of a process in our namespace, not positive after its end; false where the
+// system does not tell.
 func hostPid(fd int) (int, bool) {
 	data, _ := os.ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
 	pid, known := numberIn(data, "Pid:")

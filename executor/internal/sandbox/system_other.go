@@ -24,17 +24,17 @@ func trial(level Level, box tool.Sandbox, all bool) *syscall.SysProcAttr {
 	return attributes(level, box, all)
 }
 
-// baseAttributes says that no process can be copied here.
+// baseAttributes fails: processes cannot be copied here.
 func baseAttributes() (*syscall.SysProcAttr, error) { return nil, errors.ErrUnsupported }
 
 func requestOf(Level, tool.Sandbox, bool) copyRequest { return copyRequest{} }
 
-// restrictions says that there are none here.
+// restrictions says that this system has none.
 func restrictions() string { return "only Linux has it" }
 
 func keepDescriptors() {}
 
-// boottime has the wall clock stand for one that other processes have as well.
+// boottime uses the wall clock, which other processes have, too.
 func boottime() time.Duration { return time.Duration(time.Now().UnixNano()) }
 
 func newPageFile() (*os.File, error) {
@@ -49,13 +49,13 @@ func newPageFile() (*os.File, error) {
 	return file, nil
 }
 
-// There are no pidfds here: no process sends one.
+// This system has no pidfds: no process sends one.
 
 func signalFd(int, syscall.Signal) error { return errors.ErrUnsupported }
 func hostPid(int) (int, bool)            { return 0, false }
 func parentOf(int) (int, bool)           { return 0, false }
 
-// What processes take is not known here, nor what is below them.
+// Usage and descendants of processes are unknown here.
 
 func UsageOf(int, bool, int) (Usage, bool)    { return Usage{}, false }
 func ShareOf(int, bool) (int64, bool)         { return 0, false }

@@ -2,10 +2,10 @@ package sandbox
 
 import "time"
 
-// Look is when something was looked at that may take long to look at.
+// Look limits how often something expensive is measured.
 type Look struct{ next time.Time }
 
-// Due looks, unless that was done a moment ago, or would take more than a twentieth of the
+// Due measures unless that happened a moment ago or would take more than a twentieth of the
 // time.
 func (l *Look) Due(look func() int64) (found int64, looked bool) {
 	began := time.Now()
@@ -18,19 +18,19 @@ func (l *Look) Due(look func() int64) (found int64, looked bool) {
 	return found, true
 }
 
-// Usage is what a process and all below it take.
+// Usage is the usage of a process and all processes below it.
 type Usage struct {
-	CPU       time.Duration // since they started, with what they waited for
-	Memory    int64         // resident bytes, of mapped files too; pages that several hold count for each
+	CPU       time.Duration // since they started, with children that were waited for
+	Memory    int64         // resident bytes with mapped files; shared pages count for each process
 	Tasks     int           // processes and threads
 	Processes int
 }
 
-// mostProcesses bounds the processes that are looked at: a bomb has many.
+// mostProcesses bounds the measured processes: a fork bomb has many.
 const mostProcesses = 4096
 
-// MemoryFor is the memory to compare with a limit, beyond base: share, which costs
-// more, is asked only if it decides.
+// MemoryFor is the memory to compare with a limit, beyond base. It calls share, which costs
+// more, only if that decides.
 func (u Usage) MemoryFor(limit, base int64, share func() (int64, bool)) int64 {
 	memory := u.Memory - base
 	if memory > limit {

@@ -17,14 +17,14 @@ import (
 // tick is the unit of times in /proc.
 const tick = 10 * time.Millisecond
 
-// Descendants are the processes below one, by their ids in our namespace, as far as
-// none of them is cut off by the end of one between.
+// Descendants are the processes below one, by their ids in our namespace. A process whose
+// parent has ended is missed.
 func Descendants(pid int) []int {
 	all := slices.Collect(treeOf(pid))
 	return all[min(1, len(all)):]
 }
 
-// treeOf yields a process, first, and all below it; nothing for what is no process.
+// treeOf yields a process, first, and all below it; nothing if pid is not a process.
 func treeOf(pid int) iter.Seq[int] {
 	return func(yield func(pid int) bool) {
 		tree, seen := []int{pid}, map[int]bool{pid: true}
@@ -33,7 +33,7 @@ func treeOf(pid int) iter.Seq[int] {
 				return
 			}
 			for _, child := range children(tree[at]) {
-				if !seen[child] { // it may have got another parent meanwhile
+				if !seen[child] { // its parent may have changed meanwhile
 					seen[child] = true
 					tree = append(tree, child)
 				}
@@ -42,9 +42,9 @@ func treeOf(pid int) iter.Seq[int] {
 	}
 }
 
-// UsageOf measures all processes below one, and the one itself if it counts, at this
-// moment. False when it is gone. It stops at the first that makes them more than
-// most processes and threads, if that is not 0: a bomb is not counted to its end.
+// UsageOf measures all processes below one, and itself if that counts, at this moment. False
+// after its end. It stops when they have more than most processes and threads, unless most is
+// 0: a fork bomb is not counted to its end.
 func UsageOf(pid int, itself bool, most int) (u Usage, alive bool) {
 	for next := range treeOf(pid) {
 		below, ended, ok := one(next)
@@ -68,9 +68,9 @@ func UsageOf(pid int, itself bool, most int) (u Usage, alive bool) {
 	return u, alive
 }
 
-// ShareOf is the memory of these processes, where pages that several of them hold
-// count once, and those of mapped files, which are the disk's, not at all, if the kernel
-// tells them apart. It costs far more than UsageOf. False when the system does not tell.
+// ShareOf is the memory of these processes with shared pages counted once, and without pages of
+// mapped files if the kernel tells them apart. It costs far more than UsageOf. False where the
+// system does not tell.
 func ShareOf(pid int, itself bool) (total int64, told bool) {
 	for next := range treeOf(pid) {
 		if next == pid && !itself {
@@ -91,11 +91,11 @@ func ShareOf(pid int, itself bool) (total int64, told bool) {
 	return total, told
 }
 
-// FilesOf is how many bytes the files in a folder take on its disk, with those that
-// were removed and that a process, or one below it, has open. A file counts for a block
-// at least, and what is beyond limit is not told exactly.
+// FilesOf is the disk space in bytes of the files in a folder, with removed files that a process,
+// or one below it, has open. Each file counts for at least a block; beyond limit the total is not
+// exact.
 func FilesOf(folder string, pid int, limit int64) (total int64) {
-	seen := map[uint64]bool{} // of files that have several names, or none
+	seen := map[uint64]bool{} // files with several names, or none
 	add := func(info os.FileInfo) bool {
 		stat, ok := info.Sys().(*syscall.Stat_t)
 		if ok && (stat.Nlink == 1 || !seen[stat.Ino]) {
@@ -133,7 +133,7 @@ func FilesOf(folder string, pid int, limit int64) (total int64) {
 	return total
 }
 
-// numberIn reads the number behind a name in a file of /proc; false where it has none.
+// numberIn reads the number behind a name in a file of /proc; false without one.
 func numberIn(data []byte, name string) (int64, bool) {
 	for line := range bytes.Lines(data) {
 		if fields := bytes.Fields(line); len(fields) >= 2 && string(fields[0]) == name {
@@ -144,8 +144,8 @@ func numberIn(data []byte, name string) (int64, bool) {
 	return 0, false
 }
 
-// one reads /proc/<pid>/stat: what the process takes, and the processor time of
-// children of its that have ended.
+// one reads /proc/<pid>/stat: the usage of the process, and the processor time of its ended
+// children.
 func one(pid int) (u Usage, ended time.Duration, ok bool) {
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -170,22 +170,22 @@ func one(pid int) (u Usage, ended time.Duration, ok bool) {
 	return u, time.Duration(number(16)+number(17)) * tick, true
 }
 
-// parentOf is the process that is a process's parent; false when it is gone.
+// parentOf is the parent of a process; false after its end.
 func parentOf(pid int) (int, bool) {
 	data, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	parent, ok := numberIn(data, "PPid:")
 	return int(parent), ok
 }
 
-// ProcessorTime is what a process has used, without those below it; false when that is
-// not known. It costs a small part of UsageOf.
+// ProcessorTime is the processor time of a process without those below it; false if it is
+// unknown. It costs a small part of UsageOf.
 func ProcessorTime(pid int) (time.Duration, bool) {
 	var now unix.Timespec
 	err := unix.ClockGettime(int32(^pid<<3|2), &now) //nolint:gosec // the clock of a process, by its id
 	return time.Duration(now.Nano()), err == nil
 }
 
-// children are a process's own.
+// children are the direct children of a process.
 func children(pid int) []int {
 	dir := "/proc/" + strconv.Itoa(pid) + "/task"
 	tasks, err := os.ReadDir(dir)

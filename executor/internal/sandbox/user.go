@@ -45,13 +45,12 @@ func (u User) Take(files ...*os.File) error {
 	return nil
 }
 
-// Lend makes folders, with all that is in them, the user's own until back is called:
-// they are ours again then, others may not write there, and what is neither a file, a
-// folder nor a link, or is very deep, is gone. The group of the folders themselves stays. Files that have
-// further names are not lent: these may be in a cache that others share. A name that the
-// user gave to a file of somebody else is removed. Nothing of the user that may write
-// the folders may run when Lend is called, and when back is. It does nothing for the
-// zero value.
+// Lend makes folders, with their content, the user's own until back is called, which returns
+// them: others cannot write there then, and everything is removed that is not a file, folder or
+// link, lies very deep, or is the user's name for somebody else's file. The group of the
+// folders themselves stays. Files with further names are not lent, as these may be in a
+// shared cache. No process of the user that can write to the folders may run when Lend or back is
+// called. It does nothing for the zero value.
 func (u User) Lend(folders ...string) (back func() error, err error) {
 	if u.ID == 0 {
 		return func() error { return nil }, nil
@@ -60,7 +59,7 @@ func (u User) Lend(folders ...string) (back func() error, err error) {
 	for _, folder := range folders {
 		root, err := os.OpenRoot(folder)
 		if err == nil {
-			l.roots = append(l.roots, root) // whatever is put in its place meanwhile
+			l.roots = append(l.roots, root) // even if it is replaced meanwhile
 			err = l.each(root, 0, l.give)
 		}
 		if err != nil {
@@ -70,8 +69,7 @@ func (u User) Lend(folders ...string) (back func() error, err error) {
 	return l.back, nil
 }
 
-// Keep makes a folder if need be, and the user's own for good, with all that is in it, if it
-// is not.
+// Keep makes a folder if it is missing, and makes it and its content the user's own for good.
 func (u User) Keep(folder string) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil || u.ID == 0 {
 		return err
@@ -92,21 +90,21 @@ func (u User) Keep(folder string) error {
 	return l.each(root, 0, l.give)
 }
 
-// mostLevels is how deep what was lent is when it comes back: paths that programs use are
-// shorter.
+// mostLevels is the greatest depth of a lent folder's content when it comes back: paths that
+// programs use are shorter.
 const mostLevels = 1000
 
-// loan has the folders that a user has until they are given back.
+// loan has the lent folders until they are returned.
 type loan struct {
 	user  User
 	roots []*os.Root
-	kept  map[inode]bool // files with further names, which were not lent
+	kept  map[inode]bool // files with further names, not lent
 }
 
 type inode struct{ device, number uint64 }
 
-// each visits a folder and what is in it, folders after what they hold. What is deeper than
-// mostLevels is removed.
+// each visits a folder and its content, content first. Content deeper than mostLevels is
+// removed.
 func (l *loan) each(root *os.Root, depth int, visit func(root *os.Root, name string, info fs.FileInfo, stat *syscall.Stat_t) error) error {
 	folder, err := root.Open(".")
 	if err != nil {
@@ -143,7 +141,7 @@ func (l *loan) give(root *os.Root, name string, info fs.FileInfo, stat *syscall.
 	return l.own(root, name, info, l.user.ID, l.user.Group)
 }
 
-// back gives everything back that there is now.
+// back returns the folders with their present content.
 func (l *loan) back() (err error) {
 	for _, root := range l.roots {
 		err = errors.Join(err, l.each(root, 0, l.take), root.Close())
@@ -166,7 +164,7 @@ func (l *loan) take(root *os.Root, name string, info fs.FileInfo, stat *syscall.
 	return err
 }
 
-// own gives a file to a user, or removes it if it is no file, folder or link.
+// own gives a file to a user, or removes it if it is not a file, folder or link.
 func (l *loan) own(root *os.Root, name string, info fs.FileInfo, uid, gid int) error {
 	if info.Mode()&fs.ModeType&^(fs.ModeDir|fs.ModeSymlink) != 0 {
 		return root.Remove(name)
@@ -174,15 +172,15 @@ func (l *loan) own(root *os.Root, name string, info fs.FileInfo, uid, gid int) e
 	if slices.ContainsFunc(l.roots, func(r *os.Root) bool { return r == root }) && name == "." {
 		gid = -1
 	}
-	return root.Lchown(name, uid, gid) // takes setuid and setgid off a file
+	return root.Lchown(name, uid, gid) // also clears setuid and setgid
 }
 
 func inodeOf(stat *syscall.Stat_t) inode {
 	return inode{uint64(stat.Dev), stat.Ino} //nolint:unconvert // not on every system
 }
 
-// MakeBelow makes a folder below the home, or what is a home, that is there: each part
-// that is missing, as the user's own. No symbolic link leads out of the home.
+// MakeBelow makes a folder below an existing home: missing parts of the path become the user's
+// own. It follows no symbolic link out of the home.
 func (u User) MakeBelow(home, path string) error {
 	root, err := os.OpenRoot(home)
 	if err != nil {
@@ -194,7 +192,7 @@ func (u User) MakeBelow(home, path string) error {
 		at := filepath.Join(parts[:i+1]...)
 		err := root.Mkdir(at, 0o755) //nolint:gosec // as its user would
 		if err == nil && u.ID != 0 {
-			// Whatever the user has put in its place: nothing but a folder is given.
+			// The user may have replaced it: only a folder is given.
 			var folder *os.File
 			if folder, err = root.OpenFile(at, os.O_RDONLY|syscall.O_DIRECTORY, 0); err == nil {
 				err = errors.Join(u.Take(folder), folder.Close())
@@ -207,27 +205,27 @@ func (u User) MakeBelow(home, path string) error {
 	return nil
 }
 
-// What the ids of users are taken from: one that nothing else is known to hand out,
-// and, where a user namespace has no such ids, what is left below 65536.
+// The range of users' ids: one that no known program uses, and, where a user namespace lacks
+// these, the end of the ids below 65536.
 const (
 	users      = 10_000
 	firstUser  = 1_900_000_000
 	firstSmall = 50_000
 )
 
-// Users gives names a user and a home each. The owners of the homes say which user a name
-// has, so that it is the same after a restart. Its methods may be called concurrently.
+// Users assigns a user and a home to each name. The owner of a home is the user of its name, so
+// that it is the same after a restart. Its methods may be called concurrently.
 type Users struct {
 	dir   string
 	first int
-	fixed *User // of all names; nil: each name has its own
+	fixed *User // of all names; nil if each name has its own
 
 	mu sync.Mutex
 }
 
-// NewUsers makes the users of a folder, which is made if need be. name is a user of
-// this machine, or a number, that all are to be; empty for one each. nil is for a
-// name of the user that runs this. The error says why others cannot be had.
+// NewUsers makes the users of a folder, which it makes if it is missing. name is a user of this
+// machine, or a number, for all of them; empty gives each its own. It returns nil if name is
+// the user of this process. The error says why other users are not available.
 func NewUsers(dir, name string) (*Users, error) {
 	u := &Users{dir: dir, first: firstUser}
 	if name != "" {
@@ -240,7 +238,7 @@ func NewUsers(dir, name string) (*Users, error) {
 		}
 	}
 	if os.Geteuid() != 0 {
-		return nil, errors.New("the agent does not run as root, and root alone can become another user")
+		return nil, errors.New("the agent does not run as root, and only root can start processes of another user")
 	}
 	err := os.MkdirAll(dir, 0o755) //nolint:gosec // each home is its user's own
 	if err == nil {
@@ -264,7 +262,7 @@ func NewUsers(dir, name string) (*Users, error) {
 	return u, nil
 }
 
-// lookUp finds a user by name or number, which the system need not know.
+// lookUp finds a user by name or number; a number need not be known to the system.
 func lookUp(name string) (*User, error) {
 	found, err := user.Lookup(name)
 	if err != nil {
@@ -275,13 +273,13 @@ func lookUp(name string) (*User, error) {
 	id, err := strconv.ParseUint(found.Uid, 10, 31)
 	group, groupErr := strconv.ParseUint(found.Gid, 10, 31)
 	if errors.Join(err, groupErr) != nil {
-		return nil, errors.New("there is no such user on this machine: name one of /etc/passwd, or a number")
+		return nil, errors.New("no such user exists on this machine: give a name of /etc/passwd or a number")
 	}
 	return &User{ID: int(id), Group: int(group)}, nil //nolint:gosec // 31 bits
 }
 
-// Of returns the user of a name, which is one of a file, and makes the home of a new
-// one. A name that comes again has the same user, unless another has it by then.
+// Of returns the user of a name, which must be a file name, and makes the home of a new one. A
+// known name has the same user again, unless another name has it by then.
 func (u *Users) Of(name string) (User, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -298,7 +296,7 @@ func (u *Users) Of(name string) (User, error) {
 	for _, home := range homes {
 		info, err := home.Info()
 		if err != nil {
-			continue // gone meanwhile
+			continue // removed meanwhile
 		}
 		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 			id := int(stat.Uid)
@@ -318,10 +316,10 @@ func (u *Users) Of(name string) (User, error) {
 			return found, found.own()
 		}
 	}
-	return User{}, fmt.Errorf("all %d users are taken", users)
+	return User{}, fmt.Errorf("all %d users are in use: uninstall an index", users)
 }
 
-// own makes the user's home.
+// own makes the user's home folder.
 func (u User) own() error {
 	if err := os.Mkdir(u.Home, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err

@@ -15,8 +15,8 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
-// What a user leaves in a folder that was lent leads the one who takes it back to no
-// file of anybody else, and leaves nothing there that others may change.
+// Content that a user leaves in a lent folder leads the owner to no file of others, and none of
+// it can be changed by others afterwards.
 func TestLentFoldersComeBack(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -58,7 +58,7 @@ func TestLentFoldersComeBack(t *testing.T) {
 	owns("lent/sub/own.py", user, user, 0o644)
 	owns("lent/cached", 0, 0, 0o644)
 
-	// As a hostile command would, where the system lets it.
+	// As a hostile command would, where the system allows it.
 	for _, name := range []string{"root", "others", "setuid", "users"} {
 		must(os.Link(at(name), at("lent/"+name)))
 	}
@@ -94,7 +94,7 @@ func TestLentFoldersComeBack(t *testing.T) {
 	}
 }
 
-// However deep what others leave is, it comes back and goes without a descriptor for each level.
+// Folders of any depth come back and are removed without a descriptor for each level.
 func TestDeepFoldersNeedFewDescriptors(t *testing.T) { //nolint:paralleltest // descriptors are the process's
 	top := t.TempDir()
 	at := func(name string) string { return filepath.Join(top, name) }
@@ -104,7 +104,7 @@ func TestDeepFoldersNeedFewDescriptors(t *testing.T) { //nolint:paralleltest // 
 			t.Fatal(err)
 		}
 	}
-	dig := func(folder string) { // from the bottom up: paths are not as long
+	dig := func(folder string) { // from the bottom up: a path cannot be as long
 		t.Helper()
 		must(os.Mkdir(at("a"), 0o755))
 		for range 1500 {
@@ -121,7 +121,7 @@ func TestDeepFoldersNeedFewDescriptors(t *testing.T) { //nolint:paralleltest // 
 		must(syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit), err)
 	}
 	must(os.Mkdir(at("lent"), 0o755))
-	if os.Geteuid() == 0 { // nothing can be lent otherwise
+	if os.Geteuid() == 0 { // only root can lend
 		back, err := sandbox.User{ID: 1_950_000_001, Group: 1_950_000_001}.Lend(at("lent"))
 		must(err)
 		dig(at("lent"))

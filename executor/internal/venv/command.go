@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// Command runs an index's own set-up command in dir by confined, with environ as its whole
-// environment. The error is install_failed with the end of what it printed, as clean,
-// which takes secrets out, gives it. What it has done to the environment is noted, and is
-// no reason to trust that.
+// Command runs an index's own set-up command in dir through confined, with environ as its whole
+// environment. Its error is install_failed with the end of the command's output; clean takes
+// secrets out of it. Changes that the command makes in the environment are noted so that they
+// are not taken for damage; they are no more trusted than the command.
 func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ []string, clean func(string) string,
 	confined func(context.Context, Job) ([]byte, string, error),
 ) error {
@@ -51,7 +51,7 @@ func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ
 		err = writeJSON(at.file(listingName), files)
 	}
 	if err != nil {
-		return failed(err, "", "what the environment has cannot be noted")
+		return failed(err, "", "the files of the environment cannot be recorded")
 	}
 	return nil
 }

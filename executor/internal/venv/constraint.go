@@ -25,10 +25,9 @@ var (
 	versionPattern = regexp.MustCompile(`^(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?`)
 )
 
-// parseConstraint reads a Python version constraint as pyproject.toml has it:
-// clauses like ">=3.11", "!=3.12.1", "~=3.11", "==3.12.*", joined by commas. A
-// bare version means that version and what is below it: 3.12 is 3.12.anything.
-// "^3.11", of another tool, means ">=3.11,<4".
+// parseConstraint reads a Python version constraint of a pyproject.toml: clauses like ">=3.11",
+// "!=3.12.1", "~=3.11" or "==3.12.*", joined by commas. A bare version covers all versions below
+// it: 3.12 is 3.12.anything. Poetry's "^3.11" means ">=3.11,<4".
 func parseConstraint(text string) (constraint, error) {
 	var all constraint
 	for part := range strings.SplitSeq(text, ",") {
@@ -66,8 +65,8 @@ func parseConstraint(text string) (constraint, error) {
 	return all, nil
 }
 
-// parseVersion reads the first numbers of a version, and how many were written;
-// what follows them, like rc1 or +local, is ignored.
+// parseVersion reads the first numbers of a version and returns how many were written.
+// A suffix like rc1 or +local is ignored.
 func parseVersion(text string) (v version, written int, err error) {
 	found := versionPattern.FindStringSubmatch(text)
 	if found == nil {
@@ -91,7 +90,7 @@ func (c clause) allows(v version) bool {
 	return slices.Contains([3][]string{{"<", "<=", "!="}, {"==", "<=", ">="}, {">", ">=", "!="}}[order+1], c.op)
 }
 
-// lower is the lowest minor version of Python 3 that the constraint speaks of; 0
+// lower is the lowest minor version of Python 3 that the constraint names; 0
 // when it has no lower bound.
 func (c constraint) lower() (minor int) {
 	for _, one := range c {

@@ -1,6 +1,6 @@
 // Package venv turns declared dependencies into locks and locks into
-// environments: folders named by their content, built beside their place and
-// renamed into it, so that one either is complete or is not there. uv does the
-// resolving and installing; an environment without dependencies needs nothing
-// but an interpreter. The package must never run the code of an index.
+// environments: folders named by a digest of their content, built in a temporary
+// folder and renamed, so that an environment is either complete or absent. uv
+// resolves and installs; an environment without dependencies needs only an
+// interpreter. The package itself never runs the code of an index.
 package venv

@@ -21,35 +21,35 @@ import (
 
 // Env is an environment that is ready to be used.
 type Env struct {
-	Dir     string // the environment's folder; its name is its content
-	Python  string // the interpreter inside it, which runs confined alone
+	Dir     string // the environment's folder, named by Digest
+	Python  string // the interpreter inside it, which only runs confined
 	Base    string // the machine's interpreter behind it
 	Version string // of the interpreter: 3.12.1
 	Digest  string // of lock, minor version and platform
-	Build   string // of this making of it: one that was damaged is made anew
+	Build   string // of this build: a damaged environment is built anew
 }
 
 // Making says for which index an environment is made, and how.
 type Making struct {
-	// Account names the index. An environment whose packages come from addresses or from
-	// folders of an index, or that a command of the index adds to, is of that index alone.
+	// Account names the index. An environment is of that index alone if its packages come from
+	// addresses or folders of the index, or if a command of the index adds to it.
 	Account string
 	// Own says that a command of the index adds to the environment.
 	Own bool
 	// Vars are the variables of the index that its requirements name.
 	Vars map[string]string
-	// NoBuild fails, with details.reason "builds", rather than run code of a package.
+	// NoBuild fails with details.reason "builds" instead of running code of a package.
 	NoBuild bool
 }
 
-// marker describes an environment. It lies outside of it, as its [listing] does: files inside
-// are not to be believed.
+// marker describes an environment. It lies outside of it, as its [listing] does: an index can
+// change the files inside.
 type marker struct {
 	Digest      string      `json:"digest"`
 	Interpreter Interpreter `json:"interpreter"`
 	Wanted      string      `json:"wanted"` // digest of the lock
 	Build       string      `json:"build"`
-	Compiled    bool        `json:"compiled"` // all its bytecode is there and noted, or is made no more
+	Compiled    bool        `json:"compiled"` // its bytecode is complete and listed, or will not be made
 }
 
 // Environment makes or finds an environment, and holds it until [Store.Release].
@@ -94,7 +94,7 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, ma
 		return nil, err
 	}
 	defer release()
-	s.uses.take(at.digest) // under its key, as removing it is
+	s.uses.take(at.digest) // with the key held, which its removal needs, too
 	defer func() {
 		if err != nil {
 			s.uses.give(at.digest)
@@ -113,13 +113,13 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, ma
 	if what != "" {
 		m = marker{Digest: at.digest, Interpreter: interpreter, Wanted: wanted, Build: rand.Text(), Compiled: shared || len(lock.Requirements) == 0}
 		if _, err := os.Lstat(at.env()); err == nil {
-			s.log.Warn("an environment is not valid and is built anew", slog.String("digest", at.digest), slog.String("reason", what))
+			s.log.Warn("environment is invalid and is built anew", slog.String("digest", at.digest), slog.String("reason", what))
 		}
 		began := time.Now()
 		if err := s.build(ctx, sourceDir, lock, making, m, at, progress); err != nil {
 			return nil, err
 		}
-		if m, err = at.marker(); err != nil { // that of another store, if it was faster
+		if m, err = at.marker(); err != nil { // of another store that was faster
 			return nil, err
 		}
 		s.log.Info("environment built", slog.String("digest", at.digest), slog.Bool("shared", shared), slog.Duration("took", time.Since(began)))
@@ -141,7 +141,7 @@ func digestOf(parts ...string) string {
 	return hex.EncodeToString(sum.Sum(nil))[:32]
 }
 
-// finished are the environments whose interpreters are unchanged.
+// finished returns the environments whose interpreters are unchanged.
 func (s *Store) finished() (all []marker) {
 	for _, at := range s.places() {
 		if m, err := at.marker(); err == nil && m.Interpreter.unchanged() {
@@ -151,10 +151,10 @@ func (s *Store) finished() (all []marker) {
 	return all
 }
 
-// places are those of all environments, finished or not, that are shared or of this store.
+// places returns all environments, finished or not, that are shared or of this store.
 func (s *Store) places() (all []place) {
 	for _, folder := range slices.Compact([]string{cmp.Or(s.shared, s.dir), s.dir}) {
-		entries, _ := os.ReadDir(place{folder: folder}.env()) // none was ever made
+		entries, _ := os.ReadDir(place{folder: folder}.env()) // the folder may not exist yet
 		for _, entry := range entries {
 			all = append(all, place{folder, entry.Name()})
 		}
@@ -162,8 +162,8 @@ func (s *Store) places() (all []place) {
 	return all
 }
 
-// verify says why an environment is not valid; what is empty if it is. All files are looked at
-// once in a process: those that an earlier process left may be damaged.
+// verify returns why an environment is not valid; empty if it is. All files are checked once
+// in a process, as those of an earlier process may be damaged.
 func (s *Store) verify(at place) (m marker, what string) {
 	m, err := at.marker()
 	if err != nil {
@@ -174,7 +174,7 @@ func (s *Store) verify(at place) (m marker, what string) {
 	case err != nil:
 		return m, err.Error()
 	case m.Digest != at.digest, target != m.Interpreter.Path, !m.Interpreter.unchanged(), !isDir(sitePackages(at.env(), m.Interpreter)):
-		return m, "it is not what its marker says"
+		return m, "its marker is of another environment"
 	}
 	if _, before := s.verified.Load(at.digest); before {
 		return m, ""
@@ -216,8 +216,8 @@ func (s *Store) build(ctx context.Context, sourceDir string, lock Lock, making M
 		}
 		progress.report("packages", "done", 95)
 		if m.Compiled {
-			if err := s.compileTo(ctx, m.Interpreter, beside, at.env(), "0"); err != nil { // one without bytecode is as good, and slower
-				s.log.Warn("the packages of an environment are not compiled", slog.String("digest", at.digest), slog.String("error", err.Error()))
+			if err := s.compileTo(ctx, m.Interpreter, beside, at.env(), "0"); err != nil { // it works without bytecode, but slower
+				s.log.Warn("packages of an environment could not be compiled", slog.String("digest", at.digest), slog.String("error", err.Error()))
 			}
 		}
 	}
@@ -228,9 +228,9 @@ func (s *Store) build(ctx context.Context, sourceDir string, lock Lock, making M
 	return s.publish(beside, at, m, files)
 }
 
-// publish puts an environment in its place, and then its listing and its marker. One that is
-// there already is kept if it is whole, as another store may have made it meanwhile.
-// Otherwise it is moved away as the new one comes: processes of others may be using it.
+// publish renames an environment into its place, then its listing and its marker. A valid one
+// that another store has put there meanwhile is kept. An invalid one is moved away, not
+// removed: processes may be using it.
 func (s *Store) publish(beside string, at place, m marker, files listing) error {
 	err := os.Rename(beside, at.env())
 	if err != nil {
@@ -264,8 +264,8 @@ func bins(i Interpreter) []string {
 	return []string{"bin/python", "bin/python3", "bin/python" + i.Minor()}
 }
 
-// skeleton makes an empty virtual environment by hand: what python -m venv --without-pip
-// would make of it in a hundred times the time.
+// skeleton makes an empty virtual environment like python -m venv --without-pip, in a hundredth
+// of the time.
 func skeleton(dir string, i Interpreter) error {
 	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // see build
 		return err
@@ -286,8 +286,8 @@ func skeleton(dir string, i Interpreter) error {
 	return os.WriteFile(filepath.Join(dir, "pyvenv.cfg"), []byte(text), 0o644) //nolint:gosec // no secret
 }
 
-// seal makes the frame of an environment anew in which packages were installed: a wheel
-// may have files for any place in it. All users may read what packages have.
+// seal writes the files of the environment itself again after packages were installed: a wheel
+// may overwrite any of them. All users may read the packages.
 func seal(dir string, i Interpreter) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -302,7 +302,7 @@ func seal(dir string, i Interpreter) error {
 	library := "lib/python" + i.Minor()
 	for _, folder := range []string{"bin", "lib", library, library + "/site-packages"} {
 		if info, err := root.Lstat(folder); err != nil || !info.IsDir() {
-			return fmt.Errorf("a package has put something else in the place of the folder %s", folder)
+			return fmt.Errorf("a package has replaced the folder %s", folder)
 		}
 	}
 	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
@@ -329,8 +329,8 @@ func seal(dir string, i Interpreter) error {
 }
 
 // Prepare returns the machine's interpreters behind environments that an earlier process
-// left. Where there is none it finds the interpreter that most indexes have and compiles the
-// files of Options.Warm, so that the first environment need not wait for that.
+// left. Without any it finds the interpreter that most indexes use and compiles the files of
+// Options.Warm, so that the first environment need not wait for it.
 func (s *Store) Prepare(ctx context.Context) (pythons []string) {
 	ctx, end := s.begin(ctx)
 	defer end()
@@ -347,20 +347,19 @@ func (s *Store) Prepare(ctx context.Context) (pythons []string) {
 		err = s.warmUp(ctx, i)
 	}
 	if err != nil && ctx.Err() == nil {
-		s.log.Debug("nothing is prepared for indexes", slog.String("error", err.Error()))
+		s.log.Debug("no interpreter could be prepared for indexes", slog.String("error", err.Error()))
 	}
 	return nil
 }
 
-// warmUp compiles the files of Options.Warm for an interpreter, once. Bytecode
-// that is never checked against its source starts fastest, and the files never
-// change.
+// warmUp compiles the files of Options.Warm for an interpreter, once. The bytecode is never
+// checked against its source, which starts fastest: the files never change.
 func (s *Store) warmUp(ctx context.Context, i Interpreter) error {
 	if s.warm == "" {
 		return nil
 	}
 	mark := filepath.Join(s.warm, "compiled."+i.CacheTag)
-	// whole reports whether the bytecode is there as it was noted.
+	// whole reports whether the bytecode matches its listing.
 	whole := func() bool {
 		was, err := readJSON[listing](mark)
 		return err == nil && maps.Equal(was, compiledBy(s.warm, i))

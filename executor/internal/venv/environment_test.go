@@ -16,8 +16,8 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// An environment is looked at when an agent starts. What is damaged is made anew,
-// of packages that are what they were, and what is whole stays as it is.
+// Environments are verified when an agent starts: a damaged one is built again from the same
+// packages, a valid one stays.
 func TestAnEnvironmentIsVerifiedWhenAnAgentStarts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -40,7 +40,7 @@ func TestAnEnvironmentIsVerifiedWhenAnAgentStarts(t *testing.T) {
 	}
 	folder, build := start()
 	if _, again := start(); again != build {
-		t.Error("an environment that nobody has touched was made anew")
+		t.Error("an unchanged environment was built again")
 	}
 	file := filesBelow(t, folder, "__init__.py")[0]
 	write := func(name, text string) {
@@ -59,7 +59,7 @@ func TestAnEnvironmentIsVerifiedWhenAnAgentStarts(t *testing.T) {
 		{"bytecode that was cut short", true, func() error { return os.Truncate(filesBelow(t, folder, "__init__.*.pyc")[0], 20) }},
 		{"a folder that is gone", true, func() error { return os.RemoveAll(filepath.Dir(file)) }},
 		{"a module in the way of another", true, func() error { write(filepath.Join(filepath.Dir(filepath.Dir(file)), "json.py"), ""); return nil }},
-		{"no list of what there is", true, func() error { return os.Remove(place{dir, filepath.Base(folder)}.file(listingName)) }},
+		{"no listing", true, func() error { return os.Remove(place{dir, filepath.Base(folder)}.file(listingName)) }},
 		{"half a marker", true, func() error { write(place{dir, filepath.Base(folder)}.file(markerName), `{"dig`); return nil }},
 		{"no interpreter", true, func() error { return os.Remove(filepath.Join(folder, "bin", "python")) }},
 		{"a file with other content of the same size and time", true, func() error {
@@ -89,14 +89,14 @@ func TestAnEnvironmentIsVerifiedWhenAnAgentStarts(t *testing.T) {
 			t.Errorf("%s: made anew: %v, want %v", c.name, now != build, c.again)
 		}
 		if data, err := os.ReadFile(file); err != nil || string(data) != code {
-			t.Errorf("%s: the package is not what it was: %q, %v", c.name, data, err)
+			t.Errorf("%s: the package has changed: %q, %v", c.name, data, err)
 		}
 		build = now
 	}
 }
 
-// Whoever asks for what is the same at once gets the same; a build whose caller has gone leaves
-// nothing; and what nobody holds any more goes, at once or after a while.
+// Simultaneous requests for equal environments get one; a build whose caller is gone leaves
+// nothing; and an environment without holders is removed, at once or after a while.
 func TestEnvironmentsAreHeldByThoseThatAskedForThem(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -147,11 +147,11 @@ func TestEnvironmentsAreHeldByThoseThatAskedForThem(t *testing.T) {
 	}
 	s.RemoveUnused(0)
 	if _, err := os.Stat(env.Dir); !os.IsNotExist(err) {
-		t.Errorf("an environment that nobody uses is there: %v", err)
+		t.Errorf("an unused environment exists: %v", err)
 	}
 }
 
-// Releases without a wheel are found out, and built with what has to be built anyway.
+// Releases without a wheel are found and built together.
 func TestReleasesWithoutAWheel(t *testing.T) {
 	t.Parallel()
 	packages := t.TempDir()
@@ -178,8 +178,8 @@ func TestReleasesWithoutAWheel(t *testing.T) {
 	says(t, env, "import acme, acme_one, acme_two; print(acme.VALUE, acme_one.VALUE, acme_two.VALUE)", "acme acme_one acme_two")
 }
 
-// uv runs an interpreter in an environment before it installs anything there. An installation that
-// fails halfway, with words of the author's, is not taken up again with what it has left.
+// uv runs an interpreter in an environment before it installs anything. After an installation
+// failed halfway, with output of the author's, its remains are not used again.
 func TestAnInstallationThatFailsHalfwayStartsNothing(t *testing.T) {
 	t.Parallel()
 	var ran atomic.Bool
@@ -206,8 +206,8 @@ func TestAnInstallationThatFailsHalfwayStartsNothing(t *testing.T) {
 	}
 }
 
-// What an index has fetched from an address of its own, or what a package of it has, is in no
-// cache that others have.
+// Packages of an address of the index, and their requirements, are in no cache that other
+// indexes share.
 func TestAddressesHaveNoSharedCache(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32

@@ -15,8 +15,8 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
-// install brings the packages of a lock into an environment, from wheels alone, which runs
-// nothing of them. Those that have none are built first, apart.
+// install brings the packages of a lock into an environment, from wheels alone, which runs no
+// code of theirs. Packages without a wheel are built first, in a folder of their own.
 func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making Making, i Interpreter, env string, progress Progress) error {
 	uv, err := s.uv(ctx, progress)
 	if err != nil {
@@ -44,7 +44,7 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 			in.ready, in.apart = append(in.ready, w), true
 		case w.wheel():
 			// The packager does not see the index's folder.
-			name, folder := filepath.Base(w.at), filepath.Join(in.wheels(), strconv.Itoa(n)) // another one may have its name
+			name, folder := filepath.Base(w.at), filepath.Join(in.wheels(), strconv.Itoa(n)) // two may share a names name
 			err := os.Mkdir(folder, 0o755)                                                   //nolint:gosec // no secret
 			if err == nil {
 				err = copyNew(sourceDir, filepath.Clean(w.at), folder, name)
@@ -57,10 +57,10 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 			in.build = append(in.build, w)
 		}
 	}
-	// What has no wheel is found out one by one, without installing anything.
+	// Packages without a wheel are found one by one, without installing anything.
 	said, err := in.take(ctx, len(in.build) > 0)
 	for err != nil && ctx.Err() == nil && in.without(said) {
-		// What failed may have left start-up files, and its words may be a package's.
+		// The failed step may have left start-up files, and its output may come from a package.
 		if err = errors.Join(deep.RemoveAll(env), os.Mkdir(env, 0o755), skeleton(env, i)); err == nil { //nolint:gosec // see build
 			said, err = in.take(ctx, true)
 		}
@@ -83,7 +83,7 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	return nil
 }
 
-// installation is the way of the packages of one lock into an environment.
+// installation brings the packages of one lock into an environment.
 type installation struct {
 	s         *Store
 	work      string // a folder of ours, which others read
@@ -93,8 +93,8 @@ type installation struct {
 	env, uv   string
 	apart     bool // something comes from an address of the index
 
-	ready []lockLine // wheels, as far as is known
-	build []lockLine // what has none
+	ready []lockLine // have wheels, as far as is known
+	build []lockLine // have no wheel
 }
 
 // wheels is the folder of wheels that are not fetched.
@@ -112,7 +112,7 @@ func (in *installation) requirements(name string, all []lockLine) (file string, 
 	return file, os.WriteFile(file, []byte(text.String()), 0o644) //nolint:gosec // no secret
 }
 
-// take installs what is ready. With dry it only finds out whether all of that has wheels.
+// take installs the packages that are ready. With dry it only finds out whether all have wheels.
 func (in *installation) take(ctx context.Context, dry bool) (said string, err error) {
 	if len(in.ready) == 0 {
 		return "", nil
@@ -131,8 +131,8 @@ func (in *installation) take(ctx context.Context, dry bool) (said string, err er
 	return said, err
 }
 
-// without has a package built of which uv has said that it has no wheel; false where it has
-// said no such thing.
+// without moves the package for which uv reported no wheel to those to be built; false if uv
+// reported no such package.
 func (in *installation) without(said string) bool {
 	for _, found := range withoutWheel(said) {
 		name, _, _ := strings.Cut(found, "==")
@@ -147,8 +147,8 @@ func (in *installation) without(said string) bool {
 	return false
 }
 
-// make builds what has no wheel, as a user and in a folder of its own, and takes the wheels
-// that come of it: of all else that the build has done nothing is left.
+// make builds the packages without a wheel, as a user and in a folder of its own, and keeps
+// the wheels alone.
 func (in *installation) make(ctx context.Context) (said string, err error) {
 	file, err := in.requirements("builds.txt", in.build)
 	if err != nil {
@@ -160,7 +160,7 @@ func (in *installation) make(ctx context.Context) (said string, err error) {
 	}
 	st := step{role: Builder, dir: in.work, read: []string{in.work}, write: []string{target}, login: in.login}
 	if slices.ContainsFunc(in.build, func(l lockLine) bool { return l.at != "" && !isAddress(l.at) }) {
-		// A backend writes beside its sources, and what it leaves there is not the index's.
+		// A backend writes next to its sources; those files are not the index's.
 		st.dir = filepath.Join(in.work, "source")
 		if err := os.CopyFS(st.dir, os.DirFS(in.sourceDir)); err != nil {
 			return "", err
@@ -172,8 +172,8 @@ func (in *installation) make(ctx context.Context) (said string, err error) {
 	return said, err
 }
 
-// collect takes the wheels of what was installed into target out of the cache of the uv
-// that has built them.
+// collect moves the wheels of the packages that were installed into target out of the cache of
+// the uv that built them.
 func (in *installation) collect(cache, target, wheels string) error {
 	installed, err := os.ReadDir(target)
 	if err != nil {
@@ -207,10 +207,10 @@ func (in *installation) collect(cache, target, wheels string) error {
 		}
 		at := slices.IndexFunc(made, func(path string) bool { return strings.HasPrefix(filepath.Base(path), about+"-") })
 		if at < 0 {
-			return fmt.Errorf("%s was built, and uv has kept no wheel of it", about)
+			return fmt.Errorf("%s was built, but uv kept no wheel of it", about)
 		}
 		file := filepath.Join(wheels, filepath.Base(made[at]))
-		// A copy of it would have no holes, and could be as large as a build likes.
+		// A copy would have no holes and could fill the disk.
 		err := errors.Join(from.Chmod(made[at], 0o644), os.Rename(filepath.Join(cache, made[at]), file))
 		if err != nil {
 			return err

@@ -18,7 +18,7 @@ import (
 // oldest is the first minor version of Python 3 that the worker runs on.
 const oldest = 10
 
-// newest is how far names like python3.N are tried.
+// newest is the last minor version N for which the name python3.N is tried.
 const newest = 19
 
 // Interpreter is a real Python executable, never a shim or a link in a venv.
@@ -34,8 +34,8 @@ type Interpreter struct {
 // unchanged reports whether the interpreter's file is the one that was asked.
 func (i Interpreter) unchanged() bool { return i.Stamp != "" && i.Stamp == stampOf(i.Path) }
 
-// stampOf is the size and the time of the last change of a program; empty for what
-// is none.
+// stampOf is the size and modification time of a program; empty if the file is not a
+// program.
 func stampOf(file string) string {
 	info, err := os.Stat(file)
 	if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
@@ -56,12 +56,12 @@ json.dump({"path": os.path.realpath(exe), "version": "%d.%d.%d" % sys.version_in
   "cache_tag": sys.implementation.cache_tag, "platform": sysconfig.get_platform(),
   "libc": " ".join(platform.libc_ver())}, sys.stdout)`
 
-// find returns the interpreter for a constraint: the first in the order of
-// candidates, which begins with what python3 is on PATH.
+// find returns the first of candidates that meets a constraint. python3 of PATH is the first
+// candidate.
 func (s *Store) find(ctx context.Context, constraint string) (Interpreter, error) {
 	wanted, err := parseConstraint(constraint)
 	if err != nil {
-		return Interpreter{}, failed(nil, "", "the Python version %q is not understood: %w; write for example \">=3.11\"", constraint, err)
+		return Interpreter{}, failed(nil, "", "the Python version %q cannot be parsed: %w; write for example \">=3.11\"", constraint, err)
 	}
 	var found []string
 	for _, candidate := range s.candidates() {
@@ -83,7 +83,13 @@ func (s *Store) find(ctx context.Context, constraint string) (Interpreter, error
 		cmp.Or(constraint, "3.10 or newer"), cmp.Or(strings.Join(found, ", "), "none")).WithDetail("python", constraint)
 }
 
-// candidates lists files that may be interpreters, in the order of preference.
+// Interpreter is the path of the first interpreter that can be used. The error is install_failed.
+func (s *Store) Interpreter(ctx context.Context) (string, error) {
+	i, err := s.find(ctx, "")
+	return i.Path, err
+}
+
+// candidates lists files that may be interpreters, the preferred ones first.
 func (s *Store) candidates() []string {
 	var list []string
 	add := func(files ...string) {
@@ -121,7 +127,7 @@ func (s *Store) candidates() []string {
 	return list
 }
 
-// probe asks a candidate what it is. nil without an error: not usable.
+// probe runs a candidate and reads its version and platform; nil without an error if it cannot be used.
 func (s *Store) probe(ctx context.Context, candidate string) (*Interpreter, error) {
 	s.probing.Lock()
 	defer s.probing.Unlock()
@@ -144,7 +150,7 @@ func (s *Store) probe(ctx context.Context, candidate string) (*Interpreter, erro
 		err = fmt.Errorf("its version %q is not supported", i.Version)
 	}
 	if err != nil {
-		s.log.Debug("not a usable interpreter", slog.String("path", candidate), slog.String("error", err.Error()))
+		s.log.Debug("interpreter cannot be used", slog.String("path", candidate), slog.String("error", err.Error()))
 		i = nil
 	}
 	s.probed[candidate] = i

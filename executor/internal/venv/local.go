@@ -11,11 +11,10 @@ import (
 	"strings"
 )
 
-// notePaths completes a lock that uv made of tree, which is dir or a copy of it: paths are
-// relative to it, and a comment for each says by a digest what it leads to. So locks of
-// equal text are equal, and the environment of one is that of the other. What a package
-// itself requires comes from uv: a path out of the tree, or an address that no
-// requirement may have, is an error.
+// notePaths completes a lock that uv made of tree, which is dir or a copy of it. It makes paths
+// relative and adds the digest of each path's content as a comment, so that equal locks give
+// equal environments. Requirements of packages were read by uv alone: a path out of the tree and
+// an address that no requirement may have are errors.
 func notePaths(lock []byte, tree, dir string) ([]byte, error) {
 	var out, notes strings.Builder
 	for _, l := range packages(lock) {
@@ -39,13 +38,13 @@ func notePaths(lock []byte, tree, dir string) ([]byte, error) {
 	return []byte(out.String() + notes.String()), nil
 }
 
-// insideOf gives a path that uv names as relative to the tree.
+// insideOf returns a path of uv's output, relative to the tree.
 func insideOf(tree, place string) (string, error) {
 	place, err := pathOf(place)
 	if err != nil {
 		return "", err
 	}
-	real, _ := filepath.EvalSymlinks(tree) // a backend may say this
+	real, _ := filepath.EvalSymlinks(tree) // a backend may print the resolved path
 	for _, root := range []string{tree, real} {
 		if inside, err := filepath.Rel(root, place); err == nil && filepath.IsAbs(place) && filepath.IsLocal(inside) && pathPattern.MatchString(inside) {
 			return inside, nil
@@ -66,8 +65,8 @@ func pathOf(place string) (string, error) {
 	return path, nil
 }
 
-// contentOf is a digest of the names and contents of a file or of all files of a
-// folder in dir, also by way of links that stay in it, as a build would find them.
+// contentOf is a digest of the names and contents of a file or of all files of a folder in dir.
+// It follows links that stay in dir, as a build would.
 func contentOf(dir, inside string) (string, error) {
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -85,7 +84,7 @@ func contentOf(dir, inside string) (string, error) {
 		real, _ := filepath.EvalSymlinks(file)
 		within, err := filepath.Rel(dir, real)
 		if err != nil || !filepath.IsLocal(within) || seen[within] {
-			fmt.Fprintf(sum, "%q\n", as) // of a link to nothing, or out of the index, its name alone counts
+			fmt.Fprintf(sum, "%q\n", as) // a broken link, or one out of the index, counts by name alone
 			return nil
 		}
 		info, err := root.Lstat(within)

@@ -24,30 +24,30 @@ type Lock struct {
 	Python string
 }
 
-// foreign reports whether a lock has anything but releases of a package index: an address,
-// or a part of its index.
+// foreign reports whether a lock has packages that are not releases of a package index: of an
+// address, or of the index's folder.
 func (l Lock) foreign() bool {
 	return slices.ContainsFunc(packages(l.Requirements), func(p lockLine) bool { return p.at != "" })
 }
 
 // LockOptions configure [Store.Lock]. The zero value is usable.
 type LockOptions struct {
-	// Python is a version constraint like ">=3.11", which counts where the source declares
-	// none. Defaults to any version.
+	// Python is a version constraint like ">=3.11" for sources that declare none. Defaults to
+	// any version.
 	Python string
-	// Vars are the values of the variables that the index declares, which logins of its
-	// dependencies may name.
+	// Vars are the values of the variables that the index declares; logins of its dependencies
+	// may name them.
 	Vars map[string]string
-	// NoBuild refuses what can be installed by running code of packages alone, with
+	// NoBuild refuses dependencies that must be built, which runs code of packages, with
 	// details.reason "builds".
 	NoBuild bool
 }
 
-// declared has the dependencies that a source declares.
+// declared are the dependencies that a source declares.
 type declared struct {
-	file   string // the file that says it, for messages; empty: there are none
+	file   string // the declaring file, for messages; empty if nothing is declared
 	python string // requires-python
-	builds bool   // its build backend alone knows the requirements
+	builds bool   // only its build backend knows the requirements
 	hashed bool   // --require-hashes
 
 	requirements, constraints []requirement
@@ -56,9 +56,9 @@ type declared struct {
 }
 
 // Lock resolves the dependencies that sourceDir declares, for every platform and
-// every Python that the constraint allows, with the hashes of every file. What is
-// declared is read first, and refused where it names anything outside of sourceDir but
-// releases and addresses. Where nothing is declared it runs nothing, and the lock has no
+// every Python that the constraint allows, with the hashes of every file. It first
+// reads the declaration, and refuses everything outside of sourceDir except releases
+// and addresses. Without a declaration it runs nothing, and the lock has no
 // requirements.
 //
 // progress may be nil. Errors are install_failed.
@@ -66,8 +66,8 @@ func (s *Store) Lock(ctx context.Context, sourceDir string, o LockOptions, progr
 	return s.lock(ctx, sourceDir, o, progress, (*reader).declaration)
 }
 
-// LockRequirements resolves requirements that no file of their own declares, as
-// [Store.Lock] does. name is what declares them, for messages.
+// LockRequirements resolves requirements that stand in no file of their own, as [Store.Lock]
+// does. name is their origin, for messages.
 func (s *Store) LockRequirements(ctx context.Context, name string, requirements []string, o LockOptions, progress Progress) (Lock, error) {
 	return s.lock(ctx, "", o, progress, func(r *reader) error {
 		for _, text := range requirements {
@@ -86,7 +86,7 @@ func (s *Store) LockRequirements(ctx context.Context, name string, requirements 
 func (s *Store) lock(ctx context.Context, sourceDir string, o LockOptions, progress Progress, read func(*reader) error) (Lock, error) {
 	return do(ctx, s, "the dependencies cannot be read", func(ctx context.Context) (_ Lock, err error) {
 		r := s.reader(o.Vars)
-		if sourceDir != "" { // else it is a single file
+		if sourceDir != "" { // empty for a single file
 			if r.root, err = os.OpenRoot(sourceDir); err != nil {
 				return Lock{}, err
 			}
@@ -103,12 +103,12 @@ func (s *Store) reader(vars map[string]string) *reader {
 	return &reader{vars: vars, allowed: s.allows, d: &declared{}, left: maxDependencyBytes, read: map[string]bool{}, projects: map[string]*project{}}
 }
 
-// publicIndex is the Python Package Index, which files name that were made for it. What is
-// fetched comes from the agent's index all the same.
+// publicIndex is the Python Package Index, which files may name. Its packages are fetched from
+// the agent's index all the same.
 const publicIndex = "https://pypi" + ".org/simple"
 
-// allows reports whether the agent's own settings say what an option of a requirements
-// file says. The public package index is always meant by the agent's.
+// allows reports whether the agent's own settings equal an option of a requirements file. The
+// public package index always counts as the agent's.
 func (s *Store) allows(option, value string) bool {
 	var names []string
 	switch option {
@@ -139,7 +139,7 @@ func (s *Store) allows(option, value string) bool {
 
 // resolve makes the lock of declared dependencies.
 func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d declared, progress Progress) (Lock, error) {
-	python := cmp.Or(d.python, o.Python) // the manifest's counts only where there is no requires-python
+	python := cmp.Or(d.python, o.Python) // requires-python comes before the manifest's
 	if d.file == "" {
 		return Lock{Python: python}, nil
 	}
@@ -156,18 +156,18 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 		return Lock{}, err
 	}
 	progress.report("lock", "running", 20)
-	// uv runs where nothing of the index lies: it finds no settings and no project.
+	// uv runs in a folder without files of the index: it finds no settings and no project.
 	work, err := s.workFolder()
 	if err != nil {
 		return Lock{}, err
 	}
 	defer deep.RemoveAll(work) //nolint:errcheck // swept at the next start
-	// What lies in the index's folder may require addresses.
+	// Packages in the index's folder may require addresses.
 	addresses, paths := d.places()
 	tree, st := sourceDir, step{dir: work, apart: addresses || paths, login: d.logins}
 	if d.builds || paths {
-		// A build backend writes next to its sources, and its files there are not the index's.
-		// What was written for uv stays the agent's.
+		// A build backend writes next to its sources; those files are not the index's. The files
+		// written for uv stay the agent's.
 		tree = filepath.Join(work, "tree")
 		if err := os.CopyFS(tree, os.DirFS(sourceDir)); err != nil {
 			return Lock{}, err
@@ -177,8 +177,8 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 	if err != nil {
 		return Lock{}, err
 	}
-	// First for every Python that the constraint allows, so that other nodes
-	// may have other ones; some packages then have no version left.
+	// First for every Python that the constraint allows, as other nodes may have other ones.
+	// Some packages then have no matching version.
 	wanted, _ := parseConstraint(python)
 	tries := []string{fmt.Sprintf("3.%d", max(wanted.lower(), oldest))}
 	if own := interpreter.Minor(); own != tries[0] {
@@ -190,7 +190,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 		run := func(build bool) (err error) {
 			args := slices.Concat([]string{"pip", "compile"}, asked, []string{"--no-sources", "--universal", "--generate-hashes",
 				"--no-header", "--no-annotate", "--quiet", "--python", interpreter.Path, "--python-version", version}, d.args)
-			// With the argument the variable has no effect.
+			// uv ignores the variable where the argument is set.
 			for _, file := range strings.Fields(lookup(s.environ, "UV_CONSTRAINT")) {
 				args = append(args, "--constraints", file)
 			}
@@ -219,7 +219,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 				return Lock{}, refusal(d.file, 0, "--require-hashes", err)
 			}
 			if out, err = notePaths(out, tree, sourceDir); err != nil {
-				return Lock{}, failed(err, "", "the dependencies in %s require what no index may have", d.file).WithDetail("reason", reasonDependency)
+				return Lock{}, failed(err, "", "a dependency of those in %s is refused: every dependency must be a release, an address or a path in the index", d.file).WithDetail("reason", reasonDependency)
 			}
 			toBuild := slices.DeleteFunc(packages(out), func(p lockLine) bool { return p.at == "" || p.wheel() })
 			if o.NoBuild && len(toBuild) > 0 {
@@ -241,10 +241,10 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 	return Lock{}, failed(err, said, "the dependencies in %s cannot be resolved", d.file)
 }
 
-// unbuilt finds in what uv says the packages that it may not build.
+// unbuilt finds the packages that uv may not build in its output.
 var unbuilt = regexp.MustCompile("(?:Building source distributions|Wheels are required) for `([^`]+)`(?: is disabled| because building)")
 
-// withoutWheel are the packages that uv says it may not build, with or without versions.
+// withoutWheel returns the packages that uv may not build, by its output, with or without versions.
 func withoutWheel(said string) (names []string) {
 	for _, found := range unbuilt.FindAllStringSubmatch(said, -1) {
 		names = append(names, found[1])
@@ -256,14 +256,14 @@ func withoutWheel(said string) (names []string) {
 func builds(names ...string) *toolmesh.Error {
 	slices.Sort(names)
 	names = slices.Compact(names)
-	return failed(nil, "", "these must be built from source, which runs code of theirs: %s", strings.Join(names, ", ")).
+	return failed(nil, "", "these packages must be built from source, which runs their code: %s", strings.Join(names, ", ")).
 		WithDetail("reason", reasonBuilds).WithDetail("builds", names)
 }
 
-// errBuilds stands for the failure of a resolution without builds that was not tried.
-var errBuilds = errors.New("it builds packages")
+// errBuilds replaces a resolution without builds that is known to fail.
+var errBuilds = errors.New("packages must be built")
 
-// places reports whether something comes from an address that the index names, or from its
+// places reports whether a dependency comes from an address that the index names, or from its
 // folder.
 func (d declared) places() (addresses, paths bool) {
 	for _, q := range slices.Concat(d.requirements, d.constraints) {
@@ -272,8 +272,8 @@ func (d declared) places() (addresses, paths bool) {
 	return addresses, paths
 }
 
-// write writes what was read for uv, which finds the source in tree, and returns the
-// arguments that name it.
+// write writes the declaration for uv, which finds the source in tree, and returns uv's
+// arguments for it.
 func (d declared) write(work, tree string) (args []string, err error) {
 	for name, list := range map[string][]requirement{"requirements.in": d.requirements, "constraints.in": d.constraints} {
 		var text strings.Builder

@@ -16,9 +16,9 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// What an index brings along is installed from there, however deep it is required, and
-// never looked for in a package index. What a path leads to is a part of what an
-// environment is: two indexes, or revisions, may say the same words of other packages.
+// Packages of the index's folder are installed from there, however deep they are required, and
+// never looked up in a package index. The content behind a path is part of an environment's
+// name: two indexes, or revisions, may declare the same paths.
 func TestDependenciesInTheTree(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, t.TempDir(), func(o *Options) { o.Environ = append(os.Environ(), "UV_NO_INDEX=1") })
@@ -51,7 +51,7 @@ def prepare_metadata_for_build_wheel(folder, config=None):
 				if text := string(lock.Requirements); !strings.Contains(text, "@ ./libs/b\n") || strings.Contains(text, filepath.Dir(fetched)) {
 					t.Errorf("the lock is\n%s", text)
 				}
-				// A lock is used where the bundle is unpacked, on whatever node.
+				// A lock is used in the unpacked bundle, on any node.
 				env := made(t, s, tree(t, all), lock, Making{Account: name})
 				says(t, env, sayValue, value)
 				digests = append(digests, env.Digest)
@@ -72,8 +72,8 @@ def prepare_metadata_for_build_wheel(folder, config=None):
 	}
 }
 
-// A lock that must not build says what would have to be built; what cannot be resolved, and
-// what the machine does not have, is said with what to do.
+// Failures name the packages that would have to be built, that cannot be resolved or that the
+// machine lacks, and tell what to do.
 func TestFailuresOfLocksSayWhatToDo(t *testing.T) {
 	t.Parallel()
 	requirement := map[string]string{"requirements.txt": "acme\n"}
@@ -89,7 +89,7 @@ func TestFailuresOfLocksSayWhatToDo(t *testing.T) {
 		"two versions":    {map[string]string{"requirements.txt": "acme==1\nacme==2\n"}, LockOptions{}, "", nil, []string{"acme==2"}},
 		"no uv":           {requirement, LockOptions{}, "/nowhere/uv", nil, []string{"/nowhere/uv"}},
 		"no interpreter":  {requirement, LockOptions{Python: ">=3.99"}, "", nil, []string{"interpreter not available: the index needs Python >=3.99 (found 3."}},
-		"nonsense":        {requirement, LockOptions{Python: "three"}, "", nil, []string{"is not understood"}},
+		"nonsense":        {requirement, LockOptions{Python: "three"}, "", nil, []string{"cannot be parsed"}},
 		"broken manifest": {map[string]string{"pyproject.toml": "[project"}, LockOptions{}, "", reasonDependency, []string{"pyproject.toml"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestFailuresOfLocksSayWhatToDo(t *testing.T) {
 	}
 }
 
-// A hash of the author's is held to: of a file by its path or address, and of a release that
+// The author's hashes are enforced: for a file by its path or address, and for a release that
 // the package index has replaced since.
 func TestHashesAreHeldTo(t *testing.T) {
 	t.Parallel()
@@ -137,7 +137,7 @@ func TestHashesAreHeldTo(t *testing.T) {
 	}
 }
 
-// privateServer serves a git repository of a package and a wheel to those that log in.
+// privateServer serves a git repository of a package, and a wheel, with a login.
 func privateServer(t *testing.T, git, user, password string) string {
 	t.Helper()
 	dir := tree(t, packageOf("lib", "acme", "", "VALUE = 'private'"))
@@ -169,8 +169,8 @@ func privateServer(t *testing.T, git, user, password string) string {
 	return server.URL
 }
 
-// A login of a declared variable fetches a private dependency, on this node and on the next,
-// and stands in nothing that others see.
+// A login from a declared variable fetches a private dependency, on this node and the next,
+// and appears nowhere that others can read.
 func TestPrivateDependencies(t *testing.T) {
 	t.Parallel()
 	const token = `hun"ter2 \x#%`
@@ -186,7 +186,7 @@ func TestPrivateDependencies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := privateServer(t, git, c.user, c.password)
-			// What git is run with is written down.
+			// The wrapper records git's arguments and environment.
 			bin := t.TempDir()
 			record := filepath.Join(bin, "record")
 			wrapper := fmt.Sprintf("#!/bin/sh\n{ printf '%%s\\n' \"$@\"; env; tr '\\0' '\\n' < /proc/$PPID/cmdline; tr '\\0' '\\n' < /proc/$PPID/environ; } >> %[1]s 2>/dev/null\nexec %[2]s \"$@\"\n", record, git)

@@ -21,8 +21,8 @@ type login struct {
 	secrets        []string // the values of its variables
 }
 
-// logins are the credentials of an index's dependencies. Their values reach uv and git by
-// files of one step; neither an address, nor an argument, nor a variable has one.
+// logins are the credentials of an index's dependencies. Their values reach uv and git through
+// files of one step, never through an address, an argument or a variable.
 type logins []login
 
 // loginNote begins a comment of a lock that names the variables of an address.
@@ -40,7 +40,7 @@ func newLogin(address, text string, vars map[string]string) (login, error) {
 		case m != nil && m[0] == parts[n]:
 			value, ok := vars[m[1]]
 			if !ok {
-				return l, fmt.Errorf("the index has no value of a variable %s: declare it in [[index.env]] of the manifest and install with --env %s", m[1], m[1])
+				return l, fmt.Errorf("the index has no value for the variable %s: declare it in [[index.env]] of the manifest and install with --env %s", m[1], m[1])
 			}
 			if !clean(value) || strings.Contains(value, "\t") || value == "" {
 				return l, fmt.Errorf("the value of %s is empty or has a control character: install again with --env %s", m[1], m[1])
@@ -57,14 +57,14 @@ func newLogin(address, text string, vars map[string]string) (login, error) {
 		}
 	}
 	if len(l.secrets) == 0 {
-		return l, fmt.Errorf("it has a credential in it: %s", wayOfLogins)
+		return l, fmt.Errorf("it contains a credential: %s", wayOfLogins)
 	}
 	return l, nil
 }
 
 func (l login) git() bool { return strings.HasPrefix(l.address, "git+") }
 
-// host is what netrc knows an address by.
+// host is the host name that netrc has for an address.
 func (l login) host() string {
 	if u, err := url.Parse(l.address); err == nil {
 		return u.Hostname()
@@ -72,7 +72,7 @@ func (l login) host() string {
 	return ""
 }
 
-// with adds a login. Where two would be for the same thing uv and git could have one of them alone.
+// with adds a login. Two for one host or repository are refused: uv and git use only one.
 func (l logins) with(one login) (logins, error) {
 	for _, other := range l {
 		same := other.address == one.address || !other.git() && !one.git() && other.host() == one.host()
@@ -86,7 +86,7 @@ func (l logins) with(one login) (logins, error) {
 	return append(slices.Clip(l), one), nil
 }
 
-// notes are the comments of a lock by which [Lock.logins] finds them again.
+// notes are the comments of a lock from which [Lock.logins] reads them.
 func (l logins) notes() (lines []string) {
 	for _, one := range l {
 		lines = append(lines, loginNote+one.address+": "+one.text+"\n")
@@ -114,9 +114,9 @@ func (l Lock) logins(vars map[string]string) (all logins, err error) {
 	return all, nil
 }
 
-// files writes the credentials into dir, which is of one step, and returns the variables
-// by which uv and git find them there. environ, where no code of an index runs, names the agent's
-// own credentials and settings of uv, which other users may not read: they are copied.
+// files writes the credentials into dir, a folder of one step, and returns the variables that
+// lead uv and git to them. environ names the agent's own credentials and settings of uv; steps
+// of another user cannot read those files, so they are copied. It is empty where code of an index runs.
 func (l logins) files(dir string, environ []string) (env []string, err error) {
 	var netrc, git strings.Builder
 	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace
@@ -156,7 +156,7 @@ func (l login) basic() string {
 	return base64.StdEncoding.EncodeToString([]byte(l.user + ":" + l.password))
 }
 
-// redact takes the values, and all that [redact] does, out of a text for people.
+// redact removes the values from a text for people, and everything that [redact] removes.
 func (l logins) redact(text string) string {
 	var secrets []string
 	for _, one := range l {
@@ -171,7 +171,7 @@ var (
 	secretValue     = regexp.MustCompile(secretQuery.String() + `[^&\s'"]*`)
 )
 
-// redact takes the user information of addresses and their tokens out of a text.
+// redact removes user information and tokens of addresses from a text.
 func redact(text string) string {
 	text = userInformation.ReplaceAllStringFunc(text, func(found string) string {
 		if variableAlone.MatchString(found) {

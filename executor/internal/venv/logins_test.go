@@ -11,13 +11,13 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// The values are in files that their owner alone reads, those of the agent behind them.
+// The values are in files that only their owner can read, before those of the agent.
 func TestFilesOfLogins(t *testing.T) {
 	t.Parallel()
 	lock := Lock{Requirements: []byte("lib @ git+https://example.org/lab/lib.git@v1\na @ https://files.example.org:8443/a.whl\n" +
 		"# login git+https://example.org/lab/lib.git: oauth2:${TOKEN}\n# login https://files.example.org:8443: ${TOKEN}\n")}
 	if !lock.foreign() || (Lock{Requirements: []byte("a==1 \\\n    --hash=sha256:aa\n# b\n")}).foreign() {
-		t.Error("what a lock rests on is not seen")
+		t.Error("the lock's logins are not seen")
 	}
 	all, err := lock.logins(map[string]string{"TOKEN": `hun"t\er 2`})
 	if err != nil {
@@ -77,7 +77,7 @@ func TestCredentialsAreRedacted(t *testing.T) {
 	}
 }
 
-// What a package itself requires comes from uv, and is held to the same.
+// Requirements of a package itself, which uv reads, are checked by the same rules.
 func TestPathsAndAddressesOfALock(t *testing.T) {
 	t.Parallel()
 	dir := tree(t, map[string]string{"lib/x": "", "lib/out": "-> /etc", "my lib/x": ""})
@@ -98,7 +98,7 @@ func TestPathsAndAddressesOfALock(t *testing.T) {
 	}
 }
 
-// An index's hashes stand in the place of those that the package index says.
+// An index's hashes replace those of the package index.
 func TestHashesOfALock(t *testing.T) {
 	t.Parallel()
 	lock := "bare==3 \\\n    --hash=sha256:11\n./here\nsix @ file:///t/six.whl \\\n    --hash=sha256:22\nb @ https://example.org/b.whl#subdirectory=x \\\n    --hash=sha256:33\n" +

@@ -20,8 +20,8 @@ type line struct {
 	text   string
 }
 
-// logical returns the lines of a requirements file as pip joins them: continued ones
-// as one, without comments, and without those that are empty then.
+// logical returns the lines of a requirements file as pip joins them: continuations joined,
+// without comments and empty lines.
 func logical(data []byte) (lines []line) {
 	text := strings.ReplaceAll(string(bytes.TrimPrefix(data, []byte("\ufeff"))), "\r\n", "\n")
 	var joined strings.Builder
@@ -57,8 +57,8 @@ func appendLine(lines []line, number int, text string) []line {
 	return lines
 }
 
-// release names the package and version of a requirement in one way, however it
-// is written; empty unless it says exactly one version.
+// release is the normalized package and version of a requirement; empty unless it names
+// exactly one version.
 func release(line string) string {
 	found := exact.FindStringSubmatch(line)
 	if found == nil {
@@ -73,18 +73,18 @@ func release(line string) string {
 
 // lockLine is one package of a lock.
 type lockLine struct {
-	text    string   // as a requirements file has it, without hashes
+	text    string   // a line of a requirements file, without hashes
 	hashes  []string // "sha256:…"
-	name    string   // in one way; empty for a path without one
+	name    string   // normalized; empty for a path without one
 	release string   // name==version; empty for a path or an address
 	at      string   // the path or the address; empty for a release
 }
 
-// packages are those of a lock. uv gives every package of an index its version: what has none
-// is a path or an address.
+// packages are those of a lock. uv writes a version for every package of a package index; a
+// package without one is a path or an address.
 func packages(lock []byte) (all []lockLine) {
 	for _, line := range logical(lock) {
-		text := strings.TrimPrefix(line.text, "-e ") // of an older lock: an installed index does not change
+		text := strings.TrimPrefix(line.text, "-e ") // older locks have it
 		l := lockLine{text: strings.TrimSpace(hashOption.ReplaceAllString(text, ""))}
 		for _, one := range hashOption.FindAllStringSubmatch(text, -1) {
 			l.hashes = append(l.hashes, one[1])
@@ -114,10 +114,10 @@ func (l lockLine) String() string {
 	return text + "\n"
 }
 
-// file names what is downloaded: a release, else a path or an address.
+// file names the download: a release, else a path or an address.
 func (l lockLine) file() string { return cmp.Or(l.release, withoutFragment(l.at)) }
 
-// wheel reports whether a package that has a place is a wheel as it comes.
+// wheel reports whether the package's path or address is a wheel.
 func (l lockLine) wheel() bool {
 	return strings.HasSuffix(strings.ToLower(withoutFragment(l.at)), ".whl")
 }
@@ -130,7 +130,7 @@ func namesOf(all []lockLine) (names []string) {
 	return names
 }
 
-// placeIn gives the package another place.
+// placeIn returns the package with another path or address.
 func (l lockLine) placeIn(at string) lockLine {
 	l.text, l.at = strings.Replace(l.text, l.at, at, 1), at
 	return l
@@ -141,10 +141,10 @@ func withoutFragment(address string) string {
 	return address
 }
 
-// hold writes the hashes that an index demands in place of those that uv found in a
-// lock, which it made of that tree. uv checks them when it installs, but when it makes the
-// lock it takes what the package index says, so that a file that was changed there since
-// the author wrote them would be taken too. With all the index demands every one.
+// hold replaces the hashes of a lock, which uv made of tree, by those that the index demands.
+// uv checks these when it installs, but takes the package index's own when it locks: a file
+// that was replaced there since the author wrote the hash would be accepted. With all, every
+// package needs a hash.
 func hold(lock []byte, requirements []requirement, tree string, all bool) ([]byte, error) {
 	pins := map[string][]string{}
 	for _, q := range requirements {

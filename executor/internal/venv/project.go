@@ -14,7 +14,7 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// pyproject is what of a pyproject.toml says which packages are installed.
+// pyproject are the parts of a pyproject.toml that decide which packages are installed.
 type pyproject struct {
 	Project *struct {
 		Name           string              `toml:"name"`
@@ -66,7 +66,7 @@ type project struct {
 	data      []byte
 }
 
-// refuse is refused for a word of the file, in the last line that has it.
+// refuse returns an error about a word of the file, at the last line that contains it.
 func (p *project) refuse(word string, err error) error {
 	line := 0
 	if n := bytes.LastIndex(p.data, []byte(word)); n >= 0 {
@@ -75,8 +75,8 @@ func (p *project) refuse(word string, err error) error {
 	return refusal(p.file, line, word, err)
 }
 
-// project checks a package of the tree, which others require by path: a folder, or a
-// file, in which nothing is looked for. uv reads and builds it by itself.
+// project checks a package of the tree that others require by path: a folder, or a file, whose
+// content is not read. uv reads and builds it by itself.
 func (r *reader) project(dir string) error {
 	if r.read["project "+dir] {
 		return nil
@@ -103,8 +103,8 @@ func (r *reader) project(dir string) error {
 	return err
 }
 
-// check reads requirements that uv will read itself: they may be releases and addresses
-// without credentials.
+// check reads requirements that uv reads by itself: releases, and addresses without
+// credentials.
 func (p *project) check(declares []string, way string) (map[string]bool, error) {
 	names := map[string]bool{}
 	for _, text := range declares {
@@ -112,9 +112,9 @@ func (p *project) check(declares []string, way string) (map[string]bool, error) 
 		switch {
 		case err != nil:
 		case q.path != "":
-			err = errors.New("a path is not taken in this place: " + way)
+			err = errors.New("a path is not accepted here: " + way)
 		case q.login:
-			err = errors.New("a login is not taken in this place: write the requirement in the index's own declaration, and its name alone here")
+			err = errors.New("a login is not accepted here: write the requirement in the index's own declaration, and its name alone here")
 		}
 		if err != nil {
 			return nil, p.refuse(text, err)
@@ -124,7 +124,7 @@ func (p *project) check(declares []string, way string) (map[string]bool, error) 
 	return names, nil
 }
 
-// checkBuild reads what a build of the project needs.
+// checkBuild reads the requirements of the project's build.
 func (p *project) checkBuild() error {
 	for _, one := range p.Build.Path {
 		if _, err := p.within(one, p.dir); err != nil {
@@ -133,16 +133,16 @@ func (p *project) checkBuild() error {
 	}
 	names, err := p.check(p.Build.Requires, "a build takes packages of a package index")
 	for name := range table(p.Tool.UV["sources"]) {
-		if err == nil && names[normalized(name)] { // uv would take one of that name from a package index
-			err = p.refuse(name, errors.New("a build takes packages of a package index: leave it out of build-system.requires or of [tool.uv.sources]"))
+		if err == nil && names[normalized(name)] { // uv would take it from a package index
+			err = p.refuse(name, errors.New("a build installs releases of a package index only: leave it out of build-system.requires or of [tool.uv.sources]"))
 		}
 	}
 	return err
 }
 
-// sources takes [tool.uv.sources] of a project for the names that it declares, nil for all:
-// packages of the tree. As constraints they hold for all that require such a name, so
-// that none of them is looked for in a package index.
+// sources reads [tool.uv.sources] of a project for the names that it declares, nil for all:
+// packages of the tree. They become constraints, so that none of these names is looked up in a
+// package index by any requirement.
 func (p *project) sources(names map[string]bool) error {
 	root, err := p.workspace()
 	if err != nil {
@@ -171,7 +171,7 @@ func (p *project) sources(names map[string]bool) error {
 // source takes one entry of [tool.uv.sources].
 func (p *project) source(root *project, name string, entry map[string]any) error {
 	if entry["group"] != nil {
-		return nil // of development
+		return nil // a development group
 	}
 	q := requirement{name: name}
 	marker, _ := entry["marker"].(string)
@@ -185,7 +185,7 @@ func (p *project) source(root *project, name string, entry map[string]any) error
 	case entry["workspace"] == true:
 		q.path, err = root.member(name)
 	default:
-		err = errors.New("its source in [tool.uv.sources] is no path of the index: write the address in the requirement itself (name @ git+https://host/path)")
+		err = errors.New("its source in [tool.uv.sources] is not a path in the index: write the address in the requirement itself (name @ git+https://host/path)")
 	}
 	if err == nil {
 		p.d.constraints = append(p.d.constraints, q)
@@ -194,8 +194,8 @@ func (p *project) source(root *project, name string, entry map[string]any) error
 	return err
 }
 
-// workspace is the project that has the workspace of this one, which may be itself; nil
-// if there is none.
+// workspace is the project that declares the workspace of this one, maybe itself; nil without
+// a workspace.
 func (p *project) workspace() (*project, error) {
 	for dir := p.dir; ; dir = path.Dir(dir) {
 		above, err := p.readProject(dir)
@@ -214,14 +214,14 @@ func (p *project) workspace() (*project, error) {
 // member finds the member of a workspace by its name.
 func (p *project) member(name string) (string, error) {
 	if p == nil {
-		return "", errors.New("its source is a workspace, and there is none")
+		return "", errors.New("its source is a workspace, but none is declared")
 	}
 	dirs := []string{p.dir}
 	patterns, _ := table(p.Tool.UV["workspace"])["members"].([]any)
 	for _, one := range patterns {
 		pattern, _ := one.(string)
 		if pattern = path.Join(p.dir, pattern); strings.Contains(pattern, "**") || !fs.ValidPath(pattern) {
-			return "", fmt.Errorf("the workspace's member %q is no folder or simple pattern of the index's folder", pattern)
+			return "", fmt.Errorf("the workspace's member %q is neither a folder nor a simple pattern in the index's folder", pattern)
 		}
 		found, err := fs.Glob(p.root.FS(), pattern)
 		if err != nil {
@@ -241,7 +241,7 @@ func (p *project) member(name string) (string, error) {
 	return "", errors.New("no member of the workspace has this name")
 }
 
-// changing are settings of uv that change what is installed and that no standard has.
+// changing are settings of uv, outside of any standard, that change which packages are installed.
 var changing = []string{
 	"index", "index-url", "extra-index-url", "find-links", "no-index", "index-strategy", "keyring-provider", "allow-insecure-host", "torch-backend",
 	"override-dependencies", "constraint-dependencies", "exclude-dependencies", "build-constraint-dependencies", "dependency-metadata",
@@ -251,7 +251,7 @@ var changing = []string{
 	"constraint", "override", "build-constraint", "extra", "all-extras", "no-deps", "require-hashes", "no-sources",
 }
 
-// setting finds one of them that the agent's own settings do not say; empty if there is none.
+// setting returns the first of them that the agent's own settings do not have; empty without any.
 func (r *reader) setting(settings map[string]any) string {
 	for _, key := range slices.Sorted(maps.Keys(settings)) {
 		value := settings[key]
@@ -267,7 +267,7 @@ func (r *reader) setting(settings map[string]any) string {
 	return ""
 }
 
-// says reports whether the agent's own settings say the same.
+// says reports whether the agent's own settings have the same value.
 func (r *reader) says(key string, value any) bool {
 	if text, ok := value.(string); ok {
 		return r.allowed("--"+key, text)
@@ -283,7 +283,7 @@ func table(value any) map[string]any {
 	return one
 }
 
-// tables are the tables of a value that is one, or a list of them.
+// tables returns a table, or the tables of a list.
 func tables(value any) []map[string]any {
 	switch value := value.(type) {
 	case []map[string]any:

@@ -32,7 +32,7 @@ const (
 
 var (
 	spacedIndexes = regexp.MustCompile(`(?i)([^\s=:/]+=)?(https?://\S+)`) // uv's form name=URL, or a URL
-	// indexVariables are what finds the addresses in each variable that names package indexes.
+	// indexVariables finds the addresses in each variable that names package indexes.
 	indexVariables = map[string]*regexp.Regexp{
 		"UV_DEFAULT_INDEX": spacedIndexes, "UV_INDEX": spacedIndexes, "UV_INDEX_URL": spacedIndexes, "UV_EXTRA_INDEX_URL": spacedIndexes,
 		"UV_FIND_LINKS": regexp.MustCompile(`(?i)()(https?://[^,]+)`),
@@ -44,18 +44,18 @@ var (
 	linkOfJSON = regexp.MustCompile(`("url"\s*:\s*)("(?:[^"\\]|\\.)*")`)
 )
 
-// proxied is one package index behind the proxy: what lies below its root, and the addresses
-// of the same origin that its pages link to, which are signed.
+// proxied is one package index behind the proxy: the paths below its root, and other addresses
+// of its origin if its pages link to them, which are signed.
 type proxied struct {
-	at    string // what stands for the index: http://127.0.0.1:1/token
+	at    string // its address at the proxy: http://127.0.0.1:1/token
 	root  *url.URL
 	login *url.Userinfo
-	key   string // of its signatures
+	key   string // for its signatures
 }
 
-// newIndexProxy serves the package indexes of an environment that need credentials, for what
-// builds a package to reach them without seeing these. It returns the environment to build
-// with; variables without credentials stay. The caller ends the proxy with stop.
+// newIndexProxy serves the package indexes of environ that need credentials, so that a build
+// reaches them without seeing the credentials. It returns the environment for the build, in
+// which variables without credentials are unchanged. The caller ends the proxy with stop.
 func newIndexProxy(environ []string) (rewritten []string, stop func(), err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -68,7 +68,7 @@ func newIndexProxy(environ []string) (rewritten []string, stop func(), err error
 			value = addresses.ReplaceAllStringFunc(value, func(found string) string {
 				m := addresses.FindStringSubmatch(found)
 				x, unread := newProxied(strings.TrimSuffix(m[1], "="), m[2], environ)
-				if unread != nil { // its text has the address
+				if unread != nil { // its text contains the address
 					err = failed(nil, "", "an address in %s cannot be read as a URL", name)
 				}
 				if x == nil {
@@ -92,7 +92,7 @@ func newIndexProxy(environ []string) (rewritten []string, stop func(), err error
 	return rewritten, serveIndexes(listener, indexes, environ), nil
 }
 
-// newProxied reads the address of an index, which may have a name; nil if it needs no credentials.
+// newProxied reads an index's address, with or without a name; nil if it needs no credentials.
 func newProxied(name, address string, environ []string) (*proxied, error) {
 	root, err := url.Parse(address)
 	if err != nil {
@@ -126,9 +126,9 @@ func serveIndexes(listener net.Listener, indexes map[string]*proxied, environ []
 		}
 		path := "/" + strings.TrimSuffix(parts[3], "/")
 		to := &url.URL{Scheme: x.root.Scheme, Host: x.root.Host, RawPath: path, RawQuery: r.URL.RawQuery}
-		to.Path, _ = url.PathUnescape(path) // it was read already
+		to.Path, _ = url.PathUnescape(path) // it was parsed before
 		if !x.below(to) && !hmac.Equal([]byte(parts[2]), []byte(x.sign(to))) {
-			http.Error(w, "not of this index", http.StatusForbidden)
+			http.Error(w, "this address is not of the package index, and no page of it links here", http.StatusForbidden)
 			return
 		}
 		x.forward(transport, to).ServeHTTP(w, r)
@@ -141,7 +141,7 @@ func serveIndexes(listener net.Listener, indexes map[string]*proxied, environ []
 			open.Add(-1)
 		}
 	}}
-	go func() { _ = server.Serve(listener) }() // until stop
+	go func() { _ = server.Serve(listener) }() // ends with stop
 	return func() {
 		_ = server.Close() // ends requests, too
 		transport.CloseIdleConnections()
@@ -150,7 +150,7 @@ func serveIndexes(listener net.Listener, indexes map[string]*proxied, environ []
 
 var silent = log.New(io.Discard, "", 0)
 
-// forward asks the index for an address of it, with its credentials.
+// forward proxies a request to an address of the index, with its credentials.
 func (x *proxied) forward(transport *http.Transport, to *url.URL) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{Transport: transport, ErrorLog: silent, Rewrite: func(p *httputil.ProxyRequest) {
 		p.Out.URL, p.Out.Host, p.Out.Body, p.Out.Header = to, to.Host, nil, http.Header{}
@@ -171,16 +171,16 @@ func (x *proxied) below(to *url.URL) bool {
 	return plain && (to.Path == root || strings.HasPrefix(to.Path, root+"/"))
 }
 
-// sign is what an address that a page links to is known by. uv makes another of it for a
-// wheel's metadata.
+// sign is the signature of an address that a page links to. It covers the address of the
+// wheel's metadata, too, which uv derives from it.
 func (x *proxied) sign(to *url.URL) string {
 	sum := hmac.New(sha256.New, []byte(x.key))
 	_, _ = io.WriteString(sum, strings.TrimSuffix(to.Path, ".metadata")+"?"+to.RawQuery)
 	return hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
-// link is an address on a page as it is reached by way of the proxy; one of another origin
-// is reached without it.
+// link rewrites an address of a page to lead through the proxy; an address of another origin
+// stays.
 func (x *proxied) link(page *url.URL, text string) string {
 	to, err := page.Parse(text)
 	if err != nil {
@@ -197,7 +197,7 @@ func (x *proxied) link(page *url.URL, text string) string {
 	return way + strings.TrimPrefix(to.String(), to.Scheme+"://"+to.Host)
 }
 
-// rewrite has the links of an answer lead through the proxy. Pages are in HTML or in JSON (PEP 691).
+// rewrite makes the links of a page lead through the proxy. Pages are HTML or JSON (PEP 691).
 func (x *proxied) rewrite(answer *http.Response, page *url.URL) error {
 	answer.Header.Del("Set-Cookie")
 	if to := answer.Header.Get("Location"); to != "" {
@@ -226,7 +226,7 @@ func (x *proxied) rewrite(answer *http.Response, page *url.URL) error {
 		if json.Unmarshal(m[2], &to) != nil {
 			return match
 		}
-		again, _ := json.Marshal(x.link(page, to)) // a text
+		again, _ := json.Marshal(x.link(page, to)) // a string
 		return slices.Concat(m[1], again)
 	})
 	answer.Header.Del("Content-Length")

@@ -21,8 +21,8 @@ func moduleWheel(t *testing.T, name string) string {
 	return wheelNamed(t, name, "1.0", map[string]string{name + ".py": "NAME = \"" + name + "\""})
 }
 
-// privateIndex is a package index that asks for credentials, and has a file of one package
-// in each way that a page may link to it.
+// privateIndex is a package index that needs credentials, and has a file of one package for
+// each way in which a page may link to it.
 func privateIndex(t *testing.T) (index *httptest.Server, elsewhere *httptest.Server) {
 	t.Helper()
 	elsewhere = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -73,7 +73,7 @@ func privateIndex(t *testing.T) (index *httptest.Server, elsewhere *httptest.Ser
 	return index, elsewhere
 }
 
-// with is an environment in which indexes need the credentials of privateIndex.
+// with is an environment whose indexes need the credentials of privateIndex.
 func with(index *httptest.Server, name string) string {
 	return name + strings.Replace(index.URL, "://", "://bob:p%40ss%2Cword@", 1) + "/team/simple"
 }
@@ -110,7 +110,7 @@ func TestBuildsReachAPrivateIndexWithoutItsCredentials(t *testing.T) {
 			}
 			defer stop()
 			if all := strings.Join(env, "\n"); strings.Contains(all, "bob") || strings.Contains(all, "word") {
-				t.Errorf("what builds sees credentials:\n%s", all)
+				t.Errorf("builds see credentials:\n%s", all)
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
@@ -167,7 +167,7 @@ func TestIndexProxyServesItsIndexAlone(t *testing.T) {
 		t.Fatalf("the page: %d %s", status, body)
 	}
 	if status, _, _ := ask("HEAD", link[1]); status != 200 {
-		t.Errorf("what the page links to: %d", status)
+		t.Errorf("a linked address: %d", status)
 	}
 	if _, _, to := ask("GET", at+"/moved/"); to != at+"/relative/" {
 		t.Errorf("a redirect leads to %s", to)

@@ -10,7 +10,7 @@ import (
 	"unicode"
 )
 
-// requirement is one requirement as it was read: uv gets what stands here alone.
+// requirement is one parsed requirement; uv gets these fields alone.
 type requirement struct {
 	name   string // empty where a path or an address stands alone
 	extras string // "[a,b]"
@@ -22,7 +22,7 @@ type requirement struct {
 	login  bool     // url had a variable in its user information
 }
 
-// write gives the requirement as one line of a file for uv, of which tree is the source.
+// write returns the requirement as one line of a file for uv; tree is the source folder.
 func (r requirement) write(tree string) string {
 	place := r.url
 	if r.path != "" {
@@ -71,14 +71,14 @@ var (
 	projectRoot   = regexp.MustCompile(`^(?:file:/*)?\$\{PROJECT_ROOT\}/`)
 )
 
-// schemes are those of addresses that a requirement may have. What is built has no keys for ssh.
+// schemes are the accepted schemes of addresses. Builds have no keys for ssh.
 var schemes = []string{"https", "http", "git+https", "git+http"}
 
-// wayOfLogins is what to do in place of a credential in an address.
+// wayOfLogins tells what to write instead of a credential in an address.
 const wayOfLogins = `declare a secret variable in [[index.env]] of the manifest, write https://${NAME}@host/… and install with --env NAME`
 
-// parse reads one requirement as PEP 508 and pip write them, without options. base is
-// the folder of the tree in which its paths begin.
+// parse reads one requirement in the syntax of PEP 508 and pip, without options. Its paths are
+// relative to base, a folder of the tree.
 func (r *reader) parse(text, base string) (requirement, error) {
 	var q requirement
 	text = strings.TrimSpace(text)
@@ -98,7 +98,7 @@ func (r *reader) parse(text, base string) (requirement, error) {
 	}
 	separator := ";"
 	if strings.Contains(place, "://") {
-		separator = " ;" // an address may have one itself
+		separator = " ;" // an address may contain ";"
 		place = strings.Replace(strings.ReplaceAll(place, "\t", " "), "; ", " ;", 1)
 	}
 	place, marker, has := strings.Cut(place, separator)
@@ -119,9 +119,9 @@ func (r *reader) parse(text, base string) (requirement, error) {
 	return q, err
 }
 
-var errNoRequirement = errors.New("it is not a requirement: write a package's name, and its versions if need be (\"rich>=13\")")
+var errNoRequirement = errors.New("this is not a requirement: write a package's name, and a version if needed (\"rich>=13\")")
 
-// versions takes what follows the name of a release.
+// versions reads the text behind the name of a release.
 func (q *requirement) versions(text string) error {
 	spec, marker, has := strings.Cut(text, ";")
 	if spec = strings.TrimSpace(spec); strings.HasPrefix(spec, "(") && strings.HasSuffix(spec, ")") {
@@ -145,34 +145,34 @@ func isAddress(place string) bool {
 	return schemePattern.MatchString(place) && !strings.HasPrefix(strings.ToLower(place), "file:")
 }
 
-// mark takes the marker of a requirement.
+// mark reads the marker of a requirement.
 func (q *requirement) mark(marker string, has bool) error {
 	q.marker = strings.Join(strings.Fields(marker), " ")
 	if has && (!markerPattern.MatchString(q.marker) || strings.Contains(q.marker, " -") || strings.HasPrefix(q.marker, "-")) {
-		return fmt.Errorf("what follows its semicolon is not an environment marker")
+		return fmt.Errorf("the text behind its semicolon is not an environment marker")
 	}
 	return nil
 }
 
-// within gives a path of the tree as relative to it, or says why it is none. The path
-// is followed through links as far as they stay in the tree.
+// within returns a path relative to the tree, or why it does not lie there. It follows
+// links that stay in the tree.
 func (r *reader) within(place, base string) (string, error) {
 	if found := anyVariable.FindString(place); found != "" {
-		return "", fmt.Errorf("%s is not expanded: a variable may stand in the user information of an address alone", found)
+		return "", fmt.Errorf("%s is not expanded: variables are allowed only in the user information of an address", found)
 	}
 	place, err := pathOf(place)
 	if err != nil {
 		return "", err
 	}
 	if r.root == nil {
-		return "", fmt.Errorf("a single file has no packages beside it: make the index a folder with a tools.toml")
+		return "", fmt.Errorf("a single file has no packages next to it: make the index a folder with a tools.toml")
 	}
 	inside := path.Join(base, place)
 	if place == "" || path.IsAbs(place) || inside == ".." || strings.HasPrefix(inside, "../") {
-		return "", fmt.Errorf("it leads out of the index's folder: copy what it names into the index and write its path there (./lib)")
+		return "", fmt.Errorf("it leads out of the index's folder: copy the file or folder into the index and write its path there (./lib)")
 	}
 	if !pathPattern.MatchString(inside) || strings.Contains(inside, " -") {
-		return "", fmt.Errorf("it has a character that a path of a requirement may not have")
+		return "", fmt.Errorf("it contains a character that is not allowed in a path of a requirement")
 	}
 	if _, err := r.root.Stat(inside); err != nil {
 		return "", fmt.Errorf("it cannot be found in the index's folder, or leads out of it: %w", err)
@@ -180,19 +180,19 @@ func (r *reader) within(place, base string) (string, error) {
 	return inside, nil
 }
 
-// address takes an address: its credentials are put aside.
+// address parses an address and keeps its credentials apart.
 func (r *reader) address(q *requirement, text string) error {
 	scheme, _, ok := strings.Cut(text, "://")
 	if scheme = strings.ToLower(scheme); !ok || !slices.Contains(schemes, scheme) {
-		return fmt.Errorf("addresses of this kind are not taken: write one that begins with %s://", strings.Join(schemes, "://, "))
+		return fmt.Errorf("addresses of this kind are not accepted: write one that begins with %s://", strings.Join(schemes, "://, "))
 	}
 	m := addressParts.FindStringSubmatch(text)
 	user, host, rest, fragment := strings.TrimSuffix(m[1], "@"), m[2], m[3], m[4]
 	if found := anyVariable.FindString(host + rest + fragment); found != "" {
-		return fmt.Errorf("%s is not expanded: a variable may stand in the user information of an address alone", found)
+		return fmt.Errorf("%s is not expanded: variables are allowed only in the user information of an address", found)
 	}
 	if secretQuery.MatchString(rest) {
-		return fmt.Errorf("it has a credential in it: %s", wayOfLogins)
+		return fmt.Errorf("it contains a credential: %s", wayOfLogins)
 	}
 	if !hostPattern.MatchString(host) || !addressRest.MatchString(rest) || strings.Contains(rest, "@-") {
 		return fmt.Errorf("it is not an address")
@@ -212,14 +212,14 @@ func (r *reader) address(q *requirement, text string) error {
 		case hashPattern.MatchString(part) && !git:
 			q.hashes = append(q.hashes, strings.ToLower(strings.Replace(part, "=", ":", 1)))
 		default:
-			return fmt.Errorf("%q in it is not known: an address may end in #subdirectory=DIR or #sha256=DIGEST", redact(part))
+			return fmt.Errorf("%q in it is not supported: an address may end in #subdirectory=DIR or #sha256=DIGEST", redact(part))
 		}
 	}
 	if q.url = scheme + "://" + host + rest; user == "" {
 		return nil
 	}
 	where := scheme + "://" + host
-	if git { // of this repository alone
+	if git { // for this repository alone
 		where += revision.ReplaceAllString(withoutFragment(rest), "")
 	}
 	q.login = true
@@ -240,7 +240,7 @@ func clean(text string) bool {
 // squeezed is a text without white space.
 func squeezed(text string) string { return strings.Join(strings.Fields(text), "") }
 
-// normalized is the one way to write a package's name.
+// normalized is the normalized form of a package's name.
 func normalized(name string) string {
 	return strings.ToLower(separator.ReplaceAllString(name, "-"))
 }

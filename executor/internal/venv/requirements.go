@@ -17,17 +17,17 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// reader reads what an index declares, before any tool does. It stays in the index's
-// folder, and what is not understood or names something outside is refused.
+// reader reads the declaration of an index, before any tool does. It stays in the index's
+// folder and refuses everything that it does not know or that is outside.
 type reader struct {
 	root    *os.Root // the index's folder; nil for a single file
 	vars    map[string]string
-	allowed func(option, value string) bool // the agent's own settings say the same
+	allowed func(option, value string) bool // the agent's own settings have the same value
 	d       *declared
 	left    int64 // bytes that may still be read
 
-	read     map[string]bool     // requirements files that were read, and packages that were checked
-	projects map[string]*project // by their folders; nil: none there
+	read     map[string]bool     // requirements files and packages, by path
+	projects map[string]*project // by folder; nil for a folder without one
 }
 
 // Bounds on dependency files.
@@ -36,9 +36,8 @@ const (
 	maxDependencyFiles = 200
 )
 
-// declaration reads what the index declares: pyproject.toml, else setup.py, else
-// requirements.txt. A pyproject.toml that says nothing of a project, only of
-// tools like a linter, does not count.
+// declaration reads pyproject.toml, else setup.py, else requirements.txt. A pyproject.toml
+// without a project, only with settings of tools like a linter, does not count.
 func (r *reader) declaration() error {
 	p, err := r.readProject(".")
 	if err != nil {
@@ -102,9 +101,9 @@ func (r *reader) has(name string) bool {
 	return err == nil
 }
 
-// settings refuses what uv would take from its settings in the index's folder.
+// settings refuses settings of uv in the index's folder that would change the packages.
 func (r *reader) settings(p *project) error {
-	why := errors.New("this setting of uv changes what is installed: write versions and addresses in the requirements; where packages come from is a setting of the agent")
+	why := errors.New("this setting of uv changes which packages are installed: write versions and addresses in the requirements; where packages come from is a setting of the agent")
 	var all map[string]any
 	data, err := r.file("uv.toml")
 	if err == nil {
@@ -123,14 +122,14 @@ func (r *reader) settings(p *project) error {
 	return nil
 }
 
-// reasonDependency and reasonBuilds are details.reason of a declaration that is refused, and
-// of one that needs a build where none may be.
+// reasonDependency and reasonBuilds are the details.reason of a refused declaration, and of one
+// that needs a build where builds are not allowed.
 const (
 	reasonDependency = "dependency"
 	reasonBuilds     = "builds"
 )
 
-// refusal says what of a file is not taken, and why or what to do. An error of another file stays.
+// refusal makes an error of the refused word, its file and line, and why. An error about another file is returned as it is.
 func refusal(file string, line int, word string, err error) error {
 	if typed := new(toolmesh.Error); errors.As(err, &typed) {
 		return err
@@ -141,10 +140,10 @@ func refusal(file string, line int, word string, err error) error {
 	if word = redact(word); len(word) > 300 {
 		word = strings.ToValidUTF8(word[:300], "") + "…"
 	}
-	return failed(nil, "", "%s: %q is not taken: %v", file, word, err).WithDetail("reason", reasonDependency)
+	return failed(nil, "", "%s: %q is not accepted: %v", file, word, err).WithDetail("reason", reasonDependency)
 }
 
-// file reads a file of the tree. A missing one is fs.ErrNotExist.
+// file reads a file of the tree. A missing file is fs.ErrNotExist.
 func (r *reader) file(name string) ([]byte, error) {
 	info, err := r.root.Stat(name)
 	if err == nil && !info.Mode().IsRegular() {
@@ -165,7 +164,7 @@ func (r *reader) file(name string) ([]byte, error) {
 	return data, err
 }
 
-// requirements reads a requirements file into the list to, and what it includes.
+// requirements appends a requirements file, and the files that it includes, to the list to.
 func (r *reader) requirements(name string, to *[]requirement) error {
 	key := fmt.Sprint(name, to == &r.d.constraints)
 	if r.read[key] {
@@ -192,11 +191,11 @@ func (r *reader) requirement(name string, line line, to *[]requirement) error {
 	m := optionPattern.FindStringSubmatch(line.text)
 	option, value := m[1], strings.Trim(strings.TrimSpace(m[2]), `"'`)
 	switch option {
-	case "-e", "--editable": // an index that is installed does not change
+	case "-e", "--editable": // an installed index does not change
 		line.text = value
 	case "-r", "--requirement", "-c", "--constraint":
 		if isAddress(value) || path.IsAbs(value) || strings.Contains(value, "${") {
-			return errors.New("files of the index's folder alone are read: copy it there and write its path")
+			return errors.New("only files in the index's folder are read: copy it there and write its path")
 		}
 		if strings.HasPrefix(strings.TrimLeft(option, "-"), "c") {
 			to = &r.d.constraints
@@ -208,7 +207,7 @@ func (r *reader) requirement(name string, line line, to *[]requirement) error {
 				"leave it out, or have the operator set UV_DEFAULT_INDEX, UV_INDEX or UV_FIND_LINKS for the agents")
 		}
 		return nil
-	case "--prefer-binary", "--use-feature": // as it is done here, and pip's own
+	case "--prefer-binary", "--use-feature": // the default here, and a setting of pip itself
 		return nil
 	case "--pre":
 		r.d.args = append(r.d.args, "--prerelease=allow")
@@ -226,7 +225,7 @@ func (r *reader) requirement(name string, line line, to *[]requirement) error {
 		return nil
 	}
 	if strings.HasPrefix(line.text, "-") {
-		return errors.New("this option is not known here: leave it out")
+		return errors.New("this option is not supported: leave it out")
 	}
 	q, err := r.line(line.text)
 	if err == nil {
@@ -241,9 +240,9 @@ var (
 	hashOfLine    = regexp.MustCompile(`--hash[= ]\s*["']?((?:sha256|sha384|sha512):[0-9A-Fa-f]+)["']?(?:\s|$)`)
 )
 
-var errControl = errors.New("it has a control character or is not UTF-8")
+var errControl = errors.New("it contains a control character or is not UTF-8")
 
-// line reads a requirement of a requirements file, with its options.
+// line parses a line of a requirements file: a requirement with its options.
 func (r *reader) line(text string) (requirement, error) {
 	text, options, has := strings.Cut(text, " -")
 	q, err := r.parse(text, ".")
@@ -256,10 +255,10 @@ func (r *reader) line(text string) (requirement, error) {
 	}
 	if rest := strings.TrimSpace(hashOfLine.ReplaceAllString(options, "")); has && rest != "" {
 		option, _, _ := strings.Cut(strings.Fields(rest)[0], "=")
-		return q, fmt.Errorf("its option %s is not known here: a hash is written --hash=sha256:DIGEST, and all else is left out", redact(option))
+		return q, fmt.Errorf("its option %s is not supported: write hashes as --hash=sha256:DIGEST and leave other options out", redact(option))
 	}
 	if len(q.hashes) > 0 && !q.oneFile() {
-		return q, errors.New("a hash can be held to at one version (==1.2.3), or at a wheel or an archive")
+		return q, errors.New("a hash needs exactly one version (==1.2.3), a wheel or an archive")
 	}
 	if q.path != "" {
 		err = r.project(q.path)
@@ -267,7 +266,7 @@ func (r *reader) line(text string) (requirement, error) {
 	return q, err
 }
 
-// oneFile reports whether a requirement is of one version, a wheel or an archive.
+// oneFile reports whether a requirement names exactly one version, a wheel or an archive.
 func (q requirement) oneFile() bool {
 	if q.path == "" && q.url == "" {
 		return release(q.write("")) != "" && !strings.Contains(q.spec, "*")

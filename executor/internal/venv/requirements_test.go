@@ -33,7 +33,7 @@ func tree(t testing.TB, files map[string]string) string {
 	return dir
 }
 
-// readTree reads what an index declares, with the variable LAB_TOKEN, and what is written for uv then.
+// readTree reads the declaration of an index, with the variable LAB_TOKEN, and returns the files written for uv.
 func readTree(t testing.TB, dir string, environ ...string) (declared, string, string, error) {
 	t.Helper()
 	s := &Store{environ: environ, log: slog.New(slog.DiscardHandler)}
@@ -67,7 +67,7 @@ const (
 	hashOfX   = "sha256:2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881" // of "x"
 )
 
-// What an index may declare, and what uv gets of it.
+// Declarations that are accepted, and what uv gets for them.
 func TestAcceptedRequirements(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -137,23 +137,23 @@ func TestAcceptedRequirements(t *testing.T) {
 	}
 }
 
-// What names anything outside of the index's folder, or is not known, is refused with its
-// file, its line and the word.
+// Declarations that name anything outside of the index's folder, or are not supported, are
+// refused with their file, line and word.
 func TestRefusedRequirements(t *testing.T) {
 	t.Parallel()
 	outside := tree(t, map[string]string{"secret": "SUAADMINSEED\n", "lib/setup.py": "", "x.whl": "x"})
-	lines := map[string]string{ // a line of requirements.txt, and what is said of it
+	lines := map[string]string{ // a line of requirements.txt, and a part of the error
 		"--index-url http://author.example/simple": "setting of the agent", "-ihttp://author.example/simple": "setting of the agent",
 		"--extra-index-url=http://author.example/": "setting of the agent", "-f ./wheels": "setting of the agent", "--find-links /wheels": "setting of the agent",
 		"--no-index": "setting of the agent", "--trusted-host author.example": "setting of the agent",
 		"--index-url https://bob:hunter2@index.example.org/simple": "***@index.example.org",
-		"--config-settings x=y": "not known", "--proxy http://x": "not known", "-x": "not known", "-": "not known", "--": "not known",
-		"a --config-settings=x=y": "--config-settings is not known", "a==1 --global-option=x": "--global-option is not known", "a --index-url x": "--index-url is not known",
+		"--config-settings x=y": "not supported", "--proxy http://x": "not supported", "-x": "not supported", "-": "not supported", "--": "not supported",
+		"a --config-settings=x=y": "--config-settings is not supported", "a==1 --global-option=x": "--global-option is not supported", "a --index-url x": "--index-url is not supported",
 		"-r ../../keys/admin.nk": "escapes", "-r /etc/passwd": "copy it there", "-r https://author.example/r.txt": "copy it there", "-r missing.txt": "cannot be read",
 		"-r ${HOME}/x": "copy it there", "-c ../x": "escapes", "-r link": "escapes", "--requirement=/etc/passwd": "copy it there", "--constraint=../x": "escapes", "-r file:///etc/passwd": "cannot be read", "-r \\\n/etc/passwd": "copy it there", "-r folder/link": "escapes", "-r folder": "cannot be read", "-r \"/etc/passwd\"": "copy it there",
 		outside + "/lib": "leads out", "-e " + outside + "/lib": "leads out", "../" + filepath.Base(outside) + "/lib": "leads out", "./linked": "leads out of it", "./linked/lib": "leads out of it",
 		"acme @ file://" + outside + "/lib": "leads out", "file:" + outside + "/x.whl": "leads out", "acme @ file:..%2f..%2flib": "leads out", "FILE:" + outside: "leads out",
-		"acme @ file://localhost" + outside: "cannot be found", "~/lib": "character", "./a b#c": "character", "./folder -x": "not known", "./missing": "cannot be found", `..\lib`: "character", `C:\lib`: "kind",
+		"acme @ file://localhost" + outside: "cannot be found", "~/lib": "character", "./a b#c": "character", "./folder -x": "not supported", "./missing": "cannot be found", `..\lib`: "character", `C:\lib`: "kind",
 		"git+file:///srv/repo": "kind", "a @ git+file:///srv/repo": "kind", "ftp://example.org/a.whl": "kind", "a @ bzr+https://example.org/a": "kind", "ssh://git@example.org/a": "kind", "git+git://example.org/a": "kind", "git@example.org:lab/lib.git": "",
 		"a @ https:example.org": "kind", "https://": "not an address", "https://-x.example/a.whl": "not an address", "git+https://example.org/a@--upload-pack=x": "not an address", "https://example.org/a b.whl": "not an address",
 		"https://bob:hunter2@example.org/a.whl": "declare a secret variable", "a @ git+https://hunter2@example.org/a": "${NAME}@host", "git+ssh://git:hunter2@example.org/a": "kind",
@@ -161,10 +161,10 @@ func TestRefusedRequirements(t *testing.T) {
 		"a @ https://${OTHER}@example.org/a.whl": "--env OTHER", "a @ https://x${LAB_TOKEN}@example.org/a": "cannot be read", "a @ git+ssh://git@example.org/a": "kind",
 		"a @ https://example.org/${LAB_TOKEN}/a": "${LAB_TOKEN} is not expanded", "a==${LAB_TOKEN}": "${LAB_TOKEN} is not expanded", "./${HOME}": "${HOME} is not expanded", "https://${LAB_TOKEN}.example.org/": "${LAB_TOKEN} is not expanded",
 		"a @ https://${LAB_TOKEN}@example.org/a.whl#${HOME}": "${HOME} is not expanded", "${GIT_SSH_COMMAND}": "is not expanded",
-		"a @ https://example.org/a.whl#x=y": "not known", "a @ git+https://example.org/a#subdirectory=../x": "not known",
+		"a @ https://example.org/a.whl#x=y": "not supported", "a @ git+https://example.org/a#subdirectory=../x": "not supported",
 		"a\x00b": "control character", "a\x1b[31m": "control character", "a\rb": "control character", "a\u202eb": "control character", "a\xff": "UTF-8", "a\u2028-r x": "control character",
 		"this is no requirement": "not a requirement", "a ; $(x)": "marker", "a==1 ; 'x' == 'y'; -r z": "marker", "a @": "leads out", "a>=": "not a requirement",
-		"a==1 --hash=md5:aa": "sha256", "a==1 --hash": "sha256", "a>=1 --hash=sha256:aa": "held to", "a==1.* --hash=sha256:aa": "held to", "./folder --hash=sha256:aa": "held to", "a @ git+https://example.org/a --hash=sha256:aa": "held to",
+		"a==1 --hash=md5:aa": "sha256", "a==1 --hash": "sha256", "a>=1 --hash=sha256:aa": "exactly one version", "a==1.* --hash=sha256:aa": "exactly one version", "./folder --hash=sha256:aa": "exactly one version", "a @ git+https://example.org/a --hash=sha256:aa": "exactly one version",
 		"--no-binary=a;b": "names no package",
 	}
 	for line, says := range lines {
@@ -188,16 +188,16 @@ func TestRefusedRequirements(t *testing.T) {
 		"an option":           {map[string]string{"pyproject.toml": aProject + "dependencies = ['--index-url http://x']\n"}, "", "pyproject.toml line 4"},
 		"two lines":           {map[string]string{"pyproject.toml": aProject + "dependencies = [\"a\\n-r x\"]\n"}, "control character", "pyproject.toml"},
 		"an option behind":    {map[string]string{"pyproject.toml": aProject + "dependencies = ['a --hash=sha256:aa']\n"}, "not a requirement", "pyproject.toml line 4"},
-		"settings":            {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv]\nindex-url = 'http://author.example'\n"}, "changes what is installed", "pyproject.toml line 6"},
-		"an index":            {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[[tool.uv.index]]\nurl = 'http://author.example'\n"}, "changes what is installed", "pyproject.toml"},
-		"pip's settings":      {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.pip]\nfind-links = ['x']\n"}, "changes what is installed", "pyproject.toml"},
-		"overrides":           {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv]\noverride-dependencies = ['a @ file:///x']\n"}, "changes what is installed", "pyproject.toml"},
-		"beside requirements": {map[string]string{"requirements.txt": "a\n", "pyproject.toml": "[tool.uv]\nconstraint-dependencies = ['a @ file:///x']\n"}, "changes what is installed", "pyproject.toml"},
-		"uv.toml":             {map[string]string{"requirements.txt": "a\n", "uv.toml": "extra-index-url = ['http://author.example']\n"}, "changes what is installed", "uv.toml"},
-		"a source's address":  {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { git = 'file:///srv/repo' }\n"}, "no path of the index", "pyproject.toml line 6"},
-		"a source's index":    {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { index = 'x' }\n"}, "no path of the index", "pyproject.toml line 6"},
+		"settings":            {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv]\nindex-url = 'http://author.example'\n"}, "changes which packages", "pyproject.toml line 6"},
+		"an index":            {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[[tool.uv.index]]\nurl = 'http://author.example'\n"}, "changes which packages", "pyproject.toml"},
+		"pip's settings":      {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.pip]\nfind-links = ['x']\n"}, "changes which packages", "pyproject.toml"},
+		"overrides":           {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv]\noverride-dependencies = ['a @ file:///x']\n"}, "changes which packages", "pyproject.toml"},
+		"beside requirements": {map[string]string{"requirements.txt": "a\n", "pyproject.toml": "[tool.uv]\nconstraint-dependencies = ['a @ file:///x']\n"}, "changes which packages", "pyproject.toml"},
+		"uv.toml":             {map[string]string{"requirements.txt": "a\n", "uv.toml": "extra-index-url = ['http://author.example']\n"}, "changes which packages", "uv.toml"},
+		"a source's address":  {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { git = 'file:///srv/repo' }\n"}, "not a path in the index", "pyproject.toml line 6"},
+		"a source's index":    {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { index = 'x' }\n"}, "not a path in the index", "pyproject.toml line 6"},
 		"a source outside":    {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { path = '../a' }\n"}, "leads out", "pyproject.toml"},
-		"a member outside":    {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { workspace = true }\n[tool.uv.workspace]\nmembers = ['../a']\n"}, "no folder", "pyproject.toml"},
+		"a member outside":    {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { workspace = true }\n[tool.uv.workspace]\nmembers = ['../a']\n"}, "neither a folder", "pyproject.toml"},
 		"no member":           {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { workspace = true }\n[tool.uv.workspace]\nmembers = ['a']\n"}, "no member", "pyproject.toml"},
 		"nested":              {map[string]string{"requirements.txt": "./lib\n", "lib/pyproject.toml": aProject + "dependencies = ['a @ file:///etc']\n"}, "leads out", "lib/pyproject.toml line 4"},
 		"nested in the tree":  {map[string]string{"requirements.txt": "./lib\n", "lib/pyproject.toml": aProject + "dependencies = ['a @ file:../a']\n", "a/x": ""}, "[tool.uv.sources]", "lib/pyproject.toml line 4"},
@@ -240,7 +240,7 @@ func wantRefused(t *testing.T, err error, says ...string) {
 	}
 }
 
-// What is written for uv says again what was read, and has no option but --hash.
+// The files written for uv repeat the declaration, without options except --hash.
 func FuzzRequirements(f *testing.F) {
 	for _, text := range []string{
 		"a==1 \\\n --hash=sha256:aa # x", "./lib[x] ; python_version > '3'", "-e file:lib", "acme@file:./lib", "-r requirements.txt\n-c x.txt", "a[b, c](>=1,)",

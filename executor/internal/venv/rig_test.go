@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// newStore makes a store whose steps run as they are: the executor confines them.
+// newStore makes a store that runs steps unconfined: confinement is the executor's.
 func newStore(t *testing.T, dir string, change func(*Options)) *Store {
 	t.Helper()
 	if testing.Short() {
@@ -39,10 +39,10 @@ func newStore(t *testing.T, dir string, change func(*Options)) *Store {
 	return s
 }
 
-// uvFolder has the uv of anyUV, if that had to be installed.
+// uvFolder has the uv of anyUV if that was installed.
 var uvFolder string
 
-// anyUV is a uv for all stores: to install one takes longer than the rest of a test.
+// anyUV is one uv for all stores, as installing it takes longer than the rest of a test.
 var anyUV = sync.OnceValue(func() string {
 	if file, err := exec.LookPath("uv"); err == nil {
 		return file
@@ -58,7 +58,7 @@ var anyUV = sync.OnceValue(func() string {
 	return file
 })
 
-// installedUV is the one that a store installs which finds none.
+// installedUV is the uv that a store installs when it finds none.
 func installedUV(dir string) (string, error) {
 	log := slog.New(slog.DiscardHandler)
 	environ := slices.DeleteFunc(os.Environ(), func(line string) bool { return strings.HasPrefix(line, "PATH=") })
@@ -75,7 +75,7 @@ func installedUV(dir string) (string, error) {
 	return s.uv(ctx, nil)
 }
 
-// Where there is no uv, a store installs one, once.
+// A store installs uv, once, where none is found.
 func TestUVIsInstalled(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -97,7 +97,7 @@ func unconfined(ctx context.Context, _ Role, job Job) ([]byte, string, error) {
 			return nil, "", err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute) // a step that waits for ever is named; none takes 20 s
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute) // the longest step takes under 20 s
 	defer cancel()
 	cmd := exec.CommandContext(ctx, job.Argv[0], job.Argv[1:]...)
 	cmd.Dir, cmd.Env = job.Dir, job.Env
@@ -128,7 +128,7 @@ func made(t *testing.T, s *Store, source string, lock Lock, making Making) *Env 
 	return env
 }
 
-// says wants what a program prints that an environment's interpreter runs.
+// says checks the output of a program that the environment's interpreter runs.
 func says(t *testing.T, env *Env, program, want string) {
 	t.Helper()
 	out, err := exec.Command(env.Python, "-I", "-B", "-c", program).CombinedOutput()
@@ -139,8 +139,7 @@ func says(t *testing.T, env *Env, program, want string) {
 
 const sayValue = "import acme; print(acme.VALUE)"
 
-// packageOf are the files of a package of one module in a folder; nothing is downloaded to
-// build it.
+// packageOf are the files of a package of one module in a folder; its build downloads nothing.
 func packageOf(dir, name, more, code string) map[string]string {
 	return map[string]string{
 		dir + "/pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n[project]\nname = '" + name + "'\nversion = '1'\n" + more,
@@ -158,7 +157,7 @@ def build_wheel(folder, config=None, metadata=None):
 	}
 }
 
-// together are all of these files.
+// together joins sets of files.
 func together(parts ...map[string]string) map[string]string {
 	all := map[string]string{}
 	for _, part := range parts {
@@ -169,7 +168,7 @@ func together(parts ...map[string]string) map[string]string {
 
 const wheelFile = "acme-1-py3-none-any.whl"
 
-// wheelOf is a wheel of the package acme with these files beside its own.
+// wheelOf is a wheel of the package acme with these additional files.
 func wheelOf(t *testing.T, files map[string]string) string {
 	t.Helper()
 	return wheelNamed(t, "acme", "1", files)

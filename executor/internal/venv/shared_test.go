@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// sharer is a store of its own folder with environments that others have, too, and the
-// steps that its environments took.
+// sharer is a store in a folder of its own with shared environments, and the steps of its
+// builds.
 type sharer struct {
 	*Store
 	t     *testing.T
@@ -37,7 +37,7 @@ func (s *sharer) environment(source string, lock Lock) *Env {
 	return env
 }
 
-// built says whether packages were installed since it was asked last.
+// built reports whether packages were installed since the last call.
 func (s *sharer) built() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,9 +51,9 @@ func wheelSource(t *testing.T, value string) string {
 	return tree(t, map[string]string{"requirements.txt": "./" + wheelFile + "\n", wheelFile: wheelOf(t, map[string]string{"acme.py": "VALUE = '" + value + "'\n"})})
 }
 
-// Agents that share environments build each one once, and whoever comes later finds it
-// whole, with its bytecode. What is damaged is made anew, what rests on files of one agent is
-// that agent's.
+// Agents that share environments build each one once; later ones find it complete, with its
+// bytecode. A damaged one is built again, and environments of an agent's own files are not
+// shared.
 func TestSharedEnvironments(t *testing.T) {
 	t.Parallel()
 	machine, source := t.TempDir(), wheelSource(t, "one")
@@ -95,8 +95,8 @@ func TestSharedEnvironments(t *testing.T) {
 	}
 }
 
-// Agents that start at once may build the same environment beside each other. One of
-// them is kept, and all have that one.
+// Agents that start at once may build the same environment. One build is kept and used by
+// all.
 func TestSharedEnvironmentsAtOnce(t *testing.T) {
 	t.Parallel()
 	machine, source := t.TempDir(), wheelSource(t, "at once")
@@ -124,8 +124,8 @@ func TestSharedEnvironmentsAtOnce(t *testing.T) {
 	}
 }
 
-// An environment stays for as long as anybody has used it of late: agents note their use,
-// and tidy up what nobody has used for a month, and builds that ended in their midst.
+// A shared environment stays while any agent has used it recently. Agents record their use, and
+// remove environments unused for a month and builds that were cut off.
 func TestUnusedSharedEnvironments(t *testing.T) {
 	t.Parallel()
 	machine, source := t.TempDir(), wheelSource(t, "kept")
@@ -162,20 +162,20 @@ func TestUnusedSharedEnvironments(t *testing.T) {
 	there("a build that goes on", true, building)
 
 	old(31*24*time.Hour, marker)
-	one.RemoveUnused(0) // it uses it, and says so
+	one.RemoveUnused(0) // it is in use, which is recorded
 	other.RemoveUnused(0)
 	there("an environment that another agent uses", true, env.Dir)
 
 	one.Release(env)
 	old(31*24*time.Hour, marker)
-	again := other.environment(source, lock) // to use it is to say so
+	again := other.environment(source, lock) // use is recorded
 	other.Release(again)
 	one.RemoveUnused(0)
 	there("an environment that another agent has used", true, env.Dir)
 
 	old(31*24*time.Hour, marker)
 	one.RemoveUnused(0)
-	there("an environment that nobody has used for a month", false, env.Dir)
+	there("an environment unused for a month", false, env.Dir)
 	if other.built() {
 		t.Error("the other agent has built it")
 	}

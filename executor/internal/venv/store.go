@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -22,58 +23,59 @@ import (
 // Options configure a [Store]. Logger must be set.
 type Options struct {
 	Logger *slog.Logger
-	// Environ is the environment that interpreters and uv are looked up in, as
-	// os.Environ gives it. uv and pip, and what they build with, see of it what they
-	// need alone. Defaults to empty.
+	// Environ is the environment, as os.Environ returns it, in which interpreters and uv are
+	// looked up. uv, pip and builds see only the variables that they need. Defaults to empty.
 	Environ []string
-	// UV is the uv executable. Defaults to the one on PATH, else one installed
-	// below the store's folder when it is first needed.
+	// UV is the uv executable. Defaults to the one on PATH, else to one that is installed
+	// below the store's folder on first use.
 	UV string
-	// Confined runs what an index has made run: as far apart as the machine lets it be, as a
-	// user of its own for each role where there can be one. Must be set.
+	// Confined runs a job that an index caused, isolated as far as the machine can, with a
+	// user of its own for each role where possible. Must be set.
 	Confined func(ctx context.Context, as Role, job Job) (stdout []byte, stderr string, err error)
-	// Warm is a folder of Python files that are compiled for every interpreter
-	// that an environment is made for. Defaults to none.
+	// Warm is a folder of Python files that are compiled for every interpreter of an
+	// environment. Defaults to none.
 	Warm string
-	// Shared is a folder of environments, and uv's cache, that other stores have, too, on
-	// this machine and others: see shared.go. Defaults to none.
+	// Shared is a folder of environments, and of uv's cache, that stores of this and other
+	// machines share: see shared.go. Defaults to none.
 	Shared string
 }
 
-// Role is on whose behalf a program runs.
+// Role is the purpose of a confined program; it decides the user and the folders.
 type Role string
 
-// The roles. A packager resolves and installs, and runs no code of a package; it keeps the
-// cache of packages that all indexes share. A builder runs that code. A compiler makes
-// bytecode.
+// The roles. A packager resolves and installs without running code of packages, and uses the
+// cache that all indexes share. A builder runs code of packages. A compiler makes bytecode.
+// A fetcher brings the source of an index.
 const (
+	Fetcher  Role = "fetches"
 	Packager Role = "packages"
 	Builder  Role = "builds"
 	Compiler Role = "compiler"
 )
 
-// Job is a program that is run as far apart as the machine lets it be. Of the folders of
-// the agent it sees those that are named here.
+// Job is a program that runs isolated as far as the machine can. Of the agent's folders it
+// sees only those named here.
 type Job struct {
 	Interpreter string // of this machine
-	Dir         string // where it begins
-	// Tmp and Write are all that it writes, and its user's until it has ended. Keep is a
-	// folder that stays its user's, empty for none. Read are folders that it sees, as far as
-	// all users may.
+	Dir         string // working directory
+	// Tmp and Write are the only folders that it can write; they belong to its user until it
+	// ends. Keep stays its user's; empty for none. Read are folders that it sees, with the
+	// permissions of all users.
 	Tmp         string
 	Keep        string
 	Write, Read []string
 	Argv, Env   []string
+	Stdout      io.Writer // nil: what it writes is returned
 }
 
-// Step is progress, for people: one thing that begins, or ends.
+// Step reports progress to people: the start or the end of one step.
 type Step struct {
-	Name    string // interpreter, uv, lock, environment, packages
+	Name    string // interpreter, uv, lock, environment or packages
 	State   string // running or done
 	Percent int    // of the whole, roughly
 }
 
-// Progress is told of steps; nil is not.
+// Progress receives steps; nil ignores them.
 type Progress func(Step)
 
 func (p Progress) report(name, state string, percent int) {
@@ -93,11 +95,10 @@ type Store struct {
 	warm    string
 	confine func(context.Context, Role, Job) ([]byte, string, error)
 	probing sync.Mutex
-	probed  map[string]*Interpreter // Pythons of this machine, by candidate, asked once; nil: none that we can use
+	probed  map[string]*Interpreter // by candidate, each probed once; nil if it cannot be used
 	keys    keys
 	uses    uses
-	// verified are the environments, by digest, that this process has made or looked
-	// at.
+	// verified are the digests of the environments that this process has built or checked.
 	verified sync.Map
 
 	running sync.WaitGroup
@@ -118,43 +119,43 @@ func NewStore(dir string, o Options) *Store {
 	return s
 }
 
-// Variables that the machine's interpreters, pip and uv read, by name or by how the name begins.
-// Builds see fewer: see runUV.
+// Variables for the machine's interpreters, pip and uv, by name or prefix. Builds see fewer:
+// see runUV.
 var (
 	ownVariables = slices.Concat(machineVariables, []string{"HOME", "USER", "LOGNAME", "TMPDIR", "NETRC", "LD_LIBRARY_PATH"})
 	ownFamilies  = []string{"LC_", "UV_", "PIP_", "XDG_", "PYENV_"}
 )
 
-// among is the part of an environment with these names, or names that begin so.
+// among returns the variables with these names or prefixes.
 func among(environ, names, families []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(line string) bool {
 		name, _, _ := strings.Cut(line, "=")
-		name = strings.ToUpper(name) // proxies are spelt in both ways
+		name = strings.ToUpper(name) // proxies are written in both cases
 		return !slices.Contains(names, name) &&
 			!slices.ContainsFunc(families, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 	})
 }
 
-// sweep removes folders and files that a killed process was making: they are made next to
-// their places, under names that begin so.
+// sweep removes unfinished folders and files of killed processes, which it knows by the prefix
+// of their names.
 func (s *Store) sweep() {
 	for _, pattern := range []string{filepath.Join(s.dir, "new-*"), filepath.Join(s.dir, "envs", "new-*"), filepath.Join(s.dir, "records", ".new-*")} {
 		unfinished, _ := filepath.Glob(pattern)
 		for _, folder := range unfinished {
 			if err := deep.RemoveAll(folder); err != nil {
-				s.log.Warn("unfinished folder not removed", slog.String("dir", folder), slog.String("error", err.Error()))
+				s.log.Warn("unfinished folder could not be removed", slog.String("dir", folder), slog.String("error", err.Error()))
 			}
 		}
 	}
 }
 
-// Close stops what is being built, and waits for it.
+// Close stops running builds and waits for them.
 func (s *Store) Close() {
 	s.stop()
 	s.running.Wait()
 }
 
-// begin counts an operation and gives it a context that Close ends too.
+// begin counts an operation and returns a context that Close ends, too.
 func (s *Store) begin(ctx context.Context) (context.Context, func()) {
 	s.running.Add(1)
 	ctx, cancel := context.WithCancel(ctx)
@@ -162,8 +163,8 @@ func (s *Store) begin(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { unwatch(); cancel(); s.running.Done() }
 }
 
-// do does work that Close ends too. An error of work that is none of this package's becomes
-// install_failed with the text failure.
+// do runs work until it ends or Close is called. An error of work that is not this package's
+// becomes install_failed with the text failure.
 func do[T any](ctx context.Context, s *Store, failure string, work func(ctx context.Context) (T, error)) (T, error) {
 	ctx, end := s.begin(ctx)
 	defer end()
@@ -177,10 +178,10 @@ func do[T any](ctx context.Context, s *Store, failure string, work func(ctx cont
 	return made, err
 }
 
-// keys lets one builder at a time at each name.
+// keys are locks by name: each has one holder at a time.
 type keys struct{ held sync.Map }
 
-// take waits for its turn at key; the returned function gives it up.
+// take waits for the lock key; the returned function releases it.
 func (k *keys) take(ctx context.Context, key string) (free func(), err error) {
 	select {
 	case k.of(key) <- struct{}{}:
@@ -205,20 +206,20 @@ func (k *keys) of(key string) chan struct{} {
 	return held.(chan struct{}) //nolint:forcetypeassert // nothing else is stored
 }
 
-// run runs a program of this machine, which no index has a part in, and returns its output.
-// When it ends, or ctx does, what it started is killed.
+// run runs a program of this machine, which no index controls, and returns its output. All
+// processes that it started are killed when it ends or ctx does.
 func (s *Store) run(ctx context.Context, dir, name string, args ...string) (stdout []byte, stderr string, err error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir, cmd.Env, cmd.SysProcAttr = dir, s.environ, &syscall.SysProcAttr{Setsid: true}
 	var out, words bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &words
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second // for what it left behind and that holds its output open
+	cmd.WaitDelay = time.Second // its children may keep its output open
 	if err := cmd.Start(); err != nil {
 		return nil, "", err
 	}
 	if err = cmd.Wait(); errors.Is(err, exec.ErrWaitDelay) {
-		err = nil // it ended well: what it left behind is killed now
+		err = nil // it succeeded; its children are killed now
 	}
 	_ = cmd.Cancel()
 	if ctx.Err() != nil {
@@ -233,7 +234,7 @@ func failed(err error, said, format string, args ...any) *toolmesh.Error {
 		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 	made.Message = redact(made.Message)
 	if said = redact(said); said != "" {
-		// How it began says what was tried, and the end why it failed.
+		// The beginning of the output shows the command's steps, the end the cause of its failure.
 		const limit = 4 << 10
 		cause := causeIn(said)
 		if len(said) > limit {
@@ -250,16 +251,16 @@ func failed(err error, said, format string, args ...any) *toolmesh.Error {
 	return made
 }
 
-// causes are the lines in which compilers, interpreters and build tools say why they failed.
+// causes matches the lines in which compilers, interpreters and build tools name a failure's cause.
 var causes = regexp.MustCompile(`(?m)^.*(?:\bfatal error:|\berror:|^\s*\w*(?:Error|Exception|NotFound):).*$`)
 
-// causeIn is the first line of a text that says why a command failed, "" if none does.
+// causeIn is the first line of a text that names the cause of a failure, "" without one.
 func causeIn(text string) string {
 	line := strings.TrimSpace(causes.FindString(text))
 	return strings.ToValidUTF8(line[:min(len(line), 300)], "")
 }
 
-// fewLines returns the first lines of a text and more of its last ones, n at most.
+// fewLines returns at most n lines of a text: some of its first and more of its last ones.
 func fewLines(text string, n int) string {
 	lines := strings.Split(text, "\n")
 	if len(lines) > n {
@@ -268,7 +269,7 @@ func fewLines(text string, n int) string {
 	return strings.Join(lines, "\n")
 }
 
-// stopped maps the end of a context; nil when err is something else.
+// stopped maps the end of a context to an error; nil when err is something else.
 func stopped(ctx context.Context, s *Store) error {
 	if ctx.Err() == nil {
 		return nil
@@ -279,7 +280,7 @@ func stopped(ctx context.Context, s *Store) error {
 	return toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
 }
 
-// workFolder is a new folder of a step, which other users read.
+// workFolder makes a folder for one step that other users can read.
 func (s *Store) workFolder() (string, error) {
 	work, err := os.MkdirTemp(s.dir, "new-work-")
 	if err == nil {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// What failed and why stand at the ends of what a build prints; neither stands in
-// the midst of a stack trace.
+// The message has both ends of a build's output, where a failure and its cause stand; the middle
+// of a stack trace has neither.
 func TestAFailureShowsHowItBeganAndHowItEnded(t *testing.T) {
 	t.Parallel()
 	said := "× Failed to build x\n" + strings.Repeat("  File \"y.py\", line 1, in run\n", 500) + "LookupError: no version\n\nhint: set one"
@@ -24,8 +24,7 @@ func TestAFailureShowsHowItBeganAndHowItEnded(t *testing.T) {
 	}
 }
 
-// The line that says why a build has failed is in the message, wherever it stands in what was
-// printed.
+// The line with the cause of a failed build is in the message, wherever it stands in the output.
 func TestCauseOfAFailedBuildIsInTheMessage(t *testing.T) {
 	t.Parallel()
 	for _, cause := range []string{
@@ -43,7 +42,7 @@ func TestCauseOfAFailedBuildIsInTheMessage(t *testing.T) {
 	}
 }
 
-// A command that has ended well has, whatever it leaves behind that holds its output open.
+// A successful command is successful even if its children keep its output open.
 func TestRunOfACommandThatLeavesAChild(t *testing.T) {
 	t.Parallel()
 	log := slog.New(slog.DiscardHandler)

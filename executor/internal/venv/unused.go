@@ -16,7 +16,7 @@ import (
 type uses struct {
 	mu   sync.Mutex
 	held map[string]int       // by digest
-	left map[string]time.Time // when the last holder gave it up
+	left map[string]time.Time // when the last holder released it
 }
 
 func (u *uses) take(digest string) {
@@ -35,21 +35,21 @@ func (u *uses) give(digest string) {
 	u.left[digest] = time.Now()
 }
 
-// unused reports whether an environment has had no holder for so long.
+// unused reports whether an environment had no holder for at least age.
 func (u *uses) unused(digest string, age time.Duration) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.held[digest] == 0 && time.Since(u.left[digest]) >= age
 }
 
-// Release gives up an environment that [Store.Environment] returned, once, when
-// everything that runs in it has ended.
+// Release releases an environment that [Store.Environment] returned. Call it once, after all
+// processes in it have ended.
 func (s *Store) Release(env *Env) { s.uses.give(env.Digest) }
 
-// RemoveUnused removes the environments that had no holder for so long; those
-// that were not asked for since the store was made, at once. What is removed is out
-// of its place first: a process that is killed meanwhile leaves no half of one. What other
-// stores share stays for as long as one of them has used it of late.
+// RemoveUnused removes environments without a holder for at least age, and at once those that
+// were not requested since the store was made. An environment is renamed before it is removed,
+// so that a killed process leaves no partial one. A shared environment stays while any store
+// has used it recently.
 func (s *Store) RemoveUnused(age time.Duration) {
 	for _, at := range s.places() {
 		if at.folder == s.shared {
@@ -60,18 +60,18 @@ func (s *Store) RemoveUnused(age time.Duration) {
 	}
 }
 
-// building reports whether this is the folder of an environment that is being made.
+// building reports whether p is the folder of an unfinished environment.
 func (p place) building() bool { return strings.HasPrefix(p.digest, "new-") }
 
 func (s *Store) remove(at place, age time.Duration) {
 	free, ok := s.keys.try(at.digest)
 	if !ok {
-		return // it is being made
+		return // it is being built
 	}
 	beside, err := os.MkdirTemp(filepath.Dir(at.env()), "new-")
-	if err == nil && s.uses.unused(at.digest, age) { // it is taken under its key alone
+	if err == nil && s.uses.unused(at.digest, age) { // holders need the key, too
 		if err = errors.Join(at.forget(), os.Rename(at.env(), filepath.Join(beside, at.digest))); err == nil {
-			s.log.Info("environment removed: no index uses it", slog.String("digest", at.digest))
+			s.log.Info("environment was removed: no index uses it", slog.String("digest", at.digest))
 		}
 	}
 	free()
@@ -81,6 +81,6 @@ func (s *Store) remove(at place, age time.Duration) {
 		}
 	}
 	if err != nil {
-		s.log.Warn("unused environment not removed", slog.String("digest", at.digest), slog.String("error", err.Error()))
+		s.log.Warn("unused environment could not be removed", slog.String("digest", at.digest), slog.String("error", err.Error()))
 	}
 }

@@ -13,12 +13,11 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
-// uvVersion is installed where no uv is found.
+// uvVersion is the version that is installed where no uv is found.
 const uvVersion = "0.13.8"
 
-// uv finds the uv executable, or installs one below the store's folder from its
-// wheel with the pip of a Python that is there. Its path has no links: of the way to it
-// a step sees the last folder alone.
+// uv finds the uv executable, or installs it below the store's folder from its wheel with the
+// pip of some Python. Its path has no links, as a step sees only the last folder of the path.
 func (s *Store) uv(ctx context.Context, progress Progress) (string, error) {
 	file, err := s.findUV(ctx, progress)
 	if err != nil {
@@ -48,7 +47,7 @@ func (s *Store) findUV(ctx context.Context, progress Progress) (string, error) {
 		if !filepath.IsAbs(file) || !isExecutable(file) {
 			continue
 		}
-		// A shim of another tool may stand there and do nothing, and ours be damaged.
+		// A shim of another tool may exist and do nothing, and ours may be damaged.
 		if out, _, err := s.run(ctx, "", file, "--version"); err == nil && strings.HasPrefix(string(out), "uv ") {
 			s.foundUV = file
 			return file, nil
@@ -74,7 +73,7 @@ func (s *Store) findUV(ctx context.Context, progress Progress) (string, error) {
 		if err := stopped(ctx, s); err != nil {
 			return "", err
 		}
-		s.log.Warn("uv cannot be installed with this interpreter", slog.String("python", i.Path), slog.String("error", last.Error()))
+		s.log.Warn("uv could not be installed with this interpreter", slog.String("python", i.Path), slog.String("error", last.Error()))
 	}
 	return "", failed(last, said, "the index has dependencies, which need uv, and uv %s cannot be installed; "+
 		"install uv and put it on the agent's PATH, or make pip able to reach a package index", uvVersion)
@@ -97,7 +96,7 @@ func (s *Store) installUV(ctx context.Context, python, folder string) (string, e
 	return "", os.Rename(beside, folder)
 }
 
-// What uv is given of the variables of this machine, by name or by how the name begins.
+// Variables of this machine that uv gets, by name or prefix.
 var (
 	machineVariables = []string{
 		"PATH", "LANG", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS",
@@ -108,21 +107,21 @@ var (
 		"UV_CONSTRAINT", "UV_BUILD_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE_NEWER", "UV_PRERELEASE", "UV_RESOLUTION", "UV_OFFLINE",
 		"UV_HTTP_TIMEOUT", "UV_HTTP_CONNECT_TIMEOUT", "UV_HTTP_RETRIES", "UV_REQUEST_TIMEOUT", "UV_CONCURRENT_DOWNLOADS", "UV_CONCURRENT_BUILDS", "UV_CONCURRENT_INSTALLS",
 	}
-	uvFamilies = []string{"LC_", "UV_INDEX_"} // the latter with names and passwords of indexes, which builds do not get
+	uvFamilies = []string{"LC_", "UV_INDEX_"} // UV_INDEX_ has names and passwords of indexes, which builds do not get
 )
 
-// step is one run of uv.
+// step is one execution of uv.
 type step struct {
 	role  Role
-	apart bool     // the cache goes with the step: what is fetched is of one index alone
-	dir   string   // where it begins
-	write []string // folders that it makes or changes
-	read  []string // further folders that it sees
+	apart bool     // the cache is removed with the step, as downloads are of one index alone
+	dir   string   // working directory
+	write []string // folders that it can write
+	read  []string // other folders that it can read
 	login logins
 }
 
-// runUV runs uv confined, with a home and a folder for temporary files that go with it. keep
-// takes what is wanted of that folder, before it goes; nil for nothing.
+// runUV runs uv confined, with a home and a temporary folder that are removed afterwards. keep
+// takes files out of that folder first; nil for none.
 func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, keep func(tmp string) error, args ...string) (stdout []byte, said string, err error) {
 	tmp, err := os.MkdirTemp(s.dir, "new-tmp-")
 	if err != nil {
@@ -135,7 +134,7 @@ func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, ke
 	}
 	env := append(among(s.environ, slices.Concat(machineVariables, uvVariables), uvFamilies), s.uvEnv()...)
 	job := Job{Interpreter: i.Path, Dir: st.dir, Tmp: tmp, Write: st.write, Argv: append([]string{uv}, args...)}
-	if st.role == Builder || st.apart || len(st.login) > 0 { // what a login has fetched is of its index alone
+	if st.role == Builder || st.apart || len(st.login) > 0 { // downloads with a login are of one index alone
 		env = append(env, "UV_CACHE_DIR="+filepath.Join(tmp, "cache"))
 	} else {
 		job.Keep = s.cache()
@@ -168,11 +167,11 @@ func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, ke
 	return stdout, said, err
 }
 
-// cache is the folder that packagers keep what they have fetched in: of package indexes that
-// the agent's settings name, never of an address that an index names.
+// cache is the cache folder of packagers. It has packages of the package indexes in the agent's
+// settings, never of an address that an index names.
 func (s *Store) cache() string { return filepath.Join(cmp.Or(s.shared, s.dir), "packages") }
 
-// readBy are the folders of this machine that uv's settings name.
+// readBy returns the folders of this machine that uv's settings name.
 func readBy(env []string) (folders []string) {
 	for _, name := range []string{"UV_FIND_LINKS", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL"} {
 		for _, one := range strings.FieldsFunc(lookup(env, name), func(r rune) bool { return r == ',' || r == ' ' }) {
@@ -189,9 +188,9 @@ func readBy(env []string) (folders []string) {
 	})
 }
 
-// uvEnv is what uv is given on top of our environment: the system's certificates, and the
-// user's settings for pip where uv's own are not set. Files are copied: one that several
-// environments have could be changed in all of them.
+// uvEnv are variables for uv in addition to the environment: the system's certificates, and the
+// user's settings of pip where uv's own are not set. Files are copied, not linked: a file
+// shared by environments could be changed in all of them.
 func (s *Store) uvEnv() []string {
 	env := []string{
 		"UV_LINK_MODE=copy",
@@ -211,7 +210,7 @@ func (s *Store) uvEnv() []string {
 		}
 	}
 	if links := lookup(s.environ, "PIP_FIND_LINKS"); links != "" && lookup(s.environ, "UV_FIND_LINKS") == "" {
-		// pip passes over a folder that is not there, uv fails.
+		// pip ignores a missing folder, uv fails.
 		var kept []string
 		for _, one := range strings.Fields(links) {
 			if strings.Contains(one, "://") || isDir(one) {

@@ -18,11 +18,11 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
-// place has the paths of an environment, and of its records: outside of it, where nothing of
-// an index writes.
+// place has the paths of an environment and of its records, which lie outside of it, where an
+// index cannot write.
 type place struct{ folder, digest string }
 
-// What is noted of an environment.
+// The records of an environment.
 const (
 	markerName  = ".json"       // a [marker]
 	listingName = ".files.json" // a [listing]
@@ -35,33 +35,31 @@ func (p place) file(name string) string { return filepath.Join(p.records(), p.di
 // marker reads the marker of a finished environment.
 func (p place) marker() (marker, error) { return readJSON[marker](p.file(markerName)) }
 
-// forget removes the records: the environment is not valid from then on.
+// forget removes the records, which makes the environment invalid.
 func (p place) forget() error {
 	return errors.Join(os.RemoveAll(p.file(markerName)), os.RemoveAll(p.file(listingName)))
 }
 
-// listing has a note of each file by its path.
+// listing has the record of each file by its path.
 type listing map[string]noted
 
-// noted is what a file has: of a link its target. State is its size and the times of its last
-// changes; only root can set back that of its inode. Sum is the SHA-256 of its content,
-// which is taken with the bytecode.
+// noted is the record of a file, or the target of a link. State is its size and the times of
+// its last changes; only root can set back that of its inode. Sum is the SHA-256 of its content,
+// computed together with the bytecode.
 type noted struct {
 	State string `json:"state,omitempty"`
 	Sum   string `json:"sum,omitempty"`
 	Link  string `json:"link,omitempty"`
 }
 
-// bytecode is the folder that Python, and libraries that compile, add to by
-// themselves.
+// bytecode is the folder to which Python, and libraries that compile, add files at any time.
 const bytecode = "__pycache__"
 
-// maxFiles bounds what is read of a folder, in bytes: a file with holes may be as large as an
-// index likes.
+// maxFiles bounds the bytes read of a folder: an index may make a sparse file of any size.
 const maxFiles = 100 << 30
 
-// list reads what there is in a folder, with sums also the contents: not those of files
-// whose state is that of known.
+// list lists the files of a folder. With sums it also reads the contents, except of files
+// with the same state as in known.
 func list(dir string, known listing, withSums bool) (listing, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -78,7 +76,7 @@ func list(dir string, known listing, withSums bool) (listing, error) {
 			return err
 		}
 		if left -= info.Size(); left < 0 {
-			return fmt.Errorf("its files have more than %d bytes", int64(maxFiles))
+			return fmt.Errorf("its files are larger than %d bytes in all", int64(maxFiles))
 		}
 		now := noted{State: stateOf(info)}
 		switch was, ok := known[path]; {
@@ -86,7 +84,7 @@ func list(dir string, known listing, withSums bool) (listing, error) {
 			now.State = ""
 			now.Link, err = root.Readlink(path)
 		case !entry.Type().IsRegular():
-			return fmt.Errorf("%s is no file", path)
+			return fmt.Errorf("%s is not a regular file", path)
 		case ok && was.State == now.State && was.Sum != "":
 			now.Sum = was.Sum
 		case withSums:
@@ -111,14 +109,14 @@ func sumOf(root *os.Root, path string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// damage says how an environment differs from its listing; empty if it does not. A file that was only touched, or copied with all others, is noted anew.
+// damage returns how an environment differs from its listing; empty if it does not. A file that was only touched or copied is recorded again.
 func damage(at place) (what string) {
 	was, err := readJSON[listing](at.file(listingName))
 	if err != nil {
 		return err.Error()
 	}
 	now, err := list(at.env(), was, false)
-	if err == nil && !maps.Equal(now, was) { // a copy has other times
+	if err == nil && !maps.Equal(now, was) { // times differ in a copy
 		now, err = list(at.env(), was, true)
 	}
 	if err != nil {
@@ -145,12 +143,12 @@ func damage(at place) (what string) {
 		}
 	}
 	if again {
-		_ = writeJSON(at.file(listingName), was) // it is only read more slowly the next time
+		_ = writeJSON(at.file(listingName), was) // otherwise the next check only takes longer
 	}
 	return ""
 }
 
-// writeJSON puts a file in place as a whole. Nothing but this process writes in its folder.
+// writeJSON replaces a file atomically. Only this process writes in its folder.
 func writeJSON(path string, value any) error {
 	data, err := json.Marshal(value)
 	if err != nil {
@@ -179,9 +177,8 @@ func readJSON[T any](path string) (value T, err error) {
 	return value, err
 }
 
-// compile makes the bytecode of an environment in the background: tools that are used before
-// it is there are imported without. Its end is noted, so that the next process does it anew
-// if this one ends before.
+// compile makes the bytecode of an environment in the background; tools that start earlier run
+// without it. Its end is recorded, so that the next process compiles again if this one ends before.
 func (s *Store) compile(at place, m marker) {
 	s.uses.take(at.digest)
 	ctx, end := s.begin(context.Background())
@@ -201,12 +198,12 @@ func (s *Store) compile(at place, m marker) {
 			err = writeJSON(at.file(markerName), m)
 		}
 		if err != nil && ctx.Err() == nil {
-			s.log.Warn("the packages of an environment are not compiled", slog.String("digest", at.digest), slog.String("error", err.Error()))
+			s.log.Warn("packages of an environment could not be compiled", slog.String("digest", at.digest), slog.String("error", err.Error()))
 		}
 	})
 }
 
-// noteBytecode adds to the list of an environment the bytecode that there is now, and sums.
+// noteBytecode adds the existing bytecode, and checksums, to the listing of an environment.
 func noteBytecode(at place) error {
 	was, err := readJSON[listing](at.file(listingName))
 	if err != nil {
@@ -225,10 +222,9 @@ func noteBytecode(at place) error {
 	return writeJSON(at.file(listingName), was)
 }
 
-// compileTo compiles all modules of an environment, which is to be called as said by then, with
-// that much less of a claim to the processors. The compiler sees the environment and
-// writes into a folder of its own; what it has made there is put in place here, where
-// there is no file yet.
+// compileTo compiles all modules of an environment that will lie at final, with the given
+// niceness. The compiler can read the environment and write to a folder of its own; its files
+// are then copied into the environment where none exists.
 func (s *Store) compileTo(ctx context.Context, i Interpreter, env, final, nice string) error {
 	const script = `import compileall, os, py_compile, sys
 os.nice(int(sys.argv[3]))
@@ -250,11 +246,11 @@ compileall.compile_dir(sys.argv[1], ddir=sys.argv[2], quiet=2, workers=0, invali
 	return takeBytecode(filepath.Join(tmp, "out", modules), modules)
 }
 
-// takeBytecode copies the bytecode in a folder, which has the layout of its modules, to where
+// takeBytecode copies bytecode from a folder with the layout of the modules to the places where
 // Python looks for it.
 func takeBytecode(from, modules string) error {
 	if !isDir(from) {
-		return nil // there are no modules
+		return nil // no modules
 	}
 	target, err := os.OpenRoot(modules)
 	if err != nil {
@@ -267,17 +263,17 @@ func takeBytecode(from, modules string) error {
 		}
 		folder := filepath.Join(filepath.Dir(path), bytecode)
 		if err := target.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil //nolint:nilerr // there are no such modules
+			return nil //nolint:nilerr // no such modules
 		}
 		if info, err := target.Lstat(folder); err != nil || !info.IsDir() {
-			return nil //nolint:nilerr // a package has something else there
+			return nil //nolint:nilerr // a package has another file there
 		}
 		return copyNew(from, path, modules, filepath.Join(folder, filepath.Base(path)))
 	})
 }
 
-// copyNew copies a file of a folder to where there is none in another; what is there stays. No
-// link leads out of either.
+// copyNew copies a file from one folder to another unless it exists there. It follows no link
+// out of either.
 func copyNew(from, path, to, name string) error {
 	in, err := os.OpenInRoot(from, path)
 	if err != nil {
@@ -300,7 +296,7 @@ func copyNew(from, path, to, name string) error {
 	return errors.Join(err, out.Close())
 }
 
-// dropBytecode removes the bytecode of a compilation that was stopped.
+// dropBytecode removes the bytecode of an interrupted compilation.
 func dropBytecode(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.IsDir() && entry.Name() == bytecode {

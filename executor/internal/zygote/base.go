@@ -17,23 +17,23 @@ import (
 	"github.com/toolmesh/toolmesh/python"
 )
 
-// baseRetry is how long no base is started for an interpreter with which that failed.
+// baseRetry is how long no base is started for an interpreter after one failed.
 const baseRetry = time.Minute
 
-// environ is all that an interpreter of the machine begins with.
+// environ is the whole environment of an interpreter of the machine.
 var environ = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
 
-// commandLineRoom is an argument without a meaning: a process that renames itself has as
-// much room as its first command line took.
+// commandLineRoom is an unused argument: a process that renames itself has only the room of its
+// first command line.
 var commandLineRoom = strings.Repeat(" ", 1024)
 
-// Variables that the C library, or a library that a base has loaded, reads when
-// it is loaded: too late in a copy. PYTHON is for modules of the standard library;
-// the interpreter itself reads none of them.
+// earlyVariables are read by the C library, or by libraries of a base, when they are loaded: too
+// late in a copy. PYTHON is for modules of the standard library; the interpreter itself reads
+// none of them.
 var earlyVariables = []string{"LD_", "GLIBC_", "MALLOC_", "OPENSSL_", "PYTHON"}
 
-// bases are the processes that zygotes begin as copies of, one for each
-// interpreter. They hold no variables and no files of any index.
+// bases are the processes that zygotes are copied from, one for each interpreter. They have no
+// variables and no files of any index.
 type bases struct {
 	starter *Starter
 	life    context.Context //nolint:containedctx // ends all of them
@@ -44,24 +44,24 @@ type bases struct {
 	wg sync.WaitGroup
 }
 
-// base is one of them, from the moment that it is wanted.
+// base is a base process, from its first request on.
 type base struct {
-	ready chan struct{} // closed when it is known whether it can be used
+	ready chan struct{} // closed when it has started or failed
 
 	// Valid after ready.
 	proc *sandbox.Base
 	err  error
 }
 
-// adoption has the environment that a zygote takes once it is confined.
+// adoption is the environment that a zygote adopts once it is confined.
 type adoption struct {
 	Environ    []byte   `json:"environ"` // lines as in os.Environ, separated by zeros
 	Executable string   `json:"executable"`
 	Argv       []string `json:"argv"` // what the executable is started with
 }
 
-// unfitFor says why a process with these variables cannot go on with the modules that a base
-// has loaded; empty if it can.
+// unfitFor returns why a process with these variables cannot use the modules of a base; empty if
+// it can.
 func unfitFor(environ []string) string {
 	for _, line := range environ {
 		if slices.ContainsFunc(earlyVariables, func(prefix string) bool { return strings.HasPrefix(line, prefix) }) {
@@ -72,7 +72,7 @@ func unfitFor(environ []string) string {
 	return ""
 }
 
-// start makes a process that goes on as cmd would have, or adopts its environment.
+// start makes a process that runs cmd, or adopts cmd's environment.
 func (b *bases) start(ctx context.Context, cmd sandbox.Command, adopts bool) (*sandbox.Process, error) {
 	base, err := b.of(cmd.Path)
 	if err != nil {
@@ -88,13 +88,13 @@ func (b *bases) start(ctx context.Context, cmd sandbox.Command, adopts bool) (*s
 	}
 	proc, err := base.proc.Start(cmd.Sandbox, adopts)
 	if err != nil {
-		base.proc.Kill() // it does not work: the next one gets another
+		base.proc.Kill() // it is broken: the next request starts another
 	}
 	return proc, err
 }
 
-// of finds the base of an interpreter of the machine, or has one started. An interpreter that
-// was replaced meanwhile has another base.
+// of finds or starts the base of an interpreter of the machine. A replaced interpreter has
+// another base.
 func (b *bases) of(interpreter string) (*base, error) {
 	info, err := os.Stat(interpreter)
 	if err != nil {
@@ -119,7 +119,7 @@ func (b *bases) of(interpreter string) (*base, error) {
 			b.mu.Unlock()
 		}
 		if made.proc, made.err = b.run(interpreter); made.err != nil {
-			log.Warn("no base process, each index starts an interpreter of its own", slog.String("error", made.err.Error()))
+			log.Warn("base process could not be started: each index starts an interpreter of its own", slog.String("error", made.err.Error()))
 			close(made.ready)
 			wake.After(b.life, baseRetry)
 			forget()
@@ -128,14 +128,14 @@ func (b *bases) of(interpreter string) (*base, error) {
 		log.Debug("base process started", slog.Int("pid", made.proc.Pid()))
 		close(made.ready)
 		<-made.proc.Done()
-		made.proc.Kill() // gives its descriptors back
+		made.proc.Kill() // releases its descriptors
 		forget()
 		log.Debug("base process ended", slog.Int("pid", made.proc.Pid()))
 	})
 	return made, nil
 }
 
-// run starts the process, which ends with all of them.
+// run starts a base process, which ends with b.
 func (b *bases) run(interpreter string) (*sandbox.Base, error) {
 	proc, err := b.starter.spawner.StartBase(sandbox.Command{
 		Path: interpreter, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("base()"), b.starter.opts.Files, commandLineRoom},
@@ -147,7 +147,7 @@ func (b *bases) run(interpreter string) (*sandbox.Base, error) {
 	stop := context.AfterFunc(b.life, proc.Kill)
 	words, drained := output.NewTail(nil), make(chan struct{})
 	b.wg.Go(func() {
-		output.Drain(proc.Stderr, words, func(text string) { // which should be nothing
+		output.Drain(proc.Stderr, words, func(text string) { // expected to be empty
 			b.starter.opts.Logger.Debug("output of the base process", slog.String("text", text))
 		})
 		close(drained)

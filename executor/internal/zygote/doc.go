@@ -1,12 +1,11 @@
-// Package zygote starts worker processes of Python: quickly, because a process that
-// has imported an index's tools, the zygote, is forked for each.
+// Package zygote starts worker processes of Python quickly, by forking a process that has
+// imported an index's tools: the zygote.
 //
-// A [Starter] is an executor's: it has the base processes, one for each interpreter,
-// which have imported what most tools import. A [Group] is the tools of an index that
-// share an environment and a sandbox; it starts zygotes, each a copy of the base or an
-// interpreter of its own, which are confined before they take anything of the index, and
-// makes workers of them. A [Process] is one worker: the
-// pipes, the page and the signals by which a pool speaks with it.
+// A [Starter] belongs to an executor: it has one base process for each interpreter, with the
+// modules that most tools import. A [Group] is the tools of an index that share an environment
+// and a sandbox. It starts zygotes, each a copy of the base or an interpreter of its own; they
+// are confined before they read anything of the index, and become or fork its workers. A
+// [Process] is one worker: the pipes, the page and the signals between it and its pool.
 //
 // # States of a group
 //
@@ -29,8 +28,9 @@
 //	              ended <── the process ends: the workers whose end it can no longer
 //	                        report are lost
 //
-// All that a zygote says after CONFINED may be said by code of the index. It answers one FORK at a time, for the descriptors in its answers must not mix;
-// it reports the exit of each worker by the worker's id.
+// After CONFINED every message of a zygote may come from code of the index. A zygote answers one
+// FORK at a time, so that the descriptors of answers cannot mix; it reports the exit of each
+// worker by the worker's id.
 //
 // # States of a base
 //
@@ -41,13 +41,13 @@
 //
 // # Why it is safe
 //
-//   - A group's current zygote is replaced by one goroutine at a time (renewing), under
-//     which the others wait, and then use the new one.
+//   - One goroutine at a time replaces a group's current zygote (renewing); the others wait, and
+//     then use the new one.
 //   - Every zygote is in its group's list from its start to its end, and Close kills all of
-//     them: with a zygote, its workers and all that they started end, by the kernel
-//     (process namespaces) or by the process above them (sandbox).
-//   - A process's id is never used to signal it: a [sandbox.Handle] is.
+//     them: with a zygote end its workers and all their processes, by the kernel (process
+//     namespaces) or by the process above them (sandbox).
+//   - Processes are signalled through a [sandbox.Handle], never by id.
 //
-// The package must never know of calls, queues or sessions: what a worker does is
-// between it and its pool.
+// The package does not know calls, queues or sessions: those are between a worker and its
+// pool.
 package zygote

@@ -11,24 +11,23 @@ import (
 )
 
 const (
-	// eagerFor is how long an answer is looked for before the goroutine sleeps.
-	// To be woken costs about as much.
+	// eagerFor is how long a read polls before the goroutine sleeps. Waking it costs about as
+	// much.
 	eagerFor = 40 * time.Microsecond
-	// After so many looks in a row that found nothing, only each eagerAgain'th read looks.
+	// After eagerTries polls in a row without an answer, only each eagerAgain'th read polls.
 	eagerTries = 4
 	eagerAgain = 64
 )
 
-// eager reads from a worker whose answer is expected within microseconds: it
-// looks for it for a moment before it goes to sleep, as a mutex does. Its owner
-// asks for that while a processor would be idle otherwise; where it finds
-// nothing, because calls are long, it is not done. Not for concurrent use.
+// eager reads from a worker whose answer is expected within microseconds: it polls for a moment
+// before it sleeps, as a mutex does. Its owner requests that while a processor would be idle;
+// it stops where polls find nothing because calls are long. Not for concurrent use.
 type eager struct {
 	file   *os.File
 	raw    syscall.RawConn
-	eager  bool // look; the owner sets it between reads
-	failed int  // looks that found nothing, in a row
-	passed int  // reads since the last look
+	eager  bool // poll; the owner sets it between reads
+	failed int  // polls in a row without an answer
+	passed int  // reads since the last poll
 
 	into   []byte
 	n      int
@@ -63,8 +62,8 @@ func (e *eager) Read(b []byte) (int, error) {
 	return e.n, nil
 }
 
-// attempt reports whether there is an outcome; else it is called again once
-// there is something to read.
+// attempt reports whether the read is done; otherwise it is called again when the pipe is
+// readable.
 func (e *eager) attempt(fd uintptr) bool {
 	if e.once(fd) {
 		return true
@@ -85,7 +84,7 @@ func (e *eager) attempt(fd uintptr) bool {
 	return found
 }
 
-// look decides whether to look again for a moment.
+// look decides whether to poll again.
 func (e *eager) look() bool {
 	if !e.eager {
 		return false

@@ -15,32 +15,32 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
-// folders are those for temporary files of workers, by number. One that a worker has
-// left as it was serves the next: file systems are slow to make and remove many,
-// compared with a fork. Its methods may be called concurrently.
+// folders are the folders for workers' temporary files, by number. An unused one serves the
+// next worker: making and removing folders is slow compared with a fork. Its methods may be
+// called concurrently.
 type folders struct {
 	log    *slog.Logger
-	parent string // empty: there are none
+	parent string // empty without folders
 
 	mu   sync.Mutex
 	free []folder
 	last uint16
 }
 
-// folder is one of them; that of number 0 is none.
+// folder is one of folders; number 0 is no folder.
 type folder struct {
 	number uint16
 	path   string
 	owner  sandbox.User
-	made   bool // it is there, as untouched says
+	made   bool // it exists and is unchanged, see untouched
 }
 
-// untouched is the time of a folder's last change, until it is changed: the system's
-// clock for files may stand still for as long as a brief call takes.
+// untouched is the modification time of an unused folder: the system's clock for files may not
+// advance during a brief call, so the current time would not show a change.
 var untouched = time.Unix(1, 0)
 
-// take gives a worker of a user a folder; none where there can be none, on a full disk
-// say.
+// take gives a worker of a user a folder; none if it cannot be made, for example on a full
+// disk.
 func (s *folders) take(user sandbox.User) (f folder) {
 	if s.parent == "" {
 		return folder{}
@@ -77,8 +77,8 @@ func (s *folders) take(user sandbox.User) (f folder) {
 	return f
 }
 
-// possess makes a new folder a user's, and untouched. What is above it may be the user's
-// already, which may have put something else in its place: nothing else is changed.
+// possess gives a new folder to a user and marks it untouched. The folder above may be the
+// user's, who may have replaced it: possess changes nothing else.
 func possess(path string, id, group int) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
 	if err != nil {
@@ -92,8 +92,7 @@ func possess(path string, id, group int) error {
 	return syscall.Futimes(int(f.Fd()), []syscall.Timeval{at, at}) //nolint:gosec // a descriptor
 }
 
-// give takes the folder of a worker back. ended says that nothing can be written there
-// any more.
+// give returns the folder of a worker. ended tells that no process can write there any more.
 func (s *folders) give(f folder, ended bool) {
 	if f.number == 0 {
 		return

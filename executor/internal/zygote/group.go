@@ -18,29 +18,28 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Config says what the processes of a [Group] have in common.
+// Config has the settings that the processes of a [Group] share.
 type Config struct {
 	Logger  *slog.Logger
-	Redact  *output.Redactor // takes secrets out of what is printed at import; may be nil
+	Redact  *output.Redactor // removes secrets from output at import; may be nil
 	Python  string           // the interpreter, of an environment
 	Base    string           // the machine's interpreter behind it
 	Root    string           // the index's folder, the working directory
-	Paths   []string         // that modules are imported from, before the environment's
-	Env     []string         // all that the processes see of an environment
+	Paths   []string         // import path, before the environment's
+	Env     []string         // the whole environment of the processes
 	Sandbox tool.Sandbox
 	User    sandbox.User   // of the processes
-	Given   []sandbox.Path // folders that they have, besides one of their own for temporary files
+	Given   []sandbox.Path // folders for them, in addition to temporary files
 	Tools   []string       // module.function
-	// OpenFiles is how many files a call may open, and MostFiles, at least as many, the
-	// most that Limits of a [Worker] may say.
+	// OpenFiles is the number of files that a call may open, and MostFiles, at least as many,
+	// the maximum of a [Worker]'s Limits.
 	OpenFiles, MostFiles int
-	// Processes is how many processes and threads User may have; 0: any.
+	// Processes is the number of processes and threads that User may have; 0: any.
 	Processes int
 }
 
-// Group is the processes that have an environment and a sandbox in common, and the
-// tools that were imported together there. Its methods may be called concurrently,
-// once Open has returned.
+// Group is the processes that share an environment and a sandbox, and the tools that they have
+// imported. Its methods may be called concurrently after Open has returned.
 type Group struct {
 	starter *Starter
 	log     *slog.Logger
@@ -55,16 +54,16 @@ type Group struct {
 
 	unfit string // see unfitFor
 
-	renewing sync.Mutex // held while the zygote that workers are forked from is replaced
+	renewing sync.Mutex // held while current is replaced
 
 	mu      sync.Mutex
-	current *zygote // forks workers; nil when it must be made
+	current *zygote // forks workers; nil when it must be started
 	all     map[*zygote]struct{}
 	closed  bool
 	wg      sync.WaitGroup
 }
 
-// NewGroup makes a group, of which nothing has been started.
+// NewGroup makes a group without starting anything.
 func (s *Starter) NewGroup(cfg Config) *Group {
 	g := &Group{
 		starter: s, log: cfg.Logger, redact: cfg.Redact, user: cfg.User, all: map[*zygote]struct{}{},
@@ -89,8 +88,8 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 	return g
 }
 
-// Open starts the first zygote, which imports the tools, and says which are served,
-// in an order that [Tool] slots are places in, and which are not.
+// Open starts the first zygote, which imports the tools. It returns the served tools, in the
+// order of [Tool] slots, and the unavailable ones.
 func (g *Group) Open(ctx context.Context) ([]Tool, []Unavailable, error) {
 	z, err := g.newZygote(ctx, g.setup, "")
 	if err != nil {
@@ -106,16 +105,16 @@ func (g *Group) Open(ctx context.Context) ([]Tool, []Unavailable, error) {
 	return g.about.Tools, g.about.Unavailable, nil
 }
 
-// final is the error of a failure of the index's own code, which would fail again.
+// final is the error of a failure of the index's own code, which would repeat itself.
 func final(format string, args ...any) *toolmesh.Error {
 	return failure.NotStarted(toolmesh.CodeInstallFailed, format, args...)
 }
 
-// ForkUnsafe is why workers are no forks but import the tools themselves; empty when
-// they are forks.
+// ForkUnsafe is why workers are not forked but import the tools themselves; empty if they are
+// forked.
 func (g *Group) ForkUnsafe() string { return g.about.ForkUnsafe }
 
-// Pid is the process above all workers; 0 while there is none.
+// Pid is the process above all workers; 0 without one.
 func (g *Group) Pid() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -125,9 +124,8 @@ func (g *Group) Pid() int {
 	return g.current.proc.Pid()
 }
 
-// Start starts a worker process: a fork of the zygote, or a process of its own that
-// imports the tools itself, where that is asked for or the zygote must not be
-// forked. The caller ends it, and closes it.
+// Start starts a worker process: a fork of the zygote, or a process of its own that imports the
+// tools itself, if requested or if the zygote must not fork. The caller ends and closes it.
 func (g *Group) Start(ctx context.Context, worker Worker) (*Process, error) {
 	own := g.ForkUnsafe() != "" || worker.Tool != ""
 	z, err := g.source(ctx, own, worker.Tool)
@@ -144,7 +142,7 @@ func (g *Group) Start(ctx context.Context, worker Worker) (*Process, error) {
 	return p, err
 }
 
-// startProcess has a zygote fork a worker, or become it.
+// startProcess makes a zygote fork a worker, or become one.
 func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, worker Worker, become bool) (_ *Process, err error) {
 	p, theirs, err := newProcess(log, s.nextID.Add(1))
 	if err != nil {
@@ -170,14 +168,14 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 		p.group.Close()
 		return nil, err
 	}
-	// With the processes that the index's own handlers of forks have started, before any call.
+	// Includes the processes that the index's own fork handlers have started, before any call.
 	sandbox.Enclose(p.log, p.group, p.Pid(), 0)
 	return p, nil
 }
 
-// begin starts a zygote: a copy of the interpreter's base, which starts an interpreter of
-// its own where it cannot go on as it is, and for a worker of one tool; where no copy can
-// be made, the machine's interpreter, which does so, too.
+// begin starts a zygote: a copy of the interpreter's base if possible, which starts an own
+// interpreter where it cannot use the base's modules and for a worker of one tool; else the
+// machine's interpreter.
 func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error) {
 	proc, err := g.starter.bases.start(ctx, g.command, only == "" && g.unfit == "")
 	var z *zygote
@@ -188,15 +186,15 @@ func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error
 	if z != nil || ctx.Err() != nil || errors.As(err, &failure) && failure.module != "" {
 		return z, err
 	}
-	g.log.Warn("the index starts an interpreter of its own", slog.String("error", err.Error()))
+	g.log.Warn("base process could not be copied: the index starts an interpreter of its own", slog.String("error", err.Error()))
 	if proc, err = g.starter.spawner.Start(g.command); err != nil {
 		return nil, err
 	}
 	return g.startZygote(ctx, proc, s)
 }
 
-// ownFolder makes the folder for temporary files of the processes of a zygote to be: all
-// that strict leaves them to be written, and all that they see of others' in guard.
+// ownFolder makes the folder for temporary files of a zygote's processes: the only writable one
+// under strict, and the only one of others' that they see under guard.
 func (g *Group) ownFolder(s *setup) (err error) {
 	s.Temp = g.starter.opts.Dir
 	if !s.Sandbox.AtLeast(tool.SandboxGuard) {
@@ -211,8 +209,8 @@ func (g *Group) ownFolder(s *setup) (err error) {
 	return err
 }
 
-// newZygote starts a zygote, leaving out modules that hang or end the process;
-// only is as for another.
+// newZygote starts a zygote without modules that hang or end the process; only is as for
+// another.
 func (g *Group) newZygote(ctx context.Context, s setup, only string) (*zygote, error) {
 	for {
 		leave, err := g.starter.Place(ctx)
@@ -224,7 +222,7 @@ func (g *Group) newZygote(ctx context.Context, s setup, only string) (*zygote, e
 		var failure *importFailure
 		if errors.As(err, &failure) {
 			if _, again := g.setup.Exclude[failure.module]; !again && !g.described && failure.module != "" {
-				g.log.Warn("a module is left out", slog.String("module", failure.module), slog.String("reason", failure.reason))
+				g.log.Warn("module is left out", slog.String("module", failure.module), slog.String("reason", failure.reason))
 				g.setup.Exclude[failure.module] = failure.reason
 				continue
 			}
@@ -246,8 +244,8 @@ func (g *Group) newZygote(ctx context.Context, s setup, only string) (*zygote, e
 	}
 }
 
-// sameTools checks that a new zygote serves what the first did: slots are places
-// in that list. One that serves a single tool has it at the first place.
+// sameTools checks that a new zygote serves the tools of the first one, whose order defines
+// slots. A zygote of a single tool has it in slot 0.
 func (g *Group) sameTools(z *zygote, only string) error {
 	want := g.about.Tools
 	if only != "" {
@@ -259,16 +257,16 @@ func (g *Group) sameTools(z *zygote, only string) error {
 	for _, u := range z.about.Unavailable {
 		return fmt.Errorf("%s can no longer be imported: %s", u.Name, u.Reason)
 	}
-	return errors.New("the index's modules offer other tools than when it was opened; open it again")
+	return errors.New("the index's modules have other tools than when it was opened: open it again")
 }
 
-// source is the zygote to make a worker of: for a process of its own one that
-// no other process uses, else the one that all forks come from.
+// source is the zygote for a new worker: an unused one for a process of its own, else the one
+// that all forks come from.
 func (g *Group) source(ctx context.Context, own bool, only string) (*zygote, error) {
 	if only != "" {
 		return g.another(ctx, only)
 	}
-	if !own { // many may want the first fork of a new one
+	if !own { // several may wait for the first fork of a new one
 		g.renewing.Lock()
 		defer g.renewing.Unlock()
 	}
@@ -291,8 +289,7 @@ func (g *Group) source(ctx context.Context, own bool, only string) (*zygote, err
 	return z, err
 }
 
-// another starts one more zygote, which must serve what the first did, or only
-// that one tool.
+// another starts one more zygote, which must serve the tools of the first one, or the tool only.
 func (g *Group) another(ctx context.Context, only string) (*zygote, error) {
 	s := g.setup
 	if only != "" {
@@ -309,14 +306,14 @@ func (g *Group) another(ctx context.Context, only string) (*zygote, error) {
 	return z, nil
 }
 
-// discard ends a zygote that is of no use, nil included.
+// discard ends a useless zygote; nil is allowed.
 func (g *Group) discard(z *zygote) {
 	if z == nil {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.closed { // else Close ends it
+	if !g.closed { // otherwise Close ends it
 		delete(g.all, z)
 		g.wg.Go(z.kill)
 	}

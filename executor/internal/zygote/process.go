@@ -15,20 +15,20 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// afterEnd is how long a read goes on once the process has ended: what it wrote is
-// there by then, but a process that a tool left behind may hold the pipe open.
+// afterEnd is how long a read continues after the end of the process: its output has arrived by
+// then, but a process that a tool left behind may hold the pipe open.
 const afterEnd = 200 * time.Millisecond
 
-// Worker says what kind of worker a process is to be.
+// Worker describes a worker process.
 type Worker struct {
 	Async     bool
 	Isolation toolmesh.Isolation // of its calls
-	Limits    tool.Limits        // of one call, that the worker keeps
-	Bounds    tool.Limits        // of one call, that the kernel keeps where there are control groups
-	// Tool, where it is not empty, is the one tool that the worker imports, in an
-	// interpreter of its own.
+	Limits    tool.Limits        // of one call, enforced by the worker
+	Bounds    tool.Limits        // of one call, enforced by the kernel's control groups where they exist
+	// Tool is the only tool that the worker imports, in an interpreter of its own; empty for
+	// all tools.
 	Tool string
-	// Turns: the zygote looks after the end of its calls' turns.
+	// Turns makes the zygote end the worker when a call's hold of a lane ends.
 	Turns bool
 }
 
@@ -39,8 +39,8 @@ type Process struct {
 	id     uint64
 	zygote *zygote
 	handle *sandbox.Handle
-	group  *cgroup.Group // nil: it is in none of its own
-	temp   folder        // of its temporary files
+	group  *cgroup.Group // nil without a group of its own
+	temp   folder        // for its temporary files
 	page   *sandbox.Page
 	in     *os.File // its calls
 	out    *os.File // its results
@@ -48,7 +48,7 @@ type Process struct {
 	stderr *os.File
 	reader *eager // of out
 	raw    syscall.RawConn
-	// release gives up a zygote that has become the process; else nil.
+	// release releases a zygote that has become the process; nil for others.
 	release func()
 
 	done     chan struct{}
@@ -56,13 +56,13 @@ type Process struct {
 	exit     sandbox.Exit // valid after done
 
 	mu       sync.Mutex
-	pending  []byte // what the pipe had no room for
+	pending  []byte // not yet written to the full pipe
 	flushing bool
 	wg       sync.WaitGroup // the flusher
 }
 
-// newProcess makes the channels of a process that is to be; theirs are the ends
-// that are for it, in the order of the protocol.
+// newProcess makes the channels of a process before its start; theirs are its ends, in the
+// order of the protocol.
 func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err error) {
 	p = &Process{log: log, id: id, done: make(chan struct{})}
 	defer func() {
@@ -94,7 +94,7 @@ func (p *Process) closeChannels() {
 	}
 }
 
-// exited notes the end of the process.
+// exited records the end of the process.
 func (p *Process) exited(e sandbox.Exit) {
 	p.doneOnce.Do(func() {
 		p.exit = e
@@ -122,8 +122,8 @@ func (p *Process) Share() (int64, bool)                 { return sandbox.ShareOf
 func (p *Process) Group() *cgroup.Group                 { return p.group }
 func (p *Process) TempFiles(limit int64) int64          { return sandbox.FilesOf(p.temp.path, p.Pid(), limit) }
 
-// Write sends data. It never blocks: what the pipe has no room for is written by a
-// goroutine.
+// Write sends data. It never blocks: a goroutine writes the part for which the pipe has no
+// room.
 func (p *Process) Write(data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -164,15 +164,15 @@ func (p *Process) flush() {
 		}
 		p.mu.Unlock()
 		if _, err := p.in.Write(data); err != nil {
-			// The worker reads no more. Its end is reported by the zygote.
+			// The worker has stopped reading. The zygote reports its end.
 			p.Kill()
 			return
 		}
 	}
 }
 
-// Close releases what is left of a process that has ended, or that was killed and of
-// which nothing is heard: from here on nothing will be.
+// Close releases the resources of a process that has ended, or that was killed and whose end is
+// not reported: no report is expected afterwards.
 func (p *Process) Close() {
 	p.zygote.forget(p)
 	p.exited(sandbox.Exit{Lost: true})

@@ -11,14 +11,14 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
 
-// Options configure a [Starter]. All must be set; those that may be zero say so.
+// Options configure a [Starter]. All must be set, except those documented as zero.
 type Options struct {
 	Logger  *slog.Logger
-	Dir     string       // below which processes get folders of their own
+	Dir     string       // parent of the processes' folders
 	Files   string       // the folder that holds the worker's package
-	Cgroups *cgroup.Tree // bound the memory and the processes of workers, where there are groups
-	// ImportMemory (bytes) and ImportTasks (processes and threads) bound the imports of an
-	// index, where there are groups.
+	Cgroups *cgroup.Tree // limit memory and processes of workers where groups exist
+	// ImportMemory (bytes) and ImportTasks (processes and threads) limit the imports of an
+	// index where groups exist.
 	ImportMemory int64
 	ImportTasks  int
 	StartTimeout time.Duration // of the import of one module
@@ -26,15 +26,15 @@ type Options struct {
 	MaxFrame     uint32        // bytes of a message
 }
 
-// Starter has what all groups of an executor share: the base processes, and the
-// places of interpreters that import. Its methods may be called concurrently.
+// Starter has what the groups of an executor share: the base processes, and the slots for
+// importing interpreters. Its methods may be called concurrently.
 type Starter struct {
 	opts     Options
 	spawner  *sandbox.Spawner
 	bases    bases
 	nextID   atomic.Uint64
 	starting chan struct{} // see Place
-	temp     folders       // of workers that may write where they like
+	temp     folders       // of workers that may write anywhere
 }
 
 // NewStarter makes a starter, which starts nothing by itself.
@@ -46,8 +46,8 @@ func NewStarter(spawner *sandbox.Spawner, opts Options) *Starter {
 	return s
 }
 
-// Place waits for one of the places of interpreters that may import at once: more
-// than there are processors would only make each other late.
+// Place waits for one of the slots of interpreters that import at once: more than the number of
+// processors would only slow each other down.
 func (s *Starter) Place(ctx context.Context) (leave func(), err error) {
 	select {
 	case s.starting <- struct{}{}:
@@ -57,16 +57,15 @@ func (s *Starter) Place(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// Warm starts the base of an interpreter of the machine in the background: the next
-// group finds it.
+// Warm starts the base of an interpreter of the machine in the background, for the next group.
 func (s *Starter) Warm(interpreter string) {
-	_, _ = s.bases.of(interpreter) // the next group says what is wrong with it
+	_, _ = s.bases.of(interpreter) // the next group reports its error
 }
 
 // Close ends the bases. The groups must have been closed.
 func (s *Starter) Close() { s.bases.close() }
 
-// numbers are limits as a worker reads them: seconds and bytes; zero is none.
+// numbers are limits in the worker's format: seconds and bytes; zero is none.
 type numbers struct {
 	CPUTime   float64 `json:"cpu_time,omitempty"`
 	Memory    int64   `json:"memory,omitempty"`

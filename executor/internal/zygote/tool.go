@@ -2,7 +2,7 @@ package zygote
 
 import "encoding/json"
 
-// Kind says how a tool is run.
+// Kind is how a tool is executed.
 type Kind string
 
 // The kinds of tools.
@@ -22,16 +22,16 @@ func (k Kind) Streaming() bool { return k == KindGenerator || k == KindAsyncGene
 // Async reports whether tools of the kind are coroutines.
 func (k Kind) Async() bool { return k == KindAsync || k == KindAsyncGenerator }
 
-// Tool is one served function, as its signature describes it.
+// Tool is one served function, described by its signature.
 type Tool struct {
 	Name         string          `json:"name"` // module.function
 	Description  string          `json:"description"`
 	InputSchema  json.RawMessage `json:"input_schema"`
-	OutputSchema json.RawMessage `json:"output_schema"` // nil: nothing is known
+	OutputSchema json.RawMessage `json:"output_schema"` // nil if it is unknown
 	Kind         Kind            `json:"kind"`
-	// Positional are the parameters that positional arguments fill, in order.
+	// Positional are the parameters for positional arguments, in order.
 	Positional []string `json:"positional"`
-	// VarArgs: it takes further positional arguments.
+	// VarArgs tells that it takes further positional arguments.
 	VarArgs  bool     `json:"varargs"`
 	Warnings []string `json:"warnings"`
 }
@@ -41,11 +41,11 @@ type Unavailable struct {
 	Name      string `json:"name"`
 	Reason    string `json:"reason"` // for people
 	Traceback string `json:"traceback,omitempty"`
-	// Documentation is what its source says that it is for; empty where nothing is read.
+	// Documentation is the docstring in its source; empty if it was not read.
 	Documentation string `json:"documentation,omitempty"`
 }
 
-// WithoutNulls removes output schemas that say nothing: JSON's null.
+// WithoutNulls removes output schemas that are JSON's null.
 func WithoutNulls(tools []Tool) {
 	for i := range tools {
 		if string(tools[i].OutputSchema) == "null" {

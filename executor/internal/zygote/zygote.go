@@ -36,28 +36,28 @@ type setup struct {
 	Paths   []string          `json:"paths"`
 	Tools   []string          `json:"tools"`
 	Exclude map[string]string `json:"exclude"`
-	Secrets *output.Forms     `json:"secrets"` // what no text may show
-	// Sandbox is to be in effect before any code of the index runs.
+	Secrets *output.Forms     `json:"secrets"` // removed from all texts
+	// Sandbox takes effect before any code of the index runs.
 	Sandbox tool.Sandbox `json:"sandbox"`
-	// Folder is the one that strict and offline may write; empty for the others.
+	// Folder is the writable one under strict and offline; empty for the others.
 	Folder string `json:"folder"`
-	// Temp is the folder that has those of workers for temporary files.
+	// Temp contains the folders of workers for temporary files.
 	Temp string `json:"temp,omitempty"`
-	// OpenFiles are the limit of a call of a tool that declares none, and the most that
-	// a [forkRequest] may say.
+	// OpenFiles are the limit of a call of a tool that declares none, and the maximum of a
+	// [forkRequest].
 	OpenFiles [2]int `json:"open_files,omitzero"`
-	// Processes is how many processes and threads the index's own user may have; 0: any.
+	// Processes is the number of processes and threads that the index's user may have; 0: any.
 	Processes int `json:"processes,omitempty"`
-	// User is the user to become, its id and its group's; empty: it stays what it is.
+	// User is the user to become, its id and its group's; empty for no change.
 	User []int `json:"user,omitempty"`
-	// Given are folders that it has, whatever user owns them.
+	// Given are folders for it, whichever user owns them.
 	Given []sandbox.Path `json:"given,omitempty"`
-	// Adopt is what it takes then.
+	// Adopt is the environment to adopt once confined.
 	Adopt *adoption `json:"adopt,omitempty"`
 }
 
 // forkRequest is the body of a FORK and a BECOME, the same for all workers of a
-// pool: the zygote knows it again.
+// pool: the zygote caches it.
 type forkRequest struct {
 	Kind      string             `json:"kind"`      // sync or async
 	Limit     int                `json:"limit"`     // bytes of a result or an item
@@ -66,7 +66,7 @@ type forkRequest struct {
 	Turns     bool               `json:"turns,omitempty"`
 }
 
-// description is a zygote's answer to it. The place in Tools is a tool's slot.
+// description is a zygote's answer to setup. The index in Tools is a tool's slot.
 type description struct {
 	Tools       []Tool        `json:"tools"`
 	Unavailable []Unavailable `json:"unavailable"`
@@ -74,9 +74,8 @@ type description struct {
 	ForkUnsafe  string        `json:"fork_unsafe"`
 }
 
-// importFailure is returned by startZygote when a module hangs, ends the process or
-// breaks the protocol: it is to be left out. Without a module it is the environment's
-// start-up files that do.
+// importFailure is returned by startZygote when a module hangs, ends the process or breaks the
+// protocol, and must be left out. Without a module the environment's start-up files did that.
 type importFailure struct {
 	module string
 	reason string
@@ -95,14 +94,14 @@ type zygote struct {
 	words   *output.Tail
 
 	folder string        // see setup.Temp; removed with the zygote
-	group  *cgroup.Group // of what it imports; nil: it is in none of its own
+	group  *cgroup.Group // for imports; nil without a group of its own
 	temp   *folders
 
-	solo bool // it is itself the one worker
+	solo bool // it has become the only worker
 
-	broke atomic.Pointer[error] // how it broke the protocol; nil: it has not
+	broke atomic.Pointer[error] // how it broke the protocol; nil if it did not
 
-	forking sync.Mutex // one FORK under way: its descriptors must not mix with the next one's
+	forking sync.Mutex // one FORK at a time: descriptors of answers must not mix
 
 	mu      sync.Mutex
 	waited  bool // for a forkedMessage
@@ -116,7 +115,7 @@ type zygote struct {
 type forkedMessage struct {
 	pid    int
 	fd     int    // its pidfd, -1 without
-	failed string // why there is no worker
+	failed string // why the worker was not started
 }
 
 // startZygote sets the process up and waits until it has described its tools.
@@ -139,7 +138,7 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 	z.wg.Go(func() { z.drain(proc.Stderr, output.StreamStderr) })
 	z.wg.Go(func() {
 		<-proc.Done()
-		_ = z.conn.SetReadDeadline(time.Now().Add(time.Second)) // what it had to say is read
+		_ = z.conn.SetReadDeadline(time.Now().Add(time.Second)) // its last messages are read
 	})
 	defer func() {
 		if err != nil {
@@ -152,7 +151,7 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 	if err != nil {
 		return nil, fmt.Errorf("setup: %w", err)
 	}
-	// An interpreter that does not take the setup, or ends, is noticed by its answer, or by none.
+	// An interpreter that fails at the setup is noticed by its answer, or by the missing one.
 	setUp := func() {
 		_ = z.conn.SetWriteDeadline(time.Now().Add(opts.StartTimeout))
 		_, _ = z.conn.Write(frame.Append(nil, frame.Header{Type: frame.Setup}, body))
@@ -180,29 +179,29 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 		return nil, err
 	}
 	if len(at.notes) > 0 {
-		z.log.Info("the sandbox does without something", slog.String("sandbox", string(s.Sandbox)), slog.Any("notes", at.notes))
+		z.log.Info("sandbox level is incomplete on this machine", slog.String("sandbox", string(s.Sandbox)), slog.Any("notes", at.notes))
 	}
 	z.wg.Go(func() {
 		z.read()
 		<-proc.Done()
-		// Where there is no namespace the root may have died alone: closing the
-		// channel ends the zygote then.
+		// Without a namespace the root may have died alone: closing the channel ends the zygote
+		// then.
 		_ = z.conn.Close()
 		z.lostAll()
 	})
 	return z, nil
 }
 
-var errEnded = errors.New("the zygote says nothing more")
+var errEnded = errors.New("the zygote closed its channel")
 
 // progress is how far a zygote has come.
 type progress struct {
-	confined bool     // from here on all that it says may be said by code of the index
-	notes    []string // what the sandbox level does without here, for people
-	module   string   // the last whose import has begun
+	confined bool     // later messages may come from code of the index
+	notes    []string // missing parts of the sandbox level, for people
+	module   string   // the last one whose import has begun
 }
 
-// String names what runs.
+// String names the step in progress.
 func (p progress) String() string {
 	if p.module == "" {
 		return "the start of the environment's interpreter"
@@ -210,7 +209,7 @@ func (p progress) String() string {
 	return "the import of " + p.module
 }
 
-// broke is the failure of code that has spoken to the agent in its zygote's place.
+// broke is the failure of code that wrote to the agent in its zygote's name.
 func broke(at progress, err error) *importFailure {
 	if at.module == "" {
 		return &importFailure{"", fmt.Sprintf("%s broke the worker's protocol: %s", at, err)}
@@ -218,8 +217,8 @@ func broke(at progress, err error) *importFailure {
 	return &importFailure{at.module, fmt.Sprintf("the module %s broke the worker's protocol while it was imported: %s", at.module, err)}
 }
 
-// describe reads until the zygote has described the tools of a setup, which is sent again
-// to an interpreter that it has become; imports is told of each module. The error is
+// describe reads until the zygote has described the tools of a setup, and sends the setup again
+// to an interpreter that the zygote has become; it calls imports for each module. The error is
 // errEnded when the channel ends.
 func (z *zygote) describe(s setup, setUp, imports func()) (at progress, err error) {
 	h, body, err := z.reader.Next()
@@ -228,7 +227,7 @@ func (z *zygote) describe(s setup, setUp, imports func()) (at progress, err erro
 			return at, err
 		}
 	}
-	modules := map[string]bool{} // that may be imported yet
+	modules := map[string]bool{} // not imported yet
 	for _, name := range s.Tools {
 		modules[name[:max(0, strings.LastIndexByte(name, '.'))]] = true
 	}
@@ -255,7 +254,7 @@ func (z *zygote) describe(s setup, setUp, imports func()) (at progress, err erro
 				Module string `json:"module"`
 			}
 			if err := json.Unmarshal(body, &m); err != nil || !modules[m.Module] {
-				return at, errors.New("it imports what is none of the tools' modules, or one again")
+				return at, errors.New("it reported the import of a module that has no tools, or of one twice")
 			}
 			delete(modules, m.Module)
 			at.module = m.Module
@@ -276,8 +275,8 @@ func (z *zygote) describe(s setup, setUp, imports func()) (at progress, err erro
 	return at, err
 }
 
-// check finds a fault in a description of tools, which code of the index may have written: nil
-// if it has each of them once.
+// check returns a fault of a description, which code of the index may have written; nil if it
+// has each of the tools once.
 func (d *description) check(tools []string) error {
 	left := map[string]int{}
 	for _, name := range tools {
@@ -286,7 +285,7 @@ func (d *description) check(tools []string) error {
 	for _, t := range d.Tools {
 		left[t.Name]--
 		if !slices.Contains(Kinds, t.Kind) || len(t.InputSchema) == 0 {
-			return fmt.Errorf("it describes no tool as %q", t.Name)
+			return fmt.Errorf("it describes %q, which is not a tool of the index", t.Name)
 		}
 	}
 	for _, u := range d.Unavailable {
@@ -300,10 +299,10 @@ func (d *description) check(tools []string) error {
 	return nil
 }
 
-// ended is the error of a zygote that has ended before it had described its tools. most is
-// the memory that it might take.
+// ended is the error of a zygote that ended before it described its tools. most is its memory
+// limit.
 func (z *zygote) ended(at progress, most int64) error {
-	_ = z.conn.Close() // in case that it closed the channel and goes on
+	_ = z.conn.Close() // it may have closed its channel and still run
 	goesOn := false
 	select {
 	case <-z.proc.Done():
@@ -311,7 +310,7 @@ func (z *zygote) ended(at progress, most int64) error {
 		goesOn = true
 		z.proc.Kill()
 	}
-	z.wg.Wait() // the last words have arrived
+	z.wg.Wait() // for its last output
 	status := z.proc.ExitCode()
 	switch {
 	case !at.confined:
@@ -325,15 +324,15 @@ func (z *zygote) ended(at progress, most int64) error {
 	return &importFailure{at.module, fmt.Sprintf("%s ended the process (%s)%s", at, sandbox.ExitOf(status), z.words.Suffix())}
 }
 
-// drain takes the output of an import: into the log, never into a call.
+// drain reads the output of an import: into the log, never into a call.
 func (z *zygote) drain(file *os.File, stream output.Stream) {
 	output.Drain(file, z.words, func(text string) {
 		z.log.Debug("output at import", slog.String("stream", string(stream)), slog.String("text", text))
 	})
 }
 
-// read takes the messages of a zygote that has described its tools, until it ends, or
-// says what it must not.
+// read handles the messages of a zygote that has described its tools, until it ends or breaks the
+// protocol.
 func (z *zygote) read() {
 	for {
 		h, body, err := z.reader.Next()
@@ -343,7 +342,7 @@ func (z *zygote) read() {
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) &&
 				!errors.Is(err, os.ErrDeadlineExceeded) {
-				z.log.Warn("the zygote is ended, for what came from it", slog.String("error", err.Error()))
+				z.log.Warn("zygote broke the protocol and is killed", slog.String("error", err.Error()))
 				z.broke.Store(&err)
 				z.proc.Kill()
 			}
@@ -352,7 +351,7 @@ func (z *zygote) read() {
 	}
 }
 
-// take takes one message. An error means that the zygote breaks the protocol.
+// take handles one message. An error means that the zygote broke the protocol.
 func (z *zygote) take(h frame.Header, body []byte) error {
 	switch h.Type { //nolint:exhaustive // the rest never comes from a zygote
 	case frame.Forked:
@@ -361,7 +360,7 @@ func (z *zygote) take(h frame.Header, body []byte) error {
 		z.waited = false
 		z.mu.Unlock()
 		if !waited {
-			return errors.New("it forked a worker unasked")
+			return errors.New("it forked a worker without a request")
 		}
 		m := forkedMessage{fd: -1}
 		if h.Flags&frame.FlagHandle != 0 {
@@ -385,7 +384,7 @@ func (z *zygote) take(h frame.Header, body []byte) error {
 		w := z.workers[h.ID]
 		delete(z.workers, h.ID)
 		z.mu.Unlock()
-		if w != nil { // else it was given up before
+		if w != nil { // otherwise it was abandoned before
 			w.exited(e)
 		}
 	default:
@@ -403,9 +402,9 @@ func numbersIn(body []byte) []int {
 	return numbers
 }
 
-var errNoFork = errors.New("cannot fork a worker")
+var errNoFork = errors.New("fork a worker")
 
-// fork makes the zygote fork p, or become it. files go to the child in order.
+// fork makes the zygote fork p, or become it. files are passed to the child in order.
 func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.File) (*sandbox.Handle, error) {
 	z.forking.Lock()
 	defer z.forking.Unlock()
@@ -445,13 +444,13 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 		return h, nil
 	case <-z.proc.Done():
 	case <-time.After(30 * time.Second):
-		_ = z.conn.Close() // it does not answer: it is of no more use
+		_ = z.conn.Close() // without an answer it is useless
 	}
 	return nil, z.lost(p, fmt.Errorf("%w: the zygote is gone%s", errNoFork, z.words.Suffix()))
 }
 
-// lost gives up a process that does not come to be, and returns why: err, or how the zygote
-// broke the protocol.
+// lost abandons a process that was not started, and returns why: err, or how the zygote broke
+// the protocol.
 func (z *zygote) lost(p *Process, err error) error {
 	z.forget(p)
 	if broke := z.broke.Load(); broke != nil {
@@ -504,7 +503,7 @@ func (z *zygote) kill() {
 }
 
 // controlReader reads the byte stream of a control socket and keeps the
-// descriptors that come along.
+// descriptors that come with it.
 type controlReader struct {
 	conn *net.UnixConn
 	oob  [256]byte
@@ -522,9 +521,9 @@ func (r *controlReader) Read(b []byte) (int, error) {
 				}
 			}
 		}
-		if len(r.fds) > 1 { // each answer has one, and there is one question at a time
+		if len(r.fds) > 1 { // each answer has one, and requests are sequential
 			r.close()
-			return n, errors.New("more descriptors came than were asked for")
+			return n, errors.New("more descriptors came than were requested")
 		}
 	}
 	if err == nil && n == 0 && len(b) > 0 {

@@ -2,6 +2,6 @@
 
 package grants
 
-// fenced: a call is stopped that may have lost its turn. The checker of lanes is shown to
-// find overlaps with a build that has it off.
+// fenced: a call that may have lost its lane is stopped. The checker of lanes is tested with a
+// build in which it is off.
 const fenced = true

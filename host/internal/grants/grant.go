@@ -15,29 +15,29 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// limitLanes is what the details of a refusal say as their limit.
+// limitLanes is details.limit of a refusal.
 const limitLanes = "lanes"
 
-// Ask is what a call asks for.
+// Ask is a call's request for a lane.
 type Ask struct {
 	Scope   tool.LaneScope // other than the batch
 	Session subjects.SessionID
 	RPCID   subjects.RPCID // for log lines
 	Key     lane.Key
-	// Tool and Rule: while calls of one tool have, or wait for, turns that were made by
-	// different rules, as two revisions may have, those that come are alone.
+	// Tool and Rule: while calls of one tool hold, or wait for, lanes by different rules, as two
+	// revisions may have, new calls run alone.
 	Tool subjects.ToolID
 	Rule string
-	// Above are the grants that calls above this one hold: [Grant.ID] of each.
+	// Above are the [Grant.ID] of grants that calls above this one hold.
 	Above []string
-	// Lost is called once when the grant will not stand for much longer and cannot be
-	// renewed: the call must stop. It must not block.
+	// Lost is called once when the grant is about to end and cannot be renewed: the call must
+	// stop. It must not block.
 	Lost func(*toolmesh.Error)
-	// Wait is called once if the turn does not come at once.
+	// Wait is called once if the lane is not granted at once.
 	Wait func()
 }
 
-// Grant is a call's turn in a lane.
+// Grant is a call's hold of a lane.
 type Grant struct {
 	k       *Lanes
 	id      string
@@ -46,25 +46,25 @@ type Grant struct {
 	session subjects.SessionID // of the subject
 	lost    func(*toolmesh.Error)
 
-	fence uint64 // 0: it is not granted
+	fence uint64 // 0 until granted
 
 	// Guarded by the keeper's mu from when it is.
-	by     owner // that granted it
+	by     owner // the owner that granted it
 	end    time.Time
-	told   bool // that it is lost
+	told   bool // Lost was called
 	follow func(end time.Time)
 }
 
-// ID names the grant, in the mesh.
+// ID is the grant's name, unique in the mesh.
 func (g *Grant) ID() string { return g.id }
 
-// Fence is greater than that of each turn that was granted before in the lanes of its
-// session or the mesh. A store that refuses writes of a smaller one than it has seen
-// cannot be written by a call that has lost its turn.
+// Fence is greater than that of each earlier grant in the lanes of its session or the mesh. A
+// store that refuses writes with a smaller fence than it has seen cannot be written by a call
+// that has lost its lane.
 func (g *Grant) Fence() uint64 { return g.fence }
 
-// Follow has f called with the time at which the call must have stopped unless the grant
-// is renewed: now, and with each renewal, until the grant is released. It must not block.
+// Follow calls f with the time at which the call must have stopped unless the grant is renewed:
+// now, and with each renewal, until the grant is released. f must not block.
 func (g *Grant) Follow(f func(end time.Time)) {
 	if !fenced {
 		return
@@ -76,9 +76,9 @@ func (g *Grant) Follow(f func(end time.Time)) {
 	f(end.Add(-hard))
 }
 
-// Take waits for a call's turn. When ctx ends first the error is its cause; others are
-// unavailable where the owner of the lanes cannot be found, and invalid_request and busy
-// for a call that would wait for itself. None has begun. The grant must be released.
+// Take waits for a call's lane. If ctx ends first the error is its cause; otherwise it is
+// unavailable if the owner of the lanes cannot be found, and invalid_request or busy for a call
+// that would wait for itself. The call has not begun. The grant must be released.
 func (k *Lanes) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 	a := &asking{k: k, ask: ask, answers: make(chan codec.LaneAnswer, 4)}
 	id := newID()
@@ -94,7 +94,7 @@ func (k *Lanes) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 		}
 		k.mu.Unlock()
 		if g.fence == 0 {
-			g.giveBack() // it may be granted yet
+			g.giveBack() // it may still be granted
 		}
 	}()
 	var owner owner
@@ -102,7 +102,7 @@ func (k *Lanes) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 	for {
 		who, err := k.find(ctx, g.key, true)
 		if err != nil && ctx.Err() == nil {
-			bad := toolmesh.Errorf(toolmesh.CodeUnavailable, "who gives the turns of the call's lane is not known: %w", err)
+			bad := toolmesh.Errorf(toolmesh.CodeUnavailable, "the node that owns the call's lane could not be found: %w", err)
 			return nil, bad.WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 		}
 		if err == nil {
@@ -114,11 +114,11 @@ func (k *Lanes) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 			case codec.LaneRefused:
 				return nil, answer.Error
 			}
-			if owner != who || time.Since(asked) > 2*silence { // it is another one, or has said something meanwhile
+			if owner != who || time.Since(asked) > 2*silence { // it is another one, or has answered meanwhile
 				owner, since = who, asked
 			}
 			if time.Since(since) > deafFor && ctx.Err() == nil {
-				return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s gives the turns of the call's lane, and has not answered for %v: restart it", who.Node, deafFor).
+				return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s owns the call's lane, and has not answered for %v: restart it", who.Node, deafFor).
 					WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 			}
 		}
@@ -131,22 +131,22 @@ func (k *Lanes) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 	}
 }
 
-// deafFor is how long a call waits for an owner that has its lease, and does not answer: one
-// whose lease ends is another's before.
+// deafFor is how long a call waits for an owner with a valid lease that does not answer: an
+// owner whose lease ends is replaced before.
 const deafFor = 30 * time.Second
 
-// lookAgain is how long after an owner was not there the store is asked again.
+// lookAgain is the pause before the store is asked again after an owner was not there.
 const lookAgain = 300 * time.Millisecond
 
-// asking is a call that waits for its turn.
+// asking is a call that waits for its lane.
 type asking struct {
 	k       *Lanes
 	ask     Ask
 	answers chan codec.LaneAnswer
-	waits   bool // it was said
+	waits   bool // Wait was called
 }
 
-// deliver hands an answer over. One that finds no room is said again.
+// deliver passes an answer on. One that finds no room is repeated by the owner.
 func (a *asking) deliver(answer codec.LaneAnswer) {
 	select {
 	case a.answers <- answer:
@@ -154,7 +154,7 @@ func (a *asking) deliver(answer codec.LaneAnswer) {
 	}
 }
 
-// wait says once that the turn does not come at once.
+// wait reports once that the lane is not granted at once.
 func (a *asking) wait() {
 	if !a.waits {
 		a.waits = true
@@ -165,8 +165,8 @@ func (a *asking) wait() {
 	}
 }
 
-// await asks the owner until that grants the turn, refuses it, or is not there:
-// elsewhere. Nothing is returned when ctx ends.
+// await asks the owner until it grants the lane, refuses it, or is elsewhere. The answer is
+// empty when ctx ends.
 func (k *Lanes) await(ctx context.Context, g *Grant, a *asking) codec.LaneAnswer {
 	sent := map[uint64]time.Time{}
 	k.askOwner(g, a, sent)
@@ -182,7 +182,7 @@ func (k *Lanes) await(ctx context.Context, g *Grant, a *asking) codec.LaneAnswer
 				a.wait()
 			case answer.State != codec.LaneGranted, k.grant(g, answer, sent):
 				return answer
-			default: // this process stood still, or the owner's lease ends soon: it is asked anew
+			default: // this process stood still, or the owner's lease ends soon: ask again
 				a.wait()
 				if wake.After(ctx, lookAgain) {
 					k.askOwner(g, a, sent)
@@ -200,7 +200,7 @@ func (k *Lanes) await(ctx context.Context, g *Grant, a *asking) codec.LaneAnswer
 	}
 }
 
-// askOwner asks for the turn, and notes when.
+// askOwner asks for the lane, and records when.
 func (k *Lanes) askOwner(g *Grant, a *asking, sent map[uint64]time.Time) {
 	now := time.Now()
 	for n, at := range sent {
@@ -226,7 +226,7 @@ func (k *Lanes) askOwner(g *Grant, a *asking, sent map[uint64]time.Time) {
 	}
 }
 
-// grant takes a grant, unless its end is near: this process may have stood still since it
+// grant accepts a grant, unless its end is near: this process may have stood still since it
 // asked.
 func (k *Lanes) grant(g *Grant, answer codec.LaneAnswer, sent map[uint64]time.Time) bool {
 	at, known := sent[answer.N]
@@ -241,7 +241,7 @@ func (k *Lanes) grant(g *Grant, answer codec.LaneAnswer, sent map[uint64]time.Ti
 	return true
 }
 
-// Release gives the turn back, once. The call must be over.
+// Release releases the lane, once. The call must be over.
 func (g *Grant) Release() {
 	g.k.mu.Lock()
 	delete(g.k.held, g.id)
@@ -250,8 +250,8 @@ func (g *Grant) Release() {
 	g.giveBack()
 }
 
-// giveBack tells the owner that the turn, or the wait for it, is over. Should it not
-// hear of it, it takes the turn back by itself.
+// giveBack tells the owner that the hold, or the wait for it, is over. If that message is lost,
+// the owner takes the lane back by itself.
 func (g *Grant) giveBack() {
 	k := g.k
 	req := &codec.LaneRequest{Type: codec.LaneRelease, Mesh: g.key.session == "", Node: k.opts.Node, Boot: k.opts.Boot, IDs: []string{g.id}}
@@ -264,7 +264,7 @@ func (g *Grant) giveBack() {
 	}
 }
 
-// reply is where the answers to a request of this node arrive; empty without a connection.
+// reply is the subject for answers to a request of this node; empty without a connection.
 func (k *Lanes) reply(token string) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -283,7 +283,7 @@ func (k *Lanes) reply(token string) string {
 
 func lastToken(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
 
-// renewal is a request that is to extend grants.
+// renewal is a request to extend grants.
 type renewal struct {
 	sent time.Time
 	key  domainKey
@@ -291,11 +291,11 @@ type renewal struct {
 	ids  []string
 }
 
-// renewal tokens are told from ids of grants by their first letter, which no number to
-// the base of 36 of those has.
+// renewalToken begins the tokens of renewals, so that they differ from ids of grants, which are
+// numbers in base 36 below it.
 const renewalToken = "N"
 
-// renew has the owners of the grants that are held extend them; k.mu is held.
+// renew asks the owners of the held grants to extend them; k.mu is held.
 func (k *Lanes) renew(now time.Time, out *outbox) {
 	if now.Before(k.nextAsk) {
 		return
@@ -338,7 +338,7 @@ func (k *Lanes) renew(now time.Time, out *outbox) {
 	}
 }
 
-// extend takes an owner's answer to a renewal.
+// extend handles an owner's answer to a renewal.
 func (k *Lanes) extend(answer codec.LaneAnswer) {
 	k.mu.Lock()
 	r, ok := k.renewed[answer.N]
@@ -377,8 +377,8 @@ func (k *Lanes) extend(answer codec.LaneAnswer) {
 	}
 }
 
-// seek finds out who owns the lanes of grants whose owner does not know them, or says
-// nothing: another one may have taken them over.
+// seek finds the owner of the lanes of grants whose owner does not know them, or does not
+// answer: another node may have taken them over.
 func (k *Lanes) seek(r renewal) {
 	k.disown(r.key, r.by)
 	k.opts.Go(func() {

@@ -13,31 +13,30 @@ import (
 )
 
 const (
-	// homeFor is how long a home is kept that no call uses: somewhat longer than the worker.
+	// homeFor is how long an unused home is kept: somewhat longer than the worker.
 	homeFor = 11 * time.Minute
-	// maxDomains is how many domains a node may know, for one more home; a session has as many
-	// of them as it leaves free. All sessions that nobody created are one, as names cost nothing.
+	// maxDomains is the number of domains up to which a node accepts one more home; a session
+	// may have as many as it leaves free. All sessions that were not created count as one, as names cost nothing.
 	maxDomains = 10_000
 )
 
-// Of names the worker of a session for an index. Session is as it travels, see
-// [subjects.WireName]. Epoch is the session's: one that is created again under its name is
-// another.
+// Of names the worker of a session for an index. Session is in its wire form, see
+// [subjects.WireName]. Epoch is the session's: a session created again has another one.
 type Of struct {
 	Session subjects.SessionID
 	Epoch   string
 	Index   subjects.IndexName
 }
 
-// Home is where the worker of a session is: on the node that owns the domain of session and
-// index, which has no turns.
+// Home is the place of a session's worker: on the node that owns the domain of session and
+// index, which has no lanes.
 type Home struct {
-	Node subjects.NodeID // empty: nowhere yet
+	Node subjects.NodeID // empty without a worker
 	Boot subjects.BootID
-	Here bool // it is this node
-	// ID tells the worker from an earlier one of this node that was another's since; Moved
-	// says that another node had it, or other workers, to one call. Both are of a home that is
-	// here.
+	Here bool // on this node
+	// ID distinguishes the worker from an earlier one of this node, if another node had it in
+	// between; Moved tells one call that another node, or other workers, had it. Both are set
+	// for a home on this node only.
 	ID    string
 	Moved bool
 
@@ -46,16 +45,16 @@ type Home struct {
 	d   *domain
 }
 
-// Home finds out where the worker of a session is. Where it is nowhere it is here from then
-// on, if claim is set: one of workers, which are others than before once their index was made
-// anew. A home that is here is kept until [Home.Leave]. The errors are why ctx ended,
-// unavailable without the store or a lease, and busy.
+// Home finds the place of a session's worker. Without one, and with claim, it is this node from
+// then on, for these workers; workers differ once their index was built again. A home on this
+// node is kept until [Home.Leave]. The errors are the cause of ctx, unavailable without the
+// store or a lease, and busy.
 func (k *Lanes) Home(ctx context.Context, of Of, workers string, claim bool) (*Home, error) {
 	home := &Home{k: k, key: domainKey{session: of.Session, epoch: of.Epoch, index: of.Index}}
 	for {
 		who, err := k.find(ctx, home.key, claim)
 		if err != nil && ctx.Err() == nil && toolmesh.CodeOf(err) != toolmesh.CodeBusy {
-			err = toolmesh.Errorf(toolmesh.CodeUnavailable, "which node has the session's worker is not known: %w", err)
+			err = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node of the session's worker could not be found: %w", err)
 		}
 		if err != nil {
 			return nil, err
@@ -67,7 +66,7 @@ func (k *Lanes) Home(ctx context.Context, of Of, workers string, claim bool) (*H
 		if home.d = k.domains[home.key]; home.d != nil && home.d.term != nil {
 			t := home.d.term
 			home.Here, home.ID = true, t.id+"."+workers
-			late := slices.Contains(t.replaced, workers) // it asked before they were replaced
+			late := slices.Contains(t.replaced, workers) // the call asked before they were replaced
 			if !late && t.workers != workers {
 				if t.workers != "" {
 					t.moved, t.replaced = true, append(t.replaced, t.workers)
@@ -81,11 +80,11 @@ func (k *Lanes) Home(ctx context.Context, of Of, workers string, claim bool) (*H
 			k.mu.Unlock()
 			return home, nil
 		}
-		k.mu.Unlock() // it has just been given up
+		k.mu.Unlock() // it was left meanwhile
 	}
 }
 
-// Leave ends the use of a home that is here.
+// Leave ends the use of a home on this node.
 func (h *Home) Leave() {
 	h.k.mu.Lock()
 	defer h.k.mu.Unlock()
@@ -93,23 +92,23 @@ func (h *Home) Leave() {
 	h.d.used = time.Now()
 }
 
-// Seek waits a moment and has the store asked again: the node is not there, or says that it
-// does not have the worker.
+// Seek waits a moment and then has the store asked again: the node is gone, or does not have
+// the worker.
 func (h *Home) Seek(ctx context.Context) {
 	wake.After(ctx, lookAgain)
 	h.k.disown(h.key, owner{h.Node, h.Boot})
 }
 
-// LeaveHomes hands over the workers of a session for an index, empty names for those of all:
-// one call of each is told so, and the next runs anywhere. ctx bounds what it writes.
+// LeaveHomes gives up the workers of a session for an index, or of all with empty names: one call
+// of each is told, and the next runs anywhere. ctx bounds its writes.
 func (k *Lanes) LeaveHomes(ctx context.Context, session subjects.SessionID, index subjects.IndexName) {
 	k.handOver(ctx, func(key domainKey) bool {
 		return key.index != "" && (index == "" || index == key.index) && (session == "" || session == key.session)
 	})
 }
 
-// full reports whether a session has no room for one more home, which is among the domains
-// already; k.mu is held.
+// full reports whether a session may have no further home; the new one is among the domains
+// already. k.mu is held.
 func (k *Lanes) full(key domainKey) bool {
 	if 2*len(k.domains) <= maxDomains {
 		return false

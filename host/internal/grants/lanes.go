@@ -21,80 +21,79 @@ import (
 )
 
 const (
-	// standsFor is how long a grant can still stand of an owner whose lease has ended
-	// otherwise than by its time: that of its last answer.
+	// standsFor is how long a grant may still be valid if its owner's lease ended before its
+	// time: that of the owner's last answer.
 	standsFor = registry.HoldsFor
 	// renewEvery is how often grants are renewed.
 	renewEvery = 2 * time.Second
-	// askEvery is how often a wait for a turn is said again, and askedFor how long the
-	// owner believes it.
+	// askEvery is how often a waiting call repeats its request, and askedFor how long the owner
+	// counts a request as current.
 	askEvery = time.Second
 	askedFor = 5 * time.Second
-	// silence is how long an owner may say nothing before the store is asked who it is.
+	// silence is how long an owner may not answer before the store is asked for the owner.
 	silence = 2500 * time.Millisecond
-	// soft is how long before the end of a grant its call is told to stop, and hard how
-	// long before it its worker is stopped: that takes a moment on a busy machine.
+	// soft is how long before the end of a grant its call is told to stop, and hard how long
+	// before it the worker is killed, which takes a moment on a busy machine.
 	soft = 1500 * time.Millisecond
 	hard = 500 * time.Millisecond
-	// margin is left between the end of a grant and the next one's beginning, likewise.
+	// margin is the time between the end of a grant and the next one.
 	margin = time.Second
-	// keepFor is how long a domain is owned that nobody uses.
+	// keepFor is how long an unused domain is owned.
 	keepFor = 30 * time.Second
-	// writeEvery is how often the record of a domain in use is written again, which
-	// the bucket forgets after a day, and writtenFor how long it is believed.
+	// writeEvery is how often the record of a domain in use is written again, which the bucket
+	// expires after a day, and writtenFor how long it is trusted.
 	writeEvery = time.Hour
 	writtenFor = 12 * time.Hour
-	// forEver is how long a turn in a lane of the node stands that is not given back.
+	// forEver is the validity of a hold in a lane of the node.
 	forEver = 1000 * time.Hour
-	// stalled is how long the clock of the node may stand until what it heard meanwhile
-	// is looked at before it is missed.
+	// stalled is the pause between ticks after which messages are read before their absence
+	// counts.
 	stalled = time.Second
-	// storeWait is for one question to the store.
+	// storeWait bounds one request to the store.
 	storeWait = 3 * time.Second
 )
 
-// Options are what a [Lanes] needs of its node.
+// Options connect a [Lanes] with its node.
 type Options struct {
 	Node     subjects.NodeID
 	Boot     subjects.BootID
 	Bus      store.Store
 	Presence Presence
-	// Go runs f in a goroutine that the node waits for when it stops.
+	// Go runs f in a goroutine; the node waits for it when it stops.
 	Go  func(f func())
 	Log *slog.Logger
 }
 
-// Presence is what a keeper needs of the node's presence.Presence.
+// Presence is the part of the node's presence.Presence that a keeper needs.
 type Presence interface {
-	// Held is from when and until when the node's lease is held for certain.
+	// Held returns from when and until when the node certainly holds its lease.
 	Held() (since, until time.Time)
-	// Rely has the node's lease end soon after the node.
+	// Rely makes the node's lease end soon after the node.
 	Rely(ctx context.Context) error
-	// NodeLost reports whether a start of a node has no lease any more, and whether that
-	// has ended by its time.
+	// NodeLost reports whether a start of a node has lost its lease, and whether by expiry.
 	NodeLost(ctx context.Context, node subjects.NodeID, boot subjects.BootID) (lost, expired bool, err error)
 }
 
-// Lanes are the lanes of one node: it owns domains, asks the owners of others, and
-// holds what was granted to calls of the node. Its methods may be called concurrently.
+// Lanes are the lanes of one node: it owns domains, asks the owners of others, and holds the
+// grants of calls on the node. Its methods may be called concurrently.
 type Lanes struct {
 	opts Options
 
-	mu      sync.Mutex // guards what follows; nothing waits and nothing is sent under it; taken before presence.mu
+	mu      sync.Mutex // guards the fields below; never held while sending or waiting; taken before presence.mu
 	domains map[domainKey]*domain
 	asking  map[string]*asking // by the id of the grant
-	waiting int                // of asking: whose turn did not come at once
+	waiting int                // of asking: those that were not granted at once
 	held    map[string]*Grant
-	renewed map[uint64]renewal // that have not been answered
+	renewed map[uint64]renewal // unanswered
 	counter uint64             // of requests
 	inbox   *bus.Inbox
-	nextAsk time.Time // when grants are renewed next
+	nextAsk time.Time // next renewal
 	ticked  time.Time
-	grace   time.Time // until then no waiting call is dropped for its silence: this process stood still itself
+	grace   time.Time // until then silent waiters are kept: this process stood still itself
 	left    bool
 }
 
-// domainKey is the lanes of a session, of the mesh or, with node set, of this node; or, with
+// domainKey names the lanes of a session, of the mesh or, with node set, of this node; or, with
 // index set, the worker of a session: see [Home].
 type domainKey struct {
 	session subjects.SessionID // empty: of the mesh
@@ -109,18 +108,18 @@ type owner struct {
 	Boot subjects.BootID `json:"boot"`
 }
 
-// domain is what this node knows of one.
+// domain is this node's knowledge of one domain.
 type domain struct {
 	key     domainKey
-	owner   owner         // zero: not known
-	looking chan struct{} // closed when the store has been asked; nil while it is not
-	failed  error         // of the last question
-	term    *term         // of this node as its owner; nil: it is not
+	owner   owner         // zero while unknown
+	looking chan struct{} // closed when the store has answered; nil without a request
+	failed  error         // of the last request
+	term    *term         // of this node as its owner; nil if it is not
 	used    time.Time
 	calls   int // that use a home
 }
 
-// New makes a keeper. Nothing is sent before the first [Lanes.Take].
+// New makes a keeper. It sends nothing before the first [Lanes.Take].
 func New(opts Options) *Lanes {
 	return &Lanes{
 		opts: opts, domains: make(map[domainKey]*domain), asking: make(map[string]*asking),
@@ -128,12 +127,12 @@ func New(opts Options) *Lanes {
 	}
 }
 
-// domain returns that of a key; k.mu is held.
+// domain returns the domain of a key; k.mu is held.
 func (k *Lanes) domain(key domainKey) *domain {
 	d := k.domains[key]
 	if d == nil {
 		d = &domain{key: key, used: time.Now()}
-		if key.node { // nobody can take it, and there is no lease to lose
+		if key.node { // no other node can take it, and it depends on no lease
 			d.term = newTerm(time.Time{}, 0, time.Time{})
 		}
 		k.domains[key] = d
@@ -152,7 +151,7 @@ func keyOf(scope tool.LaneScope, session subjects.SessionID) domainKey {
 	return domainKey{session: session}
 }
 
-// Waiting is how many calls of this node wait for their turn.
+// Waiting is how many calls of this node wait for a lane.
 func (k *Lanes) Waiting() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -171,7 +170,7 @@ func (k *Lanes) Tick(now time.Time) {
 		if d.term != nil {
 			k.tickTerm(d, now, &out)
 		} else if d.looking == nil && now.Sub(d.used) > keepFor {
-			delete(k.domains, key) // who owns it is asked again
+			delete(k.domains, key) // its owner is looked up again
 		}
 	}
 	k.renew(now, &out)
@@ -185,19 +184,19 @@ func (k *Lanes) Tick(now time.Time) {
 	k.mu.Unlock()
 	out.send()
 	for _, g := range late {
-		k.opts.Log.Warn("a call is stopped: its turn in a lane could not be renewed", slog.String("rpc_id", string(g.rpc)))
+		k.opts.Log.Warn("call is stopped: its hold of a lane could not be renewed", slog.String("rpc_id", string(g.rpc)))
 		g.lost(errLost)
 	}
 }
 
-// ReasonLost is details.reason of the error of a call whose turn is lost.
+// ReasonLost is details.reason of the error of a call that lost its lane.
 const ReasonLost = "lane_lost"
 
-// errLost ends a call whose turn may be another's soon.
+// errLost ends a call whose lane another call may hold soon.
 var errLost = toolmesh.Errorf(toolmesh.CodeNodeLost, "the call was stopped: the node that gives the turns of its lane is lost, and another call may have the turn now").
 	WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", ReasonLost)
 
-// outbox is what is to be sent when the lock is let go.
+// outbox has the messages to send after the lock is released.
 type outbox []func()
 
 func (o *outbox) add(f func()) { *o = append(*o, f) }
@@ -208,12 +207,12 @@ func (o outbox) send() {
 	}
 }
 
-// publish sends a request to the owner of a domain. session is that of the subject: any
-// one for the lanes of the mesh.
+// publish sends a request to the owner of a domain. session is that of the subject: any one for
+// the lanes of the mesh.
 func (k *Lanes) publish(to subjects.NodeID, session subjects.SessionID, reply string, req *codec.LaneRequest) {
 	subject, err := subjects.NodeLane(to, session)
 	if err != nil {
-		return // a record that cannot be: the silence is noticed
+		return // an invalid record: the missing answer is noticed
 	}
 	_ = k.opts.Bus.Conn().PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: codec.Encode(req)})
 }
@@ -222,7 +221,7 @@ func (k *Lanes) publish(to subjects.NodeID, session subjects.SessionID, reply st
 func (k *Lanes) Serve(s subjects.Subject, m *nats.Msg) {
 	var req codec.LaneRequest
 	if err := bus.ReadRequest(m, &req); err != nil || len(req.IDs) == 0 && req.Type != codec.LaneRenew {
-		return // only nodes may ask here, and they ask again
+		return // only nodes may ask here, and they retry
 	}
 	key := domainKey{session: s.Session}
 	if req.Mesh {
@@ -236,11 +235,11 @@ func (k *Lanes) Serve(s subjects.Subject, m *nats.Msg) {
 	})
 }
 
-// heard takes what an owner answers, or the broker for one that is not there.
+// heard handles an owner's answer, or the broker's if the owner is not there.
 func (k *Lanes) heard(m *nats.Msg, err error) {
 	if err != nil {
 		k.mu.Lock()
-		k.inbox = nil // the connection is closed, or has no right to an inbox: calls wait for their time
+		k.inbox = nil // the connection is closed, or may not have an inbox: calls wait until their deadline
 		k.mu.Unlock()
 		return
 	}
@@ -256,13 +255,13 @@ func (k *Lanes) heard(m *nats.Msg, err error) {
 	}
 	var answer codec.LaneAnswer
 	if err := json.Unmarshal(m.Data, &answer); err != nil {
-		k.opts.Log.Warn("the answer of a lane's owner cannot be read", slog.String("error", err.Error()))
+		k.opts.Log.Warn("answer of a lane's owner could not be read", slog.String("error", err.Error()))
 		return
 	}
 	k.answered(answer)
 }
 
-// answered takes an answer, of another node or of this one.
+// answered handles an answer, of another node or of this one.
 func (k *Lanes) answered(answer codec.LaneAnswer) {
 	if answer.ID != "" {
 		k.mu.Lock()

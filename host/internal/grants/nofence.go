@@ -2,5 +2,5 @@
 
 package grants
 
-// fenced is off, for the checker of lanes alone: see fence.go.
+// fenced is off, only for the checker of lanes: see fence.go.
 const fenced = false

@@ -19,29 +19,29 @@ import (
 
 // term is this node's time as the owner of a domain.
 type term struct {
-	since    time.Time // of the lease that it rests on; zero for the lanes of a node
+	since    time.Time // start of the lease that it depends on; zero for the lanes of a node
 	revision uint64    // of the record
 	written  time.Time
-	opens    time.Time // nothing is granted before: an earlier owner's grants may stand
+	opens    time.Time // no grants before: an earlier owner's may be valid
 	queue    lane.Queue
 	turns    map[string]*turn
-	rules    map[rule]int // how many turns there are of each
+	rules    map[rule]int // number of turns by rule
 	fence    uint64       // the last one
 
 	// Of a home.
 	id       string
-	workers  string   // the newest that a call asked for
-	replaced []string // those before
-	moved    bool     // another node, or other workers, had it, and no call has heard of that
+	workers  string   // the newest in a call
+	replaced []string // the earlier ones
+	moved    bool     // another node, or other workers, had it, and no call was told
 }
 
-// rule is how keys are made of the calls of a tool.
+// rule is a way to derive keys from the calls of a tool.
 type rule struct {
 	tool subjects.ToolID
 	text string
 }
 
-// turn is one that somebody has, or waits for.
+// turn is a call that holds a lane or waits for it.
 type turn struct {
 	id      string
 	by      owner
@@ -51,8 +51,8 @@ type turn struct {
 	at      *lane.Turn
 	granted bool
 	fence   uint64
-	until   time.Time // who has it has let go by then
-	heard   time.Time // when who waits said so last
+	until   time.Time // the holder has stopped by then
+	heard   time.Time // last request of the waiting call
 	n       uint64    // of that request
 	answer  func(codec.LaneAnswer)
 }
@@ -61,8 +61,8 @@ func newTerm(since time.Time, revision uint64, opens time.Time) *term {
 	return &term{since: since, revision: revision, written: time.Now(), opens: opens, turns: make(map[string]*turn), rules: make(map[rule]int), fence: revision << 32}
 }
 
-// stands is until when a term stands, and whether it does; k.mu is held. What is not
-// certain any more is over for good, also if the lease is renewed later.
+// stands returns until when a term is valid, and whether it is; k.mu is held. A term that was
+// uncertain once has ended, even if the lease is renewed later.
 func (k *Lanes) stands(d *domain, now time.Time) (until time.Time, ok bool) {
 	t := d.term
 	if t == nil {
@@ -78,7 +78,7 @@ func (k *Lanes) stands(d *domain, now time.Time) (until time.Time, ok bool) {
 	return time.Time{}, false
 }
 
-// serve decides on a request; answer may be called then, and once more when a wait is
+// serve decides on a request; it calls answer at once or later, and once more when a wait is
 // over.
 func (k *Lanes) serve(key domainKey, req *codec.LaneRequest, answer func(codec.LaneAnswer)) {
 	var out outbox
@@ -116,7 +116,7 @@ func (k *Lanes) serve(key domainKey, req *codec.LaneRequest, answer func(codec.L
 	out.send()
 }
 
-// ask takes a wait for a turn; k.mu is held.
+// ask adds a waiting call; k.mu is held.
 func (k *Lanes) ask(d *domain, req *codec.LaneRequest, now, until time.Time, answer func(codec.LaneAnswer), out *outbox) {
 	id := req.IDs[0]
 	t := d.term.turns[id]
@@ -146,7 +146,7 @@ func (k *Lanes) ask(d *domain, req *codec.LaneRequest, now, until time.Time, ans
 	}
 }
 
-// tryGrant grants a turn whose time has come; k.mu is held.
+// tryGrant grants a lane to a call if it is next; k.mu is held.
 func (k *Lanes) tryGrant(d *domain, t *turn, now, until time.Time, out *outbox) {
 	if t.granted || !t.at.Ready() || now.Before(d.term.opens) {
 		return
@@ -156,15 +156,15 @@ func (k *Lanes) tryGrant(d *domain, t *turn, now, until time.Time, out *outbox) 
 	out.add(t.grant())
 }
 
-// grant says that the turn is granted. How long it stands counts from when the last
-// request was sent, which was before that was heard.
+// grant sends the grant. Its validity counts from when the last request was sent, which was
+// before it arrived.
 func (t *turn) grant() func() {
 	answer := t.answer
 	a := codec.LaneAnswer{State: codec.LaneGranted, ID: t.id, N: t.n, MS: t.until.Sub(t.heard).Milliseconds(), Fence: t.fence}
 	return func() { answer(a) }
 }
 
-// declaredOtherwise reports whether there are turns of a tool by another rule.
+// declaredOtherwise reports whether calls of a tool with another rule exist.
 func (t *term) declaredOtherwise(of rule) bool {
 	for other := range t.rules {
 		if other.tool == of.tool && other != of {
@@ -174,8 +174,8 @@ func (t *term) declaredOtherwise(of rule) bool {
 	return false
 }
 
-// circle says why a turn would never come: those that it waits for wait for it. k.mu is
-// held.
+// circle returns an error if a call would never get its lane, because calls that it waits for
+// wait for it. k.mu is held.
 func (t *term) circle(of *turn) *toolmesh.Error {
 	above := t.held(of)
 	if of.at.Ready() || len(above) == 0 {
@@ -184,7 +184,7 @@ func (t *term) circle(of *turn) *toolmesh.Error {
 	var from []*lane.Turn
 	for _, a := range above {
 		if lane.Overlap(a.key, of.key) {
-			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the call would wait for itself: a call above it has a turn in the same lane, until this one ends").
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the call would wait for itself: a call above it holds the same lane until this one ends").
 				WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithDetail("limit", limitLanes)
 		}
 		from = append(from, a.at)
@@ -200,11 +200,11 @@ func (t *term) circle(of *turn) *toolmesh.Error {
 	if !of.at.Circle(from, holds) {
 		return nil
 	}
-	return toolmesh.Errorf(toolmesh.CodeBusy, "the call would wait in a circle: who has the turn before it waits for a lane that a call above this one has").
+	return toolmesh.Errorf(toolmesh.CodeBusy, "the call would wait in a circle: the call before it waits for a lane that a call above this one holds").
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithDetail("limit", limitLanes)
 }
 
-// held are the turns that calls above a turn's have in this domain.
+// held are the lanes in this domain that calls above a call hold.
 func (t *term) held(of *turn) (all []*turn) {
 	for _, id := range of.above {
 		if a := t.turns[id]; a != nil && a.granted {
@@ -214,8 +214,8 @@ func (t *term) held(of *turn) (all []*turn) {
 	return all
 }
 
-// renewTurns extends the turns that a node holds, and takes back those of its that it
-// does not name; k.mu is held.
+// renewTurns extends the holds of a node, and takes back those that the node does not name;
+// k.mu is held.
 func (k *Lanes) renewTurns(t *term, req *codec.LaneRequest, now, until time.Time, answer func(codec.LaneAnswer), out *outbox) {
 	a := codec.LaneAnswer{State: codec.LaneRenewed, N: req.N, MS: until.Sub(now).Milliseconds()}
 	for _, id := range req.IDs {
@@ -228,7 +228,7 @@ func (k *Lanes) renewTurns(t *term, req *codec.LaneRequest, now, until time.Time
 	out.add(func() { answer(a) })
 }
 
-// drop ends a turn that is given back or given up; k.mu is held.
+// drop ends a hold or a wait; k.mu is held.
 func (k *Lanes) drop(d *domain, t *turn, now, until time.Time, out *outbox) {
 	delete(d.term.turns, t.id)
 	k.end(d, t, now, until, out)
@@ -245,13 +245,13 @@ func (k *Lanes) end(d *domain, t *turn, now, until time.Time, out *outbox) {
 	}
 }
 
-// tickTerm looks after a domain that this node owns; k.mu is held.
+// tickTerm maintains a domain that this node owns; k.mu is held.
 func (k *Lanes) tickTerm(d *domain, now time.Time, out *outbox) {
 	until, ok := k.stands(d, now)
 	t := d.term
 	if !ok {
 		if d.key.index == "" {
-			k.opts.Log.Warn("lanes are given up: the node's lease was not renewed", slog.String("session", string(d.key.session)))
+			k.opts.Log.Warn("lanes are given up: the lease of this node was not renewed", slog.String("session", string(d.key.session)))
 		}
 		k.resign(d, out)
 		return
@@ -260,7 +260,7 @@ func (k *Lanes) tickTerm(d *domain, now time.Time, out *outbox) {
 		switch {
 		case d.key.node: // only this node knows of them
 		case turn.granted && now.After(turn.until.Add(margin)):
-			k.opts.Log.Warn("a turn in a lane is taken back: who had it is not heard", slog.String("node", string(turn.by.Node)))
+			k.opts.Log.Warn("lane is taken back: its holder does not answer", slog.String("node", string(turn.by.Node)))
 			k.drop(d, turn, now, until, out)
 		case !turn.granted && now.Sub(turn.heard) > askedFor && now.After(k.grace):
 			k.drop(d, turn, now, until, out)
@@ -298,7 +298,7 @@ func (k *Lanes) tickTerm(d *domain, now time.Time, out *outbox) {
 	}
 }
 
-// resign ends a term: those that wait ask the next owner. k.mu is held.
+// resign ends a term: waiting calls ask the next owner. k.mu is held.
 func (k *Lanes) resign(d *domain, out *outbox) {
 	for _, t := range d.term.turns {
 		if !t.granted && t.answer != nil {
@@ -309,14 +309,14 @@ func (k *Lanes) resign(d *domain, out *outbox) {
 	d.term = nil
 }
 
-// record is who owns a domain, in MESH_LANES.
+// record is the owner of a domain, in MESH_LANES.
 type record struct {
 	owner
-	// Of a domain that its owner has left in good order, and that has none: the turns
-	// that are held. Wait: they are not known.
+	// Left are the holds of a domain that its owner left in order and that has no owner. Wait tells
+	// that they are unknown.
 	Left []heldTurn `json:"left,omitempty"`
 	Wait bool       `json:"wait,omitempty"`
-	// ID is of a home; see [Home].
+	// ID is that of a home; see [Home].
 	ID string `json:"id,omitempty"`
 }
 
@@ -335,7 +335,7 @@ func encodeRecord(r record) []byte {
 
 // record is the key of a domain's record.
 func (key domainKey) record() store.Key {
-	name, _ := subjects.LaneKey(key.session) // the session has calls, so it has a key
+	name, _ := subjects.LaneKey(key.session) // a session with calls has a valid name
 	if key.index != "" {
 		name, _ = subjects.HomeKey(key.session, key.epoch, key.index)
 	}
@@ -344,8 +344,8 @@ func (key domainKey) record() store.Key {
 
 func (k *Lanes) self() owner { return owner{k.opts.Node, k.opts.Boot} }
 
-// find returns who owns a domain, and asks the store where that is not known. Where nobody
-// does it becomes this node, unless claim is false: then nobody is returned.
+// find returns the owner of a domain, and asks the store while it is unknown. A domain without an
+// owner becomes this node's, unless claim is false: then the owner is empty.
 func (k *Lanes) find(ctx context.Context, key domainKey, claim bool) (owner, error) {
 	for asked := false; ; asked = true {
 		k.mu.Lock()
@@ -379,7 +379,7 @@ func (k *Lanes) find(ctx context.Context, key domainKey, claim bool) (owner, err
 	}
 }
 
-// look asks the store something about a domain, once at a time; k.mu is held.
+// look makes a request to the store about a domain, one at a time; k.mu is held.
 func (k *Lanes) look(d *domain, ask func(context.Context) error) {
 	looking := make(chan struct{})
 	d.looking, d.failed = looking, nil
@@ -394,8 +394,8 @@ func (k *Lanes) look(d *domain, ask func(context.Context) error) {
 	})
 }
 
-// claim makes this node the owner of a domain, or finds out who is; unless take is set it
-// does no more than that.
+// claim makes this node the owner of a domain, or finds the owner; without take it only finds
+// it.
 func (k *Lanes) claim(ctx context.Context, d *domain, take bool) error {
 	key, mine := d.key.record(), record{owner: k.self()}
 	k.mu.Lock()
@@ -415,7 +415,7 @@ func (k *Lanes) claim(ctx context.Context, d *domain, take bool) error {
 		var until time.Time
 		since, until = k.opts.Presence.Held()
 		if left || !time.Now().Before(until) {
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node has no lease, so it cannot give turns in lanes, nor keep workers of sessions: the registry is not reachable").WithStarted(toolmesh.StartedNo)
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node has no lease, so it cannot grant lanes or keep workers of sessions: the registry is not reachable").WithStarted(toolmesh.StartedNo)
 		}
 		revision, err := k.opts.Bus.Create(ctx, key, encodeRecord(mine), 0)
 		if !errors.Is(err, store.ErrConflict) {
@@ -431,13 +431,13 @@ func (k *Lanes) claim(ctx context.Context, d *domain, take bool) error {
 	}
 	var r record
 	if err := json.Unmarshal(entry.Value, &r); err != nil {
-		r = record{Wait: true} // of nobody that we know
+		r = record{Wait: true} // its owner is unknown
 	}
 	var opens time.Time
 	switch now := time.Now(); {
 	case r.Node == "" && !r.Wait:
 	case r.Node == "", r.owner == k.self():
-		opens = now.Add(standsFor) // what was granted in an earlier term may stand
+		opens = now.Add(standsFor) // grants of an earlier term may be valid
 	default:
 		lost, expired, err := k.opts.Presence.NodeLost(ctx, r.Node, r.Boot)
 		if err != nil {
@@ -457,11 +457,11 @@ func (k *Lanes) claim(ctx context.Context, d *domain, take bool) error {
 		return nil
 	}
 	if r.owner == mine.owner {
-		mine.ID = r.ID // nobody has had it since
+		mine.ID = r.ID // no other node had it since
 	}
 	revision, err := k.opts.Bus.Update(ctx, key, encodeRecord(mine), entry.Revision, 0)
 	if errors.Is(err, store.ErrConflict) {
-		return nil // somebody was faster
+		return nil // another node was faster
 	}
 	t := newTerm(since, revision, opens)
 	t.moved = r.owner != mine.owner
@@ -469,7 +469,7 @@ func (k *Lanes) claim(ctx context.Context, d *domain, take bool) error {
 	return k.own(d, t, &mine, err)
 }
 
-// own begins a term, by the record that was written.
+// own begins a term with the record that was written.
 func (k *Lanes) own(d *domain, t *term, r *record, err error) error {
 	if err != nil {
 		return err
@@ -486,12 +486,12 @@ func (k *Lanes) own(d *domain, t *term, r *record, err error) error {
 		t.turns[h.ID] = turn
 	}
 	d.term, d.owner, d.used = t, owner{}, time.Now()
-	k.opts.Log.Debug("this node gives the turns of lanes now", slog.String("session", string(d.key.session)),
+	k.opts.Log.Debug("this node owns lanes now", slog.String("session", string(d.key.session)),
 		slog.Int("held", len(held)), slog.Duration("wait", max(time.Until(t.opens), 0)))
 	return nil
 }
 
-// disown forgets who owns a domain, so that the store is asked again.
+// disown forgets the owner of a domain, so that the store is asked again.
 func (k *Lanes) disown(key domainKey, who owner) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -500,8 +500,8 @@ func (k *Lanes) disown(key domainKey, who owner) {
 	}
 }
 
-// Leave hands over all that this node owns: the node stops, and no call runs here. ctx
-// bounds what it writes.
+// Leave hands over all domains of this node, which stops and runs no call. ctx bounds its
+// writes.
 func (k *Lanes) Leave(ctx context.Context) {
 	k.mu.Lock()
 	k.left = true
@@ -515,7 +515,7 @@ func (k *Lanes) Leave(ctx context.Context) {
 	}
 }
 
-// handOver gives up domains that this node owns, and says in their records what is held.
+// handOver gives up domains that this node owns, and writes their holds to the records.
 func (k *Lanes) handOver(ctx context.Context, meant func(domainKey) bool) {
 	type leaving struct {
 		home     bool
@@ -545,7 +545,7 @@ func (k *Lanes) handOver(ctx context.Context, meant func(domainKey) bool) {
 		var err error
 		data := encodeRecord(l.record)
 		switch {
-		case l.home: // that there was one is to be told
+		case l.home: // a call must be told that it existed
 			_, err = k.opts.Bus.Update(ctx, l.key, data, l.revision, homeFor)
 		case len(l.record.Left) == 0:
 			err = k.opts.Bus.Delete(ctx, l.key, l.revision)
@@ -555,7 +555,7 @@ func (k *Lanes) handOver(ctx context.Context, meant func(domainKey) bool) {
 			}
 		}
 		if err != nil {
-			k.opts.Log.Warn("lanes, or a session's worker, could not be handed over: the next owner waits until this one's time has ended", slog.String("key", l.key.Name), slog.String("error", err.Error()))
+			k.opts.Log.Warn("lanes, or a session's worker, could not be handed over: the next owner waits until this one's time is over", slog.String("key", l.key.Name), slog.String("error", err.Error()))
 		}
 		if ctx.Err() != nil {
 			break

@@ -1,6 +1,5 @@
-// Package once has calls with an idempotency key run once in the mesh
-// (docs/protocol, section 7). The key's record in the store says which call has it and what
-// that ended with.
+// Package once runs calls with an idempotency key once in the mesh (docs/protocol,
+// section 7). The key's record in the store names its call and that call's outcome.
 //
-// It must never look into results, or decide whether a call without a key runs.
+// The package does not look into results, and does not decide about calls without a key.
 package once

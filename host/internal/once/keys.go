@@ -25,21 +25,21 @@ import (
 )
 
 const (
-	keysFor = 24 * time.Hour  // a record is kept
-	keyWait = 5 * time.Second // for one question to the store
-	// After what the store did not take: at first, doubling up to the last.
+	keysFor = 24 * time.Hour  // lifetime of a record
+	keyWait = 5 * time.Second // for one request to the store
+	// firstKeyRetry is the pause after a failed write, doubling up to the last.
 	firstKeyRetry = time.Second
 	lastKeyRetry  = time.Minute
-	// keyParts is what of the bucket a call has for what it ends with before it begins: one
-	// part in so many, or less where messages are smaller.
+	// keyParts: a call reserves one part in so many of the bucket for its outcome before it
+	// begins, or less where messages are smaller.
 	keyParts = 512
-	// How often a call looks whether another one of its key has ended: at first, and
-	// doubling up to the last.
+	// firstKeyLook is the interval at which a call checks whether another one of its key has
+	// ended, doubling up to the last.
 	firstKeyLook = 20 * time.Millisecond
 	lastKeyLook  = time.Second
 )
 
-// Options are what [Keys] need of their node.
+// Options connect [Keys] with their node.
 type Options struct {
 	Node     subjects.NodeID
 	Boot     subjects.BootID
@@ -47,9 +47,9 @@ type Options struct {
 	Presence *presence.Presence
 	Base     context.Context //nolint:containedctx // ends with the node
 	Log      *slog.Logger
-	// Go runs f in a goroutine that the node waits for when it stops.
+	// Go runs f in a goroutine; the node waits for it when it stops.
 	Go func(f func())
-	// Replies says what a message can carry.
+	// Replies knows the limits of messages.
 	Replies *reply.Replies
 	// Exited is the error of a handler that ends its goroutine.
 	Exited *toolmesh.Error
@@ -61,11 +61,10 @@ type Request struct {
 	Epoch      string // of its session
 	Args       json.RawMessage
 	VarArgs    json.RawMessage
-	Idempotent bool // as its tool declares
+	Idempotent bool // declared by its tool
 }
 
-// keyed is what is stored under an idempotency key: which call it names, the runner,
-// and what it ended with.
+// keyed is the record of an idempotency key: its call, the runner, and the outcome.
 type keyed struct {
 	Tool   subjects.ToolID `json:"tool"`
 	Digest string          `json:"digest"` // of the arguments
@@ -78,16 +77,16 @@ type keyed struct {
 	Error  *toolmesh.Error `json:"error,omitempty"`
 }
 
-// Keys are the idempotency keys of a node's calls. A call holds a key while it asks for it,
-// runs under it, and until its record is stored. Its methods may be called concurrently.
+// Keys are the idempotency keys of a node's calls. A call holds a key from its request until the
+// record is stored. Its methods may be called concurrently.
 type Keys struct {
 	Options
 	room   *chunks.Room // of the bucket
-	stored *quota.Quota // what each account has put into it
+	stored *quota.Quota // usage of each account
 
 	mu       sync.Mutex               // no other lock is taken under it
-	held     map[string]chan struct{} // closed when it is let go
-	reserved int64                    // of the bucket, for what runs
+	held     map[string]chan struct{} // closed on release
+	reserved int64                    // bytes of the bucket, for running calls
 }
 
 // New makes the keys of a node.
@@ -99,8 +98,8 @@ func New(o Options) *Keys {
 	}
 }
 
-// Tick keeps the node's lease short while a key is held, and forgets what was stored a day
-// ago. The node calls it each second.
+// Tick keeps the node's lease short while a key is held, and forgets usage older than a day. The
+// node calls it each second.
 func (k *Keys) Tick() {
 	k.stored.Sweep()
 	k.mu.Lock()
@@ -111,12 +110,12 @@ func (k *Keys) Tick() {
 	}
 }
 
-// reserve takes room for what a call ends with, before it begins; give it back by done.
-// An account that has filled the bucket leaves the others as much as it has itself.
+// reserve reserves room for a call's outcome before it begins; done releases it. An account that
+// has filled the bucket leaves the others as much as it has itself.
 func (k *Keys) reserve(ctx context.Context, account subjects.SessionID, limit int64) (done func(), bad *toolmesh.Error) {
 	left, most := k.room.Left(ctx)
 	if most == 0 {
-		return func() {}, nil // no bound, or no answer: creating the key shows it
+		return func() {}, nil // no limit, or no answer: creating the key fails then
 	}
 	size := most / keyParts
 	if limit > 0 {
@@ -137,7 +136,7 @@ func (k *Keys) reserve(ctx context.Context, account subjects.SessionID, limit in
 	}, nil
 }
 
-// take has a call hold a key; wait is nil, or closed when the call that holds it lets go.
+// take holds a key for a call; wait is nil, or closed when the present holder releases it.
 func (k *Keys) take(name string) (wait <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -155,15 +154,15 @@ func (k *Keys) letGo(name string) {
 	delete(k.held, name)
 }
 
-// Do runs a call that has an idempotency key, or returns what the call of that key ended
-// with. run has the handler run, and returns a result that a message carries. In the store a key goes this way:
+// Do runs a call that has an idempotency key, or returns the outcome of the call of that key.
+// run executes the handler and returns a result that a message carries. States of a key in the store:
 //
 //	none ──create──▶ running ──▶ done, with the call's record, for a day
 //	  ▲                 │
 //	  └── never began ──┘
 //
-// A running one whose node is lost stays so: whether its tool ran is not known. Only that
-// of a tool that is declared idempotent is taken over.
+// A running key whose node is lost stays so: whether its tool ran is unknown. Only a key of an
+// idempotent tool is taken over.
 func (k *Keys) Do(ctx context.Context, c Request, run func() admit.Record) admit.Record {
 	name, err := subjects.IdempotencyKey(c.Session, c.IdempotencyKey)
 	if err != nil {
@@ -186,7 +185,7 @@ func (k *Keys) Do(ctx context.Context, c Request, run func() admit.Record) admit
 		}
 	}
 	if err := k.Presence.Rely(ctx); err != nil { // the call runs all the same
-		k.Log.Debug("if this node dies, it is known late", slog.String("error", err.Error()))
+		k.Log.Debug("the node's lease could not be shortened: the end of this node would be noticed late", slog.String("error", err.Error()))
 	}
 	account := subjects.Account(c.Session, c.Epoch)
 	claim := claim{key: key, mine: mine, idempotent: c.Idempotent}
@@ -200,9 +199,9 @@ func (k *Keys) Do(ctx context.Context, c Request, run func() admit.Record) admit
 		}
 		return admit.Record{Result: other.Result, Err: other.Error}
 	}
-	record := admit.Record{Err: k.Exited} // of a handler that ends this goroutine
+	record := admit.Record{Err: k.Exited} // if the handler ends this goroutine
 	defer func() { k.settle(&claim, account, record) }()
-	if ctx.Err() != nil { // while the key was created
+	if ctx.Err() != nil { // it ended while the key was created
 		record = admit.Record{Err: notBegun(ctx)}
 		return record
 	}
@@ -210,18 +209,18 @@ func (k *Keys) Do(ctx context.Context, c Request, run func() admit.Record) admit
 	return record
 }
 
-// claim is a key that a call is to have, or has.
+// claim is a call's claim of a key.
 type claim struct {
 	key        store.Key
 	mine       *keyed
-	value      []byte // mine, as it is stored
+	value      []byte // mine in its stored form
 	idempotent bool
 	room       func() (done func(), bad *toolmesh.Error)
-	done       func() // gives back the room; nil: there is none yet
+	done       func() // releases the room; nil without any
 	revision   uint64 // of the key, once it is the call's
 }
 
-// unreserve gives back the room of a claim, if it has any.
+// unreserve releases the room of a claim, if it has any.
 func (c *claim) unreserve() {
 	if c.done != nil {
 		c.done()
@@ -229,7 +228,7 @@ func (c *claim) unreserve() {
 	}
 }
 
-// notBegun is the error of a call that is over before its key was its own.
+// notBegun is the error of a call that ended before it had its key.
 func notBegun(ctx context.Context) *toolmesh.Error {
 	return toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedNo)
 }
@@ -239,7 +238,7 @@ func stillRuns(ctx context.Context) *toolmesh.Error {
 	return toolmesh.AsError(context.Cause(ctx)).WithDetail("reason", "key_in_use").WithStarted(toolmesh.StartedUnknown)
 }
 
-// claim makes a key this call's, or returns the record of the call that it names.
+// claim makes a key this call's, or returns the record of the call that has it.
 func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.Error) {
 	var err error
 	if c.value, err = tool.MarshalPlain(c.mine); err != nil {
@@ -261,7 +260,7 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 		case c.revision > 0 || other != nil || bad != nil:
 			return other, bad
 		case err != nil:
-			if !store.Refused(err) { // what was sent may yet be stored
+			if !store.Refused(err) { // the write may still be stored
 				own := *c
 				own.room, own.done = nil, nil
 				k.Go(func() { k.giveUp(&own) })
@@ -276,14 +275,14 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 	}
 }
 
-// giveUp gives a key free that may have been stored, or will be, for a call that does
-// not begin. It takes the key and deletes it, until the store has answered or this node
-// has ended: what is on its way is refused from then on.
+// giveUp frees a key that may have been stored, or may still be, for a call that does not begin.
+// It takes the key and deletes it, retrying until the store has answered or this node ends: a
+// late write is refused from then on.
 func (k *Keys) giveUp(c *claim) {
 	k.untilStored(func(context.Context) error {
 		for wait := k.take(c.key.Name); wait != nil; wait = k.take(c.key.Name) {
 			select {
-			case <-wait: // this call, which ends, or another one
+			case <-wait: // held by this call, which ends, or by another one
 			case <-k.Base.Done():
 				return nil
 			}
@@ -299,9 +298,8 @@ func (k *Keys) giveUp(c *claim) {
 	})
 }
 
-// untilStored has the store told something until it has taken it, at growing intervals. A
-// conflict is as good: an acknowledgement was lost, or the key has expired, as it does in a
-// day. It ends with the host.
+// untilStored repeats a write to the store until it succeeds, at growing intervals. A conflict
+// counts as success: an acknowledgement was lost, or the key has expired. It ends with the host.
 func (k *Keys) untilStored(tell func(context.Context) error) {
 	for wait := firstKeyRetry; ; wait = min(2*wait, lastKeyRetry) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Base), keyWait)
@@ -316,12 +314,12 @@ func (k *Keys) untilStored(tell func(context.Context) error) {
 	}
 }
 
-// try asks once; nothing at all is returned where the call has to wait. Where the key
-// is the call's, the claim has its revision.
+// try asks once; all results are empty if the call has to wait. If the call gets the key, the
+// claim has its revision.
 func (k *Keys) try(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.Error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, keyWait)
 	defer cancel()
-	var full *toolmesh.Error // a call that has ended is answered all the same
+	var full *toolmesh.Error // an ended call is answered even then
 	if c.room != nil && c.done == nil {
 		c.done, full = c.room()
 	}
@@ -332,7 +330,7 @@ func (k *Keys) try(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.E
 	}
 	entry, err := k.Bus.Latest(ctx, c.key)
 	if errors.Is(err, store.ErrNoKey) {
-		return nil, full, nil // or it has just been given free
+		return nil, full, nil // or it was freed meanwhile
 	}
 	if err != nil {
 		return nil, nil, err
@@ -351,8 +349,8 @@ func (k *Keys) try(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.E
 	return nil, nil, err
 }
 
-// heldBy says of what is stored under a key whether it may be taken over; else it is the
-// record of the call that has ended, an error, or nothing where a call runs.
+// heldBy decides by a key's record whether the key may be taken over; otherwise it returns the
+// record of an ended call, an error, or nothing while a call runs.
 func (k *Keys) heldBy(ctx context.Context, c *claim, entry store.Entry) (other *keyed, free bool, bad *toolmesh.Error, err error) {
 	other, mine := new(keyed), c.mine
 	if err := json.Unmarshal(entry.Value, other); err != nil {
@@ -360,7 +358,7 @@ func (k *Keys) heldBy(ctx context.Context, c *claim, entry store.Entry) (other *
 	}
 	switch {
 	case other.Epoch != mine.Epoch:
-		return nil, true, nil, nil // of a session of this name that has ended
+		return nil, true, nil, nil // of an earlier session of this name
 	case other.Tool != mine.Tool || other.Digest != mine.Digest:
 		return nil, false, admit.Refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the idempotency key names another call (tool and arguments must agree): use a new one")), nil
 	case other.Done:
@@ -372,28 +370,27 @@ func (k *Keys) heldBy(ctx context.Context, c *claim, entry store.Entry) (other *
 	if err != nil || !lost || c.idempotent {
 		return nil, lost && err == nil, nil, err
 	}
-	return nil, false, toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s, which ran the call of the idempotency key, is lost: whether the tool ran is not known", other.Node).
+	return nil, false, toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s, which ran the call of the idempotency key, is lost: whether the tool ran is unknown", other.Node).
 		WithOrigin(toolmesh.OriginAgent).WithDetail("node", string(other.Node)).WithDetail("reason", "key_unknown"), nil
 }
 
-// settle stores what the call of a key ended with, and lets go of the key when it is
-// stored; or gives it free.
+// settle stores the outcome of the call of a key and then releases the key; or frees it.
 func (k *Keys) settle(c *claim, account subjects.SessionID, record admit.Record) {
 	began := record.Err == nil || record.Err.Started != toolmesh.StartedNo
 	if record.Err != nil && c.idempotent && mayRepeat(record.Err.Code) {
-		began = false // once more is as good as once
+		began = false // the call may run again
 	}
 	mine := c.mine
 	mine.Done, mine.Result, mine.Error = true, record.Result, record.Err
 	if record.Err != nil {
 		mine.Error = k.Replies.Fit(record.Err)
 	} else if len(mine.Result) > 0 && !json.Valid(mine.Result) {
-		mine.Result, mine.Error = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON").WithStarted(toolmesh.StartedYes)
+		mine.Result, mine.Error = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool's result is not JSON").WithStarted(toolmesh.StartedYes)
 	}
 	value, err := tool.MarshalPlain(mine)
 	without := func(why string) {
 		mine.Result = nil
-		mine.Error = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the call has run, and its result, of %d bytes, %s its idempotency key", record.Size(), why).
+		mine.Error = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the call was executed, but its result of %d bytes %s its idempotency key", record.Size(), why).
 			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
 		value, _ = tool.MarshalPlain(mine)
 	}
@@ -424,14 +421,14 @@ func (k *Keys) settle(c *claim, account subjects.SessionID, record admit.Record)
 		stored()
 		return
 	}
-	k.Log.Warn("the record of an idempotency key is stored later: the store does not take it", slog.String("rpc_id", string(mine.RPCID)))
+	k.Log.Warn("record of an idempotency key could not be stored: it is tried again", slog.String("rpc_id", string(mine.RPCID)))
 	k.Go(func() {
 		k.untilStored(write)
 		stored()
 	})
 }
 
-// mayRepeat reports whether a call of an idempotent tool that ended so may run again.
+// mayRepeat reports whether a call of an idempotent tool with this error may run again.
 func mayRepeat(code toolmesh.Code) bool {
 	switch code {
 	case toolmesh.CodeNodeLost, toolmesh.CodeWorkerCrashed, toolmesh.CodeCancelled, toolmesh.CodeUnavailable, toolmesh.CodeDeadlineExceeded:

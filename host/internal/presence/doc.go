@@ -1,5 +1,5 @@
 // Package presence is a process's claim to be a node of the mesh: it takes the
-// node's lease, beats its heart, and knows at each instant whether another process
+// node's lease, sends its heartbeats, and knows at each instant whether another process
 // may have become the node.
 //
 // # States
@@ -17,37 +17,34 @@
 //	   process's boot       lost (for good)
 //
 // The renewal of the lease, every 3 s, leads from certain to lost as well. While a
-// process is uncertain nothing is started or said in the node's name: [Presence.Confirm]
+// process is uncertain nothing is started or sent in the node's name: [Presence.Confirm]
 // waits for the next state. Once it is lost, requests are left to the other process,
-// and there are no heartbeats and no word of a drain.
+// and heartbeats and messages of a drain stop.
 //
 // # Why no two processes are certain
 //
-// Let S be [registry.Silence], 2.5 s. A process takes a node's id over only after it
-// has listened for S and heard no heartbeat of it. So a heartbeat that was delivered
-// keeps the id for S after it was delivered:
+// Let S be [registry.Silence], 2.5 s. A process takes a node's id over only after it has
+// listened for S without a heartbeat of the node. So a delivered heartbeat keeps the id for S:
 //
 //	certain until = time of sending + S  <=  time of delivery + S  <=  earliest takeover
 //
-// The time of sending is used since the process knows it; that of delivery is later. A
-// heartbeat that has come back was delivered by the broker, and the broker delivers
-// what it routes to all that listen. It counts only while the process is certain, as
-// part of an unbroken row: after a gap another process may have taken over in between,
-// and then the lease alone decides, which is changed by compare-and-set. Both clocks
-// are looked at, as the monotonic one may stand while a machine sleeps.
+// The time of sending is used because the process knows it; delivery is later. A heartbeat that
+// has come back was routed by the broker, and so to all listeners. It counts only while the
+// process is certain, in an unbroken row: after a gap another process may have taken over in
+// between, and then only the lease decides, which is changed by compare-and-set. Both clocks are
+// checked, as the monotonic one may stop while a machine sleeps.
 //
-// Two things are outside of that argument. Behind a partition of the broker's cluster
-// a heartbeat comes back that the other side does not hear: another boot's heartbeat,
-// once it is heard, makes the process uncertain at once. And where the broker answers
-// but the registry does not, the process goes on as the node, since calls need no
-// JetStream; nobody can take a lease over from a registry that does not answer. See
-// docs/decisions/018.
+// Two cases are outside of that argument. Behind a partition of the broker's cluster a heartbeat
+// comes back that the other side does not receive: a heartbeat of another boot makes the process
+// uncertain as soon as it arrives. And where the broker answers but the registry does not, the
+// process goes on as the node, since calls need no JetStream, and a lease cannot be taken over
+// from a registry that does not answer. See docs/decisions/018.
 //
 // # Inside
 //
 // All state is in [Presence], changed under one lock by the methods of standing.go and
-// by two goroutines from [Presence.Start] to [Presence.Stop]: one has the lease and what
-// the registry is to say of the node, one sends heartbeats and asks whose the node is.
-// Nothing is sent and no function of [Options] is called under that lock. What each
-// request looks at ([Presence.Certain]) costs two atomic loads and a look at the clock.
+// by two goroutines from [Presence.Start] to [Presence.Stop]: one maintains the lease and the
+// node's records, one sends heartbeats and confirms the node. Nothing is sent and no
+// function of [Options] is called under that lock. The check of each request
+// ([Presence.Certain]) costs two atomic loads and a look at the clock.
 package presence

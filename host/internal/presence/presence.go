@@ -21,29 +21,29 @@ import (
 )
 
 const (
-	// BeatEvery is how often a heartbeat is sent.
+	// BeatEvery is the interval of heartbeats.
 	BeatEvery = time.Second
-	// AttemptWait is how long one attempt at the registry may take. What does not
-	// succeed in that time goes on in the background.
+	// AttemptWait bounds one attempt at the registry. An attempt that fails is repeated in the
+	// background.
 	AttemptWait = 5 * time.Second
 
-	retryEvery  = time.Second     // without a lease, and for what is yet to be written
+	retryEvery  = time.Second     // without a lease, and for pending writes
 	releaseWait = 3 * time.Second // for the last writes of a node that leaves
 )
 
-// Options are the functions through which a [Presence] sees its node. All of them are
-// needed, and may be called concurrently.
+// Options are the functions of a [Presence]'s node. All are required, and may be called
+// concurrently.
 type Options struct {
-	// Prepare makes what the lease needs, before each attempt to take it.
+	// Prepare makes the streams and buckets that the lease needs, before each attempt to take it.
 	Prepare func(context.Context) error
-	// Record is the node's record, as it is now.
+	// Record is the node's current record.
 	Record func() registry.NodeRecord
-	// Heartbeat is what the node says of itself, as it is now.
+	// Heartbeat is the node's current heartbeat.
 	Heartbeat func() codec.Heartbeat
-	// Write has the registry follow what the node serves. It is called once there is a
-	// lease, then each second and after [Presence.Wake]. What failed is tried again.
+	// Write updates the registry with the node's tools. It is called once there is a lease,
+	// then each second and after [Presence.Wake]. Failures are retried.
 	Write func(context.Context) error
-	// Logger takes what happens.
+	// Logger receives events.
 	Logger *slog.Logger
 }
 
@@ -55,37 +55,37 @@ type Presence struct {
 	boot    string // of this process
 	subject string // of the node's heartbeats
 
-	gone     chan struct{} // closed when the process has to stop: see Lost
+	gone     chan struct{} // closed when the process must stop: see Lost
 	done     chan struct{} // closed by Stop
-	wake     chan struct{} // something is to be written
-	announce chan struct{} // a heartbeat is to be sent now
+	wake     chan struct{} // a write is pending
+	announce chan struct{} // a heartbeat is due now
 	question chan struct{} // asking was set
 	wg       sync.WaitGroup
 
-	// What each request looks at; changed under mu.
-	until  atomic.Pointer[time.Time] // up to when this process is the node for certain
+	// Read by each request; changed under mu.
+	until  atomic.Pointer[time.Time] // this process is certainly the node until then
 	lost   atomic.Bool               // another process is the node
-	joined atomic.Bool               // there has been a lease
+	joined atomic.Bool               // a lease was taken
 
-	// speaking is held while a heartbeat is noted and handed to the connection, and
-	// while a new connection is noted, so that sent is in the connection's order.
+	// speaking is held while a heartbeat is recorded and passed to the connection, and
+	// while a new connection is recorded, so that sent is in the connection's order.
 	speaking sync.Mutex // taken before mu
 
-	mu       sync.Mutex // guards what follows; nothing is sent and nothing waits under it
+	mu       sync.Mutex // guards the fields below; never held while sending or waiting
 	started  bool
 	cancel   context.CancelFunc
 	sub      *nats.Subscription // of the node's heartbeats
 	unlisten func()
 	lease    *registry.Lease
-	err      error         // why the process has to stop
-	without  error         // why the lease could not be taken yet
-	doubts   uint64        // how often another boot was heard in the node's name
+	err      error         // why the process must stop
+	without  error         // why the lease is not taken yet
+	doubts   uint64        // heartbeats of other boots in the node's name
 	beat     time.Time     // when the last heartbeat was sent
 	sent     []time.Time   // of the heartbeats that have not come back, in order
-	asking   chan struct{} // closed when the registry has been asked; nil: nobody waits
+	asking   chan struct{} // closed when the registry has answered; nil without a waiter
 }
 
-// New returns the presence of a node, whose heartbeats have a subject. Nothing is sent before
+// New returns the presence of a node with this subject for heartbeats. It sends nothing before
 // [Presence.Start].
 func New(b *bus.Bus, subject string, boot subjects.BootID, opts *Options) *Presence {
 	return &Presence{
@@ -95,10 +95,9 @@ func New(b *bus.Bus, subject string, boot subjects.BootID, opts *Options) *Prese
 	}
 }
 
-// Start takes the lease, and begins to beat. Only what the operator must hear of is an
-// error: a node id in use, a stream that stores requests, a registry that is not ours.
-// A registry that is not reachable is tried again in the background. After an error
-// nothing runs. It is called once.
+// Start takes the lease and starts heartbeats. It fails only if the operator must act: a node id
+// in use, a stream that stores requests, or a foreign registry. An unreachable registry is
+// retried in the background. After an error nothing runs. Call it once.
 func (p *Presence) Start(ctx context.Context) error {
 	attempt, cancel := context.WithTimeout(ctx, AttemptWait)
 	err := p.acquire(attempt)
@@ -130,8 +129,8 @@ func (p *Presence) Start(ctx context.Context) error {
 	return nil
 }
 
-// passes reports whether what kept a node from its lease may be over a moment
-// later, the attempt's own time included.
+// passes reports whether the cause that kept a node from its lease may be over a moment
+// later, including the attempt's own time.
 func passes(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || store.IsUnavailable(err) && toolmesh.AsError(err).Retryable
 }
@@ -151,8 +150,8 @@ func (p *Presence) acquire(ctx context.Context) error {
 	return nil
 }
 
-// follow is the goroutine that takes the lease once the registry can be reached, has
-// written what could not be written before, and hears of the lease's loss.
+// follow takes the lease once the registry can be reached, repeats failed writes, and notices
+// the lease's loss. It is a goroutine.
 func (p *Presence) follow(ctx context.Context) {
 	ticker := time.NewTicker(retryEvery)
 	defer ticker.Stop()
@@ -184,37 +183,37 @@ func (p *Presence) follow(ctx context.Context) {
 				p.mu.Lock()
 				p.err = err
 				p.mu.Unlock()
-				p.log.Error("the node cannot join the registry", slog.String("error", err.Error()))
+				p.log.Error("node could not join the registry", slog.String("error", err.Error()))
 				close(p.gone)
 				return
 			}
 		}
 		attempt, cancel := context.WithTimeout(ctx, AttemptWait)
 		if err := p.opts.Write(attempt); err != nil && ctx.Err() == nil {
-			p.log.Warn("the registry does not have all that the node serves", slog.String("error", err.Error()))
+			p.log.Warn("tools of the node could not be written to the registry: it is tried again", slog.String("error", err.Error()))
 		}
 		cancel()
 	}
 }
 
-// Wake has [Options.Write] called soon.
+// Wake makes [Options.Write] be called soon.
 func (p *Presence) Wake() { wake.Up(p.wake) }
 
-// Lease is the node's lease; nil as long as there is none, and after Stop.
+// Lease is the node's lease; nil until it is taken, and after Stop.
 func (p *Presence) Lease() *registry.Lease {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.lease
 }
 
-// Joined reports whether there has been a lease, and with it all that Prepare makes.
+// Joined reports whether a lease was taken, and so Prepare succeeded.
 func (p *Presence) Joined() bool { return p.joined.Load() }
 
-// Lost is closed when the process has to stop, as another one has become the node or
-// the registry will never take it: see [Presence.Err].
+// Lost is closed when the process must stop, because another one has become the node or the
+// registry will never accept it: see [Presence.Err].
 func (p *Presence) Lost() <-chan struct{} { return p.gone }
 
-// Err is why the process has to stop; nil while it has not.
+// Err is why the process must stop; nil otherwise.
 func (p *Presence) Err() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -228,8 +227,8 @@ func (p *Presence) Missing() error {
 	return p.without
 }
 
-// Update changes the node's record. The error is unavailable without a lease, and what
-// [registry.Lease.Update] says.
+// Update changes the node's record. The error is unavailable without a lease, otherwise that of
+// [registry.Lease.Update].
 func (p *Presence) Update(ctx context.Context, change func(*registry.NodeRecord)) error {
 	lease := p.Lease()
 	if lease == nil {
@@ -238,8 +237,8 @@ func (p *Presence) Update(ctx context.Context, change func(*registry.NodeRecord)
 	return lease.Update(ctx, change)
 }
 
-// Held is from when and until when the node's lease is held for certain, zero without one:
-// see [registry.Lease.Held].
+// Held returns from when and until when the node certainly holds its lease, zero without one: see
+// [registry.Lease.Held].
 func (p *Presence) Held() (since, until time.Time) {
 	if lease := p.Lease(); lease != nil {
 		return lease.Held()
@@ -247,7 +246,7 @@ func (p *Presence) Held() (since, until time.Time) {
 	return since, until
 }
 
-// Rely has the node's lease, if there is one, end soon after the node: see
+// Rely makes the node's lease, if it has one, end soon after the node: see
 // [registry.Lease.Rely].
 func (p *Presence) Rely(ctx context.Context) error {
 	if lease := p.Lease(); lease != nil {
@@ -256,9 +255,8 @@ func (p *Presence) Rely(ctx context.Context) error {
 	return nil
 }
 
-// NodeLost reports whether a start of a node has no lease any more, and whether that has
-// expired. What a node has granted may still be valid if its lease was given back or taken
-// over.
+// NodeLost reports whether a start of a node has lost its lease, and whether by expiry. Grants
+// of the node may still be valid if its lease was released or taken over.
 func (p *Presence) NodeLost(ctx context.Context, node subjects.NodeID, boot subjects.BootID) (lost, expired bool, err error) {
 	name, err := subjects.NodeKey(node)
 	if err != nil {
@@ -277,8 +275,8 @@ func (p *Presence) NodeLost(ctx context.Context, node subjects.NodeID, boot subj
 	return json.Unmarshal(entry.Value, &lease) != nil || lease.Boot != boot, false, nil
 }
 
-// State says a new state of the node at once, in its heartbeat and in its lease, if
-// it has one. It waits for the lease, at most for 3 s.
+// State announces a new state of the node at once, in its heartbeat and in its lease, if it has
+// one. It waits for the lease, at most 3 s.
 func (p *Presence) State(ctx context.Context, state registry.NodeState) {
 	p.Announce()
 	if p.Lease() == nil {
@@ -287,12 +285,12 @@ func (p *Presence) State(ctx context.Context, state registry.NodeState) {
 	ctx, cancel := context.WithTimeout(ctx, releaseWait)
 	defer cancel()
 	if err := p.Update(ctx, func(r *registry.NodeRecord) { r.State = state }); err != nil {
-		p.log.Warn("the lease does not have the node's state", slog.String("error", err.Error()))
+		p.log.Warn("state of the node could not be written to its lease", slog.String("error", err.Error()))
 	}
 }
 
-// Stop ends the heartbeats and takes the node out of the registry. It is called once;
-// without a Start that succeeded it does nothing.
+// Stop ends the heartbeats and removes the node from the registry. Call it once; it does nothing
+// without a successful Start.
 func (p *Presence) Stop(ctx context.Context) {
 	p.mu.Lock()
 	started := p.started
@@ -319,6 +317,6 @@ func (p *Presence) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, releaseWait)
 	defer cancel()
 	if err := lease.Release(ctx); err != nil {
-		p.log.Warn("the node's records stay until they expire", slog.String("error", err.Error()))
+		p.log.Warn("records of the node could not be removed: they stay until they expire", slog.String("error", err.Error()))
 	}
 }

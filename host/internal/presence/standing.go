@@ -14,29 +14,28 @@ import (
 )
 
 const (
-	// confirmWait is how long the registry may take to say whose the node is.
+	// confirmWait is the time for the registry to confirm the node.
 	confirmWait = 2 * time.Second
-	// pingWait is how long the broker may take to answer at all before that.
+	// pingWait is the time for the broker to answer at all before that.
 	pingWait = time.Second
-	// confirmTries is how often it is asked for one request.
+	// confirmTries is the number of attempts for one request.
 	confirmTries = 3
-	// maxBeats is how many heartbeats may be on their way back at once.
+	// maxBeats is the maximum of heartbeats on their way back.
 	maxBeats = 16
 )
 
-// Certain reports whether this process is the node, and no other can be, right now.
+// Certain reports whether this process is certainly the only one that is the node right now.
 func (p *Presence) Certain() bool { return !p.lost.Load() && p.certain(time.Now()) }
 
-// certain looks at both clocks: the monotonic one may stand while a machine sleeps.
+// certain checks both clocks: the monotonic one may stop while a machine sleeps.
 func (p *Presence) certain(now time.Time) bool {
 	until := p.until.Load()
 	return until != nil && now.Before(*until) && now.Round(0).Before(until.Round(0))
 }
 
-// Confirm reports whether this process is the node, and has the registry asked where
-// that is not certain: it waits for at most three answers of 3 s each. Where nobody
-// answers at all the process is not the node: the request waited in a connection that
-// is gone.
+// Confirm reports whether this process is the node, and asks the registry if that is uncertain: it
+// waits for at most three answers of 3 s each. Without any answer it is false: the request
+// waited in a connection that is gone.
 func (p *Presence) Confirm(ctx context.Context) bool {
 	for range confirmTries {
 		if p.lost.Load() {
@@ -59,7 +58,7 @@ func (p *Presence) Confirm(ctx context.Context) bool {
 // Taken reports whether another process is known to be the node.
 func (p *Presence) Taken() bool { return p.lost.Load() }
 
-// extend notes that the node was this process's when something was sent; p.mu is held.
+// extend records that the node was this process's when something was sent; p.mu is held.
 func (p *Presence) extend(sent time.Time) {
 	until := sent.Add(registry.Silence)
 	if old := p.until.Load(); old == nil || until.After(*old) {
@@ -67,7 +66,7 @@ func (p *Presence) extend(sent time.Time) {
 	}
 }
 
-// lose notes that another process is the node.
+// lose records that another process is the node.
 func (p *Presence) lose(why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -75,11 +74,11 @@ func (p *Presence) lose(why error) {
 	p.lost.Store(true)
 }
 
-// Announce has a heartbeat sent now, if it is certain that this process is the node.
+// Announce sends a heartbeat now, if this process is certainly the node.
 func (p *Presence) Announce() { wake.Up(p.announce) }
 
-// ask has the registry asked whose the node is, and closes what it returns when that
-// is known. All that wait at the same time share one answer.
+// ask requests a confirmation from the registry, and closes the returned channel when it is
+// there. Simultaneous callers share one answer.
 func (p *Presence) ask() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,7 +89,7 @@ func (p *Presence) ask() <-chan struct{} {
 	return p.asking
 }
 
-// speak is the goroutine that sends heartbeats, and asks whose the node is.
+// speak is the goroutine that sends heartbeats and confirms the node.
 func (p *Presence) speak(ctx context.Context) {
 	beat := time.NewTimer(p.untilBeat())
 	defer beat.Stop()
@@ -117,25 +116,25 @@ func (p *Presence) speak(ctx context.Context) {
 	}
 }
 
-// untilBeat is the time until the next heartbeat. Those of all nodes fall together, on the
-// mesh's seconds: what comes at once is passed on and read at once, which takes a router a
-// quarter of the processor time, and brokers three quarters (measured with 300 nodes).
+// untilBeat is the time until the next heartbeat. All nodes send on the mesh's full seconds:
+// messages that come together are forwarded and read together, which saves a router three
+// quarters of the processor time, and brokers one quarter (measured with 300 nodes).
 func (p *Presence) untilBeat() time.Duration {
 	now := p.bus.Time().Now
 	next := now.Truncate(BeatEvery).Add(BeatEvery)
-	if next.Sub(now) < BeatEvery/4 { // the one that is just being sent
+	if next.Sub(now) < BeatEvery/4 { // that one is just being sent
 		next = next.Add(BeatEvery)
 	}
 	return next.Sub(now)
 }
 
-// say sends a heartbeat, if this process is the node for certain.
+// say sends a heartbeat, if this process is certainly the node.
 func (p *Presence) say() {
 	if p.lost.Load() || !p.bus.Connected() {
 		return
 	}
 	if !p.Certain() {
-		p.ask() // and beats then
+		p.ask() // then it sends one
 		return
 	}
 	body := codec.Encode(p.opts.Heartbeat())
@@ -148,10 +147,10 @@ func (p *Presence) say() {
 		p.sent = append(p.sent, now)
 	}
 	p.mu.Unlock()
-	_ = p.bus.Conn().Publish(p.subject, body) // one that is lost does not come back: it is known by that
+	_ = p.bus.Conn().Publish(p.subject, body) // a lost one does not come back, which is noticed
 }
 
-// reconnected notes a new connection: what was sent on the old one does not come back.
+// reconnected records a new connection: heartbeats of the old one do not come back.
 func (p *Presence) reconnected() {
 	p.speaking.Lock()
 	defer p.speaking.Unlock()
@@ -160,14 +159,14 @@ func (p *Presence) reconnected() {
 	p.sent = nil
 }
 
-// heard takes a heartbeat of this node's id.
+// heard handles a heartbeat with this node's id.
 func (p *Presence) heard(m *nats.Msg) {
 	var b codec.Heartbeat
 	if json.Unmarshal(m.Data, &b) != nil || b.Boot == "" {
 		return
 	}
 	if b.Boot != p.boot {
-		// After a partition two processes may be the node: the lease says which is.
+		// After a partition two processes may be the node: the lease decides.
 		p.mu.Lock()
 		p.doubts++
 		p.until.Store(nil)
@@ -182,16 +181,15 @@ func (p *Presence) heard(m *nats.Msg) {
 	}
 	sent := p.sent[0]
 	p.sent = p.sent[1:]
-	// Only an unbroken row of them counts: in a pause another process may have
-	// taken over.
+	// Only an unbroken row counts: in a gap another process may have taken over.
 	if p.certain(time.Now()) {
 		p.extend(sent)
 	}
 }
 
-// confirm finds out whose the node is. The broker is asked for a sign first: what
-// the registry does not answer then is not held back on the way, and nobody can take
-// a node from a registry that is not there.
+// confirm asks the registry for the node's owner. It pings the broker first: a missing answer of
+// the registry is then not a delay on the way, and a node cannot be taken from an absent
+// registry.
 func (p *Presence) confirm(ctx context.Context) {
 	p.mu.Lock()
 	doubts, lease := p.doubts, p.lease
@@ -208,17 +206,17 @@ func (p *Presence) confirm(ctx context.Context) {
 		err := lease.Update(write, func(*registry.NodeRecord) {})
 		if why := lease.Err(); why != nil {
 			p.lose(why)
-			p.log.Warn("requests are left to the process that has taken the node over")
+			p.log.Warn("another process is the node: requests are left to it")
 			return
 		}
 		if err != nil {
-			p.log.Warn("whether the lease stands is not known", slog.String("error", err.Error()))
+			p.log.Warn("lease of the node could not be checked", slog.String("error", err.Error()))
 			asked = time.Now()
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.doubts == doubts { // else the answer may be older than what was heard meanwhile
+	if p.doubts == doubts { // otherwise the answer may be older than a heartbeat that came meanwhile
 		p.extend(asked)
 	}
 }
