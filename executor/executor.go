@@ -156,8 +156,8 @@ type (
 	Env = venv.Env
 	// Step is progress of a lock or an environment, for people.
 	Step = venv.Step
-	// Progress takes the steps as they begin; it may be nil.
-	Progress = venv.Progress
+	// StepFunc takes the steps as they begin; it may be nil.
+	StepFunc = venv.Progress
 
 	venvs = venv.Store
 )

@@ -243,7 +243,7 @@ func (h *Host) nodeRecord() registry.NodeRecord {
 	return registry.NodeRecord{
 		Node: h.node, Boot: h.boot, Version: o.Version, State: h.nodeState(),
 		Slots: o.Slots, Labels: o.Labels, Proto: [2]int{codec.ProtoMin, codec.Proto}, Features: h.features(),
-		Sandbox: registry.Sandbox(o.Sandbox), Memory: o.Memory, Limits: o.Limits, MaxLimits: o.MaxLimits, Reasons: o.Reasons, Started: time.Now().UTC(),
+		Sandbox: o.Sandbox, Memory: o.Memory, Limits: o.Limits, MaxLimits: o.MaxLimits, Reasons: o.Reasons, Started: time.Now().UTC(),
 	}
 }
 

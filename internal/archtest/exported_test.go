@@ -154,6 +154,40 @@ func TestNoInternalTypesAreExported(t *testing.T) {
 	}
 }
 
+// namesakes are the exported type names of more than one public package, and why no reader
+// meets two of them unexpectedly. The list may only shrink.
+var namesakes = map[string]string{
+	"BatchResult": "codec has the wire form of client's",
+	"Call":        "what codec encodes, executor runs and host hands to a handler: one call in three floors",
+	"Chunk":       "codec has the wire form of client's",
+	"Options":     "each package has its own",
+	"Request":     "codec has that of a call, registry that of a question",
+	"Server":      "meshtest's is a broker, and only tests import it",
+	"Task":        "codec has the wire form of client's",
+}
+
+func TestExportedTypesHaveOneHome(t *testing.T) {
+	t.Parallel()
+	homes := make(map[string][]string)
+	for _, p := range compiled(t) {
+		for _, name := range p.Scope().Names() {
+			if o := p.Scope().Lookup(name); o.Exported() && isType(o) {
+				homes[name] = append(homes[name], p.Path())
+			}
+		}
+	}
+	for name, in := range homes {
+		if _, known := namesakes[name]; len(in) > 1 && !known {
+			t.Errorf("the type %s is exported by %v: rename the lesser one, so that a reader meets one of that name", name, in)
+		}
+	}
+	for name := range namesakes {
+		if len(homes[name]) < 2 {
+			t.Errorf("the type %s has one home: take it off the list", name)
+		}
+	}
+}
+
 // The rule finds an internal type wherever an exported name can have one.
 func TestExportedRuleRefuses(t *testing.T) {
 	t.Parallel()

@@ -4,5 +4,5 @@
 //
 // A router makes it from router.Options.Standby; [Options] bound how many calls wait and for how
 // long; the bytes of their arguments are shared between sessions. Callers get keepalives
-// meanwhile, and an error with the reason once the time is up. [Figures] count how the calls ended.
+// meanwhile, and an error with the reason once the time is up. [Outcomes] count how the calls ended.
 package standby
