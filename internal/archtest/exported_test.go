@@ -13,6 +13,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -22,10 +23,14 @@ func public(folder string) bool {
 		!within(folder, "bench") && !within(folder, "e2e") && !within(folder, "examples") && !within(folder, "k8s")
 }
 
-// compiled returns the public packages as the compiler sees them.
-func compiled(t *testing.T) (all []*types.Package) {
-	t.Helper()
-	m := house(t)
+// compiled are the public packages as the compiler sees them.
+var compiled = sync.OnceValues(compile)
+
+func compile() (all []*types.Package, err error) {
+	m := read()
+	if m.err != nil {
+		return nil, m.err
+	}
 	args := []string{"list", "-export", "-deps", "-json=ImportPath,Export"}
 	for _, p := range m.packages {
 		if public(p.folder) {
@@ -34,7 +39,7 @@ func compiled(t *testing.T) (all []*types.Package) {
 	}
 	out, err := run(m.root, "go", args...)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	exports := make(map[string]string)
 	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
@@ -42,22 +47,22 @@ func compiled(t *testing.T) (all []*types.Package) {
 		if err := dec.Decode(&l); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		exports[l.ImportPath] = l.Export
 	}
-	read := importer.ForCompiler(token.NewFileSet(), "gc", func(name string) (io.ReadCloser, error) { return os.Open(exports[name]) })
-	for _, p := range m.packages {
-		if !public(p.folder) {
+	from := importer.ForCompiler(token.NewFileSet(), "gc", func(name string) (io.ReadCloser, error) { return os.Open(exports[name]) })
+	for _, s := range m.packages {
+		if !public(s.folder) {
 			continue
 		}
-		compiled, err := read.Import(path.Join(module, p.folder))
+		p, err := from.Import(path.Join(module, s.folder))
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
-		all = append(all, compiled)
+		all = append(all, p)
 	}
-	return all
+	return all, nil
 }
 
 // surface looks for types of internal packages in what public packages export.
@@ -149,7 +154,11 @@ func (s *surface) look(name string, t types.Type) {
 
 func TestNoInternalTypesAreExported(t *testing.T) {
 	t.Parallel()
-	for _, line := range exposed(compiled(t)) {
+	packages, err := compiled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range exposed(packages) {
 		t.Errorf("%s, which no other module can write: do not export it, or take a type of a public package", line)
 	}
 }
@@ -168,8 +177,12 @@ var namesakes = map[string]string{
 
 func TestExportedTypesHaveOneHome(t *testing.T) {
 	t.Parallel()
+	packages, err := compiled()
+	if err != nil {
+		t.Fatal(err)
+	}
 	homes := make(map[string][]string)
-	for _, p := range compiled(t) {
+	for _, p := range packages {
 		for _, name := range p.Scope().Names() {
 			if o := p.Scope().Lookup(name); o.Exported() && isType(o) {
 				homes[name] = append(homes[name], p.Path())
