@@ -193,12 +193,12 @@ type pythonSink struct {
 	call *host.Call
 }
 
-// Item implements [executor.Sink].
+// Item implements [executor.Output].
 func (s *pythonSink) Item(ctx context.Context, data json.RawMessage) error {
 	return s.sink.Send(ctx, data)
 }
 
-// Log implements [executor.Sink]: what a tool prints and logs are the agent's
+// Log implements [executor.Output]: what a tool prints and logs are the agent's
 // log lines, under the call's id.
 func (s *pythonSink) Log(r executor.Record) {
 	level := slog.LevelInfo

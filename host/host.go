@@ -113,8 +113,10 @@ func New(nc *nats.Conn, opts *Options) (*Host, error) {
 	return h, nil
 }
 
-// NewOn is [New] for packages of this module that share one bus.
-func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
+// NewOn is [New] on a connection that others share, which has one inbox for all of them. It
+// outlives the host.
+func NewOn(conn registry.Conn, opts *Options) (*Host, error) {
+	b := bus.Of(conn)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}
@@ -240,7 +242,7 @@ func (h *Host) nodeRecord() registry.NodeRecord {
 	return registry.NodeRecord{
 		Node: h.node, Boot: h.boot, Version: o.Version, State: h.nodeState(),
 		Slots: o.Slots, Labels: o.Labels, Proto: [2]int{codec.ProtoMin, codec.Proto}, Features: h.features(),
-		Sandbox: registry.Sandbox(o.Sandbox), Memory: o.Memory, Limits: o.Limits, MaxLimits: o.MaxLimits, Reasons: o.Reasons, Started: time.Now().UTC(),
+		Sandbox: o.Sandbox, Memory: o.Memory, Limits: o.Limits, MaxLimits: o.MaxLimits, Reasons: o.Reasons, Started: time.Now().UTC(),
 	}
 }
 

@@ -128,7 +128,8 @@ const (
 
 // OpenView reads the registry and follows it until [View.Close]. It returns once everything
 // was read, or with an error if ctx ends first or the buckets do not exist.
-func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, error) {
+func OpenView(ctx context.Context, c Conn, options *ViewOptions) (*View, error) {
+	b := bus.Of(c)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}

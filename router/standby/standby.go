@@ -49,8 +49,8 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Figures are what a standby has done since its start.
-type Figures struct {
+// Outcomes are what a standby has done since its start.
+type Outcomes struct {
 	// Ended counts the calls that waited, by their end: ok for one that a node has taken, else
 	// the code of the answer.
 	Ended map[toolmesh.Code]uint64
@@ -80,20 +80,21 @@ type Standby struct {
 	// places is how many calls there may be: an account has as many as it leaves free.
 	places *fair.Room[subjects.SessionID]
 
-	mu      sync.Mutex                    // guards what follows
-	closed  bool                          // nothing is subscribed any more
-	over    bool                          // and nothing is held
-	subs    map[string]*nats.Subscription // by subject
-	since   map[string]time.Time          // subjects of indexes that were not served, and are since
-	calls   map[*call]struct{}
-	sent    map[subjects.NodeID]int // calls that were passed on and have no answer yet
-	changed chan struct{}           // closed, and made anew, when a call may find another node
-	figures Figures
+	mu       sync.Mutex                    // guards what follows
+	closed   bool                          // nothing is subscribed any more
+	over     bool                          // and nothing is held
+	subs     map[string]*nats.Subscription // by subject
+	since    map[string]time.Time          // subjects of indexes that were not served, and are since
+	calls    map[*call]struct{}
+	sent     map[subjects.NodeID]int // calls that were passed on and have no answer yet
+	changed  chan struct{}           // closed, and made anew, when a call may find another node
+	outcomes Outcomes
 }
 
-// New begins to stand by. bus and view must outlive it. Its errors name node. more are further
+// New begins to stand by. conn and view must outlive it. Its errors name node. more are further
 // sources of calls that wait in this process; they are published with its own.
-func New(b *bus.Bus, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) (*Standby, error) {
+func New(conn registry.Conn, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) (*Standby, error) {
+	b := bus.Of(conn)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}
@@ -107,7 +108,7 @@ func New(b *bus.Bus, view *registry.View, node subjects.NodeID, opts *Options, m
 		bus: b, view: view, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), node: node,
 		identity: codec.NewIdentity(node, subjects.BootID(uuid.NewString()), ""), quit: make(chan struct{}),
 		subs: make(map[string]*nats.Subscription), since: make(map[string]time.Time), calls: make(map[*call]struct{}),
-		held: fair.NewRoom[subjects.SessionID](heldBytes), places: fair.NewRoom[subjects.SessionID](int64(o.Calls)), sent: make(map[subjects.NodeID]int), changed: make(chan struct{}), figures: Figures{Ended: make(map[toolmesh.Code]uint64)},
+		held: fair.NewRoom[subjects.SessionID](heldBytes), places: fair.NewRoom[subjects.SessionID](int64(o.Calls)), sent: make(map[subjects.NodeID]int), changed: make(chan struct{}), outcomes: Outcomes{Ended: make(map[toolmesh.Code]uint64)},
 	}
 	s.base, s.end = context.WithCancel(context.Background())
 	s.told = registry.NewAwaiting(b, append(more, s.Awaited)...)
@@ -146,11 +147,11 @@ func (s *Standby) Stop(ctx context.Context) {
 	s.wg.Wait()
 }
 
-// Figures returns what it has done so far.
-func (s *Standby) Figures() Figures {
+// Outcomes returns what it has done so far.
+func (s *Standby) Outcomes() Outcomes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := Figures{Ended: maps.Clone(s.figures.Ended), Waited: s.figures.Waited}
+	f := Outcomes{Ended: maps.Clone(s.outcomes.Ended), Waited: s.outcomes.Waited}
 	for subject := range s.subs {
 		if subject != subjects.AllCtl && subject != subjects.AllBatches {
 			f.Indexes++
@@ -316,8 +317,8 @@ func (s *Standby) leave(c *call) {
 func (s *Standby) waited(c *call, code toolmesh.Code) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.figures.Ended[code]++
-	s.figures.Waited += time.Since(c.arrived)
+	s.outcomes.Ended[code]++
+	s.outcomes.Waited += time.Since(c.arrived)
 }
 
 // control takes cancels of callers that do not know a node, which end a call that waits, and the
