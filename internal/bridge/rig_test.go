@@ -49,7 +49,7 @@ func newMesh(t testing.TB) *mesh {
 	if m.router, err = router.New(m.broker.Connect(t), &router.Options{Slots: 64}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = m.router.Stop(t.Context()) }) // it is over: nobody waits for a drain
+	t.Cleanup(func() { _ = m.router.Stop(t.Context()) }) // the test is over: no drain
 	m.client = m.router.Client()
 	for name, tool := range map[string]host.Handler{
 		"add":   host.Func(func(_ context.Context, in pair) (int, error) { return in.A + in.B, nil }),
@@ -89,7 +89,7 @@ type program struct {
 	to     *io.PipeWriter
 	from   *bufio.Reader
 	stop   context.CancelFunc // as a signal does
-	ended  chan error         // what Run returned
+	ended  chan error         // the error of Run
 }
 
 // start begins a bridge for the test, which is its program.
@@ -136,7 +136,7 @@ func startOn(t testing.TB, nc *nats.Conn, opts bridge.Options) *program {
 	return p
 }
 
-// end is what Run returned.
+// end is the error of Run.
 func (p *program) end() error {
 	p.t.Helper()
 	select {

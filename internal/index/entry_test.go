@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// An entry that is no function is listed with its reason; the others are tools as
-// they would be without it.
+// An entry that is not a function is listed with its reason; the others are not
+// affected.
 func TestAWrongEntryPointIsOneToolsMatter(t *testing.T) {
 	t.Parallel()
 	m := load(t, "pyproject.toml", `[project.entry-points."toolmesh.tools"]

@@ -48,8 +48,8 @@ func Fetch(ctx context.Context, src Source, dest, rev string) (*Tree, error) {
 	return standard.fetch(ctx, src, dest, rev)
 }
 
-// FetchPublic is [Fetch] for a source that somebody else names: it refuses what is on
-// this machine or in a private network, with invalid_request.
+// FetchPublic is [Fetch] for another party's source: it refuses sources on this machine or in a
+// private network, with invalid_request.
 func FetchPublic(ctx context.Context, src Source, dest, rev string) (*Tree, error) {
 	o := standard
 	o.lookup = net.DefaultResolver.LookupNetIP

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// git, and what it starts, sees of our environment what it needs and nothing else.
+// git, and processes that it starts, see only the variables of our environment that they need.
 func TestGitSeesNoVariablesOfOurs(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"git*": "#!/bin/sh\nenv >> " + filepath.Join(dir, "seen") + "\nexit 1\n"})
@@ -114,7 +114,7 @@ func TestFetchFolderRunsNothingOfItsSettings(t *testing.T) {
 		write(t, sparse, map[string]string{".git/" + config: settings("[core]\n\tsparseCheckout = true\n\tsparseCheckoutCone = true\n[index]\n\tsparse = true\n" +
 			"[extensions]\n\tpartialClone = origin\n[remote \"origin\"]\n\tpromisor = true\n\turl = " + plain + "\n")})
 	}
-	if err := os.RemoveAll(filepath.Join(marks, "hook")); err != nil { // of what was done above
+	if err := os.RemoveAll(filepath.Join(marks, "hook")); err != nil { // of the steps above
 		t.Fatal(err)
 	}
 	for name, repo := range map[string]string{"plain": plain, "included": included, "worktree": elsewhere, "bare": bare, "sparse": sparse} {

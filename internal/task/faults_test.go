@@ -34,8 +34,8 @@ func queued(t testing.TB, nc *nats.Conn) uint64 {
 	return stream.CachedInfo().State.Msgs
 }
 
-// A runner dies while the call of its task runs elsewhere: the next one gets what that
-// call comes to.
+// A runner dies while the call of its task runs elsewhere: the next one gets that call's
+// outcome.
 func TestRunnerIsLost(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -163,7 +163,7 @@ func put(t testing.TB, nc *nats.Conn, id subjects.RPCID, fields map[string]any) 
 	}
 }
 
-// What was submitted and not queued, as its runner died in between, is found by a sweep.
+// A task that was submitted and not queued, because its runner died in between, is found by a sweep.
 func TestSubmissionsThatWereCutOff(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -255,8 +255,8 @@ func TestNodeOfATaskIsLost(t *testing.T) {
 	}
 }
 
-// A task that lasts is handed over to whoever gets its message, and from then on it is one
-// runner's, whose call the other one leaves as it is.
+// A long task passes to the runner that gets its message, and from then on that runner owns it;
+// the other one leaves the call running.
 func TestTaskIsHandedOver(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -292,8 +292,8 @@ func TestTaskIsHandedOver(t *testing.T) {
 	}
 }
 
-// What hands tasks in, what runs them, the node that has their calls and the broker die, each while one task is to
-// come, one waits for room, one runs, and one is between two attempts.
+// The submitter, the runner, the node of the calls and the broker die, each while one task is
+// scheduled, one waits for room, one runs, and one is between two attempts.
 func TestDeathsInEveryState(t *testing.T) {
 	t.Parallel()
 	type mesh struct {

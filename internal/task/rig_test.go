@@ -24,7 +24,7 @@ import (
 // waitTimeout bounds every wait for a signal: long, because machines are busy.
 const waitTimeout = 90 * time.Second
 
-// desk is the tools of a test, and what they saw.
+// desk has the tools of a test, and records their calls.
 type desk struct {
 	mu    sync.Mutex
 	runs  map[string]int // of each key
@@ -32,7 +32,7 @@ type desk struct {
 	fails map[string]int // how often a key fails yet
 	began chan string
 	open  map[string]chan struct{}
-	says  chan string // what calls of the tool "wait" report, whichever takes it
+	says  chan string // reports of calls of the tool "wait"
 	ended chan error  // causes of contexts that ended first
 }
 
@@ -43,7 +43,7 @@ func newDesk() *desk {
 	}
 }
 
-// firstTasks is how many tasks of a session run at once, whatever room there is.
+// firstTasks is the number of a session's tasks that always run at once.
 const firstTasks = 8
 
 type job struct {
@@ -68,7 +68,7 @@ func (d *desk) count(key string) int {
 	return d.runs[key]
 }
 
-// gate is what calls of the tool "wait" with a key wait for.
+// gate is the channel for which calls of the tool "wait" with a key wait.
 func (d *desk) gate(key string) chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -45,8 +45,8 @@ func TestTheSameTaskTwice(t *testing.T) {
 	}
 }
 
-// A submission under the id of another task says what differs. A schedule is changed, one that
-// has ended begins anew.
+// A submission under the id of another task names the difference. A schedule is changed, an ended
+// one begins again.
 func TestSubmissionsUnderOneID(t *testing.T) {
 	t.Parallel()
 	d, c, _ := rig(t, 0)
@@ -388,7 +388,7 @@ func TestFullQueue(t *testing.T) {
 	succeeds(t, submit(t, c, "jobs.echo", "x", &client.SubmitOptions{ID: "refused"}), "did x")
 }
 
-// What cannot be a task is refused where it enters, and leaves nothing.
+// An invalid task is refused at its submission, and leaves nothing.
 func TestBadSubmissions(t *testing.T) {
 	t.Parallel()
 	_, c, s := rig(t, 0)

@@ -20,8 +20,8 @@ const (
 	errorBytes  = 4 << 10
 )
 
-// room is what the stores of tasks hold: so many records that each of them has the room to
-// be written again, whatever becomes of its task, and so many bytes of values.
+// room is the capacity of the stores of tasks: records, each with the room to be written again in
+// any state, and bytes of values.
 type room struct {
 	records, bytes int64
 }
@@ -34,14 +34,14 @@ const firedMost = 100
 // resultBytes is the room that a result takes which is not there yet.
 const resultBytes = 1 << 20
 
-// heldAgain is how soon what was refused for want of memory may come again: values are held for
-// as long as it takes to pass them on.
+// heldAgain is the retry time after a refusal for lack of memory: values are held only while
+// they are passed on.
 const heldAgain = time.Second
 
 // useKept is for how long a session's use is believed.
 const useKept = time.Second
 
-// use is what a session has in the stores of tasks, and all sessions.
+// use is the usage of the stores of tasks by a session, and by all sessions.
 type use struct {
 	room
 	all  room
@@ -80,9 +80,9 @@ func (h *holding) free() {
 	h.sizes = nil
 }
 
-// roomFor reports whether a session may have so many more records and bytes: it may have as
-// much as is free. So n sessions that take all that they get have 1/(n+1) each, and the
-// next one finds as much. over lets it have that many times as much.
+// roomFor reports whether a session may have this many more records and bytes: it may have as
+// much as is free. So n sessions that take all they get have 1/(n+1) each, and the next one
+// finds as much. over multiplies its share.
 func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more room, over int64) error {
 	u, err := s.useOf(ctx, session)
 	if err != nil {
@@ -107,8 +107,8 @@ func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more 
 		WithDetail("limit", "tasks").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
-// useOf is what a session's account has, as of a moment ago. Of all that ask for it at once one
-// lists it, whoever of them gives up.
+// useOf is the recent usage of a session's account. Simultaneous requests share one listing,
+// which goes on if its requester gives up.
 func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, error) {
 	account := s.account(session)
 	known := func() *use {
@@ -189,7 +189,7 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 	return u, nil
 }
 
-// nobodys reports whether nobody created the session of a token.
+// nobodys reports whether the session of a token was not created.
 func (s *Service) nobodys(token string) bool {
 	session, err := subjects.DecodeToken(token)
 	return err == nil && s.account(subjects.SessionID(session)) == ""

@@ -15,8 +15,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// One record that cannot be repaired does not end the sweeps of all others: a schedule that
-// the broker refuses ends as failed, and what cannot be read is passed over.
+// One record that cannot be repaired does not end the sweeps of others: a schedule that the
+// broker refuses ends as failed, and an unreadable record is skipped.
 func TestSweepGoesOnAfterABadRecord(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
