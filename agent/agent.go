@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/internal/member"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -201,7 +202,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	a.member.TellAwaited()
 	b := &builder{a: a}
 	a.deploy = deploy.New(a.member.Bus, a.member.View, a.member.Store, b, b, a.dir, &deploy.Options{
-		Logger: a.log, PrivateSources: a.opts.PrivateSources, Node: a.opts.Node, Labels: a.member.Host.Labels,
+		Logger: a.log, PrivateSources: a.opts.PrivateSources, Apart: &index.Apart{Dir: a.executor.Fetches(), Run: a.executor.Fetch}, Node: a.opts.Node, Labels: a.member.Host.Labels,
 	})
 	a.deploy.Start()
 	a.watch.Go(a.publishNotices)

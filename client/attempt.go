@@ -71,7 +71,7 @@ func (a *attempt) request(ctx context.Context, t target, delivery codec.Delivery
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
 		Depth: s.above.Depth, Parent: s.above.Parent, Lanes: s.above.Lanes, Revision: s.revision, Isolation: s.isolation, Keepalive: true, Answers: true, Outlive: s.outlive, WantLoad: t.choice, WantProgress: s.live, NoCache: s.noCache,
-		IdempotencyKey: s.key, Hops: s.hops, Trace: s.trace, Ref: s.ref, AcceptRef: !s.noRef, Read: delivery == codec.DeliverNone && !a.batch,
+		IdempotencyKey: s.key, Hops: s.hops, Trace: s.trace, Ref: s.ref, AcceptRef: !s.noRef, Read: delivery == codec.DeliverNone,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		left := min(time.Until(deadline), toolmesh.MaxTime)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"path/filepath"
 	"slices"
 
@@ -29,10 +30,27 @@ func (x *Executor) help(ctx context.Context, as venv.Role, job venv.Job) (stdout
 	return stdout, x.redactor(nil).Text(stderr), err
 }
 
+// Fetches is the parent of the folders for [Executor.Fetch].
+func (x *Executor) Fetches() string { return filepath.Join(x.dir, scratch) }
+
+// Fetch runs a program that fetches the source of an index, as isolated as the other programs of
+// an installation: of the agent's folders it sees only dir, one in [Executor.Fetches], which it
+// can write and has as its home. env is the rest of its environment. Its output goes to out.
+func (x *Executor) Fetch(ctx context.Context, dir string, argv, env []string, out io.Writer) (stderr string, err error) {
+	python, err := x.venvs.Interpreter(ctx)
+	if err != nil {
+		return "", err
+	}
+	_, stderr, err = x.help(ctx, venv.Fetcher, venv.Job{
+		Interpreter: python, Tmp: dir, Dir: dir, Read: []string{filepath.Dir(argv[0])}, Argv: argv, Env: append(slices.Clip(env), "HOME="+dir, "TMPDIR="+dir), Stdout: out,
+	})
+	return stderr, err
+}
+
 // confined runs a program of an installation in a sandbox level. The folders of job.Write are its
 // user's while it runs, and job.Keep for good.
 func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.User, job venv.Job, given Given) (stdout []byte, stderr string, err error) {
-	r := sandbox.Request{Level: box, Folder: job.Tmp, User: user, Given: slices.Clip(given), Argv: job.Argv, Env: job.Env}
+	r := sandbox.Request{Level: box, Folder: job.Tmp, User: user, Given: slices.Clip(given), Argv: job.Argv, Env: job.Env, Stdout: job.Stdout}
 	x.bound(&r)
 	if r.Folder == "" {
 		if r.Folder, err = sandbox.OwnFolder(filepath.Join(x.dir, scratch), box, user); err != nil {

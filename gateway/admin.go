@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"encoding/json"
-	"net/http"
 	"slices"
 
 	"github.com/toolmesh/toolmesh"
@@ -18,63 +17,50 @@ import (
 )
 
 // showCall answers GET /v1/calls/{rpc_id}.
-func (q *request) showCall() error {
-	at, err := q.c.Running(q.ctx, subjects.RPCID(q.r.PathValue("rpc_id")))
-	if err != nil {
-		return err
-	}
-	return q.answer(http.StatusOK, struct {
-		RPCID subjects.RPCID  `json:"rpc_id"`
-		State string          `json:"state"`
-		Tool  subjects.ToolID `json:"tool"`
-		Node  subjects.NodeID `json:"node"`
-	}{subjects.RPCID(q.r.PathValue("rpc_id")), "running", at.Tool, at.Node})
+func (q *request) showCall() (any, error) {
+	rpc := q.r.PathValue("rpc_id")
+	at, err := q.c.Running(q.ctx, subjects.RPCID(rpc))
+	return object{"rpc_id": rpc, "state": "running", "tool": at.Tool, "node": at.Node}, err
 }
 
 // cancelCall answers DELETE /v1/calls/{rpc_id}.
-func (q *request) cancelCall() error {
+func (q *request) cancelCall() (any, error) {
 	rpc := subjects.RPCID(q.r.PathValue("rpc_id"))
 	cancelled, err := q.c.Cancel(q.ctx, rpc)
 	if err == nil && !cancelled {
 		err = refused(toolmesh.CodeNotFound, "no node runs call %q in session %q: it has ended, or it has another id or session", rpc, q.c.Session())
 	}
-	if err != nil {
-		return err
-	}
-	return q.answer(http.StatusOK, map[string]bool{"cancelled": true})
+	return object{"cancelled": true}, err
 }
 
 // listTasks answers GET /v1/tasks.
-func (q *request) listTasks() error {
+func (q *request) listTasks() (any, error) {
 	state := codec.TaskState(q.r.URL.Query().Get("state"))
 	if state != "" && !slices.Contains(codec.TaskStates(), state) {
-		return refused(toolmesh.CodeInvalidRequest, "state is %q: it is one of %v", state, codec.TaskStates())
+		return nil, refused(toolmesh.CodeInvalidRequest, "state is %q: it is one of %v", state, codec.TaskStates())
 	}
 	all, err := q.c.Tasks(q.ctx, state)
-	if err != nil {
-		return err
-	}
-	return q.answer(http.StatusOK, map[string]any{"tasks": append([]client.TaskInfo{}, all...)})
+	return object{"tasks": append([]client.TaskInfo{}, all...)}, err
 }
 
 // ofTask answers GET and DELETE /v1/tasks/{id} with what do returns.
-func ofTask(do func(*client.Task, context.Context) (*client.TaskInfo, error)) func(*request) error {
-	return func(q *request) error {
+func ofTask(do func(*client.Task, context.Context) (*client.TaskInfo, error)) handler {
+	return func(q *request) (any, error) {
 		info, err := do(q.c.Task(subjects.RPCID(q.r.PathValue("id"))), q.ctx)
 		if e := toolmesh.AsError(err); err != nil && e.Code == toolmesh.CodeInvalidRequest {
-			return refused(toolmesh.CodeNotFound, "%s", e.Message) // nothing else can be wrong with a request that is an id
+			err = refused(toolmesh.CodeNotFound, "%s", e.Message) // nothing else can be wrong with a request that is an id
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		info.Result = withHrefs(info.Result)
-		return q.answer(http.StatusOK, info)
+		return info, nil
 	}
 }
 
 // listOf answers GET /v1/nodes, /v1/sessions and /v1/indexes: what the command line prints with --json.
-func listOf[T any](plural string, of func(*request, *registry.View) ([]T, error), otherwise func(*request) ([]T, error)) func(*request) error {
-	return func(q *request) error {
+func listOf[T any](plural string, of func(*request, *registry.View) ([]T, error), otherwise func(*request) ([]T, error)) handler {
+	return func(q *request) (any, error) {
 		var all []T
 		err := inventory.MayAsk(q.ctx, q.l.bus, "")
 		switch {
@@ -89,10 +75,7 @@ func listOf[T any](plural string, of func(*request, *registry.View) ([]T, error)
 		default:
 			err = q.explainAdmin(err)
 		}
-		if err != nil {
-			return err
-		}
-		return q.answer(http.StatusOK, map[string][]T{plural: all})
+		return map[string][]T{plural: all}, err
 	}
 }
 
@@ -126,7 +109,7 @@ func visibleIndexes(q *request) ([]inventory.Index, error) {
 }
 
 // install answers POST /v1/indexes: an agent installs an index, and its steps are events.
-func (q *request) install() error {
+func (q *request) install() (any, error) {
 	var in struct {
 		Source string             `json:"source"`
 		Name   subjects.IndexName `json:"name"`
@@ -134,17 +117,17 @@ func (q *request) install() error {
 		Env    map[string]string  `json:"env"`
 	}
 	if err := q.read(&in); err != nil {
-		return err
+		return nil, err
 	}
 	if in.Source == "" {
-		return refused(toolmesh.CodeInvalidRequest, `source is missing: the body is {"source":"owner/repo or a URL","name","rev","env"}`)
+		return nil, refused(toolmesh.CodeInvalidRequest, `source is missing: the body is {"source":"owner/repo or a URL","name","rev","env"}`)
 	}
 	if source, err := index.Parse(in.Source); err == nil && source.Kind != index.KindGit {
-		return refused(toolmesh.CodeInvalidRequest, "source is %q, a path: write a repository (owner/repo) or its URL; mesh install installs folders", in.Source)
+		return nil, refused(toolmesh.CodeInvalidRequest, "source is %q, a path: write a repository (owner/repo) or its URL; mesh install installs folders", in.Source)
 	}
-	release, err := take(1, q.l.streams)
+	release, err := q.l.take(streamsOpen, 1)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer release()
 	ctx, cancel := context.WithCancel(q.ctx)
@@ -160,7 +143,7 @@ func (q *request) install() error {
 				return err
 			case json.Unmarshal(raw, &line) != nil:
 			case line.Step != "":
-				out.write("event: step\n", raw)
+				out.write("event: step\n", oneLine(raw))
 			default: // many tools need several lines
 				line.Tools = append(done.Tools, line.Tools...)
 				line.Unavailable = append(done.Unavailable, line.Unavailable...)
@@ -173,5 +156,5 @@ func (q *request) install() error {
 	})
 	complete, _ := tool.MarshalPlain(done)
 	out.end(q.explainAdmin(err), complete)
-	return nil
+	return nil, nil
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
@@ -39,7 +38,7 @@ func (l *link) batchResult(r client.BatchResult) batchResult {
 }
 
 // batch answers POST /v1/calls:batch.
-func (q *request) batch() error {
+func (q *request) batch() (any, error) {
 	var in struct {
 		Calls []struct {
 			Tool    subjects.ToolID `json:"tool"`
@@ -49,7 +48,7 @@ func (q *request) batch() error {
 		Parallel bool `json:"parallel"`
 	}
 	if err := q.read(&in); err != nil {
-		return err
+		return nil, err
 	}
 	calls := make([]client.BatchCall, len(in.Calls))
 	for i, one := range in.Calls {
@@ -57,28 +56,20 @@ func (q *request) batch() error {
 		if one.Timeout != "" {
 			d, err := time.ParseDuration(one.Timeout)
 			if err != nil || d < time.Millisecond {
-				return refused(toolmesh.CodeInvalidRequest, `the timeout of call %d is %q: it is a duration such as "2s", at least 1ms`, i, one.Timeout)
+				return nil, refused(toolmesh.CodeInvalidRequest, `the timeout of call %d is %q: it is a duration such as "2s", at least 1ms`, i, one.Timeout)
 			}
 			calls[i].Timeout = d
 		}
 	}
 	results, err := q.runBatch(calls, in.Parallel)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	all := make([]batchResult, len(results))
 	for i, r := range results {
 		all[i] = q.l.batchResult(r)
 	}
-	return ran(q.answer(http.StatusOK, map[string]any{"results": all}))
-}
-
-// ran has the error of an answer say that its calls have run.
-func ran(err error) error {
-	if err != nil {
-		err = toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
-	}
-	return err
+	return object{"results": all}, nil
 }
 
 // runBatch makes several calls as one batch. It makes them singly with a key that may make no batches, and where
@@ -233,20 +224,20 @@ func (r *batchResult) text() string {
 }
 
 // toolCalls answers POST /v1/tool-calls: the calls of a model's turn, as they came.
-func (q *request) toolCalls() error {
+func (q *request) toolCalls() (any, error) {
 	var in struct {
 		Provider string            `json:"provider"`
 		Calls    []json.RawMessage `json:"calls"`
 	}
 	if err := q.read(&in); err != nil {
-		return err
+		return nil, err
 	}
 	p, ok := providers[in.Provider]
 	switch {
 	case !ok:
-		return refused(toolmesh.CodeInvalidRequest, "provider is %q: it is one of openai, openai-responses, anthropic and gemini", in.Provider)
+		return nil, refused(toolmesh.CodeInvalidRequest, "provider is %q: it is one of openai, openai-responses, anthropic and gemini", in.Provider)
 	case len(in.Calls) == 0 || len(in.Calls) > codec.MaxBatch:
-		return refused(toolmesh.CodeInvalidRequest, "calls has %d calls: it has 1 to %d", len(in.Calls), codec.MaxBatch)
+		return nil, refused(toolmesh.CodeInvalidRequest, "calls has %d calls: it has 1 to %d", len(in.Calls), codec.MaxBatch)
 	}
 	made := make([]modelCall, len(in.Calls))
 	results := make([]batchResult, len(in.Calls))
@@ -256,7 +247,7 @@ func (q *request) toolCalls() error {
 		var one given
 		err := json.Unmarshal(raw, &one)
 		if made[i] = p.read(&one); err != nil || made[i].name == "" || made[i].id == "" && !p.anonymous {
-			return refused(toolmesh.CodeInvalidRequest, "call %d is no tool call of %s", i, in.Provider)
+			return nil, refused(toolmesh.CodeInvalidRequest, "call %d is no tool call of %s", i, in.Provider)
 		}
 		id, args, changed, err := fit(q.ctx, q.c, q.l, subjects.ToolID(made[i].name), made[i].args)
 		if err != nil {
@@ -269,7 +260,7 @@ func (q *request) toolCalls() error {
 	if len(calls) > 0 {
 		done, err := q.runBatch(calls, false)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for n, i := range places {
 			changed := results[i].Changed
@@ -284,5 +275,5 @@ func (q *request) toolCalls() error {
 	if p.wrap != nil {
 		messages = []any{p.wrap(messages)}
 	}
-	return ran(q.answer(http.StatusOK, map[string]any{"messages": messages, "results": results}))
+	return object{"messages": messages, "results": results}, nil
 }

@@ -35,7 +35,7 @@ type call struct {
 }
 
 // callTool answers POST /v1/tools/{id}.
-func (q *request) callTool() error {
+func (q *request) callTool() (any, error) {
 	live, lines := accepts(q.r, "text/event-stream"), accepts(q.r, "application/x-ndjson")
 	prefix := "rpc_"
 	if live || lines {
@@ -65,7 +65,7 @@ func (q *request) callTool() error {
 		}
 		failCall(q.w, q.explain(err), &in)
 	}
-	return nil
+	return nil, nil
 }
 
 // roomTime is how long a large result waits in the mesh's store for its turn to be passed on.
@@ -89,7 +89,7 @@ func (q *request) result(in *call, result *client.Result) error {
 		ctx, cancel := context.WithTimeout(q.ctx, roomTime)
 		defer cancel()
 		var release func()
-		if release, err = wait(ctx, 1, q.l.results, q.g.results); err == nil {
+		if release, err = q.l.wait(ctx, resultsPassed, 1); err == nil {
 			defer release()
 			q.w.until = time.Now().Add(passTime)
 			err = q.pass(result.Node, result.Ref, hrefBytes)
@@ -188,21 +188,18 @@ func (l *link) bounded() (admit func(bytes int64) error, release func()) {
 		return nil, func() {}
 	}
 	var held atomic.Int64
-	rooms := []room{l.answers, l.g.answers}
 	return func(bytes int64) error {
-			_, full := take(bytes, rooms...)
+			_, full := l.take(answerBytes, bytes)
 			switch {
 			case full == nil:
 				held.Add(bytes)
 				return nil
-			case held.Load()+bytes > l.answers.size:
-				full = refused(toolmesh.CodePayloadTooLarge, "the large results of one request may have %d bytes together: make fewer calls with one, or read a single large result over HTTP", l.answers.size)
+			case held.Load()+bytes > l.rooms[answerBytes].size:
+				full = refused(toolmesh.CodePayloadTooLarge, "the large results of one request may have %d bytes together: make fewer calls with one, or read a single large result over HTTP", l.rooms[answerBytes].size)
 			}
 			return toolmesh.AsError(full).WithStarted(toolmesh.StartedYes)
 		}, func() {
-			for _, r := range rooms {
-				r.Release(held.Load())
-			}
+			l.release(answerBytes, held.Load())
 		}
 }
 

@@ -172,7 +172,7 @@ func (k *catalog) take(listed registry.ListedTool, raw json.RawMessage) {
 		one.tool, err = decodeTool(one.shown.JSON)
 	}
 	if err != nil {
-		k.m.log().Warn("a tool is left out for MCP clients: its declaration cannot be read", slog.String("tool", string(one.id)), slog.String("error", err.Error()))
+		k.m.opts.Logger.Warn("a tool is left out for MCP clients: its declaration cannot be read", slog.String("tool", string(one.id)), slog.String("error", err.Error()))
 	}
 	one.shown.JSON = nil // the tool has all of it
 	k.known[one.id] = one

@@ -60,21 +60,6 @@ func contentBlocks(value json.RawMessage) []mcp.Content {
 	if !bytes.HasPrefix(list, []byte("[")) || !likeBlocks(list) || json.Unmarshal(append(append([]byte(`{"content":`), list...), '}'), &result) != nil || len(result.Content) == 0 {
 		return nil
 	}
-	for _, one := range result.Content {
-		switch one := one.(type) {
-		case *mcp.TextContent, *mcp.ImageContent, *mcp.AudioContent:
-			continue
-		case *mcp.EmbeddedResource:
-			if one.Resource != nil {
-				continue
-			}
-		case *mcp.ResourceLink:
-			if one.URI != "" && one.Name != "" {
-				continue
-			}
-		}
-		return nil
-	}
 	var given, read any
 	written, err := json.Marshal(result.Content)
 	if err != nil || json.Unmarshal(list, &given) != nil || json.Unmarshal(written, &read) != nil || !reflect.DeepEqual(given, read) {
@@ -92,9 +77,12 @@ func likeBlocks(list []byte) bool {
 	_, err := d.Token()
 	for n := 0; err == nil && d.More(); n++ {
 		var one struct {
-			Type string `json:"type"`
+			Type, URI, Name string
+			Resource        *struct{}
 		}
-		if err = d.Decode(&one); n == mostBlocks || one.Type == "" {
+		err = d.Decode(&one)
+		whole := map[string]bool{"text": true, "image": true, "audio": true, "resource": one.Resource != nil, "resource_link": one.URI != "" && one.Name != ""}
+		if n == mostBlocks || !whole[one.Type] {
 			return false
 		}
 	}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -9,15 +10,13 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
 const (
-	// eventsOfToken is how many streams of events one token may read at once: each looks at the tools and
-	// the nodes for itself.
-	eventsOfToken = 16
 	// callsWaiting is how many events of calls may wait for a reader; it misses what comes then.
 	callsWaiting = 1024
 )
@@ -33,32 +32,32 @@ type happened struct {
 type state map[string]string
 
 // events answers GET /v1/events: what changes in the mesh, as far as the token may see it.
-func (q *request) events() error {
-	release, err := take(1, q.l.events)
+func (q *request) events() (any, error) {
+	release, err := q.l.take(eventsOpen, 1)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer release()
 	tools, nodes, err := q.look()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	subject, err := subjects.Event(subjects.EventCall, q.c.Session())
 	if err != nil {
-		return refused(toolmesh.CodeInvalidRequest, "%w", err)
+		return nil, refused(toolmesh.CodeInvalidRequest, "%w", err)
 	}
 	// A key that may not subscribe this hears nothing of calls.
 	calls := make(chan *nats.Msg, callsWaiting)
 	sub, err := q.l.bus.Conn().ChanSubscribe(subject, calls)
 	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "events of calls cannot be subscribed: %w", err).WithOrigin(toolmesh.OriginMesh)
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "events of calls cannot be subscribed: %w", err).WithOrigin(toolmesh.OriginMesh)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
 	ctx, cancel := context.WithCancel(q.ctx)
 	defer cancel()
 	out := &streamWriter{w: q.w, in: new(call), leave: cancel}
 	out.comment()
-	return out.during(func() error {
+	return nil, out.during(func() error {
 		next := time.NewTimer(lookEvery)
 		defer next.Stop()
 		for {
@@ -113,14 +112,12 @@ func (q *request) look() (tools, nodes state, err error) {
 func (s *streamWriter) changes(name string, before, now state) {
 	for id, is := range now {
 		was, known := before[id]
-		switch {
-		case was == is:
-		case name == "nodes":
-			s.event(name, happened{Kind: is, ID: id})
-		case known:
-			s.event(name, happened{Kind: "changed", ID: id})
-		default:
-			s.event(name, happened{Kind: "added", ID: id})
+		kind := is
+		if name == "tools" {
+			kind = map[bool]string{true: "changed", false: "added"}[known]
+		}
+		if was != is {
+			s.event(name, happened{Kind: kind, ID: id})
 		}
 	}
 	for id := range before {
@@ -132,19 +129,10 @@ func (s *streamWriter) changes(name string, before, now state) {
 
 // call writes the end of a call: its code, or ok.
 func (s *streamWriter) call(data []byte) {
-	var is struct {
-		Time   time.Time `json:"time"`
-		RPCID  string    `json:"rpc_id"`
-		Status string    `json:"status"`
-		Code   string    `json:"code"`
+	var is codec.CallEvent
+	if json.Unmarshal(data, &is) == nil && is.RPCID != "" {
+		s.event("calls", happened{cmp.Or(string(is.Code), is.Status), string(is.RPCID), is.Time})
 	}
-	if json.Unmarshal(data, &is) != nil || is.RPCID == "" {
-		return
-	}
-	if is.Code != "" {
-		is.Status = is.Code
-	}
-	s.event("calls", happened{is.Status, is.RPCID, is.Time})
 }
 
 func (s *streamWriter) event(name string, h happened) {

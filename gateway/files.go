@@ -24,14 +24,7 @@ import (
 const (
 	// uploadTime is how long the body of a request with files may take to arrive.
 	uploadTime = 10 * time.Minute
-	// uploadsOfAll and uploadsOfToken are how many requests with files are read at once.
-	uploadsOfAll   = 16
-	uploadsOfToken = 4
-	// downloadsOfAll and downloadsOfToken are how many files are sent at once: of each some megabytes are in
-	// memory while its reader is slow.
-	downloadsOfAll   = 32
-	downloadsOfToken = 16
-	maxParts         = 1000
+	maxParts   = 1000
 )
 
 // isMultipart reports whether a request's body has parts, which may be files.
@@ -43,7 +36,7 @@ func isMultipart(r *http.Request) bool {
 // readParts reads the arguments of a call from the parts of its body: a file goes to the mesh's store by
 // way of a file of this machine, since a node must know its size first, and is never in memory as a whole.
 func (q *request) readParts(in *call) error {
-	release, err := take(1, q.l.uploads, q.g.uploads)
+	release, err := q.l.take(uploads, 1)
 	if err != nil {
 		q.w.Header().Set("Connection", "close") // or the server would read the rest before it answers
 		return err
@@ -107,36 +100,17 @@ func (q *request) readParts(in *call) error {
 	return refused(toolmesh.CodeInvalidRequest, "the request's body has more than %d parts", maxParts)
 }
 
-// asTexts writes arguments, of which those that the schema takes only as text are the texts that they came as.
+// asTexts writes arguments, of which those that the schema does not take as JSON are the texts that they came as.
 func asTexts(schema json.RawMessage, args object, texts map[string]string) (json.RawMessage, error) {
 	body, err := json.Marshal(args)
 	v, wrong := tool.Compile(schema)
 	if err != nil || wrong != nil {
 		return body, err
 	}
-	unfit := func() map[string]bool {
-		names := make(map[string]bool)
-		for _, p := range tool.Problems(v.Validate(body)) {
-			names[strings.TrimPrefix(unescapePointer(p.Pointer), "/")] = true
-		}
-		return names
-	}
-	before := unfit()
-	if len(before) == 0 {
-		return body, nil
-	}
-	for name, text := range texts {
-		if before[name] {
+	for _, p := range tool.Problems(v.Validate(body)) {
+		name := strings.TrimPrefix(unescapePointer(p.Pointer), "/")
+		if text, ok := texts[name]; ok {
 			args[name] = text
-		}
-	}
-	if body, err = json.Marshal(args); err != nil {
-		return nil, err
-	}
-	after := unfit()
-	for name, text := range texts {
-		if before[name] && after[name] {
-			args[name] = json.RawMessage(text)
 		}
 	}
 	return json.Marshal(args)
@@ -213,14 +187,14 @@ func addHrefs(node any) (added bool) {
 
 // sendFile answers GET /v1/files/{ref} with the bytes of a file that a call has returned. They stay in the
 // mesh for their time. No browser takes them for a page of the gateway.
-func (q *request) sendFile() error {
+func (q *request) sendFile() (any, error) {
 	query := q.r.URL.Query()
 	if query.Get("digest") == "" {
-		return refused(toolmesh.CodeNotFound, "there is no file at a path without a digest: read one at the whole href that its result has")
+		return nil, refused(toolmesh.CodeNotFound, "there is no file at a path without a digest: read one at the whole href that its result has")
 	}
-	release, err := take(1, q.l.downloads, q.g.downloads)
+	release, err := q.l.take(downloads, 1)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer release()
 	h := q.w.Header()
@@ -240,14 +214,14 @@ func (q *request) sendFile() error {
 	err = q.pass("", ref, 0)
 	switch toolmesh.CodeOf(err) {
 	case "":
-		return nil
+		return nil, nil
 	case toolmesh.CodeInvalidRequest, toolmesh.CodePermissionDenied:
 		err = refused(toolmesh.CodeNotFound, "session %q has no file %q with the digest %q: files are kept for 15 minutes", q.c.Session(), ref.Name, ref.Digest)
 	}
 	for _, word := range []string{"Content-Disposition", "Content-Security-Policy"} {
 		h.Del(word)
 	}
-	return err
+	return nil, err
 }
 
 // pass sends what a reference names. A value of up to keep bytes is sent as a result, with links to its files;

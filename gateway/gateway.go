@@ -52,13 +52,16 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-const (
-	defaultMaxBody    = 8 << 20
-	defaultMaxUpload  = 256 << 20
-	defaultMaxTokens  = 1000
-	defaultMaxStreams = 1000
-	defaultIdle       = 10 * time.Minute
-)
+// defaultMaxBody is that of [Options.MaxBody], and how much the items of a stream may have that MCP clients get as one.
+const defaultMaxBody = 8 << 20
+
+// fill sets the defaults.
+func (o *Options) fill() {
+	o.MaxBody, o.MaxUpload = cmp.Or(o.MaxBody, defaultMaxBody), cmp.Or(o.MaxUpload, 256<<20)
+	o.MaxTokens, o.MaxStreams, o.MCPResultMax = cmp.Or(o.MaxTokens, 1000), cmp.Or(o.MaxStreams, 1000), cmp.Or(o.MCPResultMax, 25_000)
+	o.Idle, o.Version = cmp.Or(o.Idle, 10*time.Minute), cmp.Or(o.Version, "dev")
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+}
 
 // Gateway is an http.Handler. Its methods may be called concurrently.
 type Gateway struct {
@@ -68,8 +71,7 @@ type Gateway struct {
 	links   links
 	closing atomic.Bool
 	wg      sync.WaitGroup
-
-	uploads, downloads, documents, bodies, answers, hurried, results room
+	rooms   rooms
 }
 
 // New makes a gateway. Close it once it is no longer served.
@@ -77,9 +79,7 @@ func New(o Options) (*Gateway, error) {
 	if o.Dial == nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "gateway.Options.Dial is missing").WithOrigin(toolmesh.OriginCaller)
 	}
-	o.MaxBody, o.MaxUpload = cmp.Or(o.MaxBody, defaultMaxBody), cmp.Or(o.MaxUpload, defaultMaxUpload)
-	o.Idle = cmp.Or(o.Idle, defaultIdle)
-	o.MaxTokens, o.MaxStreams = cmp.Or(o.MaxTokens, defaultMaxTokens), cmp.Or(o.MaxStreams, defaultMaxStreams)
+	o.fill()
 	origins := make([]string, len(o.CORSOrigins))
 	for i, text := range o.CORSOrigins {
 		var err error
@@ -88,17 +88,7 @@ func New(o Options) (*Gateway, error) {
 		}
 	}
 	o.CORSOrigins = origins
-	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	g := &Gateway{
-		opts: o, log: o.Logger,
-		uploads:   newRoom(uploadsOfAll, "the gateway has %d requests with files at once already"),
-		downloads: newRoom(downloadsOfAll, "the gateway has %d downloads at once already"),
-		documents: newRoom(documentsAtOnce, "the gateway writes %d OpenAPI documents already"),
-		bodies:    newRoom(bodiesOfAll*o.MaxBody, "the bodies of all requests have %d bytes, and may have no more at once"),
-		answers:   newRoom(bodiesOfAll*o.MaxBody, "the large results of all requests have %d bytes, and may have no more at once"),
-		hurried:   newRoom(bodiesOfAll*o.MaxBody, "twice %d bytes of answers wait for their readers"),
-		results:   newRoom(bodiesOfAll, "the gateway passes %d large results on at once already"),
-	}
+	g := &Gateway{opts: o, log: o.Logger, rooms: newRooms(&o, true)}
 	g.links.init(g)
 	g.handler = g.routes()
 	return g, nil

@@ -102,9 +102,8 @@ const (
 // pacedWriter cuts off a reader that does not read.
 type pacedWriter struct {
 	http.ResponseWriter
-	rooms   []room    // of large answers that wait for their readers
-	hurried []room    // of those that come while these are full
-	until   time.Time // when what is written must be read; zero for most
+	of    *link     // has room for large answers that wait for their readers; nil for small ones alone
+	until time.Time // when what is written must be read; zero for most
 }
 
 // Unwrap is for [http.ResponseController].
@@ -140,13 +139,14 @@ func (w *pacedWriter) pieces(p []byte) (n int, err error) {
 // less time, as one that reads slowly would keep the bytes in memory. It returns an error where those that are
 // hurried so fill their rooms, too.
 func (w *pacedWriter) hold(bytes int64) (release func(), full error) {
-	for _, r := range w.rooms {
-		bytes = min(bytes, r.size)
+	if w.of == nil {
+		return func() {}, nil
 	}
-	if release, full = take(bytes, w.rooms...); full == nil {
+	bytes = min(bytes, w.of.rooms[answerBytes].size)
+	if release, full = w.of.take(answerBytes, bytes); full == nil {
 		return release, nil
 	}
-	give, full := take(bytes, w.hurried...)
+	give, full := w.of.take(hurriedBytes, bytes)
 	w.until = time.Now().Add(hurryTime)
 	return func() {
 		w.until = time.Time{}

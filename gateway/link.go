@@ -65,7 +65,7 @@ type link struct {
 	naming  sync.Mutex
 	names   plainNames // guarded by naming
 
-	streams, uploads, downloads, events, bodies, answers, hurried, results room
+	rooms rooms
 
 	// Guarded by links.mu.
 	connected bool // and counted in links.connected
@@ -188,14 +188,7 @@ func (ls *links) join(ctx context.Context, t token, named subjects.SessionID) (*
 func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
 	l := &link{
 		g: ls.g, digest: t.digest, named: named, known: t.seed == "", made: make(chan struct{}),
-		streams:   newRoom(int64(ls.g.opts.MaxStreams), "the token reads %d streams already, and may read no more at once"),
-		uploads:   newRoom(uploadsOfToken, "the token has %d requests with files at once already"),
-		downloads: newRoom(downloadsOfToken, "the token has %d downloads at once already"),
-		events:    newRoom(eventsOfToken, "the token reads %d streams of events already"),
-		bodies:    newRoom(bodiesOfToken*ls.g.opts.MaxBody, "the bodies of the token's requests have %d bytes, and may have no more at once"),
-		answers:   newRoom(bodiesOfToken*ls.g.opts.MaxBody, "the token's large results have %d bytes, and may have no more at once"),
-		hurried:   newRoom(bodiesOfToken*ls.g.opts.MaxBody, "twice %d bytes of answers wait for the token's readers: read them"),
-		results:   newRoom(bodiesOfToken, "%d large results of the token are passed on already: read them"),
+		rooms: newRooms(&ls.g.opts, false),
 	}
 	if t.seed != "" {
 		pair, err := nkeys.FromSeed([]byte(t.seed))

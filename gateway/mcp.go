@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -68,35 +67,35 @@ type viewOf struct{}
 
 // mcp answers /mcp and /mcp/{session}: POST of 2026-07-28 without a session, and POST, GET and
 // DELETE of the revisions before it.
-func (q *request) mcp() error {
+func (q *request) mcp() (any, error) {
 	l, c, w, r := q.l, q.c, q.w, q.r
-	key, err := keyOf(r.PathValue("session"), r.URL.RawQuery)
+	key, err := keyOf(r.PathValue("session"), r.URL.Query())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if key.session != "" {
 		if l.public != "" && !l.ofAdmin && key.session != l.session {
-			return refused(toolmesh.CodePermissionDenied, "the token is of the session %q and opens no other: use /mcp, or a token of the session %q", l.session, key.session)
+			return nil, refused(toolmesh.CodePermissionDenied, "the token is of the session %q and opens no other: use /mcp, or a token of the session %q", l.session, key.session)
 		}
 		c = c.In(key.session)
 	}
 	key.session = c.Session()
 	m := &l.mcp
 	if r.Method != http.MethodDelete {
-		done, err := take(1, l.streams)
+		done, err := l.take(streamsOpen, 1)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		defer done()
 	}
 	if r.Method == http.MethodPost {
 		body, err := q.whole()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		// A list of messages would be any number of calls.
 		if trimmed := bytes.TrimLeft(body, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '[' {
-			return refused(toolmesh.CodeInvalidRequest, "the body is a list of messages: send each in a POST of its own")
+			return nil, refused(toolmesh.CodeInvalidRequest, "the body is a list of messages: send each in a POST of its own")
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
 	}
@@ -104,7 +103,7 @@ func (q *request) mcp() error {
 	p.opens = r.Method == http.MethodPost && p.session == "" && !isModern(r)
 	p.ctx, p.cancel = context.WithCancelCause(q.ctx)
 	if err := m.enter(&q.g.opts, key, c, p); err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { m.leave(p, cmp.Or(p.session, w.Header().Get("Mcp-Session-Id"))) }()
 	r.Header.Set(visitHeader, p.id)
@@ -114,13 +113,13 @@ func (q *request) mcp() error {
 			_, _ = p.view.tools(p.ctx, viewFresh) // the SDK compares the headers of tools that it knows; the call itself reports an error
 		}
 		m.stateless.ServeHTTP(w, r)
-		return nil
+		return nil, nil
 	}
 	if r.Method == http.MethodDelete && p.session != "" { // requests without a session are of others
 		m.cancel(p.session) // the SDK waits for the calls of a session
 	}
 	m.sessions.ServeHTTP(w, r)
-	return nil
+	return nil, nil
 }
 
 // isModern reports whether a request is of a revision without sessions.
@@ -172,7 +171,7 @@ func (m *mcpLink) begin(opts *Options) {
 		return v.server
 	}
 	// The gateway has looked at Host and Origin.
-	o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: opts.MaxBody, Logger: m.log()}
+	o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: opts.MaxBody, Logger: opts.Logger}
 	m.sessions = mcp.NewStreamableHTTPHandler(serverOf, &o)
 	o.Stateless, o.PropagateRequestCancellation = true, true
 	m.stateless = mcp.NewStreamableHTTPHandler(serverOf, &o)
@@ -261,9 +260,6 @@ func (m *mcpLink) expire() {
 	m.lastUse = lastUse
 }
 
-// log is where it is said what is wrong with tools.
-func (m *mcpLink) log() *slog.Logger { return cmp.Or(m.opts.Logger, slog.New(slog.DiscardHandler)) }
-
 // look tells clients when the tools of their view have changed.
 func (m *mcpLink) look() {
 	for took := time.Duration(0); ; {
@@ -312,18 +308,12 @@ type viewKey struct {
 	search   bool // find_tools and call_tool in place of the tools
 }
 
-func keyOf(session, query string) (viewKey, error) {
+func keyOf(session string, query url.Values) (viewKey, error) {
 	key := viewKey{session: subjects.SessionID(session)}
-	q, err := url.ParseQuery(query)
-	if err != nil {
-		return key, refused(toolmesh.CodeInvalidRequest, "the query cannot be read: %w", err)
-	}
 	flags := map[string]*bool{"read_only=1": &key.readOnly, "search=1": &key.search, "prefix=off": &key.bare}
-	for name, values := range q {
+	for name, values := range query {
 		flag := flags[name+"="+values[0]]
 		switch {
-		case len(values) != 1:
-			return key, refused(toolmesh.CodeInvalidRequest, "%s is given %d times: give it once", name, len(values))
 		case name == "tools":
 			key.globs = values[0]
 		case flag == nil:
@@ -341,14 +331,16 @@ func keyOf(session, query string) (viewKey, error) {
 // Pipe serves one MCP client on a pipe, such as stdin and stdout, until in ends or ctx does. The query is that
 // of /mcp.
 func Pipe(ctx context.Context, c *client.Client, query url.Values, o *Options, in io.Reader, out io.Writer) error {
-	key, err := keyOf(string(c.Session()), query.Encode())
+	key, err := keyOf(string(c.Session()), query)
 	if err != nil {
 		return err
 	}
+	opts := *o
+	opts.fill()
 	m := new(mcpLink)
 	p := new(visit)
 	p.ctx, p.cancel = context.WithCancelCause(ctx)
-	if err := m.enter(o, key, c, p); err != nil {
+	if err := m.enter(&opts, key, c, p); err != nil {
 		return err
 	}
 	defer m.close()

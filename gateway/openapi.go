@@ -19,23 +19,11 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// documentsAtOnce is how many OpenAPI documents are written at once: each asks for every tool.
-const documentsAtOnce = 2
-
 const dialect = "https://json-schema.org/draft/2020-12/schema"
 
 // openAPI answers GET /openapi.json: one operation for each tool that is served, with its schemas.
-func (q *request) openAPI() error {
-	body, err := q.document()
-	if err != nil {
-		return err
-	}
-	return q.answerTagged(body) // not in the room of documents: a slow reader keeps no other waiting
-}
-
-// document writes the OpenAPI document.
-func (q *request) document() ([]byte, error) {
-	release, err := take(1, q.g.documents)
+func (q *request) openAPI() (any, error) {
+	release, err := q.l.take(documents, 1)
 	if err != nil {
 		return nil, err
 	}
@@ -61,18 +49,18 @@ func (q *request) document() ([]byte, error) {
 		failed[status] = object{"$ref": "#/components/responses/" + status}
 	}
 	for _, raw := range all {
-		d := new(tool.Descriptor)
-		if err := json.Unmarshal(raw, d); err != nil {
-			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a tool's description cannot be read: %w", err)
+		d, err := descriptorOf(raw)
+		if err != nil {
+			return nil, err
 		}
 		if len(d.InputSchema) > 0 { // else it went meanwhile
 			paths["/v1/tools/"+url.PathEscape(string(d.ID))] = object{"post": operation(d, schemas, failed)}
 		}
 	}
-	return tool.MarshalPlain(object{
+	return tagged(object{
 		"openapi": "3.1.0", "jsonSchemaDialect": dialect,
 		"info": object{
-			"title": "Tools of a mesh", "version": cmp.Or(q.g.opts.Version, "dev"),
+			"title": "Tools of a mesh", "version": q.g.opts.Version,
 			"description": "Each operation calls a tool. The body is the tool's arguments, the answer its result.",
 			"license":     object{"name": "that of each tool", "url": "urn:toolmesh:license"},
 		},

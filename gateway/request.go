@@ -39,8 +39,11 @@ func (q *request) explain(err error) error {
 	return refused(toolmesh.CodePermissionDenied, "the token is of session %q, and Mesh-Session names %q: leave the header out, or send an administrator's token (keys/admin.nk)", q.l.session, q.c.Session())
 }
 
-// with handles requests with the client of their tokens. An error is answered as a problem.
-func (g *Gateway) with(handle func(*request) error) http.HandlerFunc {
+// handler returns the answer to a request, nil where it has written one. An error is answered as a problem.
+type handler func(*request) (any, error)
+
+// with handles requests with the client of their tokens.
+func (g *Gateway) with(handle handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
 			within(w, bodyTime)
@@ -51,14 +54,28 @@ func (g *Gateway) with(handle func(*request) error) http.HandlerFunc {
 			ctx, cancel := l.within(r.Context())
 			defer cancel(nil)
 			q := &request{w: w.(*pacedWriter), r: r, g: g, l: l, c: c, ctx: ctx}
-			defer q.free()
-			q.w.rooms, q.w.hurried = []room{l.answers, g.answers}, []room{l.hurried, g.hurried}
-			err = q.explain(handle(q))
+			defer func() { l.release(bodyBytes, q.held) }()
+			q.w.of = l
+			err = q.explain(q.handle(handle))
 		}
 		if err != nil {
 			fail(w, err, "")
 		}
 	}
+}
+
+func (q *request) handle(by handler) error {
+	v, err := by(q)
+	if err != nil || v == nil {
+		return err
+	}
+	if body, ok := v.(held); ok {
+		return q.answerHeld(body)
+	}
+	if err = q.answer(http.StatusOK, v); err != nil && q.r.Method == http.MethodPost { // its calls have run
+		err = toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
+	}
+	return err
 }
 
 // answer answers with JSON. The error is of a value that cannot be written, or that of send.
@@ -100,13 +117,6 @@ func (q *request) read(into any) error {
 	return err
 }
 
-// The bytes of bodies without files that are in memory at once, in bodies of the largest size. Large answers
-// that wait for their readers have the same room again.
-const (
-	bodiesOfAll   = 32
-	bodiesOfToken = 8
-)
-
 // heldReader reads a part of a request's body into memory, and counts its bytes until the request ends.
 type heldReader struct {
 	q    *request
@@ -116,18 +126,12 @@ type heldReader struct {
 // Read implements [io.Reader].
 func (h heldReader) Read(p []byte) (int, error) {
 	n, err := h.from.Read(p)
-	if _, full := take(int64(n), h.q.l.bodies, h.q.g.bodies); full != nil {
+	if _, full := h.q.l.take(bodyBytes, int64(n)); full != nil {
 		h.q.w.Header().Set("Connection", "close") // or the server would read the rest before it answers
 		return 0, full
 	}
 	h.q.held += int64(n)
 	return n, err
-}
-
-// free gives back what the request's body took.
-func (q *request) free() {
-	q.l.bodies.Release(q.held)
-	q.g.bodies.Release(q.held)
 }
 
 // whole reads a body, which counts as one of the token's until the request ends.

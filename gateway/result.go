@@ -20,8 +20,7 @@ import (
 
 const (
 	// resultURI is what the URIs of whole results begin with.
-	resultURI    = "mesh://results/"
-	mcpResultMax = 25_000
+	resultURI = "mesh://results/"
 	// shortenedKey is where a result says that its structured content is cut.
 	shortenedKey = "toolmesh/shortened"
 	// cutDepth is how deep lists and objects are cut, as each level reads all of its value.
@@ -32,7 +31,7 @@ const (
 // whole text in the mesh's store, from where any gateway reads it. Structured content is cut where it still fits the
 // schema: clients refuse a result without it, unless the result is an error.
 func (v *view) shorten(ctx context.Context, t *catalogTool, value json.RawMessage, result *mcp.CallToolResult) {
-	most := cmp.Or(v.m.opts.MCPResultMax, mcpResultMax)
+	most := v.m.opts.MCPResultMax
 	left, note := most, ""
 	var content []mcp.Content
 	for _, one := range result.Content {

@@ -25,7 +25,7 @@ const (
 
 // stream answers a call with its items as they come. An error is of a call that was not begun.
 func (q *request) stream(in *call, lines bool) error {
-	done, err := take(1, q.l.streams)
+	done, err := q.l.take(streamsOpen, 1)
 	if err != nil {
 		return err
 	}
@@ -67,22 +67,22 @@ func (l *link) why(err error) error {
 }
 
 // followStream answers GET /v1/calls/{rpc_id}/stream.
-func (q *request) followStream() error {
+func (q *request) followStream() (any, error) {
 	in := &call{rpc: subjects.RPCID(q.r.PathValue("rpc_id"))}
 	from, err := startOf(q.r)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	done, err := take(1, q.l.streams)
+	done, err := q.l.take(streamsOpen, 1)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer done()
 	ctx, cancel := context.WithCancelCause(q.ctx)
 	defer cancel(nil)
 	out := &streamWriter{w: q.w, in: in, lines: accepts(q.r, "application/x-ndjson"), leave: func() { cancel(client.ErrLeft) }, count: from - 1}
 	out.ended(q.l.why(out.copy(q.c.Follow(ctx, in.rpc, from))))
-	return nil
+	return nil, nil
 }
 
 // startOf is the item that a reader goes on with.
@@ -147,9 +147,9 @@ func (s *streamWriter) copy(items iter.Seq2[client.Chunk, error]) error {
 			if err != nil {
 				return err
 			}
-			s.count, chunk.Data = chunk.Seq, withHrefs(chunk.Data)
+			s.count, chunk.Data = chunk.Seq, oneLine(withHrefs(chunk.Data))
 			if s.lines {
-				s.write("", fmt.Appendf(nil, `{"seq":%d,"data":%s}`, chunk.Seq, oneLine(chunk.Data)))
+				s.write("", fmt.Appendf(nil, `{"seq":%d,"data":%s}`, chunk.Seq, chunk.Data))
 			} else {
 				s.write(fmt.Sprintf("id: %d\nevent: item\n", chunk.Seq), chunk.Data)
 			}
@@ -169,15 +169,15 @@ func (s *streamWriter) keep() {
 	}
 }
 
-// write writes one event, or one line.
-func (s *streamWriter) write(head string, data json.RawMessage) {
+// write writes one event with its head, or one line. The data has no line breaks.
+func (s *streamWriter) write(head string, data []byte) {
+	form := "%sdata: %s\n\n"
+	if s.lines {
+		form = "%s%s\n"
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lines {
-		s.send(append(data, '\n'))
-		return
-	}
-	s.send(fmt.Appendf(nil, "%sdata: %s\n\n", head, oneLine(data)))
+	s.send(fmt.Appendf(nil, form, head, data))
 }
 
 // send sends bytes; s.mu is held.
@@ -241,14 +241,9 @@ func (s *streamWriter) end(err error, complete []byte) {
 }
 
 // oneLine is JSON with spaces for its line breaks, which would end an event's data. JSON has none inside of texts.
-func oneLine(data json.RawMessage) []byte {
-	if data = orNull(data); !bytes.ContainsAny(data, "\n\r") {
-		return data
+func oneLine(data json.RawMessage) json.RawMessage {
+	if data = orNull(data); bytes.ContainsAny(data, "\n\r") {
+		data = bytes.ReplaceAll(bytes.ReplaceAll(data, []byte("\n"), []byte(" ")), []byte("\r"), []byte(" "))
 	}
-	return bytes.Map(func(r rune) rune {
-		if r == '\n' || r == '\r' {
-			return ' '
-		}
-		return r
-	}, data)
+	return data
 }

@@ -22,56 +22,54 @@ import (
 const (
 	pageDefault = 100
 	pageMost    = 1000
-	// askPage is how many tools the registry lists or renders at once.
+	// askPage is how many tools the registry lists or describes at once.
 	askPage       = 500
 	searchDefault = 10
 )
 
 // listTools answers GET /v1/tools.
-func (q *request) listTools() error {
+func (q *request) listTools() (any, error) {
 	query := q.r.URL.Query()
 	limit, err := limitOf(query, pageDefault)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var format render.Format
 	if text := query.Get("format"); text != "" {
 		if format, err = render.ParseFormat(text); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	page, next, err := q.page(query, limit, format != "")
 	full := query.Get("full") == "1"
 	var about []json.RawMessage
-	if err == nil && (full || q.l.readOnly()) {
+	if err == nil && (full || format != "" || q.l.readOnly()) {
 		page, about, err = q.about(page)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	answer := struct {
-		Tools []json.RawMessage `json:"tools"`
-		Next  subjects.ToolID   `json:"next,omitempty"`
-	}{Tools: []json.RawMessage{}, Next: next}
-	switch {
-	case format != "":
-		answer.Tools, err = rendered(q.ctx, q.c, format, page)
-	case full:
-		answer.Tools = about
-	default:
-		for i := range page {
-			one, _ := tool.MarshalPlain(page[i])
-			answer.Tools = append(answer.Tools, one)
+	if format != "" {
+		for i := range about {
+			d, err := descriptorOf(about[i])
+			if err != nil {
+				return nil, err
+			}
+			shown, err := render.Tool(format, d)
+			if err != nil {
+				return nil, err
+			}
+			about[i] = shown.JSON
 		}
 	}
-	if err != nil {
-		return err
+	answer := struct {
+		Tools any             `json:"tools"`
+		Next  subjects.ToolID `json:"next,omitempty"`
+	}{append([]registry.ListedTool{}, page...), next}
+	if full || format != "" {
+		answer.Tools = about
 	}
-	body, err := tool.MarshalPlain(answer)
-	if err != nil {
-		return err
-	}
-	return q.answerTagged(body)
+	return tagged(answer)
 }
 
 // limitOf is how many tools a request asks for.
@@ -88,17 +86,14 @@ func limitOf(query url.Values, otherwise int) (int, error) {
 }
 
 // search answers GET /v1/search.
-func (q *request) search() error {
+func (q *request) search() (any, error) {
 	query := q.r.URL.Query()
 	limit, err := limitOf(query, searchDefault)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	found, err := q.found(query.Get("q"), limit, "")
-	if err != nil {
-		return err
-	}
-	return q.answer(http.StatusOK, map[string]any{"tools": found})
+	return object{"tools": found}, err
 }
 
 // found returns the tools that fit words, of those that the token may use.
@@ -174,42 +169,25 @@ func listSome(ctx context.Context, c *client.Client, ask registry.Request, limit
 	}
 }
 
-// rendered are tools as a provider takes them.
-func rendered(ctx context.Context, c *client.Client, format render.Format, page []registry.ListedTool) ([]json.RawMessage, error) {
-	out := []json.RawMessage{}
-	for part := range slices.Chunk(page, askPage) {
-		q := registry.Request{Provider: string(format), Tools: idsOf(part)}
-		for {
-			var answer registry.RenderAnswer
-			if err := c.Ask(ctx, registry.VerbRender, q, &answer); err != nil {
-				return nil, err
-			}
-			out = append(out, answer.Tools...)
-			if answer.Next == "" || answer.Next == q.After {
-				break
-			}
-			q.After = answer.Next
-		}
+// descriptorOf reads a tool that [described] tells of.
+func descriptorOf(about json.RawMessage) (*tool.Descriptor, error) {
+	d := new(tool.Descriptor)
+	if err := json.Unmarshal(about, d); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a tool's description cannot be read: %w", err)
 	}
-	return out, nil
+	return d, nil
 }
 
 // described tells of the tools of a page, in its order, what `mesh info --json` prints of each. One of which
 // nothing is known is as the list has it, and one that has gone since is left out.
 func described(ctx context.Context, c *client.Client, page []registry.ListedTool, tell func(registry.ListedTool, json.RawMessage)) error {
 	for len(page) > 0 {
-		ask := registry.Request{Tools: idsOf(page[:min(len(page), askPage)])}
-		var answer registry.DescribedAnswer
-		err := c.Ask(ctx, registry.VerbDescribe, ask, &answer)
-		if toolmesh.CodeOf(err) == toolmesh.CodeInvalidRequest { // a member of an earlier version
-			var one json.RawMessage
-			one, err = c.Describe(ctx, page[0].ID)
-			if code := toolmesh.CodeOf(err); code == toolmesh.CodeUnavailable || code == toolmesh.CodeToolNotFound {
-				one, err = json.RawMessage("null"), nil
-			}
-			answer.Tools = append(answer.Tools, one)
+		var ids []string
+		for _, t := range page[:min(len(page), askPage)] {
+			ids = append(ids, string(t.ID))
 		}
-		if err != nil {
+		var answer registry.DescribedAnswer
+		if err := c.Ask(ctx, registry.VerbDescribe, registry.Request{Tools: ids}, &answer); err != nil {
 			return err
 		}
 		if len(answer.Tools) == 0 || len(answer.Tools) > len(page) {
@@ -234,26 +212,13 @@ func (q *request) about(page []registry.ListedTool) (kept []registry.ListedTool,
 	about = []json.RawMessage{}
 	err = described(q.ctx, q.c, page, func(t registry.ListedTool, one json.RawMessage) {
 		if q.l.readOnly() {
-			var is struct {
-				Annotations struct {
-					ReadOnly bool `json:"read_only"`
-				}
-			}
-			if json.Unmarshal(one, &is) != nil || !is.Annotations.ReadOnly {
+			if d, err := descriptorOf(one); err != nil || !d.Annotations.ReadOnly {
 				return
 			}
 		}
 		kept, about = append(kept, t), append(about, one)
 	})
 	return kept, about, err
-}
-
-func idsOf(page []registry.ListedTool) []string {
-	ids := make([]string, len(page))
-	for i, t := range page {
-		ids[i] = string(t.ID)
-	}
-	return ids
 }
 
 // describe returns what is known of one tool.
@@ -264,23 +229,28 @@ func describe(ctx context.Context, c *client.Client, id subjects.ToolID) (*tool.
 }
 
 // showTool answers GET /v1/tools/{id}.
-func (q *request) showTool() error {
+func (q *request) showTool() (any, error) {
 	name := subjects.ToolID(q.r.PathValue("id"))
 	body, err := q.c.Describe(q.ctx, name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var is struct {
 		ID subjects.ToolID `json:"id"`
 	}
 	if json.Unmarshal(body, &is) != nil || !q.l.may(is.ID) {
-		return refused(toolmesh.CodeToolNotFound, "the token has no tool %q", name)
+		return nil, refused(toolmesh.CodeToolNotFound, "the token has no tool %q", name)
 	}
-	return q.answerTagged(body)
+	return held(body), nil
 }
 
-// answerTagged answers with JSON that a client may hold: 304 where it has it. The error is that of send.
-func (q *request) answerTagged(body []byte) error {
+// held is JSON that a client may hold.
+type held []byte
+
+func tagged(v any) (held, error) { return tool.MarshalPlain(v) }
+
+// answerHeld answers with JSON that a client may hold: 304 where it has it. The error is that of send.
+func (q *request) answerHeld(body held) error {
 	sum := sha256.Sum256(body)
 	tag := `"` + base64.RawURLEncoding.EncodeToString(sum[:16]) + `"`
 	h := q.w.Header()

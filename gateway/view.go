@@ -76,7 +76,7 @@ type namedTool struct {
 
 func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 	globs, _ := subjects.ParseGlobs(key.globs) // keyOf has looked
-	v := &view{key: key, m: m, catalog: m.catalog(c), c: c, globs: globs, server: mcp.NewServer(&mcp.Implementation{Name: "toolmesh", Version: cmp.Or(m.opts.Version, "dev")}, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
+	v := &view{key: key, m: m, catalog: m.catalog(c), c: c, globs: globs, server: mcp.NewServer(&mcp.Implementation{Name: "toolmesh", Version: m.opts.Version}, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
 		Tools: &mcp.ToolCapabilities{ListChanged: true}, Prompts: &mcp.PromptCapabilities{}, Resources: &mcp.ResourceCapabilities{},
 		//lint:ignore SA1019 clients of earlier revisions expect it
 		Logging: &mcp.LoggingCapabilities{},
@@ -180,7 +180,7 @@ func (v *view) mirror(list *toolList) {
 			defer func() { // the SDK panics on a wrong x-mcp-header; clients leave such a tool out
 				if wrong := recover(); wrong != nil {
 					v.server.RemoveTools(name)
-					v.m.log().Warn("the headers of a tool's MCP calls are not compared: its x-mcp-header is wrong", slog.String("tool", name), slog.String("error", fmt.Sprint(wrong)))
+					v.m.opts.Logger.Warn("the headers of a tool's MCP calls are not compared: its x-mcp-header is wrong", slog.String("tool", name), slog.String("error", fmt.Sprint(wrong)))
 				}
 			}()
 			v.server.AddTool(&mcp.Tool{Name: name, InputSchema: json.RawMessage(schema)}, v.call)

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
+	"github.com/toolmesh/toolmesh/router/standby"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -65,7 +66,12 @@ func TestMisuseIsAnError(t *testing.T) {
 			}
 			return err
 		},
-		"registry.NewResponder":   func() error { _, err := registry.NewResponder(nil, nil, nil, nil); return err },
+		"registry.NewResponder": func() error { _, err := registry.NewResponder(nil, nil, nil, nil); return err },
+		"standby.New":           func() error { _, err := standby.New(nil, nil, "", nil); return err },
+		"registry.Acquire": func() error {
+			_, err := registry.Acquire(ctx, nil, registry.NodeRecord{Node: "n", Boot: "b"}, nil)
+			return err
+		},
 		"registry.OpenView":       func() error { _, err := registry.OpenView(ctx, nil, nil); return err },
 		"Call of no tool":         func() error { _, err := c.Call(ctx, "", nil); return err },
 		"Call of no arguments":    func() error { _, err := c.Call(ctx, "desk.a", make(chan int)); return err },

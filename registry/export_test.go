@@ -54,6 +54,21 @@ func (v *View) Clears(ctx context.Context, after time.Duration) func() {
 	return func() { v.clear(ctx, seen, after) }
 }
 
+// LooksAgain has the next question look for what the store lacked, and names the words of the tools that all sessions
+// see; empty where the store has lacked nothing.
+func (r *Responder) LooksAgain() (words string) {
+	r.searcher.mu.Lock()
+	one := r.searcher.scopes[""]
+	r.searcher.mu.Unlock()
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	if one.again.IsZero() {
+		return ""
+	}
+	one.again = time.Now().Add(-time.Second)
+	return fmt.Sprintf("%p", one.index)
+}
+
 // KeepDocuments bounds the indexes of sessions that search keeps, in documents.
 func (r *Responder) KeepDocuments(n int) { r.searcher.keep = n }
 

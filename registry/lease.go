@@ -106,6 +106,9 @@ type Lease struct {
 // lease is taken over by compare-and-set. The record's Boot must be new for each start. A
 // goroutine renews the lease until [Lease.Release]. A nil logger discards.
 func Acquire(ctx context.Context, b *bus.Bus, record NodeRecord, log *slog.Logger) (*Lease, error) {
+	if err := b.Check(); err != nil {
+		return nil, err
+	}
 	token, err := subjects.NodeKey(record.Node)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "node %q: %w", record.Node, err)

@@ -59,10 +59,11 @@ type searched struct {
 	last uint64 // when it was used, in questions; of searcher.mu
 	docs int    // of searcher.mu
 
-	mu    sync.RWMutex
-	index *search.Index
-	built uint64    // the scope's version that it is of
-	again time.Time // when it is made anew, as the store lacked a descriptor; zero: not
+	mu      sync.RWMutex
+	index   *search.Index
+	built   uint64              // the scope's version that it is of
+	lacking map[string]struct{} // the documents whose descriptors the store lacked
+	again   time.Time           // when these are looked for again; zero: not
 }
 
 func newSearcher(v *View, s *Store) *searcher {
@@ -160,7 +161,7 @@ func (s *searcher) evict(but *searched) {
 // update makes an index match the view. After an error the documents that it has read stay.
 func (s *searcher) update(ctx context.Context, session subjects.SessionID, one *searched) error {
 	if !one.again.IsZero() && time.Now().After(one.again) {
-		one.index, one.built, one.again = search.NewIndex(), 0, time.Time{}
+		one.built, one.again = 0, time.Time{}
 	}
 	version, keys := s.view.documents(session, one.built)
 	if version == one.built {
@@ -168,9 +169,10 @@ func (s *searcher) update(ctx context.Context, session subjects.SessionID, one *
 	}
 	one.index.Remove(func(key string) bool {
 		_, there := keys[key]
-		return !there
+		_, lacking := one.lacking[key]
+		return !there || lacking
 	})
-	one.built = 0
+	one.built, one.lacking = 0, make(map[string]struct{})
 	var added []string
 	for key := range keys {
 		if !one.index.Has(key) {
@@ -192,7 +194,7 @@ func (s *searcher) update(ctx context.Context, session subjects.SessionID, one *
 			if known := found[digests[i]]; known != nil {
 				d.Description, d.Parameters = known.Description, parameters(known.InputSchema)
 			} else if digests[i] != "" {
-				one.again = time.Now().Add(missingAgain)
+				one.lacking[key], one.again = struct{}{}, time.Now().Add(missingAgain)
 			}
 			one.index.Put(key, d)
 		}

@@ -185,3 +185,60 @@ func TestSearchKeepsIndexes(t *testing.T) {
 		return sessions == 0
 	})
 }
+
+// A tool whose descriptor the store lacks is found by its id, and by its words once the store has them. Until then
+// the words of all others are not read anew.
+func TestSearchLooksAgainForWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	store := registry.NewStore(b)
+	v := view(t, b)
+	r := respond(t, b, v, store)
+	l := acquire(t, b, record("n1", "boot1"))
+	beat(t, b, "n1", "boot1", 0)
+	late := tool.Descriptor{ID: "lab.dig", Name: "dig", Source: tool.SourceGo, Description: "Moves earth."}
+	digests, err := registry.NewStore(b).PutDescriptors(t.Context(), &late)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kv, err := b.JetStream().KeyValue(t.Context(), subjects.BucketSchemas)
+	if err != nil {
+		t.Fatal(err)
+	}
+	value, err := kv.Get(t.Context(), digests[0])
+	if err == nil {
+		err = kv.Delete(t.Context(), digests[0])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	paint := tool.Descriptor{ID: "lab.paint", Name: "paint", Source: tool.SourceGo, Description: "Colours a wall."}
+	there, err := store.PutDescriptors(t.Context(), &paint)
+	if err == nil {
+		err = l.Publish(t.Context(), registry.ToolsRecord{Index: "lab", Revision: "r1", Tools: []registry.ToolRoute{{ID: late.ID, Digest: digests[0]}, {ID: paint.ID, Digest: there[0]}}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "they are served", func() bool { return nodesOf(v, "", "lab.dig") == "n1/boot1 " })
+	words := ""
+	for range 3 {
+		if got := found(t, b, "bob", registry.Request{Query: "dig wall"}); got != "lab.dig lab.paint " {
+			t.Errorf("found %q", got)
+		}
+		now := r.LooksAgain()
+		if now == "" || words != "" && now != words {
+			t.Errorf("the words are read anew: %q, before %q", now, words)
+		}
+		words = now
+	}
+	if _, err := kv.Put(t.Context(), digests[0], value.Value()); err != nil {
+		t.Fatal(err)
+	}
+	if got := found(t, b, "bob", registry.Request{Query: "earth"}); got != "lab.dig " {
+		t.Errorf("found %q", got)
+	}
+	if r.LooksAgain() != "" {
+		t.Error("what is there is looked for again")
+	}
+}

@@ -126,7 +126,9 @@ func (r *Router) Start(ctx context.Context) error {
 	if err := r.member.RunTasks(ctx); err != nil {
 		return err
 	}
-	r.standBy()
+	if err := r.standBy(); err != nil {
+		return err
+	}
 	if r.micro == nil && r.member.Host == nil {
 		var err error
 		r.micro, err = r.member.Bus.StartService(bus.ServiceConfig{
@@ -152,15 +154,20 @@ func (r *Router) join(ctx context.Context) error {
 
 // standBy begins to tell which calls wait for a node, and to hold calls itself if the
 // options say so, once; r.mu is held.
-func (r *Router) standBy() {
+func (r *Router) standBy() error {
 	switch {
 	case r.opts.Standby == nil:
 		r.member.TellAwaited()
 	case r.standby.Load() == nil:
 		o := *r.opts.Standby
 		o.Logger = cmp.Or(o.Logger, r.log)
-		r.standby.Store(standby.New(r.member.Bus, r.member.View, r.opts.Node, &o, r.member.Tasks.Awaited))
+		s, err := standby.New(r.member.Bus, r.member.View, r.opts.Node, &o, r.member.Tasks.Awaited)
+		if err != nil {
+			return err
+		}
+		r.standby.Store(s)
 	}
+	return nil
 }
 
 // serve starts the host, once; r.mu is held.

@@ -268,7 +268,7 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 	if _, err := os.Stat(src.Location); err == nil {
 		p.step("pack", "running", 0)
 	}
-	tree, err := index.Fetch(ctx, src, filepath.Join(work, "tree"), r.Rev)
+	tree, err := index.Fetch(ctx, src, filepath.Join(work, "tree"), r.Rev, index.FetchOptions{})
 	if err != nil {
 		return false, err
 	}

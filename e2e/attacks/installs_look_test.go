@@ -182,7 +182,12 @@ func (w *workplace) judge() {
 			continue
 		}
 		w.t.Run("control/"+c.name, func(t *testing.T) {
-			if want := c.control + " " + c.control; !c.ok || c.answer != want {
+			// In none what others altered before the restart is the agent's own to alter.
+			want, answer := c.control+" "+c.control, c.answer
+			if w.asked == none {
+				answer = strings.Replace(answer, ` "altered"`, " "+c.control, 1)
+			}
+			if !c.ok || answer != want {
 				t.Errorf("it does not install and answer: ok %t, answers %q, want %q\n%s", c.ok, c.answer, want, head(c.out.String()))
 			}
 		})

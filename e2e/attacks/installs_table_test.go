@@ -61,6 +61,7 @@ var recipes, installAttempts = func() ([]*recipe, []installAttempt) {
 	t := &installTable{}
 	t.dependencyFiles()
 	t.settingsOfUV()
+	t.fetches()
 	t.environments()
 	t.links()
 	t.builds()
@@ -299,6 +300,15 @@ func (t *installTable) dependencyFiles() {
 			t.row(area, what+", "+where, "bundles take no link that leads out", always, r, leaks, altered, installed)
 		}
 	}
+}
+
+func (t *installTable) fetches() {
+	const area, by = "fetches", "git runs apart, as a user of its own"
+	r := t.recipe(recipe{name: "fetched", files: plain(nil), served: true, everywhere: true, prepare: func(c *attempted) {
+		write(c.t, filepath.Join(c.dir, "bin", c.id+".py"), c.fill("{probe git}\n"), 0o644)
+	}})
+	t.row(area, "have git run code of the server that it fetches the index from, as the agent", by, confined, r, unconfined("git"))
+	t.row(area, "find variables of the agent in git's own", by, always, r, readsOf("git", "own environment agentenv"))
 }
 
 func (t *installTable) settingsOfUV() {

@@ -172,6 +172,12 @@ func installAt(t *testing.T, m installMachine) {
 	}
 	w.pidns, _ = os.Readlink("/proc/self/ns/pid")
 	w.python = filepath.Join(filepath.SplitList(w.path)[0], "python3")
+	// A git that runs what a server could have it run, where it is asked for a case's repository.
+	write(t, filepath.Join(w.dir, "bin", "git"), `#!/bin/sh
+case "$*" in *" ls-remote -q "*/git/*.git) for last; do :; done; name=${last##*/}; python3 "`+w.dir+`/bin/${name%.git}.py" 2>/dev/null ;; esac
+exec /usr/bin/git "$@"
+`, 0o755)
+	w.path = filepath.Join(w.dir, "bin") + ":" + w.path
 	w.drop = filepath.Join(w.dir, "drop")
 	for folder, mode := range map[string]os.FileMode{w.dir: 0o755, w.drop: 0o777, filepath.Join(w.dir, "home"): 0o755, filepath.Join(w.dir, "planted"): 0o755} {
 		if err := errors.Join(os.MkdirAll(folder, 0o755), os.Chmod(folder, mode)); err != nil {

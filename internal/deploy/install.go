@@ -224,11 +224,7 @@ func (m *Manager) fetch(ctx context.Context, r Request, j *job, dest string) (fe
 		// It would be a folder of this machine, with all that the agent's user can read.
 		return fetched{}, invalidRequest("a folder or a file is installed as a bundle that its client puts into the mesh: mesh install does")
 	}
-	fetch := index.FetchPublic
-	if m.opts.PrivateSources {
-		fetch = index.Fetch
-	}
-	tree, err := fetch(ctx, src, dest, r.Rev)
+	tree, err := index.Fetch(ctx, src, dest, r.Rev, index.FetchOptions{Public: !m.opts.PrivateSources, Apart: m.opts.Apart})
 	if err != nil {
 		return fetched{}, err
 	}

@@ -50,6 +50,8 @@ type Options struct {
 	// PrivateSources lets installs fetch from this machine and from private networks.
 	// Defaults to false, as the caller of an install may be elsewhere.
 	PrivateSources bool
+	// Apart runs git for the sources of others. Defaults to this process.
+	Apart *index.Apart
 	// Node is the node's id. Defaults to none.
 	Node subjects.NodeID
 	// Labels returns the node's labels now: an index may be for nodes with some labels only.

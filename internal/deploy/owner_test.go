@@ -25,7 +25,7 @@ func (n *node) upload(t *testing.T, text string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tree, err := index.Fetch(t.Context(), src, filepath.Join(t.TempDir(), "tree"), "")
+	tree, err := index.Fetch(t.Context(), src, filepath.Join(t.TempDir(), "tree"), "", index.FetchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

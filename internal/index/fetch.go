@@ -20,6 +20,7 @@ type fetching struct {
 	silence time.Duration // in whole seconds: an HTTP server that is silent for longer is given up
 	limits  Limits
 	lookup  resolver // nil: the source may be anywhere
+	apart   *Apart   // nil: git runs as this process
 }
 
 // Tree is a fetched source.
@@ -38,25 +39,28 @@ type Tree struct {
 	Warnings []string
 }
 
+// FetchOptions adjust [Fetch].
+type FetchOptions struct {
+	// Public is for a source that somebody else names: one on this machine or in a private network
+	// is refused with invalid_request.
+	Public bool
+	// Apart runs git where it needs nothing of this process's user. Defaults to this process.
+	Apart *Apart
+}
+
 // Fetch brings a source's files into the folder dest, which it creates and
 // which must not exist; nothing is left there if it fails. All errors are
 // install_failed with details.reason, except the context's own cancellation.
 // Fetch may run concurrently for different dest. rev is a branch, a tag, a full or
 // a short commit; "" is the source's own, else the repository's default branch. It
 // must not contradict the source's own.
-func Fetch(ctx context.Context, src Source, dest, rev string) (*Tree, error) {
-	return standard.fetch(ctx, src, dest, rev)
+func Fetch(ctx context.Context, src Source, dest, rev string, o FetchOptions) (*Tree, error) {
+	how := fetching{git: "git", timeout: 5 * time.Minute, silence: 30 * time.Second, limits: defaultLimits, apart: o.Apart}
+	if o.Public {
+		how.lookup = net.DefaultResolver.LookupNetIP
+	}
+	return how.fetch(ctx, src, dest, rev)
 }
-
-// FetchPublic is [Fetch] for another party's source: it refuses sources on this machine or in a
-// private network, with invalid_request.
-func FetchPublic(ctx context.Context, src Source, dest, rev string) (*Tree, error) {
-	o := standard
-	o.lookup = net.DefaultResolver.LookupNetIP
-	return o.fetch(ctx, src, dest, rev)
-}
-
-var standard = fetching{git: "git", timeout: 5 * time.Minute, silence: 30 * time.Second, limits: defaultLimits}
 
 func (o fetching) fetch(ctx context.Context, src Source, dest, rev string) (*Tree, error) {
 	if rev != "" && src.Rev != "" && rev != src.Rev {
@@ -109,7 +113,7 @@ func (o fetching) into(ctx context.Context, src Source, rev, dest string) (*Tree
 	}
 	switch src.Kind {
 	case KindGit:
-		return g.fetch(ctx, src.Location, src.login, rev, dest, o.limits)
+		return g.fetch(ctx, src.Location, src.login, rev, dest, o.limits, o.apart)
 	case KindFolder:
 		info, err := os.Stat(src.Location)
 		switch {
@@ -126,7 +130,7 @@ func (o fetching) into(ctx context.Context, src Source, rev, dest string) (*Tree
 		if _, err := os.Lstat(filepath.Join(src.Location, ".git")); err != nil {
 			return nil, failed(reasonRevision, "a revision needs the root of a git repository, and %s is none; leave --rev out to take the folder as it is", src.Location)
 		}
-		return g.fetch(ctx, src.Location, nil, rev, dest, o.limits)
+		return g.fetch(ctx, src.Location, nil, rev, dest, o.limits, o.apart)
 	case KindFile:
 		if rev != "" {
 			return nil, failed(reasonRevision, "a single file has no revisions; leave --rev out")

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/cgi"
 	"net/http/httptest"
@@ -51,8 +52,22 @@ type options struct {
 func fetch(t testing.TB, text string, o *options) (*Tree, error) {
 	t.Helper()
 	o = std.Or(o, &options{})
-	how := fetching{git: std.Or(o.Git, "git"), timeout: std.Or(o.Timeout, time.Minute), silence: o.Silence, limits: std.Or(o.Limits, defaultLimits)}
+	how := fetching{
+		git: std.Or(o.Git, "git"), timeout: std.Or(o.Timeout, time.Minute), silence: o.Silence, limits: std.Or(o.Limits, defaultLimits), apart: apart(t),
+	}
 	return how.fetch(t.Context(), source(t, text), filepath.Join(t.TempDir(), "tree"), o.Rev)
+}
+
+// apart runs programs as an agent has them run, but as this user.
+func apart(t testing.TB) *Apart {
+	t.Helper()
+	dir := t.TempDir()
+	return &Apart{Dir: dir, Run: func(ctx context.Context, in string, argv, env []string, out io.Writer) (string, error) {
+		if filepath.Dir(in) != dir || !filepath.IsAbs(argv[0]) {
+			t.Errorf("%q is to run in %s", argv, in)
+		}
+		return git{}.here(ctx, in, argv, append(env, "HOME="+in), out)
+	}}
 }
 
 // onDisk lists the files below a folder.
@@ -311,7 +326,7 @@ func TestFetchTimeoutAndCancel(t *testing.T) {
 	defer cancel()
 	go func() { <-asked; cancel() }()
 	dest := filepath.Join(t.TempDir(), "tree")
-	if _, err := Fetch(ctx, source(t, server.URL+"/x"), dest, ""); !errors.Is(err, context.Canceled) {
+	if _, err := Fetch(ctx, source(t, server.URL+"/x"), dest, "", FetchOptions{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled fetch: %v, want context.Canceled", err)
 	}
 	if _, err := os.Stat(dest); !errors.Is(err, os.ErrNotExist) {
@@ -539,9 +554,9 @@ func TestFetchFolderRefuses(t *testing.T) {
 	gitRun(t, dir, "init", "-q")
 	_, err = fetch(t, filepath.Join(dir, "sub"), &options{Rev: "main"})
 	wantFailed(t, err, reasonRevision, "--rev")
-	_, err = Fetch(t.Context(), source(t, dir), filepath.Join(dir, "in", "side"), "")
+	_, err = Fetch(t.Context(), source(t, dir), filepath.Join(dir, "in", "side"), "", FetchOptions{})
 	wantFailed(t, err, reasonFolder, "inside")
-	_, err = Fetch(t.Context(), source(t, dir), t.TempDir(), "")
+	_, err = Fetch(t.Context(), source(t, dir), t.TempDir(), "", FetchOptions{})
 	wantFailed(t, err, reasonExists, "exists already")
 	_, err = fetch(t, t.TempDir(), nil)
 	wantFailed(t, err, reasonFolder, "no files")

@@ -21,6 +21,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -32,6 +33,10 @@ type git struct {
 	silence time.Duration // as in fetching
 
 	protocols string // the allowed transports; empty: allowed
+
+	apart    *Apart      // runs it; nil: this process does
+	settings [][2]string // of git, beyond those that it finds itself
+	input    string      // for its standard input
 }
 
 // allowed are the transports. Others, such as ext::, run commands.
@@ -43,17 +48,20 @@ const (
 	maxStderr = 8 << 10
 )
 
-// gitVariables are the variables of our environment for git, ssh, their helpers and proxies, in
-// upper case; gitFamilies are the prefixes of further ones. They get no others, as the fetched
-// repository influences what they do.
+// machineVariables and ownVariables are the variables of our environment for git, ssh, their helpers
+// and proxies, in upper case; the families are the prefixes of further ones. They get no others,
+// as the fetched repository influences what they do. A git apart gets those of the machine alone.
 var (
-	gitVariables = []string{
-		"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "XDG_CONFIG_HOME", "XDG_CACHE_HOME",
+	machineVariables = []string{
+		"PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE",
+	}
+	ownVariables = []string{
+		"HOME", "USER", "LOGNAME", "TMPDIR", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "XDG_CONFIG_HOME", "XDG_CACHE_HOME",
 		"XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME", "KRB5_CONFIG",
-		"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE",
 		"SYSTEMROOT", "WINDIR", "COMSPEC", "PATHEXT", "TEMP", "TMP", "USERPROFILE", "HOMEDRIVE", "HOMEPATH", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA",
 	}
-	gitFamilies = []string{"LC_", "GIT_"}
+	machineFamilies = []string{"LC_", "GIT_SSL_", "GIT_PROXY_", "GIT_HTTP_", "GIT_EXEC_PATH"}
+	ownFamilies     = []string{"GIT_"}
 )
 
 // located are the variables that would point git at another repository: those of
@@ -65,11 +73,15 @@ var located = []string{
 }
 
 // environ returns git's part of an environment.
-func environ(all []string) []string {
+func (g git) environ(all []string) []string {
+	names, families := machineVariables, machineFamilies
+	if g.apart == nil {
+		names, families = slices.Concat(names, ownVariables), slices.Concat(families, ownFamilies)
+	}
 	return slices.DeleteFunc(all, func(line string) bool {
 		name, _, _ := strings.Cut(line, "=")
 		begins := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
-		return !slices.Contains(gitVariables, strings.ToUpper(name)) && !slices.ContainsFunc(gitFamilies, begins) ||
+		return !slices.Contains(names, strings.ToUpper(name)) && !slices.ContainsFunc(families, begins) ||
 			slices.Contains(located, name) || begins("GIT_TRACE")
 	})
 }
@@ -97,30 +109,47 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 		// A server that packs for long says so all the time, with a byte a second at least.
 		hardened = append(hardened, "-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime="+strconv.Itoa(int(g.silence/time.Second)))
 	}
-	cmd := exec.CommandContext(ctx, g.command, slices.Concat(hardened, g.pin.settings(), args)...)
-	cmd.Dir = cmp.Or(dir, "/") // no repository that we happen to be in has settings for it
-	cmd.Env = append(environ(os.Environ()), "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "SSH_ASKPASS=", "GCM_INTERACTIVE=never",
+	argv := slices.Concat([]string{g.command}, hardened, g.pin.settings(), args)
+	env := append(g.environ(os.Environ()), "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "SSH_ASKPASS=", "GCM_INTERACTIVE=never",
 		"GIT_ALLOW_PROTOCOL="+cmp.Or(g.protocols, allowed), "GIT_OPTIONAL_LOCKS=0", "GIT_NO_LAZY_FETCH=1", "LC_ALL=C", "LANGUAGE=")
-	if !slices.ContainsFunc(cmd.Env, func(kv string) bool {
+	if !slices.ContainsFunc(env, func(kv string) bool {
 		return strings.HasPrefix(kv, "GIT_SSH_COMMAND=") || strings.HasPrefix(kv, "GIT_SSH=")
 	}) {
-		cmd.Env = append(cmd.Env, "GIT_SSH_COMMAND=ssh -oBatchMode=yes -oConnectTimeout=20")
+		env = append(env, "GIT_SSH_COMMAND=ssh -oBatchMode=yes -oConnectTimeout=20")
 	}
-	cmd.Env = login.addTo(cmd.Env)
-	var said tail
-	cmd.Stdout, cmd.Stderr = out, &said
-	endWholeGroup(cmd)
-	cmd.WaitDelay = 2 * time.Second
-	err := cmd.Run()
+	for _, setting := range g.settings {
+		env = withSetting(env, setting[0], setting[1])
+	}
+	if login != nil {
+		env = withSetting(env, "http."+login.base+".extraHeader", login.header)
+	}
+	run := g.here
+	if g.apart != nil {
+		run = g.apart.run
+	}
+	said, err := run(ctx, cmp.Or(dir, "/"), argv, env, out) // no repository that we happen to be in has settings for it
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.Is(err, exec.ErrNotFound), errors.Is(err, os.ErrNotExist) && cmd.Process == nil:
+	case errors.Is(err, exec.ErrNotFound):
 		return failed(reasonGitMissing, "git is needed for this source and was not found; install git on this machine, or install the index from one that has it")
 	}
-	return &gitError{stderr: login.redact(strings.ToValidUTF8(string(said), "?")), cause: err}
+	return &gitError{stderr: login.redact(strings.ToValidUTF8(said, "?")), cause: err}
+}
+
+// here runs a program as this process, with env as its whole environment.
+func (g git) here(ctx context.Context, dir string, argv, env []string, out io.Writer) (stderr string, err error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	var said tail
+	cmd.Dir, cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = dir, env, strings.NewReader(g.input), out, &said
+	endWholeGroup(cmd)
+	cmd.WaitDelay = 2 * time.Second
+	if err = cmd.Run(); errors.Is(err, os.ErrNotExist) && cmd.Process == nil {
+		err = exec.ErrNotFound
+	}
+	return string(said), err
 }
 
 // gitError is a git that ended with a failure.
@@ -217,17 +246,23 @@ func (g git) list(ctx context.Context, dir, temp string) ([]string, error) {
 	return names, nil
 }
 
-// newStore makes an empty repository without a work tree.
+// newStore makes an empty repository without a work tree. Its attributes turn off those of a
+// commit that leave out or change files.
 func (g git) newStore(ctx context.Context, temp string) (string, error) {
 	store, err := os.MkdirTemp(temp, ".fetch-*")
 	if err != nil {
 		return "", failed(reasonFolder, "no temporary folder: %w", err)
 	}
-	if _, err := g.output(ctx, store, nil, "init", "-q", "--bare", "--template=", "."); err != nil {
-		_ = os.RemoveAll(store)
-		return "", internalGit(err)
+	info := filepath.Join(store, "info")
+	if _, err = g.output(ctx, store, nil, "init", "-q", "--bare", "--template=", "."); err != nil {
+		err = internalGit(err)
+	} else if err = errors.Join(os.MkdirAll(info, 0o700), os.WriteFile(filepath.Join(info, "attributes"), []byte("* -export-ignore -export-subst -filter\n"), 0o600)); err != nil {
+		err = failed(reasonFolder, "the folder %s cannot be written: %w", store, err)
 	}
-	return store, nil
+	if err != nil {
+		_ = os.RemoveAll(store)
+	}
+	return store, err
 }
 
 var (
@@ -236,13 +271,33 @@ var (
 )
 
 // fetch brings one revision of a repository into dest.
-func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, rev, dest string, limits Limits) (*Tree, error) {
+func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, rev, dest string, limits Limits, apart *Apart) (*Tree, error) {
 	header := newLoginHeader(location, login)
 	location, err := g.landing(ctx, location, header)
 	if err != nil {
 		return nil, err
 	}
-	refs, err := g.refs(ctx, location, header)
+	temp := filepath.Dir(dest)
+	if apart != nil {
+		temp = apart.Dir
+	}
+	store, err := g.newStore(ctx, temp)
+	if err != nil {
+		return nil, err
+	}
+	defer deep.RemoveAll(store) //nolint:errcheck // what a killed process leaves is swept
+	remote, reader := g, g
+	if apart != nil {
+		remote, location, header = g.remote(ctx, apart, store, location, header)
+		reader.apart = apart
+	}
+	refs, err := remote.refs(ctx, store, location, header)
+	if remote.apart != nil && isDenied(err) {
+		if login := g.credentials(ctx, location); login != nil {
+			header = newLoginHeader(location, login)
+			refs, err = remote.refs(ctx, store, location, header)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -250,18 +305,24 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 	if err != nil {
 		return nil, err
 	}
-	store, err := g.newStore(ctx, filepath.Dir(dest))
+	found, err := remote.bring(ctx, store, location, header, ref, rev, refs)
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(store)
-	commit, err := g.bring(ctx, store, location, header, ref, rev, refs)
-	if err != nil {
-		return nil, err
+	tree := &Tree{Dir: dest, Rev: rev}
+	err = reader.checkout(ctx, store, found, tree, limits)
+	var ge *gitError
+	switch {
+	case errors.As(err, &ge) && strings.Contains(ge.stderr, "ambiguous"):
+		return nil, failed(reasonRevision, "the commit %q of %s is ambiguous; give more of its digits", rev, location).WithDetail("revision", rev)
+	case errors.As(err, &ge) && noCommit.MatchString(ge.stderr), err == nil && !fullCommit.MatchString(tree.Revision):
+		return nil, refs.unknown(rev, location)
 	}
-	tree := &Tree{Dir: dest, Revision: commit, Rev: rev}
-	return tree, g.checkout(ctx, store, commit, tree, limits)
+	return tree, internalGit(err)
 }
+
+// noCommit is what git archive says of a name that it cannot archive.
+var noCommit = regexp.MustCompile(`not a (?:valid object name|tree object)`)
 
 // mostRedirects is how often an address may lead to another one.
 const mostRedirects = 5
@@ -331,8 +392,8 @@ type remoteRefs struct {
 }
 
 // refs asks the repository for its references.
-func (g git) refs(ctx context.Context, location string, header *loginHeader) (*remoteRefs, error) {
-	out, err := g.output(ctx, "", header, "ls-remote", "-q", "--", location)
+func (g git) refs(ctx context.Context, store, location string, header *loginHeader) (*remoteRefs, error) {
+	out, err := g.output(ctx, store, header, "ls-remote", "-q", "--", location)
 	if err != nil {
 		return nil, unreachable(location, err)
 	}
@@ -391,7 +452,7 @@ func (r *remoteRefs) unknown(rev, location string) error {
 		WithDetail("revision", rev).WithDetail("near", near)
 }
 
-// bring fetches the objects of one revision and returns its commit. A reference or a full commit
+// bring fetches the objects of one revision and returns what they are called. A reference or a full commit
 // is fetched alone if the server allows it; a short commit needs all objects to be unique.
 func (g git) bring(ctx context.Context, store, location string, header *loginHeader, ref, rev string, refs *remoteRefs) (string, error) {
 	fetch := []string{"fetch", "--quiet", "--no-recurse-submodules", "--no-write-commit-graph"}
@@ -413,33 +474,17 @@ func (g git) bring(ctx context.Context, store, location string, header *loginHea
 			want = refs.commits[ref]
 		}
 	}
-	out, err := g.output(ctx, store, nil, "rev-parse", "--verify", want+"^{commit}")
-	switch {
-	case err == nil:
-		return strings.TrimSpace(string(out)), nil
-	case !errors.As(err, &ge):
-		return "", err
-	case strings.Contains(ge.stderr, "ambiguous"):
-		return "", failed(reasonRevision, "the commit %q of %s is ambiguous; give more of its digits", rev, location).WithDetail("revision", rev)
-	}
-	return "", refs.unknown(rev, location)
+	return want, nil
 }
 
-// checkout writes the files of a commit into the tree's folder. git archive runs no hooks;
-// attributes of the store turn off those of the repository that leave out or change files.
+// checkout writes the files of a commit into the tree's folder, and notes which one it is. git
+// archive runs no hooks.
 func (g git) checkout(ctx context.Context, store, commit string, tree *Tree, limits Limits) error {
-	info := filepath.Join(store, "info")
-	err := os.MkdirAll(info, 0o700)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(info, "attributes"), []byte("* -export-ignore -export-subst -filter\n"), 0o600)
-	}
-	if err != nil {
-		return failed(reasonFolder, "the folder %s cannot be written: %w", store, err)
-	}
 	folder := "" // the last folder, if it has no file yet: submodules never have one
 	var submodules []string
 	pass := func(h *tar.Header) bool {
-		if h.Typeflag == tar.TypeXGlobalHeader { // the commit's name
+		if h.Typeflag == tar.TypeXGlobalHeader {
+			tree.Revision = h.PAXRecords["comment"]
 			return true
 		}
 		if folder != "" && !strings.HasPrefix(h.Name, folder) {
@@ -452,8 +497,8 @@ func (g git) checkout(ctx context.Context, store, commit string, tree *Tree, lim
 		}
 		return skipped(h.Name)
 	}
-	err = tree.fill(ctx, limits, pass, func(w io.Writer) error {
-		return internalGit(g.run(ctx, store, nil, w, "-c", "tar.umask=0022", "archive", "--format=tar", commit))
+	err := tree.fill(ctx, limits, pass, func(w io.Writer) error {
+		return g.run(ctx, store, nil, w, "-c", "tar.umask=0022", "archive", "--format=tar", commit)
 	})
 	if folder != "" {
 		submodules = append(submodules, strings.TrimSuffix(folder, "/"))
@@ -505,20 +550,15 @@ func newLoginHeader(location string, login *url.Userinfo) *loginHeader {
 	return h
 }
 
-// addTo adds the header to the settings that an environment already has for git.
-func (h *loginHeader) addTo(env []string) []string {
-	if h == nil {
-		return env
-	}
+// withSetting adds a setting to those that an environment already has for git.
+func withSetting(env []string, key, value string) []string {
 	n := 0
 	for _, kv := range env {
 		if count, ok := strings.CutPrefix(kv, "GIT_CONFIG_COUNT="); ok {
 			n, _ = strconv.Atoi(count)
 		}
 	}
-	return append(env,
-		fmt.Sprintf("GIT_CONFIG_COUNT=%d", n+1),
-		fmt.Sprintf("GIT_CONFIG_KEY_%d=http.%s.extraHeader", n, h.base), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", n, h.header))
+	return append(env, fmt.Sprintf("GIT_CONFIG_COUNT=%d", n+1), fmt.Sprintf("GIT_CONFIG_KEY_%d=%s", n, key), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", n, value))
 }
 
 func (h *loginHeader) redact(text string) string {

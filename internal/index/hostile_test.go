@@ -1,7 +1,9 @@
 package index
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -10,12 +12,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // git, and processes that it starts, see only the variables of our environment that they need.
 func TestGitSeesNoVariablesOfOurs(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, map[string]string{"git*": "#!/bin/sh\nenv >> " + filepath.Join(dir, "seen") + "\nexit 1\n"})
+	write(t, dir, map[string]string{"git*": "#!/bin/sh\nenv >> " + filepath.Join(dir, "seen") + "\ncase $* in *\" init \"*) ;; *) exit 1 ;; esac\n"})
 	given := map[string]string{
 		"MESH_NKEY_SEED": "s", "API_TOKEN": "s", "PYTHONPATH": "s", "UV_INDEX_URL": "s", "GIT_TRACE2_EVENT": "s", "GIT_DIR": "s",
 		"https_proxy": "http://proxy.invalid", "HTTP_PROXY": "http://proxy.invalid", "SSH_AUTH_SOCK": "/agent", "GIT_SSL_CAINFO": "/ca", "XDG_CONFIG_HOME": "/config",
@@ -33,6 +36,61 @@ func TestGitSeesNoVariablesOfOurs(t *testing.T) {
 		want := value != "s"
 		if got := strings.Contains("\n"+string(seen), "\n"+name+"="+value+"\n"); got != want {
 			t.Errorf("git sees %s: %v, want %v", name, got, want)
+		}
+	}
+}
+
+// A git that talks HTTP apart from this process gets what it needs for that address, and neither
+// the home of this process nor the way to its keys. It is asked by this process for a login of
+// a credential helper, and by an address that settings rewrite.
+func TestGitApartGetsWhatOneAddressNeeds(t *testing.T) {
+	repo := repository(t, indexFiles)
+	served := smartHTTP(t, filepath.Dir(repo), func(r *http.Request) bool {
+		user, password, _ := r.BasicAuth()
+		return user == "bob" && password == "hunter2!"
+	})
+	dir := t.TempDir()
+	write(t, dir, map[string]string{
+		"ca.pem": "certificates",
+		"home/.gitconfig": "[credential]\n\thelper = \"!echo username=bob; echo password=hunter2!; :\"\n[url \"" + served + "/\"]\n\tinsteadOf = http://short.invalid/\n" +
+			"[http \"" + served + "\"]\n\tuserAgent = mine\n\tsslCAInfo = " + dir + "/ca.pem\n[http \"http://other.invalid\"]\n\textraHeader = of another\n",
+	})
+	t.Setenv("HOME", filepath.Join(dir, "home"))
+	t.Setenv("SSH_AUTH_SOCK", "/agent")
+	t.Setenv("API_TOKEN", "s")
+	var ran []string
+	var files string // of settings
+	far := apart(t)
+	run := far.Run
+	far.Run = func(ctx context.Context, in string, argv, env []string, out io.Writer) (string, error) {
+		ran = append(ran, fmt.Sprint(argv, env))
+		for _, line := range env {
+			if _, file, ok := strings.Cut(line, "="+in+"/setting-"); ok {
+				text, err := os.ReadFile(in + "/setting-" + file)
+				files += string(text)
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		return run(ctx, in, argv, env, out)
+	}
+	how := fetching{git: "git", timeout: time.Minute, limits: defaultLimits, apart: far}
+	tree, err := how.fetch(t.Context(), source(t, "http://short.invalid/weather/.git"), filepath.Join(t.TempDir(), "tree"), "")
+	if err != nil || len(tree.Files) != len(indexNames()) || !fullCommit.MatchString(tree.Revision) {
+		t.Fatalf("the tree is %+v, %v", tree, err)
+	}
+	if len(ran) != 4 { // a list without a login, and one with it
+		t.Errorf("apart ran %d programs, want 4: %s", len(ran), ran)
+	}
+	if want := strings.Repeat("certificates", 3); files != want {
+		t.Errorf("the files of settings are %q, want %q", files, want)
+	}
+	for _, one := range ran {
+		for text, want := range map[string]bool{"http.useragent": !strings.Contains(one, " archive "), "of another": false, "/agent": false, "API_TOKEN": false, "home/": false, "hunter2": false, "PATH=": true} {
+			if strings.Contains(one, text) != want {
+				t.Errorf("%q is in %s: %v, want %v", text, one, !want, want)
+			}
 		}
 	}
 }

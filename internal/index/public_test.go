@@ -34,7 +34,7 @@ func names(all map[string][]string) resolver {
 
 func fetchPublic(t *testing.T, text string, lookup resolver) (*Tree, error) {
 	t.Helper()
-	how := fetching{git: "git", timeout: time.Minute, limits: defaultLimits, lookup: lookup}
+	how := fetching{git: "git", timeout: time.Minute, limits: defaultLimits, lookup: lookup, apart: apart(t)}
 	return how.fetch(t.Context(), source(t, text), filepath.Join(t.TempDir(), "tree"), "")
 }
 
@@ -105,7 +105,7 @@ func TestFetchGoesWhereItWasLooked(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := git{command: "git", pin: &pin{host: "pinned.invalid", ports: []string{u.Port()}, addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}}
-	_, err = g.fetch(t.Context(), "http://pinned.invalid:"+u.Port()+"/x", nil, "", t.TempDir(), defaultLimits)
+	_, err = g.fetch(t.Context(), "http://pinned.invalid:"+u.Port()+"/x", nil, "", t.TempDir(), defaultLimits, apart(t))
 	wantFailed(t, err, reasonUnreachable)
 	if asked.Load() < 2 {
 		t.Errorf("the server was asked %d times, want by us and by git: %v", asked.Load(), err)

@@ -91,7 +91,14 @@ type Standby struct {
 
 // New begins to stand by. bus and view must outlive it. Its errors name node. more are further
 // sources of calls that wait in this process; they are published with its own.
-func New(b *bus.Bus, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) *Standby {
+func New(b *bus.Bus, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) (*Standby, error) {
+	if err := b.Check(); err != nil {
+		return nil, err
+	}
+	if view == nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no view of the registry: open one").
+			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
 	o := *cmp.Or(opts, &Options{})
 	o.Calls, o.Timeout = cmp.Or(o.Calls, DefaultCalls), cmp.Or(o.Timeout, DefaultTimeout)
 	s := &Standby{
@@ -108,7 +115,7 @@ func New(b *bus.Bus, view *registry.View, node subjects.NodeID, opts *Options, m
 		defer forget()
 		s.loop(news)
 	})
-	return s
+	return s, nil
 }
 
 // Stop answers the calls that wait, so that they are sent again elsewhere, and waits until ctx

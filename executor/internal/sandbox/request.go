@@ -33,6 +33,8 @@ type Request struct {
 	Argv, Env []string
 	// Bounds are enforced by [Spawner.Run] for the program and all its processes.
 	Bounds Bounds
+	// Stdout is where [Spawner.Run] writes what the program writes, which it does not return then.
+	Stdout io.Writer
 }
 
 // Encode returns the message for the control socket.
@@ -75,6 +77,12 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	var readers sync.WaitGroup
 	var words []byte
 	readers.Go(func() {
+		if r.Stdout != nil {
+			if _, err := io.Copy(r.Stdout, proc.Stdout); err != nil {
+				proc.Kill()
+			}
+			return
+		}
 		if stdout, _ = io.ReadAll(io.LimitReader(proc.Stdout, maxOutput+1)); len(stdout) > maxOutput {
 			proc.Kill()
 		}

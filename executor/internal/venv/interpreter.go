@@ -83,6 +83,12 @@ func (s *Store) find(ctx context.Context, constraint string) (Interpreter, error
 		cmp.Or(constraint, "3.10 or newer"), cmp.Or(strings.Join(found, ", "), "none")).WithDetail("python", constraint)
 }
 
+// Interpreter is the path of the first interpreter that works here. The error is install_failed.
+func (s *Store) Interpreter(ctx context.Context) (string, error) {
+	i, err := s.find(ctx, "")
+	return i.Path, err
+}
+
 // candidates lists files that may be interpreters, the preferred ones first.
 func (s *Store) candidates() []string {
 	var list []string

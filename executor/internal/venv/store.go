@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -43,8 +44,10 @@ type Options struct {
 type Role string
 
 // The roles. A packager resolves and installs without running code of packages, and uses the
-// cache that all indexes share. A builder runs code of packages. A compiler makes bytecode.
+// cache that all indexes share. A builder runs code of packages. A compiler makes bytecode. A fetcher
+// fetches the source of an index.
 const (
+	Fetcher  Role = "fetches"
 	Packager Role = "packages"
 	Builder  Role = "builds"
 	Compiler Role = "compiler"
@@ -62,6 +65,7 @@ type Job struct {
 	Keep        string
 	Write, Read []string
 	Argv, Env   []string
+	Stdout      io.Writer // nil: its output is returned
 }
 
 // Step reports progress to people: the start or the end of one step.

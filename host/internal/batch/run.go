@@ -18,6 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/lane"
 	"github.com/toolmesh/toolmesh/host/internal/reply"
 	"github.com/toolmesh/toolmesh/host/internal/retry"
+	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -112,7 +113,7 @@ func (r *execution) join(to *reader) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.final != nil {
-		r.s.answer(to, *r.final)
+		r.s.later(to, *r.final)
 	} else {
 		r.joined = append(r.joined, to)
 	}
@@ -392,6 +393,11 @@ func (r *execution) refer(v value) (value, *toolmesh.Error) {
 // ended takes what a call that began has ended with.
 func (r *execution) ended(m *member, value value, err *toolmesh.Error) {
 	r.group.End()
+	if r.b.Delivery == codec.DeliverInbox {
+		req := r.b.Request
+		req.RPCID = r.b.RPCID(m.Member)
+		r.s.Host.Pace(r.ctx, &stream.Reader{Reply: r.to.reply, Request: &req}, admit.Record{Result: value.json, Ref: value.ref})
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if m.state == begun {
@@ -422,15 +428,32 @@ func (r *execution) end(m *member, value value, err *toolmesh.Error) {
 	if r.left--; r.left > 0 {
 		return
 	}
+	final := admit.Record{Result: joined(r.results)}
+	if len(final.Result) < reply.PacedFrom || !r.s.Host.Fits(len(final.Result)) {
+		r.conclude(final)
+		return
+	}
+	r.s.running.Go(func() { // with its place among the batches: no more answers wait than these may be
+		r.s.Host.Pace(r.ctx, &stream.Reader{Reply: r.to.reply, Request: &r.b.Request}, final)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.conclude(final)
+	})
+}
+
+// conclude answers a batch whose calls have ended; r.mu is held.
+func (r *execution) conclude(final admit.Record) {
 	r.unwatch()
 	r.close()
 	r.s.Log.Debug("batch finished", slog.String("rpc_id", string(r.b.Request.RPCID)), slog.String("session", string(r.b.Session)),
 		slog.Int("calls", len(r.members)), slog.Duration("took", time.Since(r.began)))
-	r.final = &admit.Record{Result: joined(r.results)}
-	r.finish(*r.final)
-	for _, to := range append(r.joined, r.to) {
+	r.final = &final
+	r.finish(final)
+	r.to.probe.Close()
+	r.s.answer(r.to, final)
+	for _, to := range r.joined {
 		to.probe.Close()
-		r.s.answer(to, *r.final)
+		r.s.later(to, final)
 	}
 }
 
@@ -440,7 +463,7 @@ func (r *execution) put(m *member, result *codec.BatchResult) {
 	encoded := result.Encode()
 	if r.b.Delivery == codec.DeliverInbox {
 		header, body := r.b.OneResult(r.s.Identity, result, encoded)
-		if !r.s.Host.Send(&nats.Msg{Subject: r.to.reply, Header: nats.Header(header), Data: body}) {
+		if !r.s.send(r.to, header, body) {
 			small := codec.BatchResult{Index: result.Index, RPCID: result.RPCID, Err: tooLarge(len(encoded), r.s.Bus.MaxPayload())}
 			header, body = r.b.OneResult(r.s.Identity, &small, small.Encode())
 			r.s.Host.Send(&nats.Msg{Subject: r.to.reply, Header: nats.Header(header), Data: body})

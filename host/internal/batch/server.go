@@ -14,6 +14,8 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
+	"github.com/toolmesh/toolmesh/host/internal/reply"
+	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -38,6 +40,10 @@ type Host interface {
 	Here(ctx context.Context, subject subjects.Subject, call *codec.Request, done func(admit.Record)) (mine bool)
 	// Send publishes a reply; it reports whether the connection takes its size.
 	Send(m *nats.Msg) bool
+	// Pace returns when a result may be sent to a reader, or when ctx ends.
+	Pace(ctx context.Context, to *stream.Reader, record admit.Record)
+	// Answer gives a record to what the reader has for it once it may be sent. It does not block.
+	Answer(to *stream.Reader, record admit.Record)
 	// Fits reports whether a message can carry a result of a size, in bytes.
 	Fits(size int) bool
 	// Keep stores what no message carries, for its caller to read by reference.
@@ -233,7 +239,7 @@ func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Running[*
 	case admit.Refuse:
 		s.refuse(to, bad)
 	case admit.Repeat:
-		s.answer(to, record)
+		s.later(to, record)
 	case admit.Join:
 		to.b.Drop()
 		call.Value.join(to)
@@ -287,6 +293,16 @@ func (s *Server) check(b *codec.Batch) *toolmesh.Error {
 	return s.Host.Late(&b.Request)
 }
 
+// later answers a caller that came second once there is room on the way to it.
+func (s *Server) later(to *reader, rec admit.Record) {
+	answer := func(rec admit.Record) { s.answer(to, rec) }
+	if s.Host.Fits(len(rec.Result)) {
+		s.Host.Answer(&stream.Reader{Reply: to.reply, Request: &to.b.Request, Local: answer}, rec)
+		return
+	}
+	answer(rec)
+}
+
 func (s *Server) answer(to *reader, rec admit.Record) {
 	if rec.Err != nil {
 		s.refuse(to, rec.Err)
@@ -297,11 +313,19 @@ func (s *Server) answer(to *reader, rec admit.Record) {
 		s.running.Go(func() { s.answerRef(to, rec.Result) }) // who calls this must not wait for the store
 		return
 	}
-	if !s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header), Data: body}) {
+	if !s.send(to, header, body) {
 		s.refuse(to, tooLarge(len(body), s.Bus.MaxPayload()))
 		return
 	}
 	s.end(to)
+}
+
+// send sends results; of large ones a caller that offered it says when it has read them.
+func (s *Server) send(to *reader, header codec.Header, body []byte) bool {
+	if to.b.Read && len(body) >= reply.PacedFrom {
+		header.Set(codec.HeaderRead, "1")
+	}
+	return s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header), Data: body})
 }
 
 // answerRef answers by reference, with an object of its own.

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// pacedFrom is the size of the smallest result that is paced, in bytes.
-	pacedFrom = 64 << 10
+	// PacedFrom is the size of the smallest result that is paced, in bytes.
+	PacedFrom = 64 << 10
 	// pacedMost is how many bytes of such results may be on their way to one connection: a
 	// broker cuts one for which 64 MiB wait, and several nodes may answer it.
 	pacedMost = 16 << 20
@@ -53,6 +53,9 @@ func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int) {
 	name := r.Reply
 	if at := strings.LastIndexByte(name, '.'); at > strings.IndexByte(name, '.') {
 		name = name[:at] // a connection has one inbox, and a token of it for each request
+	}
+	if r.Request.Hops > 0 { // the connection of another node, that passes it on to the session's caller
+		name += " " + string(r.Request.Session)
 	}
 	lasts := readGuess
 	if r.Request.Read {

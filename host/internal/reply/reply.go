@@ -70,7 +70,7 @@ func (p *Replies) Answer(r *stream.Reader, record admit.Record) {
 
 // paced reports whether a result is so large that it is paced.
 func paced(r *stream.Reader, record admit.Record) bool {
-	return len(record.Result) >= pacedFrom && record.Ref == nil && r.Local == nil
+	return len(record.Result) >= PacedFrom && record.Ref == nil && r.Reply != ""
 }
 
 // Pace returns when an answer may be sent, or when ctx ends: at once if the answer is small.
@@ -110,7 +110,7 @@ func (p *Replies) AnswerNow(r *stream.Reader, record admit.Record) {
 	if record.Warning != "" && header != nil {
 		header.Set(codec.HeaderWarning, codec.HeaderText(record.Warning))
 	}
-	if req.Read && record.By == nil && len(body) >= pacedFrom { // the caller tells the node in Mesh-Node that it has read it
+	if req.Read && record.By == nil && len(body) >= PacedFrom { // the caller tells the node in Mesh-Node that it has read it
 		header.Set(codec.HeaderRead, "1")
 	}
 	if !p.Publish(reply, header, body) && record.Err == nil {

@@ -124,7 +124,7 @@ class Call:
             found["Mesh-Isolation"] = self.isolation
         if self.revision:
             found["Mesh-Revision"] = self.revision
-        if self.tool:
+        if self.tool or self.batch:
             found["Mesh-Read"] = "1"
         if self.no_cache:
             found["Mesh-Cache"] = "bypass"

@@ -437,6 +437,7 @@ def _only(writable: list[str]) -> bool:
     for path in writable:
         if not _attributes(_AT_CWD, path, 0, _ATTR_READ_ONLY, 0):
             raise Refused(f"{path} cannot be written: {_error()}")
+    os.chdir(os.getcwd())  # as it can be written now
     return True
 
 

@@ -1,0 +1,143 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/time/rate"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// kind is of what requests hold while they run.
+type kind int
+
+const (
+	streamsOpen kind = iota
+	eventsOpen
+	uploads
+	downloads
+	documents
+	bodyBytes
+	answerBytes
+	hurriedBytes
+	resultsPassed
+	kinds
+)
+
+// rooms bound how much of each kind is held at once, by a token or by all.
+type rooms [kinds]room
+
+type room struct {
+	*semaphore.Weighted
+	size int64
+	full string // the detail of the error when no more is left
+}
+
+// newRooms makes those of a token, or those of all.
+func newRooms(o *Options, ofAll bool) (made rooms) {
+	for k, most := range [kinds]struct {
+		token, all int64
+		text       string
+	}{
+		streamsOpen: {int64(o.MaxStreams), math.MaxInt64, "streams"},
+		eventsOpen:  {16, math.MaxInt64, "streams of events"}, // each looks at the tools and the nodes for itself
+		uploads:     {4, 16, "requests with files"},
+		downloads:   {16, 32, "downloads"},       // of each some megabytes are in memory while its reader is slow
+		documents:   {2, 2, "OpenAPI documents"}, // each asks for every tool
+		// The largest body is in memory so often, and answers that wait for their readers have the same room again.
+		bodyBytes:     {8 * o.MaxBody, 32 * o.MaxBody, "bytes of bodies"},
+		answerBytes:   {8 * o.MaxBody, 32 * o.MaxBody, "bytes of large results"},
+		hurriedBytes:  {8 * o.MaxBody, 32 * o.MaxBody, "bytes of answers that wait for their readers, beside large results"},
+		resultsPassed: {8, 32, "large results that are passed on"},
+	} {
+		size, whose := most.token, "the token"
+		if ofAll {
+			size, whose = most.all, "the gateway"
+		}
+		made[k] = room{semaphore.NewWeighted(size), size, fmt.Sprintf("%s has %d %s already, and may have no more at once", whose, size, most.text)}
+	}
+	return made
+}
+
+// take takes n of a kind; give them back with the function. The error is busy.
+func (l *link) take(k kind, n int64) (func(), error) {
+	return l.acquire(k, n, func(r room) bool { return r.TryAcquire(n) })
+}
+
+// wait is take which waits for a room that is full, until ctx ends.
+func (l *link) wait(ctx context.Context, k kind, n int64) (func(), error) {
+	return l.acquire(k, n, func(r room) bool { return r.Acquire(ctx, n) == nil })
+}
+
+func (l *link) acquire(k kind, n int64, one func(room) bool) (func(), error) {
+	if !one(l.rooms[k]) {
+		return nil, busy("%s", l.rooms[k].full)
+	}
+	if !one(l.g.rooms[k]) {
+		l.rooms[k].Release(n)
+		return nil, busy("%s", l.g.rooms[k].full)
+	}
+	return func() { l.release(k, n) }, nil
+}
+
+func (l *link) release(k kind, n int64) {
+	l.rooms[k].Release(n)
+	l.g.rooms[k].Release(n)
+}
+
+// What a token is narrowed to. The broker holds its calls to that; here its lists are, and its rate.
+
+// may reports whether lists of the token have a tool, as far as its globs say.
+func (l *link) may(id subjects.ToolID) bool { return l == nil || l.key.Tools.Match(id) }
+
+// narrowed reports whether the token may call some tools alone.
+func (l *link) narrowed() bool { return l != nil && (len(l.key.Tools) > 0 || l.key.ReadOnly) }
+
+// readOnly reports whether lists of the token have tools alone that declare read_only.
+func (l *link) readOnly() bool { return l != nil && l.key.ReadOnly }
+
+// spend takes calls from the token's rate. The error is busy, and says when there are enough again.
+func (l *link) spend(calls int) error {
+	if l == nil || l.key.Rate == 0 {
+		return nil
+	}
+	l.limited.Do(func() {
+		l.limiter = rate.NewLimiter(rate.Limit(l.key.Rate), max(1, int(math.Ceil(l.key.Rate))))
+	})
+	now := time.Now()
+	taken := l.limiter.ReserveN(now, calls)
+	if !taken.OK() {
+		return refused(toolmesh.CodePayloadTooLarge, "%d calls at once are more than the token may make: %d", calls, l.limiter.Burst())
+	}
+	wait := taken.DelayFrom(now)
+	if wait == 0 {
+		return nil
+	}
+	taken.CancelAt(now)
+	return refused(toolmesh.CodeBusy, "the token may make %v calls in a second, and has made them", l.key.Rate).WithDetail("retry_after_ms", max(1, wait.Milliseconds()))
+}
+
+// hide takes the tools that the token may not use out of what an error offers in place of an unknown one.
+func (l *link) hide(err error) error {
+	e := toolmesh.AsError(err)
+	if err == nil || !l.narrowed() {
+		return err
+	}
+	near, ok := e.Details["nearest"].([]any)
+	if !ok {
+		return err
+	}
+	e = e.WithDetail("nearest", slices.DeleteFunc(slices.Clone(near), func(one any) bool {
+		id, _ := one.(string)
+		return !l.may(subjects.ToolID(id))
+	}))
+	e.Message, _, _ = strings.Cut(e.Message, "; did you mean")
+	return e
+}

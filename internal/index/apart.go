@@ -1,0 +1,89 @@
+package index
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+// Apart runs programs of a fetch apart from this process: without its variables and its home,
+// as another user where there can be one.
+type Apart struct {
+	// Dir is where the folders of such programs are made.
+	Dir string
+	// Run runs a program in dir, a folder in Dir, which is all that it writes, and its home; env is
+	// the rest of its environment.
+	Run func(ctx context.Context, dir string, argv, env []string, out io.Writer) (stderr string, err error)
+}
+
+func (a *Apart) run(ctx context.Context, dir string, argv, env []string, out io.Writer) (string, error) {
+	program, err := exec.LookPath(argv[0])
+	if err == nil {
+		program, err = filepath.EvalSymlinks(program)
+	}
+	if err != nil {
+		return "", err
+	}
+	return a.Run(ctx, dir, append([]string{program}, argv[1:]...), env, out)
+}
+
+// remote returns the git that talks to a repository, with its address and the login there, as the
+// settings of this machine have them. By HTTP that is one apart, which gets the settings for
+// that address. ssh has keys in the home of this process, and local repositories are its user's.
+func (g git) remote(ctx context.Context, apart *Apart, store, location string, login *loginHeader) (git, string, *loginHeader) {
+	out, err := g.output(ctx, "", nil, "ls-remote", "--get-url", "--", location)
+	u, parsed := url.Parse(strings.TrimSpace(string(out)))
+	if err != nil || parsed != nil || u.Scheme != "http" && u.Scheme != "https" {
+		return g, location, login
+	}
+	if user := u.User; user != nil {
+		u.User = nil
+		login = newLoginHeader(u.String(), user)
+	}
+	// An error is one of having none.
+	out, _ = g.output(ctx, "", nil, "config", "--null", "--type=path", "--get-urlmatch", "http", u.String())
+	for setting := range strings.SplitSeq(string(out), "\x00") {
+		key, value, ok := strings.Cut(setting, "\n")
+		if !ok {
+			continue
+		}
+		if filepath.IsAbs(value) { // a file of certificates, keys or cookies
+			if data, err := os.ReadFile(value); err == nil {
+				value = filepath.Join(store, fmt.Sprintf("setting-%d", len(g.settings)))
+				if err := os.WriteFile(value, data, 0o600); err != nil {
+					continue
+				}
+			}
+		}
+		g.settings = append(g.settings, [2]string{key, value})
+	}
+	g.apart = apart
+	return g, u.String(), login
+}
+
+// credentials asks the credential helpers of this machine for a login; nil if they know none.
+func (g git) credentials(ctx context.Context, location string) *url.Userinfo {
+	g.input = "url=" + location + "\n\n"
+	out, err := g.output(ctx, "", nil, "credential", "fill")
+	if err != nil {
+		return nil
+	}
+	found := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		key, value, _ := strings.Cut(strings.TrimRight(line, "\n"), "=")
+		found[key] = value
+	}
+	return url.UserPassword(found["username"], found["password"])
+}
+
+func isDenied(err error) bool {
+	e := toolmesh.AsError(err)
+	return e != nil && e.Details["reason"] == reasonDenied
+}
