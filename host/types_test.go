@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -60,9 +61,7 @@ func office(t *testing.T, opts *host.Options) (*host.Host, *client.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, h)
 	joined(t, nc, h)
 	c, err := client.New(nc, nil)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -53,10 +54,7 @@ func silentBeat(t testing.TB, b *bus.Bus, node string, of ...*bus.Bus) {
 
 func sparing(t testing.TB, b *bus.Bus) *registry.View {
 	t.Helper()
-	v, err := registry.OpenView(t.Context(), b, &registry.ViewOptions{CheckEvery: time.Hour, Sparing: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := testmesh.View(t, b, &registry.ViewOptions{CheckEvery: time.Hour, Sparing: true})
 	t.Cleanup(v.Close)
 	return v
 }
@@ -285,10 +283,7 @@ func TestLongLeasesOfTheDeadAreEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := registry.OpenView(t.Context(), open(t, s.Connect(t)), &registry.ViewOptions{CheckEvery: time.Hour, Reaps: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := testmesh.View(t, open(t, s.Connect(t)), &registry.ViewOptions{CheckEvery: time.Hour, Reaps: true})
 	t.Cleanup(v.Close)
 	meshtest.Until(t, "the lease of the node that is gone is ended", func() bool { _, ok := holder(t, b, "many2"); return !ok })
 	for _, node := range []string{"many0", "many1", "many3"} {

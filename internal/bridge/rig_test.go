@@ -19,7 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bridge"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 )
@@ -101,11 +101,7 @@ func (m *mesh) start(t testing.TB, opts bridge.Options) *program {
 // startOn is start on a connection.
 func startOn(t testing.TB, nc *nats.Conn, opts bridge.Options) *program {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, nc, nil)
 	if opts.Node == "" {
 		opts.Node = "bridge-1"
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -175,18 +176,11 @@ func startWith(t *testing.T, s *meshtest.Server, dir string, opts deploy.Options
 	if dir == "" {
 		dir = t.TempDir()
 	}
-	b, err := bus.New(s.Connect(t), &bus.Options{Logger: log})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, s.Connect(t), &bus.Options{Logger: log})
 	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
 	w := &workshop{published: make(map[string]deploy.Build), failed: make(map[string]string), changed: make(chan struct{})}
 	n := &node{store: registry.NewStore(b), bus: b, dir: dir, workshop: w}

@@ -14,8 +14,8 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -138,11 +138,7 @@ func TestBrokerRestartsWhileATaskRuns(t *testing.T) {
 // put writes a record as a runner that died at once has left it.
 func put(t testing.TB, nc *nats.Conn, id subjects.RPCID, fields map[string]any) {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
+	b := testmesh.Bus(t, nc, nil)
 	record := map[string]any{
 		"id": id, "tool": "jobs.echo", "args": job{string(id)}, "state": "queued", "attempts": 0, "max_attempts": 3,
 		"created": time.Now(), "queued": time.Now(), "ttl_ms": 3600_000,

@@ -14,8 +14,8 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -299,11 +299,7 @@ func TestTasksEndWithTheirSession(t *testing.T) {
 			return toolmesh.CodeOf(err) == toolmesh.CodeInvalidRequest
 		})
 	}
-	b, err := bus.New(s.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, s.Connect(t), nil)
 	meshtest.Until(t, "the records are gone", func() bool {
 		for m, err := range store.Of(b).Read(t.Context(), store.Query{Stream: "KV_MESH_TASKSTATE", Subject: "$KV.MESH_TASKSTATE.mine.*"}) {
 			if err != nil || !store.Gone(m.Header) {

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -73,15 +74,9 @@ func open(t *testing.T, at where, n int, opts host.Options) *mesh {
 		if err != nil {
 			t.Fatal(err)
 		}
-		nested, err := client.New(nc, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(nested.Close)
+		nested := testmesh.Client(t, nc, nil)
 		m.serve(t, h, nested)
-		if err := h.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testmesh.Start(t, h)
 		m.hosts = append(m.hosts, h)
 	}
 	t.Cleanup(func() {
@@ -99,11 +94,7 @@ func open(t *testing.T, at where, n int, opts host.Options) *mesh {
 	if top, ok := at.(*meshtest.Topology); ok {
 		session = top.Session // a session's key calls there alone
 	}
-	c, err := client.New(m.nc, &client.Options{Session: session})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, m.nc, &client.Options{Session: session})
 	m.client = c
 	meshtest.Until(t, "a call is served", func() bool {
 		_, err := c.Call(t.Context(), "stage.free", in{})
