@@ -99,7 +99,7 @@ func TestNodesAreWeighed(t *testing.T) {
 
 // A tool that fails by its own code, for the calls of one session, is none of its node's
 // faults: others go there as before.
-func TestFailuresOfAToolAreNoFaultOfItsNode(t *testing.T) {
+func TestFailuresOfAToolDoNotCountForItsNode(t *testing.T) {
 	t.Parallel()
 	for name, failure := range map[string]error{"raises": errors.New("these arguments"), "crashes": toolmesh.Errorf(toolmesh.CodeWorkerCrashed, "exit status 1")} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); toolFails(t, failure) })

@@ -71,7 +71,7 @@ func TestTheWorkersFilesAreWrittenOnce(t *testing.T) {
 	}
 }
 
-func TestOpenOfWhatIsNotThere(t *testing.T) {
+func TestOpenOfAMissingObject(t *testing.T) {
 	t.Parallel()
 	x := sharedExecutor(t)
 	spec := specOf(t, x, t.TempDir(), "t.tool")

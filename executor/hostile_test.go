@@ -112,7 +112,7 @@ func openFiles(t *testing.T) int {
 
 // Whatever a zygote is sent, it ends when the agent's end closes, and with it all that
 // it has started.
-func FuzzWhatAnAgentSends(f *testing.F) {
+func FuzzInputOfWorkers(f *testing.F) {
 	x, dir := newExecutor(f, nil), f.TempDir()
 	spec := specOf(f, x, writeFiles(f, map[string]string{"t.py": "def f(): return 1"}), "t.f")
 	open(f, x, spec) // whose worker package is compiled

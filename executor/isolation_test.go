@@ -226,7 +226,7 @@ func TestSingleUseWorkersAreCancelled(t *testing.T) {
 	}
 }
 
-func TestSingleUseWorkersTellWhatTheyPrint(t *testing.T) {
+func TestSingleUseWorkersPassOutputOn(t *testing.T) {
 	perSingle(t, func(t *testing.T, ix *executor.Index) {
 		sink := &collector{}
 		if _, err := ix.Call(t.Context(), executor.Call{Tool: "t.talk"}, sink); err != nil {

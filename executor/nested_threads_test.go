@@ -138,7 +138,7 @@ func (a *asked) Stream(context.Context, string, json.RawMessage) iter.Seq2[json.
 
 // A thread calls for the call that it was started in, as long as that runs, and
 // for nobody else.
-func TestThreadsCallForTheirOwnCallAlone(t *testing.T) {
+func TestThreadsCallForTheirOwnCall(t *testing.T) {
 	t.Parallel()
 	x := newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 })
 	ix := openModule(t, x, threadTools, "leaf", "leave", "aleave", "busy", "abusy", "ways", "aways", "abeside")

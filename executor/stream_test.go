@@ -117,7 +117,7 @@ func TestStreamsGiveEachItemOnceInOrder(t *testing.T) {
 	}
 }
 
-func TestAStreamThatFailsKeepsWhatItGave(t *testing.T) {
+func TestFailedStreamKeepsItsItems(t *testing.T) {
 	t.Parallel()
 	ix := streamIndex(t)
 	sink := &collector{}

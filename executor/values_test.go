@@ -494,7 +494,7 @@ def recursion():
 def ok(): return 1
 `
 
-func TestExceptionsAreToldWhateverTheyAre(t *testing.T) {
+func TestAllExceptionsAreReported(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), hostileTools, "cause", "hidden", "noted", "group", "deep_group", "wide_group", "long_chain",
 		"loop_chain", "huge", "mute", "false_group", "raising_attributes", "meta", "syntax", "surrogate", "recursion", "ok")

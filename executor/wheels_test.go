@@ -109,7 +109,7 @@ func TestWheelsThatWantToBeTheEnvironment(t *testing.T) {
 
 // A backend runs apart: what comes of it is a wheel, and nothing else that it has changed is
 // in the environment, in the index's folder or in what other indexes get.
-func TestABuildGivesAWheelAlone(t *testing.T) {
+func TestBuildGivesOnlyAWheel(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
 	x := newExecutor(t, nil)

@@ -85,7 +85,7 @@ func handle(t *testing.T, h *host.Host, name string, handler host.Handler, opts 
 
 // What a function takes and returns is what its schemas say: a value writes
 // itself also by a method of its pointer, and a whole number is an integer.
-func TestValuesAreWhatTheSchemaSays(t *testing.T) {
+func TestValuesFitTheSchema(t *testing.T) {
 	t.Parallel()
 	h, c := office(t, &host.Options{Index: "types"})
 	echo := func(_ context.Context, v values) (values, error) { return v, nil }

@@ -68,7 +68,7 @@ func TestLeaseLivesInEveryTopology(t *testing.T) {
 }
 
 // A renewal that is cut short by the node's end may have been stored all the same.
-func TestReleaseEndsWhatItsOwnRenewalsLeft(t *testing.T) {
+func TestReleaseDeletesRecordsOfLateRenewals(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	for _, c := range []struct {
@@ -425,7 +425,7 @@ func TestIndexClaimedAtOnceHasOneOwner(t *testing.T) {
 	}
 }
 
-func TestSweepTakesOnlyWhatIsOldAndWithoutALease(t *testing.T) {
+func TestSweepRemovesOnlyOldRecordsWithoutALease(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	records := registry.NewStore(b)

@@ -61,7 +61,7 @@ func sparing(t testing.TB, b *bus.Bus) *registry.View {
 
 // A sparing view hears every node in a small mesh, in a large one those that it is asked
 // about, and every node again when the mesh is small again.
-func TestSparingViewHearsWhatItNeeds(t *testing.T) {
+func TestSparingViewGetsItsHeartbeats(t *testing.T) {
 	t.Parallel()
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
 		b := ready(t, top.Serve(t))
@@ -147,7 +147,7 @@ func TestStatsOfALargeMesh(t *testing.T) {
 }
 
 // Nodes that serve the same share what is known of it.
-func TestNodesShareWhatTheySayAlike(t *testing.T) {
+func TestNodesShareEqualLists(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	v := view(t, b)
@@ -179,7 +179,7 @@ func TestNodesShareWhatTheySayAlike(t *testing.T) {
 }
 
 // A view that was without its connection reads what has changed since, and no more.
-func TestReconnectReadsWhatWasMissed(t *testing.T) {
+func TestReconnectReadsMissedChanges(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
@@ -294,7 +294,7 @@ func TestLongLeasesOfTheDeadAreEnded(t *testing.T) {
 }
 
 // A listener is notified of what it has asked for, and of nothing else.
-func TestNotifyOfWhatIsAskedFor(t *testing.T) {
+func TestNotifyOfRequestedKeys(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	v := view(t, b)

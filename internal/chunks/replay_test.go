@@ -286,7 +286,7 @@ func TestReplayOfDisorder(t *testing.T) {
 	}
 }
 
-func TestReplayOfWhatExpired(t *testing.T) {
+func TestReplayOfAnExpiredStream(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, meshtest.Broker(t))
 	stream, err := s.js.Stream(t.Context(), "MESH_CHUNKS")

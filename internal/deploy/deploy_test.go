@@ -397,7 +397,7 @@ func TestASlowBuildHoldsNothingElseUp(t *testing.T) {
 
 // Builds that hang in every place there is hold up neither other builds nor
 // a caller that waits for the node.
-func TestBuildsThatHangHoldNobodyUp(t *testing.T) {
+func TestHangingBuildsBlockNoOtherInstall(t *testing.T) {
 	t.Parallel()
 	n := startWaiting(t, meshtest.Broker(t), "", 50*time.Millisecond)
 	fast, _ := source(t, "fast")
@@ -481,7 +481,7 @@ func TestOthersFollowANodeWhoseClockIsBehind(t *testing.T) {
 	one.workshop.serves(t, "idx", second.Revision)
 }
 
-func TestInstallingAgainBuildsWhatFailedHere(t *testing.T) {
+func TestInstallingAgainBuildsAfterAFailure(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	one, two := start(t, s, ""), start(t, s, "")
@@ -512,7 +512,7 @@ func TestInstallingAgainBuildsWhatFailedHere(t *testing.T) {
 	two.workshop.serves(t, "idx", second.Revision)
 }
 
-func TestInstallingWhatIsInstalledBuildsNothing(t *testing.T) {
+func TestInstallingAgainBuildsNothing(t *testing.T) {
 	t.Parallel()
 	n := start(t, meshtest.Broker(t), "")
 	url, _ := source(t, "idx")

@@ -8,7 +8,7 @@ import (
 
 // An entry that is not a function is listed with its reason; the others are not
 // affected.
-func TestAWrongEntryPointIsOneToolsMatter(t *testing.T) {
+func TestWrongEntryPointFailsOneTool(t *testing.T) {
 	t.Parallel()
 	m := load(t, "pyproject.toml", `[project.entry-points."toolmesh.tools"]
 extras = "epx.core:f [x]"

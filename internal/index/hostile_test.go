@@ -43,7 +43,7 @@ func TestGitSeesNoVariablesOfOurs(t *testing.T) {
 // A git that talks HTTP apart from this process gets what it needs for that address, and neither
 // the home of this process nor the way to its keys. It is asked by this process for a login of
 // a credential helper, and by an address that settings rewrite.
-func TestGitApartGetsWhatOneAddressNeeds(t *testing.T) {
+func TestGitGetsTheSettingsOfItsAddress(t *testing.T) {
 	repo := repository(t, indexFiles)
 	served := smartHTTP(t, filepath.Dir(repo), func(r *http.Request) bool {
 		user, password, _ := r.BasicAuth()

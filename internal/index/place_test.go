@@ -69,7 +69,7 @@ func (u *unpacked) place(t *testing.T, name string, replaces bool) {
 
 // An existing folder is used only if it still equals the bundle, whatever the index's
 // processes have done there, with and without an init command.
-func TestPlaceRepairsWhatIsNotTheBundle(t *testing.T) {
+func TestPlaceRepairsChangedFolders(t *testing.T) {
 	t.Parallel()
 	for _, init := range []bool{false, true} {
 		u := newUnpacked(t, placedFiles(init))
@@ -128,7 +128,7 @@ func TestPlaceRepairsWhatIsNotTheBundle(t *testing.T) {
 
 // Files next to those of a bundle stay where an init command may write. They are not part of
 // the index's description, and the agent does not read them.
-func TestPlaceLeavesWhatInitAdds(t *testing.T) {
+func TestPlaceKeepsFilesOfInit(t *testing.T) {
 	t.Parallel()
 	u := newUnpacked(t, placedFiles(true))
 	u.place(t, "nothing there", false)

@@ -197,7 +197,7 @@ func TestResultsHaveATTL(t *testing.T) {
 	})
 }
 
-func TestTaskThatNobodyCanRunInItsTime(t *testing.T) {
+func TestTaskWithoutANodeInItsTime(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	d := newDesk()

@@ -126,7 +126,7 @@ func TestTheKernelBoundsTheProcessesOfAGroup(t *testing.T) {
 }
 
 // A group that is closed takes what runs there along, and nothing else.
-func TestCloseEndsWhatRunsThere(t *testing.T) {
+func TestCloseKillsProcessesOfTheGroup(t *testing.T) {
 	t.Parallel()
 	tree := realTree(t)
 	inside, _ := start(t, "read line")
@@ -155,7 +155,7 @@ func TestCloseEndsWhatRunsThere(t *testing.T) {
 }
 
 // A process that is gone is not moved, and that is no error.
-func TestAddOfWhatIsGone(t *testing.T) {
+func TestAddOfAnEndedProcess(t *testing.T) {
 	t.Parallel()
 	tree := realTree(t)
 	cmd, begin := start(t, "exit 0")
@@ -174,7 +174,7 @@ func TestAddOfWhatIsGone(t *testing.T) {
 // a process alone in its group moves aside, one that is not stays where it is. A
 // controller that goes with threads will not do: the kernel lets it be turned on
 // beside processes.
-func TestVersion2ForReal(t *testing.T) {
+func TestVersion2OfThisKernel(t *testing.T) {
 	t.Parallel()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

@@ -195,7 +195,7 @@ func asks(call uint64) []byte {
 
 // Whatever bytes a worker sends, its call ends, the pool serves the next one, and can
 // be closed.
-func FuzzWhatAWorkerSends(f *testing.F) {
+func FuzzOutputOfWorkers(f *testing.F) {
 	for _, typ := range []frame.Type{frame.Result, frame.Error, frame.Yield, frame.End, frame.Log, frame.Ready, frame.NestedCall, frame.NestedCredit, 99} {
 		for _, async := range []bool{false, true} {
 			f.Add(async, frame.Append(frame.Append(nil, frame.Header{Type: typ, ID: 1}, []byte("{}")), frame.Header{Type: frame.End, ID: 1}, nil))
