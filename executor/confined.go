@@ -33,9 +33,9 @@ func (x *Executor) help(ctx context.Context, as venv.Role, job venv.Job) (stdout
 // Fetches is the parent of the folders for [Executor.Fetch].
 func (x *Executor) Fetches() string { return filepath.Join(x.dir, scratch) }
 
-// Fetch runs a program that fetches the source of an index, as isolated as the other programs of
-// an installation: of the agent's folders it sees only dir, one in [Executor.Fetches], which it
-// can write and has as its home. env is the rest of its environment. Its output goes to out.
+// Fetch runs a program that fetches the source of an index, as apart as those of the rest of an
+// installation: it sees no folder of the agent but dir, one in [Executor.Fetches], which it may
+// write and has as its home. env is the rest of its environment. Its output goes to out.
 func (x *Executor) Fetch(ctx context.Context, dir string, argv, env []string, out io.Writer) (stderr string, err error) {
 	python, err := x.venvs.Interpreter(ctx)
 	if err != nil {

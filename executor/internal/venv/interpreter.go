@@ -83,7 +83,7 @@ func (s *Store) find(ctx context.Context, constraint string) (Interpreter, error
 		cmp.Or(constraint, "3.10 or newer"), cmp.Or(strings.Join(found, ", "), "none")).WithDetail("python", constraint)
 }
 
-// Interpreter is the path of the first interpreter that works here. The error is install_failed.
+// Interpreter is the path of the first interpreter that can be used. The error is install_failed.
 func (s *Store) Interpreter(ctx context.Context) (string, error) {
 	i, err := s.find(ctx, "")
 	return i.Path, err

@@ -44,8 +44,8 @@ type Options struct {
 type Role string
 
 // The roles. A packager resolves and installs without running code of packages, and uses the
-// cache that all indexes share. A builder runs code of packages. A compiler makes bytecode. A fetcher
-// fetches the source of an index.
+// cache that all indexes share. A builder runs code of packages. A compiler makes bytecode.
+// A fetcher fetches the source of an index.
 const (
 	Fetcher  Role = "fetches"
 	Packager Role = "packages"
@@ -65,7 +65,7 @@ type Job struct {
 	Keep        string
 	Write, Read []string
 	Argv, Env   []string
-	Stdout      io.Writer // nil: its output is returned
+	Stdout      io.Writer // nil: what it writes is returned
 }
 
 // Step reports progress to people: the start or the end of one step.
