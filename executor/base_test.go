@@ -64,7 +64,7 @@ func (l *logged) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// What a tool can see of the interpreter that it is in, before it imports anything.
+// interpreterTools report a tool's view of its interpreter before it imports anything.
 const interpreterTools = `
 import sys
 before = sorted(sys.modules)
@@ -118,8 +118,8 @@ def pids() -> list:
     return [os.getpid(), os.getppid()]
 `
 
-// A copy of the base is to a tool what an interpreter that was started in its
-// environment would be: in every Python of this machine, for every sandbox level.
+// To a tool a copy of the base equals an interpreter started in its environment: in every
+// Python of this machine, for every sandbox level.
 func TestCopyEqualsAnInterpreterOfItsOwn(t *testing.T) {
 	t.Parallel()
 	for _, python := range []string{"3.10", "3.11", "3.12", "3.13", "3.14"} {
@@ -290,7 +290,7 @@ def loaded() -> bool:
 	}
 }
 
-// Isolation fresh is a new interpreter, whatever the rest begins as.
+// Isolation fresh is a new interpreter, even if other processes are copies.
 func TestFreshIsNoCopy(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, newExecutor(t, nil), "import sys\ndef loaded() -> bool:\n    return 'xml.dom.minidom' in sys.modules", "loaded")
@@ -301,8 +301,8 @@ func TestFreshIsNoCopy(t *testing.T) {
 	}
 }
 
-// The base is killed: what was copied of it serves on, the next index gets a new
-// base. An index's root is killed: its processes go, others stay.
+// The base is killed: its copies go on serving, the next index gets a new base. An index's root
+// is killed: its processes end, others stay.
 func TestIndexesOutliveTheirBase(t *testing.T) {
 	t.Parallel()
 	for _, level := range []sandbox.Level{sandbox.LevelPID, sandbox.LevelUser, sandbox.LevelReaper} {

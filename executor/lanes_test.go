@@ -68,8 +68,8 @@ def spin(path: str):
             pass
 `
 
-// A worker whose call has lost its turn is stopped at the end of that, with all that it
-// has started, though nobody in this process tells it to; while the end is moved it runs.
+// A worker whose call has lost its lane is killed at the end of the hold, with all its
+// processes, even without this process; while the hold is extended it runs.
 func TestWorkerStopsWhenItsLaneEnds(t *testing.T) {
 	t.Parallel()
 	x := sharedExecutor(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-// What comes quickly is written together. What was there before a worker ends
-// itself must arrive all the same.
+// Items that come quickly are written together. Those before a worker's own end must arrive
+// all the same.
 const partingTools = `
 import asyncio, os, signal, sys, threading
 from os import _exit as renamed

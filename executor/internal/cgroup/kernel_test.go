@@ -51,9 +51,8 @@ func start(t *testing.T, script string) (cmd *exec.Cmd, begin func()) {
 	return cmd, func() { fmt.Fprintln(in) }
 }
 
-// The kernel bounds what is in a group, children included, and counts what it
-// kills. What it kills here fills a file in memory, at most 100 MB, that has no
-// name any more.
+// The kernel limits the processes of a group, children included, and counts its kills. The
+// killed process here fills a file in memory, at most 100 MB, that has no name any more.
 func TestTheKernelBoundsAGroup(t *testing.T) {
 	t.Parallel()
 	tree := realTree(t)
@@ -125,7 +124,7 @@ func TestTheKernelBoundsTheProcessesOfAGroup(t *testing.T) {
 	}
 }
 
-// A group that is closed takes what runs there along, and nothing else.
+// Closing a group kills its processes, and no others.
 func TestCloseKillsProcessesOfTheGroup(t *testing.T) {
 	t.Parallel()
 	tree := realTree(t)
@@ -154,7 +153,7 @@ func TestCloseKillsProcessesOfTheGroup(t *testing.T) {
 	}
 }
 
-// A process that is gone is not moved, and that is no error.
+// Moving an ended process is not an error.
 func TestAddOfAnEndedProcess(t *testing.T) {
 	t.Parallel()
 	tree := realTree(t)
@@ -170,10 +169,9 @@ func TestAddOfAnEndedProcess(t *testing.T) {
 	}
 }
 
-// With a real version 2, and another controller where memory is with version 1:
-// a process alone in its group moves aside, one that is not stays where it is. A
-// controller that goes with threads will not do: the kernel lets it be turned on
-// beside processes.
+// With a real version 2, and another controller if memory is with version 1: a process alone in
+// its group moves aside, one that is not stays. A controller for threads does not show
+// this: the kernel lets it be turned on next to processes.
 func TestVersion2OfThisKernel(t *testing.T) {
 	t.Parallel()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -274,8 +272,8 @@ func TestVersion2OfThisKernel(t *testing.T) {
 	}
 }
 
-// beDelegated opens a tree at each line of input, in a group that it is put into,
-// and says what came of it.
+// beDelegated opens a tree at each line of input, in a group into which it is put, and prints the
+// outcome.
 func beDelegated(dir string) {
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {

@@ -18,8 +18,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/pool"
 )
 
-// bubble runs a test in time that passes when nothing else can happen: what it sees
-// after synctest.Wait does not depend on how fast the machine is.
+// bubble runs a test in time that passes when nothing else can happen: its observations after
+// synctest.Wait do not depend on the machine's speed.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	t.Parallel()
@@ -77,8 +77,8 @@ func TestAQueueIsServedInItsOrder(t *testing.T) {
 	})
 }
 
-// Accounts take turns: one that has many calls in the queue is not served before another
-// that comes later, whatever it does with them.
+// Accounts are served in turn: one with many queued calls is not served before another that
+// comes later.
 func TestAccountsTakeTurns(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		gate := make(chan struct{})
@@ -254,7 +254,7 @@ func TestStartsThatFail(t *testing.T) {
 			t.Errorf("a call was told after %v", waited)
 		}
 		tries := len(ps.list())
-		time.Sleep(time.Hour) // nobody calls
+		time.Sleep(time.Hour) // no calls
 		if more := len(ps.list()) - tries; more > 60*60/15+2 {
 			t.Errorf("%d starts in an hour without calls", more)
 		}
