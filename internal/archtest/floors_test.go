@@ -92,7 +92,7 @@ var onlyIn = []struct {
 	{module + "/internal/broker", []string{"cmd/mesh", "meshtest", "bench"}, "only what starts a broker links one"},
 	{module + "/internal/testmesh", nil, "it is for tests"},
 	{module + "/internal/transcript", nil, "it is for tests"},
-	{module + "/meshtest", []string{"bench", "e2e", "examples"}, "it is for tests"},
+	{module + "/meshtest", []string{"bench", "e2e", "examples", "internal/testmesh"}, "it is for tests"},
 }
 
 // never says what a folder must not depend on, directly or through others.
