@@ -6,7 +6,7 @@
 // A package imports only from lower floors; internal/archtest holds the table.
 //
 //	10 cmd/mesh, cmd/mesh-agent, cmd/mesh-router   settings and flags to lifecycles
-//	   meshtest                                    a real mesh inside a test
+//	   meshtest, internal/testmesh                 a real mesh inside a test, and its parts
 //	9  agent, gateway                              one machine that runs installs; HTTP and MCP
 //	   internal/broker, internal/callout           the embedded broker; admission of the keys of sessions
 //	   internal/monitor                            health, metrics and demand over HTTP

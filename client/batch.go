@@ -102,7 +102,7 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 		again := busy(e) && !passes(e) || e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeUnavailable && e.Origin != toolmesh.OriginCaller
 		switch {
 		case errors.Is(err, errNobody):
-			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody runs batches: that needs an agent, or a router that serves functions").
+			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs batches: start an agent, or a router that serves functions").
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		case !again || n >= maxAttempts || !pause(ctx, n):
 			return nil, err

@@ -61,7 +61,7 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, send func(target) error) error {
 	id := c.shared.routes.alias(s.session, name)
 	resolved, queueOnly, lost, first := false, s.queue, 0, s.rpc
-	reason := "" // why nobody serves the tool
+	reason := "" // why no node serves the tool
 	room := newRoom(ctx, s)
 	for n := 1; ; n++ {
 		t := target{id: id}
@@ -215,7 +215,7 @@ func (r *room) wait(ctx context.Context, s *settings, e *toolmesh.Error) bool {
 }
 
 // errNobody is NATS's 503: the request met no subscription.
-var errNobody = callerError(toolmesh.CodeUnavailable, "nobody serves the tool")
+var errNobody = callerError(toolmesh.CodeUnavailable, "no node serves the tool")
 
 func unserved(id subjects.ToolID, reason string) error {
 	if reason == "" {

@@ -12,7 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-// A schema that no JSON can hold, or that grows with each use of what is in it,
+// A schema that JSON cannot express, or that grows with each use of its content,
 // costs at most its own tool's description.
 func TestNoAnnotationTakesItsIndexAlong(t *testing.T) {
 	t.Parallel()
@@ -184,7 +184,7 @@ func TestModelsOfBothVersionsOfPydantic(t *testing.T) {
 	}
 }
 
-// What is written of a tool reaches its description, in each style.
+// Docstrings and defaults of a tool reach its description, in each style.
 func TestDocstringsAndDefaultsAreShown(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), `

@@ -33,7 +33,7 @@ func (x *Executor) help(ctx context.Context, as venv.Role, job venv.Job) (stdout
 	return stdout, x.redactor(nil).Text(stderr), err
 }
 
-// Fetches is where [Executor.Fetch] needs its folders.
+// Fetches is the parent of the folders for [Executor.Fetch].
 func (x *Executor) Fetches() string { return filepath.Join(x.dir, scratch) }
 
 // Fetch runs a program that fetches the source of an index, as apart as those of the rest of an

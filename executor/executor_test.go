@@ -31,8 +31,8 @@ func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
 	}
 }
 
-// The worker's files are written once per content, with bytecode, and a second
-// executor in the same folder finds them; what is damaged is written again.
+// The worker's files are written once per content, with bytecode, and a second executor in the
+// same folder finds them; damaged files are written again.
 func TestTheWorkersFilesAreWrittenOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -71,7 +71,7 @@ func TestTheWorkersFilesAreWrittenOnce(t *testing.T) {
 	}
 }
 
-func TestOpenOfWhatIsNotThere(t *testing.T) {
+func TestOpenOfAMissingObject(t *testing.T) {
 	t.Parallel()
 	x := sharedExecutor(t)
 	spec := specOf(t, x, t.TempDir(), "t.tool")
@@ -117,7 +117,7 @@ def plain(a, b=1):
 	}
 }
 
-// What the schema says of rich types holds on the wire, both ways.
+// The schema of rich types holds on the wire, both ways.
 func TestRichTypesRoundTrip(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), `

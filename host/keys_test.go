@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -29,15 +29,8 @@ func sessionsOf(t *testing.T) *registry.Sessions {
 // learn gives it a view.
 func learn(t *testing.T, nc *nats.Conn, s *registry.Sessions) *registry.View {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testmesh.Bus(t, nc, nil)
+	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
 	s.Use(view)
 	return view

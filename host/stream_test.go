@@ -283,7 +283,7 @@ func TestLiveReaderGone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	newDesk().serve(t, r.broker.Connect(t), &host.Options{Index: "other"}) // answers every other replay
-	const reads = 25 * time.Second                                         // longer than it takes to find that nobody does
+	const reads = 14 * time.Second                                         // longer than it takes to find that nobody does
 	for _, how := range []string{"nobody", "live", "joined", "replays"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
@@ -515,7 +515,7 @@ func TestItemsThatTheirEnvelopeCannotCarry(t *testing.T) {
 }
 
 // What was not stored, for whatever reason, is not of the quota.
-func TestStreamQuotaIsOfWhatIsStored(t *testing.T) {
+func TestStreamQuotaCountsStoredBytes(t *testing.T) {
 	t.Parallel()
 	const payload, quota = 64 << 10, 105_000
 	// sizes yields one item of each size.

@@ -1,10 +1,10 @@
-// Package tool is what the mesh knows about a tool without running it: its
-// descriptor (names, schemas, annotations), the check of arguments against the
-// input schema, schemas of Go types, and the binding of positional arguments.
+// Package tool describes a tool without running it: its descriptor (names, schemas,
+// annotations), the check of arguments against the input schema, schemas of Go types, and the
+// binding of positional arguments.
 //
-// A [Descriptor] is plain data with one canonical encoding and a digest, so
-// that nodes can publish it once and everybody else can fetch it by digest. A
-// [Validator] is compiled from a schema once and used on every call.
+// A [Descriptor] is plain data with one canonical encoding and a digest, so that a node
+// publishes it once and others fetch it by digest. A [Validator] is compiled from a schema once
+// and used for every call.
 //
 // # Use
 //

@@ -67,6 +67,7 @@ var floors = map[string]int{
 	"examples/react":    top,
 	"examples/serve":    top,
 	"internal/archtest": top,
+	"internal/testmesh": top,
 	"k8s":               top,
 }
 
@@ -89,8 +90,9 @@ var onlyIn = []struct {
 	{prometheus, []string{"internal/monitor"}, "what others count they say in figures of their own"},
 	{natsServer, []string{"internal/broker", "meshtest"}, "only what starts a broker links one"},
 	{module + "/internal/broker", []string{"cmd/mesh", "meshtest", "bench"}, "only what starts a broker links one"},
+	{module + "/internal/testmesh", nil, "it is for tests"},
 	{module + "/internal/transcript", nil, "it is for tests"},
-	{module + "/meshtest", []string{"bench", "e2e", "examples"}, "it is for tests"},
+	{module + "/meshtest", []string{"bench", "e2e", "examples", "internal/testmesh"}, "it is for tests"},
 }
 
 // never says what a folder must not depend on, directly or through others.

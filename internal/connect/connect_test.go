@@ -108,7 +108,7 @@ func TestKeyOfMeshUp(t *testing.T) {
 	}
 }
 
-func TestConnectSaysWhatIsWrong(t *testing.T) {
+func TestConnectNamesTheFault(t *testing.T) {
 	t.Parallel()
 	closed := meshtest.Broker(t, meshtest.Config(`authorization { users: [{user: u, password: p}] }`))
 	config := t.TempDir()

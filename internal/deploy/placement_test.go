@@ -184,7 +184,7 @@ func TestAnIndexIsBroughtToTheNodesThatItIsFor(t *testing.T) {
 
 // A node that gets the label brings the index, one that loses it lets go: at once where
 // nobody else has the label, who else could take the calls.
-func TestALabelMovesWhatIsInstalled(t *testing.T) {
+func TestLabelMovesIndexes(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	one, two := startOn(t, s, "one", map[string]string{"gpu": "true"}), startOn(t, s, "two", nil)

@@ -42,7 +42,7 @@ type git struct {
 // allowed are the transports. Others, such as ext::, run commands.
 const allowed = "https:http:ssh:file"
 
-// Bounds on what git may answer.
+// Bounds on git's answers.
 const (
 	maxRefs   = 64 << 20 // bytes of a list of references or files
 	maxStderr = 8 << 10
@@ -151,7 +151,7 @@ type gitError struct {
 func (e *gitError) Error() string { return "git: " + e.reason() }
 func (e *gitError) Unwrap() error { return e.cause }
 
-// couldNotRead is what git says when another program, such as ssh, has failed.
+// couldNotRead is git's message when another program, such as ssh, has failed.
 const couldNotRead = "fatal: Could not read from remote repository."
 
 // reason is the line of stderr that tells the cause: git's own, else the last lines of ssh
@@ -175,7 +175,7 @@ func (e *gitError) reason() string {
 // trusting is the command that git itself names for a repository of another user.
 var trusting = regexp.MustCompile(`git config --global --add safe\.directory \S+`)
 
-// gitFailure is a kind of failure to talk to a repository, by what git says.
+// gitFailure is a kind of failure to talk to a repository, by git's message.
 type gitFailure struct {
 	sign         *regexp.Regexp
 	reason, hint string

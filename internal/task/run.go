@@ -52,7 +52,7 @@ type run struct {
 	// with anything else it is cancelled.
 	leave context.CancelCauseFunc
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	m    *nats.Msg
 	kept time.Time // when the broker last confirmed that this runner works on the task
 	// adopted says that m was delivered while the run went on, and is not settled.
@@ -279,7 +279,7 @@ func (r *run) args(made *record, held *holding, fresh bool) (json.RawMessage, er
 		return args, nil
 	}
 	e := toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
-	if !fresh && waits(e) { // the attempt may be under way: it is no other one's turn
+	if !fresh && waits(e) { // the attempt may be running: no other one may begin
 		e = unavailable("%w", e).WithOrigin(toolmesh.OriginCaller)
 	}
 	return nil, e
@@ -353,7 +353,7 @@ func (r *run) put(t, next *stored, n int) bool {
 	return err == nil
 }
 
-// follow reads the record, and leaves the call if the task is no longer this runner's.
+// follow reads the record, and leaves the call if the task now has another runner.
 func (r *run) follow(t *stored, n int) {
 	now, err := r.s.load(r.ctx, r.session, r.id)
 	switch {

@@ -21,8 +21,8 @@ const (
 	errorBytes  = 4 << 10
 )
 
-// room is what the stores of tasks hold: so many records that each of them has the room to
-// be written again, whatever becomes of its task, and so many bytes of values.
+// room is the capacity of the stores of tasks: records, each with the room to be written again in
+// any state, and bytes of values.
 type room struct {
 	records, bytes int64
 }
@@ -35,8 +35,8 @@ const firedMost = 100
 // resultBytes is the room that a result takes which is not there yet.
 const resultBytes = 1 << 20
 
-// heldAgain is how soon what was refused for want of memory may come again: values are held for
-// as long as it takes to pass them on.
+// heldAgain is the retry time after a refusal for lack of memory: values are held only while
+// they are passed on.
 const heldAgain = time.Second
 
 // A count of what a session has is believed for useKept, and only while this process has let in
@@ -46,7 +46,7 @@ const (
 	useParts = 32
 )
 
-// use is what a session has in the stores of tasks, and all sessions.
+// use is the usage of the stores of tasks by a session, and by all sessions.
 type use struct {
 	room
 	all   room
@@ -237,7 +237,7 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 	return u, nil
 }
 
-// nobodys reports whether nobody created the session of a token.
+// nobodys reports whether the session of a token was not created.
 func (s *Service) nobodys(token string) bool {
 	session, err := subjects.DecodeToken(token)
 	return err == nil && s.account(subjects.SessionID(session)) == ""

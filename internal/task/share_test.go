@@ -29,8 +29,8 @@ func busyTasks(t testing.TB, err error) {
 	}
 }
 
-// A session that fills the store with tasks is refused further ones. What it has goes on, and
-// so do the tasks of others.
+// A session that fills the store with tasks is refused further ones. Its existing tasks go on,
+// and so do those of others.
 func TestSessionFillsTheStoreWithTasks(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -78,7 +78,7 @@ func TestSessionFillsTheStoreWithTasks(t *testing.T) {
 	})
 }
 
-// Sessions that nobody created have one share together, of the store, of the requests that
+// Sessions that were not created share one share of the store, of the requests that
 // are answered at once and of the values that are read for them: their names cost nothing.
 func TestMadeUpSessionsHaveOneShare(t *testing.T) {
 	t.Parallel()
@@ -164,7 +164,7 @@ func TestSessionFillsTheStoreWithResults(t *testing.T) {
 		if i == 12 {
 			t.Fatal("a session has more than the store holds")
 		}
-		// Small arguments whose result is large would do; echo gives back what it gets.
+		// Small arguments with a large result would do as well; echo returns its argument.
 		handle, err := greedy.Submit(t.Context(), "jobs.echo", job{big(i)}, nil)
 		if err != nil {
 			busyTasks(t, err)
@@ -291,7 +291,7 @@ func TestSchedulesCatchUp(t *testing.T) {
 	}
 }
 
-// What all tasks of the stores are listed for is listed once for all that ask at once.
+// Simultaneous requests share one listing of all tasks.
 func TestOneListingForAllThatAsk(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

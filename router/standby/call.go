@@ -118,7 +118,7 @@ func (c *call) parse(err error) *toolmesh.Error {
 		}
 	}
 	if c.batch != nil && len(c.pools) == 0 { // no node that comes would be for it
-		return unavailable("nobody runs batches: that needs an agent, or a router that serves functions")
+		return unavailable("no node runs batches: start an agent, or a router that serves functions")
 	}
 	return nil
 }

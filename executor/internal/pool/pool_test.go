@@ -18,8 +18,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/pool"
 )
 
-// bubble runs a test in time that passes when nothing else can happen: what it sees
-// after synctest.Wait does not depend on how fast the machine is.
+// bubble runs a test in time that passes when nothing else can happen: its observations after
+// synctest.Wait do not depend on the machine's speed.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	t.Parallel()
@@ -282,7 +282,7 @@ func TestStartsThatFail(t *testing.T) {
 			t.Errorf("a call was told after %v", waited)
 		}
 		tries := len(ps.list())
-		time.Sleep(time.Hour) // nobody calls
+		time.Sleep(time.Hour) // no calls
 		if more := len(ps.list()) - tries; more > 60*60/15+2 {
 			t.Errorf("%d starts in an hour without calls", more)
 		}

@@ -13,7 +13,7 @@ import (
 
 // The message has both ends of a build's output, where a failure and its cause stand; the middle
 // of a stack trace has neither.
-func TestAFailureShowsHowItBeganAndHowItEnded(t *testing.T) {
+func TestFailureShowsBothEndsOfTheOutput(t *testing.T) {
 	t.Parallel()
 	said := "× Failed to build x\n" + strings.Repeat("  File \"y.py\", line 1, in run\n", 500) + "LookupError: no version\n\nhint: set one"
 	err := failed(nil, said, "the dependencies cannot be resolved")
@@ -46,7 +46,7 @@ func TestCauseOfAFailedBuildIsInTheMessage(t *testing.T) {
 }
 
 // A successful command is successful even if its children keep its output open.
-func TestRunOfACommandThatLeavesAChild(t *testing.T) {
+func TestCommandThatLeavesAChild(t *testing.T) {
 	t.Parallel()
 	log := slog.New(slog.DiscardHandler)
 	s := NewStore(t.TempDir(), Options{Logger: log, Environ: os.Environ()})

@@ -262,7 +262,7 @@ func (t *Table[T]) full(s *share, depth int) *toolmesh.Error {
 	}
 	why := fmt.Sprintf("all %d %s are taken", t.slots, what)
 	if free > 0 {
-		who := "sessions that nobody created have together"
+		who := "sessions that were not created have together"
 		if s.account != "" {
 			who = fmt.Sprintf("session %q has", s.account)
 		}

@@ -338,7 +338,7 @@ func (r *execution) elsewhere(ctx context.Context, m *member) (value, error) {
 	if len(m.Positional) > 0 {
 		d := callee.descriptor
 		if d == nil {
-			return value{}, toolmesh.Errorf(toolmesh.CodeToolNotFound, "what %q takes by position is not known: nobody describes it", m.Tool).
+			return value{}, toolmesh.Errorf(toolmesh.CodeToolNotFound, "the positional arguments of %q are unknown: no node describes the tool", m.Tool).
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		}
 		object, more, err := tool.Bind(d, m.Positional, args)

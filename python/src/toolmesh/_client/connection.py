@@ -178,14 +178,14 @@ class Connection:
                                            "the key of a session is used with that session")
 
     async def close(self) -> None:
-        """Ends the connection for good; what is under way fails."""
+        """Ends the connection for good; pending calls fail."""
         if self.closed:
             return
         self.closed = True
         for one in list(self.pending.values()):
             one.fail(errors.error("unavailable", "the mesh was closed while the call ran", origin="caller"))
         for _ in range(3):
-            await asyncio.sleep(0)  # the cancels of what was under way are written, and sent by what follows
+            await asyncio.sleep(0)  # the cancels of pending calls are written, and sent below
         nc, self._nc = self._nc, None
         others = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in others:
@@ -237,14 +237,14 @@ class Connection:
 
     async def publish(self, subject: str, body: bytes = b"", reply: str = "",
                       headers: dict[str, str] | None = None) -> None:
-        """Sends what needs no answer, if there is a link."""
+        """Sends a message without an answer, if there is a link."""
         if self.connected:
             assert self._nc is not None
             with contextlib.suppress(nats.errors.Error):
                 await self._nc.publish(subject, body, reply, headers)
 
     async def subscribe(self, subject: str, take: Callable[[Msg], None]) -> Callable[[], None]:
-        """Hands take each message; what is returned ends that."""
+        """Passes each message to take; the returned function ends that."""
         nc = await self.ready()
 
         subscription = await nc.subscribe(subject, cb=_async(take), pending_msgs_limit=0, pending_bytes_limit=0)
@@ -296,7 +296,7 @@ class Connection:
                 raise self._lost(one, "has restarted")
             if node.boot == one.boot:
                 last = max(last, node.heard)
-        last = max(last, self.since)  # what was said before went to the link that is gone
+        last = max(last, self.since)  # earlier messages went to the old link
         if (quiet := time.monotonic() - last) < SILENCE:
             one.quiet = False
             if quiet > MISSING and one.call is not None and one.call.asked is None:
@@ -556,7 +556,7 @@ class Connection:
                 place.ours -= 1
 
     async def _value(self, call: Call, message: Msg) -> bytes:
-        """The result in an answer, or what that refers to, which is then deleted."""
+        """The result in an answer, or the stored value that it refers to, which is then deleted."""
         headers = message.headers or {}
         if "Mesh-Read" in headers:  # its node holds back more until it knows
             where = names.control(call.session, call.rpc_id, headers.get("Mesh-Node", ""))
@@ -679,7 +679,7 @@ def subject(call: Call) -> str:
 
 
 def _mark(seed: str | None) -> str:
-    """What an inbox says of the connection's key: its digest, as that of a token."""
+    """The part of an inbox for the connection's key: its digest, as that of a token."""
     if seed is None:
         return ""
     nkeys = importlib.import_module("nkeys")  # nats-py has needed it by now

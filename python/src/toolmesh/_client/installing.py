@@ -27,7 +27,7 @@ def install(
     paths: Iterable[str | os.PathLike[str]], settings: Mapping[str, Any], session: str,
     describe: Callable[[str], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Mesh.install on the mesh of these settings; returns what describe says of the tools."""
+    """Mesh.install on the mesh of these settings; returns the answers of describe for the tools."""
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     text = os.fspath(source)

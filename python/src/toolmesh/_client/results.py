@@ -1,4 +1,4 @@
-"""What came back, as the caller is given it."""
+"""Results in the form for the caller."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def _explained(link: Connection, session: str, tool: str, answer: dict[str
 async def _about_task(
     link: Connection, session: str, verb: str, request: bytes, tool: str = "",
 ) -> dict[str, Any]:
-    """What is answered about a task of a tool, with the result that it refers to."""
+    """The answer about a task of a tool, with the result that it refers to."""
     answer = await _explained(link, session, tool, await link.task(session, verb, request))
     if "ref" in answer:
         ref = Ref(answer.pop("ref"), answer.pop("digest", ""))

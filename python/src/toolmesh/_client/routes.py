@@ -31,7 +31,7 @@ _ROUTES = 10_000
 
 @dataclasses.dataclass
 class Route:
-    """What is known of the nodes that serve a tool."""
+    """The known nodes that serve a tool."""
 
     places: list[Place] = dataclasses.field(default_factory=list)
     asked: float = 0.0
@@ -46,7 +46,7 @@ class Route:
         return min(first, second, key=Place.taken)
 
     def take(self, answer: dict[str, Any]) -> None:
-        """Takes the registry's answer; what is known of nodes that stay is kept."""
+        """Takes the registry's answer; figures of nodes that stay are kept."""
         before = {(one.node, one.boot): one for one in self.places}
         self.places = []
         for told in answer.get("nodes", []):
