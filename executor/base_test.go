@@ -311,7 +311,7 @@ func TestIndexesOutliveTheirBase(t *testing.T) {
 				t.Skip("not root")
 			}
 			log := &logged{}
-			x := newExecutor(t, func(o *executor.Options) { o.Levels, o.Logger = []sandbox.Level{level}, log.logger() })
+			x := newExecutor(t, func(o *executor.Options) { o.SetLevels(level); o.Logger = log.logger() })
 			dir := writeFiles(t, map[string]string{"t.py": "import os, time\ndef one(): return 1\ndef die(): os._exit(3)\n"})
 			first := open(t, x, specOf(t, x, dir, "t.one", "t.die"))
 			mustCall(t, first, "t.one", `{}`, `1`)
@@ -441,4 +441,27 @@ func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
 			t.Errorf("the log does not say %q", want)
 		}
 	}
+}
+
+// The base of an interpreter that is replaced, by an update say, ends when its successor starts.
+func TestBaseOfAReplacedInterpreterEnds(t *testing.T) {
+	t.Parallel()
+	log := &logged{}
+	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
+	dir := writeFiles(t, map[string]string{"t.py": "def one(): return 1"})
+	spec := specOf(t, x, dir, "t.one")
+	file := filepath.Join(t.TempDir(), "python")
+	planted(t, file, "#!/bin/sh\nexec "+spec.Env.Base+" \"$@\"\n")
+	other := *spec.Env
+	other.Base, spec.Env = file, &other
+	mustCall(t, open(t, x, spec), "t.one", `{}`, `1`)
+	before := log.bases() // one more is of the environment's own interpreter
+	if err := os.Chtimes(file, time.Time{}, time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	second := specOf(t, x, dir, "t.one")
+	second.Name, second.Env = "second", &other
+	mustCall(t, open(t, x, second), "t.one", `{}`, `1`)
+	last := before[len(before)-1]
+	eventually(t, "the base of the replaced interpreter ends", func() bool { return !slices.Contains(log.bases(), last) })
 }

@@ -218,7 +218,7 @@ func intrude(dir string) error {
 		Sealed: data, Shown: []string{filepath.Join(data, "index"), filepath.Join(data, "other")}, Users: os.Getenv("TOOLMESH_TEST_USERS"),
 	}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
-		o.Levels = []sandbox.Level{sandbox.Level(level)}
+		o.SetLevels(sandbox.Level(level))
 	}
 	x, err := executor.New(filepath.Join(data, "executor"), o)
 	if err != nil {
@@ -479,7 +479,7 @@ func TestUsersWithoutNamespaces(t *testing.T) {
 // others are.
 func TestAToolThatDemandsALevelIsNotServedWithoutIt(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, func(o *executor.Options) { o.Levels = []sandbox.Level{sandbox.LevelReaper} })
+	x := newExecutor(t, func(o *executor.Options) { o.SetLevels(sandbox.LevelReaper) })
 	dir := writeFiles(t, map[string]string{"t.py": "def a(): return 1\ndef b(): return 2\ndef c(): return 3"})
 	spec := specOf(t, x, dir, "t.a", "t.b", "t.c")
 	spec.Policies = map[string]executor.Policy{
@@ -546,4 +546,26 @@ func intruded(t *testing.T, user string, kept sandbox.Level, asked tool.Sandbox,
 		a.Outcome["use the agent's keyring"] = outcomesOfLevels()[asked]["use the agent's keyring"]
 	}
 	return a
+}
+
+// A program that fetches writes its own folder, by relative paths too, and finds nothing of the
+// agent's environment.
+func TestFetchIsApart(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, func(o *executor.Options) { o.Environ = append(o.Environ, "HOME=/agent", "SECRET=x") })
+	dir, err := os.MkdirTemp(x.Fetches(), "fetch-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	var out strings.Builder
+	said, err := x.Fetch(t.Context(), dir, []string{"/bin/sh", "-c", "echo written > file && cat file && env && echo said >&2"}, []string{"GIVEN=1"}, &out)
+	if err != nil || said != "said" {
+		t.Fatalf("it said %q, %v", said, err)
+	}
+	for text, want := range map[string]bool{"written\n": true, "GIVEN=1\n": true, "HOME=" + dir + "\n": true, "SECRET": false} {
+		if strings.Contains(out.String(), text) != want {
+			t.Errorf("%q is in its output: %v, want %v: %s", text, !want, want, out.String())
+		}
+	}
 }
