@@ -40,8 +40,8 @@ func lagging(t *testing.T) (servers []*meshtest.Server, routes []*meshtest.Proxy
 	for i := range ports {
 		starting.Go(func() {
 			// None learns of a way that is not given to it: what they advertise leads nowhere.
-			servers[i] = meshtest.Broker(t, meshtest.Config(fmt.Sprintf("server_name: lag-%d", i+1)),
-				meshtest.Config(fmt.Sprintf(`cluster { name: lag, listen: %q, advertise: "127.0.0.1:1", pool_size: -1, routes: [%s] }`, ports[i], to[i])))
+			servers[i] = meshtest.Broker(t, meshtest.Config(fmt.Sprintf(`server_name: "lag-%d"
+				cluster { name: lag, listen: %q, advertise: "127.0.0.1:1", pool_size: -1, routes: [%s] }`, i+1, ports[i], to[i])))
 		})
 	}
 	starting.Wait()
