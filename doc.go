@@ -24,6 +24,7 @@
 //	0  toolmesh, subjects, python, examples        words, names, the worker's files
 //	   internal/fair                              room and work that sessions share
 //	   internal/wake                              goroutines that wake each other, and sleep
+//	   internal/search                            tools found by words
 //
 // # The way of a call
 //

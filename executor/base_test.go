@@ -311,7 +311,7 @@ func TestIndexesOutliveTheirBase(t *testing.T) {
 				t.Skip("not root")
 			}
 			log := &logged{}
-			x := newExecutor(t, func(o *executor.Options) { o.Levels, o.Logger = []sandbox.Level{level}, log.logger() })
+			x := newExecutor(t, func(o *executor.Options) { o.SetLevels(level); o.Logger = log.logger() })
 			dir := writeFiles(t, map[string]string{"t.py": "import os, time\ndef one(): return 1\ndef die(): os._exit(3)\n"})
 			first := open(t, x, specOf(t, x, dir, "t.one", "t.die"))
 			mustCall(t, first, "t.one", `{}`, `1`)

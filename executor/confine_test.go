@@ -218,7 +218,7 @@ func intrude(dir string) error {
 		Sealed: data, Shown: []string{filepath.Join(data, "index"), filepath.Join(data, "other")}, Users: os.Getenv("TOOLMESH_TEST_USERS"),
 	}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
-		o.Levels = []sandbox.Level{sandbox.Level(level)}
+		o.SetLevels(sandbox.Level(level))
 	}
 	x, err := executor.New(filepath.Join(data, "executor"), o)
 	if err != nil {
@@ -479,7 +479,7 @@ func TestUsersWithoutNamespaces(t *testing.T) {
 // others are.
 func TestAToolThatDemandsALevelIsNotServedWithoutIt(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, func(o *executor.Options) { o.Levels = []sandbox.Level{sandbox.LevelReaper} })
+	x := newExecutor(t, func(o *executor.Options) { o.SetLevels(sandbox.LevelReaper) })
 	dir := writeFiles(t, map[string]string{"t.py": "def a(): return 1\ndef b(): return 2\ndef c(): return 3"})
 	spec := specOf(t, x, dir, "t.a", "t.b", "t.c")
 	spec.Policies = map[string]executor.Policy{

@@ -105,7 +105,8 @@ func TestBuildsWriteOnlyBesideTheirSources(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = os.RemoveAll(outside) })
 			x := newExecutor(t, func(o *executor.Options) {
-				o.Users, o.Sealed, o.Shown, o.Levels = users, filepath.Dir(dir), []string{dir}, c.levels
+				o.Users, o.Sealed, o.Shown = users, filepath.Dir(dir), []string{dir}
+				o.SetLevels(c.levels...)
 				o.Environ = append(os.Environ(), "UV_FIND_LINKS="+outside) // which it therefore sees
 			})
 			if level, why := x.Sandbox(); level == tool.SandboxNone && (c.levels == nil || !landlocked()) {

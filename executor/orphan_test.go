@@ -87,7 +87,7 @@ func beAgent(dir string) {
 	log := &logged{}
 	o := &executor.Options{Environ: os.Environ(), Logger: log.logger(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")), MaxWorkers: 12}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
-		o.Levels = []sandbox.Level{sandbox.Level(level)}
+		o.SetLevels(sandbox.Level(level))
 	}
 	x, err := executor.New(filepath.Join(dir, "data"), o)
 	if err != nil {

@@ -301,7 +301,7 @@ func TestALeaseIsOfOneEpoch(t *testing.T) {
 	call("one", "", "3") // a late one harms nobody
 	call("two", "", "2")
 	call("two", "x", "1")
-	if got := ix.Sessions(); len(got) != 3 || got[0] != (executor.Session{Name: "a"}) || got[2] != (executor.Session{Name: "a", Epoch: "two"}) {
+	if got := ix.Sessions(); len(got) != 3 || got[0] != (executor.BoundSession{Name: "a"}) || got[2] != (executor.BoundSession{Name: "a", Epoch: "two"}) {
 		t.Errorf("got %+v", got)
 	}
 	if err := ix.EndSession(t.Context(), "a", "one"); err != nil {

@@ -190,9 +190,11 @@ func startUpConfined(t *testing.T, name string, level sandbox.Level, box tool.Sa
 		environ = []string{"PATH=/usr/bin:/bin"} // an interpreter that other users reach
 	}
 	meshtest.Warm(filepath.Join(data, "executor"), t.Cleanup)
-	x, err := executor.New(filepath.Join(data, "executor"), &executor.Options{
-		Environ: environ, Logger: testLogger(t), Sandbox: box, Users: users, Sealed: data, Levels: []sandbox.Level{level}, Shown: []string{filepath.Join(data, "indexes")},
-	})
+	o := &executor.Options{
+		Environ: environ, Logger: testLogger(t), Sandbox: box, Users: users, Sealed: data, Shown: []string{filepath.Join(data, "indexes")},
+	}
+	o.SetLevels(level)
+	x, err := executor.New(filepath.Join(data, "executor"), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -291,7 +293,7 @@ func TestStartUpCodeOfAnInstallationRunsConfined(t *testing.T) {
 			}
 			packages, _ := filepath.Glob(filepath.Join(env.Dir, "lib", "python*", "site-packages"))
 			vars := plant(t, env, packages[0], keys)
-			said := x.Command(t.Context(), env, "a", dir, []string{"python", "-c", "import sys; sys.exit(f'noted {getattr(sys, \"noted\", [])}')"}, vars, nil, nil)
+			said := x.Command(t.Context(), env, "a", dir, []string{"python", "-c", "import sys; sys.exit(f'noted {getattr(sys, \"noted\", [])}')"}, vars, nil, executor.Given{})
 			if said == nil || !strings.Contains(fmt.Sprint(toolmesh.AsError(said).Details, said), "noted [") {
 				t.Errorf("the command did not run: %v", said)
 			}
@@ -343,7 +345,7 @@ func TestOutputOfAnInstallationIsBounded(t *testing.T) {
 		{"import os\nwhile True: os.write(1, bytes(1 << 20))", "it wrote more than 67108864 bytes"},
 		{"import os, sys\nfor _ in range(9): os.write(2, b'x' * (1 << 20))\nsys.exit('the end')", "the end"},
 	} {
-		err := x.Command(t.Context(), spec.Env, "test", spec.SourceDir, []string{"python", "-c", c.code}, nil, nil, nil)
+		err := x.Command(t.Context(), spec.Env, "test", spec.SourceDir, []string{"python", "-c", c.code}, nil, nil, executor.Given{})
 		if text := fmt.Sprint(err, toolmesh.AsError(err).Details); err == nil || !strings.Contains(text, c.part) || len(text) > 4<<20 {
 			t.Errorf("%d bytes: %.300s", len(text), text)
 		}

@@ -325,7 +325,7 @@ func send(t testing.TB, ix *executor.Index, name, args string) (string, error) {
 	return call(t, ix, name, args)
 }
 
-func toolOf(t testing.TB, ix *executor.Index, name string) executor.Tool {
+func toolOf(t testing.TB, ix *executor.Index, name string) executor.Function {
 	t.Helper()
 	for _, one := range ix.Tools() {
 		if one.Name == name {
@@ -333,7 +333,7 @@ func toolOf(t testing.TB, ix *executor.Index, name string) executor.Tool {
 		}
 	}
 	t.Fatalf("%s is not served: %+v", name, ix.Unavailable())
-	return executor.Tool{}
+	return executor.Function{}
 }
 
 // mustRefuse fails the test unless the first problem of a call is at a pointer.

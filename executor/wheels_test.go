@@ -174,8 +174,8 @@ func TestAnInitCommandMakesHugeFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = x.Command(t.Context(), env, "a", dir, []string{"python", "init.py", env.Dir}, nil, nil, nil)
-	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "larger than") {
+	err = x.Command(t.Context(), env, "a", dir, []string{"python", "init.py", env.Dir}, nil, nil, executor.Given{})
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "have more than") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -212,7 +212,7 @@ open("data.txt", "w").write("data")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := x.Command(t.Context(), env, "a", dir, []string{"python", "init.py", env.Dir}, nil, nil, nil); err != nil {
+	if err := x.Command(t.Context(), env, "a", dir, []string{"python", "init.py", env.Dir}, nil, nil, executor.Given{}); err != nil {
 		t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
 	}
 	if to, err := os.Readlink(filepath.Join(env.Dir, "bin", "python")); err != nil || to != env.Base {

@@ -688,6 +688,8 @@ func TestStoreGoneForGood(t *testing.T) {
 // behind knows of no session yet that somebody created; strict refuses those.
 type behind struct{ strict bool }
 
+func (behind) Ended(subjects.SessionID, time.Time) bool { return false }
+
 func (b behind) Admit(s subjects.SessionID) (string, error) {
 	if b.strict && s != subjects.DefaultSession {
 		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q does not exist", s)
@@ -700,7 +702,7 @@ func (b behind) Admit(s subjects.SessionID) (string, error) {
 // the session.
 func TestEpochs(t *testing.T) {
 	t.Parallel()
-	for name, sessions := range map[string]host.Sessions{"asked": nil, "known": strict{}, "behind": behind{}, "behind, strict": behind{strict: true}} {
+	for name, sessions := range map[string]host.SessionPolicy{"asked": nil, "known": strict{}, "behind": behind{}, "behind, strict": behind{strict: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, &rigOptions{host: host.Options{Sessions: sessions}})

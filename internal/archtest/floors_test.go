@@ -248,6 +248,17 @@ func TestFloors(t *testing.T) {
 	report(t, brokenFloors(house(t).packages))
 }
 
+// The module's doc.go has a line for each package of the table.
+func TestFloorsAreDocumented(t *testing.T) {
+	t.Parallel()
+	page := house(t).parsed["doc.go"].Doc.Text()
+	for folder, floor := range floors {
+		if floor != top && !strings.Contains(page, folder) {
+			t.Errorf("doc.go does not name %s", folder)
+		}
+	}
+}
+
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	report(t, brokenLinks(house(t).packages))

@@ -331,7 +331,7 @@ func (b *Bridge) described(c *own, q *question) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	return registry.DescribeAnswer{Descriptor: own, Digest: digest, Nodes: []subjects.NodeID{b.opts.Node}}.MarshalJSON()
+	return registry.DescribeAnswer{Descriptor: own, Served: registry.Served{Digest: digest, Nodes: []subjects.NodeID{b.opts.Node}}}.MarshalJSON()
 }
 
 // stream makes a streaming call, unless err says that it must not.

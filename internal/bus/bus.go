@@ -73,6 +73,27 @@ type State struct {
 	Since time.Time
 }
 
+// Conn is a [Bus] as the public packages of this module name it: an alias of package
+// registry gives it to programs, which only pass it on.
+type Conn interface {
+	// Conn is the NATS connection below.
+	Conn() *nats.Conn
+	// Close ends what belongs to the Conn and leaves the NATS connection open. It may be
+	// called more than once.
+	Close()
+	shared() *Bus // only a Bus is one
+}
+
+// Of is the Bus behind a Conn, nil for nil.
+func Of(c Conn) *Bus {
+	if c == nil {
+		return nil
+	}
+	return c.shared()
+}
+
+func (b *Bus) shared() *Bus { return b }
+
 // Check refuses a bus that is none.
 func (b *Bus) Check() error {
 	if b == nil {

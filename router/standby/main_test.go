@@ -170,7 +170,7 @@ func (r *rig) agent(nc *nats.Conn, id subjects.NodeID, slots int) *host.Host {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	h, err := host.NewOn(b, &host.Options{Node: id, Slots: slots, Labels: map[string]string{"pool": pool}, Sandbox: host.Sandbox{Effective: "none"}})
+	h, err := host.NewOn(b, &host.Options{Node: id, Slots: slots, Labels: map[string]string{"pool": pool}, Sandbox: registry.SandboxState{Effective: "none"}})
 	if err != nil {
 		r.t.Fatal(err)
 	}
