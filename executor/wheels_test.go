@@ -175,7 +175,7 @@ func TestAnInitCommandMakesHugeFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = x.Command(t.Context(), env, "a", dir, []string{"python", "init.py", env.Dir}, nil, nil, executor.Given{})
-	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "are larger than") {
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "larger than") {
 		t.Errorf("got %v", err)
 	}
 }
