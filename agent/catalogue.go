@@ -27,14 +27,10 @@ func refOf(b deploy.Build) tool.IndexRef { return tool.IndexRef{Name: b.Name, Re
 
 // codeOf is what the executor says of a function.
 func codeOf(t executor.Tool) index.Introspected {
-	code := index.Introspected{
+	return index.Introspected{
 		Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
-		Positional: t.Positional, Streaming: t.Kind.Streaming(), Source: tool.SourceImport, Warnings: t.Warnings,
+		Positional: t.Positional, VarArgs: t.VarArgs, Streaming: t.Kind.Streaming(), Source: tool.SourceImport, Warnings: t.Warnings,
 	}
-	if t.VarArgs {
-		code.VarArgs = "args"
-	}
-	return code
 }
 
 // sourceOf is what the source says of a function that was not imported.

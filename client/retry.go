@@ -62,7 +62,7 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 	id := c.shared.routes.alias(s.session, name)
 	resolved, queueOnly, lost, first := false, s.queue, 0, s.rpc
 	reason := "" // why no node serves the tool
-	room := newRoom(s)
+	room := newRoom(ctx, s)
 	for n := 1; ; n++ {
 		t := target{id: id}
 		if !queueOnly {
@@ -186,7 +186,10 @@ type room struct {
 	n     int // how often it has waited
 }
 
-func newRoom(s *settings) *room {
+func newRoom(ctx context.Context, s *settings) *room {
+	if deadline, ok := ctx.Deadline(); ok && s.timeout == 0 {
+		return &room{until: deadline}
+	}
 	return &room{until: time.Now().Add(cmp.Or(s.timeout, roomWait))}
 }
 

@@ -250,7 +250,7 @@ def sphinx(a: int, b: str = "x"):
 			if diff := cmp.Diff(map[string]any{"type": "integer", "description": "the rest"}, schema.AdditionalProperties); diff != "" || schema.Properties["rest"].Description != "the others" {
 				t.Errorf("%s: %s", name, described.InputSchema)
 			}
-			if string(described.OutputSchema) == "" || !described.VarArgs {
+			if string(described.OutputSchema) == "" || described.VarArgs != "rest" {
 				t.Errorf("%s: output %s, varargs %v", name, described.OutputSchema, described.VarArgs)
 			}
 		}

@@ -443,3 +443,26 @@ func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
 		}
 	}
 }
+
+// The base of an interpreter that is replaced, by an update say, ends when its successor starts.
+func TestBaseOfAReplacedInterpreterEnds(t *testing.T) {
+	t.Parallel()
+	log := &logged{}
+	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
+	dir := writeFiles(t, map[string]string{"t.py": "def one(): return 1"})
+	spec := specOf(t, x, dir, "t.one")
+	file := filepath.Join(t.TempDir(), "python")
+	planted(t, file, "#!/bin/sh\nexec "+spec.Env.Base+" \"$@\"\n")
+	other := *spec.Env
+	other.Base, spec.Env = file, &other
+	mustCall(t, open(t, x, spec), "t.one", `{}`, `1`)
+	before := log.bases() // one more is of the environment's own interpreter
+	if err := os.Chtimes(file, time.Time{}, time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	second := specOf(t, x, dir, "t.one")
+	second.Name, second.Env = "second", &other
+	mustCall(t, open(t, x, second), "t.one", `{}`, `1`)
+	last := before[len(before)-1]
+	eventually(t, "the base of the replaced interpreter ends", func() bool { return !slices.Contains(log.bases(), last) })
+}

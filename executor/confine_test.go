@@ -546,3 +546,25 @@ func intruded(t *testing.T, user string, kept sandbox.Level, asked tool.Sandbox,
 	}
 	return a
 }
+
+// A program that fetches writes its own folder, by relative paths too, and finds nothing of the
+// agent's environment.
+func TestFetchIsApart(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, func(o *executor.Options) { o.Environ = append(o.Environ, "HOME=/agent", "SECRET=x") })
+	dir, err := os.MkdirTemp(x.Fetches(), "fetch-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	var out strings.Builder
+	said, err := x.Fetch(t.Context(), dir, []string{"/bin/sh", "-c", "echo written > file && cat file && env && echo said >&2"}, []string{"GIVEN=1"}, &out)
+	if err != nil || said != "said" {
+		t.Fatalf("it said %q, %v", said, err)
+	}
+	for text, want := range map[string]bool{"written\n": true, "GIVEN=1\n": true, "HOME=" + dir + "\n": true, "SECRET": false} {
+		if strings.Contains(out.String(), text) != want {
+			t.Errorf("%q is in its output: %v, want %v: %s", text, !want, want, out.String())
+		}
+	}
+}

@@ -26,6 +26,9 @@ func (x *Executor) help(ctx context.Context, as venv.Role, job venv.Job) (stdout
 	if err != nil {
 		return nil, "", err
 	}
+	if as == venv.Agent {
+		box, user = tool.SandboxNone, sandbox.User{}
+	}
 	stdout, stderr, err = x.confined(ctx, box, user, job, nil)
 	return stdout, x.redactor(nil).Text(stderr), err
 }

@@ -97,8 +97,8 @@ def plain(a, b=1):
     return [a, b]
 `, "f", "af", "plain")
 	f, plain := toolOf(t, ix, "t.f"), toolOf(t, ix, "t.plain")
-	if got := strings.Join(f.Positional, " "); got != "a b c" || !f.VarArgs || plain.VarArgs {
-		t.Errorf("positional %q, varargs %v, %v", got, f.VarArgs, plain.VarArgs)
+	if got := strings.Join(f.Positional, " "); got != "a b c" || f.VarArgs != "rest" || plain.VarArgs != "" {
+		t.Errorf("positional %q, varargs %q, %q", got, f.VarArgs, plain.VarArgs)
 	}
 	for _, c := range []struct{ tool, args, varargs, want string }{
 		{"t.f", `{"a":1,"x":9}`, ``, `[1,2,3,[],4,{"x":9}]`},

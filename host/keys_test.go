@@ -109,6 +109,35 @@ func TestCallsEndWithASessionThatIsHeardOfLater(t *testing.T) {
 	}
 }
 
+// A call that its node admits before it hears of the session ends with it, also if the session
+// has ended, or is the next of its name, by the time that the node looks for it.
+func TestCallsEndWithASessionThatEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, next := range []string{"", `{"id":"kept","epoch":"epoch-2"}`} {
+		t.Run("next "+next, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, nil) // which follows the sessions itself
+			in := r.inbox()
+			r.send(in, "tools.kept.desk.hold", `{"key":"u"}`)
+			<-r.gate("u").started
+			for _, text := range []string{`{"id":"kept","epoch":"epoch-1"}`, "", next} {
+				sessionRecord(t, r.nc, "kept", text)
+			}
+			if a := in.next(); a.code() != "cancelled" || a.Error.Details["reason"] != "session_ended" {
+				t.Errorf("%v %s", a.Header, a.Data)
+			}
+			r.send(in, "tools.kept.desk.hold", `{"key":"later"}`)
+			<-r.gate("later").started
+			began := time.Now()
+			meshtest.Until(t, "the host, which looks four times a second, has looked", func() bool { return time.Since(began) > time.Second })
+			close(r.gate("later").release)
+			if a := in.next(); a.code() != "ok" {
+				t.Errorf("a call that came after the end: %v %s", a.Header, a.Data)
+			}
+		})
+	}
+}
+
 // A call whose time ends, or that is cancelled, while its key is created begins nothing
 // and leaves the key free; it is told what became of it, and never that it may be sent again.
 func TestCallsThatEndWhileTheirKeyIsCreated(t *testing.T) {

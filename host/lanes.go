@@ -74,7 +74,7 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		return bad
 	}
 	defer turn.Release()
-	if running.Value.readers.Deserted() {
+	if call.Deserted() {
 		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the call's turn has come, and its caller is not there"))
 	}
 	mine := *call

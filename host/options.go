@@ -127,6 +127,9 @@ type Sessions interface {
 	// Admit returns the epoch of a session, empty for one that nobody created,
 	// or session_not_found. It must not block.
 	Admit(session subjects.SessionID) (epoch string, err error)
+	// Ended reports whether a session of this name is known to have ended since a time: a call
+	// that came before the news of its session ends then. It must not block.
+	Ended(session subjects.SessionID, since time.Time) bool
 }
 
 func (o *Options) withDefaults() Options {

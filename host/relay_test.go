@@ -406,6 +406,71 @@ func TestCallsThatWouldWaitArePassedOn(t *testing.T) {
 	}
 }
 
+// A node that passes a call on asks and names nobody first. It and the node that runs the call
+// are cut off together: that is node_lost for their caller, and the call runs once.
+func TestNodeAndTheNodeThatItPassedACallToAreCutOff(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	proxies := map[subjects.NodeID]*meshtest.Proxy{}
+	var full *host.Host
+	join := func(nodes ...subjects.NodeID) {
+		t.Helper()
+		for _, node := range nodes {
+			proxies[node] = meshtest.NewProxy(t, broker)
+			h, view := relaying(t, d, proxies[node].Connect(t), &host.Options{Node: node, Slots: 1})
+			t.Cleanup(proxies[node].Heal)
+			if node == "full" {
+				full = h
+			}
+			meshtest.Until(t, "the node knows all that serve the desk", func() bool {
+				route, _ := view.Route("default", "desk.hold")
+				return len(route.Nodes) == len(proxies)
+			})
+		}
+	}
+	join("full", "free")
+	r := &rig{desk: d, t: t, h: full, nc: broker.Connect(t)}
+	r.send(r.inbox(), directed(full, "default", "desk.hold"), `{"key":"occupied"}`)
+	wait(t, "start", r.gate("occupied").started)
+	passed := openInbox(t, r.nc, "mesh.node.free.tools.>")
+	c, err := client.New(broker.Connect(t), &client.Options{QueueOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	ended := make(chan error, 1)
+	for n := 0; ; n++ { // until the queue group brings one to the full node, which passes it on
+		key := fmt.Sprint("call ", n)
+		go func() {
+			_, err := c.Call(t.Context(), "desk.hold", map[string]string{"key": key}, client.WithTimeout(time.Minute))
+			ended <- err
+		}()
+		wait(t, "start", r.gate(key).started)
+		if err := r.nc.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := passed.has(); !ok {
+			close(r.gate(key).release)
+			if err := wait(t, "end", ended); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		join("third") // which would take what is sent again
+		proxies["full"].Blackhole()
+		proxies["free"].Blackhole()
+		if e := toolmesh.AsError(wait(t, "end", ended)); e == nil || e.Code != toolmesh.CodeNodeLost || e.Started == toolmesh.StartedNo {
+			t.Errorf("the caller is told %v", e)
+		}
+		if n := d.ran(key); n != 1 {
+			t.Errorf("it ran %d times", n)
+		}
+		close(r.gate(key).release)
+		return
+	}
+}
+
 // The caller of a call that is passed on dies without a word: the node that runs the call
 // ends it, unless another caller has joined it there.
 func TestCallerOfACallThatIsPassedOnIsGone(t *testing.T) {

@@ -688,6 +688,8 @@ func TestStoreGoneForGood(t *testing.T) {
 // behind knows of no session yet that somebody created; strict refuses those.
 type behind struct{ strict bool }
 
+func (behind) Ended(subjects.SessionID, time.Time) bool { return false }
+
 func (b behind) Admit(s subjects.SessionID) (string, error) {
 	if b.strict && s != subjects.DefaultSession {
 		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q does not exist", s)

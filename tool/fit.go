@@ -245,20 +245,32 @@ func held(text string) (any, bool) {
 }
 
 // takesText says whether some text may fit a schema. It says yes where it cannot tell.
-func (f *fitter) takesText(s *jsonschema.Schema) bool { return f.text(s, maxSteps) }
+func (f *fitter) takesText(s *jsonschema.Schema) bool {
+	return mayBe(s, "string", maxSteps, func() bool { f.spend(0); return true })
+}
 
-func (f *fitter) text(s *jsonschema.Schema, steps int) bool {
-	f.spend(0)
-	isText := func(v any) bool { _, ok := v.(string); return ok }
-	refuses := func(one *jsonschema.Schema) bool { return !f.text(one, steps-1) }
+// MayBe says whether some value of a JSON type may fit a schema, where number is one that is not
+// whole. It says yes where it cannot tell. The empty type is one that no schema names: what it
+// may be is anything.
+func MayBe(s *jsonschema.Schema, kind string) bool {
+	left := maxVisits
+	return mayBe(s, kind, maxSteps, func() bool { left--; return left > 0 })
+}
+
+// maxVisits is how many parts of a schema [MayBe] looks at.
+const maxVisits = 1000
+
+func mayBe(s *jsonschema.Schema, kind string, steps int, visit func() bool) bool {
+	is := func(v any) bool { return KindOf(v) == kind }
+	refuses := func(one *jsonschema.Schema) bool { return !mayBe(one, kind, steps-1, visit) }
 	switch {
-	case steps == 0:
+	case steps == 0 || !visit():
 		return true
 	case s.Bool != nil:
 		return *s.Bool
-	case s.Types != nil && *s.Types&types['"'] == 0,
-		s.Enum != nil && !slices.ContainsFunc(s.Enum.Values, isText),
-		s.Const != nil && !isText(*s.Const),
+	case s.Types != nil && !slices.ContainsFunc(s.Types.ToStrings(), func(t string) bool { return t == kind || t == "number" && kind == "integer" }),
+		s.Enum != nil && !slices.ContainsFunc(s.Enum.Values, is),
+		s.Const != nil && !is(*s.Const),
 		s.Ref != nil && refuses(s.Ref),
 		slices.ContainsFunc(s.AllOf, refuses):
 		return false

@@ -369,7 +369,7 @@ func public(e *jsonschema.ValidationError, root any) string {
 		expected = c.problems[0].Expected
 	}
 	if v, ok := valueAt(root, e.InstanceLocation); ok {
-		got = kindOf(v)
+		got = articles[KindOf(v)]
 	}
 	switch k := e.ErrorKind.(type) {
 	case *fault.Required:
@@ -382,21 +382,26 @@ func public(e *jsonschema.ValidationError, root any) string {
 	return fmt.Sprintf("%s: expected %s, got %s", strings.TrimPrefix(e.SchemaURL, schemaURL), expected, got)
 }
 
-// kindOf is the JSON kind of a decoded value.
-func kindOf(v any) string {
-	switch v.(type) {
+// KindOf returns the JSON type of a decoded value as a schema names it, also of a package's own
+// objects: a whole number is an integer.
+func KindOf(v any) string {
+	switch v := v.(type) {
 	case nil:
 		return "null"
 	case bool:
-		return "a boolean"
+		return "boolean"
 	case string:
-		return "a string"
+		return "string"
 	case []any:
-		return "an array"
-	case map[string]any:
-		return "an object"
+		return "array"
+	case json.Number:
+		if _, whole := WholeNumber(string(v)); whole {
+			return "integer"
+		}
+		return "number"
+	default:
+		return "object"
 	}
-	return "a number"
 }
 
 const maxShown = 80

@@ -400,9 +400,10 @@ var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
 func escapePointer(key string) string { return pointerEscapes.Replace(key) }
 
 // article names a kind of value in a sentence.
-func article(kind jsontext.Kind) string {
-	names := map[jsontext.Kind]string{
-		'n': "null", 't': "a boolean", 'f': "a boolean", '"': "a string", '0': "a number", '{': "an object", '[': "an array",
-	}
-	return names[kind]
+func article(kind jsontext.Kind) string { return articles[kind.String()] }
+
+// articles are the names of kinds and of JSON types in a sentence.
+var articles = map[string]string{
+	"null": "null", "true": "a boolean", "false": "a boolean", "boolean": "a boolean", "string": "a string", "number": "a number", "integer": "a number",
+	"{": "an object", "object": "an object", "[": "an array", "array": "an array",
 }

@@ -188,18 +188,12 @@ func NoResponders(m *nats.Msg) bool {
 	return len(m.Data) == 0 && m.Header != nil && m.Header.Get(headerStatus) == statusNoResponders
 }
 
-// Reply is a message that arrived at an inbox, or why none can.
-type Reply struct {
-	Msg *nats.Msg
-	Err error
-}
-
 // Collect opens an inbox for at most this many replies; further ones are dropped.
-func (b *Bus) Collect(most int) (*Inbox, <-chan Reply, error) {
-	got := make(chan Reply, most)
+func (b *Bus) Collect(most int) (*Inbox, <-chan Arrival, error) {
+	got := make(chan Arrival, most)
 	in, err := b.Open(func(m *nats.Msg, err error) {
 		select {
-		case got <- Reply{m, err}:
+		case got <- Arrival{m, err}:
 		default:
 		}
 	})

@@ -53,24 +53,16 @@ const (
 // as the fetched repository influences what they do. A git apart gets those of the machine alone.
 var (
 	machineVariables = []string{
-		"PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE",
+		"PATH", "TZ", "LD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE",
 	}
 	ownVariables = []string{
 		"HOME", "USER", "LOGNAME", "TMPDIR", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "XDG_CONFIG_HOME", "XDG_CACHE_HOME",
 		"XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME", "KRB5_CONFIG",
 		"SYSTEMROOT", "WINDIR", "COMSPEC", "PATHEXT", "TEMP", "TMP", "USERPROFILE", "HOMEDRIVE", "HOMEPATH", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA",
 	}
-	machineFamilies = []string{"LC_", "GIT_SSL_", "GIT_PROXY_", "GIT_HTTP_", "GIT_EXEC_PATH"}
-	ownFamilies     = []string{"GIT_"}
+	machineFamilies = []string{"GIT_SSL_", "GIT_PROXY_", "GIT_HTTP_", "GIT_EXEC_PATH"}
+	ownFamilies     = []string{"GIT_CONFIG_", "GIT_SSH"}
 )
-
-// located are the variables that would point git at another repository: those of
-// `git rev-parse --local-env-vars` that locate something.
-var located = []string{
-	"GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_OBJECT_DIRECTORY", "GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE",
-	"GIT_GRAFT_FILE", "GIT_INDEX_FILE", "GIT_REPLACE_REF_BASE", "GIT_PREFIX", "GIT_SHALLOW_FILE", "GIT_COMMON_DIR",
-	"GIT_NAMESPACE", "GIT_EXTERNAL_DIFF", "GIT_CURL_VERBOSE",
-}
 
 // environ returns git's part of an environment.
 func (g git) environ(all []string) []string {
@@ -80,9 +72,7 @@ func (g git) environ(all []string) []string {
 	}
 	return slices.DeleteFunc(all, func(line string) bool {
 		name, _, _ := strings.Cut(line, "=")
-		begins := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
-		return !slices.Contains(names, strings.ToUpper(name)) && !slices.ContainsFunc(families, begins) ||
-			slices.Contains(located, name) || begins("GIT_TRACE")
+		return !slices.Contains(names, strings.ToUpper(name)) && !slices.ContainsFunc(families, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 	})
 }
 
@@ -136,7 +126,7 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 	case errors.Is(err, exec.ErrNotFound):
 		return failed(reasonGitMissing, "git is needed for this source and was not found; install git on this machine, or install the index from one that has it")
 	}
-	return &gitError{stderr: login.redact(strings.ToValidUTF8(said, "?")), cause: err}
+	return &gitError{stderr: login.redact(strings.ToValidUTF8(said[max(0, len(said)-maxStderr):], "?")), cause: err}
 }
 
 // here runs a program as this process, with env as its whole environment.

@@ -41,7 +41,7 @@ func (s *Service) HoldValues(session subjects.SessionID) (free func()) {
 
 // Counts finds out a session's part of the stores, and the level of its next task.
 func (s *Service) Counts(ctx context.Context, session subjects.SessionID) error {
-	_, err := s.useOf(ctx, session)
+	_, err := s.useOf(ctx, session, s.account(session))
 	if err == nil {
 		_, err = s.level(ctx, session, priorityName(0))
 	}

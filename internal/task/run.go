@@ -135,7 +135,7 @@ func (r *run) do() {
 		if why := r.await(t); why != nil {
 			err = why
 		} else {
-			err = s.roomFor(r.ctx, r.session, room{bytes: resultBytes}, 1) // before the call begins
+			_, err = s.roomFor(r.ctx, r.session, room{bytes: resultBytes}, 1) // before the call begins
 		}
 	}
 	if err == nil {
@@ -441,9 +441,10 @@ func (s *Service) keepResult(ctx context.Context, t *stored) error {
 	if size <= s.inline() {
 		return nil
 	}
-	err := s.roomFor(ctx, t.session, room{bytes: size}, 2)
+	done, err := s.roomFor(ctx, t.session, room{bytes: size}, 2)
 	if err == nil {
 		t.LargeResult, err = s.keep(ctx, t, t.Result)
+		done()
 	}
 	if toolmesh.CodeOf(err) == toolmesh.CodeBusy {
 		t.end(codec.TaskFailed, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the task has run, and its result, of %d bytes, cannot be kept: %w", size, err).

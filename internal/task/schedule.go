@@ -189,9 +189,11 @@ func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id s
 	}
 	at := delivered.Time.Unix()
 	if len(t.Fired) < s.fired { // else one goes
-		if err := s.roomFor(ctx, session, room{records: 1}, 1); err != nil {
+		done, err := s.roomFor(ctx, session, room{records: 1}, 1)
+		if err != nil {
 			return err
 		}
+		defer done()
 	}
 	if full, err := s.makeRoom(ctx, t, at); err != nil || full {
 		return err

@@ -218,13 +218,14 @@ func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *cod
 		}
 		return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
 	}
-	room := s.roomFor(ctx, session, room{1, int64(len(large))}, 1)
+	done, room := s.roomFor(ctx, session, room{1, int64(len(large))}, 1)
 	if room != nil {
 		if toolmesh.CodeOf(room) != toolmesh.CodeBusy {
 			return nil, room
 		}
 		return s.submitAgain(ctx, t, room)
 	}
+	defer done()
 	if large != nil {
 		if t.LargeArgs, err = s.keep(ctx, t, large); err != nil {
 			return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)

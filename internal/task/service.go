@@ -82,6 +82,7 @@ type Service struct {
 	waiting []*waiter
 	awaited map[string]awaited          // tasks that wait for a node, by key
 	uses    map[subjects.SessionID]*use // by account
+	coming  map[subjects.SessionID]room // admitted and not stored yet, by account
 	counts  singleflight.Group          // listings of the stores for them
 }
 
@@ -95,7 +96,7 @@ func New(b *bus.Bus, records *registry.Store, c *client.Client, opts *Options) *
 		quit: make(chan struct{}), freed: make(chan struct{}, 1), lanes: lanes(),
 		running: make(map[string]*run), active: make(map[subjects.SessionID]int), awaited: make(map[string]awaited),
 		places: fair.NewRoom[subjects.SessionID](mostRequests), held: fair.NewRoom[subjects.SessionID](heldBytes),
-		uses: make(map[subjects.SessionID]*use), stores: storeRoom, fired: firedMost,
+		uses: make(map[subjects.SessionID]*use), coming: make(map[subjects.SessionID]room), stores: storeRoom, fired: firedMost,
 	}
 	s.base, s.end = context.WithCancelCause(context.Background())
 	return s

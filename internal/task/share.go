@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"strconv"
@@ -38,14 +39,30 @@ const resultBytes = 1 << 20
 // they are passed on.
 const heldAgain = time.Second
 
-// useKept is for how long a session's use is believed.
-const useKept = time.Second
+// A count of what a session has is believed for useKept, and only while this process has let in
+// no more than one part in useParts of what was left of the share: others count as well.
+const (
+	useKept  = time.Second
+	useParts = 32
+)
 
 // use is the usage of the stores of tasks by a session, and by all sessions.
 type use struct {
 	room
-	all  room
-	read time.Time
+	all   room
+	left  room // of the share, when it was counted
+	taken room // since then
+	read  time.Time
+}
+
+// spent reports whether so much was let in by a count that it is to be made again.
+func (u *use) spent() bool {
+	return useParts*u.taken.records > u.left.records || useParts*u.taken.bytes > u.left.bytes
+}
+
+// add adds what is let in, or takes it off again.
+func (r *room) add(more room, times int64) {
+	r.records, r.bytes = r.records+times*more.records, r.bytes+times*more.bytes
 }
 
 // account is whose part a session has, as far as is known.
@@ -80,16 +97,26 @@ func (h *holding) free() {
 	h.sizes = nil
 }
 
-// roomFor reports whether a session may have this many more records and bytes: it may have as
-// much as is free. So n sessions that take all they get have 1/(n+1) each, and the next one
-// finds as much. over multiplies its share.
-func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more room, over int64) error {
-	u, err := s.useOf(ctx, session)
+// roomFor admits this many more records and bytes of a session: it may have as much as is free.
+// So n sessions that take all they get have 1/(n+1) each, and the next one finds as much. over
+// multiplies its share. Call stored once they are in the stores, or will not be: until then they
+// count in addition.
+func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more room, over int64) (stored func(), err error) {
+	account := s.account(session)
+	u, err := s.useOf(ctx, session, account)
 	if err != nil {
-		return toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+		return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for u.spent() { // by those that were given it at the same time
+		s.mu.Unlock()
+		u, err = s.useOf(ctx, session, account)
+		s.mu.Lock()
+		if err = cmp.Or(err, ctx.Err()); err != nil {
+			return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+		}
+	}
 	what := ""
 	switch {
 	case more.records > 0 && u.records+more.records > over*(s.stores.records-u.all.records):
@@ -97,24 +124,40 @@ func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more 
 	case more.bytes > 0 && u.bytes+more.bytes > over*(s.stores.bytes-u.all.bytes):
 		what = "bytes of arguments and results of the session's tasks are stored: " + strconv.FormatInt(u.bytes, 10)
 	default:
-		u.records, u.all.records = u.records+more.records, u.all.records+more.records
-		if more.records > 0 || over > 1 { // it is stored now
-			u.bytes, u.all.bytes = u.bytes+more.bytes, u.all.bytes+more.bytes
+		if more.records == 0 && over == 1 { // nothing is stored yet
+			return func() {}, nil
 		}
-		return nil
+		coming := s.coming[account]
+		coming.add(more, 1)
+		s.coming[account] = coming
+		u.add(more, 1)
+		u.all.add(more, 1)
+		u.taken.add(more, 1)
+		return func() { s.stored(account, more) }, nil
 	}
-	return toolmesh.Errorf(toolmesh.CodeBusy, "the session has its share of the room for tasks (%s): remove tasks that have ended (mesh task rm), or wait", what).
+	return nil, toolmesh.Errorf(toolmesh.CodeBusy, "the session has its share of the room for tasks (%s): remove tasks that have ended (mesh task rm), or wait", what).
 		WithDetail("limit", "tasks").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
-// useOf is the recent usage of a session's account. Simultaneous requests share one listing,
-// which goes on if its requester gives up.
-func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, error) {
-	account := s.account(session)
+// stored takes off what no longer waits to be stored.
+func (s *Service) stored(account subjects.SessionID, more room) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	coming := s.coming[account]
+	if coming.add(more, -1); coming == (room{}) {
+		delete(s.coming, account)
+	} else {
+		s.coming[account] = coming
+	}
+}
+
+// useOf is what a session's account has, as of a moment ago. Of all that ask for it at once one
+// lists it, whoever of them gives up.
+func (s *Service) useOf(ctx context.Context, session, account subjects.SessionID) (*use, error) {
 	known := func() *use {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if u := s.uses[account]; u != nil && time.Since(u.read) < useKept {
+		if u := s.uses[account]; u != nil && time.Since(u.read) < useKept && !u.spent() {
 			return u
 		}
 		return nil
@@ -137,7 +180,9 @@ func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, 
 }
 
 func (s *Service) countUse(ctx context.Context, session, account subjects.SessionID) (*use, error) {
-	now := time.Now()
+	s.mu.Lock()
+	now, coming := time.Now(), s.coming[account] // before: what is stored meanwhile counts twice, and not never
+	s.mu.Unlock()
 	keys, err := subjects.SessionTasks(session)
 	if err != nil {
 		return nil, invalid("session: %w", err)
@@ -180,6 +225,9 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 			}
 		}
 	}
+	u.add(coming, 1)
+	u.all.add(coming, 1)
+	u.left = room{max(0, s.stores.records-u.all.records-u.records) / 2, max(0, s.stores.bytes-u.all.bytes-u.bytes) / 2}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.uses) >= mostCrowds {

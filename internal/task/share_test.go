@@ -320,3 +320,50 @@ func TestOneListingForAllThatAsk(t *testing.T) {
 		t.Errorf("%d listings for 40 that asked at once, want 3", n)
 	}
 }
+
+// Submissions of one session at the same moment, for which several runners count what it has,
+// pass its share by little: others find room.
+func TestABurstLeavesOthersRoom(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{Slots: 1000})
+	created(t, broker, "greedy", "other")
+	const records, share, burst = 128, 64, 600
+	for range 4 {
+		runsWith(t, broker.Connect(t), task.Options{}, func(s *task.Service) { s.SetRoom(records, 1e9, 100) })
+	}
+	nc := broker.Connect(t)
+	answers := make(chan *nats.Msg, burst)
+	inbox := nats.NewInbox()
+	if _, err := nc.ChanSubscribe(inbox, answers); err != nil {
+		t.Fatal(err)
+	}
+	for i := range burst {
+		if err := nc.PublishRequest("mesh.task.greedy.submit", inbox, []byte(`{"tool":"jobs.wait","args":{"key":"g"},"id":"`+string(codecID(i))+`"}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	taken := 0
+	for range burst {
+		select {
+		case m := <-answers:
+			if r := codec.ParseReply(codec.Header(m.Header), m.Data); r.Err == nil {
+				taken++
+			} else {
+				busyTasks(t, r.Err)
+			}
+		case <-time.After(waitTimeout):
+			t.Fatal("submissions are not answered")
+		}
+	}
+	if taken < share*3/4 || taken > share*5/4 {
+		t.Errorf("a burst has %d of %d records", taken, records)
+	}
+	other := calls(t, broker.Connect(t), "other")
+	for range share / 4 {
+		submit(t, other, "jobs.echo", "o", nil)
+	}
+	succeeds(t, submit(t, other, "jobs.echo", "o", nil), "did o")
+	close(d.gate("g"))
+}

@@ -77,6 +77,34 @@ func TestAQueueIsServedInItsOrder(t *testing.T) {
 	})
 }
 
+// A call that has waited does not begin if its callers are gone by then; the next one does.
+func TestCallsOfDeadCallersDoNotBegin(t *testing.T) {
+	for _, async := range []bool{false, true} {
+		t.Run(fmt.Sprint(async), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				gate := make(chan struct{})
+				p, _ := open(t, config(func(c *pool.Config) { c.Async, c.MaxWorkers, c.MaxCalls = async, 1, 1 }), func(w *work) (string, error) { return w.wait(gate) })
+				gone := func() bool { return true }
+				first := begin(t.Context(), p, pool.Call{Deserted: func() bool { return false }})
+				synctest.Wait()
+				dead := begin(t.Context(), p, pool.Call{Deserted: gone})
+				synctest.Wait()
+				next := begin(t.Context(), p, pool.Call{})
+				synctest.Wait()
+				close(gate)
+				if e := wantCode(t, (<-dead).err, toolmesh.CodeUnavailable); e.Started != toolmesh.StartedNo {
+					t.Errorf("started %v", e.Started)
+				}
+				for _, end := range []<-chan outcome{first, next} {
+					if o := <-end; o.err != nil {
+						t.Error(o.err)
+					}
+				}
+			})
+		})
+	}
+}
+
 // Accounts are served in turn: one with many queued calls is not served before another that
 // comes later.
 func TestAccountsTakeTurns(t *testing.T) {

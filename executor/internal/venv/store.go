@@ -45,8 +45,10 @@ type Role string
 
 // The roles. A packager resolves and installs without running code of packages, and uses the
 // cache that all indexes share. A builder runs code of packages. A compiler makes bytecode.
-// A fetcher fetches the source of an index.
+// A fetcher fetches the source of an index. The agent itself installs uv, unconfined, in a process
+// that ends with this one.
 const (
+	Agent    Role = "agent"
 	Fetcher  Role = "fetches"
 	Packager Role = "packages"
 	Builder  Role = "builds"

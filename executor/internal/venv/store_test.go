@@ -1,9 +1,12 @@
 package venv
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -54,5 +57,29 @@ func TestCommandThatLeavesAChild(t *testing.T) {
 	}
 	if _, _, err := s.run(t.Context(), "", "/bin/sh", "-c", "sleep 600 & exit 3"); err == nil || err.Error() != "exit status 3" {
 		t.Errorf("a command that failed: %v", err)
+	}
+}
+
+// pip, which installs uv where there is none, is no process that outlives this one.
+func TestPipIsStartedToEndWithThisProcess(t *testing.T) {
+	t.Parallel()
+	var ran []string
+	s := newStore(t, t.TempDir(), func(o *Options) {
+		bin := t.TempDir()
+		python, err := exec.LookPath("python3")
+		if err == nil {
+			err = os.Symlink(python, filepath.Join(bin, "python3"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.UV, o.Environ = "", []string{"PATH=" + bin}
+		o.Confined = func(_ context.Context, as Role, job Job) ([]byte, string, error) {
+			ran = append(ran, string(as)+" "+strings.Join(job.Argv[1:], " "))
+			return nil, "no index", errors.New("exit status 1")
+		}
+	})
+	if _, err := s.uv(t.Context(), nil); err == nil || len(ran) == 0 || !strings.HasPrefix(ran[0], "agent -m pip install ") {
+		t.Errorf("what ran is %q, %v", ran, err)
 	}
 }

@@ -94,8 +94,11 @@ class _Links:
     async def settle(self, link: Connection, call: Call) -> None:
         """Writes bytes in the arguments of a call as its tool declares them, and stores its files. The schema is
         asked for each few seconds at most."""
-        if call.files:
-            await payloads.stored(link, call)
+        if call.files or _BYTES in call.body:
+            await link.within(call, self._settle(link, call))
+
+    async def _settle(self, link: Connection, call: Call) -> None:
+        await payloads.stored(link, call)
         if _BYTES not in call.body:
             return
         when, known = self._schemas.get((call.session, call.tool), (0.0, {}))
@@ -219,18 +222,19 @@ class _Base:
     async def _unary(self, call: Call) -> bytes:
         link = self._links.here()
         await self._links.settle(link, call)
-        return await link.call(call)
+        found: bytes = await link.attempts(call, link.unary)
+        return found
 
     async def _batch(self, call: Call, members: list[Call], parallel: bool) -> list[Any]:
         link = self._links.here()
         for one in members:
-            await self._links.settle(link, one)
+            await link.within(call, self._links.settle(link, one))
             call.stored += one.stored
         requests = batches.requests([(one.tool, one.body, one.timeout) for one in members], lambda _, body: body)
         said = ',"parallel":true' if parallel else ""
         head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)}{said},"requests":'
         call.body = head.encode() + requests + b"}"
-        found = await _resolved(link, call.session, await link.call(call))
+        found = await _resolved(link, call.session, await link.attempts(call, link.unary), call.deadline)
         return [await _explained(link, call.session, one.tool, end) for one, end in zip(members, found, strict=True)]
 
     async def _submit(self, call: Call, request: Callable[..., bytes]) -> None:

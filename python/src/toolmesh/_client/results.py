@@ -26,7 +26,7 @@ async def _changed(link: Connection, session: str, tool: str) -> str:
     if not getattr(tool, "revision", "") or not link.connected:
         return ""
     with contextlib.suppress(errors.MeshError):
-        told = await link.registry(session, "describe", {"tool": tool})
+        told = await link.registry(session, "describe", {"tool": tool}, wait=1)  # the call's time may have ended
         return upgraded(tool.revision, (told.get("index") or {}).get("revision") or "")  # type: ignore[attr-defined]
     return ""
 
@@ -50,15 +50,15 @@ async def _about_task(
     return answer
 
 
-async def _resolved(link: Connection, session: str, body: bytes) -> list[Any]:
-    """The results in the answer to a batch, with the stored values that they refer to."""
+async def _resolved(link: Connection, session: str, body: bytes, deadline: float) -> list[Any]:
+    """The results in the answer to a batch, with what they refer to."""
     results: list[Any] = values.decode(body)["results"]
     for one in results:
         if "ref" not in one:
             continue
         ref = Ref(one["ref"], one.get("digest", ""))
         try:
-            one["result"] = values.decode(await payloads.take(link, session, ref))
+            one["result"] = values.decode(await payloads.take(link, session, ref, deadline=deadline))
         except errors.MeshError as failure:
             one["status"] = "error"
             one["error"] = {"code": failure.code, "message": failure.message, "started": True}

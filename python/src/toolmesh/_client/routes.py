@@ -40,8 +40,8 @@ class Route:
         """The freer of two, that are well and have room."""
         now = time.monotonic()
         having = [one for one in self.places if one.full <= now and well(one)]
-        if not having:
-            return None
+        if len(having) < 2:
+            return having[0] if having else None
         first, second = random.choices(having, [one.weight for one in having], k=2)
         return min(first, second, key=Place.taken)
 
