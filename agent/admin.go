@@ -191,18 +191,36 @@ func (r *adminReply) repeat() (stop func()) {
 }
 
 func (r *adminReply) line(v any) {
-	data, err := json.Marshal(v)
-	if err == nil {
-		err = r.send(nil, data)
+	send := func() error {
+		data, err := json.Marshal(v)
+		if err == nil {
+			err = r.send(nil, data)
+		}
+		return err
 	}
+	err := send()
 	if l, ok := v.(deploy.Line); ok && errors.Is(err, nats.ErrMaxPayload) {
 		if first, rest, ok := l.Split(); ok {
 			r.line(first)
 			r.line(rest)
 			return
 		}
+		err = untilItFits(func(items int) error {
+			v = l.Shorten(items)
+			return send()
+		})
 	}
 	r.sent(err)
+}
+
+// untilItFits sends a shortened answer: with 1000 items of each list, or with fewer.
+func untilItFits(send func(items int) error) (err error) {
+	for items := 1000; items > 0; items /= 2 {
+		if err = send(items); !errors.Is(err, nats.ErrMaxPayload) {
+			break
+		}
+	}
+	return err
 }
 
 func (r *adminReply) fail(err error) {
@@ -213,8 +231,14 @@ func (r *adminReply) fail(err error) {
 	if e.Code == toolmesh.CodeInvalidRequest && e.Started == toolmesh.StartedUnknown {
 		e = e.WithStarted(toolmesh.StartedNo) // it was found before anything began
 	}
-	header, body := codec.ErrorReply(e)
-	r.sent(r.send(nats.Header(header), body))
+	send := func(e *toolmesh.Error) error {
+		header, body := codec.ErrorReply(e)
+		return r.send(nats.Header(header), body)
+	}
+	if err = send(e); errors.Is(err, nats.ErrMaxPayload) {
+		err = untilItFits(func(items int) error { return send(deploy.ShortenError(e, items)) })
+	}
+	r.sent(err)
 	r.end()
 }
 

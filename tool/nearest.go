@@ -69,17 +69,23 @@ func lastPart(name string) string { return name[strings.LastIndexByte(name, '.')
 // neighbours that turn a into b. Of more than limit it returns limit+1, and stops there.
 func distance(a, b string, limit int) int {
 	x, y := []rune(a), []rune(b)
+	far := limit + 1
 	if len(x)-len(y) > limit || len(y)-len(x) > limit {
 		return limit + 1
 	}
 	best, bestBefore := 0, 0 // of prev, and of before
 	before, prev, row := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)
 	for j := range prev {
-		prev[j] = j
+		prev[j] = min(j, far)
 	}
 	for i := 1; i <= len(x); i++ {
-		row[0] = i
-		for j := 1; j <= len(y); j++ {
+		// What is further from the diagonal than limit costs more than that.
+		from, to := max(1, i-limit), min(len(y), i+limit)
+		row[from-1] = min(i, far)
+		if to < len(y) {
+			row[to+1] = far
+		}
+		for j := from; j <= to; j++ {
 			cost := 1
 			if x[i-1] == y[j-1] {
 				cost = 0
@@ -90,7 +96,7 @@ func distance(a, b string, limit int) int {
 			}
 		}
 		before, prev, row = prev, row, before
-		if best, bestBefore = slices.Min(prev), best; best > limit && bestBefore > limit {
+		if best, bestBefore = slices.Min(prev[from-1:to+1]), best; best > limit && bestBefore > limit {
 			return limit + 1 // a later row comes of these two
 		}
 	}

@@ -127,6 +127,8 @@ type Plan struct {
 	// Variables are those that the index declares, Paths the folders that it asks for or is given.
 	Variables []index.EnvVar `json:"variables"`
 	Paths     []index.Path   `json:"paths"`
+	// Omitted are the numbers of items that did not fit into a message, by the names of the lists above.
+	Omitted map[string]int `json:"omitted,omitempty"`
 }
 
 type withoutBuilds struct{}
@@ -149,6 +151,8 @@ type Line struct {
 	Warnings    []string           `json:"warnings,omitempty"`
 
 	Plan *Plan `json:"plan,omitempty"`
+	// Omitted is as in [Plan].
+	Omitted map[string]int `json:"omitted,omitempty"`
 }
 
 // Split makes two lines of one whose tools fit into no message, if there are several.

@@ -82,7 +82,7 @@ func (r *reader) addCommands(m *Manifest, commands map[string]map[string]any) {
 			continue
 		}
 		c := r.command(s)
-		if !slices.Contains(m.Tools, name) {
+		if !m.lists(name) {
 			m.Tools = append(m.Tools, name)
 		}
 		if m.commands == nil {
@@ -155,7 +155,7 @@ func (r *reader) template(s *section, c *Command, template []any) {
 					return
 				}
 				parameters++
-				if !slices.Contains(c.Parameters, p.param) {
+				if len(c.Parameters) <= maxWords && !slices.Contains(c.Parameters, p.param) {
 					c.Parameters = append(c.Parameters, p.param)
 				}
 				if p.gate && !grouped {
@@ -172,8 +172,8 @@ func (r *reader) template(s *section, c *Command, template []any) {
 		}
 		c.words = append(c.words, words...)
 	}
-	if count > maxWords {
-		r.problem(key, "has %d elements; at most %d are possible", count, maxWords)
+	if count > maxWords || len(c.Parameters) > maxWords {
+		r.problem(key, "has more than %d elements or parameters", maxWords)
 	}
 	if len(template) == 0 {
 		r.problem(key, `must name a program: command = ["program", "{parameter}"]`)
@@ -254,7 +254,7 @@ func (r *reader) input(s *section, c *Command) {
 	for _, name := range c.Parameters {
 		value, has := properties[name]
 		if declared && !has {
-			r.problem(s.key("command"), "has {%s}, which input does not have%s", name, suggest(name, slices.Collect(maps.Keys(properties))))
+			r.problem(s.key("command"), "has {%s}, which input does not have%s", name, r.suggest(name, slices.Collect(maps.Keys(properties))))
 			continue
 		}
 		schema, _ := value.(map[string]any)

@@ -69,7 +69,7 @@ func (entryLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 		}
 		wrong = append(wrong, why)
 		if badEntryName(name) { // no tool can be listed
-			r.warnings = append(r.warnings, group+" has "+why)
+			r.warnings.add(group + " has " + why)
 			continue
 		}
 		m.Tools = append(m.Tools, name)

@@ -30,9 +30,16 @@ func (legacyLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 		return nil, err
 	}
 	var top map[string]any
+	var root yaml.Node
 	documents := yaml.NewDecoder(bytes.NewReader(data))
-	err = documents.Decode(&top)
-	if err == nil && !errors.Is(documents.Decode(new(any)), io.EOF) {
+	err = documents.Decode(&root)
+	if err == nil {
+		err = checkMappings(&root)
+	}
+	if err == nil {
+		err = root.Decode(&top)
+	}
+	if err == nil && !errors.Is(documents.Decode(new(yaml.Node)), io.EOF) {
 		err = errors.New("there are several documents in it, or something after the first; keep one")
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -43,15 +50,41 @@ func (legacyLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	if text, ok := top["tools"].(string); ok {
 		top["tools"] = []any{text}
 	}
-	r := &reader{table: file, tool: "tool"}
+	r := &reader{table: file, tool: "tool", repeated: map[int]bool{}}
 	s := &section{reader: r, values: top, known: []string{"env_vars"}}
 	m := &Manifest{Convention: file}
 	s.text("description", &m.Description)
 	s.list("tools", &m.Tools)
 	r.toolNames(s, m.Tools, badToolName)
 	r.legacyVars(m, top["env_vars"])
+	for at := range r.repeated {
+		v := &m.Env[at]
+		v.Tools = slices.Compact(slices.Sorted(slices.Values(v.Tools)))
+	}
 	s.close()
 	return r.done(m, file)
+}
+
+// maxKeys bounds the keys of one mapping, each of which the library compares with all others.
+const maxKeys = 1000
+
+// checkMappings refuses mappings that take long to read.
+func checkMappings(n *yaml.Node) error {
+	seen := map[string]bool{}
+	for i, child := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 0 {
+			if seen[child.Value] && child.Kind == yaml.ScalarNode {
+				return fmt.Errorf("line %d: the key %q is written twice", child.Line, child.Value)
+			}
+			if seen[child.Value] = true; i/2 == maxKeys {
+				return fmt.Errorf("line %d: a mapping has more than %d keys", child.Line, maxKeys)
+			}
+		}
+		if err := checkMappings(child); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // legacyVars reads env_vars: a list of variables, each a name or a mapping of the
@@ -86,21 +119,22 @@ func (r *reader) legacyVar(m *Manifest, name string, tools any) {
 	}
 	var known []string
 	for _, item := range items {
-		if t := fmt.Sprint(item); slices.Contains(m.Tools, t) {
+		if t := fmt.Sprint(item); m.lists(t) {
 			known = append(known, t)
 		} else {
-			r.warnings = append(r.warnings, fmt.Sprintf("env_vars %s names %q, which is not in tools%s", name, t, suggest(t, m.Tools)))
+			r.warnings.add(fmt.Sprintf("env_vars %s names %q, which is not in tools%s", name, t, r.suggest(t, m.Tools)))
 		}
 	}
-	at := slices.IndexFunc(m.Env, func(v EnvVar) bool { return v.Name == name })
-	if at < 0 {
+	at, again := r.variable(m, name)
+	if !again {
 		m.Env = append(m.Env, EnvVar{Name: name, Tools: known})
 		return
 	}
+	r.repeated[at] = true
 	v := &m.Env[at]
 	if len(known) == 0 || len(v.Tools) == 0 {
 		v.Tools = nil // all
 	} else {
-		v.Tools = slices.Compact(slices.Sorted(slices.Values(append(v.Tools, known...))))
+		v.Tools = append(v.Tools, known...)
 	}
 }

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -59,6 +60,19 @@ type Manifest struct {
 	commands  map[string]*Command // by tool
 	refused   map[string]string   // why a declared tool can never be served, by tool
 	script    bool                // the dependencies are the manifest's own
+	listed    map[string]bool     // the first of Tools, as many as counted says
+	counted   int
+}
+
+// lists reports whether a tool is declared. It notes those that were declared since it was called last.
+func (m *Manifest) lists(name string) bool {
+	if m.listed == nil {
+		m.listed = make(map[string]bool, len(m.Tools))
+	}
+	for ; m.counted < len(m.Tools); m.counted++ {
+		m.listed[m.Tools[m.counted]] = true
+	}
+	return m.listed[name]
 }
 
 // Function is the Python function behind a tool, as module.function; "" for a
@@ -205,7 +219,7 @@ func check(d *tool.Descriptor) error {
 
 // merge makes the descriptor from the code and the manifest, unchecked.
 func (m *Manifest) merge(ref tool.IndexRef, name string, code Introspected) (*tool.Descriptor, error) {
-	if !slices.Contains(m.Tools, name) {
+	if !m.lists(name) {
 		return nil, failed(reasonManifest, "%s does not declare the tool %q", m.Convention, name)
 	}
 	own := m.declaredOf(name)
@@ -309,6 +323,7 @@ const example = "[index] with tools = [\"module.function\"]"
 
 // finish adds the parts that conventions share: dependencies and Python version.
 func (m *Manifest) finish(fsys fs.FS) error {
+	m.lists("") // who reads the manifest from now on changes nothing
 	if m.script {
 		return nil
 	}
@@ -344,7 +359,7 @@ func readProject(fsys fs.FS) (*pyproject, error) {
 		return nil, err
 	}
 	p := new(pyproject)
-	if err := toml.Unmarshal(data, p); err != nil {
+	if err := unmarshalTOML(data, p); err != nil {
 		return nil, failed(reasonManifest, "pyproject.toml cannot be read: %s", tomlText(err)).WithDetail("file", "pyproject.toml")
 	}
 	return p, nil
@@ -377,6 +392,63 @@ func firstFile(fsys fs.FS, names ...string) string {
 		}
 	}
 	return ""
+}
+
+// maxTOMLDepth bounds the parts of a dotted key, and the arrays and inline tables inside each other:
+// reading them takes time in the cube of their number.
+const maxTOMLDepth = 40
+
+// unmarshalTOML reads a file that somebody else has written.
+func unmarshalTOML(data []byte, to any) error {
+	dots, depth := 0, 0
+	for i := 0; i < len(data); i++ {
+		switch data[i] {
+		case '#':
+			if end := bytes.IndexByte(data[i:], '\n'); end > 0 {
+				i += end - 1
+			} else {
+				i = len(data)
+				continue
+			}
+		case '"', '\'':
+			i += tomlString(data[i:]) - 1
+		case '.':
+			dots++
+		case '[', '{':
+			depth++
+		case ']', '}':
+			depth--
+		case '\n', '=', ',':
+			dots = 0
+		}
+		if max(dots, depth) > maxTOMLDepth {
+			return fmt.Errorf("line %d: keys, lists and tables have at most %d levels", 1+bytes.Count(data[:i], []byte("\n")), maxTOMLDepth)
+		}
+	}
+	return toml.Unmarshal(data, to)
+}
+
+// tomlString is the length of the string that data begins with.
+func tomlString(data []byte) int {
+	quote := data[:1]
+	if triple := bytes.Repeat(quote, 3); bytes.HasPrefix(data, triple) {
+		quote = triple
+	}
+	for i := len(quote); i < len(data); i++ {
+		switch {
+		case data[i] == '\\' && data[0] == '"':
+			i++
+		case bytes.HasPrefix(data[i:], quote):
+			i += len(quote)
+			for len(quote) == 3 && i < len(data) && data[i] == data[0] { // it ended with quotes of its own
+				i++
+			}
+			return i
+		case data[i] == '\n' && len(quote) == 1:
+			return i // an error of the file
+		}
+	}
+	return len(data)
 }
 
 // tomlText is the message of a TOML error with its place, on one line.

@@ -13,8 +13,6 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/BurntSushi/toml"
-
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -40,7 +38,7 @@ func (tomlLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 		return nil, err
 	}
 	var top map[string]any
-	if err := toml.Unmarshal(data, &top); err != nil {
+	if err := unmarshalTOML(data, &top); err != nil {
 		return nil, failed(reasonManifest, "%s cannot be read: %s", file, tomlText(err)).WithDetail("file", file)
 	}
 	index, ok := top["index"].(map[string]any)
@@ -86,20 +84,43 @@ type reader struct {
 	tool  string                   // the name of the table of tools: "tool"
 	full  func(name string) string // a tool's full name, by the written one; nil: the same
 
-	problems []string
-	warnings []string
+	problems  notes
+	warnings  notes
+	suggested int            // names that were looked for among others
+	variables map[string]int // their places in the manifest
+	repeated  map[int]bool   // the places of those that a TOOLS.yml names more than once
+}
+
+// maxNotes bounds the problems and the warnings of a file that are shown, and the suggestions.
+const maxNotes = 20
+
+// notes are the first of a file's problems or warnings.
+type notes struct {
+	first []string
+	more  int
+}
+
+func (n *notes) add(text string) {
+	if len(n.first) == maxNotes {
+		n.more++
+		return
+	}
+	n.first = append(n.first, text)
 }
 
 // done ends the reading of a file: with the manifest, or with all its problems.
 func (r *reader) done(m *Manifest, file string) (*Manifest, error) {
-	if len(r.problems) > 0 {
-		text := r.problems[0]
-		if more := len(r.problems) - 1; more > 0 {
+	if all := r.problems.first; len(all) > 0 {
+		text := all[0]
+		if more := len(all) - 1 + r.problems.more; more > 0 {
 			text += fmt.Sprintf(" (and %d more)", more)
 		}
-		return nil, failed(reasonManifest, "%s: %s", file, text).WithDetail("file", file).WithDetail("errors", r.problems)
+		return nil, failed(reasonManifest, "%s: %s", file, text).WithDetail("file", file).WithDetail("errors", all)
 	}
-	m.Warnings = append(m.Warnings, r.warnings...)
+	m.Warnings = append(m.Warnings, r.warnings.first...)
+	if more := r.warnings.more; more > 0 {
+		m.Warnings = append(m.Warnings, fmt.Sprintf("%s: %d more warnings like these", file, more))
+	}
 	return m, nil
 }
 
@@ -112,7 +133,7 @@ func (r *reader) named(name string) string {
 }
 
 func (r *reader) problem(key, format string, args ...any) {
-	r.problems = append(r.problems, key+" "+fmt.Sprintf(format, args...))
+	r.problems.add(key + " " + fmt.Sprintf(format, args...))
 }
 
 func (r *reader) unknown(table, key string, known []string) {
@@ -120,10 +141,15 @@ func (r *reader) unknown(table, key string, known []string) {
 	if table != "" {
 		text += " in [" + table + "]"
 	}
-	r.warnings = append(r.warnings, text+suggest(key, known))
+	r.warnings.add(text + r.suggest(key, known))
 }
 
-func suggest(name string, among []string) string {
+// suggest names what may have been meant. As each look takes time for all the names, the author of
+// many wrong ones gets a few.
+func (r *reader) suggest(name string, among []string) string {
+	if r.suggested++; r.suggested > maxNotes {
+		return ""
+	}
 	if near := tool.Nearest(name, among, 1); len(near) > 0 {
 		return fmt.Sprintf("; did you mean %q?", near[0])
 	}
@@ -340,16 +366,28 @@ func (r *reader) env(s *section, m *Manifest) {
 		e.close()
 		if err := CheckVariable(v.Name); err != nil {
 			r.problem(e.key("name"), "%s", err.Error())
-		} else if slices.ContainsFunc(m.Env, func(other EnvVar) bool { return other.Name == v.Name }) {
+		} else if _, again := r.variable(m, v.Name); again {
 			r.problem(e.key("name"), "declares %s a second time", v.Name)
 		}
 		for i, name := range v.Tools {
-			if v.Tools[i] = r.named(name); !slices.Contains(m.Tools, v.Tools[i]) {
-				r.problem(e.key("tools"), "names %q, which is not in [%s] tools%s", name, r.table, suggest(name, m.Tools))
+			if v.Tools[i] = r.named(name); !m.lists(v.Tools[i]) {
+				r.problem(e.key("tools"), "names %q, which is not in [%s] tools%s", name, r.table, r.suggest(name, m.Tools))
 			}
 		}
 		m.Env = append(m.Env, v)
 	}
+}
+
+// variable is the place of a variable in the manifest, or the next one, and reports whether it was there.
+func (r *reader) variable(m *Manifest, name string) (at int, again bool) {
+	if r.variables == nil {
+		r.variables = map[string]int{}
+	}
+	if at, again = r.variables[name]; !again {
+		at = len(m.Env)
+		r.variables[name] = at
+	}
+	return at, again
 }
 
 // paths reads the list of folders, of which an item is a table.
@@ -414,7 +452,7 @@ func (r *reader) toolTablesBelow(m *Manifest, found map[string]map[string]any, p
 		switch {
 		case !ok:
 			r.unlisted(m, name)
-		case isCommand(values), slices.Contains(m.Tools, r.named(name)), !onlyTables(values), len(name) > maxToolName:
+		case isCommand(values), m.lists(r.named(name)), !onlyTables(values), len(name) > maxToolName:
 			if found[name] != nil {
 				r.problem("["+r.tool+"."+name+"]", "is written twice, with and without quotes")
 			}
@@ -435,7 +473,7 @@ func onlyTables(values map[string]any) bool {
 }
 
 func (r *reader) unlisted(m *Manifest, name string) {
-	r.problem("["+r.tool+"."+name+"]", "is for a tool that [%s] tools does not list%s", r.table, suggest(r.named(name), m.Tools))
+	r.problem("["+r.tool+"."+name+"]", "is for a tool that [%s] tools does not list%s", r.table, r.suggest(r.named(name), m.Tools))
 }
 
 // tools reads the tables of tools, each in addition to the index's table for all.
@@ -443,7 +481,7 @@ func (r *reader) tools(m *Manifest, tables map[string]map[string]any) {
 	m.declared = map[string]declared{}
 	for _, written := range slices.Sorted(maps.Keys(tables)) {
 		name := r.named(written)
-		if !slices.Contains(m.Tools, name) {
+		if !m.lists(name) {
 			r.unlisted(m, written)
 			continue
 		}

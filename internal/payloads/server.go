@@ -1,6 +1,7 @@
 package payloads
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -34,6 +35,11 @@ const (
 	// maxPage bounds what one get sends, and maxParts in how many messages.
 	maxPage  = 4 << 20
 	maxParts = 4096
+	// minPiece is how many bytes the pieces of an object must have on average, apart from window of
+	// them: it takes little more memory and room in the store than its bytes then. maxPiece bounds
+	// the bytes of one.
+	minPiece = 1 << 10
+	maxPiece = 512 << 10
 )
 
 // ServerOptions are what a [Server] is made of; all of them are needed, but for Log.
@@ -270,21 +276,34 @@ func (s *Server) piece(name string, h codec.Header, m *nats.Msg) error {
 	if u == nil {
 		return unknown(name)
 	}
-	n, err := strconv.Atoi(h.Get(codec.HeaderSeq))
-	if err != nil || n != u.next {
+	refused := func(format string, args ...any) error {
 		s.drop(name)
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "piece %q of the large value came, number %d was expected: begin anew", h.Get(codec.HeaderSeq), u.next)
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...)
 	}
-	if have, _ := u.Size(); have+int64(len(m.Data)) > u.size {
-		s.drop(name)
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "more came of the large value than the %d bytes that were announced", u.size)
+	have, _ := u.Size()
+	u.mu.Lock()
+	open := len(u.replies)
+	u.mu.Unlock()
+	average := min(minPiece, s.Bus.PieceBytes())
+	n, err := strconv.Atoi(h.Get(codec.HeaderSeq))
+	switch {
+	case err != nil || n != u.next:
+		return refused("piece %q of the large value came, number %d was expected: begin anew", h.Get(codec.HeaderSeq), u.next)
+	case have+int64(len(m.Data)) > u.size:
+		return refused("more came of the large value than the %d bytes that were announced", u.size)
+	case len(m.Data) > maxPiece:
+		return refused("piece %d of the large value has %d bytes, at most %d are possible: send smaller ones", n, len(m.Data), maxPiece)
+	case int64(n) > u.size/int64(average)+window:
+		return refused("the pieces of the large value have less than %d bytes on average: send larger ones", average)
+	case open >= window:
+		return refused("%d pieces of the large value are not acknowledged yet: wait for an acknowledgement before you send another one", window)
 	}
 	u.next++
 	u.mu.Lock()
 	u.replies[n] = m.Reply
 	u.mu.Unlock()
 	if u.keep {
-		u.kept = append(u.kept, m.Data)
+		u.kept = append(u.kept, bytes.Clone(m.Data)) // without the headers, which count for nothing
 	}
 	if err := u.Write(m.Data); err != nil {
 		s.drop(name)

@@ -155,3 +155,61 @@ func TestRequestsOfOneSessionHoldUpNoOther(t *testing.T) {
 	}
 	r.Close()
 }
+
+// A node stores an object in a bounded number of pieces of a bounded size, with at most 8 of them in transit.
+func TestPiecesAreBounded(t *testing.T) {
+	t.Parallel()
+	const subject = "mesh.node.n.payload.s."
+	r := newRig(t, 1<<30)
+	n, size := 0, 100_000
+	r.begin("s", 0, size)
+	for n < 1000 && r.ask(subject+"0", []byte("x"), "Mesh-Payload", "piece", "Mesh-Seq", strconv.Itoa(n+1)).Header.Get("Mesh-Error-Code") == "" {
+		n++
+	}
+	if n != size/1024+8 {
+		t.Errorf("an object of %d bytes may have %d pieces", size, n)
+	}
+	r.begin("s", 1, 600<<10)
+	if a := r.ask(subject+"1", make([]byte, 600<<10), "Mesh-Payload", "piece", "Mesh-Seq", "1"); a.Header.Get("Mesh-Error-Code") != "invalid_request" {
+		t.Errorf("a piece of 600 KB: %v", a.Header)
+	}
+
+	// The acknowledgements of the store wait behind a reply that is not handed out.
+	release := make(chan struct{})
+	blocked := make(chan struct{})
+	inbox, err := r.node.Open(func(*nats.Msg, error) { close(blocked); <-release })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inbox.Close()
+	r.begin("s", 2, 10<<10)
+	if err := r.bus.Conn().Publish(inbox.Subject(), nil); err != nil {
+		t.Fatal(err)
+	}
+	<-blocked
+	answers := make(chan *nats.Msg, 10)
+	reply := r.bus.Conn().NewInbox()
+	if _, err := r.bus.Conn().ChanSubscribe(reply, answers); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 9 {
+		m := &nats.Msg{Subject: subject + "2", Reply: reply, Header: nats.Header{"Mesh-Payload": {"piece"}, "Mesh-Seq": {strconv.Itoa(i + 1)}}, Data: make([]byte, 1<<10)}
+		if err := r.bus.Conn().PublishMsg(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The answer to this request follows those to the pieces.
+	if a := r.ask(subject+"3", nil, "Mesh-Payload", "none"); a.Header.Get("Mesh-Error-Code") != "invalid_request" {
+		t.Errorf("an unknown verb: %v", a.Header)
+	}
+	select {
+	case a := <-answers:
+		if a.Header.Get("Mesh-Error-Code") != "invalid_request" {
+			t.Errorf("the 9th piece in transit: %v", a.Header)
+		}
+	default:
+		t.Error("9 pieces of an object are in transit")
+	}
+	close(release)
+	r.Close()
+}
