@@ -6,7 +6,7 @@
 // A package imports only from lower floors; internal/archtest holds the table.
 //
 //	10 cmd/mesh, cmd/mesh-agent, cmd/mesh-router   settings and flags to lifecycles
-//	   meshtest                                    a real mesh inside a test
+//	   meshtest, internal/testmesh                 a real mesh inside a test, and its parts
 //	9  agent, gateway                              one machine that runs installs; HTTP and MCP
 //	   internal/broker, internal/callout           the embedded broker; admission of the keys of sessions
 //	   internal/monitor                            health, metrics and demand over HTTP
@@ -24,6 +24,7 @@
 //	0  toolmesh, subjects, python, examples        words, names, the worker's files
 //	   internal/fair                              room and work that sessions share
 //	   internal/wake                              goroutines that wake each other, and sleep
+//	   internal/search                            tools found by words
 //
 // # The way of a call
 //

@@ -11,8 +11,8 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -124,11 +124,7 @@ func TestAnAdministrativeAnswerIsLost(t *testing.T) {
 	s := meshtest.Broker(t)
 	proxy, logs := meshtest.NewProxy(t, s), meshtest.CaptureLogs(t)
 	startOn(t, proxy.Connect(t), "one", t.TempDir(), func(o *agent.Options) { o.Logger = logs.Logger })
-	b, err := bus.New(s.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, s.Connect(t), nil)
 	cut := sync.OnceFunc(func() { proxy.Cut(true) })
 	if _, err := b.Conn().Subscribe("_INBOX.>", func(m *nats.Msg) {
 		if len(m.Header["Mesh-Keepalive"]) > 0 {
@@ -145,7 +141,7 @@ func TestAnAdministrativeAnswerIsLost(t *testing.T) {
 	failing := repository(t, "failing", map[string]string{
 		"tools.toml": "[index]\ntools = [\"t.tool\"]\ninit = [\"false\"]\n", "t.py": "def tool(): pass\n",
 	})
-	err = nil
+	var err error
 	for _, failed := range deploy.Ask(t.Context(), b, "", "install", map[string]string{"source": failing}, nil) {
 		err = failed
 	}

@@ -190,7 +190,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	if err = a.member.Serve(ctx, host.Options{
 		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
 		StreamQuota: a.opts.StreamQuota, CacheBytes: a.opts.CacheBytes, CacheEntries: a.opts.CacheEntries, Labels: a.opts.Labels, PayloadMax: a.opts.PayloadMax, AuditArguments: a.opts.AuditArguments,
-		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
+		Sandbox: registry.SandboxState{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
 		Memory: a.executor.MemoryGuard(), Limits: limits, MaxLimits: most, Service: "mesh-agent", Queued: a.queued, Last: a.opts.Last,
 	}); err != nil {
 		return err

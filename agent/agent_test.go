@@ -18,6 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -61,9 +62,7 @@ func startOn(t *testing.T, nc *nats.Conn, node subjects.NodeID, dir string, chan
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, a)
 	t.Cleanup(func() { meshtest.End(t, a) })
 	return a
 }
@@ -185,11 +184,7 @@ func install(t *testing.T, nc *nats.Conn, body map[string]any) map[string]any {
 // newClient makes a client that is closed with the test.
 func newClient(t *testing.T, nc *nats.Conn, o *client.Options) *client.Client {
 	t.Helper()
-	c, err := client.New(nc, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, nc, o)
 	return c
 }
 
@@ -229,11 +224,7 @@ func TestInstallCallStream(t *testing.T) {
 			t.Errorf("last line has no %s: %s", want, last)
 		}
 	}
-	c, err := client.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, nc, nil)
 	r, err := c.Call(t.Context(), "math.calc.add", map[string]any{"a": 41})
 	if err != nil || string(r.Value) != "42" {
 		t.Fatalf("add: %v %v", r, err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
@@ -52,14 +53,8 @@ func TestCallsDuringABuild(t *testing.T) {
 	if e := toolmesh.AsError(err); err == nil || e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !e.Retryable || !strings.Contains(e.Message, "send the call again later") {
 		t.Errorf("without a router: %+v", e)
 	}
-	r, err := router.New(s.Connect(t), &router.Options{Standby: &standby.Options{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, r) })
-	if err := r.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	r := testmesh.Router(t, s.Connect(t), &router.Options{Standby: &standby.Options{}})
+	testmesh.Start(t, r)
 	type answer struct {
 		*client.Result
 		error

@@ -26,19 +26,15 @@ func unserved(b deploy.Build, all []deploy.Unavailable, known map[subjects.ToolI
 func refOf(b deploy.Build) tool.IndexRef { return tool.IndexRef{Name: b.Name, Revision: b.Revision} }
 
 // codeOf is what the executor says of a function.
-func codeOf(t executor.Tool) index.Introspected {
-	code := index.Introspected{
+func codeOf(t executor.Function) index.Introspected {
+	return index.Introspected{
 		Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
-		Positional: t.Positional, Streaming: t.Kind.Streaming(), Source: tool.SourceImport, Warnings: t.Warnings,
+		Positional: t.Positional, VarArgs: t.VarArgs, Streaming: t.Kind.Streaming(), Source: tool.SourceImport, Warnings: t.Warnings,
 	}
-	if t.VarArgs {
-		code.VarArgs = "args"
-	}
-	return code
 }
 
 // sourceOf is what the source says of a function that was not imported.
-func sourceOf(u executor.Unavailable) index.Introspected {
+func sourceOf(u executor.NotServed) index.Introspected {
 	return index.Introspected{
 		Description: u.Documentation, InputSchema: []byte(`{"type":"object"}`), Source: tool.SourceStatic,
 		Warnings: []string{"its arguments and its result are unknown, as its module was not imported"},

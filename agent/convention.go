@@ -125,7 +125,7 @@ func (t *commandTool) ServeTool(ctx context.Context, call *host.Call, sink host.
 	s := &pythonSink{sink: sink, log: t.i.a.log, call: call}
 	result, err := t.i.commands.Call(ctx, executor.CommandCall{
 		Tool: t.name, RPCID: string(call.RPCID), Account: string(subjects.Account(call.Session, call.Epoch)), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Sandbox: t.sandbox, Limits: t.limits, Vars: t.vars,
-		Stream: call.Stream, Collect: call.Collect, Lane: call.Lane,
+		Stream: call.Stream, Collect: call.Collect, Lane: call.Lane, Deserted: call.Deserted,
 	}, s)
 	return deliver(ctx, call, sink, result, err)
 }

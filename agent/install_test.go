@@ -18,6 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -429,9 +430,7 @@ func TestANameThatAServiceHas(t *testing.T) {
 	if _, err := h.Handle("refund", host.Func(refund)); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, h)
 	t.Cleanup(func() { _ = h.Stop(t.Context()) })
 	url := repository(t, "billing", map[string]string{"tools.toml": working, "t.py": "def tool(): return 1\n"})
 	_, failure := admin(t, nc, "install", map[string]any{"source": url})

@@ -158,7 +158,7 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 	nested := host.NewNestedCalls(p.i.a.member.Client, call)
 	defer nested.Close()
 	result, err := p.i.index.Call(ctx, executor.Call{
-		Nested: nested, Lane: call.Lane, Depth: call.Depth,
+		Nested: nested, Lane: call.Lane, Deserted: call.Deserted, Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Isolation: call.Isolation,
 		Session: string(call.Session), Account: string(subjects.Account(call.Session, call.Epoch)),
 		Epoch: call.Epoch, Home: call.Home, Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
@@ -193,12 +193,12 @@ type pythonSink struct {
 	call *host.Call
 }
 
-// Item implements [executor.Sink].
+// Item implements [executor.Output].
 func (s *pythonSink) Item(ctx context.Context, data json.RawMessage) error {
 	return s.sink.Send(ctx, data)
 }
 
-// Log implements [executor.Sink]: what a tool prints and logs are the agent's
+// Log implements [executor.Output]: what a tool prints and logs are the agent's
 // log lines, under the call's id.
 func (s *pythonSink) Log(r executor.Record) {
 	level := slog.LevelInfo

@@ -14,7 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
@@ -285,11 +285,7 @@ func TestAnIndexOfACreatedSession(t *testing.T) {
 	if _, err := session.Call(t.Context(), "mine.t.tool", nil); err != nil {
 		t.Errorf("in the next session: %v", err)
 	}
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
+	b := testmesh.Bus(t, nc, nil)
 	if err := registry.NewStore(b).DeleteSession(t.Context(), "s1"); err != nil {
 		t.Fatal(err)
 	}
@@ -399,9 +395,7 @@ func TestANodeThatIsLostIsAnError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, a)
 	t.Cleanup(func() { _ = a.Stop(context.Background()) })
 	if _, err := beats.NextMsg(time.Minute); err != nil {
 		t.Fatal(err)

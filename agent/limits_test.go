@@ -11,7 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 )
@@ -195,15 +195,8 @@ func TestTheSandboxOfTheNode(t *testing.T) {
 // lease is what the one node of the mesh says of itself.
 func lease(t *testing.T, nc *nats.Conn) registry.NodeStatus {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testmesh.Bus(t, nc, nil)
+	view := testmesh.View(t, b, nil)
 	defer view.Close()
 	nodes := view.Nodes()
 	if len(nodes) != 1 {

@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -118,9 +119,7 @@ func serveNested(t *testing.T, s *meshtest.Server) {
 		}
 		return sink.Send(ctx, r.Value)
 	})
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, h)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
@@ -292,9 +291,7 @@ func TestNestedCallLosesItsNode(t *testing.T) {
 	})); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, h)
 	stopped := make(chan struct{})
 	t.Cleanup(func() { <-stopped })
 	done := make(chan struct {

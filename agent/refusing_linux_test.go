@@ -82,7 +82,7 @@ func TestAToolThatDemandsMoreThanTheMachineGives(t *testing.T) {
 	}
 	gives(t, c, "cmd.touch", `{}`, `""`)
 	node := lease(t, nc)
-	if diff := cmp.Diff(registry.Sandbox{Asked: "strict", Effective: "guard"}, node.Sandbox); diff != "" {
+	if diff := cmp.Diff(registry.SandboxState{Asked: "strict", Effective: "guard"}, node.Sandbox); diff != "" {
 		t.Errorf("the lease's sandbox (-want +got):\n%s", diff)
 	}
 	if len(node.Reasons) != 1 || !strings.Contains(node.Reasons[0], "sandbox level strict") || !strings.Contains(node.Reasons[0], "IPC") {

@@ -11,7 +11,7 @@ import (
 
 // What an agent unpacked and made is looked at when it starts again: a folder that
 // is there may have been cut short by a full disk, a loss of power, or a tool.
-func TestAnAgentThatStartsRepairsWhatIsDamaged(t *testing.T) {
+func TestAgentRepairsDamagedFoldersAtItsStart(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	dir := t.TempDir()

@@ -54,7 +54,7 @@ func (a *Agent) endSessions(ctx context.Context, view *registry.View) {
 // sessionEnded reports whether a session with workers can get no more calls. A session that was
 // not created ends when one of its name is created. For others the registry is asked, as the
 // view may be behind the calls.
-func (a *Agent) sessionEnded(ctx context.Context, view *registry.View, bound executor.Session) bool {
+func (a *Agent) sessionEnded(ctx context.Context, view *registry.View, bound executor.BoundSession) bool {
 	id := subjects.SessionID(bound.Name)
 	r, ok := view.Session(id)
 	if bound.Epoch == "" || ok && r.Epoch == bound.Epoch {

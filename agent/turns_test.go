@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +17,8 @@ import (
 )
 
 // Sessions take turns at an index's workers, and those that nobody created are one,
-// whatever they are called. So they do where the tools are commands.
+// whatever they are called. A call whose caller has died while it waited does not begin. So it
+// is where the tools are commands.
 func TestSessionsTakeTurns(t *testing.T) {
 	t.Parallel()
 	for name, files := range map[string]map[string]string{
@@ -89,16 +91,39 @@ func takeTurns(t *testing.T, files map[string]string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	order := []string{"x0", "x1", "x2", "x3", "default"}
-	for i, session := range order {
-		send(session, "note", notes)
-		for queued := 0; queued <= i; {
+	dead := s.Connect(t) // its call is the first that waits
+	inbox := dead.NewInbox()
+	if _, err := dead.SubscribeSync(inbox); err != nil {
+		t.Fatal(err)
+	}
+	if err := dead.PublishMsg(&nats.Msg{
+		Subject: "tools.dead.turns.t.note", Reply: inbox, Data: fmt.Appendf(nil, `{"path":%q,"name":"dead"}`, notes),
+		Header: nats.Header{"Mesh-Timeout-Ms": {"600000"}, "Mesh-Keepalive": {"1"}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := dead.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	waits := func(calls int) {
+		t.Helper()
+		for queued := 0; queued < calls; {
 			var beat codec.Heartbeat
 			if err := json.Unmarshal(next(beats).Data, &beat); err != nil {
 				t.Fatal(err)
 			}
 			queued = beat.Queued
 		}
+	}
+	waits(1)
+	order := []string{"x0", "x1", "x2", "x3", "default"}
+	for i, session := range order {
+		send(session, "note", notes)
+		waits(i + 2)
+	}
+	dead.Close()
+	for range 3 { // heartbeats, in whose time a keepalive has found nobody
+		next(beats)
 	}
 	if err := gate.Close(); err != nil {
 		t.Fatal(err)
@@ -108,8 +133,8 @@ func takeTurns(t *testing.T, files map[string]string) {
 			t.Errorf("a call: %s", m.Data)
 		}
 	}
-	got, err := os.ReadFile(notes)
-	if want := "x0 default x1 x2 x3"; err != nil || strings.TrimSpace(string(got)) != want {
+	got, err := os.ReadFile(notes) // the turn before that of default is the dead caller's
+	if want := "default x0 x1 x2 x3"; err != nil || strings.TrimSpace(string(got)) != want {
 		t.Errorf("served in the order %s (%v), want %s", got, err, want)
 	}
 }

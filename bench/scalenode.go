@@ -114,7 +114,7 @@ func (s *simulated) node(ctx context.Context, i int) error {
 	}
 	h, err := host.New(nc, &host.Options{
 		Node: subjects.NodeID(nodeName(i)), Version: "simulated", Sessions: sessions, Service: "mesh-agent",
-		Sandbox: host.Sandbox{Asked: "guard", Effective: "guard"},
+		Sandbox: registry.SandboxState{Asked: "guard", Effective: "guard"},
 	})
 	if err != nil {
 		return err

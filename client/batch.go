@@ -85,18 +85,9 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 		return nil, err
 	}
 	defer c.release(&s)
-	t := target{batch: true}
-	if t.seat = c.batchNode(&s, calls[0].Tool); t.seat != nil {
-		t.node = t.seat.Peer
-	}
-	room := newRoom(&s)
+	room := newRoom(ctx, &s)
 	for n := 1; ; n++ {
-		r, err := c.unary(ctx, t, &s, body)
-		if errors.Is(err, errNobody) && t.node != nil { // it runs none, or is gone
-			t.seat.noBatches.Store(true)
-			t.node = nil
-			r, err = c.unary(ctx, t, &s, body)
-		}
+		r, err := c.unary(ctx, target{batch: true}, &s, body)
 		if err == nil && r.Ref != nil {
 			err = c.resolveResult(ctx, &s, r)
 		}
@@ -111,26 +102,12 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 		again := busy(e) && !passes(e) || e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeUnavailable && e.Origin != toolmesh.OriginCaller
 		switch {
 		case errors.Is(err, errNobody):
-			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody runs batches: that needs an agent, or a router that serves functions").
+			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs batches: start an agent, or a router that serves functions").
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		case !again || n >= maxAttempts || !pause(ctx, n):
 			return nil, err
 		}
 	}
-}
-
-// batchNode is the node that has a batch's id among those that serve its first call's
-// tool, as far as they are known; nil: any may take it, and pass it on.
-func (c *Client) batchNode(s *settings, first subjects.ToolID) *seat {
-	if s.queue {
-		return nil
-	}
-	id := c.shared.routes.alias(s.session, first)
-	if n, _ := c.pick(s.session, id); n == nil { // and asks again now and then
-		c.learn(s.session, id)
-		return nil
-	}
-	return c.shared.routes.owner(s.session, id, s.rpc)
 }
 
 // batchResults reads the answer of a batch, and what it refers to.

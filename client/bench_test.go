@@ -6,6 +6,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -19,15 +20,9 @@ func BenchmarkCall(b *testing.B) {
 	if _, err := h.Handle("echo", host.Func(func(_ context.Context, _ struct{}) (string, error) { return "1", nil })); err != nil {
 		b.Fatal(err)
 	}
-	if err := h.Start(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	testmesh.Start(b, h)
 	b.Cleanup(func() { _ = h.Stop(b.Context()) })
-	c, err := client.New(broker.Connect(b), &client.Options{QueueOnly: true})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(c.Close)
+	c := testmesh.Client(b, broker.Connect(b), &client.Options{QueueOnly: true})
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := c.Call(b.Context(), "bench.echo", nil); err != nil {

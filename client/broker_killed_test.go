@@ -48,7 +48,7 @@ func TestOnlyBrokerIsKilled(t *testing.T) {
 
 // A call that is sent again once its node was lost, and meets nobody then, may have run
 // the first time.
-func TestLastAttemptSpeaksOfItself(t *testing.T) {
+func TestErrorIsOfTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	d := newTools()
 	broker := meshtest.Broker(t)

@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -61,10 +62,7 @@ func TestTheOneNodeOfACallIsBusy(t *testing.T) {
 	var asked atomic.Int64
 	var full atomic.Bool
 	for _, node := range []subjects.NodeID{"one", "two", "three"} {
-		h, err := host.New(broker.Connect(t), &host.Options{Index: "home", Node: node})
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := testmesh.Host(t, broker.Connect(t), &host.Options{Index: "home", Node: node})
 		busy := func(ctx context.Context, _ *host.Call, sink host.Sink) error {
 			if !full.Load() {
 				return sink.Send(ctx, json.RawMessage("1"))
@@ -75,10 +73,7 @@ func TestTheOneNodeOfACallIsBusy(t *testing.T) {
 		if _, err := h.Handle("work", host.HandlerFunc(busy), host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
 			t.Fatal(err)
 		}
-		if err := h.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { meshtest.End(t, h) })
+		testmesh.Start(t, h)
 	}
 	known(t, view, "home.work", 3)
 	c := newClient(t, broker.Connect(t), nil)

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -92,8 +93,10 @@ func newIn(nc *nats.Conn, domain string, opts *Options) (*Client, error) {
 	return c, nil
 }
 
-// NewOn is [New] for packages of this module that share one bus.
-func NewOn(b *bus.Bus, opts *Options) (*Client, error) {
+// NewOn is [New] on a connection that others share, which has one inbox for all of them. It
+// outlives the client.
+func NewOn(conn registry.Conn, opts *Options) (*Client, error) {
+	b := bus.Of(conn)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}

@@ -8,17 +8,14 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
 func connect(t *testing.T, s *meshtest.Server, opts *client.Options) *client.Client {
 	t.Helper()
-	c, err := client.New(s.Connect(t), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, s.Connect(t), opts)
 	return c
 }
 
@@ -69,18 +66,12 @@ func TestCallWithoutAnyNode(t *testing.T) {
 func TestIn(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
-	h, err := host.New(s.Connect(t), &host.Options{Session: "s1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testmesh.Host(t, s.Connect(t), &host.Options{Session: "s1"})
 	echo := host.Func(func(_ context.Context, in map[string]any) (map[string]any, error) { return in, nil })
 	if _, err := h.Handle("echo", echo); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
+	testmesh.Start(t, h)
 	c := connect(t, s, nil)
 	other := c.In("s1")
 	for range 2 {

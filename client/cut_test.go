@@ -10,6 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -21,10 +22,7 @@ func TestResultsLostWithTheConnection(t *testing.T) {
 	const calls, size = 40, 100_000
 	broker := meshtest.Broker(t)
 	started, release := make(chan struct{}, calls), make(chan struct{})
-	h, err := host.New(broker.Connect(t), &host.Options{Index: "wide"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testmesh.Host(t, broker.Connect(t), &host.Options{Index: "wide"})
 	wide := func(ctx context.Context, in struct {
 		N int `json:"n"`
 	}) (string, error) {
@@ -35,10 +33,7 @@ func TestResultsLostWithTheConnection(t *testing.T) {
 	if _, err := h.Handle("text", host.Func(wide)); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
+	testmesh.Start(t, h)
 	proxy := meshtest.NewProxy(t, broker)
 	t.Cleanup(proxy.Heal)
 	c := newClient(t, proxy.Connect(t), &client.Options{QueueOnly: true})

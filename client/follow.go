@@ -93,7 +93,7 @@ func (r *reader) stored(ctx context.Context) error {
 		return toolmesh.Errorf(toolmesh.CodeNotFound, "no stream %q: no node runs it, and nothing of it is stored. Streams are kept for 15 minutes", r.p.s.rpc).
 			WithOrigin(toolmesh.OriginCaller)
 	case high.Seq < 0:
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody answers for the stored chunks of %q", r.p.s.rpc).WithOrigin(toolmesh.OriginMesh)
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "no node answers requests for the stored chunks of %q", r.p.s.rpc).WithOrigin(toolmesh.OriginMesh)
 	case high.Terminal:
 		return toolmesh.Errorf(toolmesh.CodeStreamExpired, "items from %d on are no longer kept, or never were: the stream has %d", r.taken+1, high.Seq).
 			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)

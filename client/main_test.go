@@ -15,8 +15,8 @@ import (
 
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -113,10 +113,7 @@ func (d *tools) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *node {
 			o.Index = "desk"
 		}
 	}
-	h, err := host.New(nc, &o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testmesh.Host(t, nc, &o)
 	read := func(call *host.Call) (in toolArgs, g *gate, err error) {
 		if err := json.Unmarshal(call.Args, &in); err != nil {
 			return in, nil, err
@@ -195,31 +192,21 @@ func (d *tools) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *node {
 	if _, err := h.Handle("gen", host.HandlerFunc(gen), open, host.Annotate(tool.Annotations{Streaming: true})); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, h)
 	if nc.IsConnected() {
 		meshtest.Until(t, "the node has joined", func() bool { return h.Figures().Joined })
 	}
-	t.Cleanup(func() { meshtest.End(t, h) })
 	return &node{h, nc}
 }
 
 // answerRegistry has registry requests answered, as an agent or a router does.
 func answerRegistry(t *testing.T, nc *nats.Conn) *registry.View {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, nc, nil)
 	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
 	responder, err := registry.NewResponder(b, view, registry.NewStore(b), nil)
 	if err != nil {
@@ -234,11 +221,7 @@ func answerRegistry(t *testing.T, nc *nats.Conn) *registry.View {
 
 func newClient(t *testing.T, nc *nats.Conn, opts *client.Options) *client.Client {
 	t.Helper()
-	c, err := client.New(nc, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, nc, opts)
 	return c
 }
 

@@ -39,9 +39,8 @@ type routeKey struct {
 // seat is a node as one that serves a tool.
 type seat struct {
 	*bus.Peer
-	full      atomic.Int64  // until when it has no room for the tool, by its own word: ns since startup
-	noBatches atomic.Bool   // a batch met no subscription there
-	weight    atomic.Uint64 // how often it is to be tried, in a million, by the registry: see [codec.Weights]
+	full   atomic.Int64  // until when it has no room for the tool, by its own word: ns since startup
+	weight atomic.Uint64 // how often it is to be tried, in a million, by the registry: see [codec.Weights]
 }
 
 // startup is when the process began: what is counted from there follows no change of the clock.
@@ -148,23 +147,6 @@ func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *seat, 
 		c.refresh(routeKey{session, id}, known)
 	}
 	return better(known.seats), len(known.seats) > 1
-}
-
-// owner is the node that has an id to itself among those that serve a tool and are well.
-func (r *routes) owner(session subjects.SessionID, id subjects.ToolID, of subjects.RPCID) *seat {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var ids []subjects.NodeID
-	byID := make(map[subjects.NodeID]*seat)
-	if known := r.known[routeKey{session, id}]; known != nil {
-		for _, n := range known.seats {
-			if n.Peer.Usable() && !n.noBatches.Load() {
-				ids = append(ids, n.ID)
-				byID[n.ID] = n
-			}
-		}
-	}
-	return byID[subjects.Owner(ids, string(session), string(of))]
 }
 
 // better is the choice of two: the freer of two random nodes that are well. Those of less

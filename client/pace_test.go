@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -21,10 +22,7 @@ func servePace(t *testing.T, work func(call *host.Call, node subjects.NodeID) er
 	broker := meshtest.Broker(t)
 	view := answerRegistry(t, broker.Connect(t))
 	for _, node := range nodes {
-		h, err := host.New(broker.Connect(t), &host.Options{Index: "pace", Node: node})
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := testmesh.Host(t, broker.Connect(t), &host.Options{Index: "pace", Node: node})
 		handler := func(ctx context.Context, call *host.Call, sink host.Sink) error {
 			if err := work(call, node); err != nil {
 				return err
@@ -34,10 +32,7 @@ func servePace(t *testing.T, work func(call *host.Call, node subjects.NodeID) er
 		if _, err := h.Handle("work", host.HandlerFunc(handler), host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
 			t.Fatal(err)
 		}
-		if err := h.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { meshtest.End(t, h) })
+		testmesh.Start(t, h)
 	}
 	known(t, view, "pace.work", len(nodes))
 	return broker
@@ -104,7 +99,7 @@ func TestNodesAreWeighed(t *testing.T) {
 
 // A tool that fails by its own code, for the calls of one session, is none of its node's
 // faults: others go there as before.
-func TestFailuresOfAToolAreNoFaultOfItsNode(t *testing.T) {
+func TestFailuresOfAToolDoNotCountForItsNode(t *testing.T) {
 	t.Parallel()
 	for name, failure := range map[string]error{"raises": errors.New("these arguments"), "crashes": toolmesh.Errorf(toolmesh.CodeWorkerCrashed, "exit status 1")} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); toolFails(t, failure) })

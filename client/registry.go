@@ -30,7 +30,7 @@ func (c *Client) registry(ctx context.Context, session subjects.SessionID, verb 
 	m, err := c.askAny(ctx, subject, body)
 	switch {
 	case errors.Is(err, errNobody):
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody answers for the registry: no agent and no router is on the mesh").
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry does not answer: no agent or router is in the mesh").
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	case errors.Is(err, context.DeadlineExceeded):
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry did not answer within %v", askWait).

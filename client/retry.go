@@ -61,8 +61,8 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, send func(target) error) error {
 	id := c.shared.routes.alias(s.session, name)
 	resolved, queueOnly, lost, first := false, s.queue, 0, s.rpc
-	reason := "" // why nobody serves the tool
-	room := newRoom(s)
+	reason := "" // why no node serves the tool
+	room := newRoom(ctx, s)
 	for n := 1; ; n++ {
 		t := target{id: id}
 		if !queueOnly {
@@ -186,7 +186,10 @@ type room struct {
 	n     int // how often it has waited
 }
 
-func newRoom(s *settings) *room {
+func newRoom(ctx context.Context, s *settings) *room {
+	if deadline, ok := ctx.Deadline(); ok && s.timeout == 0 {
+		return &room{until: deadline}
+	}
 	return &room{until: time.Now().Add(cmp.Or(s.timeout, roomWait))}
 }
 
@@ -212,7 +215,7 @@ func (r *room) wait(ctx context.Context, s *settings, e *toolmesh.Error) bool {
 }
 
 // errNobody is NATS's 503: the request met no subscription.
-var errNobody = callerError(toolmesh.CodeUnavailable, "nobody serves the tool")
+var errNobody = callerError(toolmesh.CodeUnavailable, "no node serves the tool")
 
 func unserved(id subjects.ToolID, reason string) error {
 	if reason == "" {

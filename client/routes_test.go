@@ -193,7 +193,9 @@ func TestBusyIsTriedElsewhere(t *testing.T) {
 		one := start(t, c, "desk.hold", toolArgs{Key: "one"})
 		wait(t, "start", d.gate("one").started)
 		_, err := c.Call(t.Context(), "desk.note", toolArgs{Key: "second"}, client.WithTimeout(time.Second))
-		if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeBusy || e.Started != toolmesh.StartedNo || d.ran("second") != 0 {
+		e := toolmesh.AsError(err)
+		late := e != nil && e.Code == toolmesh.CodeDeadlineExceeded // the last attempt, on a busy machine
+		if e == nil || e.Code != toolmesh.CodeBusy && !late || e.Started != toolmesh.StartedNo || d.ran("second") != 0 {
 			t.Errorf("call: %v, ran %d times", err, d.ran("second"))
 		}
 		d.gate("one").release <- struct{}{}

@@ -584,7 +584,7 @@ func (r *reader) replayed(m *nats.Msg) (last bool, err error) {
 		r.order.Add(reply.Chunk)
 		return false, nil
 	case codec.ReplyNoResponders:
-		return true, toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody answers for the stored chunks").WithOrigin(toolmesh.OriginMesh)
+		return true, toolmesh.Errorf(toolmesh.CodeUnavailable, "no node answers requests for the stored chunks").WithOrigin(toolmesh.OriginMesh)
 	case codec.ReplyError:
 		return true, reply.Err
 	}

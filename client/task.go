@@ -245,7 +245,7 @@ func (c *Client) TaskVerb(ctx context.Context, verb string, q *codec.TaskRequest
 				err = c.resolveTask(ctx, m, into)
 			}
 		case errors.Is(err, errNobody):
-			err = toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody runs tasks: that needs an agent or a router").
+			err = toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs tasks: start an agent or a router").
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
 			err = toolmesh.Errorf(toolmesh.CodeUnavailable, "the request about a task was not answered in %v", timeout).WithOrigin(toolmesh.OriginMesh)

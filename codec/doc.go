@@ -1,8 +1,31 @@
-// Package codec turns the messages of docs/protocol, sections 3 to 5 and 11,
-// into structs and back: both request forms, replies, errors, chunks, keepalives,
-// and versions. It knows bytes and headers, not NATS: a [Header] has the shape
-// of nats.Header and converts to it for free.
+// Package codec turns the messages of docs/protocol (requests, replies, streams, batches, tasks
+// and lanes) into structs and back: both request forms, replies, errors, chunks, keepalives and
+// versions. It knows bytes and headers, not NATS: a [Header] has the shape of nats.Header and
+// converts to it for free.
 //
-// It never looks into arguments or results, which travel as raw JSON, and it
-// does no I/O. Every function may be called concurrently.
+// # Use
+//
+// Programs that call or serve tools need packages client and host, which use this one. It is
+// public for programs that speak the protocol themselves: proxies, recorders, other clients.
+//
+//	Call                       what a caller writes
+//	ReadRequest, Request       what a node reads, and answers in the name of an Identity
+//	ParseReply                 what a caller reads of that
+//	ParseChunk, Chunk          one item of a stream, or its end
+//	ParseBatch, EncodeBatch    a batch and its members
+//	ParseControl, ParseBody    messages about calls, and requests that are no calls
+//	Pack, Unpack               msgpack in place of JSON, and compression with zstd
+//
+// A parser returns what it could read with its error, so that a node can answer a malformed
+// request in the caller's own form.
+//
+// # Errors, units and concurrency
+//
+// What a peer sent wrong is invalid_request or protocol_error, in the protocol's words and with
+// started:false. Headers and fields that end in MS are milliseconds, sizes bytes. A reader ignores
+// headers and fields that it does not know, unless Mesh-Require names them. Every function may be
+// called concurrently; a struct belongs to one goroutine at a time.
+//
+// It never looks into arguments or results, which travel as raw JSON, and does no I/O. Tests
+// replay docs/protocol/vectors.json in Go and in Python.
 package codec

@@ -8,13 +8,16 @@ import (
 )
 
 // What a node does with a message: read it, run the tool, write the answer.
-func ExampleParseRequest() {
+func ExampleReadRequest() {
 	subject, err := subjects.Parse("tools.default.weather.forecast.today")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	req, failed := codec.ParseRequest(subject, codec.Header{"Mesh-Rpc-Id": {"rpc_1"}}, []byte(`{"city":"Oslo"}`))
+	req, failed := codec.ReadRequest(subject, codec.Header{"Mesh-Rpc-Id": {"rpc_1"}}, []byte(`{"city":"Oslo"}`))
+	if failed == nil {
+		failed = req.Decode() // of a body in msgpack, or compressed
+	}
 	if failed != nil {
 		fmt.Println(failed)
 		return

@@ -20,6 +20,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -270,11 +271,7 @@ func near(a, b time.Time) bool { return a.Sub(b).Abs() < 10*time.Minute }
 
 func (m *clockMesh) client(t *testing.T, nc *nats.Conn, session subjects.SessionID) *client.Client {
 	t.Helper()
-	c, err := client.New(nc, &client.Options{Session: session})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, nc, &client.Options{Session: session})
 	return c
 }
 

@@ -20,8 +20,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/meshtest"
-	"github.com/toolmesh/toolmesh/router"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 )
 
 // tlsMesh serves the tool lab.double on a NATS server that wants TLS, a client's
@@ -117,11 +116,7 @@ func tlsMesh(t *testing.T) string {
 			t.Fatal(err)
 		}
 		t.Cleanup(nc.Close)
-		r, err := router.New(nc, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { meshtest.End(t, r) })
+		r := testmesh.Router(t, nc, nil)
 		if _, err := r.Handle("lab", "double", host.Func(func(_ context.Context, in struct {
 			N int `json:"n"`
 		}) (int, error) {

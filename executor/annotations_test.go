@@ -12,7 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-// A schema that no JSON can hold, or that grows with each use of what is in it,
+// A schema that JSON cannot express, or that grows with each use of its content,
 // costs at most its own tool's description.
 func TestNoAnnotationTakesItsIndexAlong(t *testing.T) {
 	t.Parallel()
@@ -184,7 +184,7 @@ func TestModelsOfBothVersionsOfPydantic(t *testing.T) {
 	}
 }
 
-// What is written of a tool reaches its description, in each style.
+// Docstrings and defaults of a tool reach its description, in each style.
 func TestDocstringsAndDefaultsAreShown(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), `
@@ -250,7 +250,7 @@ def sphinx(a: int, b: str = "x"):
 			if diff := cmp.Diff(map[string]any{"type": "integer", "description": "the rest"}, schema.AdditionalProperties); diff != "" || schema.Properties["rest"].Description != "the others" {
 				t.Errorf("%s: %s", name, described.InputSchema)
 			}
-			if string(described.OutputSchema) == "" || !described.VarArgs {
+			if string(described.OutputSchema) == "" || described.VarArgs != "rest" {
 				t.Errorf("%s: output %s, varargs %v", name, described.OutputSchema, described.VarArgs)
 			}
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// badTool is one call of a tool that misbehaves, and what must become of it.
+// badTool is one call of a tool that misbehaves, and its expected outcome.
 type badTool struct {
 	name   string // of the row; of the tool where tool is empty
 	tool   string
@@ -171,7 +171,7 @@ func badExecutor(t *testing.T, ungrouped bool) *executor.Executor {
 	return newExecutor(t, func(o *executor.Options) { o.Grace, o.MaxWorkers, o.WithoutCgroups = little, 4, ungrouped })
 }
 
-// badIndex serves a bad tool, and good ones beside it.
+// badIndex serves a bad tool, and good ones next to it.
 func badIndex(t *testing.T, x *executor.Executor, policies map[string]executor.Policy, tools ...string) *executor.Index {
 	t.Helper()
 	dir, err := filepath.Abs("testdata/bad")
@@ -183,8 +183,8 @@ func badIndex(t *testing.T, x *executor.Executor, policies map[string]executor.P
 	return open(t, x, spec)
 }
 
-// Whatever a tool does, its call ends with its own code, nothing that it started
-// stays, the next call is served, and other tools notice nothing.
+// A misbehaving tool's call ends with its own code, no process of it stays, the next call is
+// served, and other tools are not affected.
 func TestBadTools(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
@@ -220,7 +220,7 @@ func runBad(t *testing.T, x *executor.Executor, bad badTool) time.Duration {
 
 	stop := make(chan struct{})
 	var neighbours sync.WaitGroup
-	var served [2]chan struct{} // a token for each call, as long as somebody takes them
+	var served [2]chan struct{} // a token for each call while tokens are received
 	for i, good := range []struct{ tool, want string }{{"bad.ok", "1"}, {"bad.aok", `"async"`}} {
 		served[i] = make(chan struct{})
 		neighbours.Go(func() {

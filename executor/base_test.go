@@ -64,7 +64,7 @@ func (l *logged) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// What a tool can see of the interpreter that it is in, before it imports anything.
+// interpreterTools report a tool's view of its interpreter before it imports anything.
 const interpreterTools = `
 import sys
 before = sorted(sys.modules)
@@ -118,9 +118,9 @@ def pids() -> list:
     return [os.getpid(), os.getppid()]
 `
 
-// A copy of the base is to a tool what an interpreter that was started in its
-// environment would be: in every Python of this machine, for every sandbox level.
-func TestACopyIsWhatAnInterpreterOfItsOwnWouldBe(t *testing.T) {
+// To a tool a copy of the base equals an interpreter started in its environment: in every
+// Python of this machine, for every sandbox level.
+func TestCopyEqualsAnInterpreterOfItsOwn(t *testing.T) {
 	t.Parallel()
 	for _, python := range []string{"3.10", "3.11", "3.12", "3.13", "3.14"} {
 		for i, vars := range []map[string]string{
@@ -134,8 +134,10 @@ func TestACopyIsWhatAnInterpreterOfItsOwnWouldBe(t *testing.T) {
 				if i > 0 && python != "3.11" {
 					t.Skip("one version is enough for this")
 				}
-				copied := interpreterSeen(t, python, vars, box, false)
-				own := interpreterSeen(t, python, vars, box, true)
+				log := &logged{}
+				x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
+				copied := interpreterSeen(t, x, log, python, vars, box, false)
+				own := interpreterSeen(t, x, log, python, vars, box, true)
 				if diff := cmp.Diff(own, copied); diff != "" {
 					t.Errorf("a copy differs from an interpreter of its own (-own +copy):\n%s", diff)
 				}
@@ -151,11 +153,10 @@ func TestACopyIsWhatAnInterpreterOfItsOwnWouldBe(t *testing.T) {
 // read at the start.
 const ownInterpreter = "PYTHON_OF_THE_TEST"
 
-// interpreterSeen is what interpreterTools tell, without what names the folders.
-func interpreterSeen(t *testing.T, python string, vars map[string]string, box tool.Sandbox, own bool) map[string]any {
+// interpreterSeen is the answer of interpreterTools, with names for folders. The copy is asked
+// first: the log of x tells of the first interpreter of its own.
+func interpreterSeen(t *testing.T, x *executor.Executor, log *logged, python string, vars map[string]string, box tool.Sandbox, own bool) map[string]any {
 	t.Helper()
-	log := &logged{}
-	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
 	vars = maps.Clone(vars)
 	if own {
 		vars[ownInterpreter] = "1"
@@ -209,7 +210,7 @@ func interpreterSeen(t *testing.T, python string, vars map[string]string, box to
 }
 
 // Nothing of one index's variables is in another's processes, nor in the base.
-func TestACopyHasItsOwnVariablesAlone(t *testing.T) {
+func TestCopyHasOnlyItsOwnVariables(t *testing.T) {
 	t.Parallel()
 	log := &logged{}
 	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
@@ -289,7 +290,7 @@ def loaded() -> bool:
 	}
 }
 
-// Isolation fresh is a new interpreter, whatever the rest begins as.
+// Isolation fresh is a new interpreter, even if other processes are copies.
 func TestFreshIsNoCopy(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, newExecutor(t, nil), "import sys\ndef loaded() -> bool:\n    return 'xml.dom.minidom' in sys.modules", "loaded")
@@ -300,8 +301,8 @@ func TestFreshIsNoCopy(t *testing.T) {
 	}
 }
 
-// The base is killed: what was copied of it serves on, the next index gets a new
-// base. An index's root is killed: its processes go, others stay.
+// The base is killed: its copies go on serving, the next index gets a new base. An index's root
+// is killed: its processes end, others stay.
 func TestIndexesOutliveTheirBase(t *testing.T) {
 	t.Parallel()
 	for _, level := range []sandbox.Level{sandbox.LevelPID, sandbox.LevelUser, sandbox.LevelReaper} {
@@ -311,7 +312,7 @@ func TestIndexesOutliveTheirBase(t *testing.T) {
 				t.Skip("not root")
 			}
 			log := &logged{}
-			x := newExecutor(t, func(o *executor.Options) { o.Levels, o.Logger = []sandbox.Level{level}, log.logger() })
+			x := newExecutor(t, func(o *executor.Options) { o.SetLevels(level); o.Logger = log.logger() })
 			dir := writeFiles(t, map[string]string{"t.py": "import os, time\ndef one(): return 1\ndef die(): os._exit(3)\n"})
 			first := open(t, x, specOf(t, x, dir, "t.one", "t.die"))
 			mustCall(t, first, "t.one", `{}`, `1`)
@@ -441,4 +442,29 @@ func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
 			t.Errorf("the log does not say %q", want)
 		}
 	}
+}
+
+// The base of an interpreter that is replaced, by an update say, ends when its successor starts.
+func TestBaseOfAReplacedInterpreterEnds(t *testing.T) {
+	t.Parallel()
+	log := &logged{}
+	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
+	dir := writeFiles(t, map[string]string{"t.py": "def one(): return 1"})
+	spec := specOf(t, x, dir, "t.one")
+	file := filepath.Join(t.TempDir(), "python")
+	planted(t, file, "#!/bin/sh\nexec "+spec.Env.Base+" \"$@\"\n")
+	other := *spec.Env
+	other.Base, spec.Env = file, &other
+	mustCall(t, open(t, x, spec), "t.one", `{}`, `1`)
+	before := log.bases() // another may be of the environment's own interpreter
+	if err := os.Chtimes(file, time.Time{}, time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	second := specOf(t, x, dir, "t.one")
+	second.Name, second.Env = "second", &other
+	mustCall(t, open(t, x, second), "t.one", `{}`, `1`)
+	eventually(t, "the base of the replaced interpreter ends", func() bool {
+		now := log.bases()
+		return slices.ContainsFunc(before, func(pid int) bool { return !slices.Contains(now, pid) })
+	})
 }

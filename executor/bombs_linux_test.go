@@ -16,7 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// What these start at most ends by itself within a minute.
+// Every process of these tools ends by itself within a minute.
 const bombTools = `
 import os, sys, threading, time
 
@@ -94,10 +94,10 @@ func peakOf(folder string, f func()) int {
 	return <-peak
 }
 
-// A call that declares nothing has no more processes and threads than the node's default,
-// also after another one has exceeded it: with control groups at any moment, without them
-// it is stopped before it has all that it wants. What it started has gone when its error
-// arrives, or soon after, and the next call is served.
+// A call without declared limits never has more processes and threads than the node's default,
+// even after another call exceeded it: with control groups at any moment, without them it is
+// stopped before it has all that it wants. Its processes are gone when its error arrives, or
+// soon after, and the next call is served.
 func TestBombsThatDeclareNothing(t *testing.T) {
 	for _, guard := range []string{"groups", "watchdog"} {
 		t.Run(guard, func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestBombsThatDeclareNothing(t *testing.T) {
 				t.Helper()
 				mustBreach(t, err, toolmesh.CodeToolError, map[string]any{"limit": "pids", "max": limits.Pids, "set_by": "node"})
 				t.Logf("%s had %d processes and threads at most", name, peak)
-				if guard == "groups" && peak > limits.Pids+2 { // a worker that takes its place, and what is above a command
+				if guard == "groups" && peak > limits.Pids+2 { // a worker that replaces it, and the process above a command
 					t.Errorf("%s had %d processes and threads, more than %d", name, peak, limits.Pids)
 				}
 			}
@@ -147,8 +147,8 @@ func TestBombsThatDeclareNothing(t *testing.T) {
 	}
 }
 
-// Where an index has a user of its own, the kernel bounds all that this user has: as much
-// as the index's workers may have together, and none of it can be taken back.
+// Where an index has a user of its own, the kernel limits all processes of that user: to as many
+// as the index's workers may have together, for good.
 func TestAnIndexHasABoundOfProcesses(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only an agent that is root gives indexes users of their own")
@@ -203,7 +203,7 @@ if __name__ == "__main__":
 	}
 }
 
-// What is imported is no call, and has a bound of its own, by the kernel.
+// An import is not a call, and has a limit of its own, enforced by the kernel.
 func TestABombThatIsImported(t *testing.T) {
 	x := newExecutor(t, nil)
 	if x.MemoryGuard() == "watchdog" {

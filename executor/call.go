@@ -10,18 +10,18 @@ import (
 // Types of internal packages under the names that callers use.
 type (
 	// Kind is how a tool is executed.
-	Kind = zygote.Kind
-	// Tool is one served function, described by its signature. [Call.VarArgs] has the further
+	FunctionKind = zygote.Kind
+	// Function is one served function, described by its signature. [Call.VarArgs] has the further
 	// positional arguments of a tool with VarArgs.
-	Tool = zygote.Tool
-	// Unavailable is a declared tool that is not served.
-	Unavailable = zygote.Unavailable
+	Function = zygote.Tool
+	// NotServed is a declared tool that is not served.
+	NotServed = zygote.Unavailable
 	// Call is one execution of a tool.
 	Call = pool.Call
 	// Nested makes the calls that a tool makes.
 	Nested = pool.Nested
-	// Lane is the lane that a call holds.
-	Lane = pool.Lane
+	// HeldLane is the lane that a call holds.
+	HeldLane = pool.Lane
 	// Recycle configures when a worker is replaced.
 	Recycle = pool.Recycle
 	// Workers counts workers and calls of pools.
@@ -31,7 +31,7 @@ type (
 	// CommandCall is one execution of a command.
 	CommandCall = program.Call
 	// Sink receives the items of a call and its tool's output.
-	Sink = output.Sink
+	Output = output.Sink
 	// Record is one piece of a tool's output, logs or progress.
 	Record = output.Record
 	// Stream is the source of a record.

@@ -297,8 +297,7 @@ def ok():
 	}
 }
 
-// A call hears of its cancellation once: what it does about it is its own, until
-// the grace is over.
+// A call is cancelled once: it may clean up until the grace is over.
 func TestACleanupIsNotCancelled(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.Grace = 30 * time.Second }), slowTools, slowNames...)

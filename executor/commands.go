@@ -33,7 +33,9 @@ func (x *Executor) OpenCommands(spec Spec) (*Commands, error) {
 		User: func(box tool.Sandbox) (sandbox.User, map[string]string, error) {
 			return x.user(cmp.Or(spec.Account, spec.Name), cmp.Or(box, x.opts.Sandbox))
 		},
-		Given:  func(user sandbox.User) []sandbox.Path { return append(x.seen(root, spec.Env, user), spec.Paths...) },
+		Given: func(user sandbox.User) []sandbox.Path {
+			return append(x.seen(root, spec.Env, user), spec.Paths.paths...)
+		},
 		Redact: x.redactor(spec.Secrets), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace, Limits: x.opts.Limits, MaxLimits: x.opts.MaxLimits,
 		Processes: x.processes,

@@ -22,7 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// What tools try, and what became of it: "ok", or the error's name.
+// Attempts of tools, and their outcomes: "ok", or the error's name.
 const intruder = `
 import ctypes, errno, multiprocessing, os, signal, socket, subprocess, tempfile, time
 
@@ -193,8 +193,8 @@ def environments():
     return [one for one in ("SECRET_OF_A", "SECRET_OF_B") if one in found]
 `
 
-// beIntruded is a process that serves two indexes in one sandbox level and
-// prints what a tool of the first achieved.
+// beIntruded serves two indexes in one sandbox level and prints the outcomes of a tool of the
+// first one.
 func beIntruded(dir string) {
 	if err := intrude(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -218,7 +218,7 @@ func intrude(dir string) error {
 		Sealed: data, Shown: []string{filepath.Join(data, "index"), filepath.Join(data, "other")}, Users: os.Getenv("TOOLMESH_TEST_USERS"),
 	}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
-		o.Levels = []sandbox.Level{sandbox.Level(level)}
+		o.SetLevels(sandbox.Level(level))
 	}
 	x, err := executor.New(filepath.Join(data, "executor"), o)
 	if err != nil {
@@ -302,8 +302,8 @@ func intrude(dir string) error {
 	return json.NewEncoder(os.Stdout).Encode(a)
 }
 
-// outcomesOfLevels is what becomes of what a tool tries, by level. What is not
-// named depends on the machine and the user.
+// outcomesOfLevels are the outcomes of a tool's attempts, by level. Attempts that are not named
+// depend on the machine and the user.
 func outcomesOfLevels() map[tool.Sandbox]map[string]string {
 	none := map[string]string{
 		"write outside": "ok", "write the index": "ok", "truncate": "ok", "write temporary files": "ok", "move temporary files": "ok", "write null": "ok",
@@ -327,8 +327,8 @@ func outcomesOfLevels() map[tool.Sandbox]map[string]string {
 	}
 }
 
-// ofAnotherUser is what becomes of it where the agent is root, and the tool is not: as
-// that user sees the machine, where the agent's folder is in root's own.
+// ofAnotherUser are the outcomes if the agent is root and the tool is not: as that user sees the
+// machine, with the agent's folder in root's own.
 func ofAnotherUser(want map[string]string, level tool.Sandbox) map[string]string {
 	want = with(want, "ok", "print by name")
 	if level == tool.SandboxNone {
@@ -349,8 +349,8 @@ func ofAnotherUser(want map[string]string, level tool.Sandbox) map[string]string
 	return want
 }
 
-// Inside each level what it denies is denied, and what it does not is not: for
-// root and for an ordinary user.
+// Each level denies what it promises to deny, and nothing else: for root and for an ordinary
+// user.
 func TestLevelsDeny(t *testing.T) {
 	t.Parallel()
 	outcomes := outcomesOfLevels()
@@ -397,7 +397,7 @@ func TestLevelsDeny(t *testing.T) {
 	}
 }
 
-// In strict users' sessions are hidden, but for what the agent has there and gives.
+// Under strict, sessions of users are hidden, except the agent's own folders there.
 func TestUsersSessionsAreHidden(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("/run/user", "toolmesh-test-")
@@ -475,11 +475,10 @@ func TestUsersWithoutNamespaces(t *testing.T) {
 	}
 }
 
-// A tool that demands what the machine does not give is not served, and the
-// others are.
+// A tool that demands a level which the machine lacks is not served; the others are.
 func TestAToolThatDemandsALevelIsNotServedWithoutIt(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, func(o *executor.Options) { o.Levels = []sandbox.Level{sandbox.LevelReaper} })
+	x := newExecutor(t, func(o *executor.Options) { o.SetLevels(sandbox.LevelReaper) })
 	dir := writeFiles(t, map[string]string{"t.py": "def a(): return 1\ndef b(): return 2\ndef c(): return 3"})
 	spec := specOf(t, x, dir, "t.a", "t.b", "t.c")
 	spec.Policies = map[string]executor.Policy{
@@ -518,7 +517,7 @@ func intruded(t *testing.T, user string, kept sandbox.Level, asked tool.Sandbox,
 		t.Skip("not root")
 	}
 	cmd, dir := beside(t, user, map[string]string{"data/index/t.py": intruder, "data/other/t.py": intruder, "data/keys/admin.nk": "secret", "data/node": "n"})
-	if kept == sandbox.LevelReaper && users != "" { // what is in the way cannot be covered
+	if kept == sandbox.LevelReaper && users != "" { // other files cannot be covered
 		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { //nolint:gosec // others are to pass it
 			t.Fatal(err)
 		}
@@ -546,4 +545,26 @@ func intruded(t *testing.T, user string, kept sandbox.Level, asked tool.Sandbox,
 		a.Outcome["use the agent's keyring"] = outcomesOfLevels()[asked]["use the agent's keyring"]
 	}
 	return a
+}
+
+// A program that fetches writes its own folder, by relative paths too, and finds nothing of the
+// agent's environment.
+func TestFetchIsApart(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, func(o *executor.Options) { o.Environ = append(o.Environ, "HOME=/agent", "SECRET=x") })
+	dir, err := os.MkdirTemp(x.Fetches(), "fetch-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	var out strings.Builder
+	said, err := x.Fetch(t.Context(), dir, []string{"/bin/sh", "-c", "echo written > file && cat file && env && echo said >&2"}, []string{"GIVEN=1"}, &out)
+	if err != nil || said != "said" {
+		t.Fatalf("it said %q, %v", said, err)
+	}
+	for text, want := range map[string]bool{"written\n": true, "GIVEN=1\n": true, "HOME=" + dir + "\n": true, "SECRET": false} {
+		if strings.Contains(out.String(), text) != want {
+			t.Errorf("%q is in its output: %v, want %v: %s", text, !want, want, out.String())
+		}
+	}
 }

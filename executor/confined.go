@@ -26,11 +26,14 @@ func (x *Executor) help(ctx context.Context, as venv.Role, job venv.Job) (stdout
 	if err != nil {
 		return nil, "", err
 	}
-	stdout, stderr, err = x.confined(ctx, box, user, job, nil)
+	if as == venv.Agent {
+		box, user = tool.SandboxNone, sandbox.User{}
+	}
+	stdout, stderr, err = x.confined(ctx, box, user, job, Given{})
 	return stdout, x.redactor(nil).Text(stderr), err
 }
 
-// Fetches is where [Executor.Fetch] needs its folders.
+// Fetches is the parent of the folders for [Executor.Fetch].
 func (x *Executor) Fetches() string { return filepath.Join(x.dir, scratch) }
 
 // Fetch runs a program that fetches the source of an index, as apart as those of the rest of an
@@ -50,7 +53,7 @@ func (x *Executor) Fetch(ctx context.Context, dir string, argv, env []string, ou
 // confined runs a program of an installation in a sandbox level. The folders of job.Write are its
 // user's while it runs, and job.Keep for good.
 func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.User, job venv.Job, given Given) (stdout []byte, stderr string, err error) {
-	r := sandbox.Request{Level: box, Folder: job.Tmp, User: user, Given: slices.Clip(given), Argv: job.Argv, Env: job.Env, Stdout: job.Stdout}
+	r := sandbox.Request{Level: box, Folder: job.Tmp, User: user, Given: slices.Clip(given.paths), Argv: job.Argv, Env: job.Env, Stdout: job.Stdout}
 	x.bound(&r)
 	if r.Folder == "" {
 		if r.Folder, err = sandbox.OwnFolder(filepath.Join(x.dir, scratch), box, user); err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-// Code of the tool runs also while its arguments are made; what it raises there
-// is the tool's error, and its worker lives.
+// Code of the tool also runs while its arguments are made; an exception there is the tool's
+// error, and its worker stays.
 func TestRaisingWhileArgumentsAreMade(t *testing.T) {
 	t.Parallel()
 	x := sharedExecutor(t)

@@ -249,7 +249,7 @@ func TestLimitsOfTheNodeHoldForCommands(t *testing.T) {
 			if b.tool == "ahoard" {
 				continue
 			}
-			if b.tool == "opens" { // what it does about that is its own affair
+			if b.tool == "opens" { // the tool may handle it
 				mustBreach(t, err, toolmesh.CodeToolError, map[string]any{"exit_status": 1}, "Too many open files")
 				continue
 			}

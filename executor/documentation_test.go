@@ -14,7 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// docs/tools.md says of limits and sandbox levels what the code does.
+// docs/tools.md agrees with the code on limits and sandbox levels.
 func TestTheDocumentedLimitsAreThoseOfTheCode(t *testing.T) {
 	t.Parallel()
 	_, page, found := strings.Cut(string(readFile(t, "../docs/tools.md")), "\n## Limits and the sandbox\n")

@@ -102,12 +102,11 @@ type Options struct {
 	// Homes is the folder, below Sealed, of their homes, one for each account. Defaults
 	// to homes.
 	Homes string
-	// Levels are the ways to keep processes together, tried in this order. Defaults to all
-	// ways of the system.
-	Levels []sandbox.Level
 	// WithoutCgroups leaves memory limits to the watchdog and the system's limit of
 	// a process, even if control groups are available. Defaults to false.
 	WithoutCgroups bool
+
+	levels []sandbox.Level // the ways of keeping processes together that tests try, best first; nil: all of the system
 }
 
 func (o *Options) withDefaults() Options {
@@ -157,6 +156,8 @@ type (
 	Env = venv.Env
 	// Step is progress of a lock or an environment, for people.
 	Step = venv.Step
+	// StepFunc takes the steps as they begin; it may be nil.
+	StepFunc = venv.Progress
 
 	venvs = venv.Store
 )
@@ -217,7 +218,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 		}
 		o.Shown = append(slices.Clip(o.Shown), o.Environments)
 	}
-	spawner := sandbox.NewSpawner(o.Logger, o.Levels...)
+	spawner := sandbox.NewSpawner(o.Logger, o.levels...)
 	x := &Executor{opts: o, log: o.Logger, dir: dir, sealed: sealed, files: files, spawner: spawner, open: map[closer]struct{}{}}
 	x.openUp = sync.OnceValue(x.passage)
 	x.opts.Homes = cmp.Or(o.Homes, filepath.Join(sealed, "homes"))

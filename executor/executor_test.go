@@ -31,8 +31,8 @@ func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
 	}
 }
 
-// The worker's files are written once per content, with bytecode, and a second
-// executor in the same folder finds them; what is damaged is written again.
+// The worker's files are written once per content, with bytecode, and a second executor in the
+// same folder finds them; damaged files are written again.
 func TestTheWorkersFilesAreWrittenOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -71,7 +71,7 @@ func TestTheWorkersFilesAreWrittenOnce(t *testing.T) {
 	}
 }
 
-func TestOpenOfWhatIsNotThere(t *testing.T) {
+func TestOpenOfAMissingObject(t *testing.T) {
 	t.Parallel()
 	x := sharedExecutor(t)
 	spec := specOf(t, x, t.TempDir(), "t.tool")
@@ -97,8 +97,8 @@ def plain(a, b=1):
     return [a, b]
 `, "f", "af", "plain")
 	f, plain := toolOf(t, ix, "t.f"), toolOf(t, ix, "t.plain")
-	if got := strings.Join(f.Positional, " "); got != "a b c" || !f.VarArgs || plain.VarArgs {
-		t.Errorf("positional %q, varargs %v, %v", got, f.VarArgs, plain.VarArgs)
+	if got := strings.Join(f.Positional, " "); got != "a b c" || f.VarArgs != "rest" || plain.VarArgs != "" {
+		t.Errorf("positional %q, varargs %q, %q", got, f.VarArgs, plain.VarArgs)
 	}
 	for _, c := range []struct{ tool, args, varargs, want string }{
 		{"t.f", `{"a":1,"x":9}`, ``, `[1,2,3,[],4,{"x":9}]`},
@@ -117,7 +117,7 @@ def plain(a, b=1):
 	}
 }
 
-// What the schema says of rich types holds on the wire, both ways.
+// The schema of rich types holds on the wire, both ways.
 func TestRichTypesRoundTrip(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), `

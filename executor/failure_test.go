@@ -262,7 +262,7 @@ func TestACallThatIsOverBeforeItBeganIsNotStarted(t *testing.T) {
 
 func TestUnservableToolsAreListedAndTheRestIsServed(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, func(o *executor.Options) { o.StartTimeout = 15 * time.Second })
+	x := newExecutor(t, func(o *executor.Options) { o.StartTimeout = 8 * time.Second })
 	dir := writeFiles(t, map[string]string{
 		"good.py": `
 import os, sys

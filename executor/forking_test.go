@@ -73,8 +73,8 @@ func TestForksDrawDifferentNumbers(t *testing.T) {
 	}
 }
 
-// What threading and logging make anew in a forked process is left out when the
-// zygote forks, which holds none of their locks; not when a tool does.
+// The parts of threading and logging that a forked process normally makes anew are kept when
+// the zygote forks, which holds none of their locks; not when a tool does.
 func TestForksOfAToolRenewTheirLocks(t *testing.T) {
 	t.Parallel()
 	x := sharedExecutor(t)
@@ -134,7 +134,7 @@ func unsafeModules(t *testing.T) []string {
 	return names
 }
 
-// openUnforkable serves one tool whose import does what makes a fork unsafe.
+// openUnforkable serves one tool with an import that makes forks unsafe.
 func openUnforkable(t *testing.T, at string, more map[string]string) *executor.Index {
 	t.Helper()
 	files := map[string]string{"t.py": at + `

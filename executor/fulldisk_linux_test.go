@@ -15,7 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// fillDisk takes what is left of a file system, its files included.
+// fillDisk uses up the free space of a file system.
 func fillDisk(t *testing.T, dir string) {
 	t.Helper()
 	var err error

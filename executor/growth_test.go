@@ -11,10 +11,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-// TestLongCallsDoNotWaitForEachOther starts as many calls as there may be
-// workers, none of which ends before all have begun. Nothing is known yet of how
-// long calls of this index take; and later all that is known is that they were
-// brief.
+// TestLongCallsDoNotWaitForEachOther starts as many calls as there may be workers, none of which
+// ends before all have begun, first without known durations of calls, and later with brief ones.
 func TestLongCallsDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	const calls = 6

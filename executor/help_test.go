@@ -9,7 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/venv"
 )
 
-// What a build prints shows no password of a proxy, in forms that are no URLs either.
+// Output of a build shows no password of a proxy, also in forms other than URLs.
 func TestProxyLoginsStayOutOfBuilds(t *testing.T) {
 	t.Parallel()
 	python, err := exec.LookPath("python3")

@@ -20,7 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// What a module can say to the agent in its zygote's name.
+// impostor has messages that a module can send in its zygote's name.
 const impostor = `
 import _socket, os, stat, sys
 
@@ -110,9 +110,8 @@ func openFiles(t *testing.T) int {
 	return len(entries)
 }
 
-// Whatever a zygote is sent, it ends when the agent's end closes, and with it all that
-// it has started.
-func FuzzWhatAnAgentSends(f *testing.F) {
+// With any input, a zygote ends with all its processes when the agent's end closes.
+func FuzzInputOfWorkers(f *testing.F) {
 	x, dir := newExecutor(f, nil), f.TempDir()
 	spec := specOf(f, x, writeFiles(f, map[string]string{"t.py": "def f(): return 1"}), "t.f")
 	open(f, x, spec) // whose worker package is compiled

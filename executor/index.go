@@ -73,7 +73,7 @@ func (s Spec) root() (string, error) {
 
 // served is a tool that can be called. It is immutable.
 type served struct {
-	*Tool
+	*zygote.Tool
 	slot       uint16 // its index in its group's list
 	group      *group
 	policy     Policy
@@ -98,9 +98,9 @@ type Index struct {
 	redact *output.Redactor // nil without secrets
 
 	// Set by Open.
-	tools       []Tool
+	tools       []Function
 	byName      map[string]*served
-	unavailable []Unavailable
+	unavailable []NotServed
 	groups      []*group
 
 	alive context.Context //nolint:containedctx // until the index is closed
@@ -257,7 +257,7 @@ func (ix *Index) group(root string) error {
 			return fmt.Errorf("the policy of %s: %w", name, err)
 		}
 		if why := ix.x.Lacks(ix.spec.Policies[name].Sandbox); why != "" {
-			ix.unavailable = append(ix.unavailable, Unavailable{Name: name, Reason: why})
+			ix.unavailable = append(ix.unavailable, NotServed{Name: name, Reason: why})
 			continue
 		}
 		user, own, err := ix.x.user(cmp.Or(ix.spec.Account, ix.spec.Name), cmp.Or(ix.spec.Policies[name].Sandbox, ix.x.opts.Sandbox))
@@ -270,7 +270,7 @@ func (ix *Index) group(root string) error {
 		if g == nil {
 			g = &group{key: key, config: zygote.Config{
 				Logger: ix.log, Redact: ix.redact, Python: ix.spec.Env.Python, Base: ix.spec.Env.Base, Root: root, Paths: paths,
-				Env: env, Sandbox: key.sandbox, User: user, Given: append(ix.x.seen(root, ix.spec.Env, user), ix.spec.Paths...), OpenFiles: o.Limits.OpenFiles, MostFiles: o.Limits.OpenFiles,
+				Env: env, Sandbox: key.sandbox, User: user, Given: append(ix.x.seen(root, ix.spec.Env, user), ix.spec.Paths.paths...), OpenFiles: o.Limits.OpenFiles, MostFiles: o.Limits.OpenFiles,
 			}}
 			byKey[key] = g
 			ix.groups = append(ix.groups, g)
@@ -307,7 +307,7 @@ func (ix *Index) open(ctx context.Context) error {
 		}
 		t.pool = p
 	}
-	slices.SortFunc(ix.tools, func(a, b Tool) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(ix.tools, func(a, b Function) int { return strings.Compare(a.Name, b.Name) })
 	for key, p := range ix.everyPool() {
 		if key.isolation == toolmesh.IsolationFresh {
 			continue // a new interpreter is too expensive for a guess
@@ -331,7 +331,7 @@ func (ix *Index) openGroup(ctx context.Context, g *group) error {
 		// Tools of other groups are not affected.
 		ix.log.Error("some tools of the index cannot be served", slog.Any("tools", g.config.Tools), slog.String("error", err.Error()))
 		for _, name := range g.config.Tools {
-			ix.unavailable = append(ix.unavailable, Unavailable{Name: name, Reason: err.Error()})
+			ix.unavailable = append(ix.unavailable, NotServed{Name: name, Reason: err.Error()})
 		}
 		return nil
 	case len(tools) > 1<<16-1:
@@ -452,16 +452,16 @@ func (ix *Index) maintain() {
 }
 
 // Tools are the served tools, ordered by name. The caller must not change them.
-func (ix *Index) Tools() []Tool { return ix.tools }
+func (ix *Index) Tools() []Function { return ix.tools }
 
 // Unavailable are the declared tools that are not served, with reasons.
-func (ix *Index) Unavailable() []Unavailable { return ix.unavailable }
+func (ix *Index) Unavailable() []NotServed { return ix.unavailable }
 
 // Call runs a tool and returns its result as JSON; nil for a stream, whose items go to the sink.
 // When ctx ends the call is stopped: Call returns only after that, which takes at most the grace
 // and a moment. Every error is a [*toolmesh.Error] that tells whether the tool's code had begun,
-// except errors of [output.Sink.Item].
-func (ix *Index) Call(ctx context.Context, call Call, sink output.Sink) (json.RawMessage, error) {
+// except errors of [Output.Item].
+func (ix *Index) Call(ctx context.Context, call Call, sink Output) (json.RawMessage, error) {
 	t := ix.byName[call.Tool]
 	if t == nil {
 		return nil, ix.notServed(call.Tool)
@@ -512,7 +512,7 @@ func diedBefore(err error) *toolmesh.Error {
 }
 
 // attempt makes a call once.
-func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.Sink) (json.RawMessage, pool.Verdict, error) {
+func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Output) (json.RawMessage, pool.Verdict, error) {
 	p, slot := t.pool, t.slot
 	switch isolation := t.policy.Isolation.Tighter(call.Isolation); {
 	case isolation == toolmesh.IsolationSession:

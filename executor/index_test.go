@@ -6,7 +6,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-func TestCallReturnsWhatTheToolReturns(t *testing.T) {
+func TestCallReturnsTheToolsResult(t *testing.T) {
 	t.Parallel()
 	x := sharedExecutor(t)
 	ix := openModule(t, x, `

@@ -169,7 +169,7 @@ func TestNothingSurvivesASingleUseWorker(t *testing.T) {
 	})
 }
 
-// A fork shares what was drawn at import, a new interpreter does not.
+// Forks share random values drawn at import, new interpreters do not.
 func TestAForkIsACopyOfTheImportAndAFreshOneIsNot(t *testing.T) {
 	perSingle(t, func(t *testing.T, ix *executor.Index) {
 		drawn := map[string]bool{}
@@ -226,7 +226,7 @@ func TestSingleUseWorkersAreCancelled(t *testing.T) {
 	}
 }
 
-func TestSingleUseWorkersTellWhatTheyPrint(t *testing.T) {
+func TestSingleUseWorkersPassOutputOn(t *testing.T) {
 	perSingle(t, func(t *testing.T, ix *executor.Index) {
 		sink := &collector{}
 		if _, err := ix.Call(t.Context(), executor.Call{Tool: "t.talk"}, sink); err != nil {
@@ -247,8 +247,8 @@ func TestSingleUseWorkersTellWhatTheyPrint(t *testing.T) {
 	})
 }
 
-// What handlers of logging hold back is written at a worker's end, as at any
-// interpreter's, whether the handler was made at import or by the call.
+// Handlers of logging are flushed at a worker's end, as at any interpreter's, for handlers made
+// at import and by the call.
 func TestLoggingIsShutDownAtAWorkersEnd(t *testing.T) {
 	t.Parallel()
 	early, late := t.TempDir()+"/early", t.TempDir()+"/late"
@@ -282,8 +282,7 @@ noted = note
 	}
 }
 
-// What a tool registers for the end of its process runs, though the answer does
-// not wait for it.
+// Exit handlers that a tool registers run, although the answer does not wait for them.
 func TestASingleUseWorkerEndsPolitely(t *testing.T) {
 	perSingle(t, func(t *testing.T, ix *executor.Index) {
 		file := t.TempDir() + "/note"
@@ -349,7 +348,7 @@ func TestACallMayTightenItsIsolationAndNeverLoosen(t *testing.T) {
 	}
 }
 
-// fileText is what a file holds; empty while there is none.
+// fileText is the content of a file; empty without the file.
 func fileText(name string) string {
 	data, err := os.ReadFile(name)
 	if err != nil {
@@ -358,8 +357,8 @@ func fileText(name string) string {
 	return string(data)
 }
 
-// What a call sets in a context variable is not there for the next one, as
-// little as for a coroutine beside it.
+// A context variable set by a call is not visible to the next one, nor to a simultaneous
+// coroutine.
 func TestContextVariablesAreACallsOwn(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), `

@@ -17,8 +17,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/output"
 )
 
-// Items that come quickly are written together. None of them may wait for one
-// that comes late, or come after what was printed later.
+// Items that come quickly are written together. None may wait for a later one, or arrive after
+// later output.
 const burstTools = `
 import sys
 

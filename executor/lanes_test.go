@@ -68,9 +68,9 @@ def spin(path: str):
             pass
 `
 
-// A worker whose call has lost its turn is stopped at the end of that, with all that it
-// has started, though nobody in this process tells it to; while the end is moved it runs.
-func TestAWorkerStopsAtTheEndOfItsTurn(t *testing.T) {
+// A worker whose call has lost its lane is killed at the end of the hold, with all its
+// processes, even without this process; while the hold is extended it runs.
+func TestWorkerStopsWhenItsLaneEnds(t *testing.T) {
 	t.Parallel()
 	x := sharedExecutor(t)
 	for _, c := range []struct {
@@ -168,7 +168,7 @@ func TestAWorkerStopsAtTheEndOfItsTurn(t *testing.T) {
 
 // An agent that was frozen between the grant of a turn and its call sends the call when the
 // turn is long another's: nothing of it runs.
-func TestACallWhoseTurnIsOverDoesNotBegin(t *testing.T) {
+func TestCallDoesNotBeginAfterItsLaneEnded(t *testing.T) {
 	t.Parallel()
 	x := sharedExecutor(t)
 	dir := writeFiles(t, map[string]string{"t.py": "def touch(path: str):\n    open(path, 'w').close()\n\nasync def atouch(path: str):\n    open(path, 'w').close()\n"})

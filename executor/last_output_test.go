@@ -28,8 +28,8 @@ async def adies(text: str = ""):
     dies(text)
 `
 
-// The last words of a worker are told to the call that it died under as far as
-// they are its own: what an earlier call of another session printed is not.
+// The error of a call whose worker died has the worker's last output only as far as it is the
+// call's own: output of an earlier call of another session is not in it.
 func TestLastWordsAreOfTheCall(t *testing.T) {
 	t.Parallel()
 	for _, prefix := range []string{"", "a"} {

@@ -16,8 +16,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-// agentFrozen is the context of a call whose time ends while nobody in this process runs,
-// who could tell the worker.
+// agentFrozen is the context of a call whose time ends while this process is frozen and cannot
+// tell the worker.
 type agentFrozen struct {
 	context.Context
 	end time.Time

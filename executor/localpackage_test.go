@@ -50,8 +50,8 @@ func localPackage(declares map[string]string, value string) map[string]string {
 	return files
 }
 
-// What builds a package is a stranger's code: of the agent's environment it sees what
-// a build needs.
+// The build of a package runs a stranger's code: of the agent's environment it sees only the
+// variables that a build needs.
 func TestBuildSeesItsOwnFilesOnly(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
@@ -73,8 +73,8 @@ func TestBuildSeesItsOwnFilesOnly(t *testing.T) {
 	mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `["CFLAGS","no_proxy"]`)
 }
 
-// What builds a package writes what is being built, and reads neither the files of who
-// runs the agent nor what other processes of the machine show.
+// The build of a package can write its own sources, and cannot read files of the agent's user
+// or other processes of the machine.
 func TestBuildsWriteOnlyBesideTheirSources(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
@@ -105,7 +105,8 @@ func TestBuildsWriteOnlyBesideTheirSources(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = os.RemoveAll(outside) })
 			x := newExecutor(t, func(o *executor.Options) {
-				o.Users, o.Sealed, o.Shown, o.Levels = users, filepath.Dir(dir), []string{dir}, c.levels
+				o.Users, o.Sealed, o.Shown = users, filepath.Dir(dir), []string{dir}
+				o.SetLevels(c.levels...)
 				o.Environ = append(os.Environ(), "UV_FIND_LINKS="+outside) // which it therefore sees
 			})
 			if level, why := x.Sandbox(); level == tool.SandboxNone && (c.levels == nil || !landlocked()) {
@@ -147,7 +148,7 @@ func TestBuildsWriteOnlyBesideTheirSources(t *testing.T) {
 				t.Fatal(err)
 			}
 			mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, c.done)
-			for _, folder := range []string{env.Dir, dir} { // and what was lent is the agent's again
+			for _, folder := range []string{env.Dir, dir} { // lent folders are the agent's again
 				_ = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, _ error) error {
 					info, err := entry.Info()
 					if err != nil {

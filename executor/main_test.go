@@ -227,7 +227,7 @@ func (c *collector) Log(r output.Record) {
 	}
 }
 
-// text joins what came from one stream.
+// text joins the output of one stream.
 func (c *collector) text(stream output.Stream) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

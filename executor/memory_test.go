@@ -19,8 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// What these take at most is 200 MB, in files of memory that end with the process that has
-// them open.
+// Each of these tools takes at most 200 MB, in files of memory that end with the process.
 const memoryTools = `
 import os, subprocess, sys
 
@@ -67,8 +66,8 @@ async def asmall():
     return "small"
 `
 
-// memoryGuarded makes an executor whose tools' memory is bounded by the kernel,
-// and says where the groups are; it skips the test where there are none.
+// memoryGuarded makes an executor with control groups for memory, and returns their folder; it
+// skips the test without them.
 func memoryGuarded(t *testing.T) (x *executor.Executor, groups string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -202,7 +201,7 @@ func TestMemoryThatTheMachineLacks(t *testing.T) {
 	mustCall(t, ix, "t.small", `{}`, `"small"`)
 }
 
-// A call is not blamed for what the kernel killed before it began.
+// A call is not blamed for processes that the kernel killed before it began.
 func TestKillsOfAnEarlierCall(t *testing.T) {
 	t.Parallel()
 	x, groups := memoryGuarded(t)
@@ -268,8 +267,8 @@ def later(fifo: str):
 	}
 }
 
-// What a limit does not mean does not count: pages that a worker shares with its
-// zygote until it writes to them, and what the kernel keeps of files it read.
+// Memory outside of the limit's meaning does not count: pages that a worker shares with its
+// zygote until it writes to them, and the kernel's cache of files that it read.
 func TestMemoryThatIsNoneOfTheCalls(t *testing.T) {
 	t.Parallel()
 	x, _ := memoryGuarded(t)
@@ -310,8 +309,8 @@ def reads(name: str):
 	}
 }
 
-// A worker is in its group before any call reaches it, with what the index's own
-// handlers started in it, and bounded by its limits or the node's.
+// A worker is in its group before its first call, with the processes of the index's own
+// handlers, and is limited by its own limits or the node's.
 func TestWorkersAreInTheirGroups(t *testing.T) {
 	t.Parallel()
 	x, groups := memoryGuarded(t)
@@ -372,7 +371,7 @@ def free():
 	}
 }
 
-// Commands are bounded too, with all that they start.
+// Commands are limited, too, with all their processes.
 func TestMemoryOfCommandsThatOnlyTheKernelSees(t *testing.T) {
 	t.Parallel()
 	x, groups := memoryGuarded(t)
@@ -454,8 +453,7 @@ func beGrouped(dir string) {
 	select {}
 }
 
-// An agent that is killed leaves its groups. The next one in its folder removes
-// them, and nobody else's.
+// A killed agent leaves its groups. The next one in its folder removes these, and no others.
 func TestGroupsOfAKilledAgentAreRemoved(t *testing.T) {
 	t.Parallel()
 	other, others := memoryGuarded(t) // an agent that lives

@@ -72,8 +72,8 @@ def one():
     return 1
 `
 
-// What a tool forges costs itself its worker, if anything: the agent goes on, no
-// call is left behind, and the next one is served.
+// Forged frames of a tool cost at most its own worker: the agent goes on, no call is left behind,
+// and the next one is served.
 func TestForgedNestedCalls(t *testing.T) {
 	t.Parallel()
 	x := newExecutor(t, func(o *executor.Options) { o.CrashLimit = 100 }) // no quarantine here

@@ -114,7 +114,7 @@ func TestNestedCallsSpendTheirOwnTime(t *testing.T) {
 	}
 }
 
-// A coroutine that computes uses up its own time, not that of those beside it.
+// A coroutine that computes uses up its own time, not that of simultaneous ones.
 func TestNeighboursKeepTheirTime(t *testing.T) {
 	t.Parallel()
 	limited := executor.Policy{Limits: tool.Limits{CPUTime: time.Second}}
@@ -132,7 +132,7 @@ func TestNeighboursKeepTheirTime(t *testing.T) {
 	wg.Wait()
 }
 
-// The limit of a tool's own result is none of what it sends to others.
+// The limit of a tool's own result does not apply to its nested calls.
 func TestOutputLimitIsNoneOfArguments(t *testing.T) {
 	t.Parallel()
 	small := executor.Policy{Limits: tool.Limits{Output: 1000}}
@@ -169,7 +169,7 @@ func TestWaitingWorkersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// logLines keeps what is logged.
+// logLines keeps log lines.
 type logLines struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -253,7 +253,7 @@ def inner():
 	}
 }
 
-// What is cancelled while it waits in the queue of a session's worker leaves it.
+// A call that is cancelled in the queue of a session's worker leaves the queue.
 func TestCancelOfANestedCallInTheQueue(t *testing.T) {
 	t.Parallel()
 	ix := openNested(t, func(s *executor.Spec) {

@@ -59,7 +59,7 @@ func (l *loopback) Stream(ctx context.Context, tool string, args json.RawMessage
 			yield(nil, err)
 			return
 		}
-		stopped := false // whatever error the call then ends with, the reader wants no more
+		stopped := false // the reader wants no more, whatever error the call then ends with
 		_, err = l.ix.Call(ctx, call, &collector{onItem: func(_ context.Context, data json.RawMessage) error {
 			if !yield(data, nil) {
 				stopped = true
@@ -474,7 +474,7 @@ func TestNestedCalls(t *testing.T) {
 	}
 }
 
-// What a tool lets through is its own failure, and says which call it was.
+// An error that a tool does not handle is its own failure, and names the nested call.
 func TestNestedFailureIsTheToolsOwn(t *testing.T) {
 	t.Parallel()
 	ix := openNested(t, nil, nil)
@@ -511,7 +511,7 @@ func TestNestedStreams(t *testing.T) {
 	}{
 		{"t.between", `{"n":200}`, 200},
 		{"t.relay", `{"n":3000}`, 3000},
-		{"t.relay", `{"n":300,"size":20000}`, 300}, // many times what may be on its way
+		{"t.relay", `{"n":300,"size":20000}`, 300}, // many times the credit
 		{"t.arelay", `{"n":3000}`, 3000},
 	} {
 		var got collector
@@ -542,7 +542,7 @@ func mustCallNestedIn(t testing.TB, ix *executor.Index, tool, args, want string)
 	}
 }
 
-// Isolation makes no difference, but where one worker is all that a session has.
+// Nested calls work in each isolation, except in a session's only worker.
 func TestNestedCallsInEveryIsolation(t *testing.T) {
 	t.Parallel()
 	for _, isolation := range []toolmesh.Isolation{toolmesh.IsolationFork, toolmesh.IsolationFresh, toolmesh.IsolationSession} {
@@ -608,7 +608,7 @@ func exists(path string) func() bool {
 	return func() bool { _, err := os.Stat(path); return err == nil }
 }
 
-// A cancelled call leaves a worker that serves the next one, whatever it waited for.
+// A cancelled call leaves a worker that serves the next one, in any wait.
 func TestCancelInNestedCallKeepsTheWorker(t *testing.T) {
 	t.Parallel()
 	ix := openNested(t, func(s *executor.Spec) { s.Concurrency = 1 }, nil)
@@ -646,7 +646,7 @@ func TestCancelInNestedCallKeepsTheWorker(t *testing.T) {
 	}
 }
 
-// What a thread does after its call is over reaches no other call.
+// A thread that outlives its call affects no other call.
 func TestThreadOutlivesItsCall(t *testing.T) {
 	t.Parallel()
 	ix := openNested(t, func(s *executor.Spec) { s.Concurrency = 1 }, nil)

@@ -116,7 +116,7 @@ async def abeside(path):
     return os.getpid()
 `
 
-// asked notes what is called, of whom.
+// asked records nested calls with their callers.
 type asked struct {
 	executor.Nested
 	mu    sync.Mutex
@@ -136,9 +136,8 @@ func (a *asked) Stream(context.Context, string, json.RawMessage) iter.Seq2[json.
 	return nil
 }
 
-// A thread calls for the call that it was started in, as long as that runs, and
-// for nobody else.
-func TestThreadsCallForTheirOwnCallAlone(t *testing.T) {
+// A thread calls for the call that started it, while that runs, and for no other.
+func TestThreadsCallForTheirOwnCall(t *testing.T) {
 	t.Parallel()
 	x := newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 })
 	ix := openModule(t, x, threadTools, "leaf", "leave", "aleave", "busy", "abusy", "ways", "aways", "abeside")

@@ -43,8 +43,8 @@ def brief() -> bool:
     return spawned.is_set()
 `
 
-// A worker looks for what a call has left behind only after calls that were long
-// enough to start a process, and else from time to time.
+// A worker looks for processes left by a call only after calls long enough to start one, and
+// otherwise at intervals.
 func TestNoOrphanStaysAmongShortCalls(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/proc/self/cmdline"); err != nil {

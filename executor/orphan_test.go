@@ -18,7 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// alive reports whether a process exists and is no zombie.
+// alive reports whether a process exists and is not a zombie.
 func alive(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -87,7 +87,7 @@ func beAgent(dir string) {
 	log := &logged{}
 	o := &executor.Options{Environ: os.Environ(), Logger: log.logger(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")), MaxWorkers: 12}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
-		o.Levels = []sandbox.Level{sandbox.Level(level)}
+		o.SetLevels(sandbox.Level(level))
 	}
 	x, err := executor.New(filepath.Join(dir, "data"), o)
 	if err != nil {
@@ -161,9 +161,9 @@ type orphanCase struct {
 	how     string // "baseless": its base is killed before; "own": the index is no copy of it
 }
 
-// The agent is killed without a chance to clean up. No worker may survive it,
-// and no process that a tool started, whatever it did to get away: as root, as
-// an ordinary user, and where the system refuses namespaces.
+// The agent is killed without a chance to clean up. No worker may survive it, and no process of a
+// tool, however it tries: as root, as an ordinary user, and where the system refuses
+// namespaces.
 func TestNothingSurvivesTheAgent(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/proc/self/cmdline"); err != nil {

@@ -206,7 +206,7 @@ func TestOutputIsNeverTakenForAnAnswer(t *testing.T) {
 	}
 }
 
-func TestAFloodOfOutputIsCutAndBlocksNobody(t *testing.T) {
+func TestFloodOfOutputIsCutAndBlocksNoCall(t *testing.T) {
 	t.Parallel()
 	ix := talkingIndex(t)
 	for _, c := range []struct{ tool, args string }{{"t.flood", `{"n":20000}`}, {"t.raw_flood", `{"n":200}`}} {

@@ -23,11 +23,11 @@ type Path struct {
 }
 
 // Given are folders found by [Executor.Paths].
-type Given []sandbox.Path
+type Given struct{ paths []sandbox.Path }
 
 func (g *Given) add(path string, write bool) {
 	access := map[bool]sandbox.Access{false: sandbox.AccessRead, true: sandbox.AccessWrite}[write]
-	*g = append(*g, sandbox.Path{Path: path, Access: access})
+	g.paths = append(g.paths, sandbox.Path{Path: path, Access: access})
 }
 
 // seen are the folders below the agent's that only this index's processes see: their source, their environment, and their user's home.
@@ -53,12 +53,12 @@ var systems = []string{
 func (x *Executor) Paths(account string, given, asked []Path) (paths Given, notes []string, err error) {
 	user, _, err := x.user(account, x.opts.Sandbox)
 	if err != nil {
-		return nil, nil, unavailable("%w", err)
+		return Given{}, nil, unavailable("%w", err)
 	}
 	for _, p := range given {
 		found, err := x.find(user, p)
 		if err != nil {
-			return nil, nil, toolmesh.Errorf(toolmesh.CodeInstallFailed, "--path %s: %w", p.Path, err).
+			return Given{}, nil, toolmesh.Errorf(toolmesh.CodeInstallFailed, "--path %s: %w", p.Path, err).
 				WithOrigin(toolmesh.OriginAgent).WithDetail("reason", "path")
 		}
 		paths.add(found, p.Write)
@@ -70,7 +70,7 @@ func (x *Executor) Paths(account string, given, asked []Path) (paths Given, note
 			found, err = x.find(user, p)
 		}
 		switch {
-		case err == nil && slices.ContainsFunc(paths, func(one sandbox.Path) bool { return one.Path == found }):
+		case err == nil && slices.ContainsFunc(paths.paths, func(one sandbox.Path) bool { return one.Path == found }):
 			continue
 		case err == nil:
 			err = x.enough(user, found)

@@ -249,7 +249,7 @@ import os, sys
 sys.stderr.write("x" * 3000 + os.environ["TOKEN"] + "y" * 4080 + os.environ["KEY"])
 sys.exit(1)
 `})
-	err := x.Command(context.WithoutCancel(t.Context()), spec.Env, spec.Name, spec.SourceDir, []string{"python", "init.py", secretToken}, spec.Vars, spec.Secrets, nil)
+	err := x.Command(context.WithoutCancel(t.Context()), spec.Env, spec.Name, spec.SourceDir, []string{"python", "init.py", secretToken}, spec.Vars, spec.Secrets, executor.Given{})
 	if toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed {
 		t.Fatalf("got %v, want install_failed", err)
 	}
@@ -353,7 +353,7 @@ func TestProxyLoginsStayOut(t *testing.T) {
 	spec := specOf(t, x, dir, "t.fails")
 	shown := map[string]error{
 		"tool": mustFail(t, open(t, x, spec), "t.fails", `{}`, toolmesh.CodeToolError),
-		"init": x.Command(t.Context(), spec.Env, spec.Name, dir, []string{"python", "init.py"}, nil, nil, nil),
+		"init": x.Command(t.Context(), spec.Env, spec.Name, dir, []string{"python", "init.py"}, nil, nil, executor.Given{}),
 	}
 	for what, err := range shown {
 		text := told(t, err)

@@ -118,18 +118,18 @@ func (ix *Index) expireSessions() {
 	maps.DeleteFunc(ix.sessions.taken, func(_ poolKey, lost *sessionPool) bool { return time.Since(lost.used) >= ix.x.opts.SessionIdle })
 }
 
-// Session is one with workers of its own. Epoch is empty if it was not created.
-type Session struct{ Name, Epoch string }
+// BoundSession is one with workers of its own. Epoch is empty if it was not created.
+type BoundSession struct{ Name, Epoch string }
 
 // Sessions are those that have workers of their own now.
-func (ix *Index) Sessions() []Session {
+func (ix *Index) Sessions() []BoundSession {
 	ix.sessions.mu.Lock()
 	defer ix.sessions.mu.Unlock()
-	all := map[Session]struct{}{}
+	all := map[BoundSession]struct{}{}
 	for key := range ix.sessions.by {
-		all[Session{key.session, key.epoch}] = struct{}{}
+		all[BoundSession{key.session, key.epoch}] = struct{}{}
 	}
-	return slices.SortedFunc(maps.Keys(all), func(a, b Session) int {
+	return slices.SortedFunc(maps.Keys(all), func(a, b BoundSession) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Epoch, b.Epoch))
 	})
 }

@@ -145,7 +145,7 @@ func TestFailFastAnswersBusy(t *testing.T) {
 	mustCallIn(t, ix, "a", "t.count", `{}`, `2`)
 }
 
-// Row F5: what a session counted on is gone, and it is told so, once.
+// Row F5: a session is told once that its state was lost.
 func TestASessionIsToldThatItsWorkerIsGone(t *testing.T) {
 	t.Parallel()
 	const gone = "session_worker_unavailable"
@@ -279,8 +279,8 @@ func TestAHeldLeaseIsNotGivenAway(t *testing.T) {
 	mustCallIn(t, ix, "a", "t.count", `{}`, `2`)
 }
 
-// A session that is created again under its name is another one, as is one that nobody
-// created; and a worker that was another node's meanwhile is called no more.
+// A session that is created again under its name is another one, as is one that was not created;
+// and a worker that another node had in between is not called any more.
 func TestALeaseIsOfOneEpoch(t *testing.T) {
 	t.Parallel()
 	ix := openSession(t, "", nil)
@@ -298,10 +298,10 @@ func TestALeaseIsOfOneEpoch(t *testing.T) {
 	call("one", "", "2")
 	call("two", "", "1")
 	call("", "", "2")
-	call("one", "", "3") // a late one harms nobody
+	call("one", "", "3") // a late one has no effect
 	call("two", "", "2")
 	call("two", "x", "1")
-	if got := ix.Sessions(); len(got) != 3 || got[0] != (executor.Session{Name: "a"}) || got[2] != (executor.Session{Name: "a", Epoch: "two"}) {
+	if got := ix.Sessions(); len(got) != 3 || got[0] != (executor.BoundSession{Name: "a"}) || got[2] != (executor.BoundSession{Name: "a", Epoch: "two"}) {
 		t.Errorf("got %+v", got)
 	}
 	if err := ix.EndSession(t.Context(), "a", "one"); err != nil {

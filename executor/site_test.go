@@ -18,8 +18,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// What start-up code of an environment does: it marks and reads files of the agent, and
-// notes what its process was.
+// startUp is start-up code of an environment: it leaves marks, reads files of the agent, and
+// records its process.
 const startUp = `
 def _start_up():
     import os, sys
@@ -72,7 +72,7 @@ def started() -> list:
         run(sys.executable, "-c", "import sys, helper; print(sys.prefix, helper.VALUE)"), run(sys.executable, "-m", "helper"), run("helper-script")]
 `
 
-// A plant is what somebody put into an environment. It returns variables of the index.
+// A plant puts start-up code into an environment. It returns variables of the index.
 type plant func(t *testing.T, env *executor.Env, packages, keys string) map[string]string
 
 func planted(t *testing.T, file, text string) {
@@ -145,8 +145,8 @@ var plants = map[string]plant{
 	},
 }
 
-// Whatever an environment has put at its start, no process of the agent runs it before it
-// is confined; then it runs, as in any environment.
+// No process of the agent runs start-up code of an environment before it is confined; then the
+// code runs, as in any environment.
 func TestStartUpCodeRunsConfined(t *testing.T) {
 	t.Parallel()
 	type row struct {
@@ -159,7 +159,7 @@ func TestStartUpCodeRunsConfined(t *testing.T) {
 	for name := range plants {
 		rows = append(rows, row{name, sandbox.LevelPID, tool.SandboxGuard, "each"})
 	}
-	// The level does not decide what is planted, nor the other way round, but for variables.
+	// The level does not depend on the plant, except for variables.
 	rows = append(rows,
 		row{"pth", sandbox.LevelPID, tool.SandboxStrict, "each"}, row{"pth", sandbox.LevelPID, tool.SandboxOffline, "each"}, row{"pth", sandbox.LevelPID, tool.SandboxGuard, ""},
 		row{"pth", sandbox.LevelUser, tool.SandboxGuard, ""}, row{"pth", sandbox.LevelUser, tool.SandboxGuard, "each"},
@@ -190,9 +190,11 @@ func startUpConfined(t *testing.T, name string, level sandbox.Level, box tool.Sa
 		environ = []string{"PATH=/usr/bin:/bin"} // an interpreter that other users reach
 	}
 	meshtest.Warm(filepath.Join(data, "executor"), t.Cleanup)
-	x, err := executor.New(filepath.Join(data, "executor"), &executor.Options{
-		Environ: environ, Logger: testLogger(t), Sandbox: box, Users: users, Sealed: data, Levels: []sandbox.Level{level}, Shown: []string{filepath.Join(data, "indexes")},
-	})
+	o := &executor.Options{
+		Environ: environ, Logger: testLogger(t), Sandbox: box, Users: users, Sealed: data, Shown: []string{filepath.Join(data, "indexes")},
+	}
+	o.SetLevels(level)
+	x, err := executor.New(filepath.Join(data, "executor"), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +240,7 @@ func startUpConfined(t *testing.T, name string, level sandbox.Level, box tool.Sa
 	}
 }
 
-// checkStarted looks at what a tool found.
+// checkStarted checks the report of a tool.
 func checkStarted(t *testing.T, plant, who string, env *executor.Env, body json.RawMessage) {
 	t.Helper()
 	var noted [][]any
@@ -291,7 +293,7 @@ func TestStartUpCodeOfAnInstallationRunsConfined(t *testing.T) {
 			}
 			packages, _ := filepath.Glob(filepath.Join(env.Dir, "lib", "python*", "site-packages"))
 			vars := plant(t, env, packages[0], keys)
-			said := x.Command(t.Context(), env, "a", dir, []string{"python", "-c", "import sys; sys.exit(f'noted {getattr(sys, \"noted\", [])}')"}, vars, nil, nil)
+			said := x.Command(t.Context(), env, "a", dir, []string{"python", "-c", "import sys; sys.exit(f'noted {getattr(sys, \"noted\", [])}')"}, vars, nil, executor.Given{})
 			if said == nil || !strings.Contains(fmt.Sprint(toolmesh.AsError(said).Details, said), "noted [") {
 				t.Errorf("the command did not run: %v", said)
 			}
@@ -331,7 +333,7 @@ func TestAnIndexWithFoldersIsACopy(t *testing.T) {
 	}
 }
 
-// What a command of an installation writes costs the agent a bounded amount of memory.
+// Output of a command of an installation costs the agent a bounded amount of memory.
 func TestOutputOfAnInstallationIsBounded(t *testing.T) {
 	t.Parallel()
 	x := newExecutor(t, nil)
@@ -343,7 +345,7 @@ func TestOutputOfAnInstallationIsBounded(t *testing.T) {
 		{"import os\nwhile True: os.write(1, bytes(1 << 20))", "it wrote more than 67108864 bytes"},
 		{"import os, sys\nfor _ in range(9): os.write(2, b'x' * (1 << 20))\nsys.exit('the end')", "the end"},
 	} {
-		err := x.Command(t.Context(), spec.Env, "test", spec.SourceDir, []string{"python", "-c", c.code}, nil, nil, nil)
+		err := x.Command(t.Context(), spec.Env, "test", spec.SourceDir, []string{"python", "-c", c.code}, nil, nil, executor.Given{})
 		if text := fmt.Sprint(err, toolmesh.AsError(err).Details); err == nil || !strings.Contains(text, c.part) || len(text) > 4<<20 {
 			t.Errorf("%d bytes: %.300s", len(text), text)
 		}

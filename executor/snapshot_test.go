@@ -28,8 +28,8 @@ func changesIndex(t *testing.T) (ix *executor.Index, dir string) {
 	return open(t, x, spec), dir
 }
 
-// What a call changes of its worker is put back when it is over: another tool in
-// the same worker finds what it would have found without it.
+// Changes that a call makes in its worker are undone after it: the next tool in the same worker
+// finds it unchanged.
 func TestChangesOfACallAreUndone(t *testing.T) {
 	t.Parallel()
 	waits := map[string]bool{"timer": true, "timer_with_a_handler": true, "alarm_that_waits": true, "all_at_once": true}
@@ -77,8 +77,8 @@ func TestChangesOfACallAreUndone(t *testing.T) {
 	}
 }
 
-// Descriptors 0, 1 and 2 that a call closes, or puts something else in the place of, are the worker's own again in the
-// next call: what it writes there is its output, and in no file that another tool holds open.
+// Descriptors 0, 1 and 2 that a call closes or replaces are the worker's own again in the
+// next call: its output is captured, and goes to no file that another tool has open.
 func TestStandardDescriptorsArePutBack(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"", "a"} {
@@ -112,7 +112,7 @@ func TestStandardDescriptorsArePutBack(t *testing.T) {
 // lateModules are of the standard library, and nothing else imports them.
 var lateModules = []string{"colorsys", "sched", "tabnanny", "pyclbr", "rlcompleter", "modulefinder", "netrc", "mailbox", "wave"}
 
-// What libraries add on first use stays, in the same worker.
+// Additions that libraries make on first use stay in the worker.
 func TestAdditionsOfACallStay(t *testing.T) {
 	t.Parallel()
 	ix, dir := changesIndex(t)
@@ -132,7 +132,7 @@ func TestAdditionsOfACallStay(t *testing.T) {
 	}
 }
 
-// A worker that cannot be put back is replaced, and that is nobody's crash.
+// A worker that cannot be restored is replaced, which is not a crash.
 func TestAWorkerBeyondRepairIsReplaced(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"", "a"} {

@@ -117,7 +117,7 @@ func TestStreamsGiveEachItemOnceInOrder(t *testing.T) {
 	}
 }
 
-func TestAStreamThatFailsKeepsWhatItGave(t *testing.T) {
+func TestFailedStreamKeepsItsItems(t *testing.T) {
 	t.Parallel()
 	ix := streamIndex(t)
 	sink := &collector{}
@@ -289,7 +289,7 @@ def coroutine(n: int, path: str = ""):
     return areturns_agen(n, path)
 `
 
-// What a function returns is what counts: decorators hide that it is a generator.
+// The return value decides: a decorator may hide that a function is a generator.
 func TestStreamsOfDecoratedFunctions(t *testing.T) {
 	t.Parallel()
 	names := []string{"declared", "generator", "agen", "agen_twice", "agen_awaited", "gen", "gen_awaited", "returns_agen",

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// nobody is an ordinary user that every system has a number for.
+// nobody is an ordinary user with a number on every system.
 const nobody = 65534
 
 // whileParentLives ends this process with the test that started it, however that
@@ -21,9 +21,8 @@ func whileParentLives() {
 	}()
 }
 
-// beside prepares a process of this test's binary, as root or as an ordinary
-// user, and a folder of its own with files. It runs no tests, and calls
-// whileParentLives first.
+// beside prepares a process of this test's binary, as root or as an ordinary user, and a folder
+// of its own with files. It runs no tests, and calls whileParentLives first.
 func beside(t *testing.T, user string, files map[string]string) (*exec.Cmd, string) {
 	t.Helper()
 	drop := user == "ordinary" && os.Geteuid() == 0

@@ -9,9 +9,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-// What a tool does to the modules that it shares with its worker stays between
-// the two of them: the worker's own answers, errors and cancellations go on, or
-// the worker is replaced.
+// Changes of a tool to the modules that it shares with its worker affect only the two: the
+// worker's own answers, errors and cancellations still work, or the worker is replaced.
 func TestSabotageOfTheWorker(t *testing.T) {
 	t.Parallel()
 	ix := badIndex(t, badExecutor(t, false), nil, "bad.sabotages", "bad.ok", "bad.raises", "bad.loop", "bad.where", "bad.endless")
@@ -62,7 +61,7 @@ func TestAToolCannotKillItsNeighbours(t *testing.T) {
 	if e := mustFail(t, ix, "bad.kills_the_zygote", `{}`, toolmesh.CodeToolError); e.Type != "PermissionError" {
 		t.Errorf("got %s, want PermissionError", e.Type)
 	}
-	mustCall(t, ix, "bad.kills_all", `{}`, `null`) // the system says nothing of what it left out
+	mustCall(t, ix, "bad.kills_all", `{}`, `null`) // the system does not report skipped processes
 	mustCall(t, ix, "bad.ok", `{}`, `1`)
 	if s := ix.Stats(); s.Restarts != 0 || s.Root != root || s.Busy != 1 {
 		t.Errorf("got %+v, want the processes of the beginning", s)
@@ -87,7 +86,7 @@ func TestBadImports(t *testing.T) {
 	}
 }
 
-// What an index's own handlers of forks start in a worker is no call's.
+// Processes that an index's own fork handlers start in a worker belong to no call.
 func TestAHandlerOfForksThatStartsAProcess(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), `

@@ -8,8 +8,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-// What uv and a build of setup.py put into TMPDIR goes with them: it is none of
-// the machine's folders, and nothing is left in the executor's own.
+// Files that uv and a build of setup.py put into TMPDIR are removed with them: TMPDIR is not the
+// machine's folder, and nothing is left in the executor's own.
 func TestAResolvedSetupLeavesNoTemporaryFiles(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)

@@ -20,7 +20,7 @@ def count() -> int:
     return calls
 `
 
-// The page for authors says what calls share in each isolation.
+// The page for authors agrees with the code on the state that calls share in each isolation.
 func TestTheToolsPageIsRightAboutIsolation(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/tools.md")

@@ -14,7 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// typesPrelude is what the annotations below speak of.
+// typesPrelude defines the types of the annotations below.
 const typesPrelude = `
 import collections, dataclasses, datetime, decimal, enum, os, pathlib, re, sys, typing, uuid
 from collections import abc
@@ -134,10 +134,10 @@ def told(x):
     return short(x)
 `
 
-// fits is an argument and what the function is to get, as told says it.
+// fits is an argument and the function's value for it, as told prints it.
 type fits struct{ arg, got string }
 
-// typeRow is one annotation, what is said of it, and what it does.
+// typeRow is one annotation, its description, and its effect.
 type typeRow struct {
 	annotation string // of the parameter x, with " = default" if it has one
 	schema     string // of x; "" when only calls are of interest
@@ -312,7 +312,7 @@ var typeRows = []typeRow{
 	{annotation: `complex`, schema: `{}`, calls: []fits{{`1`, `1`}}, warns: true},
 }
 
-// send does what a host does with a call: it validates, and then it calls.
+// send validates and then calls, as a host does.
 func send(t testing.TB, ix *executor.Index, name, args string) (string, error) {
 	t.Helper()
 	v, err := tool.Compile(toolOf(t, ix, name).InputSchema)
@@ -325,7 +325,7 @@ func send(t testing.TB, ix *executor.Index, name, args string) (string, error) {
 	return call(t, ix, name, args)
 }
 
-func toolOf(t testing.TB, ix *executor.Index, name string) executor.Tool {
+func toolOf(t testing.TB, ix *executor.Index, name string) executor.Function {
 	t.Helper()
 	for _, one := range ix.Tools() {
 		if one.Name == name {
@@ -333,7 +333,7 @@ func toolOf(t testing.TB, ix *executor.Index, name string) executor.Tool {
 		}
 	}
 	t.Fatalf("%s is not served: %+v", name, ix.Unavailable())
-	return executor.Tool{}
+	return executor.Function{}
 }
 
 // mustRefuse fails the test unless the first problem of a call is at a pointer.
@@ -369,8 +369,8 @@ func decoded(t testing.TB, data []byte) any {
 	return v
 }
 
-// Every annotation is described, takes what it says, and gives the function
-// what its author wrote.
+// Every annotation is described, accepts the described values, and gives the function the
+// declared type.
 func TestEveryType(t *testing.T) {
 	t.Parallel()
 	source := strings.Builder{}

@@ -18,8 +18,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-// textMaker writes random JSON as the worker writes it, so that what comes back
-// can be compared byte by byte.
+// textMaker writes random JSON as the worker writes it, so that results can be compared byte by
+// byte.
 type textMaker struct {
 	r *rand.Rand
 	b strings.Builder
@@ -158,8 +158,8 @@ def depth(x) -> int:
     return n
 `
 
-// Whatever JSON goes in comes out: the same text, through a plain function, a
-// coroutine, **kwargs and a stream.
+// Any JSON comes back as the same text, through a plain function, a coroutine, **kwargs and a
+// stream.
 func TestRandomJSONComesBackByteForByte(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), echoTools, "echo", "typed", "later", "items", "whole")
@@ -384,7 +384,7 @@ func TestEveryResult(t *testing.T) {
 	mustCall(t, ix, "t.raw", `{}`, `{"a":"aGk=","b":1}`)
 	mustCall(t, ix, "t.liar", `{}`, `[1]`)
 	mustCall(t, ix, "t.point", `{}`, `{"x":1,"y":0.5,"tags":[],"total":1}`)
-	// What comes back has all its fields, and what goes in only those that can be given.
+	// A result has all its fields, an argument only those that can be set.
 	if output := toolOf(t, ix, "t.point").OutputSchema; !sameJSON(t, output, []byte(`{"type":"object","properties":{
 		"x":{"type":"integer","description":"to the right"},"y":{"type":"number"},"tags":{"type":"array","items":{"type":"string"}},
 		"total":{"type":"number"}},"required":["x","y","tags","total"],"additionalProperties":false}`)) {
@@ -494,7 +494,7 @@ def recursion():
 def ok(): return 1
 `
 
-func TestExceptionsAreToldWhateverTheyAre(t *testing.T) {
+func TestAllExceptionsAreReported(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), hostileTools, "cause", "hidden", "noted", "group", "deep_group", "wide_group", "long_chain",
 		"loop_chain", "huge", "mute", "false_group", "raising_attributes", "meta", "syntax", "surrogate", "recursion", "ok")

@@ -16,7 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// wheelOf is a wheel of the package acme with these files beside its own.
+// wheelOf is a wheel of the package acme with these additional files.
 func wheelOf(t *testing.T, files map[string]string) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -63,7 +63,7 @@ func TestWheelsThatWantToBeTheEnvironment(t *testing.T) {
 	if err := os.Mkdir(ran, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(ran, 0o777); err != nil { //nolint:gosec // whoever runs it
+	if err := os.Chmod(ran, 0o777); err != nil { //nolint:gosec // any user runs it
 		t.Fatal(err)
 	}
 	trace := fmt.Sprintf("import os, sys; open(os.path.join(%q, str(os.getpid())), 'w').write(sys.executable)\n", ran)
@@ -107,9 +107,9 @@ func TestWheelsThatWantToBeTheEnvironment(t *testing.T) {
 	mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `[1,false,true]`)
 }
 
-// A backend runs apart: what comes of it is a wheel, and nothing else that it has changed is
-// in the environment, in the index's folder or in what other indexes get.
-func TestABuildGivesAWheelAlone(t *testing.T) {
+// A backend runs apart: its result is a wheel; its other changes are neither in the environment,
+// nor in the index's folder, nor visible to other indexes.
+func TestBuildGivesOnlyAWheel(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
 	x := newExecutor(t, nil)
@@ -174,13 +174,13 @@ func TestAnInitCommandMakesHugeFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = x.Command(t.Context(), env, "a", dir, []string{"python", "init.py", env.Dir}, nil, nil, nil)
-	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "have more than") {
+	err = x.Command(t.Context(), env, "a", dir, []string{"python", "init.py", env.Dir}, nil, nil, executor.Given{})
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "larger than") {
 		t.Errorf("got %v", err)
 	}
 }
 
-// An init command is a stranger's: what it makes of its environment runs confined alone, and
+// An init command is a stranger's code: its changes to its environment run only confined, and
 // nothing is written through its links.
 func TestAnInitCommandIsAStranger(t *testing.T) {
 	t.Parallel()
@@ -212,7 +212,7 @@ open("data.txt", "w").write("data")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := x.Command(t.Context(), env, "a", dir, []string{"python", "init.py", env.Dir}, nil, nil, nil); err != nil {
+	if err := x.Command(t.Context(), env, "a", dir, []string{"python", "init.py", env.Dir}, nil, nil, executor.Given{}); err != nil {
 		t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
 	}
 	if to, err := os.Readlink(filepath.Join(env.Dir, "bin", "python")); err != nil || to != env.Base {
@@ -234,8 +234,8 @@ open("data.txt", "w").write("data")
 	mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `["added","1.16.0","data"]`)
 }
 
-// uv resolves and installs as a user of its own that sees of the agent's folder what the step
-// needs, and of its environment the settings for packages.
+// uv resolves and installs as a user of its own that sees only the step's part of the agent's
+// folder, and of its environment only the settings for packages.
 func TestUVIsConfined(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -243,7 +243,7 @@ func TestUVIsConfined(t *testing.T) {
 	}
 	machine := t.TempDir()
 	key := filepath.Join(machine, "admin.nk")
-	if err := os.WriteFile(key, []byte("a seed"), 0o644); err != nil { //nolint:gosec // its modes are not what hides it
+	if err := os.WriteFile(key, []byte("a seed"), 0o644); err != nil { //nolint:gosec // its mode does not hide it
 		t.Fatal(err)
 	}
 	uv, itself := filepath.Join(t.TempDir(), "uv"), filepath.Join(t.TempDir(), "uv") // often there is a link on PATH
@@ -281,7 +281,7 @@ func TestUVIsConfined(t *testing.T) {
 	}
 }
 
-// recordOf is the file of what is noted of an environment.
+// recordOf is the record file of an environment.
 func recordOf(env *executor.Env, name string) string {
 	return filepath.Join(filepath.Dir(filepath.Dir(env.Dir)), "records", filepath.Base(env.Dir)+name)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-// What comes quickly is written together. What was there before a worker ends
-// itself must arrive all the same.
+// Items that come quickly are written together. Those before a worker's own end must arrive
+// all the same.
 const partingTools = `
 import asyncio, os, signal, sys, threading
 from os import _exit as renamed
@@ -148,7 +148,7 @@ func resultsArrive(t *testing.T, ix *executor.Index, how string, want toolmesh.C
 
 // sys.exit in a task that a tool starts comes out of the event loop. It is the
 // failure of the call that awaits that task, and no other call's. Nor is a stop of the loop.
-func TestAnExitInATaskOfAToolEndsNobodyElse(t *testing.T) {
+func TestExitInATaskEndsOnlyItsCall(t *testing.T) {
 	t.Parallel()
 	ix := partingIndex(t)
 	pid, err := ix.Call(t.Context(), executor.Call{Tool: "t.here"}, nil)

@@ -18,9 +18,14 @@ import (
 
 // showCall answers GET /v1/calls/{rpc_id}.
 func (q *request) showCall() (any, error) {
-	rpc := q.r.PathValue("rpc_id")
-	at, err := q.c.Running(q.ctx, subjects.RPCID(rpc))
-	return object{"rpc_id": rpc, "state": "running", "tool": at.Tool, "node": at.Node}, err
+	rpc := subjects.RPCID(q.r.PathValue("rpc_id"))
+	at, err := q.c.Running(q.ctx, rpc)
+	return struct {
+		RPCID subjects.RPCID  `json:"rpc_id"`
+		State string          `json:"state"`
+		Tool  subjects.ToolID `json:"tool"`
+		Node  subjects.NodeID `json:"node"`
+	}{rpc, "running", at.Tool, at.Node}, err
 }
 
 // cancelCall answers DELETE /v1/calls/{rpc_id}.

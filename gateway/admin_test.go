@@ -16,7 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/access"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -256,11 +256,7 @@ func (r *rig) narrowed(t *testing.T, record registry.TokenRecord) headers {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := bus.New(r.As(t, access.Node), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, r.As(t, access.Node), nil)
 	record.ID, record.Session, record.Epoch, record.Key, record.Created = "tok_0123456789abcdef", "mine", meshtest.Epoch, public, time.Now()
 	if err := registry.NewStore(b).CreateToken(t.Context(), record); err != nil {
 		t.Fatal(err)

@@ -55,7 +55,7 @@ func (q *request) callTool() (any, error) {
 		err = q.stream(&in, lines)
 	default:
 		var result *client.Result
-		if result, err = in.run(q.ctx, q.c, q.l, client.ByReference()); err == nil {
+		if result, err = in.run(q.ctx, q.c, q.l, client.ByReference()); err == nil { // so it takes no room yet
 			err = q.result(&in, result)
 		}
 	}
@@ -171,9 +171,6 @@ func (in *call) options() []client.CallOption {
 // run makes a unary call. One that the mesh refuses for its name or its arguments is read once more
 // as a model may have meant it. The link is that of the caller's token, nil without one.
 func (in *call) run(ctx context.Context, c *client.Client, l *link, more ...client.CallOption) (*client.Result, error) {
-	admit, release := l.bounded()
-	defer release()
-	more = append(more, client.Admit(admit))
 	result, err := c.Call(ctx, in.tool, in.args, append(in.options(), more...)...)
 	if err == nil || !in.mend(ctx, c, l, err) {
 		return result, err

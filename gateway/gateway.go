@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"cmp"
+	"io"
 	"log/slog"
 	"net/http"
 	"path"
@@ -137,8 +138,8 @@ func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // routes are the paths of the gateway.
 func (g *Gateway) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/healthz", methods{http.MethodGet: g.health})
-	mux.Handle("/readyz", methods{http.MethodGet: g.ready})
+	mux.Handle("/healthz", methods{http.MethodGet: g.probe})
+	mux.Handle("/readyz", methods{http.MethodGet: g.probe})
 	for at, m := range map[string]methods{
 		"/openapi.json":             {http.MethodGet: g.with((*request).openAPI)},
 		"/v1/tools":                 {http.MethodGet: g.with((*request).listTools)},
@@ -178,21 +179,15 @@ func unknownPath(w http.ResponseWriter, r *http.Request) {
 	writeProblem(w, problem{Type: "about:blank", Status: http.StatusNotFound, Detail: "there is nothing at " + r.URL.EscapedPath()})
 }
 
-// health answers while the process runs. It asks nothing of the mesh.
-func (g *Gateway) health(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok\n") }
-
-// ready answers whether requests should be sent here. It asks nothing of the mesh.
-func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {
-	if g.closing.Load() {
-		writeText(w, http.StatusServiceUnavailable, "stopping\n")
-		return
-	}
-	writeText(w, http.StatusOK, "ok\n")
-}
-
-func writeText(w http.ResponseWriter, status int, text string) {
+// probe answers GET /healthz while the process runs, and GET /readyz while requests should be sent here. It asks nothing
+// of the mesh.
+func (g *Gateway) probe(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
-	w.WriteHeader(status)
-	_, _ = w.Write([]byte(text))
+	text := "ok\n"
+	if r.URL.Path == "/readyz" && g.closing.Load() {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		text = "stopping\n"
+	}
+	_, _ = io.WriteString(w, text)
 }

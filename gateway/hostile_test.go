@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -23,6 +25,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/gateway"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // raw sends bytes as they are and reads the answer, if there is one.
@@ -229,8 +232,8 @@ func TestBodiesOfATokenAreBounded(t *testing.T) {
 	}
 	// Answers that nobody reads fill the token's room. Of those that come then, slow readers are cut off long
 	// before the others: what is sent on their connections is refused. Readers that read are served.
-	waits, _ := r.unreadOne(t, "")
-	cut, _ := r.unreadOne(t, "")
+	waits, _ := r.unreadOne(t, "", nil)
+	cut, _ := r.unreadOne(t, "", nil)
 	if a := r.do(t, "POST", "/v1/tools/lab.large", "", nil); a.status != 200 || len(a.body) != 3<<20+2 {
 		t.Errorf("who reads: %d, %d bytes", a.status, len(a.body))
 	}
@@ -246,7 +249,7 @@ func TestBodiesOfATokenAreBounded(t *testing.T) {
 	}
 	// Once the readers that are hurried have as much again, results that came in a message are refused, too.
 	meshtest.Until(t, "a result is refused", func() bool {
-		refused, leave := r.unread(t, `{"n":900000}`, 16)
+		refused, leave := r.unread(t, `{"n":900000}`, 16, nil)
 		leave()
 		return refused > 0
 	})
@@ -254,7 +257,7 @@ func TestBodiesOfATokenAreBounded(t *testing.T) {
 
 // unread makes calls of lab.large at once whose answers have begun, and whose clients read no more of them. It returns
 // how many were refused.
-func (r *rig) unread(t *testing.T, args string, calls int) (refused int32, leave func()) {
+func (r *rig) unread(t *testing.T, args string, calls int, h headers) (refused int32, leave func()) {
 	t.Helper()
 	conns := make([]net.Conn, calls)
 	var opening sync.WaitGroup
@@ -262,7 +265,7 @@ func (r *rig) unread(t *testing.T, args string, calls int) (refused int32, leave
 	for i := range conns {
 		opening.Go(func() {
 			var head []byte
-			if conns[i], head = r.unreadOne(t, args); string(head) != "HTTP/1.1 429" {
+			if conns[i], head = r.unreadOne(t, args, h); string(head) != "HTTP/1.1 429" {
 				return
 			}
 			a, err := http.ReadResponse(bufio.NewReader(io.MultiReader(bytes.NewReader(head), conns[i])), nil)
@@ -287,7 +290,7 @@ func (r *rig) unread(t *testing.T, args string, calls int) (refused int32, leave
 	}
 }
 
-func (r *rig) unreadOne(t *testing.T, args string) (conn net.Conn, head []byte) {
+func (r *rig) unreadOne(t *testing.T, args string, h headers) (conn net.Conn, head []byte) {
 	t.Helper()
 	conn, err := (&net.Dialer{Control: smallBuffer}).DialContext(t.Context(), "tcp", strings.TrimPrefix(r.url, "http://"))
 	if err != nil {
@@ -295,7 +298,11 @@ func (r *rig) unreadOne(t *testing.T, args string) (conn net.Conn, head []byte) 
 		return nil, nil
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	_, _ = fmt.Fprintf(conn, "POST /v1/tools/lab.large HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(args), args)
+	line := ""
+	for name, value := range h {
+		line += name + ": " + value + "\r\n"
+	}
+	_, _ = fmt.Fprintf(conn, "POST /v1/tools/lab.large HTTP/1.1\r\nHost: localhost\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", line, len(args), args)
 	head = make([]byte, len("HTTP/1.1 200"))
 	_, _ = io.ReadFull(conn, head)
 	return conn, head
@@ -319,7 +326,7 @@ func TestLargeResultsOfATokenAreBounded(t *testing.T) {
 	leave := func() {}
 	meshtest.Until(t, "a result is refused", func() bool { // at once, unless the machine is so slow that readers were cut off
 		leave()
-		_, leave = r.unread(t, "", 8)
+		_, leave = r.unread(t, "", 8, nil)
 		a := r.do(t, "POST", "/v1/tools/lab.large", "", nil)
 		return a.status != 200 && refusedResult(t, a)
 	})
@@ -337,6 +344,51 @@ func TestLargeResultsOfATokenAreBounded(t *testing.T) {
 		t.Errorf("a result that waited: %d %s", a.status, a.body)
 	}
 	large(nil)
+}
+
+// Of all tokens together 32 large results are passed on at once: one of a further token waits and is refused, though
+// the token has no other, and is passed on once there is room.
+func TestLargeResultsOfAllTokensAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	tokens := []headers{nil, as(r.token)}
+	for i := range 3 {
+		r.AsSession(t, subjects.SessionID(fmt.Sprintf("further%d", i)))
+		seed, err := os.ReadFile(filepath.Join(r.DataDir, fmt.Sprintf("session%d.nk", i+1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens = append(tokens, as(string(seed)))
+	}
+	large := func() answer { return r.do(t, "POST", "/v1/tools/lab.large", "", tokens[4]) }
+	meshtest.Until(t, "a result is refused", func() bool { // at once, unless the machine is so slow that readers were cut off
+		for _, h := range tokens[:4] {
+			_, leave := r.unread(t, "", 8, h)
+			defer leave()
+		}
+		a := large()
+		return a.status != 200 && refusedResult(t, a)
+	})
+	meshtest.Until(t, "there is room again", func() bool { return large().status == 200 })
+}
+
+// Calls that have run say so where there is no room for their answer.
+func TestCallsWithoutRoomForTheirAnswer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *gateway.Options) { o.MaxBody = 1 << 17 }) // answers that wait may have eight times that, and hurried ones the same
+	meshtest.Until(t, "the answer is refused", func() bool {
+		_, leave := r.unread(t, `{"n":930000}`, 2, nil)
+		defer leave()
+		// The answer has the result twice.
+		a := r.do(t, "POST", "/v1/tool-calls", `{"provider":"gemini","calls":[{"name":"lab-large","args":{"n":60000}}]}`, nil)
+		if a.status == 200 { // a reader was cut off meanwhile
+			return false
+		}
+		if p := a.problem(t); a.status != 429 || p["code"] != "busy" || p["started"] != true || a.header.Get("Retry-After") == "" {
+			t.Errorf("%d %v %s", a.status, a.header, a.body)
+		}
+		return true
+	})
 }
 
 // Requests of one token that arrive together are each answered for the session that they name, and

@@ -22,7 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/gateway"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/access"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -505,11 +505,7 @@ func TestMCPSearchAndPipe(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	pipe := func(query string) (*mcp.ClientSession, func() error) {
-		b, err := bus.New(r.AsSession(t, "mine"), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(b.Close)
+		b := testmesh.Bus(t, r.AsSession(t, "mine"), nil)
 		c, err := client.NewOn(b, &client.Options{Session: "mine"})
 		if err != nil {
 			t.Fatal(err)

@@ -3,7 +3,6 @@ package gateway
 import (
 	"bytes"
 	"cmp"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -179,7 +178,7 @@ func placed(schema json.RawMessage, name string, schemas object) json.RawMessage
 	if top, ok := root.(object); ok {
 		all, _ := top["$defs"].(object)
 		for def := range all {
-			defs[def] = name + "." + componentName(def)
+			defs[def] = name + "." + tool.ProviderName(subjects.ToolID(def)) // of two names there are two
 		}
 		refer(root, base, defs, false)
 		for def, one := range all {
@@ -224,18 +223,4 @@ func unescapePointer(part string) string {
 		part = decoded
 	}
 	return strings.NewReplacer("~1", "/", "~0", "~").Replace(part)
-}
-
-// componentName is a name as the keys of components may be. Two names have two.
-func componentName(name string) string {
-	plain := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' {
-			return r
-		}
-		return '.'
-	}, name)
-	if plain != name {
-		plain += fmt.Sprintf(".%x", sha256.Sum256([]byte(name)))[:9]
-	}
-	return plain
 }

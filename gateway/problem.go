@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"errors"
 	"math"
 	"net/http"
@@ -40,9 +41,6 @@ type exception struct {
 	Stacktrace string `json:"stacktrace"`
 }
 
-// titles are those of the numbers that net/http has no text for.
-var titles = map[int]string{499: "Client Closed Request"}
-
 // problemOf is the problem of an error.
 func problemOf(err error, rpc subjects.RPCID) problem {
 	e := toolmesh.AsError(err)
@@ -61,18 +59,10 @@ func problemOf(err error, rpc subjects.RPCID) problem {
 	return p
 }
 
-// fill gives a problem the parts that follow from others.
-func (p *problem) fill() {
-	if p.Type == "" {
-		p.Type = "urn:toolmesh:error:" + string(p.Code)
-	}
-	if p.Title = http.StatusText(p.Status); p.Title == "" {
-		p.Title = titles[p.Status]
-	}
-}
-
+// encode writes a problem, with the parts that follow from others.
 func (p problem) encode() []byte {
-	p.fill()
+	p.Type = cmp.Or(p.Type, "urn:toolmesh:error:"+string(p.Code))
+	p.Title = cmp.Or(http.StatusText(p.Status), "Client Closed Request") // 499, of which net/http has no text
 	body, err := tool.MarshalPlain(p)
 	if err != nil { // a detail that is no JSON
 		p.Errors, p.Nearest = nil, nil

@@ -70,7 +70,7 @@ func (r *runner) holdArgs(c *inflight, size int64) error {
 func (r *runner) noRoom(account subjects.SessionID) *toolmesh.Error {
 	who := fmt.Sprintf("session %q", account)
 	if account == "" {
-		who = "sessions that nobody created, together,"
+		who = "sessions that were not created, together,"
 	}
 	return admit.Refusal(toolmesh.Errorf(toolmesh.CodeBusy, "calls of %s hold their part of the %d bytes of arguments that node %s has room for: try again, or another node", who, r.args.Limit(), r.node)).
 		WithDetail("limit", "arguments").WithDetail("max", r.args.Limit()).WithDetail("retry_after_ms", r.retryAfter(nil).Milliseconds())

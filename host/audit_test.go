@@ -19,8 +19,8 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -56,9 +56,7 @@ func TestCallsAreAudited(t *testing.T) {
 		})}, host.Schema(nil, json.RawMessage(`{"type":"string"}`)), host.Annotate(tool.Annotations{CacheTTL: time.Minute, LaneScope: tool.LaneNode})); err != nil {
 			t.Fatal(err)
 		}
-		if err := h.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testmesh.Start(t, h)
 		t.Cleanup(func() { _ = h.Stop(context.WithoutCancel(t.Context())) })
 	}
 	inbox, err := subjects.InboxPrefix("ann")
@@ -68,11 +66,7 @@ func TestCallsAreAudited(t *testing.T) {
 	inbox = subjects.KeyedInbox(inbox, "0123456789abcdef")
 	keyed, plain := s.Connect(t, nats.CustomInboxPrefix(inbox)), s.Connect(t)
 	pay := func(nc *nats.Conn, id subjects.ToolID, rpc subjects.RPCID, to string) toolmesh.Code {
-		c, err := client.New(nc, &client.Options{Session: "ann"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
+		c := testmesh.Client(t, nc, &client.Options{Session: "ann"})
 		_, err = c.Call(t.Context(), id, map[string]string{"To": to}, client.WithRPCID(rpc))
 		return toolmesh.CodeOf(err)
 	}
@@ -125,11 +119,7 @@ func TestCallsAreAudited(t *testing.T) {
 		}
 		delete(want, e.RPCID)
 	}
-	b, err := bus.New(s.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, s.Connect(t), nil)
 	if _, err := b.JetStream().Stream(t.Context(), subjects.StreamAudit); !errors.Is(err, jetstream.ErrStreamNotFound) {
 		t.Errorf("kept without an audit: %v", err)
 	}

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -445,11 +445,7 @@ func TestItemsAreNotKept(t *testing.T) {
 func TestRunsOfKeptToolsCall(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{MaxDepth: 3}})
-	c, err := client.New(r.nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := testmesh.Client(t, r.nc, nil)
 	r.keep("calls", host.HandlerFunc(func(ctx context.Context, call *host.Call, sink host.Sink) error {
 		if deadline, ok := ctx.Deadline(); !ok || !deadline.Equal(call.Deadline) {
 			t.Errorf("the context's deadline is %v, the call's %v", deadline, call.Deadline)

@@ -28,7 +28,7 @@
 //	quota       what a session may store in streams
 //	presence    the node's lease and heartbeat; whether this process still is the node
 //	lane        which calls must not overlap; grants: lanes across nodes
-//	batch       the calls of a batch; retry: calls that found every node full
+//	batch       the calls of a batch
 //
 // # What runs where
 //

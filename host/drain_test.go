@@ -14,8 +14,8 @@ import (
 
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 )
@@ -49,17 +49,11 @@ func (w *worker) handle(ctx context.Context, call *host.Call, sink host.Sink) er
 
 func (w *worker) serve(t *testing.T, nc *nats.Conn, slots int) *host.Host {
 	t.Helper()
-	h, err := host.New(nc, &host.Options{Index: "work", Slots: slots})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testmesh.Host(t, nc, &host.Options{Index: "work", Slots: slots})
 	if _, err := h.Handle("do", host.HandlerFunc(w.handle), host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
+	testmesh.Start(t, h)
 	joined(t, nc, h)
 	return h
 }
@@ -67,18 +61,11 @@ func (w *worker) serve(t *testing.T, nc *nats.Conn, slots int) *host.Host {
 // registryOn answers registry requests, as an agent does.
 func registryOn(t *testing.T, nc *nats.Conn) *registry.View {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, nc, nil)
 	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
 	responder, err := registry.NewResponder(b, view, registry.NewStore(b), nil)
 	if err != nil {
@@ -104,11 +91,7 @@ func TestDrainLosesNothing(t *testing.T) {
 		})
 		clients := []*client.Client{}
 		for i := range 3 {
-			c, err := client.New(top.CallOn(t, i), &client.Options{Session: top.Session, QueueOnly: i == 2})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(c.Close)
+			c := testmesh.Client(t, top.CallOn(t, i), &client.Options{Session: top.Session, QueueOnly: i == 2})
 			clients = append(clients, c)
 			untilServed(t, c, "work.do", map[string]any{"key": fmt.Sprint("warm", i)})
 		}

@@ -126,7 +126,7 @@ func (n *NestedCalls) ReadFile(ctx context.Context, file json.RawMessage) iter.S
 	}
 }
 
-var errStopReading = toolmesh.Errorf(toolmesh.CodeCancelled, "nobody reads the file any more")
+var errStopReading = toolmesh.Errorf(toolmesh.CodeCancelled, "the reader of the file has stopped")
 
 type pieceWriter func(piece []byte) error
 

@@ -110,6 +110,11 @@ func (c *Call) Report(p codec.Progress) {
 	}
 }
 
+// Deserted reports whether the callers of the call are gone, as far as the last keepalive to
+// each has shown: a call that has waited should not begin then. It may be called concurrently,
+// and does not block.
+func (c *Call) Deserted() bool { return c.running != nil && c.running.Value.readers.Deserted() }
+
 // Progress tells how far the call of ctx is, from 0 to 1, and what it does: ctx is that of
 // a handler, or made of it. It is cheap, may be called concurrently and as often as one
 // likes, and outside of a call it does nothing. Callers hear of it with the next keepalive,

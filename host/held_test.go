@@ -66,42 +66,50 @@ func TestRepetitionsHoldNoArguments(t *testing.T) {
 // leaves a part of it to others, and is told so.
 func TestArgumentsAreBounded(t *testing.T) {
 	r := newRig(t, &rigOptions{host: host.Options{Slots: 100}})
-	gate := r.gate("k")
-	body := zipped(t, "k")
-	before := heap()
 	const calls, most = 40, 18 // of 7 MiB, in half of 256
-	in := r.inbox()
-	for i := range calls {
-		r.send(in, "tools.default.desk.hold", body, "Mesh-Rpc-Id", "k"+strconv.Itoa(i), "Content-Encoding", "zstd")
-	}
-	for range calls - most {
-		a := in.next()
-		if a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != "arguments" || a.Error.Details["retry_after_ms"] == nil {
-			t.Fatalf("one more: %v %s", a.Header, a.Data)
+	for what, tc := range map[string]struct {
+		begin   int // of most
+		headers []string
+	}{
+		"run":            {most, nil},
+		"wait for a key": {1, []string{keyHeader, "one"}},
+	} {
+		gate := r.gate(what)
+		body := zipped(t, what)
+		before := heap()
+		in := r.inbox()
+		for i := range calls {
+			r.send(in, "tools.default.desk.hold", body, append([]string{"Mesh-Rpc-Id", what + strconv.Itoa(i), "Content-Encoding", "zstd"}, tc.headers...)...)
 		}
-	}
-	for range most {
-		wait(t, "a call begins", gate.started)
-	}
-	if grown := heap() - before; grown > 200<<20 {
-		t.Errorf("%d calls hold %d MB", most, grown>>20)
-	}
-	if a := r.call("note", `{"key":"small"}`); a.code() != "ok" {
-		t.Errorf("a small call of the session: %v", a.Error)
-	}
-	if a := r.ask("tools.other.desk.note", zipped(t, "other"), "Content-Encoding", "zstd", "Mesh-Accept-Ref", "1"); a.code() != "ok" {
-		t.Errorf("a call of another session: %v", a.Error)
-	}
-	for range most {
-		gate.release <- struct{}{}
-	}
-	for range most {
-		if a := in.next(); a.code() != "ok" {
-			t.Errorf("a call that was taken: %v", a.Error)
+		for range calls - most {
+			a := in.next()
+			if a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != "arguments" || a.Error.Details["retry_after_ms"] == nil {
+				t.Fatalf("one more: %v %s", a.Header, a.Data)
+			}
 		}
-	}
-	if a := r.call("note", body, "Content-Encoding", "zstd", "Mesh-Accept-Ref", "1"); a.code() != "ok" {
-		t.Errorf("once the others have ended: %v", a.Error)
+		for range tc.begin {
+			wait(t, "a call begins", gate.started)
+		}
+		if grown := heap() - before; grown > 200<<20 {
+			t.Errorf("%d calls that %s hold %d MB", most, what, grown>>20)
+		}
+		if a := r.call("note", `{"key":"small"}`); a.code() != "ok" {
+			t.Errorf("a small call of the session: %v", a.Error)
+		}
+		if a := r.ask("tools.other.desk.note", zipped(t, "other"), "Content-Encoding", "zstd", "Mesh-Accept-Ref", "1"); a.code() != "ok" {
+			t.Errorf("a call of another session: %v", a.Error)
+		}
+		for range tc.begin {
+			gate.release <- struct{}{}
+		}
+		for range most {
+			if a := in.next(); a.code() != "ok" {
+				t.Errorf("a call that was taken: %v", a.Error)
+			}
+		}
+		if a := r.call("note", body, "Content-Encoding", "zstd", "Mesh-Accept-Ref", "1"); a.code() != "ok" {
+			t.Errorf("once the others have ended: %v", a.Error)
+		}
 	}
 }
 

@@ -61,7 +61,6 @@ type Host struct {
 	stopOnce  sync.Once
 	stopErr   error
 	drainOnce sync.Once
-	drained   chan struct{} // closed when the drain is over
 	drainErr  error
 
 	labels atomic.Pointer[map[string]string] // as they were changed; nil while they are those of the options
@@ -114,8 +113,10 @@ func New(nc *nats.Conn, opts *Options) (*Host, error) {
 	return h, nil
 }
 
-// NewOn is [New] for packages of this module that share one bus.
-func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
+// NewOn is [New] on a connection that others share, which has one inbox for all of them. It
+// outlives the host.
+func NewOn(conn registry.Conn, opts *Options) (*Host, error) {
+	b := bus.Of(conn)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}
@@ -128,7 +129,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		opts: o, bus: b, log: o.Logger, node: o.Node, boot: boot, identity: codec.NewIdentity(o.Node, boot, ""),
 		calls: admit.NewTable[*inflight](o.Slots, time.Now), store: registry.NewStore(b), counts: counts{failures: newFailures()},
 	}
-	h := &Host{core: k, quit: make(chan struct{}), drained: make(chan struct{})}
+	h := &Host{core: k, quit: make(chan struct{})}
 	k.presence = presence.New(b, k.own(subjects.Heartbeat), boot, &presence.Options{
 		Prepare: h.lay, Record: h.nodeRecord, Heartbeat: h.heartbeat, Logger: k.log,
 		Write: func(ctx context.Context) error { return h.publisher.records.bring(ctx) },
@@ -137,7 +138,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 	k.lanes = grants.New(grants.Options{Node: o.Node, Boot: boot, Bus: store.Of(b), Presence: k.presence, Log: k.log, Go: k.background.Go})
 	known := sessions.Options{Bus: b, Store: k.store, Joined: k.presence.Joined, Base: k.base, Go: k.background.Go}
 	if o.Sessions != nil {
-		known.Admit = o.Sessions.Admit
+		known.Admit, known.Ended = o.Sessions.Admit, o.Sessions.Ended
 	}
 	k.sessions = sessions.New(known)
 	k.payloads = payloads.NewServer(payloads.ServerOptions{
@@ -241,7 +242,7 @@ func (h *Host) nodeRecord() registry.NodeRecord {
 	return registry.NodeRecord{
 		Node: h.node, Boot: h.boot, Version: o.Version, State: h.nodeState(),
 		Slots: o.Slots, Labels: o.Labels, Proto: [2]int{codec.ProtoMin, codec.Proto}, Features: h.features(),
-		Sandbox: registry.Sandbox(o.Sandbox), Memory: o.Memory, Limits: o.Limits, MaxLimits: o.MaxLimits, Reasons: o.Reasons, Started: time.Now().UTC(),
+		Sandbox: o.Sandbox, Memory: o.Memory, Limits: o.Limits, MaxLimits: o.MaxLimits, Reasons: o.Reasons, Started: time.Now().UTC(),
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -63,10 +64,7 @@ func serve(t *testing.T, top *meshtest.Topology, i int, opts *host.Options) *hos
 		o = *opts
 	}
 	nc := top.ServeOn(t, i)
-	h, err := host.New(nc, &o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testmesh.Host(t, nc, &o)
 	if o.Index == "billing" {
 		for name, handler := range map[string]host.Handler{
 			"refund": host.Func(refund), "count": host.Stream(count),
@@ -77,10 +75,7 @@ func serve(t *testing.T, top *meshtest.Topology, i int, opts *host.Options) *hos
 			}
 		}
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
+	testmesh.Start(t, h)
 	joined(t, nc, h)
 	return h
 }
@@ -121,11 +116,7 @@ func failAfter(ctx context.Context, call *host.Call, sink host.Sink) error {
 
 func newClient(t *testing.T, top *meshtest.Topology, i int) *client.Client {
 	t.Helper()
-	c, err := client.New(top.CallOn(t, i), &client.Options{Session: top.Session})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, top.CallOn(t, i), &client.Options{Session: top.Session})
 	return c
 }
 
@@ -265,22 +256,14 @@ func TestLeaseThatIsNotAcknowledged(t *testing.T) {
 func TestWhyThereIsNoRegistry(t *testing.T) {
 	t.Parallel()
 	cluster := meshtest.Cluster(t, 2)
-	h, err := host.New(cluster[0].Connect(t), &host.Options{Index: "desk", StoreOptions: host.StoreOptions{Replicas: 3}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
+	h := testmesh.Host(t, cluster[0].Connect(t), &host.Options{Index: "desk", StoreOptions: host.StoreOptions{Replicas: 3}})
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatalf("start in a cluster that lacks a server: %v", err)
 	}
 	if why := h.Unregistered(); why == nil || !strings.Contains(why.Error(), "no suitable peers") {
 		t.Errorf("it is not in the registry for %v, want: no suitable peers", why)
 	}
-	alone, err := host.New(meshtest.Broker(t).Connect(t), &host.Options{Index: "desk", StoreOptions: host.StoreOptions{Replicas: 3}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, alone) })
+	alone := testmesh.Host(t, meshtest.Broker(t).Connect(t), &host.Options{Index: "desk", StoreOptions: host.StoreOptions{Replicas: 3}})
 	if err := alone.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "non-clustered") {
 		t.Errorf("start of three copies on one server: %v, want the broker's reason", err)
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -29,15 +29,8 @@ func sessionsOf(t *testing.T) *registry.Sessions {
 // learn gives it a view.
 func learn(t *testing.T, nc *nats.Conn, s *registry.Sessions) *registry.View {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testmesh.Bus(t, nc, nil)
+	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
 	s.Use(view)
 	return view
@@ -113,6 +106,35 @@ func TestCallsEndWithASessionThatIsHeardOfLater(t *testing.T) {
 	sessionRecord(t, r.nc, "kept", "")
 	if a := in.next(); a.code() != "cancelled" || a.Error.Details["reason"] != "session_ended" {
 		t.Errorf("%v %s", a.Header, a.Data)
+	}
+}
+
+// A call that its node admits before it hears of the session ends with it, also if the session
+// has ended, or is the next of its name, by the time that the node looks for it.
+func TestCallsEndWithASessionThatEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, next := range []string{"", `{"id":"kept","epoch":"epoch-2"}`} {
+		t.Run("next "+next, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, nil) // which follows the sessions itself
+			in := r.inbox()
+			r.send(in, "tools.kept.desk.hold", `{"key":"u"}`)
+			<-r.gate("u").started
+			for _, text := range []string{`{"id":"kept","epoch":"epoch-1"}`, "", next} {
+				sessionRecord(t, r.nc, "kept", text)
+			}
+			if a := in.next(); a.code() != "cancelled" || a.Error.Details["reason"] != "session_ended" {
+				t.Errorf("%v %s", a.Header, a.Data)
+			}
+			r.send(in, "tools.kept.desk.hold", `{"key":"later"}`)
+			<-r.gate("later").started
+			began := time.Now()
+			meshtest.Until(t, "the host, which looks four times a second, has looked", func() bool { return time.Since(began) > time.Second })
+			close(r.gate("later").release)
+			if a := in.next(); a.code() != "ok" {
+				t.Errorf("a call that came after the end: %v %s", a.Header, a.Data)
+			}
+		})
 	}
 }
 

@@ -47,7 +47,7 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		return bad
 	}
 	if t.scope != tool.LaneNode && !t.h.presence.Joined() {
-		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s has not found the registry: without JetStream nobody gives turns in lanes of a session or of the mesh", t.h.node))
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s has not found the registry: without JetStream it cannot grant lanes of a session or of the mesh", t.h.node))
 	}
 	if len(call.lanes) > maxLanes {
 		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s has %d bytes, at most %d are possible", codec.HeaderLanes, len(call.lanes), maxLanes))
@@ -74,7 +74,7 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		return bad
 	}
 	defer turn.Release()
-	if running.Value.readers.Deserted() {
+	if call.Deserted() {
 		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the call's turn has come, and its caller is not there"))
 	}
 	mine := *call

@@ -76,9 +76,7 @@ func (h *Host) Drain(ctx context.Context) error {
 	h.drainOnce.Do(func() {
 		h.draining.Store(true)
 		h.drainErr = h.drain(ctx)
-		close(h.drained)
 	})
-	<-h.drained
 	return h.drainErr
 }
 

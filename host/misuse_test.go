@@ -10,6 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
@@ -22,11 +23,7 @@ func TestMisuseIsAnError(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	h := newHost(t, broker.Connect(t), &host.Options{Index: "desk"})
-	c, err := client.New(broker.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, broker.Connect(t), nil)
 	x, err := executor.New(t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)

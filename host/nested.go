@@ -9,7 +9,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/host/internal/retry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -19,58 +18,38 @@ import (
 // deeper, and within the time that it has left, which ctx says. It is made by
 // [NewNestedCalls], and its methods may be called concurrently.
 //
-// A tool may make more calls at once than the nodes have slots. It has no better
-// place to wait than here, where the end of one of its calls is known at once;
-// and it waits for calls of the same depth only, which end without it.
+// A tool may make more calls at once than the nodes have slots: they wait for room as
+// those of every client do. It waits for calls of the same depth only, which end without it.
 type NestedCalls struct {
 	client *client.Client
 	call   *Call
-	group  retry.Group
 	files  nestedFiles
 }
 
 // NewNestedCalls makes what calls for the tool of a call.
 func NewNestedCalls(c *client.Client, call *Call) *NestedCalls {
-	return &NestedCalls{client: c, call: call, group: retry.NewGroup()}
+	return &NestedCalls{client: c, call: call}
 }
 
 func (n *NestedCalls) options() []client.CallOption {
-	return []client.CallOption{
-		client.WithSession(n.call.Session), client.WithLineage(n.call.below()), client.NoWait(),
-	}
+	return []client.CallOption{client.WithSession(n.call.Session), client.WithLineage(n.call.below())}
 }
 
 // Call calls a tool; see [client.Client.Call].
 func (n *NestedCalls) Call(ctx context.Context, id string, args json.RawMessage) (json.RawMessage, error) {
-	look := n.group.Look()
-	for {
-		result, err := n.client.Call(ctx, subjects.ToolID(id), args, n.options()...)
-		switch {
-		case err == nil:
-			n.group.End()
-			return result.Value, nil
-		case !retry.Full(err) || !look(ctx):
-			n.group.End()
-			return nil, err
-		}
+	result, err := n.client.Call(ctx, subjects.ToolID(id), args, n.options()...)
+	if err != nil {
+		return nil, err
 	}
+	return result.Value, nil
 }
 
 // Stream calls a tool and yields its items; see [client.Client.Stream].
 func (n *NestedCalls) Stream(ctx context.Context, id string, args json.RawMessage) iter.Seq2[json.RawMessage, error] {
 	return func(yield func(json.RawMessage, error) bool) {
-		look := n.group.Look()
-		defer n.group.End()
-		for again := true; again; {
-			again = false
-			for chunk, err := range n.client.Stream(ctx, subjects.ToolID(id), args, n.options()...) {
-				if err != nil && retry.Full(err) && look(ctx) {
-					again = true // nothing of it has come: a call that is refused so did not start
-					break
-				}
-				if !yield(chunk.Data, err) {
-					return
-				}
+		for chunk, err := range n.client.Stream(ctx, subjects.ToolID(id), args, n.options()...) {
+			if !yield(chunk.Data, err) {
+				return
 			}
 		}
 	}
@@ -127,15 +106,7 @@ func (n *NestedCalls) Batch(ctx context.Context, calls json.RawMessage) (json.Ra
 
 // Calls makes several calls at once; see [client.Client.Batch].
 func (n *NestedCalls) Calls(ctx context.Context, calls []client.BatchCall, opts ...client.CallOption) ([]client.BatchResult, error) {
-	opts = append(opts, n.options()...)
-	look := n.group.Look()
-	defer n.group.End()
-	for {
-		results, err := n.client.Batch(ctx, calls, opts...)
-		if err == nil || !retry.Full(err) || !look(ctx) {
-			return results, err
-		}
-	}
+	return n.client.Batch(ctx, calls, append(opts, n.options()...)...)
 }
 
 // Task makes a request about the durable tasks of the call's session; see

@@ -9,6 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -190,11 +191,7 @@ func TestClientSendsKeysAgain(t *testing.T) {
 	d := newDesk()
 	proxy := meshtest.NewProxy(t, broker)
 	d.serve(t, proxy.Connect(t), &host.Options{Node: "dying"})
-	c, err := client.New(broker.Connect(t, client.ConnectOptions()...), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, broker.Connect(t, client.ConnectOptions()...), nil)
 	result := make(chan error, 1)
 	go func() {
 		_, err := c.Call(t.Context(), "desk.hold", map[string]any{"key": "k"}, client.WithIdempotencyKey("k"), client.WithTimeout(time.Minute))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -97,10 +98,10 @@ type Options struct {
 	// Defaults to DefaultPayloadMax.
 	PayloadMax int64
 	// Sandbox is what the node says of its sandbox: asked and effective level.
-	Sandbox Sandbox
+	Sandbox registry.SandboxState
 	// Sessions decides which sessions exist. Defaults to all but those that have
 	// ended while they were used, by a view of the host's own.
-	Sessions Sessions
+	Sessions SessionPolicy
 	// SessionCredentials says that callers hold credentials of their session, so
 	// that replies to "_INBOX." are refused. Defaults to false.
 	SessionCredentials bool
@@ -119,14 +120,14 @@ type Options struct {
 	Env []string
 }
 
-// Sandbox is a sandbox level, asked for and in effect.
-type Sandbox struct{ Asked, Effective string }
-
-// Sessions decides which sessions exist.
-type Sessions interface {
+// SessionPolicy decides which sessions exist.
+type SessionPolicy interface {
 	// Admit returns the epoch of a session, empty for one that nobody created,
 	// or session_not_found. It must not block.
 	Admit(session subjects.SessionID) (epoch string, err error)
+	// Ended reports whether a session of this name is known to have ended since a time: a call
+	// that came before the news of its session ends then. It must not block.
+	Ended(session subjects.SessionID, since time.Time) bool
 }
 
 func (o *Options) withDefaults() Options {

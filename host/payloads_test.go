@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -59,11 +60,7 @@ func objects(t *testing.T, nc *nats.Conn) jetstream.ObjectStore {
 
 func clientOf(t *testing.T, nc *nats.Conn, session subjects.SessionID) *client.Client {
 	t.Helper()
-	c, err := client.New(nc, &client.Options{Session: session})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, nc, &client.Options{Session: session})
 	return c
 }
 

@@ -6,7 +6,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
-	"github.com/toolmesh/toolmesh/host/internal/retry"
 	"github.com/toolmesh/toolmesh/host/internal/stream"
 )
 
@@ -94,7 +93,7 @@ func (r *runner) notPassed(c *inflight, e *toolmesh.Error) admit.Record {
 // refused, as it would not have begun in time, is passed on.
 func (r *runner) unlessCrowded(call *admit.Running[*inflight], record admit.Record) admit.Record {
 	c := call.Value
-	if record.Err == nil || !retry.Full(record.Err) {
+	if record.Err == nil || !admit.Full(record.Err) {
 		return record
 	}
 	if c.home != nil {
@@ -111,7 +110,7 @@ func (r *runner) unlessCrowded(call *admit.Running[*inflight], record admit.Reco
 // withoutSlot is the error of a request that is refused: for want of room it says when to
 // send again, and counts for so long among those that wait.
 func (r *runner) withoutSlot(c *inflight, err *toolmesh.Error) *toolmesh.Error {
-	if !retry.Full(err) {
+	if !admit.Full(err) {
 		return err
 	}
 	after := err.RetryAfter()

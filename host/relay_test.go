@@ -14,8 +14,8 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -24,18 +24,11 @@ import (
 // relaying serves the desk on a node that passes calls on, as an agent's does.
 func relaying(t *testing.T, d *desk, nc *nats.Conn, opts *host.Options) (*host.Host, *registry.View) {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, nc, nil)
 	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
 	store := registry.NewStore(b)
 	responder, err := registry.NewResponder(b, view, store, nil)
@@ -410,6 +403,71 @@ func TestCallsThatWouldWaitArePassedOn(t *testing.T) {
 		if s := h.Figures(); s.InFlight != 0 {
 			t.Errorf("%s: %+v", id, s)
 		}
+	}
+}
+
+// A node that passes a call on asks and names nobody first. It and the node that runs the call
+// are cut off together: that is node_lost for their caller, and the call runs once.
+func TestNodeAndTheNodeThatItPassedACallToAreCutOff(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	proxies := map[subjects.NodeID]*meshtest.Proxy{}
+	var full *host.Host
+	join := func(nodes ...subjects.NodeID) {
+		t.Helper()
+		for _, node := range nodes {
+			proxies[node] = meshtest.NewProxy(t, broker)
+			h, view := relaying(t, d, proxies[node].Connect(t), &host.Options{Node: node, Slots: 1})
+			t.Cleanup(proxies[node].Heal)
+			if node == "full" {
+				full = h
+			}
+			meshtest.Until(t, "the node knows all that serve the desk", func() bool {
+				route, _ := view.Route("default", "desk.hold")
+				return len(route.Nodes) == len(proxies)
+			})
+		}
+	}
+	join("full", "free")
+	r := &rig{desk: d, t: t, h: full, nc: broker.Connect(t)}
+	r.send(r.inbox(), directed(full, "default", "desk.hold"), `{"key":"occupied"}`)
+	wait(t, "start", r.gate("occupied").started)
+	passed := openInbox(t, r.nc, "mesh.node.free.tools.>")
+	c, err := client.New(broker.Connect(t), &client.Options{QueueOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	ended := make(chan error, 1)
+	for n := 0; ; n++ { // until the queue group brings one to the full node, which passes it on
+		key := fmt.Sprint("call ", n)
+		go func() {
+			_, err := c.Call(t.Context(), "desk.hold", map[string]string{"key": key}, client.WithTimeout(time.Minute))
+			ended <- err
+		}()
+		wait(t, "start", r.gate(key).started)
+		if err := r.nc.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := passed.has(); !ok {
+			close(r.gate(key).release)
+			if err := wait(t, "end", ended); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		join("third") // which would take what is sent again
+		proxies["full"].Blackhole()
+		proxies["free"].Blackhole()
+		if e := toolmesh.AsError(wait(t, "end", ended)); e == nil || e.Code != toolmesh.CodeNodeLost || e.Started == toolmesh.StartedNo {
+			t.Errorf("the caller is told %v", e)
+		}
+		if n := d.ran(key); n != 1 {
+			t.Errorf("it ran %d times", n)
+		}
+		close(r.gate(key).release)
+		return
 	}
 }
 

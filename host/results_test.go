@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -51,10 +52,7 @@ func TestResultsAreChecked(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	log := &locked{}
-	h, err := host.New(broker.Connect(t), &host.Options{Index: "desk", Logger: slog.New(slog.NewTextHandler(log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testmesh.Host(t, broker.Connect(t), &host.Options{Index: "desk", Logger: slog.New(slog.NewTextHandler(log, nil))})
 	returns := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"},"at":{"type":"string","format":"date-time"}},"required":["n"],"additionalProperties":false}`)
 	echo := host.HandlerFunc(func(ctx context.Context, call *host.Call, sink host.Sink) error {
 		var args struct{ Items []json.RawMessage }
@@ -109,15 +107,8 @@ func TestResultsAreChecked(t *testing.T) {
 	if err := h.Publish(t.Context(), host.Service{Index: "desk", Tools: tools}); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
-	c, err := client.New(broker.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	testmesh.Start(t, h)
+	c := testmesh.Client(t, broker.Connect(t), nil)
 	responding(t, broker)
 	for i, one := range cases {
 		result, err := c.Call(t.Context(), subjects.ToolID("desk."+nameOf(i)), json.RawMessage(`{"items":[`+one.items+`]}`))
@@ -176,10 +167,7 @@ func TestResultOfASessionStaysItsOwn(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	log := &locked{}
-	h, err := host.New(broker.Connect(t), &host.Options{Index: "desk", Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testmesh.Host(t, broker.Connect(t), &host.Options{Index: "desk", Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	results := map[subjects.ToolID]string{
 		"desk.text": `{"n":"secret"}`, "desk.key": `{"secret":["x"]}`, "desk.name": `{"n":1,"closed":{"secret":1}}`,
 		"desk.names": `{"short":{"secret":1}}`, "desk.either": `{"either":{"secret":{}}}`, "desk.twice": `{"secret":1,"secret":2}`,
@@ -200,17 +188,10 @@ func TestResultOfASessionStaysItsOwn(t *testing.T) {
 	if err := h.Publish(t.Context(), host.Service{Index: "desk", Tools: tools}); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
+	testmesh.Start(t, h)
 	responding(t, broker)
 	of := func(session subjects.SessionID) *client.Client {
-		c, err := client.New(broker.Connect(t), &client.Options{Session: session})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(c.Close)
+		c := testmesh.Client(t, broker.Connect(t), &client.Options{Session: session})
 		return c
 	}
 	one, other := of("one"), of("other")

@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -274,9 +275,7 @@ func newRig(t *testing.T, o *rigOptions) *rig {
 func (d *desk) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *host.Host {
 	t.Helper()
 	h := d.host(t, nc, opts)
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, h)
 	t.Cleanup(func() { meshtest.End(t, h) })
 	joined(t, nc, h)
 	return h

@@ -250,7 +250,12 @@ func (r *runner) followSession(c *inflight, now time.Time) {
 		return
 	}
 	if c.follows == "" {
-		if c.follows = c.epoch; c.follows == "" && session != subjects.DefaultSession {
+		switch c.follows = c.epoch; {
+		case c.follows != "" || session == subjects.DefaultSession:
+		case r.sessions.Ended(session, c.Start):
+			c.End(errSessionOver)
+			return
+		default:
 			c.follows, _ = r.sessions.Admit(session)
 		}
 	}

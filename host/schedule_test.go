@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -81,9 +82,7 @@ func (l *ledger) serve(t *testing.T, p *meshtest.Proxy, node subjects.NodeID) *h
 			t.Fatal(err)
 		}
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, h)
 	t.Cleanup(func() {
 		p.Heal()
 		stop(t, h)
@@ -114,11 +113,7 @@ func TestRandomSchedule(t *testing.T) {
 	})
 	var clients []*client.Client
 	for i := range 3 {
-		c, err := client.New(broker.Connect(t), &client.Options{QueueOnly: i == 0})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(c.Close)
+		c := testmesh.Client(t, broker.Connect(t), &client.Options{QueueOnly: i == 0})
 		clients = append(clients, c)
 	}
 

@@ -16,8 +16,8 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -44,19 +44,13 @@ func handleMany(t *testing.T, h *host.Host, index, session string, from, to int)
 
 func newHost(t *testing.T, nc *nats.Conn, opts *host.Options) *host.Host {
 	t.Helper()
-	h, err := host.New(nc, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
+	h := testmesh.Host(t, nc, opts)
 	return h
 }
 
 func start(t *testing.T, nc *nats.Conn, h *host.Host) {
 	t.Helper()
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, h)
 	joined(t, nc, h)
 }
 
@@ -218,11 +212,7 @@ func TestThousandsOfFunctions(t *testing.T) {
 	if nodes := view.Nodes(); len(nodes) != 1 || len(nodes[0].Indexes) != 1 || nodes[0].Indexes[0] != "many" {
 		t.Errorf("nodes: %+v", nodes)
 	}
-	c, err := client.New(broker.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, broker.Connect(t), nil)
 	seen := make(map[string]bool)
 	for after, more := "", true; more; {
 		m, err := nc.Request("mesh.registry.s.list", []byte(fmt.Sprintf(`{"after":%q,"limit":500}`, after)), waitTimeout)
@@ -302,11 +292,7 @@ func TestNameThatTurnsOutToBeTaken(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	watch := broker.Connect(t)
-	b, err := bus.New(broker.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, broker.Connect(t), nil)
 	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -384,11 +370,7 @@ func TestToolsAreAddedAndRemoved(t *testing.T) {
 	h := newHost(t, nc, nil)
 	start(t, nc, h)
 	records := follow(t, nc, subjects.BucketTools)
-	c, err := client.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, nc, nil)
 	a := func(name string) host.Tool {
 		id := subjects.ToolID("many." + name)
 		return host.Tool{Descriptor: &tool.Descriptor{ID: id, Name: name, Source: tool.SourceGo}, Handler: echo}
@@ -440,15 +422,8 @@ func TestToolsAreAddedAndRemoved(t *testing.T) {
 // responding has somebody answer for the registry, by the view that is returned.
 func responding(t *testing.T, broker *meshtest.Server) *registry.View {
 	t.Helper()
-	b, err := bus.New(broker.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testmesh.Bus(t, broker.Connect(t), nil)
+	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
 	responder, err := registry.NewResponder(b, view, registry.NewStore(b), nil)
 	if err != nil {

@@ -24,6 +24,8 @@ type viewed struct {
 	asked atomic.Int64
 }
 
+func (*viewed) Ended(subjects.SessionID, time.Time) bool { return false }
+
 func (v *viewed) Admit(s subjects.SessionID) (string, error) {
 	v.asked.Add(1)
 	if epoch := v.epoch.Load(); epoch != nil {
@@ -390,6 +392,8 @@ type admitted struct {
 	known  map[subjects.SessionID]string
 	strict bool
 }
+
+func (admitted) Ended(subjects.SessionID, time.Time) bool { return false }
 
 func (a admitted) Admit(s subjects.SessionID) (string, error) {
 	if epoch := a.known[s]; epoch != "" || !a.strict {

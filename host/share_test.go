@@ -101,7 +101,7 @@ func TestAFloodOfOneSession(t *testing.T) {
 				continue
 			}
 			if a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != toolmesh.LimitSlots ||
-				!strings.Contains(a.Error.Message, "sessions that nobody created have together 3 of the 4 slots") {
+				!strings.Contains(a.Error.Message, "sessions that were not created have together 3 of the 4 slots") {
 				t.Fatalf("the flood goes on: %s", a.Data)
 			}
 			return true

@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -37,9 +38,7 @@ func TestConnectionStalls(t *testing.T) {
 			proxy := meshtest.NewProxy(t, broker)
 			d, nc := newDesk(), connect(t, proxy)
 			h := d.host(t, nc, &host.Options{})
-			if err := h.Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			testmesh.Start(t, h)
 			joined(t, nc, h)
 			r := &rig{desk: d, t: t, broker: broker, h: h, nc: broker.Connect(t)}
 			in := r.inbox()

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 )
 
 // crowd is a handler whose calls wait for a worker, as those of the executor do:
@@ -124,9 +124,7 @@ func TestCallsThatNeverBeganMayGoElsewhere(t *testing.T) {
 		if _, err := other.Handle("queued", queued); err != nil {
 			t.Fatal(err)
 		}
-		if err := other.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testmesh.Start(t, other)
 		in := r.inbox()
 		r.send(in, "tools.default.other.queued", "")
 		wait(t, "the call", queued.waiting)
@@ -144,11 +142,7 @@ func TestCallsThatNeverBeganMayGoElsewhere(t *testing.T) {
 func TestPassedOnErrorsHaveStartedInEveryHandler(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
-	c, err := client.New(r.nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, r.nc, nil)
 	nested := func(ctx context.Context) error {
 		_, err := c.Call(ctx, "desk.add", map[string]any{"a": 1, "b": 2})
 		return err

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -60,9 +61,7 @@ func office(t *testing.T, opts *host.Options) (*host.Host, *client.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, h)
 	joined(t, nc, h)
 	c, err := client.New(nc, nil)
 	if err != nil {
@@ -86,7 +85,7 @@ func handle(t *testing.T, h *host.Host, name string, handler host.Handler, opts 
 
 // What a function takes and returns is what its schemas say: a value writes
 // itself also by a method of its pointer, and a whole number is an integer.
-func TestValuesAreWhatTheSchemaSays(t *testing.T) {
+func TestValuesFitTheSchema(t *testing.T) {
 	t.Parallel()
 	h, c := office(t, &host.Options{Index: "types"})
 	echo := func(_ context.Context, v values) (values, error) { return v, nil }

@@ -10,7 +10,8 @@ import (
 )
 
 // While a node is cut off, calls that run say so each second to nobody. What calls come to
-// meanwhile arrives all the same once it is back, and after that one keepalive of each.
+// meanwhile arrives all the same once it is back, and a call that goes on says so then, with
+// what is new, and nothing of what it would have said meanwhile.
 func TestResultsOutliveKeepalivesWhileCutOff(t *testing.T) {
 	t.Parallel()
 	const calls = 6000
@@ -23,6 +24,9 @@ func TestResultsOutliveKeepalivesWhileCutOff(t *testing.T) {
 	for n := range calls {
 		r.send(told, "tools.default.desk.hold", fmt.Sprintf(`{"key":"%d"}`, n), "Mesh-Keepalive", "1")
 	}
+	lasting := r.inbox()
+	r.send(lasting, "tools.default.desk.hold", `{"key":"name lasts"}`, "Mesh-Keepalive", "1")
+	wait(t, "start of the call that lasts", d.gate("name lasts").started)
 	plain := r.inbox()
 	r.send(plain, "tools.default.desk.hold", `{"key":"plain"}`)
 	for n := range calls {
@@ -38,7 +42,24 @@ func TestResultsOutliveKeepalivesWhileCutOff(t *testing.T) {
 		d.gate(fmt.Sprint(n)).release <- struct{}{}
 		wait(t, "end of a call", d.gate(fmt.Sprint(n)).ended)
 	}
+	for more := true; more; {
+		_, more = lasting.has()
+	}
 	proxy.Heal()
+	for range 2 {
+		if m := lasting.next(); m.Header.Get("Mesh-Keepalive") != "1" {
+			t.Errorf("of the call that lasts: %v %s", m.Header, m.Data)
+		}
+	}
+	d.gate("name lasts").release <- struct{}{}
+	for m := lasting.next(); ; m = lasting.next() {
+		if m.Header.Get("Mesh-Keepalive") == "" {
+			if a := readAnswer(m.Msg); a.code() != "ok" {
+				t.Errorf("of the call that lasts: %s", m.Data)
+			}
+			break
+		}
+	}
 	if a := plain.next(); a.code() != "ok" || string(a.Data) != `"released plain"` {
 		t.Errorf("the plain caller is told %s", a.Data)
 	}

@@ -238,6 +238,8 @@ func TestHeadersOfAFailureAreASCII(t *testing.T) {
 // strict knows the sessions "default" and "kept".
 type strict struct{}
 
+func (strict) Ended(subjects.SessionID, time.Time) bool { return false }
+
 func (strict) Admit(s subjects.SessionID) (string, error) {
 	switch s {
 	case "default":

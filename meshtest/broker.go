@@ -22,21 +22,21 @@ import (
 const startTimeout = 60 * time.Second
 
 // Option adjusts a broker of a test.
-type Option func(*broker.Options)
+type Option struct{ set func(*broker.Options) }
 
 // MaxPayload sets the largest message in bytes.
 func MaxPayload(bytes int) Option {
-	return func(o *broker.Options) { o.MaxPayload = bytes }
+	return Option{func(o *broker.Options) { o.MaxPayload = bytes }}
 }
 
 // Config adds nats-server configuration text: accounts, users, permissions.
 func Config(text string) Option {
-	return func(o *broker.Options) { o.Config += text + "\n" }
+	return Option{func(o *broker.Options) { o.Config += text + "\n" }}
 }
 
 // MaxStore bounds the broker's files in bytes.
 func MaxStore(bytes int64) Option {
-	return func(o *broker.Options) { o.MaxStore = bytes }
+	return Option{func(o *broker.Options) { o.MaxStore = bytes }}
 }
 
 // Server is one broker of a test. Its methods may be called concurrently; it ends
@@ -64,9 +64,9 @@ func Broker(t testing.TB, options ...Option) *Server {
 func newServer(t testing.TB, options []Option) *Server {
 	t.Helper()
 	var o broker.Options
-	for _, set := range options {
-		if set != nil {
-			set(&o)
+	for _, option := range options {
+		if option.set != nil {
+			option.set(&o)
 		}
 	}
 	o.StoreDir = t.TempDir()

@@ -138,8 +138,11 @@ func WithJWTs(t testing.TB, options ...Option) *Keyed {
 	}
 }
 
+// Role is that of a user: "caller", "node" or "admin".
+type Role = access.Role
+
 // As connects as a role, with the inbox that it may use.
-func (k *Keyed) As(t testing.TB, role access.Role, options ...nats.Option) *nats.Conn {
+func (k *Keyed) As(t testing.TB, role Role, options ...nats.Option) *nats.Conn {
 	t.Helper()
 	return k.Connect(t, append(append(k.as(t, role), nats.CustomInboxPrefix(role.Inbox())), options...)...)
 }

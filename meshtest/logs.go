@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // ShowLogs reports whether MESH_TEST_LOG is set: tests then print the logs of the mesh
@@ -78,10 +79,10 @@ func (l *Logs) Count(text string) int {
 	return n
 }
 
-// Wait returns when a line contains text, and fails the test if the test's
-// context ends first.
+// Wait returns when a line contains text, and fails the test if none does within a minute.
 func (l *Logs) Wait(t testing.TB, text string) {
 	t.Helper()
+	late := time.After(time.Minute)
 	for {
 		l.mu.Lock()
 		found, changed := strings.Contains(l.text.String(), text), l.changed
@@ -91,8 +92,8 @@ func (l *Logs) Wait(t testing.TB, text string) {
 		}
 		select {
 		case <-changed:
-		case <-t.Context().Done():
-			t.Fatalf("the log never says %q", text)
+		case <-late:
+			t.Fatalf("the log does not say %q within a minute", text)
 		}
 	}
 }

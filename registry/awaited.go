@@ -219,12 +219,12 @@ type Awaiting struct {
 
 // NewAwaiting begins to tell the sum of what the functions return, until
 // [Awaiting.Close]. The functions must not block.
-func NewAwaiting(b *bus.Bus, of ...func() map[string]codec.Awaited) *Awaiting {
+func NewAwaiting(c Conn, of ...func() map[string]codec.Awaited) *Awaiting {
 	id := "awaiting-" + uuid.NewString()
 	subject, _ := subjects.Heartbeat(subjects.NodeID(id)) // a plain token
 	ctx, end := context.WithCancel(context.Background())
 	a := &Awaiting{
-		bus: b, subject: subject, wakes: make(chan struct{}, 1), end: end,
+		bus: bus.Of(c), subject: subject, wakes: make(chan struct{}, 1), end: end,
 		beat: codec.Heartbeat{Node: id, Boot: uuid.NewString(), State: string(StateServing)},
 		of: func() map[string]codec.Awaited {
 			all := make(map[string]codec.Awaited)

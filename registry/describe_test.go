@@ -40,7 +40,7 @@ func TestAnswersHaveTheKeysThatScriptsRead(t *testing.T) {
 	t.Parallel()
 	bare := registry.DescribeAnswer{
 		Descriptor: &tool.Descriptor{ID: "weather.now", Name: "now", Source: tool.SourceStatic, Index: &tool.IndexRef{Name: "weather", Revision: "r1"}},
-		Digest:     "d", Nodes: []subjects.NodeID{},
+		Served:     registry.Served{Digest: "d", Nodes: []subjects.NodeID{}},
 	}
 	all := []string{"annotations", "description", "digest", "id", "index", "input_schema", "metadata", "name", "nodes", "source", "warnings"}
 	if diff := cmp.Diff(all, names(t, bare)); diff != "" {

@@ -105,7 +105,8 @@ type Lease struct {
 // listens for that boot's heartbeat for 2.5 s: if one comes the start is refused, else the
 // lease is taken over by compare-and-set. The record's Boot must be new for each start. A
 // goroutine renews the lease until [Lease.Release]. A nil logger discards.
-func Acquire(ctx context.Context, b *bus.Bus, record NodeRecord, log *slog.Logger) (*Lease, error) {
+func Acquire(ctx context.Context, c Conn, record NodeRecord, log *slog.Logger) (*Lease, error) {
+	b := bus.Of(c)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}

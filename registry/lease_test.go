@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -67,7 +68,7 @@ func TestLeaseLivesInEveryTopology(t *testing.T) {
 }
 
 // A renewal that is cut short by the node's end may have been stored all the same.
-func TestReleaseEndsWhatItsOwnRenewalsLeft(t *testing.T) {
+func TestReleaseDeletesRecordsOfLateRenewals(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	for _, c := range []struct {
@@ -274,10 +275,7 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Release(context.WithoutCancel(t.Context())) })
-	v, err := registry.OpenView(t.Context(), b, &registry.ViewOptions{Logger: logs.Logger, CheckEvery: 100 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := testmesh.View(t, b, &registry.ViewOptions{Logger: logs.Logger, CheckEvery: 100 * time.Millisecond})
 	t.Cleanup(v.Close)
 	counts := func(level, lease, view string) [2]int {
 		return [2]int{logs.Count("level=" + level + ` msg="` + lease), logs.Count("level=" + level + ` msg="` + view)}
@@ -427,7 +425,7 @@ func TestIndexClaimedAtOnceHasOneOwner(t *testing.T) {
 	}
 }
 
-func TestSweepTakesOnlyWhatIsOldAndWithoutALease(t *testing.T) {
+func TestSweepRemovesOnlyOldRecordsWithoutALease(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	records := registry.NewStore(b)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -155,10 +156,7 @@ func TestLaterRecordsDoNotWait(t *testing.T) {
 	b := ready(t, s.Connect(t))
 	l := acquire(t, b, record("n1", "boot1"))
 	beat(t, b, "n1", "boot1", 0)
-	v, err := registry.OpenView(t.Context(), open(t, s.Connect(t)), &registry.ViewOptions{CheckEvery: 100 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := testmesh.View(t, open(t, s.Connect(t)), &registry.ViewOptions{CheckEvery: 100 * time.Millisecond})
 	t.Cleanup(v.Close)
 	r := alike("r1")
 	key, tools := listKey(t, r)

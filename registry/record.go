@@ -28,9 +28,9 @@ type NodeRecord struct {
 	Slots   int               `json:"slots"`
 	Labels  map[string]string `json:"labels,omitempty"`
 	// Proto is the lowest and the highest version of the wire that it speaks.
-	Proto    [2]int   `json:"proto"`
-	Features []string `json:"features,omitempty"`
-	Sandbox  Sandbox  `json:"sandbox,omitzero"`
+	Proto    [2]int       `json:"proto"`
+	Features []string     `json:"features,omitempty"`
+	Sandbox  SandboxState `json:"sandbox,omitzero"`
 	// Memory is what stands behind the memory limits of tools: "cgroup v2",
 	// "cgroup v1", or "watchdog". Empty where no tools are limited.
 	Memory string `json:"memory,omitempty"`
@@ -51,8 +51,8 @@ func (r NodeRecord) stands() time.Duration {
 	return max(toolmesh.Millis(r.LeaseMS), LeaseTTL)
 }
 
-// Sandbox is a sandbox level as it was asked for and as the machine allows it.
-type Sandbox struct {
+// SandboxState is a sandbox level as it was asked for and as the machine allows it.
+type SandboxState struct {
 	Asked     string `json:"asked"`
 	Effective string `json:"effective"`
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -23,11 +24,7 @@ func TestMain(m *testing.M) { meshtest.Main(m) }
 
 func open(t testing.TB, nc *nats.Conn) *bus.Bus {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, nc, nil)
 	return b
 }
 
@@ -98,10 +95,7 @@ func beat(t testing.TB, b *bus.Bus, node, boot string, inFlight int) (stop func(
 // store would hide what it misses.
 func view(t testing.TB, b *bus.Bus) *registry.View {
 	t.Helper()
-	v, err := registry.OpenView(t.Context(), b, &registry.ViewOptions{CheckEvery: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := testmesh.View(t, b, &registry.ViewOptions{CheckEvery: time.Hour})
 	t.Cleanup(v.Close)
 	return v
 }

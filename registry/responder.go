@@ -138,18 +138,22 @@ type NodeStats struct {
 	Relayed uint64 `json:"relayed"`
 }
 
-// DescribeAnswer is a tool as `mesh info --json` prints it: the descriptor, its
-// digest and the nodes that serve it.
+// DescribeAnswer is a tool as `mesh info --json` prints it: the descriptor, and where it is served.
 type DescribeAnswer struct {
 	Descriptor *tool.Descriptor
-	Digest     string
-	Nodes      []subjects.NodeID
+	Served
+}
+
+// Served is what a [DescribeAnswer] adds to the descriptor's own form.
+type Served struct {
+	Digest string            `json:"digest"`
+	Nodes  []subjects.NodeID `json:"nodes"`
 	// Reason is that of the [Route].
-	Reason string
+	Reason string `json:"reason,omitempty"`
 	// Limits are the limits of a call in effect, by nodes; empty if there are none.
-	Limits []LimitsOnNodes
+	Limits []LimitsOnNodes `json:"limits,omitempty"`
 	// Users are the users that the tool runs as, by nodes; empty if no node tells.
-	Users []UserOnNodes
+	Users []UserOnNodes `json:"users,omitempty"`
 }
 
 // DescribedAnswer is the answer to describe of several tools, in the order of the request:
@@ -170,15 +174,6 @@ type LimitsOnNodes struct {
 	Limits tool.Limits       `json:"limits"`
 }
 
-// describedExtra are the fields that a DescribeAnswer adds to the descriptor's own form.
-type describedExtra struct {
-	Digest string            `json:"digest"`
-	Nodes  []subjects.NodeID `json:"nodes"`
-	Reason string            `json:"reason,omitempty"`
-	Limits []LimitsOnNodes   `json:"limits,omitempty"`
-	Users  []UserOnNodes     `json:"users,omitempty"`
-}
-
 // MarshalJSON writes the descriptor's own form with "digest", "nodes" and, if there are any,
 // "reason", "limits" and "users" added.
 func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
@@ -186,7 +181,7 @@ func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	tail, err := tool.MarshalPlain(describedExtra{a.Digest, a.Nodes, a.Reason, a.Limits, a.Users})
+	tail, err := tool.MarshalPlain(a.Served)
 	if err != nil {
 		return nil, err
 	}
@@ -196,16 +191,11 @@ func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
 
 // UnmarshalJSON reads what MarshalJSON wrote.
 func (a *DescribeAnswer) UnmarshalJSON(data []byte) error {
-	var extra describedExtra
-	if err := json.Unmarshal(data, &extra); err != nil {
+	*a = DescribeAnswer{Descriptor: new(tool.Descriptor)}
+	if err := json.Unmarshal(data, &a.Served); err != nil {
 		return err
 	}
-	d := new(tool.Descriptor)
-	if err := json.Unmarshal(data, d); err != nil {
-		return err
-	}
-	*a = DescribeAnswer{Descriptor: d, Digest: extra.Digest, Nodes: extra.Nodes, Reason: extra.Reason, Limits: extra.Limits, Users: extra.Users}
-	return nil
+	return json.Unmarshal(data, a.Descriptor)
 }
 
 // Responder answers the registry requests of clients from a view, in the queue
@@ -235,7 +225,8 @@ const (
 
 // NewResponder begins to answer. The view and the store must outlive it. A nil
 // logger discards.
-func NewResponder(b *bus.Bus, view *View, store *Store, log *slog.Logger) (*Responder, error) {
+func NewResponder(c Conn, view *View, store *Store, log *slog.Logger) (*Responder, error) {
+	b := bus.Of(c)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}
@@ -559,10 +550,10 @@ func (r *Responder) describe(route Route, d *tool.Descriptor) DescribeAnswer {
 		described.Index = &tool.IndexRef{Name: route.Index, Revision: route.Revision}
 	}
 	nodes := nodeIDs(route.Nodes)
-	return DescribeAnswer{
-		Descriptor: &described, Digest: route.Digest, Nodes: nodes, Reason: route.Reason, Users: usersOn(route.Nodes),
+	return DescribeAnswer{&described, Served{
+		Digest: route.Digest, Nodes: nodes, Reason: route.Reason, Users: usersOn(route.Nodes),
 		Limits: r.view.limitsOf(nodes, d.Annotations.Limits),
-	}
+	}}
 }
 
 func usersOn(nodes []Candidate) []UserOnNodes {

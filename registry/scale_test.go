@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -53,17 +54,14 @@ func silentBeat(t testing.TB, b *bus.Bus, node string, of ...*bus.Bus) {
 
 func sparing(t testing.TB, b *bus.Bus) *registry.View {
 	t.Helper()
-	v, err := registry.OpenView(t.Context(), b, &registry.ViewOptions{CheckEvery: time.Hour, Sparing: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := testmesh.View(t, b, &registry.ViewOptions{CheckEvery: time.Hour, Sparing: true})
 	t.Cleanup(v.Close)
 	return v
 }
 
 // A sparing view hears every node in a small mesh, in a large one those that it is asked
 // about, and every node again when the mesh is small again.
-func TestSparingViewHearsWhatItNeeds(t *testing.T) {
+func TestSparingViewGetsItsHeartbeats(t *testing.T) {
 	t.Parallel()
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
 		b := ready(t, top.Serve(t))
@@ -149,7 +147,7 @@ func TestStatsOfALargeMesh(t *testing.T) {
 }
 
 // Nodes that serve the same share what is known of it.
-func TestNodesShareWhatTheySayAlike(t *testing.T) {
+func TestNodesShareEqualLists(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	v := view(t, b)
@@ -181,7 +179,7 @@ func TestNodesShareWhatTheySayAlike(t *testing.T) {
 }
 
 // A view that was without its connection reads what has changed since, and no more.
-func TestReconnectReadsWhatWasMissed(t *testing.T) {
+func TestReconnectReadsMissedChanges(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
@@ -285,10 +283,7 @@ func TestLongLeasesOfTheDeadAreEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := registry.OpenView(t.Context(), open(t, s.Connect(t)), &registry.ViewOptions{CheckEvery: time.Hour, Reaps: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := testmesh.View(t, open(t, s.Connect(t)), &registry.ViewOptions{CheckEvery: time.Hour, Reaps: true})
 	t.Cleanup(v.Close)
 	meshtest.Until(t, "the lease of the node that is gone is ended", func() bool { _, ok := holder(t, b, "many2"); return !ok })
 	for _, node := range []string{"many0", "many1", "many3"} {
@@ -299,7 +294,7 @@ func TestLongLeasesOfTheDeadAreEnded(t *testing.T) {
 }
 
 // A listener is notified of what it has asked for, and of nothing else.
-func TestNotifyOfWhatIsAskedFor(t *testing.T) {
+func TestNotifyOfRequestedKeys(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	v := view(t, b)

@@ -51,7 +51,7 @@ func found(t testing.TB, b *bus.Bus, session string, q registry.Request) string 
 
 // A session finds the tools that it can call: those of all sessions and its own, in the
 // revision that is served, and nothing of other sessions. What changes is found at once.
-func TestSearchFindsWhatTheSessionCanCall(t *testing.T) {
+func TestSearchFindsCallableTools(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	store := registry.NewStore(b)
@@ -188,7 +188,7 @@ func TestSearchKeepsIndexes(t *testing.T) {
 
 // A tool whose descriptor the store lacks is found by its id, and by its words once the store has them. Until then
 // the words of all others are not read anew.
-func TestSearchLooksAgainForWhatIsMissing(t *testing.T) {
+func TestSearchRetriesMissingDescriptors(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	store := registry.NewStore(b)

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -43,4 +44,16 @@ func (s *Sessions) Admit(id subjects.SessionID) (epoch string, err error) {
 		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q does not exist: create it first", id)
 	}
 	return "", nil
+}
+
+// Ended reports whether a session of a name is known to have ended since a time, which is at
+// most some seconds ago.
+func (s *Sessions) Ended(id subjects.SessionID, since time.Time) bool {
+	view := s.view.Load()
+	if view == nil {
+		return false
+	}
+	view.mu.RLock()
+	defer view.mu.RUnlock()
+	return view.ended[canonical(id)].After(since)
 }

@@ -85,7 +85,7 @@ func (v *View) Key(public string) (Key, bool) {
 		k := Key{Session: r.Session, Token: r.ID, Tools: r.Tools, ReadOnly: r.ReadOnly, Until: r.Expires}
 		var err error
 		k.Rate, err = ParseRate(r.Rate)
-		return k, err == nil && r.Epoch == v.sessions[canonical(r.Session)].Epoch && (r.Expires.IsZero() || time.Now().Before(r.Expires))
+		return k, err == nil && r.Epoch == v.sessions[canonical(r.Session)].Epoch
 	}
 	id, err := subjects.DecodeToken(name)
 	r, ok := v.sessions[subjects.SessionID(id)]
@@ -129,11 +129,11 @@ func (v *View) applyToken(c change) {
 }
 
 // CreateToken writes the record of a new token. It ends with its session, if that was
-// created, and when it expires.
+// created, and when it expires: both times of r are of the NATS server's clock, which ends it.
 func (s *Store) CreateToken(ctx context.Context, r TokenRecord) error {
 	var ttl time.Duration
 	if !r.Expires.IsZero() {
-		ttl = max(time.Until(r.Expires), time.Second)
+		ttl = r.Expires.Sub(r.Created)
 	}
 	return s.create(ctx, "token", r.ID, tokenKey(r.Session, r.ID), r, ttl)
 }

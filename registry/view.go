@@ -59,10 +59,12 @@ type View struct {
 	nodes      map[subjects.NodeID]*nodeEntry
 	indexes    map[string]IndexRecord
 	sessions   map[subjects.SessionID]SessionRecord
-	tokens     map[string]TokenRecord // by key in MESH_SESSIONS
-	keys       map[string]string      // the key in MESH_SESSIONS of who has a public key
-	leased     int                    // how many of nodes have a lease
-	heartbeats heartbeats             // the subscriptions to them
+	ended      map[subjects.SessionID]time.Time // sessions that have ended within endedKept, and some others
+	swept      time.Time                        // when others were last removed from ended
+	tokens     map[string]TokenRecord           // by key in MESH_SESSIONS
+	keys       map[string]string                // the key in MESH_SESSIONS of who has a public key
+	leased     int                              // how many of nodes have a lease
+	heartbeats heartbeats                       // the subscriptions to them
 	closed     bool
 	listening  time.Time // since when we do: silence before it means nothing; zero: there is no connection
 	fresh      time.Time // when everything was last known to be there
@@ -116,6 +118,9 @@ func (r *refusals) take(beat codec.Heartbeat, another bool, now time.Time) {
 
 const (
 	readAgainAfter = 500 * time.Millisecond
+	// endedKept is how long a view remembers that a session has ended: nodes look four times a
+	// second whether the sessions of their calls go on.
+	endedKept = 10 * time.Second
 	// openTimeout bounds the first reading: in a cluster a new bucket is without a leader for
 	// a while.
 	openTimeout = 30 * time.Second
@@ -123,7 +128,8 @@ const (
 
 // OpenView reads the registry and follows it until [View.Close]. It returns once everything
 // was read, or with an error if ctx ends first or the buckets do not exist.
-func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, error) {
+func OpenView(ctx context.Context, c Conn, options *ViewOptions) (*View, error) {
+	b := bus.Of(c)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}
@@ -133,7 +139,7 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 		bus: store.Of(b), log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
 		wanted: make(map[listSum]*wantedList),
 		nodes:  make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
-		sessions: make(map[subjects.SessionID]SessionRecord), tokens: make(map[string]TokenRecord), keys: make(map[string]string),
+		sessions: make(map[subjects.SessionID]SessionRecord), ended: make(map[subjects.SessionID]time.Time), tokens: make(map[string]TokenRecord), keys: make(map[string]string),
 		listening: time.Now(), listeners: make(map[chan<- struct{}]Change), kick: make(chan struct{}, 1), end: end,
 	}
 	v.forget = b.OnState(v.connection)
@@ -482,6 +488,13 @@ func (v *View) applySession(c change) {
 	var r SessionRecord
 	if !c.gone && json.Unmarshal(c.data, &r) != nil {
 		return
+	}
+	if now, old := time.Now(), v.sessions[id]; old.Epoch != "" && old.Epoch != r.Epoch {
+		if now.Sub(v.swept) > endedKept {
+			maps.DeleteFunc(v.ended, func(_ subjects.SessionID, at time.Time) bool { return now.Sub(at) > endedKept })
+			v.swept = now
+		}
+		v.ended[id] = now
 	}
 	delete(v.keys, v.sessions[id].Key)
 	delete(v.sessions, id)

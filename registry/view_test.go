@@ -18,6 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -79,11 +80,7 @@ func relayed(t *testing.T, s *meshtest.Server, domain string, refuse func(subjec
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := bus.New(s.Connect(t), &bus.Options{Domain: domain})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, s.Connect(t), &bus.Options{Domain: domain})
 	return b
 }
 
@@ -346,10 +343,7 @@ func TestViewFillsHoles(t *testing.T) {
 func TestViewSeesAMissedEnd(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	v, err := registry.OpenView(t.Context(), b, &registry.ViewOptions{CheckEvery: 20 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := testmesh.View(t, b, &registry.ViewOptions{CheckEvery: 20 * time.Millisecond})
 	t.Cleanup(v.Close)
 	l := acquire(t, b, record("n1", "boot1"))
 	stream, err := b.JetStream().Stream(t.Context(), subjects.KVStream(subjects.BucketTools))

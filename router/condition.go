@@ -46,9 +46,9 @@ func (r *Router) Seen() *registry.View {
 }
 
 // Standby is what has become of the calls that waited here for a node; nil where none do.
-func (r *Router) Standby() *standby.Figures {
+func (r *Router) Standby() *standby.Outcomes {
 	if s := r.standby.Load(); s != nil {
-		f := s.Figures()
+		f := s.Outcomes()
 		return &f
 	}
 	return nil

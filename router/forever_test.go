@@ -12,7 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
@@ -23,11 +23,7 @@ func TestTimesWithoutEnd(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	nc := broker.Connect(t)
-	r, err := router.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, r) })
+	r := testmesh.Router(t, nc, nil)
 	s, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "ever", TTL: 2562047 * time.Hour})
 	if err != nil {
 		t.Fatal(err)
@@ -40,11 +36,7 @@ func TestTimesWithoutEnd(t *testing.T) {
 	if _, err := r.Session("ever").Call(t.Context(), "search", query{Text: "x"}); err != nil {
 		t.Fatal(err)
 	}
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, nc, nil)
 	if record, err := registry.NewStore(b).SessionNow(t.Context(), "ever"); err != nil || record.ID != "ever" {
 		t.Errorf("the session is not there: %+v %v", record, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 )
@@ -26,11 +27,7 @@ authorization { users: [
   { user: caller, password: caller, permissions: { publish: { deny: "$SYS.REQ.USER.INFO" } } }
 ] }`))
 	node := broker.Connect(t, nats.UserInfo("node", "node"))
-	r, err := router.New(node, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, r) })
+	r := testmesh.Router(t, node, nil)
 	s, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "s"})
 	if err != nil {
 		t.Fatal(err)
@@ -51,11 +48,7 @@ authorization { users: [
 		t.Fatal(err)
 	}
 	proxy := meshtest.NewProxy(t, broker)
-	c, err := client.New(proxy.Connect(t, nats.UserInfo("caller", "caller")), &client.Options{Session: "s", QueueOnly: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, proxy.Connect(t, nats.UserInfo("caller", "caller")), &client.Options{Session: "s", QueueOnly: true})
 	// The monotonic clock of the test says when a call that was held is too late.
 	call := func(text string, timeout time.Duration) error {
 		_, err := c.Call(t.Context(), "note", query{Text: text}, client.WithTimeout(timeout))

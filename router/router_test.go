@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 )
@@ -36,11 +36,7 @@ func watch(_ context.Context, q query) iter.Seq2[string, error] {
 func TestEmbeddedRouter(t *testing.T) {
 	broker := meshtest.Broker(t)
 	nc := broker.Connect(t)
-	r, err := router.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, r) })
+	r := testmesh.Router(t, nc, nil)
 	s, err := r.CreateSession(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -113,11 +109,7 @@ func TestClientAndHost(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	mesh, err := client.New(broker.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer mesh.Close()
+	mesh := testmesh.Client(t, broker.Connect(t), nil)
 	meshtest.Until(t, "billing is served", func() bool {
 		_, err := mesh.Call(t.Context(), "billing.search", map[string]any{"text": "x"})
 		return err == nil
@@ -157,11 +149,7 @@ func TestStopWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mesh, err := client.New(broker.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer mesh.Close()
+	mesh := testmesh.Client(t, broker.Connect(t), nil)
 	answer := make(chan error, 1)
 	go func() {
 		_, err := mesh.Call(t.Context(), id, nil)

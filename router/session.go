@@ -137,7 +137,7 @@ func (r *Router) stands(ctx context.Context, id subjects.SessionID, epoch string
 	case epoch != "" && (errors.Is(err, store.ErrNoKey) || err == nil && record.Epoch != epoch):
 		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", id)
 	case errors.Is(err, store.ErrNoKey):
-		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "nobody created a session %q", id)
+		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q was not created", id)
 	}
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -18,11 +19,7 @@ import (
 // changes the router's view shows first, or not at all.
 func TestSessionThatIsCreatedAgainAtOnce(t *testing.T) {
 	t.Parallel()
-	r, err := router.New(meshtest.Broker(t).Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, r) })
+	r := testmesh.Router(t, meshtest.Broker(t).Connect(t), nil)
 	one := host.Func(func(context.Context, struct{}) (int, error) { return 1, nil })
 	create := func(id subjects.SessionID) *router.Session {
 		s, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: id})

@@ -7,6 +7,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 )
@@ -18,11 +19,7 @@ func TestHandleOfASessionThatHasEnded(t *testing.T) {
 	broker := meshtest.Broker(t)
 	routers := make([]*router.Router, 2)
 	for i := range routers {
-		r, err := router.New(broker.Connect(t), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { meshtest.End(t, r) })
+		r := testmesh.Router(t, broker.Connect(t), nil)
 		routers[i] = r
 	}
 	one := host.Func(func(context.Context, struct{}) (int, error) { return 1, nil })

@@ -17,7 +17,7 @@ func TestNamesThatAreNotUTF8AreRefused(t *testing.T) {
 	}
 }
 
-func TestBuildRefusesWhatCannotTravel(t *testing.T) {
+func TestBuildRefusesValuesThatCannotBeSent(t *testing.T) {
 	t.Parallel()
 	for name, s := range map[string]Subject{
 		"no kind":             {},

@@ -13,23 +13,22 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// Affinity says what becomes of a call whose session's worker is busy. Empty:
-// [AffinityQueue].
+// Affinity decides about a call whose session's worker is busy. Empty: [AffinityQueue].
 type Affinity string
 
 // The affinities.
 const (
-	// AffinityQueue waits for the session's worker, however long that takes: its
-	// state is what the call is about.
+	// AffinityQueue waits for the session's worker, however long that takes, because the call
+	// needs its state.
 	AffinityQueue Affinity = "strict-queue"
 	// AffinityFail answers busy at once.
 	AffinityFail Affinity = "strict-fail-fast"
-	// AffinityHint takes another worker of the session, which has not seen what
-	// the first has.
+	// AffinityHint takes another worker of the session, which does not have the first one's
+	// state.
 	AffinityHint Affinity = "hint"
 )
 
-// Sandbox says what a worker may touch. Empty: the node's default.
+// Sandbox is the level of isolation of a worker. Empty: the node's default.
 type Sandbox string
 
 // The sandbox levels, from none to the tightest.
@@ -62,14 +61,14 @@ const (
 	LaneMesh    LaneScope = "mesh"
 )
 
-// ResultCheck says what becomes of a result that does not fit the output schema. Empty:
+// ResultCheck decides about a result that does not fit the output schema. Empty:
 // [ResultWarn].
 type ResultCheck string
 
 // The checks of results.
 const (
 	ResultOff    ResultCheck = "off"
-	ResultWarn   ResultCheck = "warn"   // it is told in the log, to who asks about the tool, and beside the result
+	ResultWarn   ResultCheck = "warn"   // reported in the log, in the tool's description, and next to the result
 	ResultStrict ResultCheck = "strict" // the call fails
 )
 
@@ -114,9 +113,9 @@ func ParseLaneScope(text string) (LaneScope, error) {
 	return LaneScope(text), oneOf("lane_scope", LaneScope(text), laneScopes)
 }
 
-// ResourceKey names what a call touches; calls with equal keys do not overlap
-// within the lane scope. The zero value is the default: ["global"], and of a
-// parallel_safe tool none in its batch and ["safe", id] in a wider scope.
+// ResourceKey names the resource of a call; calls with equal keys do not overlap within the
+// lane scope. The zero value is the default: ["global"], and for a parallel_safe tool no key in
+// its batch and ["safe", id] in a wider scope.
 type ResourceKey struct {
 	// Parts are the parts of the key; {name} stands for the argument name.
 	Parts []string
@@ -247,7 +246,7 @@ func (s Size) String() string {
 // MarshalText writes [Size.String].
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads what [ParseSize] reads.
+// UnmarshalText reads the forms of [ParseSize].
 func (s *Size) UnmarshalText(text []byte) error {
 	v, err := ParseSize(string(text))
 	*s = v
@@ -265,9 +264,8 @@ type Limits struct {
 	Output    Size          `json:"output,omitzero"`      // encoded result, or one item of a stream
 }
 
-// Within returns the limits in effect for what a tool declares: the fields of
-// standard where it declares none, and of most where it declares more. Zero fields
-// of standard and most say nothing.
+// Within returns the limits in effect for a tool's declared ones: undeclared fields are those of
+// standard, and no field exceeds that of most. Zero fields of standard and most are ignored.
 func (l Limits) Within(standard, most Limits) Limits {
 	return Limits{
 		CPUTime:   within(l.CPUTime, standard.CPUTime, most.CPUTime),
@@ -303,7 +301,7 @@ func (l Limits) MarshalJSON() ([]byte, error) {
 	return json.Marshal(limitsJSON{durationText(l.CPUTime), (*plainLimits)(&l)})
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote.
+// UnmarshalJSON reads the form of MarshalJSON.
 func (l *Limits) UnmarshalJSON(data []byte) error {
 	w := limitsJSON{plainLimits: (*plainLimits)(l)}
 	if err := json.Unmarshal(data, &w); err != nil {
@@ -338,10 +336,10 @@ type Annotations struct {
 	Streaming    bool               `json:"streaming,omitempty"`     // the tool yields items
 	Idempotent   bool               `json:"idempotent,omitempty"`    // running it twice is as good as once
 	ParallelSafe bool               `json:"parallel_safe,omitempty"` // calls may overlap within a batch
-	Alone        bool               `json:"-"`                       // parallel_safe is declared false: calls overlap with nothing, whatever the caller of a batch says
-	ReadOnly     bool               `json:"read_only,omitempty"`     // only reads what its resource key names, and shares the key with other readers
+	Alone        bool               `json:"-"`                       // parallel_safe is declared false: its calls overlap with no other, even if the caller of a batch allows it
+	ReadOnly     bool               `json:"read_only,omitempty"`     // only reads its resource, and shares the key with other readers
 	Collect      bool               `json:"collect,omitempty"`       // a unary call of a streaming tool returns the list of all items, not the last
-	ResourceKey  ResourceKey        `json:"resource_key,omitzero"`   // what a call touches
+	ResourceKey  ResourceKey        `json:"resource_key,omitzero"`   // the resource of a call
 	LaneScope    LaneScope          `json:"lane_scope,omitempty"`    // where the key counts; empty: the batch
 	Timeout      time.Duration      `json:"-"`                       // the tool's total time; 0: none declared
 	CacheTTL     time.Duration      `json:"-"`                       // how long a result may be served again; 0: never
@@ -369,8 +367,7 @@ type declaredJSON struct {
 
 type plainAnnotations Annotations
 
-// MarshalJSON writes what is declared and nothing else, durations as Go
-// duration text.
+// MarshalJSON writes only declared fields, durations as Go duration text.
 func (a Annotations) MarshalJSON() ([]byte, error) {
 	w := annotationsJSON{(*plainAnnotations)(&a), durationText(a.Timeout), durationText(a.CacheTTL)}
 	if a.Alone {
@@ -379,9 +376,9 @@ func (a Annotations) MarshalJSON() ([]byte, error) {
 	return MarshalPlain(w)
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote. Unknown keys are ignored (a newer
-// node may have written them), unknown values of a known key refused: the error
-// names the allowed ones.
+// UnmarshalJSON reads the form of MarshalJSON. It ignores unknown keys (a newer node may
+// have written them) and refuses unknown values of a known key: the error names the
+// allowed ones.
 func (a *Annotations) UnmarshalJSON(data []byte) error {
 	var v Annotations
 	w := declaredJSON{annotationsJSON: annotationsJSON{plainAnnotations: (*plainAnnotations)(&v)}}

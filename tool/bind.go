@@ -12,13 +12,13 @@ import (
 )
 
 // Bind turns the envelope form's positional args and kwargs into one arguments
-// object: args fill d.Positional in order, kwargs the rest. What is left over
-// goes to the tool's *args parameter and is returned as a JSON array, nil when
-// there is none. The values are passed on as they came; empty kwargs mean {}.
+// object: args fill d.Positional in order, kwargs the rest. Surplus args are for the
+// tool's *args parameter and are returned as a JSON array, nil without any. Values are
+// unchanged; empty kwargs mean {}.
 //
 // The error is invalid_arguments with details.errors: too many positional
-// arguments, a name that is given twice, kwargs that are no object. The object
-// is not checked against the schema: [Validator.Validate] does that.
+// arguments, a repeated name, or kwargs that are not an object. The object is not
+// checked against the schema: [Validator.Validate] does that.
 func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object, varargs json.RawMessage, err error) {
 	if trimmed := bytes.TrimSpace(kwargs); len(trimmed) == 0 || string(trimmed) == "null" {
 		kwargs = json.RawMessage(`{}`)

@@ -24,8 +24,8 @@ func alternatives(n int, one string) string {
 	return `{"type":"object","properties":{"x":{"anyOf":[` + strings.Repeat(one+`,`, n-1) + one + `]}}}`
 }
 
-// What a refusal costs depends on the size of the arguments and not on how many alternatives
-// of the schema they fail.
+// The cost of a refusal depends on the size of the arguments, and not on the number of
+// alternatives of the schema that they fail.
 func TestRefusalsAreBounded(t *testing.T) { //nolint:paralleltest // it counts what is allocated
 	long := strings.Repeat("y", 400_000)
 	list := `["[` + strings.Repeat("1,", 200_000) + `1]"]`
@@ -57,8 +57,8 @@ func TestRefusalsAreBounded(t *testing.T) { //nolint:paralleltest // it counts w
 	}
 }
 
-// A result is spoken of as a result, its place once; and what others may read of it is the
-// schema's.
+// Messages about a result call it a result and name its place once; the public text has parts of
+// the schema only.
 func TestResultsHaveTheirOwnWords(t *testing.T) {
 	t.Parallel()
 	const schema = `{"type":"object","properties":{"n":{"type":"integer"},"d":{"type":"string","format":"date"},"m":{"type":"object","additionalProperties":{"maximum":3}}},"required":["n"],"additionalProperties":false}`

@@ -67,17 +67,17 @@ type Descriptor struct {
 	Source Source `json:"source"`
 	// Warnings are texts for people, e.g. about a type that has no schema.
 	Warnings []string `json:"warnings"`
-	// Index is the index that the tool belongs to, nil for a session's own
-	// tool. It is no part of the digest: see [Descriptor.Digest].
+	// Index is the index of the tool, nil for a session's own tool. It is not part of the
+	// digest: see [Descriptor.Digest].
 	Index *IndexRef `json:"index,omitempty"`
 }
 
 // anyObject is the schema of a tool that declares none.
 var anyObject = json.RawMessage(`{"type":"object"}`)
 
-// MarshalJSON writes the form of `mesh info --json` without what the edge adds
+// MarshalJSON writes the form of `mesh info --json` without the keys that the command adds
 // ("digest", "nodes"). Absent parts have their empty value, so that scripts
-// find every key but output_schema, positional, varargs and index.
+// find every key except output_schema, positional, varargs and index.
 func (d Descriptor) MarshalJSON() ([]byte, error) {
 	type plain Descriptor // without this method
 	w := plain(d)
@@ -93,7 +93,7 @@ func (d Descriptor) MarshalJSON() ([]byte, error) {
 	return MarshalPlain(w)
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote. Unknown fields are ignored: a
+// UnmarshalJSON reads the form of MarshalJSON. Unknown fields are ignored: a
 // newer node may have written them.
 func (d *Descriptor) UnmarshalJSON(data []byte) error {
 	type plain Descriptor
@@ -147,10 +147,9 @@ func Decode(data []byte, digest string) (*Descriptor, error) {
 // digests whatever the key order of their schemas; a number literal is compared
 // as written (1.0 and 1 differ).
 //
-// The index is left out. Its name is in the id already, and the revision is no
-// part of what a caller sees of a tool: an upgrade that leaves a tool as it was
-// must leave its descriptor where it is, in every cache. The revision travels
-// in the route, beside the digest.
+// The index is left out. Its name is in the id, and the revision must not count: an upgrade
+// that does not change a tool must not change its descriptor in any cache. The
+// revision travels in the route, next to the digest.
 func (d *Descriptor) Digest() (string, error) {
 	data, err := d.Encode()
 	if err != nil {
@@ -291,10 +290,10 @@ func canonicalJSON(data []byte) ([]byte, error) {
 	return MarshalPlain(v)
 }
 
-// Canonical rewrites a JSON text with sorted keys, one form for each text in it and no
-// white space, so that what is equal is written alike. Numbers stay as they are
-// written: 1.0 and 1 are two things to a Python function. What two readers may take for
-// different things is an error: repeated keys, and text that is not Unicode.
+// Canonical rewrites a JSON text with sorted keys, one form for each string and no white space,
+// so that equal texts become identical. Numbers stay as they are written: 1.0 and 1 differ to a
+// Python function. Texts that two readers may understand differently are an error: repeated
+// keys, and strings that are not Unicode.
 func Canonical(data json.RawMessage) (json.RawMessage, error) {
 	v := jsontext.Value(bytes.Clone(data))
 	err := v.Compact(jsontext.ReorderRawObjects(true), jsontext.PreserveRawStrings(false),

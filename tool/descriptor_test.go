@@ -305,7 +305,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// What a tool declares replaces what is standard, and nothing is beyond the most.
+// Declared limits replace the standard ones and never exceed the highest.
 func TestLimitsWithin(t *testing.T) {
 	t.Parallel()
 	standard := tool.Limits{Memory: 1e9, Pids: 256, OpenFiles: 1024, TempFiles: 1e9}

@@ -5,10 +5,10 @@ import "encoding/json"
 // FileFormat is the format of a schema whose value is a [File].
 const FileFormat = "mesh-file"
 
-// File is a file as an argument or a result, of any size: on the wire what names its bytes
-// in the mesh's store of large values. A client puts and gets them by path, see
-// client.PutFile. No path travels. A function with one in its arguments reads it with a client
-// of the call's session.
+// File is an argument or result that is a file of any size: on the wire it is a reference to its
+// bytes in the mesh's object store. A client uploads and downloads it by path, see
+// client.PutFile. Paths do not travel. A function with a File in its arguments reads it with a
+// client of the call's session.
 type File struct {
 	Ref    string `json:"$file"` // <session>.<anything>
 	Digest string `json:"digest"`

@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// maxChanges bounds what is told of one call.
+	// maxChanges bounds the reported changes of one call.
 	maxChanges = 20
-	// maxHeld is how long a text may be, in bytes, that is read as a value: longer than what a
-	// model writes in one answer.
+	// maxHeld is the longest text, in bytes, that is read as a value: more than a model writes in
+	// one answer.
 	maxHeld = 1 << 20
 	// perStep is how many bytes, members or names are looked at for the price of a visit.
 	perStep = 16
@@ -23,21 +23,21 @@ const (
 
 // Fit makes arguments that a model wrote fit the schema where their meaning is plain:
 //
-//   - text that holds a JSON list, object, number, boolean or null becomes that value,
-//     where the schema takes no text and takes the value;
-//   - a null of an optional argument that takes none is left out;
-//   - a name that differs from a declared one by upper and lower case or by - and _
-//     alone becomes that, where it would be refused or the declared one is missing.
+//   - text of a JSON list, object, number, boolean or null becomes that value,
+//     where the schema accepts the value and no text;
+//   - a null for an optional argument without null is removed;
+//   - a name that differs from a declared one only by case or by - and _ becomes that name
+//     where it would be refused or the declared one is missing.
 //
-// changed says each change, as a text for people. Arguments that fit are returned as
-// they are, and so is all that fits in no way: [Validator.Validate] says where. The
+// changed describes each change, as a text for people. Arguments that fit are returned
+// unchanged, as are parts that cannot be made to fit: [Validator.Validate] reports them. The
 // work has the bound of one check.
 func (v *Validator) Fit(args json.RawMessage) (fitted json.RawMessage, changed []string) {
 	if v.Validate(args) == nil {
 		return args, nil
 	}
 	fitted = args
-	_ = v.checked(args, func(one *check, value any) error { //nolint:errcheck // what cannot be checked stays as it is
+	_ = v.checked(args, func(one *check, value any) error { //nolint:errcheck // values that cannot be checked stay as they are
 		f := fitter{check: one, texts: make(map[string]text)}
 		value = f.value(one.schema, value, "")
 		if data, err := MarshalPlain(value); err == nil && len(f.changed) > 0 {
@@ -54,7 +54,7 @@ type fitter struct {
 	texts   map[string]text // those that were read
 }
 
-// text is what a text holds, if it is a value.
+// text is the value in a text, if it is one.
 type text struct {
 	value any
 	ok    bool
@@ -66,8 +66,8 @@ func (f *fitter) note(at, format string, args ...any) {
 	}
 }
 
-// spend counts work that the library does not see: a visit, and what n more take that are
-// looked at in it.
+// spend counts work that the library does not see: one visit, and n values that it
+// looks at.
 func (f *fitter) spend(n int) {
 	if f.check.left -= 1 + n/perStep; f.check.left < 0 {
 		panic(budgetSpent{})
@@ -82,7 +82,7 @@ func (f *fitter) value(s *jsonschema.Schema, v any, at string) any {
 	before := len(f.changed)
 	switch v := v.(type) {
 	case map[string]any, []any:
-		// What is in it is looked at in any case, unless one alternative may take it as it is.
+		// Its content is visited in any case, unless one alternative may accept it as it is.
 		if (s.AnyOf != nil || s.OneOf != nil) && accepts(s, v) {
 			return v
 		}
@@ -212,8 +212,8 @@ func item(s *jsonschema.Schema, i int) *jsonschema.Schema {
 	return rest
 }
 
-// held is what a text holds, which is read once. What was made of it is not changed: to make
-// something fit copies it.
+// held returns the value in a text, which is parsed once. The value is not changed: fitting
+// copies it.
 func (f *fitter) held(given string) (any, bool) {
 	if len(given) > maxHeld {
 		return nil, false
@@ -245,20 +245,32 @@ func held(text string) (any, bool) {
 }
 
 // takesText says whether some text may fit a schema. It says yes where it cannot tell.
-func (f *fitter) takesText(s *jsonschema.Schema) bool { return f.text(s, maxSteps) }
+func (f *fitter) takesText(s *jsonschema.Schema) bool {
+	return mayBe(s, "string", maxSteps, func() bool { f.spend(0); return true })
+}
 
-func (f *fitter) text(s *jsonschema.Schema, steps int) bool {
-	f.spend(0)
-	isText := func(v any) bool { _, ok := v.(string); return ok }
-	refuses := func(one *jsonschema.Schema) bool { return !f.text(one, steps-1) }
+// MayBe says whether some value of a JSON type may fit a schema, where number is one that is not
+// whole. It says yes where it cannot tell. The empty type is one that no schema names: what it
+// may be is anything.
+func MayBe(s *jsonschema.Schema, kind string) bool {
+	left := maxVisits
+	return mayBe(s, kind, maxSteps, func() bool { left--; return left > 0 })
+}
+
+// maxVisits is how many parts of a schema [MayBe] looks at.
+const maxVisits = 1000
+
+func mayBe(s *jsonschema.Schema, kind string, steps int, visit func() bool) bool {
+	is := func(v any) bool { return KindOf(v) == kind }
+	refuses := func(one *jsonschema.Schema) bool { return !mayBe(one, kind, steps-1, visit) }
 	switch {
-	case steps == 0:
+	case steps == 0 || !visit():
 		return true
 	case s.Bool != nil:
 		return *s.Bool
-	case s.Types != nil && *s.Types&types['"'] == 0,
-		s.Enum != nil && !slices.ContainsFunc(s.Enum.Values, isText),
-		s.Const != nil && !isText(*s.Const),
+	case s.Types != nil && !slices.ContainsFunc(s.Types.ToStrings(), func(t string) bool { return t == kind || t == "number" && kind == "integer" }),
+		s.Enum != nil && !slices.ContainsFunc(s.Enum.Values, is),
+		s.Const != nil && !is(*s.Const),
 		s.Ref != nil && refuses(s.Ref),
 		slices.ContainsFunc(s.AllOf, refuses):
 		return false

@@ -20,8 +20,8 @@ import (
 // For returns the JSON Schema of T: [SchemaFor] with a type argument.
 func For[T any]() (json.RawMessage, error) { return SchemaFor(reflect.TypeFor[T]()) }
 
-// SchemaFor returns the JSON Schema (2020-12) of what encoding/json reads and
-// writes for a Go type.
+// SchemaFor returns the JSON Schema (2020-12) of the JSON that encoding/json reads and writes
+// for a Go type.
 //
 // Structs are closed objects whose properties are the exported fields under
 // their json names, in field order; the tag `jsonschema:"…"` is a field's
@@ -200,7 +200,7 @@ func composite(t reflect.Type) bool {
 	return false
 }
 
-// unnamable is what no definition's name has.
+// unnamable matches characters that a definition's name must not have.
 var unnamable = regexp.MustCompile(`[^A-Za-z0-9_]`)
 
 // name returns the definition's name of a type and notes that it is needed.
@@ -221,7 +221,7 @@ func (in *inference) name(t reflect.Type) string {
 	return n
 }
 
-// shape is the schema of a type that is no pointer, without references to
+// shape is the schema of a type that is not a pointer, without references to
 // itself at the top.
 func (in *inference) shape(t reflect.Type) *inferred {
 	if s := known(t); s != nil {

@@ -164,7 +164,7 @@ type marshaler struct{}
 
 func (marshaler) MarshalJSON() ([]byte, error) { return []byte(`1`), nil }
 
-// TestSchemaForAgreesWithJSON: what encoding/json writes of a value fits the
+// TestSchemaForAgreesWithJSON: the JSON that encoding/json writes for a value fits the
 // schema of its type.
 func TestSchemaForAgreesWithJSON(t *testing.T) {
 	t.Parallel()

@@ -6,7 +6,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// mcpWords is what metadata.mcp says to MCP clients, which read no list of tools with a word of another shape.
+// mcpWords is metadata.mcp for MCP clients, which reject a list of tools with a field of another type.
 type mcpWords struct {
 	Icons []struct {
 		Src      string   `json:"src"`

@@ -12,7 +12,7 @@ import (
 // maxProviderName is the shortest limit that a provider sets for a tool's name.
 const maxProviderName = 64
 
-// hashMark stands before the hash of a name that cannot be read back. No other name
+// hashMark precedes the hash of a name that cannot be decoded. No other name
 // has three dashes in a row.
 const hashMark = "---"
 
@@ -43,9 +43,9 @@ func ProviderName(id subjects.ToolID) string {
 	return name[:min(len(name), maxProviderName-len(suffix))] + suffix
 }
 
-// FromProviderName returns the id of a [ProviderName]. hashed says that the name ends
-// in a hash: then the id is the one among those that are known that has this name. ok
-// is false for what is no such name.
+// FromProviderName returns the id of a [ProviderName]. hashed tells that the name ends in a
+// hash: then the id is the one of the known ids that has this name. ok is false for any
+// other text.
 func FromProviderName(name string) (id subjects.ToolID, hashed, ok bool) {
 	id = subjects.ToolID(fromProvider.Replace(name))
 	hashed = strings.Contains(name, hashMark)

@@ -9,7 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// everyProvider is what all providers take: OpenAI and Anthropic
+// everyProvider matches names that all providers accept: OpenAI and Anthropic
 // ^[a-zA-Z0-9_-]{1,64}$, Gemini no digit and no dash first.
 var everyProvider = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]{0,63}$`)
 
@@ -35,7 +35,7 @@ func TestProviderName(t *testing.T) {
 	}
 }
 
-// A name is nobody else's, whatever is rendered with the tool, and leads back to it.
+// Names are unique among tools that are rendered together, and lead back to their tool.
 func FuzzProviderNames(f *testing.F) {
 	f.Add("a.b.c\na.b-c\na-b.c\n.\n-\n\nmétéo.x")
 	f.Add(strings.Repeat("x", 70) + "\n" + strings.Repeat("x", 71) + "\n\xff\n\xfe")

@@ -27,9 +27,9 @@ type Problem struct {
 	// Pointer is the JSON Pointer into the arguments; of a missing field, to
 	// where it would be; "" is the arguments object itself.
 	Pointer string `json:"pointer"`
-	// Expected says what the schema allows, e.g. "integer".
+	// Expected describes the allowed values, e.g. "integer".
 	Expected string `json:"expected"`
-	// Got says what was there, e.g. `"three"` or "nothing".
+	// Got describes the value, e.g. `"three"` or "nothing".
 	Got string `json:"got"`
 	// Message is a sentence that stands alone.
 	Message string `json:"message"`
@@ -221,7 +221,7 @@ func (c *collector) missing(location, names []string, because string) {
 	}
 }
 
-// typeOf is what JSON a field of the object at location is, empty where its schema does not say it itself.
+// typeOf is the JSON type of a field of the object at location, empty if its schema does not name one.
 func (c *collector) typeOf(location []string, field string) string {
 	s := plain(c.schema)
 	for _, step := range append(slices.Clone(location), field) {
@@ -237,7 +237,7 @@ func (c *collector) typeOf(location []string, field string) string {
 	return strings.Join(s.Types.ToStrings(), " or ")
 }
 
-// plain is the schema that s refers to, or that it allows beside null; nil where there is none.
+// plain is the schema that s refers to, or that it allows next to null; nil otherwise.
 func plain(s *jsonschema.Schema) *jsonschema.Schema {
 	for range maxSteps {
 		switch {
@@ -352,7 +352,7 @@ func valueAt(v any, location []string) (any, bool) {
 	return v, true
 }
 
-// public says of a failed check what the schema has of it, and the kind of what came.
+// public describes a failed check by the schema and the kind of the value.
 func public(e *jsonschema.ValidationError, root any) string {
 	for group := true; group && len(e.Causes) > 0; {
 		switch e.ErrorKind.(type) {
@@ -369,7 +369,7 @@ func public(e *jsonschema.ValidationError, root any) string {
 		expected = c.problems[0].Expected
 	}
 	if v, ok := valueAt(root, e.InstanceLocation); ok {
-		got = kindOf(v)
+		got = articles[KindOf(v)]
 	}
 	switch k := e.ErrorKind.(type) {
 	case *fault.Required:
@@ -382,21 +382,26 @@ func public(e *jsonschema.ValidationError, root any) string {
 	return fmt.Sprintf("%s: expected %s, got %s", strings.TrimPrefix(e.SchemaURL, schemaURL), expected, got)
 }
 
-// kindOf is the JSON kind of a decoded value.
-func kindOf(v any) string {
-	switch v.(type) {
+// KindOf returns the JSON type of a decoded value as a schema names it, also of a package's own
+// objects: a whole number is an integer.
+func KindOf(v any) string {
+	switch v := v.(type) {
 	case nil:
 		return "null"
 	case bool:
-		return "a boolean"
+		return "boolean"
 	case string:
-		return "a string"
+		return "string"
 	case []any:
-		return "an array"
-	case map[string]any:
-		return "an object"
+		return "array"
+	case json.Number:
+		if _, whole := WholeNumber(string(v)); whole {
+			return "integer"
+		}
+		return "number"
+	default:
+		return "object"
 	}
-	return "a number"
 }
 
 const maxShown = 80
@@ -418,8 +423,8 @@ func show(v any) string {
 	return text
 }
 
-// appendShown appends v as JSON text as far as it may be shown: what a large value costs is
-// what a small one does.
+// appendShown appends v as JSON text as far as it may be shown, at the same cost for large and
+// small values.
 func appendShown(b []byte, v any) []byte {
 	if len(b) > utf8.UTFMax*maxShown {
 		return b

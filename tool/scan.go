@@ -18,7 +18,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// Bounds on the JSON that is looked at, whatever a schema allows.
+// Bounds on checked JSON, independent of the schema.
 const (
 	// maxDepth is how deep arrays and objects may nest. Python's own reader
 	// gives up near 1,000; a recursive reader must give up before its stack does.
@@ -34,10 +34,9 @@ const (
 	maxSteps = 16
 )
 
-// scanner reads JSON text in one pass: it checks the syntax (UTF-8 and repeated
-// keys included) and our bounds, and beside that whether the value certainly
-// fits a compiled schema. It never says that a value does not fit: it is unsure
-// then, and the library is asked.
+// scanner reads JSON text in one pass: it checks the syntax (UTF-8 and repeated keys
+// included) and our bounds, and whether the value certainly fits a compiled schema. It
+// never reports that a value does not fit: where it is unsure, the library decides.
 type scanner struct {
 	dec      *jsontext.Decoder
 	readable readable
@@ -65,7 +64,7 @@ func scan(data []byte, schema *jsonschema.Schema, known readable) (fits bool, er
 	return !s.unsure, nil
 }
 
-// notUTF8 returns where the first text is that is not UTF-8, -1 if there is none.
+// notUTF8 returns the offset of the first text that is not UTF-8, -1 without one.
 func notUTF8(data []byte) int {
 	if utf8.Valid(data) {
 		return -1
@@ -89,7 +88,7 @@ func checkJSON(data []byte) error {
 	return nil
 }
 
-// malformed says what of a text is no JSON, or is more than we take.
+// malformed is an error in a text that is not JSON, or exceeds our bounds.
 type malformed struct {
 	pointer       string // "" for the text as a whole
 	what          string
@@ -111,7 +110,7 @@ func (m *malformed) problem(whole, verb string) Problem {
 	return Problem{Pointer: m.pointer, Expected: m.expected, Got: m.got, Message: whole + " " + verb + " " + m.what}
 }
 
-// fail says what the decoder refuses.
+// fail returns the decoder's error.
 func (s *scanner) fail(err error) *malformed {
 	var bad *jsontext.SyntacticError
 	switch {
@@ -220,8 +219,8 @@ func (s *scanner) array(schema *jsonschema.Schema) *malformed {
 	return nil
 }
 
-// bounded holds a number to what Python's float and exact arithmetic can meet:
-// not 1e999999999, and not 1e-999999999 either, which rounds to 0 without an error.
+// bounded limits numbers to those that Python's float and exact arithmetic can handle: not
+// 1e999999999, and not 1e-999999999 either, which rounds to 0 without an error.
 func (s *scanner) bounded(text []byte) *malformed {
 	refuse := func(what, expected string) *malformed {
 		got := string(text[:min(len(text), 40)])
@@ -297,9 +296,9 @@ func saysOnly(schema *jsonschema.Schema, words []string) bool {
 	return true
 }
 
-// resolve returns the schema that a value of this kind has to fit, behind
-// references and alternatives. What fits the first alternative of its kind fits
-// the whole. nil: anything fits, or the library is to be asked.
+// resolve returns the schema that a value of this kind has to fit, behind references and
+// alternatives. A value that fits the first alternative of its kind fits the whole. nil: any
+// value fits, or the library must decide.
 func (s *scanner) resolve(schema *jsonschema.Schema, kind jsontext.Kind) *jsonschema.Schema {
 	for range maxSteps {
 		switch {
@@ -331,7 +330,7 @@ func (s *scanner) resolve(schema *jsonschema.Schema, kind jsontext.Kind) *jsonsc
 }
 
 var (
-	// types are what a schema may call the values of each kind.
+	// types are a schema's possible types of the values of each kind.
 	types = [256]jsonschema.Types{
 		'n': typesOf("null"), 't': typesOf("boolean"), 'f': typesOf("boolean"), '"': typesOf("string"),
 		'0': typesOf("number", "integer"), '{': typesOf("object"), '[': typesOf("array"),
@@ -401,9 +400,10 @@ var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
 func escapePointer(key string) string { return pointerEscapes.Replace(key) }
 
 // article names a kind of value in a sentence.
-func article(kind jsontext.Kind) string {
-	names := map[jsontext.Kind]string{
-		'n': "null", 't': "a boolean", 'f': "a boolean", '"': "a string", '0': "a number", '{': "an object", '[': "an array",
-	}
-	return names[kind]
+func article(kind jsontext.Kind) string { return articles[kind.String()] }
+
+// articles are the names of kinds and of JSON types in a sentence.
+var articles = map[string]string{
+	"null": "null", "true": "a boolean", "false": "a boolean", "boolean": "a boolean", "string": "a string", "number": "a number", "integer": "a number",
+	"{": "an object", "object": "an object", "[": "an array", "array": "an array",
 }

@@ -46,7 +46,7 @@ type check struct {
 	left   int
 }
 
-// budgetSpent is what a check panics with, through the library.
+// budgetSpent is the value with which a check panics, through the library.
 type budgetSpent struct{}
 
 // Validate counts a visit. It is the library's interface of an extension. A
@@ -140,7 +140,7 @@ func newCheck(doc any) (*check, []string, error) {
 	return one, warnings, err
 }
 
-// Warnings returns what of the schema is not asserted, as texts for people.
+// Warnings are the parts of the schema that are not asserted, as texts for people.
 func (v *Validator) Warnings() []string { return v.warnings }
 
 // Validate checks an arguments object; empty args mean {}. The error is
@@ -150,9 +150,9 @@ func (v *Validator) Warnings() []string { return v.warnings }
 // The work is bounded: arguments that a recursive schema of overlapping
 // alternatives cannot decide in reasonable time are refused too.
 //
-// Repeated keys are refused: which one counts differs between readers, so what
-// was checked might not be what runs. Numbers are compared exactly; 1.0 is an
-// integer. A null is a value, not an absent field.
+// Repeated keys are refused: readers differ in which one counts, so the checked arguments
+// might not be those that the tool gets. Numbers are compared exactly; 1.0 is an integer. A
+// null is a value, not an absent field.
 func (v *Validator) Validate(args json.RawMessage) error {
 	if len(args) == 0 {
 		args = json.RawMessage(`{}`)
@@ -177,17 +177,17 @@ func (v *Validator) Validate(args json.RawMessage) error {
 	return err
 }
 
-// Mismatch is what is wrong with a result.
+// Mismatch is a fault of a result.
 type Mismatch struct {
-	// Text says it to the caller, with what is there.
+	// Text describes it to the caller, with the result's value.
 	Text string
-	// Public says it with what the schema has alone: neither texts nor keys of the result are in it.
+	// Public describes it by the schema only: it has neither texts nor keys of the result.
 	Public string
 }
 
-// CheckResult reports what is wrong with a result, or with an item, of the schema; nil for
-// nothing. The error says why that cannot be decided: the work is bounded by the size, as that
-// of [Validator.Validate] is.
+// CheckResult returns how a result, or an item, does not fit the schema; nil if it fits. The
+// error is why that cannot be decided: the work is bounded by the size, as that of
+// [Validator.Validate].
 func (v *Validator) CheckResult(result json.RawMessage) (wrong *Mismatch, err error) {
 	certain, bad := scan(result, v.fast, v.readable)
 	switch {
@@ -209,7 +209,7 @@ func (v *Validator) CheckResult(result json.RawMessage) (wrong *Mismatch, err er
 // errBudget is the end of a check that takes too long.
 var errBudget = errors.New("too complex to check: the schema's alternatives overlap and are nested in themselves")
 
-// ask has the library check a value that is well-formed, and told say what is wrong.
+// ask has the library check a well-formed value, and calls told with its error.
 func (v *Validator) ask(data json.RawMessage, told func(*jsonschema.ValidationError, any) error) error {
 	return v.checked(data, func(one *check, value any) error {
 		err := one.schema.Validate(value)
@@ -272,7 +272,7 @@ func (e *remoteError) Error() string { return "remote reference " + e.url }
 
 func (noLoader) Load(url string) (any, error) { return nil, &remoteError{url} }
 
-// anyText stands for a pattern that Go's engine cannot express.
+// anyText replaces a pattern that Go's engine cannot express.
 type anyText string
 
 func (a anyText) String() string        { return string(a) }

@@ -191,8 +191,8 @@ func TestMissingFieldNamesItsType(t *testing.T) {
 	}
 }
 
-// What JSON allows and we do not is a problem of its place; where text is no JSON
-// the place is counted in bytes.
+// Valid JSON that we do not accept is a problem with its place; in invalid JSON the place is
+// counted in bytes.
 func TestValidateMalformed(t *testing.T) {
 	t.Parallel()
 	v, err := tool.Compile(nil)

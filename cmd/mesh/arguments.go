@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -206,7 +207,7 @@ var kinds = [][2]string{
 func article(types map[string]bool) string {
 	var parts []string
 	for _, kind := range kinds {
-		if types[kind[0]] {
+		if types[kind[0]] && (kind[0] != "integer" || !types["number"]) {
 			parts = append(parts, kind[1])
 		}
 	}
@@ -227,13 +228,10 @@ func fits(schema json.RawMessage, p pair) bool {
 func jsonHint(s *jsonschema.Schema, name string, types map[string]bool) string {
 	switch {
 	case types["array"]:
-		of, one := itemsOf(partOf(s, name)), `"…"`
-		for kind, example := range map[string]string{"integer": "1", "number": "1.5", "boolean": "true", "object": `{"…":…}`} {
-			if len(of) == 1 && of[kind] {
-				one = example
-			}
-		}
-		return "; write " + name + ":='[" + one + "]'"
+		_, of, _ := strings.Cut(kindOf(partOf(s, name), 0), "array of ")
+		of, _, _ = strings.Cut(of, "|")
+		examples := map[string]string{"integer": "1", "number": "1.5", "boolean": "true", "object": `{"…":…}`}
+		return "; write " + name + ":='[" + cmp.Or(examples[of], `"…"`) + "]'"
 	case types["object"]:
 		return "; write " + name + `:='{"…":…}'`
 	}

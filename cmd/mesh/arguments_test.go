@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -118,6 +119,25 @@ func TestArguments(t *testing.T) {
 				t.Errorf("arguments (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The work of typing k=v is bounded, whatever the author of a schema wrote: alternatives of
+// alternatives are 4^20 types here.
+func TestArgumentsOfNestedAlternatives(t *testing.T) {
+	t.Parallel()
+	defs := map[string]any{"d20": map[string]any{"type": "integer"}}
+	for i := range 20 {
+		next := map[string]any{"$ref": fmt.Sprintf("#/$defs/d%d", i+1)}
+		defs[fmt.Sprintf("d%d", i)] = map[string]any{"anyOf": []any{next, next, next, next}}
+	}
+	schema := compact(map[string]any{"$defs": defs, "properties": map[string]any{"x": map[string]any{"$ref": "#/$defs/d0"}}})
+	g, err := parseArguments([]string{"x=5"}, nil)
+	if err == nil {
+		_, err = g.merge(json.RawMessage(schema))
+	}
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -26,15 +27,9 @@ func TestFollowedAuditGoesOnBehindACut(t *testing.T) {
 	if _, err := h.Handle("pay", host.Func(func(context.Context, struct{}) (int, error) { return 1, nil })); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, h)
 	t.Cleanup(func() { _ = h.Stop(context.WithoutCancel(t.Context())) })
-	c, err := client.New(s.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, s.Connect(t), nil)
 	proxy := meshtest.NewProxy(t, s)
 	follow := meshCommand(t, t.TempDir(), "audit", "-f", "--json", "--server="+proxy.URL)
 	shown := newWatch("")

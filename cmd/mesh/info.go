@@ -258,17 +258,8 @@ func declaredBy(n tool.Annotations) string {
 // limitsText lists limits by the names that a manifest gives them, "-" if there are
 // none.
 func limitsText(l tool.Limits) string {
-	var parts []string
-	part := func(name string, value any, there bool) {
-		if there {
-			parts = append(parts, fmt.Sprintf("%s %v", name, value))
-		}
-	}
-	part("cpu_time", l.CPUTime, l.CPUTime > 0)
-	part("memory", l.Memory, l.Memory > 0)
-	part("pids", l.Pids, l.Pids > 0)
-	part("open_files", l.OpenFiles, l.OpenFiles > 0)
-	part("temp_files", l.TempFiles, l.TempFiles > 0)
-	part("output", l.Output, l.Output > 0)
-	return cmp.Or(strings.Join(parts, ", "), "-")
+	data, _ := l.MarshalJSON() // one object of names, sizes and numbers
+	return cmp.Or(withoutMarks.Replace(string(data)), "-")
 }
+
+var withoutMarks = strings.NewReplacer("{", "", "}", "", `"`, "", ":", " ", ",", ", ")

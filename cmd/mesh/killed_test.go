@@ -8,6 +8,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -15,10 +16,7 @@ import (
 func TestKilledCallEnds(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
-	h, err := host.New(broker.Connect(t), &host.Options{Index: "desk"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testmesh.Host(t, broker.Connect(t), &host.Options{Index: "desk"})
 	started, ended := make(chan struct{}), make(chan error)
 	hold := host.HandlerFunc(func(ctx context.Context, _ *host.Call, _ host.Sink) error {
 		started <- struct{}{}
@@ -29,10 +27,7 @@ func TestKilledCallEnds(t *testing.T) {
 	if _, err := h.Handle("hold", hold, host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
+	testmesh.Start(t, h)
 	cmd := meshCommand(t, t.TempDir(), "call", "desk.hold", "{}", "--timeout=1h", "--server="+broker.URL)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -53,12 +53,14 @@ func (a *app) lsCommand() *cobra.Command {
 
 // known are the indexes of this session, also those that no tool is listed of: of an
 // index of many tools, or of an earlier version, only nodes that serve it know them.
-// Without a registry it is those of the tools.
+// Without a registry, or the right to ask it, it is those of the tools.
 func (a *app) known(ctx context.Context, l *link, tools []registry.ListedTool) []inventory.Index {
-	view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
-	if err == nil {
-		defer view.Close()
-		return inventory.Indexes(view, l.session)
+	if inventory.MayAsk(ctx, l.bus, l.domain) == nil {
+		view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
+		if err == nil {
+			defer view.Close()
+			return inventory.Indexes(view, l.session)
+		}
 	}
 	var all []inventory.Index
 	for _, t := range tools {

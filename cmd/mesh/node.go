@@ -187,7 +187,7 @@ callers send. Send it over a channel that nobody else reads.`,
 				return toolmesh.Errorf(toolmesh.CodeInternal, "the key of the nodes: %w", err)
 			}
 			fmt.Fprintf(a.out, "(umask 077; echo %s > toolmesh-node.nk) && %s --nkey toolmesh-node.nk\n", seed, join)
-			fmt.Fprintln(a.err, "mesh: it holds a secret: whoever has this line is a node of the mesh")
+			fmt.Fprintln(a.err, "mesh: the line has a secret: any program that has it can be a node of the mesh")
 			return nil
 		}),
 	}

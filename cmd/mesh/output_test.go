@@ -16,7 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/broker"
-	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -35,10 +35,7 @@ func TestTextOfToolsSteersNoTerminal(t *testing.T) {
 	}
 	t.Cleanup(nc.Close)
 	const hostile = "nice\x1b[2J\x1b]0;owned\a\u009b31m\u202ecod\rover"
-	h, err := host.New(nc, &host.Options{Index: "hostile", Version: hostile, Labels: map[string]string{"of": hostile}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testmesh.Host(t, nc, &host.Options{Index: "hostile", Version: hostile, Labels: map[string]string{"of": hostile}})
 	for name, say := range map[string]func(context.Context, struct{}) (string, error){
 		"say":  func(context.Context, struct{}) (string, error) { return hostile, nil },
 		"fail": func(context.Context, struct{}) (string, error) { return "", errors.New(hostile) },
@@ -59,10 +56,7 @@ func TestTextOfToolsSteersNoTerminal(t *testing.T) {
 	}}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
+	testmesh.Start(t, h)
 	startAgent(t, home, b.URL(), "one") // answers for the registry
 	for _, args := range [][]string{
 		{"ls"}, {"ls", "--json"}, {"info", "hostile.say"}, {"call", "hostile.say"}, {"call", "liar.say"}, {"info", "liar.say"}, {"call", "hostile.fail"},

@@ -36,8 +36,15 @@ func follow(part *jsonschema.Schema) *jsonschema.Schema {
 
 // typesOf returns the JSON types that a parameter takes; false is any.
 func typesOf(s *jsonschema.Schema, name string) (types map[string]bool, ok bool) {
-	types = make(map[string]bool)
-	return types, collect(partOf(s, name), types, 0)
+	part := partOf(s, name)
+	if part == nil || tool.MayBe(part, "") {
+		return nil, false
+	}
+	types = map[string]bool{"string": tool.MayBe(part, "string")}
+	for _, kind := range kinds {
+		types[kind[0]] = tool.MayBe(part, kind[0])
+	}
+	return types, true
 }
 
 // partOf is the schema of a parameter; nil if it takes anything.
@@ -49,78 +56,6 @@ func partOf(s *jsonschema.Schema, name string) *jsonschema.Schema {
 	return part
 }
 
-// itemsOf are the types of the items of a list, none where they may be any.
-func itemsOf(part *jsonschema.Schema) map[string]bool {
-	if part = follow(part); part == nil {
-		return nil
-	}
-	for _, one := range part.AnyOf {
-		if types := itemsOf(one); len(types) > 0 {
-			return types
-		}
-	}
-	types := make(map[string]bool)
-	if part.Items2020 == nil || !collect(part.Items2020, types, 0) {
-		return nil
-	}
-	return types
-}
-
-// collect adds the types of a part, and reports false if it takes anything.
-func collect(part *jsonschema.Schema, types map[string]bool, depth int) bool {
-	part = follow(part)
-	if part == nil || depth > mostDepth {
-		return false
-	}
-	values := enumOf(part)
-	if part.Const != nil {
-		values = append(slices.Clip(values), *part.Const)
-	}
-	either := slices.Concat(part.AnyOf, part.OneOf)
-	switch {
-	case part.Types != nil:
-		for _, name := range part.Types.ToStrings() {
-			types[name] = true
-		}
-		return true
-	case len(values) > 0:
-		for _, value := range values {
-			types[typeOf(value)] = true
-		}
-		return true
-	case len(either) > 0:
-		return !slices.ContainsFunc(either, func(one *jsonschema.Schema) bool { return !collect(one, types, depth+1) })
-	}
-	// The first part that says a type.
-	return slices.ContainsFunc(part.AllOf, func(one *jsonschema.Schema) bool { return collect(one, types, depth+1) })
-}
-
-func enumOf(part *jsonschema.Schema) []any {
-	if part.Enum == nil {
-		return nil
-	}
-	return part.Enum.Values
-}
-
-func typeOf(value any) string {
-	switch v := value.(type) {
-	case nil:
-		return "null"
-	case bool:
-		return "boolean"
-	case string:
-		return "string"
-	case []any:
-		return "array"
-	case json.Number:
-		if strings.ContainsAny(v.String(), ".eE") {
-			return "number"
-		}
-		return "integer"
-	}
-	return "object"
-}
-
 // kindOf names a part in a word or two.
 func kindOf(part *jsonschema.Schema, depth int) string {
 	part = follow(part)
@@ -128,8 +63,10 @@ func kindOf(part *jsonschema.Schema, depth int) string {
 		return "any"
 	}
 	var kinds []string
-	for _, value := range enumOf(part) {
-		kinds = append(kinds, compact(value))
+	if part.Enum != nil {
+		for _, value := range part.Enum.Values {
+			kinds = append(kinds, compact(value))
+		}
 	}
 	for _, one := range slices.Concat(part.AnyOf, part.OneOf) {
 		kinds = append(kinds, kindOf(one, depth+1))

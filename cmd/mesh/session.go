@@ -33,10 +33,10 @@ func (a *app) sessions() noun[inventory.Session] {
 		id: func(s inventory.Session) string { return string(s.ID) },
 		of: func(_ *link, view *registry.View) []inventory.Session { return inventory.Sessions(view) },
 		missing: func(id string, _ []string) error {
-			return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "nobody created a session %q; mesh session ls lists those that are there", id).
+			return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q was not created; mesh session ls lists the existing ones", id).
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		},
-		none:    "nobody created a session; calls are in session default",
+		none:    "no sessions were created; calls are in session default",
 		columns: []string{"SESSION", "STATE", "TTL", "CREATED"},
 		row: func(s inventory.Session) []string {
 			return []string{string(s.ID), s.State, cmp.Or(s.TTL, "-"), s.Created.Local().Format(time.DateTime)}

@@ -71,7 +71,7 @@ nothing else. mesh node invite prints how another machine joins.`,
 	flags.SortFlags = false
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background; returns when calls can be served")
 	flags.StringVar(&f.natsListen, "nats-listen", defaultListen, "`HOST:PORT` of the NATS server; port 0 takes a free one")
-	flags.BoolVar(&f.open, "open", false, "without keys: whoever reaches the server may do everything")
+	flags.BoolVar(&f.open, "open", false, "without keys: any program that reaches the server may do everything")
 	flags.DurationVar(&f.idle, "idle", 0, "stop when nobody has been connected for so long (default never)")
 	settings.Bind(flags, &a.set.Node)
 	settings.Bind(flags, &a.set.Policy)
@@ -339,9 +339,9 @@ const upFile = "up.json"
 func (a *app) warnOpen(f upFlags) {
 	switch {
 	case f.open:
-		fmt.Fprintf(a.err, "mesh: warning: whoever reaches %s can install and call tools: --open starts it without keys\n", f.natsListen)
+		fmt.Fprintf(a.err, "mesh: warning: any program that reaches %s can install and call tools: --open starts it without keys\n", f.natsListen)
 	case !loopback(f.natsListen):
-		fmt.Fprintf(a.err, "mesh: warning: whoever reaches %s can call the tools of the session default, without a key\n", f.natsListen)
+		fmt.Fprintf(a.err, "mesh: warning: any program that reaches %s can call the tools of the session default, without a key\n", f.natsListen)
 	}
 }
 

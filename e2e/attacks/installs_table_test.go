@@ -23,7 +23,7 @@ type recipe struct {
 	refused bool
 	// spelling says that it is another way to do what another one tries. It is installed in the
 	// soak alone: tests of venv (TestRefusedRequirements, TestDependenciesInTheTree, TestHashesAreHeldTo)
-	// and of executor (TestABuildGivesAWheelAlone, TestStartUpCodeRunsConfined,
+	// and of executor (TestBuildGivesOnlyAWheel, TestStartUpCodeRunsConfined,
 	// TestAnInitCommandIsAStranger, TestAModuleThatSpeaksForItsZygote) try it at their door.
 	spelling bool
 	// everywhere has a second node take it, too; in the soak all are taken.

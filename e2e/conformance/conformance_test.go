@@ -25,6 +25,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -401,11 +402,7 @@ func connected(t *testing.T, url string) *nats.Conn {
 
 func goClient(t *testing.T, url string) *client.Client {
 	t.Helper()
-	c, err := client.New(connected(t, url), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, connected(t, url), nil)
 	return c
 }
 
@@ -606,10 +603,7 @@ func goHost(t *testing.T, url string) string {
 	const index = "gohost"
 	nc := connected(t, url)
 	c := goClient(t, url)
-	h, err := host.New(nc, &host.Options{Index: index})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testmesh.Host(t, nc, &host.Options{Index: index})
 	handlers := map[string]host.Handler{
 		"echo": host.Func(func(_ context.Context, in struct {
 			Value json.RawMessage `json:"value"`
@@ -761,10 +755,7 @@ func goHost(t *testing.T, url string) string {
 			t.Fatal(err)
 		}
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
+	testmesh.Start(t, h)
 	served(t, url, index+".add")
 	return index
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -256,11 +257,7 @@ func TestNothingOverlaps(t *testing.T) {
 	if out, err := install.CombinedOutput(); err != nil {
 		t.Fatalf("install: %v\n%s", err, out)
 	}
-	c, err := client.New(broker.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := testmesh.Client(t, broker.Connect(t), nil)
 	served := func(node string) func() bool {
 		return func() bool {
 			nodes, _ := c.Describe(t.Context(), "lanes.t.write")

@@ -29,6 +29,9 @@ def given({', '.join(f'{one}: str = ""' for one in NAMES)}) -> dict[str, str]:
 
 def items({', '.join(f'{one}: str = ""' for one in NAMES)}):
     yield {{key: value for key, value in locals().items() if value}}
+
+def rest(first: int, *values: int) -> list[int]:
+    return [first, *values]
 """
 ASKS = """
 def asks(tool: str, given: dict) -> dict:
@@ -57,7 +60,7 @@ class Place(NamedTuple):
 @pytest.fixture(scope="module")
 def place(opened: Started, binary: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder, index, workers = tmp_path_factory.mktemp("roads"), name(), name()
-    tools = ["given", "items", "asks", "aasks", "batches", "streams"]
+    tools = ["given", "items", "asks", "aasks", "batches", "streams", "rest"]
     (folder / "tools.toml").write_text(f"[index]\ntools = {json.dumps([f'roads.{one}' for one in tools])}\n")
     (folder / "roads.py").write_text(SOURCE + ASKS)
     opened.run("install", str(folder), "--name", workers)
@@ -170,3 +173,10 @@ def test_any_name_by_stores(place: Place) -> None:
     for one in NAMES:
         for found in (index.execute("given", {one: "x"}), index.tools[0](**{one: "x"})):
             assert found == {one: "x"}, one
+
+
+@pytest.mark.parametrize("hosted", [True, False])
+def test_further_arguments_by_position(place: Place, hosted: bool) -> None:
+    """A tool with *values takes them by position and by name, of a host and of an installed index alike."""
+    tool = place.client.tool(place.tool.replace("given", "rest") if hosted else f"{place.asks}.roads.rest")
+    assert tool(1, 2, 3) == tool(1, values=[2, 3]) == [1, 2, 3]

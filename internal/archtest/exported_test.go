@@ -1,37 +1,21 @@
 package archtest
 
 import (
+	"encoding/json"
+	"errors"
 	"go/ast"
+	"go/importer"
 	"go/parser"
 	"go/token"
-	"maps"
+	"go/types"
+	"io"
+	"os"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
-
-// internalTypes are the exported names of public packages whose signatures have a type of an
-// internal package, which no other module can write. The list may only shrink.
-var internalTypes = map[string]string{
-	"client.NewOn":              onOneBus,
-	"host.NewOn":                onOneBus,
-	"registry.Acquire":          onOneBus,
-	"registry.NewAwaiting":      onOneBus,
-	"registry.NewResponder":     onOneBus,
-	"registry.NewStore":         onOneBus,
-	"registry.OpenView":         onOneBus,
-	"standby.New":               onOneBus,
-	"executor.Given":            "agents read it from a bundle",
-	"executor.Index.Call":       "the type has an alias, executor.Sink",
-	"executor.Options.Levels":   "only tests set levels",
-	"executor.Stats.(embedded)": "its fields are numbers",
-	"meshtest.Keyed.As":         "roles are constants of text",
-	"meshtest.Option":           "options are made by functions of meshtest",
-}
-
-const onOneBus = "packages of this module share one connection and its inbox"
 
 // public reports whether programs of other modules can use a package.
 func public(folder string) bool {
@@ -39,150 +23,236 @@ func public(folder string) bool {
 		!within(folder, "bench") && !within(folder, "e2e") && !within(folder, "examples") && !within(folder, "k8s")
 }
 
-// exportsInternal returns the exported names of a file whose declarations have a type of an
-// internal package: "folder.Name", or "folder.Type.Member".
-func exportsInternal(folder string, file *ast.File) (names []string) {
-	internal := make(map[string]bool) // names of imported packages
-	for _, imported := range file.Imports {
-		at, err := strconv.Unquote(imported.Path.Value)
-		if err != nil || !slices.Contains(strings.Split(at, "/"), "internal") {
+// compiled are the public packages as the compiler sees them.
+var compiled = sync.OnceValues(compile)
+
+func compile() (all []*types.Package, err error) {
+	m := read()
+	if m.err != nil {
+		return nil, m.err
+	}
+	args := []string{"list", "-export", "-deps", "-json=ImportPath,Export"}
+	for _, p := range m.packages {
+		if public(p.folder) {
+			args = append(args, "./"+p.folder)
+		}
+	}
+	out, err := run(m.root, "go", args...)
+	if err != nil {
+		return nil, err
+	}
+	exports := make(map[string]string)
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var l struct{ ImportPath, Export string }
+		if err := dec.Decode(&l); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, err
+		}
+		exports[l.ImportPath] = l.Export
+	}
+	from := importer.ForCompiler(token.NewFileSet(), "gc", func(name string) (io.ReadCloser, error) { return os.Open(exports[name]) })
+	for _, s := range m.packages {
+		if !public(s.folder) {
 			continue
 		}
-		name := path.Base(at)
-		if imported.Name != nil {
-			name = imported.Name.Name
+		p, err := from.Import(path.Join(module, s.folder))
+		if err != nil {
+			return nil, err
 		}
-		internal[name] = true
+		all = append(all, p)
 	}
-	has := func(n ast.Node) (found bool) {
-		ast.Inspect(n, func(n ast.Node) bool {
-			if sel, ok := n.(*ast.SelectorExpr); ok {
-				if pkg, ok := sel.X.(*ast.Ident); ok {
-					found = found || internal[pkg.Name]
-				}
-			}
-			return !found
-		})
-		return found
-	}
-	add := func(n ast.Node, name ...string) {
-		if has(n) {
-			names = append(names, path.Base("/"+folder)+"."+strings.Join(name, "."))
-		}
-	}
-	fields := func(of string, list *ast.FieldList) {
-		for _, f := range list.List {
-			for _, name := range f.Names {
-				if name.IsExported() {
-					add(f.Type, of, name.Name)
-				}
-			}
-			if len(f.Names) == 0 { // embedded
-				add(f.Type, of, "(embedded)")
-			}
-		}
-	}
-	for _, decl := range file.Decls {
-		switch d := decl.(type) {
-		case *ast.FuncDecl:
-			name := []string{d.Name.Name}
-			if d.Recv != nil {
-				of := receiver(d.Recv.List[0].Type)
-				if !ast.IsExported(of) {
-					continue
-				}
-				name = []string{of, d.Name.Name}
-			}
-			if d.Name.IsExported() {
-				add(d.Type, name...)
-			}
-		case *ast.GenDecl:
-			for _, spec := range d.Specs {
-				switch s := spec.(type) {
-				case *ast.ValueSpec:
-					if s.Type != nil && slices.ContainsFunc(s.Names, (*ast.Ident).IsExported) {
-						add(s.Type, s.Names[0].Name)
-					}
-				case *ast.TypeSpec:
-					if !s.Name.IsExported() || s.Assign.IsValid() { // an alias is a name that others can write
-						continue
-					}
-					switch of := s.Type.(type) {
-					case *ast.StructType:
-						fields(s.Name.Name, of.Fields)
-					case *ast.InterfaceType:
-						fields(s.Name.Name, of.Methods)
-					default:
-						add(of, s.Name.Name)
-					}
-				}
-			}
-		}
-	}
-	return names
+	return all, nil
 }
 
-// receiver is the name of a method's type.
-func receiver(of ast.Expr) string {
-	switch t := of.(type) {
-	case *ast.StarExpr:
-		return receiver(t.X)
-	case *ast.IndexExpr:
-		return receiver(t.X)
-	case *ast.IndexListExpr:
-		return receiver(t.X)
-	case *ast.Ident:
-		return t.Name
+// surface looks for types of internal packages in what public packages export.
+type surface struct {
+	named map[*types.TypeName]bool // types of internal packages that have an exported alias in a public one
+	bad   []string
+}
+
+// exposed returns a line for each exported name with a type in it that no other module can
+// write: one of an internal package without an exported alias in a public one. What such an
+// alias names is looked into as well.
+func exposed(packages []*types.Package) []string {
+	s := &surface{named: make(map[*types.TypeName]bool)}
+	var exported []types.Object
+	for _, p := range packages {
+		for _, name := range p.Scope().Names() {
+			if o := p.Scope().Lookup(name); o.Exported() {
+				exported = append(exported, o)
+				if of, ok := o.(*types.TypeName); ok && of.IsAlias() {
+					if to, ok := types.Unalias(o.Type()).(*types.Named); ok {
+						s.named[to.Obj()] = true
+					}
+				}
+			}
+		}
 	}
-	return ""
+	for _, o := range exported {
+		name := strings.TrimPrefix(o.Pkg().Path(), module+"/") + "." + o.Name()
+		if of, ok := types.Unalias(o.Type()).(*types.Named); ok && isType(o) {
+			s.declaration(name, of)
+		} else {
+			s.look(name, o.Type())
+		}
+	}
+	return s.bad
+}
+
+func isType(o types.Object) bool {
+	_, ok := o.(*types.TypeName)
+	return ok
+}
+
+// declaration looks into a type: its methods, and what it is made of.
+func (s *surface) declaration(name string, t *types.Named) {
+	for m := range types.NewMethodSet(types.NewPointer(t)).Methods() { // those of embedded types, too
+		if m.Obj().Exported() {
+			s.look(name+"."+m.Obj().Name(), m.Type())
+		}
+	}
+	s.look(name, t.Underlying())
+}
+
+// look looks into a type where a name has it.
+func (s *surface) look(name string, t types.Type) {
+	switch t := types.Unalias(t).(type) {
+	case *types.Named:
+		if o := t.Obj(); o.Pkg() != nil && slices.Contains(strings.Split(o.Pkg().Path(), "/"), "internal") && !s.named[o] {
+			s.bad = append(s.bad, name+" has the type "+o.Pkg().Path()+"."+o.Name())
+		}
+		for of := range t.TypeArgs().Types() {
+			s.look(name, of)
+		}
+	case interface{ Elem() types.Type }: // pointers, slices, arrays, channels, maps
+		s.look(name, t.Elem())
+		if m, ok := t.(*types.Map); ok {
+			s.look(name, m.Key())
+		}
+	case *types.Signature:
+		for v := range t.Params().Variables() {
+			s.look(name, v.Type())
+		}
+		for v := range t.Results().Variables() {
+			s.look(name, v.Type())
+		}
+	case *types.Struct:
+		for f := range t.Fields() {
+			if f.Exported() {
+				s.look(name+"."+f.Name(), f.Type())
+			}
+		}
+	case *types.Interface:
+		for m := range t.Methods() {
+			if m.Exported() {
+				s.look(name+"."+m.Name(), m.Type())
+			}
+		}
+	}
 }
 
 func TestNoInternalTypesAreExported(t *testing.T) {
 	t.Parallel()
-	left := maps.Clone(internalTypes)
-	for name, file := range house(t).parsed {
-		folder := folderOf(name)
-		if strings.HasSuffix(name, "_test.go") || !public(folder) {
-			continue
-		}
-		for _, name := range exportsInternal(folder, file) {
-			if _, known := internalTypes[name]; !known {
-				t.Errorf("%s has a type of an internal package in its signature: no other module can write it. Do not export it, or take a type of a public package", name)
-			}
-			delete(left, name)
-		}
+	packages, err := compiled()
+	if err != nil {
+		t.Fatal(err)
 	}
-	for name := range left {
-		t.Errorf("%s exports no internal type: take it off the list", name)
+	for _, line := range exposed(packages) {
+		t.Errorf("%s, which no other module can write: do not export it, or take a type of a public package", line)
 	}
 }
 
-// The rule finds an internal type wherever an exported signature can have one.
+// namesakes are the exported type names of more than one public package, and why no reader
+// meets two of them unexpectedly. The list may only shrink.
+var namesakes = map[string]string{
+	"BatchResult": "codec has the wire form of client's",
+	"Call":        "what codec encodes, executor runs and host hands to a handler: one call in three floors",
+	"Chunk":       "codec has the wire form of client's",
+	"Options":     "each package has its own",
+	"Request":     "codec has that of a call, registry that of a question",
+	"Server":      "meshtest's is a broker, and only tests import it",
+	"Task":        "codec has the wire form of client's",
+}
+
+func TestExportedTypesHaveOneHome(t *testing.T) {
+	t.Parallel()
+	packages, err := compiled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	homes := make(map[string][]string)
+	for _, p := range packages {
+		for _, name := range p.Scope().Names() {
+			if o := p.Scope().Lookup(name); o.Exported() && isType(o) {
+				homes[name] = append(homes[name], p.Path())
+			}
+		}
+	}
+	for name, in := range homes {
+		if _, known := namesakes[name]; len(in) > 1 && !known {
+			t.Errorf("the type %s is exported by %v: rename the lesser one, so that a reader meets one of that name", name, in)
+		}
+	}
+	for name := range namesakes {
+		if len(homes[name]) < 2 {
+			t.Errorf("the type %s has one home: take it off the list", name)
+		}
+	}
+}
+
+// The rule finds an internal type wherever an exported name can have one.
 func TestExportedRuleRefuses(t *testing.T) {
 	t.Parallel()
 	fset := token.NewFileSet()
-	for code, want := range map[string]bool{
-		`func New(b *bus.Bus) {}`:                 true,
-		`func make(b *bus.Bus) {}`:                false,
-		`func (t *T) Do() bus.Bus { return b }`:   true,
-		`func (t *t) Do() bus.Bus { return b }`:   false,
-		`func (t G[X]) Do(...bus.Bus) {}`:         true,
-		`type T struct { B map[string]*bus.Bus }`: true,
-		`type T struct { b *bus.Bus }`:            false,
-		`type T struct { *bus.Bus }`:              true,
-		`type T interface { Do(bus.Bus) }`:        true,
-		`type T func(bus.Bus)`:                    true,
-		`type T = bus.Bus`:                        false,
-		`var B bus.Bus`:                           true,
-		`func New() { _ = bus.New() }`:            false,
-		`func New(m nats.Msg) {}`:                 false,
-	} {
-		file, err := parser.ParseFile(fset, "a.go", "package a\nimport (\n\"x/internal/bus\"\n\"x/nats\"\n)\n"+code, parser.SkipObjectResolution)
+	check := func(at, code string, imported ...*types.Package) *types.Package {
+		file, err := parser.ParseFile(fset, "a.go", code, parser.SkipObjectResolution)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := len(exportsInternal("client", file)) > 0; got != want {
+		config := types.Config{Importer: imports(imported)}
+		p, err := config.Check(at, fset, []*ast.File{file}, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", code, err)
+		}
+		return p
+	}
+	bus := check("x/internal/bus", "package bus; type Bus struct{ n int }; func New() *Bus { return nil }; type Keeper struct{ Bus *Bus }")
+	for code, want := range map[string]bool{
+		`func New(b *bus.Bus) {}`:                                                      true,
+		`func make(b *bus.Bus) {}`:                                                     false,
+		`type T int; func (t *T) Do() (b bus.Bus) { return b }`:                        true,
+		`type t int; func (t *t) Do() (b bus.Bus) { return b }`:                        false,
+		`type G[X any] int; func (t G[X]) Do(...bus.Bus) {}`:                           true,
+		`type G[X any] int; func Do(G[bus.Bus]) {}`:                                    true,
+		`type T struct { B map[string]*bus.Bus }`:                                      true,
+		`type T struct { B map[bus.Bus]int }`:                                          true,
+		`type T struct { b *bus.Bus }`:                                                 false,
+		`type T struct { *bus.Bus }`:                                                   true,
+		`type T struct { keeper }; type keeper struct{}; func (keeper) Do(bus.Bus) {}`: true,
+		`type T interface { Do(bus.Bus) }`:                                             true,
+		`type T func(bus.Bus)`:                                                         true,
+		`type T chan []bus.Bus`:                                                        true,
+		`type T = bus.Bus; func New(b *bus.Bus) {}`:                                    false,
+		`type T = bus.Keeper`:                                                          true,
+		`type t = bus.Bus; func New(b *t) {}`:                                          true,
+		`var B = bus.New()`:                                                            true,
+		`func New() { _ = bus.New() }`:                                                 false,
+	} {
+		if got := len(exposed([]*types.Package{check("x/client", `package client; import "x/internal/bus"; var _ bus.Bus; `+code, bus)})) > 0; got != want {
 			t.Errorf("%s: refused is %t, want %t", code, got, want)
 		}
 	}
+}
+
+// imports imports packages that are at hand.
+type imports []*types.Package
+
+func (all imports) Import(name string) (*types.Package, error) {
+	for _, p := range all {
+		if p.Path() == name {
+			return p, nil
+		}
+	}
+	return nil, errors.New("no package " + name)
 }

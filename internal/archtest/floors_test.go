@@ -67,6 +67,7 @@ var floors = map[string]int{
 	"examples/react":    top,
 	"examples/serve":    top,
 	"internal/archtest": top,
+	"internal/testmesh": top,
 	"k8s":               top,
 }
 
@@ -89,8 +90,9 @@ var onlyIn = []struct {
 	{prometheus, []string{"internal/monitor"}, "what others count they say in figures of their own"},
 	{natsServer, []string{"internal/broker", "meshtest"}, "only what starts a broker links one"},
 	{module + "/internal/broker", []string{"cmd/mesh", "meshtest", "bench"}, "only what starts a broker links one"},
+	{module + "/internal/testmesh", nil, "it is for tests"},
 	{module + "/internal/transcript", nil, "it is for tests"},
-	{module + "/meshtest", []string{"bench", "e2e", "examples"}, "it is for tests"},
+	{module + "/meshtest", []string{"bench", "e2e", "examples", "internal/testmesh"}, "it is for tests"},
 }
 
 // never says what a folder must not depend on, directly or through others.
@@ -246,6 +248,17 @@ func report(t *testing.T, broken []string) {
 func TestFloors(t *testing.T) {
 	t.Parallel()
 	report(t, brokenFloors(house(t).packages))
+}
+
+// The module's doc.go has a line for each package of the table.
+func TestFloorsAreDocumented(t *testing.T) {
+	t.Parallel()
+	page := house(t).parsed["doc.go"].Doc.Text()
+	for folder, floor := range floors {
+		if floor != top && !strings.Contains(page, folder) {
+			t.Errorf("doc.go does not name %s", folder)
+		}
+	}
 }
 
 func TestLinks(t *testing.T) {

@@ -26,7 +26,7 @@ import (
 const (
 	// stopWithin is how long the calls in flight may take to end.
 	stopWithin = 30 * time.Second
-	// writeWithin is how long the program may take to read what is left for it.
+	// writeWithin is the time for the program to read the remaining frames.
 	writeWithin = 5 * time.Second
 	// mostRequests is how many requests about tools may wait.
 	mostRequests = 64
@@ -47,7 +47,7 @@ type Options struct {
 	Version string
 	// MessagePack has the frames be in MessagePack. Defaults to JSON.
 	MessagePack bool
-	// Logger takes what happens; nil discards it.
+	// Logger receives events; nil discards them.
 	Logger *slog.Logger
 }
 
@@ -70,7 +70,7 @@ type Bridge struct {
 	hosting sync.Mutex // guards host; held while it starts
 	host    *host.Host // nil until there is a tool
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	offered  map[place]map[subjects.ToolID]*tool.Descriptor
 	serving  map[string]*served
 	calls    map[string]*own
@@ -101,13 +101,12 @@ func New(b *bus.Bus, opts *Options) (*Bridge, error) {
 	}, nil
 }
 
-// Run speaks with the program, which writes in and reads out, until ctx ends, the
-// program drains the bridge or is gone, or the node is another process's. Then it ends
-// what runs, as docs/bridge.md says: with a drain for half a minute at most. Nothing is
-// written to out afterwards; in is read until it ends, and what it holds then is
-// dropped. The error is worker_crashed where the program has left calls that it
-// was serving, protocol_error where what it writes are no frames, and why the node is
-// lost.
+// Run speaks with the program, which writes in and reads out, until ctx ends, the program drains
+// the bridge or ends, or another process becomes the node. Then it ends running calls as
+// docs/bridge.md describes, with a drain of at most half a minute. It writes nothing to out
+// afterwards; it reads in until its end and drops the rest. The error is worker_crashed if the
+// program has left calls that it was serving, protocol_error for input that is not frames, or
+// why the node is lost.
 func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	b.base, b.stop = context.WithCancelCause(context.Background())
 	defer b.stop(nil)
@@ -138,7 +137,7 @@ func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return err
 }
 
-// wait returns when the bridge is to end, with what is wrong.
+// wait returns when the bridge must end, with the reason.
 func (b *Bridge) wait(ctx context.Context, read <-chan error) error {
 	hosted := b.hosted
 	var lost <-chan struct{}
@@ -172,7 +171,7 @@ func (b *Bridge) wait(ctx context.Context, read <-chan error) error {
 	}
 }
 
-// end drains what is served, waits for the program's calls, and ends what still runs.
+// end drains served calls, waits for the program's calls, and ends the remaining ones.
 func (b *Bridge) end(requests *sync.WaitGroup) {
 	b.mu.Lock()
 	b.draining = true
@@ -240,7 +239,7 @@ func (b *Bridge) ready() []byte {
 	return append(strconv.AppendInt(f, b.bus.MaxPayload(), 10), '}')
 }
 
-// leaves notes that the program is gone: what it was serving is over.
+// leaves records that the program is gone: calls that it was serving have failed.
 func (b *Bridge) leaves() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -276,8 +275,7 @@ func (b *Bridge) read(in io.Reader) error {
 	}
 }
 
-// take does what a frame says. bad is what is wrong with it; of a frame that cannot be
-// read f has what could be.
+// take handles a frame. bad is its fault; of an unreadable frame f has the readable part.
 func (b *Bridge) take(f *frame, bad error) {
 	switch f.kind {
 	case typeResponse, typeChunk:
@@ -343,7 +341,7 @@ func (b *Bridge) refuse(id []byte, err error) {
 	_ = b.pipe.put(b.base, append(f, '}'))
 }
 
-// answerRequests does what the program asks about tools, in order.
+// answerRequests answers the program's requests about tools, in order.
 func (b *Bridge) answerRequests() {
 	for {
 		select {

@@ -35,7 +35,7 @@ type outcome struct {
 	err   error
 }
 
-// What a program writes outside of JSON, or of a frame, costs it no more than it must.
+// Input that is not JSON, or not a frame, costs the program no more than it must.
 func TestFramesThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t)
@@ -116,8 +116,8 @@ func (m *mesh) call(t testing.TB, id, args string, opts ...client.CallOption) <-
 	return done
 }
 
-// A program that reads nothing has the callers find its slots taken, and is served as
-// before when it reads again; what is kept for it has a bound.
+// If a program does not read, callers get busy, and the calls work again once it reads; frames
+// kept for it are bounded.
 func TestAProgramThatReadsNothing(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t)
@@ -171,8 +171,8 @@ func TestAProgramThatReadsNothing(t *testing.T) {
 	}
 }
 
-// A stream to a program that does not go on, and one of a program that heeds no credit,
-// hold up what makes the items; nothing is lost.
+// A stream to a program that does not read on, and one of a program that ignores credit, are
+// held back at their source; no item is lost.
 func TestStreamsAreHeldBack(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t)
@@ -254,8 +254,8 @@ func TestStreamsAreHeldBack(t *testing.T) {
 	reading.Wait()
 }
 
-// A signal drains, as the program's own drain does; and who reads nothing of it does
-// not keep the bridge.
+// A signal drains, as the program's own drain does; a program that does not read does not
+// keep the bridge.
 func TestASignalDrains(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t)
@@ -451,8 +451,8 @@ func TestACircleEnds(t *testing.T) {
 	}
 }
 
-// While the broker is away the program's calls fail, at once and as what never began;
-// and where another process has become the node meanwhile, the bridge ends.
+// While the broker is away the program's calls fail at once, with started false; if another
+// process has become the node meanwhile, the bridge ends.
 func TestABridgeThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t)

@@ -37,7 +37,7 @@ type own struct {
 	raised  chan struct{} // capacity 1: granted has grown
 }
 
-// question is what a call asks for.
+// question is the options of a call.
 type question struct {
 	tool    subjects.ToolID
 	session subjects.SessionID // empty: that of the call above, or the bridge's
@@ -47,7 +47,7 @@ type question struct {
 	above   *served       // nil: none
 }
 
-// read puts what a frame says over what q says already.
+// read returns q with the values of a frame.
 func (q question) read(b *Bridge, f *frame) (question, error) {
 	id, ok := text(f.ToolID)
 	if !ok {
@@ -171,8 +171,8 @@ func (c *own) under(q *question) (end func()) {
 	}
 }
 
-// call makes an rpc_tool_call of the program, an rpc_tool_stream, or a describe_tool. bad
-// is what is wrong with the frame, whose call can be told all the same.
+// call makes an rpc_tool_call of the program, an rpc_tool_stream, or a describe_tool. bad is a
+// fault of the frame, which fails the call.
 func (b *Bridge) call(f *frame, bad error) {
 	c, key, err := b.enter(f.RPCID, "rpc_id")
 	if err != nil {
@@ -318,8 +318,8 @@ func (b *Bridge) task(c *own, q *question) (value json.RawMessage, err error) {
 	return value, err
 }
 
-// described asks what a tool is. The program's own are known here before the registry
-// has heard of them.
+// described returns the description of a tool. The program's own are known here before the
+// registry has them.
 func (b *Bridge) described(c *own, q *question) (json.RawMessage, error) {
 	defer c.under(q)()
 	raw, err := b.client.In(b.sessionOf(q)).Describe(c.ctx, q.tool)
@@ -331,7 +331,7 @@ func (b *Bridge) described(c *own, q *question) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	return registry.DescribeAnswer{Descriptor: own, Digest: digest, Nodes: []subjects.NodeID{b.opts.Node}}.MarshalJSON()
+	return registry.DescribeAnswer{Descriptor: own, Served: registry.Served{Digest: digest, Nodes: []subjects.NodeID{b.opts.Node}}}.MarshalJSON()
 }
 
 // stream makes a streaming call, unless err says that it must not.
@@ -361,8 +361,8 @@ func (b *Bridge) stream(c *own, key string, q *question, err error) {
 	_ = b.pipe.put(b.base, append(last, '}'))
 }
 
-// items makes a streaming call and hands its items on; what that fails with is the
-// error, and cancels the call.
+// items makes a streaming call and passes its items on; the error is that of each or of the
+// call, and cancels the call.
 func (b *Bridge) items(c *own, q *question, each func(json.RawMessage) error) error {
 	defer c.under(q)()
 	args, err := b.arguments(c.ctx, q)

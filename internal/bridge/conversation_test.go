@@ -55,7 +55,7 @@ type player struct {
 	m     *mesh
 	p     *program
 	known map[string]any // by placeholder
-	calls []chan any     // answers of the mesh that nobody has looked at yet
+	calls []chan any     // answers of the mesh that were not compared yet
 	rpc   subjects.RPCID // of the last call of the mesh
 }
 
@@ -147,8 +147,8 @@ func mustJSON(t *testing.T, v any) json.RawMessage {
 	return data
 }
 
-// compare holds JSON to a pattern: "$name" is the same wherever it stands, "$…" is
-// anything, and an object may have more members where the pattern has "…".
+// compare compares JSON with a pattern: "$name" is the same everywhere, "$…" matches anything,
+// and an object may have more members where the pattern has "…".
 func (p *player) compare(step, pattern string, got json.RawMessage) {
 	p.t.Helper()
 	var want, have any

@@ -69,8 +69,8 @@ type frame struct {
 	Parallel  jsontext.Value `json:"parallel"`
 }
 
-// parseFrame reads an object in JSON. With an error the frame has what stood before
-// the fault, so that the call that it is about can be told.
+// parseFrame reads an object in JSON. With an error the frame has the fields before the fault, so
+// that its call can be failed.
 func parseFrame(body []byte) (f frame, err error) {
 	if kind := jsontext.Value(body).Kind(); kind != '{' && kind != jsontext.KindInvalid {
 		return f, invalid("the frame is not an object")
@@ -88,7 +88,7 @@ func text(raw []byte) (value string, ok bool) {
 	return value, len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, &value) == nil
 }
 
-// optional is the text that a value is, empty where there is no value.
+// optional is a value's text, empty without a value.
 func optional(raw []byte, name string) (string, error) {
 	if absent(raw) {
 		return "", nil
@@ -100,7 +100,7 @@ func optional(raw []byte, name string) (string, error) {
 	return value, nil
 }
 
-// whole is the whole number that a value is, 0 where there is no value.
+// whole is a value's whole number, 0 without a value.
 func whole(raw []byte, name string) (int64, error) {
 	if absent(raw) {
 		return 0, nil
@@ -137,11 +137,11 @@ type reader struct {
 	packed bool // MessagePack
 }
 
-// errFraming is the end of what can be read: nothing says where the next frame begins.
-var errFraming = toolmesh.Errorf(toolmesh.CodeProtocolError, "what the program wrote is no frame: four bytes of length, big-endian, then JSON (with --msgpack MessagePack)")
+// errFraming ends the input: the beginning of the next frame is unknown.
+var errFraming = toolmesh.Errorf(toolmesh.CodeProtocolError, "the program's output is not a frame: expected four bytes of length, big-endian, then JSON (with --msgpack MessagePack)")
 
-// next returns the next frame as JSON. A *toolmesh.Error that is not errFraming is of
-// this frame alone; body is then what could be read of it. io.EOF is the end.
+// next returns the next frame as JSON. A *toolmesh.Error other than errFraming is about this
+// frame only; body is then its readable part. io.EOF is the end.
 func (r *reader) next() (body []byte, err error) {
 	var head [lengthBytes]byte
 	if _, err := io.ReadFull(r.from, head[:]); err != nil {
@@ -181,6 +181,6 @@ func appendFrame(to, body []byte, packed bool) []byte {
 	} else {
 		to = append(to, body...)
 	}
-	binary.BigEndian.PutUint32(to[start:], uint32(len(to)-start-lengthBytes)) //nolint:gosec // what the mesh carries is far less
+	binary.BigEndian.PutUint32(to[start:], uint32(len(to)-start-lengthBytes)) //nolint:gosec // values of the mesh are far smaller
 	return to
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// Whatever a program writes is read as JSON that it is, or refused; and what is JSON
-// survives MessagePack.
+// Any input is read as the JSON that it is, or refused; JSON survives MessagePack.
 func FuzzFrames(f *testing.F) {
 	for _, body := range []string{
 		`{"type":"rpc_tool_call","rpc_id":"1","tool_id":"a.b","args":[1,"x",null],"kwargs":{"k":{"deep":[true,1.5e300]}}}`,
@@ -54,7 +53,7 @@ func TestWholeNumbersAsDoubles(t *testing.T) {
 	}
 }
 
-// What a program writes in MessagePack is read as the JSON that docs/bridge.md says.
+// Input in MessagePack is read as the JSON of docs/bridge.md.
 func TestPackedFrames(t *testing.T) {
 	t.Parallel()
 	pack := func(value any) []byte {

@@ -8,10 +8,10 @@ import (
 	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
-// mostPending is how many bytes wait for the program before those who write more do.
+// mostPending is how many bytes may wait for the program before writers wait.
 const mostPending = 1 << 20
 
-// pipe is what goes to the program. Its methods may be called concurrently, run once.
+// pipe has the frames for the program. Its methods may be called concurrently, run once.
 type pipe struct {
 	to     io.Writer
 	packed bool // MessagePack
@@ -48,15 +48,14 @@ func (p *pipe) put(ctx context.Context, body []byte) error {
 	}
 }
 
-// push is put for what must not wait. There is little of it: it is about calls whose
-// frames were put.
+// push is put without waiting. It is for few frames: those about calls whose frames were put.
 func (p *pipe) push(body []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.add(body)
 }
 
-// add takes a frame; p.mu is held. Behind the end nobody reads it.
+// add appends a frame; p.mu is held. After the end it is dropped.
 func (p *pipe) add(body []byte) {
 	if p.closed {
 		return
@@ -65,8 +64,7 @@ func (p *pipe) add(body []byte) {
 	wake.Up(p.signal)
 }
 
-// close has run return when all that was put is written; what is put from now on is
-// dropped.
+// close makes run return when all frames are written; later ones are dropped.
 func (p *pipe) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -75,7 +73,7 @@ func (p *pipe) close() {
 	wake.Up(p.signal)
 }
 
-// free lets those who wait look again; p.mu is held.
+// free wakes waiting writers; p.mu is held.
 func (p *pipe) free() {
 	close(p.room)
 	p.room = make(chan struct{})
@@ -84,7 +82,7 @@ func (p *pipe) free() {
 // keptBuffer is how large a buffer may be that is used again.
 const keptBuffer = 4 << 20
 
-// run writes what is put, all that waits in one write. The error is the writer's.
+// run writes the frames, all waiting ones in one write. The error is the writer's.
 func (p *pipe) run() error {
 	var spare []byte
 	for range p.signal {

@@ -19,7 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bridge"
-	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 )
@@ -49,7 +49,7 @@ func newMesh(t testing.TB) *mesh {
 	if m.router, err = router.New(m.broker.Connect(t), &router.Options{Slots: 64}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = m.router.Stop(t.Context()) }) // it is over: nobody waits for a drain
+	t.Cleanup(func() { _ = m.router.Stop(t.Context()) }) // the test is over: no drain
 	m.client = m.router.Client()
 	for name, tool := range map[string]host.Handler{
 		"add":   host.Func(func(_ context.Context, in pair) (int, error) { return in.A + in.B, nil }),
@@ -89,7 +89,7 @@ type program struct {
 	to     *io.PipeWriter
 	from   *bufio.Reader
 	stop   context.CancelFunc // as a signal does
-	ended  chan error         // what Run returned
+	ended  chan error         // the error of Run
 }
 
 // start begins a bridge for the test, which is its program.
@@ -101,11 +101,7 @@ func (m *mesh) start(t testing.TB, opts bridge.Options) *program {
 // startOn is start on a connection.
 func startOn(t testing.TB, nc *nats.Conn, opts bridge.Options) *program {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, nc, nil)
 	if opts.Node == "" {
 		opts.Node = "bridge-1"
 	}
@@ -136,7 +132,7 @@ func startOn(t testing.TB, nc *nats.Conn, opts bridge.Options) *program {
 	return p
 }
 
-// end is what Run returned.
+// end is the error of Run.
 func (p *program) end() error {
 	p.t.Helper()
 	select {

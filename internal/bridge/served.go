@@ -15,7 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// How many items a program may send ahead of what the mesh has taken of them.
+// Bounds on the items that a program may send before the mesh has taken them.
 const (
 	firstCredit = 32 // while their size is not known
 	leastCredit = 4
@@ -30,7 +30,7 @@ type served struct {
 	ctx    context.Context
 	call   *host.Call
 	nested *host.NestedCalls
-	items  chan item // capacity: what a program without an eye for credit may send
+	items  chan item // capacity: items of a program that ignores credit
 	// waiting is how many bytes of items wait in it that no message carries.
 	waiting atomic.Int64
 }
@@ -38,8 +38,8 @@ type served struct {
 // mostWaiting bounds those of one call.
 const mostWaiting = 128 << 20
 
-// item is what the program answers: an item of a stream, or the end, also with the one
-// result. err is why the call fails; what is not the end is to be cancelled then.
+// item is the program's answer: an item of a stream, or the end, with the result of a call. err
+// is why the call fails; an error that is not the end cancels the program's call.
 type item struct {
 	data []byte // nil for none
 	last bool
@@ -165,7 +165,7 @@ func notice(kind, id, more string) []byte {
 }
 
 func appendText(to []byte, value string) []byte {
-	to, _ = jsontext.AppendQuote(to, value) // what is not UTF-8 is replaced
+	to, _ = jsontext.AppendQuote(to, value) // invalid UTF-8 is replaced
 	return to
 }
 
@@ -196,8 +196,8 @@ func (b *Bridge) over(s *served) {
 	}
 }
 
-// answered hands on what the program says of a call that it serves; what ends the call
-// makes it unknown. It waits while the call has not taken what came before.
+// answered passes on the program's answer to a call that it serves; the end forgets the call. It
+// waits until the call has taken the answers before.
 func (b *Bridge) answered(f *frame, bad error) {
 	name, ok := nameOf(f.RPCID)
 	b.mu.Lock()
@@ -244,8 +244,8 @@ func (b *Bridge) progress(f *frame) error {
 	return nil
 }
 
-// read is what a response or a chunk says. The error is what is wrong with it, which
-// ends the call.
+// read returns the content of a response or a chunk. The error is its fault, which ends the
+// call.
 func read(f *frame, bad error) (item, error) {
 	if bad != nil {
 		e := toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the program's answer cannot be read: %w", bad).
@@ -287,7 +287,7 @@ func (b *Bridge) servedAs(name string) *served {
 	return b.serving[name]
 }
 
-// in is what makes the calls of a served call, in a session, its own for none.
+// in makes the calls of a served call, in a session; empty for its own.
 func (s *served) in(b *Bridge, session subjects.SessionID) *host.NestedCalls {
 	if session == "" || session == s.call.Session {
 		return s.nested

@@ -22,7 +22,7 @@ import (
 // all.
 const requestTime = 30 * time.Second
 
-// place is what tools are offered in: an index, or a session.
+// place is an owner of tools: an index, or a session.
 type place struct {
 	index   subjects.IndexName
 	session subjects.SessionID
@@ -238,7 +238,7 @@ func (b *Bridge) remove(ctx context.Context, session subjects.SessionID, at plac
 // describeAtOnce is how many tools are asked for at once.
 const describeAtOnce = 16
 
-// list is what a session can call.
+// list is the tools that a session can call.
 func (b *Bridge) list(ctx context.Context, session subjects.SessionID) (*bridged, error) {
 	listed, err := b.client.In(session).List(ctx)
 	if err != nil {

@@ -28,7 +28,7 @@ type Options struct {
 	// broker is asked if none does: it logs an error for each caller with a key that asks.
 	// Defaults to none: the time is the broker's to tell.
 	Caller subjects.SessionID
-	// Logger takes what happens; nil discards it.
+	// Logger receives events; nil discards them.
 	Logger *slog.Logger
 }
 
@@ -45,7 +45,7 @@ type Bus struct {
 	clock clock
 	peers peers
 
-	mu        sync.Mutex // guards what follows; no callback runs under it
+	mu        sync.Mutex // guards the fields below; no callback runs under it
 	state     State
 	listeners map[*func(State)]struct{}
 
@@ -63,15 +63,34 @@ type State struct {
 	Connected bool
 	// Closed says that the connection has ended for good.
 	Closed bool
-	// Generation counts how often the connection was made: 1 after the first,
-	// one more after each reconnect. What was sent to a subscription between two
-	// generations is lost.
+	// Generation counts connections: 1 after the first, one more after each reconnect.
+	// Messages to a subscription between two generations are lost.
 	Generation uint64
-	// Since is when the connection was made last. What was sent to its
-	// subscriptions before then may be lost, so that a peer's silence until then
-	// means nothing.
+	// Since is when the last connection was made. Messages to its subscriptions before that may
+	// be lost, so a peer's silence until then proves nothing.
 	Since time.Time
 }
+
+// Conn is a [Bus] as the public packages of this module name it: an alias of package
+// registry gives it to programs, which only pass it on.
+type Conn interface {
+	// Conn is the NATS connection below.
+	Conn() *nats.Conn
+	// Close ends what belongs to the Conn and leaves the NATS connection open. It may be
+	// called more than once.
+	Close()
+	shared() *Bus // only a Bus is one
+}
+
+// Of is the Bus behind a Conn, nil for nil.
+func Of(c Conn) *Bus {
+	if c == nil {
+		return nil
+	}
+	return c.shared()
+}
+
+func (b *Bus) shared() *Bus { return b }
 
 // Check refuses a bus that is none.
 func (b *Bus) Check() error {
@@ -114,7 +133,7 @@ func New(nc *nats.Conn, options *Options) (*Bus, error) {
 	b.inbox.init(nc)
 	b.clock.init()
 	if o.Caller != "" {
-		b.clock.told, _ = subjects.Registry(o.Caller, "time") // its client refuses what is no session
+		b.clock.told, _ = subjects.Registry(o.Caller, "time") // its client refuses an invalid session
 	}
 	b.peers.init(nc)
 	listenToErrors(b)
@@ -128,8 +147,8 @@ func New(nc *nats.Conn, options *Options) (*Bus, error) {
 	return b, nil
 }
 
-// Close ends the goroutines, removes the inbox's subscription and fails what
-// waits for a reply. It may be called more than once. The connection stays open.
+// Close ends the goroutines, removes the inbox's subscription and fails pending
+// requests. It may be called more than once. The connection stays open.
 func (b *Bus) Close() {
 	b.cancel()
 	ignoreErrors(b)
@@ -143,8 +162,8 @@ func (b *Bus) Close() {
 // Conn is the connection itself, for subscriptions of a serving side.
 func (b *Bus) Conn() *nats.Conn { return b.nc }
 
-// JetStream is the API of the connection's JetStream domain. Package store wraps
-// what the mesh needs of it.
+// JetStream is the API of the connection's JetStream domain. Package store wraps the parts
+// that the mesh needs.
 func (b *Bus) JetStream() jetstream.JetStream { return b.js }
 
 // API is the prefix of the subjects of JetStream's API, with its final dot.
@@ -172,8 +191,8 @@ func (b *Bus) State() State {
 }
 
 // OnState calls fn at each change of state, in order, from one goroutine of the
-// Bus, until cancel is called. fn must not block: start what takes time
-// elsewhere. One call may still run while cancel returns.
+// Bus, until cancel is called. fn must not block. One call may still run while cancel
+// returns.
 func (b *Bus) OnState(fn func(State)) (cancel func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -185,9 +204,9 @@ func (b *Bus) OnState(fn func(State)) (cancel func()) {
 	}
 }
 
-// watchState turns the connection's events into State. An event only says that
-// something changed: what is true now is asked of the connection, whose lock a
-// reconnect holds until its subscriptions are sent again.
+// watchState turns the connection's events into State. An event only signals a change: the
+// state is read from the connection, whose lock a reconnect holds until its subscriptions are
+// sent again.
 func (b *Bus) watchState(reconnects uint64) {
 	for {
 		select {
@@ -229,7 +248,7 @@ func (b *Bus) watchState(reconnects uint64) {
 	}
 }
 
-// ErrClosed refuses what needs a connection that was closed.
+// ErrClosed is the error of operations on a closed connection.
 func ErrClosed() *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the connection to the mesh was closed").
 		WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
@@ -257,7 +276,7 @@ func (b *Bus) Ping(ctx context.Context) error {
 	}
 }
 
-// ErrDisconnected is what a request is refused with while there is no connection.
+// ErrDisconnected is the error of a request without a connection.
 func ErrDisconnected(cause error) *toolmesh.Error {
 	const text = "not connected to the mesh: the broker does not answer; it is tried again"
 	var e *toolmesh.Error
@@ -269,8 +288,8 @@ func ErrDisconnected(cause error) *toolmesh.Error {
 	return e.WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }
 
-// SendError turns what nats.go says about a publish that did not leave this
-// process into the mesh's error.
+// SendError turns nats.go's error of a publish that did not leave this process into the
+// mesh's error.
 func SendError(err error, size int, limit int64) error {
 	switch {
 	case err == nil:

@@ -212,7 +212,7 @@ func TestServiceIsListedOnce(t *testing.T) {
 			}
 		}
 	}
-	// A reply subject that is no inbox is not answered.
+	// A reply subject outside of the inbox is not answered.
 	sub, err := nc.SubscribeSync("elsewhere")
 	if err != nil {
 		t.Fatal(err)

@@ -25,12 +25,12 @@ const (
 	stallAfter = time.Second
 	// timeEvery is how often the broker's clock is measured.
 	timeEvery = time.Minute
-	// timeRetry follows a measurement that nobody answered.
+	// timeRetry is the pause after a measurement without an answer.
 	timeRetry = 5 * time.Second
 	// timeTimeout is how long one question for the time may take.
 	timeTimeout = 2 * time.Second
-	// unmeasuredBound is the error bound of the local clock, which nobody vouches for: by
-	// it nothing has passed for certain.
+	// unmeasuredBound is the error bound of the local clock before any measurement: by it no
+	// deadline has certainly passed.
 	unmeasuredBound = 100 * 365 * 24 * time.Hour
 	// drift is how fast two machines' clocks may part, 200 ppm: 12 ms a minute.
 	drift = 5000
@@ -39,8 +39,8 @@ const (
 // began is the zero of [Mono], a moment ago so that no later time is 0.
 var began = time.Now().Add(-time.Hour)
 
-// Mono is a time that this process has read, in nanoseconds by the monotonic clock: what
-// lies between two of them is right whatever becomes of the machine's date. It is above 0.
+// Mono is a time that this process has read, in nanoseconds of the monotonic clock: differences
+// are right even if the machine's date changes. It is above 0.
 func Mono(t time.Time) int64 { return int64(t.Sub(began)) }
 
 // MonoTime is the time of a [Mono].
@@ -66,7 +66,7 @@ func (t MeshTime) Millis() (now, bound int64) {
 type clock struct {
 	base     time.Time    // monotonic zero
 	lastTick atomic.Int64 // monotonic time of the last tick
-	lastWall atomic.Int64 // unix time of it: the monotonic clock stands while a machine sleeps
+	lastWall atomic.Int64 // unix time of it: the monotonic clock stops while a machine sleeps
 	lastStop atomic.Int64 // monotonic time at which the last stall was seen; 0 = never
 	kick     chan struct{}
 	told     string       // the subject at which nodes tell it, see [Options.Caller]
@@ -74,7 +74,7 @@ type clock struct {
 	wanted   atomic.Int64 // when [Bus.WantTime] last asked, as [Mono]
 
 	mu       sync.Mutex
-	asked    uint64        // counts what makes a measurement necessary
+	asked    uint64        // counts events that require a measurement
 	answered uint64        // asked, when the last measurement began
 	offset   time.Duration // broker's unix time - monotonic time
 	rtt      time.Duration
@@ -127,8 +127,8 @@ func (b *Bus) Time() MeshTime {
 	}
 }
 
-// WantTime has the time measured that is not known, or was told by the mesh more than a
-// minute ago: beside what the caller does, and not more often than every 5 s.
+// WantTime requests a measurement of a time that is unknown or older than a minute, in the
+// background, at most every 5 s.
 func (b *Bus) WantTime() {
 	c := &b.clock
 	now := Mono(time.Now())
@@ -145,12 +145,12 @@ func (b *Bus) WantTime() {
 	wake.Up(c.kick)
 }
 
-// FreshTime returns at once while mesh time can be trusted. After the process
-// was frozen or the connection was made anew it measures first, so that work
-// that waited in a buffer meanwhile is measured by the right time. Serving sides
-// call it before they start anything; it costs no message then. It fails if ctx
-// ends first; going on with [Bus.Time] is safe then too, its bound is wider by
-// what is not known. Where the broker does not tell the time it succeeds.
+// FreshTime returns at once while mesh time can be trusted. After the process was frozen or
+// the connection was made again it measures first, so that work that waited in a buffer
+// meanwhile is judged by the right time. Serving sides call it before they start anything; it
+// usually costs no message. It fails if ctx ends first; going on with [Bus.Time] is safe
+// then, too, as its bound includes the uncertainty. Where the broker does not tell the time
+// it succeeds.
 func (b *Bus) FreshTime(ctx context.Context) error {
 	c := &b.clock
 	if late := c.late(); late != 0 {
@@ -245,7 +245,7 @@ func (b *Bus) measureTime() {
 				return
 			case refused && !was:
 				b.log.Warn("the broker does not tell this connection its time: deadlines are neither sent nor checked, and this machine's clock stands for the mesh's", errorAttr(err))
-			case err != nil && !refused && !b.State().Since.Equal(c.denied): // else somebody has to want it
+			case err != nil && !refused && !b.State().Since.Equal(c.denied): // otherwise WantTime must request it
 				pause = timeRetry
 			}
 		}
@@ -253,8 +253,8 @@ func (b *Bus) measureTime() {
 	}
 }
 
-// refusesTime reports whether nobody answers for the time, or this connection may
-// not ask: that stays so until the next connection, or until [Bus.WantTime].
+// refusesTime reports whether no peer tells the time, or this connection may not ask: that stays
+// so until the next connection, or until [Bus.WantTime].
 func refusesTime(err error) bool {
 	return errors.Is(err, nats.ErrNoResponders) || toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied
 }

@@ -69,7 +69,7 @@ func TestTimeIsMeasuredAgainAfterReconnect(t *testing.T) {
 
 func TestTimeWithoutSystemAccount(t *testing.T) {
 	t.Parallel()
-	// Nobody can be asked here; FreshTime must not wait for it.
+	// No peer can be asked here; FreshTime must not wait.
 	nc, err := nats.Connect(meshtest.Broker(t, meshtest.Config("system_account: SYS\naccounts { SYS {}, A { users: [{user: a, password: a, permissions: {publish: {deny: [\"$SYS.>\"]}}}] } }")).URL,
 		nats.UserInfo("a", "a"))
 	if err != nil {
@@ -156,7 +156,7 @@ func TestFrozenProcessIsSeen(t *testing.T) {
 	}
 }
 
-// child answers each line on stdin with what its Bus knows of itself.
+// child answers each line on stdin with the state of its Bus.
 func child(url string) int {
 	signal.Ignore(syscall.SIGINT)
 	nc, err := nats.Connect(url, bus.ConnectOptions(nil)...)

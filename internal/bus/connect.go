@@ -14,12 +14,12 @@ import (
 
 // ConnectConfig adjusts [ConnectOptions].
 type ConnectConfig struct {
-	// Name is shown by the broker beside the connection. Defaults to "toolmesh".
+	// Name is shown by the broker for the connection. Defaults to "toolmesh".
 	Name string
 	// RetryFirst makes nats.Connect return before the first broker answers and
 	// go on trying. Defaults to false: no broker is an error at once.
 	RetryFirst bool
-	// Logger takes what happens to the connection; nil discards it.
+	// Logger receives events of the connection; nil discards them.
 	Logger *slog.Logger
 }
 

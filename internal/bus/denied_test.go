@@ -10,8 +10,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// The broker refuses publishes one by one. What it says of one fails that one's call alone,
-// and none of which something has come.
+// The broker refuses publishes one by one. Its error fails only the refused call, and no call
+// that has had an answer.
 func TestDeniedPublishFailsOneCall(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

@@ -12,14 +12,13 @@ const (
 	// drainTimeout is how long a drain waits for a broker that does not answer: as
 	// long as a caller waits for a node.
 	drainTimeout = 2500 * time.Millisecond
-	// drainLook is how often a drain looks what is left.
+	// drainLook is the interval of checks during a drain.
 	drainLook = 10 * time.Millisecond
 )
 
-// Drain drains subscriptions and waits until what they held is handed out. From
-// a broker that does not answer nothing more comes: then it waits for what has
-// arrived, and no longer (nats.go waits 10 s for each subscription). The error
-// is that of ctx.
+// Drain drains subscriptions and waits until their pending messages are delivered. A broker
+// that does not answer sends nothing more: then it waits only for messages that have arrived
+// (nats.go waits 10 s for each subscription). The error is that of ctx.
 func (b *Bus) Drain(ctx context.Context, subs ...*nats.Subscription) error {
 	open := slices.DeleteFunc(slices.Clone(subs), func(sub *nats.Subscription) bool {
 		return sub.Drain() != nil // closed already, or no connection: nothing more comes
@@ -36,7 +35,7 @@ func (b *Bus) Drain(ctx context.Context, subs ...*nats.Subscription) error {
 	defer ticker.Stop()
 	for lost := false; ; {
 		open = slices.DeleteFunc(open, func(sub *nats.Subscription) bool {
-			left, _, err := sub.Pending() // none of a channel's: it has what has arrived
+			left, _, err := sub.Pending() // 0 for a channel: it has its messages already
 			if lost && (err != nil || left == 0) {
 				_ = sub.Unsubscribe()
 			}

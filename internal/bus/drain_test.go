@@ -12,8 +12,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// What has arrived is handed out before Drain returns, whatever the broker does;
-// for one that does not answer nobody waits long.
+// Messages that have arrived are delivered before Drain returns, whatever the broker does; it
+// waits only briefly for a broker that does not answer.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	for name, cut := range map[string]func(*meshtest.Proxy){

@@ -3,7 +3,6 @@ package bus
 import (
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/nats-io/nats.go"
 )
@@ -19,7 +18,7 @@ var errorHandlers = struct {
 // handler that was there before.
 type errorHandler struct {
 	before nats.ErrHandler
-	buses  atomic.Pointer[[]*Bus] // those on the connection; never changed in place
+	buses  []*Bus // those on the connection
 }
 
 // listenToErrors has b told of the errors of its connection.
@@ -30,12 +29,10 @@ func listenToErrors(b *Bus) {
 	h := all.of[b.nc]
 	if h == nil {
 		h = &errorHandler{before: b.nc.ErrorHandler()}
-		h.buses.Store(new([]*Bus))
 		all.of[b.nc] = h
 		b.nc.SetErrorHandler(h.handle)
 	}
-	buses := append(slices.Clone(*h.buses.Load()), b)
-	h.buses.Store(&buses)
+	h.buses = append(h.buses, b)
 }
 
 // ignoreErrors ends that. The last Bus puts the connection's own handler back.
@@ -47,16 +44,18 @@ func ignoreErrors(b *Bus) {
 	if h == nil {
 		return
 	}
-	buses := slices.DeleteFunc(slices.Clone(*h.buses.Load()), func(other *Bus) bool { return other == b })
-	h.buses.Store(&buses)
-	if len(buses) == 0 {
+	h.buses = slices.DeleteFunc(h.buses, func(other *Bus) bool { return other == b })
+	if len(h.buses) == 0 {
 		delete(all.of, b.nc)
 		b.nc.SetErrorHandler(h.before)
 	}
 }
 
 func (h *errorHandler) handle(nc *nats.Conn, sub *nats.Subscription, err error) {
-	for _, b := range *h.buses.Load() {
+	errorHandlers.Lock()
+	buses := slices.Clone(h.buses)
+	errorHandlers.Unlock()
+	for _, b := range buses {
 		b.asyncError(sub, err)
 	}
 	if h.before != nil {

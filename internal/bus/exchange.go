@@ -42,28 +42,27 @@ const ReasonCut = "connection_cut"
 // broker's 503 to it is not taken for one to the first request.
 const again = ".again"
 
-// Exchange is one request and what comes back: keepalives, messages, or the certainty that
-// no answer will come. It decides what silence means. Silence proves nothing: a node that
-// falls silent leaves open whether it ran the request, and only the following say that it
-// did not start:
+// Exchange is one request and its answers: keepalives, messages, or the certainty that no answer
+// will come. It decides about silence. Silence proves nothing: a silent node may have run the
+// request, and only the following prove that it did not start:
 //
-//   - NATS's 503, which [Exchange.Next] returns as it came: see [NoResponders];
-//   - a word of the node;
-//   - a router at which the request waits has fallen silent, and was not permitted to pass
-//     the request on.
+//   - NATS's 503, which [Exchange.Next] returns unchanged: see [NoResponders];
+//   - a message of the node;
+//   - the silence of a router at which the request waits, if the router was not permitted to
+//     pass the request on.
 //
-// Open it first. Its methods are for one goroutine, but for Peer, LastSign and Answered.
+// Open it first. Its methods are for one goroutine, except Peer, LastSign and Answered.
 type Exchange struct {
-	// User is told what happens, and says where the request may be sent again. Nil for a
-	// request that is sent once, to a node that repeats its keepalives until it has answered:
-	// its heartbeats do not count.
+	// User receives events, and decides where the request may be sent again. Nil for a request that
+	// is sent once, to a node that repeats its keepalives until it has answered: its heartbeats do
+	// not count.
 	User ExchangeUser
 	// Session and RPC name the call, if the request is one.
 	Session subjects.SessionID
 	RPC     subjects.RPCID
 	// Findable says that nodes tell which of them has the call of this name.
 	Findable bool
-	// What is what may have happened when the node is lost: "the tool ran".
+	// What names the uncertain effect if the node is lost: "the tool ran".
 	What string
 	// Patience is how long a node that has not named itself may be silent. Defaults to
 	// [Silence].
@@ -76,7 +75,7 @@ type Exchange struct {
 	peer atomic.Pointer[Peer] // the node that has the request, once it is known
 	sign atomic.Int64         // the last keepalive, as [Mono]; 0 = none
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	waiting   bool       // the request waits at a router, by that router's last word, which asks before it passes the request on
 	permitted bool       // the router was answered: a node may begin from now on
 	closed    bool       // no router is answered any more
@@ -89,7 +88,7 @@ type Exchange struct {
 	sought      time.Time // when it was last asked which node has the call
 }
 
-// Arrival is what came back: a message, or why none can come.
+// Arrival is a message, or the error why none can come.
 type Arrival struct {
 	Msg *nats.Msg
 	Err error
@@ -150,7 +149,7 @@ func (x *Exchange) Peer() *Peer { return x.peer.Load() }
 // Heard reports whether a keepalive has come.
 func (x *Exchange) Heard() bool { return x.sign.Load() != 0 }
 
-// receive takes what arrives in the inbox, on the goroutine of all inboxes.
+// receive handles an arrival in the inbox, on the goroutine of all inboxes.
 func (x *Exchange) receive(m *nats.Msg, err error) {
 	if err == nil && strings.HasSuffix(m.Subject, again) && NoResponders(m) {
 		return // the node is leaving: whether it ran the request is for Look to find out
@@ -188,9 +187,9 @@ func (x *Exchange) Answered(id subjects.NodeID, boot subjects.BootID) {
 	}
 }
 
-// awaits takes the word of a router at which the request waits for a node. Before the
-// router passes it on, it asks. While it has no answer, the request has begun nowhere,
-// whatever becomes of the router.
+// awaits handles a message of a router at which the request waits for a node. The router asks
+// before it passes the request on. Until it has an answer, the request has begun nowhere,
+// whatever happens to the router.
 func (x *Exchange) awaits(word codec.Awaits, question int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -231,9 +230,9 @@ func (x *Exchange) Tell(node subjects.NodeID, body []byte) {
 
 var timers = sync.Pool{New: func() any { return time.NewTimer(missing) }}
 
-// Next returns the next message that is no keepalive. Meanwhile it looks after the node, and
-// sends the request again where [Exchange.Resend] does. The errors are that of ctx, as it is,
-// and those of [Exchange.Look] and [Bus.Open].
+// Next returns the next message that is not a keepalive. Meanwhile it watches the node, and sends
+// the request again under the rules of [Exchange.Resend]. The errors are ctx's own, and those of
+// [Exchange.Look] and [Bus.Open].
 func (x *Exchange) Next(ctx context.Context) (*nats.Msg, error) {
 	timer := timers.Get().(*time.Timer)
 	timer.Reset(missing)
@@ -253,7 +252,7 @@ func (x *Exchange) Next(ctx context.Context) (*nats.Msg, error) {
 	defer ticker.Stop()
 	for {
 		x.find(ctx)
-		// That it was asked again is no sign of the node.
+		// The repeated request is not a message of the node.
 		if err := x.Look(ctx, since); err != nil && ctx.Err() == nil {
 			return nil, err
 		}
@@ -294,10 +293,10 @@ func (x *Exchange) find(ctx context.Context) {
 	}
 }
 
-// Resend sends the request again to its node, if that is alive, is the same start as ever,
-// and has said nothing of the request since last: the request or its answer was lost. That
-// start of the node knows the rpc_id, or knows that it may have forgotten it, and runs it
-// once at most; another start must not run it.
+// Resend sends the request again to its node, if that is alive, is still the same start, and has
+// sent nothing about the request since last: the request or its answer was lost. That start
+// knows the rpc_id, or knows that it may have forgotten it, and runs it at most once; another
+// start must not run it.
 func (x *Exchange) Resend(last time.Time) error {
 	n := x.peer.Load()
 	if x.request == nil || x.User == nil || n == nil || time.Since(x.LastSign(last)) < Silence || !n.well() || !x.bus.Connected() {
@@ -312,7 +311,7 @@ func (x *Exchange) Resend(last time.Time) error {
 	x.inbox.Taken()
 	header := maps.Clone(x.request.Header)
 	SentAgain(header, n.Boot, time.Since(x.sent))
-	_ = x.bus.Conn().PublishMsg(&nats.Msg{Subject: subject, Reply: x.inbox.Subject() + again, Header: header, Data: x.request.Data}) // what fails is tried again
+	_ = x.bus.Conn().PublishMsg(&nats.Msg{Subject: subject, Reply: x.inbox.Subject() + again, Header: header, Data: x.request.Data}) // failures are retried
 	return nil
 }
 
@@ -324,7 +323,7 @@ func SentAgain(header nats.Header, boot subjects.BootID, ago time.Duration) {
 		header[codec.HeaderBoot] = []string{string(boot)}
 	}
 	before, _ := strconv.ParseInt(codec.Header(header).Get(codec.HeaderAgain), 10, 64) // 0 if it has none
-	// Rounded up: what the node remembers begins earlier then, never later.
+	// Rounded up: the node's memory begins earlier then, never later.
 	header[codec.HeaderAgain] = []string{strconv.FormatInt((toolmesh.Millis(max(before, 0))+ago).Milliseconds()+1, 10)}
 }
 
@@ -359,7 +358,7 @@ func (x *Exchange) Look(ctx context.Context, since time.Time) error {
 	}
 	made := x.bus.State().Since
 	if made.After(last) {
-		last = made // what the node said before went to the connection that is gone
+		last = made // earlier messages of the node went to the old connection
 	}
 	quiet := time.Since(last)
 	if quiet < patience {

@@ -60,7 +60,7 @@ func (r *responder) beats(t *testing.T, boot string) (stop func()) {
 	return cancel
 }
 
-// user notes what an exchange tells its user.
+// user records the events of an exchange.
 type user struct{ lost chan *bus.Peer }
 
 func (u *user) Keepalive(*nats.Msg, *codec.Reply) {}
@@ -103,8 +103,8 @@ func ends(t *testing.T, x *bus.Exchange) *toolmesh.Error {
 	return toolmesh.AsError(err)
 }
 
-// A node that falls silent, or was so from the beginning, is lost after 2.5 s, and what
-// it did is unknown. Its heartbeats and keepalives keep it.
+// A node that falls silent, or was so from the beginning, is lost after 2.5 s, with an unknown
+// outcome. Its heartbeats and keepalives keep it.
 func TestSilentNodeIsLost(t *testing.T) {
 	t.Parallel()
 	for name, speaks := range map[string]func(*testing.T, *responder, *nats.Msg){
@@ -153,7 +153,7 @@ func TestRestartedNodeIsLost(t *testing.T) {
 	}
 }
 
-// What has come before another start was heard is the answer, though nobody has read it yet.
+// A message that came before another start was noticed is the answer, even if it is read later.
 func TestAnswerOfANodeThatThenRestarted(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -189,8 +189,8 @@ func TestAnotherStartAnswers(t *testing.T) {
 	meshtest.Until(t, "the start that has it is known", func() bool { return x.Peer().Boot == "b1" })
 }
 
-// A request that was sent again before it came here keeps the start that it is for, and what
-// its time was.
+// A request that was sent again before it came here keeps the start for which it is, and its
+// time.
 func TestSentAgainByBoth(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ boot, ago, wantBoot, wantAgo string }{
@@ -265,7 +265,7 @@ func TestOwnConnectionIsSilent(t *testing.T) {
 	}
 }
 
-// What a connection brings is a sign that it lives, though the answer to a ping is late behind it.
+// Incoming data proves that a connection lives, even if the answer to a ping is late behind it.
 func TestPingBehindMuchElse(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -280,7 +280,7 @@ func TestPingBehindMuchElse(t *testing.T) {
 	m := <-r.requests
 	r.says(m)
 	meshtest.Until(t, "the keepalive comes", x.Heard)
-	proxy.Stall() // pings have no answer, and what the broker sends arrives
+	proxy.Stall() // pings have no answer, but the broker's messages arrive
 	t.Cleanup(proxy.Heal)
 	until := time.Now().Add(bus.Silence + 2*time.Second)
 	go func() {

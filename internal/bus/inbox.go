@@ -62,13 +62,12 @@ func (in *inboxes) init(nc *nats.Conn) {
 	in.prefix = nc.NewInbox() + "."
 }
 
-// Open makes an inbox. deliver is called with each message that arrives, in
-// order, also the broker's 503 ([NoResponders]); or once with an error, and then
-// never again, when no reply can come: the broker refused the request or the
-// inbox, or the connection was closed. deliver runs on a goroutine that serves
-// all calls of the connection: it must not block. Close the inbox when the call
-// is over; deliver may run once more while Close returns. What arrives later is
-// dropped.
+// Open makes an inbox. deliver is called with each message that arrives, in order, also with
+// the broker's 503 ([NoResponders]); or once with an error, and then never again, when no reply
+// can come: the broker refused the request or the inbox, or the connection was closed. deliver
+// runs on a goroutine that serves all calls of the connection: it must not block. Close the
+// inbox when the call is over; deliver may run once more while Close returns. Later messages
+// are dropped.
 func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 	in := &b.inbox
 	// Random, not counted: the node that answers one call must not be able to answer another.
@@ -97,11 +96,10 @@ func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 // to tell the replies of several messages apart: they arrive here too.
 func (i *Inbox) Subject() string { return i.subject }
 
-// Send publishes m with this inbox as its reply subject, which it sets. It
-// refuses what cannot leave now, with started no: unavailable without a
-// connection, also where the connection has a reconnect buffer,
-// payload_too_large over the broker's limit. If the broker refuses the subject,
-// deliver gets permission_denied: m's subject must stay as it is until then.
+// Send publishes m with this inbox as its reply subject, which it sets. It fails if m cannot be
+// sent now, with started no: unavailable without a connection, even with a reconnect buffer,
+// payload_too_large over the broker's limit. If the broker refuses the subject, deliver gets
+// permission_denied: m's subject must not change until then.
 func (i *Inbox) Send(m *nats.Msg) error {
 	i.taken.Store(false)
 	i.order.Store(i.in.sends.Add(1))
@@ -116,7 +114,7 @@ func (i *Inbox) Send(m *nats.Msg) error {
 	return nil
 }
 
-// Taken notes that the broker has taken what was sent, whatever it says of the next message
+// Taken records that the broker has accepted the message, whatever it answers to the next one
 // to the same subject.
 func (i *Inbox) Taken() { i.taken.Store(true) }
 
@@ -184,33 +182,27 @@ func (in *inboxes) shut(err error) {
 	in.fail(func(*Inbox) bool { return true }, err)
 }
 
-// NoResponders reports whether m is the broker's word that nobody subscribes the
-// subject of the request.
+// NoResponders reports whether m is the broker's message that the request's subject has no
+// subscriber.
 func NoResponders(m *nats.Msg) bool {
 	return len(m.Data) == 0 && m.Header != nil && m.Header.Get(headerStatus) == statusNoResponders
 }
 
-// Reply is a message that arrived at an inbox, or why none can.
-type Reply struct {
-	Msg *nats.Msg
-	Err error
-}
-
 // Collect opens an inbox for up to so many replies; what is more is dropped.
-func (b *Bus) Collect(most int) (*Inbox, <-chan Reply, error) {
-	got := make(chan Reply, most)
+func (b *Bus) Collect(most int) (*Inbox, <-chan Arrival, error) {
+	got := make(chan Arrival, most)
 	in, err := b.Open(func(m *nats.Msg, err error) {
 		select {
-		case got <- Reply{m, err}:
+		case got <- Arrival{m, err}:
 		default:
 		}
 	})
 	return in, got, err
 }
 
-// Request sends m and returns the first reply. It sets m.Reply. Nobody there is
-// unavailable with started no and wraps nats.ErrNoResponders; the end of ctx is
-// its error, wrapped.
+// Request sends m and returns the first reply. It sets m.Reply. Without a subscriber the error is
+// unavailable with started no and wraps nats.ErrNoResponders; if ctx ends it wraps ctx's
+// error.
 func (b *Bus) Request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	in, got, err := b.Collect(1)
 	if err != nil {
@@ -226,7 +218,7 @@ func (b *Bus) Request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 			return nil, r.Err
 		}
 		if NoResponders(r.Msg) {
-			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody answers %s: %w", m.Subject, nats.ErrNoResponders).
+			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "%s has no subscriber: %w", m.Subject, nats.ErrNoResponders).
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		}
 		return r.Msg, nil
@@ -244,7 +236,7 @@ func (b *Bus) asyncError(sub *nats.Subscription, err error) {
 	}
 }
 
-// violation is the broker's text; there is no other form of it.
+// violation matches the broker's text; it is the only form of this error.
 var violation = regexp.MustCompile(`Permissions Violation for (Publish to|Publish with Reply of|Subscription to) "([^"]+)"`)
 
 // denied fails the call of which the broker has refused a publish, or all of a refused inbox.
@@ -273,7 +265,7 @@ func (b *Bus) denied(text string) {
 		in.fail(func(i *Inbox) bool { return i.subject == subject }, refused.WithStarted(toolmesh.StartedNo))
 	case subject == in.prefix+">":
 		b.log.Error("the inbox was refused", slog.String("subject", subject))
-		// Requests may have left already: a reply is what cannot come.
+		// Requests may have been sent already: only their replies cannot come.
 		in.shut(toolmesh.Errorf(toolmesh.CodePermissionDenied,
 			"this connection may not subscribe to its reply inbox %s: give it an inbox prefix that it may use, by nats.CustomInboxPrefix", subject).
 			WithOrigin(toolmesh.OriginMesh))

@@ -90,7 +90,7 @@ func TestInboxTakesManyRepliesInOrder(t *testing.T) {
 			t.Fatalf("reply %d is %s", i, text)
 		}
 	}
-	// What comes with more tokens behind the subject belongs to the call too.
+	// Messages with more tokens after the subject belong to the call, too.
 	if err := server.Publish(in.Subject()+".7.x", []byte("behind")); err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestInboxTakesManyRepliesInOrder(t *testing.T) {
 	if err := server.Publish(in.Subject(), nil); err != nil {
 		t.Fatal(err)
 	}
-	// What comes for nobody disturbs nobody.
+	// Messages for an unknown inbox are ignored.
 	serve(t, server, "echo")
 	if _, err := b.Request(t.Context(), nats.NewMsg("echo")); err != nil {
 		t.Fatal(err)
@@ -223,15 +223,15 @@ func TestDeniedPublishReachesItsCalls(t *testing.T) {
 		t.Fatalf("a call on another subject was failed: %v", err)
 	default:
 	}
-	// The same connection may not ask for the time either: it is logged, once, and
-	// nobody waits for it.
+	// The same connection may not ask for the time either: that is logged, once, without
+	// waiting.
 	if err := b.FreshTime(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if now := b.Time(); now.Measured || now.Bound < time.Hour {
 		t.Fatalf("time without the right to ask: %+v", now)
 	}
-	logs.Wait(t, "does not tell this connection its time") // after what it waited for
+	logs.Wait(t, "does not tell this connection its time") // after the wait
 	if n := logs.Count("does not tell this connection its time"); n != 1 {
 		t.Fatalf("logged %d times, want once", n)
 	}

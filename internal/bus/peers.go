@@ -59,7 +59,7 @@ func (n *Peer) Name() subjects.NodeID {
 	return n.ID
 }
 
-// SetLoad notes what the node says of its calls in flight.
+// SetLoad records the node's reported calls in flight.
 func (n *Peer) SetLoad(l codec.Load) {
 	n.reported.Store(int64(l.InFlight))
 	n.slots.Store(int64(max(l.Slots, 1)))

@@ -12,24 +12,24 @@ type Opener interface {
 	Open(deliver func(*nats.Msg, error)) (*Inbox, error)
 }
 
-// probeEvery is how often one message finds out whether somebody is there.
+// probeEvery is the interval of messages that probe for a subscriber.
 const probeEvery = 900 * time.Millisecond
 
-// Probe finds out whether anybody is there who is sent messages: now and then one has a
-// reply subject of the probe's, where the broker says so if it meets nobody. The zero value
-// is ready; its methods may be called concurrently.
+// Probe finds out whether messages still have a subscriber: now and then one has a reply subject
+// of the probe, on which the broker reports if there was none. The zero value is ready; its
+// methods may be called concurrently.
 type Probe struct {
 	mu          sync.Mutex
 	inbox       *Inbox
 	closed      bool
 	at          time.Time // when the last one was sent
-	nobody      bool      // that met nobody
+	nobody      bool      // the last answered message had no subscriber
 	since, last time.Time // when the first of an unbroken row of them did, and the last
 }
 
-// Pass is Next for a message that another process has sent to this one, to be passed on,
-// with a reply subject of its own probe: that hears there that nobody is here, which the
-// broker tells only the one that publishes.
+// Pass is Next for a message of another process that this one passes on, with a reply subject of
+// the other's own probe. It reports there that this process has no subscriber, which the broker
+// tells only the publisher.
 func (p *Probe) Pass(b *Bus, reply string) string {
 	if p.Gone(0) {
 		b.NobodyHere(reply)
@@ -37,8 +37,8 @@ func (p *Probe) Pass(b *Bus, reply string) string {
 	return p.Next(b)
 }
 
-// NobodyHere answers the probe of another process, whose messages this one passes on: they
-// meet nobody.
+// NobodyHere answers the probe of another process whose messages this one passes on: they have
+// no subscriber.
 func (b *Bus) NobodyHere(reply string) {
 	_ = b.nc.PublishMsg(&nats.Msg{Subject: reply, Header: nats.Header{headerStatus: {statusNoResponders}}}) // again with the next one
 }
@@ -77,23 +77,23 @@ func (p *Probe) answered(m *nats.Msg, err error) {
 	}
 }
 
-// Gone reports whether nobody has been there for a time; nobody is said to be gone whom no
-// message was sent to.
+// Gone reports whether there was no subscriber for a time; without any message there is no
+// such report.
 func (p *Probe) Gone(since time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.nobody && p.last.Sub(p.since) >= since
 }
 
-// Nobody reports whether the last message whose answer is known met nobody: that of the one
-// on its way is not.
+// Nobody reports whether the last message with a known answer had no subscriber; one that is
+// on its way does not count.
 func (p *Probe) Nobody() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return !p.since.IsZero()
 }
 
-// Met notes that somebody was heard of in another way.
+// Met records that the subscriber is known to exist from another source.
 func (p *Probe) Met() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -28,7 +28,7 @@ func TestProbeOnItsWay(t *testing.T) {
 	if !p.Nobody() {
 		t.Error("somebody is there, by a probe that has no answer yet")
 	}
-	next() // the one before met somebody
+	next() // the one before had a subscriber
 	if p.Nobody() || p.Gone(time.Nanosecond) {
 		t.Error("nobody is there, after a probe that met somebody")
 	}

@@ -10,11 +10,10 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// RequestHeader returns the headers of a request that was received. nats.go
-// hands on a message whose header block it cannot read as one that has none:
-// what the caller asked for there would be ignored, so it is invalid_request,
-// with started:false and without an origin. Such a message is larger than what
-// is left of it.
+// RequestHeader returns the headers of a received request. nats.go delivers a message with an
+// unreadable header block as one without headers: the caller's options would be ignored, so the
+// error is invalid_request, with started:false and without an origin. Such a message is larger
+// than its remaining parts.
 func RequestHeader(m *nats.Msg) (codec.Header, *toolmesh.Error) {
 	if m.Header == nil && m.Size() > len(m.Subject)+len(m.Reply)+len(m.Data) {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the message's header block cannot be read: it is NATS/1.0, then lines of name: value").
@@ -23,7 +22,7 @@ func RequestHeader(m *nats.Msg) (codec.Header, *toolmesh.Error) {
 	return codec.Header(m.Header), nil
 }
 
-// ReadRequest reads a request that is no call into the struct that into points
+// ReadRequest reads a request other than a call into the struct that into points
 // to; see [codec.ParseBody].
 func ReadRequest(m *nats.Msg, into any) error {
 	h, bad := RequestHeader(m)

@@ -30,11 +30,10 @@ func MayHear(nc *nats.Conn, subject string) bool {
 	return nc.FlushTimeout(rightsTimeout) == nil && !errors.Is(nc.LastError(), nats.ErrPermissionViolation)
 }
 
-// CheckRights returns permission_denied, with all that is missing, where the broker
-// does not give this connection the rights that it needs for what it is to do, which
-// the message begins with and says whose key it takes. DenyPublish is not read.
-// Of a broker that does not tell them it tries the subscriptions alone. One that
-// keeps silent passes: what comes after will say so.
+// CheckRights returns permission_denied, naming all missing rights, if the broker does not give
+// this connection the rights that it needs. what begins the message and names the key.
+// DenyPublish is not read. If the broker does not tell the rights it only tries the
+// subscriptions. A silent broker passes: later operations will fail.
 func (b *Bus) CheckRights(ctx context.Context, what string, need subjects.Rights) error {
 	ctx, cancel := context.WithTimeout(ctx, rightsTimeout)
 	defer cancel()
@@ -68,7 +67,7 @@ func (b *Bus) CheckRights(ctx context.Context, what string, need subjects.Rights
 		what, strings.Join(missing, ", ")).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
-// permission is what the server says of one direction; nil for all subjects.
+// permission is the server's list for one direction; nil for all subjects.
 type permission struct{ Allow, Deny []string }
 
 func (p *permission) missing(what string, need []string) []string {

@@ -13,8 +13,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// All that a connection may not do is named at once, by the broker's word where it
-// gives that, and by trying the subscriptions where it does not.
+// All missing rights of a connection are named at once, by the broker's list if it has one, and
+// otherwise by trying the subscriptions.
 func TestCheckRights(t *testing.T) {
 	t.Parallel()
 	keyed := meshtest.WithKeys(t)

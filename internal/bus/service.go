@@ -25,8 +25,8 @@ type ServiceConfig struct {
 	Description string
 	// Metadata holds the node id and the like. It cannot be changed later.
 	Metadata map[string]string
-	// Endpoint names what Stats are the figures of, and Subject is where that is
-	// asked; the service itself subscribes nothing there. Defaults to none.
+	// Endpoint names the subject of the figures in Stats, and Subject is where they are
+	// requested; the service itself does not subscribe to it. Defaults to none.
 	Endpoint, Subject string
 	// Stats returns the endpoint's figures; it must be quick. Defaults to zeros.
 	Stats func() ServiceStats
@@ -39,10 +39,9 @@ type ServiceStats struct {
 	Data             any           // marshals to JSON; nil for none
 }
 
-// Service is this process in the list of micro services. It answers as
-// nats.go/micro does, in that package's types. That package itself would count
-// only what it handles itself, so that it shows nothing of tools, and answers to
-// any reply subject.
+// Service is this process in the list of micro services. It answers as nats.go/micro does, in
+// that package's types. That package itself would count only requests that it handles
+// itself, so that it shows nothing of tools, and answers to any reply subject.
 type Service struct {
 	bus      *Bus
 	config   ServiceConfig

@@ -33,11 +33,11 @@ func (d *dialer) Dial(network, address string) (net.Conn, error) {
 	return newSocket(conn, stallTimeout), nil
 }
 
-// socket is a connection whose writes do not wait for a broker that does not
-// read. nats.go writes under the lock that every one of its methods takes: there,
-// a write that waits stops all that the process does on the connection, calls
-// whose time is up and the shutdown included. What the socket does not take at
-// once is the backlog, written by a goroutine that lives as long as there is any.
+// socket is a connection whose writes do not wait for a broker that does not read. nats.go
+// writes under the lock of all its methods: there, a waiting write stops everything that the
+// process does on the connection, including calls whose time is up and the shutdown. Data that
+// the socket does not accept at once is the backlog, written by a goroutine that lives as long
+// as there is any.
 type socket struct {
 	net.Conn
 	timeout time.Duration // without any progress
@@ -78,7 +78,7 @@ func (s *socket) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// write writes what the socket takes within a time.
+// write writes as much as the socket accepts within a time.
 func (s *socket) write(p []byte, within time.Duration) (int, error) {
 	if err := s.Conn.SetWriteDeadline(time.Now().Add(within)); err != nil {
 		return 0, err

@@ -239,7 +239,7 @@ func TestOneRunForAll(t *testing.T) {
 
 // A caller's end is its own: the run goes on for the others, also without the one that
 // began it, and ends with the last of them, with that one's cause.
-func TestCallersEndAlone(t *testing.T) {
+func TestCallersEndIndependently(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		tool, h := New(1<<20, 10, anySize).Offer(time.Minute), hold()

@@ -19,6 +19,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -71,11 +72,7 @@ func TestLeafNodes(t *testing.T) {
 			leaf := meshtest.Broker(t, meshtest.Config(fmt.Sprintf("server_name: leaf-%s\nleafnodes { remotes: [ { url: \"nats-leaf://%s\", nkey: %s } ] }",
 				c.session, address, regexp.MustCompile("(?m)^SU.*").Find(seed))))
 			behind := leaf.Connect(t, nats.CustomInboxPrefix(c.inbox))
-			mesh, err := client.New(behind, &client.Options{Session: c.session})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(mesh.Close)
+			mesh := testmesh.Client(t, behind, &client.Options{Session: c.session})
 			meshtest.Until(t, "a call is answered", func() bool {
 				_, err = mesh.Call(t.Context(), "slow.wait", nil)
 				return err == nil

@@ -24,6 +24,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/callout"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -32,11 +33,7 @@ import (
 // sessions opens the registry's sessions.
 func sessions(t *testing.T, nc *nats.Conn) *registry.Store {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, nc, nil)
 	if err := store.Of(b).EnsureBucket(t.Context(), subjects.BucketSessions); err != nil {
 		t.Fatal(err)
 	}
@@ -56,10 +53,7 @@ func answer(t *testing.T, k *meshtest.Keyed, issuer *access.Issuer, o callout.Op
 // serveWait serves slow.wait, which ends when it is released.
 func serveWait(t *testing.T, k *meshtest.Keyed) (release func()) {
 	t.Helper()
-	h, err := host.New(k.As(t, access.Node), &host.Options{Index: "slow"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testmesh.Host(t, k.As(t, access.Node), &host.Options{Index: "slow"})
 	released := make(chan struct{})
 	if _, err := h.Handle("wait", host.HandlerFunc(func(ctx context.Context, _ *host.Call, sink host.Sink) error {
 		select {
@@ -71,10 +65,7 @@ func serveWait(t *testing.T, k *meshtest.Keyed) (release func()) {
 	})); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
+	testmesh.Start(t, h)
 	return func() { close(released) }
 }
 
@@ -111,11 +102,7 @@ func TestConnectionsAreRenewed(t *testing.T) {
 	defer nc.Close()
 	result := make(chan error, 1)
 	release := serveWait(t, k)
-	caller, err := client.New(nc, &client.Options{Session: "mine"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer caller.Close()
+	caller := testmesh.Client(t, nc, &client.Options{Session: "mine"})
 	go func() {
 		_, err := caller.Call(t.Context(), "slow.wait", nil, client.WithTimeout(time.Minute))
 		result <- err

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/callout"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
@@ -94,9 +95,7 @@ func TestNarrowedTokens(t *testing.T) {
 	for _, name := range []string{"read", "write", "deep.write"} {
 		serve(name, tool.Annotations{ReadOnly: name == "read"})
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, h)
 	t.Cleanup(func() { _ = h.Stop(context.WithoutCancel(t.Context())) })
 	answer(t, k, issuer, callout.Options{Renew: time.Hour, Seen: r.Seen})
 	if err := records.CreateSession(t.Context(), registry.SessionRecord{ID: "mine", Epoch: "1", Created: time.Now()}); err != nil {

@@ -75,7 +75,7 @@ func (g *gets) since() (questions, messages int) {
 
 // What a replay costs follows from what it returns, not from how long the
 // stream is: found in a stream of 108,000 items, whose last five took seconds.
-func TestReplayReadsWhatItReturns(t *testing.T) {
+func TestReplayReadsOnlyReturnedChunks(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, meshtest.Broker(t))
 	const n = 20_000

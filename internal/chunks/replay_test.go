@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -68,11 +69,7 @@ func newStore(t *testing.T, broker *meshtest.Server) *written {
 
 func newBus(t *testing.T, nc *nats.Conn) *bus.Bus {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, nc, nil)
 	return b
 }
 
@@ -289,7 +286,7 @@ func TestReplayOfDisorder(t *testing.T) {
 	}
 }
 
-func TestReplayOfWhatExpired(t *testing.T) {
+func TestReplayOfAnExpiredStream(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, meshtest.Broker(t))
 	stream, err := s.js.Stream(t.Context(), "MESH_CHUNKS")

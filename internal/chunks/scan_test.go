@@ -11,7 +11,7 @@ import (
 
 // A page holds no more of what lies behind a gap than it can return, whatever
 // the store has there.
-func TestScanHoldsWhatItCanReturn(t *testing.T) {
+func TestScanHoldsOnlyReturnedEntries(t *testing.T) {
 	t.Parallel()
 	upTo := func(from, to int64) (all []int64) {
 		for i := from; i <= to; i++ {

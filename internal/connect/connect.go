@@ -134,6 +134,14 @@ func Connect(ctx context.Context, o Options) (nc *nats.Conn, domain string, err 
 			return nil, "", failed(toolmesh.CodeInvalidRequest, err)
 		}
 		o.URL = saved.URL
+		if o.Creds == "" && o.Nkey == "" && saved.User == "" {
+			if o.Creds = saved.Creds; o.Creds == "" {
+				o.Nkey = saved.NKey
+			}
+		}
+		if saved.InboxPrefix != "" {
+			o.Inboxes = nil
+		}
 	} else {
 		o.Context = ""
 	}
@@ -254,6 +262,11 @@ func failed(code toolmesh.Code, err error) error {
 // Redact returns a list of server URLs without the secrets in them.
 func Redact(servers string) string {
 	parts := strings.Split(servers, ",")
+	for i := len(parts) - 1; i > 0; i-- {
+		if strings.Contains(parts[i], "@") && !strings.Contains(parts[i], "://") { // the rest of a password
+			parts = slices.Replace(parts, i-1, i+1, parts[i-1]+","+parts[i])
+		}
+	}
 	for i, part := range parts {
 		part = strings.TrimSpace(part)
 		if u, err := url.Parse(part); err == nil && u.User != nil {

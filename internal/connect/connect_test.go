@@ -108,7 +108,7 @@ func TestKeyOfMeshUp(t *testing.T) {
 	}
 }
 
-func TestConnectSaysWhatIsWrong(t *testing.T) {
+func TestConnectNamesTheFault(t *testing.T) {
 	t.Parallel()
 	closed := meshtest.Broker(t, meshtest.Config(`authorization { users: [{user: u, password: p}] }`))
 	config := t.TempDir()
@@ -138,8 +138,8 @@ func TestConnectSaysWhatIsWrong(t *testing.T) {
 		"key of a context":    {connect.Settings{Context: "broken"}, toolmesh.CodeInvalidRequest, "missing.nk"},
 		"proxy":               {connect.Settings{Context: "proxy"}, toolmesh.CodeInvalidRequest, `"proxy" has socks_proxy, which Toolmesh does not read`},
 		"certificate store":   {connect.Settings{Context: "store"}, toolmesh.CodeInvalidRequest, `"store" has windows_cert_store`},
-		"key without a seed":  {connect.Settings{Context: "seedless"}, toolmesh.CodeInvalidRequest, `"seedless" cannot be used: nkey ` + empty},
-		"creds of a context":  {connect.Settings{Context: "creds"}, toolmesh.CodeInvalidRequest, `"creds" cannot be used: the NATS credentials file ` + empty},
+		"key without a seed":  {connect.Settings{Context: "seedless"}, toolmesh.CodeInvalidRequest, "the key " + empty + " cannot be used"},
+		"creds of a context":  {connect.Settings{Context: "creds"}, toolmesh.CodeInvalidRequest, "the NATS credentials file " + empty},
 		"damaged creds":       {connect.Settings{URL: closed.URL, Creds: empty}, toolmesh.CodeInvalidRequest, empty},
 		"ca of a context":     {connect.Settings{Context: "ca"}, toolmesh.CodeInvalidRequest, `"ca" cannot be used: ca ` + empty},
 		"cert of a context":   {connect.Settings{Context: "cert"}, toolmesh.CodeInvalidRequest, `"cert" cannot be used: cert ` + empty},
@@ -184,6 +184,25 @@ func TestFilesOfContext(t *testing.T) {
 	}
 }
 
+// A key that a context names has the inbox of its role, as one named beside it.
+func TestKeyOfAContextHasItsInbox(t *testing.T) {
+	t.Parallel()
+	k := meshtest.WithKeys(t)
+	for role, inbox := range map[access.Role]string{access.Node: subjects.InboxNode, access.Admin: subjects.InboxAdmin} {
+		env := save(t, t.TempDir(), "prod", map[string]any{"url": k.URL, "nkey": access.File(k.DataDir, role)})
+		nc, _, err := connect.Connect(t.Context(), connect.Options{
+			Settings: connect.Settings{Context: "prod"}, Env: env, Inboxes: []string{inbox},
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", role, err)
+		}
+		if got := nc.NewInbox(); !strings.HasPrefix(got, inbox) {
+			t.Errorf("%s: inbox %s, want one of %s", role, got, inbox)
+		}
+		nc.Close()
+	}
+}
+
 // A MESH_ variable wins over its NATS_ variable, an empty one too.
 func TestFromEnv(t *testing.T) {
 	t.Parallel()
@@ -213,6 +232,7 @@ func TestRedact(t *testing.T) {
 		"nats://me:secret@a:1, nats://token@b": "nats://a:1,nats://b",
 		"me:secret@a:1":                        "…@a:1",
 		"tls://me:se%cret@a:1":                 "…@a:1",
+		"nats://me:hunter2,secret@a:1,b:2":     "nats://a:1,b:2",
 	} {
 		if got := connect.Redact(servers); got != want || strings.Contains(got, "secret") {
 			t.Errorf("Redact(%q) = %q, want %q", servers, got, want)
@@ -224,11 +244,11 @@ func TestRedact(t *testing.T) {
 func TestStateOfDeadMeshes(t *testing.T) {
 	t.Parallel()
 	s := connect.State(t.TempDir())
-	self := connect.Record{URL: "nats://127.0.0.1:1", PID: os.Getpid(), Process: connect.ProcessID(os.Getpid()), Started: time.Now()}
+	self := connect.Record{URL: "nats://127.0.0.1:1", DataDir: "a", PID: os.Getpid(), Process: connect.ProcessID(os.Getpid()), Started: time.Now()}
 	if self.Process == "" {
 		t.Fatal("this process has no id")
 	}
-	other := connect.Record{URL: "nats://127.0.0.1:2", PID: 1, Process: "an earlier one", Started: time.Now().Add(time.Hour)}
+	other := connect.Record{URL: "nats://127.0.0.1:2", DataDir: "b", PID: 1, Process: "an earlier one", Started: time.Now().Add(time.Hour)}
 	for _, r := range []connect.Record{self, other} {
 		if err := s.Write(r); err != nil {
 			t.Fatal(err)
@@ -237,8 +257,17 @@ func TestStateOfDeadMeshes(t *testing.T) {
 	if got := s.Running(); len(got) != 1 || got[0].URL != self.URL {
 		t.Errorf("running are %v, want %q alone", got, self.URL)
 	}
+	if _, err := os.Stat(s.File(other)); err != nil {
+		t.Errorf("the record of a mesh whose process cannot be seen from here: %v", err)
+	}
+	other.DataDir = self.DataDir
+	for _, r := range []connect.Record{other, self} {
+		if err := s.Write(r); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if _, err := os.Stat(s.File(other)); err == nil {
-		t.Error("the record of a dead mesh is kept")
+		t.Error("the record of a mesh is kept whose data folder another one has")
 	}
 	s.Remove(self)
 	if got := s.Running(); len(got) > 0 {

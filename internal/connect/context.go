@@ -107,23 +107,11 @@ func expand(file *string, env []string) (err error) {
 	return err
 }
 
-// options returns what the context says of a connection. It reads each file: the error
-// names one that cannot be used.
+// options returns what the context says of a connection, but its creds and its nkey. It reads
+// each file: the error names one that cannot be used.
 func (c *savedContext) options() (options []nats.Option, err error) {
-	switch {
-	case c.User != "":
+	if c.User != "" {
 		options = append(options, nats.UserInfo(c.User, c.Password))
-	case c.Creds != "":
-		if err := checkCreds(c.Creds); err != nil {
-			return nil, err
-		}
-		options = append(options, nats.UserCredentials(c.Creds))
-	case c.NKey != "":
-		option, err := nats.NkeyOptionFromSeed(c.NKey)
-		if err != nil {
-			return nil, fmt.Errorf("nkey %s: %w", c.NKey, err)
-		}
-		options = append(options, option)
 	}
 	if c.Token != "" {
 		options = append(options, nats.Token(c.Token))

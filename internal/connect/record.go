@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"net/url"
 	"os"
@@ -79,10 +80,16 @@ func (s State) File(r Record) string {
 	return filepath.Join(string(s), strconv.Itoa(r.PID)+recordEnd)
 }
 
-// Write puts a record where [State.Running] finds it.
+// Write puts a record where [State.Running] finds it, in place of those of earlier processes
+// that had its data folder.
 func (s State) Write(r Record) error {
 	if s == "" {
 		return errors.New("write the state file: HOME is not set")
+	}
+	for path, other := range s.records() {
+		if other.DataDir == r.DataDir {
+			_ = os.Remove(path)
+		}
 	}
 	return r.Write(s.File(r))
 }
@@ -114,8 +121,12 @@ func ReadRecord(path string) (r Record, alive bool, err error) {
 	if err != nil || r.PID <= 0 {
 		return r, false, cmp.Or(err, errors.New("no record"))
 	}
+	return r, r.alive(), nil
+}
+
+func (r Record) alive() bool {
 	id := ProcessID(r.PID)
-	return r, id != "" && id == r.Process, nil
+	return id != "" && id == r.Process
 }
 
 // Remove takes a record away.
@@ -125,24 +136,26 @@ func (s State) Remove(r Record) {
 	}
 }
 
-// Running lists the meshes whose process lives, the latest first. Records of
-// dead ones are removed.
-func (s State) Running() []Record {
+// records are all records, also of processes that are gone, by their files. None is removed: in
+// a container with this home the processes outside of it cannot be seen.
+func (s State) records() map[string]Record {
+	all := map[string]Record{}
 	if s == "" {
-		return nil
+		return all
 	}
 	names, _ := fs.Glob(os.DirFS(string(s)), "*"+recordEnd)
-	var all []Record
 	for _, name := range names {
 		path := filepath.Join(string(s), name)
-		switch r, alive, err := ReadRecord(path); {
-		case err != nil:
-		case alive:
-			all = append(all, r)
-		default:
-			_ = os.Remove(path)
+		if r, _, err := ReadRecord(path); err == nil {
+			all[path] = r
 		}
 	}
+	return all
+}
+
+// Running lists the meshes whose process lives, the latest first.
+func (s State) Running() []Record {
+	all := slices.DeleteFunc(slices.Collect(maps.Values(s.records())), func(r Record) bool { return !r.alive() })
 	slices.SortFunc(all, func(x, y Record) int { return y.Started.Compare(x.Started) })
 	return all
 }

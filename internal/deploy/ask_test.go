@@ -10,8 +10,8 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -64,11 +64,7 @@ func TestAsk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			broker := meshtest.Broker(t)
-			b, err := bus.New(broker.Connect(t), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(b.Close)
+			b := testmesh.Bus(t, broker.Connect(t), nil)
 			if c.agent != nil {
 				var answering sync.WaitGroup
 				t.Cleanup(answering.Wait) // after the connection is closed
@@ -85,7 +81,7 @@ func TestAsk(t *testing.T) {
 				}
 			}
 			lines := 0
-			err = nil
+			var err error
 			for _, failed := range deploy.Ask(t.Context(), b, "", "install", map[string]string{"source": "x"}, nil) {
 				if err = failed; err == nil {
 					lines++

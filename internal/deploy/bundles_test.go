@@ -68,7 +68,7 @@ func TestABundleGoesWithItsLastRecord(t *testing.T) {
 
 // What nobody owns is looked for at a start and then now and then: what an agent
 // left that was killed between storing and publishing, and uploads.
-func TestABundleThatNobodyNeedsGoes(t *testing.T) {
+func TestUnusedBundleIsRemoved(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	n := start(t, s, "")
@@ -151,7 +151,7 @@ func TestARacingInstallKeepsItsBundle(t *testing.T) {
 
 // A bundle that is taken away between its storing and the record, as a node that
 // saw no record may do, is there when the install is done.
-func TestAnInstallMakesSureOfItsBundle(t *testing.T) {
+func TestInstallChecksItsBundle(t *testing.T) {
 	t.Parallel()
 	n := start(t, meshtest.Broker(t), "")
 	url, _ := source(t, "idx")

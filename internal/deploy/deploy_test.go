@@ -22,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -175,18 +176,11 @@ func startWith(t *testing.T, s *meshtest.Server, dir string, opts deploy.Options
 	if dir == "" {
 		dir = t.TempDir()
 	}
-	b, err := bus.New(s.Connect(t), &bus.Options{Logger: log})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, s.Connect(t), &bus.Options{Logger: log})
 	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
 	w := &workshop{published: make(map[string]deploy.Build), failed: make(map[string]string), changed: make(chan struct{})}
 	n := &node{store: registry.NewStore(b), bus: b, dir: dir, workshop: w}
@@ -403,7 +397,7 @@ func TestASlowBuildHoldsNothingElseUp(t *testing.T) {
 
 // Builds that hang in every place there is hold up neither other builds nor
 // a caller that waits for the node.
-func TestBuildsThatHangHoldNobodyUp(t *testing.T) {
+func TestHangingBuildsBlockNoOtherInstall(t *testing.T) {
 	t.Parallel()
 	n := startWaiting(t, meshtest.Broker(t), "", 50*time.Millisecond)
 	fast, _ := source(t, "fast")
@@ -487,7 +481,7 @@ func TestOthersFollowANodeWhoseClockIsBehind(t *testing.T) {
 	one.workshop.serves(t, "idx", second.Revision)
 }
 
-func TestInstallingAgainBuildsWhatFailedHere(t *testing.T) {
+func TestInstallingAgainBuildsAfterAFailure(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	one, two := start(t, s, ""), start(t, s, "")
@@ -518,7 +512,7 @@ func TestInstallingAgainBuildsWhatFailedHere(t *testing.T) {
 	two.workshop.serves(t, "idx", second.Revision)
 }
 
-func TestInstallingWhatIsInstalledBuildsNothing(t *testing.T) {
+func TestInstallingAgainBuildsNothing(t *testing.T) {
 	t.Parallel()
 	n := start(t, meshtest.Broker(t), "")
 	url, _ := source(t, "idx")

@@ -34,7 +34,7 @@ func startOn(t *testing.T, s *meshtest.Server, id subjects.NodeID, labels map[st
 	var err error
 	if l.lease, err = registry.Acquire(t.Context(), l.bus, registry.NodeRecord{
 		Node: id, Boot: subjects.BootID("boot-" + id), State: registry.StateServing, Slots: 1, Proto: [2]int{1, 1}, Labels: labels,
-		Sandbox: registry.Sandbox{Asked: "guard", Effective: "guard"}, Started: time.Now(),
+		Sandbox: registry.SandboxState{Asked: "guard", Effective: "guard"}, Started: time.Now(),
 	}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestAnIndexIsBroughtToTheNodesThatItIsFor(t *testing.T) {
 
 // A node that gets the label brings the index, one that loses it lets go: at once where
 // nobody else has the label, who else could take the calls.
-func TestALabelMovesWhatIsInstalled(t *testing.T) {
+func TestLabelMovesIndexes(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	one, two := startOn(t, s, "one", map[string]string{"gpu": "true"}), startOn(t, s, "two", nil)

@@ -28,9 +28,9 @@ required = true
 secret = true
 `
 
-// TestDryRunSaysWhatAnInstallWouldRunAndChangesNothing also holds that nothing is refused
+// TestDryRunNamesItsStepsAndChangesNothing also holds that nothing is refused
 // for what is missing: that is what the plan is for.
-func TestDryRunSaysWhatAnInstallWouldRunAndChangesNothing(t *testing.T) {
+func TestDryRunNamesItsStepsAndChangesNothing(t *testing.T) {
 	n := start(t, meshtest.Broker(t), "")
 	repo := repository(t, "stranger", map[string]string{"tools.toml": planned, "setup.py": "", "sdist": ""})
 	last, err := n.install(t, deploy.Request{Source: "file://" + repo, DryRun: true, Paths: []index.Path{{Path: "/srv/mine", Write: true}}})

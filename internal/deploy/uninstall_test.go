@@ -11,7 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-func TestUninstallOfWhatIsNotInstalled(t *testing.T) {
+func TestUninstallOfAMissingIndex(t *testing.T) {
 	t.Parallel()
 	n := start(t, meshtest.Broker(t), "")
 	url, _ := source(t, "idx")

@@ -13,12 +13,11 @@ import (
 // maxArgument bounds one argument of a program: Linux takes no longer ones.
 const maxArgument = 128<<10 - 1
 
-// Argv makes the arguments of a program, itself first, of the arguments of a
-// call, a JSON object that fits Input. Each value becomes one argument or a part
-// of one, whatever is in it. The error is invalid_arguments with the parameter:
-// for a NUL, for an argument that is too long, and for a value that would begin
-// an argument with a dash before any "--" of the template, where the program
-// could take it for an option.
+// Argv makes the arguments of a program, itself first, from the arguments of a call, a JSON
+// object that fits Input. Each value becomes one argument or a part of one, whatever its
+// content. The error is invalid_arguments with the parameter: for a NUL, for an argument that
+// is too long, and for a value that would begin an argument with a dash before any "--" of the
+// template, which the program could read as an option.
 func (c *Command) Argv(args json.RawMessage) ([]string, error) {
 	values := map[string]json.RawMessage{}
 	if len(bytes.TrimSpace(args)) > 0 {
@@ -51,8 +50,7 @@ type expansion struct {
 	ended  bool // the template's own "--" has been written
 }
 
-// value returns an argument or its default; ok is false where there is none, or
-// null.
+// value returns an argument or its default; ok is false for a missing one or null.
 func (e *expansion) value(name string) (json.RawMessage, bool) {
 	v, ok := e.values[name]
 	if !ok {
@@ -62,7 +60,7 @@ func (e *expansion) value(name string) (json.RawMessage, bool) {
 	return v, len(v) > 0 && string(v) != "null"
 }
 
-// wanted reports whether all that a group depends on is there.
+// wanted reports whether all arguments of a group exist.
 func (e *expansion) wanted(w word) bool {
 	yes := true
 	w.each(func(p piece) {
@@ -75,8 +73,7 @@ func (e *expansion) wanted(w word) bool {
 	return yes
 }
 
-// add writes one element: nothing where its argument is absent, several where
-// it is a list that stands alone.
+// add writes one element: nothing if its argument is absent, several if it is only a list.
 func (e *expansion) add(w word) error {
 	if len(w.pieces) == 1 && w.pieces[0].gate {
 		return nil
@@ -88,7 +85,7 @@ func (e *expansion) add(w word) error {
 			return nil
 		}
 		var items []json.RawMessage
-		if json.Unmarshal(v, &items) != nil { // it is no list
+		if json.Unmarshal(v, &items) != nil { // not a list
 			return e.check(name, name, textOf(v))
 		}
 		for i, item := range items {

@@ -32,7 +32,7 @@ const (
 	MetaDir = ".toolmesh"
 	// LockFile holds the resolved dependencies, one pinned requirement a line.
 	LockFile = "lock.txt"
-	// InfoFile holds what the bundle was made of, a JSON object.
+	// InfoFile describes the bundle's source, as a JSON object.
 	InfoFile = "bundle.json"
 )
 
@@ -207,8 +207,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// isGit reports whether a part of a name is .git for git on some file system: macOS passes
-// over some characters, Windows over what ends a name, and knows it by a short one.
+// isGit reports whether git sees a part of a name as .git on some file system: macOS ignores
+// some characters, Windows endings of names, and has a short form of it.
 func isGit(part string) bool {
 	part = strings.Map(func(r rune) rune {
 		if r >= 0x200c && r <= 0x200f || r >= 0x202a && r <= 0x202e || r >= 0x206a && r <= 0x206f || r == 0xfeff {
@@ -251,7 +251,7 @@ func checkLink(name, target string) (string, error) {
 // errTooLong ends the reading of an archive that is over its limit.
 var errTooLong = errors.New("archive over its limit")
 
-// boundedReader hashes what it reads and ends with ctx and at its limit.
+// boundedReader hashes its data and ends with ctx and at its limit.
 type boundedReader struct {
 	err  func() error // of the context
 	r    io.Reader
@@ -269,8 +269,8 @@ func (b *boundedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// extract unpacks a bundle into an empty folder and returns the names of what it has,
-// and its digest.
+// extract unpacks a bundle into an empty folder and returns the names of its entries, and its
+// digest.
 func extract(ctx context.Context, r io.Reader, dir string, limits Limits) (names []string, digest string, err error) {
 	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(64<<20), zstd.WithDecoderLowmem(true))
 	if err != nil {
@@ -287,8 +287,8 @@ func extract(ctx context.Context, r io.Reader, dir string, limits Limits) (names
 	return names, hex.EncodeToString(hash.Sum(nil)), err
 }
 
-// fill makes a tree of the archive that write writes, but for what pass says is
-// to be passed over.
+// fill makes a tree of the archive that write writes, except entries for which pass returns
+// true.
 func (t *Tree) fill(ctx context.Context, limits Limits, pass func(h *tar.Header) bool, write func(w io.Writer) error) error {
 	root, err := os.OpenRoot(t.Dir)
 	if err != nil {
@@ -313,13 +313,13 @@ func (t *Tree) fill(ctx context.Context, limits Limits, pass func(h *tar.Header)
 
 // extractTar extracts an archive to its end and returns the names of its entries.
 func extractTar(ctx context.Context, r io.Reader, root *os.Root, limits Limits, pass func(h *tar.Header) bool) ([]string, error) {
-	// Beside the files an archive has a header of 512 bytes, or three with
+	// In addition to the files an archive has a header of 512 bytes, or three with
 	// extended records and their padding, for each entry.
 	r = &boundedReader{err: ctx.Err, r: r, left: limits.Bytes + int64(limits.Files)*4096 + 1<<16}
 	x := extractor{root: root, left: limits.Bytes, limits: limits, pass: pass}
 	err := x.all(tar.NewReader(r))
 	if err == nil {
-		// The archive's end mark and whatever follows it count for the digest.
+		// The archive's end mark and everything after it count for the digest.
 		_, err = io.Copy(io.Discard, r)
 	}
 	var own *toolmesh.Error

@@ -242,8 +242,8 @@ func TestUnpackHostile(t *testing.T) {
 	}
 }
 
-// wantRefused unpacks into a folder of its own and looks that nothing is left
-// in it or beside it.
+// wantRefused unpacks into a folder of its own and checks that nothing is left
+// in it or next to it.
 func wantRefused(t *testing.T, data []byte, digest, reason string) {
 	t.Helper()
 	outer := t.TempDir()
@@ -354,7 +354,7 @@ func FuzzUnpack(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// What was unpacked can be packed again.
+		// An unpacked bundle can be packed again.
 		if _, err := Pack(t.Context(), io.Discard, dest, onDisk(t, dest), nil); err != nil {
 			t.Errorf("packing what was unpacked: %v", err)
 		}

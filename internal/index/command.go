@@ -20,7 +20,7 @@ type Command struct {
 	Program string
 	// Streaming says that the program writes one item per line.
 	Streaming bool
-	// Text says that what it writes is text, not JSON.
+	// Text tells that its output is text, not JSON.
 	Text bool
 	// Input and Output are the schemas of its arguments and of its result (of an
 	// item, for a streaming one); Output may be nil.
@@ -46,7 +46,7 @@ type piece struct {
 	gate  bool // {param?}: nothing is written, the group depends on it
 }
 
-// input is what a call's argument may be.
+// input describes a call's argument.
 type input struct {
 	standard json.RawMessage // used where the argument is absent; nil: none
 	choices  []string        // the author's own values, as text
@@ -187,8 +187,8 @@ func (r *reader) template(s *section, c *Command, template []any) {
 	}
 }
 
-// piecesOf cuts an element at its parameters. {{ and }} stand for braces; a
-// brace that begins no parameter stands for itself.
+// piecesOf splits an element at its parameters. {{ and }} stand for braces; a brace
+// that does not begin a parameter stands for itself.
 func piecesOf(text string) []piece {
 	var all []piece
 	literal := func(t string) {
@@ -222,8 +222,8 @@ func piecesOf(text string) []piece {
 	return all
 }
 
-// grouped reports whether a parameter stands in groups alone, and whether as a
-// switch alone.
+// grouped reports whether a parameter occurs only in groups, and whether only as a
+// switch.
 func (c *Command) grouped(name string) (optional, gate bool) {
 	optional, gate = true, true
 	for _, w := range c.words {
@@ -237,7 +237,7 @@ func (c *Command) grouped(name string) (optional, gate bool) {
 	return optional, gate
 }
 
-// input reads what a command takes: a table of parameters, a whole JSON Schema,
+// input reads the input of a command: a table of parameters, a whole JSON Schema,
 // or nothing, where every parameter is a text.
 func (r *reader) input(s *section, c *Command) {
 	var table map[string]any
@@ -272,7 +272,7 @@ func (r *reader) input(s *section, c *Command) {
 		}
 		in := input{choices: choicesOf(schema)}
 		if standard, ok := schema["default"]; ok {
-			in.standard, _ = json.Marshal(standard) // what is no JSON is a problem of the schema
+			in.standard, _ = json.Marshal(standard) // invalid JSON is a problem of the schema
 		}
 		c.inputs[name] = in
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// sameManifest compares what a manifest says.
+// sameManifest compares the content of a manifest.
 func sameManifest(t *testing.T, want Manifest, got *Manifest) {
 	t.Helper()
 	if diff := cmp.Diff(want, *got, cmpopts.IgnoreUnexported(Manifest{}), cmpopts.EquateEmpty()); diff != "" {
@@ -388,7 +388,7 @@ func FuzzEntryPoints(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) { fuzzed(t, "pyproject.toml", text) })
 }
 
-// fuzzed loads a manifest: what is accepted can be described.
+// fuzzed loads a manifest: an accepted one can be described.
 func fuzzed(t *testing.T, file, text string) {
 	m, err := LoadFS(files(file, text))
 	if err != nil {

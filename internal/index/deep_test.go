@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// What an init command has left is replaced however deep it is: a removal has no descriptor
+// Folders of any depth that an init command left are replaced: their removal has no descriptor
 // for each level.
 func TestPlaceReplacesDeepFolders(t *testing.T) { //nolint:paralleltest // descriptors are the process's
 	u := newUnpacked(t, placedFiles(true))

@@ -1,13 +1,13 @@
-// Package index is where indexes come from: it reads what a person typed after
-// `mesh install` ([Parse]), brings the files ([Fetch]), reads the manifest of
+// Package index reads indexes: it parses the source that a person typed after
+// `mesh install` ([Parse]), fetches the files ([Fetch]), reads the manifest of
 // the index's convention ([Load]), and packs the files into a bundle that every
-// node unpacks the same ([Pack], [Unpack]).
+// node unpacks equally ([Pack], [Unpack]).
 //
 // Sources, manifests and bundles are other people's: everything read here is
 // bounded, cancellable and checked, and nothing escapes the folder it is put in.
-// Errors are [toolmesh.Error] with code install_failed, but for invalid_request of a
+// Errors are [toolmesh.Error] with code install_failed, except invalid_request for a
 // source that [FetchPublic] must not fetch.
 //
-// The package must never run code of an index (git runs, its hooks do not),
-// speak NATS, know of the executor, or log, store or show a credential.
+// The package does not run code of an index (git runs, its hooks do not), does not know NATS or
+// the executor, and never logs, stores or shows a credential.
 package index

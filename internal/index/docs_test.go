@@ -34,8 +34,8 @@ func pageBlocks(t *testing.T, file, language string) map[string][]string {
 	return found
 }
 
-// What docs/indexes.md shows of each convention is read without a warning, as
-// the page says.
+// The examples of each convention in docs/indexes.md are read without a warning, as
+// the page promises.
 func TestThePageOfIndexes(t *testing.T) {
 	t.Parallel()
 	const page = "../../docs/indexes.md"

@@ -35,8 +35,8 @@ func unquoted(project *pyproject) bool {
 }
 
 // load reads the entry points, and [tool.toolmesh] for everything else. A tool's
-// name is its entry's. An entry that is no function does not take the others with
-// it, as one whose function is missing does not.
+// name is its entry's. An entry that is not a function does not affect the others, and
+// neither does one whose function is missing.
 func (entryLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	project, err := readProject(fsys)
 	if err != nil {
@@ -68,7 +68,7 @@ func (entryLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 			continue
 		}
 		wrong = append(wrong, why)
-		if badEntryName(name) { // there is no tool to list
+		if badEntryName(name) { // no tool can be listed
 			r.warnings.add(group + " has " + why)
 			continue
 		}
@@ -93,8 +93,8 @@ func (entryLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 // badEntryName reports whether an entry's name cannot be a tool's.
 func badEntryName(name string) bool { return !commandName.MatchString(name) || len(name) > 512 }
 
-// entryFunction reads an entry, name = "module:function", as module.function; why
-// says what is wrong with it.
+// entryFunction reads an entry, name = "module:function", as module.function; why is its
+// fault.
 func entryFunction(name string, entry any) (function, why string) {
 	value, ok := entry.(string)
 	if !ok {

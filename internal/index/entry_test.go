@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// An entry that is no function is listed with its reason; the others are tools as
-// they would be without it.
-func TestAWrongEntryPointIsOneToolsMatter(t *testing.T) {
+// An entry that is not a function is listed with its reason; the others are not
+// affected.
+func TestWrongEntryPointFailsOneTool(t *testing.T) {
 	t.Parallel()
 	m := load(t, "pyproject.toml", `[project.entry-points."toolmesh.tools"]
 extras = "epx.core:f [x]"

@@ -41,7 +41,7 @@ func source(t testing.TB, text string) Source {
 	return src
 }
 
-// options is how a test fetches; nil, and what is not set, is as Fetch does it.
+// options configure fetches of a test; nil and zero fields mean Fetch's own.
 type options struct {
 	Rev, Git string
 	Timeout  time.Duration
@@ -397,7 +397,7 @@ func TestFetchSubmoduleWarns(t *testing.T) {
 	}
 }
 
-// Attributes that a repository has for its releases change nothing of what is taken.
+// Attributes that a repository has for its releases do not change the fetched files.
 func TestFetchLeavesNothingOutForAttributes(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("long/", 50) + "name.txt"
@@ -444,7 +444,7 @@ func TestFetchPointersWarn(t *testing.T) {
 		}
 	}
 	write(t, repo, map[string]string{".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n"})
-	// Without the program of Git LFS what is there is stored as it is.
+	// Without the program of Git LFS files are stored as they are.
 	gitRun(t, repo, "config", "filter.lfs.clean", "cat")
 	commit()
 	look("data/a.bin, data/b.bin", "Git LFS")
@@ -506,7 +506,7 @@ func TestFetchFolder(t *testing.T) {
 	}
 }
 
-// TestFetchFolderWithoutGit: what git has no rules for needs no git.
+// TestFetchFolderWithoutGit: a folder without rules for git needs no git.
 func TestFetchFolderWithoutGit(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "weather")
@@ -614,7 +614,7 @@ func TestFetchLinkToFile(t *testing.T) {
 	wantFailed(t, err, reasonFolder, "cannot be read")
 }
 
-// What git and ssh say of why is what is passed on.
+// Errors pass on the reasons that git and ssh print.
 func TestGitsOwnReason(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -22,8 +22,8 @@ func skipped(name string) bool {
 	return false
 }
 
-// walk lists the files of a folder where there is no git. What is ignored could
-// be a secret, so rules that only git can read are an error.
+// walk lists the files of a folder without git. An ignored file could be a secret, so
+// rules that only git can read are an error.
 func walk(ctx context.Context, dir string, limits Limits) ([]string, error) {
 	var names []string
 	err := fs.WalkDir(os.DirFS(dir), ".", func(name string, entry fs.DirEntry, err error) error {
@@ -46,7 +46,7 @@ func walk(ctx context.Context, dir string, limits Limits) ([]string, error) {
 }
 
 // regularFiles returns those of the named files of a folder that are files or
-// symbolic links, and warns of others. What is gone by now is left out.
+// symbolic links, and warns of others. Files that were removed meanwhile are left out.
 func regularFiles(dir *os.Root, names []string) (files, warnings []string, err error) {
 	for _, name := range slices.Compact(slices.Sorted(slices.Values(names))) {
 		if err := checkName(name); err != nil {
@@ -79,7 +79,7 @@ func tooLarge(l Limits) error {
 	return failed(reasonTooLarge, "the source is larger than %d MB; ignore what the index does not need (.gitignore)", l.Bytes/1e6)
 }
 
-// fileMode keeps of a mode what a bundle keeps: whether it can be run.
+// fileMode is the part of a mode that a bundle keeps: whether the file is executable.
 func fileMode(mode fs.FileMode) fs.FileMode {
 	if mode&0o100 != 0 {
 		return 0o755

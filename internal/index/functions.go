@@ -35,7 +35,7 @@ func functionsOf(source string) []string {
 	}, source)
 	type level struct {
 		indent int
-		scope  bool // what is below is not the module's
+		scope  bool // names below are not the module's
 	}
 	var names []string
 	seen := map[string]bool{}

@@ -45,7 +45,7 @@ type git struct {
 // allowed are the transports. Others, such as ext::, run commands.
 const allowed = "https:http:ssh:file"
 
-// Bounds on what git may answer.
+// Bounds on git's answers.
 const (
 	maxRefs   = 64 << 20 // bytes of a list of references or files
 	maxStderr = 8 << 10
@@ -56,24 +56,16 @@ const (
 // as the fetched repository influences what they do. A git apart gets those of the machine alone.
 var (
 	machineVariables = []string{
-		"PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE",
+		"PATH", "TZ", "LD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE",
 	}
 	ownVariables = []string{
 		"HOME", "USER", "LOGNAME", "TMPDIR", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "XDG_CONFIG_HOME", "XDG_CACHE_HOME",
 		"XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME", "KRB5_CONFIG",
 		"SYSTEMROOT", "WINDIR", "COMSPEC", "PATHEXT", "TEMP", "TMP", "USERPROFILE", "HOMEDRIVE", "HOMEPATH", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA",
 	}
-	machineFamilies = []string{"LC_", "GIT_SSL_", "GIT_PROXY_", "GIT_HTTP_", "GIT_EXEC_PATH"}
-	ownFamilies     = []string{"GIT_"}
+	machineFamilies = []string{"GIT_SSL_", "GIT_PROXY_", "GIT_HTTP_", "GIT_EXEC_PATH"}
+	ownFamilies     = []string{"GIT_CONFIG_", "GIT_SSH"}
 )
-
-// located are the variables that would point git at another repository: those of
-// `git rev-parse --local-env-vars` that locate something.
-var located = []string{
-	"GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_OBJECT_DIRECTORY", "GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE",
-	"GIT_GRAFT_FILE", "GIT_INDEX_FILE", "GIT_REPLACE_REF_BASE", "GIT_PREFIX", "GIT_SHALLOW_FILE", "GIT_COMMON_DIR",
-	"GIT_NAMESPACE", "GIT_EXTERNAL_DIFF", "GIT_CURL_VERBOSE",
-}
 
 // environ returns git's part of an environment.
 func (g git) environ(all []string) []string {
@@ -83,9 +75,7 @@ func (g git) environ(all []string) []string {
 	}
 	return slices.DeleteFunc(all, func(line string) bool {
 		name, _, _ := strings.Cut(line, "=")
-		begins := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
-		return !slices.Contains(names, strings.ToUpper(name)) && !slices.ContainsFunc(families, begins) ||
-			slices.Contains(located, name) || begins("GIT_TRACE")
+		return !slices.Contains(names, strings.ToUpper(name)) && !slices.ContainsFunc(families, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 	})
 }
 
@@ -139,7 +129,7 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 	case errors.Is(err, exec.ErrNotFound):
 		return failed(reasonGitMissing, "git is needed for this source and was not found; install git on this machine, or install the index from one that has it")
 	}
-	return &gitError{stderr: login.redact(strings.ToValidUTF8(said, "?")), cause: err}
+	return &gitError{stderr: login.redact(strings.ToValidUTF8(said[max(0, len(said)-maxStderr):], "?")), cause: err}
 }
 
 // here runs a program as this process, with env as its whole environment.
@@ -164,7 +154,7 @@ type gitError struct {
 func (e *gitError) Error() string { return "git: " + e.reason() }
 func (e *gitError) Unwrap() error { return e.cause }
 
-// couldNotRead is what git says when another program, such as ssh, has failed.
+// couldNotRead is git's message when another program, such as ssh, has failed.
 const couldNotRead = "fatal: Could not read from remote repository."
 
 // reason is the line of stderr that tells the cause: git's own, else the last lines of ssh
@@ -188,7 +178,7 @@ func (e *gitError) reason() string {
 // trusting is the command that git itself names for a repository of another user.
 var trusting = regexp.MustCompile(`git config --global --add safe\.directory \S+`)
 
-// gitFailure is a kind of failure to talk to a repository, by what git says.
+// gitFailure is a kind of failure to talk to a repository, by git's message.
 type gitFailure struct {
 	sign         *regexp.Regexp
 	reason, hint string

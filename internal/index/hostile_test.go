@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// git, and what it starts, sees of our environment what it needs and nothing else.
+// git, and processes that it starts, see only the variables of our environment that they need.
 func TestGitSeesNoVariablesOfOurs(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"git*": "#!/bin/sh\nenv >> " + filepath.Join(dir, "seen") + "\ncase $* in *\" init \"*) ;; *) exit 1 ;; esac\n"})
@@ -43,7 +43,7 @@ func TestGitSeesNoVariablesOfOurs(t *testing.T) {
 // A git that talks HTTP apart from this process gets what it needs for that address, and neither
 // the home of this process nor the way to its keys. It is asked by this process for a login of
 // a credential helper, and by an address that settings rewrite.
-func TestGitApartGetsWhatOneAddressNeeds(t *testing.T) {
+func TestGitGetsTheSettingsOfItsAddress(t *testing.T) {
 	repo := repository(t, indexFiles)
 	served := smartHTTP(t, filepath.Dir(repo), func(r *http.Request) bool {
 		user, password, _ := r.BasicAuth()
@@ -172,7 +172,7 @@ func TestFetchFolderRunsNothingOfItsSettings(t *testing.T) {
 		write(t, sparse, map[string]string{".git/" + config: settings("[core]\n\tsparseCheckout = true\n\tsparseCheckoutCone = true\n[index]\n\tsparse = true\n" +
 			"[extensions]\n\tpartialClone = origin\n[remote \"origin\"]\n\tpromisor = true\n\turl = " + plain + "\n")})
 	}
-	if err := os.RemoveAll(filepath.Join(marks, "hook")); err != nil { // of what was done above
+	if err := os.RemoveAll(filepath.Join(marks, "hook")); err != nil { // of the steps above
 		t.Fatal(err)
 	}
 	for name, repo := range map[string]string{"plain": plain, "included": included, "worktree": elsewhere, "bare": bare, "sparse": sparse} {

@@ -18,7 +18,7 @@ type legacyLoader struct{}
 
 func (legacyLoader) find(fsys fs.FS) string { return firstFile(fsys, "TOOLS.yml", "TOOLS.yaml") }
 
-// legacyExample is what a TOOLS.yml looks like, for messages.
+// legacyExample is an example of a TOOLS.yml, for messages.
 const legacyExample = "tools: [\"module.function\"]"
 
 // load reads a TOOLS.yml: description, tools, and env_vars, which maps

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// What Git LFS keeps in a repository in the place of a large file: a short text
-// that begins so (the pointer format of git-lfs, version 1).
+// Git LFS stores a large file in a repository as a short text that begins so (the
+// pointer format of git-lfs, version 1).
 const (
 	pointerBegin = "version https://git-lfs.github.com/spec/v1\n"
 	pointerMost  = 1024 // bytes

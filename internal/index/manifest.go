@@ -21,7 +21,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Manifest is what an index says of itself, whatever its convention. It is
+// Manifest is an index's description of itself, in any convention. It is
 // immutable once loaded.
 type Manifest struct {
 	// Convention is the kind of manifest: the name of its file.
@@ -98,15 +98,14 @@ func (m *Manifest) NamesOf(function string) []string {
 	return names
 }
 
-// Refused says what is wrong with a tool's declaration, "" for one that can be
-// served.
+// Refused is the fault of a tool's declaration, "" for one that can be served.
 func (m *Manifest) Refused(name string) string { return m.refused[name] }
 
 // Command is the program behind a tool, nil for a function.
 func (m *Manifest) Command(name string) *Command { return m.commands[name] }
 
-// IsScript says that the index is a single file, whose dependencies are
-// Requirements and nothing that lies beside it.
+// IsScript reports whether the index is a single file, whose dependencies are
+// Requirements and nothing next to it.
 func (m *Manifest) IsScript() bool { return m.script }
 
 // EnvVar is an environment variable that an index declares.
@@ -124,7 +123,7 @@ type Path struct {
 	Write bool   `json:"write,omitempty"`
 }
 
-// Check says what is wrong with the text of a path, nil if nothing is.
+// Check returns the fault of a path's text, nil without one.
 func (p Path) Check() error {
 	below, home := strings.CutPrefix(p.Path, "~/")
 	switch {
@@ -143,7 +142,7 @@ func ParsePath(text string) (Path, error) {
 	return p, p.Check()
 }
 
-// declared is what a manifest says of a tool, over what its code says.
+// declared is the manifest's declaration of a tool, which replaces its code's.
 type declared struct {
 	tool.Annotations
 	description string
@@ -151,7 +150,7 @@ type declared struct {
 	ownTTL      bool // cache_ttl is said of this tool, not of all
 }
 
-// declaredOf returns what is said of a tool, or of all that nothing else is said of.
+// declaredOf returns the declaration of a tool, or the one for all other tools.
 func (m *Manifest) declaredOf(name string) declared {
 	if d, ok := m.declared[name]; ok {
 		return d
@@ -159,7 +158,7 @@ func (m *Manifest) declaredOf(name string) declared {
 	return m.defaults
 }
 
-// Introspected is what the tool's own code says of it.
+// Introspected is the description of a tool by its own code.
 type Introspected struct {
 	Description  string
 	InputSchema  json.RawMessage
@@ -171,9 +170,9 @@ type Introspected struct {
 	Warnings     []string
 }
 
-// Descriptor merges what the code says of a tool with the manifest, which wins,
+// Descriptor merges the description by a tool's code with the manifest, which wins,
 // and checks the result. ref's name becomes the first part of the id. An
-// undeclared name, a resource key that names no parameter and a schema that
+// undeclared name, a resource key with an unknown parameter and a schema that
 // does not compile are install_failed.
 func (m *Manifest) Descriptor(ref tool.IndexRef, name string, code Introspected) (*tool.Descriptor, error) {
 	d, err := m.merge(ref, name, code)
@@ -186,9 +185,9 @@ func (m *Manifest) Descriptor(ref tool.IndexRef, name string, code Introspected)
 	return d, nil
 }
 
-// Described is Descriptor for a tool that is not served, which may be for what
-// the manifest declares of it: what is wrong with that is left out, the key that
-// it names no parameter in, and if need be all of its annotations.
+// Described is Descriptor for a tool that is not served, maybe because of its declaration in
+// the manifest: it leaves out faulty parts, the key with an unknown parameter, and if need be
+// all of its annotations.
 func (m *Manifest) Described(ref tool.IndexRef, name string, code Introspected) (*tool.Descriptor, error) {
 	d, err := m.merge(ref, name, code)
 	if err != nil {
@@ -207,7 +206,7 @@ func (m *Manifest) Described(ref tool.IndexRef, name string, code Introspected) 
 	return d, nil
 }
 
-// check says what is wrong with a descriptor in words for the index's author.
+// check returns the fault of a descriptor in words for the index's author.
 func check(d *tool.Descriptor) error {
 	err := d.Check()
 	if err == nil {
@@ -218,7 +217,7 @@ func check(d *tool.Descriptor) error {
 	return e
 }
 
-// merge makes the descriptor of what the code and the manifest say, unchecked.
+// merge makes the descriptor from the code and the manifest, unchecked.
 func (m *Manifest) merge(ref tool.IndexRef, name string, code Introspected) (*tool.Descriptor, error) {
 	if !m.lists(name) {
 		return nil, failed(reasonManifest, "%s does not declare the tool %q", m.Convention, name)
@@ -232,7 +231,7 @@ func (m *Manifest) merge(ref tool.IndexRef, name string, code Introspected) (*to
 	}
 	d.Annotations.Streaming = code.Streaming
 	if code.Streaming && !own.ownTTL {
-		d.Annotations.CacheTTL = 0 // what is said of all is meant for those that it can be said of
+		d.Annotations.CacheTTL = 0 // a declaration for all tools applies to those that can have it
 	}
 	if len(own.metadata) > 0 {
 		data, err := json.Marshal(own.metadata)
@@ -247,7 +246,7 @@ func (m *Manifest) merge(ref tool.IndexRef, name string, code Introspected) (*to
 	return d, nil
 }
 
-// AnnotationsOf returns what the manifest declares of a tool, before its code is
+// AnnotationsOf returns the manifest's annotations of a tool, before its code is
 // known.
 func (m *Manifest) AnnotationsOf(name string) tool.Annotations { return m.declaredOf(name).Annotations }
 
@@ -271,9 +270,9 @@ type loader interface {
 	load(fsys fs.FS, file string) (*Manifest, error)
 }
 
-// loaders are the conventions that we know, in the order in which a folder is
-// asked for them: what was written for us comes before what was written for a
-// program before us, and that before what a file may have by the way.
+// loaders are the supported conventions, in the order in which a folder is checked for
+// them: our own files come before those of an earlier program, and those before files with
+// another main purpose.
 var loaders = []loader{
 	tomlLoader{},
 	legacyLoader{},
@@ -282,8 +281,8 @@ var loaders = []loader{
 	// The MCP server loader's seat: last, its manifest names no Python.
 }
 
-// ofManifest reports whether a file of an index's folder may say what the index is: no
-// other is read to load a manifest.
+// ofManifest reports whether a file of an index's folder may be part of the manifest: no
+// other file is read to load it.
 func ofManifest(name string) bool {
 	return strings.HasSuffix(name, ".py") || slices.Contains([]string{"tools.toml", "TOOLS.yml", "TOOLS.yaml", "pyproject.toml", "requirements.txt"}, name)
 }
@@ -319,10 +318,10 @@ func LoadFS(fsys fs.FS) (*Manifest, error) {
 		"or single .py file with a PEP 723 block (# /// script); write a tools.toml: %s", example)
 }
 
-// example is what a tools.toml looks like, for messages.
+// example is an example of a tools.toml, for messages.
 const example = "[index] with tools = [\"module.function\"]"
 
-// finish adds what conventions share: dependencies and Python version.
+// finish adds the parts that conventions share: dependencies and Python version.
 func (m *Manifest) finish(fsys fs.FS) error {
 	m.lists("") // who reads the manifest from now on changes nothing
 	if m.script {

@@ -126,7 +126,7 @@ func TestManifestDescriptor(t *testing.T) {
 	if len(warnings) != 2 || warnings[0] != "w" || !strings.Contains(warnings[1], "(?!x)") {
 		t.Errorf("warnings are %q, want the code's and that of the pattern", warnings)
 	}
-	// What yields items keeps none, and says so where somebody wants that of it.
+	// Streams are not cached, which is an error if a manifest declares it.
 	if _, err := m.Descriptor(ref, "forecast.daily", Introspected{InputSchema: schema, Streaming: true}); toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed || !strings.Contains(err.Error(), "cache_ttl") {
 		t.Errorf("a generator with a cache_ttl: %v", err)
 	}

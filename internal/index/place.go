@@ -19,8 +19,8 @@ import (
 // again only there. It has
 const (
 	metaFolder     = "meta"      // the bundle's files of MetaDir
-	manifestFolder = "manifest"  // the files that say what the index is
-	namesFile      = "files.txt" // the names of all that came from the bundle
+	manifestFolder = "manifest"  // the files of the manifest
+	namesFile      = "files.txt" // the names of all files of the bundle
 )
 
 // Unpack unpacks a bundle to the folder dest, which must not exist, and the agent's own folder.
@@ -63,7 +63,7 @@ func unpack(ctx context.Context, r io.Reader, dest, own, digest string, limits L
 	}
 	defer os.RemoveAll(besideOwn) // likewise
 	if err := keep(beside, besideOwn, names); err != nil {
-		return failed(reasonFolder, "what the agent keeps of the bundle cannot be written: %w", err)
+		return failed(reasonFolder, "the agent's record of the bundle cannot be written: %w", err)
 	}
 	if err := os.Rename(beside, dest); err != nil {
 		if _, statErr := os.Lstat(dest); statErr == nil {
@@ -143,9 +143,9 @@ type Placed struct {
 }
 
 // Place makes sure that dest has the content of a bundle, and own the agent's files of it.
-// Existing folders stay if dest has every file of the bundle as it was packed and, unless the
-// index has an init command, nothing else. Otherwise both are replaced by [Unpack] of what open
-// returns. The errors are open's and those of Unpack and [Load].
+// Existing folders stay if dest has every file of the bundle unchanged and, unless the
+// index has an init command, nothing else. Otherwise both are replaced by [Unpack] of the reader
+// that open returns. The errors are open's and those of Unpack and [Load].
 func Place(ctx context.Context, dest, own, digest string, open func() (io.ReadCloser, error)) (p Placed, err error) {
 	if p, err = placed(ctx, dest, own, digest); err == nil {
 		return p, nil
@@ -191,7 +191,7 @@ func placed(ctx context.Context, dest, own, digest string) (Placed, error) {
 // read reads the agent's own folder.
 func read(own string) (p Placed, files []string, meta map[string][]byte, err error) {
 	if files, meta, err = Unpacked(own); err != nil {
-		return p, nil, nil, failed(reasonFolder, "what the agent keeps of the bundle cannot be read: %w", err)
+		return p, nil, nil, failed(reasonFolder, "the agent's record of the bundle cannot be read: %w", err)
 	}
 	p.Lock = meta[LockFile]
 	p.Manifest, err = Load(filepath.Join(own, manifestFolder))

@@ -20,7 +20,7 @@ type unpacked struct {
 	bundle            bytes.Buffer
 }
 
-// placedFiles is what an index has; withInit adds an init command.
+// placedFiles are the files of an index; withInit adds an init command.
 func placedFiles(init bool) map[string]string {
 	manifest := "[index]\ntools = [\"t.tool\"]\n"
 	if init {
@@ -46,8 +46,8 @@ func (u *unpacked) open() (io.ReadCloser, error) {
 	return io.NopCloser(bytes.NewReader(u.bundle.Bytes())), nil
 }
 
-// place places the bundle, which must replace what is there or leave it alone. What
-// the agent has of it then is the bundle's.
+// place places the bundle, which must replace the folders or leave them alone. Then the
+// agent's record is the bundle's.
 func (u *unpacked) place(t *testing.T, name string, replaces bool) {
 	t.Helper()
 	u.opened = 0
@@ -67,10 +67,9 @@ func (u *unpacked) place(t *testing.T, name string, replaces bool) {
 	}
 }
 
-// A folder that a bundle was unpacked to is taken as it is only if it still has what
-// the bundle has, whatever the index's processes have done there, with an init command
-// and without one.
-func TestPlaceRepairsWhatIsNotTheBundle(t *testing.T) {
+// An existing folder is used only if it still equals the bundle, whatever the index's
+// processes have done there, with and without an init command.
+func TestPlaceRepairsChangedFolders(t *testing.T) {
 	t.Parallel()
 	for _, init := range []bool{false, true} {
 		u := newUnpacked(t, placedFiles(init))
@@ -127,9 +126,9 @@ func TestPlaceRepairsWhatIsNotTheBundle(t *testing.T) {
 	}
 }
 
-// What is put beside the files of a bundle stays where an init command may write. It
-// says nothing of the index, and the agent does not go into it.
-func TestPlaceLeavesWhatInitAdds(t *testing.T) {
+// Files next to those of a bundle stay where an init command may write. They are not part of
+// the index's description, and the agent does not read them.
+func TestPlaceKeepsFilesOfInit(t *testing.T) {
 	t.Parallel()
 	u := newUnpacked(t, placedFiles(true))
 	u.place(t, "nothing there", false)
@@ -147,8 +146,8 @@ func TestPlaceLeavesWhatInitAdds(t *testing.T) {
 	}
 }
 
-// Without an init command nothing is to write there: what was added may shadow what the
-// bundle has, and goes.
+// Without an init command no process may write there: added files, which may shadow those of
+// the bundle, are removed.
 func TestPlaceHasNothingBesideTheBundle(t *testing.T) {
 	t.Parallel()
 	u := newUnpacked(t, placedFiles(false))
@@ -174,7 +173,7 @@ func TestPlaceHasNothingBesideTheBundle(t *testing.T) {
 	}
 }
 
-// What the agent keeps of a bundle says of the index what its whole folder says.
+// The agent's record of a bundle gives the same description as its whole folder.
 func TestKeptPlaceSaysTheSame(t *testing.T) {
 	t.Parallel()
 	sources, err := filepath.Glob(filepath.Join("..", "..", "examples", "indexes", "*", "tools.toml"))

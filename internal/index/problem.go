@@ -40,7 +40,7 @@ func some(names []string, n int) string {
 	return strings.Join(names, ", ")
 }
 
-// Limits bound what is fetched, packed and unpacked.
+// Limits bound fetching, packing and unpacking.
 type Limits struct {
 	Bytes int64 // of all files together
 	Files int

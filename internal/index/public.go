@@ -43,8 +43,8 @@ func public(a netip.Addr) bool {
 	return a.IsValid() && !slices.ContainsFunc(notPublic, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// pin is the addresses of a name that was looked up, for all that is sent to it to go
-// there: the next answer for the name may be another one.
+// pin is the resolved addresses of a name, to which all requests go: a second lookup may give
+// others.
 type pin struct {
 	host      string
 	ports     []string
@@ -94,10 +94,9 @@ var (
 // resolver looks a name up, as [net.Resolver] does.
 type resolver func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
-// public refuses a repository that is not on the internet, and returns where it is if
-// that had to be looked up. A name that is not known here is somebody else's to look
-// up where a proxy is asked for it. What ssh connects to is not pinned: it knows its
-// hosts by their keys.
+// public refuses a repository that is not on the internet, and returns its addresses if it
+// had to look them up. Where a proxy is used for it, an unknown name is left to the proxy.
+// Addresses of ssh are not pinned: it knows its hosts by their keys.
 func (g git) public(ctx context.Context, src Source, lookup resolver) (*pin, error) {
 	scheme, host, port := src.remote()
 	if src.Local() {
@@ -126,7 +125,7 @@ func (g git) public(ctx context.Context, src Source, lookup resolver) (*pin, err
 		if scheme != "ssh" && g.proxied(ctx, src.Location) {
 			return nil, nil
 		}
-		e := failed(reasonUnreachable, "the repository %s cannot be read: the name %s is not known here; check the address and the network", src, host).
+		e := failed(reasonUnreachable, "the repository %s cannot be read: the name %s cannot be resolved here: check the address and the network", src, host).
 			WithDetail("repository", src.Location)
 		if scheme == "ssh" {
 			e = failed(reasonUnreachable, "%s; a name that ssh alone knows needs an agent with --private-sources", e.Message).WithDetail("repository", src.Location)
@@ -171,7 +170,7 @@ func (g git) proxied(ctx context.Context, location string) bool {
 	return err == nil && strings.TrimSpace(string(out)) != ""
 }
 
-// notAllowed refuses what an agent does not fetch for others.
+// notAllowed refuses a source that an agent does not fetch for others.
 func notAllowed(src Source, why string) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
 		"%s %s: an agent fetches from there only if it is started with --private-sources (MESH_PRIVATE_SOURCES=true)", src, why).

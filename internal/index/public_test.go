@@ -18,7 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// names is a resolver of what the test says.
+// names is a resolver with the test's answers.
 func names(all map[string][]string) resolver {
 	return func(_ context.Context, _, host string) ([]netip.Addr, error) {
 		var found []netip.Addr
@@ -38,8 +38,8 @@ func fetchPublic(t *testing.T, text string, lookup resolver) (*Tree, error) {
 	return how.fetch(t.Context(), source(t, text), filepath.Join(t.TempDir(), "tree"), "")
 }
 
-// What is not on the internet is refused in whatever form it is written, before
-// anything is sent.
+// Sources that are not on the internet are refused in every spelling, before any request
+// is sent.
 func TestFetchPublicRefuses(t *testing.T) {
 	t.Parallel()
 	lookup := names(map[string][]string{
@@ -59,7 +59,7 @@ func TestFetchPublicRefuses(t *testing.T) {
 	} {
 		src, err := Parse(text)
 		if err != nil {
-			continue // what is no source is refused already
+			continue // invalid sources are refused before
 		}
 		_, err = fetchPublic(t, text, lookup)
 		var e *toolmesh.Error
@@ -88,8 +88,8 @@ func TestPublicAddresses(t *testing.T) {
 	}
 }
 
-// What is asked for goes to the address that was looked at, whatever the name leads to
-// by then: a name that is known nowhere is still reached.
+// Requests go to the address that was checked, even if the name resolves differently by
+// then: a name that does not resolve any more is still reached.
 func TestFetchGoesWhereItWasLooked(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int64
@@ -134,8 +134,8 @@ func TestFetchPublicByAProxy(t *testing.T) {
 	}
 }
 
-// No filter that the machine's git has runs on what a repository holds, such as one
-// that fetches from where the repository says.
+// No filter of the machine's git runs on the content of a repository, such as one
+// that fetches from an address in the repository.
 func TestFetchRunsNoFilter(t *testing.T) {
 	t.Setenv("GIT_CONFIG_COUNT", "2")
 	t.Setenv("GIT_CONFIG_KEY_0", "filter.shout.smudge")

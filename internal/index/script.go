@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// scriptLoader reads a single Python file that says what it needs in a comment
+// scriptLoader reads a single Python file with its dependencies in a comment
 // (PEP 723).
 type scriptLoader struct{}
 
@@ -52,7 +52,7 @@ func pythonText(data []byte) string {
 // make an option of it.
 var requirement = regexp.MustCompile(`^[A-Za-z0-9]`)
 
-// moduleName is what a file's stem can be for an import to find it.
+// moduleName matches a file's stem that an import can find.
 var moduleName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
 
 func parseScript(data []byte, file string) (*Manifest, error) {

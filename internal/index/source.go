@@ -11,7 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Kind says what a source is.
+// Kind is the kind of a source.
 type Kind string
 
 // The kinds of sources.
@@ -22,14 +22,14 @@ const (
 )
 
 // Source is a parsed SOURCE of `mesh install`. Its exported fields and its text
-// hold no credentials; those of the URL, if there were any, are used by [Fetch]
-// and by nothing else. The zero value is no source.
+// hold no credentials; only [Fetch] uses those of the URL. The zero value is not a
+// source.
 type Source struct {
 	Kind Kind
 	// Location is an absolute path, or the repository's address without user
 	// information other than an ssh user: a URL, or user@host:path as typed.
 	Location string
-	// Rev is the revision in the text (URL@rev), "" if there is none.
+	// Rev is the revision in the text (URL@rev), "" without one.
 	Rev string
 	// Name is the default name of the index: the last path element as a token.
 	Name subjects.IndexName
@@ -75,7 +75,7 @@ func Parse(text string) (Source, error) {
 	return Source{}, failed(reasonSource, "%q is no source; give ./dir, /dir, owner/repo[@rev], a URL or git@host:path", shown(text))
 }
 
-// shown is a text that is no source without what may be its credentials.
+// shown is an invalid source's text without possible credentials.
 func shown(text string) string {
 	if i := strings.Index(text, ":"); i >= 0 && strings.Contains(text[i:], "@") {
 		return scheme.FindString(text) + "…" + text[strings.LastIndex(text, "@"):]
@@ -116,7 +116,7 @@ func splitRev(text string, from int) (base, rev string, ok bool) {
 	return text[:i], rev, validRev(rev) == nil
 }
 
-// validRev refuses what git could take for an option or a range.
+// validRev refuses a text that git could read as an option or a range.
 func validRev(rev string) error {
 	bad := rev == "" || len(rev) > 256 || strings.HasPrefix(rev, "-") || strings.HasPrefix(rev, "/") ||
 		strings.Contains(rev, "..") || strings.Contains(rev, "@{") || strings.ContainsAny(rev, " ~^:?*[\\") ||
@@ -201,8 +201,8 @@ func token(name string) subjects.IndexName {
 	return subjects.IndexName(t)
 }
 
-// Identity is what makes two installs the same source whatever their revision:
-// the location without a closing ".git" or slash.
+// Identity is equal for two installs of the same source at any revision: the location without
+// a closing ".git" or slash.
 func (s Source) Identity() string {
 	if s.Kind != KindGit {
 		return string(s.Kind) + ":" + s.Location

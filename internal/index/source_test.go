@@ -153,7 +153,7 @@ func FuzzParse(f *testing.F) {
 		if src.Name != "" && token(string(src.Name)) != src.Name {
 			t.Errorf("Parse(%q) has the name %q, which is no token", text, src.Name)
 		}
-		// What is shown can be typed again.
+		// The shown form can be typed again.
 		if src.Kind == KindGit {
 			again, err := Parse(src.String())
 			if err != nil || again.Location != src.Location || again.Rev != src.Rev {

@@ -77,8 +77,8 @@ func (tomlLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	return r.done(m, file)
 }
 
-// reader reads the tables of [index] and [tool], whatever a convention calls them, and collects
-// all problems of a file.
+// reader reads the tables of [index] and [tool], under the names of each convention, and
+// collects all problems of a file.
 type reader struct {
 	table string                   // the name of the index's table: "index"
 	tool  string                   // the name of the table of tools: "tool"
@@ -309,7 +309,7 @@ func (r *reader) index(m *Manifest, s *section) {
 	s.close()
 }
 
-// toolNames checks the names of an index's tools; bad says what is wrong with one.
+// toolNames checks the names of an index's tools; bad returns the fault of one.
 func (r *reader) toolNames(s *section, names []string, bad func(name string) string) {
 	if items, ok := s.values["tools"].([]any); len(names) == 0 && (s.values["tools"] == nil || ok && len(items) == 0) {
 		r.problem(s.key("tools"), "must list at least one tool by the name of its function")
@@ -330,7 +330,7 @@ func (r *reader) toolNames(s *section, names []string, bad func(name string) str
 	}
 }
 
-// badToolName says what is wrong with a tool's name, "" if nothing is.
+// badToolName is the fault of a tool's name, "" without one.
 func badToolName(name string) string {
 	parts := strings.Split(name, ".")
 	if len(name) > maxToolName {
@@ -421,7 +421,7 @@ func (r *reader) paths(s *section, m *Manifest) {
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// CheckVariable refuses what cannot be a variable of an index's tools.
+// CheckVariable refuses a name that cannot be a variable of an index's tools.
 func CheckVariable(name string) error {
 	if !envName.MatchString(name) {
 		return fmt.Errorf("must be the name of a variable, not %q", name)
@@ -476,7 +476,7 @@ func (r *reader) unlisted(m *Manifest, name string) {
 	r.problem("["+r.tool+"."+name+"]", "is for a tool that [%s] tools does not list%s", r.table, r.suggest(r.named(name), m.Tools))
 }
 
-// tools reads the tables of tools, each over what the index says for all.
+// tools reads the tables of tools, each in addition to the index's table for all.
 func (r *reader) tools(m *Manifest, tables map[string]map[string]any) {
 	m.declared = map[string]declared{}
 	for _, written := range slices.Sorted(maps.Keys(tables)) {
@@ -508,7 +508,7 @@ func (r *reader) declared(s *section, d *declared) {
 		}
 		datesAsTexts(table)
 		if _, err := json.Marshal(table); err != nil {
-			r.problem(s.key("metadata"), "has what JSON does not have, such as nan or inf: %v", err)
+			r.problem(s.key("metadata"), "has a value that JSON cannot express, such as nan or inf: %v", err)
 		}
 		maps.Copy(d.metadata, table)
 	}

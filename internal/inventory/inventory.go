@@ -68,21 +68,21 @@ func Sessions(view *registry.View) []Session {
 
 // Node is a node of the mesh.
 type Node struct {
-	ID       subjects.NodeID      `json:"id"`
-	Boot     subjects.BootID      `json:"boot"`
-	Version  string               `json:"version"`
-	State    string               `json:"state"`
-	Labels   map[string]string    `json:"labels"`
-	Slots    int                  `json:"slots"`
-	InFlight int                  `json:"in_flight"`
-	Queued   int                  `json:"queued"`
-	Waiting  int                  `json:"waiting"` // for a lane, without a slot
-	Calls    uint64               `json:"calls"`
-	Errors   uint64               `json:"errors"`
-	Relayed  uint64               `json:"relayed"`
-	Indexes  []subjects.IndexName `json:"indexes"`
-	Sandbox  registry.Sandbox     `json:"sandbox"`
-	Reasons  []string             `json:"reasons"`
+	ID       subjects.NodeID       `json:"id"`
+	Boot     subjects.BootID       `json:"boot"`
+	Version  string                `json:"version"`
+	State    string                `json:"state"`
+	Labels   map[string]string     `json:"labels"`
+	Slots    int                   `json:"slots"`
+	InFlight int                   `json:"in_flight"`
+	Queued   int                   `json:"queued"`
+	Waiting  int                   `json:"waiting"` // for a lane, without a slot
+	Calls    uint64                `json:"calls"`
+	Errors   uint64                `json:"errors"`
+	Relayed  uint64                `json:"relayed"`
+	Indexes  []subjects.IndexName  `json:"indexes"`
+	Sandbox  registry.SandboxState `json:"sandbox"`
+	Reasons  []string              `json:"reasons"`
 	// Users are the users that the tools of an index run as, by number.
 	Users map[subjects.IndexName][]string `json:"users,omitempty"`
 	// Limits apply to calls of tools that declare none; MaxLimits bound what a tool may declare.

@@ -19,7 +19,7 @@ func Names() []string {
 	out := metrics(all)
 	out.pool(Demand{})
 	out.workers(executor.Workers{})
-	out.held(&standby.Figures{Ended: map[toolmesh.Code]uint64{"ok": 1}})
+	out.held(&standby.Outcomes{Ended: map[toolmesh.Code]uint64{"ok": 1}})
 	out.node(&host.Figures{})
 	close(all)
 	var names []string

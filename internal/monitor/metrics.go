@@ -38,7 +38,7 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	if w, ok := member.(interface{ Workers() executor.Workers }); ok {
 		out.workers(w.Workers())
 	}
-	if r, ok := member.(interface{ Standby() *standby.Figures }); ok {
+	if r, ok := member.(interface{ Standby() *standby.Outcomes }); ok {
 		if f := r.Standby(); f != nil {
 			out.held(f)
 		}
@@ -90,7 +90,7 @@ func (out metrics) workers(all executor.Workers) {
 	}
 }
 
-func (out metrics) held(f *standby.Figures) {
+func (out metrics) held(f *standby.Outcomes) {
 	for code, n := range f.Ended {
 		out.put(prometheus.CounterValue, "held_calls_total", "Calls whose wait for a node has ended at this router, by code: ok, one took it; or that of the error.", float64(n), "code", string(code))
 	}

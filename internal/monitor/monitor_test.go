@@ -21,6 +21,7 @@ import (
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/monitor"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
@@ -181,9 +182,7 @@ func TestFiguresFollowCalls(t *testing.T) {
 	elsewhere := open(t)
 	elsewhere.m.Watch(other)
 	elsewhere.is("/readyz", http.StatusServiceUnavailable, "not ready: the router is starting")
-	if err := other.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, other)
 	elsewhere.is("/readyz", http.StatusOK, "ready\n")
 	if all := elsewhere.metrics(); value(all, "toolmesh_slots", "") != -1 || value(all, "toolmesh_ready", "") != 1 {
 		t.Error("a router without functions has the figures of a node, or is not ready")
@@ -321,9 +320,7 @@ func TestOutageOfTheBroker(t *testing.T) {
 	s.m.Watch(a)
 	s.is("/readyz", http.StatusServiceUnavailable, "not ready: the agent is starting")
 	s.is("/demand", http.StatusServiceUnavailable, "this process has no view of the mesh")
-	if err := a.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, a)
 	stop := func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
 		defer cancel()

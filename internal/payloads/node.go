@@ -88,20 +88,8 @@ func fill(ctx context.Context, b store.Store, u *store.Upload, r io.Reader, most
 	return u.Finish(ctx, "")
 }
 
-// pieces calls each with what r reads, cut into pieces; each must not keep one. A value
-// in memory is not copied.
+// pieces calls each with what r reads, cut into pieces; each must not keep one.
 func pieces(r io.Reader, size int, each func([]byte) error) error {
-	if in, ok := r.(*bytes.Reader); ok {
-		_, err := in.WriteTo(writerFunc(func(all []byte) (int, error) {
-			for n := 0; n < len(all); n += size {
-				if err := each(all[n:min(n+size, len(all))]); err != nil {
-					return n, err
-				}
-			}
-			return len(all), nil
-		}))
-		return err
-	}
 	buffer := make([]byte, size)
 	for {
 		n, err := io.ReadFull(r, buffer)
@@ -118,10 +106,6 @@ func pieces(r io.Reader, size int, each func([]byte) error) error {
 		}
 	}
 }
-
-type writerFunc func([]byte) (int, error)
-
-func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // Copy writes the value that a session's reference names to w, in pieces, for nodes. The
 // digest is checked: after an error w has something else, or less. At most so many bytes

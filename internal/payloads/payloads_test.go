@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/payloads"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -40,11 +41,7 @@ func newRig(t *testing.T, most int64) *rig {
 	t.Helper()
 	broker := meshtest.Broker(t)
 	open := func() *bus.Bus {
-		b, err := bus.New(broker.Connect(t), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(b.Close)
+		b := testmesh.Bus(t, broker.Connect(t), nil)
 		return b
 	}
 	r := &rig{t: t, node: open(), bus: open(), slow: make(chan struct{})}

@@ -244,7 +244,7 @@ func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size i
 	case use.Mine+size > free-size && use.Used >= use.Max/16: // in an empty one a value may have more than half
 		who := fmt.Sprintf("session %q has", account)
 		if account == "" {
-			who = "sessions that nobody created have together"
+			who = "sessions that were not created have together"
 		}
 		return toolmesh.Errorf(toolmesh.CodeBusy, "%s %d bytes in the store of large values, of which %d are free for all sessions: wait until they are read or expire", who, use.Mine, free).
 			WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_share").WithDetail("stored", use.Mine).WithDetail("max", use.Max)

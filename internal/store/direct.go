@@ -130,7 +130,7 @@ var directHeaders = []string{
 type asked struct {
 	stream string
 	in     *bus.Inbox
-	got    <-chan bus.Reply
+	got    <-chan bus.Arrival
 }
 
 // ask sends a question.

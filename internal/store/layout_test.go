@@ -82,7 +82,7 @@ func TestEnsureAtOnceFromManyProcesses(t *testing.T) {
 	}
 }
 
-func TestEnsureRepairsWhatIsSafe(t *testing.T) {
+func TestEnsureRepairsSafeDifferences(t *testing.T) {
 	t.Parallel()
 	b := open(t, meshtest.Broker(t).Connect(t), nil)
 	bucket := subjects.KVStream(subjects.BucketTools)
@@ -116,7 +116,7 @@ func TestEnsureRepairsWhatIsSafe(t *testing.T) {
 	}
 }
 
-func TestEnsureRefusesWhatIsNotOurs(t *testing.T) {
+func TestEnsureRefusesForeignStreams(t *testing.T) {
 	t.Parallel()
 	bucket := subjects.KVStream(subjects.BucketNodes)
 	all := []string{subjects.KVAll(subjects.BucketNodes)}

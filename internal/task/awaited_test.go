@@ -19,7 +19,7 @@ func TestTasksWaitForANode(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	d := newDesk()
-	d.serve(t, s.Connect(t), host.Options{}) // a call would run: nobody makes one
+	d.serve(t, s.Connect(t), host.Options{}) // calls would run, but none is made
 	var there atomic.Bool
 	runner := runsWith(t, s.Connect(t), task.Options{Await: func(subjects.SessionID, subjects.ToolID) (string, bool) { return "gpu", !there.Load() }})
 	c := calls(t, s.Connect(t), "")

@@ -9,8 +9,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// BenchmarkTask is a task from its submission to its result, where another process serves
-// its tool, and BenchmarkTwoPublishes what it is held against.
+// BenchmarkTask is a task from its submission to its result, with its tool in another process,
+// and BenchmarkTwoPublishes is the lower bound to compare with.
 func BenchmarkTask(b *testing.B) {
 	broker := meshtest.Broker(b)
 	d := newDesk()

@@ -1,13 +1,13 @@
-// Package task runs durable tasks: calls that a caller submits, and that are made whatever
-// happens to the caller, to the runner and to the broker in the meantime. A [Service]
-// answers the requests of callers (mesh.task.<session>.<verb>) and runs what is queued. Every
-// agent and router has one; none of them leads.
+// Package task runs durable tasks: calls that a caller submits, and that are made even if the
+// caller, the runner or the broker is lost in the meantime. A [Service] answers the requests
+// of callers (mesh.task.<session>.<verb>) and runs queued tasks. Every agent and router has one,
+// and they are equal.
 //
 // # What is stored
 //
-// The record of a task in the bucket MESH_TASKSTATE is the task: its name, what it calls, its
-// state, attempts and result. Each change is a compare-and-set. The message in the queue
-// MESH_TASKS only asks a runner to look at the record, and so may exist twice:
+// The record of a task in the bucket MESH_TASKSTATE is the task: its name, its call, its state,
+// attempts and result. Each change is a compare-and-set. The message in the queue MESH_TASKS only
+// asks a runner to read the record, and so may exist twice:
 //
 //	           submit                        ┌── attempt failed, after a while ──┐
 //	(none) ──────────────▶ queued ──▶ running ──────────────────────────────────┘
@@ -21,11 +21,11 @@
 //
 // # Why it is safe
 //
-// The broker delivers a message to one runner, and again when that runner says nothing for
+// The broker delivers a message to one runner, and again when that runner is silent for
 // ackWait. Each attempt has an idempotency key of its own: the next runner gets the outcome
 // of the node that runs the attempt, and begins no second one. The outcome of an attempt
 // counts when it is written over the record that the runner has read: callers see one
-// result, also when two runners have it. Only then is the message acknowledged.
+// result, even if two runners have it. Only then is the message acknowledged.
 //
 // # Which task is next
 //
@@ -34,5 +34,5 @@
 // the lowest level first. So the first tasks of a session run before the thousands of another
 // one. One time in four a runner begins at the other end, so that those make progress, too.
 //
-// The package never runs a tool and never chooses a node: the client does.
+// The package does not run tools or choose nodes: the client does.
 package task

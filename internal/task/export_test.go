@@ -20,7 +20,7 @@ func (s *Service) Sweep(ctx context.Context) error { return s.sweep(ctx, 0, 0) }
 // SweepValues looks through all large values at once, however new they are.
 func (s *Service) SweepValues(ctx context.Context) error { return s.sweepValues(ctx, 0) }
 
-// SetRoom bounds what the stores of tasks hold, and how many tasks of a schedule are kept.
+// SetRoom limits the stores of tasks, and the kept tasks of a schedule.
 func (s *Service) SetRoom(records, bytes int64, fired int) {
 	s.stores, s.fired = room{records, bytes}, fired
 }
@@ -41,7 +41,7 @@ func (s *Service) HoldValues(session subjects.SessionID) (free func()) {
 
 // Counts finds out a session's part of the stores, and the level of its next task.
 func (s *Service) Counts(ctx context.Context, session subjects.SessionID) error {
-	_, err := s.useOf(ctx, session)
+	_, err := s.useOf(ctx, session, s.account(session))
 	if err == nil {
 		_, err = s.level(ctx, session, priorityName(0))
 	}

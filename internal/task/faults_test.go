@@ -14,8 +14,8 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -34,8 +34,8 @@ func queued(t testing.TB, nc *nats.Conn) uint64 {
 	return stream.CachedInfo().State.Msgs
 }
 
-// A runner dies while the call of its task runs elsewhere: the next one gets what that
-// call comes to.
+// A runner dies while the call of its task runs elsewhere: the next one gets that call's
+// outcome.
 func TestRunnerIsLost(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -138,11 +138,7 @@ func TestBrokerRestartsWhileATaskRuns(t *testing.T) {
 // put writes a record as a runner that died at once has left it.
 func put(t testing.TB, nc *nats.Conn, id subjects.RPCID, fields map[string]any) {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
+	b := testmesh.Bus(t, nc, nil)
 	record := map[string]any{
 		"id": id, "tool": "jobs.echo", "args": job{string(id)}, "state": "queued", "attempts": 0, "max_attempts": 3,
 		"created": time.Now(), "queued": time.Now(), "ttl_ms": 3600_000,
@@ -163,7 +159,7 @@ func put(t testing.TB, nc *nats.Conn, id subjects.RPCID, fields map[string]any) 
 	}
 }
 
-// What was submitted and not queued, as its runner died in between, is found by a sweep.
+// A task that was submitted and not queued, because its runner died in between, is found by a sweep.
 func TestSubmissionsThatWereCutOff(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -255,8 +251,8 @@ func TestNodeOfATaskIsLost(t *testing.T) {
 	}
 }
 
-// A task that lasts is handed over to whoever gets its message, and from then on it is one
-// runner's, whose call the other one leaves as it is.
+// A long task passes to the runner that gets its message, and from then on that runner owns it;
+// the other one leaves the call running.
 func TestTaskIsHandedOver(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -292,8 +288,8 @@ func TestTaskIsHandedOver(t *testing.T) {
 	}
 }
 
-// What hands tasks in, what runs them, the node that has their calls and the broker die, each while one task is to
-// come, one waits for room, one runs, and one is between two attempts.
+// The submitter, the runner, the node of the calls and the broker die, each while one task is
+// scheduled, one waits for room, one runs, and one is between two attempts.
 func TestDeathsInEveryState(t *testing.T) {
 	t.Parallel()
 	type mesh struct {

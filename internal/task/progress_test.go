@@ -10,6 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/task"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 )
@@ -62,9 +63,7 @@ func TestProgressWhereItRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = r.Close() })
-	if err := r.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, r)
 	session, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "mine"})
 	if err != nil {
 		t.Fatal(err)

@@ -44,7 +44,7 @@ const levelsKept = time.Second
 // crowds are the sessions with hundreds of tasks. The zero value is empty.
 type crowds struct {
 	mu    sync.Mutex
-	until map[string]crowd // by what is counted
+	until map[string]crowd // by the counted thing
 }
 
 type crowd struct {
@@ -75,7 +75,7 @@ func (s *Service) level(ctx context.Context, session subjects.SessionID, priorit
 	case err != nil:
 		return 0, err
 	case int64(queued) > s.stores.records: //nolint:gosec // fewer than 2^63
-		return 0, full("the session's part of the queue of tasks") // only what is queued again and again gets there
+		return 0, full("the session's part of the queue of tasks") // only tasks that are queued again and again get there
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

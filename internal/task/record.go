@@ -16,7 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Defaults and bounds of what a submission says.
+// Defaults and bounds of a submission's options.
 const (
 	defaultAttempts = 3
 	mostAttempts    = 100
@@ -29,7 +29,7 @@ const (
 const (
 	firstBackoff = time.Second
 	lastBackoff  = time.Minute
-	// lastWait is the longest pause of a task that nobody can run now.
+	// lastWait is the longest pause of a task that no node can run now.
 	lastWait = 30 * time.Second
 )
 
@@ -38,19 +38,19 @@ func backoff(failures int) time.Duration {
 	return d - rand.N(d/2) //nolint:gosec // jitter
 }
 
-// record is what is stored of a task.
+// record is the stored form of a task.
 type record struct {
 	codec.Task
 	// Epoch is the session's: a task is not one of the next session of its name.
 	Epoch string `json:"epoch,omitempty"`
 	// Queued is since when its ttl runs: since it was submitted, due or retried.
 	Queued time.Time `json:"queued,omitzero"`
-	// Made is how many attempts were made, or may have been, before it was retried by hand:
-	// no two calls have one name.
+	// Made is the number of attempts that were made, or may have been, before it was retried
+	// manually: no two calls have one name.
 	Made int `json:"made,omitempty"`
 	// Runner makes the call of a task that runs.
 	Runner string `json:"runner,omitempty"`
-	// When is what the submission said of its time: a name, and a value.
+	// When is the submission's option for its time: a name, and a value.
 	When string `json:"when,omitempty"`
 	// Fired are the last times, in unix seconds, of a schedule whose tasks are kept.
 	Fired []int64 `json:"fired,omitempty"`
@@ -69,8 +69,8 @@ type stored struct {
 	unreadable bool
 }
 
-// errGone says that there is no record of a task: it never was, its ttl is over, or its
-// session has ended.
+// errGone: the record of a task does not exist. It never did, its ttl is over, or its session
+// has ended.
 var errGone = errors.New("no such task")
 
 // keyOf is the place of a task's record.
@@ -116,8 +116,8 @@ func parse(key store.Key, session subjects.SessionID, value []byte, revision uin
 	return t
 }
 
-// recordRoom is left in a message beside a record, for headers and for the answer that it
-// is part of.
+// recordRoom is the room left in a message with a record, for headers and for the answer
+// around it.
 const recordRoom = 4096
 
 // encode writes a record; one that no message holds is payload_too_large.
@@ -133,8 +133,8 @@ func (s *Service) encode(r *record) ([]byte, error) {
 	return value, nil
 }
 
-// write stores a record in place of the one that was read; [store.ErrConflict] where that is
-// another one by now. What has ended is kept for its ttl.
+// write stores a record over the one that was read; [store.ErrConflict] if that has changed. An
+// ended task is kept for its ttl.
 func (s *Service) write(ctx context.Context, t *stored) error {
 	t.Error = cut(t.Error)
 	value, err := s.encode(&t.record)
@@ -192,8 +192,8 @@ func (r *record) end(state codec.TaskState, err *toolmesh.Error, now time.Time) 
 	r.State, r.Error, r.Ended, r.Due = state, err, now, time.Time{}
 }
 
-// after says what becomes of a task whose attempt n has ended so, and, where it is queued
-// again, in how long it may run.
+// after sets the next state of a task whose attempt n has ended with result or err, and returns,
+// if it is queued again, the time until it may run.
 func (r *record) after(n int, result *client.Result, err error, now time.Time) (wait time.Duration) {
 	e := toolmesh.AsError(err)
 	if e == nil {
@@ -217,7 +217,7 @@ func (r *record) after(n int, result *client.Result, err error, now time.Time) (
 	case e.Code == toolmesh.CodeCancelled:
 		r.end(codec.TaskCancelled, e, now)
 	case permanent(e.Code), n >= r.MaxAttempts, r.Key != "" && e.Started != toolmesh.StartedNo:
-		// Under the submitter's key what has begun is not run again.
+		// A begun call under the submitter's key is not repeated.
 		r.end(codec.TaskFailed, e, now)
 	default:
 		wait = backoff(n)

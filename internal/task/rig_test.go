@@ -13,9 +13,9 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/internal/task"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -24,7 +24,7 @@ import (
 // waitTimeout bounds every wait for a signal: long, because machines are busy.
 const waitTimeout = 90 * time.Second
 
-// desk is the tools of a test, and what they saw.
+// desk has the tools of a test, and records their calls.
 type desk struct {
 	mu    sync.Mutex
 	runs  map[string]int // of each key
@@ -32,7 +32,7 @@ type desk struct {
 	fails map[string]int // how often a key fails yet
 	began chan string
 	open  map[string]chan struct{}
-	says  chan string // what calls of the tool "wait" report, whichever takes it
+	says  chan string // reports of calls of the tool "wait"
 	ended chan error  // causes of contexts that ended first
 }
 
@@ -43,7 +43,7 @@ func newDesk() *desk {
 	}
 }
 
-// firstTasks is how many tasks of a session run at once, whatever room there is.
+// firstTasks is the number of a session's tasks that always run at once.
 const firstTasks = 8
 
 type job struct {
@@ -68,7 +68,7 @@ func (d *desk) count(key string) int {
 	return d.runs[key]
 }
 
-// gate is what calls of the tool "wait" with a key wait for.
+// gate is the channel for which calls of the tool "wait" with a key wait.
 func (d *desk) gate(key string) chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -123,19 +123,13 @@ func (d *desk) starts(t testing.TB, key string) {
 func (d *desk) serve(t testing.TB, nc *nats.Conn, options host.Options) *host.Host {
 	t.Helper()
 	options.Index = "jobs"
-	h, err := host.New(nc, &options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testmesh.Host(t, nc, &options)
 	for name, f := range map[string]host.Handler{"echo": host.Func(d.echo), "wait": host.Func(d.wait)} {
 		if _, err := h.Handle(name, f); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { meshtest.End(t, h) })
+	testmesh.Start(t, h)
 	return h
 }
 
@@ -147,18 +141,11 @@ func runs(t testing.TB, nc *nats.Conn, slots int) *task.Service {
 
 func runsWith(t testing.TB, nc *nats.Conn, options task.Options, changes ...func(*task.Service)) *task.Service {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, nc, nil)
 	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
 	sessions, err := registry.NewSessions("")
 	if err != nil {
@@ -184,9 +171,7 @@ func runsWith(t testing.TB, nc *nats.Conn, options task.Options, changes ...func
 	for _, change := range changes {
 		change(s)
 	}
-	if err := s.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, s)
 	t.Cleanup(func() { s.Stop(context.Background()) })
 	return s
 }
@@ -194,11 +179,7 @@ func runsWith(t testing.TB, nc *nats.Conn, options task.Options, changes ...func
 // created makes sessions, before anything runs.
 func created(t testing.TB, broker *meshtest.Server, sessions ...subjects.SessionID) {
 	t.Helper()
-	b, err := bus.New(broker.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
+	b := testmesh.Bus(t, broker.Connect(t), nil)
 	if err := store.Of(b).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -212,11 +193,7 @@ func created(t testing.TB, broker *meshtest.Server, sessions ...subjects.Session
 // calls makes a caller of a session; empty for the default one.
 func calls(t testing.TB, nc *nats.Conn, session subjects.SessionID) *client.Client {
 	t.Helper()
-	c, err := client.New(nc, &client.Options{Session: session})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, nc, &client.Options{Session: session})
 	return c
 }
 

@@ -52,7 +52,7 @@ type run struct {
 	// with anything else it is cancelled.
 	leave context.CancelCauseFunc
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	m    *nats.Msg
 	kept time.Time // when the broker last confirmed that this runner works on the task
 	// adopted says that m was delivered while the run went on, and is not settled.
@@ -135,7 +135,7 @@ func (r *run) do() {
 		if why := r.await(t); why != nil {
 			err = why
 		} else {
-			err = s.roomFor(r.ctx, r.session, room{bytes: resultBytes}, 1) // before the call begins
+			_, err = s.roomFor(r.ctx, r.session, room{bytes: resultBytes}, 1) // before the call begins
 		}
 	}
 	if err == nil {
@@ -279,7 +279,7 @@ func (r *run) args(made *record, held *holding, fresh bool) (json.RawMessage, er
 		return args, nil
 	}
 	e := toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
-	if !fresh && waits(e) { // the attempt may be under way: it is no other one's turn
+	if !fresh && waits(e) { // the attempt may be running: no other one may begin
 		e = unavailable("%w", e).WithOrigin(toolmesh.OriginCaller)
 	}
 	return nil, e
@@ -353,7 +353,7 @@ func (r *run) put(t, next *stored, n int) bool {
 	return err == nil
 }
 
-// follow reads the record, and leaves the call if the task is no longer this runner's.
+// follow reads the record, and leaves the call if the task now has another runner.
 func (r *run) follow(t *stored, n int) {
 	now, err := r.s.load(r.ctx, r.session, r.id)
 	switch {
@@ -441,9 +441,10 @@ func (s *Service) keepResult(ctx context.Context, t *stored) error {
 	if size <= s.inline() {
 		return nil
 	}
-	err := s.roomFor(ctx, t.session, room{bytes: size}, 2)
+	done, err := s.roomFor(ctx, t.session, room{bytes: size}, 2)
 	if err == nil {
 		t.LargeResult, err = s.keep(ctx, t, t.Result)
+		done()
 	}
 	if toolmesh.CodeOf(err) == toolmesh.CodeBusy {
 		t.end(codec.TaskFailed, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the task has run, and its result, of %d bytes, cannot be kept: %w", size, err).

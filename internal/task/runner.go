@@ -23,7 +23,7 @@ const (
 	askLost = askWait + 3*time.Second
 	// pauseAfterLoss is how long a consumer is not asked after it has lost a request.
 	pauseAfterLoss = time.Second
-	// tickEvery is how often the loop checks what gives no signal.
+	// tickEvery is how often the loop checks conditions without a signal.
 	tickEvery = 100 * time.Millisecond
 	// firsts is how many tasks of level 0 may run beyond the slots: each session has few.
 	firsts = 16 * levelBasis

@@ -27,7 +27,7 @@ const leastEvery = time.Second
 // recurs reports whether a task is a schedule that makes others.
 func (r *record) recurs() bool { return r.EveryMS > 0 || r.Cron != "" }
 
-// when reads what a submission says of its time into the record of the task.
+// when reads a submission's option for its time into the record of the task.
 func (r *record) when(q *codec.TaskRequest, now time.Time) error {
 	if q.CatchUp != "" && !slices.Contains(codec.CatchUps(), q.CatchUp) || q.CatchUp != "" && q.EveryMS == 0 && q.Cron == "" {
 		return invalid("catch_up is %q: it is one of %v, of a schedule", q.CatchUp, codec.CatchUps())
@@ -189,9 +189,11 @@ func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id s
 	}
 	at := delivered.Time.Unix()
 	if len(t.Fired) < s.fired { // else one goes
-		if err := s.roomFor(ctx, session, room{records: 1}, 1); err != nil {
+		done, err := s.roomFor(ctx, session, room{records: 1}, 1)
+		if err != nil {
 			return err
 		}
+		defer done()
 	}
 	if full, err := s.makeRoom(ctx, t, at); err != nil || full {
 		return err

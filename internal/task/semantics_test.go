@@ -14,8 +14,8 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -45,8 +45,8 @@ func TestTheSameTaskTwice(t *testing.T) {
 	}
 }
 
-// A submission under the id of another task says what differs. A schedule is changed, one that
-// has ended begins anew.
+// A submission under the id of another task names the difference. A schedule is changed, an ended
+// one begins again.
 func TestSubmissionsUnderOneID(t *testing.T) {
 	t.Parallel()
 	d, c, _ := rig(t, 0)
@@ -197,7 +197,7 @@ func TestResultsHaveATTL(t *testing.T) {
 	})
 }
 
-func TestTaskThatNobodyCanRunInItsTime(t *testing.T) {
+func TestTaskWithoutANodeInItsTime(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	d := newDesk()
@@ -299,11 +299,7 @@ func TestTasksEndWithTheirSession(t *testing.T) {
 			return toolmesh.CodeOf(err) == toolmesh.CodeInvalidRequest
 		})
 	}
-	b, err := bus.New(s.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, s.Connect(t), nil)
 	meshtest.Until(t, "the records are gone", func() bool {
 		for m, err := range store.Of(b).Read(t.Context(), store.Query{Stream: "KV_MESH_TASKSTATE", Subject: "$KV.MESH_TASKSTATE.mine.*"}) {
 			if err != nil || !store.Gone(m.Header) {
@@ -388,7 +384,7 @@ func TestFullQueue(t *testing.T) {
 	succeeds(t, submit(t, c, "jobs.echo", "x", &client.SubmitOptions{ID: "refused"}), "did x")
 }
 
-// What cannot be a task is refused where it enters, and leaves nothing.
+// An invalid task is refused at its submission, and leaves nothing.
 func TestBadSubmissions(t *testing.T) {
 	t.Parallel()
 	_, c, s := rig(t, 0)

@@ -32,8 +32,8 @@ const (
 	// tasks that run here.
 	mostRequests = 10_000
 	heldBytes    = 256 << 20
-	// firstLook and lastLook are how often a wait looks at the record, beside hearing of
-	// its changes, which the broker may not deliver: at first, and at last.
+	// firstLook and lastLook are the first and the last interval at which a wait reads the record,
+	// in addition to events, which the broker may not deliver.
 	firstLook = 250 * time.Millisecond
 	lastLook  = 2 * time.Second
 	listMost  = 500
@@ -124,7 +124,7 @@ func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec
 	return s.answerOf(ctx, t, subject.Verb, q, held)
 }
 
-// gone says of a task that there is none.
+// gone is the error for a task that does not exist.
 func gone(err error, session subjects.SessionID, id subjects.RPCID) error {
 	if errors.Is(err, errGone) {
 		return invalid("session %q has no task %q: it never had, or its ttl is over", session, id)
@@ -214,17 +214,18 @@ func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *cod
 	large, err := s.receiveArgs(ctx, t, q, held)
 	if err != nil {
 		if there, bad := s.load(ctx, session, t.ID); q.Ref != "" && bad == nil && there.Epoch == t.Epoch && there.Tool == t.Tool && there.LargeArgs.digest() == q.Digest {
-			return there, nil // it has come before, and what it refers to was used
+			return there, nil // it came before, and its references were used
 		}
 		return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
 	}
-	room := s.roomFor(ctx, session, room{1, int64(len(large))}, 1)
+	done, room := s.roomFor(ctx, session, room{1, int64(len(large))}, 1)
 	if room != nil {
 		if toolmesh.CodeOf(room) != toolmesh.CodeBusy {
 			return nil, room
 		}
 		return s.submitAgain(ctx, t, room)
 	}
+	defer done()
 	if large != nil {
 		if t.LargeArgs, err = s.keep(ctx, t, large); err != nil {
 			return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
@@ -250,7 +251,7 @@ func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *cod
 		t.revision = 0
 	}
 	if err != nil && t.revision == 0 && toolmesh.AsError(err).Started == toolmesh.StartedNo {
-		s.drop(ctx, t.LargeArgs) // of what may be stored yet a sweep decides
+		s.drop(ctx, t.LargeArgs) // a sweep decides about values that may still be stored
 	}
 	return t, err
 }
@@ -281,7 +282,7 @@ func (s *Service) submitAgain(ctx context.Context, t *stored, room error) (*stor
 		if err := s.write(ctx, t); err != nil {
 			return nil, changed(err)
 		}
-		if !there.recurs() { // what a schedule has made may still have its arguments
+		if !there.recurs() { // tasks of a schedule may still need its arguments
 			s.dropOf(ctx, there)
 		}
 		return t, s.start(ctx, t)
@@ -315,8 +316,7 @@ func changed(err error) error {
 	return err
 }
 
-// differs names what two submissions do not have in common, but for their time; empty if
-// nothing.
+// differs names the differences of two submissions, except their time; empty without any.
 func (t *stored) differs(other *stored) string {
 	switch {
 	case t.Tool != other.Tool:
@@ -369,8 +369,8 @@ func (s *Service) start(ctx context.Context, t *stored) error {
 	return s.enqueue(ctx, t)
 }
 
-// change reads a task and writes what do makes of it, again if somebody else was faster.
-// do returns false to leave it as it is.
+// change reads a task and writes the result of do, again if another process was faster. do
+// returns false for no change.
 func (s *Service) change(ctx context.Context, session subjects.SessionID, id subjects.RPCID, do func(t *stored) (bool, error)) (*stored, error) {
 	for n := 1; ; n++ {
 		t, err := s.mine(ctx, session, id)
@@ -408,7 +408,7 @@ func (s *Service) cancel(ctx context.Context, session subjects.SessionID, id sub
 	}
 	if scheduled && s.schedules {
 		if err := s.unschedule(ctx, session, id); err != nil {
-			// Its record is what counts: what the schedule makes is thrown away.
+			// Only its record counts: messages of the schedule are dropped.
 			s.log.Warn("the schedule of a task that was cancelled goes on", slog.String("rpc_id", string(id)), slog.String("error", err.Error()))
 		}
 	}
@@ -416,7 +416,7 @@ func (s *Service) cancel(ctx context.Context, session subjects.SessionID, id sub
 	return t, nil
 }
 
-// tell has whoever runs a task look at its record.
+// tell makes the runner of a task read its record.
 func (s *Service) tell(session subjects.SessionID, id subjects.RPCID) {
 	subject, err := subjects.Event(subjects.EventTask, session)
 	if err == nil {
@@ -528,8 +528,8 @@ func (s *Service) remove(ctx context.Context, session subjects.SessionID, q *cod
 	return done, nil
 }
 
-// erase removes a task that has ended, with its values, and counts it. A schedule stays
-// whose tasks need its arguments, and what was retried in between.
+// erase removes an ended task with its values, and counts it. A schedule whose tasks need its
+// arguments stays, as does a task that was retried in between.
 func (s *Service) erase(ctx context.Context, t *stored, done *codec.TasksRemoved) error {
 	if t.LargeArgs != nil && t.recurs() {
 		token, _, _ := strings.Cut(t.key.Name, ".")

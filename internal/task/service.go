@@ -31,21 +31,21 @@ const DefaultSlots = 64
 type Options struct {
 	// Sessions decides which sessions exist. Required.
 	Sessions *registry.Sessions
-	// Slots is how many tasks run at once, beside the first few of each session. Where they run nodes have slots of their own. Defaults to
-	// DefaultSlots.
+	// Slots is the number of tasks that run at once, in addition to the first few of each session.
+	// The nodes of their calls have slots of their own. Defaults to DefaultSlots.
 	Slots int
-	// Replicas is the number of copies of the stream of schedules. Defaults to what the
-	// broker's cluster allows.
+	// Replicas is the number of copies of the stream of schedules. Defaults to the maximum of the
+	// broker's cluster.
 	Replicas int
 	// Await says whether a tool's index is installed and no node serves it, and then which
 	// pool has to have one: its tasks stay queued, without a call. Defaults to none.
 	Await func(session subjects.SessionID, tool subjects.ToolID) (pool string, ok bool)
-	// Logger takes what happens; nil discards it.
+	// Logger receives events; nil discards them.
 	Logger *slog.Logger
 }
 
-// Service answers requests about tasks and runs tasks, beside all others of the mesh.
-// Its methods may be called concurrently.
+// Service answers requests about tasks and runs tasks, together with the other services of the
+// mesh. Its methods may be called concurrently.
 type Service struct {
 	bus       store.Store
 	store     *registry.Store
@@ -73,7 +73,7 @@ type Service struct {
 	lanes   []*lane
 	turn    int           // counts the tasks that were taken; the loop's own
 	freed   chan struct{} // of capacity 1: a task has ended
-	renewed atomic.Bool   // the connection is another one: what was asked is lost
+	renewed atomic.Bool   // the connection is new: pending requests are lost
 	unhear  func()
 
 	mu      sync.Mutex
@@ -82,10 +82,11 @@ type Service struct {
 	waiting []*waiter
 	awaited map[string]awaited          // tasks that wait for a node, by key
 	uses    map[subjects.SessionID]*use // by account
+	coming  map[subjects.SessionID]room // what was let in and is not stored yet, by account
 	counts  singleflight.Group          // what is listed in the stores for them
 }
 
-// New makes a service; [Service.Start] begins. All that it is given must outlive it.
+// New makes a service; [Service.Start] starts it. Its arguments must outlive it.
 func New(b *bus.Bus, records *registry.Store, c *client.Client, opts *Options) *Service {
 	o := *cmp.Or(opts, &Options{})
 	o.Slots = cmp.Or(o.Slots, DefaultSlots)
@@ -95,7 +96,7 @@ func New(b *bus.Bus, records *registry.Store, c *client.Client, opts *Options) *
 		quit: make(chan struct{}), freed: make(chan struct{}, 1), lanes: lanes(),
 		running: make(map[string]*run), active: make(map[subjects.SessionID]int), awaited: make(map[string]awaited),
 		places: fair.NewRoom[subjects.SessionID](mostRequests), held: fair.NewRoom[subjects.SessionID](heldBytes),
-		uses: make(map[subjects.SessionID]*use), stores: storeRoom, fired: firedMost,
+		uses: make(map[subjects.SessionID]*use), coming: make(map[subjects.SessionID]room), stores: storeRoom, fired: firedMost,
 	}
 	s.base, s.end = context.WithCancelCause(context.Background())
 	return s
@@ -162,9 +163,8 @@ func (s *Service) Start(ctx context.Context) (err error) {
 	return nil
 }
 
-// Stop takes no more requests and tasks, and leaves the calls that it makes to the other
-// runners: they go on, and whoever runs the tasks next joins them. It may be called more
-// than once.
+// Stop accepts no more requests and tasks, and leaves its running calls to the other runners:
+// the calls go on, and the next runners of the tasks join them. It may be called more than once.
 func (s *Service) Stop(ctx context.Context) {
 	s.once.Do(func() {
 		close(s.quit)
@@ -195,7 +195,7 @@ func (s *Service) epoch(ctx context.Context, session subjects.SessionID) (string
 	return "", err
 }
 
-// registered is what the registry's leader says of a session's epoch.
+// registered is the session's epoch by the registry's leader.
 func (s *Service) registered(ctx context.Context, session subjects.SessionID) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeWait)
 	defer cancel()
@@ -215,7 +215,7 @@ func (s *Service) over(ctx context.Context, t *stored) bool {
 		return false
 	}
 	epoch, err := s.registered(ctx, t.session)
-	// What was submitted before somebody created the session is not of that one.
+	// A task submitted before the session was created is not of that session.
 	return err == nil && epoch != t.Epoch
 }
 

@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"strconv"
@@ -20,8 +21,8 @@ const (
 	errorBytes  = 4 << 10
 )
 
-// room is what the stores of tasks hold: so many records that each of them has the room to
-// be written again, whatever becomes of its task, and so many bytes of values.
+// room is the capacity of the stores of tasks: records, each with the room to be written again in
+// any state, and bytes of values.
 type room struct {
 	records, bytes int64
 }
@@ -34,18 +35,34 @@ const firedMost = 100
 // resultBytes is the room that a result takes which is not there yet.
 const resultBytes = 1 << 20
 
-// heldAgain is how soon what was refused for want of memory may come again: values are held for
-// as long as it takes to pass them on.
+// heldAgain is the retry time after a refusal for lack of memory: values are held only while
+// they are passed on.
 const heldAgain = time.Second
 
-// useKept is for how long a session's use is believed.
-const useKept = time.Second
+// A count of what a session has is believed for useKept, and only while this process has let in
+// no more than one part in useParts of what was left of the share: others count as well.
+const (
+	useKept  = time.Second
+	useParts = 32
+)
 
-// use is what a session has in the stores of tasks, and all sessions.
+// use is the usage of the stores of tasks by a session, and by all sessions.
 type use struct {
 	room
-	all  room
-	read time.Time
+	all   room
+	left  room // of the share, when it was counted
+	taken room // since then
+	read  time.Time
+}
+
+// spent reports whether so much was let in by a count that it is to be made again.
+func (u *use) spent() bool {
+	return useParts*u.taken.records > u.left.records || useParts*u.taken.bytes > u.left.bytes
+}
+
+// add adds what is let in, or takes it off again.
+func (r *room) add(more room, times int64) {
+	r.records, r.bytes = r.records+times*more.records, r.bytes+times*more.bytes
 }
 
 // account is whose part a session has, as far as is known.
@@ -82,14 +99,24 @@ func (h *holding) free() {
 
 // roomFor reports whether a session may have so many more records and bytes: it may have as
 // much as is free. So n sessions that take all that they get have 1/(n+1) each, and the
-// next one finds as much. over lets it have that many times as much.
-func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more room, over int64) error {
-	u, err := s.useOf(ctx, session)
+// next one finds as much. over lets it have that many times as much. stored is to be called
+// once they are in the stores, or are not to be: until then they count beside these.
+func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more room, over int64) (stored func(), err error) {
+	account := s.account(session)
+	u, err := s.useOf(ctx, session, account)
 	if err != nil {
-		return toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+		return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for u.spent() { // by those that were given it at the same time
+		s.mu.Unlock()
+		u, err = s.useOf(ctx, session, account)
+		s.mu.Lock()
+		if err = cmp.Or(err, ctx.Err()); err != nil {
+			return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+		}
+	}
 	what := ""
 	switch {
 	case more.records > 0 && u.records+more.records > over*(s.stores.records-u.all.records):
@@ -97,24 +124,40 @@ func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more 
 	case more.bytes > 0 && u.bytes+more.bytes > over*(s.stores.bytes-u.all.bytes):
 		what = "bytes of arguments and results of the session's tasks are stored: " + strconv.FormatInt(u.bytes, 10)
 	default:
-		u.records, u.all.records = u.records+more.records, u.all.records+more.records
-		if more.records > 0 || over > 1 { // it is stored now
-			u.bytes, u.all.bytes = u.bytes+more.bytes, u.all.bytes+more.bytes
+		if more.records == 0 && over == 1 { // nothing is stored yet
+			return func() {}, nil
 		}
-		return nil
+		coming := s.coming[account]
+		coming.add(more, 1)
+		s.coming[account] = coming
+		u.add(more, 1)
+		u.all.add(more, 1)
+		u.taken.add(more, 1)
+		return func() { s.stored(account, more) }, nil
 	}
-	return toolmesh.Errorf(toolmesh.CodeBusy, "the session has its share of the room for tasks (%s): remove tasks that have ended (mesh task rm), or wait", what).
+	return nil, toolmesh.Errorf(toolmesh.CodeBusy, "the session has its share of the room for tasks (%s): remove tasks that have ended (mesh task rm), or wait", what).
 		WithDetail("limit", "tasks").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+}
+
+// stored takes off what no longer waits to be stored.
+func (s *Service) stored(account subjects.SessionID, more room) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	coming := s.coming[account]
+	if coming.add(more, -1); coming == (room{}) {
+		delete(s.coming, account)
+	} else {
+		s.coming[account] = coming
+	}
 }
 
 // useOf is what a session's account has, as of a moment ago. Of all that ask for it at once one
 // lists it, whoever of them gives up.
-func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, error) {
-	account := s.account(session)
+func (s *Service) useOf(ctx context.Context, session, account subjects.SessionID) (*use, error) {
 	known := func() *use {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if u := s.uses[account]; u != nil && time.Since(u.read) < useKept {
+		if u := s.uses[account]; u != nil && time.Since(u.read) < useKept && !u.spent() {
 			return u
 		}
 		return nil
@@ -137,7 +180,9 @@ func (s *Service) useOf(ctx context.Context, session subjects.SessionID) (*use, 
 }
 
 func (s *Service) countUse(ctx context.Context, session, account subjects.SessionID) (*use, error) {
-	now := time.Now()
+	s.mu.Lock()
+	now, coming := time.Now(), s.coming[account] // before: what is stored meanwhile counts twice, and not never
+	s.mu.Unlock()
 	keys, err := subjects.SessionTasks(session)
 	if err != nil {
 		return nil, invalid("session: %w", err)
@@ -180,6 +225,9 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 			}
 		}
 	}
+	u.add(coming, 1)
+	u.all.add(coming, 1)
+	u.left = room{max(0, s.stores.records-u.all.records-u.records) / 2, max(0, s.stores.bytes-u.all.bytes-u.bytes) / 2}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.uses) >= mostCrowds {
@@ -189,7 +237,7 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 	return u, nil
 }
 
-// nobodys reports whether nobody created the session of a token.
+// nobodys reports whether the session of a token was not created.
 func (s *Service) nobodys(token string) bool {
 	session, err := subjects.DecodeToken(token)
 	return err == nil && s.account(subjects.SessionID(session)) == ""

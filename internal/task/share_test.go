@@ -29,8 +29,8 @@ func busyTasks(t testing.TB, err error) {
 	}
 }
 
-// A session that fills the store with tasks is refused further ones. What it has goes on, and
-// so do the tasks of others.
+// A session that fills the store with tasks is refused further ones. Its existing tasks go on,
+// and so do those of others.
 func TestSessionFillsTheStoreWithTasks(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -78,7 +78,7 @@ func TestSessionFillsTheStoreWithTasks(t *testing.T) {
 	})
 }
 
-// Sessions that nobody created have one share together, of the store, of the requests that
+// Sessions that were not created share one share of the store, of the requests that
 // are answered at once and of the values that are read for them: their names cost nothing.
 func TestMadeUpSessionsHaveOneShare(t *testing.T) {
 	t.Parallel()
@@ -164,7 +164,7 @@ func TestSessionFillsTheStoreWithResults(t *testing.T) {
 		if i == 12 {
 			t.Fatal("a session has more than the store holds")
 		}
-		// Small arguments whose result is large would do; echo gives back what it gets.
+		// Small arguments with a large result would do as well; echo returns its argument.
 		handle, err := greedy.Submit(t.Context(), "jobs.echo", job{big(i)}, nil)
 		if err != nil {
 			busyTasks(t, err)
@@ -291,7 +291,7 @@ func TestSchedulesCatchUp(t *testing.T) {
 	}
 }
 
-// What all tasks of the stores are listed for is listed once for all that ask at once.
+// Simultaneous requests share one listing of all tasks.
 func TestOneListingForAllThatAsk(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -319,4 +319,51 @@ func TestOneListingForAllThatAsk(t *testing.T) {
 	if n := lists.Load(); n == 0 || n > 20 { // three each second
 		t.Errorf("%d listings for 40 that asked at once, want 3", n)
 	}
+}
+
+// Submissions of one session at the same moment, for which several runners count what it has,
+// pass its share by little: others find room.
+func TestABurstLeavesOthersRoom(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{Slots: 1000})
+	created(t, broker, "greedy", "other")
+	const records, share, burst = 128, 64, 600
+	for range 4 {
+		runsWith(t, broker.Connect(t), task.Options{}, func(s *task.Service) { s.SetRoom(records, 1e9, 100) })
+	}
+	nc := broker.Connect(t)
+	answers := make(chan *nats.Msg, burst)
+	inbox := nats.NewInbox()
+	if _, err := nc.ChanSubscribe(inbox, answers); err != nil {
+		t.Fatal(err)
+	}
+	for i := range burst {
+		if err := nc.PublishRequest("mesh.task.greedy.submit", inbox, []byte(`{"tool":"jobs.wait","args":{"key":"g"},"id":"`+string(codecID(i))+`"}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	taken := 0
+	for range burst {
+		select {
+		case m := <-answers:
+			if r := codec.ParseReply(codec.Header(m.Header), m.Data); r.Err == nil {
+				taken++
+			} else {
+				busyTasks(t, r.Err)
+			}
+		case <-time.After(waitTimeout):
+			t.Fatal("submissions are not answered")
+		}
+	}
+	if taken < share*3/4 || taken > share*5/4 {
+		t.Errorf("a burst has %d of %d records", taken, records)
+	}
+	other := calls(t, broker.Connect(t), "other")
+	for range share / 4 {
+		submit(t, other, "jobs.echo", "o", nil)
+	}
+	succeeds(t, submit(t, other, "jobs.echo", "o", nil), "did o")
+	close(d.gate("g"))
 }

@@ -24,7 +24,7 @@ const (
 	// sweepWithin bounds one sweep, and sweptErrors the errors that it reports.
 	sweepWithin = time.Minute
 	sweptErrors = 3
-	// endJitter spreads over time what all runners do when a session ends.
+	// endJitter spreads the runners' work over time when a session ends.
 	endJitter = 300 * time.Millisecond
 )
 

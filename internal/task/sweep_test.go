@@ -8,15 +8,15 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/internal/task"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// One record that cannot be repaired does not end the sweeps of all others: a schedule that
-// the broker refuses ends as failed, and what cannot be read is passed over.
+// One record that cannot be repaired does not end the sweeps of others: a schedule that the
+// broker refuses ends as failed, and an unreadable record is skipped.
 func TestSweepGoesOnAfterABadRecord(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -48,11 +48,7 @@ func TestSweepGoesOnAfterABadRecord(t *testing.T) {
 // putRaw writes a record that no runner would write.
 func putRaw(t testing.TB, nc *nats.Conn, id subjects.RPCID, body []byte) {
 	t.Helper()
-	b, err := bus.New(nc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
+	b := testmesh.Bus(t, nc, nil)
 	key, err := subjects.TaskKey(subjects.DefaultSession, id)
 	if err != nil {
 		t.Fatal(err)

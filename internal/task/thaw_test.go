@@ -142,7 +142,7 @@ func TestThawedRunnerLeavesTheNextAttempt(t *testing.T) {
 	succeeds(t, c.Task(handle.ID()), "waited x")
 }
 
-// record is what is stored of a task, as far as tests look at it.
+// record is the part of a stored task that tests read.
 type record struct {
 	codec.Task
 	Runner string `json:"runner"`

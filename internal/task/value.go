@@ -23,10 +23,10 @@ import (
 const (
 	// mostValue is the largest value that a task takes or gives, in bytes.
 	mostValue int64 = 1e9
-	// valueWait bounds what is done with one of them.
+	// valueWait bounds one operation on a value.
 	valueWait = 2 * time.Minute
-	// lookEvery is how often values are looked for that no record names any more, and
-	// looseAge how old they are: whoever has stored one has had the time to say so.
+	// lookEvery is the interval of searches for values without a record, and looseAge their
+	// minimum age: a process that stored one has had the time to write its record.
 	lookEvery = 10 * time.Minute
 	looseAge  = 10 * time.Minute
 )
@@ -40,7 +40,7 @@ type value struct {
 	Parts  int    `json:"parts"`
 }
 
-// valueStream is where values are, valueParts what their subjects begin with.
+// valueStream is the stream of values, valueParts the prefix of their subjects.
 var (
 	valueStream = subjects.ObjectStream(subjects.ObjectTasks)
 	valueParts  = subjects.ObjectParts(subjects.ObjectTasks)
@@ -71,8 +71,8 @@ func (s *Service) keep(ctx context.Context, t *stored, data []byte) (*value, err
 	return nil, unavailable("store a large value of task %s: %w", t.ID, err)
 }
 
-// fetch reads a value; its digest is checked. What is not there may come yet, from a replica
-// that lags: that is unavailable. What is all there and another value is invalid_request.
+// fetch reads a value and checks its digest. Missing parts may still come, from a lagging
+// replica: that is unavailable. A complete value with another digest is invalid_request.
 func (s *Service) fetch(ctx context.Context, v *value) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, valueWait)
 	defer cancel()
@@ -86,7 +86,7 @@ func (s *Service) fetch(ctx context.Context, v *value) ([]byte, error) {
 	return data, nil
 }
 
-// drop deletes values that no record names; what fails is found later.
+// drop deletes values without a record; a sweep repeats failures.
 func (s *Service) drop(ctx context.Context, all ...*value) {
 	for _, v := range all {
 		if v == nil || v.ID == "" {
@@ -101,11 +101,11 @@ func (s *Service) drop(ctx context.Context, all ...*value) {
 	}
 }
 
-// inline is what a record holds of arguments, and of a result, in bytes.
+// inline is the maximum of arguments, and of a result, within a record, in bytes.
 func (s *Service) inline() int64 { return min(inlineBytes, s.bus.MaxPayload()/4) }
 
-// receiveArgs reads the arguments of a submission, those that came by reference included.
-// What the record cannot hold is returned, and is to be stored.
+// receiveArgs reads the arguments of a submission, also those by reference. Arguments that do
+// not fit the record are returned, and must be stored.
 func (s *Service) receiveArgs(ctx context.Context, t *stored, q *codec.TaskRequest, held *holding) (large []byte, err error) {
 	args := []byte(t.Args)
 	if q.Ref != "" {
@@ -116,7 +116,7 @@ func (s *Service) receiveArgs(ctx context.Context, t *stored, q *codec.TaskReque
 			return nil, err
 		}
 		if args = bytes.TrimSpace(args); len(args) == 0 || args[0] != '{' || !json.Valid(args) {
-			return nil, invalid("what ref names is not an arguments object")
+			return nil, invalid("the value of ref is not an arguments object")
 		}
 	}
 	if int64(len(args)) <= s.inline() {
@@ -168,7 +168,7 @@ func (s *Service) answerOf(ctx context.Context, t *stored, verb string, q *codec
 	if v := t.LargeArgs; v != nil && verb == codec.TaskShow && v.Size <= left && held.take(v.Size) == nil {
 		soon, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		if args, err := s.fetch(soon, v); err == nil { // else they are yet to come: what is known is said
+		if args, err := s.fetch(soon, v); err == nil { // otherwise they may still come: the answer is without them
 			answer.Args = args
 		}
 	}

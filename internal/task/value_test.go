@@ -17,7 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// large is a key that no message carries, and neither does what the tool makes of it.
+// large is a key that fits into no message, and neither does the tool's result for it.
 func large(name string) string { return name + strings.Repeat("x", 1500<<10) }
 
 // A large task is the same one when it is submitted again, can be waited for more than
@@ -105,8 +105,8 @@ func TestBadReferencesOfTasks(t *testing.T) {
 	}
 }
 
-// Parts of a value that are not there yet, as where a replica that lags answers, are waited
-// for; what is all there and another value fails at once.
+// Missing parts of a value, as from a lagging replica, are waited for; a complete value with
+// another digest fails at once.
 func TestValuesThatComeLate(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -64,6 +64,21 @@ def test_errors_show_no_credentials_of_a_server(server):
     assert "bob" not in str(raised.value)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of root's")
+def test_a_group_may_read_a_key_of_root(tmp_path, monkeypatch):
+    file = tmp_path / "a.nk"
+    file.write_text("nothing")
+    file.chmod(0o440)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        finding.seed(str(file))
+    monkeypatch.setattr(os, "geteuid", lambda: 65532)
+    with pytest.raises(ValueError, match="no seed"):
+        finding.seed(str(file))
+    file.chmod(0o460)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        finding.seed(str(file))
+
+
 def test_keys(tmp_path):
     file = tmp_path / "a.nk"
     file.write_text("# a key\nSUAMRUTRFAZS456KZ4UCABTPM6TVJ246VTYZ3NS3IJ5M5KOZP7PJME3WUU\n")

@@ -61,7 +61,6 @@ type call struct {
 
 	room      chan struct{} // of capacity 1: one of the full nodes has room
 	cancelled chan struct{} // of capacity 1
-	displaced chan struct{} // closed when other sessions need its place
 
 	// The call's goroutine only.
 	last    *toolmesh.Error // why the last node did not take it
@@ -119,7 +118,7 @@ func (c *call) parse(err error) *toolmesh.Error {
 		}
 	}
 	if c.batch != nil && len(c.pools) == 0 { // no node that comes would be for it
-		return unavailable("nobody runs batches: that needs an agent, or a router that serves functions")
+		return unavailable("no node runs batches: start an agent, or a router that serves functions")
 	}
 	return nil
 }
@@ -166,6 +165,9 @@ func (c *call) run() {
 			// The caller may have sent it again meanwhile.
 			c.end(unavailable("router %s, where the call waited, was held up: send it again", s.node))
 			return
+		case node != "" && c.deserted():
+			c.end(unavailable("the call's turn has come, and its caller is not there"))
+			return
 		case node != "" && time.Now().After(c.retryAt) && c.mayPass():
 			if c.pass(node, boot, ticker.C) {
 				return
@@ -196,9 +198,6 @@ func (c *call) run() {
 		case <-c.cancelled:
 			c.end(toolmesh.Errorf(toolmesh.CodeCancelled, "the caller cancelled the call").WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginCaller))
 			return
-		case <-c.displaced:
-			c.end(unavailable("%d calls wait at router %s for nodes, which is as many as it holds, and other sessions need their share: start nodes, or send again later", s.opts.Calls, s.node))
-			return
 		case <-until.C:
 			c.end(c.expired(why))
 			return
@@ -212,6 +211,13 @@ func (c *call) run() {
 // late reports whether the caller may have given the call up, as the last keepalive is too old. A
 // caller that asked for no keepalives waits on.
 func (c *call) late() bool { return c.req.Keepalive && time.Since(c.signed) > signEvery+signLate/2 }
+
+// deserted reports whether the last keepalive met nobody, of a call that nobody else will ask for.
+// Callers that answer are asked instead, and those of streams have time to come back.
+func (c *call) deserted() bool {
+	q := c.req
+	return q.Keepalive && !q.Answers && q.Delivery == codec.DeliverNone && !q.Outlive && q.IdempotencyKey == "" && c.probe.Nobody()
+}
 
 // look finds a node that may take the call; none yet is no error. refused is why no node ever
 // will.

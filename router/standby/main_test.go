@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
@@ -79,36 +80,22 @@ func newRigOf(t *testing.T, top *meshtest.Topology, routers int, opts *standby.O
 	}
 	r.install(listed)
 	r.nc = top.Call(t)
-	c, err := client.New(top.Call(t), &client.Options{Session: top.Session})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, top.Call(t), &client.Options{Session: top.Session})
 	r.caller = c
 	return r
 }
 
 func (r *rig) router(nc *nats.Conn, opts *standby.Options) *router.Router {
 	r.t.Helper()
-	one, err := router.New(nc, &router.Options{Standby: opts, Logger: slog.New(slog.NewTextHandler(r.t.Output(), nil))})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.t.Cleanup(func() { meshtest.End(r.t, one) })
-	if err := one.Start(r.t.Context()); err != nil {
-		r.t.Fatal(err)
-	}
+	one := testmesh.Router(r.t, nc, &router.Options{Standby: opts, Logger: slog.New(slog.NewTextHandler(r.t.Output(), nil))})
+	testmesh.Start(r.t, one)
 	return one
 }
 
 // install writes what an install leaves in the registry.
 func (r *rig) install(listed bool) {
 	r.t.Helper()
-	b, err := bus.New(r.top.Serve(r.t), nil)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.t.Cleanup(b.Close)
+	b := testmesh.Bus(r.t, r.top.Serve(r.t), nil)
 	store := registry.NewStore(b)
 	record := registry.IndexRecord{Name: "weather", Source: "folder:/weather", Revision: "r1", Bundle: "sha256-x", On: registry.Labels{"pool": pool}, State: registry.IndexInstalled}
 	if listed {
@@ -170,17 +157,12 @@ func (r *rig) agent(nc *nats.Conn, id subjects.NodeID, slots int) *host.Host {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	h, err := host.NewOn(b, &host.Options{Node: id, Slots: slots, Labels: map[string]string{"pool": pool}, Sandbox: host.Sandbox{Effective: "none"}})
+	h, err := host.NewOn(b, &host.Options{Node: id, Slots: slots, Labels: map[string]string{"pool": pool}, Sandbox: registry.SandboxState{Effective: "none"}})
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	if err := h.Start(r.t.Context()); err != nil {
-		r.t.Fatal(err)
-	}
-	view, err := registry.OpenView(r.t.Context(), b, nil)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testmesh.Start(r.t, h)
+	view := testmesh.View(r.t, b, nil)
 	c, err := client.NewOn(b, nil)
 	if err != nil {
 		r.t.Fatal(err)

@@ -41,7 +41,7 @@ const (
 // Options adjusts a [Standby].
 type Options struct {
 	// Calls is how many calls it holds at once, including those that were passed on and have no
-	// answer yet. Defaults to DefaultCalls.
+	// answer yet; a session has at most as many as stay free. Defaults to DefaultCalls.
 	Calls int
 	// Timeout is how long a call waits for a node at most. Defaults to DefaultTimeout.
 	Timeout time.Duration
@@ -49,8 +49,8 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Figures are what a standby has done since its start.
-type Figures struct {
+// Outcomes are what a standby has done since its start.
+type Outcomes struct {
 	// Ended counts the calls that waited, by their end: ok for one that a node has taken, else
 	// the code of the answer.
 	Ended map[toolmesh.Code]uint64
@@ -77,21 +77,24 @@ type Standby struct {
 	once sync.Once
 	told *registry.Awaiting
 	held *fair.Room[subjects.SessionID] // bytes of messages
+	// places is how many calls there may be: an account has as many as it leaves free.
+	places *fair.Room[subjects.SessionID]
 
-	mu      sync.Mutex                    // guards what follows
-	closed  bool                          // nothing is subscribed any more
-	over    bool                          // and nothing is held
-	subs    map[string]*nats.Subscription // by subject
-	since   map[string]time.Time          // subjects of indexes that were not served, and are since
-	calls   map[*call]struct{}
-	sent    map[subjects.NodeID]int // calls that were passed on and have no answer yet
-	changed chan struct{}           // closed, and made anew, when a call may find another node
-	figures Figures
+	mu       sync.Mutex                    // guards what follows
+	closed   bool                          // nothing is subscribed any more
+	over     bool                          // and nothing is held
+	subs     map[string]*nats.Subscription // by subject
+	since    map[string]time.Time          // subjects of indexes that were not served, and are since
+	calls    map[*call]struct{}
+	sent     map[subjects.NodeID]int // calls that were passed on and have no answer yet
+	changed  chan struct{}           // closed, and made anew, when a call may find another node
+	outcomes Outcomes
 }
 
-// New begins to stand by. bus and view must outlive it. Its errors name node. more are further
+// New begins to stand by. conn and view must outlive it. Its errors name node. more are further
 // sources of calls that wait in this process; they are published with its own.
-func New(b *bus.Bus, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) (*Standby, error) {
+func New(conn registry.Conn, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) (*Standby, error) {
+	b := bus.Of(conn)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}
@@ -105,7 +108,7 @@ func New(b *bus.Bus, view *registry.View, node subjects.NodeID, opts *Options, m
 		bus: b, view: view, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), node: node,
 		identity: codec.NewIdentity(node, subjects.BootID(uuid.NewString()), ""), quit: make(chan struct{}),
 		subs: make(map[string]*nats.Subscription), since: make(map[string]time.Time), calls: make(map[*call]struct{}),
-		held: fair.NewRoom[subjects.SessionID](heldBytes), sent: make(map[subjects.NodeID]int), changed: make(chan struct{}), figures: Figures{Ended: make(map[toolmesh.Code]uint64)},
+		held: fair.NewRoom[subjects.SessionID](heldBytes), places: fair.NewRoom[subjects.SessionID](int64(o.Calls)), sent: make(map[subjects.NodeID]int), changed: make(chan struct{}), outcomes: Outcomes{Ended: make(map[toolmesh.Code]uint64)},
 	}
 	s.base, s.end = context.WithCancel(context.Background())
 	s.told = registry.NewAwaiting(b, append(more, s.Awaited)...)
@@ -144,11 +147,11 @@ func (s *Standby) Stop(ctx context.Context) {
 	s.wg.Wait()
 }
 
-// Figures returns what it has done so far.
-func (s *Standby) Figures() Figures {
+// Outcomes returns what it has done so far.
+func (s *Standby) Outcomes() Outcomes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := Figures{Ended: maps.Clone(s.figures.Ended), Waited: s.figures.Waited}
+	f := Outcomes{Ended: maps.Clone(s.outcomes.Ended), Waited: s.outcomes.Waited}
 	for subject := range s.subs {
 		if subject != subjects.AllCtl && subject != subjects.AllBatches {
 			f.Indexes++
@@ -271,19 +274,19 @@ func (s *Standby) receive(m *nats.Msg) {
 	if !s.bus.MayAnswer(m, subject.Session, false) {
 		return
 	}
-	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, answers: make(chan int64, 1), cancelled: make(chan struct{}, 1), room: make(chan struct{}, 1), displaced: make(chan struct{})}
+	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, answers: make(chan int64, 1), cancelled: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 	bad := c.parse(err)
 	s.mu.Lock()
-	full, over, room := len(s.calls) >= s.opts.Calls, s.over, true
-	if bad == nil && full {
-		full = !s.makeRoom(c.account)
+	over, place, room := s.over, false, false
+	if bad == nil && !over {
+		place = s.places.Take(c.account, 1)
+		room = place && s.held.Take(c.account, int64(m.Size()))
 	}
-	if bad == nil && !full && !over {
-		room = s.held.Take(c.account, int64(m.Size()))
-	}
-	if bad == nil && !full && !over && room {
+	if room {
 		s.calls[c] = struct{}{}
 		s.wg.Go(c.run)
+	} else if place {
+		s.places.Give(c.account, 1)
 	}
 	s.mu.Unlock()
 	switch {
@@ -291,8 +294,8 @@ func (s *Standby) receive(m *nats.Msg) {
 		c.answer(bad)
 	case over:
 		c.answer(unavailable("router %s stops: send it again", s.node))
-	case full:
-		c.answer(unavailable("%d calls wait at router %s for nodes, which is as many as it holds: start nodes, or send again later", s.opts.Calls, s.node))
+	case !place:
+		c.answer(unavailable("router %s holds %d calls for nodes, and this session has its part of them: start nodes, or send again later", s.node, s.opts.Calls))
 	case !room:
 		c.answer(toolmesh.Errorf(toolmesh.CodeBusy, "the calls that wait at router %s hold as many bytes as this session may have of %d: send again later", s.node, heldBytes).
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("limit", "held_bytes").WithDetail("max", heldBytes))
@@ -301,45 +304,21 @@ func (s *Standby) receive(m *nats.Msg) {
 	}
 }
 
-// makeRoom ends the last waiting call of the account with the most calls, if that account then still
-// has at least as many as the given one with its new call. s.mu is held.
-func (s *Standby) makeRoom(account subjects.SessionID) bool {
-	last, has := make(map[subjects.SessionID]*call), make(map[subjects.SessionID]int)
-	for c := range s.calls {
-		of := c.account
-		has[of]++
-		if l := last[of]; c.waiting && (l == nil || c.arrived.After(l.arrived)) {
-			last[of] = c
-		}
-	}
-	var most subjects.SessionID
-	for of := range last {
-		if last[most] == nil || has[of] > has[most] {
-			most = of
-		}
-	}
-	if last[most] == nil || has[most] <= has[account]+1 {
-		return false
-	}
-	delete(s.calls, last[most])
-	close(last[most].displaced)
-	return true
-}
-
 // leave forgets a call that has ended.
 func (s *Standby) leave(c *call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.calls, c)
 	s.held.Give(c.account, int64(c.m.Size()))
+	s.places.Give(c.account, 1)
 }
 
 // waited counts a call that does not wait any more.
 func (s *Standby) waited(c *call, code toolmesh.Code) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.figures.Ended[code]++
-	s.figures.Waited += time.Since(c.arrived)
+	s.outcomes.Ended[code]++
+	s.outcomes.Waited += time.Since(c.arrived)
 }
 
 // control takes cancels of callers that do not know a node, which end a call that waits, and the

@@ -173,7 +173,7 @@ func TestCallsWithoutEnd(t *testing.T) {
 // A call waits within its time, and within the router's; the answer says why and what to do.
 func TestTheWaitHasBounds(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, single(t), 1, &standby.Options{Calls: 2, Timeout: 3 * time.Second})
+	r := newRig(t, single(t), 1, &standby.Options{Calls: 4, Timeout: 3 * time.Second})
 	e := failure(t, <-r.request("weather.today", `{}`, nats.Header{"Mesh-Timeout-Ms": {"1000"}}))
 	if e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !strings.Contains(e.Message, "its time is up") || !strings.Contains(e.Message, "pool=gpu") || e.Details["waited_ms"] == nil {
 		t.Errorf("by its own time: %+v", e)
@@ -184,7 +184,7 @@ func TestTheWaitHasBounds(t *testing.T) {
 	}
 	first, second := r.request("weather.today", `{}`, nil), r.call("weather.today")
 	r.awaits(2)
-	if e := failure(t, <-r.request("weather.today", `{}`, nil)); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "2 calls wait") {
+	if e := failure(t, <-r.request("weather.today", `{}`, nil)); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "holds 4 calls") {
 		t.Errorf("the third: %+v", e)
 	}
 	if e := failure(t, <-first); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "as long as router") {
@@ -196,8 +196,8 @@ func TestTheWaitHasBounds(t *testing.T) {
 	r.awaits(0)
 }
 
-// A session that has all places, or all whose names are made up together, gives up its last
-// ones to others, until these have as many.
+// A session, or all whose names are made up together, leaves others as many places as it has, and
+// what has a place keeps it.
 func TestSessionsShareThePlaces(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{Calls: 4})
@@ -212,31 +212,21 @@ func TestSessionsShareThePlaces(t *testing.T) {
 		}()
 		return answers
 	}
-	var greedy []<-chan *nats.Msg
-	for n := range 4 {
-		greedy = append(greedy, request("made-up-"+strconv.Itoa(len(greedy))))
+	var all []<-chan *nats.Msg
+	for n, session := range []string{"made-up-0", "made-up-1", "default"} {
+		all = append(all, request(session))
 		r.awaits(n + 1)
 	}
-	if e := failure(t, <-request("made-up-"+strconv.Itoa(len(greedy)))); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "4 calls wait") {
-		t.Errorf("one more of the session that has them all: %+v", e)
-	}
-	var others []<-chan *nats.Msg
-	for n := range 2 {
-		others = append(others, request("default"))
-		last := greedy[len(greedy)-1-n]
-		if e := failure(t, <-last); e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !strings.Contains(e.Message, "other sessions") {
-			t.Errorf("the last call that waits of a session with more than its share: %+v", e)
+	for _, session := range []string{"made-up-2", "default"} {
+		if e := failure(t, <-request(session)); e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !strings.Contains(e.Message, "its part") {
+			t.Errorf("one more of session %s: %+v", session, e)
 		}
-		r.awaits(4)
-	}
-	if e := failure(t, <-request("default")); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "4 calls wait") {
-		t.Errorf("one more of a session that has its share: %+v", e)
 	}
 	r.node("n1", 4)
-	for range 4 {
+	for range all {
 		r.release <- struct{}{}
 	}
-	for _, one := range append(greedy[:2], others...) {
+	for _, one := range all {
 		if m := <-one; m.Header.Get("Mesh-Node") != "n1" {
 			t.Errorf("a call that waited on: %s", m.Data)
 		}
@@ -294,6 +284,32 @@ func TestTheCallerOfACallThatWaitsIsGone(t *testing.T) {
 	<-ended
 	c.Close()
 	r.awaits(0)
+}
+
+// A caller that is not asked before its call is passed on dies: the call does not begin.
+func TestCallsOfDeadCallersDoNotBegin(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, single(t), 1, &standby.Options{})
+	dead := r.top.Call(t)
+	inbox := dead.NewInbox()
+	if _, err := dead.SubscribeSync(inbox); err != nil {
+		t.Fatal(err)
+	}
+	if err := dead.PublishMsg(&nats.Msg{Subject: "tools." + r.session() + ".weather.today", Reply: inbox, Header: nats.Header{"Mesh-Rpc-Id": {"r1"}, "Mesh-Keepalive": {"1"}, "Mesh-Timeout-Ms": {"600000"}}}); err != nil {
+		t.Fatal(err)
+	}
+	r.awaits(1)
+	dead.Close()
+	left := time.Now()
+	meshtest.Until(t, "a keepalive, of which there is one each second, has found nobody", func() bool { return time.Since(left) > 2500*time.Millisecond })
+	r.node("n1", 8)
+	r.awaits(0)
+	if m := <-r.request("weather.today", `{}`, nil); string(m.Data) != "1" {
+		t.Errorf("the next call: %v %s", m.Header, m.Data)
+	}
+	if n := r.ran.Load(); n != 1 {
+		t.Errorf("%d calls ran", n)
+	}
 }
 
 // More calls than a node has slots are run as it has room, each once.

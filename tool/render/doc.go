@@ -10,6 +10,12 @@
 // own schema before a call in any case: a rendering may allow more, and never
 // hides what the tool takes without a note.
 //
+// [Tool] renders for a [Format]; [Arguments] turns what the model wrote, an object or JSON in a
+// text, into arguments that fit the schema, and lists what it changed for people. Over the wire
+// the same is done by the registry's verbs render and arguments. Errors are invalid_request for an
+// unknown format, and invalid_arguments for arguments that are no JSON object. Every function may
+// be called concurrently.
+//
 // It must never call a provider, run a tool, or guess which tool a name means:
-// names are [tool.Names]'s.
+// package tool has them ([tool.ProviderName]). Read on: docs/tools.md, "Names", and docs/mcp.md.
 package render

@@ -29,17 +29,25 @@ func (s *schema) arguments() *object {
 			out.drop(word)
 		}
 	}
-	if types := kindsOf(out.get("type")); out.has("type") && !slices.Contains(types, "object") {
-		s.notes.add("", "the schema does not allow an object, and arguments always are one: no call can fit it")
+	ordered := newObject("type", "object", "properties", newObject())
+	if !s.asObject(out, ordered) {
 		return newObject("type", "object", "properties", newObject(), "additionalProperties", false)
 	}
-	ordered := newObject("type", "object", "properties", newObject())
-	for _, key := range out.keys {
+	return ordered
+}
+
+// asObject adds the words of o but its type to out, an object, and reports whether o allows one.
+func (s *schema) asObject(o, out *object) bool {
+	for _, key := range o.keys {
 		if key != "type" {
-			ordered.set(key, out.get(key))
+			out.set(key, o.get(key))
 		}
 	}
-	return ordered
+	allows := !o.has("type") || slices.Contains(kindsOf(o.get("type")), "object")
+	if !allows {
+		s.notes.add("", "the schema does not allow an object, and arguments always are one: no call can fit it")
+	}
+	return allows
 }
 
 // joinAlternatives makes one object of alternatives: a member of any of them is

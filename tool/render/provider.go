@@ -3,7 +3,6 @@ package render
 import (
 	"encoding/json"
 	"regexp"
-	"slices"
 
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -123,14 +122,7 @@ func (s *schema) objectRoot() *object {
 		s.notes.add("", "allOf is written as one object that allows more")
 	}
 	out := newObject("type", "object")
-	for _, key := range flat.keys {
-		if key != "type" {
-			out.set(key, flat.get(key))
-		}
-	}
-	if types := kindsOf(flat.get("type")); flat.has("type") && !slices.Contains(types, "object") {
-		s.notes.add("", "the schema does not allow an object, and arguments always are one: no call can fit it")
-	}
+	s.asObject(flat, out)
 	return out
 }
 

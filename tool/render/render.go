@@ -140,7 +140,7 @@ func Arguments(d *tool.Descriptor, text json.RawMessage) (arguments json.RawMess
 	}
 	given, ok := value.(*object)
 	if !ok {
-		return nil, nil, invalid("", "a JSON object", kindOf(value), "the arguments are not a JSON object")
+		return nil, nil, invalid("", "a JSON object", tool.KindOf(value), "the arguments are not a JSON object")
 	}
 	in := parse(d.InputSchema, &notes{most: maxNotes})
 	_, names := in.safeNames(in.arguments())

@@ -265,7 +265,7 @@ func TestArgumentsThatMeanNothingSayWhere(t *testing.T) {
 	}
 }
 
-func TestStructuredContentIsWhatTheOutputSchemaSays(t *testing.T) {
+func TestStructuredContentFitsTheOutputSchema(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		schema             string

@@ -520,27 +520,6 @@ func intersect(a, b []string) []string {
 	return out
 }
 
-// kindOf names the JSON type of a value.
-func kindOf(v any) string {
-	switch v := v.(type) {
-	case nil:
-		return "null"
-	case bool:
-		return "boolean"
-	case string:
-		return "string"
-	case []any:
-		return "array"
-	case json.Number:
-		if _, whole := tool.WholeNumber(string(v)); whole {
-			return "integer"
-		}
-		return "number"
-	default:
-		return "object"
-	}
-}
-
 // kinds are the JSON types that a flat schema names, itself or by its values; nil is any.
 func kinds(o *object) (list []string) {
 	types := kindsOf(o.get("type"))
@@ -549,7 +528,7 @@ func kinds(o *object) (list []string) {
 		return types
 	}
 	for _, one := range values {
-		kind := kindOf(one)
+		kind := tool.KindOf(one)
 		if kind == "integer" && slices.Contains(types, "number") && !slices.Contains(types, "integer") {
 			kind = "number"
 		}
@@ -577,7 +556,7 @@ func choices(o *object) ([]any, bool) {
 	types := kindsOf(o.get("type"))
 	var kept []any
 	for _, one := range values {
-		kind := kindOf(one)
+		kind := tool.KindOf(one)
 		fits := !o.has("type") || slices.Contains(types, kind) || kind == "integer" && slices.Contains(types, "number")
 		if fits && !contains(kept, one) {
 			kept = append(kept, one)

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // The limits that OpenAI documents for strict schemas.
@@ -128,7 +130,7 @@ func without(o *object, kind string) *object {
 	if values, ok := choices(o); ok {
 		var kept []any
 		for _, one := range values {
-			if k := kindOf(one); k == kind || k == "integer" && kind == "number" {
+			if k := tool.KindOf(one); k == kind || k == "integer" && kind == "number" {
 				kept = append(kept, one)
 			}
 		}

@@ -77,7 +77,6 @@ func StopAgent(ctx context.Context, a *agent.Agent, within settings.Timeout) err
 // until a signal or a drain ends it. env is the process's environment.
 func Agent(ctx context.Context, args, env []string, stdout, stderr io.Writer, version string) int {
 	var s settings.Agent
-	loaded := settings.Load(env, &s)
 	cmd := &cobra.Command{
 		Use: "mesh-agent", Short: "One machine of a mesh: serves the tools that are installed",
 		Long: `mesh-agent joins the mesh at --server and serves the indexes that are installed
@@ -85,8 +84,7 @@ there. It ends on SIGINT and SIGTERM after its calls have ended, or when its nod
 is drained. Each setting is a variable or a flag; the flag wins.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return serveAgent(cmd.Context(), &s, env, stderr, version) },
 	}
-	settings.Bind(cmd.Flags(), &s)
-	return execute(ctx, cmd, &s.Connection, loaded, args, env, stdout, stderr, version)
+	return execute(ctx, cmd, &s, &s.Connection, args, env, stdout, stderr, version)
 }
 
 func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.Writer, version string) error {
@@ -175,9 +173,13 @@ func serveSessionKeys(ctx context.Context, nc *nats.Conn, issuer *access.Issuer,
 // process that starts before its broker waits for it; one whose key the broker refuses
 // returns that error.
 func join(ctx context.Context, c settings.Connection, name string, role access.Role, env []string, log *slog.Logger) (*nats.Conn, error) {
-	nc, _, err := connect.Connect(ctx, connect.Options{
+	nc, domain, err := connect.Connect(ctx, connect.Options{
 		Settings: c.Settings(), Env: env, Name: name, Role: role, Inboxes: []string{subjects.InboxNode}, Wait: true, Logger: log, SayServer: "--server",
 	})
+	if err == nil && domain != "" {
+		nc.Close()
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the NATS context names the JetStream domain %s, which %s does not use: give it servers of that domain, and a context without one", domain, name)
+	}
 	if err != nil || nc.IsConnected() {
 		return nc, err
 	}
@@ -202,9 +204,11 @@ func join(ctx context.Context, c settings.Connection, name string, role access.R
 
 type wrong struct{ error }
 
-// execute runs a command that only has settings, and returns its exit status.
-func execute(ctx context.Context, cmd *cobra.Command, c *settings.Connection, loaded error, args, env []string, stdout, stderr io.Writer, version string) int {
+// execute runs a command that only has settings, spec with c in it, and returns its exit status.
+func execute(ctx context.Context, cmd *cobra.Command, spec any, c *settings.Connection, args, env []string, stdout, stderr io.Writer, version string) int {
 	stderr = Visible(stderr)
+	loaded := settings.Load(env, spec)
+	settings.Bind(cmd.Flags(), spec)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.Version = version
 	cmd.CompletionOptions.DisableDefaultCmd = true

@@ -19,7 +19,7 @@ func TestPaceOfAHeap(t *testing.T) {
 }
 
 // The collector of a process in which much is alive for a while.
-func TestPaceFollowsWhatIsAlive(t *testing.T) {
+func TestPaceFollowsLiveNodes(t *testing.T) {
 	percent := func() uint64 {
 		s := []metrics.Sample{{Name: "/gc/gogc:percent"}}
 		metrics.Read(s)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,6 +34,23 @@ func TestStatus(t *testing.T) {
 	if got := process.Status(""); got != 0 {
 		t.Errorf("status of success is %d", got)
 	}
+}
+
+// Not parallel: it signals its own process, which ignores the signal as nohup has it.
+func TestIgnoredHangup(t *testing.T) {
+	signal.Ignore(syscall.SIGHUP)
+	defer signal.Reset(syscall.SIGHUP)
+	ctx, stop := process.Interrupts(t.Context())
+	defer stop()
+	for _, one := range []syscall.Signal{syscall.SIGHUP, syscall.SIGTERM} {
+		if !signal.Ignored(syscall.SIGHUP) {
+			t.Fatal("SIGHUP is not ignored any more")
+		}
+		if err := syscall.Kill(os.Getpid(), one); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-ctx.Done()
 }
 
 // Not parallel: it signals its own process.

@@ -28,7 +28,6 @@ import (
 // questions until a signal ends it. env is the process's environment.
 func Router(ctx context.Context, args, env []string, stdout, stderr io.Writer, version string) int {
 	var s settings.Router
-	loaded := settings.Load(env, &s)
 	cmd := &cobra.Command{
 		Use: "mesh-router", Short: "A router of a mesh: answers the registry's questions",
 		Long: `mesh-router joins the mesh at --server and answers what clients ask of the
@@ -39,8 +38,7 @@ flag wins.`,
 			return serveRouter(cmd.Context(), &s, env, stderr, version)
 		},
 	}
-	settings.Bind(cmd.Flags(), &s)
-	return execute(ctx, cmd, &s.Connection, loaded, args, env, stdout, stderr, version)
+	return execute(ctx, cmd, &s, &s.Connection, args, env, stdout, stderr, version)
 }
 
 func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr io.Writer, version string) error {

@@ -13,13 +13,16 @@ import (
 // ErrInterrupted is the cause of a context that a signal ended.
 var ErrInterrupted = errors.New("interrupted")
 
-// Interrupts returns a context that the first SIGINT, SIGTERM or SIGHUP ends
-// with the cause [ErrInterrupted]. The second one ends the process at once, with
+// Interrupts returns a context that the first SIGINT, SIGTERM or SIGHUP ends, unless the last is
+// ignored, with the cause [ErrInterrupted]. The second one ends the process at once, with
 // status 130. stop gives the signals back and waits; call it once.
 func Interrupts(ctx context.Context) (interrupted context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -36,7 +36,7 @@ type Session struct {
 
 // Policy says which sessions exist.
 type Policy struct {
-	SessionPolicy SessionPolicy `split_words:"true" default:"open" flag:"session-policy" arg:"POLICY" help:"open: a session that nobody created exists on first use; strict: it does not"`
+	SessionPolicy SessionPolicy `split_words:"true" default:"open" flag:"session-policy" arg:"POLICY" help:"open: sessions exist on first use; strict: only after they are created"`
 }
 
 // Serving says how any process runs as a node of the mesh.
@@ -123,7 +123,7 @@ type Router struct {
 	Gateway
 	HeldCalls        Held    `split_words:"true" default:"1000" flag:"held-calls" arg:"N" help:"calls that wait here at once for a node, of installed indexes that none serves; 0: none wait, they fail"`
 	HeldTimeout      Timeout `split_words:"true" default:"5m" flag:"held-timeout" arg:"DURATION" help:"how long such a call waits at most, within its own time"`
-	Indexes          string  `split_words:"true" flag:"indexes" arg:"FILE" help:"keep the indexes of the mesh as this TOML file lists them, which is followed; takes an administrator's key (default nobody does)"`
+	Indexes          string  `split_words:"true" flag:"indexes" arg:"FILE" help:"keep the indexes of the mesh as this TOML file lists them, which is followed; takes an administrator's key (default none)"`
 	KubernetesEvents string  `split_words:"true" flag:"kubernetes-events" arg:"CONFIGMAP" help:"in a pod: say in Events of this ConfigMap what of --indexes could not be done (default nowhere)"`
 	Logging
 }

@@ -243,21 +243,34 @@ func (c *CertAndKey) UnmarshalText(text []byte) error {
 // UnmarshalText reads k=v,k=v; white space around the parts does not count.
 func (l *Labels) UnmarshalText(text []byte) error {
 	labels := make(Labels)
+	*l = labels
+	return eachPair(text, func(name, value string) error {
+		if name == "" || value == "" || !utf8.ValidString(name+"="+value) {
+			return errors.New("want k=v,k=v in UTF-8")
+		}
+		labels[name] = value
+		return nil
+	})
+}
+
+// eachPair has the parts of k=v,k=v taken, of which none is given twice; white space around
+// them does not count.
+func eachPair(text []byte, take func(name, value string) error) error {
+	seen := map[string]bool{}
 	for part := range strings.SplitSeq(string(text), ",") {
 		if strings.TrimSpace(part) == "" {
 			continue
 		}
-		name, value, ok := strings.Cut(part, "=")
+		name, value, _ := strings.Cut(part, "=")
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
-		if !ok || name == "" || value == "" || !utf8.ValidString(part) {
-			return fmt.Errorf("want k=v,k=v in UTF-8")
+		if seen[name] {
+			return fmt.Errorf("%s is given twice", name)
 		}
-		if _, twice := labels[name]; twice {
-			return fmt.Errorf("the label %q is given twice", name)
+		seen[name] = true
+		if err := take(name, value); err != nil {
+			return err
 		}
-		labels[name] = value
 	}
-	*l = labels
 	return nil
 }
 
@@ -291,62 +304,38 @@ func (l Labels) String() string { return registry.Labels(l).String() }
 // UnmarshalText reads memory=SIZE or memory=N%, pids=N, open_files=N and
 // temp_files=SIZE, as many of them as there are, comma-separated.
 func (l *Limits) UnmarshalText(text []byte) error {
-	var read Limits
-	seen := map[string]bool{}
-	for part := range strings.SplitSeq(string(text), ",") {
-		if strings.TrimSpace(part) == "" {
-			continue
-		}
-		name, value, _ := strings.Cut(part, "=")
-		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
-		if seen[name] {
-			return fmt.Errorf("%s is given twice", name)
-		}
-		seen[name] = true
-		var err error
+	*l = Limits{}
+	return eachPair(text, func(name, value string) error {
+		want, err := "", error(nil)
 		switch name {
 		case "memory":
+			want = `a size from 1MB on, such as "2GB", or 1% to 100% of the machine's`
 			if number, ok := strings.CutSuffix(value, "%"); ok {
-				read.percent, err = atLeast(1, number)
-				if read.percent > 100 {
-					err = strconv.ErrRange
-				}
+				err = whole(&l.percent, []byte(number), 1, 100)
 			} else {
-				read.limits.Memory, err = sizeFrom(value)
-			}
-			if err != nil {
-				return errors.New(`want for memory a size from 1MB on, such as "2GB", or 1% to 100% of the machine's`)
+				l.limits.Memory, err = sizeFrom(value)
 			}
 		case "temp_files":
-			if read.limits.TempFiles, err = sizeFrom(value); err != nil {
-				return errors.New(`want for temp_files a size from 1MB on, such as "2GB"`)
-			}
+			want = `a size from 1MB on, such as "2GB"`
+			l.limits.TempFiles, err = sizeFrom(value)
 		case "pids":
-			if read.limits.Pids, err = atLeast(1, value); err != nil {
-				return errors.New("want for pids a whole number from 1 on")
-			}
+			want = "a whole number from 1 on"
+			err = whole(&l.limits.Pids, []byte(value), 1, math.MaxInt)
 		case "open_files":
-			if read.limits.OpenFiles, err = atLeast(leastFiles, value); err != nil {
-				return fmt.Errorf("want for open_files a whole number from %d on", leastFiles)
-			}
+			want = fmt.Sprintf("a whole number from %d on", leastFiles)
+			err = whole(&l.limits.OpenFiles, []byte(value), leastFiles, math.MaxInt)
 		default:
 			return fmt.Errorf("want memory, pids, open_files and temp_files, as in memory=2GB,pids=100, and not %q", name)
 		}
-	}
-	*l = read
-	return nil
+		if err != nil {
+			return fmt.Errorf("want for %s %s", name, want)
+		}
+		return nil
+	})
 }
 
 // leastFiles is what workers need to begin with.
 const leastFiles = 256
-
-func atLeast(least int, text string) (int, error) {
-	n, err := strconv.Atoi(text)
-	if err == nil && n < least {
-		err = strconv.ErrRange
-	}
-	return n, err
-}
 
 func sizeFrom(text string) (tool.Size, error) {
 	size, err := tool.ParseSize(text)

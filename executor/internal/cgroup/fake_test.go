@@ -23,7 +23,7 @@ type fake struct {
 	kind  Kind
 	proc  map[string]string
 	ro    bool  // mounted so that nothing can be written
-	alien error // what making a group fails with
+	alien error // error of making a group
 
 	mu     sync.Mutex
 	killed []string // by cgroup.kill and one by one
@@ -59,7 +59,7 @@ func (f *fake) kernel() kernel {
 	return kernel{pid: self, mkdir: f.mkdir, rmdir: f.rmdir, read: f.read, write: f.write, kill: f.kill}
 }
 
-// add makes a group as somebody else would.
+// add makes a group of another process.
 func (f *fake) add(group string) {
 	f.t.Helper()
 	if err := f.mkdir(f.root + group); err != nil {
@@ -83,7 +83,7 @@ func (f *fake) set(file, text string) {
 	}
 }
 
-// get is a file's content, below the root; "-" when there is none.
+// get is a file's content, below the root; "-" without the file.
 func (f *fake) get(file string) string {
 	data, err := os.ReadFile(filepath.Join(f.root, file))
 	if err != nil {
@@ -187,7 +187,7 @@ func (f *fake) write(file, text string) error {
 	}
 	dir, name := filepath.Split(file)
 	dir = filepath.Clean(dir)
-	inner := func(dir string) bool { // it may have no processes beside groups
+	inner := func(dir string) bool { // it may have no processes next to groups
 		on, _ := f.read(filepath.Join(dir, "cgroup.subtree_control"))
 		return f.kind == V2 && dir != f.root && strings.TrimSpace(on) != ""
 	}

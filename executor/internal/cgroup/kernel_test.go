@@ -51,9 +51,8 @@ func start(t *testing.T, script string) (cmd *exec.Cmd, begin func()) {
 	return cmd, func() { fmt.Fprintln(in) }
 }
 
-// The kernel bounds what is in a group, children included, and counts what it
-// kills. What it kills here fills a file in memory, at most 100 MB, that has no
-// name any more.
+// The kernel limits the processes of a group, children included, and counts its kills. The
+// killed process here fills a file in memory, at most 100 MB, that has no name any more.
 func TestTheKernelBoundsAGroup(t *testing.T) {
 	t.Parallel()
 	tree := realTree(t)
@@ -125,8 +124,8 @@ func TestTheKernelBoundsTheProcessesOfAGroup(t *testing.T) {
 	}
 }
 
-// A group that is closed takes what runs there along, and nothing else.
-func TestCloseEndsWhatRunsThere(t *testing.T) {
+// Closing a group kills its processes, and no others.
+func TestCloseKillsProcessesOfTheGroup(t *testing.T) {
 	t.Parallel()
 	tree := realTree(t)
 	inside, _ := start(t, "read line")
@@ -154,8 +153,8 @@ func TestCloseEndsWhatRunsThere(t *testing.T) {
 	}
 }
 
-// A process that is gone is not moved, and that is no error.
-func TestAddOfWhatIsGone(t *testing.T) {
+// Moving an ended process is not an error.
+func TestAddOfAnEndedProcess(t *testing.T) {
 	t.Parallel()
 	tree := realTree(t)
 	cmd, begin := start(t, "exit 0")
@@ -170,11 +169,10 @@ func TestAddOfWhatIsGone(t *testing.T) {
 	}
 }
 
-// With a real version 2, and another controller where memory is with version 1:
-// a process alone in its group moves aside, one that is not stays where it is. A
-// controller that goes with threads will not do: the kernel lets it be turned on
-// beside processes.
-func TestVersion2ForReal(t *testing.T) {
+// With a real version 2, and another controller if memory is with version 1: a process alone in
+// its group moves aside, one that is not stays. A controller for threads does not show
+// this: the kernel lets it be turned on next to processes.
+func TestVersion2OfThisKernel(t *testing.T) {
 	t.Parallel()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -274,8 +272,8 @@ func TestVersion2ForReal(t *testing.T) {
 	}
 }
 
-// beDelegated opens a tree at each line of input, in a group that it is put into,
-// and says what came of it.
+// beDelegated opens a tree at each line of input, in a group into which it is put, and prints the
+// outcome.
 func beDelegated(dir string) {
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {

@@ -37,7 +37,7 @@ func diff(t *testing.T, what string, got, want any) {
 
 // A process that is alone in its group of version 2 moves aside, so that there
 // may be groups beside it.
-func TestVersion2Alone(t *testing.T) {
+func TestOnlyVersion2(t *testing.T) {
 	t.Parallel()
 	f := newFake(t, V2)
 	tree := opened(t, f, "")
@@ -113,7 +113,7 @@ func TestVersion2WithoutPids(t *testing.T) {
 
 // The next tree of the process finds itself in the group that the first one
 // moved it to.
-func TestVersion2Again(t *testing.T) {
+func TestVersion2AfterARestart(t *testing.T) {
 	t.Parallel()
 	f := newFake(t, V2)
 	opened(t, f, "").Close()
@@ -200,7 +200,7 @@ func TestVersion1(t *testing.T) {
 }
 
 // Where groups are not to be had there is a reason, and nothing is different.
-func TestNotToBeHad(t *testing.T) {
+func TestUnavailableGroups(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string

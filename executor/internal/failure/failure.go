@@ -83,6 +83,11 @@ func NotStarted(code toolmesh.Code, format string, args ...any) *toolmesh.Error 
 	return During(code, format, args...).WithStarted(toolmesh.StartedNo)
 }
 
+// Deserted makes the error of a call that has waited, and whose callers are gone.
+func Deserted() *toolmesh.Error {
+	return Unavailable("the call's turn has come, and its caller is not there")
+}
+
 // During makes the error of a call whose tool's code had begun.
 func During(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
 	return toolmesh.Errorf(code, format, args...).WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes)

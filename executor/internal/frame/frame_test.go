@@ -32,7 +32,7 @@ func readAll(r io.Reader, limit uint32) ([]one, error) {
 	}
 }
 
-func TestReaderReturnsWhatWasAppended(t *testing.T) {
+func TestReaderReturnsAppendedFrames(t *testing.T) {
 	t.Parallel()
 	large := bytes.Repeat([]byte("x"), 300<<10)
 	var stream []byte
@@ -58,7 +58,7 @@ func TestReaderReturnsWhatWasAppended(t *testing.T) {
 	}
 }
 
-func TestReaderRefusesWhatIsOverTheLimit(t *testing.T) {
+func TestReaderRefusesFramesOverTheLimit(t *testing.T) {
 	t.Parallel()
 	stream := frame.Append(nil, frame.Header{Type: frame.Result}, make([]byte, 101))
 	if _, err := readAll(bytes.NewReader(stream), 100); !errors.Is(err, frame.ErrTooLarge) {

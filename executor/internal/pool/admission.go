@@ -31,6 +31,10 @@ func (s *state) dispatch() int {
 		if i < 0 {
 			return -1
 		}
+		if j := s.queue.Waiting[i]; j.Deserted != nil && j.Deserted() {
+			s.queue.Serve(i).turn <- failure.Deserted()
+			continue
+		}
 		w := s.pick()
 		if w == nil {
 			return i

@@ -67,7 +67,7 @@ func TestNestedCallsDoNotWaitForEachOther(t *testing.T) {
 							t.Errorf("%+v", o)
 						}
 					}
-					// What waits for a call that is over by now may go on beside the next.
+					// A call that waits for one that has just ended may go on next to the following one.
 					if n := int(most.Load()); n > 2*limit {
 						t.Errorf("%d calls computed at once, the limit is %d", n, limit)
 					}

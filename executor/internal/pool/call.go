@@ -52,6 +52,9 @@ type Call struct {
 	Nested Nested
 	// Lane is the lane that the call holds; nil for most calls.
 	Lane Lane
+	// Deserted reports whether the call's callers are gone: a call that has waited does not begin
+	// then. It must not block; nil for a call whose callers cannot be asked.
+	Deserted func() bool
 	// Depth is the number of calls above this one, if a tool made it: calls of one depth
 	// never wait for each other.
 	Depth int

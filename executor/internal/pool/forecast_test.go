@@ -25,8 +25,7 @@ func takes(d time.Duration) func(w *work) (string, error) {
 	}
 }
 
-// within makes a call in the background that has a time, and returns what it ended with and
-// how long that took.
+// within makes a call with a timeout in the background, and returns its outcome and duration.
 func within(t *testing.T, p *pool.Pool, timeout time.Duration) func() (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	began := time.Now()
@@ -134,9 +133,8 @@ func TestColdCallsAreNoForecast(t *testing.T) {
 	})
 }
 
-// Beyond what the workers can do calls are refused instead of queued for most of their
-// time: what is served is served soon, and no less of it. What comes at once after a pause
-// is served whole.
+// Calls beyond the workers' capacity are refused instead of queued for most of their time: the
+// same number of calls is served, soon. A burst after a pause is served completely.
 func TestOverload(t *testing.T) {
 	for _, times := range []int{2, 3, 5} {
 		t.Run(fmt.Sprint(times), func(t *testing.T) { overload(t, times) })

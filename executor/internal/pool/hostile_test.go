@@ -53,8 +53,8 @@ func (e *endless) Stream(context.Context, string, json.RawMessage) iter.Seq2[jso
 	}
 }
 
-// A worker that sends what it must not is ended, its call fails, and the next one is
-// served by another; the agent keeps no more than a stream's window of what it sends.
+// A worker that breaks the protocol is ended, its call fails, and the next one is served by
+// another; the agent keeps no more than a stream's window of its output.
 func TestAWorkerBreaksTheProtocol(t *testing.T) {
 	const elsewhere = 1 << 40 // no call has this id
 	sends := func(typ frame.Type, flags uint8, id uint64, body string) func(w *work) {
@@ -135,7 +135,7 @@ func TestAWorkerBreaksTheProtocol(t *testing.T) {
 	}
 }
 
-// waiting counts what a tool asks of the mesh, and answers nothing.
+// waiting counts a tool's requests to the mesh, and answers none.
 type waiting struct {
 	pool.Nested
 	asked atomic.Int64
@@ -193,9 +193,9 @@ func asks(call uint64) []byte {
 	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(about))), about...)
 }
 
-// Whatever bytes a worker sends, its call ends, the pool serves the next one, and can
-// be closed.
-func FuzzWhatAWorkerSends(f *testing.F) {
+// With any output of a worker its call ends, the pool serves the next one, and can be
+// closed.
+func FuzzOutputOfWorkers(f *testing.F) {
 	for _, typ := range []frame.Type{frame.Result, frame.Error, frame.Yield, frame.End, frame.Log, frame.Ready, frame.NestedCall, frame.NestedCredit, 99} {
 		for _, async := range []bool{false, true} {
 			f.Add(async, frame.Append(frame.Append(nil, frame.Header{Type: typ, ID: 1}, []byte("{}")), frame.Header{Type: frame.End, ID: 1}, nil))
@@ -219,7 +219,7 @@ func FuzzWhatAWorkerSends(f *testing.F) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // some bytes say nothing
 			defer cancel()
 			<-begin(ctx, p, pool.Call{Args: json.RawMessage("bad"), Stream: true, Sink: &sink{most: 1 << 20}, Nested: &endless{}})
-			for range 3 { // the first may find what the worker left behind
+			for range 3 { // the first may find remains of the worker
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				o := <-begin(ctx, p, args("good"))
 				cancel()

@@ -18,8 +18,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/pool"
 )
 
-// bubble runs a test in time that passes when nothing else can happen: what it sees
-// after synctest.Wait does not depend on how fast the machine is.
+// bubble runs a test in time that passes when nothing else can happen: its observations after
+// synctest.Wait do not depend on the machine's speed.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	t.Parallel()
@@ -75,6 +75,34 @@ func TestAQueueIsServedInItsOrder(t *testing.T) {
 			t.Errorf("%d processes were started, want one", n)
 		}
 	})
+}
+
+// A call that has waited does not begin if its callers are gone by then; the next one does.
+func TestCallsOfDeadCallersDoNotBegin(t *testing.T) {
+	for _, async := range []bool{false, true} {
+		t.Run(fmt.Sprint(async), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				gate := make(chan struct{})
+				p, _ := open(t, config(func(c *pool.Config) { c.Async, c.MaxWorkers, c.MaxCalls = async, 1, 1 }), func(w *work) (string, error) { return w.wait(gate) })
+				gone := func() bool { return true }
+				first := begin(t.Context(), p, pool.Call{Deserted: func() bool { return false }})
+				synctest.Wait()
+				dead := begin(t.Context(), p, pool.Call{Deserted: gone})
+				synctest.Wait()
+				next := begin(t.Context(), p, pool.Call{})
+				synctest.Wait()
+				close(gate)
+				if e := wantCode(t, (<-dead).err, toolmesh.CodeUnavailable); e.Started != toolmesh.StartedNo {
+					t.Errorf("started %v", e.Started)
+				}
+				for _, end := range []<-chan outcome{first, next} {
+					if o := <-end; o.err != nil {
+						t.Error(o.err)
+					}
+				}
+			})
+		})
+	}
 }
 
 // Accounts take turns: one that has many calls in the queue is not served before another
@@ -254,7 +282,7 @@ func TestStartsThatFail(t *testing.T) {
 			t.Errorf("a call was told after %v", waited)
 		}
 		tries := len(ps.list())
-		time.Sleep(time.Hour) // nobody calls
+		time.Sleep(time.Hour) // no calls
 		if more := len(ps.list()) - tries; more > 60*60/15+2 {
 			t.Errorf("%d starts in an hour without calls", more)
 		}

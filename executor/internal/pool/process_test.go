@@ -251,7 +251,7 @@ func (p *process) ended(e sandbox.Exit) {
 	})
 }
 
-// What follows is what the pool sees.
+// The methods below are the pool's interface.
 
 func (p *process) ID() uint64 { return p.id }
 func (p *process) Pid() int   { return int(p.id) }
@@ -291,7 +291,7 @@ func (p *process) Write(data []byte) {
 			answer := p.nested[h.ID]
 			delete(p.nested, h.ID)
 			p.mu.Unlock()
-			if answer != nil { // else a hostile worker's, who does not listen
+			if answer != nil { // nil for a hostile worker, which does not read
 				answer <- f
 			}
 		default:

@@ -13,8 +13,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/pool"
 )
 
-// Whatever happens to workers and callers, each call has one outcome and its tool ran
-// at most once, and the pool is at rest afterwards.
+// With random events of workers and callers, each call has one outcome, its tool ran at most
+// once, and the pool is idle afterwards.
 func TestRandomEvents(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

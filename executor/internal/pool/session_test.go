@@ -50,8 +50,8 @@ func TestASessionsWorkerIsNotWaitedForFromBelow(t *testing.T) {
 	})
 }
 
-// What a session's worker knew is gone with it: the session is told once. Another
-// call of one with affinity fail does not wait.
+// The state of a session's worker ends with it: the session is told once. Another call of one
+// with affinity fail does not wait.
 func TestASessionsState(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		gate := make(chan struct{})

@@ -57,7 +57,7 @@ func recording(t *testing.T, name string) (lines []line) {
 	return lines
 }
 
-// replayed is a process that sends what a test says, and keeps what it is sent.
+// replayed is a process that sends the test's frames, and keeps the frames sent to it.
 type replayed struct {
 	*process
 	mu  sync.Mutex
@@ -79,7 +79,7 @@ func (r *replayed) Write(data []byte) {
 	}
 }
 
-// take is what was sent to the process since it was last asked.
+// take is the frames sent to the process since the last take.
 func (r *replayed) take() []frameOf {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -88,7 +88,7 @@ func (r *replayed) take() []frameOf {
 	return got
 }
 
-// player takes what calls of a recording give off, and makes their nested calls.
+// player collects the output of a recording's calls, and makes their nested calls.
 type player struct {
 	pool.Nested
 	mu     sync.Mutex
@@ -120,7 +120,7 @@ func (p *player) Stream(context.Context, string, json.RawMessage) iter.Seq2[json
 	return nil
 }
 
-// What a worker was recorded to say is said to a pool: it sends what the recording has, and each call ends as its terminal says.
+// Recorded conversations are replayed to a pool: it sends the recorded frames, and each call ends as recorded.
 func TestRecordedConversations(t *testing.T) {
 	for name, async := range map[string]bool{"plain": false, "coroutines": true} {
 		t.Run(name, func(t *testing.T) {
@@ -193,7 +193,7 @@ func replay(t *testing.T, lines []line, async bool) {
 		case frame.Exit:
 			p.End()
 		case frame.Credit, frame.Ping:
-			continue // more room than was asked for, and a sign of life: when is the pool's affair
+			continue // credit and keepalives: the pool decides their time
 		}
 		synctest.Wait()
 		l.Length = uint32(len(l.body))

@@ -10,7 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// What was measured while one call ran is not laid to the one that began meanwhile.
+// A measurement of one call is not attributed to a call that began meanwhile.
 func TestAMeasurementIsOfTheCallsThatRan(t *testing.T) {
 	for _, async := range []bool{false, true} {
 		t.Run(map[bool]string{false: "plain", true: "coroutine"}[async], func(t *testing.T) {
@@ -61,8 +61,8 @@ func TestAMeasurementIsOfTheCallsThatRan(t *testing.T) {
 	}
 }
 
-// What the node limits holds though no tool declares it: of memory beyond what the
-// zygote had, and of temporary files. The next call has another worker.
+// Limits of the node hold for tools without declared ones: memory beyond the zygote's, and
+// temporary files. The next call has another worker.
 func TestLimitsOfTheNodeAreWatched(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const base = 100 << 20

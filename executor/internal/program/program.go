@@ -81,6 +81,8 @@ type Call struct {
 	// Collect makes the result of a program that writes lines the list of its items
 	// instead of the last. Ignored with Stream.
 	Collect bool
+	// Deserted reports whether the call's callers are gone, as that of a pool's call does.
+	Deserted func() bool
 	// Lane is its hold of a lane: it must have stopped when that ends; nil for most calls.
 	Lane interface {
 		Follow(f func(end time.Time))
@@ -163,6 +165,9 @@ func (p *Runner) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 		return nil, err
 	}
 	defer p.leave()
+	if call.Deserted != nil && call.Deserted() {
+		return nil, failure.Deserted()
+	}
 	asked, declared := call.Sandbox, call.Limits
 	call.Sandbox = cmp.Or(asked, p.cfg.Sandbox)
 	call.Limits = declared.Within(p.cfg.Limits, p.cfg.MaxLimits)

@@ -97,7 +97,7 @@ func TestAnEnvironmentIsVerifiedWhenAnAgentStarts(t *testing.T) {
 
 // Simultaneous requests for equal environments get one; a build whose caller is gone leaves
 // nothing; and an environment without holders is removed, at once or after a while.
-func TestEnvironmentsAreHeldByThoseThatAskedForThem(t *testing.T) {
+func TestEnvironmentsAreSharedAndReleased(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	s := newStore(t, dir, nil)
@@ -180,7 +180,7 @@ func TestReleasesWithoutAWheel(t *testing.T) {
 
 // uv runs an interpreter in an environment before it installs anything. After an installation
 // failed halfway, with output of the author's, its remains are not used again.
-func TestAnInstallationThatFailsHalfwayStartsNothing(t *testing.T) {
+func TestFailedInstallationIsNotReused(t *testing.T) {
 	t.Parallel()
 	var ran atomic.Bool
 	var wheel string

@@ -45,8 +45,10 @@ type Role string
 
 // The roles. A packager resolves and installs without running code of packages, and uses the
 // cache that all indexes share. A builder runs code of packages. A compiler makes bytecode.
-// A fetcher brings the source of an index.
+// A fetcher brings the source of an index. The agent itself installs uv: unconfined, and it ends
+// with this process.
 const (
+	Agent    Role = "agent"
 	Fetcher  Role = "fetches"
 	Packager Role = "packages"
 	Builder  Role = "builds"

@@ -1,16 +1,19 @@
 package venv
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
 
 // The message has both ends of a build's output, where a failure and its cause stand; the middle
 // of a stack trace has neither.
-func TestAFailureShowsHowItBeganAndHowItEnded(t *testing.T) {
+func TestFailureShowsBothEndsOfTheOutput(t *testing.T) {
 	t.Parallel()
 	said := "× Failed to build x\n" + strings.Repeat("  File \"y.py\", line 1, in run\n", 500) + "LookupError: no version\n\nhint: set one"
 	err := failed(nil, said, "the dependencies cannot be resolved")
@@ -43,7 +46,7 @@ func TestCauseOfAFailedBuildIsInTheMessage(t *testing.T) {
 }
 
 // A successful command is successful even if its children keep its output open.
-func TestRunOfACommandThatLeavesAChild(t *testing.T) {
+func TestCommandThatLeavesAChild(t *testing.T) {
 	t.Parallel()
 	log := slog.New(slog.DiscardHandler)
 	s := NewStore(t.TempDir(), Options{Logger: log, Environ: os.Environ()})
@@ -54,5 +57,29 @@ func TestRunOfACommandThatLeavesAChild(t *testing.T) {
 	}
 	if _, _, err := s.run(t.Context(), "", "/bin/sh", "-c", "sleep 600 & exit 3"); err == nil || err.Error() != "exit status 3" {
 		t.Errorf("a command that failed: %v", err)
+	}
+}
+
+// pip, which installs uv where there is none, is no process that outlives this one.
+func TestPipIsStartedToEndWithThisProcess(t *testing.T) {
+	t.Parallel()
+	var ran []string
+	s := newStore(t, t.TempDir(), func(o *Options) {
+		bin := t.TempDir()
+		python, err := exec.LookPath("python3")
+		if err == nil {
+			err = os.Symlink(python, filepath.Join(bin, "python3"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.UV, o.Environ = "", []string{"PATH=" + bin}
+		o.Confined = func(_ context.Context, as Role, job Job) ([]byte, string, error) {
+			ran = append(ran, string(as)+" "+strings.Join(job.Argv[1:], " "))
+			return nil, "no index", errors.New("exit status 1")
+		}
+	})
+	if _, err := s.uv(t.Context(), nil); err == nil || len(ran) == 0 || !strings.HasPrefix(ran[0], "agent -m pip install ") {
+		t.Errorf("what ran is %q, %v", ran, err)
 	}
 }

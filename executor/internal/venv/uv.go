@@ -85,8 +85,10 @@ func (s *Store) installUV(ctx context.Context, python, folder string) (string, e
 		return "", err
 	}
 	defer os.RemoveAll(beside) //nolint:errcheck // gone after the rename
-	_, said, err := s.run(ctx, s.dir, python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile",
-		"--disable-pip-version-check", "--target", beside, "uv=="+uvVersion)
+	_, said, err := s.confine(ctx, Agent, Job{
+		Interpreter: python, Dir: s.dir, Env: s.environ,
+		Argv: []string{python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--disable-pip-version-check", "--target", beside, "uv==" + uvVersion},
+	})
 	if err != nil {
 		return said, err
 	}

@@ -40,12 +40,13 @@ type bases struct {
 	stop    context.CancelFunc
 
 	mu sync.Mutex
-	by map[string]*base // by the interpreter and its file's size and time
+	by map[string]*base // by the interpreter
 	wg sync.WaitGroup
 }
 
 // base is a base process, from its first request on.
 type base struct {
+	state string        // size and time of the interpreter's file
 	ready chan struct{} // closed when it has started or failed
 
 	// Valid after ready.
@@ -94,29 +95,39 @@ func (b *bases) start(ctx context.Context, cmd sandbox.Command, adopts bool) (*s
 }
 
 // of finds or starts the base of an interpreter of the machine. A replaced interpreter has
-// another base.
+// another base, and its earlier one ends.
 func (b *bases) of(interpreter string) (*base, error) {
 	info, err := os.Stat(interpreter)
 	if err != nil {
 		return nil, err
 	}
-	key := fmt.Sprintf("%s %d %v", interpreter, info.Size(), info.ModTime())
+	state := fmt.Sprintf("%d %v", info.Size(), info.ModTime())
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.life.Err() != nil {
 		return nil, errors.New("the executor is closed")
 	}
-	if one := b.by[key]; one != nil {
-		return one, nil
+	before := b.by[interpreter]
+	if before != nil && before.state == state {
+		return before, nil
 	}
-	made := &base{ready: make(chan struct{})}
-	b.by[key] = made
+	made := &base{state: state, ready: make(chan struct{})}
+	b.by[interpreter] = made
+	if before != nil {
+		b.wg.Go(func() {
+			if <-before.ready; before.err == nil {
+				before.proc.Kill()
+			}
+		})
+	}
 	b.wg.Go(func() {
 		log := b.starter.opts.Logger.With(slog.String("interpreter", interpreter))
 		forget := func() {
 			b.mu.Lock()
-			delete(b.by, key)
-			b.mu.Unlock()
+			defer b.mu.Unlock()
+			if b.by[interpreter] == made {
+				delete(b.by, interpreter)
+			}
 		}
 		if made.proc, made.err = b.run(interpreter); made.err != nil {
 			log.Warn("base process could not be started: each index starts an interpreter of its own", slog.String("error", made.err.Error()))

@@ -10,8 +10,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
 
-// A folder that a worker has left as it was serves the next; one that is another than
-// it was, or that somebody may still write to, goes with all that is in it.
+// An unchanged folder of a worker serves the next one; a changed one, or one that a process may
+// still write to, is removed with its content.
 func TestFoldersOfWorkers(t *testing.T) {
 	t.Parallel()
 	s := &folders{log: slog.New(slog.DiscardHandler), parent: t.TempDir()}

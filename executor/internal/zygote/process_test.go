@@ -45,10 +45,10 @@ func TestWriteNeverBlocks(t *testing.T) {
 	}
 	p.exited(sandbox.Exit{})
 	p.Close()
-	p.Write([]byte("after the end")) // which nobody reads
+	p.Write([]byte("after the end")) // which is not read
 }
 
-// What is still to be written when the process is closed is given up.
+// Unwritten data is dropped when the process is closed.
 func TestCloseEndsAWrite(t *testing.T) {
 	p, theirs := channels(t)
 	defer sandbox.CloseAll(theirs)
@@ -60,8 +60,8 @@ func TestCloseEndsAWrite(t *testing.T) {
 	}
 }
 
-// A read gets what the process wrote and then ends, though something that the process
-// left behind holds the other end of the pipe.
+// A read gets the process's output and then ends, even if a process that it left behind holds the
+// other end of the pipe.
 func TestAReadEndsWithTheProcess(t *testing.T) {
 	for _, eager := range []bool{false, true} {
 		p, theirs := channels(t)
@@ -80,7 +80,7 @@ func TestAReadEndsWithTheProcess(t *testing.T) {
 	}
 }
 
-// An eager read finds what is there, waits for what is not, and ends with the stream.
+// An eager read returns data at once, waits if there is none, and ends with the stream.
 func TestEagerReads(t *testing.T) {
 	p, theirs := channels(t)
 	var sent sync.WaitGroup
@@ -134,8 +134,8 @@ func TestPlacesAreBounded(t *testing.T) {
 	}
 }
 
-// Who waits for the end of a worker that was killed, and of which its zygote has not
-// said that it ended, learns at its close that nothing more will be heard.
+// A waiter for the end of a killed worker that its zygote has not reported learns at Close that
+// no report will come.
 func TestClosedBeforeItsEndIsKnown(t *testing.T) {
 	t.Parallel()
 	p, theirs := channels(t)

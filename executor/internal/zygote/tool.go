@@ -31,8 +31,8 @@ type Tool struct {
 	Kind         Kind            `json:"kind"`
 	// Positional are the parameters for positional arguments, in order.
 	Positional []string `json:"positional"`
-	// VarArgs tells that it takes further positional arguments.
-	VarArgs  bool     `json:"varargs"`
+	// VarArgs is the parameter that takes further positional arguments; empty for none.
+	VarArgs  string   `json:"varargs"`
 	Warnings []string `json:"warnings"`
 }
 

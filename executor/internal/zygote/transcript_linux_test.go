@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// beZygote says on descriptor 3 what the zygote of a recording said, whenever the agent has said what is recorded of it.
+// beZygote replays a recorded zygote on descriptor 3, in step with the agent's recorded messages.
 func beZygote(path string) error {
 	data, err := os.ReadFile(path) //nolint:gosec // of testdata
 	if err != nil {
@@ -94,7 +94,7 @@ func beZygote(path string) error {
 	return err
 }
 
-// What a zygote was recorded to say is said to the agent's side: it sends what the recording has, and finds what was said.
+// A recorded conversation of a zygote is replayed to the agent's side: it sends the recorded messages, and reads the recorded results.
 func TestRecordedZygote(t *testing.T) {
 	path, err := os.Executable()
 	if err != nil {

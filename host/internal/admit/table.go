@@ -97,6 +97,11 @@ func (r *Record) Size() int64 {
 // Refusal makes an error say that nothing was started, unless it says otherwise.
 func Refusal(err error) *toolmesh.Error { return Failure(err, toolmesh.StartedNo) }
 
+// Full reports whether a call was refused by a node without a slot.
+func Full(e *toolmesh.Error) bool {
+	return e.Code == toolmesh.CodeBusy && e.Started == toolmesh.StartedNo && e.Details["limit"] == toolmesh.LimitSlots
+}
+
 // Failure makes an error say whether the tool had started, and that the node reports it, unless
 // it says otherwise.
 func Failure(err error, started toolmesh.Started) *toolmesh.Error {
@@ -257,7 +262,7 @@ func (t *Table[T]) full(s *share, depth int) *toolmesh.Error {
 	}
 	why := fmt.Sprintf("all %d %s are taken", t.slots, what)
 	if free > 0 {
-		who := "sessions that nobody created have together"
+		who := "sessions that were not created have together"
 		if s.account != "" {
 			who = fmt.Sprintf("session %q has", s.account)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
@@ -71,11 +72,7 @@ func open(t *testing.T, at where, n int, opts router.Options) *mesh {
 	if top, ok := at.(*meshtest.Topology); ok {
 		session = top.Session // a session's key calls there alone
 	}
-	c, err := client.New(m.nc, &client.Options{Session: session})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, m.nc, &client.Options{Session: session})
 	m.client = c
 	for _, r := range m.routers {
 		view, err := r.View(t.Context())

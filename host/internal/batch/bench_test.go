@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/tool"
@@ -23,11 +24,7 @@ func BenchmarkBatch(b *testing.B) {
 		host.Annotate(tool.Annotations{ParallelSafe: true, ResourceKey: tool.ResourceKey{Parts: []string{"fs", "{path}"}}})); err != nil {
 		b.Fatal(err)
 	}
-	c, err := client.New(broker.Connect(b, client.ConnectOptions()...), nil)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer c.Close()
+	c := testmesh.Client(b, broker.Connect(b, client.ConnectOptions()...), nil)
 	for _, n := range []int{1, 10, 1000} {
 		calls := make([]client.BatchCall, n)
 		for i := range calls {

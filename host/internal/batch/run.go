@@ -17,7 +17,6 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/lane"
 	"github.com/toolmesh/toolmesh/host/internal/reply"
-	"github.com/toolmesh/toolmesh/host/internal/retry"
 	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -44,7 +43,6 @@ type execution struct {
 	release context.CancelFunc // of ctx's timer
 	unwatch func() bool        // of what stop waits for
 	finish  func(admit.Record)
-	group   retry.Group
 	members []member
 	tools   map[subjects.ToolID]*callee
 
@@ -88,7 +86,7 @@ const (
 
 // newExecution makes an execution with its time: its cancel may come as soon as the table has it.
 func newExecution(s *Server, to *reader) *execution {
-	r := &execution{s: s, b: to.b, to: to, began: to.began, group: retry.NewGroup(), release: func() {}}
+	r := &execution{s: s, b: to.b, to: to, began: to.began, release: func() {}}
 	r.ctx, r.cancel = context.WithCancelCause(s.Base)
 	if r.b.HasTimeout {
 		r.ctx, r.release = context.WithDeadlineCause(r.ctx, r.began.Add(r.b.Timeout), errDeadline)
@@ -294,22 +292,14 @@ func (r *execution) call(m *member) {
 		ctx, cancel = context.WithDeadline(r.ctx, r.began.Add(m.Timeout))
 	}
 	defer cancel()
-	look := r.group.Look()
-	for {
-		if r.here(ctx, m) {
-			return
-		}
-		result, err := r.elsewhere(ctx, m)
-		if err != nil && retry.Full(err) && look(ctx) {
-			continue
-		}
-		if err != nil {
-			r.ended(m, value{}, toolmesh.AsError(err))
-		} else {
-			result, bad := r.refer(result)
-			r.ended(m, result, bad)
-		}
+	if r.here(ctx, m) {
 		return
+	}
+	if result, err := r.elsewhere(ctx, m); err != nil {
+		r.ended(m, value{}, toolmesh.AsError(err))
+	} else {
+		result, bad := r.refer(result)
+		r.ended(m, result, bad)
 	}
 }
 
@@ -334,7 +324,7 @@ func (r *execution) here(ctx context.Context, m *member) bool {
 	)
 	var told atomic.Int32
 	mine := r.s.Host.Here(ctx, tool.subject, req, func(rec admit.Record) {
-		if rec.Err != nil && retry.Full(rec.Err) && told.CompareAndSwap(asking, full) {
+		if rec.Err != nil && admit.Full(rec.Err) && told.CompareAndSwap(asking, full) {
 			return
 		}
 		r.ended(m, value{rec.Result, rec.Ref}, rec.Err)
@@ -348,7 +338,7 @@ func (r *execution) elsewhere(ctx context.Context, m *member) (value, error) {
 	if len(m.Positional) > 0 {
 		d := callee.descriptor
 		if d == nil {
-			return value{}, toolmesh.Errorf(toolmesh.CodeToolNotFound, "what %q takes by position is not known: nobody describes it", m.Tool).
+			return value{}, toolmesh.Errorf(toolmesh.CodeToolNotFound, "the positional arguments of %q are unknown: no node describes the tool", m.Tool).
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		}
 		object, more, err := tool.Bind(d, m.Positional, args)
@@ -362,7 +352,7 @@ func (r *execution) elsewhere(ctx context.Context, m *member) (value, error) {
 		args = object
 	}
 	result, err := r.s.Client.Call(ctx, callee.id, args,
-		client.WithSession(r.b.Session), client.WithRPCID(r.b.RPCID(m.Member)), client.WithLineage(client.Lineage{Parent: r.b.Parent, Depth: r.b.Depth, Lanes: r.b.Lanes}), client.ByReference(), client.NoWait())
+		client.WithSession(r.b.Session), client.WithRPCID(r.b.RPCID(m.Member)), client.WithLineage(client.Lineage{Parent: r.b.Parent, Depth: r.b.Depth, Lanes: r.b.Lanes}), client.ByReference())
 	if err != nil {
 		return value{}, err
 	}
@@ -392,7 +382,6 @@ func (r *execution) refer(v value) (value, *toolmesh.Error) {
 
 // ended takes what a call that began has ended with.
 func (r *execution) ended(m *member, value value, err *toolmesh.Error) {
-	r.group.End()
 	if r.b.Delivery == codec.DeliverInbox {
 		req := r.b.Request
 		req.RPCID = r.b.RPCID(m.Member)

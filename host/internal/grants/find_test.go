@@ -7,7 +7,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Under the race detector: who owns a domain is read while it changes.
+// With the race detector: the owner of a domain is read while it changes.
 func TestOwnersChangeWhileTheyAreRead(t *testing.T) {
 	t.Parallel()
 	k := New(Options{Node: "here", Boot: "1"})

@@ -30,9 +30,9 @@ func TestHomesAreShared(t *testing.T) {
 	}
 }
 
-// Once an index has other workers, of another revision or of the same one made anew, one
-// call of each session hears so, and none is brought to what an earlier worker knew: also where
-// calls that asked for an earlier one come late.
+// After an index has other workers, of another revision or of the same one built again, one
+// call of each session is told, and none reaches an earlier worker, even if calls that asked for
+// an earlier one come late.
 func TestHomesHaveOtherWorkers(t *testing.T) {
 	t.Parallel()
 	since := time.Now()

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 // waitTimeout bounds every wait for a signal: long, because machines are busy.
 const waitTimeout = 60 * time.Second
 
-// where is what a [meshtest.Topology] and a [place] can do.
+// where has the methods of a [meshtest.Topology] and a [place].
 type where interface {
 	ServeOn(t testing.TB, i int, options ...nats.Option) *nats.Conn
 	Call(t testing.TB, options ...nats.Option) *nats.Conn
@@ -73,15 +74,9 @@ func open(t *testing.T, at where, n int, opts host.Options) *mesh {
 		if err != nil {
 			t.Fatal(err)
 		}
-		nested, err := client.New(nc, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(nested.Close)
+		nested := testmesh.Client(t, nc, nil)
 		m.serve(t, h, nested)
-		if err := h.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testmesh.Start(t, h)
 		m.hosts = append(m.hosts, h)
 	}
 	t.Cleanup(func() {
@@ -99,11 +94,7 @@ func open(t *testing.T, at where, n int, opts host.Options) *mesh {
 	if top, ok := at.(*meshtest.Topology); ok {
 		session = top.Session // a session's key calls there alone
 	}
-	c, err := client.New(m.nc, &client.Options{Session: session})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, m.nc, &client.Options{Session: session})
 	m.client = c
 	meshtest.Until(t, "a call is served", func() bool {
 		_, err := c.Call(t.Context(), "stage.free", in{})
@@ -112,7 +103,7 @@ func open(t *testing.T, at where, n int, opts host.Options) *mesh {
 	return m
 }
 
-// stage is the tools of a test: what runs at once, and signals that calls wait for.
+// stage has the tools of a test: running calls, and signals for which calls wait.
 type stage struct {
 	mu      sync.Mutex
 	now     map[string]int // how many of a name run
@@ -236,9 +227,9 @@ func (m *mesh) all(t *testing.T, n int, name string, args func(i int) in, opts .
 	calls.Wait()
 }
 
-// Calls of one lane never overlap, whichever nodes run them, and what has another key, or
-// only reads, does: rows K1 to K3, K6 and K8 of the conformance table, on any topology and
-// by any key.
+// Calls of one lane never overlap, on any nodes, and calls with another key, or that only
+// read, do: rows K1 to K3, K6 and K8 of the conformance table, on any topology and with any
+// key.
 func TestTurns(t *testing.T) {
 	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
@@ -330,8 +321,8 @@ func (m *mesh) untilWaiting(t *testing.T, n int) {
 	meshtest.Until(t, fmt.Sprintf("%d calls wait for their turn", n), func() bool { return m.waiting() == n })
 }
 
-// Turns come in the order of the calls. A wait takes no slot, counts in the call's time,
-// is reported, and ends with a cancel; who gave up is not waited for.
+// Lanes are granted in the order of the calls. A wait takes no slot, counts in the call's time,
+// is reported, and ends with a cancel; a call that gave up is not waited for.
 func TestWaits(t *testing.T) {
 	t.Parallel()
 	m := single(t, 3, host.Options{Slots: 2})
@@ -418,7 +409,7 @@ func TestCallsThatWaitForThemselves(t *testing.T) {
 	if _, err = m.client.Call(t.Context(), "stage.keyed", in{Name: "outer", Path: "c", Calls: "everywhere"}); err != nil {
 		t.Errorf("a call below one of another lane: %v", err)
 	}
-	// Two that hold what the other one's call needs: one is told, the other goes on.
+	// Two calls hold the lane that the other one's nested call needs: one fails, the other goes on.
 	results := make(chan error, 2)
 	for _, c := range []in{{Name: "circle", Path: "x", Below: "y"}, {Name: "circle", Path: "y", Below: "x"}} {
 		c.Wait, c.Calls = "both", "keyed"
@@ -444,8 +435,8 @@ func TestCallsThatWaitForThemselves(t *testing.T) {
 	}
 }
 
-// The owner of a lane is asked with one message, and a turn is handed over with one to
-// its owner and one to who waits; the store is not asked.
+// A lane is acquired with one message to its owner, and passed on with one to the owner and one
+// to the waiter; the store is not asked.
 func TestMessagesOfALane(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -546,8 +537,8 @@ func (m *mesh) on(ctx context.Context, node int, name string, a in) error {
 	return nil
 }
 
-// An owner that is cut off grants nothing any more, by the time at which another node
-// does; who has a turn of its stops before.
+// An owner that is cut off stops granting before another node grants; holders of its grants stop
+// before that.
 func TestOwnerIsLost(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []string{"cut off", "killed", "frozen"} {
@@ -591,7 +582,7 @@ func TestOwnerIsLost(t *testing.T) {
 	}
 }
 
-// A node that is cut off while it has turns stops their calls, and nobody else begins
+// A node that is cut off while it holds lanes stops their calls, and no other call begins
 // before.
 func TestHolderIsLost(t *testing.T) {
 	t.Parallel()
@@ -612,8 +603,8 @@ func TestHolderIsLost(t *testing.T) {
 	}
 }
 
-// A node that leaves hands its lanes over: who has a turn keeps it, who waits gets the
-// next one, and nobody waits for a lease to end.
+// A node that leaves hands its lanes over: holders keep theirs, waiters get the next ones, and
+// none waits for a lease to end.
 func TestOwnerLeaves(t *testing.T) {
 	t.Parallel()
 	m := single(t, 3, host.Options{})
@@ -642,7 +633,7 @@ func TestOwnerLeaves(t *testing.T) {
 	}
 }
 
-// What cannot be is refused where it enters.
+// Invalid lanes are refused at once.
 func TestBadLanes(t *testing.T) {
 	t.Parallel()
 	m := single(t, 1, host.Options{})
@@ -654,7 +645,7 @@ func TestBadLanes(t *testing.T) {
 	if err != nil || answer.Header.Get("Mesh-Error-Code") != "invalid_request" {
 		t.Errorf("a long Mesh-Lanes: %v %v", err, answer)
 	}
-	// Who is no node asks for a lane: nothing is answered, and nothing is held.
+	// A caller that is not a node asks for a lane: it gets no answer, and holds nothing.
 	for _, body := range []string{"", "{", `{"type":"ask"}`, `{"type":"ask","ids":[""]}`, `{"type":"wings","ids":["x"]}`, `[]`} {
 		if err := m.nc.Publish("mesh.node.node-0.lane.default", []byte(body)); err != nil {
 			t.Fatal(err)
@@ -699,8 +690,8 @@ func TestKeptResultsAndTurns(t *testing.T) {
 	}
 }
 
-// An owner that has its lease, and does not give the turns, is waited for half a minute: who
-// waited for it would have its place among those that wait for ever.
+// A call waits half a minute for an owner that has its lease and does not answer: otherwise it
+// would wait for ever.
 func TestOwnerThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	m := open(t, &place{Server: meshtest.Broker(t)}, 2, host.Options{})

@@ -2,8 +2,10 @@ package once
 
 import (
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -96,5 +98,64 @@ func TestKeyOfALostNode(t *testing.T) {
 	})
 	if got := lost.Do(t.Context(), again, nil); string(got.Result) != "2" {
 		t.Errorf("afterwards: %s %v", got.Result, got.Err)
+	}
+}
+
+// Two nodes that reserve room at the same moment let in calls whose results together find none.
+// Each caller has its result all the same, each key says at both nodes that its call has run,
+// with the result where that found room, and nothing is sent again.
+func TestNodesReserveAtOnce(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	nodes := []*Keys{node(t, broker, "a"), node(t, broker, "b")}
+	js := nodes[0].Bus.JetStream()
+	stream, err := js.Stream(t.Context(), subjects.KVStream(subjects.BucketIdem))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	config.MaxBytes = 4 << 20
+	if _, err := js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	result := json.RawMessage(`"` + strings.Repeat("x", 100<<10) + `"`)
+	const each = 30 // of both together 6 MB
+	var calls, began sync.WaitGroup
+	began.Add(len(nodes) * each)
+	for n, k := range nodes {
+		for i := range each {
+			calls.Go(func() {
+				got := k.Do(t.Context(), request(fmt.Sprint(n, ".", i), `{}`), func() admit.Record {
+					began.Done()
+					began.Wait()
+					return admit.Record{Result: result}
+				})
+				if got.Err != nil || len(got.Result) != len(result) {
+					t.Errorf("call %d of node %d: %d bytes, %v", i, n, len(got.Result), got.Err)
+				}
+			})
+		}
+	}
+	calls.Wait()
+	kept := 0
+	for n := range nodes {
+		for i := range each {
+			got := nodes[1-n].Do(t.Context(), request(fmt.Sprint(n, ".", i), `{}`), nil)
+			switch {
+			case got.Err == nil && len(got.Result) == len(result):
+				kept++
+			case toolmesh.CodeOf(got.Err) != toolmesh.CodePayloadTooLarge || got.Err.Started != toolmesh.StartedYes:
+				t.Errorf("call %d of node %d, at the other: %v", i, n, got.Err)
+			}
+		}
+	}
+	if kept == 0 || kept == len(nodes)*each {
+		t.Errorf("%d of %d results found room", kept, len(nodes)*each)
+	}
+	for _, k := range nodes {
+		if k.mu.Lock(); len(k.held) > 0 || k.reserved > 0 {
+			t.Errorf("node %s holds %d keys and %d bytes", k.Node, len(k.held), k.reserved)
+		}
+		k.mu.Unlock()
 	}
 }

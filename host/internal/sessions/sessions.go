@@ -28,6 +28,9 @@ type Options struct {
 	// never created, or session_not_found. It must not block. Nil has the node follow the registry
 	// itself: see [Sessions.Open].
 	Admit func(subjects.SessionID) (epoch string, err error)
+	// Ended reports whether a session of a name has ended since a time, as far as the view knows.
+	// Nil if Admit is.
+	Ended func(session subjects.SessionID, since time.Time) bool
 	// Ask is what the registry's leader says of a session. Defaults to asking it.
 	Ask    func(subjects.SessionID) (epoch string, err error)
 	Bus    *bus.Bus
@@ -53,7 +56,7 @@ func New(o Options) *Sessions {
 	}
 	if s.Admit == nil {
 		s.followed = &registry.Sessions{}
-		s.Admit = s.followed.Admit
+		s.Admit, s.Ended = s.followed.Admit, s.followed.Ended
 	}
 	s.lookups = newLookups(func(session subjects.SessionID) (string, error) { return s.Ask(session) }, o.Go)
 	return s

@@ -184,7 +184,7 @@ func (s *Stream) admit(size int) error {
 	if !ok {
 		who, or := fmt.Sprintf("session %q has", s.account), "yield less"
 		if s.account == "" {
-			who, or = "sessions that nobody created have together", "create the session (mesh session create), which then has a quota of its own"
+			who, or = "sessions that were not created have together", "create the session (mesh session create), which then has a quota of its own"
 		}
 		return toolmesh.Errorf(toolmesh.CodeBusy, "%s stored %d bytes of chunks within 15 minutes through node %s and may store %d: wait, or %s",
 			who, used, s.node.ID, s.node.Quota.Limit(), or).

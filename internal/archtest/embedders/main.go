@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -55,6 +56,9 @@ func main() {
 	fmt.Println(s.ID(), s.Client(), s.Stream(ctx, "", nil), s.End(ctx))
 	fmt.Println(s.Handle("", host.HandlerFunc(handle)))
 	fmt.Println(s.Call(ctx, "", nil))
+
+	// registry: one connection for a client, a host and a view (its doc.go).
+	fmt.Println(registry.NewConn(nil, nil))
 
 	// subjects: the inbox of a session's own credentials (docs/protocol, section 2).
 	fmt.Println(subjects.InboxPrefix(""))

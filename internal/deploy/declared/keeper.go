@@ -121,7 +121,7 @@ func (k *Keeper) run() {
 			k.lead(t, revision, began)
 			told = false
 		case !errors.Is(err, store.ErrConflict) && k.base.Err() == nil && !told:
-			k.log.Warn("the lease for the indexes cannot be had: it is tried again", slog.String("error", err.Error()))
+			k.log.Warn("lease for the indexes could not be acquired: it is tried again", slog.String("error", err.Error()))
 			told = true
 		}
 		if !wake.After(k.base, registry.RenewEvery) {

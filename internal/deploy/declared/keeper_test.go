@@ -23,6 +23,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/deploy/declared"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -51,11 +52,7 @@ func start(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	r.store = registry.NewStore(r.bus)
-	c, err := client.New(r.server.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := testmesh.Client(t, r.server.Connect(t), nil)
 	r.client = c
 	if err := os.Symlink(filepath.Join("..data", "indexes.toml"), r.file()); err != nil {
 		t.Fatal(err)
@@ -65,11 +62,7 @@ func start(t *testing.T) *rig {
 
 func (r *rig) open(t *testing.T) *bus.Bus {
 	t.Helper()
-	b, err := bus.New(r.server.Connect(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := testmesh.Bus(t, r.server.Connect(t), nil)
 	return b
 }
 
@@ -104,9 +97,7 @@ func (r *rig) agent(t *testing.T, node subjects.NodeID, labels map[string]string
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testmesh.Start(t, a)
 	t.Cleanup(func() { meshtest.End(t, a) })
 }
 
@@ -114,10 +105,7 @@ func (r *rig) agent(t *testing.T, node subjects.NodeID, labels map[string]string
 func (r *rig) keep(t *testing.T, log slog.Handler) (stop func()) {
 	t.Helper()
 	b := r.open(t)
-	view, err := registry.OpenView(t.Context(), b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
 	if log == nil {
 		log = slog.DiscardHandler
@@ -331,10 +319,7 @@ func TestAPoolWithoutNodes(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	idx, second := repository(t, "idx"), repository(t, "second")
-	view, err := registry.OpenView(t.Context(), r.bus, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	view := testmesh.View(t, r.bus, nil)
 	defer view.Close()
 	wanted := func(what string, want map[string]int) {
 		t.Helper()

@@ -10,7 +10,7 @@ from ._client.answers import outward
 from ._core import errors
 from .client import Mesh
 
-_STARTING = 120  # seconds that a first start may take: it makes environments of what is installed
+_STARTING = 120  # seconds that a first start may take: it makes the environments of installed indexes
 
 
 @outward

@@ -29,7 +29,7 @@ class Annotations(typing.TypedDict, total=False):
 
 
 class Options(Annotations, total=False):
-    """What tool takes: annotations, and what the function does not say itself."""
+    """The options of tool: annotations, and declarations that the function lacks."""
 
     name: str | None
     description: str | None
@@ -37,7 +37,7 @@ class Options(Annotations, total=False):
 
 
 class Settings(typing.TypedDict, total=False):
-    """What Host takes."""
+    """The options of Host."""
 
     index: str | None
     session: str | None
@@ -50,7 +50,7 @@ class Settings(typing.TypedDict, total=False):
 
 
 class OfEither(typing.TypedDict, total=False):
-    """What calls and streams take."""
+    """The options of calls and streams."""
 
     timeout: float | None
     rpc_id: str | None
@@ -60,7 +60,7 @@ class OfEither(typing.TypedDict, total=False):
 
 
 class OfCall(OfEither, total=False):
-    """What a call takes besides what it returns."""
+    """The options of a call except those for its result."""
 
     no_cache: bool
     idempotency_key: str | None
@@ -79,7 +79,7 @@ class OfCollect(OfStream, total=False):
 
 
 class Submission(typing.TypedDict, total=False):
-    """What submit takes besides the call."""
+    """The options of submit except the call."""
 
     id: str | None
     timeout: float | None

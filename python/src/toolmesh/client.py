@@ -44,7 +44,7 @@ _Open = dict[tuple[int, asyncio.AbstractEventLoop], Connection]  # by process an
 
 _DESCRIBED = 32  # questions for descriptions that are under way at once
 _PAGE = 500
-_BYTES = b'"$bytes"'  # what bytes are written as where a tool declares none
+_BYTES = b'"$bytes"'  # the form of bytes where a tool declares none
 _SCHEMAS = 1000
 
 
@@ -86,7 +86,7 @@ class _Links:
             for one in list(self._of):
                 if one[1].is_closed():
                     self._of.pop(one, None)
-            settings = self.settings  # not self: a connection does not keep what would close it
+            settings = self.settings  # not self: a connection must not keep its owner
             link = self._of[key] = Connection(lambda: find(**settings), self._name, self._session)
             link.keep()
         return link
@@ -94,8 +94,11 @@ class _Links:
     async def settle(self, link: Connection, call: Call) -> None:
         """Writes bytes in the arguments of a call as its tool declares them, and stores its files. The schema is
         asked for each few seconds at most."""
-        if call.files:
-            await payloads.stored(link, call)
+        if call.files or _BYTES in call.body:
+            await link.within(call, self._settle(link, call))
+
+    async def _settle(self, link: Connection, call: Call) -> None:
+        await payloads.stored(link, call)
         if _BYTES not in call.body:
             return
         when, known = self._schemas.get((call.session, call.tool), (0.0, {}))
@@ -125,7 +128,7 @@ def _dropped(links: _Open) -> None:
 
 @api
 class _Base:
-    """What both kinds have."""
+    """The common part of both kinds."""
 
     def __init__(
         self, servers: str | Sequence[str] | None = None, *, context: str | None = None, creds: str | None = None,
@@ -197,7 +200,7 @@ class _Base:
                           prefix="task_")
         said: dict[str, Any] = {**options, "id": call.rpc_id}
         request: Callable[..., bytes] = functools.partial(tasks.submission, tool, **said)
-        request(b"")  # what cannot be is refused before anything is sent
+        request(b"")  # invalid requests are refused before anything is sent
         return call, request
 
     def _batched(
@@ -219,18 +222,19 @@ class _Base:
     async def _unary(self, call: Call) -> bytes:
         link = self._links.here()
         await self._links.settle(link, call)
-        return await link.call(call)
+        found: bytes = await link.attempts(call, link.unary)
+        return found
 
     async def _batch(self, call: Call, members: list[Call], parallel: bool) -> list[Any]:
         link = self._links.here()
         for one in members:
-            await self._links.settle(link, one)
+            await link.within(call, self._links.settle(link, one))
             call.stored += one.stored
         requests = batches.requests([(one.tool, one.body, one.timeout) for one in members], lambda _, body: body)
         said = ',"parallel":true' if parallel else ""
         head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)}{said},"requests":'
         call.body = head.encode() + requests + b"}"
-        found = await _resolved(link, call.session, await link.call(call))
+        found = await _resolved(link, call.session, await link.attempts(call, link.unary), call.deadline)
         return [await _explained(link, call.session, one.tool, end) for one, end in zip(members, found, strict=True)]
 
     async def _submit(self, call: Call, request: Callable[..., bytes]) -> None:
@@ -575,7 +579,7 @@ class Mesh(_Base):
         return self.call(tool, arguments, timeout=timeout)
 
     def _meaning(self, call: Any) -> Callable[[], Coroutine[Any, Any, tuple[str, Any]]]:
-        """What finds the tool and the arguments of a model's call."""
+        """Finds the tool and the arguments of a model's call."""
         core = self._here()
         return lambda: models.meaning(core._links.here(), core.session_name, call)
 
@@ -682,5 +686,5 @@ async def _aitems(pages: _Pages) -> AsyncGenerator[Any, None]:
 
 
 async def _ended(pages: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # it runs: what was cancelled is ending it
+    with contextlib.suppress(RuntimeError):  # it runs: cancelled tasks are ending it
         await pages.aclose()

@@ -149,7 +149,7 @@ class BatchToolProcessor:
 
 
 def _together(calls: list[Any], places: list[int]) -> dict[int, dict[str, Any]]:
-    """What the calls at places ended with, as one batch; those are missing that could not be sent so."""
+    """The outcomes of the calls at places, as one batch, without those that could not be sent so."""
     found: dict[int, dict[str, Any]] = {}
     sent: list[int] = []
     members = []

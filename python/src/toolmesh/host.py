@@ -284,7 +284,7 @@ class _Runner:
         self._had_calls = False
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # of a thread that has nothing to do: False ends it
         self._awake, self._roused, self._threads = 0, 0, 0  # _roused: awake, and not yet looking for a call
-        self._lock = lock()  # of threads, of what waits for them and of what is raised in them
+        self._lock = lock()  # of threads, of calls that wait for them and of exceptions raised in them
         self._stopping = False
         self._stopped = asyncio.Event()
         self.node = ""
@@ -373,7 +373,7 @@ class _Runner:
             pass  # its loop has ended, and it with it
 
     def _give_up(self) -> None:
-        """Cancels what runs: the bridge has ended, and with it every caller."""
+        """Cancels running calls: the bridge has ended, and with it every caller."""
         for one in list(self._running.values()):
             self._cancel(one)
         self._running.clear()
@@ -423,7 +423,7 @@ class _Runner:
             self._loop.call_later(_LOOK, self._look)
 
     def _rouse(self, more: int) -> None:
-        """Has more threads run what waits. The lock is held."""
+        """Starts more threads for waiting calls. The lock is held."""
         for _ in range(min(more, 2 * self._slots + 8 - self._awake)):
             self._awake += 1
             self._roused += 1
@@ -537,7 +537,7 @@ class _Runner:
                     call.context.run(self._run_call, call)
                 done = call.bridge
             elif done is not None:
-                done.flush()  # what comes meanwhile is run, too, before this sleeps
+                done.flush()  # callbacks that come meanwhile run, too, before this sleeps
                 done = None
             elif not (roused := self._wake.get()):
                 return
@@ -616,7 +616,7 @@ class _Runner:
 
 
 async def _collected(value: Any) -> Any:
-    """What a coroutine returns, or the last item of an async generator."""
+    """The result of a coroutine, or the last item of an async generator."""
     while inspect.isawaitable(value):
         value = await value
     if inspect.isasyncgen(value):
@@ -628,7 +628,7 @@ async def _collected(value: Any) -> Any:
 
 
 def _go_on(call: _Call) -> None:
-    """Credit has come, or a cancel: wakes what waits for it."""
+    """Credit has come, or a cancel: wakes its waiter."""
     flow = call.flow
     if isinstance(flow, asyncio.Event):
         flow.set()
@@ -666,7 +666,7 @@ def _unbound(failure: BaseException, offered: _Offered) -> bytes:
 
 
 def _told_of(failure: BaseException, call: _Call) -> bytes:
-    """What the caller is told of what a function has raised, or its result."""
+    """The caller's form of a function's exception, or its result."""
     if isinstance(failure, guard.Cancelled) or isinstance(failure, asyncio.CancelledError) and call.cancelled:
         return failures.cancelled()
     if isinstance(failure, _TooLarge):
@@ -675,7 +675,7 @@ def _told_of(failure: BaseException, call: _Call) -> bytes:
         return failures.unserializable(failure, call.offered.name)
     trace = failure.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next  # a trace shows the tool, not what called it
+        trace = trace.tb_next  # a trace shows the tool, not its caller
     if trace is not None:
         failure.__traceback__ = trace
     return failures.raised(failure, call.offered.name)

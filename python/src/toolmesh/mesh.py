@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _default: toolmesh.Mesh | None = None
-_tools: list[tuple[Any, Options]] = []  # what was decorated, until it is served
+_tools: list[tuple[Any, Options]] = []  # decorated functions, until they are served
 _host: toolmesh.Host | None = None
 
 
@@ -62,7 +62,7 @@ def serves() -> bool:
 
 
 def _here() -> toolmesh.Mesh:
-    """What has this module's functions where this code runs."""
+    """The object behind this module's functions where this code runs."""
     return typing.cast("toolmesh.Mesh", tool_side) if serves() else default()
 
 
@@ -145,7 +145,7 @@ def tool(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     else:
         from .host import Host
 
-        Host().tool(function, **settings)  # what cannot be a tool is refused where it stands
+        Host().tool(function, **settings)  # an invalid tool is refused at its definition
     _tools.append((function, settings))
     return function
 

@@ -1,4 +1,4 @@
-"""The errors of calls: what an answer says has failed, and what never had an answer."""
+"""The errors of calls: those in answers, and those of calls without an answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if typing.TYPE_CHECKING:
 F = typing.TypeVar("F", bound="typing.Callable[..., typing.Any]")
 C = typing.TypeVar("C")
 
-_OURS = {"toolmesh", "_toolmesh_worker", "asyncio", "concurrent", "contextlib"}  # and what our code waits by
+_OURS = {"toolmesh", "_toolmesh_worker", "asyncio", "concurrent", "contextlib"}  # and modules in which our code waits
 _SHOWN = {"__init__", "__call__", "__enter__", "__reduce__"}
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
@@ -62,7 +62,7 @@ def _is_misuse(failure: Exception, last: types.TracebackType) -> bool:
 
 
 def outward(function: F) -> F:
-    """A function or a coroutine function of the API: what it raises comes without our frames."""
+    """A function or a coroutine function of the API: its exceptions come without our frames."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -102,7 +102,7 @@ def outdated(failure: errors.MeshError, described: str) -> None:
 
 
 def upgraded(described: str, now: str) -> str:
-    """What a refusal says of a tool that was described at one revision, and has another one now."""
+    """The hint of a refusal about a tool that has another revision than its description."""
     if not described or now in ("", described):
         return ""
     return (f"; the tool's revision changed since it was described ({described[:12]} → {now[:12]}): "
@@ -147,7 +147,7 @@ def timed_out(tool: str, timeout: float, started: bool | None) -> errors.MeshErr
 
 
 def refused(code: str, message: str, tool: str = "", **more: typing.Any) -> errors.MeshError:
-    """The error of what was not sent."""
+    """The error of a request that was not sent."""
     return errors.error(code, message, tool=tool, started=False, origin="caller", **more)
 
 
@@ -168,7 +168,7 @@ class NoResponders(Exception):
 
 
 def result(message: Msg) -> bytes:
-    """The body of an answer; raises what it says has failed."""
+    """The body of an answer; raises its error."""
     headers = message.headers
     if headers:
         if headers.get("Status") == "503":

@@ -67,7 +67,7 @@ class Background:
             loop.close()
 
     def end(self) -> None:
-        """Ends the loop, and with it what is under way, when the interpreter does."""
+        """Ends the loop, and with it pending work, when the interpreter ends."""
         with self.lock:
             self.over = True
             loop, thread = self.loop, self.thread

@@ -1,4 +1,4 @@
-"""What the parts of the client hand one another: a call, a request that waits for an answer, a node, a stored value."""
+"""Types that the parts of the client share: a call, a request that waits for an answer, a node, a stored value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def new_rpc_id(prefix: str = "rpc_") -> str:
 
 
 class Ref(typing.NamedTuple):
-    """What stands for a value that is in the store."""
+    """The reference to a value in the store."""
 
     name: str
     digest: str
@@ -77,7 +77,7 @@ class Place:
 
 @dataclasses.dataclass
 class Call:
-    """What is sent, and how. Times are seconds."""
+    """A request and its options. Times are seconds."""
 
     session: str
     tool: str
@@ -94,11 +94,11 @@ class Call:
     place: Place | None = None  # which node it is sent to; None: any that the server chooses
     queue: bool = False  # it goes to any
     ref: Ref | None = None  # where the body is, if that is too large for a message
-    files: list[tuple[str, File]] = dataclasses.field(default_factory=list)  # by what stands for them in the body
+    files: list[tuple[str, File]] = dataclasses.field(default_factory=list)  # by their marks in the body
     stored: list[Ref] = dataclasses.field(default_factory=list)  # those of them that are in the store
     ran: bool | None = False  # whether an attempt began, or None where that is not known
     asked: asyncio.Task[bool] | None = None  # whether its tool is idempotent, once its node is missed
-    described: str = ""  # the revision at which its caller was told what the tool takes
+    described: str = ""  # the revision whose description its caller has
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -139,7 +139,7 @@ class Call:
 
 @dataclasses.dataclass
 class Node:
-    """What is heard of a node."""
+    """The latest heartbeats of a node."""
 
     boot: str = ""
     heard: float = 0.0  # when its last heartbeat came
@@ -153,7 +153,7 @@ class Node:
         self.beats += 1
 
     def well(self, boot: str) -> bool:
-        """Whether that start may be sent calls, by what was heard."""
+        """Whether that start may be sent calls, by its heartbeats."""
         return not self.boot or self.boot == boot and time.monotonic() - self.heard <= SILENCE
 
 
@@ -229,7 +229,7 @@ class Pending:
 
 
 class Link(typing.Protocol):
-    """What the parts of a connection know of it."""
+    """A connection, as its parts see it."""
 
     loop: asyncio.AbstractEventLoop
     inbox: str

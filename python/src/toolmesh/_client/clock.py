@@ -23,7 +23,7 @@ def _boottime() -> float:
 
 
 class Clock:
-    """The time of the NATS servers, as nodes tell it: what a deadline is in."""
+    """The time of the NATS servers, as nodes tell it; deadlines are in it."""
 
     def __init__(self) -> None:
         self._offset = 0.0  # the mesh's time, less ours

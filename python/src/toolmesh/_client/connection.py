@@ -41,6 +41,8 @@ if typing.TYPE_CHECKING:
 
     from .finding import Found
 
+T = typing.TypeVar("T")
+
 _log = logging.getLogger("toolmesh")
 MISSING = 1.3  # after which a keepalive is missed
 TICK = 0.1
@@ -128,33 +130,31 @@ class Connection:
             code = "invalid_request" if isinstance(failure, ValueError) else "unavailable"
             raise refused(code, str(failure)) from None
         where = ", ".join(map(finding.shown, found.servers))
+        nc = Client() if found.tls is None else _Secure()
         try:
-            nc = Client() if found.tls is None else _Secure()
-            await asyncio.wait_for(nc.connect(
-                servers=list(found.servers), name=self._name or "toolmesh", user=found.user, password=found.password,
-                token=found.token, user_credentials=found.creds, nkeys_seed_str=found.nkey, tls=found.tls,
-                tls_handshake_first=found.tls_first,
-                # A request that cannot be sent now is refused, not kept: it would run when its caller has gone.
-                pending_size=2 << 20, connect_timeout=2, max_reconnect_attempts=1,
-                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # seconds
-                error_cb=self._failed, disconnected_cb=self._disconnected, reconnected_cb=self._connected,
-                closed_cb=self._closed,
-            ), _CONNECTING)
-        except asyncio.CancelledError:
-            raise
-        except Exception as failure:
-            cause = self._last_error if isinstance(failure, nats.errors.NoServersError) else failure
-            raise unreachable(where, cause or failure) from None
-        if isinstance(nc, _Secure) and not nc.secured:
-            await nc.close()  # an nats-py that asks otherwise
-            raise refused("unavailable", "this version of nats-py cannot be made to use TLS: take another")
-        nc.options["max_reconnect_attempts"] = -1
-        self._nc = nc
-        try:
+            try:
+                await asyncio.wait_for(nc.connect(
+                    servers=list(found.servers), name=self._name or "toolmesh", user=found.user,
+                    password=found.password, token=found.token, user_credentials=found.creds,
+                    nkeys_seed_str=found.nkey, tls=found.tls, tls_handshake_first=found.tls_first,
+                    # A request that cannot be sent now is refused, not kept: it would run when its caller has gone.
+                    pending_size=2 << 20, connect_timeout=2, max_reconnect_attempts=1,
+                    reconnect_time_wait=0.1,  # type: ignore[arg-type]  # seconds
+                    error_cb=self._failed, disconnected_cb=self._disconnected, reconnected_cb=self._connected,
+                    closed_cb=self._closed,
+                ), _CONNECTING)
+            except Exception as failure:
+                cause = self._last_error if isinstance(failure, nats.errors.NoServersError) else failure
+                raise unreachable(where, cause or failure) from None
+            if isinstance(nc, _Secure) and not nc.secured:  # an nats-py that asks otherwise
+                raise refused("unavailable", "this version of nats-py cannot be made to use TLS: take another")
+            nc.options["max_reconnect_attempts"] = -1
+            self._nc = nc
             await self._subscribe_inbox(nc, bool(found.creds or found.nkey), _mark(found.nkey))
         except BaseException:
             self._nc = None
-            await nc.close()
+            with contextlib.suppress(AssertionError):  # of nats-py, where connect refuses what it was given
+                await nc.close()
             raise
         await self._connected()
 
@@ -178,14 +178,14 @@ class Connection:
                                            "the key of a session is used with that session")
 
     async def close(self) -> None:
-        """Ends the connection for good; what is under way fails."""
+        """Ends the connection for good; pending calls fail."""
         if self.closed:
             return
         self.closed = True
         for one in list(self.pending.values()):
             one.fail(errors.error("unavailable", "the mesh was closed while the call ran", origin="caller"))
         for _ in range(3):
-            await asyncio.sleep(0)  # the cancels of what was under way are written, and sent by what follows
+            await asyncio.sleep(0)  # the cancels of pending calls are written, and sent below
         nc, self._nc = self._nc, None
         others = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in others:
@@ -237,14 +237,14 @@ class Connection:
 
     async def publish(self, subject: str, body: bytes = b"", reply: str = "",
                       headers: dict[str, str] | None = None) -> None:
-        """Sends what needs no answer, if there is a link."""
+        """Sends a message without an answer, if there is a link."""
         if self.connected:
             assert self._nc is not None
             with contextlib.suppress(nats.errors.Error):
                 await self._nc.publish(subject, body, reply, headers)
 
     async def subscribe(self, subject: str, take: Callable[[Msg], None]) -> Callable[[], None]:
-        """Hands take each message; what is returned ends that."""
+        """Passes each message to take; the returned function ends that."""
         nc = await self.ready()
 
         subscription = await nc.subscribe(subject, cb=_async(take), pending_msgs_limit=0, pending_bytes_limit=0)
@@ -296,7 +296,7 @@ class Connection:
                 raise self._lost(one, "has restarted")
             if node.boot == one.boot:
                 last = max(last, node.heard)
-        last = max(last, self.since)  # what was said before went to the link that is gone
+        last = max(last, self.since)  # earlier messages went to the old link
         if (quiet := time.monotonic() - last) < SILENCE:
             one.quiet = False
             if quiet > MISSING and one.call is not None and one.call.asked is None:
@@ -402,14 +402,10 @@ class Connection:
         except nats.errors.Error as failure:
             raise refused("unavailable", f"the request could not be sent: {failure}", call.tool) from None
 
-    async def call(self, call: Call) -> bytes:
-        """A unary call: its result's JSON."""
-        found: bytes = await self.attempts(call, self._unary)
-        return found
-
     async def attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
         """Sends a call until it has an answer. Arguments that no message carries are stored before."""
-        nc = await self.ready()
+        nc = self._nc if self.connected else await self.within(call, self.ready())
+        assert nc is not None
         if len(call.body) + payloads.ROOM > nc.max_payload:
             call.ref = await payloads.put(self, call.session, io.BytesIO(call.body), len(call.body), call.deadline)
             call.body = b""
@@ -444,7 +440,7 @@ class Connection:
                 if resolved:
                     raise unserved(call.tool, "") from None
                 resolved = True
-                answer = await self.registry(call.session, "resolve", {"name": asked_for})
+                answer = await self.within(call, self.registry(call.session, "resolve", {"name": asked_for}))
                 other = str(answer.get("id", ""))
                 if other == call.tool:
                     raise unserved(call.tool, str(answer.get("reason", ""))) from None
@@ -490,6 +486,16 @@ class Connection:
                     raise
         raise AssertionError
 
+    async def within(self, call: Call, step: Coroutine[Any, Any, T]) -> T:
+        """What a call needs before it can be sent, while it has time left."""
+        left = None if call.timeout is None else call.deadline - time.monotonic()
+        try:
+            return await asyncio.wait_for(step, left)
+        except errors.MeshError:
+            raise  # one of time is a TimeoutError, too
+        except asyncio.TimeoutError:
+            raise timed_out(call.tool, call.timeout or 0, False) from None
+
     async def _declared_idempotent(self, call: Call) -> bool:
         """Whether the tool of a call that was lost is declared so that it may be sent again."""
         if call.asked is None:
@@ -505,7 +511,8 @@ class Connection:
             return False
         return answer.get("idempotent") is True
 
-    async def _unary(self, call: Call) -> bytes:
+    async def unary(self, call: Call) -> bytes:
+        """One attempt of a unary call: its result's JSON."""
         place = self._routes.choose(call)
         one = Pending(self, subject(call))
         one.call = None if call.batch else call
@@ -549,7 +556,7 @@ class Connection:
                 place.ours -= 1
 
     async def _value(self, call: Call, message: Msg) -> bytes:
-        """The result in an answer, or what that refers to, which is then deleted."""
+        """The result in an answer, or the stored value that it refers to, which is then deleted."""
         headers = message.headers or {}
         if "Mesh-Read" in headers:  # its node holds back more until it knows
             where = names.control(call.session, call.rpc_id, headers.get("Mesh-Node", ""))
@@ -613,10 +620,12 @@ class Connection:
             raise errors.error("protocol_error", f"the answer on {where} is no object", origin="caller")
         return answer
 
-    async def registry(self, session: str, verb: str, question: dict[str, Any]) -> dict[str, Any]:
+    async def registry(
+        self, session: str, verb: str, question: dict[str, Any], wait: float = _ANSWER,
+    ) -> dict[str, Any]:
         """A question to the registry. A mesh that does not answer is Unavailable."""
         try:
-            return await self.ask(names.registry(session, verb), question, others=_OTHERS)
+            return await self.ask(names.registry(session, verb), question, wait, _OTHERS)
         except NoResponders:
             raise refused("unavailable", "a NATS server answers, but no mesh: run mesh up, or an agent") from None
         except errors.ToolTimeout as failure:
@@ -653,7 +662,7 @@ class _Secure(Client):
 
 def check_size(nc: Client, call: Call, headers: dict[str, str]) -> None:
     """Refuses what the server would end the connection for."""
-    size = len(call.body) + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) + 16
+    size = len(call.body) + len("".join(map("".join, headers.items())).encode()) + 4 * len(headers) + 16
     if size > nc.max_payload:
         raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages of "
                                            f"{nc.max_payload}", call.tool)
@@ -670,7 +679,7 @@ def subject(call: Call) -> str:
 
 
 def _mark(seed: str | None) -> str:
-    """What an inbox says of the connection's key: its digest, as that of a token."""
+    """The part of an inbox for the connection's key: its digest, as that of a token."""
     if seed is None:
         return ""
     nkeys = importlib.import_module("nkeys")  # nats-py has needed it by now

@@ -12,7 +12,6 @@ import os
 import pathlib
 import re
 import ssl
-import stat
 import typing
 from urllib.parse import urlsplit
 
@@ -116,13 +115,15 @@ def _signs() -> bool:
 def _readable(path: str, private: bool = False) -> str:
     file = pathlib.Path(path).expanduser()
     try:
-        mode = file.stat().st_mode
+        found = file.stat()
         text = file.read_text()
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}") from None
     except OSError as failure:
         raise PermissionError(f"{path} cannot be read: {failure.strerror}") from None
-    if private and os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+    # A group may read a file of root's: so files come that are given to this process, as those of a Kubernetes Secret.
+    others = 0o037 if os.name == "posix" and found.st_uid == 0 != os.geteuid() else 0o077
+    if private and os.name == "posix" and found.st_mode & others:
         raise PermissionError(f"the key {path} cannot be used: others may read it; chmod 600 {path}")
     return text
 

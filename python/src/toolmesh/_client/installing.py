@@ -16,6 +16,7 @@ from .._core import errors
 
 _log = logging.getLogger("toolmesh")
 _LOGIN = re.compile(r"([^/]*://)(?:[^/]*@|[^/@]*:[^/@]*[^0-9/@][^/@]*/.*@)")  # a password may have slashes
+_REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[\w.-]+(@.*)?", re.ASCII)  # of GitHub, never a folder: that is ./OWNER/REPO
 _SETTINGS = {"servers": "MESH_NATS_URL", "context": "MESH_NATS_CONTEXT", "creds": "MESH_NATS_CREDS",
              "nkey": "MESH_NATS_NKEY"}
 _FOLLOWED = 2.0  # seconds, as long as mesh install waits for the list
@@ -26,10 +27,12 @@ def install(
     paths: Iterable[str | os.PathLike[str]], settings: Mapping[str, Any], session: str,
     describe: Callable[[str], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Mesh.install on the mesh of these settings; returns what describe says of the tools."""
+    """Mesh.install on the mesh of these settings; returns the answers of describe for the tools."""
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    text = os.path.abspath(source) if os.path.exists(source) else os.fspath(source)
+    text = os.fspath(source)
+    if os.path.exists(text) and not (isinstance(source, str) and _REPOSITORY.fullmatch(text)):
+        text = os.path.abspath(text)
     command = [binary.find(), "install", "--json", *(f"--path={_folder(os.fspath(one))}" for one in paths)]
     if name:
         command.append(f"--name={name}")

@@ -24,11 +24,11 @@ _log = logging.getLogger("toolmesh")
 _NAME = ("toolname", "name", "tool")
 _ARGUMENTS = ("arguments", "input", "args", "kwargs", "parameters")
 _WRAPPERS = ("function", "functionCall", "function_call", "params")
-# What providers put beside the name of a call, and what is no argument.
+# Keys of providers next to the name of a call that are not arguments.
 _BESIDE = ("_meta", "cache_control", "call_id", "caller", "id", "index", "namespace", "partial_args",
            "provider_specific_fields", "role", "status", "thoughtSignature", "thought_signature", "type",
            "will_continue")
-_REPAIRED = 20_000  # characters of JSON that are repaired at most: what that costs may grow with the square
+_REPAIRED = 20_000  # most characters of JSON that are repaired: the cost may grow with the square
 
 
 async def render(link: Connection, session: str, question: dict[str, Any]) -> tuple[list[Any], dict[str, str]]:
@@ -93,7 +93,7 @@ def _field(value: Any, name: str) -> Any:
 
 
 def parsed(text: str, tool: str) -> Any:
-    """JSON text as it is, for the mesh to read; where it is slightly broken, what it most likely means."""
+    """JSON text as it is, for the mesh to read; slightly broken text as its most likely meaning."""
     if not text.strip():
         return {}
     try:

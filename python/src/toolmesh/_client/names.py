@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import re
 
@@ -15,6 +16,7 @@ def _encoded(raw: bytes) -> str:
     return base64.b32hexencode(raw).decode().rstrip("=").lower()
 
 
+@functools.lru_cache(1024)
 def token(name: str) -> str:
     """The token of a name; ValueError for an empty one, and one that is not text."""
     if not name:
@@ -33,6 +35,7 @@ def token(name: str) -> str:
     return text
 
 
+@functools.lru_cache(1024)
 def tool(tool_id: str) -> str:
     """The tokens of a tool's full id."""
     try:

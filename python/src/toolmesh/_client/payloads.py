@@ -28,10 +28,10 @@ if typing.TYPE_CHECKING:
 
     from .call import Call
 
-ROOM = 4096  # what the headers of a request may take of a message
+ROOM = 4096  # room for the headers of a request in a message
 _PIECE = 256 << 10
 _WINDOW = 8  # pieces on their way
-_PAGE = 4 << 20  # what one get asks for
+_PAGE = 4 << 20  # bytes of one get
 _QUIET = 5.0  # seconds that a node may say nothing
 _TRIES = 4
 _PREFIX = "SHA-256="
@@ -171,7 +171,7 @@ async def _page(link: Link, where: str, high: int, count: int, deadline: float) 
 
 
 async def read(link: Link, session: str, ref: Ref, node: str = "", deadline: float = 0.0) -> bytes:
-    """What a reference names, in memory."""
+    """The value of a reference, in memory."""
     value = bytearray()
     await get(link, session, ref, value.extend, node, deadline)
     return bytes(value)
@@ -185,7 +185,7 @@ async def take(link: Link, session: str, ref: Ref, node: str = "", deadline: flo
 
 
 class Named:
-    """What Files become while arguments are written: a mark, which stored replaces."""
+    """The form of Files while arguments are written: a mark, which stored replaces."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, files.File]] = []
@@ -268,12 +268,12 @@ def _replacing(path: str) -> Iterator[BinaryIO]:
                 os.unlink(part)
 
 
-# How what is there is opened: a pipe may have no reader, and a loop waits for none.
+# How an existing file is opened: a pipe may have no reader, and a loop must not wait for one.
 _THERE = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 async def delete(link: Link, session: str, ref: Ref, node: str = "") -> None:
-    """Says that a value is needed no more. Waits for no answer: what is not deleted expires."""
+    """Requests the deletion of a value, without an answer: values expire anyway."""
     one = Pending(link, names.payload(session, ref.ident, node))
     one.close()
     await link.publish(one.subject, b"", one.inbox, {"Mesh-Payload": "delete"})

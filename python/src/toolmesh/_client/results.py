@@ -1,4 +1,4 @@
-"""What came back, as the caller is given it."""
+"""Results in the form for the caller."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def _changed(link: Connection, session: str, tool: str) -> str:
     if not getattr(tool, "revision", "") or not link.connected:
         return ""
     with contextlib.suppress(errors.MeshError):
-        told = await link.registry(session, "describe", {"tool": tool})
+        told = await link.registry(session, "describe", {"tool": tool}, wait=1)  # the call's time may have ended
         return upgraded(tool.revision, (told.get("index") or {}).get("revision") or "")  # type: ignore[attr-defined]
     return ""
 
@@ -42,7 +42,7 @@ async def _explained(link: Connection, session: str, tool: str, answer: dict[str
 async def _about_task(
     link: Connection, session: str, verb: str, request: bytes, tool: str = "",
 ) -> dict[str, Any]:
-    """What is answered about a task of a tool, with the result that it refers to."""
+    """The answer about a task of a tool, with the result that it refers to."""
     answer = await _explained(link, session, tool, await link.task(session, verb, request))
     if "ref" in answer:
         ref = Ref(answer.pop("ref"), answer.pop("digest", ""))
@@ -50,7 +50,7 @@ async def _about_task(
     return answer
 
 
-async def _resolved(link: Connection, session: str, body: bytes) -> list[Any]:
+async def _resolved(link: Connection, session: str, body: bytes, deadline: float) -> list[Any]:
     """The results in the answer to a batch, with what they refer to."""
     results: list[Any] = values.decode(body)["results"]
     for one in results:
@@ -58,7 +58,7 @@ async def _resolved(link: Connection, session: str, body: bytes) -> list[Any]:
             continue
         ref = Ref(one["ref"], one.get("digest", ""))
         try:
-            one["result"] = values.decode(await payloads.take(link, session, ref))
+            one["result"] = values.decode(await payloads.take(link, session, ref, deadline=deadline))
         except errors.MeshError as failure:
             one["status"] = "error"
             one["error"] = {"code": failure.code, "message": failure.message, "started": True}

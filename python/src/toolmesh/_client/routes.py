@@ -31,7 +31,7 @@ _ROUTES = 10_000
 
 @dataclasses.dataclass
 class Route:
-    """What is known of the nodes that serve a tool."""
+    """The known nodes that serve a tool."""
 
     places: list[Place] = dataclasses.field(default_factory=list)
     asked: float = 0.0
@@ -40,13 +40,13 @@ class Route:
         """The freer of two, that are well and have room."""
         now = time.monotonic()
         having = [one for one in self.places if one.full <= now and well(one)]
-        if not having:
-            return None
+        if len(having) < 2:
+            return having[0] if having else None
         first, second = random.choices(having, [one.weight for one in having], k=2)
         return min(first, second, key=Place.taken)
 
     def take(self, answer: dict[str, Any]) -> None:
-        """Takes the registry's answer; what is known of nodes that stay is kept."""
+        """Takes the registry's answer; figures of nodes that stay are kept."""
         before = {(one.node, one.boot): one for one in self.places}
         self.places = []
         for told in answer.get("nodes", []):

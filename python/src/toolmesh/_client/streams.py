@@ -32,7 +32,7 @@ _CREDIT = 2.0  # seconds after which credit is repeated
 _QUIET = 1.25  # seconds without a word after which the store is asked: a little more than between two keepalives
 _GAP, _GAP_MOST = 0.03, 1.0  # how long live delivery may take to fill a gap; doubles
 _REPLAY = 5.0  # how long a replay may say nothing
-_FRUITLESS = 8  # how often in a row the store may have nothing of what is known to be there
+_FRUITLESS = 8  # how often in a row the store may lack items that are known to exist
 _AWAY = 60.0  # seconds that a stream waits for its own connection
 _REST = 3  # how often the store of a stream whose node is lost is asked for nothing new
 
@@ -45,7 +45,7 @@ class _Failed(Exception):
 
 
 class Stream:
-    """One streaming call. What the reader takes gives the tool credit."""
+    """One streaming call. Items that the reader takes give the tool credit."""
 
     def __init__(self, connection: Connection, call: Call) -> None:
         self.connection = connection
@@ -68,7 +68,7 @@ class Stream:
         """Lists of the items that come next, as JSON. Raises what the stream ends
         with. Leaving it early cancels the call."""
         queue: asyncio.Queue[list[bytes] | BaseException | None] = asyncio.Queue(1)
-        # The attempts are those of any call: what is sent again has yielded nothing.
+        # The attempts are those of any call: a repeated one has yielded nothing.
         async def run() -> None:
             try:
                 await self.connection.attempts(self.call, lambda call: self._attempt(call, queue))
@@ -282,7 +282,7 @@ class Stream:
         return False
 
     async def _rest(self, queue: asyncio.Queue[typing.Any]) -> bool:
-        """Hands out what the store has of a stream to which nothing is added any more: whether that was its end."""
+        """Yields the stored items of a stream that has ended; returns whether the end was among them."""
         self._end_replay()
         tries = 0
         while tries < _REST:
@@ -312,7 +312,7 @@ class Stream:
             self._replay = None
 
     def _settled(self) -> bool:
-        """Takes what the store has answered: whether the answer is complete."""
+        """Handles an answer of the store; returns whether it is complete."""
         asked = self._replay
         if asked is None:
             return False

@@ -52,7 +52,7 @@ class Bridge:
         self._from, self._to = -1, -1  # our ends of its stdout and stdin
         self._had = bytearray()  # of which no whole frame has come
         self._out: deque[bytes] = deque()
-        self._rest = memoryview(b"")  # what the pipe had no room for
+        self._rest = memoryview(b"")  # not yet written to the full pipe
         self._waking = False
         self._writing = lock()  # of _rest and _to
         self._ready: asyncio.Future[Frame] = self._loop.create_future()
@@ -68,7 +68,7 @@ class Bridge:
         self._forked = False  # this is a child that the program has forked
 
     async def start(self, settings: Mapping[str, str]) -> None:
-        """Starts it and waits until it is connected. Raises Unavailable with what it says where it cannot be."""
+        """Starts it and waits until it is connected. Raises Unavailable with its message if it fails."""
         self._from, out = os.pipe()
         into, self._to = os.pipe()
         try:
@@ -109,7 +109,7 @@ class Bridge:
         return await self._process.wait()
 
     async def kill(self) -> None:
-        """Ends it, and what it runs, now."""
+        """Ends it and its calls now."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -132,7 +132,7 @@ class Bridge:
         self._close()  # the loop was closed while it served
 
     def _readable(self) -> None:
-        """Takes what the pipe holds."""
+        """Reads the available bytes of the pipe."""
         try:
             more = os.read(self._from, _READ)
         except BlockingIOError:
@@ -202,7 +202,7 @@ class Bridge:
         self.wake()
 
     def wake(self) -> None:
-        """Has the loop write what waits."""
+        """Makes the loop write waiting frames."""
         if self._waking or self.over:
             return
         self._waking = True
@@ -215,8 +215,8 @@ class Bridge:
             self.over = True  # the loop has ended, and the process with it
 
     def flush(self) -> None:
-        """Writes what waits; from any thread that nothing interrupts."""
-        self._waking = False  # before what waits is taken: nothing that comes later is left
+        """Writes waiting frames; from any thread that nothing interrupts."""
+        self._waking = False  # before the frames are taken: none that comes later is left
         if not self._out:
             return
         with self._writing:
@@ -272,7 +272,7 @@ class Bridge:
     # Questions and calls of ours.
 
     def ask(self, kind: str, tool: str = "", body: bytes = b"", **fields: Any) -> Asked:
-        """Sends a question; what is returned has its answer. body is a field that is written already."""
+        """Sends a request; the returned object has its answer. body is a field that is written already."""
         if len(body) > MOST:
             raise errors.error("payload_too_large", f"the arguments are {len(body)} bytes of JSON, a frame carries "
                                f"{MOST}", tool=tool, started=False, origin="caller",
@@ -290,12 +290,12 @@ class Bridge:
         return asked
 
     def forget(self, asked: Asked) -> None:
-        """Drops what comes of it from now on."""
+        """Drops its answers from now on."""
         self._asked.pop(asked.id, None)
 
 
 class Asked:
-    """What this side has asked, and what comes of it: one answer, or the items of a stream and an end."""
+    """A request of this side with its answers: one, or the items of a stream and an end."""
 
     def __init__(self, bridge: Bridge, number: str, tool: str) -> None:
         self.id = number
@@ -389,7 +389,7 @@ def _settle(future: concurrent.futures.Future[Any], value: Any, failure: BaseExc
 
 
 async def _listen(stderr: asyncio.StreamReader, said: deque[str]) -> None:
-    """Logs what a bridge says. Holds no reference to the bridge, which ends with its last one."""
+    """Logs a bridge's output. Holds no reference to the bridge, which ends with its last one."""
     while True:
         try:
             line = await stderr.readline()

@@ -1,4 +1,4 @@
-"""Which call of a host this code serves, if any: what it calls goes through the same bridge, one deeper."""
+"""The call of a host that this code serves, if any: its own calls go through the same bridge, one deeper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ current = channel.served
 
 
 class Served:
-    """What calls/channel.py is in a worker, for the code of one call of a host."""
+    """The counterpart of a worker's calls/channel.py, for the code of one call of a host."""
 
     def __init__(self, bridge: Bridge, call: str) -> None:
         self._bridge, self._call = bridge, call
@@ -54,7 +54,7 @@ class Served:
 
 
 def enter(bridge: Bridge, frame: dict[str, Any]) -> None:
-    """In the context of a call: it is what is served here."""
+    """Sets the call that is served in this context."""
     current.set(Served(bridge, frame["rpc_id"]))
     left = frame.get("timeout_ms")
     scope.set((frame.get("session_id"), None if left is None else time.monotonic() + left / 1000))

@@ -53,7 +53,7 @@ class Signature:
             "output_schema": self.output_schema,
             "kind": kind,
             "positional": [p.name for p in self.parameters if p.kind in ("positional", "normal")],
-            "varargs": any(p.kind == "varargs" for p in self.parameters),
+            "varargs": next((p.name for p in self.parameters if p.kind == "varargs"), ""),
             "warnings": self.warnings,
         }
 
