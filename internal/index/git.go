@@ -500,8 +500,11 @@ func (g git) bring(ctx context.Context, store, location string, header *loginHea
 		if _, err := g.output(ctx, store, header, append(fetch, "--", location, "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")...); err != nil {
 			return "", unreachable(location, err)
 		}
-		if ref == "HEAD" {
+		switch ref {
+		case "HEAD":
 			want = refs.commits[ref]
+		case "":
+			want += "^{commit}" // a file's object may begin with its digits too
 		}
 	}
 	return want, nil
