@@ -118,7 +118,7 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 	}
 	run := g.here
 	if g.apart != nil {
-		run = g.apart.run
+		run, env = g.apart.run, append(env, "GIT_CONFIG_NOSYSTEM=1") // g.settings and the address have them already
 	}
 	said, err := run(ctx, cmp.Or(dir, "/"), argv, env, out) // no repository that we happen to be in has settings for it
 	switch {

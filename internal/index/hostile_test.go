@@ -87,7 +87,7 @@ func TestGitGetsTheSettingsOfItsAddress(t *testing.T) {
 		t.Errorf("the files of settings are %q, want %q", files, want)
 	}
 	for _, one := range ran {
-		for text, want := range map[string]bool{"http.useragent": !strings.Contains(one, " archive "), "of another": false, "/agent": false, "API_TOKEN": false, "home/": false, "hunter2": false, "PATH=": true} {
+		for text, want := range map[string]bool{"http.useragent": !strings.Contains(one, " archive "), "of another": false, "/agent": false, "API_TOKEN": false, "home/": false, "hunter2": false, "PATH=": true, "GIT_CONFIG_NOSYSTEM=1": true} {
 			if strings.Contains(one, text) != want {
 				t.Errorf("%q is in %s: %v, want %v", text, one, !want, want)
 			}
