@@ -2,6 +2,7 @@ package index
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -37,18 +38,24 @@ func (a *Apart) run(ctx context.Context, dir string, argv, env []string, out io.
 // remote returns the git that talks to a repository, with its address and the login there, as the
 // settings of this machine have them. By HTTP that is one apart, which gets the settings for
 // that address. ssh has keys in the home of this process, and local repositories are its user's.
-func (g git) remote(ctx context.Context, apart *Apart, store, location string, login *loginHeader) (git, string, *loginHeader) {
+func (g git) remote(ctx context.Context, apart *Apart, store, location string, login *loginHeader) (git, string, *loginHeader, error) {
 	out, err := g.output(ctx, "", nil, "ls-remote", "--get-url", "--", location)
-	u, parsed := url.Parse(strings.TrimSpace(string(out)))
-	if err != nil || parsed != nil || u.Scheme != "http" && u.Scheme != "https" {
-		return g, location, login
+	if err != nil {
+		return g, "", nil, internalGit(err)
+	}
+	u, err := url.Parse(strings.TrimSpace(string(out)))
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+		return g, location, login, nil
 	}
 	if user := u.User; user != nil {
 		u.User = nil
 		login = newLoginHeader(u.String(), user)
 	}
-	// An error is one of having none.
-	out, _ = g.output(ctx, "", nil, "config", "--null", "--type=path", "--get-urlmatch", "http", u.String())
+	out, err = g.output(ctx, "", nil, "config", "--null", "--type=path", "--get-urlmatch", "http", u.String())
+	var exit *exec.ExitError
+	if err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) { // 1: there are none
+		return g, "", nil, internalGit(err)
+	}
 	for setting := range strings.SplitSeq(string(out), "\x00") {
 		key, value, ok := strings.Cut(setting, "\n")
 		if !ok {
@@ -65,7 +72,7 @@ func (g git) remote(ctx context.Context, apart *Apart, store, location string, l
 		g.settings = append(g.settings, [2]string{key, value})
 	}
 	g.apart = apart
-	return g, u.String(), login
+	return g, u.String(), login, nil
 }
 
 // credentials asks the credential helpers of this machine for a login; nil if they know none.

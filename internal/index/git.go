@@ -281,7 +281,9 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 	defer deep.RemoveAll(store) //nolint:errcheck // what a killed process leaves is swept
 	remote, reader := g, g
 	if apart != nil {
-		remote, location, header = g.remote(ctx, apart, store, location, header)
+		if remote, location, header, err = g.remote(ctx, apart, store, location, header); err != nil {
+			return nil, err
+		}
 		reader.apart = apart
 	}
 	refs, err := remote.refs(ctx, store, location, header)
@@ -547,7 +549,7 @@ func internalGit(err error) error {
 	if !errors.As(err, &ge) {
 		return err
 	}
-	return failed("git_failed", "git failed: %s", ge.reason()).WithDetail("stderr", ge.stderr)
+	return failed(reasonGit, "git failed: %s", ge.reason()).WithDetail("stderr", ge.stderr)
 }
 
 // loginHeader passes credentials to git in its environment, as a header for one server. Every

@@ -95,6 +95,16 @@ func TestGitGetsTheSettingsOfItsAddress(t *testing.T) {
 	}
 }
 
+// Settings that git cannot read are told, rather than left out.
+func TestFetchTellsOfSettingsThatCannotBeRead(t *testing.T) {
+	url := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), nil) + "/weather/.git"
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	write(t, home, map[string]string{".gitconfig": "[http]\n\tsslCAInfo = ~nouser/ca.pem\n"})
+	_, err := fetch(t, url, nil)
+	wantFailed(t, err, reasonGit, "nouser")
+}
+
 // Settings of the repository that we happen to be started in are none of a fetch's.
 func TestFetchIsNotOfTheRepositoryThatWeAreIn(t *testing.T) {
 	marker := filepath.Join(t.TempDir(), "ran")
