@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/tool"
@@ -121,11 +122,14 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 		run, env = g.apart.run, append(env, "GIT_CONFIG_NOSYSTEM=1") // g.settings and the address have them already
 	}
 	said, err := run(ctx, cmp.Or(dir, "/"), argv, env, out) // no repository that we happen to be in has settings for it
+	var own *toolmesh.Error                                 // of the way apart
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case errors.As(err, &own):
+		return own.WithDetail("reason", reasonGit)
 	case errors.Is(err, exec.ErrNotFound):
 		return failed(reasonGitMissing, "git is needed for this source and was not found; install git on this machine, or install the index from one that has it")
 	}

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/toolmesh/toolmesh"
 )
 
 // git, and processes that it starts, see only the variables of our environment that they need.
@@ -103,6 +105,21 @@ func TestFetchTellsOfSettingsThatCannotBeRead(t *testing.T) {
 	write(t, home, map[string]string{".gitconfig": "[http]\n\tsslCAInfo = ~nouser/ca.pem\n"})
 	_, err := fetch(t, url, nil)
 	wantFailed(t, err, reasonGit, "nouser")
+}
+
+// A way apart that fails is told as itself, not as the network.
+func TestFetchTellsWhyGitCannotRunApart(t *testing.T) {
+	t.Parallel()
+	url := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), nil) + "/weather/.git"
+	far := apart(t)
+	far.Run = func(context.Context, string, []string, []string, io.Writer) (string, error) {
+		return "", toolmesh.Errorf(toolmesh.CodeInstallFailed, "no interpreter").WithDetail("python", "3")
+	}
+	how := fetching{git: "git", timeout: time.Minute, limits: defaultLimits, apart: far}
+	_, err := how.fetch(t.Context(), source(t, url), filepath.Join(t.TempDir(), "tree"), "")
+	if e := wantFailed(t, err, reasonGit, "no interpreter"); e.Details["python"] != "3" || strings.Contains(e.Message, "network") {
+		t.Errorf("the error is %v, %v", e, e.Details)
+	}
 }
 
 // Settings of the repository that we happen to be started in are none of a fetch's.
