@@ -40,11 +40,8 @@ func (a *Apart) run(ctx context.Context, dir string, argv, env []string, out io.
 // that address. ssh has keys in the home of this process, and local repositories are its user's.
 func (g git) remote(ctx context.Context, apart *Apart, store, location string, login *loginHeader) (git, string, *loginHeader, error) {
 	out, err := g.output(ctx, "", nil, "ls-remote", "--get-url", "--", location)
-	if err != nil {
-		return g, "", nil, internalGit(err)
-	}
-	u, err := url.Parse(strings.TrimSpace(string(out)))
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+	u, parsed := url.Parse(strings.TrimSpace(string(out)))
+	if err != nil || parsed != nil || u.Scheme != "http" && u.Scheme != "https" {
 		return g, location, login, nil
 	}
 	if user := u.User; user != nil {
@@ -61,18 +58,49 @@ func (g git) remote(ctx context.Context, apart *Apart, store, location string, l
 		if !ok {
 			continue
 		}
-		if filepath.IsAbs(value) { // a file of certificates, keys or cookies
-			if data, err := os.ReadFile(value); err == nil {
-				value = filepath.Join(store, fmt.Sprintf("setting-%d", len(g.settings)))
-				if err := os.WriteFile(value, data, 0o600); err != nil {
-					continue
-				}
-			}
+		g.settings = append(g.settings, [2]string{key, g.handOver(value, store)})
+	}
+	for _, line := range os.Environ() {
+		if name, value, _ := strings.Cut(line, "="); isOf(certificates, name) {
+			g.environment = append(g.environment, name+"="+g.handOver(value, store))
 		}
-		g.settings = append(g.settings, [2]string{key, value})
 	}
 	g.apart = apart
 	return g, u.String(), login, nil
+}
+
+// maxHandedOver is how many bytes the files of one setting may have.
+const maxHandedOver = 16 << 20
+
+// handOver copies a file of certificates, keys or cookies, or the files of such a folder, into
+// the store and returns the copy's path. Other values, and what cannot be read, it returns as they
+// are: git tells what it misses.
+func (g git) handOver(value, store string) string {
+	if !filepath.IsAbs(value) {
+		return value
+	}
+	left := int64(maxHandedOver)
+	copied := func(from, to string) bool {
+		info, err := os.Stat(from)
+		if err != nil || !info.Mode().IsRegular() || info.Size() > left {
+			return false
+		}
+		left -= info.Size()
+		data, err := os.ReadFile(from)
+		return err == nil && os.WriteFile(to, data, 0o600) == nil
+	}
+	to := filepath.Join(store, fmt.Sprintf("setting-%d", len(g.settings)+len(g.environment)))
+	entries, err := os.ReadDir(value)
+	if err == nil && os.Mkdir(to, 0o700) == nil {
+		for _, entry := range entries {
+			copied(filepath.Join(value, entry.Name()), filepath.Join(to, entry.Name()))
+		}
+		return to
+	}
+	if copied(value, to) {
+		return to
+	}
+	return value
 }
 
 // credentials asks the credential helpers of this machine for a login; nil if they know none.

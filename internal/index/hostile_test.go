@@ -53,13 +53,18 @@ func TestGitGetsTheSettingsOfItsAddress(t *testing.T) {
 	})
 	dir := t.TempDir()
 	write(t, dir, map[string]string{
-		"ca.pem": "certificates",
+		"ca.pem": "certificates", "home/ca.pem": "certificates", "home/more/a.pem": "certificates", "home/more/b.pem": "-> ../ca.pem",
 		"home/.gitconfig": "[credential]\n\thelper = \"!echo username=bob; echo password=hunter2!; :\"\n[url \"" + served + "/\"]\n\tinsteadOf = http://short.invalid/\n" +
-			"[http \"" + served + "\"]\n\tuserAgent = mine\n\tsslCAInfo = " + dir + "/ca.pem\n[http \"http://other.invalid\"]\n\textraHeader = of another\n",
+			"[http \"" + served + "\"]\n\tuserAgent = mine\n\tsslCAInfo = " + dir + "/ca.pem\n\tsslCAPath = ~/more\n[http \"http://other.invalid\"]\n\textraHeader = of another\n",
 	})
 	t.Setenv("HOME", filepath.Join(dir, "home"))
 	t.Setenv("SSH_AUTH_SOCK", "/agent")
 	t.Setenv("API_TOKEN", "s")
+	for _, name := range []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "GIT_SSL_CAPATH"} { // of the machine of the test
+		t.Setenv(name, "")
+	}
+	t.Setenv("GIT_SSL_CAINFO", dir+"/home/ca.pem")
+	t.Setenv("SSL_CERT_DIR", dir+"/home/more")
 	var ran []string
 	var files string // of settings
 	far := apart(t)
@@ -68,10 +73,12 @@ func TestGitGetsTheSettingsOfItsAddress(t *testing.T) {
 		ran = append(ran, fmt.Sprint(argv, env))
 		for _, line := range env {
 			if _, file, ok := strings.Cut(line, "="+in+"/setting-"); ok {
-				text, err := os.ReadFile(in + "/setting-" + file)
-				files += string(text)
-				if err != nil {
-					t.Error(err)
+				for _, name := range onDisk(t, in+"/setting-"+file) {
+					text, err := os.ReadFile(filepath.Join(in, "setting-"+file, name))
+					files += string(text)
+					if err != nil {
+						t.Error(err)
+					}
 				}
 			}
 		}
@@ -85,7 +92,8 @@ func TestGitGetsTheSettingsOfItsAddress(t *testing.T) {
 	if len(ran) != 4 { // a list without a login, and one with it
 		t.Errorf("apart ran %d programs, want 4: %s", len(ran), ran)
 	}
-	if want := strings.Repeat("certificates", 3); files != want {
+	// Two files and two folders of two, for each program that talks.
+	if want := strings.Repeat("certificates", 3*(2+4)); files != want {
 		t.Errorf("the files of settings are %q, want %q", files, want)
 	}
 	for _, one := range ran {
