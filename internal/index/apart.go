@@ -46,7 +46,11 @@ func (g git) remote(ctx context.Context, apart *Apart, store, location string, l
 	}
 	if user := u.User; user != nil {
 		u.User = nil
-		login = newLoginHeader(u.String(), user)
+		if _, ok := user.Password(); ok {
+			login = newLoginHeader(u.String(), user)
+		} else {
+			g.user = user
+		}
 	}
 	out, err = g.output(ctx, "", nil, "config", "--null", "--type=path", "--get-urlmatch", "http", u.String())
 	var exit *exec.ExitError
@@ -103,9 +107,15 @@ func (g git) handOver(value, store string) string {
 	return value
 }
 
-// credentials asks the credential helpers of this machine for a login; nil if they know none.
-func (g git) credentials(ctx context.Context, location string) *url.Userinfo {
-	g.input = "url=" + location + "\n\n"
+// credentials asks the credential helpers of this machine for a login, of a user if one is given;
+// nil if they know none.
+func (g git) credentials(ctx context.Context, location string, user *url.Userinfo) *url.Userinfo {
+	u, err := url.Parse(location)
+	if err != nil {
+		return nil
+	}
+	u.User = user
+	g.input = "url=" + u.String() + "\n\n"
 	out, err := g.output(ctx, "", nil, "credential", "fill")
 	if err != nil {
 		return nil

@@ -38,10 +38,11 @@ type git struct {
 
 	protocols string // the allowed transports; empty: allowed
 
-	apart       *Apart      // runs it; nil: this process does
-	settings    [][2]string // of git, beyond those that it finds itself
-	environment []string    // beyond environ
-	input       string      // for its standard input
+	apart       *Apart        // runs it; nil: this process does
+	settings    [][2]string   // of git, beyond those that it finds itself
+	environment []string      // beyond environ
+	user        *url.Userinfo // that settings have in the address, without a password
+	input       string        // for its standard input
 }
 
 // allowed are the transports. Others, such as ext::, run commands.
@@ -299,7 +300,7 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 	}
 	refs, err := remote.refs(ctx, store, location, header)
 	if remote.apart != nil && isDenied(err) {
-		if login := g.credentials(ctx, location); login != nil {
+		if login := g.credentials(ctx, location, remote.user); login != nil {
 			header = newLoginHeader(location, login)
 			refs, err = remote.refs(ctx, store, location, header)
 		}

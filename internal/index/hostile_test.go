@@ -105,6 +105,25 @@ func TestGitGetsTheSettingsOfItsAddress(t *testing.T) {
 	}
 }
 
+// The user that settings put into an address is the one that credential helpers are asked for.
+func TestFetchAsksForTheUserOfSettings(t *testing.T) {
+	var others atomic.Int64
+	served := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), func(r *http.Request) bool {
+		user, password, given := r.BasicAuth()
+		if given && password != "hunter2!" {
+			others.Add(1)
+		}
+		return user == "bob" && password == "hunter2!"
+	})
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	write(t, home, map[string]string{".gitconfig": "[credential]\n\thelper = \"!f() { test $1 = get && grep -q username=bob && echo password=hunter2!; }; f\"\n" +
+		"[url \"" + strings.Replace(served, "://", "://bob@", 1) + "/\"]\n\tinsteadOf = http://short.invalid/\n"})
+	if _, err := fetch(t, "http://short.invalid/weather/.git", nil); err != nil || others.Load() > 0 {
+		t.Errorf("the fetch tried %d other logins: %v", others.Load(), err)
+	}
+}
+
 // Settings that git cannot read are told, rather than left out.
 func TestFetchTellsOfSettingsThatCannotBeRead(t *testing.T) {
 	url := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), nil) + "/weather/.git"
