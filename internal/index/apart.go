@@ -14,8 +14,9 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// Apart runs programs of a fetch apart from this process: without its variables and its home,
-// as another user where there can be one.
+// Apart runs programs of a fetch apart from this process: without its variables, with a home of
+// their own, as another user where there can be one. Where there is none, they may still read
+// the files of this process's user.
 type Apart struct {
 	// Dir is where the folders of such programs are made.
 	Dir string
