@@ -3,10 +3,12 @@
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+import toolmesh
 from toolmesh import Mesh, ToolTimeout
 
 INFO = b'INFO {"server_id":"x","version":"2.12.0","proto":1,"headers":true,"max_payload":1048576}\r\n'
@@ -18,8 +20,8 @@ def silent(connection: socket.socket) -> None:
         pass
 
 
-def without_registry(connection: socket.socket) -> None:
-    """A NATS server where no tool has a subscriber, and the registry's is frozen."""
+def without_registry(connection: socket.socket, registry: bytes = b"") -> None:
+    """A NATS server where no tool has a subscriber, and the registry's is frozen if it has no answer."""
     connection.sendall(INFO)
     lines, sid = connection.makefile("rb"), b""
     while line := lines.readline():
@@ -30,9 +32,16 @@ def without_registry(connection: socket.socket) -> None:
             sid = words[-1]
         elif words[0] in (b"PUB", b"HPUB"):
             lines.read(int(words[-1]) + 2)
-            if words[1].startswith(b"tools."):
+            if words[1].startswith(b"mesh.registry.") and registry:
+                time.sleep(0.05)
+                connection.sendall(b"MSG %s %s %d\r\n%s\r\n" % (words[2], sid, len(registry), registry))
+            elif words[1].startswith((b"tools.", b"mesh.batch.")):
                 head = b"NATS/1.0 503\r\n\r\n"
                 connection.sendall(b"HMSG %s %s %d %d\r\n%s\r\n" % (words[2], sid, len(head), len(head), head))
+
+
+def with_registry(connection: socket.socket) -> None:
+    without_registry(connection, b"{}")
 
 
 @contextlib.contextmanager
@@ -74,3 +83,26 @@ def test_a_calls_time_bounds_what_precedes_it(
         with pytest.raises(ToolTimeout) as told:
             call(mesh)
         assert told.value.started is False, told.value
+
+
+def test_calls_that_give_up_leave_the_connection_to_those_that_come() -> None:
+    opened: list[socket.socket] = []
+
+    def late(connection: socket.socket) -> None:
+        opened.append(connection)
+        time.sleep(0.4)
+        without_registry(connection)
+
+    with serving(late) as url, Mesh(url) as mesh:
+        for _ in range(4):
+            with pytest.raises(ToolTimeout):
+                mesh.call("weather.forecast", {}, timeout=0.25)
+        assert len(opened) == 1
+
+
+def test_a_members_time_begins_at_a_node() -> None:
+    """It is not spent by what is done for other members."""
+    members = [("a.x", {"image": b"x"}, 5.0), ("b.x", {"image": b"x"}, 0.01)]
+    with serving(with_registry) as url, Mesh(url) as mesh:
+        with pytest.raises(toolmesh.Unavailable, match="no node runs batches"):
+            mesh.batch(members, timeout=30, return_exceptions=True)

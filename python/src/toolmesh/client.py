@@ -95,9 +95,10 @@ class _Links:
         """Writes bytes in the arguments of a call as its tool declares them, and stores its files. The schema is
         asked for each few seconds at most."""
         if call.files or _BYTES in call.body:
-            await link.within(call, self._settle(link, call))
+            await link.within(call, self.declare(link, call))
 
-    async def _settle(self, link: Connection, call: Call) -> None:
+    async def declare(self, link: Connection, call: Call) -> None:
+        """Does what settle does, without an end."""
         await payloads.stored(link, call)
         if _BYTES not in call.body:
             return
@@ -228,7 +229,7 @@ class _Base:
     async def _batch(self, call: Call, members: list[Call], parallel: bool) -> list[Any]:
         link = self._links.here()
         for one in members:
-            await link.within(call, self._links.settle(link, one))
+            await link.within(call, self._links.declare(link, one))  # its own time begins at a node
             call.stored += one.stored
         requests = batches.requests([(one.tool, one.body, one.timeout) for one in members], lambda _, body: body)
         said = ',"parallel":true' if parallel else ""

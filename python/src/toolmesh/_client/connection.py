@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import hashlib
 import importlib
 import io
@@ -78,7 +79,7 @@ class Connection:
         self.since = 0.0  # when that was made
         self._find, self._name, self._session = find, name, session
         self._nc: Client | None = None
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
         self._denied: set[str] = set()  # inboxes that may not be subscribed
         self.nodes: dict[str, Node] = {}
         self._heartbeats: dict[str, Subscription] = {}
@@ -113,15 +114,29 @@ class Connection:
         if self.closed:
             raise refused("unavailable", "the mesh was closed")
         if nc is None or nc.is_closed:
-            async with self._opening:
-                if self._nc is None or self._nc.is_closed:
-                    await self._open()
-                nc = self._nc
-        assert nc is not None
+            nc = await self._opened()
         if not nc.is_connected:
             raise refused("unavailable", "the connection to the mesh is lost, and being made again: nothing was sent",
                           retryable=True)
         return nc
+
+    async def _opened(self) -> Client:
+        """A link that is made now, for all that wait for it: it is made on when one of them gives up."""
+        opening = self._opening
+        if opening is None or opening.done():
+            opening = self._opening = self.loop.create_task(self._open())
+            self._tasks.add(opening)
+            opening.add_done_callback(self._ended)
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if not self.closed:
+                raise
+            raise refused("unavailable", "the mesh was closed") from None
+        except errors.MeshError as failure:
+            raise copy.copy(failure) from None  # each of them has its own
+        assert self._nc is not None
+        return self._nc
 
     async def _open(self) -> None:
         try:
@@ -333,7 +348,7 @@ class Connection:
             self._began = time.monotonic()
             self._pinging = self.loop.create_task(nc.flush(_NEVER))
             self._tasks.add(self._pinging)
-            self._pinging.add_done_callback(self._pinged)
+            self._pinging.add_done_callback(self._ended)
         ping = self._pinging
         if not (await asyncio.wait([ping], timeout=_PING))[0]:
             raise asyncio.TimeoutError("no answer to a ping")
@@ -341,10 +356,10 @@ class Connection:
             raise ConnectionError("not connected")
         ping.result()
 
-    def _pinged(self, ping: asyncio.Task[None]) -> None:
-        self._tasks.discard(ping)
-        if not ping.cancelled():
-            ping.exception()  # read, so that asyncio does not print it; those that wait for the ping get it, too
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # read, so that asyncio does not print it; those that wait for the task get it, too
 
     async def seek(self, one: Pending, call: Call) -> None:
         """Finds the node of a call of which none is known after the link was cut, so that it can be asked again."""

@@ -204,7 +204,7 @@ async def stored(link: Link, call: Call) -> None:
         mark, file = call.files.pop()
         with open(file.path, "rb") as opened:
             size = os.fstat(opened.fileno()).st_size
-            ref = await put(link, call.session, opened, size, call.deadline)
+            ref = await put(link, call.session, opened, size)
         call.stored.append(ref)
         told = {files.KEY: ref.name, "digest": ref.digest, "size": size, "name": file.name}
         if file.type:
