@@ -19,7 +19,7 @@
 //	   internal/chunks, internal/payloads          streams stored and replayed; payloads stored, served and fetched
 //	3  internal/store                              what the mesh keeps in JetStream: keys, objects, reads
 //	2  executor, internal/index, internal/bus      Python workers; sources and bundles; one NATS connection
-//	1  tool, codec, internal/cache, internal/deep  what a tool is; what a message is; results that are kept; deep folders
+//	1  tool, codec, internal/cache, internal/deep  what a tool is; what a message is; results that are kept; deep folders and TOML
 //	   internal/access, internal/transcript        keys and their rights; conversations on the wire that tests replay
 //	0  toolmesh, subjects, python, examples        words, names, the worker's files
 //	   internal/fair                              room and work that sessions share

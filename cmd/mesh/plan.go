@@ -88,6 +88,10 @@ func planFacts(p *deploy.Plan) []string {
 		}
 		tools = append(tools, string(id))
 	}
+	shown := text("tools", tools)
+	if p.Looser > 0 {
+		shown += fmt.Sprintf(" (%d of them confined less than %s)", p.Looser, p.Sandbox)
+	}
 	for _, v := range p.Variables {
 		variables = append(variables, v.Name+map[bool]string{true: " (required)"}[v.Required])
 	}
@@ -106,7 +110,7 @@ func planFacts(p *deploy.Plan) []string {
 		}
 	}
 	return []string{
-		"index", string(p.Index) + " @ " + short(p.Revision), "tools", text("tools", tools), "run as", user, "sandbox", string(p.Sandbox),
+		"index", string(p.Index) + " @ " + short(p.Revision), "tools", shown, "run as", user, "sandbox", string(p.Sandbox),
 		"network", map[bool]string{true: "yes", false: "no"}[p.Network], "builds", text("builds", p.Builds), "init", init, "variables", text("variables", variables), "folders", text("paths", paths),
 	}
 }

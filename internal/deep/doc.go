@@ -1,3 +1,3 @@
-// Package deep removes folders that others could write, however deep they have made them. It
-// follows no links, keeps no folder, and removes what its caller names alone.
+// Package deep handles what others could have made as deep as they like. It removes folders: it
+// follows no links, keeps no folder, and removes what its caller names alone. And it reads TOML.
 package deep

@@ -129,6 +129,8 @@ type Plan struct {
 	Paths     []index.Path   `json:"paths"`
 	// Omitted are the numbers of items that did not fit into a message, by the names of the lists above.
 	Omitted map[string]int `json:"omitted,omitempty"`
+	// Looser is the number of omitted tools with a level looser than Sandbox.
+	Looser int `json:"looser,omitempty"`
 }
 
 type withoutBuilds struct{}

@@ -1,23 +1,52 @@
 package deploy
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Shorten makes a line that no message carries smaller: lists keep so many items, texts a few
 // bytes for each of these. What the lists had more is counted in omitted.
-func (l Line) Shorten(items int) Line { return shortened(l, items) }
+func (l Line) Shorten(items int) Line {
+	if l.Plan != nil {
+		l.Plan = l.Plan.first(items)
+	}
+	return shortened(l, items)
+}
 
 // ShortenError is [Line.Shorten] for an error, whose details have the lists.
 func ShortenError(e *toolmesh.Error, items int) *toolmesh.Error {
 	short := *e
-	short.Details = shortened(e.Details, items)
+	if plan, ok := e.Details["plan"].(Plan); ok {
+		short = *e.WithDetail("plan", plan.first(items))
+	}
+	short.Details = shortened(short.Details, items)
 	short.Message, short.Stacktrace = shortText(e.Message, items), shortText(e.Stacktrace, items)
+	return &short
+}
+
+// first is the plan with the tools that are confined least first, and the levels of the first items
+// of these only: a plan that is shortened must not hide what it allows.
+func (p *Plan) first(items int) *Plan {
+	level := func(id subjects.ToolID) tool.Sandbox { return cmp.Or(p.Sandboxes[id], p.Sandbox) }
+	short := *p
+	short.Tools, short.Sandboxes = slices.Clone(p.Tools), maps.Clone(p.Sandboxes)
+	slices.SortStableFunc(short.Tools, func(a, b subjects.ToolID) int {
+		return cmp.Compare(slices.Index(tool.Sandboxes(), level(a)), slices.Index(tool.Sandboxes(), level(b)))
+	})
+	for _, id := range short.Tools[min(items, len(short.Tools)):] {
+		delete(short.Sandboxes, id)
+		if !level(id).AtLeast(p.Sandbox) {
+			short.Looser++
+		}
+	}
 	return &short
 }
 

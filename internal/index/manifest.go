@@ -1,7 +1,6 @@
 package index
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -17,6 +16,7 @@ import (
 	"github.com/BurntSushi/toml"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -359,7 +359,7 @@ func readProject(fsys fs.FS) (*pyproject, error) {
 		return nil, err
 	}
 	p := new(pyproject)
-	if err := unmarshalTOML(data, p); err != nil {
+	if err := deep.UnmarshalTOML(data, p); err != nil {
 		return nil, failed(reasonManifest, "pyproject.toml cannot be read: %s", tomlText(err)).WithDetail("file", "pyproject.toml")
 	}
 	return p, nil
@@ -392,63 +392,6 @@ func firstFile(fsys fs.FS, names ...string) string {
 		}
 	}
 	return ""
-}
-
-// maxTOMLDepth bounds the parts of a dotted key, and the arrays and inline tables inside each other:
-// reading them takes time in the cube of their number.
-const maxTOMLDepth = 40
-
-// unmarshalTOML reads a file that somebody else has written.
-func unmarshalTOML(data []byte, to any) error {
-	dots, depth := 0, 0
-	for i := 0; i < len(data); i++ {
-		switch data[i] {
-		case '#':
-			if end := bytes.IndexByte(data[i:], '\n'); end > 0 {
-				i += end - 1
-			} else {
-				i = len(data)
-				continue
-			}
-		case '"', '\'':
-			i += tomlString(data[i:]) - 1
-		case '.':
-			dots++
-		case '[', '{':
-			depth++
-		case ']', '}':
-			depth--
-		case '\n', '=', ',':
-			dots = 0
-		}
-		if max(dots, depth) > maxTOMLDepth {
-			return fmt.Errorf("line %d: keys, lists and tables have at most %d levels", 1+bytes.Count(data[:i], []byte("\n")), maxTOMLDepth)
-		}
-	}
-	return toml.Unmarshal(data, to)
-}
-
-// tomlString is the length of the string that data begins with.
-func tomlString(data []byte) int {
-	quote := data[:1]
-	if triple := bytes.Repeat(quote, 3); bytes.HasPrefix(data, triple) {
-		quote = triple
-	}
-	for i := len(quote); i < len(data); i++ {
-		switch {
-		case data[i] == '\\' && data[0] == '"':
-			i++
-		case bytes.HasPrefix(data[i:], quote):
-			i += len(quote)
-			for len(quote) == 3 && i < len(data) && data[i] == data[0] { // it ended with quotes of its own
-				i++
-			}
-			return i
-		case data[i] == '\n' && len(quote) == 1:
-			return i // an error of the file
-		}
-	}
-	return len(data)
 }
 
 // tomlText is the message of a TOML error with its place, on one line.

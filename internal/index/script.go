@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // scriptLoader reads a single Python file with its dependencies in a comment
@@ -76,7 +78,7 @@ func parseScript(data []byte, file string) (*Manifest, error) {
 		return nil, bad("it has %d script blocks; a file may have one", len(blocks))
 	}
 	var top map[string]any
-	if err := unmarshalTOML([]byte(commentMark.ReplaceAllString(blocks[0][1], "")), &top); err != nil {
+	if err := deep.UnmarshalTOML([]byte(commentMark.ReplaceAllString(blocks[0][1], "")), &top); err != nil {
 		return nil, bad("its script block cannot be read: %s (lines are counted in the block)", tomlText(err))
 	}
 	r := &reader{table: "tool.toolmesh", tool: "tool.toolmesh.tool", full: func(name string) string {

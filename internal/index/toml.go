@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -38,7 +39,7 @@ func (tomlLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 		return nil, err
 	}
 	var top map[string]any
-	if err := unmarshalTOML(data, &top); err != nil {
+	if err := deep.UnmarshalTOML(data, &top); err != nil {
 		return nil, failed(reasonManifest, "%s cannot be read: %s", file, tomlText(err)).WithDetail("file", file)
 	}
 	index, ok := top["index"].(map[string]any)

@@ -64,6 +64,10 @@ func TestManifestsThatTakeLongAreRefused(t *testing.T) {
 		"a dotted table":      {"tools.toml", head + "[" + strings.Repeat("'a' . ", 41) + "a]\n", "at most 40 levels"},
 		"inline tables":       {"tools.toml", head + "a = " + strings.Repeat("{'}' = {}, a = ", 41) + "1" + strings.Repeat("}", 41) + "\n", "at most 40 levels"},
 		"lists":               {"tools.toml", head + "a = " + strings.Repeat("[", 41) + strings.Repeat("]", 41) + "\n", "at most 40 levels"},
+		"dotted keys inside":  {"tools.toml", head + "a = " + strings.Repeat("{b = 1, "+strings.Repeat("a.", 9)+"a = ", 5) + "1" + strings.Repeat("}", 5) + "\n", "at most 40 levels"},
+		"below a header":      {"tools.toml", head + "[" + strings.Repeat("a.", 21) + "a]\n" + strings.Repeat("b.", 21) + "b = 1\n", "line 4: keys, lists and tables have at most 40 levels"},
+		"a long key":          {"tools.toml", head + "['" + strings.Repeat("a", 1001) + "']\nb = 1\n", "25 bytes of keys count as one"},
+		"a long inline key":   {"tools.toml", head + "a = {" + strings.Repeat("a", 1001) + " = []}\n", "25 bytes of keys count as one"},
 		"after quotes":        {"tools.toml", head + `a = ['''x'''', """\"""", "\\\"", ` + strings.Repeat("{a = ", 41) + "1" + strings.Repeat("}", 41) + "]\n", "at most 40 levels"},
 		"parameters":          {"tools.toml", "[index]\n[tool.c]\ncommand = ['c', '" + numbered(1001, "{p%d}") + "']\n", "more than 1000 elements or parameters"},
 		"keys of a mapping":   {"TOOLS.yml", "tools: [m.f]\nx: {" + numbered(1001, "k%d: 1, ") + "}\n", "line 2: a mapping has more than 1000 keys"},
@@ -76,7 +80,8 @@ func TestManifestsThatTakeLongAreRefused(t *testing.T) {
 	}
 	dots := strings.Repeat(". { [ ", 50)
 	text := "[index]\ntools = ['m.f'] # " + dots + "\ndescription = \"\"\"" + dots + "\n\"" + dots + "\"\"\"\"\nmetadata = {a = '" + dots + "'}\n# " + dots
+	text += "\n" + strings.Repeat("[[a.b]]\nc = [{d = {}}, {}, [1.5, {e.f = 2.5, g = '"+dots+"'}]]\nd = {}\n", 50) + "[b]\n" + strings.Repeat("a.", 30) + "a = 1"
 	if _, err := LoadFS(fstest.MapFS{"tools.toml": {Data: []byte(text)}}); err != nil {
-		t.Errorf("dots and braces in texts and comments: %v", err)
+		t.Errorf("dots and braces in texts and comments, and many tables side by side: %v", err)
 	}
 }

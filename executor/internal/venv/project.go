@@ -11,7 +11,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/BurntSushi/toml"
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // pyproject are the parts of a pyproject.toml that decide which packages are installed.
@@ -47,7 +47,7 @@ func (r *reader) readProject(dir string) (*project, error) {
 		return nil, nil //nolint:nilnil // there need not be one
 	}
 	if err == nil {
-		err = toml.Unmarshal(p.data, &p.pyproject)
+		err = deep.UnmarshalTOML(p.data, &p.pyproject)
 	}
 	if err != nil {
 		return nil, failed(err, "", "%s cannot be read", p.file).WithDetail("reason", reasonDependency)

@@ -12,9 +12,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/BurntSushi/toml"
-
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
 // reader reads the declaration of an index, before any tool does. It stays in the index's
@@ -107,7 +106,7 @@ func (r *reader) settings(p *project) error {
 	var all map[string]any
 	data, err := r.file("uv.toml")
 	if err == nil {
-		err = toml.Unmarshal(data, &all)
+		err = deep.UnmarshalTOML(data, &all)
 	} else if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}

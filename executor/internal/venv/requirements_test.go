@@ -194,6 +194,8 @@ func TestRefusedRequirements(t *testing.T) {
 		"overrides":           {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv]\noverride-dependencies = ['a @ file:///x']\n"}, "changes which packages", "pyproject.toml"},
 		"beside requirements": {map[string]string{"requirements.txt": "a\n", "pyproject.toml": "[tool.uv]\nconstraint-dependencies = ['a @ file:///x']\n"}, "changes which packages", "pyproject.toml"},
 		"uv.toml":             {map[string]string{"requirements.txt": "a\n", "uv.toml": "extra-index-url = ['http://author.example']\n"}, "changes which packages", "uv.toml"},
+		"a deep project":      {map[string]string{"requirements.txt": "./lib\n", "lib/pyproject.toml": strings.Repeat("a.", 41) + "a = 1\n"}, "at most 40 levels", "lib/pyproject.toml"},
+		"a deep uv.toml":      {map[string]string{"requirements.txt": "a\n", "uv.toml": strings.Repeat("a.", 41) + "a = 1\n"}, "at most 40 levels", "uv.toml"},
 		"a source's address":  {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { git = 'file:///srv/repo' }\n"}, "not a path in the index", "pyproject.toml line 6"},
 		"a source's index":    {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { index = 'x' }\n"}, "not a path in the index", "pyproject.toml line 6"},
 		"a source outside":    {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { path = '../a' }\n"}, "leads out", "pyproject.toml"},
