@@ -112,7 +112,7 @@ func Servers(o Settings, env []string) (string, error) {
 		}
 		u, err := url.Parse(server)
 		if err != nil || CheckURL(server) != nil {
-			return "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q is not the URL of a NATS server: want nats://host:port", Redact(server)))
+			return "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q is not the URL of a NATS server: want nats://host:port", Redact(servers)))
 		}
 		u.User = nil
 		all[i] = u.String()
@@ -155,7 +155,7 @@ func Connect(ctx context.Context, o Options) (nc *nats.Conn, domain string, err 
 	}
 	for server := range strings.SplitSeq(o.URL, ",") {
 		if err := CheckURL(server); err != nil {
-			return nil, "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q %w", Redact(server), err))
+			return nil, "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q %w", Redact(o.URL), err))
 		}
 	}
 	more, file, err := o.credentials()

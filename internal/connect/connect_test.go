@@ -158,6 +158,19 @@ func TestConnectNamesTheFault(t *testing.T) {
 	}
 }
 
+// A password with a comma looks like two servers: no message has either half of it.
+func TestPasswordWithAComma(t *testing.T) {
+	t.Parallel()
+	const url = "nats://me:hunter2,secret@127.0.0.1:1"
+	_, _, refused := connect.Connect(t.Context(), connect.Options{Settings: connect.Settings{URL: url}})
+	_, unlisted := connect.Servers(connect.Settings{URL: url}, nil)
+	for _, err := range []error{refused, unlisted} {
+		if toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest || strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%v, want invalid_request without the password", err)
+		}
+	}
+}
+
 // Variables and ~/ of a context's files are those of the environment that was given.
 func TestFilesOfContext(t *testing.T) {
 	t.Parallel()
