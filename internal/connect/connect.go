@@ -66,9 +66,10 @@ type Options struct {
 	// any. Defaults to none.
 	Role access.Role
 	// Inboxes are inbox prefixes for a connection with a key, which may subscribe
-	// few of them: the first permitted one is taken; none is permission_denied. Only the
-	// first is tried where Wait is set. Of a credentials file the first one that it names
-	// is taken, and the usual prefix where it names none.
+	// few of them: the first permitted one is taken; none is permission_denied. For the key
+	// of a saved context the usual prefix comes last. Only the first is tried where Wait is
+	// set. Of a credentials file the first one that it names is taken, and the usual prefix
+	// where it names none.
 	Inboxes []string
 	// Wait returns before the first broker answers and goes on trying. Defaults to an
 	// error.
@@ -137,6 +138,9 @@ func Connect(ctx context.Context, o Options) (nc *nats.Conn, domain string, err 
 		if o.Creds == "" && o.Nkey == "" && saved.User == "" {
 			if o.Creds = saved.Creds; o.Creds == "" {
 				o.Nkey = saved.NKey
+				if len(o.Inboxes) > 0 { // the server's configuration may give it those that any user has
+					o.Inboxes = append(slices.Clip(o.Inboxes), strings.TrimSuffix(nats.InboxPrefix, "."))
+				}
 			}
 		}
 		if saved.InboxPrefix != "" {

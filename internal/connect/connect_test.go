@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/jsm.go/natscontext"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh"
@@ -213,6 +214,35 @@ func TestKeyOfAContextHasItsInbox(t *testing.T) {
 			t.Errorf("%s: inbox %s, want one of %s", role, got, inbox)
 		}
 		nc.Close()
+	}
+}
+
+// A context's key whose user has the usual inboxes alone is taken, as the nats command line takes it.
+func TestKeyOfAContextWithUsualInboxes(t *testing.T) {
+	t.Parallel()
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, _ := pair.PublicKey()
+	seed, _ := pair.Seed()
+	file := filepath.Join(t.TempDir(), "u.nk")
+	if err := os.WriteFile(file, seed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := meshtest.Broker(t, meshtest.Config(`authorization { users: [{nkey: `+public+`, permissions: {subscribe: ["_INBOX.>"]}}] }`))
+	env := save(t, t.TempDir(), "prod", map[string]any{"url": s.URL, "nkey": file})
+	inboxes, err := connect.Inboxes(access.Admin, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, _, err := connect.Connect(t.Context(), connect.Options{Settings: connect.Settings{Context: "prod"}, Env: env, Inboxes: inboxes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if got := nc.NewInbox(); !strings.HasPrefix(got, nats.InboxPrefix) {
+		t.Errorf("inbox %s, want a usual one", got)
 	}
 }
 
