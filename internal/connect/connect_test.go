@@ -73,7 +73,7 @@ func TestKeyOfMeshUp(t *testing.T) {
 	for _, r := range []connect.Record{
 		{URL: k.URL, PID: os.Getpid(), Process: connect.ProcessID(os.Getpid()), DataDir: k.DataDir, Keys: true},
 	} {
-		if err := connect.StateOf(env).Write(r); err != nil {
+		if err := connect.StateOf(env).Write(r, connect.Record{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -293,7 +293,7 @@ func TestStateOfDeadMeshes(t *testing.T) {
 	}
 	other := connect.Record{URL: "nats://127.0.0.1:2", DataDir: "b", PID: 1, Process: "an earlier one", Started: time.Now().Add(time.Hour)}
 	for _, r := range []connect.Record{self, other} {
-		if err := s.Write(r); err != nil {
+		if err := s.Write(r, connect.Record{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -303,14 +303,27 @@ func TestStateOfDeadMeshes(t *testing.T) {
 	if _, err := os.Stat(s.File(other)); err != nil {
 		t.Errorf("the record of a mesh whose process cannot be seen from here: %v", err)
 	}
+	// Two containers with one home may each have a data folder of that name: what the folder says counts.
 	other.DataDir = self.DataDir
-	for _, r := range []connect.Record{other, self} {
-		if err := s.Write(r); err != nil {
+	unseen := other
+	unseen.Process = "one with that pid in another container"
+	for _, r := range []connect.Record{unseen, other, self} {
+		if err := s.Write(r, connect.Record{}); err != nil {
 			t.Fatal(err)
 		}
 	}
+	before, _, err := connect.ReadRecord(s.File(other))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Write(self, before); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := os.Stat(s.File(other)); err == nil {
 		t.Error("the record of a mesh is kept whose data folder another one has")
+	}
+	if _, err := os.Stat(s.File(unseen)); err != nil {
+		t.Errorf("the record of a mesh with another folder of that name: %v", err)
 	}
 	s.Remove(self)
 	if got := s.Running(); len(got) > 0 {
