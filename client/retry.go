@@ -205,7 +205,9 @@ func (r *room) wait(ctx context.Context, s *settings, e *toolmesh.Error) bool {
 	// A node that does not pass calls on does not say how long: another one may have room.
 	d := cmp.Or(e.RetryAfter(), firstPause<<min(r.n, 7))
 	r.n++
-	if s.noWait || !passes(e) || left <= d || !wake.After(ctx, d+rand.N(min(d, left-d)/2+1)) {
+	// Calls above this one hold their own arguments until they end: they could wait for one another.
+	circle := s.above.Depth > 0 && e.Details["limit"] == "arguments"
+	if s.noWait || circle || !passes(e) || left <= d || !wake.After(ctx, d+rand.N(min(d, left-d)/2+1)) {
 		return false
 	}
 	if s.timeout > 0 {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 	"github.com/toolmesh/toolmesh/meshtest"
@@ -565,6 +567,13 @@ func TestFetchIsApart(t *testing.T) {
 	for text, want := range map[string]bool{"written\n": true, "GIVEN=1\n": true, "HOME=" + dir + "\n": true, "SECRET": false} {
 		if strings.Contains(out.String(), text) != want {
 			t.Errorf("%q is in its output: %v, want %v: %s", text, !want, want, out.String())
+		}
+	}
+	for program, ran := range map[string]bool{"/bin/false": true, "/no/such/program": false} { // one that did not begin has failed for us
+		_, err := x.Fetch(t.Context(), dir, []string{program}, nil, io.Discard)
+		var own *toolmesh.Error
+		if err == nil || errors.As(err, &own) == ran {
+			t.Errorf("%s: the error is %#v", program, err)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 	"github.com/toolmesh/toolmesh/executor/internal/venv"
 	"github.com/toolmesh/toolmesh/internal/deep"
@@ -38,7 +39,8 @@ func (x *Executor) Fetches() string { return filepath.Join(x.dir, scratch) }
 
 // Fetch runs a program that fetches the source of an index, as apart as those of the rest of an
 // installation: it sees no folder of the agent but dir, one in [Executor.Fetches], which it may
-// write and has as its home. env is the rest of its environment. Its output goes to out.
+// write and has as its home. env is the rest of its environment. Its output goes to out. The error
+// is install_failed if it could not run.
 func (x *Executor) Fetch(ctx context.Context, dir string, argv, env []string, out io.Writer) (stderr string, err error) {
 	python, err := x.venvs.Interpreter(ctx)
 	if err != nil {
@@ -47,6 +49,10 @@ func (x *Executor) Fetch(ctx context.Context, dir string, argv, env []string, ou
 	_, stderr, err = x.help(ctx, venv.Fetcher, venv.Job{
 		Interpreter: python, Tmp: dir, Dir: dir, Read: []string{filepath.Dir(argv[0])}, Argv: argv, Env: append(slices.Clip(env), "HOME="+dir, "TMPDIR="+dir), Stdout: out,
 	})
+	var exit sandbox.Exit
+	if err != nil && ctx.Err() == nil && !errors.As(err, &exit) {
+		err = toolmesh.Errorf(toolmesh.CodeInstallFailed, "%s cannot run apart from the agent: %w", argv[0], err)
+	}
 	return stderr, err
 }
 

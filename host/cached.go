@@ -146,8 +146,9 @@ func (t *cached) run(ctx context.Context, call *Call) (result json.RawMessage, e
 			err = panicked(p)
 		}
 	}()
-	into := unarySink{collect: call.Collect}
-	if err := t.Handler.ServeTool(at, call, &into); err != nil {
+	into, own := unarySink{collect: call.Collect}, *call
+	own.shared = true
+	if err := t.Handler.ServeTool(at, &own, &into); err != nil {
 		return nil, outcome(at, err)
 	}
 	return into.result(), nil

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/testmesh"
@@ -473,5 +475,57 @@ func TestRunsOfKeptToolsCall(t *testing.T) {
 	})
 	if a.code() != "invalid_request" || a.Error.started() != "true" || a.Error.Details["limit"] != "depth" {
 		t.Errorf("a tool that calls itself: %+v", a.Error)
+	}
+}
+
+// A run that others wait for does not end where the caller that began it is gone.
+func TestARunThatOthersWaitForIsNotDeserted(t *testing.T) {
+	r := newRig(t, nil)
+	calls, place := make(chan *host.Call, 8), make(chan struct{})
+	var waits, runs atomic.Int64
+	r.keep("kept", host.HandlerFunc(func(ctx context.Context, call *host.Call, sink host.Sink) error {
+		waits.Add(1)
+		calls <- call
+		<-place // as the pool's queue
+		if call.Deserted() {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the caller is not there").WithStarted(toolmesh.StartedNo)
+		}
+		runs.Add(1)
+		return sink.Send(ctx, []byte("1"))
+	}), keptFor)
+	dead := r.broker.Connect(t)
+	inbox := dead.NewInbox()
+	if _, err := dead.SubscribeSync(inbox); err != nil {
+		t.Fatal(err)
+	}
+	if err := dead.PublishMsg(&nats.Msg{Subject: "tools.default.desk.kept", Reply: inbox, Header: nats.Header{"Mesh-Keepalive": {"1"}}, Data: []byte("{}")}); err != nil {
+		t.Fatal(err)
+	}
+	<-calls
+	// Another call of the same caller shows when a keepalive has found no caller.
+	r.keep("other", host.HandlerFunc(func(_ context.Context, call *host.Call, _ host.Sink) error {
+		calls <- call
+		<-place
+		return nil
+	}), tool.Annotations{})
+	if err := dead.PublishMsg(&nats.Msg{Subject: "tools.default.desk.other", Reply: inbox, Header: nats.Header{"Mesh-Keepalive": {"1"}}, Data: []byte("{}")}); err != nil {
+		t.Fatal(err)
+	}
+	call := <-calls
+	in := r.inbox()
+	for range 3 {
+		r.send(in, "tools.default.desk.kept", "{}")
+	}
+	if err := r.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	dead.Close()
+	meshtest.Until(t, "the leader's caller is gone", call.Deserted)
+	close(place)
+	for range 3 {
+		in.next()
+	}
+	if waits.Load() != 1 || runs.Load() != 1 {
+		t.Errorf("the tool waited for a place %d times and ran %d times for callers that share a run", waits.Load(), runs.Load())
 	}
 }

@@ -91,6 +91,7 @@ type Call struct {
 
 	lanes   string // the turns of the calls above it, and its own: Mesh-Lanes
 	running *admit.Running[*inflight]
+	shared  bool  // its run is of others, too: of equal calls
 	host    *core // that runs it; nil for a call that a test has made
 }
 
@@ -113,7 +114,9 @@ func (c *Call) Report(p codec.Progress) {
 // Deserted reports whether the callers of the call are gone, as far as the last keepalive to
 // each has shown: a call that has waited should not begin then. It may be called concurrently,
 // and does not block.
-func (c *Call) Deserted() bool { return c.running != nil && c.running.Value.readers.Deserted() }
+func (c *Call) Deserted() bool {
+	return c.running != nil && !c.shared && c.running.Value.readers.Deserted()
+}
 
 // Progress tells how far the call of ctx is, from 0 to 1, and what it does: ctx is that of
 // a handler, or made of it. It is cheap, may be called concurrently and as often as one

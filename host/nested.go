@@ -18,8 +18,9 @@ import (
 // deeper, and within the time that it has left, which ctx says. It is made by
 // [NewNestedCalls], and its methods may be called concurrently.
 //
-// A tool may make more calls at once than the nodes have slots: they wait for room as
-// those of every client do. It waits for calls of the same depth only, which end without it.
+// A tool may make more calls at once than the nodes have slots: they wait for room as those of
+// every client do, but not for that of arguments, which the calls above hold as well. So they
+// wait for calls of the same depth only, which end without them.
 type NestedCalls struct {
 	client *client.Client
 	call   *Call

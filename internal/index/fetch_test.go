@@ -3,6 +3,8 @@ package index
 import (
 	std "cmp"
 	"context"
+	"crypto/sha1" //nolint:gosec // git's digest
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -138,6 +140,27 @@ func TestFetchRevisions(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// The digits of a short commit may begin the name of a file's object too.
+func TestFetchShortCommitThatAlsoBeginsABlob(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, indexFiles)
+	first := gitRun(t, repo, "rev-parse", "HEAD")
+	text := ""
+	for n := 0; ; n++ {
+		text = fmt.Sprint(n)
+		if sum := sha1.Sum(fmt.Appendf(nil, "blob %d\x00%s", len(text), text)); hex.EncodeToString(sum[:2]) == first[:4] { //nolint:gosec // git's digest
+			break
+		}
+	}
+	write(t, repo, map[string]string{"same": text})
+	gitRun(t, repo, "add", "same")
+	gitRun(t, repo, "commit", "-q", "-m", "second")
+	tree, err := fetch(t, "file://"+repo, &options{Rev: first[:4]})
+	if err != nil || tree.Revision != first {
+		t.Errorf("the tree of %s is %+v, %v", first, tree, err)
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/tool"
@@ -37,9 +38,11 @@ type git struct {
 
 	protocols string // the allowed transports; empty: allowed
 
-	apart    *Apart      // runs it; nil: this process does
-	settings [][2]string // of git, beyond those that it finds itself
-	input    string      // for its standard input
+	apart       *Apart        // runs it; nil: this process does
+	settings    [][2]string   // of git, beyond those that it finds itself
+	environment []string      // beyond environ
+	user        *url.Userinfo // that settings have in the address, without a password
+	input       string        // for its standard input
 }
 
 // allowed are the transports. Others, such as ext::, run commands.
@@ -53,17 +56,19 @@ const (
 
 // machineVariables and ownVariables are the variables of our environment for git, ssh, their helpers
 // and proxies, in upper case; the families are the prefixes of further ones. They get no others,
-// as the fetched repository influences what they do. A git apart gets those of the machine alone.
+// as the fetched repository influences what they do. A git apart gets those of the machine, and
+// if it talks to a server those of certificates, with copies of their files.
 var (
 	machineVariables = []string{
-		"PATH", "TZ", "LD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE",
+		"PATH", "TZ", "LD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
 	}
 	ownVariables = []string{
 		"HOME", "USER", "LOGNAME", "TMPDIR", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "XDG_CONFIG_HOME", "XDG_CACHE_HOME",
 		"XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME", "KRB5_CONFIG",
 		"SYSTEMROOT", "WINDIR", "COMSPEC", "PATHEXT", "TEMP", "TMP", "USERPROFILE", "HOMEDRIVE", "HOMEPATH", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA",
 	}
-	machineFamilies = []string{"GIT_SSL_", "GIT_PROXY_", "GIT_HTTP_", "GIT_EXEC_PATH"}
+	machineFamilies = []string{"GIT_HTTP_", "GIT_EXEC_PATH"}
+	certificates    = []string{"GIT_SSL_", "GIT_PROXY_SSL_", "SSL_CERT_", "CURL_CA_BUNDLE"}
 	ownFamilies     = []string{"GIT_CONFIG_", "GIT_SSH"}
 )
 
@@ -71,12 +76,16 @@ var (
 func (g git) environ(all []string) []string {
 	names, families := machineVariables, machineFamilies
 	if g.apart == nil {
-		names, families = slices.Concat(names, ownVariables), slices.Concat(families, ownFamilies)
+		names, families = slices.Concat(names, ownVariables), slices.Concat(families, certificates, ownFamilies)
 	}
 	return slices.DeleteFunc(all, func(line string) bool {
 		name, _, _ := strings.Cut(line, "=")
-		return !slices.Contains(names, strings.ToUpper(name)) && !slices.ContainsFunc(families, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+		return !slices.Contains(names, strings.ToUpper(name)) && !isOf(families, name)
 	})
+}
+
+func isOf(families []string, name string) bool {
+	return slices.ContainsFunc(families, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // output runs git in dir and returns its standard output.
@@ -103,7 +112,7 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 		hardened = append(hardened, "-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime="+strconv.Itoa(int(g.silence/time.Second)))
 	}
 	argv := slices.Concat([]string{g.command}, hardened, g.pin.settings(), args)
-	env := append(g.environ(os.Environ()), "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "SSH_ASKPASS=", "GCM_INTERACTIVE=never",
+	env := append(append(g.environ(os.Environ()), g.environment...), "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "SSH_ASKPASS=", "GCM_INTERACTIVE=never",
 		"GIT_ALLOW_PROTOCOL="+cmp.Or(g.protocols, allowed), "GIT_OPTIONAL_LOCKS=0", "GIT_NO_LAZY_FETCH=1", "LC_ALL=C", "LANGUAGE=")
 	if !slices.ContainsFunc(env, func(kv string) bool {
 		return strings.HasPrefix(kv, "GIT_SSH_COMMAND=") || strings.HasPrefix(kv, "GIT_SSH=")
@@ -118,14 +127,17 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 	}
 	run := g.here
 	if g.apart != nil {
-		run = g.apart.run
+		run, env = g.apart.run, append(env, "GIT_CONFIG_NOSYSTEM=1") // g.settings and the address have them already
 	}
 	said, err := run(ctx, cmp.Or(dir, "/"), argv, env, out) // no repository that we happen to be in has settings for it
+	var own *toolmesh.Error                                 // of the way apart
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case errors.As(err, &own):
+		return own.WithDetail("reason", reasonGit)
 	case errors.Is(err, exec.ErrNotFound):
 		return failed(reasonGitMissing, "git is needed for this source and was not found; install git on this machine, or install the index from one that has it")
 	}
@@ -281,12 +293,14 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 	defer deep.RemoveAll(store) //nolint:errcheck // what a killed process leaves is swept
 	remote, reader := g, g
 	if apart != nil {
-		remote, location, header = g.remote(ctx, apart, store, location, header)
+		if remote, location, header, err = g.remote(ctx, apart, store, location, header); err != nil {
+			return nil, err
+		}
 		reader.apart = apart
 	}
 	refs, err := remote.refs(ctx, store, location, header)
 	if remote.apart != nil && isDenied(err) {
-		if login := g.credentials(ctx, location); login != nil {
+		if login := g.credentials(ctx, location, remote.user); login != nil {
 			header = newLoginHeader(location, login)
 			refs, err = remote.refs(ctx, store, location, header)
 		}
@@ -500,8 +514,11 @@ func (g git) bring(ctx context.Context, store, location string, header *loginHea
 		if _, err := g.output(ctx, store, header, append(fetch, "--", location, "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")...); err != nil {
 			return "", unreachable(location, err)
 		}
-		if ref == "HEAD" {
+		switch ref {
+		case "HEAD":
 			want = refs.commits[ref]
+		case "":
+			want += "^{commit}" // a file's object may begin with its digits too
 		}
 	}
 	return want, nil
@@ -544,7 +561,7 @@ func internalGit(err error) error {
 	if !errors.As(err, &ge) {
 		return err
 	}
-	return failed("git_failed", "git failed: %s", ge.reason()).WithDetail("stderr", ge.stderr)
+	return failed(reasonGit, "git failed: %s", ge.reason()).WithDetail("stderr", ge.stderr)
 }
 
 // loginHeader passes credentials to git in its environment, as a header for one server. Every

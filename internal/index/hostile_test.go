@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/toolmesh/toolmesh"
 )
 
 // git, and processes that it starts, see only the variables of our environment that they need.
@@ -51,13 +53,18 @@ func TestGitGetsTheSettingsOfItsAddress(t *testing.T) {
 	})
 	dir := t.TempDir()
 	write(t, dir, map[string]string{
-		"ca.pem": "certificates",
+		"ca.pem": "certificates", "home/ca.pem": "certificates", "home/more/a.pem": "certificates", "home/more/b.pem": "-> ../ca.pem",
 		"home/.gitconfig": "[credential]\n\thelper = \"!echo username=bob; echo password=hunter2!; :\"\n[url \"" + served + "/\"]\n\tinsteadOf = http://short.invalid/\n" +
-			"[http \"" + served + "\"]\n\tuserAgent = mine\n\tsslCAInfo = " + dir + "/ca.pem\n[http \"http://other.invalid\"]\n\textraHeader = of another\n",
+			"[http \"" + served + "\"]\n\tuserAgent = mine\n\tsslCAInfo = " + dir + "/ca.pem\n\tsslCAPath = ~/more\n[http \"http://other.invalid\"]\n\textraHeader = of another\n",
 	})
 	t.Setenv("HOME", filepath.Join(dir, "home"))
 	t.Setenv("SSH_AUTH_SOCK", "/agent")
 	t.Setenv("API_TOKEN", "s")
+	for _, name := range []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "GIT_SSL_CAPATH"} { // of the machine of the test
+		t.Setenv(name, "")
+	}
+	t.Setenv("GIT_SSL_CAINFO", dir+"/home/ca.pem")
+	t.Setenv("SSL_CERT_DIR", dir+"/home/more")
 	var ran []string
 	var files string // of settings
 	far := apart(t)
@@ -66,10 +73,12 @@ func TestGitGetsTheSettingsOfItsAddress(t *testing.T) {
 		ran = append(ran, fmt.Sprint(argv, env))
 		for _, line := range env {
 			if _, file, ok := strings.Cut(line, "="+in+"/setting-"); ok {
-				text, err := os.ReadFile(in + "/setting-" + file)
-				files += string(text)
-				if err != nil {
-					t.Error(err)
+				for _, name := range onDisk(t, in+"/setting-"+file) {
+					text, err := os.ReadFile(filepath.Join(in, "setting-"+file, name))
+					files += string(text)
+					if err != nil {
+						t.Error(err)
+					}
 				}
 			}
 		}
@@ -83,15 +92,60 @@ func TestGitGetsTheSettingsOfItsAddress(t *testing.T) {
 	if len(ran) != 4 { // a list without a login, and one with it
 		t.Errorf("apart ran %d programs, want 4: %s", len(ran), ran)
 	}
-	if want := strings.Repeat("certificates", 3); files != want {
+	// Two files and two folders of two, for each program that talks.
+	if want := strings.Repeat("certificates", 3*(2+4)); files != want {
 		t.Errorf("the files of settings are %q, want %q", files, want)
 	}
 	for _, one := range ran {
-		for text, want := range map[string]bool{"http.useragent": !strings.Contains(one, " archive "), "of another": false, "/agent": false, "API_TOKEN": false, "home/": false, "hunter2": false, "PATH=": true} {
+		for text, want := range map[string]bool{"http.useragent": !strings.Contains(one, " archive "), "of another": false, "/agent": false, "API_TOKEN": false, "home/": false, "hunter2": false, "PATH=": true, "GIT_CONFIG_NOSYSTEM=1": true} {
 			if strings.Contains(one, text) != want {
 				t.Errorf("%q is in %s: %v, want %v", text, one, !want, want)
 			}
 		}
+	}
+}
+
+// The user that settings put into an address is the one that credential helpers are asked for.
+func TestFetchAsksForTheUserOfSettings(t *testing.T) {
+	var others atomic.Int64
+	served := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), func(r *http.Request) bool {
+		user, password, given := r.BasicAuth()
+		if given && password != "hunter2!" {
+			others.Add(1)
+		}
+		return user == "bob" && password == "hunter2!"
+	})
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	write(t, home, map[string]string{".gitconfig": "[credential]\n\thelper = \"!f() { test $1 = get && grep -q username=bob && echo password=hunter2!; }; f\"\n" +
+		"[url \"" + strings.Replace(served, "://", "://bob@", 1) + "/\"]\n\tinsteadOf = http://short.invalid/\n"})
+	if _, err := fetch(t, "http://short.invalid/weather/.git", nil); err != nil || others.Load() > 0 {
+		t.Errorf("the fetch tried %d other logins: %v", others.Load(), err)
+	}
+}
+
+// Settings that git cannot read are told, rather than left out.
+func TestFetchTellsOfSettingsThatCannotBeRead(t *testing.T) {
+	url := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), nil) + "/weather/.git"
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	write(t, home, map[string]string{".gitconfig": "[http]\n\tsslCAInfo = ~nouser/ca.pem\n"})
+	_, err := fetch(t, url, nil)
+	wantFailed(t, err, reasonGit, "nouser")
+}
+
+// A way apart that fails is told as itself, not as the network.
+func TestFetchTellsWhyGitCannotRunApart(t *testing.T) {
+	t.Parallel()
+	url := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), nil) + "/weather/.git"
+	far := apart(t)
+	far.Run = func(context.Context, string, []string, []string, io.Writer) (string, error) {
+		return "", toolmesh.Errorf(toolmesh.CodeInstallFailed, "no interpreter").WithDetail("python", "3")
+	}
+	how := fetching{git: "git", timeout: time.Minute, limits: defaultLimits, apart: far}
+	_, err := how.fetch(t.Context(), source(t, url), filepath.Join(t.TempDir(), "tree"), "")
+	if e := wantFailed(t, err, reasonGit, "no interpreter"); e.Details["python"] != "3" || strings.Contains(e.Message, "network") {
+		t.Errorf("the error is %v, %v", e, e.Details)
 	}
 }
 

@@ -12,6 +12,7 @@ const (
 	reasonManifest    = "bad_manifest"
 	reasonConvention  = "unsupported_convention"
 	reasonGitMissing  = "git_missing"
+	reasonGit         = "git_failed"
 	reasonUnreachable = "unreachable"
 	reasonDenied      = "access_denied"
 	reasonRevision    = "unknown_revision"

@@ -20,6 +20,9 @@ func ExitOf(code int) Exit {
 	return Exit{Code: code}
 }
 
+// Error is [Exit.String].
+func (e Exit) Error() string { return e.String() }
+
 func (e Exit) String() string {
 	switch {
 	case e.Lost:

@@ -115,7 +115,7 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	case ending.Failed != 0:
 		return nil, stderr, fmt.Errorf("it could not be started: %w", ending.Failed)
 	case ending.Exit != Exit{}:
-		return nil, stderr, errors.New(ending.Exit.String())
+		return nil, stderr, ending.Exit
 	}
 	return stdout, stderr, nil
 }

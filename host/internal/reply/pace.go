@@ -48,17 +48,17 @@ type unread struct {
 }
 
 // wait returns when a result may be sent, or when done is closed. One goes however large it
-// is.
-func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int) {
+// is. told says that the caller tells when it has read it.
+func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int, told bool) {
 	name := r.Reply
 	if at := strings.LastIndexByte(name, '.'); at > strings.IndexByte(name, '.') {
 		name = name[:at] // a connection has one inbox, and a token of it for each request
 	}
-	if r.Request.Hops > 0 { // the connection of another node, that passes it on to the session's caller
-		name += " " + string(r.Request.Session)
+	if r.Request.Hops > 0 { // any other node passes it on: to one connection of the session's, for all that is known
+		name = " " + string(r.Request.Session)
 	}
 	lasts := readGuess
-	if r.Request.Read {
+	if told {
 		lasts = readWithin
 	}
 	call := admit.Key{Session: subjects.WireName(r.Request.Session), RPC: subjects.WireName(r.Request.RPCID)}

@@ -17,14 +17,14 @@ func TestResultsArePaced(t *testing.T) {
 	t.Parallel()
 	const size, fit = 1 << 20, pacedMost >> 20
 	var p pacer
-	reader := func(n int, inbox string, reads bool) *stream.Reader {
-		return &stream.Reader{Reply: fmt.Sprintf("_INBOX.%s.%d", inbox, n), Request: &codec.Request{Call: codec.Call{Session: "s", RPCID: subjects.RPCID(fmt.Sprint(inbox, n)), Read: reads}}}
+	reader := func(n int, inbox string) *stream.Reader {
+		return &stream.Reader{Reply: fmt.Sprintf("_INBOX.%s.%d", inbox, n), Request: &codec.Request{Call: codec.Call{Session: "s", RPCID: subjects.RPCID(fmt.Sprint(inbox, n))}}}
 	}
 	sent := make(chan int, 100)
 	var done chan struct{} // nil: never
 	go func() {
 		for n := range 3 * fit {
-			p.wait(done, reader(n, "a", true), size)
+			p.wait(done, reader(n, "a"), size, true)
 			sent <- n
 		}
 	}()
@@ -56,8 +56,8 @@ func TestResultsArePaced(t *testing.T) {
 		next(n)
 	}
 	waits(1)
-	p.wait(done, reader(0, "b", true), size)         // another connection
-	p.wait(done, reader(0, "c", false), 2*pacedMost) // larger than all that may be: alone it goes
+	p.wait(done, reader(0, "b"), size, true)         // another connection
+	p.wait(done, reader(0, "c"), 2*pacedMost, false) // larger than all that may be: alone it goes
 	p.Tick(time.Now().Add(readWithin - time.Second))
 	waits(1)
 	p.Read(admit.Key{Session: "s", RPC: "a3"})
@@ -72,7 +72,7 @@ func TestResultsArePaced(t *testing.T) {
 	waits(1)
 	given := make(chan struct{})
 	close(given)
-	p.wait(given, reader(99, "a", true), size) // its time is up
+	p.wait(given, reader(99, "a"), size, true) // its time is up
 	waits(1)
 	for n := range 3 * fit {
 		p.Read(admit.Key{Session: "s", RPC: subjects.RPCID(fmt.Sprint("a", n))})
@@ -87,7 +87,7 @@ func TestResultsArePaced(t *testing.T) {
 	}
 	// A caller that says nothing has as much again soon.
 	for range 4 {
-		p.wait(done, reader(0, "d", false), pacedMost)
+		p.wait(done, reader(0, "d"), pacedMost, false)
 		p.Tick(time.Now().Add(readGuess))
 	}
 }

@@ -76,7 +76,8 @@ func paced(r *stream.Reader, record admit.Record) bool {
 // Pace returns when an answer may be sent, or when ctx ends: at once if the answer is small.
 func (p *Replies) Pace(ctx context.Context, r *stream.Reader, record admit.Record) {
 	if paced(r, record) { // else ctx need not make a channel
-		p.pacer.wait(ctx.Done(), r, len(record.Result))
+		// The caller of a result that another node has made is not asked to tell that it has read it.
+		p.pacer.wait(ctx.Done(), r, len(record.Result), r.Request.Read && record.By == nil)
 	}
 }
 
