@@ -315,6 +315,7 @@ func (m *machine) stop(ctx context.Context) error {
 // --server into the state folder.
 func (m *machine) tell(unrecorded bool) error {
 	path := filepath.Join(m.record.DataDir, upFile)
+	before, _, _ := connect.ReadRecord(path) // of a process that was killed
 	if err := m.record.Write(path); err != nil {
 		return err
 	}
@@ -322,7 +323,7 @@ func (m *machine) tell(unrecorded bool) error {
 	if unrecorded {
 		return nil
 	}
-	if err := connect.StateOf(m.a.env).Write(m.record); err != nil {
+	if err := connect.StateOf(m.a.env).Write(m.record, before); err != nil {
 		m.log.Warn("other commands need --server", slog.String("server", m.record.URL), slog.String("error", err.Error()))
 	}
 	m.ends = append(m.ends, func(context.Context) error { connect.StateOf(m.a.env).Remove(m.record); return nil })

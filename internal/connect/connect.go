@@ -66,9 +66,10 @@ type Options struct {
 	// any. Defaults to none.
 	Role access.Role
 	// Inboxes are inbox prefixes for a connection with a key, which may subscribe
-	// few of them: the first permitted one is taken; none is permission_denied. Only the
-	// first is tried where Wait is set. Of a credentials file the first one that it names
-	// is taken, and the usual prefix where it names none.
+	// few of them: the first permitted one is taken; none is permission_denied. For the key
+	// of a saved context the usual prefix comes last. Only the first is tried where Wait is
+	// set. Of a credentials file the first one that it names is taken, and the usual prefix
+	// where it names none.
 	Inboxes []string
 	// Wait returns before the first broker answers and goes on trying. Defaults to an
 	// error.
@@ -112,7 +113,7 @@ func Servers(o Settings, env []string) (string, error) {
 		}
 		u, err := url.Parse(server)
 		if err != nil || CheckURL(server) != nil {
-			return "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q is not the URL of a NATS server: want nats://host:port", Redact(server)))
+			return "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q is not the URL of a NATS server: want nats://host:port", Redact(servers)))
 		}
 		u.User = nil
 		all[i] = u.String()
@@ -137,6 +138,9 @@ func Connect(ctx context.Context, o Options) (nc *nats.Conn, domain string, err 
 		if o.Creds == "" && o.Nkey == "" && saved.User == "" {
 			if o.Creds = saved.Creds; o.Creds == "" {
 				o.Nkey = saved.NKey
+				if len(o.Inboxes) > 0 { // the server's configuration may give it those that any user has
+					o.Inboxes = append(slices.Clip(o.Inboxes), strings.TrimSuffix(nats.InboxPrefix, "."))
+				}
 			}
 		}
 		if saved.InboxPrefix != "" {
@@ -155,7 +159,7 @@ func Connect(ctx context.Context, o Options) (nc *nats.Conn, domain string, err 
 	}
 	for server := range strings.SplitSeq(o.URL, ",") {
 		if err := CheckURL(server); err != nil {
-			return nil, "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q %w", Redact(server), err))
+			return nil, "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q %w", Redact(o.URL), err))
 		}
 	}
 	more, file, err := o.credentials()

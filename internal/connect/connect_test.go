@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/jsm.go/natscontext"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh"
@@ -72,7 +73,7 @@ func TestKeyOfMeshUp(t *testing.T) {
 	for _, r := range []connect.Record{
 		{URL: k.URL, PID: os.Getpid(), Process: connect.ProcessID(os.Getpid()), DataDir: k.DataDir, Keys: true},
 	} {
-		if err := connect.StateOf(env).Write(r); err != nil {
+		if err := connect.StateOf(env).Write(r, connect.Record{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -158,6 +159,19 @@ func TestConnectNamesTheFault(t *testing.T) {
 	}
 }
 
+// A password with a comma looks like two servers: no message has either half of it.
+func TestPasswordWithAComma(t *testing.T) {
+	t.Parallel()
+	const url = "nats://me:hunter2,secret@127.0.0.1:1"
+	_, _, refused := connect.Connect(t.Context(), connect.Options{Settings: connect.Settings{URL: url}})
+	_, unlisted := connect.Servers(connect.Settings{URL: url}, nil)
+	for _, err := range []error{refused, unlisted} {
+		if toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest || strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%v, want invalid_request without the password", err)
+		}
+	}
+}
+
 // Variables and ~/ of a context's files are those of the environment that was given.
 func TestFilesOfContext(t *testing.T) {
 	t.Parallel()
@@ -200,6 +214,35 @@ func TestKeyOfAContextHasItsInbox(t *testing.T) {
 			t.Errorf("%s: inbox %s, want one of %s", role, got, inbox)
 		}
 		nc.Close()
+	}
+}
+
+// A context's key whose user has the usual inboxes alone is taken, as the nats command line takes it.
+func TestKeyOfAContextWithUsualInboxes(t *testing.T) {
+	t.Parallel()
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, _ := pair.PublicKey()
+	seed, _ := pair.Seed()
+	file := filepath.Join(t.TempDir(), "u.nk")
+	if err := os.WriteFile(file, seed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := meshtest.Broker(t, meshtest.Config(`authorization { users: [{nkey: `+public+`, permissions: {subscribe: ["_INBOX.>"]}}] }`))
+	env := save(t, t.TempDir(), "prod", map[string]any{"url": s.URL, "nkey": file})
+	inboxes, err := connect.Inboxes(access.Admin, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, _, err := connect.Connect(t.Context(), connect.Options{Settings: connect.Settings{Context: "prod"}, Env: env, Inboxes: inboxes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if got := nc.NewInbox(); !strings.HasPrefix(got, nats.InboxPrefix) {
+		t.Errorf("inbox %s, want a usual one", got)
 	}
 }
 
@@ -250,7 +293,7 @@ func TestStateOfDeadMeshes(t *testing.T) {
 	}
 	other := connect.Record{URL: "nats://127.0.0.1:2", DataDir: "b", PID: 1, Process: "an earlier one", Started: time.Now().Add(time.Hour)}
 	for _, r := range []connect.Record{self, other} {
-		if err := s.Write(r); err != nil {
+		if err := s.Write(r, connect.Record{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -260,14 +303,27 @@ func TestStateOfDeadMeshes(t *testing.T) {
 	if _, err := os.Stat(s.File(other)); err != nil {
 		t.Errorf("the record of a mesh whose process cannot be seen from here: %v", err)
 	}
+	// Two containers with one home may each have a data folder of that name: what the folder says counts.
 	other.DataDir = self.DataDir
-	for _, r := range []connect.Record{other, self} {
-		if err := s.Write(r); err != nil {
+	unseen := other
+	unseen.Process = "one with that pid in another container"
+	for _, r := range []connect.Record{unseen, other, self} {
+		if err := s.Write(r, connect.Record{}); err != nil {
 			t.Fatal(err)
 		}
 	}
+	before, _, err := connect.ReadRecord(s.File(other))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Write(self, before); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := os.Stat(s.File(other)); err == nil {
 		t.Error("the record of a mesh is kept whose data folder another one has")
+	}
+	if _, err := os.Stat(s.File(unseen)); err != nil {
+		t.Errorf("the record of a mesh with another folder of that name: %v", err)
 	}
 	s.Remove(self)
 	if got := s.Running(); len(got) > 0 {

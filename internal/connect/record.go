@@ -75,19 +75,19 @@ func (s State) OwnerKey() (nkeys.KeyPair, error) {
 
 const recordEnd = ".mesh.json"
 
-// File is where a record is.
+// File is where a record is. Processes of several containers may have one pid.
 func (s State) File(r Record) string {
-	return filepath.Join(string(s), strconv.Itoa(r.PID)+recordEnd)
+	return filepath.Join(string(s), strconv.Itoa(r.PID)+"-"+strings.ReplaceAll(r.Process, "/", "-")+recordEnd)
 }
 
-// Write puts a record where [State.Running] finds it, in place of those of earlier processes
-// that had its data folder.
-func (s State) Write(r Record) error {
+// Write puts a record where [State.Running] finds it, in place of the one of the process that
+// had its data folder before.
+func (s State) Write(r, before Record) error {
 	if s == "" {
 		return errors.New("write the state file: HOME is not set")
 	}
 	for path, other := range s.records() {
-		if other.DataDir == r.DataDir {
+		if other == before {
 			_ = os.Remove(path)
 		}
 	}

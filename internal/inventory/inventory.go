@@ -23,9 +23,11 @@ import (
 )
 
 // MayAsk returns permission_denied for a connection that may not ask JetStream: the broker does not
-// answer such a request, and readers of streams would repeat it for long. domain is that of JetStream,
-// empty for the connection's own.
+// answer such a request, and readers of streams would repeat it for long. A JetStream that is silent
+// for 2 s is no error. domain is that of JetStream, empty for the connection's own.
 func MayAsk(ctx context.Context, b *bus.Bus, domain string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
 	_, err := b.Request(ctx, &nats.Msg{Subject: subjects.JetStreamAPI(domain) + "INFO"})
 	if toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied {
 		return err

@@ -56,7 +56,8 @@ def test_what_cannot_be(settings, expected):
 
 
 @pytest.mark.parametrize("server", ["nats://bob:hush@127.0.0.1:1", "nats://hush@127.0.0.1:1", "bob:hush@127.0.0.1:1",
-                                    "http://bob:hush@host", "nats://bob:hu/sh@h:1"])
+                                    "http://bob:hush@host", "nats://bob:hu/sh@h:1", "nats://bob:hush,hush@h:1",
+                                    "http://bob:hush,hush@h"])
 def test_errors_show_no_credentials_of_a_server(server):
     with pytest.raises(toolmesh.MeshError) as raised, toolmesh.Mesh(server) as mesh:
         mesh.call("a.b.c")

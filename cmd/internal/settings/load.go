@@ -69,7 +69,7 @@ func Settle(env []string, flags *pflag.FlagSet, c *Connection) error {
 	}
 	for server := range strings.SplitSeq(c.NATSURL, ",") {
 		if err := connect.CheckURL(server); err != nil {
-			return fmt.Errorf("%s: %q %w", name, connect.Redact(server), err)
+			return fmt.Errorf("%s: %q %w", name, connect.Redact(c.NATSURL), err)
 		}
 	}
 	return nil

@@ -218,6 +218,13 @@ func TestNATSVariables(t *testing.T) {
 	}
 }
 
+func TestServersShowNoHalfOfAPassword(t *testing.T) {
+	err := settings.Settle(nil, pflag.NewFlagSet("", pflag.ContinueOnError), &settings.Connection{NATSURL: "nats://me:hunter2,secret@h:1"})
+	if err == nil || strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "secret") {
+		t.Errorf("%v, want an error without the password", err)
+	}
+}
+
 func TestUnknown(t *testing.T) {
 	t.Parallel()
 	got := settings.Unknown([]string{

@@ -144,7 +144,7 @@ class Connection:
         except (OSError, ValueError) as failure:
             code = "invalid_request" if isinstance(failure, ValueError) else "unavailable"
             raise refused(code, str(failure)) from None
-        where = ", ".join(map(finding.shown, found.servers))
+        where = finding.shown(found.servers)
         nc = Client() if found.tls is None else _Secure()
         try:
             try:

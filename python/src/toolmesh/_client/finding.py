@@ -21,6 +21,8 @@ if typing.TYPE_CHECKING:
 
 DEFAULT = "nats://127.0.0.1:4222"
 _SEED = re.compile(r"^S[UA][A-Z2-7]{50,}$", re.MULTILINE)
+_NEXT = re.compile(r",(?=\w+://)")
+_LOGIN = re.compile(r"(\w+://)?.*@", re.DOTALL)
 _TLS = ("ca", "cert", "key", "tls_first")
 
 
@@ -81,18 +83,18 @@ def find(
     for server in found.servers:
         parts = urlsplit(server if "://" in server else "nats://" + server)
         if parts.scheme not in ("nats", "tls", "ws", "wss") or not parts.hostname:
-            raise ValueError(f"{shown(server)!r} is no address of a NATS server: write nats://HOST:PORT")
+            raise ValueError(f"{shown(found.servers)!r} is no address of a NATS server: write nats://HOST:PORT")
         if parts.scheme == "ws" and found.tls is not None:
-            raise ValueError(f"{shown(server)!r} is in the clear, and the NATS context is not: write wss://HOST:PORT")
+            raise ValueError(f"{shown(found.servers)!r} is in the clear, and the NATS context is not: write wss://HOST:PORT")
         if parts.scheme == "tls" and found.tls is None:
             found.tls = ssl.create_default_context()
     return found
 
 
-def shown(server: str) -> str:
-    """The address of a server without the credentials in it."""
-    scheme, separator, rest = server.rpartition("://")
-    return scheme + separator + rest.rpartition("@")[2]
+def shown(servers: Sequence[str]) -> str:
+    """The addresses of servers without the credentials in them. A password with a comma is in two of them."""
+    whole = _NEXT.split(",".join(servers))
+    return ", ".join(_LOGIN.sub(r"\1", one, count=1) for one in whole)
 
 
 def seed(path: str) -> str:
