@@ -31,7 +31,7 @@ func TestPythonClients(t *testing.T) {
 	m, _ := foreign(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "-n", "6", "--dist", "loadfile", "--no-loadscope-reorder",
+	cmd := exec.CommandContext(ctx, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder",
 		"python/test_host.py", "python/test_wheel.py", "python/test_client.py", "python/test_host_programs.py", "python/test_nodes.py",
 		"python") // most of a test is waiting; the longest files come first
 	cmd.Env = append(os.Environ(), "MESH_E2E_URL="+m.url, "MESH_E2E_EMPTY="+emptyServer(t), "MESH_E2E_TLS="+tlsMesh(t), "PYTHONDONTWRITEBYTECODE=1",
