@@ -503,13 +503,14 @@ class Connection:
 
     async def within(self, call: Call, step: Coroutine[Any, Any, T]) -> T:
         """What a call needs before it can be sent, while it has time left."""
-        left = None if call.timeout is None else call.deadline - time.monotonic()
+        if call.timeout is None:
+            return await step
         try:
-            return await asyncio.wait_for(step, left)
+            return await asyncio.wait_for(step, call.deadline - time.monotonic())
         except errors.MeshError:
             raise  # one of time is a TimeoutError, too
         except asyncio.TimeoutError:
-            raise timed_out(call.tool, call.timeout or 0, False) from None
+            raise timed_out(call.tool, call.timeout, False) from None
 
     async def _declared_idempotent(self, call: Call) -> bool:
         """Whether the tool of a call that was lost is declared so that it may be sent again."""

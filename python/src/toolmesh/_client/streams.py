@@ -88,9 +88,11 @@ class Stream:
                     raise page
                 yield page
         finally:
-            if not task.done():
+            while not task.done():  # before Python 3.12 wait_for loses a cancel that comes as what it waits for ends
                 task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await asyncio.wait([task], timeout=TICK)
+            if not task.cancelled():
+                task.exception()  # read, so that asyncio does not print it
 
     def _begun(self) -> bool:
         return self._acked or self._arrived > 0
