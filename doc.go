@@ -14,7 +14,7 @@
 //	7  internal/member                             what a router and an agent have in common
 //	6  host, internal/task, internal/deploy        makes a process a node; durable tasks; makes installs be served
 //	   internal/inventory                          nodes, indexes and sessions, as lists show them
-//	5  client                                      calls, streams, cancels
+//	5  client, internal/awaiting                   calls, streams, cancels; which calls wait for a node
 //	4  registry, internal/connect                  which node serves what; finding a mesh and connecting to it
 //	   internal/chunks, internal/payloads          streams stored and replayed; payloads stored, served and fetched
 //	3  internal/store                              what the mesh keeps in JetStream: keys, objects, reads

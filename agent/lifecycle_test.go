@@ -16,7 +16,6 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
-	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -286,7 +285,7 @@ func TestAnIndexOfACreatedSession(t *testing.T) {
 		t.Errorf("in the next session: %v", err)
 	}
 	b := testmesh.Bus(t, nc, nil)
-	if err := registry.NewStore(b).DeleteSession(t.Context(), "s1"); err != nil {
+	if err := testmesh.Store(t, b).DeleteSession(t.Context(), "s1"); err != nil {
 		t.Fatal(err)
 	}
 	nobodys("mine.t.tool")

@@ -192,7 +192,10 @@ func (s *simulated) create(ctx context.Context, n int) error {
 		return err
 	}
 	defer b.Close()
-	records := registry.NewStore(b)
+	records, err := registry.NewStore(b)
+	if err != nil {
+		return err
+	}
 	var group errgroup.Group
 	group.SetLimit(64)
 	for i := range n {

@@ -258,7 +258,7 @@ func (r *rig) narrowed(t *testing.T, record registry.TokenRecord) headers {
 	}
 	b := testmesh.Bus(t, r.As(t, access.Node), nil)
 	record.ID, record.Session, record.Epoch, record.Key, record.Created = "tok_0123456789abcdef", "mine", meshtest.Epoch, public, time.Now()
-	if err := registry.NewStore(b).CreateToken(t.Context(), record); err != nil {
+	if err := testmesh.Store(t, b).CreateToken(t.Context(), record); err != nil {
 		t.Fatal(err)
 	}
 	h := as(string(seed))

@@ -124,10 +124,14 @@ func NewOn(conn registry.Conn, opts *Options) (*Host, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
+	records, err := registry.NewStore(b)
+	if err != nil {
+		return nil, err
+	}
 	boot := subjects.BootID(uuid.NewString())
 	k := &core{
 		opts: o, bus: b, log: o.Logger, node: o.Node, boot: boot, identity: codec.NewIdentity(o.Node, boot, ""),
-		calls: admit.NewTable[*inflight](o.Slots, time.Now), store: registry.NewStore(b), counts: counts{failures: newFailures()},
+		calls: admit.NewTable[*inflight](o.Slots, time.Now), store: records, counts: counts{failures: newFailures()},
 	}
 	h := &Host{core: k, quit: make(chan struct{})}
 	k.presence = presence.New(b, k.own(subjects.Heartbeat), boot, &presence.Options{

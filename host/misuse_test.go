@@ -36,6 +36,7 @@ func TestMisuseIsAnError(t *testing.T) {
 		"host.New":                       func() error { _, err := host.New(nil, nil); return err },
 		"client.NewOn":                   func() error { _, err := client.NewOn(nil, nil); return err },
 		"host.NewOn":                     func() error { _, err := host.NewOn(nil, nil); return err },
+		"registry.NewStore":              func() error { _, err := registry.NewStore(nil); return err },
 		"router.New":                     func() error { _, err := router.New(nil, nil); return err },
 		"agent.New":                      func() error { _, err := agent.New(nil, t.TempDir(), nil); return err },
 		"Handle without a handler":       func() error { _, err := h.Handle("x", nil); return err },

@@ -30,7 +30,7 @@ func relaying(t *testing.T, d *desk, nc *nats.Conn, opts *host.Options) (*host.H
 	}
 	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	responder, err := registry.NewResponder(b, view, store, nil)
 	if err != nil {
 		t.Fatal(err)

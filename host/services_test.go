@@ -297,7 +297,7 @@ func TestNameThatTurnsOutToBeTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	tools := follow(t, watch, "MESH_TOOLS")
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	var taken []string
 	for i := range 4 {
 		name := fmt.Sprintf("taken%d", i)
@@ -425,7 +425,7 @@ func responding(t *testing.T, broker *meshtest.Server) *registry.View {
 	b := testmesh.Bus(t, broker.Connect(t), nil)
 	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
-	responder, err := registry.NewResponder(b, view, registry.NewStore(b), nil)
+	responder, err := registry.NewResponder(b, view, testmesh.Store(t, b), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -79,7 +79,8 @@ func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.Sess
 			answering, err := callout.Serve(t.Context(), nc, issuer, callout.Options{Renew: time.Hour, Seen: k.Seen})
 			must(err)
 			t.Cleanup(answering.Stop)
-			records = registry.NewStore(b)
+			records, err = registry.NewStore(b)
+			must(err)
 		}
 		file, made := files[id]
 		if !made {

@@ -2,17 +2,10 @@ package registry
 
 import (
 	"cmp"
-	"context"
 	"iter"
-	"sync"
 	"time"
 
-	"github.com/google/uuid"
-	"github.com/nats-io/nats.go"
-
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/bus"
-	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -198,77 +191,4 @@ func (v *View) Awaited() map[string]codec.Awaited {
 		}
 	}
 	return all
-}
-
-// awaitedEvery is the pace of the heartbeats of an [Awaiting].
-const awaitedEvery = time.Second
-
-// Awaiting tells the mesh which calls and tasks of this process wait for a node. It sends
-// heartbeats under an id of its own, which has no lease, each second while something waits.
-// Its methods may be called concurrently.
-type Awaiting struct {
-	bus     *bus.Bus
-	of      func() map[string]codec.Awaited
-	subject string
-	beat    codec.Heartbeat
-	said    bool // the last heartbeat said that something waits; the loop's own
-	wakes   chan struct{}
-	end     context.CancelFunc
-	wg      sync.WaitGroup
-}
-
-// NewAwaiting begins to tell the sum of what the functions return, until
-// [Awaiting.Close]. The functions must not block.
-func NewAwaiting(c Conn, of ...func() map[string]codec.Awaited) *Awaiting {
-	id := "awaiting-" + uuid.NewString()
-	subject, _ := subjects.Heartbeat(subjects.NodeID(id)) // a plain token
-	ctx, end := context.WithCancel(context.Background())
-	a := &Awaiting{
-		bus: bus.Of(c), subject: subject, wakes: make(chan struct{}, 1), end: end,
-		beat: codec.Heartbeat{Node: id, Boot: uuid.NewString(), State: string(StateServing)},
-		of: func() map[string]codec.Awaited {
-			all := make(map[string]codec.Awaited)
-			for _, one := range of {
-				for pool, n := range one() {
-					all[pool] = all[pool].Add(n)
-				}
-			}
-			return all
-		},
-	}
-	a.wg.Go(func() { a.loop(ctx) })
-	return a
-}
-
-// Wake sends a heartbeat soon, as something has begun to wait.
-func (a *Awaiting) Wake() { wake.Up(a.wakes) }
-
-// Close ends the heartbeats; the last one says that nothing waits.
-func (a *Awaiting) Close() {
-	a.end()
-	a.wg.Wait()
-}
-
-func (a *Awaiting) loop(ctx context.Context) {
-	ticker := time.NewTicker(awaitedEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			a.tell(nil)
-			return
-		case <-a.wakes:
-		case <-ticker.C:
-		}
-		a.tell(a.of())
-	}
-}
-
-func (a *Awaiting) tell(what map[string]codec.Awaited) {
-	if len(what) == 0 && !a.said || !a.bus.Connected() {
-		return
-	}
-	a.said = len(what) > 0
-	a.beat.Awaited = what
-	_ = a.bus.Conn().PublishMsg(&nats.Msg{Subject: a.subject, Data: codec.Encode(a.beat)}) // the next one says it too
 }

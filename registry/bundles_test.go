@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 )
@@ -14,7 +15,7 @@ import (
 func TestBundlesThatRecordsName(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	named := func(want ...string) {
 		t.Helper()
 		got, err := store.Bundles(t.Context())

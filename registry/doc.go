@@ -14,7 +14,6 @@
 //	Store       records other than a node's own, read and written one at a time
 //	Lease       a node's own records; package host holds it
 //	Responder   answers the questions of clients from a view
-//	Awaiting    tells the mesh which calls wait for a node
 //
 // # How a view stays true
 //

@@ -332,7 +332,7 @@ func TestAcquireFaults(t *testing.T) {
 func TestIndexesHaveOneOwner(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
-	records := registry.NewStore(ready(t, s.Connect(t)))
+	records := testmesh.Store(t, ready(t, s.Connect(t)))
 	claim := func(source, session string) error {
 		return records.ClaimIndex(t.Context(), registry.IndexRecord{Name: "weather", Source: source, Session: subjects.SessionID(session)})
 	}
@@ -368,7 +368,7 @@ func TestIndexesHaveOneOwner(t *testing.T) {
 func TestOwnersOfSources(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
-	records := registry.NewStore(ready(t, s.Connect(t)))
+	records := testmesh.Store(t, ready(t, s.Connect(t)))
 	record := func(source, owner, session string) registry.IndexRecord {
 		return registry.IndexRecord{Name: "weather", Source: source, Owner: owner, Session: subjects.SessionID(session), Bundle: "d"}
 	}
@@ -407,7 +407,7 @@ func TestIndexClaimedAtOnceHasOneOwner(t *testing.T) {
 	results := make(chan error)
 	const n = 8
 	for i := range n {
-		records := registry.NewStore(open(t, s.Connect(t)))
+		records := testmesh.Store(t, open(t, s.Connect(t)))
 		go func() {
 			results <- records.ClaimIndex(t.Context(), registry.IndexRecord{Name: "x", Source: name(i)})
 		}()
@@ -428,7 +428,7 @@ func TestIndexClaimedAtOnceHasOneOwner(t *testing.T) {
 func TestSweepRemovesOnlyOldRecordsWithoutALease(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	records := registry.NewStore(b)
+	records := testmesh.Store(t, b)
 	if err := b.FreshTime(t.Context()); err != nil { // the age is told by the broker's clock
 		t.Fatal(err)
 	}
@@ -460,7 +460,7 @@ func TestSweepRemovesOnlyOldRecordsWithoutALease(t *testing.T) {
 func TestSweepOfClaims(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	records := registry.NewStore(b)
+	records := testmesh.Store(t, b)
 	if err := b.FreshTime(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -506,7 +506,7 @@ func TestSweepOfClaims(t *testing.T) {
 func TestSessionsExpire(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	records := registry.NewStore(b)
+	records := testmesh.Store(t, b)
 	v := view(t, b)
 	brief := registry.SessionRecord{ID: "brief", Epoch: "e1", Created: time.Now(), TTL: time.Second}
 	if err := records.CreateSession(t.Context(), brief); err != nil {
@@ -539,7 +539,7 @@ func TestAClaimOfThousandsOfSessions(t *testing.T) {
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
 	nc := s.Connect(t)
-	records := registry.NewStore(open(t, nc))
+	records := testmesh.Store(t, open(t, nc))
 	claim := func(source, session string) error {
 		return records.ClaimIndex(t.Context(), registry.IndexRecord{Name: "weather", Source: source, Session: subjects.SessionID(session)})
 	}
@@ -593,7 +593,7 @@ func TestSessionsClaimAtOnce(t *testing.T) {
 	const n = 6
 	results := make(chan error, n)
 	for i := range n {
-		records := registry.NewStore(open(t, s.Connect(t)))
+		records := testmesh.Store(t, open(t, s.Connect(t)))
 		go func() {
 			results <- records.ClaimIndex(t.Context(), registry.IndexRecord{Name: "x", Source: name(i % 2), Session: subjects.SessionID(name(i))})
 		}()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -21,7 +22,7 @@ import (
 func shelf(t *testing.T, index subjects.IndexName, schemas map[string]string) *bus.Bus {
 	t.Helper()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	v := view(t, b)
 	respond(t, b, v, store)
 	r := registry.ToolsRecord{Index: index, Revision: "r1"}

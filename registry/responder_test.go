@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -68,9 +69,9 @@ func TestRegistryIsAnsweredInEveryTopology(t *testing.T) {
 	t.Parallel()
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
 		b := ready(t, top.Serve(t))
-		store := registry.NewStore(b)
+		store := testmesh.Store(t, b)
 		v := view(t, b)
-		respond(t, b, v, registry.NewStore(b))
+		respond(t, b, v, testmesh.Store(t, b))
 		l := acquire(t, b, record("n1", "boot1"))
 		beat(t, b, "n1", "boot1", 1)
 		publish(t, store, l, "weather", "r7", "weather.forecast.today", "weather.forecast.week", "weather.now")
@@ -155,7 +156,7 @@ func TestRegistryRefuses(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	respond(t, b, view(t, b), registry.NewStore(b))
+	respond(t, b, view(t, b), testmesh.Store(t, b))
 	client := open(t, s.Connect(t))
 	var answer any
 	for name, tt := range map[string]struct {
@@ -241,7 +242,7 @@ func TestRegistryRefuses(t *testing.T) {
 func TestSessionsSeeTheirOwnToolsFirst(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	v := view(t, b)
 	l := acquire(t, b, record("n1", "boot1"))
 	publish(t, store, l, "web", "r1", "web.search", "web.fetch")
@@ -349,7 +350,7 @@ func TestNamesThatTravelHashed(t *testing.T) {
 func TestHashedIdsAreKnown(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	v := view(t, b)
 	respond(t, b, v, store)
 	long := subjects.ToolID("web." + strings.Repeat("very_long_", 10))
@@ -470,7 +471,7 @@ func TestListIsCutToAMessage(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t, meshtest.MaxPayload(8<<10))
 	b := ready(t, s.Connect(t))
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	v := view(t, b)
 	respond(t, b, v, store)
 	l := acquire(t, b, record("n1", "boot1"))
@@ -500,14 +501,14 @@ func TestDescriptorsAreCachedAndBounded(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	writer := registry.NewStore(b)
+	writer := testmesh.Store(t, b)
 	l := acquire(t, b, record("n1", "boot1"))
 	publish(t, writer, l, "demo", "r1", "demo.a", "demo.b")
 	v := view(t, b)
 	meshtest.Until(t, "known", func() bool { return nodesOf(v, "s", "demo.b") != "unknown" })
 	a, _ := v.Route("s", "demo.a")
 	c, _ := v.Route("s", "demo.b")
-	reader := registry.NewStore(open(t, s.Connect(t)))
+	reader := testmesh.Store(t, open(t, s.Connect(t)))
 	d, err := reader.Descriptor(t.Context(), a.Digest)
 	if err != nil || d.ID != "demo.a" {
 		t.Fatalf("%+v, %v", d, err)
@@ -519,7 +520,7 @@ func TestDescriptorsAreCachedAndBounded(t *testing.T) {
 	_, err = reader.Descriptor(t.Context(), "missing")
 	wantCode(t, err, toolmesh.CodeToolNotFound)
 	// A cache that holds one descriptor still answers both.
-	small := registry.NewStore(b)
+	small := testmesh.Store(t, b)
 	small.LimitCache(1)
 	for range 2 {
 		for _, digest := range []string{a.Digest, c.Digest} {
@@ -538,7 +539,7 @@ func TestDescriptorsAreCachedAndBounded(t *testing.T) {
 func TestDescribedLimitsAreThoseInEffect(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	v := view(t, b)
 	respond(t, b, v, store)
 	d := &tool.Descriptor{
@@ -583,7 +584,7 @@ func TestDescribedLimitsAreThoseInEffect(t *testing.T) {
 func TestIdempotentOnEveryNode(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	v := view(t, b)
 	one, two := acquire(t, b, record("n1", "boot1")), acquire(t, b, record("n2", "boot2"))
 	beat(t, b, "n1", "boot1", 0)

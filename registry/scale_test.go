@@ -122,7 +122,7 @@ func TestStatsOfALargeMesh(t *testing.T) {
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	crowd(t, b, 0, registry.SparingMax+1, nil)
 	v := sparing(t, b)
-	r, err := registry.NewResponder(b, v, registry.NewStore(b), nil)
+	r, err := registry.NewResponder(b, v, testmesh.Store(t, b), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +151,7 @@ func TestNodesShareEqualLists(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	v := view(t, b)
-	records := registry.NewStore(b)
+	records := testmesh.Store(t, b)
 	want := ""
 	var leases []*registry.Lease
 	for i := range 5 {
@@ -298,7 +298,7 @@ func TestNotifyOfRequestedKeys(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	v := view(t, b)
-	records := registry.NewStore(b)
+	records := testmesh.Store(t, b)
 	anything, indexes := make(chan struct{}, 1), make(chan struct{}, 1)
 	t.Cleanup(v.Notify(anything))
 	t.Cleanup(v.Notify(indexes, registry.ChangedIndexes))

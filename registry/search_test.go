@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -54,7 +55,7 @@ func found(t testing.TB, b *bus.Bus, session string, q registry.Request) string 
 func TestSearchFindsCallableTools(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	v := view(t, b)
 	respond(t, b, v, store)
 	lives, dead := acquire(t, b, record("n1", "boot1")), acquire(t, b, record("n2", "boot2"))
@@ -110,7 +111,7 @@ func TestSearchFindsCallableTools(t *testing.T) {
 func TestSearchIsBounded(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	v := view(t, b)
 	respond(t, b, v, store)
 	l := acquire(t, b, record("n1", "boot1"))
@@ -152,7 +153,7 @@ func TestSearchIsBounded(t *testing.T) {
 func TestSearchKeepsIndexes(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	v := view(t, b)
 	r := respond(t, b, v, store)
 	r.KeepDocuments(2)
@@ -191,13 +192,13 @@ func TestSearchKeepsIndexes(t *testing.T) {
 func TestSearchRetriesMissingDescriptors(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	v := view(t, b)
 	r := respond(t, b, v, store)
 	l := acquire(t, b, record("n1", "boot1"))
 	beat(t, b, "n1", "boot1", 0)
 	late := tool.Descriptor{ID: "lab.dig", Name: "dig", Source: tool.SourceGo, Description: "Moves earth."}
-	digests, err := registry.NewStore(b).PutDescriptors(t.Context(), &late)
+	digests, err := testmesh.Store(t, b).PutDescriptors(t.Context(), &late)
 	if err != nil {
 		t.Fatal(err)
 	}

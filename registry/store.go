@@ -34,8 +34,12 @@ type Store struct {
 }
 
 // NewStore returns a store on a connection. It sends nothing yet.
-func NewStore(c Conn) *Store {
-	return &Store{bus: store.Of(bus.Of(c)), cache: descriptorCache{limit: 32 << 20, items: make(map[string]*tool.Descriptor)}}
+func NewStore(c Conn) (*Store, error) {
+	b := bus.Of(c)
+	if err := b.Check(); err != nil {
+		return nil, err
+	}
+	return &Store{bus: store.Of(b), cache: descriptorCache{limit: 32 << 20, items: make(map[string]*tool.Descriptor)}}, nil
 }
 
 // PutDescriptors stores descriptors under their digests, which it returns in order, unless

@@ -6,6 +6,7 @@ import (
 
 	"github.com/nats-io/nkeys"
 
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 )
@@ -14,7 +15,7 @@ import (
 func TestTokensEndByTheClockThatDatesThem(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	view, err := registry.OpenView(t.Context(), b, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -28,7 +28,7 @@ func TestViewFollowsInEveryTopology(t *testing.T) {
 	t.Parallel()
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
 		b := ready(t, top.Serve(t))
-		records := registry.NewStore(b)
+		records := testmesh.Store(t, b)
 		l := acquire(t, b, record("n1", "boot1"))
 		publish(t, records, l, "demo", "r1", "demo.a", "demo.b")
 		beat(t, b, "n1", "boot1", 2)
@@ -92,7 +92,7 @@ func TestViewIsOpenedWhileABucketHasNoLeader(t *testing.T) {
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
 	l := acquire(t, b, record("n1", "boot1"))
-	publish(t, registry.NewStore(b), l, "demo", "r1", "demo.a")
+	publish(t, testmesh.Store(t, b), l, "demo", "r1", "demo.a")
 	const info = `{"type":"io.nats.jetstream.api.v1.stream_info_response","error":`
 	var asked atomic.Int64
 	v := view(t, relayed(t, s, "leaderless", func(subject string) []byte {
@@ -123,7 +123,7 @@ func TestNodesThatAreGoneAreNoCandidates(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	records := registry.NewStore(b)
+	records := testmesh.Store(t, b)
 	v := view(t, open(t, s.Connect(t)))
 	cable := meshtest.NewProxy(t, s)
 	b1 := open(t, cable.Connect(t))
@@ -170,7 +170,7 @@ func TestNodesThatAreGoneAreNoCandidates(t *testing.T) {
 func TestDrainingIsNoCandidate(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	records := registry.NewStore(b)
+	records := testmesh.Store(t, b)
 	v := view(t, b)
 	l := acquire(t, b, record("n1", "boot1"))
 	publish(t, records, l, "demo", "r1", "demo.a")
@@ -241,7 +241,7 @@ func TestViewSurvivesARestart(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	records := registry.NewStore(b)
+	records := testmesh.Store(t, b)
 	v := view(t, open(t, s.Connect(t)))
 	l := acquire(t, b, record("n1", "boot1"))
 	publish(t, records, l, "demo", "r1", "demo.a")
@@ -262,7 +262,7 @@ func TestViewSurvivesAWipedStore(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	records := registry.NewStore(b)
+	records := testmesh.Store(t, b)
 	v := view(t, open(t, s.Connect(t)))
 	l := acquire(t, b, record("n1", "boot1"))
 	publish(t, records, l, "demo", "r1", "demo.a")
@@ -355,7 +355,7 @@ func TestViewSeesAMissedEnd(t *testing.T) {
 	if _, err := b.JetStream().UpdateStream(t.Context(), quiet); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, registry.NewStore(b), l, "demo", "r1", "demo.a")
+	publish(t, testmesh.Store(t, b), l, "demo", "r1", "demo.a")
 	meshtest.Until(t, "the end is seen", func() bool { return nodesOf(v, "s", "demo.a") == "n1/boot1 " })
 }
 
@@ -440,7 +440,7 @@ func TestSnapshotOfManyRecords(t *testing.T) {
 func BenchmarkRoute(b *testing.B) {
 	s := meshtest.Broker(b)
 	x := ready(b, s.Connect(b))
-	records := registry.NewStore(x)
+	records := testmesh.Store(b, x)
 	for i := range 10 {
 		l := acquire(b, x, record(name(i), "boot1"))
 		publish(b, records, l, "demo", "r1", "demo.a")

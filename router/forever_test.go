@@ -14,7 +14,6 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
-	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 )
 
@@ -37,7 +36,7 @@ func TestTimesWithoutEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := testmesh.Bus(t, nc, nil)
-	if record, err := registry.NewStore(b).SessionNow(t.Context(), "ever"); err != nil || record.ID != "ever" {
+	if record, err := testmesh.Store(t, b).SessionNow(t.Context(), "ever"); err != nil || record.ID != "ever" {
 		t.Errorf("the session is not there: %+v %v", record, err)
 	}
 	c, err := client.NewOn(b, &client.Options{Session: "ever"})

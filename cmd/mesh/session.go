@@ -110,7 +110,11 @@ func (a *app) sessionCreate() *cobra.Command {
 					}
 					return err
 				}
-				record, err := registry.NewStore(l.bus).Session(ctx, id)
+				records, err := registry.NewStore(l.bus)
+				if err != nil {
+					return err
+				}
+				record, err := records.Session(ctx, id)
 				if err != nil {
 					return err
 				}

@@ -158,7 +158,10 @@ func (a *app) makeToken(ctx context.Context, l *link, r *registry.TokenRecord) (
 	if err != nil {
 		return "", fmt.Errorf("make a token: %w", err)
 	}
-	records := registry.NewStore(l.bus)
+	records, err := registry.NewStore(l.bus)
+	if err != nil {
+		return "", err
+	}
 	if err := records.CreateToken(ctx, *r); err != nil {
 		return "", err
 	}
@@ -190,7 +193,11 @@ func (a *app) tokenRevoke() *cobra.Command {
 				if i < 0 {
 					return a.tokens().missing(args[0], nil)
 				}
-				if err := registry.NewStore(l.bus).DeleteToken(ctx, all[i].Session, all[i].ID); err != nil {
+				records, err := registry.NewStore(l.bus)
+				if err != nil {
+					return err
+				}
+				if err := records.DeleteToken(ctx, all[i].Session, all[i].ID); err != nil {
 					return err
 				}
 				a.tell(map[string]any{"id": all[i].ID}, "revoked %s", all[i].ID)

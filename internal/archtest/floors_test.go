@@ -39,7 +39,8 @@ var floors = map[string]int{
 	"internal/chunks": 4, "internal/connect": 4, "internal/payloads": 4,
 	"registry": 4,
 
-	"client": 5,
+	"client":            5,
+	"internal/awaiting": 5,
 
 	"host":               6,
 	"internal/deploy":    6,

@@ -90,7 +90,9 @@ func Serve(ctx context.Context, nc *nats.Conn, issuer *access.Issuer, o Options)
 	if k.bus, err = bus.New(nc, &bus.Options{Logger: o.Logger}); err != nil {
 		return nil, err
 	}
-	k.store = registry.NewStore(k.bus)
+	if k.store, err = registry.NewStore(k.bus); err != nil {
+		return nil, err
+	}
 	if err := k.open(ctx, nc); err != nil {
 		k.bus.Close()
 		return nil, err

@@ -37,7 +37,7 @@ func sessions(t *testing.T, nc *nats.Conn) *registry.Store {
 	if err := store.Of(b).EnsureBucket(t.Context(), subjects.BucketSessions); err != nil {
 		t.Fatal(err)
 	}
-	return registry.NewStore(b)
+	return testmesh.Store(t, b)
 }
 
 // answer lets in the keys of sessions at a broker, as one of its nodes.

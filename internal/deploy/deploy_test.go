@@ -183,7 +183,7 @@ func startWith(t *testing.T, s *meshtest.Server, dir string, opts deploy.Options
 	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
 	w := &workshop{published: make(map[string]deploy.Build), failed: make(map[string]string), changed: make(chan struct{})}
-	n := &node{store: registry.NewStore(b), bus: b, dir: dir, workshop: w}
+	n := &node{store: testmesh.Store(t, b), bus: b, dir: dir, workshop: w}
 	opts.Logger, opts.PrivateSources = log, true
 	n.Manager = deploy.New(b, view, n.store, w, w, dir, &opts)
 	n.Start()

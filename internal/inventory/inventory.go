@@ -221,7 +221,11 @@ func byName(x, y Index) int {
 // Declared adds the states of the entries of the file that a router keeps, if one does: of
 // indexes of the list, and of entries that are not installed.
 func Declared(ctx context.Context, b *bus.Bus, all []Index) ([]Index, error) {
-	file, _, err := registry.NewStore(b).Declared(ctx)
+	records, err := registry.NewStore(b)
+	if err != nil {
+		return nil, err
+	}
+	file, _, err := records.Declared(ctx)
 	if errors.Is(err, store.ErrNoKey) || toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied {
 		return all, nil
 	}

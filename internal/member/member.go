@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/awaiting"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/internal/task"
@@ -47,7 +48,7 @@ type Member struct {
 
 	opts      Options
 	responder *registry.Responder
-	awaiting  *registry.Awaiting
+	awaiting  *awaiting.Teller
 	batches   bool                          // the node runs batches
 	serving   atomic.Pointer[host.Host]     // Host, once it has started
 	seen      atomic.Pointer[registry.View] // View, until Close
@@ -74,7 +75,11 @@ func New(nc *nats.Conn, o Options) (*Member, error) {
 		b.Close()
 		return nil, err
 	}
-	return &Member{Bus: b, Client: c, Store: registry.NewStore(b), Sessions: sessions, opts: o}, nil
+	records, err := registry.NewStore(b)
+	if err != nil {
+		return nil, err
+	}
+	return &Member{Bus: b, Client: c, Store: records, Sessions: sessions, opts: o}, nil
 }
 
 // Join opens the view and answers the registry's questions from it, once.
@@ -171,7 +176,7 @@ func (m *Member) RunTasks(ctx context.Context) error {
 // TellAwaited tells the mesh which calls of tasks wait for a node, once.
 func (m *Member) TellAwaited() {
 	if m.awaiting == nil {
-		m.awaiting = registry.NewAwaiting(m.Bus, m.Tasks.Awaited)
+		m.awaiting = awaiting.Tell(m.Bus, m.Tasks.Awaited)
 	}
 }
 

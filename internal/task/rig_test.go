@@ -152,7 +152,7 @@ func runsWith(t testing.TB, nc *nats.Conn, options task.Options, changes ...func
 		t.Fatal(err)
 	}
 	sessions.Use(view)
-	store := registry.NewStore(b)
+	store := testmesh.Store(t, b)
 	responder, err := registry.NewResponder(b, view, store, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -184,7 +184,7 @@ func created(t testing.TB, broker *meshtest.Server, sessions ...subjects.Session
 		t.Fatal(err)
 	}
 	for _, id := range sessions {
-		if err := registry.NewStore(b).CreateSession(t.Context(), registry.SessionRecord{ID: id, Epoch: string(id) + "-1"}); err != nil {
+		if err := testmesh.Store(t, b).CreateSession(t.Context(), registry.SessionRecord{ID: id, Epoch: string(id) + "-1"}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -28,6 +28,12 @@ func View(t testing.TB, b *bus.Bus, opts *registry.ViewOptions) *registry.View {
 	return must(registry.OpenView(t.Context(), b, opts))(t)
 }
 
+// Store makes a store of the registry's records.
+func Store(t testing.TB, b *bus.Bus) *registry.Store {
+	t.Helper()
+	return must(registry.NewStore(b))(t)
+}
+
 // Client makes a client.
 func Client(t testing.TB, nc *nats.Conn, opts *client.Options) *client.Client {
 	t.Helper()

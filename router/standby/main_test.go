@@ -96,7 +96,7 @@ func (r *rig) router(nc *nats.Conn, opts *standby.Options) *router.Router {
 func (r *rig) install(listed bool) {
 	r.t.Helper()
 	b := testmesh.Bus(r.t, r.top.Serve(r.t), nil)
-	store := registry.NewStore(b)
+	store := testmesh.Store(r.t, b)
 	record := registry.IndexRecord{Name: "weather", Source: "folder:/weather", Revision: "r1", Bundle: "sha256-x", On: registry.Labels{"pool": pool}, State: registry.IndexInstalled}
 	if listed {
 		digests, err := store.PutDescriptors(r.t.Context(), tools...)
@@ -173,7 +173,7 @@ func (r *rig) agent(nc *nats.Conn, id subjects.NodeID, slots int) *host.Host {
 		view.Close()
 		b.Close()
 	})
-	if err := h.ServeBatches(r.t.Context(), view, registry.NewStore(b), c); err != nil {
+	if err := h.ServeBatches(r.t.Context(), view, testmesh.Store(r.t, b), c); err != nil {
 		r.t.Fatal(err)
 	}
 	return h

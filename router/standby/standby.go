@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/awaiting"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/internal/wake"
@@ -75,7 +76,7 @@ type Standby struct {
 	end  context.CancelFunc // gives up the calls that were passed on
 	wg   sync.WaitGroup     // all goroutines
 	once sync.Once
-	told *registry.Awaiting
+	told *awaiting.Teller
 	held *fair.Room[subjects.SessionID] // bytes of messages
 	// places is how many calls there may be: an account has as many as it leaves free.
 	places *fair.Room[subjects.SessionID]
@@ -111,7 +112,7 @@ func New(conn registry.Conn, view *registry.View, node subjects.NodeID, opts *Op
 		held: fair.NewRoom[subjects.SessionID](heldBytes), places: fair.NewRoom[subjects.SessionID](int64(o.Calls)), sent: make(map[subjects.NodeID]int), changed: make(chan struct{}), outcomes: Outcomes{Ended: make(map[toolmesh.Code]uint64)},
 	}
 	s.base, s.end = context.WithCancel(context.Background())
-	s.told = registry.NewAwaiting(b, append(more, s.Awaited)...)
+	s.told = awaiting.Tell(b, append(more, s.Awaited)...)
 	news := make(chan struct{}, 1)
 	forget := view.Notify(news)
 	s.wg.Go(func() {

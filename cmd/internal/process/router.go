@@ -131,7 +131,11 @@ func keepIndexes(ctx context.Context, nc *nats.Conn, r *router.Router, s *settin
 		b.Close()
 		return nil, err
 	}
-	k := declared.New(b, view, registry.NewStore(b), s.Indexes, &declared.Options{Env: env, Tell: tell, Logger: log})
+	records, err := registry.NewStore(b)
+	if err != nil {
+		return nil, err
+	}
+	k := declared.New(b, view, records, s.Indexes, &declared.Options{Env: env, Tell: tell, Logger: log})
 	k.Start()
 	return func() {
 		k.Stop()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/awaiting"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/internal/wake"
@@ -60,7 +61,7 @@ type Keeper struct {
 	wg   sync.WaitGroup
 
 	leading  atomic.Pointer[term] // nil while another process leads
-	awaiting *registry.Awaiting
+	awaiting *awaiting.Teller
 }
 
 // New makes a keeper of a file, which need not be there yet. The connection needs the
@@ -79,7 +80,7 @@ func New(b *bus.Bus, view *registry.View, store *registry.Store, file string, op
 // Start begins, in the background. Entries that no node is there for are demand of their
 // pool, as calls are that wait for a node: one at zero gets a node that can install them.
 func (k *Keeper) Start() {
-	k.awaiting = registry.NewAwaiting(k.bus, k.awaited)
+	k.awaiting = awaiting.Tell(k.bus, k.awaited)
 	k.wg.Go(k.run)
 }
 

@@ -51,7 +51,7 @@ func start(t *testing.T) *rig {
 	if err := store.Of(r.bus).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	r.store = registry.NewStore(r.bus)
+	r.store = testmesh.Store(t, r.bus)
 	c := testmesh.Client(t, r.server.Connect(t), nil)
 	r.client = c
 	if err := os.Symlink(filepath.Join("..data", "indexes.toml"), r.file()); err != nil {
@@ -113,7 +113,7 @@ func (r *rig) keep(t *testing.T, log slog.Handler) (stop func()) {
 			log = slog.NewTextHandler(t.Output(), nil)
 		}
 	}
-	k := declared.New(b, view, registry.NewStore(b), r.file(), &declared.Options{
+	k := declared.New(b, view, testmesh.Store(t, b), r.file(), &declared.Options{
 		Logger: slog.New(log), Env: []string{"WORD=said"}, LookEvery: 50 * time.Millisecond, RetryFirst: 200 * time.Millisecond,
 		Tell: func(d registry.DeclaredIndex) {
 			r.mu.Lock()
