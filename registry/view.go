@@ -62,7 +62,7 @@ type View struct {
 	ended      map[subjects.SessionID]time.Time // sessions that have ended within endedKept, and some others
 	swept      time.Time                        // when others were last removed from ended
 	tokens     map[string]TokenRecord           // by key in MESH_SESSIONS
-	keys       map[string]string                // the key in MESH_SESSIONS of who has a public key
+	keys       map[string]string                // public keys to the keys in MESH_SESSIONS of their sessions and tokens
 	leased     int                              // how many of nodes have a lease
 	heartbeats heartbeats                       // the subscriptions to them
 	closed     bool

@@ -146,8 +146,8 @@ func (b *Bus) WantTime() {
 }
 
 // FreshTime returns at once while mesh time can be trusted. After the process was frozen or
-// the connection was made again it measures first, so that work that waited in a buffer
-// meanwhile is judged by the right time. Serving sides call it before they start anything; it
+// the connection was made again it measures first, so that deadlines of work that waited in a
+// buffer are compared with the right time. Serving sides call it before they start anything; it
 // usually costs no message. It fails if ctx ends first; going on with [Bus.Time] is safe
 // then, too, as its bound includes the uncertainty. Where the broker does not tell the time
 // it succeeds.

@@ -12,7 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Whoever agrees to a plan that is shortened sees which tools are confined less than the others.
+// A shortened plan shows the tools that are confined less than the others.
 func TestShortenedPlansKeepTheirLoosestTools(t *testing.T) {
 	plan := func(none int) deploy.Plan {
 		p := deploy.Plan{Sandbox: tool.SandboxStrict, Sandboxes: map[subjects.ToolID]tool.Sandbox{}}

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -20,7 +19,7 @@ def silent(connection: socket.socket) -> None:
         pass
 
 
-def without_registry(connection: socket.socket, registry: bytes = b"") -> None:
+def without_registry(connection: socket.socket, registry: bytes = b"", heard: threading.Event | None = None) -> None:
     """A NATS server where no tool has a subscriber, and the registry's is frozen if it has no answer."""
     connection.sendall(INFO)
     lines, sid = connection.makefile("rb"), b""
@@ -33,9 +32,10 @@ def without_registry(connection: socket.socket, registry: bytes = b"") -> None:
         elif words[0] in (b"PUB", b"HPUB"):
             lines.read(int(words[-1]) + 2)
             if words[1].startswith(b"mesh.registry.") and registry:
-                time.sleep(0.05)
                 connection.sendall(b"MSG %s %s %d\r\n%s\r\n" % (words[2], sid, len(registry), registry))
             elif words[1].startswith((b"tools.", b"mesh.batch.")):
+                if heard is not None:
+                    heard.set()
                 head = b"NATS/1.0 503\r\n\r\n"
                 connection.sendall(b"HMSG %s %s %d %d\r\n%s\r\n" % (words[2], sid, len(head), len(head), head))
 
@@ -87,22 +87,27 @@ def test_a_calls_time_bounds_what_precedes_it(
 
 def test_calls_that_give_up_leave_the_connection_to_those_that_come() -> None:
     opened: list[socket.socket] = []
+    given_up, asked = threading.Event(), threading.Event()
 
     def late(connection: socket.socket) -> None:
         opened.append(connection)
-        time.sleep(0.4)
-        without_registry(connection)
+        given_up.wait()
+        without_registry(connection, heard=asked)
 
     with serving(late) as url, Mesh(url) as mesh:
         for _ in range(4):
             with pytest.raises(ToolTimeout):
-                mesh.call("weather.forecast", {}, timeout=0.25)
+                mesh.call("weather.forecast", {}, timeout=0.1)
+        given_up.set()
+        with pytest.raises(ToolTimeout):
+            mesh.call("weather.forecast", {}, timeout=1)
+        assert asked.is_set()
         assert len(opened) == 1
 
 
 def test_a_members_time_begins_at_a_node() -> None:
     """It is not spent by what is done for other members."""
-    members = [("a.x", {"image": b"x"}, 5.0), ("b.x", {"image": b"x"}, 0.01)]
+    members = [("a.x", {"image": b"x"}, 5.0), ("b.x", {"image": b"x"}, 1e-6)]
     with serving(with_registry) as url, Mesh(url) as mesh:
         with pytest.raises(toolmesh.Unavailable, match="no node runs batches"):
             mesh.batch(members, timeout=30, return_exceptions=True)

@@ -61,7 +61,7 @@ const (
 	blameCrash
 )
 
-// judgement is the verdict of an ended call.
+// judgement is the verdict about the worker of an ended call.
 func (j *job) judgement() Verdict {
 	if j.err == nil {
 		return Verdict{blame: blameSurvived}
