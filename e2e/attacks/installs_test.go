@@ -174,7 +174,12 @@ func installAt(t *testing.T, m installMachine) {
 	w.python = filepath.Join(filepath.SplitList(w.path)[0], "python3")
 	// A git that runs what a server could have it run, where it is asked for a case's repository.
 	write(t, filepath.Join(w.dir, "bin", "git"), `#!/bin/sh
-case "$*" in *" ls-remote -q "*/git/*.git) for last; do :; done; name=${last##*/}; python3 "`+w.dir+`/bin/${name%.git}.py" 2>/dev/null ;; esac
+name=
+case "$*" in
+*" ls-remote -q "* | *" fetch "*) for one; do case $one in */git/*.git) name=${one##*/} ;; esac; done ;;
+*" archive "*) name=$(sed -n 's|.*/git/\([a-z0-9]*\).*|\1|p' FETCH_HEAD) ;;
+esac
+[ -z "$name" ] || python3 "`+w.dir+`/bin/${name%.git}.py" 2>/dev/null
 exec /usr/bin/git "$@"
 `, 0o755)
 	w.path = filepath.Join(w.dir, "bin") + ":" + w.path
