@@ -169,7 +169,7 @@ func (in *intake) check(c *inflight, mine, directed bool) *toolmesh.Error {
 				WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "chunks_max").WithDetail("stored", used).WithDetail("max", most)
 		}
 	}
-	return nil
+	return in.replies.Unread(&c.Reader)
 }
 
 // foreign says why a request, mine or not, is not for this start of the node.

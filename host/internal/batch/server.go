@@ -42,6 +42,8 @@ type Host interface {
 	Send(m *nats.Msg) bool
 	// Pace returns when a result may be sent to a reader, or when ctx ends.
 	Pace(ctx context.Context, to *stream.Reader, record admit.Record)
+	// Unread refuses a new batch of a reader that does not read; nil for most.
+	Unread(to *stream.Reader) *toolmesh.Error
 	// Answer gives a record to what the reader has for it once it may be sent. It does not block.
 	Answer(to *stream.Reader, record admit.Record)
 	// Fits reports whether a message can carry a result of a size, in bytes.
@@ -206,6 +208,10 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Heade
 			s.pass(owner, subject, to, m)
 			return
 		}
+	}
+	if bad := s.Host.Unread(&stream.Reader{Reply: to.reply, Request: &b.Request}); bad != nil {
+		s.refuse(to, bad)
+		return
 	}
 	if room.Give == nil {
 		if room, bad = s.Host.Hold(subject.Session, b.Size()); bad != nil {

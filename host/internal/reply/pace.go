@@ -3,8 +3,10 @@ package reply
 import (
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/internal/wake"
@@ -22,11 +24,16 @@ const (
 	// it gets pacedMost within each.
 	readWithin = 5 * time.Second
 	readGuess  = 250 * time.Millisecond
+	// waitsMost is how many results may wait for one connection before its new calls are refused: each
+	// holds its place on the node.
+	waitsMost = 16
 )
 
 // pacer holds large results back while too many bytes are on their way to the connection of
 // their caller. The zero value is ready.
 type pacer struct {
+	waiting atomic.Int64 // results for all connections
+
 	mu     sync.Mutex // no other lock is taken under it
 	inbox  map[string]*outbox
 	unread map[admit.Key]unread // by the call that it is the result of
@@ -50,13 +57,7 @@ type unread struct {
 // wait returns when a result may be sent, or when done is closed. One goes however large it
 // is. told says that the caller tells when it has read it.
 func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int, told bool) {
-	name := r.Reply
-	if at := strings.LastIndexByte(name, '.'); at > strings.IndexByte(name, '.') {
-		name = name[:at] // a connection has one inbox, and a token of it for each request
-	}
-	if r.Request.Hops > 0 { // any other node passes it on: to one connection of the session's, for all that is known
-		name = " " + string(r.Request.Session)
-	}
+	name := outboxName(r)
 	lasts := readGuess
 	if told {
 		lasts = readWithin
@@ -74,7 +75,8 @@ func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int, told bool
 		p.inbox[name] = to
 	}
 	to.waits++
-	defer func() { to.waits-- }()
+	p.waiting.Add(1)
+	defer func() { to.waits--; p.waiting.Add(-1) }()
 	p.mu.Unlock()
 	defer p.mu.Lock()
 	select {
@@ -90,6 +92,34 @@ func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int, told bool
 			return
 		}
 	}
+}
+
+// outboxName is what the results to one connection have in common.
+func outboxName(r *stream.Reader) string {
+	if r.Request.Hops > 0 { // any other node passes it on: to one connection of the session's, for all that is known
+		return " " + string(r.Request.Session)
+	}
+	name := r.Reply
+	if at := strings.LastIndexByte(name, '.'); at > strings.IndexByte(name, '.') {
+		name = name[:at] // a connection has one inbox, and a token of it for each request
+	}
+	return name
+}
+
+// Unread refuses a new call of a connection that does not read the results of earlier ones: they
+// would take the places of others. Nil for most.
+func (p *pacer) Unread(r *stream.Reader) *toolmesh.Error {
+	if p.waiting.Load() < waitsMost {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	to := p.inbox[outboxName(r)]
+	if to == nil || to.waits < waitsMost {
+		return nil
+	}
+	return admit.Refusal(toolmesh.Errorf(toolmesh.CodeBusy, "%d large results wait until their caller has read others: read them, then call again", to.waits)).
+		WithDetail("limit", "unread").WithDetail("max", waitsMost).WithDetail("retry_after_ms", readGuess.Milliseconds())
 }
 
 // goes has a result go, if there is room.
