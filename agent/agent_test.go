@@ -126,7 +126,7 @@ func admin(t *testing.T, nc *nats.Conn, verb string, body any) (lines []map[stri
 
 // tryAdmin is admin for goroutines of a test.
 func tryAdmin(ctx context.Context, nc *nats.Conn, verb string, body any) (lines []map[string]any, failure *toolmesh.Error, err error) {
-	subject, err := subjects.Admin(verb)
+	subject, err := subjects.Subject{Kind: subjects.KindAdmin, Verb: verb}.Build()
 	if err != nil {
 		return nil, nil, err
 	}

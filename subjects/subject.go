@@ -256,35 +256,9 @@ func Live(session SessionID, id RPCID) (string, error) {
 	return Subject{Kind: KindLive, Session: session, RPC: id}.Build()
 }
 
-// Replay is where stored chunks are asked for again.
-func Replay(session SessionID, id RPCID) (string, error) {
-	return Subject{Kind: KindReplay, Session: session, RPC: id}.Build()
-}
-
 // Registry is a request to the registry: list, describe, resolve, candidates.
 func Registry(session SessionID, verb string) (string, error) {
 	return Subject{Kind: KindRegistry, Session: session, Verb: verb}.Build()
-}
-
-// Payload is a request about a large value, through the queue group.
-func Payload(session SessionID, id PayloadID) (string, error) {
-	return Subject{Kind: KindPayload, Session: session, Payload: id}.Build()
-}
-
-// NodePayload is a request about a large value, to the node that takes it.
-func NodePayload(node NodeID, session SessionID, id PayloadID) (string, error) {
-	return Subject{Kind: KindNodePayload, Node: node, Session: session, Payload: id}.Build()
-}
-
-// Batch is a batch of calls, through the queue group.
-func Batch(session SessionID) (string, error) {
-	return Subject{Kind: KindBatch, Session: session}.Build()
-}
-
-// NodeLane is where the node that owns the lanes of a session, or for one of its calls
-// those of the mesh, is asked for them.
-func NodeLane(node NodeID, session SessionID) (string, error) {
-	return Subject{Kind: KindLane, Node: node, Session: session}.Build()
 }
 
 // NodeBatch is a batch of calls, to one node.
@@ -296,12 +270,6 @@ func NodeBatch(node NodeID, session SessionID) (string, error) {
 // cancel, retry.
 func TaskVerb(session SessionID, verb string) (string, error) {
 	return Subject{Kind: KindTaskVerb, Session: session, Verb: verb}.Build()
-}
-
-// Task is where a task of a priority is queued, behind so much of its session as the
-// level says.
-func Task(priority, level string, session SessionID, id RPCID) (string, error) {
-	return Subject{Kind: KindTask, Verb: priority, Level: level, Session: session, RPC: id}.Build()
 }
 
 // What the subjects of [Schedule] are for: the schedule itself, and what it makes when
@@ -319,14 +287,6 @@ func Schedule(what string, session SessionID, id RPCID) (string, error) {
 // Event is where something that happened in a session is told.
 func Event(kind string, session SessionID) (string, error) {
 	return Subject{Kind: KindEvent, Verb: kind, Session: session}.Build()
-}
-
-// Admin is an administrative request to any one node: install, uninstall.
-func Admin(verb string) (string, error) { return Subject{Kind: KindAdmin, Verb: verb}.Build() }
-
-// NodeAdmin is an administrative request to one node: drain, label.
-func NodeAdmin(node NodeID, verb string) (string, error) {
-	return Subject{Kind: KindNodeAdmin, Node: node, Verb: verb}.Build()
 }
 
 // Heartbeat is where a node says each second that it lives.
