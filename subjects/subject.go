@@ -57,8 +57,8 @@ type Subject struct {
 	Key     string
 }
 
-// part is one variable part of a subject: the field that it stands for, and how the
-// field's value becomes a token and is read back.
+// part is one variable part of a subject: its field, and how the field's value becomes a token and
+// is read back.
 type part struct {
 	field  field
 	encode func(value string) (token string, err error)
@@ -90,7 +90,7 @@ func (s *Subject) at(f field) *string {
 	}[f]
 }
 
-// literal holds a part that travels as it is to what valid takes.
+// literal makes a part that travels unchanged, if valid accepts it.
 func literal(what string, valid func(token string) bool) func(token string) (string, error) {
 	return func(token string) (string, error) {
 		if !valid(token) {
@@ -114,7 +114,7 @@ var (
 )
 
 // form is the shape of one kind: a literal head, and the variable parts behind it.
-// Of a subject of one node, the node stands in the middle of the head: mid follows it.
+// In a subject of one node, the node is in the middle of the head, and mid follows it.
 type form struct {
 	head  string // literal tokens at the beginning, with the dot
 	mid   string // literal token behind the node, with its dots; "" for none
@@ -146,8 +146,7 @@ var forms = [...]form{
 	KindRegistryChange: {head: "mesh.reg.", parts: []part{bucket, key}},
 }
 
-// Build returns the subject's text. It refuses names that cannot travel, and a
-// Kind that is none.
+// Build returns the subject's text. It refuses names that cannot travel, and an unknown Kind.
 func (s Subject) Build() (string, error) {
 	if s.Kind == KindNone || int(s.Kind) >= len(forms) {
 		return "", fmt.Errorf("%w: a subject needs a kind", ErrInvalid)
@@ -272,8 +271,7 @@ func TaskVerb(session SessionID, verb string) (string, error) {
 	return Subject{Kind: KindTaskVerb, Session: session, Verb: verb}.Build()
 }
 
-// What the subjects of [Schedule] are for: the schedule itself, and what it makes when
-// its time has come.
+// The uses of subjects of [Schedule]: the schedule itself, and the task that it makes at its time.
 const (
 	ScheduleAt  = "at"
 	ScheduleDue = "due"
@@ -284,7 +282,7 @@ func Schedule(what string, session SessionID, id RPCID) (string, error) {
 	return Subject{Kind: KindSchedule, Verb: what, Session: session, RPC: id}.Build()
 }
 
-// Event is where something that happened in a session is told.
+// Event is where an event of a session is published.
 func Event(kind string, session SessionID) (string, error) {
 	return Subject{Kind: KindEvent, Verb: kind, Session: session}.Build()
 }
