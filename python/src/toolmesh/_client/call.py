@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import secrets
+import math
+import os
 import time
 import typing
 
@@ -17,11 +18,11 @@ if typing.TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
     from typing import Any
 
-    from nats.aio.client import Client
     from nats.aio.msg import Msg
 
     from .._core import errors
     from .._worker.schemas.files import File
+    from .broker import Broker
 
 SILENCE = 2.5  # seconds without a sign after which a node may be lost
 STALLED = 0.5  # how late a wait may end until this process counts as frozen meanwhile: it listens anew then
@@ -31,8 +32,8 @@ _REFUSED = 0.1  # seconds for which a node that had no room is passed over, at m
 
 def new_rpc_id(prefix: str = "rpc_") -> str:
     """A name for a call: a UUID of version 7, as the mesh's own clients make."""
-    drawn, rest = divmod(secrets.randbits(74), 1 << 62)
-    number = time.time_ns() // 1_000_000 << 80 | 7 << 76 | drawn << 64 | 2 << 62 | rest
+    drawn, rest = divmod(int.from_bytes(os.urandom(10), "big"), 1 << 62)
+    number = time.time_ns() // 1_000_000 << 80 | 7 << 76 | (drawn & 0xFFF) << 64 | 2 << 62 | rest
     return f"{prefix}{number:032x}"
 
 
@@ -173,6 +174,7 @@ class Pending:
         self.sought = 0.0  # when it was last asked which node has the call
         self.quiet = False  # at the last look nothing was heard, over a connection that is well
         self._waiter: asyncio.Future[None] | None = None
+        self.due = math.inf  # when the wait ends, by the loop's clock
         connection.pending[self.token] = self
 
     @property
@@ -219,13 +221,12 @@ class Pending:
         if self.messages or self.error is not None:
             return
         loop = self.connection.loop
-        self._waiter = loop.create_future()
-        timer = loop.call_later(seconds, self.nudge)
+        self._waiter, self.due = loop.create_future(), loop.time() + seconds
+        self.connection.due(self.due)
         try:
             await self._waiter
         finally:
-            timer.cancel()
-            self._waiter = None
+            self._waiter, self.due = None, math.inf
 
 
 class Link(typing.Protocol):
@@ -238,8 +239,9 @@ class Link(typing.Protocol):
     numbers: itertools.count[int]
 
     def listen(self, node: str) -> None: ...
+    def due(self, when: float) -> None: ...
     def beside(self, work: Coroutine[Any, Any, None]) -> None: ...
-    async def ready(self) -> Client: ...
+    async def ready(self) -> Broker: ...
     async def publish(
         self, subject: str, body: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None: ...
