@@ -70,9 +70,9 @@ def test_a_refusal_says_that_the_tool_was_upgraded(rich: Started, tmp_path: path
         async def submitted() -> None:
             await (await mesh.asubmit(pay, three)).wait()
 
-        # What the object itself refuses, by its own description.
+        # What its own description would have taken, and what it would not.
         for call in (lambda: pay(3, currency="EUR"), lambda: asyncio.run(pay.acall(3, currency="EUR")),
-                     lambda: pay("three"), lambda: count.stream(3, by=2), lambda: proxy(3, currency="EUR"),
+                     lambda: pay("three"), lambda: list(count.stream(3, by=2)), lambda: proxy(3, currency="EUR"),
                      lambda: asyncio.run(submitted())):
             with pytest.raises(InvalidArguments) as refused:
                 call()

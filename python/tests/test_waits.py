@@ -38,7 +38,8 @@ def test_many_waits_have_one_timer(monkeypatch):
             timers.append((when, wake))
             return SimpleNamespace(cancel=lambda: timers.remove((when, wake)))
 
-        link.loop = SimpleNamespace(time=lambda: clock[0], call_at=call_at, create_future=link.loop.create_future)
+        link.loop = SimpleNamespace(  # type: ignore[assignment]
+            time=lambda: clock[0], call_at=call_at, create_future=link.loop.create_future)
         waiting = [asyncio.ensure_future(Pending(link, "a").wait(one / 1000)) for one in range(1000, 0, -1)]
         await asyncio.sleep(0)
         looks = 0

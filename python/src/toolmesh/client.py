@@ -514,10 +514,6 @@ class Mesh(_Base):
         return tasks.Task(id, lambda verb, request: background.run(
             lambda: _about_task(self._links.here(), session, verb, request, tool)))
 
-    def _changed(self, tool: str) -> str:
-        core = self._here()
-        return background.run(lambda: core._achanged(tool))
-
     def describe(self, tool: str) -> dict[str, Any]:
         """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
         core = self._here()

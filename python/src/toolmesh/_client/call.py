@@ -30,6 +30,11 @@ AGAIN = ".again"  # behind the inbox of a request that is sent again: a 503 to i
 _REFUSED = 0.1  # seconds for which a node that had no room is passed over, at most
 
 
+def number(text: str) -> int | None:
+    """The number in a header; None where there is none: str.isdigit also takes what int does not."""
+    return int(text) if len(text) < 20 and text.isascii() and text.isdigit() else None
+
+
 def new_rpc_id(prefix: str = "rpc_") -> str:
     """A name for a call: a UUID of version 7, as the mesh's own clients make."""
     drawn, rest = divmod(int.from_bytes(os.urandom(10), "big"), 1 << 62)
@@ -203,9 +208,7 @@ class Pending:
         if not self.node and headers.get("Mesh-Node") and headers.get("Mesh-Boot"):
             self.node, self.boot = headers["Mesh-Node"], headers["Mesh-Boot"]
             self.connection.listen(self.node)
-        high = headers.get("Mesh-High", "").partition(";")[0]
-        if high.isdigit():
-            self.high = max(self.high, int(high))
+        self.high = max(self.high, number(headers.get("Mesh-High", "").partition(";")[0]) or 0)
 
     def fail(self, error: errors.MeshError) -> None:
         self.error = self.error or error

@@ -18,7 +18,7 @@ import uuid
 
 from .._core import errors, files
 from . import answers, names
-from .call import Link, Pending, Ref
+from .call import Link, Pending, Ref, number
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ async def put(link: Link, session: str, source: BinaryIO, size: int, deadline: f
     """Stores what is left of a file that can be read again, size bytes. Begins anew when the
     node that takes it, or the connection, is lost. deadline is by time.monotonic, 0 for none."""
     start = source.tell()
-    for number in range(_TRIES):
+    for again in range(_TRIES):
         try:
             source.seek(start)
             return await _put(link, session, source, size, deadline)
@@ -52,9 +52,9 @@ async def put(link: Link, session: str, source: BinaryIO, size: int, deadline: f
                           details={"limit": nc.max_payload, "size": size}) from None
         except errors.MeshError as failure:
             failure.started = False
-            if number == _TRIES - 1 or not _again(failure):
+            if again == _TRIES - 1 or not _again(failure):
                 raise
-        await asyncio.sleep(0.25 * 2 ** number)
+        await asyncio.sleep(0.25 * 2 ** again)
     raise AssertionError
 
 
@@ -123,18 +123,18 @@ async def get(link: Link, session: str, ref: Ref, write: Callable[[bytes], objec
     page: list[bytes] = []
     terminal, where = False, names.payload(session, ref.ident, node)
     while not terminal:
-        for number in range(_TRIES):
+        for again in range(_TRIES):
             try:
                 page, high, terminal = await _page(link, where, high, count, deadline)
                 break
             except (errors.MeshError, answers.NoResponders) as failure:
                 told = failure if isinstance(failure, errors.MeshError) else answers.refused(
                     "unavailable", "no node moves payloads", retryable=True)
-                if number == _TRIES - 1 or not _again(told) or told.details.get("reason") == "payload_gone":
+                if again == _TRIES - 1 or not _again(told) or told.details.get("reason") == "payload_gone":
                     told.started = True  # it is a result's
                     raise told from None
             where = names.payload(session, ref.ident)
-            await asyncio.sleep(0.25 * 2 ** number)
+            await asyncio.sleep(0.25 * 2 ** again)
         for piece in page:
             digest.update(piece)
             write(piece)
@@ -163,7 +163,8 @@ async def _page(link: Link, where: str, high: int, count: int, deadline: float) 
                     continue
             elif headers.get("Mesh-Count") == str(count + len(page)):
                 last, _, terminal = headers.get("Mesh-High", "0").partition(";")
-                return page, int(last), bool(terminal)
+                if (reached := number(last)) is not None:
+                    return page, reached, bool(terminal)
             raise errors.error("unavailable", "a piece of the payload was lost on its way", origin="mesh",
                                retryable=True)
     finally:
