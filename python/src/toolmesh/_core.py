@@ -6,9 +6,7 @@ are taken there, so that an error or a channel is one thing in a process, whiche
 
 from __future__ import annotations
 
-import collections.abc
 import contextvars
-import datetime
 import sys
 import typing
 
@@ -27,13 +25,7 @@ else:
         for _name in _names:
             globals()[_name] = import_module(f"{tool_side.__package__}.{_room}.{_name}")
 
-    # The worker does without typing, and what the API shows of its files has annotations all the same.
-    for _one in (errors, files, tasks, tool_side):
-        for _name in ("Any", "IO"):
-            vars(_one).setdefault(_name, getattr(typing, _name))
-        for _name in ("AsyncIterator", "Awaitable", "Callable", "Iterable", "Iterator", "Mapping"):
-            vars(_one).setdefault(_name, getattr(collections.abc, _name))
-        vars(_one).setdefault("datetime", datetime.datetime)
+    for _one in (errors, files, tasks, tool_side):  # what the API shows of them has annotations
         vars(_one).setdefault("JSON", typing.Any)
 
 scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))

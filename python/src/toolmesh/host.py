@@ -89,7 +89,6 @@ class Host:
         self._tools: dict[str, _Offered] = {}
         self._runner: _Runner | None = None
         self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
         self._lock = lock()
 
     @typing.overload
@@ -180,22 +179,26 @@ class Host:
 
     def start(self: Self) -> Self:
         """Serves on a thread of its own; returns once calls are served. stop ends it."""
+        if self.serving:
+            raise RuntimeError("it serves already")
         served = threading.Event()
-        self._failure = None
+        failures: list[BaseException] = []
 
         def serve() -> None:
             try:
                 asyncio.run(self.aserve(ready=served.set), debug=False)
             except BaseException as failure:
-                self._failure = failure
+                if served.is_set():
+                    _log.error("the host has ended: %s", failure)
+                failures.append(failure)
             finally:
                 served.set()
 
         self._thread = threading.Thread(target=serve, name="toolmesh host", daemon=True)
         self._thread.start()
         served.wait()
-        if self._failure is not None:
-            raise self._failure
+        if failures:
+            raise failures[0]
         atexit.register(self.stop)
         return self
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
-import stat
+import tempfile
 import time
 import typing
 import uuid
@@ -216,7 +217,7 @@ async def stored(link: Link, call: Call) -> None:
 
 async def save(link: Link, session: str, value: typing.Any, path: str | os.PathLike[str]) -> str:
     """Writes the file that a result stands for to path, or into that folder under its own name, and has it
-    deleted from the store. See _replacing for what is there."""
+    deleted from the store. See _replacing for what is at path."""
     if isinstance(value, files.File):
         value = value.sent
     if not files.refers(value):
@@ -233,44 +234,21 @@ async def save(link: Link, session: str, value: typing.Any, path: str | os.PathL
 
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[BinaryIO]:
-    """What is written replaces the file at path, once all of it has been, and keeps its mode and its owner. A link is
-    followed, and stays. A device or a pipe is written to. A new file has the mode that the umask leaves."""
-    there: BinaryIO | None = None
-    before: os.stat_result | None = None
-    try:
-        there = open(path, "wb", opener=lambda name, _flags: os.open(name, _THERE))
-        before = os.fstat(there.fileno())
-    except FileNotFoundError:
-        if os.path.islink(path):
-            raise  # it leads to nothing
-    with there or contextlib.nullcontext():
-        if there and before and not stat.S_ISREG(before.st_mode):
-            os.set_blocking(there.fileno(), True)
-            yield there
-            return
-        path = os.path.realpath(path)
-        part = f"{path}.{uuid.uuid4().hex[:8]}.part"
-        try:
-            with open(part, "x+b", opener=lambda name, flags: os.open(name, flags, 0o600 if before else 0o666)) as out:
-                yield out
-                out.flush()
-                if there and before:
-                    try:
-                        os.chown(out.fileno(), before.st_uid, before.st_gid)
-                        os.chmod(out.fileno(), stat.S_IMODE(before.st_mode) & 0o777)
-                    except PermissionError:  # a file of another user that this one may write
-                        out.seek(0)
-                        there.truncate(0)
-                        shutil.copyfileobj(out, there)
-                        return
-            os.replace(part, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(part)
+    """Takes what is written to path, and writes it there once all of it has come. So a file keeps its mode and its
+    owner, a link stays, and a device or a pipe is written to."""
+    if os.path.islink(path) and not os.path.exists(path):
+        raise FileNotFoundError(errno.ENOENT, "the link leads to nothing", path)
+    folder = os.path.dirname(os.path.abspath(path))
+    with tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None) as came:
+        yield came
+        came.seek(0)
+        # A pipe may have no reader, for which a loop must not wait.
+        with open(path, "wb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK, 0o666)) as out:
+            os.set_blocking(out.fileno(), True)
+            shutil.copyfileobj(came, out)
 
 
-# How an existing file is opened: a pipe may have no reader, and a loop must not wait for one.
-_THERE = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 
 
 async def delete(link: Link, session: str, ref: Ref, node: str = "") -> None:

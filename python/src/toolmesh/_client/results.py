@@ -91,12 +91,13 @@ def _typed(body: bytes, returns: Any, tool: str) -> Any:
 
 def _loader(returns: Any) -> Callable[[Any], Any]:
     try:
-        return _made_loader(returns)
+        return _made_loader(returns, repr(returns))
     except TypeError:  # it cannot be a key
-        return _made_loader.__wrapped__(returns)
+        return _made_loader.__wrapped__(returns, "")
 
 
 @functools.lru_cache(maxsize=256)
-def _made_loader(returns: Any) -> Callable[[Any], Any]:
+def _made_loader(returns: Any, _text: str) -> Callable[[Any], Any]:
+    """The text tells unions apart that are equal, and have their members in another order."""
     load: Callable[[Any], Any] = schema.Builder({}).shape(returns, "the result").load
     return load

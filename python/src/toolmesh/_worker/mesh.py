@@ -16,16 +16,13 @@ call raises MeshError with the code unavailable.
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from .calls import batches, channel, tasks
 from .calls.errors import MeshError
 from .schemas.values import NotSerializable, encode
 from .wire.frames import BATCH, DESCRIBE, TASK
-
-TYPE_CHECKING = False  # as typing has it, without importing typing
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-    from typing import Any
 
 __all__ = [
     "MeshError", "MissingSecret", "abatch", "acall", "adescribe", "astream", "asubmit", "batch", "call", "describe",

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from .errors import rebuilt
-
-TYPE_CHECKING = False  # as typing has it, without importing typing
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
 
 
 def members(calls: Iterable[Any]) -> list[tuple[str, Any, float | None]]:

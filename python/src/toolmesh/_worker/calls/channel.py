@@ -12,9 +12,11 @@ import json
 import os
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import nullcontext
 from contextvars import ContextVar
 from itertools import count
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..schemas.values import decode
 from ..state import limits
@@ -23,12 +25,9 @@ from . import threads
 from .errors import error, failure
 from .guard import Disarmed
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncGenerator, Callable, Generator
     from contextlib import AbstractContextManager
-    from typing import Any, NoReturn, Protocol
 
     from ..wire.frames import JSON, Frame, Reader
     from .guard import Guard

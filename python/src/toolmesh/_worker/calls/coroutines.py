@@ -8,8 +8,10 @@ import os
 import signal
 import sys
 from _thread import get_ident
+from collections.abc import AsyncGenerator, Generator
 from inspect import CORO_CREATED, getcoroutinestate
 from types import AsyncGeneratorType, GeneratorType
+from typing import TYPE_CHECKING, Any
 
 from .. import FOLDER
 from ..schemas.values import encode
@@ -21,11 +23,8 @@ from .guard import PAGE_CANCEL, PAGE_HEARD, PAGE_RUNNING, PAGE_TAKEN, SIGNAL
 from .output import UNSHIELDED, Outlet, install
 from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, raw_pending, unbound
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
     from types import FrameType
-    from typing import Any
 
     from ..schemas.binding import Tool
     from ..state.snapshot import Snapshot

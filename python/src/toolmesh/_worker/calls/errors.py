@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING, Any
 
 from ..schemas.values import decode
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from typing import Any
-
     from ..wire.frames import JSON
 
 CLASSES: dict[str, type[MeshError]] = {}

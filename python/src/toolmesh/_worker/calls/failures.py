@@ -12,16 +12,15 @@ import json
 import linecache
 import os
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from .. import FOLDER
 from ..schemas import redaction
 from ..state import limits
 from .errors import MeshError
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ..schemas.values import Mismatch, NotSerializable
     from ..wire.frames import JSON
 

@@ -14,19 +14,18 @@ import os
 import sys
 import time
 from _thread import allocate_lock, get_ident, start_new_thread
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter as _clock
 from time import sleep as _sleep
+from typing import TYPE_CHECKING, Any
 
 from ..schemas import redaction
 from ..wire.frames import HEADER, LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
 from . import failures, threads
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable
-    from typing import Any
 
     from _typeshed import ReadableBuffer
 

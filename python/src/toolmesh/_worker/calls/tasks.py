@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
 
 from .errors import MeshError, error, rebuilt
-
-TYPE_CHECKING = False  # as typing has it, without importing typing
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
-    from typing import Any
 
 _ENDED = ("succeeded", "failed", "cancelled")
 _WAIT = 10.0  # seconds that one question waits for a task's end

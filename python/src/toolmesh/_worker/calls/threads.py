@@ -11,14 +11,13 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # has no stubs
 import sys
 from _thread import get_ident
+from collections.abc import Callable
 from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
     from concurrent.futures import Future
-    from typing import Any
 
 running: ContextVar[int] = ContextVar("toolmesh_call", default=0)
 """The call that the code of this context belongs to: a call's own, and its tasks'."""

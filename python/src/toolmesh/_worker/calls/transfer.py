@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from typing import TYPE_CHECKING
 
 from ..schemas import files
 from ..schemas.files import KEY, File, base_name
@@ -16,7 +17,6 @@ from ..wire import frames
 from . import channel
 from .errors import error
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from ..wire.frames import JSON
 

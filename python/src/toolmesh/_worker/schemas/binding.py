@@ -6,15 +6,13 @@ import dataclasses
 import functools
 import inspect
 import types
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import files, values
 from .values import Mismatch, describe, member, needed, pointer
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
     from ..wire.frames import JSON
     from .shapes import Dump, Load, Schema
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import TypeAlias
-
     # Its line, its title, what else stands in a field's name, and its lines.
     Section: TypeAlias = tuple[int, str, str, list[str]]
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextvars
 import os
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import IO, Any
-
     from ..wire.frames import JSON
 
 KEY = "$file"

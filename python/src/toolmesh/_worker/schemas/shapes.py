@@ -18,21 +18,18 @@ import math
 import operator
 import re
 import uuid
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import files, redaction
 from .values import Mismatch, describe, encode, sent
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any, TypeAlias
-
     from ..wire.frames import JSON
 
     Schema: TypeAlias = dict[str, JSON]
     Load: TypeAlias = Callable[[JSON], Any]  # raises Mismatch
     Dump: TypeAlias = Callable[[Any], Any]
-
 
 _EXACT = 1 << 53  # below it each integer is a double of its own, and no other number's
 

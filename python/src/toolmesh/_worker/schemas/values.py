@@ -22,14 +22,12 @@ import re
 import sys
 import uuid
 from collections import abc
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from . import files
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
     from ..wire.frames import JSON
 
 _BUILT_IN, _SLOT = type(dict[str, int]().items), type(list.__iter__)  # of methods that are written in C
