@@ -52,7 +52,7 @@ def test_a_refusal_says_that_the_tool_was_upgraded(rich: Started, tmp_path: path
                              anext(count.astream("x"))):
                     with pytest.raises(InvalidArguments, match="describe it again"):
                         await work
-                assert await one(3, currency="EUR") == "3 paid", "what the tool takes now is no business of a description"
+                assert await one(3, currency="EUR") == "3 paid", "the tool takes it now"
 
         asyncio.run(described())
         again = mesh.tool("shop.shop.pay")
@@ -75,7 +75,7 @@ def test_a_refusal_says_that_the_tool_was_upgraded(rich: Started, tmp_path: path
             with pytest.raises(InvalidArguments) as refused:
                 call()
             assert str(refused.value).count(changed) == 1
-        assert pay(3, currency="EUR") == asyncio.run(pay.acall(3, currency="EUR")) == proxy(3, currency="EUR") == "3 paid"
+        assert {pay(3, currency="EUR"), asyncio.run(pay.acall(3, currency="EUR")), proxy(3, currency="EUR")} == {"3 paid"}
         assert list(count.stream(3, by=2))
         manager = ToolBridgeManager(mesh)
         manager.tools[proxy.tool_id] = proxy

@@ -1,4 +1,4 @@
-"""What the worker knows of values, schemas and errors, for the client and the host.
+"""The worker's files about values, schemas and errors, for the client and the host.
 
 Inside a worker the package runs beside the worker's own files, which the agent has loaded under a private name: those
 are taken there, so that an error or a channel is one thing in a process, whichever version is installed.

@@ -207,7 +207,7 @@ class _Base:
     def _batched(
         self, calls: Iterable[Any], timeout: float | None, rpc_id: str | None, return_exceptions: bool, parallel: bool,
     ) -> Callable[[], Coroutine[Any, Any, list[Any]]]:
-        """What sends a batch and returns its results. Arguments are written here: by code of the caller's thread."""
+        """A function that sends a batch and returns its results. Arguments are written here, on the caller's thread."""
         made = batches.members(calls)
         members = [self._call(tool, args, seconds) for tool, args, seconds in made]
         for one, (_, _, seconds) in zip(members, made, strict=True):
@@ -310,7 +310,7 @@ class _Base:
         return await self._run(lambda: _changed(self._links.here(), session, tool))
 
     async def adescribe(self, tool: str) -> dict[str, Any]:
-        """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
+        """The description of a tool, as mesh info --json prints it; ToolNotFound names the nearest ids."""
         session = self.session_name
         return await self._run(lambda: self._links.here().registry(session, "describe", {"tool": tool}))
 
@@ -421,7 +421,7 @@ class Mesh(_Base):
     """
 
     def _here(self) -> AsyncMesh:
-        """What answers questions, for the session that holds where they are asked."""
+        """The mesh that answers questions, for the session that holds where they are asked."""
         core = AsyncMesh.__new__(AsyncMesh)
         core.__dict__.update(self.__dict__, _session=self.session_name)
         return core
@@ -519,7 +519,7 @@ class Mesh(_Base):
             lambda: _about_task(self._links.here(), session, verb, request, tool)))
 
     def describe(self, tool: str) -> dict[str, Any]:
-        """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
+        """The description of a tool, as mesh info --json prints it; ToolNotFound names the nearest ids."""
         return self._ask(lambda core: core.describe(tool))
 
     def save(self, value: Any, path: str | os.PathLike[str]) -> str:
@@ -613,8 +613,8 @@ class _Pages:
         self._pages: Any = None
 
     def begin(self) -> Callable[[], Coroutine[Any, Any, list[Any]]]:
-        """What gives the items of the next page; none are the end. Of the caller's thread: arguments are written by
-        code of theirs."""
+        """Returns a function that gives the items of the next page; an empty page is the end. On the caller's thread:
+        arguments are written by the caller's code."""
         self._call = self._call or self._make()
         return self._next
 

@@ -187,7 +187,7 @@ def _method(function: F) -> F:
 
 @api
 class Description:
-    """What the mesh says of a tool, and the names of arguments for it.
+    """The description of a tool, and the names of arguments for it.
 
     id is the full id, name its last part, revision that of its index; input_schema and output_schema are JSON Schemas
     (output_schema is None where nothing is said of the result); annotations say how the tool behaves (idempotent,

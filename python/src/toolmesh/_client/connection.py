@@ -351,7 +351,7 @@ class Connection:
                 return
             raise errors.error("unavailable", f"the connection to the mesh was lost while the call ran: {failure}",
                                tool="", origin="caller") from None
-        # What was on its way when the ping began has arrived before its answer, and is looked at before the next look.
+        # Messages that were on their way when the ping began have arrived before its answer; they are read first.
         if self._began < last + SILENCE or generation != self.generation or one.messages or one.sign > last:
             return
         if node is not None and node.heard > last:
@@ -523,7 +523,7 @@ class Connection:
         raise AssertionError
 
     async def within(self, call: Call, step: Coroutine[Any, Any, T]) -> T:
-        """What a call needs before it can be sent, while it has time left."""
+        """Takes a step that a call needs before it can be sent, while it has time left."""
         if call.timeout is None:
             return await step
         try:

@@ -21,7 +21,7 @@ if typing.TYPE_CHECKING:
 
 
 async def _changed(link: Connection, session: str, tool: str) -> str:
-    """What upgraded says of a tool whose arguments were refused, if it is by a description: the registry knows the
+    """The text of upgraded for a tool that refused arguments, if it is called by a description: the registry knows the
     revision that it has now. Nothing where there is no connection."""
     if not getattr(tool, "revision", "") or not link.connected:
         return ""

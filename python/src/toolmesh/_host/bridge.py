@@ -98,11 +98,11 @@ class Bridge:
 
     @property
     def said(self) -> str:
-        """Its last words."""
+        """The last line that it wrote to stderr."""
         return next((one for one in reversed(self._said) if one.strip()), "it has ended")
 
     async def wait(self) -> int:
-        """Until it has ended: its status."""
+        """Waits until it has ended, and returns its status."""
         assert self._process is not None and self._listening is not None
         await self._ended.wait()
         await asyncio.wait({self._listening})
@@ -167,7 +167,7 @@ class Bridge:
         del data[:at]
 
     def _end(self) -> None:
-        """Nothing comes any more."""
+        """Handles the end of the pipe."""
         self._loop.remove_reader(self._from)
         if self._rest:
             self._loop.remove_writer(self._to)

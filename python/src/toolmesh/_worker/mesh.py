@@ -134,7 +134,7 @@ def task(id: str) -> tasks.Task:
 
 
 def _asking() -> Callable[[str, bytes], Any]:
-    """What asks about tasks, on behalf of the call that this code belongs to."""
+    """A function that asks about tasks, on behalf of the call that this code belongs to."""
     link = channel.here()
     return lambda verb, request: (link or _channel("")).call(verb, request, None, TASK)
 
@@ -145,8 +145,8 @@ def _aasking() -> Callable[[str, bytes], Awaitable[Any]]:
 
 
 def describe(tool: str) -> dict[str, Any]:
-    """What a tool is, as mesh info --json prints it: "id", "description", "input_schema",
-    "output_schema", "annotations" and more. ToolNotFound names what may have been meant."""
+    """The description of a tool, as mesh info --json prints it: "id", "description", "input_schema",
+    "output_schema", "annotations" and more. ToolNotFound names the nearest ids."""
     found: dict[str, Any] = _channel(tool).call(tool, b"", None, DESCRIBE)
     return found
 

@@ -1,4 +1,4 @@
-"""Several calls in one request: what is sent, and what comes of it."""
+"""Several calls in one request: its body, and its results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def requests(calls: list[tuple[str, Any, float | None]], encoded: Callable[[str,
 def ends(
     calls: list[tuple[str, Any, float | None]], results: list[dict[str, Any]], return_exceptions: bool
 ) -> list[Any]:
-    """What the calls returned, in their order. The first error is raised, or with
+    """The results of the calls, in their order. The first error is raised, or with
     return_exceptions each stands in its call's place."""
     found: list[Any] = []
     for (tool, _, _), end in zip(calls, results, strict=True):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .output import Outlet
 
     class Runner(Protocol):
-        """What a worker of plain functions tells of itself."""
+        """The state of a worker of plain functions."""
 
         call: int  # the one that runs; 0: none
         served: bool  # a call has ended here
@@ -121,7 +121,7 @@ class Awaiting(Waiter):
 
 
 class Channel:
-    """What the two workers have in common. Its calls may be made by any thread.
+    """The common part of the two workers' channels. Its calls may be made by any thread.
 
     Arguments are JSON bytes, results values; a failure is a MeshError.
     """
@@ -134,7 +134,7 @@ class Channel:
         self._main = get_ident()
 
     def _call(self) -> int:
-        """The call on whose behalf the caller's code runs; 0 when that is not known."""
+        """The call that the caller's code belongs to; 0 when that is not known."""
         call = threads.owner()
         if call:
             return call
@@ -217,10 +217,10 @@ class Channel:
                 self._outlet.send(frames.HEADER.pack(4, frames.NESTED_CREDIT, 0, 0, waiter.id) + size)
             waiter.used = 0
 
-    # What a wait is like depends on the worker.
+    # Waits depend on the kind of worker.
 
     def _shielded(self) -> AbstractContextManager[None]:
-        """What keeps this thread from being interrupted."""
+        """The context in which this thread is not interrupted."""
         return nullcontext()
 
     def _enter(self, waiter: Waiter) -> None:
@@ -243,7 +243,7 @@ class Channel:
         return self._answers(tool, args, timeout, frames.STREAM)
 
     def caller(self) -> int:
-        """The call on whose behalf the caller's code runs."""
+        """The call that the caller's code belongs to."""
         return self._call()
 
     def file(self, what: str, body: bytes, flags: int = 0) -> Generator[bytes, None, None]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..state.snapshot import Snapshot
     from ..wire.frames import JSON
 
-# Whose frames are never cut off: ours, and those of the loop's own upkeep.
+# Folders of code that is never interrupted: ours, and the loop's own.
 _UNTOUCHED = (FOLDER, os.path.dirname(asyncio.__file__) + os.sep)
 # Bytes of frames that are read at once. Calls that come together are begun in
 # groups: what they wait for ends in groups as well then, and others get their turn.
@@ -185,7 +185,7 @@ class Worker:
             if kind == frames.CALL:
                 if self._page[turns.PAGE_UNTIL]:
                     turns.check(self._page[turns.PAGE_UNTIL])
-                # By hand: a factory of tasks that a tool has set is not for these.
+                # Without the loop's factory of tasks, which a tool may have set.
                 tasks[call] = asyncio.Task(run(flags, slot, call, body), loop=loop)
                 taken += 1
             else:
@@ -283,7 +283,7 @@ class Worker:
             self._outlet.settle(call)
         raw = 0
         if not self._tasks:
-            orphans.sweep()  # of whose call they are is not known: of none that runs
+            orphans.sweep()  # they belong to calls that have ended: none runs
             raw = raw_pending()
         if limits.memory and (limits.exceeded() or no_memory(kind, data)):
             kind, data = frames.ERROR, failures.out_of_memory()

@@ -1,4 +1,4 @@
-"""What a call that a tool made raises when it fails."""
+"""The exceptions of calls that a tool makes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MeshError(Exception):
         return f"{tool}{self.code}: {kind}{self.message}"
 
     def as_dict(self) -> dict[str, JSON]:
-        """What the details of a failed call say of the nested call it failed of."""
+        """Its form in the details of the call that failed by it."""
         found: dict[str, JSON] = {"tool": self.tool, "code": self.code, "message": self.message[:2000]}
         if self.type:
             found["type"] = self.type

@@ -1,4 +1,4 @@
-"""What a tool prints and logs, as LOG frames of its call.
+"""Output and log records of a tool, as LOG frames of its call.
 
 sys.stdout and sys.stderr become proxies that know which call is running; one handler on the root logger does the same
 for logging. What goes to the file descriptors 1 and 2 directly (C code, child processes) lands in pipes that the agent
@@ -108,7 +108,7 @@ class Outlet:
                 write_all(self.fd, self.released() + data if self.held else data)
 
     def released(self) -> bytes:
-        """What was held back, for the caller to write. The lock is held."""
+        """Takes the frames that were held back, for the caller to write. The lock is held."""
         data = b"".join(self.held)
         self.held.clear()
         self._size = 0
@@ -190,7 +190,7 @@ class Outlet:
                     self.lock.release()
 
     def _shielded(self) -> AbstractContextManager[None, None]:
-        """What a write is within: only the main thread is ever interrupted."""
+        """The context of a write: only the main thread is ever interrupted."""
         return self._shield if get_ident() == self._main else UNSHIELDED
 
     def text(self, flag: int, text: str) -> None:
@@ -309,7 +309,7 @@ class Proxy(io.TextIOBase):
         return self._fd
 
     def reconfigure(self, **_: object) -> None:
-        """What a text file can change of itself stays as it is here."""
+        """Changes nothing."""
 
     def close(self) -> None:
         pass  # a tool that closes stdout must not take it from the next call
@@ -362,7 +362,7 @@ def install(outlet: Outlet) -> None:
 
     root = logging.getLogger()
     for handler in list(root.handlers):
-        # What basicConfig put there at import would say everything twice.
+        # A handler that basicConfig put there at import would log everything twice.
         if type(handler) is logging.StreamHandler and id(handler.stream) in old:
             root.removeHandler(handler)
     if root.level == logging.WARNING:

@@ -215,7 +215,7 @@ class Worker:
                 guard.cancel(call)  # its signal came while the frame was written
 
     def _looped(self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Any:
-        """What a coroutine returns or an async generator yields, on a loop of the call's own."""
+        """The result of a coroutine, or the items of an async generator, on a loop of the call's own."""
         import asyncio
 
         try:

@@ -1,4 +1,4 @@
-"""Durable tasks: what is sent about them, and the handles that ask."""
+"""Durable tasks: requests about them, and the handles that ask."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _left(until: float | None, task: str) -> float:
 
 
 class _Handle:
-    """What both kinds of handles are."""
+    """The common part of both kinds of handles."""
 
     def __init__(self, id: str, ask: Callable[[str, bytes], Any]) -> None:
         self.id = id
@@ -83,7 +83,7 @@ class Task(_Handle):
     __module__ = "toolmesh"
 
     def show(self) -> dict[str, Any]:
-        """What is known of it, as mesh task show --json prints it."""
+        """Its record, as mesh task show --json prints it."""
         found: dict[str, Any] = self._ask("show", about(self.id))
         return found
 
@@ -124,7 +124,7 @@ class AsyncTask(_Handle):
     __module__ = "toolmesh"
 
     async def show(self) -> dict[str, Any]:
-        """What is known of it, as mesh task show --json prints it."""
+        """Its record, as mesh task show --json prints it."""
         found: dict[str, Any] = await self._ask("show", about(self.id))
         return found
 

@@ -1,4 +1,4 @@
-"""How a call ends, in either kind of worker."""
+"""The ends of calls, in either kind of worker."""
 
 from __future__ import annotations
 

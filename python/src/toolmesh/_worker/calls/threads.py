@@ -1,4 +1,4 @@
-"""Whose a thread is: that of the call that it was started in, and of no other.
+"""The call of a thread: the one that it was started in.
 
 A warm worker serves many sessions one after the other, and a thread may outlive its call. So a thread is bound to its
 call when it is started, by a hook in threading.Thread.start; what a ThreadPoolExecutor is given is bound when it is

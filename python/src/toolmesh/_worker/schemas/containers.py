@@ -78,7 +78,7 @@ def tuple_of(draft: Draft, annotation: Any, args: Sequence[Any], where: str, nam
 
 
 def unpacked(annotation: Any) -> Any:
-    """What stands unpacked in an annotation, *tuple[int, str] or Unpack[...]; None when nothing does."""
+    """The type that is unpacked in an annotation, *tuple[int, str] or Unpack[...]; None without one."""
     if getattr(annotation, "__unpacked__", False):
         return typing.get_origin(annotation)[typing.get_args(annotation)]
     if getattr(typing.get_origin(annotation), "_name", None) == "Unpack":

@@ -1,4 +1,4 @@
-"""What docstrings say of parameters and results: Google, NumPy and Sphinx styles."""
+"""Texts about parameters and results in docstrings: Google, NumPy and Sphinx styles."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def parse(doc: str | None, attributes: bool = False) -> tuple[str, dict[str, str
 
 
 def returned(doc: str) -> str:
-    """What a cleaned docstring says of the result, "" when it says nothing."""
+    """The text about the result in a cleaned docstring; "" without one."""
     lines = _lines(doc) if doc else []
     for style in (_numpy, _google, _sphinx):
         for _, title, rest, body in style(lines):

@@ -156,7 +156,7 @@ def data_class(draft: Draft, base: Any, where: str) -> Shape:
 def _made_by_dataclass(owner: Any, base: Any) -> bool:
     """Whether the fields of a dataclass are the arguments of its __init__, which is owner's."""
     written = getattr(inspect.unwrap(vars(owner)["__init__"]), "__code__", None)
-    # What dataclasses has made has no file.
+    # A function that dataclasses has made has no file.
     own = written is not None and written.co_filename == "<string>"
     return hasattr(base, "__pydantic_validator__") or own and (
         getattr(owner, "__dataclass_fields__", None) is base.__dataclass_fields__

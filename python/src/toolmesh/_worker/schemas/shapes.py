@@ -37,7 +37,7 @@ _EXACT = 1 << 53  # below it each integer is a double of its own, and no other n
 UNRESOLVED: Any = object()  # in an annotation's place: it names what does not exist
 
 
-# What becomes of a text, see Shape.texts.
+# Uses of a text, see Shape.texts.
 KEPT, MADE, LISTED = 1, 2, 4  # it is the str; something is made of it; it is one of a closed set
 _INSIDE = 3  # by so many bits, when that is so of the texts in it
 KEEPS, MAKES = KEPT | KEPT << _INSIDE, MADE | MADE << _INSIDE
@@ -206,7 +206,7 @@ def _date_text(text: str) -> str:
 
 
 def _text(expected: str, make: Callable[[str], Any], hint: str = "", **schema: JSON) -> Callable[[], Shape]:
-    """What makes the Shape of a value that travels as text."""
+    """A function that makes the Shape of a value that travels as text."""
     load = from_text(make, expected, hint)
     return lambda: Shape({"type": "string", **schema}, expected, load, order=4, texts=MADE)
 

@@ -1,4 +1,4 @@
-"""What imports of toolmesh, and questions about the index's own project, find."""
+"""The finder of imports of toolmesh, and of questions about the index's own project."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Finder:
 
     @classmethod
     def find_distributions(cls, context: object) -> Iterable[project.Project]:
-        """What importlib.metadata asks of a finder."""
+        """Of importlib.metadata's finders."""
         name = getattr(context, "name", None)
         if not name or not cls.root:
             return ()
@@ -31,7 +31,7 @@ class Finder:
 
     @staticmethod
     def find_spec(name: str, _path: object = None, _target: object = None, /) -> ModuleSpec | None:
-        """What importlib asks of a finder."""
+        """Of importlib's finders."""
         if name != "toolmesh":
             return None
         from importlib.machinery import ModuleSpec

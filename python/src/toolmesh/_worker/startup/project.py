@@ -1,4 +1,4 @@
-"""What the index's own project says of itself to importlib.metadata.
+"""The metadata of the index's own project, for importlib.metadata.
 
 The project is not installed: its modules are found where they lie. Packages ask for
 their own version when they are imported, and would find nothing.
@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# By hand, since Python 3.10 does not read TOML: a table begins, or one of its texts stands there.
+# Python 3.10 does not read TOML. A line begins a table, or has one of its texts.
 _LINE = re.compile(
     r"""^\s*(?:\[+\s*([^]\n]+?)\s*\]+|(name|version)\s*=\s*(?:"([^"\\]*)"|'([^']*)'))\s*(?:#.*)?$""", re.MULTILINE
 )

@@ -1,4 +1,4 @@
-"""What calls of one worker share beyond the index's own modules, as it was before the first of them: what a call
+"""State that calls of one worker share beyond the index's own modules, as it was before the first of them: what a call
 changed of it is put back when the call is over.
 
 Between two calls same looks whether anything differs, in about a microsecond and after the answer is written; only then
@@ -30,7 +30,7 @@ SPENT = 75  # exit status of a worker that ends because something cannot be put 
 touched = False  # a function that watch has wrapped was called
 _assigned = False  # one that sets variables of the environment was
 _ALARMS = tuple(getattr(_signal, name) for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF"))
-# Whose handlers are not Python's: faulthandler's, and signals without handlers.
+# Signals without handlers of Python: faulthandler's, and those that can have none.
 _FATAL = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGKILL, signal.SIGSTOP}
 _OPEN_MAX = os.sysconf_names.get("SC_OPEN_MAX", -1)
 _NEEDED = ("json", "os", "sys", "builtins", "signal", "threading")  # modules that all calls need as they are
@@ -112,7 +112,7 @@ class Snapshot:
             own = {name: value for name, value in vars(one).items() if not name.startswith("__")}
             self._attributes.append((one, own))
         self._recursion = sys.getrecursionlimit()
-        # What has grown since is the new measure of sameness, not of what is put back.
+        # Additions count for same, and are not put back.
         self._grown = [list(first) for _, _, _, first in self._lists]
         self._seen_filters = list(self._filters)
         self._environ: dict[Any, Any] = {}
@@ -153,7 +153,7 @@ class Snapshot:
             self._timers[_signal.ITIMER_PROF] = interval
 
     def _look(self) -> Callable[[], bool]:
-        """What tells whether all is as it was, as far as that is quickly seen. It looks
+        """A function that tells whether all is as it was, as far as that is quickly seen. It looks
         at names that it has itself: a tool may have replaced the modules'."""
         import threading
 
@@ -326,7 +326,7 @@ def _mark(fds: list[int]) -> list[tuple[int, int]]:
 
 
 def _file(fd: int) -> tuple[int, int]:
-    """Which file a descriptor stands for."""
+    """The file of a descriptor: inode and device."""
     found = _fstat(fd)
     return found.st_ino, found.st_dev
 
