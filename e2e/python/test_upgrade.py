@@ -75,7 +75,8 @@ def test_a_refusal_says_that_the_tool_was_upgraded(rich: Started, tmp_path: path
             with pytest.raises(InvalidArguments) as refused:
                 call()
             assert str(refused.value).count(changed) == 1
-        assert {pay(3, currency="EUR"), asyncio.run(pay.acall(3, currency="EUR")), proxy(3, currency="EUR")} == {"3 paid"}
+        more = {"currency": "EUR"}  # which the description lacks, and the tool takes now
+        assert {pay(3, **more), asyncio.run(pay.acall(3, **more)), proxy(3, **more)} == {"3 paid"}
         assert list(count.stream(3, by=2))
         manager = ToolBridgeManager(mesh)
         manager.tools[proxy.tool_id] = proxy

@@ -19,7 +19,7 @@ class Serving(Host):
     async def aserve(self, *, signals=False, ready=None):
         if self._runner is not None:
             raise RuntimeError("it serves already")
-        self._runner = object()
+        self._runner = object()  # type: ignore[assignment]
         ready()
         self.until.wait()
         self._runner = None
@@ -32,6 +32,7 @@ def test_the_end_of_a_host_that_served_is_logged(caplog):
     with caplog.at_level(logging.ERROR, "toolmesh"):
         thread = host.start()._thread
         host.until.set()
+        assert thread is not None
         thread.join()
     assert "mesh bridge cannot serve any more" in caplog.text
 
@@ -43,4 +44,5 @@ def test_a_second_start_leaves_the_first_thread_to_stop(caplog):
         host.start()
     assert host._thread is first
     host.until.set()
+    assert first is not None
     first.join()

@@ -12,7 +12,7 @@ import typing
 
 if typing.TYPE_CHECKING:
     from ._worker import mesh as tool_side
-    from ._worker.calls import batches, channel, errors, failures, guard, tasks
+    from ._worker.calls import batches, channel, errors, failures, guard, tasks, terminals
     from ._worker.schemas import binding, files, schema, values
 else:
     from importlib import import_module
@@ -21,7 +21,7 @@ else:
 
     tool_side = import_module(f"{WORKER}.mesh" if WORKER in sys.modules else "toolmesh._worker.mesh")
     for _room, _names in (("schemas", ("values", "schema", "files", "binding")),
-                          ("calls", ("batches", "tasks", "errors", "failures", "guard", "channel"))):
+                          ("calls", ("batches", "tasks", "errors", "failures", "guard", "channel", "terminals"))):
         for _name in _names:
             globals()[_name] = import_module(f"{tool_side.__package__}.{_room}.{_name}")
 
@@ -33,5 +33,5 @@ scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.Con
 
 __all__ = [
     "batches", "binding", "channel", "errors", "failures", "files", "guard", "schema", "scope", "tasks",
-    "tool_side", "values",
+    "terminals", "tool_side", "values",
 ]

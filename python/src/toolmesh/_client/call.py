@@ -188,7 +188,6 @@ class Pending:
         return self.connection.inbox + self.token
 
     def close(self) -> None:
-        """Whatever still comes is dropped."""
         self.connection.pending.pop(self.token, None)
 
     def take(self, message: Msg) -> None:
@@ -215,7 +214,6 @@ class Pending:
         self.nudge()
 
     def nudge(self) -> None:
-        """Wakes the coroutine that waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -108,7 +108,6 @@ class Connection:
         self.beside(guard())
 
     def drop(self) -> None:
-        """Has it close, without waiting."""
         self.beside(self.close())
 
     async def ready(self) -> Broker:
@@ -246,7 +245,6 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a link now."""
         return self._nc is not None and self._nc.is_connected
 
     def _receive(self, message: Msg) -> None:

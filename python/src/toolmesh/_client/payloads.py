@@ -96,7 +96,6 @@ async def _put(link: Link, session: str, source: BinaryIO, size: int, deadline: 
 
 
 async def _next(one: Pending, deadline: float) -> Msg:
-    """The next answer that is no error."""
     until = time.monotonic() + _QUIET
     while not one.messages:
         if one.error is not None:
@@ -173,7 +172,6 @@ async def _page(link: Link, where: str, high: int, count: int, deadline: float) 
 
 
 async def read(link: Link, session: str, ref: Ref, node: str = "", deadline: float = 0.0) -> bytes:
-    """The value of a reference, in memory."""
     value = bytearray()
     await get(link, session, ref, value.extend, node, deadline)
     return bytes(value)

@@ -72,7 +72,6 @@ class Waiter:
         self._lock.acquire()
 
     def give(self, kind: int, body: bytes) -> None:
-        """Hands over a frame."""
         self.events.append((kind, body))
         self.alert()
 
@@ -113,7 +112,6 @@ class Awaiting(Waiter):
             self._future.set_result(None)
 
     async def event(self) -> tuple[int, bytes]:
-        """The next frame."""
         while not self.events:
             self._future = self._loop.create_future()
             await self._future

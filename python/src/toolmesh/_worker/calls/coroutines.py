@@ -53,7 +53,6 @@ class _Credit:
         self._more: asyncio.Future[None] | None = None
 
     def add(self, size: int) -> None:
-        """Takes what the agent grants on top."""
         self.left += size
         if self._more is not None and not self._more.done():
             self._more.set_result(None)

@@ -102,7 +102,6 @@ class Outlet:
         self._process = os.getpid()
 
     def send(self, data: bytes) -> None:
-        """Writes one or more whole frames."""
         with self.lock:
             if self.fd >= 0:
                 write_all(self.fd, self.released() + data if self.held else data)
@@ -172,7 +171,6 @@ class Outlet:
                     return
 
     def settle_items(self) -> None:
-        """Writes what is held back."""
         if self.held:
             self.send(b"")
 
@@ -227,7 +225,6 @@ class Outlet:
         return self._budgets.get(call) or self._budgets.setdefault(call, _Budget())
 
     def record(self, fields: dict[str, JSON], flag: int = LOG_RECORD) -> None:
-        """Takes a record of the logging module, or what a call says of how far it is."""
         call = self._current()
         self.dirty = True
         said = _text(fields)

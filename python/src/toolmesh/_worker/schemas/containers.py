@@ -180,7 +180,6 @@ def mapping(keys: Shape, values: Shape, finish: Callable[[dict[Any, Any]], Any] 
 
 
 def mapping_of(draft: Draft, base: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
-    """The Shape of a dict, of whichever of its kinds."""
     if len(args) != 2:
         args = str, typing.Any
     keys, values = (draft.shape(arg, where, namespace) for arg in args)

@@ -29,7 +29,6 @@ UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
 
 
 def model(draft: Draft, base: Any) -> Shape:
-    """The Shape of a BaseModel of pydantic 2."""
     mode = "serialization" if draft.results else "validation"
     return _shape(draft, base.model_json_schema(mode=mode), base.__name__, base.model_validate_json, base)
 
@@ -120,7 +119,6 @@ def _shape(draft: Draft, found: Schema, name: str, validate: Callable[[bytes], A
 
 
 def old_model(draft: Draft, base: Any) -> Shape:
-    """The Shape of a BaseModel of pydantic 1."""
     # A copy: pydantic hands out its own again.
     found = copy.deepcopy(base.schema())
     definitions = found.get("definitions", {})

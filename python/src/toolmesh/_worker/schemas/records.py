@@ -128,7 +128,6 @@ def typed_dict(draft: Draft, base: Any, where: str) -> Shape:
 
 
 def data_class(draft: Draft, base: Any, where: str) -> Shape:
-    """The Shape of a dataclass."""
     record = _Record(draft, base, where)
     owner = next(one for one in base.__mro__ if "__init__" in vars(one))
     if not draft.results and not _made_by_dataclass(owner, base):
@@ -175,7 +174,6 @@ def _parameters_of(owner: Any, draft: Draft, record: _Record, where: str) -> Non
 
 
 def attrs_class(draft: Draft, base: Any, where: str) -> Shape:
-    """The Shape of a class that the attrs library made."""
     record = _Record(draft, base, where)
     real: dict[str, str] = {}  # the name as an argument -> the attribute's
     for field in base.__attrs_attrs__:

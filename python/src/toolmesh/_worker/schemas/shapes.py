@@ -60,11 +60,9 @@ class Shape:
     fields: dict[str, int] | None = None
 
     def but(self, **changes: Any) -> Shape:
-        """A copy, with changes."""
         return dataclasses.replace(self, **changes)
 
     def takes(self, value: JSON) -> bool:
-        """Whether a value can be loaded."""
         try:
             self.load(value)
         except Exception:

@@ -34,7 +34,6 @@ class Project(importlib.metadata.Distribution):
         return self._text if filename == "METADATA" else None
 
     def locate_file(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Where a file of the project lies."""
         return pathlib.Path(self._folder, path)
 
 
