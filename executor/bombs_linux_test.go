@@ -7,8 +7,8 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
@@ -77,20 +77,29 @@ func tasksIn(folder string) (tasks int) {
 	return tasks
 }
 
-// peakOf is the most processes and threads in a folder while f runs, beyond those before.
+// peakOf is the most processes and threads in a folder while f runs, beyond those before. One count
+// may contain processes that end during it together with those that replace them: two successive
+// counts must agree.
 func peakOf(folder string, f func()) int {
 	before := tasksIn(folder)
-	var over atomic.Bool
-	peak := make(chan int)
+	over, peak := make(chan struct{}), make(chan int)
 	go func() {
-		most := 0
-		for !over.Load() {
-			most = max(most, tasksIn(folder)-before)
+		most, last := 0, 0
+		look := time.NewTicker(2 * time.Millisecond) // without a pause it takes a processor from what it looks at
+		defer look.Stop()
+		for {
+			now := tasksIn(folder) - before
+			most, last = max(most, min(now, last)), now
+			select {
+			case <-over:
+				peak <- most
+				return
+			case <-look.C:
+			}
 		}
-		peak <- most
 	}()
 	f()
-	over.Store(true)
+	close(over)
 	return <-peak
 }
 
