@@ -27,7 +27,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build test-mcp conformance wheels wheel demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s openapi skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
+.PHONY: help build test-others test-mcp conformance wheels wheel demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s openapi skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,12 +40,16 @@ demo: build ## a whole mesh on this machine: install, call, stream, clean up
 	@bin/mesh demo
 
 test: ## the product, with what needs only go, python3, git and make
-	@$(MAKE) -j2 test-go environments
-	@$(MAKE) test-python test-frameworks test-mcp skipped
+	@$(MAKE) -j2 test-go test-others
+	@$(MAKE) skipped
+
+# One after the other, while Go's tests run: those wait more than they compute.
+test-others: build $(UV)
+	@$(MAKE) environments
+	@$(MAKE) test-python test-frameworks test-mcp
 
 test-more: test-k8s test-images openapi test-newest wheel ## what is beside the product: the manifests of Kubernetes, the program that makes images, the gateway's OpenAPI document, the newest frameworks, a wheel; minutes
 
-# What the Python tests need: it is fetched while those of Go run.
 environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp $(VENV)/suites.stamp $(MCP)/stamp
 
 # Of a package that passed its closing line, of others what failed; at the end what was skipped, and why. Machines are
@@ -137,7 +141,7 @@ k8s: ## render k8s/rendered anew from the overlays
 
 skipped:
 	@echo
-	@echo "not run by make test: the manifests of Kubernetes, the images, the gateway's OpenAPI document by programs of others and the Python frameworks at newer versions than the pinned ones (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
+	@echo "not run by make test: the manifests of Kubernetes, the images, the gateway's OpenAPI document by programs of others and the Python frameworks at newer versions than the pinned ones (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, each client of the conformance cases with each kind of host, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
@@ -202,10 +206,11 @@ fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
 	   done; \
 	 done
 
-soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; an index of 20,000 functions; each benchmark once; what tools try, and indexes at their installation, at every level and by every kind of agent
+soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; each client with each kind of host; an index of 20,000 functions; each benchmark once; what tools try, and indexes at their installation, at every level and by every kind of agent
 	@MESH_LANES_CALLS=100000 $(GO) test -count 1 -timeout 60m -v -run TestNothingOverlaps ./e2e/lanes
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -v -run TestMemoryOfAFile ./e2e
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 20m -v -run 'TestClocks|TestSessionKeysWithOtherLibraries' ./e2e
+	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m ./e2e/conformance
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 30m $$(git grep -l -E 'meshtest\.(Topologies|Conversations)\(' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run TestIndexOfThousandsOfFunctions ./agent
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 60m -run 'TestInstalls|TestTools' ./e2e/attacks
