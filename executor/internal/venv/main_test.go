@@ -7,8 +7,6 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
-
-	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 func TestMain(m *testing.M) {
@@ -16,7 +14,6 @@ func TestMain(m *testing.M) {
 	if python, err := exec.Command("python3", "-I", "-c", "import sys; print(sys._base_executable, end='')").Output(); err == nil {
 		_ = os.Setenv("PATH", filepath.Dir(string(python))+":"+os.Getenv("PATH"))
 	}
-	meshtest.Parallel(4)
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(status int) {
 		_ = os.RemoveAll(uvFolder)
 		os.Exit(status)
