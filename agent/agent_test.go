@@ -29,7 +29,6 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	uvFolder = dir
-	meshtest.Parallel(4)
 	meshtest.Main(m, func() { _ = os.RemoveAll(uvFolder) })
 }
 
