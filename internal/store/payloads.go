@@ -41,12 +41,9 @@ const (
 
 	// payloadSilence is how long the store may say nothing to what it was sent.
 	payloadSilence = 15 * time.Second
-
-	errStoreFailed = 10077 // JetStream's, with the cause as its text
-	errNoResources = 10023
 )
 
-// Payload is a large value in the mesh's store.
+// Payload is a payload in the mesh's store.
 type Payload struct {
 	Name   string
 	Digest string // SHA-256=<base64url>
@@ -55,12 +52,8 @@ type Payload struct {
 	info jetstream.ObjectInfo
 }
 
-// Parts is of how many messages it consists.
+// Parts is the number of its messages.
 func (p *Payload) Parts() int { return int(p.info.Chunks) } //nolint:gosec // fewer than 2^31
-
-func payloadSubject(name string) string {
-	return subjects.ObjectMetas(subjects.ObjectPayloads) + base64.URLEncoding.EncodeToString([]byte(name))
-}
 
 func payloadParts(nuid string) string { return subjects.ObjectParts(subjects.ObjectPayloads) + nuid }
 
@@ -75,50 +68,73 @@ func (st Store) PieceBytes() int {
 	return int(max(limit-pieceRoom, limit/2))
 }
 
-// Payload looks a large value up; [ErrNoKey] if it is not there. Where a replica does not
-// know of it the store's leader is asked.
+// Payload returns a payload, or [ErrNoKey]; see [Store.find].
 func (st Store) Payload(ctx context.Context, name string) (Payload, error) {
-	ctx, cancel := bounded(ctx)
-	defer cancel()
-	subject := payloadSubject(name)
-	found, err := st.Find(ctx, payloadStream, Lookup{Subject: subject})
-	if err != nil {
-		return Payload{}, fmt.Errorf("find the large value %s: %w", name, err)
-	}
-	p, ok := readPayload(name, found[0])
-	if !ok {
-		m, err := st.latest(ctx, payloadStream, subject)
-		if err != nil {
-			return Payload{}, apiError("find the large value "+name, err)
-		}
-		if p, ok = readPayload(name, m); !ok {
-			return Payload{}, fmt.Errorf("large value %s: %w", name, ErrNoKey)
-		}
-	}
-	return p, nil
+	o, err := st.find(ctx, subjects.ObjectPayloads, name)
+	return Payload{Name: name, Digest: o.info.Digest, Size: int64(o.info.Size), info: o.info}, err //nolint:gosec // fewer than 2^63
 }
 
-func readPayload(name string, m *Stored) (Payload, bool) {
-	p := Payload{Name: name}
-	if m == nil || json.Unmarshal(m.Data, &p.info) != nil || p.info.NUID == "" || p.info.Name != name || p.info.Deleted {
-		return p, false
-	}
-	p.Digest, p.Size = p.info.Digest, int64(p.info.Size) //nolint:gosec // fewer than 2^63
-	return p, true
-}
-
-// ReadPayload hands out the parts of a large value in order, from the stored sequence
+// ReadPayload calls each with the parts of a payload in order, from the stored sequence
 // from on, 0 for the first, until each returns false, and returns the sequence of the
-// last one. left is how many parts there are from there on: so many are waited for,
-// until the store says nothing for a while. What was deleted meanwhile is unavailable.
-// Whether they are what the digest says is for the caller to see.
+// last one. left is the number of parts from there on, which are waited for as in
+// [Store.readParts]; parts that were deleted are unavailable. The caller checks the digest.
 func (st Store) ReadPayload(ctx context.Context, p Payload, from uint64, left int, each func(part *Stored) (more bool, err error)) (last uint64, err error) {
 	q := Query{Stream: payloadStream, Subject: payloadParts(p.info.NUID), From: from, Bytes: readBytes}
-	return st.readParts(ctx, "read the large value "+p.Name, q, left, each)
+	return st.readParts(ctx, "read payload "+p.Name, q, left, each)
 }
 
-// readParts reads the parts of an object. What a replica that lags does not have yet is
-// waited for, up to retryTimeout for the next one.
+// object is the description of an object, in the form of the NATS clients (ADR-20): one message,
+// beside the parts under an id of their own.
+type object struct {
+	info     jetstream.ObjectInfo
+	revision uint64    // of the description
+	at       time.Time // when that was written
+}
+
+func objectSubject(bucket, name string) string {
+	return subjects.ObjectMetas(bucket) + base64.URLEncoding.EncodeToString([]byte(name))
+}
+
+// find reads the description of an object, or returns [ErrNoKey]. Any replica answers; the
+// leader is asked about an object that the replica does not know.
+func (st Store) find(ctx context.Context, bucket, name string) (o object, err error) {
+	what, stream, subject := "object "+bucket+"/"+name, subjects.ObjectStream(bucket), objectSubject(bucket, name)
+	known := false
+	err = st.retry(ctx, "find "+what, func(ctx context.Context) error {
+		found, err := st.Find(ctx, stream, Lookup{Subject: subject})
+		if err != nil && !errors.Is(err, nats.ErrNoResponders) {
+			return err
+		}
+		if err == nil {
+			o, known = readObject(found[0])
+		}
+		if !known || o.info.Deleted {
+			m, err := st.latest(ctx, stream, subject)
+			o, known = readObject(m)
+			return err
+		}
+		return nil
+	})
+	if err == nil && (!known || o.info.Deleted || o.info.Name != name) {
+		err = fmt.Errorf("%s: %w", what, ErrNoKey)
+	}
+	return o, err
+}
+
+// readObject reads a description; ok is false without one.
+func readObject(m *Stored) (o object, ok bool) {
+	if m == nil || json.Unmarshal(m.Data, &o.info) != nil || o.info.NUID == "" {
+		return object{}, false
+	}
+	o.revision, o.at = m.Seq, m.Time
+	return o, true
+}
+
+// errIncomplete is the error of a replica that lags, or of a store that has lost messages.
+var errIncomplete = errors.New("parts are missing")
+
+// readParts reads the parts of an object. It waits up to retryTimeout for each part that a
+// lagging replica does not have yet.
 func (st Store) readParts(ctx context.Context, what string, q Query, left int, each func(part *Stored) (more bool, err error)) (last uint64, err error) {
 	stopped := false
 	for left > 0 && !stopped {
@@ -155,7 +171,7 @@ func (st Store) readParts(ctx context.Context, what string, q Query, left int, e
 	return last, nil
 }
 
-// DeletePayload removes a large value; one that is not there is no error.
+// DeletePayload removes a payload, if it exists.
 func (st Store) DeletePayload(ctx context.Context, name string) error {
 	p, err := st.Payload(ctx, name)
 	if errors.Is(err, ErrNoKey) {
@@ -164,45 +180,32 @@ func (st Store) DeletePayload(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	// The description first: what can be found has all its parts.
-	if err := st.Purge(ctx, payloadStream, payloadSubject(name)); err != nil {
+	// The description first: a payload that is found has all its parts.
+	if err := st.Purge(ctx, payloadStream, objectSubject(subjects.ObjectPayloads, name)); err != nil {
 		return err
 	}
 	return st.Purge(ctx, payloadStream, payloadParts(p.info.NUID))
 }
 
-// payloadOwner is the token of an account in the subjects of what its values consist of.
+// payloadOwner is the token of an account in the subjects of its parts.
 func payloadOwner(account subjects.SessionID) string {
 	if token, err := subjects.EncodeToken(string(account)); err == nil {
 		return token
 	}
-	return "-" // of the sessions that nobody created
+	return "-" // of all sessions that were not created
 }
 
-// PayloadsUse says, in bytes, how full the store of large values is.
+// PayloadsUse is the usage of the store of payloads, in bytes.
 type PayloadsUse struct {
-	Mine      int64 // values of one account, whose parts count as full ones
+	Mine      int64 // payloads of one account, whose parts count as full ones
 	Used, Max int64
 }
 
-// PayloadsUse asks how full the store of large values is, and how much of that an account has.
+// PayloadsUse returns the usage of the store of payloads, and the part of one account.
 func (st Store) PayloadsUse(ctx context.Context, account subjects.SessionID) (u PayloadsUse, err error) {
-	body, err := json.Marshal(map[string]string{"subjects_filter": payloadParts(payloadOwner(account) + ".*")})
+	info, err := st.Info(ctx, payloadStream, payloadParts(payloadOwner(account)+".*"))
 	if err != nil {
-		return u, fmt.Errorf("ask how full the store of large values is: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	m, err := st.Request(ctx, &nats.Msg{Subject: st.API() + "STREAM.INFO." + payloadStream, Data: body})
-	if err == nil {
-		err = storeError(m)
-	}
-	var info jetstream.StreamInfo
-	if err == nil {
-		err = json.Unmarshal(m.Data, &info)
-	}
-	if err != nil {
-		return u, apiError("ask how full the store of large values is", err)
+		return u, err
 	}
 	for _, parts := range info.State.Subjects {
 		u.Mine += int64(parts) * pieceBytes //nolint:gosec // fewer than 2^31
@@ -247,7 +250,7 @@ func storeError(m *nats.Msg) error {
 		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the store of large values says what cannot be read: %w", err).WithOrigin(toolmesh.OriginMesh)
 	case answer.Error == nil:
 		return nil
-	case answer.Error.ErrorCode == errStoreFailed, answer.Error.ErrorCode == errNoResources:
+	case Full(answer.Error):
 		return ErrPayloadsFull(answer.Error.Description).WithDetail("err_code", answer.Error.ErrorCode)
 	}
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values refused: %s", answer.Error.Description).
@@ -335,18 +338,19 @@ func (st Store) LoadParts(ctx context.Context, stream, subject string, parts int
 	return data, err
 }
 
-// Subjects returns how many messages a stream has of each subject that a filter covers, and
-// how many bytes it has in all. Its leader answers.
-func (st Store) Subjects(ctx context.Context, stream, filter string) (of map[string]uint64, bytes int64, err error) {
+// Info describes a stream, with the number of messages of each subject that a filter covers.
+// The stream's leader answers.
+func (st Store) Info(ctx context.Context, stream, filter string) (info *jetstream.StreamInfo, err error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
 	s, err := st.JetStream().Stream(ctx, stream)
-	if err != nil {
-		return nil, 0, apiError("read stream "+stream, err)
+	if err == nil {
+		info, err = s.Info(ctx, jetstream.WithSubjectFilter(filter))
 	}
-	info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
 	if err != nil {
-		return nil, 0, apiError("read stream "+stream, err)
+		return nil, apiError("read stream "+stream, err)
 	}
-	return info.State.Subjects, int64(info.State.Bytes), nil //nolint:gosec // fewer than 2^63
+	return info, nil
 }
 
 // deliver takes the acknowledgements.
@@ -442,7 +446,7 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 	if err != nil {
 		return Payload{}, fmt.Errorf("describe the large value %s: %w", u.name, err)
 	}
-	m := nats.NewMsg(payloadSubject(u.name))
+	m := nats.NewMsg(objectSubject(subjects.ObjectPayloads, u.name))
 	m.Data = data
 	// A name belongs to one value: whoever has its reference reads no other one.
 	ack, cancel := context.WithTimeout(ctx, apiTimeout)
@@ -454,7 +458,7 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 		return p, nil
 	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
 		return Payload{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is a large value of the name %q already: take another one", u.name).WithOrigin(toolmesh.OriginMesh)
-	case isAPIError(err, errStoreFailed, errNoResources):
+	case Full(err):
 		return Payload{}, ErrPayloadsFull(err.Error())
 	}
 	return Payload{}, apiError("store a large value", err)

@@ -77,7 +77,7 @@ func (s *Service) letGo(p *store.Pulls) {
 		select {
 		case m := <-p.Messages():
 			if _, status := p.Read(m); status == "" {
-				s.bus.Again(m, 0)
+				_ = m.Nak()
 			}
 		default:
 			return
@@ -177,12 +177,12 @@ func (s *Service) take(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
 	if err != nil {
 		s.log.Warn("a message in the queue of tasks is none", slog.String("subject", m.Subject))
-		s.bus.Done(m)
+		_ = m.Ack()
 		return
 	}
 	key, err := keyOf(subject.Session, subject.RPC)
 	if err != nil {
-		s.bus.Done(m)
+		_ = m.Ack()
 		return
 	}
 	r := s.newRun(subject.Session, subject.RPC, m)

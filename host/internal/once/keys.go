@@ -93,7 +93,7 @@ type Keys struct {
 func New(o Options) *Keys {
 	return &Keys{
 		Options: o, held: make(map[string]chan struct{}),
-		room:   chunks.NewRoom(o.Base, o.Bus.Bus, subjects.KVStream(subjects.BucketIdem), nil),
+		room:   chunks.NewRoom(o.Bus.Bus, subjects.KVStream(subjects.BucketIdem)),
 		stored: quota.New(math.MaxInt64, keysFor, time.Now),
 	}
 }
