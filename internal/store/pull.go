@@ -16,11 +16,12 @@ import (
 
 // EnsureConsumer makes a consumer of a stream, or changes the one of its name. Its errors are
 // those of [Store.Ensure].
-func (st Store) EnsureConsumer(ctx context.Context, stream string, config jetstream.ConsumerConfig) error {
-	return st.retry(ctx, "consumer "+config.Durable+" of stream "+stream, func(ctx context.Context) error {
-		_, err := st.JetStream().CreateOrUpdateConsumer(ctx, stream, config)
+func (st Store) EnsureConsumer(ctx context.Context, stream string, config jetstream.ConsumerConfig) (c jetstream.Consumer, err error) {
+	err = st.retry(ctx, "consumer "+config.Durable+" of stream "+stream, func(ctx context.Context) (err error) {
+		c, err = st.JetStream().CreateOrUpdateConsumer(ctx, stream, config)
 		return err
 	})
+	return c, err
 }
 
 // pulled is how many messages may wait to be read: all of them were requested, so they are few.

@@ -17,7 +17,7 @@ func TestPulls(t *testing.T) {
 	if err := b.Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.EnsureConsumer(t.Context(), subjects.StreamTasks, jetstream.ConsumerConfig{Durable: "one", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
+	if _, err := b.EnsureConsumer(t.Context(), subjects.StreamTasks, jetstream.ConsumerConfig{Durable: "one", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
 		t.Fatal(err)
 	}
 	p, err := b.OpenPulls(subjects.StreamTasks)

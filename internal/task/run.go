@@ -418,12 +418,10 @@ func (r *run) settle(t *stored, n int, wait time.Duration) {
 			fallthrough
 		default:
 			s.log.Warn("the end of a task's attempt is stored later: the store does not answer", slog.String("rpc_id", string(r.id)))
-			select {
-			case <-time.After(backoff(tries)):
+			if wake.After(s.open, backoff(tries)) {
 				continue
-			case <-s.quit:
-				return // the next runner gets it by the attempt's key
 			}
+			return // the next runner gets it by the attempt's key
 		}
 		break
 	}
