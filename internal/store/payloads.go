@@ -26,20 +26,19 @@ import (
 )
 
 const (
-	// payloadsAge is how long a large value is kept that nobody deletes.
+	// payloadsAge is how long a payload is kept that is not deleted.
 	payloadsAge = 15 * time.Minute
-	// DefaultPayloadsBytes bounds all of them together in a new store.
+	// DefaultPayloadsBytes bounds all payloads together in a new store.
 	DefaultPayloadsBytes int64 = 2e9
 
-	// pieceBytes is what a stored part of a value has at most; pieceRoom is what else is
-	// in its message.
+	// pieceBytes is the max size of a stored part; pieceRoom is the rest of its message.
 	pieceBytes = 256 << 10
 	pieceRoom  = 4 << 10
 
-	// readBytes is what is asked of the store at once.
+	// readBytes is the size of one request to the store.
 	readBytes = 2 << 20
 
-	// payloadSilence is how long the store may say nothing to what it was sent.
+	// payloadSilence is how long the store may take for its next answer.
 	payloadSilence = 15 * time.Second
 )
 
@@ -59,7 +58,7 @@ func payloadParts(nuid string) string { return subjects.ObjectParts(subjects.Obj
 
 var payloadStream = subjects.ObjectStream(subjects.ObjectPayloads)
 
-// PieceBytes is how much of a large value one message carries.
+// PieceBytes is the max size of a piece, which one message carries.
 func (st Store) PieceBytes() int {
 	limit := st.MaxPayload()
 	if limit == 0 || limit > pieceBytes+pieceRoom {
@@ -237,7 +236,7 @@ func (st Store) DropChunks(ctx context.Context, session subjects.SessionID, epoc
 	return st.purge(ctx, subjects.StreamChunks, subject, last.Seq+1)
 }
 
-// storeError is what JetStream says is wrong in its answer to a request or a publish.
+// storeError is the error in JetStream's answer to a request or a publish; nil for none.
 func storeError(m *nats.Msg) error {
 	if bus.NoResponders(m) {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is not there, or has no leader: it needs JetStream").WithOrigin(toolmesh.OriginMesh)
@@ -247,7 +246,7 @@ func storeError(m *nats.Msg) error {
 	}
 	switch err := json.Unmarshal(m.Data, &answer); {
 	case err != nil:
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the store of large values says what cannot be read: %w", err).WithOrigin(toolmesh.OriginMesh)
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "read an answer of the object store: %w", err).WithOrigin(toolmesh.OriginMesh)
 	case answer.Error == nil:
 		return nil
 	case Full(answer.Error):
@@ -257,7 +256,7 @@ func storeError(m *nats.Msg) error {
 		WithOrigin(toolmesh.OriginMesh).WithDetail("err_code", answer.Error.ErrorCode)
 }
 
-// Upload stores one large value, piece by piece. Write is for one goroutine; the rest may
+// Upload stores one payload, piece by piece. Write is for one goroutine; the other methods may
 // be called from any. Finish it or drop it.
 type Upload struct {
 	st     Store
@@ -278,10 +277,9 @@ type Upload struct {
 	changed chan struct{} // capacity 1
 }
 
-// NewUpload begins to store a large value under a name, for an account, whose digest is computed, or is what
-// [Upload.Finish] is told where summed is false. acked, which may be nil, is called
-// with the number of each piece, from 1 on, once it is stored, or with why it is not; it
-// must not block.
+// NewUpload begins to store a payload under a name, for an account. With summed its digest is
+// computed, else [Upload.Finish] takes it. acked, which may be nil, is called with the number
+// of each piece, from 1 on, and the error of storing it; it must not block.
 func (st Store) NewUpload(name string, account subjects.SessionID, summed bool, acked func(n int, err error)) (*Upload, error) {
 	id := payloadOwner(account) + "." + uuid.NewString()
 	u := &Upload{st: st, name: name, nuid: id, stream: payloadStream, parts: payloadParts(id), acked: acked}
@@ -373,7 +371,7 @@ func (u *Upload) deliver(m *nats.Msg, err error) {
 	}
 }
 
-// Size is how many bytes were written, and since when the store has said nothing to them.
+// Size returns the number of bytes that were written, and the time of the store's last answer.
 func (u *Upload) Size() (n int64, heard time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -420,16 +418,15 @@ func (u *Upload) wait(ctx context.Context, most int, refused bool) error {
 		case <-u.changed:
 			timer.Reset(payloadSilence)
 		case <-timer.C:
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values has said nothing since %v", heard.Format(time.TimeOnly)).WithOrigin(toolmesh.OriginMesh)
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the object store has not answered since %v", heard.Format(time.TimeOnly)).WithOrigin(toolmesh.OriginMesh)
 		case <-ctx.Done():
 			return fmt.Errorf("store a large value: %w", context.Cause(ctx))
 		}
 	}
 }
 
-// Finish describes the value, once all of it is stored: from then on it can be read. After
-// an error it is to be dropped. digest is what its sender says; who reads it sees whether
-// that is so.
+// Finish waits until all pieces are stored, and writes the description: from then on the payload
+// can be read. Drop it after an error. digest is the sender's, and readers check it.
 func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 	if err := u.Wait(ctx, 0); err != nil {
 		return Payload{}, err
@@ -448,7 +445,7 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 	}
 	m := nats.NewMsg(objectSubject(subjects.ObjectPayloads, u.name))
 	m.Data = data
-	// A name belongs to one value: whoever has its reference reads no other one.
+	// A name belongs to one payload: its reference means no other one.
 	ack, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	_, err = u.st.JetStream().PublishMsg(ack, m, jetstream.WithExpectStream(payloadStream), jetstream.WithExpectLastSequencePerSubject(0))
@@ -464,7 +461,7 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 	return Payload{}, apiError("store a large value", err)
 }
 
-// Drop removes what was stored of a value that is not to be finished.
+// Drop removes the stored pieces of an upload that is not finished.
 func (u *Upload) Drop(ctx context.Context) error {
 	// What is on its way would be stored behind the purge.
 	settled, cancel := context.WithTimeout(ctx, apiTimeout)
