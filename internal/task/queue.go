@@ -108,14 +108,17 @@ func (s *Service) queuedOf(ctx context.Context, account subjects.SessionID, of s
 	counted, err, _ := s.counts.Do("queue "+of, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)
 		defer cancel()
-		all, _, err := s.bus.Subjects(ctx, subjects.StreamTasks, of)
+		all, err := s.bus.Info(ctx, subjects.StreamTasks, of)
 		n := uint64(0)
-		for subject := range all {
+		if err != nil {
+			return n, err
+		}
+		for subject := range all.State.Subjects {
 			if parsed, bad := subjects.Parse(subject); bad == nil && s.account(parsed.Session) == "" {
 				n++
 			}
 		}
-		return n, err
+		return n, nil
 	})
 	return counted.(uint64), err //nolint:forcetypeassert // as above
 }
