@@ -304,12 +304,6 @@ func milliseconds(d time.Duration) float64 {
 	return float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
 }
 
-type cancelAnswer struct {
-	RPCID     subjects.RPCID  `json:"rpc_id"`
-	Cancelled bool            `json:"cancelled"`
-	Error     *toolmesh.Error `json:"error,omitempty"`
-}
-
 func (a *app) cancelCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "cancel RPC_ID",
@@ -318,24 +312,15 @@ func (a *app) cancelCommand() *cobra.Command {
 		RunE: a.onMesh(func(ctx context.Context, l *link, args []string) error {
 			id := subjects.RPCID(args[0])
 			cancelled, err := l.client.Cancel(ctx, id)
-			if err != nil {
-				return err
+			if err == nil && !cancelled {
+				if err = l.noMesh(ctx); err == nil {
+					err = toolmesh.Errorf(toolmesh.CodeNotFound, "no node runs call %s in session %s: it has ended, or it has another id or session", id, l.session)
+				}
 			}
-			if cancelled {
-				a.tell(cancelAnswer{RPCID: id, Cancelled: true}, "cancelled %s", id)
-				return nil
+			if err == nil {
+				a.tell(map[string]any{"rpc_id": id, "cancelled": true}, "cancelled %s", id)
 			}
-			if none := l.noMesh(ctx); none != nil {
-				return none
-			}
-			failed := toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs %s in session %s: it has ended, or it has another id or session", id, l.session).
-				WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
-			if a.json {
-				a.printJSON(cancelAnswer{RPCID: id, Error: failed})
-			} else {
-				a.printError(failed)
-			}
-			return &reported{process.Status(failed.Code)}
+			return err
 		}),
 	}
 }

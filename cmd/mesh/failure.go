@@ -87,7 +87,7 @@ func placed(e *toolmesh.Error) *toolmesh.Error {
 	e = e.WithOrigin(toolmesh.OriginCaller)
 	switch e.Code {
 	case toolmesh.CodeInvalidRequest, toolmesh.CodePermissionDenied, toolmesh.CodeToolNotFound,
-		toolmesh.CodeSessionNotFound, toolmesh.CodeInstallFailed:
+		toolmesh.CodeSessionNotFound, toolmesh.CodeNotFound, toolmesh.CodeInstallFailed:
 		if e.Started == toolmesh.StartedUnknown {
 			e = e.WithStarted(toolmesh.StartedNo)
 		}

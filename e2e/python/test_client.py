@@ -144,7 +144,7 @@ def test_durable_tasks(both: Any) -> None:
     assert both.on(again, "wait") == value["value"]
     with pytest.raises(toolmesh.InvalidRequest, match="another task"):
         both.run("submit", echo, {"value": 2}, id=task.id)
-    with pytest.raises(toolmesh.InvalidRequest, match="no task"):
+    with pytest.raises(toolmesh.NotFound, match="no task"):
         both.on(both.mesh.task("none"), "state")
 
     failed = both.run("submit", "rich.rich.fails", {"account": "x"}, attempts=1)
