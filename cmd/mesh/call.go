@@ -43,7 +43,7 @@ func (a *app) callCommand() *cobra.Command {
 		}
 		return takes(1, -1, "a tool")(cmd, args)
 	}
-	cmd.Flags().StringVar(&f.key, "key", "", "name what the call does, for a day: it runs once, and each further call under the key gets what that ended with")
+	wordFlag(cmd, &f.key, "key", "`NAME` what the call does, for a day: it runs once, and each further call under the key gets what that ended with")
 	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print what they return as it comes:\n"+
 		"{\"id\",\"tool\",\"args\",\"timeout\",\"session\",\"stream\",\"key\"}; all but tool may be left out")
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
@@ -66,9 +66,6 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 		Use: verb + " TOOL [JSON|-|@file] [name=value|name:=json]…", Short: short, Long: long + "\n\n" + argumentForms,
 		Args: takes(1, -1, "a tool"),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Flags().Changed("timeout") && f.timeout < time.Millisecond {
-				return usage(cmd, "--timeout is %v: it is at least 1ms", f.timeout)
-			}
 			if f.lines && (f.stream || f.rpcID != "" || f.key != "") {
 				return usage(cmd, "--lines goes without --stream, --rpc-id and --key: each line says its own")
 			}
@@ -78,17 +75,13 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 			if f.stream && f.key != "" {
 				return usage(cmd, "--key is for calls with one result, not for --stream")
 			}
-			if cmd.Flags().Changed("key") && f.key == "" {
-				return usage(cmd, "--key is empty")
-			}
 			return nil
 		},
 		RunE: runE(func(ctx context.Context, args []string) error { return a.call(ctx, args, *f) }),
 	}
-	flags := cmd.Flags()
-	flags.SortFlags = false
-	flags.DurationVar(&f.timeout, "timeout", 0, "the call's total time (default what the tool declares, else 30s; none for a stream)")
-	flags.StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
+	cmd.Flags().SortFlags = false
+	durationFlag(cmd, &f.timeout, "timeout", time.Millisecond, "the call's total `TIME` (default what the tool declares, else 30s; none for a stream)")
+	cmd.Flags().StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
 	return cmd, f
 }
 

@@ -44,9 +44,6 @@ func terminalOf(env []string, stdin io.Reader, stdout, stderr io.Writer) termina
 	return t
 }
 
-// on returns t as it stands for another output than stderr.
-func (t terminal) on(watched bool) terminal { t.err = watched; return t }
-
 // dim and strong adorn text for stderr.
 func (t terminal) dim(text string) string    { return t.adorn("2", text) }
 func (t terminal) strong(text string) string { return t.adorn("1", text) }
