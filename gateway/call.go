@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -257,7 +258,7 @@ func (q *request) submit(in *call) error {
 	case toolmesh.CodeToolNotFound, toolmesh.CodeInvalidArguments:
 		return err
 	}
-	if d, err := describe(q.ctx, q.c, in.tool); err == nil {
+	if d, err := inventory.Describe(q.ctx, q.c, in.tool); err == nil {
 		if v, err := tool.Compile(d.InputSchema); err == nil {
 			if err := v.Validate(in.args); err != nil {
 				return err

@@ -27,7 +27,7 @@ func (a *app) auditCommand() *cobra.Command {
 	var globs subjects.Globs
 	var back time.Duration
 	cmd := &cobra.Command{
-		Use: "audit", Short: "List which calls ended, by whom and how",
+		Use: "audit", Short: "List the calls that ended, with their callers and outcomes",
 		Long: `List the calls that nodes ran or refused, the oldest first: of all sessions, or of the
 one that --session names. The mesh keeps them once a node runs with --audit (MESH_AUDIT);
 -f goes on with those that end from now on, with --json a line for each; where the mesh

@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -148,22 +149,15 @@ func (l *link) body(ctx context.Context, id *subjects.ToolID, g given) (json.Raw
 	if !g.typed() {
 		return g.merge(nil)
 	}
-	raw, err := l.client.Describe(ctx, *id)
+	d, err := inventory.Describe(ctx, l.client, *id)
 	if err != nil {
 		return nil, err
 	}
-	var described struct {
-		ID          subjects.ToolID `json:"id"`
-		InputSchema json.RawMessage `json:"input_schema"`
-	}
-	if err := json.Unmarshal(raw, &described); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's description cannot be read: %w", err)
-	}
-	*id = described.ID
-	if g, err = l.putFiles(ctx, g, described.InputSchema); err != nil {
+	*id = d.ID
+	if g, err = l.putFiles(ctx, g, d.InputSchema); err != nil {
 		return nil, err
 	}
-	return g.merge(described.InputSchema)
+	return g.merge(d.InputSchema)
 }
 
 func isUsage(err error) bool {
@@ -277,7 +271,7 @@ func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc 
 			a.printJSON(orNull(chunk.Data))
 		}
 		if a.out.lost != nil {
-			return &reported{process.StatusMesh} // the rest would be for nobody
+			return &reported{process.StatusMesh} // the rest has no reader
 		}
 	}
 	if a.json {

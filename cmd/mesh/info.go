@@ -65,7 +65,7 @@ func (a *app) printFormat(format render.Format, d *tool.Descriptor) error {
 	return nil
 }
 
-// reasonOf says why a tool is not served, "" if nobody knows.
+// reasonOf says why a tool is not served, "" if that is unknown.
 func (l *link) reasonOf(ctx context.Context, id subjects.ToolID) string {
 	tools, err := l.client.List(ctx)
 	if err != nil {

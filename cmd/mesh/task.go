@@ -38,7 +38,7 @@ func (a *app) taskCommand() *cobra.Command {
 			}),
 		}, taskIDs)
 	}
-	return group("task", "Hand in calls that are made whatever happens, and follow them",
+	return group("task", "Submit calls as durable tasks, and follow them",
 		a.completes(a.taskSubmit(), toolNames), a.taskList(),
 		about("show", "Show one task", "", (*client.Task).Show), a.completes(a.taskWait(), taskIDs),
 		about("cancel", "Stop a task, or a schedule", "%s is %s", (*client.Task).Cancel),
@@ -58,8 +58,8 @@ func (a *app) taskSubmit() *cobra.Command {
 	var o client.SubmitOptions
 	var id string
 	cmd := &cobra.Command{
-		Use: "submit TOOL [JSON|-|@file] [name=value|name:=json]…", Short: "Hand in a call and print its task's id",
-		Long: "Hand in a call that is made whatever becomes of this command, of nodes and of the broker, and print\nits task's id at once.\n\n" + argumentForms,
+		Use: "submit TOOL [JSON|-|@file] [name=value|name:=json]…", Short: "Submit a call as a durable task, and print its id",
+		Long: "Submit a call as a durable task and print its id at once. The task outlives this command, nodes that\nfail and restarts of the NATS server.\n\n" + argumentForms,
 		Example: `  mesh task wait $(mesh task submit demo.films.render film=alien)
   mesh task submit shop.orders.remind order=A-1041 --in 1h
   mesh task submit weather.forecast.today city=Oslo --cron '0 7 * * *'`,
@@ -93,11 +93,7 @@ func (a *app) taskSubmit() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if a.json {
-					a.printJSON(map[string]any{"id": task.ID()})
-				} else {
-					fmt.Fprintln(a.out, task.ID())
-				}
+				a.say(map[string]any{"id": task.ID()}, task.ID())
 				return nil
 			})
 		}),

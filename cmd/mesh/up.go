@@ -69,7 +69,7 @@ nothing else. mesh node invite prints how another machine joins.`,
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background; returns when calls can be served")
 	flags.StringVar(&f.natsListen, "nats-listen", defaultListen, "`HOST:PORT` of the NATS server; port 0 takes a free one")
 	flags.BoolVar(&f.open, "open", false, "without keys: any program that reaches the server may do everything")
-	flags.DurationVar(&f.idle, "idle", 0, "stop when nobody has been connected for so long (default never)")
+	flags.DurationVar(&f.idle, "idle", 0, "stop after this time without a connected client (default never)")
 	settings.Bind(flags, &a.set.Node)
 	settings.Bind(flags, &a.set.Policy)
 	settings.Bind(flags, &a.set.Store)
@@ -102,7 +102,7 @@ type machine struct {
 	// gateway is where HTTP and MCP clients find it; empty for nowhere.
 	gateway string
 	done    <-chan struct{}
-	lost    func() error // why it is done, if that was nobody's order
+	lost    func() error // why it is done, if no drain was ordered
 	// clients is how many clients the NATS server has.
 	clients func() int
 }
@@ -133,7 +133,7 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 		case <-ctx.Done():
 			m.log.Info("stopping: signalled")
 		case <-unused:
-			m.log.Info("stopping: nobody is connected", slog.Duration("for", f.idle))
+			m.log.Info("stopping: no client is connected", slog.Duration("for", f.idle))
 		case <-m.done:
 			if err = m.lost(); err == nil {
 				m.log.Info("stopping: drained")
@@ -150,7 +150,7 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 	return err
 }
 
-// unused is closed when nobody but this process has been connected for so long, never
+// unused is closed when no client but this process has been connected for so long, never
 // for 0, unless release is called before.
 func (m *machine) unused(idle time.Duration) (closed <-chan struct{}, release func()) {
 	if idle == 0 {
