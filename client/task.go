@@ -108,8 +108,7 @@ func milliseconds(d time.Duration) int64 {
 	return int64((min(d, toolmesh.MaxTime) + time.Millisecond - 1) / time.Millisecond)
 }
 
-// Show returns what is known of the task. One that there is not, or no more, is
-// invalid_request.
+// Show returns what is known of the task. The error is not_found for one that does not exist, or no longer.
 func (t *Task) Show(ctx context.Context) (*TaskInfo, error) { return t.ask(ctx, codec.TaskShow) }
 
 // Cancel has the task, or schedule, end, wherever it is, and returns it. One that has

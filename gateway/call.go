@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -223,16 +224,14 @@ func (in *call) mend(ctx context.Context, c *client.Client, l *link, err error) 
 // id of one tool alone in case and in . - _.
 func fit(ctx context.Context, c *client.Client, l *link, name subjects.ToolID, args json.RawMessage) (subjects.ToolID, json.RawMessage, []string, error) {
 	ask := registry.Request{Tool: string(name), Arguments: args}
+	if l != nil {
+		ask.Tools = l.key.Tools
+	}
 	if len(args) > 0 && !json.Valid(args) {
 		ask.Arguments, _ = json.Marshal(string(args)) // as a model's text, which the registry reads
 	}
 	var answer registry.ArgumentsAnswer
 	err := c.Ask(ctx, registry.VerbArguments, ask, &answer)
-	if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
-		if ask.Tool = string(l.meant(ctx, c, name)); ask.Tool != "" {
-			err = c.Ask(ctx, registry.VerbArguments, ask, &answer)
-		}
-	}
 	if err != nil {
 		return "", nil, nil, err
 	}
@@ -243,49 +242,6 @@ func fit(ctx context.Context, c *client.Client, l *link, name subjects.ToolID, a
 	}
 	return answer.Tool, answer.Arguments, changed, nil
 }
-
-// namesFresh is how long the names of a session's tools are good for names that no tool has.
-const namesFresh = time.Second
-
-// plainNames are the tools of one session by their ids without case and separators; "" where several ids
-// are the same so.
-type plainNames struct {
-	session subjects.SessionID
-	read    time.Time
-	ids     map[string]subjects.ToolID
-}
-
-// meant returns the one tool of the token whose id differs from a name in case and in . - _ alone;
-// empty if there is none or several. It lists the tools once per second at most.
-func (l *link) meant(ctx context.Context, c *client.Client, name subjects.ToolID) subjects.ToolID {
-	if l == nil {
-		return ""
-	}
-	l.naming.Lock()
-	defer l.naming.Unlock()
-	if l.names.session != c.Session() || time.Since(l.names.read) > namesFresh {
-		listed, err := c.List(ctx)
-		if err != nil {
-			return ""
-		}
-		l.names = plainNames{c.Session(), time.Now(), make(map[string]subjects.ToolID, len(listed))}
-		for _, t := range listed {
-			if !l.may(t.ID) {
-				continue
-			}
-			plain := plainly(string(t.ID))
-			if _, several := l.names.ids[plain]; several {
-				t.ID = ""
-			}
-			l.names.ids[plain] = t.ID
-		}
-	}
-	return l.names.ids[plainly(string(name))]
-}
-
-var separators = strings.NewReplacer(".", "", "-", "", "_", "")
-
-func plainly(name string) string { return strings.ToLower(separators.Replace(name)) }
 
 // submit hands a call in as a durable task.
 func (q *request) submit(in *call) error {
@@ -302,7 +258,7 @@ func (q *request) submit(in *call) error {
 	case toolmesh.CodeToolNotFound, toolmesh.CodeInvalidArguments:
 		return err
 	}
-	if d, err := describe(q.ctx, q.c, in.tool); err == nil {
+	if d, err := inventory.Describe(q.ctx, q.c, in.tool); err == nil {
 		if v, err := tool.Compile(d.InputSchema); err == nil {
 			if err := v.Validate(in.args); err != nil {
 				return err

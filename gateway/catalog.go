@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -140,7 +141,7 @@ func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools
 		}
 	}
 	for part := range slices.Chunk(changed, describePage) {
-		if err := described(ctx, k.c, part, k.take); err != nil {
+		if err := inventory.Described(ctx, k.c, part, k.take); err != nil {
 			return nil, err // the parts before are known when the tools are read again
 		}
 	}

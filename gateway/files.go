@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/internal/payloads"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -46,7 +47,7 @@ func (q *request) readParts(in *call) error {
 	if in.tool, _, _, err = fit(q.ctx, q.c, q.l, in.tool, nil); err != nil {
 		return err
 	}
-	d, err := describe(q.ctx, q.c, in.tool)
+	d, err := inventory.Describe(q.ctx, q.c, in.tool)
 	if err != nil {
 		return err
 	}

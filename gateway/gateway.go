@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"path"
 	"slices"
@@ -56,12 +57,21 @@ type Options struct {
 // defaultMaxBody is that of [Options.MaxBody], and how much the items of a stream may have that MCP clients get as one.
 const defaultMaxBody = 8 << 20
 
-// fill sets the defaults.
-func (o *Options) fill() {
+// fill sets the defaults. The error is invalid_request.
+func (o *Options) fill() error {
+	for name, n := range map[string]int64{
+		"MaxBody": o.MaxBody, "MaxUpload": o.MaxUpload, "MaxTokens": int64(o.MaxTokens), "MaxStreams": int64(o.MaxStreams),
+		"MCPResultMax": int64(o.MCPResultMax), "Idle": int64(o.Idle),
+	} {
+		if n < 0 || n > math.MaxInt64/64 { // bounds of all requests are multiples of it
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "gateway.Options.%s is %d: set it to a value from 1 to %d, or to 0 for the default", name, n, int64(math.MaxInt64/64)).WithOrigin(toolmesh.OriginCaller)
+		}
+	}
 	o.MaxBody, o.MaxUpload = cmp.Or(o.MaxBody, defaultMaxBody), cmp.Or(o.MaxUpload, 256<<20)
 	o.MaxTokens, o.MaxStreams, o.MCPResultMax = cmp.Or(o.MaxTokens, 1000), cmp.Or(o.MaxStreams, 1000), cmp.Or(o.MCPResultMax, 25_000)
 	o.Idle, o.Version = cmp.Or(o.Idle, 10*time.Minute), cmp.Or(o.Version, "dev")
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	return nil
 }
 
 // Gateway is an http.Handler. Its methods may be called concurrently.
@@ -80,7 +90,9 @@ func New(o Options) (*Gateway, error) {
 	if o.Dial == nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "gateway.Options.Dial is missing").WithOrigin(toolmesh.OriginCaller)
 	}
-	o.fill()
+	if err := o.fill(); err != nil {
+		return nil, err
+	}
 	origins := make([]string, len(o.CORSOrigins))
 	for i, text := range o.CORSOrigins {
 		var err error

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -687,6 +688,35 @@ func TestStreamsOfATokenAreBounded(t *testing.T) {
 	}
 	if a := r.do(t, "POST", "/v1/tools/lab.count", `{"n":1}`, headers{"Authorization": "Bearer " + r.token, "Accept": "text/event-stream"}); a.status != 200 {
 		t.Errorf("another token: %d %s", a.status, a.body)
+	}
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	t.Parallel()
+	nowhere := func(...nats.Option) (*nats.Conn, error) { return nil, nats.ErrNoServers }
+	for name, o := range map[string]gateway.Options{
+		"MaxBody": {MaxBody: -1}, "MaxBody of all": {MaxBody: math.MaxInt64 / 8}, "MaxUpload": {MaxUpload: -1}, "MaxTokens": {MaxTokens: -1},
+		"MaxStreams": {MaxStreams: -1}, "MCPResultMax": {MCPResultMax: -1}, "Idle": {Idle: -1}, "Dial": {},
+	} {
+		if name != "Dial" {
+			o.Dial = nowhere
+		}
+		field, _, _ := strings.Cut(name, " ")
+		if _, err := gateway.New(o); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest || !strings.Contains(err.Error(), "gateway.Options."+field) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := gateway.Pipe(t.Context(), nil, nil, &gateway.Options{MCPResultMax: -1}, nil, nil); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+		t.Errorf("a pipe: %v", err)
+	}
+	g, err := gateway.New(gateway.Options{Dial: nowhere})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Close)
+	if s, err := gateway.Listen(t.Context(), g, gateway.ListenOptions{Address: "127.0.0.1:0", KeyFile: "key.pem"}); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+		s.Stop()
+		t.Errorf("a key without its certificate: %v", err)
 	}
 }
 

@@ -62,8 +62,6 @@ type link struct {
 	mcp     mcpLink
 	limited sync.Once
 	limiter *rate.Limiter // of limited
-	naming  sync.Mutex
-	names   plainNames // guarded by naming
 
 	rooms rooms
 

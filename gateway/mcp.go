@@ -331,12 +331,14 @@ func keyOf(session string, query url.Values) (viewKey, error) {
 // Pipe serves one MCP client on a pipe, such as stdin and stdout, until in ends or ctx does. The query is that
 // of /mcp.
 func Pipe(ctx context.Context, c *client.Client, query url.Values, o *Options, in io.Reader, out io.Writer) error {
+	opts := *o
+	if err := opts.fill(); err != nil {
+		return err
+	}
 	key, err := keyOf(string(c.Session()), query)
 	if err != nil {
 		return err
 	}
-	opts := *o
-	opts.fill()
 	m := new(mcpLink)
 	p := new(visit)
 	p.ctx, p.cancel = context.WithCancelCause(ctx)

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -48,7 +49,7 @@ func (q *request) openAPI() (any, error) {
 		failed[status] = object{"$ref": "#/components/responses/" + status}
 	}
 	for _, raw := range all {
-		d, err := descriptorOf(raw)
+		d, err := inventory.DescriptorOf(raw)
 		if err != nil {
 			return nil, err
 		}

@@ -56,7 +56,7 @@ func Listen(ctx context.Context, g *Gateway, o ListenOptions) (*Server, error) {
 	}
 	s := &Server{g: g, scheme: "http://"}
 	var config *tls.Config
-	if o.CertFile != "" {
+	if o.CertFile+o.KeyFile != "" {
 		certificate, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
 		if err != nil {
 			return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "read the certificate %s and its key %s: %w", o.CertFile, o.KeyFile, err)

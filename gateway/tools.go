@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -51,7 +52,7 @@ func (q *request) listTools() (any, error) {
 	}
 	if format != "" {
 		for i := range about {
-			d, err := descriptorOf(about[i])
+			d, err := inventory.DescriptorOf(about[i])
 			if err != nil {
 				return nil, err
 			}
@@ -169,63 +170,19 @@ func listSome(ctx context.Context, c *client.Client, ask registry.Request, limit
 	}
 }
 
-// descriptorOf reads a tool that [described] tells of.
-func descriptorOf(about json.RawMessage) (*tool.Descriptor, error) {
-	d := new(tool.Descriptor)
-	if err := json.Unmarshal(about, d); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a tool's description cannot be read: %w", err)
-	}
-	return d, nil
-}
-
-// described tells of the tools of a page, in its order, what `mesh info --json` prints of each. One of which
-// nothing is known is as the list has it, and one that has gone since is left out.
-func described(ctx context.Context, c *client.Client, page []registry.ListedTool, tell func(registry.ListedTool, json.RawMessage)) error {
-	for len(page) > 0 {
-		var ids []string
-		for _, t := range page[:min(len(page), askPage)] {
-			ids = append(ids, string(t.ID))
-		}
-		var answer registry.DescribedAnswer
-		if err := c.Ask(ctx, registry.VerbDescribe, registry.Request{Tools: ids}, &answer); err != nil {
-			return err
-		}
-		if len(answer.Tools) == 0 || len(answer.Tools) > len(page) {
-			return toolmesh.Errorf(toolmesh.CodeProtocolError, "the registry describes %d of %d tools", len(answer.Tools), len(page))
-		}
-		for i, one := range answer.Tools {
-			if string(one) != "null" {
-				tell(page[i], one)
-			} else if page[i].State != registry.ToolServing {
-				one, _ = tool.MarshalPlain(page[i])
-				tell(page[i], one)
-			}
-		}
-		page = page[len(answer.Tools):]
-	}
-	return nil
-}
-
-// about returns the tools of a page that the token may use, and what [described] tells of each. Only descriptions
+// about returns the tools of a page that the token may use, and what [inventory.Described] tells of each. Only descriptions
 // say which tools a read-only token may not call.
 func (q *request) about(page []registry.ListedTool) (kept []registry.ListedTool, about []json.RawMessage, err error) {
 	about = []json.RawMessage{}
-	err = described(q.ctx, q.c, page, func(t registry.ListedTool, one json.RawMessage) {
+	err = inventory.Described(q.ctx, q.c, page, func(t registry.ListedTool, one json.RawMessage) {
 		if q.l.readOnly() {
-			if d, err := descriptorOf(one); err != nil || !d.Annotations.ReadOnly {
+			if d, err := inventory.DescriptorOf(one); err != nil || !d.Annotations.ReadOnly {
 				return
 			}
 		}
 		kept, about = append(kept, t), append(about, one)
 	})
 	return kept, about, err
-}
-
-// describe returns what is known of one tool.
-func describe(ctx context.Context, c *client.Client, id subjects.ToolID) (*tool.Descriptor, error) {
-	var answer registry.DescribeAnswer
-	err := c.Ask(ctx, registry.VerbDescribe, registry.Request{Tool: string(id)}, &answer)
-	return answer.Descriptor, err
 }
 
 // showTool answers GET /v1/tools/{id}.

@@ -279,9 +279,9 @@ func (l *toolList) find(name string) (found *catalogTool) {
 	if t := cmp.Or(l.names[name], l.byID[subjects.ToolID(name)]); t != nil {
 		return t
 	}
-	name = plainly(name)
+	name = tool.PlainName(name)
 	for _, t := range l.named {
-		if plainly(t.name) == name || plainly(string(t.id)) == name || plainly(functionName(t.id)) == name {
+		if tool.PlainName(t.name) == name || tool.PlainName(string(t.id)) == name || tool.PlainName(functionName(t.id)) == name {
 			if found != nil {
 				return nil
 			}

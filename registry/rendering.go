@@ -157,6 +157,24 @@ func (v *View) meant(session subjects.SessionID, name string) (subjects.ToolID, 
 	return "", err
 }
 
+// alike returns the one tool whose id differs from a name in case and in . - _ alone, of those that match the globs;
+// empty for none, or several.
+func (v *View) alike(session subjects.SessionID, name string, globs subjects.Globs) (found subjects.ToolID) {
+	v.mu.Lock() // the order of ids is cached
+	visible := v.table.visible(canonical(session))
+	v.mu.Unlock()
+	name = tool.PlainName(name)
+	for _, id := range visible {
+		if tool.PlainName(string(id)) == name && globs.Match(id) {
+			if found != "" {
+				return ""
+			}
+			found = id
+		}
+	}
+	return found
+}
+
 // arguments answers the tool and the arguments that a model's call means.
 func (r *Responder) arguments(session subjects.SessionID, q Request) (any, error) {
 	if q.Tool == "" {
@@ -175,6 +193,9 @@ func (r *Responder) arguments(session subjects.SessionID, q Request) (any, error
 	name := q.Tool
 	if !slices.ContainsFunc(q.Declared, func(d *tool.Descriptor) bool { return d != nil && string(d.ID) == name }) {
 		id, err := r.view.meant(session, name)
+		if alike := r.view.alike(session, name, subjects.Globs(q.Tools)); toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound && alike != "" {
+			id, err = alike, nil
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -182,7 +182,16 @@ func TestADeclaredNameMeansOneTool(t *testing.T) {
 			t.Errorf("%s is declared as %s, which means %s: %v", id, tool.ProviderName(id), got.Tool, err)
 		}
 	}
-	for _, name := range []string{"a-gone-tool", "b-c-pay", "gone-tool", "a-gone-tool---0123456789abcdef"} {
+	for name, id := range map[string]subjects.ToolID{"a-gone-tool": "a.gone-tool", "A_Gone_Tool": "a.gone-tool", "A.X.a-b_c.PAY": "a.x.a-b-c-pay"} {
+		var got registry.ArgumentsAnswer
+		if err := ask(t, b, "s1", registry.VerbArguments, registry.Request{Tool: name}, &got); err != nil || got.Tool != id {
+			t.Errorf("%s, which differs from one id in case and separators, means %s: %v", name, got.Tool, err)
+		}
+		if err := ask(t, b, "s1", registry.VerbArguments, registry.Request{Tool: name, Tools: []string{"b.**"}}, &got); toolmesh.CodeOf(err) != toolmesh.CodeToolNotFound {
+			t.Errorf("%s, for a caller of other tools, means %s: %v", name, got.Tool, err)
+		}
+	}
+	for _, name := range []string{"A_B_C_Pay", "b-c-pay", "gone-tool", "a-gone-tool---0123456789abcdef"} {
 		var got registry.ArgumentsAnswer
 		if err := ask(t, b, "s1", registry.VerbArguments, registry.Request{Tool: name}, &got); toolmesh.CodeOf(err) != toolmesh.CodeToolNotFound {
 			t.Errorf("%s, which is declared nowhere, means %s: %v", name, got.Tool, err)

@@ -54,7 +54,8 @@ type Request struct {
 	// Provider is the [render.Format] for render.
 	Provider string `json:"provider,omitempty"`
 	// Tools are the tools for render, each as Tool, and for describe, by full ids: 500 at
-	// most. For search they are [subjects.Globs], of which a tool's id must match one.
+	// most. For search, and for mangled names of arguments, they are [subjects.Globs], of which a
+	// tool's id must match one.
 	Tools []string `json:"tools,omitempty"`
 	// Query is the question for search, in any words. ReadOnly limits it to tools that
 	// declare read_only.

@@ -193,6 +193,11 @@ func (f *fitter) declaredAs(s *jsonschema.Schema, key string, given map[string]a
 
 func has(o map[string]any, key string) bool { _, ok := o[key]; return ok }
 
+var separators = strings.NewReplacer(".", "", "-", "", "_", "")
+
+// PlainName is a tool's name or id without what models mangle: case and the separators . - _.
+func PlainName(name string) string { return strings.ToLower(separators.Replace(name)) }
+
 var betweenWords = strings.NewReplacer("_", "", "-", "")
 
 func plainly(name string) string { return strings.ToLower(betweenWords.Replace(name)) }

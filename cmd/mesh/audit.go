@@ -24,88 +24,79 @@ const followEvery = 250 * time.Millisecond
 
 func (a *app) auditCommand() *cobra.Command {
 	var follow bool
-	var tools, since string
 	var globs subjects.Globs
 	var back time.Duration
 	cmd := &cobra.Command{
-		Use: "audit", Short: "List which calls ended, by whom and how",
+		Use: "audit", Short: "List the calls that ended, with their callers and outcomes",
 		Long: `List the calls that nodes ran or refused, the oldest first: of all sessions, or of the
 one that --session names. The mesh keeps them once a node runs with --audit (MESH_AUDIT);
 -f goes on with those that end from now on, with --json a line for each; where the mesh
 keeps none, it misses those that end while the connection is cut. It takes an
 administrator's key.`,
 		Args: nothing,
-		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if globs, err = subjects.ParseGlobs(tools); err != nil {
-				return usage(cmd, "--tool %s: %s", tools, err.Error())
+		RunE: a.onMesh(func(ctx context.Context, l *link, _ []string) error {
+			of := subjects.SessionID("")
+			if a.sessionGiven {
+				of = l.session
 			}
-			if back, err = parseDays(since); err != nil || back < 0 {
-				return usage(cmd, "--since is %q: write a time such as 15m, 24h or 7d", since)
+			subject, err := subjects.CallEvents(of)
+			if err != nil {
+				return usage(nil, "%s", err.Error())
 			}
-			return nil
-		},
-		RunE: runE(func(ctx context.Context, _ []string) error {
-			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-				of := subjects.SessionID("")
-				if a.sessionGiven {
-					of = l.session
+			var after time.Time
+			if back > 0 {
+				after = l.bus.Time().Now.Add(-back)
+			}
+			var calls []codec.CallEvent
+			show := func(data []byte) {
+				var e codec.CallEvent
+				switch {
+				case json.Unmarshal(data, &e) != nil || !globs.Match(e.Tool) || e.Time.Before(after):
+				case !follow:
+					calls = append(calls, e)
+				case a.json:
+					a.printJSON(e)
+				default:
+					fmt.Fprintln(a.out, oneLine(auditRow(e), "  "))
 				}
-				subject, err := subjects.CallEvents(of)
-				if err != nil {
-					return usage(nil, "%s", err.Error())
-				}
-				var after time.Time
-				if back > 0 {
-					after = l.bus.Time().Now.Add(-back)
-				}
-				var calls []codec.CallEvent
-				show := func(data []byte) {
-					var e codec.CallEvent
+			}
+			next := uint64(1) // sequence in the stream
+			for kept := false; ; kept = true {
+				for m, err := range store.Of(l.bus).Read(ctx, store.Query{Stream: subjects.StreamAudit, Subject: subject, From: next}) {
 					switch {
-					case json.Unmarshal(data, &e) != nil || !globs.Match(e.Tool) || e.Time.Before(after):
-					case !follow:
-						calls = append(calls, e)
-					case a.json:
-						a.printJSON(e)
+					case err == nil:
+						show(m.Data)
+						next = m.Seq + 1
+					case kept && errors.Is(err, jetstream.ErrStreamNotFound):
+						next = 1 // it was removed, and may be made again
+					case kept: // the connection is cut: read again
+					case !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, nats.ErrNoResponders):
+						return err
+					case follow:
+						return live(ctx, l, subject, show)
 					default:
-						fmt.Fprintln(a.out, oneLine(auditRow(e), "  "))
+						return toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or an agent, with --audit (MESH_AUDIT), or follow the calls that end from now on (-f)").
+							WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 					}
 				}
-				next := uint64(1) // sequence in the stream
-				for kept := false; ; kept = true {
-					for m, err := range store.Of(l.bus).Read(ctx, store.Query{Stream: subjects.StreamAudit, Subject: subject, From: next}) {
-						switch {
-						case err == nil:
-							show(m.Data)
-							next = m.Seq + 1
-						case kept && errors.Is(err, jetstream.ErrStreamNotFound):
-							next = 1 // it was removed, and may be made again
-						case kept: // the connection is cut: read again
-						case !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, nats.ErrNoResponders):
-							return err
-						case follow:
-							return live(ctx, l, subject, show)
-						default:
-							return toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or an agent, with --audit (MESH_AUDIT), or follow the calls that end from now on (-f)").
-								WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-						}
-					}
-					if !follow {
-						printAll(a, "calls", calls, "no call that was asked for has ended", auditColumns, auditRow)
-						return nil
-					}
-					select {
-					case <-time.After(followEvery):
-					case <-ctx.Done():
-						return ctx.Err()
-					}
+				if !follow {
+					printAll(a, "calls", calls, "no call that was asked for has ended", auditColumns, auditRow)
+					return nil
 				}
-			})
+				select {
+				case <-time.After(followEvery):
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
 		}),
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with the calls that end from now on")
-	cmd.Flags().StringVar(&tools, "tool", "", "of these tools alone: `GLOB,…`, where * stands for any text without a dot and ** for any")
-	cmd.Flags().StringVar(&since, "since", "", "of this `TIME` until now, such as 15m, 24h or 7d (default all that are kept)")
+	cmd.Flags().Func("tool", "of these tools alone: `GLOB,…`, where * stands for any text without a dot and ** for any", func(text string) (err error) {
+		globs, err = subjects.ParseGlobs(text)
+		return err
+	})
+	durationFlag(cmd, &back, "since", 0, "of this `TIME` until now, such as 15m, 24h or 7d (default all that are kept)")
 	cmd.Flags().SortFlags = false
 	return cmd
 }

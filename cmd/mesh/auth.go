@@ -15,14 +15,14 @@ func (a *app) authCommand() *cobra.Command {
 	var natsConf, inJWT bool
 	session := string(subjects.DefaultSession)
 	template := &cobra.Command{
-		Use: "template {--nats-conf | --jwt}", Short: "Print who may do what, for a NATS server of your own",
+		Use: "template {--nats-conf | --jwt}", Short: "Print the permissions of keys, for a NATS server of your own",
 		Long: `Print the part of a NATS server's configuration that lets in three keys, each with
 what it may do: an administrator, the nodes, and callers of the default session,
 among them clients without a key. For all other keys, those of sessions, the server
 asks the agents and routers that have the issuer's key. The keys are made in the data
 folder, in keys/, where they are not there yet: copy node.nk to the machines of the
 mesh and issuer.nk to two that you trust as yourself, and keep admin.nk for yourself.
-Nobody else may read them.
+Let no other user read them.
 
 With --jwt, print what an administrator, a node, a router and a caller of a session
 may do as JSON, in the form of the permissions in a user's JWT; no keys are made.`,
@@ -32,7 +32,7 @@ may do as JSON, in the form of the permissions in a user's JWT; no keys are made
 		Args: nothing,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			if natsConf == inJWT {
-				return usage(cmd, "mesh auth template needs one of --nats-conf and --jwt: in which form")
+				return usage(cmd, "mesh auth template needs --nats-conf or --jwt: the form of the permissions")
 			}
 			return nil
 		},
@@ -70,5 +70,5 @@ may do as JSON, in the form of the permissions in a user's JWT; no keys are made
 	template.Flags().StringVar(&session, "session", session, "session of the caller, with --jwt")
 	template.Flags().BoolVar(&natsConf, "nats-conf", false, "in the form of nats-server's configuration file")
 	template.Flags().StringVar(&a.set.DataDir, "data-dir", a.set.DataDir, "folder that has keys/ (default $XDG_DATA_HOME/toolmesh)")
-	return group("auth", "Keys, and what they may do", template)
+	return group("auth", "Keys and their permissions", template)
 }

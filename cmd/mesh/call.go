@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -43,7 +44,7 @@ func (a *app) callCommand() *cobra.Command {
 		}
 		return takes(1, -1, "a tool")(cmd, args)
 	}
-	cmd.Flags().StringVar(&f.key, "key", "", "name what the call does, for a day: it runs once, and each further call under the key gets what that ended with")
+	wordFlag(cmd, &f.key, "key", "`NAME` what the call does, for a day: it runs once, and each further call under the key gets what that ended with")
 	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print what they return as it comes:\n"+
 		"{\"id\",\"tool\",\"args\",\"timeout\",\"session\",\"stream\",\"key\"}; all but tool may be left out")
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
@@ -66,9 +67,6 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 		Use: verb + " TOOL [JSON|-|@file] [name=value|name:=json]…", Short: short, Long: long + "\n\n" + argumentForms,
 		Args: takes(1, -1, "a tool"),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Flags().Changed("timeout") && f.timeout < time.Millisecond {
-				return usage(cmd, "--timeout is %v: it is at least 1ms", f.timeout)
-			}
 			if f.lines && (f.stream || f.rpcID != "" || f.key != "") {
 				return usage(cmd, "--lines goes without --stream, --rpc-id and --key: each line says its own")
 			}
@@ -78,17 +76,13 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 			if f.stream && f.key != "" {
 				return usage(cmd, "--key is for calls with one result, not for --stream")
 			}
-			if cmd.Flags().Changed("key") && f.key == "" {
-				return usage(cmd, "--key is empty")
-			}
 			return nil
 		},
 		RunE: runE(func(ctx context.Context, args []string) error { return a.call(ctx, args, *f) }),
 	}
-	flags := cmd.Flags()
-	flags.SortFlags = false
-	flags.DurationVar(&f.timeout, "timeout", 0, "the call's total time (default what the tool declares, else 30s; none for a stream)")
-	flags.StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
+	cmd.Flags().SortFlags = false
+	durationFlag(cmd, &f.timeout, "timeout", time.Millisecond, "the call's total `TIME` (default what the tool declares, else 30s; none for a stream)")
+	cmd.Flags().StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
 	return cmd, f
 }
 
@@ -155,22 +149,15 @@ func (l *link) body(ctx context.Context, id *subjects.ToolID, g given) (json.Raw
 	if !g.typed() {
 		return g.merge(nil)
 	}
-	raw, err := l.client.Describe(ctx, *id)
+	d, err := inventory.Describe(ctx, l.client, *id)
 	if err != nil {
 		return nil, err
 	}
-	var described struct {
-		ID          subjects.ToolID `json:"id"`
-		InputSchema json.RawMessage `json:"input_schema"`
-	}
-	if err := json.Unmarshal(raw, &described); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's description cannot be read: %w", err)
-	}
-	*id = described.ID
-	if g, err = l.putFiles(ctx, g, described.InputSchema); err != nil {
+	*id = d.ID
+	if g, err = l.putFiles(ctx, g, d.InputSchema); err != nil {
 		return nil, err
 	}
-	return g.merge(described.InputSchema)
+	return g.merge(d.InputSchema)
 }
 
 func isUsage(err error) bool {
@@ -284,7 +271,7 @@ func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc 
 			a.printJSON(orNull(chunk.Data))
 		}
 		if a.out.lost != nil {
-			return &reported{process.StatusMesh} // the rest would be for nobody
+			return &reported{process.StatusMesh} // the rest has no reader
 		}
 	}
 	if a.json {
@@ -304,12 +291,6 @@ func milliseconds(d time.Duration) float64 {
 	return float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
 }
 
-type cancelAnswer struct {
-	RPCID     subjects.RPCID  `json:"rpc_id"`
-	Cancelled bool            `json:"cancelled"`
-	Error     *toolmesh.Error `json:"error,omitempty"`
-}
-
 func (a *app) cancelCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "cancel RPC_ID",
@@ -318,24 +299,15 @@ func (a *app) cancelCommand() *cobra.Command {
 		RunE: a.onMesh(func(ctx context.Context, l *link, args []string) error {
 			id := subjects.RPCID(args[0])
 			cancelled, err := l.client.Cancel(ctx, id)
-			if err != nil {
-				return err
+			if err == nil && !cancelled {
+				if err = l.noMesh(ctx); err == nil {
+					err = toolmesh.Errorf(toolmesh.CodeNotFound, "no node runs call %s in session %s: it has ended, or it has another id or session", id, l.session)
+				}
 			}
-			if cancelled {
-				a.tell(cancelAnswer{RPCID: id, Cancelled: true}, "cancelled %s", id)
-				return nil
+			if err == nil {
+				a.tell(map[string]any{"rpc_id": id, "cancelled": true}, "cancelled %s", id)
 			}
-			if none := l.noMesh(ctx); none != nil {
-				return none
-			}
-			failed := toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs %s in session %s: it has ended, or it has another id or session", id, l.session).
-				WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
-			if a.json {
-				a.printJSON(cancelAnswer{RPCID: id, Error: failed})
-			} else {
-				a.printError(failed)
-			}
-			return &reported{process.Status(failed.Code)}
+			return err
 		}),
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,10 +30,10 @@ import (
 func (a *app) demoCommand() *cobra.Command {
 	var keep bool
 	cmd := &cobra.Command{
-		Use: "demo", Short: "See all of it at work: a mesh of its own, gone at the end",
+		Use: "demo", Short: "Show a mesh at work: one of its own, removed at the end",
 		Long: `Start a mesh of its own on free ports of this machine, install indexes from git,
-call, stream, fail, time out, serve a Go function, and clean up. Nothing of yours is
-touched. It needs git and python3, and the package index for two small packages.`,
+call, stream, fail, time out, serve a Go function, and clean up. It touches nothing of
+yours. It needs git and python3, and the package index for two small packages.`,
 		Args: nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error { return a.demo(ctx, keep) }),
 	}
@@ -45,11 +44,11 @@ touched. It needs git and python3, and the package index for two small packages.
 // demo is one showing: its folder, its mesh, and the story so far.
 type demo struct {
 	a       *app
-	dir     string // of everything it makes
-	data    string // the mesh's data folder
+	look    terminal // of stdout
+	dir     string   // of everything it makes
+	data    string   // the mesh's data folder
 	env     []string
-	mesh    *background
-	url     string
+	url     string // of the mesh, once it is ready
 	http    string // of the gateway
 	act     int
 	started time.Time
@@ -60,7 +59,10 @@ func (a *app) demo(ctx context.Context, keep bool) error {
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInternal, "no folder for the demo: %w", err)
 	}
-	d := &demo{a: a, dir: dir, data: filepath.Join(dir, "data"), env: ownEnvironment(a.env), started: time.Now()}
+	d := &demo{a: a, look: a.term, dir: dir, data: filepath.Join(dir, "data"), started: time.Now()}
+	d.look.err = a.term.out
+	// The record of the mesh and the key that owns indexes go with the folder.
+	d.env = append(ownEnvironment(a.env), "XDG_STATE_HOME="+filepath.Join(dir, "state"))
 	err = d.play(ctx, keep)
 	if err == nil && keep {
 		d.leave()
@@ -69,7 +71,7 @@ func (a *app) demo(ctx context.Context, keep bool) error {
 	if err == nil {
 		d.say("\nThat was it. The mesh stops and its files go.")
 	}
-	return errors.Join(err, d.cleanUp())
+	return errors.Join(err, d.cleanUp(context.WithoutCancel(ctx)))
 }
 
 // ownEnvironment leaves out what the person set for meshes of their own.
@@ -118,9 +120,15 @@ var story = []act{
 func (d *demo) play(ctx context.Context, keep bool) error {
 	d.say("A mesh of tools on this machine. Behind each $ is a command that you could type;\n$DEMO is a folder that goes at the end.")
 	d.title("Start a mesh: a NATS server and an agent, in one process")
-	if err := d.up(ctx, keep); err != nil {
+	up := []string{"up", "--detach", "--data-dir=" + d.data, "--nats-listen=127.0.0.1:0"}
+	if !keep {
+		up = append(up, "--idle=1m") // in case this process is killed
+	}
+	ready, err := d.run(ctx, command{args: up, want: readyLine})
+	if err != nil {
 		return err
 	}
+	d.url, d.http, _ = strings.Cut(strings.TrimPrefix(strings.TrimSpace(ready), readyLine), " http=")
 	install := act{title: "Install indexes of tools, each from a git repository, each with its own environment;\n   two of them cannot live in one: they need packaging 20 and packaging 24"}
 	for _, name := range []string{"versions-lenient", "versions-strict", "weather", "lab"} {
 		repository, err := d.repository(ctx, name)
@@ -133,7 +141,7 @@ func (d *demo) play(ctx context.Context, keep bool) error {
 	for _, act := range slices.Insert(slices.Clone(story), 0, install) {
 		d.title(act.title)
 		for _, c := range act.commands {
-			if err := d.run(ctx, c); err != nil {
+			if _, err := d.run(ctx, c); err != nil {
 				return err
 			}
 		}
@@ -144,44 +152,6 @@ func (d *demo) play(ctx context.Context, keep bool) error {
 	}
 	d.title("Serve a Go function beside the Python tools: this process is a node now, too")
 	return d.goFunction(ctx)
-}
-
-// up starts the mesh. It ends with this process, unless it is to be kept.
-func (d *demo) up(ctx context.Context, keep bool) error {
-	shown := []string{"up", "--detach", "--data-dir=" + d.data, "--nats-listen=127.0.0.1:0"}
-	args := []string{"up", "--data-dir=" + d.data, "--nats-listen=127.0.0.1:0", "--unrecorded"}
-	var stdin, attach *os.File
-	if !keep {
-		read, write, err := os.Pipe()
-		if err != nil {
-			return toolmesh.Errorf(toolmesh.CodeInternal, "start the mesh: %w", err)
-		}
-		defer func() { _ = read.Close() }() // the child has its own
-		stdin, attach = read, write
-		args = append(args, "--attached")
-	}
-	d.prompt(shown)
-	begun := time.Now()
-	own := *d.a
-	own.env = d.env
-	up, err := own.spawn(d.data, args, stdin)
-	if err != nil {
-		if attach != nil {
-			_ = attach.Close()
-		}
-		return err
-	}
-	if attach != nil {
-		up.attach = attach
-	}
-	ready, err := up.wait(ctx)
-	if err != nil {
-		return err
-	}
-	d.mesh = up
-	d.url, d.http, _ = strings.Cut(strings.TrimPrefix(ready, "ready nats="), " http=")
-	d.output(ready, time.Since(begun))
-	return nil
 }
 
 func (d *demo) repository(ctx context.Context, name string) (string, error) {
@@ -237,8 +207,8 @@ func hello(_ context.Context, in struct {
 }
 
 func (d *demo) goFunction(ctx context.Context) error {
-	d.code(`host.Serve(ctx, url, &host.Options{Index: "greeter"},`,
-		`    host.Named("hello", host.Func(hello)))   // schemas from the Go types`)
+	d.say(d.look.dim(`  host.Serve(ctx, url, &host.Options{Index: "greeter"},`))
+	d.say(d.look.dim(`      host.Named("hello", host.Func(hello)))   // schemas from the Go types`))
 	nc, _, err := connect.Connect(ctx, connect.Options{
 		Settings: connect.Settings{URL: d.url, Nkey: access.File(d.data, access.Node)}, Inboxes: []string{subjects.InboxNode},
 	})
@@ -272,7 +242,7 @@ func (d *demo) goFunction(ctx context.Context) error {
 		{args: []string{"call", string(id), "name=you"}, want: "Hello you, from Go."},
 		{args: []string{"nodes"}, want: "greeter"},
 	} {
-		if err := d.run(ctx, c); err != nil {
+		if _, err := d.run(ctx, c); err != nil {
 			return err
 		}
 	}
@@ -280,22 +250,21 @@ func (d *demo) goFunction(ctx context.Context) error {
 }
 
 // run runs a command of the story in this process, as if it were typed, and
-// shows it, what it printed and how long it took.
-func (d *demo) run(ctx context.Context, c command) error {
+// shows it, what it printed and how long it took. It returns what it printed.
+func (d *demo) run(ctx context.Context, c command) (string, error) {
 	d.prompt(c.args)
-	args := append(slices.Clone(c.args), "--server="+d.url, "--creds=", "--nkey="+access.File(d.data, access.Admin))
-	var stdout bytes.Buffer
-	var stderr tape
-	shown := d.a.redraw(200*time.Millisecond, func(since time.Duration) string {
-		return fmt.Sprintf("  %s %.1f s", stderr.last(), since.Seconds())
-	})
+	args := slices.Clone(c.args)
+	if d.url != "" {
+		args = append(args, "--server="+d.url, "--creds=", "--nkey="+access.File(d.data, access.Admin))
+	}
+	var stdout, stderr bytes.Buffer
+	shown := d.a.running("it runs", "")
 	begun := time.Now()
-	own := append(slices.Clip(d.env), "XDG_STATE_HOME="+filepath.Join(d.dir, "state")) // the key that owns indexes goes with it
-	status := execute(ctx, args, own, strings.NewReader(""), &stdout, &stderr)
+	status := execute(ctx, args, d.env, strings.NewReader(""), &stdout, &stderr)
 	shown()
 	took := time.Since(begun)
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return "", context.Cause(ctx)
 	}
 	text := stdout.String()
 	asExpected := status == c.status && strings.Contains(text+stderr.String(), c.want)
@@ -304,32 +273,9 @@ func (d *demo) run(ctx context.Context, c command) error {
 	}
 	d.output(strings.TrimRight(text, "\n"), took)
 	if !asExpected {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "the demo expected exit status %d and %q, and got %d; %s", c.status, c.want, status, d.mesh.tail())
+		return "", toolmesh.Errorf(toolmesh.CodeInternal, "the demo expected exit status %d and %q, and got %d", c.status, c.want, status)
 	}
-	return nil
-}
-
-// tape keeps what a command prints. Its methods may be called concurrently.
-type tape struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (t *tape) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.text.Write(p)
-}
-
-func (t *tape) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.text.String()
-}
-
-func (t *tape) last() string {
-	lines := strings.Split(strings.TrimSpace(t.String()), "\n")
-	return lines[len(lines)-1]
+	return text, nil
 }
 
 // leave says how to use the mesh that stays, in commands that can be pasted.
@@ -349,12 +295,12 @@ func (d *demo) leave() {
 }
 
 // cleanUp stops the mesh and removes every file of the demo.
-func (d *demo) cleanUp() (err error) {
-	if d.mesh != nil {
-		err = d.mesh.stop()
+func (d *demo) cleanUp(ctx context.Context) (err error) {
+	if r, alive, _ := connect.ReadRecord(filepath.Join(d.data, upFile)); alive {
+		err = d.a.stopProcess(ctx, r)
 	}
 	err = errors.Join(err, os.RemoveAll(d.dir))
-	if d.mesh != nil && err == nil {
+	if d.url != "" && err == nil {
 		d.say(fmt.Sprintf("\nClean again after %.1f s.", time.Since(d.started).Seconds()))
 	}
 	return err
@@ -364,16 +310,10 @@ func (d *demo) cleanUp() (err error) {
 
 func (d *demo) title(text string) {
 	d.act++
-	fmt.Fprintf(d.a.out, "\n%s\n", d.a.term.on(d.a.term.out).strong(fmt.Sprintf("%d  %s", d.act, text)))
+	fmt.Fprintf(d.a.out, "\n%s\n", d.look.strong(fmt.Sprintf("%d  %s", d.act, text)))
 }
 
 func (d *demo) say(text string) { fmt.Fprintln(d.a.out, text) }
-
-func (d *demo) code(lines ...string) {
-	for _, line := range lines {
-		fmt.Fprintf(d.a.out, "  %s\n", d.a.term.on(d.a.term.out).dim(line))
-	}
-}
 
 func (d *demo) prompt(args []string) {
 	quoted := make([]string, len(args))
@@ -402,12 +342,12 @@ func (d *demo) output(text string, took time.Duration) {
 		}
 		line = "  " + strings.ReplaceAll(line, d.dir, "$DEMO")
 		if i == 0 && len(lines) == 1 {
-			line += d.a.term.on(d.a.term.out).dim("   " + inBrief(took))
+			line += d.look.dim("   " + inBrief(took))
 		}
 		fmt.Fprintln(d.a.out, line)
 	}
 	if len(lines) > 1 {
-		fmt.Fprintln(d.a.out, d.a.term.on(d.a.term.out).dim("  "+inBrief(took)))
+		fmt.Fprintln(d.a.out, d.look.dim("  "+inBrief(took)))
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/spf13/pflag"
 
@@ -43,7 +42,7 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 			args = append(args, "--"+f.Name+"="+f.Value.String())
 		}
 	})
-	up, err := a.spawn(dir, args, nil)
+	up, err := a.spawn(dir, args)
 	if err != nil {
 		return err
 	}
@@ -77,15 +76,14 @@ func (a *app) warnUnfound(url, dir string) {
 
 // background is a mesh in a process of its own.
 type background struct {
-	attach io.Closer // ends it when closed, however this process ends; may be nil
-	cmd    *exec.Cmd
-	out    *bufio.Reader
-	log    string
-	begin  int // of this start's lines in the log
+	cmd   *exec.Cmd
+	out   *bufio.Reader
+	log   string
+	begin int // of this start's lines in the log
 }
 
 // spawn starts this program again, in a session of its own, with its log in dir.
-func (a *app) spawn(dir string, args []string, stdin *os.File) (*background, error) {
+func (a *app) spawn(dir string, args []string) (*background, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "find this program: %w", err)
@@ -107,9 +105,6 @@ func (a *app) spawn(dir string, args []string, stdin *os.File) (*background, err
 	}
 	b.cmd = exec.Command(self, args...)
 	b.cmd.Env, b.cmd.Dir, b.cmd.Stderr = a.env, dir, log
-	if stdin != nil {
-		b.cmd.Stdin = stdin
-	}
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	out, err := b.cmd.StdoutPipe()
 	if err != nil {
@@ -144,26 +139,6 @@ func (b *background) wait(ctx context.Context) (string, error) {
 	}
 	return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh did not start: %s", why).
 		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
-}
-
-// stop ends the mesh and waits for it; calls in flight end first.
-func (b *background) stop() error {
-	var err error
-	if b.attach != nil {
-		err = b.attach.Close()
-	} else {
-		err = b.cmd.Process.Signal(syscall.SIGTERM)
-	}
-	if err != nil {
-		return fmt.Errorf("stop the mesh: %w", err)
-	}
-	kill := time.AfterFunc(2*stopTimeout, func() { _ = b.cmd.Process.Kill() })
-	defer kill.Stop()
-	_, _ = io.Copy(io.Discard, b.out)
-	if err := b.cmd.Wait(); err != nil {
-		return fmt.Errorf("stop the mesh: %w", err)
-	}
-	return nil
 }
 
 // tail is what the process said last of why it ended: its own last words without

@@ -87,7 +87,7 @@ func placed(e *toolmesh.Error) *toolmesh.Error {
 	e = e.WithOrigin(toolmesh.OriginCaller)
 	switch e.Code {
 	case toolmesh.CodeInvalidRequest, toolmesh.CodePermissionDenied, toolmesh.CodeToolNotFound,
-		toolmesh.CodeSessionNotFound, toolmesh.CodeInstallFailed:
+		toolmesh.CodeSessionNotFound, toolmesh.CodeNotFound, toolmesh.CodeInstallFailed:
 		if e.Started == toolmesh.StartedUnknown {
 			e = e.WithStarted(toolmesh.StartedNo)
 		}
@@ -98,7 +98,7 @@ func placed(e *toolmesh.Error) *toolmesh.Error {
 func (a *app) printUsage(e *usageError) {
 	a.printError(placed(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s", e.text)))
 	if e.path != "" && !a.json {
-		fmt.Fprintf(a.err, "run %s --help for what there is\n", e.path)
+		fmt.Fprintf(a.err, "run %s --help for its usage\n", e.path)
 	}
 }
 
@@ -119,7 +119,7 @@ func (a *app) printError(e *toolmesh.Error) {
 		fmt.Fprintf(a.err, "%s %s\n", a.term.strong(kind+":"), e.Message)
 	}
 	if e.Code == toolmesh.CodePermissionDenied {
-		fmt.Fprintln(a.err, "a key that may is given with --nkey FILE, or in MESH_NATS_NKEY")
+		fmt.Fprintln(a.err, "give a key that may do this with --nkey FILE or MESH_NATS_NKEY")
 	}
 	var problems []string
 	if e.Code == toolmesh.CodeInstallFailed {

@@ -19,23 +19,10 @@ import (
 )
 
 func (a *app) infoCommand() *cobra.Command {
-	var format string
-	names := make([]string, len(render.Formats()))
-	for i, f := range render.Formats() {
-		names[i] = string(f)
-	}
+	var format render.Format
 	cmd := &cobra.Command{
 		Use: "info TOOL", Short: "Describe a tool: arguments, result, where it runs",
 		Args: takes(1, 1, "a tool"),
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if !cmd.Flags().Changed("format") {
-				return nil
-			}
-			if _, err := render.ParseFormat(format); err != nil {
-				return usage(cmd, "--format: %s", toolmesh.AsError(err).Message)
-			}
-			return nil
-		},
 		RunE: a.onMesh(func(ctx context.Context, l *link, args []string) error {
 			raw, err := l.client.Describe(ctx, subjects.ToolID(args[0]))
 			if err != nil {
@@ -50,7 +37,7 @@ func (a *app) infoCommand() *cobra.Command {
 				return toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's description cannot be read: %w", err)
 			}
 			if format != "" {
-				return a.printFormat(render.Format(format), d.Descriptor)
+				return a.printFormat(format, d.Descriptor)
 			}
 			reason := d.Reason
 			if reason == "" && len(d.Nodes) == 0 {
@@ -60,8 +47,7 @@ func (a *app) infoCommand() *cobra.Command {
 			return nil
 		}),
 	}
-	cmd.Flags().StringVar(&format, "format", "", "print the tool as a provider takes it: "+strings.Join(names, ", "))
-	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
+	wordFlag(cmd, &format, "format", "print the tool as a `PROVIDER` takes it: "+join(render.Formats(), ""), render.Formats()...)
 	return cmd
 }
 
@@ -79,7 +65,7 @@ func (a *app) printFormat(format render.Format, d *tool.Descriptor) error {
 	return nil
 }
 
-// reasonOf says why a tool is not served, "" if nobody knows.
+// reasonOf says why a tool is not served, "" if that is unknown.
 func (l *link) reasonOf(ctx context.Context, id subjects.ToolID) string {
 	tools, err := l.client.List(ctx)
 	if err != nil {

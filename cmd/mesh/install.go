@@ -44,7 +44,7 @@ type installFlags struct {
 type installRequest struct {
 	deploy.Request
 	called subjects.IndexName
-	owner  nkeys.KeyPair // who signs it; nil: nobody
+	owner  nkeys.KeyPair // signs the request; nil: it is not signed
 }
 
 func (a *app) installCommand() *cobra.Command {
@@ -61,8 +61,8 @@ func (a *app) installCommand() *cobra.Command {
                          can read a command line, a token in a URL or a variable with it
 
 Packages that have no wheel are built from source, and an index may have an init command: that
-is code of strangers, which runs at once. On a terminal you are asked before it does; --dry-run
-says what would run, and as whom.
+is code of strangers that runs at once. On a terminal you are asked before it does; --dry-run
+lists that code and its user.
 
 Installing what is installed, unchanged, is a success. What --env, --path and --on gave is
 kept until it is given anew. With --on the index is for nodes with these labels alone (those
@@ -83,8 +83,8 @@ of mesh-agent --labels and mesh node label), with --on all for every node again.
 	flags.StringArrayVar(&f.env, "env", nil, "give the tools a variable, declared or not: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
 	flags.StringArrayVar(&f.paths, "path", nil, "give the tools the folder `DIR[:rw]` of their nodes, to read or also to write; may be repeated")
 	flags.StringArrayVar(&f.on, "on", nil, "install it on the nodes with these labels, `K=V,…`, all of them; may be repeated (default as before, else every node; all: every node)")
-	flags.BoolVar(&f.replace, "replace", false, "take the name over from an index of another source, or of somebody else")
-	flags.BoolVar(&f.dryRun, "dry-run", false, "install nothing: print the tools, who they run as, and what would be built and run")
+	flags.BoolVar(&f.replace, "replace", false, "take the name over from an index of another source or another user")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "install nothing: print the tools, their user, and what would be built and run")
 	flags.BoolVarP(&f.yes, "yes", "y", false, "do not ask before packages are built or an init command is run")
 	flags.BoolVar(&f.detach, "detach", false, "return once an agent has taken the job")
 	return cmd
@@ -360,11 +360,7 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 		return err
 	}
 	if detach {
-		if a.json {
-			a.printJSON(map[string]any{"job": job})
-		} else {
-			fmt.Fprintln(a.out, job)
-		}
+		a.say(map[string]any{"job": job}, job)
 		return nil
 	}
 	if f.dryRun && done.Plan != nil {

@@ -74,7 +74,7 @@ func (a *app) callLines(ctx context.Context, id subjects.ToolID, most time.Durat
 		case process.Interrupted(ctx):
 			return &reported{process.StatusInterrupted}
 		case all.lost():
-			return &reported{process.StatusMesh} // the rest would be for nobody
+			return &reported{process.StatusMesh} // the rest has no reader
 		}
 		switch err := scan.Err(); {
 		case errors.Is(err, bufio.ErrTooLong):

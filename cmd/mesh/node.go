@@ -83,7 +83,7 @@ func levelOf(n inventory.Node) string {
 	return n.Sandbox.Effective + " (asked: " + n.Sandbox.Asked + ")"
 }
 
-// usersOf lists who the tools of each index run as, "-" if nobody says it.
+// usersOf lists the users that the tools of each index run as, "-" if they are unknown.
 func usersOf(n inventory.Node) string {
 	var parts []string
 	for _, index := range slices.Sorted(maps.Keys(n.Users)) {

@@ -44,9 +44,6 @@ func terminalOf(env []string, stdin io.Reader, stdout, stderr io.Writer) termina
 	return t
 }
 
-// on returns t as it stands for another output than stderr.
-func (t terminal) on(watched bool) terminal { t.err = watched; return t }
-
 // dim and strong adorn text for stderr.
 func (t terminal) dim(text string) string    { return t.adorn("2", text) }
 func (t terminal) strong(text string) string { return t.adorn("1", text) }
@@ -65,7 +62,7 @@ const wipe = "\r\x1b[K"
 var sequences = []string{"\x1b[1m", "\x1b[2m", "\x1b[0m", wipe}
 
 // output is stdout. It remembers that a write failed, for the exit status to say
-// so: a result that nobody gets is no success. A reader that has closed its end
+// so: a lost result is no success. A reader that has closed its end
 // has all that it wants.
 type output struct {
 	to   io.Writer
@@ -95,6 +92,15 @@ func (a *app) tell(answer any, format string, args ...any) {
 		a.printJSON(answer)
 	} else {
 		fmt.Fprintf(a.err, format+"\n", args...)
+	}
+}
+
+// say prints what a command is called for: the answer for a program, the text for a person.
+func (a *app) say(answer, text any) {
+	if a.json {
+		a.printJSON(answer)
+	} else {
+		fmt.Fprintln(a.out, text)
 	}
 }
 

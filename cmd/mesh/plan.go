@@ -122,8 +122,8 @@ func (a *app) confirm(ctx context.Context, question string) bool {
 	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
 }
 
-// runs is what is said of a step that runs code of strangers.
+// runs are the warnings of steps that run code of strangers.
 var runs = map[string]string{
-	"builds": "packages are built from source, which runs code of theirs: mesh install --dry-run says which, and as whom",
-	"init":   "the index's init command runs: mesh install --dry-run says which, and as whom",
+	"builds": "packages are built from source, which runs their code: mesh install --dry-run lists them and their user",
+	"init":   "the index's init command runs: mesh install --dry-run shows it and its user",
 }

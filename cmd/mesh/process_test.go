@@ -170,33 +170,6 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	}
 }
 
-// A mesh that belongs to another process ends with it.
-func TestAttachedEndsWithStdin(t *testing.T) {
-	t.Parallel()
-	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := meshCommand(t, t.TempDir(), "up", "--nats-listen=127.0.0.1:0", "--attached", "--unrecorded")
-	cmd.Stdin = read
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	_ = read.Close()
-	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
-	_ = write.Close()
-	_, _ = io.Copy(io.Discard, out)
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("end of mesh up: %v, want exit status 0", err)
-	}
-}
-
 // Ctrl-C cancels the call where it runs, and the command says so by its status.
 func TestInterruptedCallIsCancelled(t *testing.T) {
 	t.Parallel()

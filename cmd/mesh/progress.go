@@ -21,7 +21,7 @@ func (a *app) running(what, hint string) (done func()) {
 
 // redraw keeps one line of the terminal up to date, from after the first pause
 // on, until the returned function is called, which wipes it. That may be called
-// more than once, from one goroutine. Where nobody watches it does nothing.
+// more than once, from one goroutine. Without a terminal it does nothing.
 func (a *app) redraw(every time.Duration, text func(since time.Duration) string) (stop func()) {
 	if !a.term.err || a.json {
 		return func() {}

@@ -23,18 +23,16 @@ func (a *app) searchCommand() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: runE(func(ctx context.Context, args []string) error {
-			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-				found, err := l.client.Search(ctx, strings.Join(args, " "), limit)
-				if err != nil {
-					return err
-				}
-				none := fmt.Sprintf("no tool that is served in session %s fits these words; mesh ls lists them all", l.session)
-				printAll(a, "tools", found, none, []string{"TOOL", "SCORE", "DESCRIPTION"}, func(t registry.FoundTool) []string {
-					return []string{string(t.ID), strconv.FormatFloat(t.Score, 'f', 1, 64), firstLine(t.Description)}
-				})
-				return nil
+		RunE: a.onMesh(func(ctx context.Context, l *link, args []string) error {
+			found, err := l.client.Search(ctx, strings.Join(args, " "), limit)
+			if err != nil {
+				return err
+			}
+			none := fmt.Sprintf("no tool that is served in session %s fits these words; mesh ls lists them all", l.session)
+			printAll(a, "tools", found, none, []string{"TOOL", "SCORE", "DESCRIPTION"}, func(t registry.FoundTool) []string {
+				return []string{string(t.ID), strconv.FormatFloat(t.Score, 'f', 1, 64), firstLine(t.Description)}
 			})
+			return nil
 		}),
 	}
 	cmd.Flags().IntVar(&limit, "limit", 10, "print so many tools at most, the best first")

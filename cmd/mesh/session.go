@@ -59,12 +59,6 @@ func (a *app) sessionCreate() *cobra.Command {
 	var key bool
 	cmd := &cobra.Command{
 		Use: "create [NAME]", Short: "Create a session and print its id", Args: takes(0, 1, "at most a name"),
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Flags().Changed("ttl") && ttl < time.Second {
-				return usage(cmd, "--ttl is %v: it is at least 1s", ttl)
-			}
-			return nil
-		},
 		RunE: runE(func(ctx context.Context, args []string) error {
 			id := subjects.SessionID("session_" + strings.ReplaceAll(uuid.Must(uuid.NewV7()).String(), "-", ""))
 			if len(args) > 0 {
@@ -138,7 +132,7 @@ func (a *app) sessionCreate() *cobra.Command {
 			})
 		}),
 	}
-	cmd.Flags().DurationVar(&ttl, "ttl", 0, "end it by itself after this time (default never)")
+	durationFlag(cmd, &ttl, "ttl", time.Second, "end it by itself after this `TIME` (default never)")
 	cmd.Flags().StringArrayVar(&pins, "pin", nil, "note in the session that it is meant for `INDEX[@REV]`, by default the revision of now; nothing holds it to that yet; may be repeated")
 	cmd.Flags().BoolVar(&key, "key", false, "make a key that is good for this session alone and ends with it, in NAME.nk of this folder")
 	cmd.Flags().SortFlags = false

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -37,7 +38,7 @@ func (a *app) taskCommand() *cobra.Command {
 			}),
 		}, taskIDs)
 	}
-	return group("task", "Hand in calls that are made whatever happens, and follow them",
+	return group("task", "Submit calls as durable tasks, and follow them",
 		a.completes(a.taskSubmit(), toolNames), a.taskList(),
 		about("show", "Show one task", "", (*client.Task).Show), a.completes(a.taskWait(), taskIDs),
 		about("cancel", "Stop a task, or a schedule", "%s is %s", (*client.Task).Cancel),
@@ -55,42 +56,21 @@ func taskIDs(ctx context.Context, l *link) ([]string, error) {
 
 func (a *app) taskSubmit() *cobra.Command {
 	var o client.SubmitOptions
-	var id, at string
+	var id string
 	cmd := &cobra.Command{
-		Use: "submit TOOL [JSON|-|@file] [name=value|name:=json]…", Short: "Hand in a call and print its task's id",
-		Long: "Hand in a call that is made whatever becomes of this command, of nodes and of the broker, and print\nits task's id at once.\n\n" + argumentForms,
+		Use: "submit TOOL [JSON|-|@file] [name=value|name:=json]…", Short: "Submit a call as a durable task, and print its id",
+		Long: "Submit a call as a durable task and print its id at once. The task outlives this command, nodes that\nfail and restarts of the NATS server.\n\n" + argumentForms,
 		Example: `  mesh task wait $(mesh task submit demo.films.render film=alien)
   mesh task submit shop.orders.remind order=A-1041 --in 1h
   mesh task submit weather.forecast.today city=Oslo --cron '0 7 * * *'`,
 		Args: takes(1, -1, "a tool"),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			flags := cmd.Flags()
-			timed := 0
-			for _, name := range []string{"at", "in", "every", "cron"} {
-				if flags.Changed(name) {
-					timed++
-				}
+			given := func(name string) bool { return cmd.Flags().Changed(name) }
+			if len(slices.DeleteFunc([]string{"at", "in", "every", "cron"}, func(name string) bool { return !given(name) })) > 1 {
+				return usage(cmd, "--at, --in, --every and --cron exclude each other: give one")
 			}
-			for _, name := range []string{"timeout", "ttl", "in", "every"} {
-				if d, err := flags.GetDuration(name); err == nil && flags.Changed(name) && d < time.Millisecond {
-					return usage(cmd, "--%s is %v: it is at least 1ms", name, d)
-				}
-			}
-			switch {
-			case timed > 1:
-				return usage(cmd, "--at, --in, --every and --cron exclude each other")
-			case flags.Changed("key") && o.Key == "":
-				return usage(cmd, "--key is empty")
-			case flags.Changed("cron") && o.Cron == "":
-				return usage(cmd, "--cron is empty")
-			case flags.Changed("catch-up") && !slices.Contains(codec.CatchUps(), o.CatchUp):
-				return usage(cmd, "--catch-up is %s: it is %s", o.CatchUp, strings.Join(codec.CatchUps(), ", "))
-			case flags.Changed("attempts") && o.Attempts < 1:
-				return usage(cmd, "--attempts is %d: it is at least 1", o.Attempts)
-			}
-			var err error
-			if o.At, err = parseTime(at); err != nil {
-				return usage(cmd, "--at %s: a time is 2026-01-02T15:04:05, here or with Z or +01:00 behind it elsewhere", at)
+			if given("attempts") && o.Attempts < 1 {
+				return usage(cmd, "--attempts is %d: give at least 1", o.Attempts)
 			}
 			return nil
 		},
@@ -113,11 +93,7 @@ func (a *app) taskSubmit() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if a.json {
-					a.printJSON(map[string]any{"id": task.ID()})
-				} else {
-					fmt.Fprintln(a.out, task.ID())
-				}
+				a.say(map[string]any{"id": task.ID()}, task.ID())
 				return nil
 			})
 		}),
@@ -125,24 +101,26 @@ func (a *app) taskSubmit() *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&id, "id", "", "name the task: the same id again is the same task (default a new one)")
-	flags.StringVar(&o.Key, "key", "", "the call's idempotency key: what has begun under it is never run again")
+	wordFlag(cmd, &o.Key, "key", "the call's idempotency `KEY`: what has begun under it is never run again")
 	flags.IntVar(&o.Attempts, "attempts", 0, "how often the tool may be run (default 3)")
 	flags.IntVar(&o.Priority, "priority", 0, "1, 0 or -1: of a session's tasks the higher ones run first")
-	flags.DurationVar(&o.TTL, "ttl", 0, "how long the result is kept, and how long it may take until there is one (default 24h)")
-	flags.DurationVar(&o.Timeout, "timeout", 0, "the time of each attempt (default what the tool declares)")
-	flags.StringVar(&at, "at", "", "when it starts, like 2026-01-02T15:04:05")
-	flags.DurationVar(&o.In, "in", 0, "in how long it starts")
-	flags.DurationVar(&o.Every, "every", 0, "submit one each time this long has passed, until the task is cancelled")
-	flags.StringVar(&o.Cron, "cron", "", "submit one at the times of a cron `line`, in UTC, until the task is cancelled")
-	flags.StringVar(&o.CatchUp, "catch-up", "", "what a schedule submits for times that were missed: `none`, one or all, of the last 100 (default one)")
+	durationFlag(cmd, &o.TTL, "ttl", time.Millisecond, "the `TIME` that the result is kept, and how long it may take until there is one (default 24h)")
+	durationFlag(cmd, &o.Timeout, "timeout", time.Millisecond, "the `TIME` of each attempt (default what the tool declares)")
+	flags.Func("at", "the `TIME` at which it starts, like 2026-01-02T15:04:05", func(text string) (err error) {
+		if o.At, err = parseTime(text); err != nil {
+			err = errors.New("want a time like 2026-01-02T15:04:05, here or with Z or +01:00 behind it elsewhere")
+		}
+		return err
+	})
+	durationFlag(cmd, &o.In, "in", time.Millisecond, "the `TIME` after which it starts")
+	durationFlag(cmd, &o.Every, "every", time.Millisecond, "submit one each time this `TIME` has passed, until the task is cancelled")
+	wordFlag(cmd, &o.Cron, "cron", "submit one at the times of a cron `line`, in UTC, until the task is cancelled")
+	wordFlag(cmd, &o.CatchUp, "catch-up", "what a schedule submits for times that were missed: `none`, one or all, of the last 100 (default one)", codec.CatchUps()...)
 	return cmd
 }
 
-// parseTime reads a time of here, or of where it says; none of an empty text.
+// parseTime reads a time of here, or of where it says.
 func parseTime(text string) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
 	at, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil {
 		at, err = time.ParseInLocation("2006-01-02T15:04:05", text, time.Local)
@@ -157,12 +135,6 @@ func (a *app) taskWait() *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use: "wait TASK", Short: "Wait for the end of a task, and print its result as mesh call does", Args: takes(1, 1, "a task"),
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Flags().Changed("timeout") && timeout < time.Millisecond {
-				return usage(cmd, "--timeout is %v: it is at least 1ms", timeout)
-			}
-			return nil
-		},
 		RunE: a.onMesh(func(ctx context.Context, l *link, args []string) error {
 			id := subjects.RPCID(args[0])
 			waiting := ctx
@@ -189,26 +161,16 @@ func (a *app) taskWait() *cobra.Command {
 			return nil
 		}),
 	}
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait; the task goes on (default until it ends)")
+	durationFlag(cmd, &timeout, "timeout", time.Millisecond, "the `TIME` to wait; the task goes on (default until it ends)")
 	return cmd
 }
 
 func (a *app) taskList() *cobra.Command {
-	var state string
-	var states []string
-	for _, s := range codec.TaskStates() {
-		states = append(states, string(s))
-	}
+	var state codec.TaskState
 	cmd := &cobra.Command{
 		Use: "ls", Short: "List the session's tasks", Args: nothing,
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if state != "" && !slices.Contains(states, state) {
-				return usage(cmd, "--state is %s: it is %s", state, strings.Join(states, ", "))
-			}
-			return nil
-		},
 		RunE: a.onMesh(func(ctx context.Context, l *link, _ []string) error {
-			all, err := l.client.Tasks(ctx, codec.TaskState(state))
+			all, err := l.client.Tasks(ctx, state)
 			if err != nil {
 				return err
 			}
@@ -221,12 +183,13 @@ func (a *app) taskList() *cobra.Command {
 			return nil
 		}),
 	}
-	cmd.Flags().StringVar(&state, "state", "", "only those that are `STATE`: "+strings.Join(states, ", "))
+	wordFlag(cmd, &state, "state", "only those that are `STATE`: "+join(codec.TaskStates(), ""), codec.TaskStates()...)
 	return cmd
 }
 
 func (a *app) taskRemove() *cobra.Command {
-	var state string
+	var state codec.TaskState
+	ended := slices.DeleteFunc(codec.TaskStates(), func(s codec.TaskState) bool { return !s.Ended() })
 	var older time.Duration
 	cmd := &cobra.Command{
 		Use: "rm [TASK]", Short: "Remove tasks that have ended", Args: takes(0, 1, "a task, or none for all that have ended"),
@@ -235,18 +198,12 @@ func (a *app) taskRemove() *cobra.Command {
 			if len(args) > 0 && (state != "" || older != 0) {
 				return usage(cmd, "a task and --state or --older: name one task, or say which")
 			}
-			if state != "" && !codec.TaskState(state).Ended() {
-				return usage(cmd, "--state is %s: it is %s, %s or %s", state, codec.TaskSucceeded, codec.TaskFailed, codec.TaskCancelled)
-			}
-			if older < 0 {
-				return usage(cmd, "--older is %v: it cannot be negative", older)
-			}
 			return nil
 		},
 		RunE: a.onMesh(func(ctx context.Context, l *link, args []string) error {
 			n, err := 0, error(nil)
 			if len(args) == 0 {
-				n, err = l.client.RemoveTasks(ctx, codec.TaskState(state), older)
+				n, err = l.client.RemoveTasks(ctx, state, older)
 			} else if ok, bad := l.client.Task(subjects.RPCID(args[0])).Remove(ctx); bad != nil {
 				err = bad
 			} else if ok {
@@ -259,8 +216,8 @@ func (a *app) taskRemove() *cobra.Command {
 			return nil
 		}),
 	}
-	cmd.Flags().StringVar(&state, "state", "", "only those that are `STATE`: succeeded, failed or cancelled")
-	cmd.Flags().DurationVar(&older, "older", 0, "only those that ended so long ago, or longer")
+	wordFlag(cmd, &state, "state", "only those that are `STATE`: "+join(ended, ""), ended...)
+	durationFlag(cmd, &older, "older", 0, "only those that ended this `TIME` ago, or longer")
 	return cmd
 }
 

@@ -75,7 +75,7 @@ func (a *app) tokens() noun[token] {
 }
 
 func (a *app) tokenCreate() *cobra.Command {
-	var tools, rate, expires string
+	var rate string
 	var readOnly bool
 	var globs subjects.Globs
 	var lasts time.Duration
@@ -89,21 +89,6 @@ With --tools or --read-only the NATS server itself lets the token call these too
 alone, and make neither batches nor tasks. Its rights are renewed every 5 minutes.`,
 		Example: "  mesh token create --session ann\n  mesh token create --session ann --tools 'weather.*,lab.bank.**' --read-only --rate 10/s --expires 30d --json",
 		Args:    nothing,
-		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if globs, err = subjects.ParseGlobs(tools); err == nil && cmd.Flags().Changed("tools") && len(globs) == 0 {
-				err = errors.New("it names no tool")
-			}
-			if err != nil {
-				return usage(cmd, "--tools %s: %s", tools, err.Error())
-			}
-			if _, err := registry.ParseRate(rate); err != nil {
-				return usage(cmd, "--rate: %s", err.Error())
-			}
-			if lasts, err = parseDays(expires); err != nil || expires != "" && lasts < time.Second {
-				return usage(cmd, "--expires is %q: write a time of at least 1s, such as 720h or 30d", expires)
-			}
-			return nil
-		},
 		RunE: runE(func(ctx context.Context, _ []string) error {
 			return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
 				r := registry.TokenRecord{Session: l.session, Tools: globs, ReadOnly: readOnly, Rate: rate, Created: l.bus.Time().Now.UTC()}
@@ -133,10 +118,19 @@ alone, and make neither batches nor tasks. Its rights are renewed every 5 minute
 			})
 		}),
 	}
-	cmd.Flags().StringVar(&tools, "tools", "", "let it call these tools alone: `GLOB,…`, where * stands for any text without a dot and ** for any")
+	cmd.Flags().Func("tools", "let it call these tools alone: `GLOB,…`, where * stands for any text without a dot and ** for any", func(text string) (err error) {
+		if globs, err = subjects.ParseGlobs(text); err == nil && len(globs) == 0 {
+			err = errors.New("it names no tool")
+		}
+		return err
+	})
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "let it call tools alone that declare read_only")
-	cmd.Flags().StringVar(&rate, "rate", "", "have gateways take so many calls with it: `N/s`, N/m or N/h (default any number)")
-	cmd.Flags().StringVar(&expires, "expires", "", "end it after this `TIME`, such as 720h or 30d (default never)")
+	cmd.Flags().Func("rate", "have gateways take so many calls with it: `N/s`, N/m or N/h (default any number)", func(text string) error {
+		rate = text
+		_, err := registry.ParseRate(text)
+		return err
+	})
+	durationFlag(cmd, &lasts, "expires", time.Second, "end it after this `TIME`, such as 720h or 30d (default never)")
 	cmd.Flags().SortFlags = false
 	return cmd
 }
@@ -169,18 +163,6 @@ func (a *app) makeToken(ctx context.Context, l *link, r *registry.TokenRecord) (
 		return "", errors.Join(err, records.DeleteToken(ctx, r.Session, r.ID))
 	}
 	return string(text), nil
-}
-
-// parseDays reads a time of Go or a number of days; 0 for an empty text.
-func parseDays(text string) (time.Duration, error) {
-	if days, ok := strings.CutSuffix(text, "d"); ok {
-		n, err := strconv.ParseUint(days, 10, 15)
-		return time.Duration(n) * 24 * time.Hour, err //nolint:gosec // it has 15 bits
-	}
-	if text == "" {
-		return 0, nil
-	}
-	return time.ParseDuration(text)
 }
 
 func (a *app) tokenRevoke() *cobra.Command {

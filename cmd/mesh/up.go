@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math"
 	"net"
@@ -36,8 +35,6 @@ type upFlags struct {
 	detach     bool
 	natsListen string
 	open       bool // without keys
-	unrecorded bool // the state folder does not learn of it
-	attached   bool // ends when stdin does
 }
 
 const defaultListen = "127.0.0.1:4222"
@@ -72,15 +69,11 @@ nothing else. mesh node invite prints how another machine joins.`,
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background; returns when calls can be served")
 	flags.StringVar(&f.natsListen, "nats-listen", defaultListen, "`HOST:PORT` of the NATS server; port 0 takes a free one")
 	flags.BoolVar(&f.open, "open", false, "without keys: any program that reaches the server may do everything")
-	flags.DurationVar(&f.idle, "idle", 0, "stop when nobody has been connected for so long (default never)")
+	flags.DurationVar(&f.idle, "idle", 0, "stop after this time without a connected client (default never)")
 	settings.Bind(flags, &a.set.Node)
 	settings.Bind(flags, &a.set.Policy)
 	settings.Bind(flags, &a.set.Store)
 	settings.Bind(flags, &a.set.Gateway)
-	flags.BoolVar(&f.unrecorded, "unrecorded", false, "")
-	flags.BoolVar(&f.attached, "attached", false, "")
-	_ = flags.MarkHidden("unrecorded")
-	_ = flags.MarkHidden("attached")
 	return cmd
 }
 
@@ -109,18 +102,13 @@ type machine struct {
 	// gateway is where HTTP and MCP clients find it; empty for nowhere.
 	gateway string
 	done    <-chan struct{}
-	lost    func() error // why it is done, if that was nobody's order
+	lost    func() error // why it is done, if no drain was ordered
 	// clients is how many clients the NATS server has.
 	clients func() int
 }
 
 // up runs a mesh until it is told to stop.
 func (a *app) up(ctx context.Context, f upFlags) error {
-	if f.attached {
-		var release func()
-		ctx, release = untilEOF(ctx, a.in)
-		defer release()
-	}
 	// A person at a terminal wants the ready line and what goes wrong; a log file
 	// wants to tell what happened.
 	level := slog.LevelInfo
@@ -145,7 +133,7 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 		case <-ctx.Done():
 			m.log.Info("stopping: signalled")
 		case <-unused:
-			m.log.Info("stopping: nobody is connected", slog.Duration("for", f.idle))
+			m.log.Info("stopping: no client is connected", slog.Duration("for", f.idle))
 		case <-m.done:
 			if err = m.lost(); err == nil {
 				m.log.Info("stopping: drained")
@@ -162,7 +150,7 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 	return err
 }
 
-// unused is closed when nobody but this process has been connected for so long, never
+// unused is closed when no client but this process has been connected for so long, never
 // for 0, unless release is called before.
 func (m *machine) unused(idle time.Duration) (closed <-chan struct{}, release func()) {
 	if idle == 0 {
@@ -280,7 +268,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		URL: served.URL(), PID: os.Getpid(), Process: connect.ProcessID(os.Getpid()),
 		DataDir: dir, Listen: f.natsListen, Keys: !f.open, Started: time.Now().UTC(),
 	}
-	return m.tell(f.unrecorded)
+	return m.tell()
 }
 
 // roomFor is what the broker's streams may take in memory and in files: the
@@ -313,16 +301,13 @@ func (m *machine) stop(ctx context.Context) error {
 
 // tell writes where the mesh is: into the data folder, and for commands without
 // --server into the state folder.
-func (m *machine) tell(unrecorded bool) error {
+func (m *machine) tell() error {
 	path := filepath.Join(m.record.DataDir, upFile)
 	before, _, _ := connect.ReadRecord(path) // of a process that was killed
 	if err := m.record.Write(path); err != nil {
 		return err
 	}
 	m.ends = append(m.ends, func(context.Context) error { _ = os.Remove(path); return nil })
-	if unrecorded {
-		return nil
-	}
 	if err := connect.StateOf(m.a.env).Write(m.record, before); err != nil {
 		m.log.Warn("other commands need --server", slog.String("server", m.record.URL), slog.String("error", err.Error()))
 	}
@@ -372,15 +357,4 @@ func brokerError(listen string, err error) error {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the NATS server cannot listen on %s, choose another address with --nats-listen: %w", listen, err)
 	}
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the NATS server does not start: %w", err)
-}
-
-// untilEOF returns a context that also ends when r does: the process that holds
-// the other end is gone.
-func untilEOF(ctx context.Context, r io.Reader) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() { // ends with r, which nobody else reads, or with the process
-		_, _ = io.Copy(io.Discard, r)
-		cancel(process.ErrInterrupted)
-	}()
-	return ctx, func() { cancel(nil) }
 }

@@ -16,11 +16,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Annotations: map[string]string{needsNothing: "yes"},
 		RunE: runE(func(context.Context, []string) error {
 			b := process.ThisBuild(version, commit)
-			if a.json {
-				a.printJSON(b)
-				return nil
-			}
-			fmt.Fprintf(a.out, "mesh %s (commit %s, protocol %d, nats-server %s)\n", b.Version, b.Commit, b.Proto, b.NATSServer)
+			a.say(b, fmt.Sprintf("mesh %s (commit %s, protocol %d, nats-server %s)", b.Version, b.Commit, b.Proto, b.NATSServer))
 			return nil
 		}),
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -255,15 +256,7 @@ func (b *Bridge) describe(ctx context.Context, session subjects.SessionID, id su
 	if own := b.own(session, id); own != nil {
 		return own, nil
 	}
-	raw, err := b.client.In(session).Describe(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	var d registry.DescribeAnswer
-	if err := json.Unmarshal(raw, &d); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the description of tool %q cannot be read: %w", id, err)
-	}
-	return d.Descriptor, nil
+	return inventory.Describe(ctx, b.client.In(session), id)
 }
 
 // own is the declaration of a tool of the program's; nil where it offers none of that id.

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/inventory"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -235,45 +235,21 @@ func (b *Bridge) remove(ctx context.Context, session subjects.SessionID, at plac
 	return newBridged(session, removed), err
 }
 
-// describeAtOnce is how many tools are asked for at once.
-const describeAtOnce = 16
-
 // list is the tools that a session can call.
 func (b *Bridge) list(ctx context.Context, session subjects.SessionID) (*bridged, error) {
-	listed, err := b.client.In(session).List(ctx)
+	c, r := b.client.In(session), newBridged(session, nil)
+	listed, err := c.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	found := make([]*declaration, len(listed))
-	var asking errgroup.Group
-	asking.SetLimit(describeAtOnce)
-	for i, t := range listed {
-		if t.State != registry.ToolServing {
-			continue
+	serving := slices.DeleteFunc(listed, func(t registry.ListedTool) bool { return t.State != registry.ToolServing })
+	err = inventory.Described(ctx, c, serving, func(_ registry.ListedTool, raw json.RawMessage) {
+		if d, bad := inventory.DescriptorOf(raw); bad == nil {
+			r.Tools, r.ToolNames = append(r.Tools, *declared(d)), append(r.ToolNames, string(d.ID))
 		}
-		asking.Go(func() error {
-			d, err := b.describe(ctx, session, t.ID)
-			switch {
-			case toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound: // gone meanwhile
-			case err != nil:
-				return err
-			default:
-				found[i] = declared(d)
-			}
-			return nil
-		})
-	}
-	if err := asking.Wait(); err != nil {
-		return nil, err
-	}
-	r := newBridged(session, nil)
-	for _, d := range found {
-		if d != nil {
-			r.Tools, r.ToolNames = append(r.Tools, *d), append(r.ToolNames, d.ToolID)
-		}
-	}
+	})
 	r.ToolCount = len(r.Tools)
-	return r, nil
+	return r, err
 }
 
 // declared is a tool of the mesh as the program reads it.

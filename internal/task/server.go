@@ -127,7 +127,7 @@ func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec
 // gone is the error for a task that does not exist.
 func gone(err error, session subjects.SessionID, id subjects.RPCID) error {
 	if errors.Is(err, errGone) {
-		return toolmesh.Errorf(toolmesh.CodeNotFound, "session %q has no task %q: it never had, or its ttl is over", session, id).WithStarted(toolmesh.StartedNo)
+		return toolmesh.Errorf(toolmesh.CodeNotFound, "session %q has no task %q: it was not submitted there, or its ttl is over", session, id).WithStarted(toolmesh.StartedNo)
 	}
 	return err
 }

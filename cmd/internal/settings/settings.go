@@ -67,14 +67,14 @@ type Node struct {
 }
 
 // Store says how the mesh's streams and buckets are made where they are missing.
-// None of it has a default here: what nobody set leaves what is there alone,
+// None of it has a default here: a setting that is not set leaves an existing stream alone,
 // which a process that joins a mesh must (decision 010).
 type Store struct {
 	Replicas      Copies  `split_words:"true" flag:"replicas" arg:"N" help:"copies of the mesh's streams, 1 to 5 (default as the cluster allows, up to 3)"`
 	ChunksStorage Storage `split_words:"true" flag:"chunks-storage" arg:"KIND" help:"file or memory: where the chunks of streams are kept (default file, or as the mesh has it)"`
 	ChunksMax     Room    `split_words:"true" flag:"chunks-max" arg:"SIZE" help:"bytes of chunks that the mesh keeps, 1MB to 1000TB (default 1GB, or as the mesh has it)"`
 	PayloadsMax   Room    `split_words:"true" flag:"payloads-max" arg:"SIZE" help:"bytes of values too large for a message that the mesh holds at once, 1MB to 1000TB (default 2GB, or as the mesh has it)"`
-	Audit         bool    `split_words:"true" flag:"audit" help:"keep in the stream MESH_AUDIT which calls ended, by whom and how: mesh audit lists them"`
+	Audit         bool    `split_words:"true" flag:"audit" help:"keep in the stream MESH_AUDIT the calls that ended, with their callers and outcomes: mesh audit lists them"`
 }
 
 // Auth says whether a process lets in the keys of sessions at a NATS server that
@@ -97,7 +97,7 @@ type Gateway struct {
 	GatewayListen   GatewayAddress `split_words:"true" flag:"gateway-listen" arg:"HOST:PORT" help:"serve the HTTP and MCP gateway there, or off; port 0 takes a free one (default of mesh up 127.0.0.1:8420, or a free port where that is taken; of mesh-router none)"`
 	GatewayTLS      CertAndKey     `envconfig:"GATEWAY_TLS" flag:"gateway-tls" arg:"CERT,KEY" help:"files of the certificate and the key that the gateway speaks TLS with (default it speaks none, on this machine's own addresses only)"`
 	MCPResultMax    Count          `envconfig:"MCP_RESULT_MAX" default:"25000" flag:"mcp-result-max" arg:"N" help:"characters of a result that an MCP client gets; of a longer one it gets the beginning and a link to all of it"`
-	GatewayInsecure bool           `split_words:"true" flag:"gateway-insecure" help:"let the gateway listen without TLS on an address that other machines reach: something in front of it speaks TLS"`
+	GatewayInsecure bool           `split_words:"true" flag:"gateway-insecure" help:"let the gateway listen without TLS on an address that other machines reach, because a proxy in front of it speaks TLS"`
 	CORSOrigin      string         `envconfig:"CORS_ORIGIN" flag:"cors-origin" arg:"ORIGIN,…" help:"origins whose web pages may use the gateway (default none)"`
 }
 
