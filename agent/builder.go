@@ -215,7 +215,7 @@ func policiesOf(b deploy.Build) (vars map[string]string, policies map[string]exe
 	policies = make(map[string]executor.Policy, len(b.Manifest.Tools))
 	for _, name := range b.Manifest.Tools {
 		a := b.Manifest.AnnotationsOf(name)
-		p := executor.Policy{Isolation: a.Isolation, Affinity: a.Affinity, Sandbox: a.Sandbox, Limits: a.Limits, Vars: varsOf(b, name)}
+		p := executor.Policy{Isolation: a.Isolation, Sandbox: a.Sandbox, Limits: a.Limits, Vars: varsOf(b, name)}
 		if function := b.Manifest.Function(name); function != "" {
 			policies[function] = p // the executor knows tools by their functions
 		}

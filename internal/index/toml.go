@@ -532,7 +532,6 @@ func (r *reader) declared(s *section, d *declared) {
 	parsed(s, "results", "a check", tool.ParseResultCheck, &d.Results)
 	parsed(s, "lane_scope", "a scope", tool.ParseLaneScope, &d.LaneScope)
 	parsed(s, "isolation", "an isolation", tool.ParseIsolation, &d.Isolation)
-	parsed(s, "affinity", "an affinity", tool.ParseAffinity, &d.Affinity)
 	parsed(s, "sandbox", "a level", tool.ParseSandbox, &d.Sandbox)
 	r.resourceKey(s, &d.ResourceKey)
 	if take(s, "limits", `a table: limits = { memory = "200MB" }`, &table) {
