@@ -290,7 +290,8 @@ func (l *Limits) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-func (l Limits) check() error {
+// Check returns the fault of limits, nil without one.
+func (l Limits) Check() error {
 	if l.CPUTime < 0 || l.Memory < 0 || l.Pids < 0 || l.OpenFiles < 0 || l.TempFiles < 0 || l.Output < 0 {
 		return fmt.Errorf("limits must not be negative")
 	}
@@ -389,7 +390,7 @@ func (a Annotations) check() error {
 			return fmt.Errorf("%s must not be negative", key)
 		}
 	}
-	return a.Limits.check()
+	return a.Limits.Check()
 }
 
 // optional is [oneOf] for a value that may be absent.
