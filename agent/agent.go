@@ -170,7 +170,7 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{opts: o, dir: dir, log: o.Logger, member: m, done: make(chan struct{})}
-	a.instances.open, a.published.by = map[*instance]struct{}{}, map[place]*instance{}
+	a.instances.open, a.published.by = map[*instance]struct{}{}, map[key]*instance{}
 	a.noticed = make(chan struct{}, 1)
 	a.base, a.end = context.WithCancel(context.Background())
 	return a, nil

@@ -292,10 +292,10 @@ func (w *builder) PublishFailed(ctx context.Context, b deploy.Build, reason stri
 	s := host.Service{
 		Index: b.Name, Session: b.Session, Revision: b.Revision, Unavailable: unserved(b, all, nil),
 	}
-	return w.a.published.instead(place{b.Name, b.Session}, func() error { return w.a.member.Host.Publish(ctx, s) })
+	return w.a.published.instead(key{b.Name, b.Session}, func() error { return w.a.member.Host.Publish(ctx, s) })
 }
 
 // Withdraw implements [deploy.Server].
 func (w *builder) Withdraw(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
-	return w.a.published.instead(place{name, session}, func() error { return w.a.member.Host.Withdraw(ctx, name, session) })
+	return w.a.published.instead(key{name, session}, func() error { return w.a.member.Host.Withdraw(ctx, name, session) })
 }

@@ -24,7 +24,7 @@ type term struct {
 	k       *Keeper
 	changed chan struct{} // of capacity 1: the record is to be written
 	wake    chan struct{} // of capacity 1: work has ended
-	places  chan struct{} // a place for each index that is worked on
+	slots   chan struct{} // one for each index that is worked on
 	wg      sync.WaitGroup
 
 	mu    sync.Mutex
@@ -48,7 +48,7 @@ type work struct {
 
 func newTerm(k *Keeper) *term {
 	return &term{
-		k: k, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), places: make(chan struct{}, atOnce),
+		k: k, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), slots: make(chan struct{}, atOnce),
 		works: make(map[subjects.IndexName]*work),
 	}
 }
@@ -170,12 +170,12 @@ func (t *term) begin(ctx context.Context, name subjects.IndexName, w *work, do f
 	w.busy, w.done = true, false
 	t.wg.Go(func() {
 		select {
-		case t.places <- struct{}{}:
+		case t.slots <- struct{}{}:
 		case <-ctx.Done():
 			return
 		}
 		err := do(ctx)
-		<-t.places
+		<-t.slots
 		if ctx.Err() != nil {
 			return
 		}
