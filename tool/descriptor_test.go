@@ -172,15 +172,14 @@ func TestDescriptorCheck(t *testing.T) {
 		"it is a list of capabilities": func(d *tool.Descriptor) {
 			d.Metadata = json.RawMessage(`{"mcp":{"_meta":{"toolmesh/requires":"sampling"}}}`)
 		},
-		`"town" is not in the input schema`:    func(d *tool.Descriptor) { d.Positional = []string{"town"} },
-		"{town}":                               func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"a{town}b"} },
-		"unbalanced":                           func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"{town"} },
-		"strict-queue, strict-fail-fast, hint": func(d *tool.Descriptor) { d.Annotations.Affinity = "loose" },
-		"warm, session, fork, fresh":           func(d *tool.Descriptor) { d.Annotations.Isolation = "cold" },
-		"none, guard, strict, offline":         func(d *tool.Descriptor) { d.Annotations.Sandbox = "jail" },
-		"batch, session, node, mesh":           func(d *tool.Descriptor) { d.Annotations.LaneScope = "wide" },
-		"timeout must not be negative":         func(d *tool.Descriptor) { d.Annotations.Timeout = -1 },
-		"import, static, go":                   func(d *tool.Descriptor) { d.Source = "magic" },
+		`"town" is not in the input schema`: func(d *tool.Descriptor) { d.Positional = []string{"town"} },
+		"{town}":                            func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"a{town}b"} },
+		"unbalanced":                        func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"{town"} },
+		"warm, session, fork, fresh":        func(d *tool.Descriptor) { d.Annotations.Isolation = "cold" },
+		"none, guard, strict, offline":      func(d *tool.Descriptor) { d.Annotations.Sandbox = "jail" },
+		"batch, session, node, mesh":        func(d *tool.Descriptor) { d.Annotations.LaneScope = "wide" },
+		"timeout must not be negative":      func(d *tool.Descriptor) { d.Annotations.Timeout = -1 },
+		"import, static, go":                func(d *tool.Descriptor) { d.Source = "magic" },
 	} {
 		d := forecast()
 		change(d)
