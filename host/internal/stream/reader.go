@@ -326,7 +326,7 @@ func (r *Readers) others(all []*Reader) []*Reader {
 // Deserted reports whether the last keepalive to each caller met nobody. A call that has
 // waited is not to begin then.
 func (r *Readers) Deserted() bool {
-	return deserted(r.others([]*Reader{r.first}), (*bus.Probe).Nobody)
+	return deserted([]*Reader{r.first}, (*bus.Probe).Nobody) && deserted(r.others(nil), (*bus.Probe).Nobody)
 }
 
 // deserted reports whether all callers of a unary call are gone. One that asked for no
