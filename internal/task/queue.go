@@ -132,7 +132,7 @@ func (s *Service) enqueue(ctx context.Context, t *stored) error {
 	if err != nil {
 		return err
 	}
-	subject, err := subjects.Task(priority, strconv.Itoa(level), t.session, t.ID)
+	subject, err := subjects.Subject{Kind: subjects.KindTask, Verb: priority, Level: strconv.Itoa(level), Session: t.session, RPC: t.ID}.Build()
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}

@@ -210,7 +210,7 @@ func (o outbox) send() {
 // publish sends a request to the owner of a domain. session is that of the subject: any one for
 // the lanes of the mesh.
 func (k *Lanes) publish(to subjects.NodeID, session subjects.SessionID, reply string, req *codec.LaneRequest) {
-	subject, err := subjects.NodeLane(to, session)
+	subject, err := subjects.Subject{Kind: subjects.KindLane, Node: to, Session: session}.Build()
 	if err != nil {
 		return // an invalid record: the missing answer is noticed
 	}
