@@ -55,3 +55,22 @@ def test_what_was_closed_before_the_first_call_stays_closed():
     out, err = after(change)
     assert out == "11 1"
     assert "Bad file descriptor" in err
+
+
+def test_equal_copies_are_put_back():
+    """What is equal is not the same: others hold the list, the variables and the functions that were there."""
+    for change in ("sys.path = list(sys.path)", "os.environ = dict(os.environ)", "sys.modules = dict(sys.modules)",
+                   "import builtins; builtins.print = lambda *_: None", "import json; json.loads = lambda *_: None",
+                   "import warnings; warnings.filters = list(warnings.filters)", "sys.stdin = open(os.devnull)",
+                   "import json; json.JSONEncoder.default = None", "import threading; threading.excepthook = print"):
+        holder, _, name = change.rpartition("; ")[2].partition(" =")[0].rpartition(".")
+        program = f"""
+import builtins, json, threading, warnings
+before, was = {holder}.{name}, taken._same()
+{change}
+changed = not taken._same()
+os._exit(0 if was and changed and taken.mend() and {holder}.{name} is before else 9)
+"""
+        done = subprocess.run([sys.executable, "-c", PROGRAM.format(change=program)], stdin=subprocess.DEVNULL,
+                              capture_output=True, env={"PYTHONPATH": ":".join(sys.path)}, timeout=15, check=False)
+        assert done.returncode == 0, (change, done.stderr.decode())
