@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -191,37 +192,22 @@ func (r *adminReply) repeat() (stop func()) {
 }
 
 func (r *adminReply) line(v any) {
-	send := func() error {
-		data, err := json.Marshal(v)
-		if err == nil {
-			err = r.send(nil, data)
-		}
-		return err
+	data, err := json.Marshal(v)
+	if err == nil {
+		err = r.send(nil, data)
 	}
-	err := send()
 	if l, ok := v.(deploy.Line); ok && errors.Is(err, nats.ErrMaxPayload) {
 		if first, rest, ok := l.Split(); ok {
 			r.line(first)
 			r.line(rest)
 			return
 		}
-		err = untilItFits(func(items int) error {
-			v = l.Shorten(items)
-			return send()
-		})
 	}
 	r.sent(err)
 }
 
-// untilItFits sends a shortened answer: with 1000 items of each list, or with fewer.
-func untilItFits(send func(items int) error) (err error) {
-	for items := 1000; items > 0; items /= 2 {
-		if err = send(items); !errors.Is(err, nats.ErrMaxPayload) {
-			break
-		}
-	}
-	return err
-}
+// shortMessage bounds the message of an error that no message of the broker carries whole, in bytes.
+const shortMessage = 4 << 10
 
 func (r *adminReply) fail(err error) {
 	e := toolmesh.AsError(err)
@@ -231,12 +217,16 @@ func (r *adminReply) fail(err error) {
 	if e.Code == toolmesh.CodeInvalidRequest && e.Started == toolmesh.StartedUnknown {
 		e = e.WithStarted(toolmesh.StartedNo) // it was found before anything began
 	}
-	send := func(e *toolmesh.Error) error {
+	send := func() error {
 		header, body := codec.ErrorReply(e)
 		return r.send(nats.Header(header), body)
 	}
-	if err = send(e); errors.Is(err, nats.ErrMaxPayload) {
-		err = untilItFits(func(items int) error { return send(deploy.ShortenError(e, items)) })
+	if err = send(); errors.Is(err, nats.ErrMaxPayload) {
+		short := *e
+		short.Message = strings.ToValidUTF8(e.Message[:min(len(e.Message), shortMessage)], "")
+		short.Stacktrace, short.Details = "", map[string]any{"reason": e.Details["reason"]}
+		e = &short
+		err = send()
 	}
 	r.sent(err)
 	r.end()

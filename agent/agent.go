@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"sync"
@@ -88,6 +89,30 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// check returns the fault of options, nil without one. [Agent.Start] checks what depends on the machine.
+func (o *Options) check() error {
+	if _, err := tool.ParseSandbox(o.Sandbox); err != nil {
+		return fmt.Errorf("Sandbox: %w", err)
+	}
+	if _, err := subjects.EncodeToken(string(o.Node)); err != nil {
+		return fmt.Errorf("Node: %w", err)
+	}
+	for name, limits := range map[string]tool.Limits{"Limits": o.Limits, "MaxLimits": o.MaxLimits} {
+		if err := limits.Check(); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	for name, n := range map[string]int64{
+		"Slots": int64(o.Slots), "MaxTimeout": int64(o.MaxTimeout), "PayloadMax": o.PayloadMax, "StreamQuota": o.StreamQuota,
+		"CacheBytes": o.CacheBytes, "CacheEntries": int64(o.CacheEntries), "EnvironmentAge": int64(o.EnvironmentAge),
+	} {
+		if n < 0 {
+			return fmt.Errorf("%s is %d: it must not be negative", name, n)
+		}
+	}
+	return nil
+}
+
 // Agent is one machine of the mesh: a member of it with an executor and installs. Its
 // methods may be called concurrently.
 type Agent struct {
@@ -128,8 +153,8 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 	o.Sandbox = cmp.Or(o.Sandbox, string(tool.SandboxGuard))
 	o.Node = cmp.Or(o.Node, subjects.NodeID("agent-"+uuid.NewString()[:8]))
 	o.EnvironmentAge = cmp.Or(o.EnvironmentAge, environmentAge)
-	if _, err := tool.ParseSandbox(o.Sandbox); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "agent.Options.Sandbox: %w", err)
+	if err := o.check(); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "agent.Options.%w", err)
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -145,7 +170,7 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{opts: o, dir: dir, log: o.Logger, member: m, done: make(chan struct{})}
-	a.instances.open, a.published.by = map[*instance]struct{}{}, map[place]*instance{}
+	a.instances.open, a.published.by = map[*instance]struct{}{}, map[key]*instance{}
 	a.noticed = make(chan struct{}, 1)
 	a.base, a.end = context.WithCancel(context.Background())
 	return a, nil

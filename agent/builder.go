@@ -215,7 +215,7 @@ func policiesOf(b deploy.Build) (vars map[string]string, policies map[string]exe
 	policies = make(map[string]executor.Policy, len(b.Manifest.Tools))
 	for _, name := range b.Manifest.Tools {
 		a := b.Manifest.AnnotationsOf(name)
-		p := executor.Policy{Isolation: a.Isolation, Affinity: a.Affinity, Sandbox: a.Sandbox, Limits: a.Limits, Vars: varsOf(b, name)}
+		p := executor.Policy{Isolation: a.Isolation, Sandbox: a.Sandbox, Limits: a.Limits, Vars: varsOf(b, name)}
 		if function := b.Manifest.Function(name); function != "" {
 			policies[function] = p // the executor knows tools by their functions
 		}
@@ -292,10 +292,10 @@ func (w *builder) PublishFailed(ctx context.Context, b deploy.Build, reason stri
 	s := host.Service{
 		Index: b.Name, Session: b.Session, Revision: b.Revision, Unavailable: unserved(b, all, nil),
 	}
-	return w.a.published.instead(place{b.Name, b.Session}, func() error { return w.a.member.Host.Publish(ctx, s) })
+	return w.a.published.instead(key{b.Name, b.Session}, func() error { return w.a.member.Host.Publish(ctx, s) })
 }
 
 // Withdraw implements [deploy.Server].
 func (w *builder) Withdraw(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
-	return w.a.published.instead(place{name, session}, func() error { return w.a.member.Host.Withdraw(ctx, name, session) })
+	return w.a.published.instead(key{name, session}, func() error { return w.a.member.Host.Withdraw(ctx, name, session) })
 }

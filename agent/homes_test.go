@@ -31,7 +31,6 @@ def wait(path: str) -> str:
     with open(path) as gate:
         gate.read()
     return "done"
-fast = wait
 def items(key: str):
     yield kept[key]
     yield kept[key]
@@ -48,7 +47,7 @@ def many(key: str, size: int) -> int:
 
 const keepingIndex = `
 [index]
-tools = ["t.put", "t.get", "t.loose", "t.items", "t.rest", "t.pid", "t.through", "t.wait", "t.fast", "t.many"]
+tools = ["t.put", "t.get", "t.loose", "t.items", "t.rest", "t.pid", "t.through", "t.wait", "t.many"]
 isolation = "session"
 
 [tool."t.through"]
@@ -56,9 +55,6 @@ isolation = "warm"
 
 [tool."t.loose"]
 isolation = "warm"
-
-[tool."t.fast"]
-affinity = "strict-fail-fast"
 `
 
 // keepers are agents that all serve an index whose tools keep things in their globals.
@@ -98,7 +94,7 @@ func (k *keepers) served(t *testing.T, nodes ...subjects.NodeID) {
 				return false
 			}
 		}
-		return err == nil && len(all) == 10
+		return err == nil && len(all) == 9
 	})
 }
 

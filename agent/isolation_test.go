@@ -33,7 +33,6 @@ def wait(path: str) -> int:
     with open(path) as gate:
         gate.read()
     return warm()
-waitless = unsure = wait
 def die() -> None:
     os._exit(3)
 def warm() -> int:
@@ -51,7 +50,7 @@ plain = token
 
 const countingIndex = `
 [index]
-tools = ["t.warm", "t.kept", "t.hold", "t.wait", "t.waitless", "t.unsure", "t.die", "t.apart", "t.each", "t.token", "t.plain"]
+tools = ["t.warm", "t.kept", "t.hold", "t.wait", "t.die", "t.apart", "t.each", "t.token", "t.plain"]
 
 [[index.env]]
 name = "SHARED"
@@ -68,14 +67,6 @@ isolation = "session"
 
 [tool."t.wait"]
 isolation = "session"
-
-[tool."t.waitless"]
-isolation = "session"
-affinity = "strict-fail-fast"
-
-[tool."t.unsure"]
-isolation = "session"
-affinity = "hint"
 
 [tool."t.apart"]
 isolation = "fork"
@@ -308,8 +299,7 @@ func TestAQuarantineIsInTheRegistry(t *testing.T) {
 	}
 }
 
-// What an index declares of its sessions' workers holds on the wire.
-func TestDeclaredAffinityHolds(t *testing.T) {
+func TestCallsOfASessionWaitForItsWorkerOnTheWire(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	start(t, s, "one")
@@ -350,23 +340,7 @@ func TestDeclaredAffinityHolds(t *testing.T) {
 		}
 	}
 
-	gate, first := begin("waitless")
-	_, err := c.In("s").Call(t.Context(), "iso.t.waitless", map[string]any{"path": os.DevNull})
-	if e := toolmesh.AsError(err); e.Code != toolmesh.CodeBusy || e.Details["reason"] != "worker_busy" || e.Started != toolmesh.StartedNo {
-		t.Errorf("strict-fail-fast, and the worker is busy: got %v", err)
-	}
-	if r, err := c.In("other").Call(t.Context(), "iso.t.waitless", map[string]any{"path": os.DevNull}); err != nil || string(r.Value) != "1" {
-		t.Errorf("strict-fail-fast, another session: got %v, %v", r, err)
-	}
-	open(gate, first, "1")
-
-	gate, first = begin("unsure")
-	if r, err := c.In("s").Call(t.Context(), "iso.t.unsure", map[string]any{"path": os.DevNull}); err != nil || string(r.Value) != "1" {
-		t.Errorf("hint, and the worker is busy: got %v, %v, want another worker", r, err)
-	}
-	open(gate, first, "1")
-
-	gate, first = begin("wait")
+	gate, first := begin("wait")
 	second := make(chan outcome, 1)
 	go func() {
 		r, err := c.In("s").Call(t.Context(), "iso.t.wait", map[string]any{"path": os.DevNull})
@@ -378,6 +352,6 @@ func TestDeclaredAffinityHolds(t *testing.T) {
 	}()
 	open(gate, first, "1")
 	if got := <-second; got.err != nil || got.value != "2" {
-		t.Errorf("strict-queue, and the worker was busy: got %v, want that worker's 2", got)
+		t.Errorf("the worker was busy: got %v, want that worker's 2", got)
 	}
 }

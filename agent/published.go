@@ -11,19 +11,19 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// place is where an index is served: for all sessions, or for one.
-type place struct {
+// key is where an index is served: for all sessions, or for one.
+type key struct {
 	index   subjects.IndexName
 	session subjects.SessionID
 }
 
-func (i *instance) place() place { return place{i.build.Name, i.build.Session} }
+func (i *instance) key() key { return key{i.build.Name, i.build.Session} }
 
 // published are the instances that the host serves now. A tool's notice may change while another
 // revision takes its place: only a served instance may be published again.
 type published struct {
 	mu sync.Mutex
-	by map[place]*instance
+	by map[key]*instance
 }
 
 // publish makes i what is served in its place.
@@ -33,12 +33,12 @@ func (p *published) publish(ctx context.Context, h *host.Host, i *instance) erro
 	if err := h.Publish(ctx, i.service()); err != nil {
 		return err
 	}
-	p.by[i.place()] = i
+	p.by[i.key()] = i
 	return nil
 }
 
 // instead calls do, which puts something else in a place.
-func (p *published) instead(at place, do func() error) error {
+func (p *published) instead(at key, do func() error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.by, at)

@@ -47,7 +47,7 @@ func shapes(t *testing.T) []shape {
 			files: map[string]string{
 				"tools.toml": declaredEnv,
 				"t.py": "import json, os, pathlib\nPLACES = json.loads(os.environ['PLACES'])\nHOME = pathlib.Path(os.environ['HOME_DIR'])\n\n" +
-					"def f(place: str) -> list[str]:\n    return PLACES[place] + [str(HOME / place)]\n",
+					"def f(place: str) -> list[str]:\n    return PLACES[key] + [str(HOME / place)]\n",
 			},
 			calls: []shapeCall{{tool: "t.f", args: `{"place":"home"}`, want: `["Oslo","/tmp/home"]`}, {tool: "t.f", args: `{"place":"x"}`, code: toolmesh.CodeToolError, kind: "KeyError"}},
 		},

@@ -53,7 +53,7 @@ func (a *attempt) Subject(n *bus.Peer) (subject string, err error) {
 	case a.batch && n != nil:
 		subject, err = subjects.NodeBatch(n.ID, a.s.session)
 	case a.batch:
-		subject, err = subjects.Batch(a.s.session)
+		subject, err = subjects.Subject{Kind: subjects.KindBatch, Session: a.s.session}.Build()
 	case n != nil:
 		subject, err = subjects.NodeTool(n.ID, a.s.session, a.id)
 	default:
@@ -158,8 +158,8 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the node's answer is neither a result nor an error").WithOrigin(toolmesh.OriginMesh)
 }
 
-// ErrLeft, as the cause of a context's end, has the caller go without cancelling the call:
-// somebody else waits for it, under its idempotency key.
+// ErrLeft, as the cause of a context's end, lets the caller leave without cancelling the call:
+// another caller waits for it, under its idempotency key.
 var ErrLeft = toolmesh.Errorf(toolmesh.CodeUnavailable, "the caller has left the call to another one")
 
 // abandon cancels a call whose context ended, unless it is to go on.

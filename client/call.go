@@ -18,20 +18,20 @@ type Result struct {
 	Node     subjects.NodeID
 	Boot     subjects.BootID // the node's start
 	Revision string          // of the tool's index
-	// Cache is where the value is from, of a tool that declares a cache_ttl: "hit" if it
-	// was made for another call, "miss" or, with [NoCache], "bypass" if the tool ran.
+	// Cache is the origin of the value of a tool that declares a cache_ttl: "hit" if another call
+	// made it, "miss" or, with [NoCache], "bypass" if the tool ran.
 	Cache string
-	// Warning is what is wrong with the value, for people: that it does not fit the tool's
-	// output schema. Of most it is empty.
+	// Warning is a text for people: the value does not fit the tool's output schema. Empty for
+	// most.
 	Warning string
-	// LaneWait is for how long the call waited for its turn, of a tool whose lane_scope is
+	// LaneWait is the time until the call acquired its lane, of a tool whose lane_scope is
 	// more than the batch; it is part of Took.
 	LaneWait time.Duration
-	// NodeWait is for how long it waited at a router because no node served the tool; it is
+	// NodeWait is the time that it waited at a router because no node served the tool; it is
 	// part of Took, too.
 	NodeWait time.Duration
 	Took     time.Duration
-	// Ref is where a large value is instead, with [ByReference]; else nil.
+	// Ref names a large value in the object store, with [ByReference]; nil otherwise.
 	Ref *codec.Ref
 }
 

@@ -168,26 +168,26 @@ type settings struct {
 	parallel   bool
 	outlive    bool
 	hops       int
-	again      time.Duration // since it was first sent by somebody else; 0: it was not
+	again      time.Duration // since another process first sent it; 0: none did
 	boot       subjects.BootID
 	ref        *codec.Ref // the arguments, where they are no body; nil for most
 	first      *bus.Peer  // has those at hand
 	noRef      bool       // the result must not come by reference
-	referred   func()     // nil: nobody asks
+	referred   func()     // nil for most
 	admit      func(bytes int64) error
 	keepRef    bool        // a result that does so is left where it is
-	deserted   func() bool // of a call that is passed on: its callers are gone; nil of others
+	deserted   func() bool // of a call that is passed on: reports whether its callers are gone; nil for others
 	trace      codec.Trace
 	progress   func(codec.Progress) // nil for most
 	live       bool                 // progress is sent when the tool reports it
 }
 
-// WithIdempotencyKey names what a unary call does, for a day: it runs once in the
-// session, whatever node, restart or broker comes between, and each further call under
-// the key gets what the first one ended with. Tool and arguments must be the same. A
-// node that is lost while it runs leaves node_lost, and nobody runs it again unless the
-// tool is declared idempotent. The client sends it again by itself when its node is
-// lost. A key has 1 to 512 bytes; it needs JetStream.
+// WithIdempotencyKey gives a unary call a key that is valid in the session for a day. The
+// first call with the key runs, and each later one gets its result or error, on any node and
+// after restarts. Tool and arguments must be the same. If the node of the first call is lost,
+// the result is node_lost, and the call runs again only if the tool is declared idempotent.
+// The client repeats the request by itself when its node is lost. A key has 1 to 512 bytes;
+// it needs JetStream.
 func WithIdempotencyKey(key string) CallOption {
 	return optionFunc(func(s *settings) { s.key = key })
 }
@@ -231,52 +231,50 @@ func WithIsolation(isolation toolmesh.Isolation) CallOption {
 	return optionFunc(func(s *settings) { s.isolation = isolation })
 }
 
-// WithLineage says which call makes this one, and what is above it. Defaults to that of
-// the context.
+// WithLineage sets the calls above this one. Defaults to those of the context.
 func WithLineage(above Lineage) CallOption {
 	return optionFunc(func(s *settings) { s.above = above })
 }
 
-// Idempotent permits sending the call again when its node was lost. It need not be said
-// of a tool that is declared idempotent.
+// Idempotent permits sending the call again when its node was lost. A tool that is declared
+// idempotent does not need it.
 func Idempotent() CallOption { return optionFunc(func(s *settings) { s.idempotent = true }) }
 
 // ViaQueue leaves the choice of node to the broker for this call.
 func ViaQueue() CallOption { return optionFunc(func(s *settings) { s.queue = true }) }
 
-// NoCache has the tool run, whatever its node keeps of earlier calls; what it returns is
-// kept in place of that.
+// NoCache runs the tool even if its node keeps the result of an equal call; the new result
+// replaces the kept one.
 func NoCache() CallOption { return optionFunc(func(s *settings) { s.noCache = true }) }
 
-// NoWait has a call that no node has room for end as busy at once, without its being
-// tried again for a moment.
+// NoWait ends a call as busy at once if no node has room for it, without another attempt.
 func NoWait() CallOption { return optionFunc(func(s *settings) { s.noWait = true }) }
 
-// Parallel says that the calls of a batch are independent of each other: they run side by
-// side, also of tools that declare nothing. What stays apart are equal resource keys and
-// tools that declare parallel_safe = false, or compute their key. It has no effect on other calls.
+// Parallel declares the calls of a batch independent: they run at the same time, also those of
+// tools that declare nothing. Calls with equal resource keys do not, nor calls of tools that
+// declare parallel_safe = false or compute their key. It has no effect on other calls.
 func Parallel() CallOption { return optionFunc(func(s *settings) { s.parallel = true }) }
 
-// Outlive has a call go on when this process dies, for another one that joins it; see
-// [Client.Join]. Others end then.
+// Outlive lets a call go on when this process dies, for another process that joins it; see
+// [Client.Join]. Other calls end then.
 func Outlive() CallOption { return optionFunc(func(s *settings) { s.outlive = true }) }
 
-// ByReference leaves a result that came by reference where it is: [Result.Ref] names it,
-// and nothing is read. [Client.Forget] has it deleted; else it expires in 15 minutes.
+// ByReference does not read a result that came by reference: [Result.Ref] names it.
+// [Client.Forget] deletes it; otherwise it expires in 15 minutes.
 func ByReference() CallOption { return optionFunc(func(s *settings) { s.keepRef = true }) }
 
-// Admit has admit called with the number of bytes of each result of a call or a batch that came by reference, before
-// they are read. Its error is that of the call, which has run. Calls that share one call it concurrently.
+// Admit calls admit with the size in bytes of each result of a call or a batch that came by reference, before
+// it is read. The call, which has run, ends with the error of admit. Calls that share one admit call it concurrently.
 func Admit(admit func(bytes int64) error) CallOption {
 	return optionFunc(func(s *settings) { s.admit = admit })
 }
 
-// WhenReferred has f called once the arguments are in the store of large values, from where the
-// node reads them: this process holds them no longer. Small ones are held until the call ends.
+// WhenReferred calls f once the arguments are in the object store, from where the node reads
+// them: this process does not hold them any longer. Small ones are held until the call ends.
 func WhenReferred(f func()) CallOption { return optionFunc(func(s *settings) { s.referred = f }) }
 
-// WithProgress has f told how far a call says that it is, about once a second while it
-// runs. f is called one call at a time, by the goroutine that reads the connection, and must not block.
+// WithProgress calls f with the progress that a call reports, about once a second while it
+// runs. The goroutine that reads the connection calls f, never concurrently; f must not block.
 func WithProgress(f func(codec.Progress)) CallOption {
 	return optionFunc(func(s *settings) { s.progress = f })
 }
@@ -287,24 +285,22 @@ func WithLiveProgress(f func(codec.Progress)) CallOption {
 	return optionFunc(func(s *settings) { s.progress, s.live = f, f != nil })
 }
 
-// WithTrace has the call belong to a trace; see [codec.NewTrace].
+// WithTrace adds the call to a trace; see [codec.NewTrace].
 func WithTrace(t codec.Trace) CallOption {
 	return optionFunc(func(s *settings) { s.trace = t })
 }
 
-// Lineage says that a call is made on behalf of another one: which one that is,
-// and how many there are above the new one.
+// Lineage is the call that makes a nested call, and the number of calls above the nested one.
 type Lineage struct {
 	Parent subjects.RPCID
 	Depth  int
-	// Lanes are the turns that calls above the new one hold in lanes: Mesh-Lanes.
+	// Lanes are the lanes that the calls above the new one hold: Mesh-Lanes.
 	Lanes string
 }
 
 // LineageKey is the key of a context's *[Lineage]. The context that a host gives
-// to a handler has one, so that a call that is made under it travels as a nested
-// one, and calls that go round in a circle come to an end. [WithLineage] stands
-// above it.
+// to a handler has one: a call that is made with it is a nested call, and calls
+// in a circle come to an end. [WithLineage] takes precedence.
 type LineageKey struct{}
 
 func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string) (settings, error) {
@@ -334,7 +330,7 @@ func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string)
 }
 
 // checkRPCID refuses an id that would arrive as another one: the call would run,
-// and nobody could cancel it by the id that it was given.
+// and could not be cancelled by the id that the caller gave it.
 func checkRPCID(id string) error {
 	switch {
 	case id != strings.TrimSpace(id):

@@ -23,11 +23,11 @@ const (
 	routeFresh = 5 * time.Second // after which a route in use is asked for again
 	askWait    = 2 * time.Second
 	askAgain   = 300 * time.Millisecond // after which a question goes to other nodes as well
-	lostAsk    = 300 * time.Millisecond // how much longer a lost call waits for what was asked beside it
+	lostAsk    = 300 * time.Millisecond // how much longer a lost call waits for the answer about its tool
 	maxRoutes  = 10_000
 	listPage   = 500
-	// aliasKeep is how long a short id stands for what it was found to: a tool
-	// that comes later may have the better claim.
+	// aliasKeep is how long a short id is used for the full one that was found: a tool
+	// that comes later may fit better.
 	aliasKeep = time.Minute
 )
 
@@ -43,14 +43,14 @@ type seat struct {
 	weight atomic.Uint64 // how often it is to be tried, in a million, by the registry: see [codec.Weights]
 }
 
-// startup is when the process began: what is counted from there follows no change of the clock.
+// startup is when the process began. Times since startup do not depend on the wall clock.
 var startup = time.Now()
 
 // usable reports whether new calls of the tool may go there.
 func (s *seat) usable() bool { return s.Peer.Usable() && int64(time.Since(startup)) >= s.full.Load() }
 
 // refusedFor is for how long a node that had no room is passed over, at most: it has some
-// again before the call that it refused would have had its turn.
+// again before the call that it refused would have begun.
 const refusedFor = 100 * time.Millisecond
 
 func (s *seat) refused(e *toolmesh.Error) {
@@ -67,7 +67,7 @@ func (c *Client) refused(key routeKey, s *seat, e *toolmesh.Error) bool {
 	return known != nil && slices.ContainsFunc(known.seats, (*seat).usable)
 }
 
-// route is what the client knows of the nodes that serve a tool.
+// route is the client's knowledge of the nodes that serve a tool.
 type route struct {
 	seats []*seat
 	asked time.Time
@@ -190,7 +190,7 @@ func draw(nodes []*seat, but *seat) *seat {
 	return last
 }
 
-// entry is what is known of a tool that is in use; r.mu is held.
+// entry returns the route of a tool that is in use, a new one if needed; r.mu is held.
 func (r *routes) entry(key routeKey) *route {
 	known := r.known[key]
 	if known == nil {
@@ -223,7 +223,7 @@ func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
 	}
 }
 
-// take replaces the nodes of a route; what is known of those that stay is kept.
+// take replaces the nodes of a route, and keeps the seats of nodes that stay.
 func (r *route) take(nodes []*seat) {
 	for i, n := range nodes {
 		at := slices.IndexFunc(r.seats, func(old *seat) bool { return old.Peer == n.Peer })
@@ -244,8 +244,8 @@ func (c *Client) refresh(key routeKey, known *route) {
 	c.shared.tasks.Go(func() { <-c.askNodes(key) })
 }
 
-// askNodes asks which nodes serve a tool, and whether it is declared idempotent. Those who ask at
-// the same time share the question.
+// askNodes asks which nodes serve a tool, and whether it is declared idempotent. Calls at the
+// same time share the question.
 func (c *Client) askNodes(key routeKey) <-chan singleflight.Result {
 	return c.shared.asked.DoChan(string(key.session)+" "+string(key.id), func() (any, error) {
 		nodes, idempotent, err := c.candidates(c.shared.base, key)
@@ -263,8 +263,8 @@ func (c *Client) askNodes(key routeKey) <-chan singleflight.Result {
 	})
 }
 
-// missed has what is to be known of a tool once a call of it is lost asked beside that
-// call, as soon as its node is silent.
+// missed asks, as soon as the node of a call is silent, for the answers that are needed if the
+// call is lost.
 func (c *Client) missed(key routeKey) {
 	if _, _, ok := c.shared.routes.declared(key); !ok {
 		c.askNodes(key)
@@ -286,8 +286,9 @@ func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared
 	return declared, others
 }
 
-// declared is what the registry has just said of a tool, if it has; others says whether a
-// node serves it that is well. One that is not heard, while others are, is not.
+// declared returns the registry's last answer about a tool; ok is false if that is too old.
+// others reports whether a usable node serves it: a node that is not heard, while others are,
+// is not usable.
 func (r *routes) declared(key routeKey) (idempotent, others, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

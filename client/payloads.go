@@ -11,11 +11,11 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// headerRoom is what the headers of a request may take of a message.
+// headerRoom is the part of a message, in bytes, that the headers of a request may take.
 const headerRoom = 4096
 
-// refer has arguments that no message carries travel by reference, and returns the body
-// to send: what most calls have as it is.
+// refer stores arguments that are too large for a message, and returns the body to send: for
+// most calls the arguments themselves.
 func (c *Client) refer(ctx context.Context, id subjects.ToolID, s *settings, body []byte) ([]byte, error) {
 	limit := c.bus.MaxPayload()
 	if limit == 0 || int64(len(body)+headerRoom) <= limit {
@@ -47,20 +47,20 @@ func (c *Client) refer(ctx context.Context, id subjects.ToolID, s *settings, bod
 	return nil, nil
 }
 
-// release deletes the arguments of a call that has failed, and may never have begun. Of
-// one that succeeded its node sees to that.
+// release deletes the arguments of a call that has failed and may never have begun. The node
+// deletes those of a call that succeeded.
 func (c *Client) release(s *settings) {
 	if s.ref != nil {
 		payloads.Delete(c.bus, s.session, s.first.Name(), s.ref)
 	}
 }
 
-// Forget has what a reference of a session names deleted: nobody needs it any more.
+// Forget deletes the object that a reference of a session names.
 func (c *Client) Forget(session subjects.SessionID, ref *codec.Ref) {
 	payloads.Delete(c.bus, session, "", ref)
 }
 
-// resolveResult reads a result that came by reference, and has it deleted.
+// resolveResult reads a result that came by reference, and deletes it.
 func (c *Client) resolveResult(ctx context.Context, s *settings, result *Result) error {
 	value, err := c.read(ctx, s.session, result.Node, result.Ref, s.admit)
 	if err != nil {
@@ -71,7 +71,7 @@ func (c *Client) resolveResult(ctx context.Context, s *settings, result *Result)
 	return nil
 }
 
-// read is what a reference of a result or an item names, that a node has made.
+// read returns the object of a result or an item that a node has stored.
 func (c *Client) read(ctx context.Context, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref, admit func(int64) error) ([]byte, error) {
 	value := payloads.Memory{Admit: admit}
 	err := payloads.Get(ctx, c.bus, session, at, ref, &value)

@@ -48,7 +48,7 @@ func (c *Client) registry(ctx context.Context, session subjects.SessionID, verb 
 	return nil
 }
 
-// resolve asks for the full id of a tool that nobody answered for, and why.
+// resolve asks for the full id of a tool for which no node answered, and for the reason.
 func (c *Client) resolve(ctx context.Context, session subjects.SessionID, id subjects.ToolID) (full subjects.ToolID, reason string, err error) {
 	var answer registry.ResolveAnswer
 	if err := c.registry(ctx, session, registry.VerbResolve, registry.Request{Name: string(id)}, &answer); err != nil {
@@ -67,7 +67,7 @@ func (c *Client) Ask(ctx context.Context, verb string, question registry.Request
 	return c.registry(ctx, c.session, verb, question, answer)
 }
 
-// Describe returns what the registry knows of a tool: the JSON of
+// Describe returns the registry's description of a tool: the JSON of
 // `mesh info --json`.
 func (c *Client) Describe(ctx context.Context, id subjects.ToolID) (json.RawMessage, error) {
 	var answer json.RawMessage

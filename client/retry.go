@@ -186,11 +186,11 @@ type room struct {
 	n     int // how often it has waited
 }
 
-func newRoom(ctx context.Context, s *settings) *room {
+func newRoom(ctx context.Context, s *settings) room {
 	if deadline, ok := ctx.Deadline(); ok && s.timeout == 0 {
-		return &room{until: deadline}
+		return room{until: deadline}
 	}
-	return &room{until: time.Now().Add(cmp.Or(s.timeout, roomWait))}
+	return room{until: time.Now().Add(cmp.Or(s.timeout, roomWait))}
 }
 
 // wait returns when a call that was refused for want of room may be sent again, with what

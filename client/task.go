@@ -19,7 +19,7 @@ import (
 	toolpkg "github.com/toolmesh/toolmesh/tool"
 )
 
-// TaskInfo is what is known of a durable task.
+// TaskInfo describes a durable task.
 type TaskInfo = codec.Task
 
 // SubmitOptions adjusts a task.
@@ -103,7 +103,7 @@ func (c *Client) Submit(ctx context.Context, tool subjects.ToolID, args any, opt
 	return c.Task(s.rpc), nil
 }
 
-// milliseconds rounds up: what is more than none stays so.
+// milliseconds rounds up: a time above zero stays above zero.
 func milliseconds(d time.Duration) int64 {
 	return int64((min(d, toolmesh.MaxTime) + time.Millisecond - 1) / time.Millisecond)
 }

@@ -15,7 +15,7 @@ const (
 	ProtoMin = 1
 )
 
-// features are names, besides our headers', that Mesh-Require may hold.
+// features are the names that Mesh-Require may hold, next to those of our headers.
 var features = []string{"unary", "stream", "inbox", "replay", "credit", "cancel", "keepalive", "envelope", "drain", "idempotency", "msgpack", "zstd", "ref"}
 
 // FeatureBatch is the feature that the lease of a node advertises if it serves batches.
@@ -50,6 +50,9 @@ func checkVersion(proto, require string) error {
 			return toolmesh.Errorf(toolmesh.CodeProtocolError, "protocol version %d is not spoken here: send %d to %d", n, ProtoMin, Proto).
 				WithDetail("proto", []int{ProtoMin, Proto})
 		}
+	}
+	if require == "" {
+		return nil // of most requests
 	}
 	for name := range strings.SplitSeq(require, ",") {
 		if name = strings.TrimSpace(name); name != "" && !known(name) {

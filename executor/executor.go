@@ -140,6 +140,33 @@ func (o *Options) withDefaults() Options {
 	return r
 }
 
+// check returns the fault of options, nil without one.
+func (o *Options) check() error {
+	for name, n := range map[string]int64{
+		"Grace": int64(o.Grace), "StartTimeout": int64(o.StartTimeout), "SessionIdle": int64(o.SessionIdle), "SessionHold": int64(o.SessionHold),
+		"IdleAfter": int64(o.IdleAfter), "CrashWindow": int64(o.CrashWindow), "TrialEvery": int64(o.TrialEvery), "CrashLimit": int64(o.CrashLimit),
+		"MaxWorkers": int64(o.MaxWorkers), "MaxSessions": int64(o.MaxSessions), "MaxResult": int64(o.MaxResult),
+	} {
+		if n < 0 {
+			return fmt.Errorf("Options.%s must not be negative", name)
+		}
+	}
+	for name, limits := range map[string]tool.Limits{"Limits": o.Limits, "MaxLimits": o.MaxLimits} {
+		if err := limits.Check(); err != nil {
+			return fmt.Errorf("Options.%s: %w", name, err)
+		}
+	}
+	switch _, err := tool.ParseSandbox(string(o.Sandbox)); {
+	case err != nil:
+		return fmt.Errorf("Options.Sandbox: %w", err)
+	case o.MaxResult > 1<<30:
+		return errors.New("Options.MaxResult must be at most 1 GB")
+	case o.Limits.OpenFiles < leastFiles:
+		return fmt.Errorf("Options.Limits and MaxLimits must leave at least %d open files", leastFiles)
+	}
+	return nil
+}
+
 // leastFiles is the minimum of open files of all workers of a zygote, whose own descriptors have
 // numbers from 200 on.
 const leastFiles = 256
@@ -192,14 +219,8 @@ type closer interface {
 // New makes an executor in dir, which is its own and is made if missing.
 func New(dir string, opts *Options) (_ *Executor, err error) {
 	o := opts.withDefaults()
-	if o.MaxResult > 1<<30 {
-		return nil, errors.New("executor: Options.MaxResult must be at most 1 GB")
-	}
-	if _, err := tool.ParseSandbox(string(o.Sandbox)); err != nil {
-		return nil, fmt.Errorf("executor: Options.Sandbox: %w", err)
-	}
-	if o.Limits.OpenFiles < leastFiles {
-		return nil, fmt.Errorf("executor: Options.Limits and MaxLimits must leave at least %d open files", leastFiles)
+	if err := o.check(); err != nil {
+		return nil, fmt.Errorf("executor: %w", err)
 	}
 	if dir, err = makeFolder(dir); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)

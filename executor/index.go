@@ -411,7 +411,7 @@ func (ix *Index) poolConfig(key poolKey) pool.Config {
 	cfg := pool.Config{
 		Index: ix.spec.Name, Logger: ix.log, Redact: ix.redact,
 		Async: key.async, Once: key.isolation == toolmesh.IsolationFork || key.isolation == toolmesh.IsolationFresh,
-		MinIdle: 1, Affinity: key.affinity,
+		MinIdle: 1, Session: key.isolation == toolmesh.IsolationSession,
 		MaxWorkers: o.MaxWorkers, MaxCalls: ix.spec.Concurrency, Limits: key.limits.Within(o.Limits, o.MaxLimits), Declared: key.limits,
 		Grace: o.Grace, StartTimeout: o.StartTimeout, IdleAfter: o.IdleAfter,
 		Recycle: o.Recycle, MaxFrame: o.maxFrame(),

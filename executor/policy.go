@@ -12,9 +12,6 @@ type Policy struct {
 	// Isolation decides which process runs a call. A call may tighten it, but not loosen it.
 	// Defaults to warm.
 	Isolation toolmesh.Isolation
-	// Affinity decides about calls of isolation session while the session's worker is busy.
-	// Tools with different ones share no worker. Defaults to strict-queue.
-	Affinity tool.Affinity
 	// Sandbox is the level of the tool's processes, including its import. The tool is
 	// unavailable if the machine lacks it. Defaults to the executor's level, as far as the
 	// machine has it.
@@ -29,7 +26,6 @@ type Policy struct {
 func (p Policy) withDefaults(box tool.Sandbox) Policy {
 	p.Isolation = cmp.Or(p.Isolation, toolmesh.IsolationWarm)
 	p.Sandbox = cmp.Or(p.Sandbox, box)
-	p.Affinity = cmp.Or(p.Affinity, tool.AffinityQueue)
 	return p
 }
 
@@ -37,10 +33,7 @@ func (p Policy) check() error {
 	if _, err := tool.ParseIsolation(string(p.Isolation)); err != nil {
 		return err
 	}
-	if _, err := tool.ParseSandbox(string(p.Sandbox)); err != nil {
-		return err
-	}
-	_, err := tool.ParseAffinity(string(p.Affinity))
+	_, err := tool.ParseSandbox(string(p.Sandbox))
 	return err
 }
 
@@ -60,7 +53,6 @@ type poolKey struct {
 	session   string // of isolation session, as are epoch and home: see [Call]
 	epoch     string
 	home      string
-	affinity  tool.Affinity
 	tool      string // for isolation fresh: its workers import this tool only
 	suspect   string // the only tool of the pool, because it may have crashed others
 }

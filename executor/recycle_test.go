@@ -47,7 +47,7 @@ def grow(megabytes: int):
 // What a session knows is in its worker: that one is never replaced.
 func TestASessionsWorkerIsNotReplaced(t *testing.T) {
 	t.Parallel()
-	ix := openSession(t, "", func(o *executor.Options) {
+	ix := openSession(t, func(o *executor.Options) {
 		o.Recycle.Calls, o.Recycle.Age, o.IdleAfter = 3, time.Millisecond, 20*time.Millisecond
 	})
 	for n := 1; n <= 20; n++ {

@@ -13,7 +13,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/pool"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // sessionPool is a pool of one session, which has at most one worker for its plain functions and
@@ -42,7 +41,7 @@ type sessionPools struct {
 func (ix *Index) sessionPool(t *served, call Call) (p *pool.Pool, release func(), _ *toolmesh.Error) {
 	key := poolKey{
 		groupKey: t.group.key, async: t.Kind.Async(), isolation: toolmesh.IsolationSession, limits: t.policy.Limits,
-		session: call.Session, epoch: call.Epoch, home: call.Home, affinity: t.policy.Affinity,
+		session: call.Session, epoch: call.Epoch, home: call.Home,
 	}
 	sessions := &ix.sessions
 	sessions.mu.Lock()
@@ -85,9 +84,7 @@ func (ix *Index) evict() bool {
 	if oldest == nil {
 		return false
 	}
-	if oldest.key.affinity != tool.AffinityHint {
-		ix.sessions.taken[oldest.key] = oldest
-	}
+	ix.sessions.taken[oldest.key] = oldest
 	ix.endSessionPool(oldest)
 	ix.log.Info("worker of an idle session was given to another session", slog.String("session", oldest.key.session))
 	return true

@@ -12,13 +12,12 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // openSession serves stateTools under isolation session.
-func openSession(t testing.TB, affinity tool.Affinity, change func(*executor.Options)) *executor.Index {
+func openSession(t testing.TB, change func(*executor.Options)) *executor.Index {
 	t.Helper()
-	return openIsolated(t, executor.Policy{Isolation: toolmesh.IsolationSession, Affinity: affinity}, change)
+	return openIsolated(t, executor.Policy{Isolation: toolmesh.IsolationSession}, change)
 }
 
 func callIn(t testing.TB, ix *executor.Index, session, name, args string) (string, error) {
@@ -66,7 +65,7 @@ func beginIn(t *testing.T, ix *executor.Index, session string) (end func()) {
 
 func TestASessionHasItsStateForItself(t *testing.T) {
 	t.Parallel()
-	ix := openSession(t, "", nil)
+	ix := openSession(t, nil)
 	if s := ix.Stats(); s.Workers != 0 {
 		t.Errorf("%d workers before there is a session", s.Workers)
 	}
@@ -97,7 +96,7 @@ func TestASessionHasItsStateForItself(t *testing.T) {
 // neither wait nor take it.
 func TestACallWaitsForItsSessionsWorker(t *testing.T) {
 	t.Parallel()
-	ix := openSession(t, "", nil)
+	ix := openSession(t, nil)
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
 	mustCallIn(t, ix, "b", "t.count", `{}`, `1`)
 	end := beginIn(t, ix, "a")
@@ -120,36 +119,11 @@ func TestACallWaitsForItsSessionsWorker(t *testing.T) {
 	}
 }
 
-// Row F2.
-func TestAHintTakesAnotherWorkerWhenTheSessionsIsBusy(t *testing.T) {
-	t.Parallel()
-	ix := openSession(t, tool.AffinityHint, nil)
-	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
-	mustCallIn(t, ix, "a", "t.count", `{}`, `2`)
-	end := beginIn(t, ix, "a")
-	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
-	end()
-	mustCallIn(t, ix, "a", "t.count", `{}`, `3`) // row F1: its own again
-	mustCallIn(t, ix, "b", "t.count", `{}`, `1`) // and none of its workers is another's
-}
-
-// Row F4.
-func TestFailFastAnswersBusy(t *testing.T) {
-	t.Parallel()
-	ix := openSession(t, tool.AffinityFail, nil)
-	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
-	end := beginIn(t, ix, "a")
-	mustFailIn(t, ix, "a", "t.count", toolmesh.CodeBusy, "worker_busy")
-	mustCallIn(t, ix, "b", "t.count", `{}`, `1`)
-	end()
-	mustCallIn(t, ix, "a", "t.count", `{}`, `2`)
-}
-
 // Row F5: a session is told once that its state was lost.
 func TestASessionIsToldThatItsWorkerIsGone(t *testing.T) {
 	t.Parallel()
 	const gone = "session_worker_unavailable"
-	ix := openSession(t, "", nil)
+	ix := openSession(t, nil)
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
 	if err := syscall.Kill(ix.Stats().Pids[0], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -184,7 +158,7 @@ func TestASessionIsToldThatItsWorkerIsGone(t *testing.T) {
 // Row F6: a worker of coroutines has many places.
 func TestCoroutinesOfASessionShareItsWorker(t *testing.T) {
 	t.Parallel()
-	ix := openSession(t, tool.AffinityFail, nil)
+	ix := openSession(t, nil)
 	mustCallIn(t, ix, "a", "t.acount", `{}`, `1`)
 	var mu sync.Mutex
 	seen := map[string]bool{}
@@ -208,7 +182,7 @@ func TestCoroutinesOfASessionShareItsWorker(t *testing.T) {
 
 func TestALeaseEndsByIdleness(t *testing.T) {
 	t.Parallel()
-	ix := openSession(t, "", func(o *executor.Options) { o.SessionIdle, o.IdleAfter = 50*time.Millisecond, 20*time.Millisecond })
+	ix := openSession(t, func(o *executor.Options) { o.SessionIdle, o.IdleAfter = 50*time.Millisecond, 20*time.Millisecond })
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
 	eventually(t, "its worker is gone", func() bool { return len(ix.Stats().Pids) == 0 })
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
@@ -219,7 +193,7 @@ func TestALeaseEndsByIdleness(t *testing.T) {
 
 func TestASessionsEndEndsItsWorkersAndCalls(t *testing.T) {
 	t.Parallel()
-	ix := openSession(t, "", nil)
+	ix := openSession(t, nil)
 	mustCallIn(t, ix, "a", "t.acount", `{}`, `1`)
 	mustCallIn(t, ix, "b", "t.count", `{}`, `1`)
 	sink := &collector{logged: make(chan struct{}, 1)}
@@ -256,7 +230,7 @@ func TestASessionsEndEndsItsWorkersAndCalls(t *testing.T) {
 
 func TestScarceWorkersGoToTheSessionThatCalls(t *testing.T) {
 	t.Parallel()
-	ix := openSession(t, "", func(o *executor.Options) { o.SessionHold, o.MaxSessions = time.Nanosecond, 2 })
+	ix := openSession(t, func(o *executor.Options) { o.SessionHold, o.MaxSessions = time.Nanosecond, 2 })
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
 	mustCallIn(t, ix, "b", "t.count", `{}`, `1`)
 	mustCallIn(t, ix, "a", "t.count", `{}`, `2`)
@@ -273,7 +247,7 @@ func TestScarceWorkersGoToTheSessionThatCalls(t *testing.T) {
 
 func TestAHeldLeaseIsNotGivenAway(t *testing.T) {
 	t.Parallel()
-	ix := openSession(t, "", func(o *executor.Options) { o.SessionHold, o.MaxSessions = time.Hour, 1 })
+	ix := openSession(t, func(o *executor.Options) { o.SessionHold, o.MaxSessions = time.Hour, 1 })
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
 	mustFailIn(t, ix, "b", "t.count", toolmesh.CodeBusy, "session_workers")
 	mustCallIn(t, ix, "a", "t.count", `{}`, `2`)
@@ -283,7 +257,7 @@ func TestAHeldLeaseIsNotGivenAway(t *testing.T) {
 // and a worker that another node had in between is not called any more.
 func TestALeaseIsOfOneEpoch(t *testing.T) {
 	t.Parallel()
-	ix := openSession(t, "", nil)
+	ix := openSession(t, nil)
 	call := func(epoch, home, want string) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -45,7 +45,7 @@ func (r *runner) goHome(running *admit.Running[*inflight]) (record admit.Record,
 		case home.Here && running.Full != nil:
 			home.Leave()
 			return admit.Record{Err: r.withoutSlot(c, running.Full).WithDetail("node", string(r.node))}, false // and no other one has room
-		case home.Here && home.Moved && c.tool.descriptor.Annotations.Affinity != tool.AffinityHint:
+		case home.Here && home.Moved:
 			home.Leave()
 			return admit.Record{Err: errMoved}, false
 		case home.Here:

@@ -62,16 +62,16 @@ func (t *checked) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		return err
 	}
 	result := into.result()
-	var values []json.RawMessage                                 // json.Unmarshal would write into the bytes of what is in it: into the result
+	values := []json.RawMessage{result}
 	switch streaming := t.of.descriptor.Annotations.Streaming; { // then the schema is an item's
 	case streaming && into.items == 0:
 		return nil
 	case streaming && call.Collect:
-		if json.Unmarshal(result, &values) != nil {
+		var items []json.RawMessage // into values, json.Unmarshal would overwrite the result's bytes
+		if json.Unmarshal(result, &items) != nil {
 			return nil
 		}
-	default:
-		values = []json.RawMessage{result}
+		values = items
 	}
 	for _, value := range values {
 		warning, bad := t.check(ctx, call, value)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"iter"
+	"strings"
 	"testing"
 
 	"github.com/toolmesh/toolmesh"
@@ -80,6 +81,24 @@ func TestFunctionsThatReturnNil(t *testing.T) {
 	for i := range want {
 		if sink[i] != want[i] {
 			t.Errorf("sent %s, want %s", sink[i], want[i])
+		}
+	}
+}
+
+// Handlers that write JSON themselves may send all that encoding/json takes, and nothing else.
+func TestHandlersSendWhatIsJSON(t *testing.T) {
+	t.Parallel()
+	deep := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
+	for _, text := range []string{
+		`{"a":1,"a":2}`, `"\ud800"`, "\"\xff\"", ` [1.50e+3, null] `, deep(9_000), deep(11_000), // repeated name, half a surrogate, no UTF-8
+		``, ` `, `01`, `+1`, `nul`, `{"a":1,}`, `{a:1}`, `1 2`, "\"\n\"", `"\x"`, "\ufeff1", `NaN`,
+	} {
+		var sink kept
+		err := host.HandlerFunc(func(ctx context.Context, _ *host.Call, sink host.Sink) error {
+			return sink.Send(ctx, json.RawMessage(text))
+		}).ServeTool(t.Context(), &host.Call{}, &sink)
+		if valid := json.Valid([]byte(text)); valid != (err == nil) || valid != (len(sink) == 1) {
+			t.Errorf("%.40q: valid is %v, sent %d, error %v", text, valid, len(sink), err)
 		}
 	}
 }

@@ -13,21 +13,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// Affinity decides about a call whose session's worker is busy. Empty: [AffinityQueue].
-type Affinity string
-
-// The affinities.
-const (
-	// AffinityQueue waits for the session's worker, however long that takes, because the call
-	// needs its state.
-	AffinityQueue Affinity = "strict-queue"
-	// AffinityFail answers busy at once.
-	AffinityFail Affinity = "strict-fail-fast"
-	// AffinityHint takes another worker of the session, which does not have the first one's
-	// state.
-	AffinityHint Affinity = "hint"
-)
-
 // Sandbox is the level of isolation of a worker. Empty: the node's default.
 type Sandbox string
 
@@ -82,7 +67,6 @@ func oneOf[T ~string](key string, value T, allowed []T) error {
 }
 
 var (
-	affinities = []Affinity{AffinityQueue, AffinityFail, AffinityHint}
 	laneScopes = []LaneScope{LaneBatch, LaneSession, LaneNode, LaneMesh}
 	checks     = []ResultCheck{ResultOff, ResultWarn, ResultStrict}
 )
@@ -91,11 +75,6 @@ var (
 func ParseIsolation(text string) (toolmesh.Isolation, error) {
 	v := toolmesh.Isolation(text)
 	return v, oneOf("isolation", v, toolmesh.Isolations())
-}
-
-// ParseAffinity returns the affinity named text, or an error that names the allowed ones.
-func ParseAffinity(text string) (Affinity, error) {
-	return Affinity(text), oneOf("affinity", Affinity(text), affinities)
 }
 
 // ParseSandbox returns the sandbox level named text, or an error that names the allowed ones.
@@ -117,7 +96,7 @@ func ParseLaneScope(text string) (LaneScope, error) {
 // lane scope. The zero value is the default: ["global"], and for a parallel_safe tool no key in
 // its batch and ["safe", id] in a wider scope.
 type ResourceKey struct {
-	// Parts are the parts of the key; {name} stands for the argument name.
+	// Parts are the parts of the key; {name} is replaced by the argument name.
 	Parts []string
 	// Dynamic says that the host computes the key in code; Parts is empty then.
 	Dynamic bool
@@ -311,7 +290,8 @@ func (l *Limits) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-func (l Limits) check() error {
+// Check returns the fault of limits, nil without one.
+func (l Limits) Check() error {
 	if l.CPUTime < 0 || l.Memory < 0 || l.Pids < 0 || l.OpenFiles < 0 || l.TempFiles < 0 || l.Output < 0 {
 		return fmt.Errorf("limits must not be negative")
 	}
@@ -348,7 +328,6 @@ type Annotations struct {
 	Sandbox      Sandbox            `json:"sandbox,omitempty"`       // empty: the node's default
 	Concurrency  int                `json:"concurrency,omitempty"`   // calls of the index at once on one node; 0: as many as the node runs
 	Limits       Limits             `json:"limits,omitzero"`         // of one call
-	Affinity     Affinity           `json:"affinity,omitempty"`      // of isolation session; empty: strict-queue
 	Results      ResultCheck        `json:"results,omitempty"`       // against the output schema; empty: warn
 }
 
@@ -399,7 +378,7 @@ func (a *Annotations) UnmarshalJSON(data []byte) error {
 // check refuses values outside their closed sets and negative numbers.
 func (a Annotations) check() error {
 	for _, err := range []error{
-		optional("isolation", a.Isolation, toolmesh.Isolations()), optional("affinity", a.Affinity, affinities),
+		optional("isolation", a.Isolation, toolmesh.Isolations()),
 		optional("sandbox", a.Sandbox, Sandboxes()), optional("lane_scope", a.LaneScope, laneScopes), optional("results", a.Results, checks), a.ResourceKey.Check(),
 	} {
 		if err != nil {
@@ -411,7 +390,7 @@ func (a Annotations) check() error {
 			return fmt.Errorf("%s must not be negative", key)
 		}
 	}
-	return a.Limits.check()
+	return a.Limits.Check()
 }
 
 // optional is [oneOf] for a value that may be absent.

@@ -63,7 +63,7 @@ func TestDescriptorJSON(t *testing.T) {
 }
 
 // A tool that declares parallel_safe = false is told from one that declares nothing.
-func TestDeclaredUnsafe(t *testing.T) {
+func TestParallelSafeFalseIsKept(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]tool.Annotations{
 		`{}`: {}, `{"parallel_safe":true}`: {ParallelSafe: true}, `{"idempotent":true,"parallel_safe":false}`: {Idempotent: true, Alone: true},
@@ -164,7 +164,7 @@ func TestDescriptorCheck(t *testing.T) {
 		"input_schema":                   func(d *tool.Descriptor) { d.InputSchema = json.RawMessage(`{"type":"x"}`) },
 		"output_schema":                  func(d *tool.Descriptor) { d.OutputSchema = json.RawMessage(`{`) },
 		"metadata must be a JSON object": func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`[1]`) },
-		"metadata.mcp is none that MCP":  func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`{"mcp":{"icons":"x"}}`) },
+		"metadata.mcp cannot be read by MCP clients": func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`{"mcp":{"icons":"x"}}`) },
 		"readOnlyHint of type bool": func(d *tool.Descriptor) {
 			d.Metadata = json.RawMessage(`{"mcp":{"annotations":{"readOnlyHint":"yes"}}}`)
 		},
@@ -172,15 +172,14 @@ func TestDescriptorCheck(t *testing.T) {
 		"it is a list of capabilities": func(d *tool.Descriptor) {
 			d.Metadata = json.RawMessage(`{"mcp":{"_meta":{"toolmesh/requires":"sampling"}}}`)
 		},
-		`"town" is not in the input schema`:    func(d *tool.Descriptor) { d.Positional = []string{"town"} },
-		"{town}":                               func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"a{town}b"} },
-		"unbalanced":                           func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"{town"} },
-		"strict-queue, strict-fail-fast, hint": func(d *tool.Descriptor) { d.Annotations.Affinity = "loose" },
-		"warm, session, fork, fresh":           func(d *tool.Descriptor) { d.Annotations.Isolation = "cold" },
-		"none, guard, strict, offline":         func(d *tool.Descriptor) { d.Annotations.Sandbox = "jail" },
-		"batch, session, node, mesh":           func(d *tool.Descriptor) { d.Annotations.LaneScope = "wide" },
-		"timeout must not be negative":         func(d *tool.Descriptor) { d.Annotations.Timeout = -1 },
-		"import, static, go":                   func(d *tool.Descriptor) { d.Source = "magic" },
+		`"town" is not in the input schema`: func(d *tool.Descriptor) { d.Positional = []string{"town"} },
+		"{town}":                            func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"a{town}b"} },
+		"unbalanced":                        func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"{town"} },
+		"warm, session, fork, fresh":        func(d *tool.Descriptor) { d.Annotations.Isolation = "cold" },
+		"none, guard, strict, offline":      func(d *tool.Descriptor) { d.Annotations.Sandbox = "jail" },
+		"batch, session, node, mesh":        func(d *tool.Descriptor) { d.Annotations.LaneScope = "wide" },
+		"timeout must not be negative":      func(d *tool.Descriptor) { d.Annotations.Timeout = -1 },
+		"import, static, go":                func(d *tool.Descriptor) { d.Source = "magic" },
 	} {
 		d := forecast()
 		change(d)

@@ -74,12 +74,7 @@ func planFacts(p *deploy.Plan) []string {
 	case p.User == "agent":
 		user = "the agent's user"
 	}
-	text := func(list string, all []string) string {
-		if more := p.Omitted[list]; more > 0 {
-			all = append(all, fmt.Sprintf("and %d more", more))
-		}
-		return cmp.Or(strings.Join(all, ", "), "-")
-	}
+	text := func(all []string) string { return cmp.Or(strings.Join(all, ", "), "-") }
 	var tools, variables, paths []string
 	for _, id := range p.Tools {
 		if level := p.Sandboxes[id]; level != "" {
@@ -87,10 +82,6 @@ func planFacts(p *deploy.Plan) []string {
 			continue
 		}
 		tools = append(tools, string(id))
-	}
-	shown := text("tools", tools)
-	if p.Looser > 0 {
-		shown += fmt.Sprintf(" (%d of them confined less than %s)", p.Looser, p.Sandbox)
 	}
 	for _, v := range p.Variables {
 		variables = append(variables, v.Name+map[bool]string{true: " (required)"}[v.Required])
@@ -105,13 +96,10 @@ func planFacts(p *deploy.Plan) []string {
 			words[i] = shellQuote(word)
 		}
 		init = strings.Join(words, " ")
-		if more := p.Omitted["init"]; more > 0 {
-			init += fmt.Sprintf(" (and %d more words)", more)
-		}
 	}
 	return []string{
-		"index", string(p.Index) + " @ " + short(p.Revision), "tools", shown, "run as", user, "sandbox", string(p.Sandbox),
-		"network", map[bool]string{true: "yes", false: "no"}[p.Network], "builds", text("builds", p.Builds), "init", init, "variables", text("variables", variables), "folders", text("paths", paths),
+		"index", string(p.Index) + " @ " + short(p.Revision), "tools", text(tools), "run as", user, "sandbox", string(p.Sandbox),
+		"network", map[bool]string{true: "yes", false: "no"}[p.Network], "builds", text(p.Builds), "init", init, "variables", text(variables), "folders", text(paths),
 	}
 }
 

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"slices"
 	"testing"
 
 	"github.com/toolmesh/toolmesh/internal/deploy"
-	"github.com/toolmesh/toolmesh/subjects"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // TestConfirmedRevisionIsInstalled: the second request names the revision that the first one found.
@@ -27,15 +24,5 @@ func TestConfirmedRevisionIsInstalled(t *testing.T) {
 	folder := deploy.Request{Source: "/home/me@work/x", Bundle: "digest", NoBuild: true}
 	if r := (installRequest{Request: folder}).at("c0ffee"); r.Source != folder.Source || r.Rev != "" || r.Bundle != "digest" {
 		t.Errorf("a folder: %+v", r.Request)
-	}
-}
-
-func TestPlansCountTheLooserToolsThatTheyOmit(t *testing.T) {
-	facts := planFacts(&deploy.Plan{
-		Tools: []subjects.ToolID{"i.z"}, Sandbox: tool.SandboxStrict, Sandboxes: map[subjects.ToolID]tool.Sandbox{"i.z": tool.SandboxNone},
-		Omitted: map[string]int{"tools": 12}, Looser: 3,
-	})
-	if want := "i.z (none), and 12 more (3 of them confined less than strict)"; !slices.Contains(facts, want) {
-		t.Errorf("%q, not %q", facts, want)
 	}
 }

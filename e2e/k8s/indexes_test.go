@@ -97,11 +97,6 @@ func TestIndexesComponent(t *testing.T) {
 	if said := r.must(t, "kubectl -n toolmesh logs deployment/mesh-indexes"); !strings.Contains(said, "nmae") {
 		t.Errorf("the log does not name what is wrong:\n%s", said)
 	}
-	until(t, "an Event of the ConfigMap says so", func() (string, error) {
-		return r.shell(t.Context(), "kubectl -n toolmesh events --for configmap/mesh-indexes")
-	}, func(said string) bool {
-		return strings.Contains(said, "Warning") && strings.Contains(said, "IndexFailed") && strings.Contains(said, "nmae")
-	})
 
 	// Sources that do not answer and a secret that is not there keep nothing else from being served.
 	silent := r.listenSilently(t)
@@ -110,7 +105,7 @@ func TestIndexesComponent(t *testing.T) {
 		"[[index]]\nsource = \"" + url + "\"\nname = \"secret\"\nenv = [\"API_KEY\"]\n[[index]]\nsource = \"" + url + "\"\nname = \"third\"\n")
 	until(t, "an entry beside these is brought", func() (string, error) { return r.shell(t.Context(), "mesh call third.work.echo n:=8 ms:=0") },
 		func(said string) bool { return strings.TrimSpace(said) == "8" })
-	for _, read := range []string{"mesh indexes", "kubectl -n toolmesh events --for configmap/mesh-indexes"} {
+	for _, read := range []string{"mesh indexes", "kubectl -n toolmesh logs deployment/mesh-indexes"} {
 		says(t, read, func() (string, error) { return r.shell(t.Context(), read) }, "has not answered in 30s", "Couldn't connect to server", `"API_KEY"`)
 	}
 	r.must(t, "kubectl -n toolmesh set env deployment/mesh-indexes --from secret/keys")

@@ -127,10 +127,6 @@ type Plan struct {
 	// Variables are those that the index declares, Paths the folders that it asks for or is given.
 	Variables []index.EnvVar `json:"variables"`
 	Paths     []index.Path   `json:"paths"`
-	// Omitted are the numbers of items that did not fit into a message, by the names of the lists above.
-	Omitted map[string]int `json:"omitted,omitempty"`
-	// Looser is the number of omitted tools with a level looser than Sandbox.
-	Looser int `json:"looser,omitempty"`
 }
 
 type withoutBuilds struct{}
@@ -154,18 +150,16 @@ type Line struct {
 	Warnings    []string           `json:"warnings,omitempty"`
 
 	Plan *Plan `json:"plan,omitempty"`
-	// Omitted is as in [Plan].
-	Omitted map[string]int `json:"omitted,omitempty"`
 }
 
-// Split makes two lines of one whose tools fit into no message, if there are several.
+// Split makes two lines of one that no message carries, if one of its lists has several items.
 func (l Line) Split() (first, rest Line, ok bool) {
-	tools, unavailable := len(l.Tools)/2, len(l.Unavailable)/2
+	tools, unavailable, warnings := len(l.Tools)/2, len(l.Unavailable)/2, len(l.Warnings)/2
 	first, rest = l, l
 	first.Tools, rest.Tools = l.Tools[:tools], l.Tools[tools:]
 	first.Unavailable, rest.Unavailable = l.Unavailable[:unavailable], l.Unavailable[unavailable:]
-	rest.Warnings = nil
-	return first, rest, tools+unavailable > 0
+	first.Warnings, rest.Warnings = l.Warnings[:warnings], l.Warnings[warnings:]
+	return first, rest, tools+unavailable+warnings > 0
 }
 
 // settings is what an index's record holds besides what everybody reads.

@@ -165,6 +165,9 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	}
 	if r.DryRun {
 		plan, _, err := m.plan(ctx, f, manifest, record, given, j)
+		if err == nil {
+			err = m.fits(plan)
+		}
 		return Line{Plan: &plan, Warnings: warnings}, err
 	}
 	record.Env = slices.Sorted(maps.Keys(given.Env))
@@ -186,6 +189,9 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		var plan Plan
 		ctx = context.WithValue(ctx, withoutBuilds{}, true)
 		if plan, lock, err = m.plan(ctx, f, manifest, record, given, j); err == nil && len(plan.Builds)+len(plan.Init) > 0 {
+			if err := m.fits(plan); err != nil {
+				return Line{}, err
+			}
 			err = installFailed("builds", "installing index %q runs code of it, or of packages that it needs, which the request does not allow", record.Name).
 				WithDetail("builds", plan.Builds).WithDetail("plan", plan)
 		}
@@ -346,6 +352,18 @@ func (m *Manager) plan(ctx context.Context, f fetched, manifest *index.Manifest,
 		p.Tools = append(p.Tools, subjects.ToolID(string(b.Name)+"."+name))
 	}
 	return p, lock, nil
+}
+
+// fits refuses a plan that is too large for a message: one with parts left out could hide what an
+// install runs. An error has the packages to build a second time.
+func (m *Manager) fits(p Plan) error {
+	data, err := json.Marshal(p)
+	if most := m.bus.MaxPayload() / 3; err == nil && int64(len(data)) > most {
+		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge,
+			"what installing index %q would run takes %d bytes to tell, and a message of this broker carries %d: mesh install --yes installs it without telling", p.Index, len(data), most).
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+	}
+	return err
 }
 
 // ToBuild returns the packages that an error says would have to be built.

@@ -179,7 +179,7 @@ type Manager struct {
 
 	collecting chan struct{} // bundles are to be looked for
 
-	builds chan struct{} // a place for each build that may run at once
+	builds chan struct{} // a slot for each build that may run at once
 
 	mu       sync.Mutex
 	entries  map[key]*entry

@@ -123,6 +123,9 @@ type Path struct {
 	Write bool   `json:"write,omitempty"`
 }
 
+// maxPath is the longest path that a system takes, in bytes.
+const maxPath = 4096
+
 // Check returns the fault of a path's text, nil without one.
 func (p Path) Check() error {
 	below, home := strings.CutPrefix(p.Path, "~/")
@@ -131,6 +134,8 @@ func (p Path) Check() error {
 		return fmt.Errorf("must be an absolute path, or one below ~/, not %q", p.Path)
 	case !utf8.ValidString(p.Path) || strings.ContainsRune(p.Path, 0):
 		return fmt.Errorf("must be UTF-8 text, not %q", p.Path)
+	case len(p.Path) > maxPath:
+		return fmt.Errorf("must be at most %d bytes long", maxPath)
 	}
 	return nil
 }

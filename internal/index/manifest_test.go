@@ -61,7 +61,6 @@ cache_ttl = "300s"
 cache_shared = true
 collect = true
 isolation = "session"
-affinity = "hint"
 sandbox = "strict"
 limits = { cpu_time = "1s", memory = "100MB", open_files = 128, output = "10KB" }
 metadata = { level = 2, since = 2026-01-02, list = [1, 2.5, { a = "b" }] }
@@ -112,7 +111,7 @@ func TestManifestDescriptor(t *testing.T) {
 		ID: "weather.forecast.daily", Name: "forecast.daily", Description: "Better words.", InputSchema: schema, Positional: []string{"city"},
 		Annotations: tool.Annotations{
 			ParallelSafe: true, ReadOnly: true, Collect: true, ResourceKey: tool.ResourceKey{Parts: []string{"city", "{city}"}},
-			LaneScope: tool.LaneSession, Timeout: 2 * time.Second, CacheTTL: 300 * time.Second, CacheShared: true, Isolation: toolmesh.IsolationSession, Affinity: tool.AffinityHint, Sandbox: tool.SandboxStrict,
+			LaneScope: tool.LaneSession, Timeout: 2 * time.Second, CacheTTL: 300 * time.Second, CacheShared: true, Isolation: toolmesh.IsolationSession, Sandbox: tool.SandboxStrict,
 			Concurrency: 4, Limits: tool.Limits{CPUTime: time.Second, Memory: 100e6, Pids: 40, OpenFiles: 128, TempFiles: 2e9, Output: 10e3},
 		},
 		Metadata: json.RawMessage(`{"level":2,"list":[1,2.5,{"a":"b"}],"since":"2026-01-02","team":"sky"}`),
@@ -222,7 +221,6 @@ func TestLoadRefuses(t *testing.T) {
 		"negative duration": {files("tools.toml", valid+"timeout = \"-2s\"\n"), reasonManifest, []string{"-2s"}},
 		"bad isolation":     {files("tools.toml", valid+"isolation = \"cold\"\n"), reasonManifest, []string{"warm, session, fork, fresh"}},
 		"bad sandbox":       {files("tools.toml", valid+"[tool.\"a.b\"]\nsandbox = \"\"\n"), reasonManifest, []string{"none, guard, strict, offline"}},
-		"bad affinity":      {files("tools.toml", valid+"affinity = \"loose\"\n"), reasonManifest, []string{"strict-queue, strict-fail-fast, hint"}},
 		"bad lane scope":    {files("tools.toml", valid+"[tool.\"a.b\"]\nlane_scope = \"x\"\n"), reasonManifest, []string{"batch, session, node, mesh"}},
 		"bad size":          {files("tools.toml", valid+"limits = { memory = \"many\" }\n"), reasonManifest, []string{"memory", "200MB"}},
 		"bad key":           {files("tools.toml", valid+"resource_key = [\"{a\"]\n"), reasonManifest, []string{"{name}"}},

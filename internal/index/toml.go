@@ -92,8 +92,12 @@ type reader struct {
 	repeated  map[int]bool   // the places of those that a TOOLS.yml names more than once
 }
 
-// maxNotes bounds the problems and the warnings of a file that are shown, and the suggestions.
-const maxNotes = 20
+// maxNotes bounds the problems and the warnings of a file that are shown, and the suggestions;
+// maxNote bounds the bytes of one.
+const (
+	maxNotes = 20
+	maxNote  = 1000
+)
 
 // notes are the first of a file's problems or warnings.
 type notes struct {
@@ -105,6 +109,9 @@ func (n *notes) add(text string) {
 	if len(n.first) == maxNotes {
 		n.more++
 		return
+	}
+	if len(text) > maxNote { // a key may be as long as the file
+		text = strings.ToValidUTF8(text[:maxNote], "") + "…"
 	}
 	n.first = append(n.first, text)
 }
@@ -525,7 +532,6 @@ func (r *reader) declared(s *section, d *declared) {
 	parsed(s, "results", "a check", tool.ParseResultCheck, &d.Results)
 	parsed(s, "lane_scope", "a scope", tool.ParseLaneScope, &d.LaneScope)
 	parsed(s, "isolation", "an isolation", tool.ParseIsolation, &d.Isolation)
-	parsed(s, "affinity", "an affinity", tool.ParseAffinity, &d.Affinity)
 	parsed(s, "sandbox", "a level", tool.ParseSandbox, &d.Sandbox)
 	r.resourceKey(s, &d.ResourceKey)
 	if take(s, "limits", `a table: limits = { memory = "200MB" }`, &table) {

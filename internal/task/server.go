@@ -487,7 +487,7 @@ func (s *Service) wait(ctx context.Context, session subjects.SessionID, q *codec
 			t, err = s.mine(ctx, session, q.ID)
 		case <-over.C:
 			return t, nil
-		case <-s.quit:
+		case <-s.open.Done():
 			return t, nil // another one is asked then
 		}
 	}

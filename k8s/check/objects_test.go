@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	kjson "sigs.k8s.io/json"
@@ -97,23 +96,21 @@ type PodMonitor struct {
 // types are all kinds that the manifests may have. Another one is a complaint: nothing
 // of ours needs roles, jobs, webhooks or definitions of kinds.
 var types = map[string]func() any{
-	"v1/Namespace":                             func() any { return new(corev1.Namespace) },
-	"v1/ConfigMap":                             func() any { return new(corev1.ConfigMap) },
-	"v1/Secret":                                func() any { return new(corev1.Secret) },
-	"v1/Service":                               func() any { return new(corev1.Service) },
-	"v1/ServiceAccount":                        func() any { return new(corev1.ServiceAccount) },
-	"v1/PersistentVolumeClaim":                 func() any { return new(corev1.PersistentVolumeClaim) },
-	"apps/v1/Deployment":                       func() any { return new(appsv1.Deployment) },
-	"apps/v1/DaemonSet":                        func() any { return new(appsv1.DaemonSet) },
-	"apps/v1/StatefulSet":                      func() any { return new(appsv1.StatefulSet) },
-	"autoscaling/v2/HorizontalPodAutoscaler":   func() any { return new(autoscalingv2.HorizontalPodAutoscaler) },
-	"networking.k8s.io/v1/NetworkPolicy":       func() any { return new(networkingv1.NetworkPolicy) },
-	"networking.k8s.io/v1/Ingress":             func() any { return new(networkingv1.Ingress) },
-	"rbac.authorization.k8s.io/v1/Role":        func() any { return new(rbacv1.Role) },
-	"rbac.authorization.k8s.io/v1/RoleBinding": func() any { return new(rbacv1.RoleBinding) },
-	"policy/v1/PodDisruptionBudget":            func() any { return new(policyv1.PodDisruptionBudget) },
-	"keda.sh/v1alpha1/ScaledObject":            func() any { return new(ScaledObject) },
-	"monitoring.coreos.com/v1/PodMonitor":      func() any { return new(PodMonitor) },
+	"v1/Namespace":                           func() any { return new(corev1.Namespace) },
+	"v1/ConfigMap":                           func() any { return new(corev1.ConfigMap) },
+	"v1/Secret":                              func() any { return new(corev1.Secret) },
+	"v1/Service":                             func() any { return new(corev1.Service) },
+	"v1/ServiceAccount":                      func() any { return new(corev1.ServiceAccount) },
+	"v1/PersistentVolumeClaim":               func() any { return new(corev1.PersistentVolumeClaim) },
+	"apps/v1/Deployment":                     func() any { return new(appsv1.Deployment) },
+	"apps/v1/DaemonSet":                      func() any { return new(appsv1.DaemonSet) },
+	"apps/v1/StatefulSet":                    func() any { return new(appsv1.StatefulSet) },
+	"autoscaling/v2/HorizontalPodAutoscaler": func() any { return new(autoscalingv2.HorizontalPodAutoscaler) },
+	"networking.k8s.io/v1/NetworkPolicy":     func() any { return new(networkingv1.NetworkPolicy) },
+	"networking.k8s.io/v1/Ingress":           func() any { return new(networkingv1.Ingress) },
+	"policy/v1/PodDisruptionBudget":          func() any { return new(policyv1.PodDisruptionBudget) },
+	"keda.sh/v1alpha1/ScaledObject":          func() any { return new(ScaledObject) },
+	"monitoring.coreos.com/v1/PodMonitor":    func() any { return new(PodMonitor) },
 }
 
 // Parse reads the objects of a render.

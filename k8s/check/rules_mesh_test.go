@@ -344,7 +344,6 @@ func networkRule(s *Set, _ *Facts) []string {
 				case all == "4222":
 					nats = true
 				case all == "6222" && w.Is("nats"):
-				case all == "443,6443" && w.Is("mesh-indexes"): // the API server
 				default:
 					c = append(c, internet(p, out, w)...)
 				}

@@ -85,8 +85,8 @@ func securityRule(s *Set, _ *Facts) []string {
 				c.add(w, "the restricted profile refuses it: %s (%s)", result.ForbiddenReason, result.ForbiddenDetail)
 			}
 		}
-		if want := w.Is("mesh-indexes"); pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken != want {
-			c.add(w, "automountServiceAccountToken is not %t", want)
+		if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
+			c.add(w, "automountServiceAccountToken is not false")
 		}
 		if pod.ServiceAccountName == "" || pod.ServiceAccountName == "default" {
 			c.add(w, "has no service account of its own")

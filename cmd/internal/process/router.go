@@ -5,18 +5,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
-	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/cmd/internal/kubernetes"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
-	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/internal/deploy/declared"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
@@ -108,10 +104,7 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 // keepIndexes keeps the indexes of the mesh as a file lists them, if the settings name
 // one, until it is told to stop.
 func keepIndexes(ctx context.Context, nc *nats.Conn, r *router.Router, s *settings.Router, env []string, log *slog.Logger) (stop func(), err error) {
-	switch {
-	case s.Indexes == "" && s.KubernetesEvents != "":
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "--kubernetes-events says how the indexes of --indexes are: give it that file, too")
-	case s.Indexes == "":
+	if s.Indexes == "" {
 		return func() {}, nil
 	}
 	view, err := r.View(ctx)
@@ -126,48 +119,16 @@ func keepIndexes(ctx context.Context, nc *nats.Conn, r *router.Router, s *settin
 		b.Close()
 		return nil, err
 	}
-	tell, quiet, err := tellKubernetes(s.KubernetesEvents, env, log)
-	if err != nil {
-		b.Close()
-		return nil, err
-	}
 	records, err := registry.NewStore(b)
 	if err != nil {
 		return nil, err
 	}
-	k := declared.New(b, view, records, s.Indexes, &declared.Options{Env: env, Tell: tell, Logger: log})
+	k := declared.New(b, view, records, s.Indexes, &declared.Options{Env: env, Logger: log})
 	k.Start()
 	return func() {
 		k.Stop()
-		quiet()
 		b.Close()
 	}, nil
-}
-
-// tellKubernetes says in Events of a ConfigMap how its indexes are, if the settings name
-// one, until it is told to stop.
-func tellKubernetes(configMap string, env []string, log *slog.Logger) (tell func(registry.DeclaredIndex), stop func(), err error) {
-	if configMap == "" {
-		return nil, func() {}, nil
-	}
-	events, err := kubernetes.NewEvents(configMap, &kubernetes.Options{
-		Server: net.JoinHostPort(connect.Lookup(env, "KUBERNETES_SERVICE_HOST"), connect.Lookup(env, "KUBERNETES_SERVICE_PORT")),
-		Pod:    connect.Lookup(env, "HOSTNAME"), Logger: log,
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	return func(d registry.DeclaredIndex) {
-		what := "index " + string(d.Name)
-		if d.Name == "" {
-			what = "the list of indexes"
-		}
-		if d.State == registry.DeclaredFailed {
-			events.Warn("IndexFailed", what+": "+d.Reason)
-		} else {
-			events.Note("IndexInstalled", what+" is as the list has it")
-		}
-	}, events.Stop, nil
 }
 
 // held is what the settings say of calls that wait for a node; nil where none do.

@@ -121,10 +121,9 @@ type Router struct {
 	Store
 	Monitoring
 	Gateway
-	HeldCalls        Held    `split_words:"true" default:"1000" flag:"held-calls" arg:"N" help:"calls that wait here at once for a node, of installed indexes that none serves; 0: none wait, they fail"`
-	HeldTimeout      Timeout `split_words:"true" default:"5m" flag:"held-timeout" arg:"DURATION" help:"how long such a call waits at most, within its own time"`
-	Indexes          string  `split_words:"true" flag:"indexes" arg:"FILE" help:"keep the indexes of the mesh as this TOML file lists them, which is followed; takes an administrator's key (default none)"`
-	KubernetesEvents string  `split_words:"true" flag:"kubernetes-events" arg:"CONFIGMAP" help:"in a pod: say in Events of this ConfigMap what of --indexes could not be done (default nowhere)"`
+	HeldCalls   Held    `split_words:"true" default:"1000" flag:"held-calls" arg:"N" help:"calls that wait here at once for a node, of installed indexes that none serves; 0: none wait, they fail"`
+	HeldTimeout Timeout `split_words:"true" default:"5m" flag:"held-timeout" arg:"DURATION" help:"how long such a call waits at most, within its own time"`
+	Indexes     string  `split_words:"true" flag:"indexes" arg:"FILE" help:"keep the indexes of the mesh as this TOML file lists them, which is followed; takes an administrator's key (default none)"`
 	Logging
 }
 

@@ -55,7 +55,6 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_SESSION_STREAM_QUOTA": {"session-stream-quota", "10MB", ""},
 	"MESH_CACHE_MAX":            {"cache-max", "10MB", ""},
 	"MESH_CACHE_ENTRIES":        {"cache-entries", "7", ""},
-	"MESH_KUBERNETES_EVENTS":    {"kubernetes-events", "mesh-indexes", ""},
 	"MESH_LOG_LEVEL":            {"log-level", "debug", ""},
 	"MESH_LOG_FORMAT":           {"log-format", "json", ""},
 }
@@ -83,7 +82,7 @@ func TestEverySetting(t *testing.T) {
 		if strings.HasPrefix(name, "MESH_AUTH_") || name == "MESH_HTTP_LISTEN" {
 			byVariable, byFlag = new(settings.Agent), new(settings.Agent)
 		}
-		if name == "MESH_INDEXES" || name == "MESH_KUBERNETES_EVENTS" || strings.HasPrefix(name, "MESH_HELD_") {
+		if name == "MESH_INDEXES" || strings.HasPrefix(name, "MESH_HELD_") {
 			byVariable, byFlag = new(settings.Router), new(settings.Router)
 		}
 		if err := settings.Load([]string{name + "=" + s.text}, byVariable); err != nil {

@@ -5,7 +5,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Admission decides which calls get a worker, so that calls never wait for each other in a
@@ -74,19 +73,6 @@ func (s *state) opened(j *job, n int) {
 	}
 }
 
-// mustNotWait is the error of a call that must not wait for its session's worker, when no
-// worker has room.
-func (s *state) mustNotWait(j *job) *toolmesh.Error {
-	switch {
-	case s.cfg.Affinity == tool.AffinityFail && (len(s.workers) > 0 || len(s.queue.Waiting) > 0):
-		return failure.NotStarted(toolmesh.CodeBusy, "the session's worker is busy with another call").
-			WithRetryable(true).WithDetail("reason", "worker_busy")
-	case s.cfg.holdsState() && !s.cfg.Async && s.below(j.Depth):
-		return workerWaits()
-	}
-	return nil
-}
-
 // below reports whether a call of a depth must not wait for a session's only worker: that
 // worker waits for a call above this one, or for a call that may need this one's place.
 func (s *state) below(depth int) bool {
@@ -98,7 +84,7 @@ func (s *state) below(depth int) bool {
 // refuseBelow fails queued calls that must no longer wait for a session's only worker, since
 // its call j waits itself.
 func (s *state) refuseBelow(j *job) {
-	if !s.cfg.holdsState() || s.cfg.Async {
+	if !s.cfg.Session || s.cfg.Async {
 		return
 	}
 	s.queue.Waiting = slices.DeleteFunc(s.queue.Waiting, func(queued *job) bool {

@@ -229,7 +229,8 @@ func (p *Pool) submit(ctx context.Context, j *job) *toolmesh.Error {
 				return
 			}
 		}
-		if refused = s.mustNotWait(j); refused != nil {
+		if s.cfg.Session && !s.cfg.Async && s.below(j.Depth) {
+			refused = workerWaits()
 			return
 		}
 		j.turn = make(chan *toolmesh.Error, 1)

@@ -115,7 +115,7 @@ func (s *state) enqueue(j *job) (refused *toolmesh.Error) {
 		s.stands = j.since
 	}
 	s.queue.Add(j, j.Account)
-	if s.cfg.holdsState() || j.deadline.IsZero() {
+	if s.cfg.Session || j.deadline.IsZero() {
 		return nil
 	}
 	for one, a := range s.forecast(j.since) {
@@ -141,7 +141,7 @@ func (j *job) late(wait, takes time.Duration, now time.Time) bool {
 
 // giveUp refuses queued calls that would begin too late.
 func (s *state) giveUp() {
-	if s.cfg.holdsState() {
+	if s.cfg.Session {
 		return
 	}
 	now := time.Now()

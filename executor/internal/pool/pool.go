@@ -33,9 +33,9 @@ type Config struct {
 	// MinIdle is how many workers are kept without calls. With 0 the first call starts the first
 	// worker.
 	MinIdle int
-	// Affinity is that of the session that owns the pool; empty for all others. The first call
-	// of a session starts its first worker.
-	Affinity tool.Affinity
+	// Session tells that a session owns the pool: its state is in the only worker, which the
+	// first call starts.
+	Session bool
 
 	MaxWorkers int // that run calls
 	// MaxCalls limits simultaneous calls, without those that wait for a nested call; 0: the
@@ -49,12 +49,6 @@ type Config struct {
 	IdleAfter    time.Duration // after which an idle worker is ended
 	Recycle      Recycle
 	MaxFrame     uint32 // bytes
-}
-
-// holdsState reports whether no other worker would do: the session's state is in its only
-// worker.
-func (c *Config) holdsState() bool {
-	return c.Affinity == tool.AffinityQueue || c.Affinity == tool.AffinityFail
 }
 
 // Pool is a set of equal workers with one queue, which serves accounts fairly and each account
@@ -302,7 +296,7 @@ func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 			}
 		}
 		j.err = failure.Crashed(j.Tool, w.exit, w.begun(j), w.tail.Of(j.Session))
-		if s.cfg.holdsState() && !s.closed {
+		if s.cfg.Session && !s.closed {
 			j.err = j.err.WithDetail("session_state", "lost")
 		}
 		j.stopTimers()
@@ -311,7 +305,7 @@ func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 			j.done <- struct{}{}
 		}
 	}
-	if s.cfg.holdsState() && !s.closed {
+	if s.cfg.Session && !s.closed {
 		why := "it ended: " + w.exit.String()
 		if len(failed) == 0 && !w.stopping {
 			s.lost = why

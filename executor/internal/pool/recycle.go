@@ -38,7 +38,7 @@ func about[T ~int | ~int64](n T) T {
 
 // scheduleRecycling sets when a worker is to be replaced.
 func (s *state) scheduleRecycling(w *worker) {
-	if s.cfg.Once || s.cfg.Affinity != "" {
+	if s.cfg.Once || s.cfg.Session {
 		return
 	}
 	r := s.cfg.Recycle

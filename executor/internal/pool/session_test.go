@@ -8,7 +8,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/pool"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // A queued call that must not wait any more is refused when the session's worker begins
@@ -16,7 +15,7 @@ import (
 func TestAQueuedCallFromBelowIsRefused(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		gate := make(chan struct{})
-		p, _ := open(t, config(func(c *pool.Config) { c.Affinity = tool.AffinityQueue }), func(w *work) (string, error) {
+		p, _ := open(t, config(func(c *pool.Config) { c.Session = true }), func(w *work) (string, error) {
 			if result, err := w.wait(gate); err != nil {
 				return result, err
 			}
@@ -44,24 +43,22 @@ func TestAQueuedCallFromBelowIsRefused(t *testing.T) {
 // A session has one worker: a call that its tool makes of it would wait for ever.
 func TestASessionsWorkerIsNotWaitedForFromBelow(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		p, _ := open(t, config(func(c *pool.Config) { c.Affinity = tool.AffinityQueue }), recursive)
+		p, _ := open(t, config(func(c *pool.Config) { c.Session = true }), recursive)
 		o := <-begin(t.Context(), p, pool.Call{Args: json.RawMessage("."), Nested: nested{pool: p, depth: 1}})
 		wantCode(t, o.err, toolmesh.CodeToolError, "worker_waits")
 	})
 }
 
-// The state of a session's worker ends with it: the session is told once. Another call of one
-// with affinity fail does not wait.
+// The state of a session's worker ends with it: the session is told once.
 func TestASessionsState(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		gate := make(chan struct{})
-		p, ps := open(t, config(func(c *pool.Config) { c.Affinity = tool.AffinityFail }), func(w *work) (string, error) { return w.wait(gate) })
+		p, ps := open(t, config(func(c *pool.Config) { c.Session = true }), func(w *work) (string, error) { return w.wait(gate) })
 		if s := p.Stats(); s.Workers+s.Starting != 0 {
 			t.Errorf("%+v before the first call", s)
 		}
 		first := begin(t.Context(), p, args("{}"))
 		synctest.Wait()
-		wantCode(t, (<-begin(t.Context(), p, args("{}"))).err, toolmesh.CodeBusy, "busy with another call")
 		close(gate)
 		if o := <-first; o.err != nil {
 			t.Error(o.err)
@@ -78,7 +75,7 @@ func TestASessionsState(t *testing.T) {
 // A session's end cancels its calls, and its worker ends by itself.
 func TestEnd(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		p, ps := open(t, config(func(c *pool.Config) { c.Affinity = tool.AffinityQueue }), func(w *work) (string, error) { return w.wait(nil) })
+		p, ps := open(t, config(func(c *pool.Config) { c.Session = true }), func(w *work) (string, error) { return w.wait(nil) })
 		running := begin(t.Context(), p, args("{}"))
 		synctest.Wait()
 		queued := begin(t.Context(), p, args("{}"))

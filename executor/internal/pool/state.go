@@ -11,7 +11,6 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 	"github.com/toolmesh/toolmesh/executor/internal/turns"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 const (
@@ -145,20 +144,12 @@ func (s *state) pick() *worker {
 		}
 		return nil
 	}
-	n := len(s.idle)
-	if n == 0 {
+	last := len(s.idle) - 1
+	if last < 0 {
 		return nil
 	}
-	at := n - 1
-	if s.cfg.Affinity == tool.AffinityHint {
-		for i, w := range s.idle {
-			if w.proc.ID() < s.idle[at].proc.ID() {
-				at = i // the session's first worker has most of its state
-			}
-		}
-	}
-	w := s.idle[at]
-	s.idle = slices.Delete(s.idle, at, at+1)
+	w := s.idle[last]
+	s.idle = slices.Delete(s.idle, last, last+1)
 	return w
 }
 
@@ -172,7 +163,7 @@ func (s *state) room(w *worker) bool {
 
 // serves reports whether a worker takes calls.
 func (s *state) serves(w *worker) bool {
-	return !w.retired && (!w.blocked || s.cfg.holdsState())
+	return !w.retired && (!w.blocked || s.cfg.Session)
 }
 
 // count counts the workers for which such holds.
@@ -190,7 +181,7 @@ func (s *state) serving() int { return s.count(s.serves) }
 
 // most is the greatest number of workers at any time.
 func (s *state) most() int {
-	if s.cfg.holdsState() {
+	if s.cfg.Session {
 		return 1
 	}
 	return s.cfg.MaxWorkers + s.waiting
@@ -242,7 +233,7 @@ func (s *state) settle() {
 	}
 	now := time.Now()
 	switch {
-	case have == 0 && len(s.queue.Waiting) == 0 && (s.cfg.Affinity != "" || s.cfg.MinIdle == 0):
+	case have == 0 && len(s.queue.Waiting) == 0 && (s.cfg.Session || s.cfg.MinIdle == 0):
 		// A session that makes no call needs no worker.
 	case have == 0 && len(s.workers) > s.most():
 		s.lookAfter(queueDelay) // all are blocked or ending
@@ -333,7 +324,7 @@ func (s *state) refuses() *toolmesh.Error {
 
 // shut is the error of a call to a closed pool.
 func (s *state) shut() *toolmesh.Error {
-	if s.cfg.Affinity != "" {
+	if s.cfg.Session {
 		return failure.Unavailable("the session has ended")
 	}
 	return failure.Unavailable("the index %s is closed", s.cfg.Index)

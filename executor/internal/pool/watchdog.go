@@ -3,6 +3,7 @@ package pool
 import (
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -39,7 +40,7 @@ type metering struct {
 	// Of its control group when the running call began: memory charged, and processes killed by
 	// the kernel.
 	charged int64
-	kills   int
+	kills   atomic.Int64
 	seen    time.Duration // processor time, of the process and all below, at the last look
 	looked  time.Time     // time of the last look; used by the watchdog only
 	files   sandbox.Look  // at its temporary files; used by the watchdog only
@@ -81,7 +82,7 @@ func (s *state) meter(w *worker) {
 			}
 		}
 		if s.cfg.Declared.Memory > 0 {
-			w.metering.kills = w.proc.Group().Kills()
+			w.metering.kills.Store(int64(w.proc.Group().Kills()))
 		}
 	}
 	wake.Up(w.pool.limited)
@@ -235,7 +236,7 @@ func computing(w *worker, jobs []*job) []*job {
 func (w *worker) outgrown() func(j *job) *toolmesh.Error {
 	group, limits := w.proc.Group(), w.pool.cfg.Limits
 	switch {
-	case group.Kills() > w.metering.kills:
+	case int64(group.Kills()) > w.metering.kills.Load():
 		peak, reached := group.Peak()-w.metering.charged, group.Reached()
 		return func(j *job) *toolmesh.Error { return failure.Starved(j.Tool, int64(limits.Memory), peak, reached) }
 	case group.Refused() > 0:
@@ -251,8 +252,12 @@ func (p *Pool) endOutgrown(w *worker, h frame.Header, since time.Time) (ended bo
 	if w.proc.Group() == nil || p.cfg.Declared.Memory == 0 && p.cfg.Declared.Pids == 0 && h.Type != frame.Error && time.Since(since) < brief {
 		return false
 	}
+	fails := w.outgrown() // reads the kernel's files, without the pool's lock
+	if fails == nil {
+		return false
+	}
 	p.update(func(s *state) {
-		if fails := w.outgrown(); fails != nil && !w.free() {
+		if !w.free() {
 			ended = true
 			s.stopFor(p.log, w, w.running(), fails)
 			w.proc.Kill()

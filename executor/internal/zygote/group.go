@@ -213,7 +213,7 @@ func (g *Group) ownFolder(s *setup) (err error) {
 // another.
 func (g *Group) newZygote(ctx context.Context, s setup, only string) (*zygote, error) {
 	for {
-		leave, err := g.starter.Place(ctx)
+		leave, err := g.starter.Slot(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -120,16 +120,16 @@ func TestPlacesAreBounded(t *testing.T) {
 	var leave func()
 	for range cap(s.starting) {
 		var err error
-		if leave, err = s.Place(ctx); err != nil {
+		if leave, err = s.Slot(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
 	cancel()
-	if _, err := s.Place(ctx); !errors.Is(err, context.Canceled) {
+	if _, err := s.Slot(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("one more place than there are: %v", err)
 	}
 	leave()
-	if _, err := s.Place(t.Context()); err != nil {
+	if _, err := s.Slot(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

@@ -33,7 +33,7 @@ type Starter struct {
 	spawner  *sandbox.Spawner
 	bases    bases
 	nextID   atomic.Uint64
-	starting chan struct{} // see Place
+	starting chan struct{} // see Slot
 	temp     folders       // of workers that may write anywhere
 }
 
@@ -46,9 +46,9 @@ func NewStarter(spawner *sandbox.Spawner, opts Options) *Starter {
 	return s
 }
 
-// Place waits for one of the slots of interpreters that import at once: more than the number of
+// Slot waits for one of the slots of interpreters that import at once: more than the number of
 // processors would only slow each other down.
-func (s *Starter) Place(ctx context.Context) (leave func(), err error) {
+func (s *Starter) Slot(ctx context.Context) (leave func(), err error) {
 	select {
 	case s.starting <- struct{}{}:
 		return func() { <-s.starting }, nil

@@ -59,40 +59,25 @@ func Read(path string, env []string) File {
 
 // Parse reads what a file of indexes holds; see [Read].
 func Parse(data []byte, env []string) (f File) {
-	var top map[string]any
-	if err := toml.Unmarshal(data, &top); err != nil {
-		where := ""
-		if bad := (toml.ParseError{}); errors.As(err, &bad) {
-			where = fmt.Sprintf("line %d: ", bad.Position.Line)
-			err = errors.New(cmp.Or(bad.Message, bad.Error()))
-		}
-		return File{Err: invalid("the file of indexes is no TOML: %s%w", where, err)}
+	var top struct {
+		Index []toml.Primitive `toml:"index"`
 	}
-	for _, key := range slices.Sorted(maps.Keys(top)) {
-		if key != "index" && f.Err == nil {
-			f.Err = invalid("the file of indexes has the unknown key %q: each index is a table [[index]]", key)
+	meta, err := toml.Decode(string(data), &top)
+	if bad := (toml.ParseError{}); errors.As(err, &bad) {
+		return File{Err: invalid("the file of indexes is no TOML: line %d: %s", bad.Position.Line, cmp.Or(bad.Message, bad.Error()))}
+	} else if err != nil {
+		return File{Err: invalid("index is no list of tables: write [[index]] above each: %w", err)}
+	}
+	if !meta.IsDefined("index") {
+		f.Err = invalid("the file of indexes lists none: write index = [] to have none")
+	}
+	for _, key := range meta.Keys() {
+		if key[0] != "index" {
+			f.Err = invalid("the file of indexes has the unknown key %q: each index is a table [[index]]", key[0])
 		}
 	}
-	var tables []map[string]any
-	switch listed := top["index"].(type) {
-	case nil:
-		f.Err = cmp.Or(f.Err, invalid("the file of indexes lists none: write index = [] to have none"))
-	case []map[string]any:
-		tables = listed
-	case []any:
-		for _, one := range listed {
-			table, ok := one.(map[string]any)
-			if !ok {
-				f.Err = cmp.Or(f.Err, invalid("index is no list of tables: write [[index]] above each"))
-			} else {
-				tables = append(tables, table)
-			}
-		}
-	default:
-		f.Err = cmp.Or(f.Err, invalid("index is no list of tables: write [[index]] above each"))
-	}
-	for n, table := range tables {
-		f.Entries = append(f.Entries, entry(n+1, table, env))
+	for n, table := range top.Index {
+		f.Entries = append(f.Entries, entry(n+1, meta, table, env))
 	}
 	by := make(map[subjects.IndexName]int)
 	for _, e := range f.Entries {
@@ -114,7 +99,7 @@ func invalid(format string, args ...any) error {
 var keys = []string{"env", "name", "on", "paths", "rev", "source"}
 
 // entry reads one table.
-func entry(n int, table map[string]any, env []string) (e Entry) {
+func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Entry) {
 	var wrong []string
 	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	defer func() {
@@ -128,7 +113,17 @@ func entry(n int, table map[string]any, env []string) (e Entry) {
 		}
 		e.Request.Managed = digest(e.Request)
 	}()
-	for _, key := range slices.Sorted(maps.Keys(table)) {
+	var written map[string]any
+	if meta.PrimitiveDecode(table, &written) != nil {
+		bad("it is no table: write [[index]] above it")
+		return e
+	}
+	var said struct {
+		Name, Source, Rev string
+		Env, Paths        []string
+		On                map[string]string
+	}
+	for _, key := range slices.Sorted(maps.Keys(written)) {
 		if !slices.Contains(keys, key) {
 			hint := "an entry has " + strings.Join(keys, ", ")
 			if near := tool.Nearest(key, keys, 1); len(near) > 0 {
@@ -137,35 +132,18 @@ func entry(n int, table map[string]any, env []string) (e Entry) {
 			bad("the key %q is unknown; %s", key, hint)
 		}
 	}
-	text := func(key string) string {
-		v, there := table[key]
-		s, ok := v.(string)
-		if there && !ok {
-			bad("%s is no text", key)
-		}
-		return s
-	}
-	texts := func(key string) (all []string) {
-		v, there := table[key]
-		list, ok := v.([]any)
-		for _, one := range list {
-			s, is := one.(string)
-			ok = ok && is
-			all = append(all, s)
-		}
-		if there && !ok {
-			bad("%s is no list of texts", key)
-			return nil
-		}
-		return all
+	if err := meta.PrimitiveDecode(table, &said); err != nil {
+		bad("%s", err.Error())
+		said.Name, _ = written["name"].(string) // the decoder may not have come to these
+		said.Source, _ = written["source"].(string)
 	}
 	r := &e.Request
-	e.Name, r.Rev = subjects.IndexName(text("name")), text("rev")
+	e.Name, r.Rev = subjects.IndexName(said.Name), said.Rev
 	if token, err := subjects.EncodeToken(string(e.Name)); e.Name != "" && (err != nil || token != string(e.Name)) {
 		bad("%q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", e.Name)
 		e.Name = ""
 	}
-	if r.Source = text("source"); r.Source == "" {
+	if r.Source = said.Source; r.Source == "" {
 		bad("source is missing: give a repository (owner/repo) or a URL")
 	} else if src, err := index.Parse(r.Source); err != nil {
 		bad("%s", toolmesh.AsError(err).Message)
@@ -179,7 +157,7 @@ func entry(n int, table map[string]any, env []string) (e Entry) {
 		}
 	}
 	r.Name = e.Name
-	for _, path := range texts("paths") {
+	for _, path := range said.Paths {
 		p, err := index.ParsePath(path)
 		if err != nil {
 			bad("paths: %s", err.Error())
@@ -187,20 +165,11 @@ func entry(n int, table map[string]any, env []string) (e Entry) {
 		r.Paths = append(r.Paths, p)
 	}
 	r.On = registry.Labels{}
-	if on, there := table["on"]; there {
-		labels, ok := on.(map[string]any)
-		for _, name := range slices.Sorted(maps.Keys(labels)) {
-			value, is := labels[name].(string)
-			ok = ok && is
-			r.On[name] = value
-		}
-		if !ok {
-			bad(`on is no table of texts: write on = { gpu = "true" }`)
-		} else if err := r.On.Check(); err != nil {
-			bad("on: %s", err.Error())
-		}
+	maps.Copy(r.On, said.On)
+	if err := r.On.Check(); err != nil {
+		bad("on: %s", err.Error())
 	}
-	for _, variable := range texts("env") {
+	for _, variable := range said.Env {
 		name, value, literal := strings.Cut(variable, "=")
 		if literal {
 			r.Literal = append(r.Literal, name)

@@ -62,12 +62,12 @@ func TestAnEntryIsWrong(t *testing.T) {
 		`source = "o/bad"` + "\n" + `pathes = ["/x"]`:   {`the key "pathes" is unknown; did you mean paths?`},
 		`source = "o/bad"` + "\n" + `name = "a b"`:      {"cannot be an index's name"},
 		`source = "o/bad"` + "\n" + `env = ["NOT"]`:     {"entry 1 (bad)", `the variable "NOT"`},
-		`source = "o/bad"` + "\n" + `env = "K"`:         {"env is no list"},
+		`source = "o/bad"` + "\n" + `env = "K"`:         {"entry 1 (bad)", "line 3", "index.env"},
 		`source = "o/bad"` + "\n" + `env = ["=x"]`:      {"names no variable"},
 		`source = "o/bad"` + "\n" + `paths = ["x"]`:     {"must be an absolute path"},
-		`source = "o/bad"` + "\n" + `on = {gpu = true}`: {"on is no table of texts"},
+		`source = "o/bad"` + "\n" + `on = {gpu = true}`: {"entry 1 (bad)", "line 3", "index.on.gpu"},
 		`source = "o/bad"` + "\n" + `on = {gpu = ""}`:   {`"gpu" has no value`},
-		`source = "o/bad"` + "\n" + `rev = 1`:           {"rev is no text"},
+		`source = "o/bad"` + "\n" + `rev = 1`:           {"entry 1 (bad)", "line 3", "index.rev"},
 		`source = "o/bad@a"` + "\n" + `rev = "b"`:       {"two revisions"},
 		`source = "o/x"` + "\n" + `name = "good"`:       {"entry 1 (good)", `2 entries have the name "good"`},
 	} {
@@ -100,7 +100,7 @@ func TestAFileThatIsNotWhole(t *testing.T) {
 		"[[index]\n":                         "line 2",
 		"[index]\nsource = \"o/x\"\n":        "[[index]]",
 		"[[indexes]]\nsource = \"o/x\"\n":    `unknown key "indexes"`,
-		"index = [1]\n":                      "[[index]]",
+		"index = 1\n":                        "[[index]]",
 		"x = 1\n[[index]]\nsource=\"o/x\"\n": `unknown key "x"`,
 	} {
 		f := Parse([]byte(text), nil)
@@ -108,8 +108,10 @@ func TestAFileThatIsNotWhole(t *testing.T) {
 			t.Errorf("%q: %v, want it to say %q", text, f.Err, part)
 		}
 	}
-	if f := Parse([]byte("[[index]]\nrev = \"x\"\n"), nil); f.Err != nil || f.whole() {
-		t.Errorf("an entry that does not say its name: %+v", f)
+	for _, text := range []string{"[[index]]\nrev = \"x\"\n", "index = [1]\n", "[[index]]\nname = 1\n"} {
+		if f := Parse([]byte(text), nil); f.Err != nil || f.whole() || f.Entries[0].Err == nil {
+			t.Errorf("%q, an entry that does not say its name: %+v", text, f)
+		}
 	}
 	if f := Parse([]byte("index = []\n"), nil); !f.whole() || len(f.Entries) > 0 {
 		t.Errorf("no entries: %+v", f)

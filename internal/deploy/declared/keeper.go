@@ -28,9 +28,6 @@ type Options struct {
 	Env []string
 	// LookEvery is how often the file and the registry are looked at. Defaults to 2 s.
 	LookEvery time.Duration
-	// Tell is told of each entry that fails, again every half an hour while it does, and
-	// of each that no longer does. It is not to wait. Defaults to nobody.
-	Tell func(registry.DeclaredIndex)
 	// RetryFirst is how long what failed waits before it is tried again, for the first
 	// time; it doubles up to 5 min. Defaults to 5 s.
 	RetryFirst time.Duration
@@ -38,7 +35,6 @@ type Options struct {
 
 const (
 	retryMost = 5 * time.Minute
-	tellEvery = 30 * time.Minute
 	// atOnce is how many indexes are worked on at the same time.
 	atOnce = 4
 	// storeWait bounds one question to the registry.

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -39,9 +38,6 @@ type rig struct {
 	client *client.Client
 	dir    string
 	writes int
-
-	mu   sync.Mutex
-	told []registry.DeclaredIndex
 }
 
 func start(t *testing.T) *rig {
@@ -115,11 +111,6 @@ func (r *rig) keep(t *testing.T, log slog.Handler) (stop func()) {
 	}
 	k := declared.New(b, view, testmesh.Store(t, b), r.file(), &declared.Options{
 		Logger: slog.New(log), Env: []string{"WORD=said"}, LookEvery: 50 * time.Millisecond, RetryFirst: 200 * time.Millisecond,
-		Tell: func(d registry.DeclaredIndex) {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.told = append(r.told, d)
-		},
 	})
 	k.Start()
 	stopped := false
@@ -131,18 +122,6 @@ func (r *rig) keep(t *testing.T, log slog.Handler) (stop func()) {
 	}
 	t.Cleanup(stop)
 	return stop
-}
-
-// hears is how often somebody was told that an entry is in a state.
-func (r *rig) hears(name subjects.IndexName, state string) (n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, d := range r.told {
-		if d.Name == name && d.State == state {
-			n++
-		}
-	}
-	return n
 }
 
 // holder is who leads; empty if nobody does.
@@ -276,9 +255,6 @@ func TestTheMeshIsAsTheFileSays(t *testing.T) {
 	r.fails(t, "twice", toolmesh.CodeInvalidRequest, "2 entries")
 	r.fails(t, "nothere", toolmesh.CodeInstallFailed, "one has no labels")
 	r.answers(t, "idx.t.f", `"said 2"`) // as it was
-	if n := r.hears("idx", registry.DeclaredInstalled); n != 0 {
-		t.Errorf("told %d times of what is as it should be", n)
-	}
 
 	// A file that is broken changes nothing.
 	r.write(t, entry(second, `rev = "v2"`)+"[[index\n")
@@ -291,12 +267,6 @@ func TestTheMeshIsAsTheFileSays(t *testing.T) {
 	r.write(t, entry(idx, `rev = "v1"`))
 	r.gone(t, "second")
 	r.answers(t, "idx.t.f", `"none 1"`)
-	meshtest.Until(t, "the recovery is told", func() bool { return r.hears("idx", registry.DeclaredInstalled) == 1 })
-	for _, name := range []subjects.IndexName{"idx", "nowhere", ""} { // however often it was tried
-		if n := r.hears(name, registry.DeclaredFailed); n != 1 {
-			t.Errorf("told %d times that %q has failed", n, name)
-		}
-	}
 
 	// Somebody installs another revision by hand: the file's comes back.
 	byHand(deploy.Request{Source: idx, Rev: "v2"})

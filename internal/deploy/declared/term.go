@@ -24,14 +24,12 @@ type term struct {
 	k       *Keeper
 	changed chan struct{} // of capacity 1: the record is to be written
 	wake    chan struct{} // of capacity 1: work has ended
-	places  chan struct{} // a place for each index that is worked on
+	slots   chan struct{} // one for each index that is worked on
 	wg      sync.WaitGroup
 
 	mu    sync.Mutex
 	works map[subjects.IndexName]*work
 	told  []registry.DeclaredIndex
-	// failing is when it was last told of each entry that fails, but for since when.
-	failing map[registry.DeclaredIndex]time.Time
 }
 
 // work is what is done about one index.
@@ -50,8 +48,8 @@ type work struct {
 
 func newTerm(k *Keeper) *term {
 	return &term{
-		k: k, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), places: make(chan struct{}, atOnce),
-		works: make(map[subjects.IndexName]*work), failing: make(map[registry.DeclaredIndex]time.Time),
+		k: k, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), slots: make(chan struct{}, atOnce),
+		works: make(map[subjects.IndexName]*work),
 	}
 }
 
@@ -172,12 +170,12 @@ func (t *term) begin(ctx context.Context, name subjects.IndexName, w *work, do f
 	w.busy, w.done = true, false
 	t.wg.Go(func() {
 		select {
-		case t.places <- struct{}{}:
+		case t.slots <- struct{}{}:
 		case <-ctx.Done():
 			return
 		}
 		err := do(ctx)
-		<-t.places
+		<-t.slots
 		if ctx.Err() != nil {
 			return
 		}
@@ -216,46 +214,10 @@ func (t *term) tell(now []registry.DeclaredIndex) {
 			t.k.log.Warn("the file of indexes is not kept in full", slog.String("index", string(now[n].Name)), slog.String("error", now[n].Reason))
 		}
 	}
-	t.tellOf(now)
 	if !slices.Equal(t.told, now) {
 		t.told = now
 		wake.Up(t.changed)
 	}
-}
-
-// tellOf tells of entries that fail, and of those that no longer do; t.mu is held.
-func (t *term) tellOf(now []registry.DeclaredIndex) {
-	if t.k.opts.Tell == nil {
-		return
-	}
-	failing, broken := make(map[registry.DeclaredIndex]time.Time), false
-	for _, d := range now {
-		if d.State != registry.DeclaredFailed {
-			continue
-		}
-		broken = broken || d.Name == ""
-		key := d
-		key.Since = time.Time{}
-		if failing[key] = t.failing[key]; time.Since(failing[key]) >= tellEvery {
-			failing[key] = time.Now()
-			t.k.opts.Tell(d)
-		}
-	}
-	for key, last := range t.failing {
-		if _, still := failing[key]; still || key.Name == "" {
-			continue
-		}
-		at := slices.IndexFunc(now, func(d registry.DeclaredIndex) bool { return d.Name == key.Name && d.Source == key.Source })
-		switch {
-		case at < 0 && broken:
-			failing[key] = last // nobody knows
-		case at >= 0 && now[at].State == registry.DeclaredInstalling:
-			failing[key] = last
-		case at >= 0 && now[at].State == registry.DeclaredInstalled:
-			t.k.opts.Tell(now[at])
-		}
-	}
-	t.failing = failing
 }
 
 // bring has an index installed as an entry says.
