@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/inventory"
