@@ -414,6 +414,15 @@ func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err
 		}
 		return true, reply.Err
 	}
+	if reply.Kind == codec.ReplyResult && reply.Node == "" { // a service that knows no streams
+		if err := foreign(reply); err != nil {
+			return true, err
+		}
+		if !r.yield(Chunk{Seq: 1, Data: reply.Body}, nil) {
+			return true, errStopped
+		}
+		return true, nil
+	}
 	r.acked = true
 	r.p.Answered(reply.Node, reply.Boot)
 	if !r.p.s.queue {

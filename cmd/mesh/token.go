@@ -97,7 +97,7 @@ alone, and make neither batches nor tasks. Its rights are renewed every 5 minute
 				return usage(cmd, "--tools %s: %s", tools, err.Error())
 			}
 			if _, err := registry.ParseRate(rate); err != nil {
-				return usage(cmd, "--rate: %s", err.Error())
+				return usage(cmd, "--rate: %s", toolmesh.AsError(err).Message)
 			}
 			if lasts, err = parseDays(expires); err != nil || expires != "" && lasts < time.Second {
 				return usage(cmd, "--expires is %q: write a time of at least 1s, such as 720h or 30d", expires)
