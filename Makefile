@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 GO       ?= go
 PYTHON   ?= python3
 # Packages tested at once: most of a test is waiting. Some test binaries link a NATS server: about 1 GB each while linking.
-P        ?= 3
+P        ?= 4
 TIMEOUT  ?= 30m
 FUZZTIME ?= 60s
 
@@ -27,7 +27,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build test-mcp conformance wheels wheel demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s openapi skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
+.PHONY: help build test-others test-mcp conformance wheels wheel demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s openapi skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,12 +40,16 @@ demo: build ## a whole mesh on this machine: install, call, stream, clean up
 	@bin/mesh demo
 
 test: ## the product, with what needs only go, python3, git and make
-	@$(MAKE) -j2 test-go environments
-	@$(MAKE) test-python test-frameworks test-mcp skipped
+	@$(MAKE) -j2 test-go test-others
+	@$(MAKE) skipped
+
+# One after the other, while Go's tests run: those wait more than they compute.
+test-others: build $(UV)
+	@$(MAKE) environments
+	@$(MAKE) test-python test-frameworks test-mcp
 
 test-more: test-k8s test-images openapi test-newest wheel ## what is beside the product: the manifests of Kubernetes, the program that makes images, the gateway's OpenAPI document, the newest frameworks, a wheel; minutes
 
-# What the Python tests need: it is fetched while those of Go run.
 environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp $(VENV)/suites.stamp $(MCP)/stamp
 
 # Of a package that passed its closing line, of others what failed; at the end what was skipped, and why. Machines are
@@ -54,10 +58,13 @@ environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stam
 GOTEST = $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=5 --packages=./... --
 
 # uv, as a machine of agents has it: an agent that finds none installs its own, which takes longer than most tests.
+# Environments are installed with it, too: it takes a tenth of pip's processor time. Where uv finds no package index, pip may.
 UV = .tools/uv/bin/uv
 $(UV): executor/internal/venv/uv.go
 	@rm -rf .tools/uv
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-compile --target .tools/uv "uv==$$(sed -n 's/^const uvVersion = "\(.*\)"/\1/p' $<)"
+
+install = $(UV) pip install --quiet --python $(1) $(2) || $(1) -m pip install --quiet --disable-pip-version-check $(2)
 
 test-go: build $(UV)
 	@$(GO) vet ./...
@@ -79,10 +86,10 @@ test-frameworks: build $(VENV)/frameworks.stamp $(VENV)/suites.stamp ## DSPy, La
 	@cd python && LITELLM_LOCAL_MODEL_COST_MAP=True $(abspath $(FRAMEWORKS))/bin/python -m pytest -q -p no:asyncio tests/test_api.py
 
 # What others have made for MCP, apart from everything else. CI must have it; elsewhere what needs it is skipped.
-$(MCP)/stamp: e2e/mcp/package.json e2e/mcp/requirements.txt
+$(MCP)/stamp: e2e/mcp/package.json e2e/mcp/requirements.txt | $(UV)
 	@rm -rf $(MCP) && mkdir -p $(MCP) && cp $< $(MCP)
-	@if said=$$( (cd $(MCP) && npm install --no-audit --no-fund --loglevel=error && $(PYTHON) -m venv venv \
-	   && venv/bin/python -m pip install --quiet --disable-pip-version-check -r $(CURDIR)/e2e/mcp/requirements.txt) 2>&1); then touch $@; \
+	@if said=$$( (cd $(MCP) && npm install --no-audit --no-fund --loglevel=error && $(PYTHON) -m venv venv) 2>&1 \
+	   && { $(call install,$(MCP)/venv/bin/python,-r e2e/mcp/requirements.txt); } 2>&1); then touch $@; \
 	 elif [ "$${CI:-}" = true ]; then echo "$$said"; exit 1; \
 	 else echo "$$said" | tail -1 > $(MCP)/unreachable; touch $@; fi
 
@@ -119,9 +126,9 @@ openapi: ## the gateway's OpenAPI document: redocly's linter, schemathesis, a ge
 	 elif [ "$${CI:-}" = true ]; then echo "$$said"; exit 1; \
 	 else echo "openapi skipped, its programs cannot be downloaded: $$said"; fi
 
-$(VENV)/openapi.stamp: python/requirements-openapi.txt
+$(VENV)/openapi.stamp: python/requirements-openapi.txt | $(UV)
 	@$(PYTHON) -m venv $(VENV)/openapi
-	@$(VENV)/openapi/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@$(call install,$(VENV)/openapi/bin/python,-r $<)
 	@npm install --silent --no-audit --no-fund --prefix $(VENV)/openapi @redocly/cli@2.77.0
 	@touch $@
 
@@ -134,7 +141,7 @@ k8s: ## render k8s/rendered anew from the overlays
 
 skipped:
 	@echo
-	@echo "not run by make test: the manifests of Kubernetes, the images, the gateway's OpenAPI document by programs of others and the Python frameworks at newer versions than the pinned ones (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
+	@echo "not run by make test: the manifests of Kubernetes, the images, the gateway's OpenAPI document by programs of others and the Python frameworks at newer versions than the pinned ones (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, each client of the conformance cases with each kind of host, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
@@ -180,7 +187,7 @@ test-images: ## the router's image, and that the Containerfiles agree with this 
 	@cd k8s/images && $(GO) vet ./... && $(GO) test -short -timeout 10m ./...
 
 images-check: ## both images twice, from different folders: the same digests; then starts the agent's
-	@cd k8s/images && $(GO) test -count 1 -timeout 60m -v -run TestMadeTwice ./...
+	@cd k8s/images && $(GO) test -count 1 -timeout 60m -v -run TestBothImagesAreReproducible ./...
 
 bench: build ## ratios against raw NATS, measured in one run; BEFORE=FILE, the program ./bench of another state, is compared with
 	@$(GO) run ./bench $(if $(BEFORE),-before $(BEFORE))
@@ -199,10 +206,11 @@ fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
 	   done; \
 	 done
 
-soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; an index of 20,000 functions; each benchmark once; what tools try, and indexes at their installation, at every level and by every kind of agent
+soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; each client with each kind of host; an index of 20,000 functions; each benchmark once; what tools try, and indexes at their installation, at every level and by every kind of agent
 	@MESH_LANES_CALLS=100000 $(GO) test -count 1 -timeout 60m -v -run TestNothingOverlaps ./e2e/lanes
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -v -run TestMemoryOfAFile ./e2e
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 20m -v -run 'TestClocks|TestSessionKeysWithOtherLibraries' ./e2e
+	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m ./e2e/conformance
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 30m $$(git grep -l -E 'meshtest\.(Topologies|Conversations)\(' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run TestIndexOfThousandsOfFunctions ./agent
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 60m -run 'TestInstalls|TestTools' ./e2e/attacks
@@ -220,19 +228,19 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	 echo "$(PYTHON) cannot make a virtual environment: on Debian and Ubuntu install python3-venv"; exit 1; }
 
-$(VENV)/test.stamp: python/requirements-test.txt | $(VENV)/bin/python
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+$(VENV)/test.stamp: python/requirements-test.txt | $(VENV)/bin/python $(UV)
+	@$(call install,$(VENV)/bin/python,-r $<)
 	@touch $@
 
 # The first version of pydantic, beside the second: indexes still use it.
 $(VENV)/pydantic1.stamp: $(VENV)/test.stamp
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(VENV)/pydantic1 'pydantic==1.10.27'
+	@$(call install,$(VENV)/bin/python,--upgrade --target $(VENV)/pydantic1 'pydantic==1.10.27')
 	@touch $@
 
 # The frameworks, apart from everything else: they are large, and hold each other to versions.
-$(VENV)/frameworks.stamp: python/requirements-frameworks.txt | $(VENV)/bin/python
+$(VENV)/frameworks.stamp: python/requirements-frameworks.txt | $(VENV)/bin/python $(UV)
 	@$(PYTHON) -m venv $(VENV)/frameworks
-	@$(VENV)/frameworks/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@$(call install,$(VENV)/frameworks/bin/python,-r $<)
 	@touch $@
 
 # Suites of other projects, of which nothing is kept here. CI must have them; elsewhere what needs them is skipped.
@@ -243,5 +251,5 @@ $(VENV)/suites.stamp: python/requirements-suites.txt $(VENV)/frameworks.stamp
 	 else echo "the suite of stores cannot be downloaded, and is skipped: $$said"; fi
 
 $(VENV)/verify.stamp: python/requirements-verify.txt $(VENV)/test.stamp
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@$(call install,$(VENV)/bin/python,-r $<)
 	@touch $@

@@ -29,7 +29,6 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	uvFolder = dir
-	meshtest.Parallel(4)
 	meshtest.Main(m, func() { _ = os.RemoveAll(uvFolder) })
 }
 
@@ -126,7 +125,7 @@ func admin(t *testing.T, nc *nats.Conn, verb string, body any) (lines []map[stri
 
 // tryAdmin is admin for goroutines of a test.
 func tryAdmin(ctx context.Context, nc *nats.Conn, verb string, body any) (lines []map[string]any, failure *toolmesh.Error, err error) {
-	subject, err := subjects.Admin(verb)
+	subject, err := subjects.Subject{Kind: subjects.KindAdmin, Verb: verb}.Build()
 	if err != nil {
 		return nil, nil, err
 	}

@@ -48,10 +48,13 @@ func TestIndexOfThousandsOfFunctions(t *testing.T) {
 	if failure != nil || installed != n {
 		t.Fatalf("%d tools are installed: %v", installed, failure)
 	}
-	all, err := c.List(t.Context())
-	if err != nil || len(all) != n {
-		t.Fatalf("%d tools are listed, %v", len(all), err)
-	}
+	meshtest.Until(t, "all tools are listed", func() bool {
+		all, err := c.List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all) == n
+	})
 	for _, i := range []int{0, n / 2, n - 1} {
 		id := subjects.ToolID(fmt.Sprintf("big.m.f%d", i))
 		if a := describe(t, c, string(id)); a.Description != fmt.Sprintf("Adds %d.", i) || len(a.Nodes) != 1 {

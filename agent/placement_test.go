@@ -21,7 +21,7 @@ import (
 // adminOf asks one node.
 func adminOf(t *testing.T, nc *nats.Conn, node subjects.NodeID, verb string, body any) *toolmesh.Error {
 	t.Helper()
-	subject, err := subjects.NodeAdmin(node, verb)
+	subject, err := subjects.Subject{Kind: subjects.KindNodeAdmin, Node: node, Verb: verb}.Build()
 	if err != nil {
 		t.Fatal(err)
 	}

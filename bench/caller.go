@@ -71,9 +71,6 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 		return answer{Text: string(toolmesh.CodeOf(err))}, nil
 	case "figures":
 		return said(c.conn, nil)
-	case "counters":
-		s := c.conn.Stats()
-		return answer{In: s.InMsgs, Out: s.OutMsgs}, nil
 	}
 	return answer{}, errUnknown(r)
 }

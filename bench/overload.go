@@ -20,7 +20,7 @@ import (
 
 // The sections "overload" and "slow": calls that come at a rate, whether those before have
 // ended or not, of a tool that takes loadTakes and computes nothing, so that what is
-// measured is who waits for whom.
+// measured is the waiting alone.
 
 const (
 	loadTakes   = 100 * time.Millisecond
@@ -142,7 +142,7 @@ func (p *plan) startLoading(ctx context.Context, stderr io.Writer, dir string, n
 	if err != nil {
 		return l, err
 	}
-	if l.python, err = benchPython(ctx, stderr); err != nil {
+	if l.python, err = benchPython(); err != nil {
 		return l, err
 	}
 	source := filepath.Join(dir, "load")

@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// plan says what is measured and how often.
+// plan is the benchmarks to run, and their sizes.
 type plan struct {
 	Which  *regexp.Regexp
 	Rounds int
@@ -50,7 +50,6 @@ var benchmarks = []benchmark{
 		{sideGo, func(p *plan) request { return request{Do: "stream", Side: sideGo, N: p.Items} }, false},
 		{sidePython, func(p *plan) request { return request{Do: "stream", Side: sidePython, N: p.Items} }, false},
 	}},
-	{name: "messages", run: (*plan).countMessages},
 	{name: "payload", sides: []side{
 		{sideRaw, func(*plan) request { return request{Do: "objects", N: 1} }, false},
 		{sideGo, func(*plan) request { return request{Do: "large", N: 1} }, false},
@@ -192,50 +191,8 @@ func (p *plan) measure(s *stage, b benchmark, r *result) error {
 	return nil
 }
 
-// countBatches batches of calls are counted: what runs beside the calls, such as
-// a heartbeat each second, falls into few of them.
-const countBatches = 15
-
-// countMessages counts what a call costs in messages, subscriptions and
-// JetStream requests.
-func (p *plan) countMessages(_ context.Context, _ io.Writer, s *stage, r *result) error {
-	calls := min(p.Calls, 200)
-	for _, side := range []string{sideGo, sidePython} {
-		var batches [][]float64
-		for range countBatches {
-			before, err := s.counters()
-			if err != nil {
-				return err
-			}
-			if _, err := s.caller.ask(request{Do: "unary", Side: side, N: calls}); err != nil {
-				return err
-			}
-			after, err := s.counters()
-			if err != nil {
-				return err
-			}
-			for i := range after {
-				after[i] = (after[i] - before[i]) / float64(calls)
-			}
-			batches = append(batches, after)
-		}
-		r.counted(side, batches)
-	}
-	return nil
-}
-
-// counters are the values of [result.counted] so far.
-func (s *stage) counters() ([]float64, error) {
-	caller, err := s.caller.ask(request{Do: "counters"})
-	if err != nil {
-		return nil, err
-	}
-	broker, err := s.broker.ask(request{Do: "counters"})
-	return []float64{float64(caller.Out), float64(caller.In), float64(broker.In), float64(broker.Inbox), float64(broker.API)}, err
-}
-
 // measureBefore compares the calls/s of plain callers of a Python tool with those of another
-// state of this project, whose processes run beside ours and have their rounds in turn.
+// state of this project, whose processes run next to ours, with rounds alternating.
 func (p *plan) measureBefore(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
 	if p.Before == "" {
 		return nil

@@ -35,17 +35,13 @@ type answer struct {
 	Error string `json:"error,omitempty"`
 	Text  string `json:"text,omitempty"`
 
-	P50   time.Duration `json:"p50,omitempty"`
-	Took  time.Duration `json:"took,omitempty"`
-	Ops   int           `json:"ops,omitempty"`
-	In    uint64        `json:"in,omitempty"` // messages
-	Out   uint64        `json:"out,omitempty"`
-	Inbox uint64        `json:"inbox,omitempty"` // subscriptions made
-	API   uint64        `json:"api,omitempty"`   // JetStream requests
+	P50  time.Duration `json:"p50,omitempty"`
+	Took time.Duration `json:"took,omitempty"`
+	Ops  int           `json:"ops,omitempty"`
 }
 
 // role is what one process is for; do serves a request,
-// hello is told to the coordinator, stop is called at the end.
+// hello is sent to the coordinator, stop is called at the end.
 type role struct {
 	do    func(ctx context.Context, r request) (answer, error)
 	hello string
@@ -92,28 +88,20 @@ func serveRole(ctx context.Context, name string, args []string, in io.Reader, ou
 	return 0
 }
 
-// timed makes n measurements, each of which says how long it took.
-func timed(n int, one func() (time.Duration, error)) (answer, error) {
+// each times n operations one by one.
+func each(n int, do func() error) (answer, error) {
 	times := make([]time.Duration, n)
 	began := time.Now()
 	for i := range times {
-		var err error
-		if times[i], err = one(); err != nil {
+		start := time.Now()
+		if err := do(); err != nil {
 			return answer{}, err
 		}
+		times[i] = time.Since(start)
 	}
 	took := time.Since(began)
 	slices.Sort(times)
 	return answer{P50: times[n/2], Took: took, Ops: n}, nil
-}
-
-// each times n operations one by one.
-func each(n int, do func() error) (answer, error) {
-	return timed(n, func() (time.Duration, error) {
-		began := time.Now()
-		err := do()
-		return time.Since(began), err
-	})
 }
 
 // together times about n operations of so many callers at once.

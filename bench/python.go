@@ -9,39 +9,33 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// The section "python": our Python package against nats-py, and against what people
-// use where they have no mesh. The program python/bench.py measures, in an
-// environment that is kept in .venv/bench.
+// The section "python": our Python package next to nats-py, and to the libraries that programs
+// without a mesh use. The program python/bench.py measures, in an environment that is kept in
+// .venv/bench.
 
 // benchPython makes that environment if need be, and returns its interpreter.
-func benchPython(ctx context.Context, stderr io.Writer) (string, error) {
-	root, err := filepath.Abs(".")
+func benchPython() (string, error) {
+	venv, err := filepath.Abs(filepath.Join(".venv", "bench"))
 	if err != nil {
 		return "", err
 	}
-	venv := filepath.Join(root, ".venv", "bench")
 	python := filepath.Join(venv, "bin", "python")
-	if _, err := os.Stat(python); err != nil {
-		for _, args := range [][]string{
-			{"python3", "-m", "venv", venv},
-			{python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", filepath.Join(root, "bench", "python", "requirements.txt")},
-		} {
-			cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-			cmd.Stdout, cmd.Stderr = stderr, stderr
-			if err := cmd.Run(); err != nil {
-				_ = os.RemoveAll(venv)
-				return "", fmt.Errorf("%v: %w", args, err)
-			}
-		}
+	if _, err := os.Stat(python); err == nil {
+		return python, nil
 	}
-	return python, nil
+	if python, err = meshtest.Python(venv, "-r", filepath.Join("bench", "python", "requirements.txt")); err != nil {
+		_ = os.RemoveAll(venv)
+	}
+	return python, err
 }
 
 // measurePython has the program print its rows.
 func (p *plan) measurePython(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
-	python, err := benchPython(ctx, stderr)
+	python, err := benchPython()
 	if err != nil {
 		return err
 	}

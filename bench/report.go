@@ -14,7 +14,7 @@ type line struct {
 	What, Ours, Raw string
 	Ratio           float64
 	Must            string
-	Verdict         string // ok, good (the goal is reached too), MISSED, or empty for what is only told
+	Verdict         string // ok, good (the goal is reached too), MISSED, or empty for a row without a bound
 }
 
 type result struct {
@@ -78,8 +78,8 @@ var rows = []row{
 	{"payload", "64 MB argument and result against an object store's put and get of both, p50", sideGo, sideRaw, p50, wholeMillis, &bound{must: 1.5, goal: 1.2}},
 }
 
-// What a landing must keep of the calls/s of 64 plain callers of a Python tool, measured side by
-// side with the state before it (-before): ratios against raw NATS differ by machine.
+// beforeBound is the part of the calls/s of 64 plain callers of a Python tool that a change must
+// keep, next to the state before it (-before): ratios against raw NATS differ by machine.
 var beforeBound = &bound{must: 0.9, goal: 1, least: true}
 
 // plainOf is the side whose tools a side calls by a plain NATS client.
@@ -142,30 +142,6 @@ func wholeMillis(ns float64) string { return fmt.Sprintf("%.0f ms", ns/1e6) }
 func millis(ns float64) string { return fmt.Sprintf("%.0f", ns/1e6) }
 
 func perSecond(rate float64) string { return fmt.Sprintf("%.0f/s", rate) }
-
-// counted adds the lines of what a side's unary call costs in messages and requests.
-func (r *result) counted(side string, batches [][]float64) {
-	for i, one := range []struct {
-		what string
-		must float64
-	}{
-		{"messages out of the caller", 1},
-		{"messages into the caller", 1},
-		{"messages to the broker from everybody (registry reads would be among them)", 2},
-		{"subscriptions made", 0},
-		{"JetStream requests", 0},
-	} {
-		values := make([]float64, len(batches))
-		for n, batch := range batches {
-			values[n] = batch[i]
-		}
-		got, verdict := median(values), "good"
-		if got != one.must {
-			verdict = "MISSED"
-		}
-		r.add(line{What: one.what + " per unary call, " + side, Ours: fmt.Sprintf("%.3g", got), Must: fmt.Sprintf("= %.0f", one.must), Verdict: verdict}, nil)
-	}
-}
 
 func (r *result) missed() bool {
 	return slices.ContainsFunc(r.Lines, func(l line) bool { return l.Verdict == "MISSED" })

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -79,13 +81,12 @@ func runScale(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 // hall is the processes of a measurement of scale.
 type hall struct {
 	scale
-	ctx     context.Context //nolint:containedctx // of one run
+	stage
+	ctx     context.Context //nolint:containedctx // of one measurement
 	stderr  io.Writer
-	dir     string
 	urls    string
 	brokers []*child
 	nodes   []*child
-	all     []*child
 	lines   []line
 }
 
@@ -107,11 +108,9 @@ func (s *scale) run(ctx context.Context, stderr io.Writer) (_ []line, err error)
 	if err != nil {
 		return nil, err
 	}
-	h := &hall{scale: *s, ctx: ctx, stderr: stderr, dir: dir}
+	h := &hall{scale: *s, stage: stage{dir: dir}, ctx: ctx, stderr: stderr}
 	defer func() {
-		for i := len(h.all) - 1; i >= 0; i-- {
-			h.all[i].end()
-		}
+		h.end()
 		_ = os.RemoveAll(dir)
 	}()
 	for _, step := range []func() error{h.startBrokers, h.populate, h.views, h.steady, h.loseNode, h.callMany, h.reconnect} {
@@ -172,7 +171,7 @@ func (h *hall) populate() error {
 	if _, err := h.nodes[0].ask(request{Do: "nodes", N: scaleSmall}); err != nil {
 		return err
 	}
-	// Callers have somebody to ask from the beginning on.
+	// Callers need a router from the beginning on.
 	first, err := h.start("router", h.urls)
 	if err != nil {
 		return err
@@ -222,15 +221,10 @@ func (h *hall) views() error {
 }
 
 func (h *hall) child(name string) *child {
-	for _, c := range h.all {
-		if c.name == name {
-			return c
-		}
-	}
-	return nil
+	return h.all[slices.IndexFunc(h.all, func(c *child) bool { return c.name == name })]
 }
 
-// figures is what a process says of itself.
+// figures are the figures of a process.
 type figures struct {
 	CPU             time.Duration
 	Heap            uint64 // bytes in use after a collection
@@ -249,19 +243,26 @@ func (c *child) figures() (f figures, err error) {
 
 // watched are the processes whose figures count.
 func (h *hall) watched() []*child {
-	return append(append([]*child{}, h.brokers...), h.child("router"), h.child("agent"))
+	return append(slices.Clone(h.brokers), h.child("router"), h.child("agent"))
 }
 
-func (h *hall) each() ([]figures, error) {
-	var all []figures
-	for _, c := range h.watched() {
-		f, err := c.figures()
-		if err != nil {
-			return nil, err
+// during returns the figures of all watched processes before and after something, and its time.
+func (h *hall) during(do func() error) (before, after []figures, took time.Duration, err error) {
+	read := func() (all []figures) {
+		for _, c := range h.watched() {
+			f, bad := c.figures()
+			all, err = append(all, f), cmp.Or(err, bad)
 		}
-		all = append(all, f)
+		return all
 	}
-	return all, nil
+	before = read()
+	began := time.Now()
+	if err == nil {
+		err = do()
+	}
+	took = time.Since(began)
+	after = read()
+	return before, after, took, err
 }
 
 // steady watches the mesh without calls. What its start has left to do comes first.
@@ -269,16 +270,7 @@ func (h *hall) steady() error {
 	if err := pauseFor(h.ctx, h.Settle); err != nil {
 		return err
 	}
-	before, err := h.each()
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	if err := pauseFor(h.ctx, h.Steady); err != nil {
-		return err
-	}
-	took := time.Since(began)
-	after, err := h.each()
+	before, after, took, err := h.during(func() error { return pauseFor(h.ctx, h.Steady) })
 	if err != nil {
 		return err
 	}
@@ -333,7 +325,7 @@ func (h *hall) calls(where string) error {
 	}
 	id := indexTool(0, 0)
 	var p50s, rates []float64
-	busy := append(append([]*child{}, h.brokers...), h.nodes[0], c)
+	busy := append(slices.Clone(h.brokers), h.nodes[0], c)
 	before, err := cpuOf(busy)
 	if err != nil {
 		return err
@@ -410,23 +402,16 @@ func (h *hall) loseNode() error {
 
 // reconnect has all connections made anew.
 func (h *hall) reconnect() error {
-	before, err := h.each()
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	var group errgroup.Group
-	for _, c := range append(append([]*child{}, h.nodes...), h.child("router"), h.child("agent")) {
-		group.Go(func() error { _, err := c.ask(request{Do: "reconnect"}); return err })
-	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
-	if err := pauseFor(h.ctx, h.Steady/2); err != nil {
-		return err
-	}
-	took := time.Since(began)
-	after, err := h.each()
+	before, after, took, err := h.during(func() error {
+		var group errgroup.Group
+		for _, c := range append(slices.Clone(h.nodes), h.child("router"), h.child("agent")) {
+			group.Go(func() error { _, err := c.ask(request{Do: "reconnect"}); return err })
+		}
+		if err := group.Wait(); err != nil {
+			return err
+		}
+		return pauseFor(h.ctx, h.Steady/2)
+	})
 	if err != nil {
 		return err
 	}

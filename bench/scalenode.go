@@ -33,7 +33,7 @@ func said(nc *nats.Conn, more func(*figures)) (answer, error) {
 	}
 	f := figures{CPU: time.Duration(usage.Utime.Nano() + usage.Stime.Nano())}
 	runtime.GC()
-	runtime.GC() // what finalizers let go of
+	runtime.GC() // memory that finalizers have released
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	f.Heap = m.HeapAlloc
@@ -58,7 +58,7 @@ func connect(urls string) (*nats.Conn, error) {
 }
 
 // simulated is the nodes of one process: each has a connection, a real host and what an
-// agent subscribes beside that.
+// agent subscribes next to that.
 type simulated struct {
 	scale
 	urls string
@@ -122,7 +122,7 @@ func (s *simulated) node(ctx context.Context, i int) error {
 	if err := h.Start(ctx); err != nil {
 		return err
 	}
-	// What a view hears, without what it keeps of it.
+	// The subscriptions of a view, without its data.
 	for _, bucket := range []string{subjects.BucketNodes, subjects.BucketTools, subjects.BucketIndexes, subjects.BucketSessions} {
 		if _, err := nc.Subscribe(subjects.RegistryChanges(bucket), quiet); err != nil {
 			return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,24 +30,13 @@ func startBroker(ctx context.Context, args []string) (role, error) {
 	}
 	do := func(_ context.Context, r request) (answer, error) {
 		v, err := b.Server().Varz(nil)
-		if err != nil {
-			return answer{}, err
+		if err != nil || r.Do != "figures" {
+			return answer{}, cmp.Or(err, errUnknown(r))
 		}
-		if r.Do == "figures" {
-			return said(nil, func(f *figures) {
-				f.InMsgs, f.OutMsgs, f.InBytes = uint64(v.InMsgs), uint64(v.OutMsgs), uint64(v.InBytes) //nolint:gosec // counts
-				f.Subscriptions = uint64(v.Subscriptions)
-			})
-		}
-		s, err := b.Server().Subsz(nil)
-		if err != nil {
-			return answer{}, err
-		}
-		js, err := b.Server().Jsz(nil)
-		if err != nil {
-			return answer{}, err
-		}
-		return answer{In: uint64(v.InMsgs), Out: uint64(v.OutMsgs), Inbox: s.NumInserts, API: js.API.Total}, nil
+		return said(nil, func(f *figures) {
+			f.InMsgs, f.OutMsgs, f.InBytes = uint64(v.InMsgs), uint64(v.OutMsgs), uint64(v.InBytes) //nolint:gosec // counts
+			f.Subscriptions = uint64(v.Subscriptions)
+		})
 	}
 	return role{do, b.URL(), b.Shutdown}, nil
 }

@@ -54,7 +54,7 @@ func (a *attempt) Subject(n *bus.Peer) (subject string, err error) {
 	case a.batch && n != nil:
 		subject, err = subjects.NodeBatch(n.ID, a.s.session)
 	case a.batch:
-		subject, err = subjects.Batch(a.s.session)
+		subject, err = subjects.Subject{Kind: subjects.KindBatch, Session: a.s.session}.Build()
 	case n != nil:
 		subject, err = subjects.NodeTool(n.ID, a.s.session, a.id)
 	default:

@@ -19,7 +19,7 @@ import (
 // that is, asks for them again.
 func TestResultsLostWithTheConnection(t *testing.T) {
 	t.Parallel()
-	const calls, size = 40, 100_000
+	const calls, size = 12, 100_000
 	broker := meshtest.Broker(t)
 	started, release := make(chan struct{}, calls), make(chan struct{})
 	h := testmesh.Host(t, broker.Connect(t), &host.Options{Index: "wide"})

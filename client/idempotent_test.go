@@ -53,9 +53,9 @@ func testLostNode(t *testing.T, queue, frozen bool) {
 		}
 		others[i] = start(t, c, "desk.hold", toolArgs{Key: other})
 		wait(t, "start", d.gate(other).started)
-	}
-	if queue && len(asked.heard()) > 0 {
-		t.Error("a call that is well asks the registry")
+		if i == 0 && queue && len(asked.heard()) > 0 { // later, on a slow machine, a keepalive may be overdue
+			t.Error("a call that is well asks the registry")
+		}
 	}
 	if frozen {
 		proxies[victim].Blackhole()

@@ -54,7 +54,7 @@ func TestLossIsToldWithoutTheRegistry(t *testing.T) {
 // registry is never answered.
 func TestIdempotentCallsOfANodeThatAnswersForTheRegistry(t *testing.T) {
 	t.Parallel()
-	const n = 24
+	const n = 8
 	d := newTools()
 	broker := meshtest.Broker(t)
 	view := answerRegistry(t, broker.Connect(t))

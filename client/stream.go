@@ -553,7 +553,7 @@ func (r *reader) settleReplay() {
 // askStore asks the store for a page of chunks, from the next item on. What is
 // behind the page shows as a gap, and is asked for when the page has been read.
 func (r *reader) askStore() error {
-	subject, err := subjects.Replay(r.p.s.session, r.p.s.rpc)
+	subject, err := subjects.Subject{Kind: subjects.KindReplay, Session: r.p.s.session, RPC: r.p.s.rpc}.Build()
 	if err != nil {
 		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
 	}

@@ -50,7 +50,7 @@ func (b *Batch) Size() (n int64) {
 	return n
 }
 
-// Drop lets go of the members: nobody runs them.
+// Drop forgets the members, which are not executed.
 func (b *Batch) Drop() {
 	b.Members = nil
 	b.Request.Drop()
@@ -96,7 +96,7 @@ func (b *Batch) parseMembers(body []byte) error {
 	var wire struct {
 		Type     json.RawMessage `json:"type"`
 		ID       json.RawMessage `json:"batch_id"`
-		Requests list            `json:"requests"`
+		Requests wireList        `json:"requests"`
 		Parallel json.RawMessage `json:"parallel"`
 	}
 	if unmarshal(body, &wire) != nil {
@@ -168,7 +168,7 @@ func (b *Batch) setBatchID(raw json.RawMessage) error {
 // parse reads a member. The error is one of the batch; m.Err is of this call alone.
 func (m *Member) parse(i int, raw []byte) error {
 	*m = Member{Index: i, Args: json.RawMessage("{}")}
-	var wire member
+	var wire wireMember
 	if unmarshal(raw, &wire) != nil {
 		return invalid("requests[%d] is no object", i)
 	}
@@ -185,18 +185,18 @@ func (m *Member) parse(i int, raw []byte) error {
 	return nil
 }
 
-// list is the elements of a list, as they came; nil for anything else.
-type list []json.RawMessage
+// wireList is the elements of a list, as they came; nil for anything else.
+type wireList []json.RawMessage
 
 // UnmarshalJSON never fails, so that the message can name the field.
-func (l *list) UnmarshalJSON(data []byte) error {
+func (l *wireList) UnmarshalJSON(data []byte) error {
 	*l = nil // of a repeated one the last counts
 	_ = jsonv2.Unmarshal(data, (*[]json.RawMessage)(l), anyText)
 	return nil
 }
 
-// member is a [Member] as it is read: each field as it came, nil if it is absent.
-type member struct {
+// wireMember is a [Member] as it is read: each field as it came, nil if it is absent.
+type wireMember struct {
 	Index   json.RawMessage `json:"index"`
 	Tool    json.RawMessage `json:"tool_id"`
 	Args    json.RawMessage `json:"args"`
@@ -204,7 +204,7 @@ type member struct {
 	Timeout json.RawMessage `json:"timeout_ms"`
 }
 
-func (m *Member) read(wire *member) error {
+func (m *Member) read(wire *wireMember) error {
 	name, ok := jsonText(wire.Tool)
 	if m.Tool = subjects.ToolID(name); !ok || name == "" {
 		return invalid("tool_id is missing or not text")
@@ -293,7 +293,7 @@ func (b *Batch) head(body []byte) []byte {
 	return append(body, ',')
 }
 
-// OneResult is a result that is sent as its call ends, to who asked for that.
+// OneResult renders a result that is sent as its call ends, to a caller that asked for that.
 func (b *Batch) OneResult(id *Identity, r *BatchResult, encoded []byte) (Header, []byte) {
 	h := id.header(&b.Request)
 	h.Set(HeaderRPCID, NameHeader(r.RPCID))

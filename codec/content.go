@@ -126,8 +126,8 @@ func sizeOf(args json.RawMessage, positional []json.RawMessage) int64 {
 	return n
 }
 
-// Drop lets go of the arguments, in any form, and of what else is there for who runs the
-// call: nobody does.
+// Drop forgets the arguments, in any form, and the other fields that an execution needs: the call
+// is not executed.
 func (r *Request) Drop() {
 	r.Args, r.Positional, r.body = nil, nil, nil
 	r.Parent, r.Lanes, r.Revision, r.IdempotencyKey, r.Trace = "", "", "", "", Trace{}

@@ -75,12 +75,12 @@ type Where struct {
 // session's worker is gone.
 const ReasonStateGone = "session_worker_unavailable"
 
-// StateGone reports whether an error says so. The next call gets a new worker: so nobody but
+// StateGone reports whether an error has that reason. The next call gets a new worker, so only
 // the caller may send this one again.
 func StateGone(e *toolmesh.Error) bool { return e.Details["reason"] == ReasonStateGone }
 
-// NodeBusy reports whether an error is that of the one node that can run the call: it has no
-// room, and nobody need ask another one.
+// NodeBusy reports whether an error comes from the one node that can execute the call and has no
+// room: other nodes need not be asked.
 func NodeBusy(e *toolmesh.Error) bool {
 	return e.Code == toolmesh.CodeBusy && e.Details["node"] != nil
 }
@@ -118,8 +118,8 @@ func ParseReplay(h Header, body []byte) (ReplayRequest, *toolmesh.Error) {
 	return r, nil
 }
 
-// wholeNumber is a number of a request: -1 for what is none, such as a text of
-// digits, 0 for what is absent or null.
+// wholeNumber is a number of a request: -1 for another value, such as a text of digits, 0 for an
+// absent one and for null.
 type wholeNumber struct {
 	n    int64
 	text string
@@ -155,7 +155,7 @@ func (w wholeNumber) String() string {
 // ReplayEnd renders the empty message that ends the answer to a replay.
 func ReplayEnd(high High) Header { return Header{HeaderHigh: {high.String()}} }
 
-// Heartbeat is what a node says of itself each second.
+// Heartbeat is the message of a node that it sends each second.
 type Heartbeat struct {
 	Node     string `json:"node"`
 	Boot     string `json:"boot"`

@@ -21,7 +21,7 @@
 //
 // # Errors, units and concurrency
 //
-// What a peer sent wrong is invalid_request or protocol_error, in the protocol's words and with
+// A fault of a peer's message is invalid_request or protocol_error, in the protocol's words and with
 // started:false. Headers and fields that end in MS are milliseconds, sizes bytes. A reader ignores
 // headers and fields that it does not know, unless Mesh-Require names them. Every function may be
 // called concurrently; a struct belongs to one goroutine at a time.

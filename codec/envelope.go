@@ -23,8 +23,7 @@ func jsonText(raw []byte) (text string, ok bool) {
 	return text, len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, &text) == nil
 }
 
-// mayBeEnvelope spares a plain body the reading: the key stands there as
-// itself, or something is written with escapes.
+// mayBeEnvelope is a cheap test before a body is read: an envelope contains its key, or escapes.
 func mayBeEnvelope(body []byte) bool {
 	return bytes.Contains(body, []byte("rpc_id")) || bytes.Contains(body, []byte(`\u`))
 }

@@ -28,7 +28,7 @@ const (
 	HeaderKeepalive      = "Mesh-Keepalive"
 	HeaderOutlive        = "Mesh-Outlive"   // the call goes on when its caller is gone
 	HeaderProgress       = "Mesh-Progress"  // of a keepalive
-	HeaderOwner          = "Mesh-Owner"     // of an install: the public key of who signed it
+	HeaderOwner          = "Mesh-Owner"     // of an install: the public key of its signer
 	HeaderSignature      = "Mesh-Signature" // of the body, base64url without padding
 	HeaderWantLoad       = "Mesh-Want-Load"
 	HeaderWantProgress   = "Mesh-Want-Progress" // keepalives with progress come at once
@@ -55,8 +55,8 @@ const (
 	HeaderRef            = "Mesh-Ref"          // the value's name in the object store, in place of a body
 	HeaderDigest         = "Mesh-Digest"       // of what it names
 	HeaderAcceptRef      = "Mesh-Accept-Ref"   // the caller takes a reference
-	HeaderRead           = "Mesh-Read"         // the caller says when it has read a large answer; of an answer: it is such
-	HeaderPayload        = "Mesh-Payload"      // what is asked of a large value
+	HeaderRead           = "Mesh-Read"         // the caller confirms large answers; of an answer: it is to be confirmed
+	HeaderPayload        = "Mesh-Payload"      // the verb of a request about a payload
 	HeaderSize           = "Mesh-Size"         // of all of it, in bytes
 
 	HeaderContentType     = "Content-Type"
@@ -99,7 +99,7 @@ var headers = sync.Pool{New: func() any { return make(Header, 8) }}
 func newHeader() Header { return headers.Get().(Header) } //nolint:forcetypeassert // it holds nothing else
 
 // Recycle takes a header of this package back, for another message: its own has
-// been written, and nobody reads it again.
+// been written, and it is not read again.
 func Recycle(h Header) {
 	if h != nil {
 		clear(h)

@@ -8,20 +8,20 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// LaneType is what a node asks of the one that owns a lane.
+// LaneType is the type of a request to the owner of a lane.
 type LaneType string
 
 // The types of requests on mesh.node.<node>.lane.<session>.
 const (
-	// LaneAsk asks for a turn, again each second until it is granted.
+	// LaneAsk asks for the lane, again each second until it is granted.
 	LaneAsk LaneType = "ask"
-	// LaneRenew says which grants are held, and asks how long they stand.
+	// LaneRenew names the held grants, and asks how long they are valid.
 	LaneRenew LaneType = "renew"
-	// LaneRelease gives grants back, or the wait for one; nobody answers it.
+	// LaneRelease releases grants, or ends the wait for one. It has no answer.
 	LaneRelease LaneType = "release"
 )
 
-// LaneRequest is what one node asks of another one that owns lanes.
+// LaneRequest is a request of one node to another one that owns lanes.
 type LaneRequest struct {
 	Type LaneType `json:"type"`
 	// Mesh: the lanes are those of the mesh, not of the subject's session.
@@ -41,7 +41,7 @@ type LaneRequest struct {
 	Above []string        `json:"above,omitempty"`
 }
 
-// LaneState is what an owner says of what it was asked.
+// LaneState is an owner's answer to a request.
 type LaneState string
 
 // The states of a [LaneAnswer].
@@ -49,7 +49,7 @@ const (
 	LaneGranted LaneState = "granted"
 	LaneWaiting LaneState = "waiting"
 	LaneRenewed LaneState = "renewed"
-	// LaneElsewhere: the node does not own the lanes; the store says who does.
+	// LaneElsewhere: the node does not own the lanes; the store names the owner.
 	LaneElsewhere LaneState = "elsewhere"
 	LaneRefused   LaneState = "refused"
 )
@@ -59,8 +59,7 @@ type LaneAnswer struct {
 	State LaneState `json:"state"`
 	ID    string    `json:"id,omitempty"` // of a LaneAsk
 	N     uint64    `json:"n"`
-	// MS is for how long the grant stands, from when the request with the number N was
-	// sent.
+	// MS is how long the grant is valid, from when the request with the number N was sent.
 	MS    int64  `json:"ms,omitempty"`
 	Fence uint64 `json:"fence,omitempty"`
 	// Gone are those of the renewed grants that the owner does not know.
@@ -68,11 +67,10 @@ type LaneAnswer struct {
 	Error *toolmesh.Error `json:"error,omitempty"` // of LaneRefused
 }
 
-// LaneUse is what a call had to do with a lane; nil for one that had none.
+// LaneUse is a call's use of a lane; nil without a lane.
 type LaneUse struct {
-	Wait time.Duration // for its turn
-	// Fence grows with each turn that is granted in the lanes of a session, or the mesh;
-	// 0 for a call that got none.
+	Wait time.Duration // for the lane
+	// Fence grows with each grant in the lanes of a session, or of the mesh; 0 without a grant.
 	Fence uint64
 }
 
@@ -87,8 +85,8 @@ func (u *LaneUse) Put(h Header) {
 	}
 }
 
-// laneWait reads the wait that [LaneUse.Put] wrote; 0 where there is none.
+// laneWait reads the wait that [LaneUse.Put] wrote; 0 for another text.
 func laneWait(value string) time.Duration {
-	ms, _ := strconv.ParseInt(value, 10, 64) // 0 for what is none
+	ms, _ := strconv.ParseInt(value, 10, 64)
 	return toolmesh.Millis(max(ms, 0))
 }

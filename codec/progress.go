@@ -59,7 +59,7 @@ func (p *Progress) header() string {
 	return b.String()
 }
 
-// parseProgress reads a header; nil for what is none.
+// parseProgress reads a header; nil if it cannot be read.
 func parseProgress(text string) *Progress {
 	var p Progress
 	if json.Unmarshal([]byte(text), &p) != nil {

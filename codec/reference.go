@@ -9,8 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Ref names a value that is too large for a message, in the object store of large
-// values.
+// Ref names a payload: a value in the object store that is too large for a message.
 type Ref struct {
 	Name string // <session>.<anything>
 	// Digest of what is stored, as an object store writes it: SHA-256=<base64url>.
@@ -18,7 +17,7 @@ type Ref struct {
 	Size   int64 // in bytes, where it is known; it does not travel
 }
 
-// DigestPrefix stands before a digest in base64url.
+// DigestPrefix precedes a digest in base64url.
 const DigestPrefix = "SHA-256="
 
 // DigestText renders a SHA-256.
@@ -31,12 +30,12 @@ func (r *Ref) put(h Header) {
 	h[HeaderRef], h[HeaderDigest] = []string{r.Name}, []string{r.Digest}
 }
 
-// Payload is what the reference names, in a session. It is permission_denied for what is
-// not the session's, and invalid_request for a digest that is none.
+// Payload returns the id of the payload that the reference names in a session. The error is
+// permission_denied for a payload of another session, and invalid_request for a malformed digest.
 func (r *Ref) Payload(session subjects.SessionID) (subjects.PayloadID, error) {
 	owner, id, err := subjects.ParsePayloadName(r.Name)
 	if err != nil || !subjects.SameName(owner, session) {
-		return "", toolmesh.Errorf(toolmesh.CodePermissionDenied, "the large value %.80q is not of session %q: its name begins with the session and a dot", r.Name, session)
+		return "", toolmesh.Errorf(toolmesh.CodePermissionDenied, "the payload %.80q is not of session %q: its name begins with the session and a dot", r.Name, session)
 	}
 	text, ok := strings.CutPrefix(r.Digest, DigestPrefix)
 	if sum, err := base64.URLEncoding.DecodeString(text); !ok || err != nil || len(sum) != 32 {
@@ -45,14 +44,14 @@ func (r *Ref) Payload(session subjects.SessionID) (subjects.PayloadID, error) {
 	return id, nil
 }
 
-// refer has a request's arguments be what a reference names.
+// refer makes a reference the arguments of a request.
 func (r *Request) refer(ref Ref, encoding string) error {
 	if _, err := ref.Payload(r.Session); err != nil {
 		return err
 	}
 	switch {
 	case len(r.body) > 0:
-		return invalid("header %s stands for the body, and there is one", HeaderRef)
+		return invalid("header %s replaces the body, and the message has a body: leave one of them out", HeaderRef)
 	case r.packed || encoding != "" && encoding != "identity":
 		return invalid("header %s names JSON, as it is: it goes with no other content type or encoding", HeaderRef)
 	}
@@ -60,8 +59,8 @@ func (r *Request) refer(ref Ref, encoding string) error {
 	return nil
 }
 
-// Referred reports the reference in the headers of a request that is not parsed yet; nil
-// for most.
+// Referred returns the reference in the headers of a request that is not parsed yet; nil without
+// one.
 func (h Header) Referred() *Ref {
 	if len(h) == 0 {
 		return nil
@@ -84,10 +83,10 @@ func (h Header) Resolved() Header {
 	return out
 }
 
-// PayloadVerb says what is asked of a large value.
+// PayloadVerb is the verb of a request about a payload.
 type PayloadVerb string
 
-// What may be asked.
+// The verbs of payloads.
 const (
 	// PayloadPut begins to store one: its pieces follow to the node that answers.
 	PayloadPut PayloadVerb = "put"
@@ -96,7 +95,7 @@ const (
 	PayloadEnd   PayloadVerb = "end"
 	// PayloadGet reads some of one.
 	PayloadGet PayloadVerb = "get"
-	// PayloadDelete says that nobody needs it any more.
+	// PayloadDelete removes one that is no longer needed.
 	PayloadDelete PayloadVerb = "delete"
 )
 

@@ -16,8 +16,8 @@ import (
 // AnswerRoom is how many bytes the headers of an answer, or its envelope, may take.
 const AnswerRoom = 1024
 
-// Identity is what a serving side says of itself on each reply. Make one per
-// index revision and reuse it: its header values are shared.
+// Identity is the sender of replies: node, boot and revision. Make one per index revision and
+// reuse it: its header values are shared.
 type Identity struct {
 	Node     subjects.NodeID
 	Boot     subjects.BootID
@@ -141,8 +141,7 @@ func (r *Request) echoID() json.RawMessage {
 	return jsonNull
 }
 
-// jsonNull stands for a result or an item that is nothing: an empty body means
-// something else.
+// jsonNull is the body of an empty result or item: an empty body means something else.
 var jsonNull = json.RawMessage("null")
 
 // Result renders the reply of a call that succeeded, in the request's form.
@@ -253,9 +252,9 @@ func (r *Request) Ack(id *Identity, load Load) (Header, []byte) {
 	}{r.RPCID, id.Node})
 }
 
-// KeepaliveHeader renders the sign of life of a call that still runs. high is the
-// last stored item of a stream, negative for a unary call, and progress what the tool
-// said last of how far it is, or nil. The body is empty.
+// KeepaliveHeader renders the keepalive of a call that still runs. high is the last stored item of
+// a stream, negative for a unary call, and progress the tool's last report, or nil. The body is
+// empty.
 func (r *Request) KeepaliveHeader(id *Identity, high int64, progress *Progress) Header {
 	h := id.header(r)
 	h.Set(HeaderKeepalive, "1")
@@ -268,22 +267,21 @@ func (r *Request) KeepaliveHeader(id *Identity, high int64, progress *Progress) 
 	return h
 }
 
-// Awaits is what the keepalive of a call that waits at a router says of that.
+// Awaits is the word about its wait in the keepalive of a call that waits at a router.
 type Awaits string
 
 // The words of a router.
 const (
 	// AwaitsNode: it waits, and may begin at any time.
 	AwaitsNode Awaits = "1"
-	// AwaitsWord: it waits, and begins nowhere before the caller was asked and has answered.
+	// AwaitsWord: it waits, and begins only after the caller was asked and has answered.
 	AwaitsWord Awaits = "held"
 	// AwaitsAnswer asks: once the caller answers, it may begin.
 	AwaitsAnswer Awaits = "ask"
 )
 
-// AwaitsHeader renders the keepalive of a call that waits at a router for a node. It
-// names none: which one it will be is not known, and the router is none. question is the
-// number of one that asks, else 0.
+// AwaitsHeader renders the keepalive of a call that waits at a router for a node. It has no
+// Mesh-Node: the node is not known yet. question is the number of a keepalive that asks, else 0.
 func (r *Request) AwaitsHeader(word Awaits, question int64) Header {
 	h := newHeader()
 	h[HeaderProto], h[HeaderKeepalive], h[HeaderAwaits] = protoValue, flagOn, []string{string(word)}
@@ -359,35 +357,35 @@ type Reply struct {
 	Revision string
 	// Cache is hit, miss or bypass; empty for a tool that keeps no results.
 	Cache string
-	// Warning is what is wrong with the result, for people.
+	// Warning is a fault of the result, for people.
 	Warning string
-	// LaneWait is for how long the call waited for its turn in a lane.
+	// LaneWait is how long the call waited for a lane.
 	LaneWait time.Duration
-	// NodeWait is for how long the call waited at a router for a node.
+	// NodeWait is how long the call waited at a router for a node.
 	NodeWait time.Duration
-	// Awaits is what a keepalive says of a call that waits there; empty for none.
+	// Awaits is the word of a keepalive of a call that waits there; else empty.
 	Awaits   Awaits
 	Question int64 // its number, for AwaitsAnswer
 	// Body is the result of a unary call.
 	Body json.RawMessage
-	// Ref stands for the result where it is in the object store; else nil.
+	// Ref replaces the result if that is in the object store; else nil.
 	Ref *Ref
 	// Err is set for ReplyError.
 	Err *toolmesh.Error
-	// Read says that the node waits to be told that the answer was read.
+	// Read says that the caller must confirm the answer.
 	Read bool
-	// Progress is how far the call says that it is, for a keepalive; else nil.
+	// Progress is the call's last report, for a keepalive; else nil.
 	Progress *Progress
 	// High is the last stored item, for a keepalive of a stream and for what ends
 	// a replay; -1 when absent.
 	High int64
-	// Terminal says, beside High, that the terminal is stored too.
+	// Terminal says, next to High, that the terminal is stored too.
 	Terminal bool
 	// Chunk is set for ReplyChunk.
 	Chunk Chunk
 }
 
-// ReplyKind says what a reply is.
+// ReplyKind is the kind of a reply.
 type ReplyKind uint8
 
 // The kinds of reply.
@@ -396,14 +394,14 @@ const (
 	ReplyError
 	ReplyKeepalive
 	ReplyChunk
-	// ReplyNoResponders is NATS's own 503: nobody serves the subject.
+	// ReplyNoResponders is NATS's own 503: no process serves the subject.
 	ReplyNoResponders
 	// ReplyEnd is the empty message that ends an inbox stream or a replay.
 	ReplyEnd
 )
 
-// ParseReply reads a message of the plain form. It never fails: what cannot be
-// read is a ReplyError with protocol_error.
+// ParseReply reads a message of the plain form. It never fails: an unreadable message is a
+// ReplyError with protocol_error.
 func ParseReply(h Header, body []byte) Reply {
 	r := Reply{High: -1}
 	if len(h) == 0 {
@@ -499,7 +497,7 @@ func ParseReply(h Header, body []byte) Reply {
 		switch {
 		case err == nil:
 			r.High, r.Terminal = stored.Seq, stored.Terminal
-		case r.Kind == ReplyEnd: // a sign of life stays one
+		case r.Kind == ReplyEnd: // a keepalive stays one
 			r.Kind, r.Err = ReplyError, toolmesh.AsError(err)
 		}
 	default:

@@ -137,8 +137,7 @@ func invalid(format string, args ...any) error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...)
 }
 
-// checkIsolation holds a request to the isolations that there are: a caller that
-// wants its call kept apart must not run beside others for a slip of the pen.
+// checkIsolation refuses unknown isolations: a call must not lose its isolation by a typing error.
 func checkIsolation(v toolmesh.Isolation) error {
 	if v.Valid() {
 		return nil
@@ -354,7 +353,7 @@ func (r *Request) setID(id string) error {
 	return nil
 }
 
-// Call is what a caller says of a call. The zero value of a field leaves its header out.
+// Call has the caller's settings of a call. The zero value of a field leaves its header out.
 type Call struct {
 	Session   subjects.SessionID
 	Tool      subjects.ToolID
@@ -379,7 +378,7 @@ type Call struct {
 	AcceptRef    bool // the caller takes results by reference
 	Read         bool // the caller confirms an answer that asks for that
 
-	// Ref stands for the arguments, which are then in the object store; nil for most.
+	// Ref replaces arguments that are in the object store; else nil.
 	Ref *Ref
 
 	IdempotencyKey string

@@ -19,8 +19,8 @@ const (
 	TaskRemove = "rm"
 )
 
-// What a schedule does with the times that came while nothing ran tasks: nothing, one task
-// for the last of them, or one for each of the last 100.
+// The ways of a schedule to treat times at which no process ran tasks: no task, one task for the
+// last of them, or one for each of the last 100.
 const (
 	CatchUpNone = "none"
 	CatchUpOne  = "one"
@@ -145,8 +145,8 @@ type Task struct {
 	// last attempt of one that is tried again.
 	Result json.RawMessage `json:"result,omitempty"`
 	Error  *toolmesh.Error `json:"error,omitempty"`
-	// ResultSize is how many bytes a result has that no message carries; Ref and Digest
-	// are where it is for who asked for that.
+	// ResultSize is the number of bytes of a result that no message holds. Ref and Digest name it
+	// for a caller that accepts references.
 	ResultSize int64  `json:"result_size,omitempty"`
 	Ref        string `json:"ref,omitempty"`
 	Digest     string `json:"digest,omitempty"`

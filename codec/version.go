@@ -15,7 +15,7 @@ const (
 	ProtoMin = 1
 )
 
-// features are names, besides our headers', that Mesh-Require may hold.
+// features are the names that Mesh-Require may hold, next to those of our headers.
 var features = []string{"unary", "stream", "inbox", "replay", "credit", "cancel", "keepalive", "envelope", "drain", "idempotency", "msgpack", "zstd", "ref"}
 
 // FeatureBatch is the feature that the lease of a node advertises if it serves batches.

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // Of the whole run: the folder of everything that it shares, and of the binaries.
@@ -35,6 +37,7 @@ func TestMain(m *testing.M) {
 		_ = os.RemoveAll(dir)
 		os.Exit(1)
 	}
+	meshtest.Parallel(4)
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(status int) {
 		if err := os.RemoveAll(dir); err != nil && status == 0 {
 			fmt.Fprintln(os.Stderr, err)

@@ -7,8 +7,8 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
@@ -77,20 +77,29 @@ func tasksIn(folder string) (tasks int) {
 	return tasks
 }
 
-// peakOf is the most processes and threads in a folder while f runs, beyond those before.
+// peakOf is the most processes and threads in a folder while f runs, beyond those before. One count
+// may contain processes that end during it together with those that replace them: two successive
+// counts must agree.
 func peakOf(folder string, f func()) int {
 	before := tasksIn(folder)
-	var over atomic.Bool
-	peak := make(chan int)
+	over, peak := make(chan struct{}), make(chan int)
 	go func() {
-		most := 0
-		for !over.Load() {
-			most = max(most, tasksIn(folder)-before)
+		most, last := 0, 0
+		look := time.NewTicker(20 * time.Millisecond) // a count reads all of /proc: without a pause it takes a processor
+		defer look.Stop()
+		for {
+			now := tasksIn(folder) - before
+			most, last = max(most, min(now, last)), now
+			select {
+			case <-over:
+				peak <- most
+				return
+			case <-look.C:
+			}
 		}
-		peak <- most
 	}()
 	f()
-	over.Store(true)
+	close(over)
 	return <-peak
 }
 
@@ -106,7 +115,10 @@ func TestBombsThatDeclareNothing(t *testing.T) {
 				t.Skip("no control groups can be made here")
 			}
 			limits, _ := x.Limits()
-			tools := []string{"processes", "threads", "processes", "threads", "stubborn", "aprocesses"}
+			tools := []string{"processes", "threads", "stubborn", "aprocesses"}
+			if guard == "groups" { // a second breach of one worker's group; the watchdog keeps nothing of the first
+				tools = append([]string{"processes", "threads"}, tools...)
+			}
 			spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": bombTools}), "t.ok", "t.processes", "t.threads", "t.stubborn", "t.aprocesses")
 			ix := open(t, x, spec)
 			folder, err := filepath.EvalSymlinks(spec.SourceDir)

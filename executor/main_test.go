@@ -4,14 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -45,10 +42,7 @@ func TestMain(m *testing.M) {
 	if python, err := exec.Command("python3", "-I", "-c", "import sys; print(sys._base_executable, end='')").Output(); err == nil {
 		_ = os.Setenv("PATH", filepath.Dir(string(python))+":"+os.Getenv("PATH"))
 	}
-	flag.Parse()
-	if flag.Lookup("test.parallel").Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
-		_ = flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))) // most tests wait for processes
-	}
+	meshtest.Parallel(4) // most tests wait for processes
 	goleak.VerifyTestMain(sharing{m})
 }
 

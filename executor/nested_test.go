@@ -752,3 +752,9 @@ func TestNoCallsAtImport(t *testing.T) {
 		t.Errorf("got %+v, want the tool unavailable with a reason that helps", u)
 	}
 }
+
+func (*loopback) File(context.Context, string, []byte) ([]byte, error) { return nil, nil }
+
+func (*loopback) ReadFile(context.Context, json.RawMessage) iter.Seq2[json.RawMessage, error] {
+	return func(func(json.RawMessage, error) bool) {}
+}

@@ -52,9 +52,6 @@ func (q *request) listTasks() (any, error) {
 func ofTask(do func(*client.Task, context.Context) (*client.TaskInfo, error)) handler {
 	return func(q *request) (any, error) {
 		info, err := do(q.c.Task(subjects.RPCID(q.r.PathValue("id"))), q.ctx)
-		if e := toolmesh.AsError(err); err != nil && e.Code == toolmesh.CodeInvalidRequest {
-			err = refused(toolmesh.CodeNotFound, "%s", e.Message) // nothing else can be wrong with a request that is an id
-		}
 		if err != nil {
 			return nil, err
 		}

@@ -22,7 +22,6 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/sessions"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/cache"
-	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/internal/payloads"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
@@ -154,7 +153,7 @@ func NewOn(conn registry.Conn, opts *Options) (*Host, error) {
 	})
 	k.cache = cache.New(o.CacheBytes, o.CacheEntries, k.replies.Fits)
 	h.runner = newRunner(k)
-	h.intake = &intake{core: k, run: h.runner, streams: newStreams(k), room: chunks.NewRoom(k.base, b, subjects.StreamChunks, k.background.Go)}
+	h.intake = &intake{core: k, run: h.runner, streams: newStreams(k)}
 	h.listeners = newListeners(h.intake.receive)
 	h.publisher = newPublisher(k, h.listeners.requests)
 	return h, nil

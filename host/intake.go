@@ -13,7 +13,6 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/batch"
 	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
-	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -23,7 +22,6 @@ type intake struct {
 	*core
 	run          *runner
 	streams      *streams
-	room         *chunks.Room                 // of the chunk store
 	batches      atomic.Pointer[batch.Server] // nil for a node that runs none
 	lastDirected atomic.Int64                 // when a request came on the node's own subject, as [bus.Mono]
 }
@@ -162,12 +160,6 @@ func (in *intake) check(c *inflight, mine, directed bool) *toolmesh.Error {
 		return refuse(toolmesh.CodeInvalidRequest, "header %s: a stream cannot have an idempotency key, only a call with one result", codec.HeaderIdempotencyKey)
 	case req.IdempotencyKey != "" && !in.presence.Joined():
 		return refuse(toolmesh.CodeUnavailable, "node %s has not found the store of idempotency keys: without JetStream there are none", in.node)
-	}
-	if req.Delivery != codec.DeliverNone {
-		if used, most, short := in.room.Short(); short {
-			return refuse(toolmesh.CodeUnavailable, "the chunk store holds %d of %d bytes, and the rest is for the streams that run: wait until older streams expire, or give it more room", used, most).
-				WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "chunks_max").WithDetail("stored", used).WithDetail("max", most)
-		}
 	}
 	return in.replies.Unread(&c.Reader)
 }

@@ -74,6 +74,10 @@ func (c *inflight) stream() (*stream.Stream, error) {
 	if s := c.readers.Stream(); s != nil {
 		return s, nil
 	}
+	if left, size := c.run.room.Left(&c.ctx); size > 0 && left < 0 {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store has less than a tenth of its %d bytes left, which is kept for running streams: wait until older streams expire, or give it more room", size).
+			WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "chunks_max").WithDetail("max", size)
+	}
 	return stream.New(&c.ctx, &c.readers, c.epoch, !c.deadline.IsZero())
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/once"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -30,6 +31,7 @@ type runner struct {
 	*core
 	keys *once.Keys
 	args *fair.Room[subjects.SessionID] // bytes of arguments, by account
+	room *chunks.Room                   // of the chunk store
 
 	audience audience // of the events of calls
 
@@ -39,7 +41,7 @@ type runner struct {
 
 func newRunner(k *core) *runner {
 	return &runner{
-		core: k, audience: audience{bus: k.bus}, args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
+		core: k, audience: audience{bus: k.bus}, room: chunks.NewRoom(k.bus, subjects.StreamChunks), args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
 		keys: once.New(once.Options{
 			Node: k.node, Boot: k.boot, Bus: store.Of(k.bus), Presence: k.presence, Base: k.base, Log: k.log, Go: k.background.Go, Replies: k.replies, Exited: errExited,
 		}),

@@ -65,7 +65,7 @@ func (a *TwoAccounts) Caller(t testing.TB, options ...nats.Option) *nats.Conn {
 // exported returns what a mesh's account exports to callers of any session.
 func exported(t testing.TB) (services, streams []string) {
 	t.Helper()
-	const one = "ONE" // stands for any single name until it is replaced
+	const one = "ONE" // any single name, until it is replaced
 	anyOf := func(subject string, err error) string {
 		if err != nil {
 			t.Fatalf("build an exported subject: %v", err)

@@ -24,13 +24,13 @@ import (
 // Epoch is that of sessions which [Keyed.AsSession] creates.
 const Epoch = "1"
 
-// Keyed is a broker that lets in users, each with the rights of its role.
+// Keyed is a broker that admits users, each with the rights of its role.
 type Keyed struct {
 	*Server
 	// DataDir is where the keys are; empty where users have JWTs.
 	DataDir string
-	// Seen is what the process that lets in sessions' keys knows of the mesh's tools: keys narrowed to some of them
-	// need it. nil: nothing.
+	// Seen returns the view of the process that admits sessions' keys: keys that are narrowed to some tools need it.
+	// nil: no view.
 	Seen func() *registry.View
 
 	as      func(t testing.TB, role access.Role) []nats.Option
@@ -57,7 +57,7 @@ func WithKeys(t testing.TB, options ...Option) *Keyed {
 	return k
 }
 
-// sessionKeys makes keys of sessions, once a session, and has the broker told of them.
+// sessionKeys makes keys of sessions, once for each, and answers the broker's questions about them.
 func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.SessionID) []nats.Option {
 	var mu sync.Mutex
 	var records *registry.Store
@@ -89,7 +89,7 @@ func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.Sess
 			must(err)
 			must(records.CreateSession(t.Context(), registry.SessionRecord{ID: id, Epoch: Epoch, Created: time.Now(), Key: public}))
 			files[id] = file
-			Until(t, "the session's key is let in", func() bool {
+			Until(t, "the session's key is admitted", func() bool {
 				nc, err := nats.Connect(k.URL, keyOption(t, file))
 				if err == nil {
 					nc.Close()
@@ -157,7 +157,7 @@ func (k *Keyed) AsSession(t testing.TB, id subjects.SessionID, options ...nats.O
 	return k.Connect(t, append(append(k.session(t, id), nats.CustomInboxPrefix(inbox)), options...)...)
 }
 
-// Operated is a broker in operator mode with one account, besides its own.
+// Operated is a broker in operator mode with one account next to its own.
 type Operated struct {
 	*Server
 	account nkeys.KeyPair

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"os"
+	"runtime"
 	"strconv"
 	"testing"
 
@@ -12,9 +13,11 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Main runs a package's tests and fails if a goroutine outlives them. Call it
-// from TestMain; it ends the process, after calling what clean-up is to be done.
+// Main runs a package's tests, four at once unless [Parallel] or -parallel set another number,
+// and fails if a goroutine outlives them. Call it from TestMain. It ends the process, after it
+// has called the functions of after.
 func Main(m *testing.M, after ...func()) {
+	Parallel(4)
 	goleak.VerifyTestMain(m, append(LeakOptions(), goleak.Cleanup(func(status int) {
 		for _, f := range after {
 			f()
@@ -23,11 +26,18 @@ func Main(m *testing.M, after ...func()) {
 	}))...)
 }
 
-// Parallel has n tests run at once that call t.Parallel, whatever the number of processors:
-// most of a test is waiting. Call it before [Main].
+// Parallel runs at least n tests at once that call t.Parallel, also on fewer processors: most of
+// a test is waiting. The first number that is set counts, and -parallel before all others. Call
+// it before [Main].
 func Parallel(n int) {
 	flag.Parse()
-	if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+	const name = "test.parallel"
+	set := false
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == name })
+	if set {
+		return
+	}
+	if err := flag.Set(name, strconv.Itoa(max(n, runtime.GOMAXPROCS(0)))); err != nil {
 		panic(err)
 	}
 }

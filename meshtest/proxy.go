@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Proxy is a TCP connection in between: it passes bytes until told otherwise.
+// Proxy passes the bytes of TCP connections to a broker, and can cut, stop or hold them.
 // Its methods may be called concurrently.
 type Proxy struct {
 	// URL is where clients connect instead of to the broker.

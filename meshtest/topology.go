@@ -79,7 +79,7 @@ func Single(t testing.TB) *Topology {
 }
 
 // Conversations runs a test of what a caller and a node say to each other on each
-// topology, and on brokers that let in users: the node with its key, and a caller
+// topology, and on brokers that admit users: the node with its key, and a caller
 // without one or with that of a session that was created; and, with MESH_SOAK in the
 // environment, both with JWTs.
 func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {

@@ -12,7 +12,7 @@ import (
 
 // The bundles that records name, of those that stand and no others: what is not
 // among them is deleted.
-func TestBundlesThatRecordsName(t *testing.T) {
+func TestBundlesNamedByRecords(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	store := testmesh.Store(t, b)

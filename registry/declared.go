@@ -17,8 +17,8 @@ const (
 	DeclaredFailed     = "failed"
 )
 
-// DeclaredRecord says who keeps the indexes of the mesh as a file lists them, and how far
-// it is, MESH_LANES/indexes. It is a lease: it expires after [LeaseTTL] unless it is
+// DeclaredRecord names the process that keeps the indexes of the mesh as a file lists them, with
+// its progress: MESH_LANES/indexes. It is a lease: it expires after [LeaseTTL] unless it is
 // written again.
 type DeclaredRecord struct {
 	// Holder tells the process that has the lease from others.
@@ -27,22 +27,22 @@ type DeclaredRecord struct {
 	Entries []DeclaredIndex `json:"entries"`
 }
 
-// DeclaredIndex is how an entry is. The one without a name is the file itself.
+// DeclaredIndex is the state of an entry. The one without a name is the file itself.
 type DeclaredIndex struct {
 	Name   subjects.IndexName `json:"name,omitempty"`
 	Source string             `json:"source,omitempty"`
 	State  string             `json:"state"`
-	// Code and Reason say what could not be done.
+	// Code and Reason are those of the failure.
 	Code   toolmesh.Code `json:"code,omitempty"`
 	Reason string        `json:"reason,omitempty"`
-	// Since is when it came to that, in the broker's time.
+	// Since is when the state began, in the broker's time.
 	Since time.Time `json:"since,omitzero"`
 }
 
 var declaredKey = store.Key{Bucket: subjects.BucketLanes, Name: subjects.DeclaredKey}
 
-// Declared returns who keeps the indexes of a file, and the revision of the record. If
-// nobody does it is [store.ErrNoKey].
+// Declared returns the record of the process that keeps the indexes of a file, and its revision.
+// Without such a process the error is [store.ErrNoKey].
 func (s *Store) Declared(ctx context.Context) (r DeclaredRecord, revision uint64, err error) {
 	r, err = read[DeclaredRecord](ctx, recordKey{Key: declaredKey}, func(ctx context.Context, key store.Key) (store.Entry, error) {
 		e, err := s.bus.Latest(ctx, key)
@@ -52,8 +52,8 @@ func (s *Store) Declared(ctx context.Context) (r DeclaredRecord, revision uint64
 	return r, revision, err
 }
 
-// KeepDeclared takes the lease, with revision 0, or renews it over the revision that is
-// known, which it returns anew. Where somebody else has it the error is [store.ErrConflict].
+// KeepDeclared acquires the lease, with revision 0, or renews it over the known revision, and
+// returns the new one. If another process holds it the error is [store.ErrConflict].
 func (s *Store) KeepDeclared(ctx context.Context, r DeclaredRecord, revision uint64) (uint64, error) {
 	data, err := encodeRecord(r)
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *Store) KeepDeclared(ctx context.Context, r DeclaredRecord, revision uin
 	return replace(ctx, s.bus, declaredKey, data, revision, LeaseTTL)
 }
 
-// LeaveDeclared gives the lease back, if it still has the revision.
+// LeaveDeclared releases the lease, if it still has the revision.
 func (s *Store) LeaveDeclared(ctx context.Context, revision uint64) error {
 	return s.bus.Delete(ctx, declaredKey, revision)
 }

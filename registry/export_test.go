@@ -8,6 +8,12 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
+// Checking returns options with another time between two questions to the store.
+func Checking(every time.Duration, o ViewOptions) *ViewOptions {
+	o.checkEvery = every
+	return &o
+}
+
 // Node returns one node that has a lease.
 func (v *View) Node(id subjects.NodeID) (NodeStatus, bool) {
 	for _, n := range v.Nodes() {

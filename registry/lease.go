@@ -80,10 +80,10 @@ type Lease struct {
 
 	mu     sync.Mutex
 	record NodeRecord
-	tools  map[subjects.ToolsKey]published
+	tools  map[subjects.ToolsKey]storedRecord
 	err    error
-	since  time.Time     // it has stood without a gap
-	until  time.Time     // it stands for certain
+	since  time.Time     // it has been valid without a gap
+	until  time.Time     // it is certainly valid
 	relied time.Time     // when something last rested on it
 	every  time.Duration // how often it is renewed, while nothing rests on it
 	asked  time.Time     // how many nodes there are
@@ -121,7 +121,7 @@ func Acquire(ctx context.Context, c Conn, record NodeRecord, log *slog.Logger) (
 	l := &Lease{
 		bus: store.Of(b), log: cmp.Or(log, slog.New(slog.DiscardHandler)), record: record, node: record.Node, boot: record.Boot,
 		key:   store.Key{Bucket: subjects.BucketNodes, Name: token},
-		tools: make(map[subjects.ToolsKey]published), every: RenewEvery,
+		tools: make(map[subjects.ToolsKey]storedRecord), every: RenewEvery,
 		kick: make(chan struct{}, 1), lost: make(chan struct{}), end: end,
 	}
 	l.unverified.Store(true) // an earlier boot may have left something
@@ -173,7 +173,7 @@ func (l *Lease) acquire(ctx context.Context) error {
 			l.revision, err = replace(ctx, l.bus, l.key, data, revision, LeaseTTL)
 		}
 		if err == nil {
-			l.stands(began)
+			l.renewed(began)
 			return nil
 		}
 		if errors.Is(err, store.ErrConflict) {
@@ -187,7 +187,7 @@ func (l *Lease) acquire(ctx context.Context) error {
 		WithOrigin(toolmesh.OriginMesh).WithRetryable(false)
 }
 
-// stored returns the record of the lease's key; revision 0: there is none. A record that
+// stored returns the record of the lease's key; revision 0: no record exists. A record that
 // is not readable counts as another boot's.
 func (l *Lease) stored(ctx context.Context) (holder NodeRecord, revision uint64, err error) {
 	e, err := l.bus.Get(ctx, l.key)
@@ -324,7 +324,7 @@ func (l *Lease) Release(ctx context.Context) (err error) {
 func (l *Lease) release(ctx context.Context) error {
 	l.mu.Lock()
 	tools, lost := l.tools, l.err
-	l.tools = make(map[subjects.ToolsKey]published)
+	l.tools = make(map[subjects.ToolsKey]storedRecord)
 	l.mu.Unlock()
 	if lost != nil {
 		return nil // everything under this node id is another boot's
@@ -442,7 +442,7 @@ func (l *Lease) count(ctx context.Context) {
 func (l *Lease) Rely(ctx context.Context) error {
 	l.mu.Lock()
 	l.relied = time.Now()
-	short := l.record.stands() == LeaseTTL
+	short := l.record.validFor() == LeaseTTL
 	l.mu.Unlock()
 	if short {
 		return nil
@@ -490,7 +490,7 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 	attempt, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	began := time.Now()
-	revision, err := replace(attempt, l.bus, l.key, data, l.revision, record.stands())
+	revision, err := replace(attempt, l.bus, l.key, data, l.revision, record.validFor())
 	if errors.Is(err, store.ErrConflict) {
 		again = true
 		var holder NodeRecord
@@ -504,7 +504,7 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 	if err == nil {
 		l.revision = revision
 		if !again {
-			l.stands(began)
+			l.renewed(began)
 		}
 		return again, nil
 	}
@@ -519,8 +519,8 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 	return false, fmt.Errorf("renew the lease of node %q: %w", l.node, err)
 }
 
-// stands notes that a renewal that was sent at a time has succeeded.
-func (l *Lease) stands(sent time.Time) {
+// renewed notes that a renewal that was sent at a time has succeeded.
+func (l *Lease) renewed(sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if sent.After(l.until) {
@@ -566,7 +566,7 @@ func (l *Lease) verifyTools(ctx context.Context) (err error) {
 		}
 	}()
 	l.mu.Lock()
-	want := make(map[string]published, len(l.tools))
+	want := make(map[string]storedRecord, len(l.tools))
 	for _, p := range l.tools {
 		want[p.key.Name] = p
 	}

@@ -102,7 +102,7 @@ func TestReleaseDeletesRecordsOfLateRenewals(t *testing.T) {
 }
 
 // The lease goes though what the node serves cannot be deleted in time.
-func TestReleaseDeletesTheLeaseAtLeast(t *testing.T) {
+func TestReleaseDeletesTheLeaseIfRecordsStay(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	l := acquire(t, b, record("n1", "boot1"))
@@ -275,7 +275,7 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Release(context.WithoutCancel(t.Context())) })
-	v := testmesh.View(t, b, &registry.ViewOptions{Logger: logs.Logger, CheckEvery: 100 * time.Millisecond})
+	v := testmesh.View(t, b, registry.Checking(100*time.Millisecond, registry.ViewOptions{Logger: logs.Logger}))
 	t.Cleanup(v.Close)
 	counts := func(level, lease, view string) [2]int {
 		return [2]int{logs.Count("level=" + level + ` msg="` + lease), logs.Count("level=" + level + ` msg="` + view)}
@@ -318,7 +318,7 @@ func TestWithdraw(t *testing.T) {
 	wantCode(t, l.Publish(t.Context(), bad), toolmesh.CodeInvalidRequest)
 }
 
-func TestAcquireFaults(t *testing.T) {
+func TestAcquireRefusesUnusableRecords(t *testing.T) {
 	t.Parallel()
 	b := open(t, meshtest.Broker(t).Connect(t))
 	_, err := registry.Acquire(t.Context(), b, record("", "boot1"), nil)
@@ -365,7 +365,7 @@ func TestIndexesHaveOneOwner(t *testing.T) {
 
 // A source that anybody may say to have is its owner's. Who may take indexes over takes
 // one over where it is, and not what a service has registered.
-func TestOwnersOfSources(t *testing.T) {
+func TestOnlyTheOwnerReplacesAFolder(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	records := testmesh.Store(t, ready(t, s.Connect(t)))
@@ -586,7 +586,7 @@ func TestAClaimOfThousandsOfSessions(t *testing.T) {
 }
 
 // Claims of one name for several sessions at once: one source has it in the end.
-func TestSessionsClaimAtOnce(t *testing.T) {
+func TestConcurrentClaimsOfSessions(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))

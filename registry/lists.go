@@ -55,8 +55,8 @@ func (s *storedTools) sum() (sum listSum, err error) {
 	return sum, nil
 }
 
-// published is one record that the node keeps in the store.
-type published struct {
+// storedRecord is a record that the node keeps in the store.
+type storedRecord struct {
 	key  store.Key
 	data []byte
 	// tools are the list that data names; nil if data contains the tools.
@@ -64,7 +64,7 @@ type published struct {
 }
 
 // publication makes the stored form of a record.
-func publication(name string, r ToolsRecord) (p published, err error) {
+func publication(name string, r ToolsRecord) (p storedRecord, err error) {
 	p.key = store.Key{Bucket: subjects.BucketTools, Name: name}
 	stored := storedTools{ToolsRecord: r}
 	if stored.Tools, err = encodeRecord(r.Tools); err != nil {
@@ -79,7 +79,7 @@ func publication(name string, r ToolsRecord) (p published, err error) {
 }
 
 // putTools writes a record, and before it the list that it names.
-func (l *Lease) putTools(ctx context.Context, p published) error {
+func (l *Lease) putTools(ctx context.Context, p storedRecord) error {
 	if p.tools != nil {
 		if err := l.putList(ctx, p.tools); err != nil {
 			return err
@@ -100,7 +100,7 @@ func (l *Lease) putList(ctx context.Context, tools []byte) error {
 		e, err = l.bus.Latest(ctx, key) // another node was faster
 	}
 	if err == nil && !bytes.Equal(e.Value, tools) {
-		_, err = l.bus.Put(ctx, key, tools, 0) // somebody wrote what it does not name
+		_, err = l.bus.Put(ctx, key, tools, 0) // another process wrote a value that the key does not name
 	}
 	return err
 }

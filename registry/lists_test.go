@@ -130,7 +130,7 @@ func TestListsThatAreMissing(t *testing.T) {
 			t.Fatal(err)
 		}
 		late := open(t, s.Connect(t))
-		v, err := registry.OpenView(t.Context(), late, &registry.ViewOptions{CheckEvery: 100 * time.Millisecond})
+		v, err := registry.OpenView(t.Context(), late, registry.Checking(100*time.Millisecond, registry.ViewOptions{}))
 		if err != nil {
 			t.Fatalf("%s: no view for want of a list: %v", name, err)
 		}
@@ -156,7 +156,7 @@ func TestLaterRecordsDoNotWait(t *testing.T) {
 	b := ready(t, s.Connect(t))
 	l := acquire(t, b, record("n1", "boot1"))
 	beat(t, b, "n1", "boot1", 0)
-	v := testmesh.View(t, open(t, s.Connect(t)), &registry.ViewOptions{CheckEvery: 100 * time.Millisecond})
+	v := testmesh.View(t, open(t, s.Connect(t)), registry.Checking(100*time.Millisecond, registry.ViewOptions{}))
 	t.Cleanup(v.Close)
 	r := alike("r1")
 	key, tools := listKey(t, r)
@@ -179,7 +179,7 @@ func TestLaterRecordsDoNotWait(t *testing.T) {
 }
 
 // Names of lists that name none are damage of one record.
-func TestListsWithoutNames(t *testing.T) {
+func TestMalformedNamesOfListsAreIgnored(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))

@@ -79,7 +79,7 @@ func (v *View) silent() (all []suspect) {
 		return nil
 	}
 	for id, n := range v.nodes {
-		if !n.leased || n.record.stands() == LeaseTTL || now.Sub(n.since) < LeaseTTL || n.beat.Boot == string(n.record.Boot) && now.Sub(n.beatAt) < LeaseTTL {
+		if !n.leased || n.record.validFor() == LeaseTTL || now.Sub(n.since) < LeaseTTL || n.beat.Boot == string(n.record.Boot) && now.Sub(n.beatAt) < LeaseTTL {
 			continue
 		}
 		name, err := subjects.NodeKey(id)

@@ -31,8 +31,8 @@ type NodeRecord struct {
 	Proto    [2]int       `json:"proto"`
 	Features []string     `json:"features,omitempty"`
 	Sandbox  SandboxState `json:"sandbox,omitzero"`
-	// Memory is what stands behind the memory limits of tools: "cgroup v2",
-	// "cgroup v1", or "watchdog". Empty where no tools are limited.
+	// Memory names what keeps the memory limits of tools: "cgroup v2", "cgroup v1", or
+	// "watchdog". Empty where no tools are limited.
 	Memory string `json:"memory,omitempty"`
 	// Limits are those of calls of tools that declare none, MaxLimits the most that
 	// tools are granted. Zero where no tools are limited.
@@ -41,13 +41,13 @@ type NodeRecord struct {
 	// Reasons say why the node offers less than it was asked for.
 	Reasons []string  `json:"reasons,omitempty"`
 	Started time.Time `json:"started"`
-	// LeaseMS is for how long each renewal of the lease lets it stand, in milliseconds.
-	// Absent: for [LeaseTTL].
+	// LeaseMS is how long the lease is valid after each renewal, in milliseconds. Absent:
+	// [LeaseTTL].
 	LeaseMS int64 `json:"lease_ms,omitempty"`
 }
 
-// stands is for how long a renewal lets the lease stand.
-func (r NodeRecord) stands() time.Duration {
+// validFor is how long the lease is valid after a renewal.
+func (r NodeRecord) validFor() time.Duration {
 	return max(toolmesh.Millis(r.LeaseMS), LeaseTTL)
 }
 
@@ -66,8 +66,7 @@ const (
 	ToolUnavailable ToolState = "unavailable"
 )
 
-// ToolRoute is what a route has to say of one tool: enough to call it. The rest
-// is in the descriptor of Digest.
+// ToolRoute is what callers need of one tool. The rest is in the descriptor of Digest.
 type ToolRoute struct {
 	ID     subjects.ToolID `json:"id"`
 	Digest string          `json:"digest"`
@@ -75,19 +74,19 @@ type ToolRoute struct {
 	State ToolState `json:"state,omitempty"`
 	// Reason says why the tool is unavailable.
 	Reason string `json:"reason,omitempty"`
-	// Notice is what callers of a tool that is served have to expect for a while.
+	// Notice is a text about what callers of the served tool must expect for a while.
 	Notice string `json:"notice,omitempty"`
-	// Warning is what has turned out to be wrong with the tool since it is served, for people.
+	// Warning is a fault of the tool that was found since it is served, for people.
 	Warning string `json:"warning,omitempty"`
-	// User is who the tool runs as on the node, by number. Empty: its node does not say.
+	// User is the user that the tool runs as on the node, by number. Empty: unknown.
 	User         string `json:"user,omitempty"`
 	Streaming    bool   `json:"streaming,omitempty"`
 	Idempotent   bool   `json:"idempotent,omitempty"`
 	ParallelSafe bool   `json:"parallel_safe,omitempty"`
 }
 
-// ToolsRecord is what a node serves of one index or a part of that, or one tool of a
-// session. Each part stands for itself: a reader takes those that are there.
+// ToolsRecord lists what a node serves of one index, or a part of that, or one tool of a session.
+// A reader takes the parts that exist.
 type ToolsRecord struct {
 	Node subjects.NodeID `json:"node"`
 	// Boot is the boot that serves them: records of another one than the lease's
@@ -104,7 +103,7 @@ type ToolsRecord struct {
 	Tools    []ToolRoute        `json:"tools"`
 	// Part is the number of the part; only the key says it.
 	Part int `json:"-"`
-	// Alike says that other nodes say the same of the tools: a large list is stored once.
+	// Alike says that other nodes have the same list of tools: a large list is stored once.
 	Alike bool `json:"-"`
 }
 
@@ -138,9 +137,9 @@ type IndexRecord struct {
 	// Source is where it comes from, without credentials; for functions that a
 	// service registers, the service's name. It owns the name.
 	Source string `json:"source"`
-	// Owner is the public key of who installed it, where its source is a folder that
-	// anybody may say to have: the source is that key's then. Empty for what the mesh
-	// has fetched itself, and for nobody's.
+	// Owner is the public key of the installer, if the source is a folder, whose name any
+	// installer may give: the source belongs to that key. Empty for sources that the mesh has
+	// fetched itself, and without an owner.
 	Owner    string `json:"owner,omitempty"`
 	Revision string `json:"revision,omitempty"`
 	// Bundle is the digest of its bundle in MESH_BUNDLES.
@@ -156,10 +155,10 @@ type IndexRecord struct {
 	// On are the labels that a node must have to serve it, all of them. Empty: every node.
 	On Labels `json:"on,omitempty"`
 	// Managed is the digest of the entry of a file of indexes that it was installed for.
-	// Empty: somebody installed it by hand.
+	// Empty: it was installed manually.
 	Managed string `json:"managed,omitempty"`
-	// Tools are those of the revision: what is known of them while no node serves it. Empty
-	// where they are too many for a record, and of records of before.
+	// Tools are the tools of the revision, for the time in which no node serves it. Empty if they
+	// are too many for a record, and in records of earlier versions.
 	Tools []ToolRoute `json:"tools,omitempty"`
 	// Settings are the installer's own, passed through.
 	Settings json.RawMessage `json:"settings,omitempty"`
@@ -171,7 +170,7 @@ func (r IndexRecord) Yields(to IndexRecord) bool {
 	return r.Source == to.Source && (r.Owner == "" || r.Owner == to.Owner)
 }
 
-// SessionRecord is a session that somebody created, MESH_SESSIONS/<session>.
+// SessionRecord is a session that was created, MESH_SESSIONS/<session>.
 type SessionRecord struct {
 	ID subjects.SessionID `json:"id"`
 	// Epoch tells this session from an earlier one of its name.

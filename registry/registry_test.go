@@ -95,7 +95,7 @@ func beat(t testing.TB, b *bus.Bus, node, boot string, inFlight int) (stop func(
 // store would hide what it misses.
 func view(t testing.TB, b *bus.Bus) *registry.View {
 	t.Helper()
-	v := testmesh.View(t, b, &registry.ViewOptions{CheckEvery: time.Hour})
+	v := testmesh.View(t, b, registry.Checking(time.Hour, registry.ViewOptions{}))
 	t.Cleanup(v.Close)
 	return v
 }

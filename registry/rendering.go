@@ -34,7 +34,7 @@ type RenderAnswer struct {
 type ArgumentsAnswer struct {
 	Tool      subjects.ToolID `json:"tool"`
 	Arguments json.RawMessage `json:"arguments"`
-	// Changed says what the model wrote otherwise, as texts for people: see [tool.Validator.Fit].
+	// Changed describes what the model wrote differently, as texts for people: see [tool.Validator.Fit].
 	Changed []string `json:"changed,omitempty"`
 }
 
@@ -109,7 +109,7 @@ func (r *Responder) render(session subjects.SessionID, q Request) (any, error) {
 	from := 0
 	if q.After != "" {
 		if from = slices.IndexFunc(all, func(d *tool.Descriptor) bool { return d.ID == q.After }) + 1; from == 0 {
-			return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "after is %q, which is none of tools: it is the next of the answer before, to the same request", q.After)
+			return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "after is %q, which is not one of the tools: it is the next of the previous answer to the same request", q.After)
 		}
 	}
 	answer := RenderAnswer{Tools: []json.RawMessage{}, Names: map[string]subjects.ToolID{}}

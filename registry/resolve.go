@@ -29,7 +29,7 @@ type Candidate struct {
 	User string `json:"-"`
 }
 
-// Route is one tool as a session sees it: what it is and where it runs.
+// Route is one tool as a session sees it, with the nodes that serve it.
 type Route struct {
 	ID subjects.ToolID
 	// Session is set for a session's own tool and for one of a private index.
@@ -66,7 +66,7 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	}
 	// The latest record among the callable nodes is believed; without one, the latest of all.
 	var r Route
-	var best route
+	var best servedAs
 	reason, notice, noticed, bestCan := "", "", 0, false
 	idempotent := true
 	for i, one := range routes {
@@ -124,7 +124,7 @@ func (v *View) weigh(id subjects.ToolID, nodes []Candidate) {
 
 // tellsMore reports whether one route is believed before another: one with a description
 // before one without, then the later.
-func tellsMore(one, other route) bool {
+func tellsMore(one, other servedAs) bool {
 	if described := one.tool.Digest != ""; described != (other.tool.Digest != "") {
 		return described
 	}
@@ -133,7 +133,7 @@ func tellsMore(one, other route) bool {
 
 // current returns the routes of a tool, without those of another epoch of the
 // session.
-func (v *View) current(session subjects.SessionID, id subjects.ToolID) []route {
+func (v *View) current(session subjects.SessionID, id subjects.ToolID) []servedAs {
 	if session != "" {
 		own := slices.DeleteFunc(v.table.scopes[session].routes(id), v.outdated)
 		if len(own) > 0 {
@@ -148,7 +148,7 @@ func (v *View) knows(session subjects.SessionID, id subjects.ToolID) bool {
 	if session != "" {
 		for _, p := range v.table.scopes[session].places(id) {
 			for e := range p.list.entries {
-				if !v.outdated(route{e, p.tool}) {
+				if !v.outdated(servedAs{e, p.tool}) {
 					return true
 				}
 			}
@@ -158,7 +158,7 @@ func (v *View) knows(session subjects.SessionID, id subjects.ToolID) bool {
 }
 
 // outdated reports whether a route is of an earlier session of the same name.
-func (v *View) outdated(r route) bool {
+func (v *View) outdated(r servedAs) bool {
 	record := &r.entry.record
 	return record.Session != "" && record.Epoch != v.sessions[canonical(record.Session)].Epoch
 }
@@ -224,8 +224,8 @@ func (v *View) lookup(session subjects.SessionID, name string) (id subjects.Tool
 	return "", found
 }
 
-// Named returns the tool of a typed name, as [View.Resolve] takes it; false if there is none,
-// or if several could be meant.
+// Named returns the tool of a typed name, as [View.Resolve] takes it; false for an unknown or
+// an ambiguous name.
 func (v *View) Named(session subjects.SessionID, name string) (Route, bool) {
 	id, _ := v.lookup(session, name)
 	if id == "" {

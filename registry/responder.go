@@ -122,20 +122,23 @@ type StatsAnswer struct {
 	StaleMS int64 `json:"stale_ms"`
 }
 
-// NodeStats is the load of one node now, with the calls that have ended since its start.
+// NodeStats is the load of one node.
 type NodeStats struct {
-	Node     subjects.NodeID `json:"node"`
-	State    string          `json:"state"` // serving, draining, or silent: it is not heard
-	Slots    int             `json:"slots"`
-	InFlight int             `json:"in_flight"`
-	// Queued are calls in flight that wait for a worker.
-	Queued int `json:"queued"`
-	// Waiting are calls that wait for a lane. They take no slot.
-	Waiting int    `json:"waiting"`
-	Calls   uint64 `json:"calls"`
-	// Errors are calls that ended with an error, Relayed those that another node ran.
-	Errors  uint64 `json:"errors"`
-	Relayed uint64 `json:"relayed"`
+	Node  subjects.NodeID `json:"node"`
+	State string          `json:"state"` // serving, draining, or silent: no heartbeats come
+	Slots int             `json:"slots"`
+	NodeLoad
+}
+
+// NodeLoad is the load of a node by its last heartbeat, with the calls that have ended since its
+// start.
+type NodeLoad struct {
+	InFlight int    `json:"in_flight"`
+	Queued   int    `json:"queued"`  // calls in flight that wait for a worker
+	Waiting  int    `json:"waiting"` // calls that wait for a lane; they hold no slot
+	Calls    uint64 `json:"calls"`
+	Errors   uint64 `json:"errors"`  // calls that ended with an error
+	Relayed  uint64 `json:"relayed"` // calls that another node executed
 }
 
 // DescribeAnswer is a tool as `mesh info --json` prints it: the descriptor, and where it is served.
@@ -438,10 +441,7 @@ func (r *Responder) stats() StatsAnswer {
 	defer r.view.refreshLoads()()
 	answer := StatsAnswer{Nodes: []NodeStats{}, StaleMS: r.view.Stale().Milliseconds()}
 	for _, n := range r.view.Nodes() {
-		one := NodeStats{
-			Node: n.Node, State: string(n.State), Slots: n.Slots, InFlight: n.InFlight, Queued: n.Queued, Waiting: n.Waiting,
-			Calls: n.Calls, Errors: n.Errors, Relayed: n.Relayed,
-		}
+		one := NodeStats{Node: n.Node, State: string(n.State), Slots: n.Slots, NodeLoad: n.NodeLoad}
 		if !n.Alive {
 			one.State = "silent"
 		}

@@ -109,7 +109,7 @@ func TestRegistryIsAnsweredInEveryTopology(t *testing.T) {
 		if err := ask(t, client, "s1", registry.VerbStats, registry.Request{}, &stats); err != nil {
 			t.Fatal(err)
 		}
-		if want := []registry.NodeStats{{Node: "n1", State: "serving", Slots: 4, InFlight: 1, Calls: 9, Errors: 3, Relayed: 5}}; !slices.Equal(stats.Nodes, want) {
+		if want := []registry.NodeStats{{Node: "n1", State: "serving", Slots: 4, NodeLoad: registry.NodeLoad{InFlight: 1, Calls: 9, Errors: 3, Relayed: 5}}}; !slices.Equal(stats.Nodes, want) {
 			t.Errorf("stats %+v, want %+v", stats.Nodes, want)
 		}
 
@@ -433,7 +433,7 @@ func TestToolThatIsServedWithANotice(t *testing.T) {
 	is(2, "")
 }
 
-func TestToolOfAnotherState(t *testing.T) {
+func TestUnavailableToolIsNoCandidate(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	v := view(t, b)

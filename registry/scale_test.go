@@ -54,7 +54,7 @@ func silentBeat(t testing.TB, b *bus.Bus, node string, of ...*bus.Bus) {
 
 func sparing(t testing.TB, b *bus.Bus) *registry.View {
 	t.Helper()
-	v := testmesh.View(t, b, &registry.ViewOptions{CheckEvery: time.Hour, Sparing: true})
+	v := testmesh.View(t, b, registry.Checking(time.Hour, registry.ViewOptions{Sparing: true}))
 	t.Cleanup(v.Close)
 	return v
 }
@@ -283,7 +283,7 @@ func TestLongLeasesOfTheDeadAreEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := testmesh.View(t, open(t, s.Connect(t)), &registry.ViewOptions{CheckEvery: time.Hour, Reaps: true})
+	v := testmesh.View(t, open(t, s.Connect(t)), registry.Checking(time.Hour, registry.ViewOptions{Reaps: true}))
 	t.Cleanup(v.Close)
 	meshtest.Until(t, "the lease of the node that is gone is ended", func() bool { _, ok := holder(t, b, "many2"); return !ok })
 	for _, node := range []string{"many0", "many1", "many3"} {

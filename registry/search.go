@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -51,13 +52,11 @@ type searcher struct {
 
 	mu     sync.Mutex
 	scopes map[subjects.SessionID]*searched
-	asked  uint64
 }
 
 // searched is the index of a scope of the view's table.
 type searched struct {
-	last uint64 // when it was used, in questions; of searcher.mu
-	docs int    // of searcher.mu
+	docs int // of searcher.mu
 
 	mu      sync.RWMutex
 	index   *search.Index
@@ -94,18 +93,10 @@ func (v *View) documents(session subjects.SessionID, known uint64) (version uint
 	return s.version, keys
 }
 
-// scoped reports whether a session has tools of its own.
-func (v *View) scoped(session subjects.SessionID) bool {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	return v.table.scopes[session] != nil
-}
-
 // scope returns the index of a scope, which is up to date and may be read until release.
 // It is nil where the scope has no tools.
 func (s *searcher) scope(ctx context.Context, session subjects.SessionID) (x *search.Index, release func(), err error) {
 	s.mu.Lock()
-	s.asked++
 	one := s.scopes[session]
 	if one == nil {
 		if version, _ := s.view.documents(session, 0); version == 0 {
@@ -115,7 +106,6 @@ func (s *searcher) scope(ctx context.Context, session subjects.SessionID) (x *se
 		one = &searched{index: search.NewIndex()}
 		s.scopes[session] = one
 	}
-	one.last = s.asked
 	s.mu.Unlock()
 
 	one.mu.Lock()
@@ -133,28 +123,17 @@ func (s *searcher) scope(ctx context.Context, session subjects.SessionID) (x *se
 	return one.index, one.mu.RUnlock, nil
 }
 
-// evict drops the indexes of sessions without tools and, while the rest is too large, the least
-// recently used ones.
+// evict drops the indexes of all sessions but one once they have too many documents together.
+// An index without documents counts as one.
 func (s *searcher) evict(but *searched) {
-	for {
-		total, oldest, at := 0, (*searched)(nil), subjects.SessionID("")
-		for session, one := range s.scopes {
-			if session == "" || one == but {
-				continue
-			}
-			if !s.view.scoped(session) {
-				delete(s.scopes, session)
-				continue
-			}
-			total += one.docs
-			if oldest == nil || one.last < oldest.last {
-				oldest, at = one, session
-			}
+	total := 0
+	for session, one := range s.scopes {
+		if session != "" && one != but {
+			total += max(one.docs, 1)
 		}
-		if total <= s.keep {
-			return
-		}
-		delete(s.scopes, at)
+	}
+	if total > s.keep {
+		maps.DeleteFunc(s.scopes, func(session subjects.SessionID, one *searched) bool { return session != "" && one != but })
 	}
 }
 

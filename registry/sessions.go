@@ -11,7 +11,7 @@ import (
 // Sessions decides which sessions exist, from what a view knows. Its methods may be
 // called concurrently.
 type Sessions struct {
-	strict bool // refuse sessions that nobody created
+	strict bool // refuse sessions that were not created
 	view   atomic.Pointer[View]
 }
 
@@ -28,7 +28,7 @@ func NewSessions(policy string) (*Sessions, error) {
 // Use has a view decide from now on; until then every session exists.
 func (s *Sessions) Use(v *View) { s.view.Store(v) }
 
-// Admit returns a session's epoch: empty for one that nobody created, which exists
+// Admit returns a session's epoch: empty for one that was not created, which exists
 // unless the policy is strict. The default session always does. The error is session_not_found.
 // It does not block.
 func (s *Sessions) Admit(id subjects.SessionID) (epoch string, err error) {

@@ -30,7 +30,7 @@ type Store struct {
 	cache descriptorCache
 
 	sweeping sync.Mutex        // guards suspects
-	suspects map[string]uint64 // claims that nobody served at the last sweep, and their revisions
+	suspects map[string]uint64 // claims that no node served at the last sweep, and their revisions
 }
 
 // NewStore returns a store on a connection. It sends nothing yet.
@@ -185,7 +185,7 @@ func (s *Store) claim(ctx context.Context, r IndexRecord, over bool) error {
 		if err == nil {
 			return s.confirmClaim(ctx, r, key.Key, revision)
 		}
-		if errors.Is(err, store.ErrConflict) { // somebody else wrote, or a replica lagged: look again
+		if errors.Is(err, store.ErrConflict) { // another process wrote, or a replica lagged: look again
 			err = pause(ctx, claimPause)
 		}
 		if err != nil {
@@ -227,8 +227,8 @@ func (s *Store) CheckClaim(ctx context.Context, r IndexRecord, over bool) error 
 	return err
 }
 
-// free returns the revision of the record that a claim replaces, 0 if there is none,
-// or why its name cannot be had.
+// free returns the revision of the record that a claim replaces, 0 without one. The error says
+// why the name is taken.
 func (s *Store) free(ctx context.Context, r IndexRecord, over bool) (revision uint64, err error) {
 	claims, err := s.claims(ctx, r)
 	if err != nil {
@@ -263,35 +263,35 @@ func claimed(wanted, has IndexRecord) error {
 		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("index", string(wanted.Name)).WithDetail("source", has.Source)
 }
 
-// another tells a source of another owner from one of the same name.
+// another distinguishes the source of another owner from the wanted one, in a text.
 func another(has, wanted IndexRecord) string {
 	if has.Source != wanted.Source {
 		return ""
 	}
-	return " of somebody else (key " + has.Owner + ")"
+	return " of another owner (key " + has.Owner + ")"
 }
 
-type claim struct {
+type indexClaim struct {
 	record   IndexRecord
 	revision uint64
 }
 
 // conflicts reports whether two records cannot both have their name: it belongs to
 // one source and owner, for the whole mesh or for sessions.
-func (c claim) conflicts(r IndexRecord) bool {
+func (c indexClaim) conflicts(r IndexRecord) bool {
 	return !c.record.Yields(r) || (c.record.Session == "") != (r.Session == "")
 }
 
 // claims returns the records that decide about a claim: the one that it replaces, the one for
 // the whole mesh, and the first of those private to sessions, which all have one source.
-func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
+func (s *Store) claims(ctx context.Context, r IndexRecord) ([]indexClaim, error) {
 	whole, own := indexKey(r.Name, ""), indexKey(r.Name, r.Session)
 	if err := cmp.Or(whole.err, own.err); err != nil {
 		return nil, err
 	}
 	stream := subjects.KVStream(subjects.BucketIndexes)
 	subject := func(key string) string { return subjects.KVSubject(subjects.BucketIndexes, key) }
-	var all []claim
+	var all []indexClaim
 	for _, q := range []store.Query{
 		{Stream: stream, Last: slices.Compact([]string{subject(whole.Name), subject(own.Name)})},
 		// Marks of sessions that have just ended may come before the existing records.
@@ -301,7 +301,7 @@ func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
 			if err != nil {
 				return nil, fmt.Errorf("read index %q: %w", r.Name, err)
 			}
-			c := claim{revision: m.Seq}
+			c := indexClaim{revision: m.Seq}
 			if err := json.Unmarshal(m.Data, &c.record); err != nil {
 				return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the record of index %q is not readable: %w", r.Name, err)
 			}
@@ -385,7 +385,7 @@ func (s *Store) CreateSession(ctx context.Context, r SessionRecord) error {
 	return s.create(ctx, "session", string(r.ID), sessionKey(r.ID), r, r.TTL)
 }
 
-// Session returns a session's record; one that nobody created is [store.ErrNoKey].
+// Session returns a session's record; one that was not created is [store.ErrNoKey].
 func (s *Store) Session(ctx context.Context, id subjects.SessionID) (SessionRecord, error) {
 	return read[SessionRecord](ctx, sessionKey(id), s.bus.Get)
 }
@@ -486,7 +486,7 @@ func read[Record any](ctx context.Context, key recordKey, get func(context.Conte
 	return r, nil
 }
 
-// replace writes a key that must still have the given revision; 0 is none.
+// replace writes a key that must still have the given revision; 0: the key must not exist.
 func replace(ctx context.Context, b store.Store, key store.Key, data []byte, revision uint64, ttl time.Duration) (uint64, error) {
 	if revision == 0 {
 		return b.Create(ctx, key, data, ttl)

@@ -18,7 +18,7 @@ import (
 type table struct {
 	records map[string]*toolsEntry        // by key in MESH_TOOLS
 	scopes  map[subjects.SessionID]*scope // "" = tools for every session
-	lists   map[listKey]*list
+	lists   map[listKey]*toolList
 	version uint64 // grows with each change of a scope
 }
 
@@ -27,7 +27,7 @@ type toolsEntry struct {
 	key      subjects.ToolsKey // its names as in the key: long ones hashed
 	revision uint64
 	record   ToolsRecord
-	list     *list
+	list     *toolList
 }
 
 // listKey names a list.
@@ -36,38 +36,38 @@ type listKey struct {
 	sum     listSum
 }
 
-// list is the tools of one or more records, with these.
-type list struct {
+// toolList is the tools of one or more records, with these records.
+type toolList struct {
 	key     listKey
 	tools   []ToolRoute
-	users   []string // who the tools run as, sorted
+	users   []string // that the tools run as, sorted
 	entries map[*toolsEntry]struct{}
 }
 
 // scope is the tools of one session, or those for every session.
 type scope struct {
-	tools  map[subjects.ToolID][]place
+	tools  map[subjects.ToolID][]listedAs
 	hashed map[subjects.ToolID]subjects.ToolID // ids as they travel, where that is not as they are: names too long for a token
 	sorted []subjects.ToolID                   // nil when it has to be made anew
 	// version is the table's when the scope's lists last changed: not that of an earlier scope of the session.
 	version uint64
 }
 
-// place is one tool of a list.
-type place struct {
-	list *list
+// listedAs is a tool as one list has it.
+type listedAs struct {
+	list *toolList
 	tool *ToolRoute
 }
 
-// route is one tool of one record.
-type route struct {
+// servedAs is a tool as one record of a node has it.
+type servedAs struct {
 	entry *toolsEntry
 	tool  *ToolRoute
 }
 
 func newTable() *table {
 	return &table{
-		records: make(map[string]*toolsEntry), scopes: make(map[subjects.SessionID]*scope), lists: make(map[listKey]*list),
+		records: make(map[string]*toolsEntry), scopes: make(map[subjects.SessionID]*scope), lists: make(map[listKey]*toolList),
 	}
 }
 
@@ -83,7 +83,7 @@ func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r Tools
 		return errNoList
 	}
 	if l == nil {
-		l = &list{key: at, entries: make(map[*toolsEntry]struct{})}
+		l = &toolList{key: at, entries: make(map[*toolsEntry]struct{})}
 		if err := json.Unmarshal(tools, &l.tools); err != nil {
 			return err
 		}
@@ -98,11 +98,11 @@ func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r Tools
 }
 
 // add makes a list's tools known.
-func (t *table) add(l *list) {
+func (t *table) add(l *toolList) {
 	t.lists[l.key] = l
 	s := t.scopes[l.key.session]
 	if s == nil {
-		s = &scope{tools: make(map[subjects.ToolID][]place), hashed: make(map[subjects.ToolID]subjects.ToolID)}
+		s = &scope{tools: make(map[subjects.ToolID][]listedAs), hashed: make(map[subjects.ToolID]subjects.ToolID)}
 		t.scopes[l.key.session] = s
 	}
 	t.touch(s)
@@ -114,7 +114,7 @@ func (t *table) add(l *list) {
 				s.hashed[wire] = tool.ID
 			}
 		}
-		s.tools[tool.ID] = append(s.tools[tool.ID], place{l, tool})
+		s.tools[tool.ID] = append(s.tools[tool.ID], listedAs{l, tool})
 		if tool.User != "" && !slices.Contains(l.users, tool.User) {
 			l.users = append(l.users, tool.User)
 		}
@@ -142,7 +142,7 @@ func (t *table) remove(name string) {
 }
 
 // drop forgets a list that no record has any more.
-func (t *table) drop(l *list) {
+func (t *table) drop(l *toolList) {
 	delete(t.lists, l.key)
 	s := t.scopes[l.key.session]
 	if s == nil {
@@ -151,7 +151,7 @@ func (t *table) drop(l *list) {
 	t.touch(s)
 	for i := range l.tools {
 		id := l.tools[i].ID
-		left := slices.DeleteFunc(s.tools[id], func(p place) bool { return p.list == l })
+		left := slices.DeleteFunc(s.tools[id], func(p listedAs) bool { return p.list == l })
 		if len(left) > 0 {
 			s.tools[id] = left
 			continue
@@ -169,7 +169,7 @@ func (t *table) drop(l *list) {
 
 // places returns the lists that name a tool, by its id or by the one on the wire, which a
 // reader of the subject may call it by.
-func (s *scope) places(id subjects.ToolID) []place {
+func (s *scope) places(id subjects.ToolID) []listedAs {
 	if s == nil {
 		return nil
 	}
@@ -181,14 +181,14 @@ func (s *scope) places(id subjects.ToolID) []place {
 
 // routes returns the routes of a tool, by node, then revision. What it returns is the
 // caller's.
-func (s *scope) routes(id subjects.ToolID) []route {
-	var all []route
+func (s *scope) routes(id subjects.ToolID) []servedAs {
+	var all []servedAs
 	for _, p := range s.places(id) {
 		for e := range p.list.entries {
-			all = append(all, route{e, p.tool})
+			all = append(all, servedAs{e, p.tool})
 		}
 	}
-	slices.SortFunc(all, func(a, b route) int {
+	slices.SortFunc(all, func(a, b servedAs) int {
 		return cmp.Or(cmp.Compare(a.entry.key.Node, b.entry.key.Node), cmp.Compare(a.entry.revision, b.entry.revision))
 	})
 	return all

@@ -27,10 +27,7 @@ import (
 
 // ViewOptions adjusts a [View].
 type ViewOptions struct {
-	// CheckEvery is how often the view asks the store whether it missed the last changes,
-	// which no later change would show. Defaults to 30 s.
-	CheckEvery time.Duration
-	// SessionsOnly makes a view of the sessions alone.
+	// SessionsOnly makes a view that has sessions and tokens only. It excludes Sparing and Reaps.
 	SessionsOnly bool
 	// Sparing limits the subscription to all heartbeats to meshes of at most [SparingMax]
 	// nodes. In a larger mesh the view knows no loads, and a dead node counts as alive until
@@ -39,12 +36,16 @@ type ViewOptions struct {
 	// Reaps makes the view end the leases of dead nodes, in a mesh so large that they would
 	// be valid for minutes.
 	Reaps bool
-	// Logger takes what happens; nil discards it.
+	// Logger receives log records; nil discards them.
 	Logger *slog.Logger
+
+	// checkEvery is how often the view asks the store whether it missed the last changes, which no
+	// later change would show. Defaults to 30 s; tests set it.
+	checkEvery time.Duration
 }
 
-// View is what one process knows of the mesh: nodes, what they serve, indexes and sessions.
-// Only agents and routers have a whole one; other hosts have one of the sessions alone. Its
+// View is what one process knows of the mesh: nodes, the tools that they serve, indexes and
+// sessions. Only agents and routers have a whole one; other hosts have one of the sessions alone. Its
 // methods send no message, may be called concurrently, and return what the caller owns.
 type View struct {
 	bus     store.Store
@@ -134,9 +135,13 @@ func OpenView(ctx context.Context, c Conn, options *ViewOptions) (*View, error) 
 		return nil, err
 	}
 	o := *cmp.Or(options, &ViewOptions{})
+	if o.SessionsOnly && (o.Sparing || o.Reaps) {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "registry.ViewOptions: SessionsOnly excludes Sparing and Reaps, which need the nodes").
+			WithOrigin(toolmesh.OriginCaller)
+	}
 	running, end := context.WithCancel(context.Background())
 	v := &View{
-		bus: store.Of(b), log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
+		bus: store.Of(b), log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.checkEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
 		wanted: make(map[listSum]*wantedList),
 		nodes:  make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
 		sessions: make(map[subjects.SessionID]SessionRecord), ended: make(map[subjects.SessionID]time.Time), tokens: make(map[string]TokenRecord), keys: make(map[string]string),
@@ -259,10 +264,10 @@ func (v *View) applyTo(bucket string, c change) {
 	}
 }
 
-// Change is a set of what has changed in a view.
+// Change is a set of kinds of changes in a view.
 type Change uint8
 
-// What can change.
+// The kinds of changes.
 const (
 	ChangedNodes Change = 1 << iota
 	ChangedTools
@@ -326,7 +331,7 @@ func (v *View) longestLease() time.Duration {
 	longest := LeaseTTL
 	for _, n := range v.nodes {
 		if n.leased {
-			longest = max(longest, n.record.stands())
+			longest = max(longest, n.record.validFor())
 		}
 	}
 	return longest
@@ -563,14 +568,10 @@ func (v *View) Stale() time.Duration {
 type NodeStatus struct {
 	NodeRecord
 	// Alive says that heartbeats of the node come. A silent node without a lease is not listed.
-	Alive    bool
-	InFlight int
-	Queued   int
-	Waiting  int
-	// Calls, Errors and Relayed are those of [codec.Heartbeat].
-	Calls, Errors, Relayed uint64
-	// Busy counts the calls that it answered busy, for want of a slot, between its last two
-	// heartbeats. Wanting is how many callers waited for a slot then, each weighed by the time
+	Alive bool
+	NodeLoad
+	// Busy counts the calls that the node rejected with busy, for want of a slot, between its last
+	// two heartbeats. Wanting is how many callers waited for a slot then, each weighed by the time
 	// that it was told to wait.
 	Busy    int
 	Wanting float64
@@ -626,8 +627,7 @@ func (v *View) loads(now time.Time, more func(subjects.NodeID, *NodeStatus)) []N
 		}
 		s := NodeStatus{NodeRecord: n.record, Alive: v.alive(n, now)}
 		if n.beat.Boot == string(n.record.Boot) {
-			s.InFlight, s.Queued, s.Waiting = n.beat.InFlight, n.beat.Queued, n.beat.Waiting
-			s.Calls, s.Errors, s.Relayed = n.beat.Calls, n.beat.Errors, n.beat.Relayed
+			s.NodeLoad = NodeLoad{n.beat.InFlight, n.beat.Queued, n.beat.Waiting, n.beat.Calls, n.beat.Errors, n.beat.Relayed}
 			s.Busy, s.Wanting = n.busy.calls, n.busy.wanting
 			if NodeState(n.beat.State) == StateDraining {
 				s.State = StateDraining
@@ -671,7 +671,7 @@ func (v *View) Indexes() []IndexRecord {
 	return all
 }
 
-// Sessions returns the sessions that somebody created, by id.
+// Sessions returns the sessions that were created, by id.
 func (v *View) Sessions() []SessionRecord {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -680,7 +680,7 @@ func (v *View) Sessions() []SessionRecord {
 	return all
 }
 
-// Session returns a session that somebody created. It does not block.
+// Session returns a session that was created. It does not block.
 func (v *View) Session(id subjects.SessionID) (SessionRecord, bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()

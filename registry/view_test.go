@@ -343,7 +343,7 @@ func TestViewFillsHoles(t *testing.T) {
 func TestViewSeesAMissedEnd(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	v := testmesh.View(t, b, &registry.ViewOptions{CheckEvery: 20 * time.Millisecond})
+	v := testmesh.View(t, b, registry.Checking(20*time.Millisecond, registry.ViewOptions{}))
 	t.Cleanup(v.Close)
 	l := acquire(t, b, record("n1", "boot1"))
 	stream, err := b.JetStream().Stream(t.Context(), subjects.KVStream(subjects.BucketTools))

@@ -71,12 +71,12 @@ func (c caller) Batch(ctx context.Context, calls []client.BatchCall, opts ...cli
 	return c.client.Batch(ctx, calls, opts...)
 }
 
-// Submit hands in a durable task; see [client.Client.Submit].
+// Submit submits a durable task; see [client.Client.Submit].
 func (c caller) Submit(ctx context.Context, id subjects.ToolID, args any, options *client.SubmitOptions) (*client.Task, error) {
 	return c.client.Submit(ctx, id, args, options)
 }
 
-// Client is what makes the calls, for what else it can do.
+// Client is the client that makes the calls.
 func (c caller) Client() *client.Client { return c.client }
 
 // Router is one member of the mesh. Its methods may be called concurrently.
@@ -103,6 +103,9 @@ func New(nc *nats.Conn, opts *Options) (*Router, error) {
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.Service = cmp.Or(o.Service, "mesh-router")
 	o.Node = cmp.Or(o.Node, subjects.NodeID("router-"+uuid.NewString()[:8]))
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
 	m, err := member.New(nc, member.Options{
 		Type: "router.Options", Session: o.Session, SessionPolicy: o.SessionPolicy, Store: o.StoreOptions, View: registry.ViewOptions{Reaps: true}, Logger: o.Logger,
 	})
@@ -110,6 +113,27 @@ func New(nc *nats.Conn, opts *Options) (*Router, error) {
 		return nil, err
 	}
 	return &Router{opts: o, log: o.Logger, member: m, caller: caller{m.Client}}, nil
+}
+
+// validate refuses options that their first use would refuse.
+func (o *Options) validate() error {
+	held := cmp.Or(o.Standby, &standby.Options{})
+	for option, n := range map[string]int64{
+		"Slots": int64(o.Slots), "PayloadMax": o.PayloadMax, "Standby.Calls": int64(held.Calls), "Standby.Timeout": int64(held.Timeout),
+	} {
+		if n < 0 {
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "router.Options.%s is %d, the min is 1, and 0 is the default", option, n).WithOrigin(toolmesh.OriginCaller)
+		}
+	}
+	_, err := subjects.EncodeToken(string(o.Node))
+	option := "Node"
+	if err == nil {
+		option, err = "Service", bus.CheckServiceName(o.Service)
+	}
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "router.Options.%s: %w", option, err).WithOrigin(toolmesh.OriginCaller)
+	}
+	return nil
 }
 
 // Node is the node's id.

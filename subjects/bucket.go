@@ -102,7 +102,7 @@ func LaneKey(session SessionID) (string, error) {
 }
 
 // HomeKey is the key in MESH_LANES of the node that has the worker of a session for an index:
-// no key of [LaneKey]. epoch is the session's; empty for one that nobody created.
+// no key of [LaneKey]. epoch is the session's; empty for one that was not created.
 func HomeKey(session SessionID, epoch string, index IndexName) (string, error) {
 	key, err := tokens(string(session), string(index), cmp.Or(epoch, "-"))
 	return "w." + key, err
@@ -150,8 +150,8 @@ func SessionTasks(session SessionID) (string, error) {
 	return of + ".*", err
 }
 
-// PayloadName is the name of a large value in MESH_PAYLOADS: its session, and what
-// tells it from others. A session reads and writes no other names.
+// PayloadName is the name of a payload in MESH_PAYLOADS: its session and its id. A session reads
+// and writes no other names.
 func PayloadName(session SessionID, id PayloadID) (string, error) {
 	if id == "" {
 		return "", fmt.Errorf("%w: the name of a payload is empty", ErrInvalid)
@@ -214,7 +214,7 @@ func ParseIndexKey(key string) (IndexName, SessionID, error) {
 	return name, SessionID(session), nil
 }
 
-// anySession stands for "every session" in a key of MESH_TOOLS.
+// anySession means "every session" in a key of MESH_TOOLS.
 const anySession = "="
 
 // ToolsKey is a key of MESH_TOOLS: what one node serves of one index

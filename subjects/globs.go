@@ -11,8 +11,8 @@ type Globs []string
 // globsMax is how many bytes globs may have together.
 const globsMax = 4 << 10
 
-// ParseGlobs reads patterns with commas between them. In a pattern * stands for any text
-// without a dot, and ** for any text.
+// ParseGlobs reads patterns with commas between them. In a pattern * matches any text
+// without a dot, and ** any text.
 func ParseGlobs(text string) (Globs, error) {
 	if len(text) > globsMax {
 		return nil, fmt.Errorf("%w: patterns of tools have %d bytes, and may have %d", ErrInvalid, len(text), globsMax)
@@ -36,7 +36,7 @@ func (g Globs) Match(id ToolID) bool {
 	return len(g) == 0
 }
 
-// Exact returns the globs that one pattern of subjects stands for, and the others, whose tools
+// Exact returns the globs that have one equal pattern of subjects, and the others, whose tools
 // must be listed.
 func (g Globs) Exact() (exact, others Globs) {
 	for _, one := range g {
@@ -50,7 +50,7 @@ func (g Globs) Exact() (exact, others Globs) {
 }
 
 // globPattern returns the pattern of NATS that matches the subjects of the tools that a glob
-// means, behind their session. There is none where a star stands for a part of a name.
+// means, behind their session; false where a star matches a part of a name.
 func globPattern(glob string) (pattern string, ok bool) {
 	names := strings.Split(glob, ".")
 	for i, name := range names {

@@ -20,7 +20,7 @@ type (
 	BootID string
 	// RPCID names one call.
 	RPCID string
-	// PayloadID names a large value in its session; any non-empty UTF-8 text.
+	// PayloadID names a payload in its session; any non-empty UTF-8 text.
 	PayloadID string
 	// IndexName names an index; the first name of its tools' ids.
 	IndexName string
@@ -29,8 +29,8 @@ type (
 // DefaultSession is the session of callers that name none.
 const DefaultSession SessionID = "default"
 
-// Account is whose part of what sessions share a session has: its own, and empty for all
-// sessions that nobody created, whose names cost nothing. Those have an empty epoch.
+// Account is the account whose share of common stores a session uses: its own name, and the empty
+// one for all sessions that were not created, whose names cost nothing. Those have an empty epoch.
 func Account(session SessionID, epoch string) SessionID {
 	if epoch == "" && session != DefaultSession {
 		return ""

@@ -14,7 +14,7 @@ const (
 	AllBatches = "mesh.batch.*"
 	// AllTaskVerbs is answered by routers and agents, in the queue group.
 	AllTaskVerbs = "mesh.task.*.*"
-	// AllTaskEvents are told to those that run tasks.
+	// AllTaskEvents are for the processes that run tasks.
 	AllTaskEvents = "mesh.evt." + EventTask + ".*"
 	// AllCallEvents are the events that an audit keeps.
 	AllCallEvents = "mesh.evt." + EventCall + ".*"
@@ -40,7 +40,7 @@ const (
 	// UserInfo answers any ordinary client of the broker with, among other
 	// things, the server's time.
 	UserInfo = "$SYS.REQ.USER.INFO"
-	// UserAuth is where the broker asks for who has a key that is not in its
+	// UserAuth is where the broker asks for the user of a key that is not in its
 	// configuration (auth callout of the NATS documentation), in the queue group.
 	UserAuth = "$SYS.REQ.USER.AUTH"
 )
@@ -110,10 +110,10 @@ func NodeCtls(node NodeID) (string, error) { return nodePattern(node, ".ctl.>") 
 // NodeBatches is the subscription for the batches that other nodes pass on to one node.
 func NodeBatches(node NodeID) (string, error) { return nodePattern(node, ".batch.*") }
 
-// NodeLanes is the subscription for what other nodes ask of the lanes that one node owns.
+// NodeLanes is the subscription for requests about the lanes that one node owns.
 func NodeLanes(node NodeID) (string, error) { return nodePattern(node, ".lane.*") }
 
-// NodePayloads is the subscription for the large values that one node takes.
+// NodePayloads is the subscription for the payloads that one node takes.
 func NodePayloads(node NodeID) (string, error) { return nodePattern(node, ".payload.>") }
 
 // NodeAdmins is the subscription for the administrative requests of one node.
@@ -130,7 +130,7 @@ func RegistryChanges(bucket string) string { return "mesh.reg." + bucket + ".>" 
 // RegistryChange is where the changes of one key of a bucket are republished.
 func RegistryChange(bucket, key string) string { return "mesh.reg." + bucket + "." + key }
 
-// ScheduleOf is the schedule of one task, and what it has made.
+// ScheduleOf is the schedule of one task, and the tasks that it has made.
 func ScheduleOf(session SessionID, id RPCID) (string, error) {
 	key, err := TaskKey(session, id)
 	return "mesh.schedules.*." + key, err

@@ -27,7 +27,7 @@ const discovery = "$SRV.>"
 // a mesh that lets callers in without a key. [UserInfo] is not among them: the
 // server answers it to any reply subject, a key of a bucket included (decision 066).
 // What ends in > may not end in *: NATS (2.15.2) does not find that by a subscription that
-// ends in *, and a leaf node with these rights would not hear who answers.
+// ends in *, and a leaf node with these rights would not learn the subscribers.
 func CallerRights(session SessionID, shared bool) (Rights, error) {
 	token, err := EncodeToken(string(session))
 	if err != nil {
@@ -69,7 +69,7 @@ func NarrowedRights(session SessionID, exact Globs, ids []ToolID) (Rights, error
 	for _, glob := range exact {
 		pattern, ok := globPattern(glob)
 		if !ok {
-			return Rights{}, fmt.Errorf("%w: no subject stands for the tools %q", ErrInvalid, glob)
+			return Rights{}, fmt.Errorf("%w: no subject pattern means the tools %q: list their ids", ErrInvalid, glob)
 		}
 		add(pattern)
 	}
@@ -114,8 +114,8 @@ func NodeRights() Rights {
 	return r
 }
 
-// InstallerRights are what a process needs beside those of a node to have agents install
-// indexes. Nodes have them not.
+// InstallerRights are the rights that a process needs next to a node's to have agents install
+// indexes. Nodes do not have them.
 func InstallerRights() Rights { return Rights{Publish: []string{AllAdmin, "mesh.node.*.admin.>"}} }
 
 // AdminRights are those of an administrator: all of the account.

@@ -57,8 +57,8 @@ type Subject struct {
 	Key     string
 }
 
-// part is one variable part of a subject: the field that it stands for, and how the
-// field's value becomes a token and is read back.
+// part is one variable part of a subject: its field, and how the field's value becomes a token and
+// is read back.
 type part struct {
 	field  field
 	encode func(value string) (token string, err error)
@@ -90,7 +90,7 @@ func (s *Subject) at(f field) *string {
 	}[f]
 }
 
-// literal holds a part that travels as it is to what valid takes.
+// literal makes a part that travels unchanged, if valid accepts it.
 func literal(what string, valid func(token string) bool) func(token string) (string, error) {
 	return func(token string) (string, error) {
 		if !valid(token) {
@@ -114,7 +114,7 @@ var (
 )
 
 // form is the shape of one kind: a literal head, and the variable parts behind it.
-// Of a subject of one node, the node stands in the middle of the head: mid follows it.
+// In a subject of one node, the node is in the middle of the head, and mid follows it.
 type form struct {
 	head  string // literal tokens at the beginning, with the dot
 	mid   string // literal token behind the node, with its dots; "" for none
@@ -146,8 +146,7 @@ var forms = [...]form{
 	KindRegistryChange: {head: "mesh.reg.", parts: []part{bucket, key}},
 }
 
-// Build returns the subject's text. It refuses names that cannot travel, and a
-// Kind that is none.
+// Build returns the subject's text. It refuses names that cannot travel, and an unknown Kind.
 func (s Subject) Build() (string, error) {
 	if s.Kind == KindNone || int(s.Kind) >= len(forms) {
 		return "", fmt.Errorf("%w: a subject needs a kind", ErrInvalid)
@@ -256,35 +255,9 @@ func Live(session SessionID, id RPCID) (string, error) {
 	return Subject{Kind: KindLive, Session: session, RPC: id}.Build()
 }
 
-// Replay is where stored chunks are asked for again.
-func Replay(session SessionID, id RPCID) (string, error) {
-	return Subject{Kind: KindReplay, Session: session, RPC: id}.Build()
-}
-
 // Registry is a request to the registry: list, describe, resolve, candidates.
 func Registry(session SessionID, verb string) (string, error) {
 	return Subject{Kind: KindRegistry, Session: session, Verb: verb}.Build()
-}
-
-// Payload is a request about a large value, through the queue group.
-func Payload(session SessionID, id PayloadID) (string, error) {
-	return Subject{Kind: KindPayload, Session: session, Payload: id}.Build()
-}
-
-// NodePayload is a request about a large value, to the node that takes it.
-func NodePayload(node NodeID, session SessionID, id PayloadID) (string, error) {
-	return Subject{Kind: KindNodePayload, Node: node, Session: session, Payload: id}.Build()
-}
-
-// Batch is a batch of calls, through the queue group.
-func Batch(session SessionID) (string, error) {
-	return Subject{Kind: KindBatch, Session: session}.Build()
-}
-
-// NodeLane is where the node that owns the lanes of a session, or for one of its calls
-// those of the mesh, is asked for them.
-func NodeLane(node NodeID, session SessionID) (string, error) {
-	return Subject{Kind: KindLane, Node: node, Session: session}.Build()
 }
 
 // NodeBatch is a batch of calls, to one node.
@@ -298,14 +271,7 @@ func TaskVerb(session SessionID, verb string) (string, error) {
 	return Subject{Kind: KindTaskVerb, Session: session, Verb: verb}.Build()
 }
 
-// Task is where a task of a priority is queued, behind so much of its session as the
-// level says.
-func Task(priority, level string, session SessionID, id RPCID) (string, error) {
-	return Subject{Kind: KindTask, Verb: priority, Level: level, Session: session, RPC: id}.Build()
-}
-
-// What the subjects of [Schedule] are for: the schedule itself, and what it makes when
-// its time has come.
+// The uses of subjects of [Schedule]: the schedule itself, and the task that it makes at its time.
 const (
 	ScheduleAt  = "at"
 	ScheduleDue = "due"
@@ -316,17 +282,9 @@ func Schedule(what string, session SessionID, id RPCID) (string, error) {
 	return Subject{Kind: KindSchedule, Verb: what, Session: session, RPC: id}.Build()
 }
 
-// Event is where something that happened in a session is told.
+// Event is where an event of a session is published.
 func Event(kind string, session SessionID) (string, error) {
 	return Subject{Kind: KindEvent, Verb: kind, Session: session}.Build()
-}
-
-// Admin is an administrative request to any one node: install, uninstall.
-func Admin(verb string) (string, error) { return Subject{Kind: KindAdmin, Verb: verb}.Build() }
-
-// NodeAdmin is an administrative request to one node: drain, label.
-func NodeAdmin(node NodeID, verb string) (string, error) {
-	return Subject{Kind: KindNodeAdmin, Node: node, Verb: verb}.Build()
 }
 
 // Heartbeat is where a node says each second that it lives.

@@ -10,8 +10,8 @@ import (
 )
 
 // ErrInvalid is wrapped by every error of this package: a name that cannot be
-// a token, a token that is not the one right form of its name, or a subject
-// that is none of ours. On the wire it becomes invalid_request.
+// a token, a token that is not the one right form of its name, or a subject that is not the
+// mesh's. On the wire it becomes invalid_request.
 var ErrInvalid = errors.New("invalid name")
 
 const (

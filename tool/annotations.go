@@ -117,7 +117,7 @@ func ParseLaneScope(text string) (LaneScope, error) {
 // lane scope. The zero value is the default: ["global"], and for a parallel_safe tool no key in
 // its batch and ["safe", id] in a wider scope.
 type ResourceKey struct {
-	// Parts are the parts of the key; {name} stands for the argument name.
+	// Parts are the parts of the key; {name} is replaced by the argument name.
 	Parts []string
 	// Dynamic says that the host computes the key in code; Parts is empty then.
 	Dynamic bool

@@ -59,7 +59,7 @@ func TestRefusalsAreBounded(t *testing.T) { //nolint:paralleltest // it counts w
 
 // Messages about a result call it a result and name its place once; the public text has parts of
 // the schema only.
-func TestResultsHaveTheirOwnWords(t *testing.T) {
+func TestMismatchNamesTheResult(t *testing.T) {
 	t.Parallel()
 	const schema = `{"type":"object","properties":{"n":{"type":"integer"},"d":{"type":"string","format":"date"},"m":{"type":"object","additionalProperties":{"maximum":3}}},"required":["n"],"additionalProperties":false}`
 	v := compile(t, schema)
@@ -87,7 +87,7 @@ func TestResultsHaveTheirOwnWords(t *testing.T) {
 }
 
 // A result that cannot be decided in time is none that does not fit.
-func TestResultsMayBeUndecided(t *testing.T) {
+func TestResultOfTooMuchWorkIsUndecided(t *testing.T) {
 	t.Parallel()
 	v := compile(t, `{"$ref":"#/$defs/n","$defs":{"n":{"anyOf":[{"type":"object","properties":{"a":{"$ref":"#/$defs/n"}},"required":["b"]},{"type":"object","properties":{"a":{"$ref":"#/$defs/n"}},"required":["c"]}]}}}`)
 	deep := strings.Repeat(`{"a":`, 40) + `{}` + strings.Repeat(`}`, 40)

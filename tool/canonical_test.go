@@ -40,7 +40,7 @@ func TestCanonical(t *testing.T) {
 
 // A tool that yields items cannot keep them. What is in the registry is read all the
 // same: an older node may have written it.
-func TestCacheOfAToolThatYields(t *testing.T) {
+func TestCacheTTLOfAStreamIsRefused(t *testing.T) {
 	t.Parallel()
 	d := &tool.Descriptor{ID: "a.b", Name: "b", Source: tool.SourceGo, Annotations: tool.Annotations{CacheTTL: time.Minute, CacheShared: true}}
 	if err := d.Check(); err != nil {

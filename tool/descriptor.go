@@ -212,7 +212,7 @@ func (d *Descriptor) Check() error {
 	switch d.Source {
 	case SourceImport, SourceStatic, SourceGo, SourceProgram:
 	default:
-		return fail("source %q is none of import, static, go, program", d.Source)
+		return fail("source is %q, but must be one of import, static, go, program", d.Source)
 	}
 	properties, open := schemaProperties(d.InputSchema)
 	for _, name := range d.Positional {
@@ -245,22 +245,17 @@ func schemaProperties(schema json.RawMessage) (names []string, open bool) {
 }
 
 // objectKeys returns the keys of a JSON object in their order; nil for anything else.
-func objectKeys(data json.RawMessage) []string {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {
+func objectKeys(data json.RawMessage) (keys []string) {
+	dec := jsontext.NewDecoder(bytes.NewBuffer(data), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	if start, err := dec.ReadToken(); err != nil || start.Kind() != '{' {
 		return nil
 	}
-	var keys []string
-	for dec.More() {
-		tok, err := dec.Token()
-		if err != nil {
-			return keys
+	for dec.PeekKind() == '"' {
+		if key, err := dec.ReadToken(); err == nil {
+			keys = append(keys, key.String())
 		}
-		key, _ := tok.(string)
-		keys = append(keys, key)
-		var skip json.RawMessage
-		if dec.Decode(&skip) != nil {
-			return keys
+		if dec.SkipValue() != nil {
+			break
 		}
 	}
 	return keys

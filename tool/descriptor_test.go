@@ -63,7 +63,7 @@ func TestDescriptorJSON(t *testing.T) {
 }
 
 // A tool that declares parallel_safe = false is told from one that declares nothing.
-func TestDeclaredUnsafe(t *testing.T) {
+func TestParallelSafeFalseIsKept(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]tool.Annotations{
 		`{}`: {}, `{"parallel_safe":true}`: {ParallelSafe: true}, `{"idempotent":true,"parallel_safe":false}`: {Idempotent: true, Alone: true},
@@ -164,7 +164,7 @@ func TestDescriptorCheck(t *testing.T) {
 		"input_schema":                   func(d *tool.Descriptor) { d.InputSchema = json.RawMessage(`{"type":"x"}`) },
 		"output_schema":                  func(d *tool.Descriptor) { d.OutputSchema = json.RawMessage(`{`) },
 		"metadata must be a JSON object": func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`[1]`) },
-		"metadata.mcp is none that MCP":  func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`{"mcp":{"icons":"x"}}`) },
+		"metadata.mcp cannot be read by MCP clients": func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`{"mcp":{"icons":"x"}}`) },
 		"readOnlyHint of type bool": func(d *tool.Descriptor) {
 			d.Metadata = json.RawMessage(`{"mcp":{"annotations":{"readOnlyHint":"yes"}}}`)
 		},

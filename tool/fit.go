@@ -170,7 +170,7 @@ func (f *fitter) isNull(s *jsonschema.Schema, v any) bool {
 	return !accepts(s, nil)
 }
 
-// declaredAs returns the one declared member that a name, which is none, may stand for.
+// declaredAs returns the one declared member that an undeclared name may mean; else an empty text.
 func (f *fitter) declaredAs(s *jsonschema.Schema, key string, given map[string]any) string {
 	if s.Properties[key] != nil || len(s.PatternProperties) > 0 {
 		return ""

@@ -31,7 +31,7 @@ func checkMCP(metadata json.RawMessage) error {
 		MCP mcpWords `json:"mcp"`
 	}
 	if err := json.Unmarshal(metadata, &all); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "metadata.mcp is none that MCP clients read: %w", err)
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "metadata.mcp cannot be read by MCP clients: %w", err)
 	}
 	if raw, ok := all.MCP.Meta["toolmesh/requires"]; ok {
 		var names []string

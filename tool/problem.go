@@ -31,7 +31,7 @@ type Problem struct {
 	Expected string `json:"expected"`
 	// Got describes the value, e.g. `"three"` or "nothing".
 	Got string `json:"got"`
-	// Message is a sentence that stands alone.
+	// Message is a complete sentence.
 	Message string `json:"message"`
 }
 
@@ -123,6 +123,10 @@ func (c *collector) collect(e *jsonschema.ValidationError) {
 		got := c.show(e.InstanceLocation)
 		put(expected, got, "%s must be %s, not %s", c.name(at), expected, got)
 	}
+	count := func(limit string, want, got int, noun string) {
+		expected := plural(limit, want, noun)
+		put(expected, strconv.Itoa(got), "%s must have %s, but has %d", c.name(at), expected, got)
+	}
 	switch k := e.ErrorKind.(type) {
 	case *fault.Required:
 		c.missing(e.InstanceLocation, k.Missing, "")
@@ -166,19 +170,19 @@ func (c *collector) collect(e *jsonschema.ValidationError) {
 	case *fault.MultipleOf:
 		must("a multiple of " + decimal(k.Want))
 	case *fault.MinLength:
-		put(plural("at least", k.Want, "character"), strconv.Itoa(k.Got), "%s must have %s, but has %d", c.name(at), plural("at least", k.Want, "character"), k.Got)
+		count("at least", k.Want, k.Got, "character")
 	case *fault.MaxLength:
-		put(plural("at most", k.Want, "character"), strconv.Itoa(k.Got), "%s must have %s, but has %d", c.name(at), plural("at most", k.Want, "character"), k.Got)
+		count("at most", k.Want, k.Got, "character")
 	case *fault.MinItems:
-		put(plural("at least", k.Want, "item"), strconv.Itoa(k.Got), "%s must have %s, but has %d", c.name(at), plural("at least", k.Want, "item"), k.Got)
+		count("at least", k.Want, k.Got, "item")
 	case *fault.MaxItems:
-		put(plural("at most", k.Want, "item"), strconv.Itoa(k.Got), "%s must have %s, but has %d", c.name(at), plural("at most", k.Want, "item"), k.Got)
+		count("at most", k.Want, k.Got, "item")
 	case *fault.UniqueItems:
 		put("items that differ", "equal items", "%s has equal items at %d and %d", c.name(at), k.Duplicates[0], k.Duplicates[1])
 	case *fault.MinProperties:
-		put(plural("at least", k.Want, "field"), strconv.Itoa(k.Got), "%s must have %s, but has %d", c.name(at), plural("at least", k.Want, "field"), k.Got)
+		count("at least", k.Want, k.Got, "field")
 	case *fault.MaxProperties:
-		put(plural("at most", k.Want, "field"), strconv.Itoa(k.Got), "%s must have %s, but has %d", c.name(at), plural("at most", k.Want, "field"), k.Got)
+		count("at most", k.Want, k.Got, "field")
 	case *fault.PropertyNames:
 		c.add(Problem{
 			Pointer: at + "/" + escapePointer(k.Property), Expected: "another name", Got: show(k.Property),
@@ -312,8 +316,8 @@ func (c *collector) alternatives(e *jsonschema.ValidationError) {
 	}
 }
 
-// wrongKind says whether a branch failed because the value at location is of
-// another kind, and which kinds it wants.
+// wrongKind reports whether a branch failed because the value at location is of another kind, and
+// returns the kinds that it wants.
 func (c *collector) wrongKind(e *jsonschema.ValidationError, location []string) ([]string, bool) {
 	for {
 		if k, ok := e.ErrorKind.(*fault.Type); ok && slices.Equal(e.InstanceLocation, location) {

@@ -390,7 +390,7 @@ func writtenAs(v any, text []byte) bool {
 	return false
 }
 
-// outside says whether a count is not within bounds; a nil one is none.
+// outside reports whether a count is not within bounds; nil is no bound.
 func outside(n int, least, most *int) bool {
 	return least != nil && n < *least || most != nil && n > *most
 }

@@ -209,8 +209,8 @@ func (v *Validator) CheckResult(result json.RawMessage) (wrong *Mismatch, err er
 // errBudget is the end of a check that takes too long.
 var errBudget = errors.New("too complex to check: the schema's alternatives overlap and are nested in themselves")
 
-// ask has the library check a well-formed value, and calls told with its error.
-func (v *Validator) ask(data json.RawMessage, told func(*jsonschema.ValidationError, any) error) error {
+// ask has the library check a well-formed value, and calls mismatch with its error.
+func (v *Validator) ask(data json.RawMessage, mismatch func(*jsonschema.ValidationError, any) error) error {
 	return v.checked(data, func(one *check, value any) error {
 		err := one.schema.Validate(value)
 		if err == nil {
@@ -220,7 +220,7 @@ func (v *Validator) ask(data json.RawMessage, told func(*jsonschema.ValidationEr
 		if !errors.As(err, &failed) {
 			return broken(err)
 		}
-		return told(failed, value)
+		return mismatch(failed, value)
 	})
 }
 

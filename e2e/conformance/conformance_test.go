@@ -125,6 +125,10 @@ func TestConformance(t *testing.T) {
 	}
 	for name, prefix := range hosts {
 		for by, run := range clients {
+			// A row that fails is the fault of one side: each kind of host has the Go client, each client has the index.
+			if by != "go" && name != "index" && !meshtest.Soak() {
+				continue
+			}
 			t.Run(strings.ReplaceAll(name+" by "+by, " ", "-"), func(t *testing.T) {
 				t.Parallel()
 				all := cases(t)

@@ -144,7 +144,7 @@ def test_durable_tasks(both: Any) -> None:
     assert both.on(again, "wait") == value["value"]
     with pytest.raises(toolmesh.InvalidRequest, match="another task"):
         both.run("submit", echo, {"value": 2}, id=task.id)
-    with pytest.raises(toolmesh.InvalidRequest, match="no task"):
+    with pytest.raises(toolmesh.NotFound, match="no task"):
         both.on(both.mesh.task("none"), "state")
 
     failed = both.run("submit", "rich.rich.fails", {"account": "x"}, attempts=1)
@@ -377,7 +377,7 @@ def test_tools_are_callables(rich: Started) -> None:
         for wrong in (lambda: tool(), lambda: tool("x"), lambda: tool(1, 2, 3), lambda: tool(1, first=2)):
             with pytest.raises(toolmesh.InvalidArguments) as raised:
                 wrong()
-            assert raised.value.origin == "caller" and raised.value.started is False
+            assert raised.value.started is False
         assert list(tools["rich.rich.numbers"].stream(3)) == [0, 1, 2]
         assert tools["rich.rich.typed"].__annotations__["raw"] is bytes
         assert tools["rich.rich.typed"].__annotations__["on"] is datetime.date

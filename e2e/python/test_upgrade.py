@@ -47,11 +47,12 @@ def test_a_refusal_says_that_the_tool_was_upgraded(rich: Started, tmp_path: path
                     install(rich, tmp_path / "shop", AFTER)
                     await one(3)
                 assert "describe it again" in str(refused.value)
-                for work in (one(3, currency="EUR"), (await other.submit(one, {"amount": 3})).wait(),
-                             other.batch([(one, {"amount": 3})]), anext(items.stream(3, by=2)),
-                             anext(items.stream("x")), anext(count.astream(3, by=2))):
+                for work in (one("three"), (await other.submit(one, {"amount": 3})).wait(),
+                             other.batch([(one, {"amount": 3})]), anext(items.stream("x")),
+                             anext(count.astream("x"))):
                     with pytest.raises(InvalidArguments, match="describe it again"):
                         await work
+                assert await one(3, currency="EUR") == "3 paid", "the tool takes it now"
 
         asyncio.run(described())
         again = mesh.tool("shop.shop.pay")
@@ -70,13 +71,13 @@ def test_a_refusal_says_that_the_tool_was_upgraded(rich: Started, tmp_path: path
         async def submitted() -> None:
             await (await mesh.asubmit(pay, three)).wait()
 
-        # What the object itself refuses, by its own description.
-        for call in (lambda: pay(3, currency="EUR"), lambda: asyncio.run(pay.acall(3, currency="EUR")),
-                     lambda: pay("three"), lambda: count.stream(3, by=2), lambda: proxy(3, currency="EUR"),
-                     lambda: asyncio.run(submitted())):
+        for call in (lambda: pay("three"), lambda: proxy("three"), lambda: asyncio.run(submitted())):
             with pytest.raises(InvalidArguments) as refused:
                 call()
             assert str(refused.value).count(changed) == 1
+        more = {"currency": "EUR"}  # which the description lacks, and the tool takes now
+        assert {pay(3, **more), asyncio.run(pay.acall(3, **more)), proxy(3, **more)} == {"3 paid"}
+        assert list(count.stream(3, by=2))
         manager = ToolBridgeManager(mesh)
         manager.tools[proxy.tool_id] = proxy
         ends = BatchToolProcessor(manager).process_batch([{"tool_id": proxy.tool_id, "kwargs": three}] * 2)

@@ -23,20 +23,13 @@ func (b *Bus) Drain(ctx context.Context, subs ...*nats.Subscription) error {
 	open := slices.DeleteFunc(slices.Clone(subs), func(sub *nats.Subscription) bool {
 		return sub.Drain() != nil // closed already, or no connection: nothing more comes
 	})
-	ping, cancel := context.WithTimeout(ctx, drainTimeout)
-	defer cancel()
-	silent := make(chan struct{})
-	go func() { // ends with ping
-		if b.Ping(ping) != nil {
-			close(silent)
-		}
-	}()
 	ticker := time.NewTicker(drainLook)
 	defer ticker.Stop()
-	for lost := false; ; {
+	for began := time.Now(); ; {
+		silent := !b.Connected() || time.Since(began) > drainTimeout
 		open = slices.DeleteFunc(open, func(sub *nats.Subscription) bool {
 			left, _, err := sub.Pending() // 0 for a channel: it has its messages already
-			if lost && (err != nil || left == 0) {
+			if silent && (err != nil || left == 0) {
 				_ = sub.Unsubscribe()
 			}
 			return !sub.IsValid()
@@ -46,8 +39,6 @@ func (b *Bus) Drain(ctx context.Context, subs ...*nats.Subscription) error {
 		}
 		select {
 		case <-ticker.C:
-		case <-silent:
-			lost, silent = true, nil
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

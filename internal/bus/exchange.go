@@ -21,6 +21,8 @@ import (
 const (
 	// Silence is how long a node may be silent before it counts as lost: 2.5 s.
 	Silence = 2500 * time.Millisecond
+	// KeepaliveEvery is the time between two keepalives of a call.
+	KeepaliveEvery = time.Second
 	// LookEvery is how often a silent node is looked after; see [Exchange.Look].
 	LookEvery = 100 * time.Millisecond
 	// missing is when a keepalive is overdue.

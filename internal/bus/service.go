@@ -54,11 +54,19 @@ type Service struct {
 // subscriptions of a service.
 const listedWithin = 2 * time.Second
 
+// CheckServiceName refuses a name that no micro service can have.
+func CheckServiceName(name string) error {
+	if !serviceName.MatchString(name) {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q cannot be a micro service's name: letters, digits, _ and -", name)
+	}
+	return nil
+}
+
 // StartService lists this process as a NATS micro service. One per process is
 // the rule; tools are no endpoints of it.
 func (b *Bus) StartService(c ServiceConfig) (*Service, error) {
-	if !serviceName.MatchString(c.Name) {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q cannot be a micro service's name: letters, digits, _ and -", c.Name)
+	if err := CheckServiceName(c.Name); err != nil {
+		return nil, err
 	}
 	metadata := maps.Clone(c.Metadata)
 	if metadata == nil {

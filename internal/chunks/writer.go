@@ -40,8 +40,6 @@ const (
 
 // Error numbers of JetStream that nats.go has no name for.
 const (
-	errStoreFailed        = 10077 // with the cause as its text
-	errNoResources        = 10023
 	errDuplicateInProcess = 10158
 	// storeHeaders is room for what the store adds when it republishes a chunk.
 	storeHeaders = 512
@@ -390,7 +388,7 @@ func (w *Writer) refused(seq int64, data []byte) bool {
 	case conflict && seq == 1:
 		w.doubt = true
 		wake.Up(w.changed)
-	case ack.Error.ErrorCode == errStoreFailed, ack.Error.ErrorCode == errNoResources:
+	case store.Full(ack.Error):
 		w.fail(toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store is full (%s): wait until older streams expire, or give it more room", ack.Error.Description).
 			WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "chunks_max").WithDetail("err_code", ack.Error.ErrorCode))
 	case ack.Error.Code == 503 || ack.Error.Code == 429 || ack.Error.ErrorCode == errDuplicateInProcess:

@@ -82,10 +82,11 @@ func Install(ctx context.Context, b *bus.Bus, r Request, owner nkeys.KeyPair) it
 }
 
 func request(node subjects.NodeID, verb string, body any, owner nkeys.KeyPair) (*nats.Msg, error) {
-	subject, err := subjects.Admin(verb)
+	to := subjects.Subject{Kind: subjects.KindAdmin, Verb: verb}
 	if node != "" {
-		subject, err = subjects.NodeAdmin(node, verb)
+		to.Kind, to.Node = subjects.KindNodeAdmin, node
 	}
+	subject, err := to.Build()
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}

@@ -74,8 +74,8 @@ func TestABundleIsItsSigners(t *testing.T) {
 	owned("", first)
 	n.mustInstall(t, ask(first, "ME")) // one from before, unchanged: its next installer has it
 	owned("ME", first)
-	refused(ask(second, ""), "somebody else (key ME)", "--replace")
-	refused(ask(second, "YOU"), "somebody else (key ME)", "--replace")
+	refused(ask(second, ""), "another owner (key ME)", "--replace")
+	refused(ask(second, "YOU"), "another owner (key ME)", "--replace")
 	r := ask(second, "ME")
 	r.Env, r.Paths = map[string]string{"WORD": "mine"}, []index.Path{{Path: t.TempDir()}}
 	n.mustInstall(t, r)

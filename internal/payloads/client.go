@@ -114,11 +114,11 @@ func next(ctx context.Context, x *bus.Exchange) (*nats.Msg, error) {
 
 // where a value is asked about: at a node, or at any one.
 func where(session subjects.SessionID, id subjects.PayloadID, at subjects.NodeID) (subject string, err error) {
+	to := subjects.Subject{Kind: subjects.KindPayload, Session: session, Payload: id}
 	if at != "" {
-		subject, err = subjects.NodePayload(at, session, id)
-	} else {
-		subject, err = subjects.Payload(session, id)
+		to.Kind, to.Node = subjects.KindNodePayload, at
 	}
+	subject, err = to.Build()
 	if err != nil {
 		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
@@ -159,7 +159,7 @@ func put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 	if err != nil {
 		return nil, err
 	}
-	if subject, err = subjects.NodePayload(taker.Node, session, id); err != nil {
+	if subject, err = where(session, id, taker.Node); err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "%w", err)
 	}
 	whole := false

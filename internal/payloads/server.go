@@ -67,7 +67,6 @@ type Server struct {
 	ServerOptions
 	reads  *fair.Queue[subjects.SessionID]
 	places *fair.Room[subjects.SessionID] // uploads
-	kept   *fair.Room[subjects.SessionID] // bytes of what is being sent, to be held
 	held   held
 
 	mu      sync.Mutex
@@ -92,7 +91,8 @@ type upload struct {
 func NewServer(o ServerOptions) *Server {
 	return &Server{
 		ServerOptions: o, reads: fair.NewQueue[subjects.SessionID](maxReads, maxWaiting, o.Go),
-		places: fair.NewRoom[subjects.SessionID](maxUploads), kept: fair.NewRoom[subjects.SessionID](heldBytes), uploads: make(map[string]*upload),
+		places: fair.NewRoom[subjects.SessionID](maxUploads), uploads: make(map[string]*upload),
+		held: held{room: fair.NewRoom[subjects.SessionID](heldBytes), of: make(map[string]*heldValue)},
 	}
 }
 
@@ -210,7 +210,7 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 		s.places.Give(u.account, 1)
 		return err
 	}
-	u.keep = u.size <= heldBytes/2 && s.kept.Take(u.account, u.size)
+	u.keep = u.size <= heldBytes/2 && s.held.room.Take(u.account, u.size)
 	s.uploads[name] = u
 	s.respond(m.Reply, codec.Header{codec.HeaderPayload: {string(codec.PayloadPut)}}, codec.Encode(codec.PayloadTaker{Node: s.Node}))
 	return nil
@@ -333,8 +333,9 @@ func (s *Server) finish(session subjects.SessionID, name string, h codec.Header,
 			s.drop(name)
 			return err
 		}
-		s.held.put(&heldValue{name: name, digest: ref.Digest, size: p.Size, pieces: u.kept})
-		s.forget(name)
+		if s.forget(name) != nil && u.keep {
+			s.held.put(&heldValue{name: name, account: u.account, digest: ref.Digest, size: u.size, pieces: u.kept})
+		}
 		s.respond(reply, codec.Header{codec.HeaderRef: {p.Name}, codec.HeaderDigest: {p.Digest}}, nil)
 		return nil
 	}, reply)
@@ -359,15 +360,16 @@ func (s *Server) forget(name string) *upload {
 		return nil
 	}
 	delete(s.uploads, name)
-	if s.places.Give(u.account, 1); u.keep {
-		s.kept.Give(u.account, u.size)
-	}
+	s.places.Give(u.account, 1)
 	return u
 }
 
 // drop forgets an upload that came to nothing, and what is stored of it.
 func (s *Server) drop(name string) {
 	if u := s.forget(name); u != nil {
+		if u.keep {
+			s.held.room.Give(u.account, u.size)
+		}
 		s.Go(func() {
 			if err := u.Drop(s.Base); err != nil {
 				s.Log.Debug("what is left of a large value expires by itself", slog.String("error", err.Error()))
@@ -420,7 +422,7 @@ func (s *Server) get(name string, h codec.Header, m *nats.Msg) error {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s is %q: it is how many pieces the caller has", codec.HeaderCount, h.Get(codec.HeaderCount))
 	}
 	page := page{s: s, reply: m.Reply, left: min(req.MaxBytes, maxPage)}
-	if v, ok := s.held.get(name); ok && done <= len(v.pieces) {
+	if v := s.held.get(name); v != nil && done <= len(v.pieces) {
 		for _, piece := range v.pieces[done:] {
 			if more, err := page.send(piece); !more || err != nil {
 				break // what could not be sent is missed, and asked for again
@@ -484,8 +486,11 @@ func (p *page) end(high codec.High, done int, size int64) {
 
 // Hold has a value that was stored from memory held there for who reads it next. It must
 // not change.
-func (s *Server) Hold(ref *codec.Ref, value []byte) {
-	v := &heldValue{name: ref.Name, digest: ref.Digest, size: int64(len(value))}
+func (s *Server) Hold(account subjects.SessionID, ref *codec.Ref, value []byte) {
+	v := &heldValue{name: ref.Name, account: account, digest: ref.Digest, size: int64(len(value))}
+	if v.size > heldBytes/2 || !s.held.room.Take(account, v.size) {
+		return
+	}
 	for n, size := 0, s.Bus.PieceBytes(); n < len(value); n += size {
 		v.pieces = append(v.pieces, value[n:min(n+size, len(value))])
 	}
@@ -495,8 +500,8 @@ func (s *Server) Hold(ref *codec.Ref, value []byte) {
 // Load is [Load], of what the server still holds without the store. room is asked with the
 // value's size before anything is read.
 func (s *Server) Load(ctx context.Context, session subjects.SessionID, ref *codec.Ref, room func(size int64) error) ([]byte, error) {
-	v, ok := s.held.get(ref.Name)
-	if !ok || v.digest != ref.Digest {
+	v := s.held.get(ref.Name)
+	if v == nil || v.digest != ref.Digest {
 		return Load(ctx, s.Bus, session, ref, s.Max, room)
 	}
 	if _, err := ref.Payload(session); err != nil {

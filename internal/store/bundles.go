@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,77 +21,41 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// What an object store keeps, as the NATS clients agree on it (ADR-20): for each
-// object one message that describes it, and its parts under an id of their own.
-// The library's own calls overwrite and delete a description whatever it is by
-// now; whether a bundle may go has to be decided and done in one.
 var (
 	bundleStream = subjects.ObjectStream(subjects.ObjectBundles)
-	bundleMetas  = subjects.ObjectMetas(subjects.ObjectBundles)
 	bundleParts  = subjects.ObjectParts(subjects.ObjectBundles)
 )
 
-// StoredBundle is a bundle in the mesh.
+// StoredBundle is a bundle in the mesh. Its description is written and deleted by
+// compare-and-set, which the library's own calls are not: a bundle that is renewed stays.
 type StoredBundle struct {
 	Digest string
-	// Stored is when it was stored, or was to be stored again and was there, by
-	// the broker's clock.
+	// Stored is when it was stored or renewed, by the broker's clock.
 	Stored time.Time
 
-	info     jetstream.ObjectInfo
-	revision uint64 // of its description
+	object
 }
 
-func bundleSubject(digest string) string {
-	return bundleMetas + base64.URLEncoding.EncodeToString([]byte(digest))
-}
-
-// Bundles lists what is in the store. Any replica answers: the list may be a
+// Bundles lists the stored bundles. Any replica answers: the list may be a
 // moment old.
 func (st Store) Bundles(ctx context.Context) ([]StoredBundle, error) {
-	all, err := st.readBundles(ctx, bundleMetas+">")
+	all, err := st.readBundles(ctx)
 	return slices.DeleteFunc(all, func(s StoredBundle) bool { return s.info.Deleted }), err
 }
 
-// Bundle returns one bundle; [ErrNoKey] if it is not there. Where a replica does
-// not know of it the leader is asked: what was stored before is found.
+// Bundle returns one bundle, or [ErrNoKey]; see [Store.find].
 func (st Store) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
-	all, err := st.readBundles(ctx, bundleSubject(digest))
-	if err == nil && (len(all) == 0 || all[0].info.Deleted) {
-		all, err = st.askLeader(ctx, digest)
-	}
-	if err != nil {
-		return StoredBundle{}, err
-	}
-	if len(all) == 0 || all[0].info.Deleted {
-		return StoredBundle{}, fmt.Errorf("bundle %s: %w", digest, ErrNoKey)
-	}
-	return all[0], nil
+	o, err := st.find(ctx, subjects.ObjectBundles, digest)
+	return StoredBundle{Digest: digest, Stored: o.at, object: o}, err
 }
 
-// askLeader is readBundles for one bundle, from the store's leader.
-func (st Store) askLeader(ctx context.Context, digest string) (all []StoredBundle, err error) {
-	ctx, cancel := bounded(ctx)
-	defer cancel()
-	err = st.retry(ctx, "read the bundles", func(ctx context.Context) error {
-		m, err := st.latest(ctx, bundleStream, bundleSubject(digest))
-		if m != nil {
-			all = appendBundle(nil, m)
-		}
-		return err
-	})
-	return all, err
-}
-
-// readBundles reads descriptions, those of deleted bundles too. Any replica answers. A store
-// that nobody has yet is waited for, unless the leader says that there is none.
-func (st Store) readBundles(ctx context.Context, subject string) ([]StoredBundle, error) {
-	ctx, cancel := bounded(ctx)
-	defer cancel()
+// readBundles reads all descriptions, those of deleted bundles too. Any replica answers. A store
+// without a leader is waited for, unless JetStream says that it does not exist.
+func (st Store) readBundles(ctx context.Context) ([]StoredBundle, error) {
 	var all []StoredBundle
 	err := st.retry(ctx, "read the bundles", func(ctx context.Context) error {
 		all = nil
-		for m, err := range st.Read(ctx, Query{Stream: bundleStream, Subject: subject}) {
+		for m, err := range st.Read(ctx, Query{Stream: bundleStream, Subject: subjects.ObjectMetas(subjects.ObjectBundles) + ">"}) {
 			if errors.Is(err, nats.ErrNoResponders) {
 				_, missing := st.JetStream().ObjectStore(ctx, subjects.ObjectBundles)
 				err = cmp.Or(missing, err)
@@ -100,27 +63,17 @@ func (st Store) readBundles(ctx context.Context, subject string) ([]StoredBundle
 			if err != nil {
 				return fmt.Errorf("read the bundles: %w", err)
 			}
-			all = appendBundle(all, m)
+			if o, ok := readObject(m); ok && objectSubject(subjects.ObjectBundles, o.info.Name) == m.Subject {
+				all = append(all, StoredBundle{Digest: o.info.Name, Stored: o.at, object: o})
+			}
 		}
 		return nil
 	})
 	return all, err
 }
 
-// appendBundle appends what a message describes, unless it is nothing of ours.
-func appendBundle(all []StoredBundle, m *Stored) []StoredBundle {
-	s := StoredBundle{Stored: m.Time, revision: m.Seq}
-	if json.Unmarshal(m.Data, &s.info) != nil || s.info.NUID == "" || bundleSubject(s.info.Name) != m.Subject {
-		return all
-	}
-	s.Digest = s.info.Name
-	return append(all, s)
-}
-
 // bundles binds the object store.
 func (st Store) bundles(ctx context.Context) (objects jetstream.ObjectStore, err error) {
-	ctx, cancel := bounded(ctx)
-	defer cancel()
 	err = st.retry(ctx, "object store "+subjects.ObjectBundles, func(ctx context.Context) error {
 		objects, err = st.JetStream().ObjectStore(ctx, subjects.ObjectBundles)
 		return err
@@ -128,9 +81,9 @@ func (st Store) bundles(ctx context.Context) (objects jetstream.ObjectStore, err
 	return objects, err
 }
 
-// PutBundle stores what r reads under its digest, any text without spaces, and
-// reports whether it was new. A bundle that is there already counts as stored now,
-// see [Store.Bundles], and r is not read. The caller vouches for the digest.
+// PutBundle stores the content of r under its digest, any text without spaces, and
+// reports whether it was new. A stored bundle is renewed, and r is not read. The caller
+// vouches for the digest.
 func (st Store) PutBundle(ctx context.Context, digest string, r io.Reader) (stored bool, err error) {
 	have, err := st.RenewBundle(ctx, digest)
 	if err != nil || have {
@@ -146,10 +99,9 @@ func (st Store) PutBundle(ctx context.Context, digest string, r io.Reader) (stor
 	return true, nil
 }
 
-// GetBundle reads a bundle; the caller closes it. Reading to the end verifies
-// what was stored: what is damaged, or deleted meanwhile, ends with an error. A
-// bundle that is not there is [ErrNoKey]. Parts that one server of those that share
-// the store does not have yet are waited for.
+// GetBundle reads a bundle, or returns [ErrNoKey]; the caller closes it. Reading to the end
+// verifies the digest: a bundle that is damaged, or deleted meanwhile, ends with an error.
+// Parts that a replica does not have yet are waited for.
 func (st Store) GetBundle(ctx context.Context, digest string) (io.ReadCloser, error) {
 	s, err := st.Bundle(ctx, digest)
 	if err != nil {
@@ -160,12 +112,7 @@ func (st Store) GetBundle(ctx context.Context, digest string) (io.ReadCloser, er
 	return r, nil
 }
 
-// errIncomplete is what a replica that lags, or a store that has lost messages,
-// says by having nothing more.
-var errIncomplete = errors.New("the rest of it is not there")
-
-// copyBundle writes the parts of a bundle to w. It waits up to retryTimeout for
-// the next one.
+// copyBundle writes the parts of a bundle to w.
 func (st Store) copyBundle(ctx context.Context, s StoredBundle, w io.Writer) error {
 	what := "get bundle " + s.Digest
 	sum := sha256.New()
@@ -188,7 +135,7 @@ func (st Store) copyBundle(ctx context.Context, s StoredBundle, w io.Writer) err
 // changeAttempts bounds how often a change of a bundle may lose to others.
 const changeAttempts = 10
 
-// RenewBundle has a bundle count as stored now, and reports whether it is there.
+// RenewBundle sets the time of a bundle to now, and reports whether it exists.
 func (st Store) RenewBundle(ctx context.Context, digest string) (bool, error) {
 	return st.changeBundle(ctx, digest, func(ctx context.Context, s StoredBundle) error {
 		_, err := st.describe(ctx, s)
@@ -196,14 +143,14 @@ func (st Store) RenewBundle(ctx context.Context, digest string) (bool, error) {
 	})
 }
 
-// DeleteBundle removes a bundle; one that is not there is no error.
+// DeleteBundle removes a bundle, if it exists.
 func (st Store) DeleteBundle(ctx context.Context, digest string) error {
 	_, err := st.changeBundle(ctx, digest, st.DropBundle)
 	return err
 }
 
-// changeBundle changes a bundle as it was read, and reads it again when others were
-// ahead. It reports whether the bundle is there.
+// changeBundle changes a bundle as it was read, and reads it again after a conflict. It
+// reports whether the bundle exists.
 func (st Store) changeBundle(ctx context.Context, digest string, change func(context.Context, StoredBundle) error) (bool, error) {
 	for range changeAttempts {
 		s, err := st.Bundle(ctx, digest)
@@ -223,8 +170,8 @@ func (st Store) changeBundle(ctx context.Context, digest string, change func(con
 	return false, fmt.Errorf("change bundle %s: %w", digest, ErrConflict)
 }
 
-// DropBundle deletes a bundle as it was read. One that was renewed or deleted
-// since is [ErrConflict], and stays as it is.
+// DropBundle deletes a bundle as it was read, or returns [ErrConflict] if it was renewed or
+// deleted since.
 func (st Store) DropBundle(ctx context.Context, s StoredBundle) error {
 	s.info.Deleted = true
 	s.info.Size, s.info.Chunks, s.info.Digest = 0, 0, ""
@@ -235,13 +182,13 @@ func (st Store) DropBundle(ctx context.Context, s StoredBundle) error {
 	return st.clear(ctx, s)
 }
 
-// clear removes what is left of a bundle that is marked as deleted: its parts,
-// and at last the mark, without which nobody would know of them.
+// clear removes the parts of a bundle that is marked as deleted, and then the mark, which
+// leads to the parts.
 func (st Store) clear(ctx context.Context, s StoredBundle) error {
-	stream, err := st.JetStream().Stream(ctx, bundleStream)
-	if err == nil {
-		err = stream.Purge(ctx, jetstream.WithPurgeSubject(bundleParts+s.info.NUID))
+	if err := st.Purge(ctx, bundleStream, bundleParts+s.info.NUID); err != nil {
+		return err
 	}
+	stream, err := st.JetStream().Stream(ctx, bundleStream)
 	if err == nil {
 		err = stream.DeleteMsg(ctx, s.revision)
 	}
@@ -258,26 +205,21 @@ func (st Store) describe(ctx context.Context, s StoredBundle) (revision uint64, 
 	if err != nil {
 		return 0, fmt.Errorf("describe bundle %s: %w", s.Digest, err)
 	}
-	m := nats.NewMsg(bundleSubject(s.Digest))
+	m := nats.NewMsg(objectSubject(subjects.ObjectBundles, s.Digest))
 	m.Data = data
 	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
 	return st.publish(ctx, m, "change bundle "+s.Digest, jetstream.WithExpectStream(bundleStream), jetstream.WithExpectLastSequencePerSubject(s.revision))
 }
 
-// ClearBundles removes what was in the store when processes were killed, or was
-// replaced, if it is older than age: the parts of bundles that were being stored,
-// and of those that were being deleted. What cannot be removed holds up nothing else.
+// ClearBundles removes parts, older than age, of bundles whose storing or deletion was cut off
+// with its process. It goes on after failures, and joins them.
 func (st Store) ClearBundles(ctx context.Context, age time.Duration) error {
-	stream, err := st.JetStream().Stream(ctx, bundleStream)
+	// The parts first: those without a description after that never had one, or lost it.
+	info, err := st.Info(ctx, bundleStream, bundleParts+">")
 	if err != nil {
-		return apiError("read the bundles", err)
+		return err
 	}
-	// The parts first: what has no description after that had none, or lost it.
-	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(bundleParts+">"))
-	if err != nil {
-		return apiError("read the bundles", err)
-	}
-	all, err := st.readBundles(ctx, bundleMetas+">")
+	all, err := st.readBundles(ctx)
 	if err != nil {
 		return err
 	}
@@ -297,7 +239,7 @@ func (st Store) ClearBundles(ctx context.Context, age time.Duration) error {
 		}
 		for m, err := range st.Read(ctx, Query{Stream: bundleStream, Last: []string{subject}}) {
 			if err == nil && old(m.Time) { // else it is being stored
-				err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject))
+				err = st.Purge(ctx, bundleStream, subject)
 			}
 			if err != nil {
 				failed = append(failed, apiError("clear the bundles", err))

@@ -108,7 +108,8 @@ func TestBundlesOfAStoreWithoutALeader(t *testing.T) {
 func TestBundlesAreReadWithoutTheLeader(t *testing.T) {
 	t.Parallel()
 	b := open(t, meshtest.Broker(t).Connect(t), nil)
-	if _, err := b.Bundle(t.Context(), "one"); !errors.Is(err, jetstream.ErrBucketNotFound) {
+	var missing *jetstream.APIError
+	if _, err := b.Bundle(t.Context(), "one"); !errors.As(err, &missing) || missing.ErrorCode != jetstream.JSErrCodeStreamNotFound {
 		t.Errorf("without a store: %v", err)
 	}
 	ensure(t, b, nil)

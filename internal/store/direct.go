@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	// directBatch and directBytes bound one question of a direct read, so that
-	// what waits in this process stays small.
+	// directBatch and directBytes bound one request of a direct read, and so the memory for its
+	// answer.
 	directBatch = 512
 	directBytes = 2 << 20
-	// leastBytes is what a question asks for that asks for few messages.
+	// leastBytes is the min size that a request asks for.
 	leastBytes = 128 << 10
-	// headerStatus is set where the server says something itself.
+	// headerStatus is set in messages of the server itself.
 	headerStatus       = "Status"
 	statusNoResponders = "503"
 	// directTimeout is how long the next message of an answer may take.
@@ -35,7 +35,7 @@ const (
 type Query struct {
 	// Stream is the stream's name.
 	Stream string
-	// Subject is what is read in the order of storing; it may have wildcards.
+	// Subject selects messages, which are read in the order of storing; it may have wildcards.
 	Subject string
 	// Last asks for the last message of each of these subjects instead, which may
 	// have wildcards: at most 1,024 messages in all, more is an error.
@@ -44,12 +44,11 @@ type Query struct {
 	From uint64
 	// UpTo is the last sequence of interest, with Subject. Defaults to all.
 	UpTo uint64
-	// First is how many messages the first question to the broker asks for; each
-	// further one asks for twice as many, up to 512. What is asked for comes, also
-	// to a reader that has stopped: one that may stop early begins with few.
-	// Defaults to 512.
+	// First is the number of messages of the first request; each further request has twice as
+	// many, up to 512. The broker sends all of them, also to a reader that has stopped: begin
+	// with few if you may stop early. Defaults to 512.
 	First int
-	// Bytes bounds one question's answer, for messages that are all large. Defaults to 2 MB.
+	// Bytes is the max size of one answer, for messages that are all large. Defaults to 2 MB.
 	Bytes int
 }
 
@@ -60,19 +59,17 @@ type Stored struct {
 	Seq uint64
 	// Time is when it was stored, by the broker's clock.
 	Time time.Time
-	// Pending is how many further messages of the query the server that answered
-	// has behind this one.
+	// Pending is the number of further messages of the query on the server that answered.
 	Pending uint64
 	Header  nats.Header
 	Data    []byte
 }
 
 // Read answers a query by batched direct gets: no consumer is made. It stops
-// after the first error. Nothing stored is an empty sequence, no error.
+// after the first error. Without messages the sequence is empty.
 //
-// Any replica answers, and one that lags answers short: where the caller knows
-// of a later sequence than that of the last message that it got, it reads again
-// from there.
+// Any replica answers, and one that lags has fewer messages: a caller that knows a later
+// sequence reads again from the last message that it got.
 func (st Store) Read(ctx context.Context, q Query) iter.Seq2[*Stored, error] {
 	return func(yield func(*Stored, error) bool) {
 		if err := st.read(ctx, q, yield); err != nil {
@@ -126,14 +123,14 @@ var directHeaders = []string{
 	jetstream.LastSequenceHeader, "Nats-Num-Pending",
 }
 
-// asked is one question of a direct read. Read it, or close its inbox.
+// asked is one request of a direct read. Read it, or close its inbox.
 type asked struct {
 	stream string
 	in     *bus.Inbox
 	got    <-chan bus.Arrival
 }
 
-// ask sends a question.
+// ask sends a request.
 func (st Store) ask(stream string, req directRequest) (*asked, error) {
 	body, err := json.Marshal(req)
 	if err != nil {
@@ -150,7 +147,7 @@ func (st Store) ask(stream string, req directRequest) (*asked, error) {
 	return a, nil
 }
 
-// read hands out the answer until its end, or until next returns false.
+// read calls next with the messages of the answer until its end, or until next returns false.
 func (a *asked) read(ctx context.Context, next func(*Stored) bool) error {
 	defer a.in.Close()
 	timeout := time.NewTimer(directTimeout)
@@ -191,9 +188,8 @@ type Lookup struct {
 	Pending bool
 }
 
-// Find answers lookups in one stream, nil where there is nothing. They leave
-// together and in this order, so that the server that answers has as little time
-// as possible to store something in between.
+// Find answers lookups in one stream, nil for those without a message. They are sent together
+// and in this order, so that the server has little time to store something in between.
 func (st Store) Find(ctx context.Context, stream string, lookups ...Lookup) ([]*Stored, error) {
 	all := make([]*asked, 0, len(lookups))
 	defer func() {

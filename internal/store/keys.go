@@ -21,7 +21,7 @@ var (
 	ErrConflict = errors.New("the key was changed in between")
 	// ErrNoKey: a bucket holds no such key, or only the mark of its end.
 	ErrNoKey = errors.New("no such key")
-	// ErrDeleted: somebody has deleted the key, in the last minute. It is an ErrNoKey, too.
+	// ErrDeleted: the key was deleted in the last minute. It is an ErrNoKey, too.
 	ErrDeleted = fmt.Errorf("it was deleted: %w", ErrNoKey)
 )
 
@@ -63,8 +63,8 @@ func (st Store) Get(ctx context.Context, key Key) (Entry, error) {
 	return e, nil
 }
 
-// Latest is [Store.Get] from the bucket's leader: it sees all that was acknowledged
-// before. It costs a question to JetStream's API, which no other replica answers.
+// Latest is [Store.Get] from the bucket's leader, which has all acknowledged writes. It costs a
+// request to JetStream's API, which no other replica answers.
 func (st Store) Latest(ctx context.Context, key Key) (Entry, error) {
 	m, err := st.latest(ctx, subjects.KVStream(key.Bucket), subjects.KVSubject(key.Bucket, key.Name))
 	switch {
@@ -78,8 +78,8 @@ func (st Store) Latest(ctx context.Context, key Key) (Entry, error) {
 	return Entry{Value: m.Data, Revision: m.Seq, Time: m.Time}, nil
 }
 
-// latest asks a stream's leader for the last message of a subject; nil if there is
-// none. Its errors are JetStream's.
+// latest returns the last message of a subject from a stream's leader; nil without one. Its
+// errors are JetStream's.
 func (st Store) latest(ctx context.Context, stream, subject string) (*Stored, error) {
 	body, err := json.Marshal(map[string]string{"last_by_subj": subject})
 	if err != nil {
@@ -128,14 +128,14 @@ func (st Store) lastOf(ctx context.Context, key Key) (e Entry, gone bool, err er
 	return Entry{Value: found[0].Data, Revision: found[0].Seq, Time: found[0].Time}, Gone(found[0].Header), nil
 }
 
-// Put writes a key whatever it holds, and returns its revision. ttl above 0
-// lets the key expire; it is at least 1 s, in whole seconds.
+// Put writes a key, whatever its value is, and returns its revision. With a ttl above 0 the key
+// expires; it is at least 1 s, in whole seconds.
 func (st Store) Put(ctx context.Context, key Key, value []byte, ttl time.Duration) (revision uint64, err error) {
 	return st.publishKey(ctx, key, value, ttl, nil, "")
 }
 
-// Create writes a key that must not exist; what was deleted or has expired does
-// not. A key that exists is [ErrConflict].
+// Create writes a key that does not exist, or was deleted, or has expired. A key that exists is
+// [ErrConflict].
 func (st Store) Create(ctx context.Context, key Key, value []byte, ttl time.Duration) (revision uint64, err error) {
 	var zero uint64
 	revision, err = st.publishKey(ctx, key, value, ttl, &zero, "")
@@ -195,14 +195,14 @@ func (st Store) publishKey(ctx context.Context, key Key, value []byte, ttl time.
 
 var errNotSent = errors.New("nothing was sent")
 
-// Refused reports whether the error of a write says that nothing was written, or will be:
-// it did not leave, met nobody, or found no room.
+// Refused reports whether the error of a write proves that nothing was written, or will be: it
+// was not sent, had no subscriber, or found no room.
 func Refused(err error) bool {
 	return errors.Is(err, ErrFull) || errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, errNotSent)
 }
 
-// IsUnavailable reports whether err says that the broker or its JetStream does
-// not answer now, so that the same may succeed later.
+// IsUnavailable reports whether the broker or its JetStream did not answer, so that the same
+// request may succeed later.
 func IsUnavailable(err error) bool {
 	code := toolmesh.CodeOf(err)
 	return code == toolmesh.CodeUnavailable || code == toolmesh.CodeDeadlineExceeded

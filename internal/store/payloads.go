@@ -26,27 +26,23 @@ import (
 )
 
 const (
-	// payloadsAge is how long a large value is kept that nobody deletes.
+	// payloadsAge is how long a payload is kept that is not deleted.
 	payloadsAge = 15 * time.Minute
-	// DefaultPayloadsBytes bounds all of them together in a new store.
+	// DefaultPayloadsBytes bounds all payloads together in a new store.
 	DefaultPayloadsBytes int64 = 2e9
 
-	// pieceBytes is what a stored part of a value has at most; pieceRoom is what else is
-	// in its message.
+	// pieceBytes is the max size of a stored part; pieceRoom is the rest of its message.
 	pieceBytes = 256 << 10
 	pieceRoom  = 4 << 10
 
-	// readBytes is what is asked of the store at once.
+	// readBytes is the size of one request to the store.
 	readBytes = 2 << 20
 
-	// payloadSilence is how long the store may say nothing to what it was sent.
+	// payloadSilence is how long the store may take for its next answer.
 	payloadSilence = 15 * time.Second
-
-	errStoreFailed = 10077 // JetStream's, with the cause as its text
-	errNoResources = 10023
 )
 
-// Payload is a large value in the mesh's store.
+// Payload is a payload in the mesh's store.
 type Payload struct {
 	Name   string
 	Digest string // SHA-256=<base64url>
@@ -55,18 +51,14 @@ type Payload struct {
 	info jetstream.ObjectInfo
 }
 
-// Parts is of how many messages it consists.
+// Parts is the number of its messages.
 func (p *Payload) Parts() int { return int(p.info.Chunks) } //nolint:gosec // fewer than 2^31
-
-func payloadSubject(name string) string {
-	return subjects.ObjectMetas(subjects.ObjectPayloads) + base64.URLEncoding.EncodeToString([]byte(name))
-}
 
 func payloadParts(nuid string) string { return subjects.ObjectParts(subjects.ObjectPayloads) + nuid }
 
 var payloadStream = subjects.ObjectStream(subjects.ObjectPayloads)
 
-// PieceBytes is how much of a large value one message carries.
+// PieceBytes is the max size of a piece, which one message carries.
 func (st Store) PieceBytes() int {
 	limit := st.MaxPayload()
 	if limit == 0 || limit > pieceBytes+pieceRoom {
@@ -75,50 +67,73 @@ func (st Store) PieceBytes() int {
 	return int(max(limit-pieceRoom, limit/2))
 }
 
-// Payload looks a large value up; [ErrNoKey] if it is not there. Where a replica does not
-// know of it the store's leader is asked.
+// Payload returns a payload, or [ErrNoKey]; see [Store.find].
 func (st Store) Payload(ctx context.Context, name string) (Payload, error) {
-	ctx, cancel := bounded(ctx)
-	defer cancel()
-	subject := payloadSubject(name)
-	found, err := st.Find(ctx, payloadStream, Lookup{Subject: subject})
-	if err != nil {
-		return Payload{}, fmt.Errorf("find the large value %s: %w", name, err)
-	}
-	p, ok := readPayload(name, found[0])
-	if !ok {
-		m, err := st.latest(ctx, payloadStream, subject)
-		if err != nil {
-			return Payload{}, apiError("find the large value "+name, err)
-		}
-		if p, ok = readPayload(name, m); !ok {
-			return Payload{}, fmt.Errorf("large value %s: %w", name, ErrNoKey)
-		}
-	}
-	return p, nil
+	o, err := st.find(ctx, subjects.ObjectPayloads, name)
+	return Payload{Name: name, Digest: o.info.Digest, Size: int64(o.info.Size), info: o.info}, err //nolint:gosec // fewer than 2^63
 }
 
-func readPayload(name string, m *Stored) (Payload, bool) {
-	p := Payload{Name: name}
-	if m == nil || json.Unmarshal(m.Data, &p.info) != nil || p.info.NUID == "" || p.info.Name != name || p.info.Deleted {
-		return p, false
-	}
-	p.Digest, p.Size = p.info.Digest, int64(p.info.Size) //nolint:gosec // fewer than 2^63
-	return p, true
-}
-
-// ReadPayload hands out the parts of a large value in order, from the stored sequence
+// ReadPayload calls each with the parts of a payload in order, from the stored sequence
 // from on, 0 for the first, until each returns false, and returns the sequence of the
-// last one. left is how many parts there are from there on: so many are waited for,
-// until the store says nothing for a while. What was deleted meanwhile is unavailable.
-// Whether they are what the digest says is for the caller to see.
+// last one. left is the number of parts from there on, which are waited for as in
+// [Store.readParts]; parts that were deleted are unavailable. The caller checks the digest.
 func (st Store) ReadPayload(ctx context.Context, p Payload, from uint64, left int, each func(part *Stored) (more bool, err error)) (last uint64, err error) {
 	q := Query{Stream: payloadStream, Subject: payloadParts(p.info.NUID), From: from, Bytes: readBytes}
-	return st.readParts(ctx, "read the large value "+p.Name, q, left, each)
+	return st.readParts(ctx, "read payload "+p.Name, q, left, each)
 }
 
-// readParts reads the parts of an object. What a replica that lags does not have yet is
-// waited for, up to retryTimeout for the next one.
+// object is the description of an object, in the form of the NATS clients (ADR-20): one message,
+// beside the parts under an id of their own.
+type object struct {
+	info     jetstream.ObjectInfo
+	revision uint64    // of the description
+	at       time.Time // when that was written
+}
+
+func objectSubject(bucket, name string) string {
+	return subjects.ObjectMetas(bucket) + base64.URLEncoding.EncodeToString([]byte(name))
+}
+
+// find reads the description of an object, or returns [ErrNoKey]. Any replica answers; the
+// leader is asked about an object that the replica does not know.
+func (st Store) find(ctx context.Context, bucket, name string) (o object, err error) {
+	what, stream, subject := "object "+bucket+"/"+name, subjects.ObjectStream(bucket), objectSubject(bucket, name)
+	known := false
+	err = st.retry(ctx, "find "+what, func(ctx context.Context) error {
+		found, err := st.Find(ctx, stream, Lookup{Subject: subject})
+		if err != nil && !errors.Is(err, nats.ErrNoResponders) {
+			return err
+		}
+		if err == nil {
+			o, known = readObject(found[0])
+		}
+		if !known || o.info.Deleted {
+			m, err := st.latest(ctx, stream, subject)
+			o, known = readObject(m)
+			return err
+		}
+		return nil
+	})
+	if err == nil && (!known || o.info.Deleted || o.info.Name != name) {
+		err = fmt.Errorf("%s: %w", what, ErrNoKey)
+	}
+	return o, err
+}
+
+// readObject reads a description; ok is false without one.
+func readObject(m *Stored) (o object, ok bool) {
+	if m == nil || json.Unmarshal(m.Data, &o.info) != nil || o.info.NUID == "" {
+		return object{}, false
+	}
+	o.revision, o.at = m.Seq, m.Time
+	return o, true
+}
+
+// errIncomplete is the error of a replica that lags, or of a store that has lost messages.
+var errIncomplete = errors.New("parts are missing")
+
+// readParts reads the parts of an object. It waits up to retryTimeout for each part that a
+// lagging replica does not have yet.
 func (st Store) readParts(ctx context.Context, what string, q Query, left int, each func(part *Stored) (more bool, err error)) (last uint64, err error) {
 	stopped := false
 	for left > 0 && !stopped {
@@ -155,7 +170,7 @@ func (st Store) readParts(ctx context.Context, what string, q Query, left int, e
 	return last, nil
 }
 
-// DeletePayload removes a large value; one that is not there is no error.
+// DeletePayload removes a payload, if it exists.
 func (st Store) DeletePayload(ctx context.Context, name string) error {
 	p, err := st.Payload(ctx, name)
 	if errors.Is(err, ErrNoKey) {
@@ -164,45 +179,32 @@ func (st Store) DeletePayload(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	// The description first: what can be found has all its parts.
-	if err := st.Purge(ctx, payloadStream, payloadSubject(name)); err != nil {
+	// The description first: a payload that is found has all its parts.
+	if err := st.Purge(ctx, payloadStream, objectSubject(subjects.ObjectPayloads, name)); err != nil {
 		return err
 	}
 	return st.Purge(ctx, payloadStream, payloadParts(p.info.NUID))
 }
 
-// payloadOwner is the token of an account in the subjects of what its values consist of.
+// payloadOwner is the token of an account in the subjects of its parts.
 func payloadOwner(account subjects.SessionID) string {
 	if token, err := subjects.EncodeToken(string(account)); err == nil {
 		return token
 	}
-	return "-" // of the sessions that nobody created
+	return "-" // of all sessions that were not created
 }
 
-// PayloadsUse says, in bytes, how full the store of large values is.
+// PayloadsUse is the usage of the store of payloads, in bytes.
 type PayloadsUse struct {
-	Mine      int64 // values of one account, whose parts count as full ones
+	Mine      int64 // payloads of one account, whose parts count as full ones
 	Used, Max int64
 }
 
-// PayloadsUse asks how full the store of large values is, and how much of that an account has.
+// PayloadsUse returns the usage of the store of payloads, and the part of one account.
 func (st Store) PayloadsUse(ctx context.Context, account subjects.SessionID) (u PayloadsUse, err error) {
-	body, err := json.Marshal(map[string]string{"subjects_filter": payloadParts(payloadOwner(account) + ".*")})
+	info, err := st.Info(ctx, payloadStream, payloadParts(payloadOwner(account)+".*"))
 	if err != nil {
-		return u, fmt.Errorf("ask how full the store of large values is: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	m, err := st.Request(ctx, &nats.Msg{Subject: st.API() + "STREAM.INFO." + payloadStream, Data: body})
-	if err == nil {
-		err = storeError(m)
-	}
-	var info jetstream.StreamInfo
-	if err == nil {
-		err = json.Unmarshal(m.Data, &info)
-	}
-	if err != nil {
-		return u, apiError("ask how full the store of large values is", err)
+		return u, err
 	}
 	for _, parts := range info.State.Subjects {
 		u.Mine += int64(parts) * pieceBytes //nolint:gosec // fewer than 2^31
@@ -234,7 +236,7 @@ func (st Store) DropChunks(ctx context.Context, session subjects.SessionID, epoc
 	return st.purge(ctx, subjects.StreamChunks, subject, last.Seq+1)
 }
 
-// storeError is what JetStream says is wrong in its answer to a request or a publish.
+// storeError is the error in JetStream's answer to a request or a publish; nil for none.
 func storeError(m *nats.Msg) error {
 	if bus.NoResponders(m) {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is not there, or has no leader: it needs JetStream").WithOrigin(toolmesh.OriginMesh)
@@ -244,17 +246,17 @@ func storeError(m *nats.Msg) error {
 	}
 	switch err := json.Unmarshal(m.Data, &answer); {
 	case err != nil:
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the store of large values says what cannot be read: %w", err).WithOrigin(toolmesh.OriginMesh)
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "read an answer of the object store: %w", err).WithOrigin(toolmesh.OriginMesh)
 	case answer.Error == nil:
 		return nil
-	case answer.Error.ErrorCode == errStoreFailed, answer.Error.ErrorCode == errNoResources:
+	case Full(answer.Error):
 		return ErrPayloadsFull(answer.Error.Description).WithDetail("err_code", answer.Error.ErrorCode)
 	}
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values refused: %s", answer.Error.Description).
 		WithOrigin(toolmesh.OriginMesh).WithDetail("err_code", answer.Error.ErrorCode)
 }
 
-// Upload stores one large value, piece by piece. Write is for one goroutine; the rest may
+// Upload stores one payload, piece by piece. Write is for one goroutine; the other methods may
 // be called from any. Finish it or drop it.
 type Upload struct {
 	st     Store
@@ -275,10 +277,9 @@ type Upload struct {
 	changed chan struct{} // capacity 1
 }
 
-// NewUpload begins to store a large value under a name, for an account, whose digest is computed, or is what
-// [Upload.Finish] is told where summed is false. acked, which may be nil, is called
-// with the number of each piece, from 1 on, once it is stored, or with why it is not; it
-// must not block.
+// NewUpload begins to store a payload under a name, for an account. With summed its digest is
+// computed, else [Upload.Finish] takes it. acked, which may be nil, is called with the number
+// of each piece, from 1 on, and the error of storing it; it must not block.
 func (st Store) NewUpload(name string, account subjects.SessionID, summed bool, acked func(n int, err error)) (*Upload, error) {
 	id := payloadOwner(account) + "." + uuid.NewString()
 	u := &Upload{st: st, name: name, nuid: id, stream: payloadStream, parts: payloadParts(id), acked: acked}
@@ -335,18 +336,19 @@ func (st Store) LoadParts(ctx context.Context, stream, subject string, parts int
 	return data, err
 }
 
-// Subjects returns how many messages a stream has of each subject that a filter covers, and
-// how many bytes it has in all. Its leader answers.
-func (st Store) Subjects(ctx context.Context, stream, filter string) (of map[string]uint64, bytes int64, err error) {
+// Info describes a stream, with the number of messages of each subject that a filter covers.
+// The stream's leader answers.
+func (st Store) Info(ctx context.Context, stream, filter string) (info *jetstream.StreamInfo, err error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
 	s, err := st.JetStream().Stream(ctx, stream)
-	if err != nil {
-		return nil, 0, apiError("read stream "+stream, err)
+	if err == nil {
+		info, err = s.Info(ctx, jetstream.WithSubjectFilter(filter))
 	}
-	info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
 	if err != nil {
-		return nil, 0, apiError("read stream "+stream, err)
+		return nil, apiError("read stream "+stream, err)
 	}
-	return info.State.Subjects, int64(info.State.Bytes), nil //nolint:gosec // fewer than 2^63
+	return info, nil
 }
 
 // deliver takes the acknowledgements.
@@ -369,7 +371,7 @@ func (u *Upload) deliver(m *nats.Msg, err error) {
 	}
 }
 
-// Size is how many bytes were written, and since when the store has said nothing to them.
+// Size returns the number of bytes that were written, and the time of the store's last answer.
 func (u *Upload) Size() (n int64, heard time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -416,16 +418,15 @@ func (u *Upload) wait(ctx context.Context, most int, refused bool) error {
 		case <-u.changed:
 			timer.Reset(payloadSilence)
 		case <-timer.C:
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values has said nothing since %v", heard.Format(time.TimeOnly)).WithOrigin(toolmesh.OriginMesh)
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the object store has not answered since %v", heard.Format(time.TimeOnly)).WithOrigin(toolmesh.OriginMesh)
 		case <-ctx.Done():
 			return fmt.Errorf("store a large value: %w", context.Cause(ctx))
 		}
 	}
 }
 
-// Finish describes the value, once all of it is stored: from then on it can be read. After
-// an error it is to be dropped. digest is what its sender says; who reads it sees whether
-// that is so.
+// Finish waits until all pieces are stored, and writes the description: from then on the payload
+// can be read. Drop it after an error. digest is the sender's, and readers check it.
 func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 	if err := u.Wait(ctx, 0); err != nil {
 		return Payload{}, err
@@ -442,9 +443,9 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 	if err != nil {
 		return Payload{}, fmt.Errorf("describe the large value %s: %w", u.name, err)
 	}
-	m := nats.NewMsg(payloadSubject(u.name))
+	m := nats.NewMsg(objectSubject(subjects.ObjectPayloads, u.name))
 	m.Data = data
-	// A name belongs to one value: whoever has its reference reads no other one.
+	// A name belongs to one payload: its reference means no other one.
 	ack, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	_, err = u.st.JetStream().PublishMsg(ack, m, jetstream.WithExpectStream(payloadStream), jetstream.WithExpectLastSequencePerSubject(0))
@@ -454,13 +455,13 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 		return p, nil
 	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
 		return Payload{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is a large value of the name %q already: take another one", u.name).WithOrigin(toolmesh.OriginMesh)
-	case isAPIError(err, errStoreFailed, errNoResources):
+	case Full(err):
 		return Payload{}, ErrPayloadsFull(err.Error())
 	}
 	return Payload{}, apiError("store a large value", err)
 }
 
-// Drop removes what was stored of a value that is not to be finished.
+// Drop removes the stored pieces of an upload that is not finished.
 func (u *Upload) Drop(ctx context.Context) error {
 	// What is on its way would be stored behind the purge.
 	settled, cancel := context.WithTimeout(ctx, apiTimeout)

@@ -14,21 +14,21 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 )
 
-// EnsureConsumer makes a consumer of a stream, or changes the one of its name to what is
-// asked. Its errors are those of [Store.Ensure].
-func (st Store) EnsureConsumer(ctx context.Context, stream string, config jetstream.ConsumerConfig) error {
-	return st.retry(ctx, "consumer "+config.Durable+" of stream "+stream, func(ctx context.Context) error {
-		_, err := st.JetStream().CreateOrUpdateConsumer(ctx, stream, config)
+// EnsureConsumer makes a consumer of a stream, or changes the one of its name. Its errors are
+// those of [Store.Ensure].
+func (st Store) EnsureConsumer(ctx context.Context, stream string, config jetstream.ConsumerConfig) (c jetstream.Consumer, err error) {
+	err = st.retry(ctx, "consumer "+config.Durable+" of stream "+stream, func(ctx context.Context) (err error) {
+		c, err = st.JetStream().CreateOrUpdateConsumer(ctx, stream, config)
 		return err
 	})
+	return c, err
 }
 
-// pulled may wait to be read: what comes was asked for, so it is little.
+// pulled is how many messages may wait to be read: all of them were requested, so they are few.
 const pulled = 1 << 12
 
-// Pulls asks consumers of one stream for messages, one at a time. All that come, and the
-// broker's word that none did, arrive on one channel. Its methods may be called
-// concurrently.
+// Pulls requests messages of one stream's consumers, one at a time. Messages and statuses
+// arrive on one channel. Its methods may be called concurrently.
 type Pulls struct {
 	st     Store
 	stream string
@@ -47,32 +47,27 @@ func (st Store) OpenPulls(stream string) (*Pulls, error) {
 	return p, nil
 }
 
-// Close ends the subscription: what was asked for goes to others.
+// Close ends the subscription: requested messages go to other processes.
 func (p *Pulls) Close() { _ = p.sub.Unsubscribe() }
 
-// Messages is where everything arrives; read it with [Pulls.Read].
+// Messages is the channel of messages and statuses; see [Pulls.Read].
 func (p *Pulls) Messages() <-chan *nats.Msg { return p.got }
 
-// Read says of which consumer a message is, or, where status is not empty, to which
-// one's request it says that there is none: 404 (there is none now), 408 (none came in
-// its time), 409 or 503 (the request is lost).
+// Read returns the consumer of a message. A status says that the consumer's request has no
+// message: 404 (none is stored), 408 (none came in its time), 409 or 503 (the request is lost).
 func (p *Pulls) Read(m *nats.Msg) (consumer, status string) {
 	if name, ok := strings.CutPrefix(m.Subject, p.inbox); ok {
 		return name, m.Header.Get(headerStatus)
 	}
-	// $JS.ACK.<stream>.<consumer>.…, or with a domain and an account in between
-	tokens := strings.Split(m.Reply, ".")
-	switch {
-	case len(tokens) == 9:
-		return tokens[3], ""
-	case len(tokens) > 9:
-		return tokens[5], ""
+	meta, err := m.Metadata()
+	if err != nil {
+		return "", ""
 	}
-	return "", ""
+	return meta.Consumer, ""
 }
 
-// Ask asks a consumer for one message: for one that is there, or, with a wait above 0,
-// for one that comes within it.
+// Ask requests one message of a consumer: one that is stored, or, with a wait above 0, the
+// next one within that time.
 func (p *Pulls) Ask(consumer string, wait time.Duration) error {
 	request := struct {
 		Batch   int           `json:"batch"`
@@ -86,46 +81,10 @@ func (p *Pulls) Ask(consumer string, wait time.Duration) error {
 	return p.st.Conn().PublishRequest(p.st.API()+"CONSUMER.MSG.NEXT."+p.stream+"."+consumer, p.inbox+consumer, body)
 }
 
-// Delivered is what a consumer says of a message that it has delivered.
-type Delivered struct {
-	// Times is how often it was, this one included.
-	Times uint64
-	// Time is when it was stored, Seq its place.
-	Time time.Time
-	Seq  uint64
-}
-
-// DeliveredOf reads it off the message's reply subject.
-func DeliveredOf(m *nats.Msg) (Delivered, error) {
-	meta, err := m.Metadata()
-	if err != nil {
-		return Delivered{}, fmt.Errorf("a message of %s: %w", m.Subject, err)
-	}
-	return Delivered{Times: meta.NumDelivered, Time: meta.Timestamp, Seq: meta.Sequence.Stream}, nil
-}
-
-// Done has the broker forget a message that was delivered.
-func (st Store) Done(m *nats.Msg) { _ = st.Conn().Publish(m.Reply, []byte("+ACK")) }
-
-// Again has the broker deliver a message again, after a while.
-func (st Store) Again(m *nats.Msg, after time.Duration) {
-	body := []byte("-NAK")
-	if after > 0 {
-		body = fmt.Appendf(body, ` {"delay":%d}`, after.Nanoseconds())
-	}
-	_ = st.Conn().Publish(m.Reply, body)
-}
-
-// Keep tells the broker that a message is still worked on, and waits for its word that
-// it knows.
-func (st Store) Keep(ctx context.Context, m *nats.Msg) error {
-	_, err := st.Request(ctx, &nats.Msg{Subject: m.Reply, Data: []byte("+WPI")})
-	return err
-}
-
 // Numbers of JetStream's refusals to store a message.
 const (
-	errStreamStoreFailed = 10077 // no room, among others
+	errStreamStoreFailed = 10077 // no room, among others; the text is the cause
+	errNoResources       = 10023
 	errScheduleInvalid   = 10189
 	errScheduleDisabled  = 10188
 )
@@ -137,7 +96,7 @@ func (st Store) Publish(ctx context.Context, m *nats.Msg, options ...jetstream.P
 	return err
 }
 
-// publish stores a message and returns its sequence; what is said in errors.
+// publish stores a message and returns its sequence; errors begin with what.
 func (st Store) publish(ctx context.Context, m *nats.Msg, what string, options ...jetstream.PublishOpt) (uint64, error) {
 	if !st.Connected() {
 		return 0, bus.ErrDisconnected(errNotSent)
@@ -169,15 +128,15 @@ var (
 
 // Full reports whether JetStream's error says that a stream has no room.
 func Full(err error) bool {
-	return isAPIError(err, errStreamStoreFailed, errStorageExceeded, errMemoryExceeded)
+	return isAPIError(err, errStreamStoreFailed, errNoResources, errStorageExceeded, errMemoryExceeded)
 }
 
-// Purge takes the messages of a subject out of a stream.
+// Purge removes the messages of a subject from a stream.
 func (st Store) Purge(ctx context.Context, stream, subject string) error {
 	return st.purge(ctx, stream, subject, 0)
 }
 
-// purge is Purge of what is stored before a sequence, if that is not 0.
+// purge is Purge of the messages before a sequence, if that is not 0.
 func (st Store) purge(ctx context.Context, stream, subject string, before uint64) error {
 	body, err := json.Marshal(jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -18,7 +17,7 @@ func TestPulls(t *testing.T) {
 	if err := b.Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.EnsureConsumer(t.Context(), subjects.StreamTasks, jetstream.ConsumerConfig{Durable: "one", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
+	if _, err := b.EnsureConsumer(t.Context(), subjects.StreamTasks, jetstream.ConsumerConfig{Durable: "one", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
 		t.Fatal(err)
 	}
 	p, err := b.OpenPulls(subjects.StreamTasks)
@@ -48,16 +47,17 @@ func TestPulls(t *testing.T) {
 	if status != "" || m.Subject != "mesh.tasks.normal.0.s.x" {
 		t.Fatalf("%q, status %q", m.Subject, status)
 	}
-	if err := b.Keep(t.Context(), m); err != nil {
-		t.Errorf("the broker does not know of it: %v", err)
+	if err := m.Nak(); err != nil {
+		t.Fatal(err)
 	}
-	b.Again(m, 0)
 	m, _ = ask(time.Minute)
-	if d, err := store.DeliveredOf(m); err != nil || d.Times != 2 || d.Time.IsZero() {
-		t.Errorf("delivered again: %+v %v", d, err)
+	if meta, err := m.Metadata(); err != nil || meta.NumDelivered != 2 {
+		t.Errorf("delivered again: %+v %v", meta, err)
 	}
-	b.Done(m)
+	if err := m.Ack(); err != nil {
+		t.Fatal(err)
+	}
 	if _, status := ask(0); status != "404" {
-		t.Errorf("what is done is there again: status %q", status)
+		t.Errorf("an acknowledged message is delivered again: status %q", status)
 	}
 }

@@ -197,7 +197,7 @@ func TestEndedTaskIsDeliveredAgain(t *testing.T) {
 	runs(t, broker.Connect(t), 0)
 	handle := submit(t, calls(t, broker.Connect(t), ""), "jobs.echo", "x", nil)
 	succeeds(t, handle, "did x")
-	subject, err := subjects.Task("normal", "0", subjects.DefaultSession, handle.ID())
+	subject, err := subjects.Subject{Kind: subjects.KindTask, Verb: "normal", Level: "0", Session: subjects.DefaultSession, RPC: handle.ID()}.Build()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -108,14 +108,17 @@ func (s *Service) queuedOf(ctx context.Context, account subjects.SessionID, of s
 	counted, err, _ := s.counts.Do("queue "+of, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)
 		defer cancel()
-		all, _, err := s.bus.Subjects(ctx, subjects.StreamTasks, of)
+		all, err := s.bus.Info(ctx, subjects.StreamTasks, of)
 		n := uint64(0)
-		for subject := range all {
+		if err != nil {
+			return n, err
+		}
+		for subject := range all.State.Subjects {
 			if parsed, bad := subjects.Parse(subject); bad == nil && s.account(parsed.Session) == "" {
 				n++
 			}
 		}
-		return n, err
+		return n, nil
 	})
 	return counted.(uint64), err //nolint:forcetypeassert // as above
 }
@@ -132,7 +135,7 @@ func (s *Service) enqueue(ctx context.Context, t *stored) error {
 	if err != nil {
 		return err
 	}
-	subject, err := subjects.Task(priority, strconv.Itoa(level), t.session, t.ID)
+	subject, err := subjects.Subject{Kind: subjects.KindTask, Verb: priority, Level: strconv.Itoa(level), Session: t.session, RPC: t.ID}.Build()
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}

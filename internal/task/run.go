@@ -96,10 +96,10 @@ func (r *run) message() *nats.Msg {
 
 // done removes the message. It is for tasks that have ended only: several runners may have a
 // delivery of one message, and the acknowledgement of one takes it from all.
-func (r *run) done() { r.s.bus.Done(r.handled()) }
+func (r *run) done() { _ = r.handled().Ack() }
 
 // again has the broker deliver the message again after a while, to any runner.
-func (r *run) again(after time.Duration) { r.s.bus.Again(r.handled(), after) }
+func (r *run) again(after time.Duration) { _ = r.handled().NakWithDelay(after) }
 
 // look has the run read the record soon.
 func (r *run) look() {
@@ -197,10 +197,10 @@ func (r *run) read() (t *stored, fresh bool) {
 		return t, false
 	}
 	m := r.message()
-	delivered, err := store.DeliveredOf(m)
+	meta, err := m.Metadata()
 	first := t.Error == nil && t.Due.IsZero()
 	switch {
-	case err == nil && first && delivered.Times == 1:
+	case err == nil && first && meta.NumDelivered == 1:
 		return t, true
 	case first && m.Header.Get(jetstream.MsgIDHeader) == messageID(t):
 		return t, false // a runner had the message, and wrote nothing
@@ -375,7 +375,7 @@ func (r *run) follow(t *stored, n int) {
 func (r *run) keep() time.Duration {
 	ctx, cancel := context.WithTimeout(r.ctx, keepEvery)
 	defer cancel()
-	err := r.s.bus.Keep(ctx, r.message())
+	err := r.message().InProgress(nats.Context(ctx))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err == nil {
@@ -418,12 +418,10 @@ func (r *run) settle(t *stored, n int, wait time.Duration) {
 			fallthrough
 		default:
 			s.log.Warn("the end of a task's attempt is stored later: the store does not answer", slog.String("rpc_id", string(r.id)))
-			select {
-			case <-time.After(backoff(tries)):
+			if wake.After(s.open, backoff(tries)) {
 				continue
-			case <-s.quit:
-				return // the next runner gets it by the attempt's key
 			}
+			return // the next runner gets it by the attempt's key
 		}
 		break
 	}

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -29,55 +29,42 @@ const (
 	firsts = 16 * levelBasis
 	// otherEnd is how often the lanes are asked from their other end.
 	otherEnd = 4
+	// duesAtOnce is the number of due times that are handled at once.
+	duesAtOnce = 64
 )
 
 // loop takes queued tasks while there is room.
 func (s *Service) loop() {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
-	var due <-chan *nats.Msg
-	timed := &lane{consumer: consumerDue}
-	if s.timed != nil {
-		due = s.timed.Messages()
-	}
 	for {
 		s.fill()
-		if due != nil && timed.free(time.Now()) {
-			timed.asked = time.Now()
-			_ = s.timed.Ask(consumerDue, askWait)
-		}
 		select {
 		case m := <-s.queue.Messages():
 			s.arrived(m)
-		case m := <-due:
-			s.cameDue(timed, m)
 		case <-s.freed:
 		case <-ticker.C:
 			if s.renewed.Swap(false) {
-				for _, l := range append(s.lanes, timed) {
+				for _, l := range s.lanes {
 					l.asked = time.Time{}
 				}
 			}
 			s.wake()
-		case <-s.quit:
-			s.letGo(s.queue)
-			s.letGo(s.timed)
+		case <-s.open.Done():
+			s.letGo()
 			return
 		}
 	}
 }
 
 // letGo takes no more messages, and has those that were not taken delivered again.
-func (s *Service) letGo(p *store.Pulls) {
-	if p == nil {
-		return
-	}
-	p.Close()
+func (s *Service) letGo() {
+	s.queue.Close()
 	for {
 		select {
-		case m := <-p.Messages():
-			if _, status := p.Read(m); status == "" {
-				s.bus.Again(m, 0)
+		case m := <-s.queue.Messages():
+			if _, status := s.queue.Read(m); status == "" {
+				_ = m.Nak()
 			}
 		default:
 			return
@@ -156,20 +143,14 @@ func (s *Service) arrived(m *nats.Msg) {
 	}
 }
 
-// cameDue takes an answer of the consumer of schedules.
-func (s *Service) cameDue(l *lane, m *nats.Msg) {
-	l.asked = time.Time{}
-	switch _, status := s.timed.Read(m); status {
-	case "":
-		s.work.Go(func() {
-			ctx, cancel := context.WithTimeout(s.base, ackWait)
-			defer cancel()
-			s.due(ctx, m)
-		})
-	case "404", "408":
-	default:
-		l.paused = time.Now().Add(pauseAfterLoss)
-	}
+// cameDue takes a message of the consumer of schedules. It waits while too many are handled.
+func (s *Service) cameDue(m jetstream.Msg) {
+	s.dues.Go(func() error {
+		ctx, cancel := context.WithTimeout(s.base, ackWait)
+		defer cancel()
+		s.due(ctx, m)
+		return nil
+	})
 }
 
 // take runs the task of a message in a goroutine of its own.
@@ -177,12 +158,12 @@ func (s *Service) take(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
 	if err != nil {
 		s.log.Warn("a message in the queue of tasks is none", slog.String("subject", m.Subject))
-		s.bus.Done(m)
+		_ = m.Ack()
 		return
 	}
 	key, err := keyOf(subject.Session, subject.RPC)
 	if err != nil {
-		s.bus.Done(m)
+		_ = m.Ack()
 		return
 	}
 	r := s.newRun(subject.Session, subject.RPC, m)

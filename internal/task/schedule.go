@@ -142,29 +142,30 @@ func (s *Service) unschedule(ctx context.Context, session subjects.SessionID, id
 
 // due has a task run whose time has come: itself, or one more that its schedule makes,
 // whose id says which one, so that it is made once.
-func (s *Service) due(ctx context.Context, m *nats.Msg) {
-	subject, err := subjects.Parse(m.Subject)
+func (s *Service) due(ctx context.Context, m jetstream.Msg) {
+	subject, err := subjects.Parse(m.Subject())
 	if err != nil {
-		s.bus.Done(m)
+		_ = m.Ack()
 		return
 	}
-	delivered, err := store.DeliveredOf(m)
-	if err == nil {
-		err = s.queueDue(ctx, subject.Session, subject.RPC, m.Subject, delivered)
+	meta, err := m.Metadata()
+	if err != nil {
+		return // no delivery of a consumer
 	}
+	err = s.queueDue(ctx, subject.Session, subject.RPC, m.Subject(), meta)
 	switch {
 	case errors.Is(err, errGone):
 		_ = s.unschedule(ctx, subject.Session, subject.RPC)
-		s.bus.Done(m)
+		_ = m.Ack()
 	case err != nil:
 		s.log.Warn("a task that is due is not queued yet", slog.String("rpc_id", string(subject.RPC)), slog.String("error", err.Error()))
-		s.bus.Again(m, backoff(int(min(max(delivered.Times, 1), 100)))) //nolint:gosec // few
+		_ = m.NakWithDelay(backoff(int(min(meta.NumDelivered, 100)))) //nolint:gosec // few
 	default:
-		s.bus.Done(m)
+		_ = m.Ack()
 	}
 }
 
-func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id subjects.RPCID, subject string, delivered store.Delivered) error {
+func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id subjects.RPCID, subject string, meta *jetstream.MsgMetadata) error {
 	t, err := s.load(ctx, session, id)
 	switch {
 	case err != nil:
@@ -184,10 +185,10 @@ func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id s
 		}
 		return s.enqueue(ctx, t) // also one that was queued when the runner before was lost
 	}
-	if skip, err := s.missed(ctx, t, subject, delivered); err != nil || skip {
+	if skip, err := s.missed(ctx, t, subject, meta); err != nil || skip {
 		return err
 	}
-	at := delivered.Time.Unix()
+	at := meta.Timestamp.Unix()
 	if len(t.Fired) < s.fired { // else one goes
 		done, err := s.roomFor(ctx, session, room{records: 1}, 1)
 		if err != nil {
@@ -217,15 +218,15 @@ func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id s
 const missedAfter = 10 * time.Second
 
 // missed reports whether a time of a schedule is one that it does not catch up with.
-func (s *Service) missed(ctx context.Context, t *stored, subject string, delivered store.Delivered) (bool, error) {
-	switch late := s.now().Sub(delivered.Time) > missedAfter; {
+func (s *Service) missed(ctx context.Context, t *stored, subject string, meta *jetstream.MsgMetadata) (bool, error) {
+	switch late := s.now().Sub(meta.Timestamp) > missedAfter; {
 	case t.CatchUp == codec.CatchUpAll:
 		return false, nil
 	case late && t.CatchUp == codec.CatchUpNone:
 		return true, nil
 	}
 	last, err := s.bus.Find(ctx, subjects.StreamSchedules, store.Lookup{Subject: subject})
-	return err == nil && last[0] != nil && last[0].Seq > delivered.Seq, err
+	return err == nil && last[0] != nil && last[0].Seq > meta.Sequence.Stream, err
 }
 
 func firedID(schedule subjects.RPCID, at int64) subjects.RPCID {

@@ -193,7 +193,7 @@ func TestResultsHaveATTL(t *testing.T) {
 	succeeds(t, handle, "did x")
 	meshtest.Until(t, "the result is forgotten", func() bool {
 		_, err := handle.Show(t.Context())
-		return toolmesh.CodeOf(err) == toolmesh.CodeInvalidRequest
+		return toolmesh.CodeOf(err) == toolmesh.CodeNotFound
 	})
 }
 
@@ -207,7 +207,7 @@ func TestTaskWithoutANodeInItsTime(t *testing.T) {
 	submit(t, c, "jobs.wait", "busy", nil)
 	d.starts(t, "busy")
 	late := submit(t, c, "jobs.echo", "late", &client.SubmitOptions{TTL: time.Second})
-	if _, err := late.Wait(within(t)); toolmesh.CodeOf(err) != toolmesh.CodeDeadlineExceeded && toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+	if _, err := late.Wait(within(t)); toolmesh.CodeOf(err) != toolmesh.CodeDeadlineExceeded && toolmesh.CodeOf(err) != toolmesh.CodeNotFound {
 		t.Errorf("the task ended with %v", err)
 	}
 	if n := d.count("late"); n != 0 {
@@ -296,7 +296,7 @@ func TestTasksEndWithTheirSession(t *testing.T) {
 	for _, handle := range []*client.Task{done, running, timed} {
 		meshtest.Until(t, "the task is gone", func() bool {
 			_, err := handle.Show(t.Context())
-			return toolmesh.CodeOf(err) == toolmesh.CodeInvalidRequest
+			return toolmesh.CodeOf(err) == toolmesh.CodeNotFound
 		})
 	}
 	b := testmesh.Bus(t, s.Connect(t), nil)

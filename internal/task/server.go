@@ -127,7 +127,7 @@ func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec
 // gone is the error for a task that does not exist.
 func gone(err error, session subjects.SessionID, id subjects.RPCID) error {
 	if errors.Is(err, errGone) {
-		return invalid("session %q has no task %q: it never had, or its ttl is over", session, id)
+		return toolmesh.Errorf(toolmesh.CodeNotFound, "session %q has no task %q: it never had, or its ttl is over", session, id).WithStarted(toolmesh.StartedNo)
 	}
 	return err
 }
@@ -487,7 +487,7 @@ func (s *Service) wait(ctx context.Context, session subjects.SessionID, q *codec
 			t, err = s.mine(ctx, session, q.ID)
 		case <-over.C:
 			return t, nil
-		case <-s.quit:
+		case <-s.open.Done():
 			return t, nil // another one is asked then
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/singleflight"
 
@@ -57,7 +58,8 @@ type Service struct {
 
 	base     context.Context // ends with Stop
 	end      context.CancelCauseFunc
-	quit     chan struct{} // closed when Stop begins
+	open     context.Context // ends when Stop begins
+	halt     context.CancelFunc
 	requests sync.WaitGroup
 	work     sync.WaitGroup // all goroutines
 	subs     []*nats.Subscription
@@ -69,7 +71,8 @@ type Service struct {
 	stores  room
 	fired   int // how many tasks of one schedule are kept
 	queue   *store.Pulls
-	timed   *store.Pulls // nil without schedules
+	timed   jetstream.ConsumeContext // of due times; nil without schedules
+	dues    errgroup.Group           // that are handled
 	lanes   []*lane
 	turn    int           // counts the tasks that were taken; the loop's own
 	freed   chan struct{} // of capacity 1: a task has ended
@@ -93,12 +96,14 @@ func New(b *bus.Bus, records *registry.Store, c *client.Client, opts *Options) *
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	s := &Service{
 		bus: store.Of(b), store: records, client: c, opts: o, log: o.Logger, name: uuid.NewString(),
-		quit: make(chan struct{}), freed: make(chan struct{}, 1), lanes: lanes(),
+		freed: make(chan struct{}, 1), lanes: lanes(),
 		running: make(map[string]*run), active: make(map[subjects.SessionID]int), awaited: make(map[string]awaited),
 		places: fair.NewRoom[subjects.SessionID](mostRequests), held: fair.NewRoom[subjects.SessionID](heldBytes),
 		uses: make(map[subjects.SessionID]*use), coming: make(map[subjects.SessionID]room), stores: storeRoom, fired: firedMost,
 	}
 	s.base, s.end = context.WithCancelCause(context.Background())
+	s.open, s.halt = context.WithCancel(context.Background())
+	s.dues.SetLimit(duesAtOnce)
 	return s
 }
 
@@ -119,12 +124,15 @@ func (s *Service) Start(ctx context.Context) (err error) {
 	var making errgroup.Group
 	for _, l := range s.lanes {
 		making.Go(func() error {
-			return s.bus.EnsureConsumer(ctx, subjects.StreamTasks, consumer(l.consumer, l.filter))
+			_, err := s.bus.EnsureConsumer(ctx, subjects.StreamTasks, consumer(l.consumer, l.filter))
+			return err
 		})
 	}
+	var timed jetstream.Consumer
 	if s.schedules {
-		making.Go(func() error {
-			return s.bus.EnsureConsumer(ctx, subjects.StreamSchedules, consumer(consumerDue, subjects.AllDue))
+		making.Go(func() (err error) {
+			timed, err = s.bus.EnsureConsumer(ctx, subjects.StreamSchedules, consumer(consumerDue, subjects.AllDue))
+			return err
 		})
 	}
 	if err := making.Wait(); err != nil {
@@ -133,9 +141,9 @@ func (s *Service) Start(ctx context.Context) (err error) {
 	if s.queue, err = s.bus.OpenPulls(subjects.StreamTasks); err != nil {
 		return err
 	}
-	if s.schedules {
-		if s.timed, err = s.bus.OpenPulls(subjects.StreamSchedules); err != nil {
-			return err
+	if timed != nil {
+		if s.timed, err = timed.Consume(s.cameDue, jetstream.PullMaxMessages(1), jetstream.PullExpiry(askWait)); err != nil {
+			return unavailable("due times of schedules cannot be requested: %w", err)
 		}
 	}
 	s.unhear = s.bus.OnState(func(bus.State) { s.renewed.Store(true) })
@@ -167,14 +175,18 @@ func (s *Service) Start(ctx context.Context) (err error) {
 // the calls go on, and the next runners of the tasks join them. It may be called more than once.
 func (s *Service) Stop(ctx context.Context) {
 	s.once.Do(func() {
-		close(s.quit)
+		s.halt()
 		if s.unhear != nil {
 			s.unhear()
+		}
+		if s.timed != nil {
+			s.timed.Stop()
 		}
 		_ = s.bus.Drain(ctx, s.subs...)
 		s.requests.Wait()
 		s.end(client.ErrLeft)
 		s.work.Wait()
+		_ = s.dues.Wait()
 	})
 }
 

@@ -196,29 +196,29 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 	if err != nil {
 		return nil, err
 	}
-	values, bytes, err := s.bus.Subjects(ctx, valueStream, valueParts+strings.TrimSuffix(keys, "*")+">")
+	values, err := s.bus.Info(ctx, valueStream, valueParts+strings.TrimSuffix(keys, "*")+">")
 	if err != nil {
 		return nil, err
 	}
-	u := &use{read: now, all: room{bytes: bytes}}
+	u := &use{read: now, all: room{bytes: int64(values.State.Bytes)}} //nolint:gosec // fewer than 2^63
 	for i, n := range []*int64{&u.records, &u.all.records} {
 		if found[i] != nil {
 			*n = int64(found[i].Pending) + 1 //nolint:gosec // fewer than 2^63
 		}
 	}
-	for subject := range values {
+	for subject := range values.State.Subjects {
 		parts := strings.Split(strings.TrimPrefix(subject, valueParts), ".")
 		if size, _ := strconv.ParseInt(parts[2], 10, 64); account != "" || s.nobodys(parts[0]) {
 			u.bytes += size
 		}
 	}
 	if account == "" {
-		of, _, err := s.bus.Subjects(ctx, subjects.KVStream(bucket), subjects.KVSubject(bucket, keys))
+		of, err := s.bus.Info(ctx, subjects.KVStream(bucket), subjects.KVSubject(bucket, keys))
 		if err != nil {
 			return nil, err
 		}
 		u.records = 0
-		for subject := range of {
+		for subject := range of.State.Subjects {
 			name, _ := subjects.KVKey(bucket, subject)
 			if token, _, _ := strings.Cut(name, "."); s.nobodys(token) {
 				u.records++

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -40,14 +41,7 @@ var sweptKey = store.Key{Bucket: subjects.BucketTaskState, Name: "swept"}
 
 // sweeps sweeps now and then. Of all runners the first one that writes the mark does it.
 func (s *Service) sweeps() {
-	for {
-		timer := time.NewTimer(sweepEvery/2 + rand.N(sweepEvery))
-		select {
-		case <-timer.C:
-		case <-s.quit:
-			timer.Stop()
-			return
-		}
+	for wake.After(s.open, sweepEvery/2+rand.N(sweepEvery)) {
 		ctx, cancel := context.WithTimeout(s.base, sweepWithin)
 		if err := s.sweep(ctx, sweepEvery, sweepAge); err != nil && s.bus.Connected() && s.base.Err() == nil {
 			s.log.Warn("tasks not swept to the end", slog.String("error", err.Error()))
@@ -187,9 +181,7 @@ func (s *Service) sessionChanged(m *nats.Msg) {
 	}
 	session := subjects.SessionID(name)
 	s.requests.Go(func() {
-		select {
-		case <-time.After(rand.N(endJitter)): //nolint:gosec // jitter
-		case <-s.quit:
+		if !wake.After(s.open, rand.N(endJitter)) { //nolint:gosec // jitter
 			return
 		}
 		ctx, cancel := context.WithTimeout(s.base, sweepWithin)

@@ -187,12 +187,12 @@ func (s *Service) dropOf(ctx context.Context, t *stored) {
 // sweepValues deletes the values that no record names: of tasks whose ttl is over, and of
 // runners that died in between.
 func (s *Service) sweepValues(ctx context.Context, age time.Duration) error {
-	all, _, err := s.bus.Subjects(ctx, valueStream, valueParts+">")
+	all, err := s.bus.Info(ctx, valueStream, valueParts+">")
 	if err != nil {
 		return err
 	}
 	var failed error
-	for subject := range all {
+	for subject := range all.State.Subjects {
 		id := strings.TrimPrefix(subject, valueParts)
 		named, err := s.named(ctx, id)
 		if err == nil && !named {

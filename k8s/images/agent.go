@@ -69,8 +69,8 @@ func (b *build) agent(ctx context.Context, work string) (*image, error) {
 
 // debian is a root file system of Debian with what an agent needs, for its user.
 func (b *build) debian(ctx context.Context, work string) (v1.Layer, error) {
-	if err := b.needMmdebstrap(ctx); err != nil {
-		return nil, err
+	if _, err := exec.LookPath("mmdebstrap"); err != nil {
+		return nil, errors.New("the agent's image is made with mmdebstrap, which is not installed: run apt-get install mmdebstrap, or build k8s/images/Containerfile.agent")
 	}
 	sources, err := b.aptSources(ctx)
 	if err != nil {
@@ -98,24 +98,6 @@ func (b *build) debian(ctx context.Context, work string) (v1.Layer, error) {
 		return nil, fmt.Errorf("mmdebstrap: %w", err)
 	}
 	return fileLayer(file)
-}
-
-// needMmdebstrap installs the one program that this takes where it may, and says what is
-// missing where it may not.
-func (b *build) needMmdebstrap(ctx context.Context) error {
-	if _, err := exec.LookPath("mmdebstrap"); err == nil {
-		return nil
-	}
-	const missing = "the agent's image is made with mmdebstrap, which is not installed: run apt-get install mmdebstrap, or build k8s/images/Containerfile.agent"
-	if _, err := exec.LookPath("apt-get"); err != nil || os.Getuid() != 0 {
-		return errors.New(missing)
-	}
-	cmd := exec.CommandContext(ctx, "apt-get", "install", "--yes", "--quiet", "--no-install-recommends", "mmdebstrap")
-	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s (apt-get: %w)\n%s", missing, err, out)
-	}
-	return nil
 }
 
 // aptSources are the lines of sources of the suite that apt has on this machine, so that what

@@ -82,7 +82,7 @@ func copySources(t *testing.T) string {
 
 // Both images are the same when they are made again from sources in another folder, with
 // nothing of the first time, and what the agent's needs to start is in it.
-func TestMadeTwice(t *testing.T) {
+func TestBothImagesAreReproducible(t *testing.T) {
 	if testing.Short() {
 		t.Skip("not run: it compiles everything again and makes two root file systems, which takes minutes: make images-check")
 	}

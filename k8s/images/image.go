@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// What both images agree on. The Containerfiles say the same; a test compares them.
+// Common values of both images. The Containerfiles have the same; a test compares them.
 const (
 	userID   = 65532
 	userName = "toolmesh"
@@ -28,7 +28,7 @@ const (
 	group    = userName + ":x:65532:"
 )
 
-// about is what an image says of itself.
+// about is the description of an image.
 type about struct {
 	title, description string
 	env                []string
@@ -59,7 +59,7 @@ type image struct {
 	name string
 }
 
-// namedLayer is a layer, and what it is for.
+// namedLayer is a layer with its description.
 type namedLayer struct {
 	v1.Layer
 	what string

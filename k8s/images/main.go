@@ -78,7 +78,7 @@ func run(ctx context.Context, args []string) error {
 	return nil
 }
 
-// make makes one thing, and says in a line what it is.
+// make makes one image, and prints a line about it.
 func (b *build) make(ctx context.Context, name string) (string, error) {
 	if name == "context" {
 		folder := filepath.Join(b.out, "context")

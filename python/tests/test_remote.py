@@ -1,4 +1,4 @@
-"""A tool as a Python callable: its signature, and what is checked before a call."""
+"""A tool as a Python callable: its signature, and the names of its arguments."""
 
 import datetime
 import decimal
@@ -29,12 +29,8 @@ def test_further_positional_arguments():
     named = {"values": [2, 3]}
     assert told.arguments((1,), named) == {"first": 1, "values": [2, 3]} and named == {"values": [2, 3]}
     assert typing.get_type_hints(told)["values"] == list[int]  # what frameworks call it with, by name
-    for positional, keywords in (((1, 2), {"values": [3]}), ((1,), {"": 5})):
-        with pytest.raises(toolmesh.InvalidArguments):
-            told.arguments(positional, keywords)
-    with pytest.raises(toolmesh.InvalidArguments) as caught:
-        told.arguments((1, 2, "x"), {})
-    assert caught.value.details["errors"][0]["pointer"] == "/values/1"
+    with pytest.raises(toolmesh.InvalidArguments, match="values is given by position and by name"):
+        told.arguments((1, 2), {"values": [3]})
 
 
 @pytest.mark.parametrize(("schema", "expected"), [
@@ -87,20 +83,19 @@ def test_signature():
     assert tool.__name__ == "f" and tool.__qualname__ == "i.m.f" and tool.__doc__ == "Does it."
 
 
-@pytest.mark.parametrize(("value", "pointer"), [("x", "/a"), (1.5, "/a"), (None, "/a"), ([1], "/a"), (object(), "/a")])
-def test_wrong_arguments_are_refused_here(value, pointer):
+@pytest.mark.parametrize(("positional", "keywords", "message"), [
+    ((1, 2), {}, "too many positional arguments"), ((1,), {"a": 2}, "a is given by position and by name"),
+])
+def test_arguments_without_one_name_are_refused_here(positional, keywords, message):
     tool = described({"a": {"type": "integer"}}, ["a"])
-    with pytest.raises(toolmesh.InvalidArguments) as raised:
-        tool.arguments((value,), {})
-    assert [one["pointer"] for one in raised.value.details["errors"]] == [pointer]
+    with pytest.raises(toolmesh.InvalidArguments, match=message) as raised:
+        tool.arguments(positional, keywords)
     assert raised.value.started is False and raised.value.origin == "caller"
 
 
-def test_values_are_written_as_declared():
-    tool = described({"raw": {"type": "string", "contentEncoding": "base64"},
-                      "on": {"type": "string", "format": "date"}})
-    assert tool.arguments((b"\x00", datetime.date(2026, 1, 2)), {}) in (
-        {"raw": "AA==", "on": datetime.date(2026, 1, 2)}, {"raw": "AA==", "on": "2026-01-02"})
+def test_types_and_missing_arguments_are_checked_where_the_tool_runs():
+    tool = described({"a": {"type": "integer"}}, ["a"])
+    assert tool.arguments(("x",), {"b": 1}) == {"a": "x", "b": 1} and tool.arguments((), {}) == {}
 
 
 def test_bytes_of_plain_calls_are_written_as_declared():

@@ -1,12 +1,18 @@
-"""A stream that is left ends, whatever its reading does with a cancel."""
+"""Streams: one that is left ends, whatever its reading does with a cancel; numbers in headers."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
-from toolmesh._client.call import Call
+import pytest
+
+from toolmesh._client import payloads
+from toolmesh._client.call import Call, Pending
 from toolmesh._client.connection import Connection
 from toolmesh._client.streams import Stream
+from toolmesh._core import errors
 
 
 class Deaf:
@@ -34,5 +40,37 @@ def test_a_cancel_that_is_lost_comes_again() -> None:
         reading.cancel()
         await asyncio.wait([reading], timeout=10)
         assert reading.cancelled() and link.lost == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("text", ["²", "٣", "9" * 5000, "-1", "+1", "1_0", ""])
+def test_numbers_in_headers_that_are_none(text: str) -> None:
+    """A node of somebody else's may write anything: it is an error of the protocol, not one of this program."""
+    def message(**headers: str) -> Any:
+        return SimpleNamespace(subject="a", data=b"", headers={f"Mesh-{key}": one for key, one in headers.items()})
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        connection: Any = SimpleNamespace(loop=loop, inbox="i.", pending={}, numbers=itertools.count(), listen=print)
+        one = Pending(connection, "a")
+        one.take(message(Keepalive="1", High=f"{text};terminal"))
+        assert one.high == 0
+        stream = Stream(connection, Call("s", "t", b"{}", "r"))
+        stream._add(message(Chunk="data", Seq=text))
+        assert stream._bad is not None and stream._bad.code == "protocol_error"
+        stream._replay = one
+        one.messages.append(message(High=text))
+        assert stream._settled() and stream._high == 0
+
+        async def ready() -> Any:
+            return SimpleNamespace(publish=publish)
+
+        async def publish(_subject: str, _body: bytes, reply: str, _headers: dict[str, str]) -> None:
+            connection.pending[reply.removeprefix("i.")].take(message(Count="0", High=f"{text};terminal"))
+
+        connection.ready = ready
+        with pytest.raises(errors.Unavailable):
+            await payloads._page(connection, "a", 0, 0, 0.0)
 
     asyncio.run(main())

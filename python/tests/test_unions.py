@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NewType, TypedDict
 
 import pytest
 
+from toolmesh._client.results import _typed
 from toolmesh._worker.schemas import schema
 from toolmesh._worker.schemas.binding import Tool
 from toolmesh._worker.schemas.values import Mismatch
@@ -138,3 +139,12 @@ def test_a_set_loses_nothing(annotation, value, pointer, other):
         load(annotation, value)
     assert caught.value.pointer == pointer
     assert f"equals {other} in Python" in caught.value.message
+
+
+def test_the_order_of_a_union_counts_for_a_result():
+    """Unions of the same members are equal, whatever their order, which says what a text becomes."""
+    class Color(str, enum.Enum):
+        RED = "red"
+
+    kinds = Color | str, str | Color, Color | str
+    assert [type(_typed(b'"red"', kind, "t")) for kind in kinds] == [Color, str, Color]

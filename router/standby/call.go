@@ -22,7 +22,6 @@ import (
 )
 
 const (
-	signEvery = time.Second
 	// signLate is the max delay of a keepalive: a caller that has heard nothing for 2.5 s has
 	// given the call up, and may have sent it again.
 	signLate = 2 * time.Second
@@ -147,7 +146,7 @@ func (c *call) run() {
 	}
 	until := time.NewTimer(wait)
 	defer until.Stop()
-	ticker := time.NewTicker(signEvery)
+	ticker := time.NewTicker(bus.KeepaliveEvery)
 	defer ticker.Stop()
 	c.signed = time.Now()
 	first := true
@@ -210,7 +209,9 @@ func (c *call) run() {
 
 // late reports whether the caller may have given the call up, as the last keepalive is too old. A
 // caller that asked for no keepalives waits on.
-func (c *call) late() bool { return c.req.Keepalive && time.Since(c.signed) > signEvery+signLate/2 }
+func (c *call) late() bool {
+	return c.req.Keepalive && time.Since(c.signed) > bus.KeepaliveEvery+signLate/2
+}
 
 // deserted reports whether the last keepalive met nobody, of a call that nobody else will ask for.
 // Callers that answer are asked instead, and those of streams have time to come back.

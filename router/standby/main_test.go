@@ -25,10 +25,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-func TestMain(m *testing.M) {
-	meshtest.Parallel(4)
-	meshtest.Main(m)
-}
+func TestMain(m *testing.M) { meshtest.Main(m) }
 
 const waitTimeout = 60 * time.Second
 

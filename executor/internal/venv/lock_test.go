@@ -44,7 +44,11 @@ def prepare_metadata_for_build_wheel(folder, config=None):
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var digests []string
-			for _, value := range []string{"one", "two"} {
+			values := []string{"one"}
+			if name == "nested" { // the locks of all are alike, and name the same folder
+				values = append(values, "two")
+			}
+			for _, value := range values {
 				all := together(files, packageOf("libs/b", "acme_b", "", "VALUE = '"+value+"'"))
 				fetched := tree(t, all)
 				lock := locked(t, s, fetched, LockOptions{})
@@ -56,16 +60,13 @@ def prepare_metadata_for_build_wheel(folder, config=None):
 				says(t, env, sayValue, value)
 				digests = append(digests, env.Digest)
 				if value == "two" {
-					same, other := made(t, s, tree(t, all), lock, Making{Account: name}), ""
-					if name == "nested" {
-						other = made(t, s, tree(t, all), lock, Making{Account: "another"}).Digest
-					}
-					if same.Digest != env.Digest || other == env.Digest {
-						t.Errorf("an index, the same index and another have %s, %s, %s", env.Digest, same.Digest, other)
+					same, other := made(t, s, tree(t, all), lock, Making{Account: name}), made(t, s, tree(t, all), lock, Making{Account: "another"})
+					if same.Digest != env.Digest || other.Digest == env.Digest {
+						t.Errorf("an index, the same index and another have %s, %s, %s", env.Digest, same.Digest, other.Digest)
 					}
 				}
 			}
-			if digests[0] == digests[1] {
+			if len(digests) > 1 && digests[0] == digests[1] {
 				t.Error("two packages have one environment")
 			}
 		})

@@ -18,6 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/lane"
 	"github.com/toolmesh/toolmesh/host/internal/reply"
 	"github.com/toolmesh/toolmesh/host/internal/stream"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -125,7 +126,7 @@ func (r *execution) keepAlive(now time.Time) {
 	r.mu.Unlock()
 	gone := true
 	for _, to := range all {
-		if to.b.Keepalive && now.Sub(to.told) >= keepaliveEvery && now.Sub(to.began) >= keepaliveEvery {
+		if to.b.Keepalive && now.Sub(to.told) >= bus.KeepaliveEvery && now.Sub(to.began) >= bus.KeepaliveEvery {
 			to.told = now
 			r.s.Host.Send(&nats.Msg{Subject: to.reply, Reply: to.probe.Next(r.s.Bus), Header: nats.Header(to.b.KeepaliveHeader(r.s.Identity, -1, nil))})
 		}

@@ -27,8 +27,7 @@ const (
 	// maxPassing is how many a node passes on at once.
 	maxPassing = 1024
 
-	keepaliveEvery = time.Second
-	lookWait       = 5 * time.Second // for what the registry knows of the tools
+	lookWait = 5 * time.Second // for what the registry knows of the tools
 )
 
 // Host is the node that a [Server] is part of. Its methods may be called concurrently.

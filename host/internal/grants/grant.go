@@ -3,9 +3,9 @@ package grants
 import (
 	"context"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
@@ -53,6 +53,8 @@ type Grant struct {
 	end    time.Time
 	told   bool // Lost was called
 	follow func(end time.Time)
+	n      uint64    // of the renewal without an answer; 0 for none
+	sent   time.Time // when that was first sent
 }
 
 // ID is the grant's name, unique in the mesh.
@@ -209,21 +211,37 @@ func (k *Lanes) askOwner(g *Grant, a *asking, sent map[uint64]time.Time) {
 		}
 	}
 	req := &codec.LaneRequest{
-		Type: codec.LaneAsk, Mesh: g.key.session == "", Node: k.opts.Node, Boot: k.opts.Boot, IDs: []string{g.id},
-		Tool: a.ask.Tool, Rule: a.ask.Rule, Place: a.ask.Key.Place(), Read: a.ask.Key.Reads(), Above: a.ask.Above,
+		Type: codec.LaneAsk, Tool: a.ask.Tool, Rule: a.ask.Rule, Place: a.ask.Key.Place(), Read: a.ask.Key.Reads(), Above: a.ask.Above,
 	}
 	k.mu.Lock()
 	k.counter++
 	req.N = k.counter
 	k.mu.Unlock()
 	sent[req.N] = now
-	if g.by == k.self() {
-		k.serve(g.key, req, k.answered)
+	k.send(g, g.by, req)
+}
+
+// send sends a request about a grant to an owner. The answers have the grant's id.
+func (k *Lanes) send(g *Grant, to owner, req *codec.LaneRequest) {
+	req.Mesh, req.Node, req.Boot, req.IDs = g.key.session == "", k.opts.Node, k.opts.Boot, []string{g.id}
+	if to == k.self() {
+		k.serve(g.key, req, func(answer codec.LaneAnswer) {
+			answer.ID = g.id
+			k.answered(answer)
+		})
 		return
 	}
-	if reply := k.reply(g.id); reply != "" {
-		k.publish(g.by.Node, g.session, reply, req)
+	reply := ""
+	if req.Type != codec.LaneRelease {
+		if reply = k.reply(g.id); reply == "" {
+			return
+		}
 	}
+	subject, err := subjects.Subject{Kind: subjects.KindLane, Node: to.Node, Session: g.session}.Build()
+	if err != nil {
+		return // an invalid record: the missing answer is noticed
+	}
+	_ = k.opts.Bus.Conn().PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: codec.Encode(req)})
 }
 
 // grant accepts a grant, unless its end is near: this process may have stood still since it
@@ -253,14 +271,8 @@ func (g *Grant) Release() {
 // giveBack tells the owner that the hold, or the wait for it, is over. If that message is lost,
 // the owner takes the lane back by itself.
 func (g *Grant) giveBack() {
-	k := g.k
-	req := &codec.LaneRequest{Type: codec.LaneRelease, Mesh: g.key.session == "", Node: k.opts.Node, Boot: k.opts.Boot, IDs: []string{g.id}}
-	switch g.by {
-	case owner{}:
-	case k.self():
-		k.serve(g.key, req, nil)
-	default:
-		k.publish(g.by.Node, g.session, "", req)
+	if g.by != (owner{}) {
+		g.k.send(g, g.by, &codec.LaneRequest{Type: codec.LaneRelease})
 	}
 }
 
@@ -281,120 +293,72 @@ func (k *Lanes) reply(token string) string {
 	return k.inbox.Subject() + "." + token
 }
 
-func lastToken(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
-
-// renewal is a request to extend grants.
-type renewal struct {
-	sent time.Time
-	key  domainKey
-	by   owner
-	ids  []string
-}
-
-// renewalToken begins the tokens of renewals, so that they differ from ids of grants, which are
-// numbers in base 36 below it.
-const renewalToken = "N"
-
-// renew asks the owners of the held grants to extend them; k.mu is held.
+// renew asks the owners of the held grants to extend them; k.mu is held. A request without an
+// answer is repeated, so that the extension counts from the first one.
 func (k *Lanes) renew(now time.Time, out *outbox) {
 	if now.Before(k.nextAsk) {
 		return
 	}
 	k.nextAsk = now.Add(renewEvery)
-	for n, r := range k.renewed {
-		if now.Sub(r.sent) > silence {
-			delete(k.renewed, n)
-			out.add(func() { k.seek(r) })
+	for _, g := range k.held {
+		by := g.by
+		if g.n != 0 && now.Sub(g.sent) > silence {
+			g.n = 0
+			out.add(func() { k.seek(g, by) })
 		}
-	}
-	type at struct {
-		key domainKey
-		by  owner
-	}
-	all := make(map[at]*renewal)
-	sessions := make(map[at]subjects.SessionID)
-	for id, g := range k.held {
-		to := at{g.key, g.by}
-		if all[to] == nil {
-			all[to] = &renewal{sent: now, key: g.key, by: g.by}
-			sessions[to] = g.session
+		if g.n == 0 {
+			k.counter++
+			g.n, g.sent = k.counter, now
 		}
-		all[to].ids = append(all[to].ids, id)
-	}
-	for to, r := range all {
-		k.counter++
-		n := k.counter
-		k.renewed[n] = *r
-		req := &codec.LaneRequest{Type: codec.LaneRenew, Mesh: r.key.session == "", Node: k.opts.Node, Boot: k.opts.Boot, N: n, IDs: r.ids}
-		if r.by == k.self() {
-			out.add(func() { k.serve(r.key, req, k.answered) })
-			continue
-		}
-		out.add(func() {
-			if reply := k.reply(renewalToken + strconv.FormatUint(n, 10)); reply != "" {
-				k.publish(r.by.Node, sessions[to], reply, req)
-			}
-		})
+		req := codec.LaneRequest{Type: codec.LaneRenew, N: g.n}
+		out.add(func() { k.send(g, by, &req) })
 	}
 }
 
 // extend handles an owner's answer to a renewal.
-func (k *Lanes) extend(answer codec.LaneAnswer) {
+func (k *Lanes) extend(g *Grant, answer codec.LaneAnswer) {
 	k.mu.Lock()
-	r, ok := k.renewed[answer.N]
-	delete(k.renewed, answer.N)
-	if !ok || answer.State != codec.LaneRenewed {
+	by, elsewhere := g.by, answer.State == codec.LaneElsewhere
+	if !elsewhere && (answer.State != codec.LaneRenewed || answer.N != g.n) { // of an earlier request
 		k.mu.Unlock()
-		if ok {
-			k.seek(r)
-		}
 		return
 	}
-	end := r.sent.Add(toolmesh.Millis(answer.MS))
-	var gone []*Grant
-	var follow []func(time.Time)
-	for _, id := range r.ids {
-		switch g := k.held[id]; {
-		case g == nil || g.told:
-		case slices.Contains(answer.Gone, id):
-			if fenced {
-				g.told = true
-				gone = append(gone, g)
-			}
-		case end.After(g.end):
-			g.end = end
-			if g.follow != nil {
-				follow = append(follow, g.follow)
-			}
-		}
+	g.n = 0
+	end, gone := g.sent.Add(toolmesh.Millis(answer.MS)), slices.Contains(answer.Gone, g.id)
+	var follow func(time.Time)
+	switch {
+	case gone || elsewhere:
+		gone = gone && fenced && !g.told
+		g.told = g.told || gone
+	case end.After(g.end) && !g.told:
+		g.end, follow = end, g.follow
 	}
 	k.mu.Unlock()
-	for _, f := range follow {
-		f(end.Add(-hard))
-	}
-	for _, g := range gone {
+	switch {
+	case elsewhere:
+		k.seek(g, by)
+	case gone:
 		g.lost(errLost)
+	case follow != nil:
+		follow(end.Add(-hard))
 	}
 }
 
-// seek finds the owner of the lanes of grants whose owner does not know them, or does not
+// seek finds the owner of the lanes of a grant whose owner does not know them, or does not
 // answer: another node may have taken them over.
-func (k *Lanes) seek(r renewal) {
-	k.disown(r.key, r.by)
+func (k *Lanes) seek(g *Grant, by owner) {
+	k.disown(g.key, by)
 	k.opts.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 		defer cancel()
-		who, err := k.find(ctx, r.key, true)
-		if err != nil || who == r.by {
+		who, err := k.find(ctx, g.key, true)
+		if err != nil || who == by {
 			return
 		}
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		for _, id := range r.ids {
-			if g := k.held[id]; g != nil && g.by == r.by {
-				g.by = who
-			}
+		if k.held[g.id] == g && g.by == by {
+			g.by, k.nextAsk = who, time.Time{}
 		}
-		k.nextAsk = time.Time{}
 	})
 }

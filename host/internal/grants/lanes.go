@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -84,8 +83,7 @@ type Lanes struct {
 	asking  map[string]*asking // by the id of the grant
 	waiting int                // of asking: those that were not granted at once
 	held    map[string]*Grant
-	renewed map[uint64]renewal // unanswered
-	counter uint64             // of requests
+	counter uint64 // of requests
 	inbox   *bus.Inbox
 	nextAsk time.Time // next renewal
 	ticked  time.Time
@@ -123,7 +121,7 @@ type domain struct {
 func New(opts Options) *Lanes {
 	return &Lanes{
 		opts: opts, domains: make(map[domainKey]*domain), asking: make(map[string]*asking),
-		held: make(map[string]*Grant), renewed: make(map[uint64]renewal),
+		held: make(map[string]*Grant),
 	}
 }
 
@@ -207,16 +205,6 @@ func (o outbox) send() {
 	}
 }
 
-// publish sends a request to the owner of a domain. session is that of the subject: any one for
-// the lanes of the mesh.
-func (k *Lanes) publish(to subjects.NodeID, session subjects.SessionID, reply string, req *codec.LaneRequest) {
-	subject, err := subjects.NodeLane(to, session)
-	if err != nil {
-		return // an invalid record: the missing answer is noticed
-	}
-	_ = k.opts.Bus.Conn().PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: codec.Encode(req)})
-}
-
 // Serve answers a request on this node's subject of lanes.
 func (k *Lanes) Serve(s subjects.Subject, m *nats.Msg) {
 	var req codec.LaneRequest
@@ -243,34 +231,26 @@ func (k *Lanes) heard(m *nats.Msg, err error) {
 		k.mu.Unlock()
 		return
 	}
-	if bus.NoResponders(m) {
-		answer := codec.LaneAnswer{State: codec.LaneElsewhere}
-		if n, ok := strings.CutPrefix(lastToken(m.Subject), renewalToken); ok {
-			answer.N, _ = strconv.ParseUint(n, 10, 64)
-		} else {
-			answer.ID = n
+	answer := codec.LaneAnswer{State: codec.LaneElsewhere}
+	if !bus.NoResponders(m) {
+		if err := json.Unmarshal(m.Data, &answer); err != nil {
+			k.opts.Log.Warn("answer of a lane's owner could not be read", slog.String("error", err.Error()))
+			return
 		}
-		k.answered(answer)
-		return
 	}
-	var answer codec.LaneAnswer
-	if err := json.Unmarshal(m.Data, &answer); err != nil {
-		k.opts.Log.Warn("answer of a lane's owner could not be read", slog.String("error", err.Error()))
-		return
-	}
+	answer.ID = m.Subject[strings.LastIndexByte(m.Subject, '.')+1:]
 	k.answered(answer)
 }
 
-// answered handles an answer, of another node or of this one.
+// answered handles an answer about a grant, of another node or of this one.
 func (k *Lanes) answered(answer codec.LaneAnswer) {
-	if answer.ID != "" {
-		k.mu.Lock()
-		a := k.asking[answer.ID]
-		k.mu.Unlock()
-		if a != nil {
-			a.deliver(answer)
-		}
-		return
+	k.mu.Lock()
+	g, a := k.held[answer.ID], k.asking[answer.ID]
+	k.mu.Unlock()
+	switch {
+	case g != nil:
+		k.extend(g, answer)
+	case a != nil:
+		a.deliver(answer)
 	}
-	k.extend(answer)
 }

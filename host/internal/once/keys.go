@@ -33,6 +33,8 @@ const (
 	// keyParts: a call reserves one part in so many of the bucket for its outcome before it
 	// begins, or less where messages are smaller.
 	keyParts = 512
+	// recordExtra bounds the bytes of a stored record beside its subject and value.
+	recordExtra = 256
 	// firstKeyLook is the interval at which a call checks whether another one of its key has
 	// ended, doubling up to the last.
 	firstKeyLook = 20 * time.Millisecond
@@ -93,7 +95,7 @@ type Keys struct {
 func New(o Options) *Keys {
 	return &Keys{
 		Options: o, held: make(map[string]chan struct{}),
-		room:   chunks.NewRoom(o.Base, o.Bus.Bus, subjects.KVStream(subjects.BucketIdem), nil),
+		room:   chunks.NewRoom(o.Bus.Bus, subjects.KVStream(subjects.BucketIdem)),
 		stored: quota.New(math.MaxInt64, keysFor, time.Now),
 	}
 }
@@ -410,7 +412,7 @@ func (k *Keys) settle(c *claim, account subjects.SessionID, record admit.Record)
 	}
 	stored := func() {
 		if began {
-			k.stored.Take(account, int64(len(value)))
+			k.stored.Take(account, int64(len(subjects.KVSubject(c.key.Bucket, c.key.Name))+len(value))+recordExtra)
 		}
 		c.unreserve()
 		k.letGo(c.key.Name)

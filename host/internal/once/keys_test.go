@@ -159,3 +159,23 @@ func TestNodesReserveAtOnce(t *testing.T) {
 		k.mu.Unlock()
 	}
 }
+
+// A session is charged for its records with their keys and headers, which are most of the bytes of
+// small results.
+func TestKeysAreChargedWithStoredBytes(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	k := node(t, broker, "a")
+	for i := range 20 {
+		if got := k.Do(t.Context(), request(fmt.Sprint(i, strings.Repeat("k", 40)), `{}`), func() admit.Record { return admit.Record{Result: json.RawMessage("1")} }); got.Err != nil {
+			t.Fatal(got.Err)
+		}
+	}
+	info, err := k.Bus.Info(t.Context(), subjects.KVStream(subjects.BucketIdem), ">")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used, _ := k.stored.Take(subjects.Account("default", ""), 0); used < int64(info.State.Bytes) {
+		t.Errorf("the session is charged for %d of %d bytes", used, info.State.Bytes)
+	}
+}

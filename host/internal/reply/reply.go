@@ -245,7 +245,7 @@ func (p *Replies) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *t
 	if err != nil {
 		return nil, admit.Failure(toolmesh.AsError(err).WithStarted(toolmesh.StartedYes), toolmesh.StartedYes)
 	}
-	p.Payloads.Hold(ref, value)
+	p.Payloads.Hold(account, ref, value)
 	return ref, nil
 }
 

@@ -25,7 +25,6 @@ const (
 	// storeLag apart, before it counts as no longer kept.
 	storeLooks = 100
 
-	keepaliveEvery = time.Second
 	// progressEvery is the min time between two keepalives that carry the progress of a call at once.
 	progressEvery = 50 * time.Millisecond
 	// mostAtOnce is how many repetitions of a call get these.
@@ -281,7 +280,7 @@ func (r *Readers) KeepAlive(now time.Time) {
 	}
 	for _, j := range all {
 		last := j.sent.Load()
-		if j.Local != nil || !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || last != 0 && bus.Mono(now)-last < int64(keepaliveEvery*7/8) {
+		if j.Local != nil || !j.Request.Keepalive || now.Sub(j.Start) < bus.KeepaliveEvery || last != 0 && bus.Mono(now)-last < int64(bus.KeepaliveEvery*7/8) {
 			continue
 		}
 		j.sent.Store(bus.Mono(now))

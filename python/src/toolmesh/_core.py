@@ -1,4 +1,4 @@
-"""What the worker knows of values, schemas and errors, for the client and the host.
+"""The worker's files about values, schemas and errors, for the client and the host.
 
 Inside a worker the package runs beside the worker's own files, which the agent has loaded under a private name: those
 are taken there, so that an error or a channel is one thing in a process, whichever version is installed.
@@ -6,15 +6,13 @@ are taken there, so that an error or a channel is one thing in a process, whiche
 
 from __future__ import annotations
 
-import collections.abc
 import contextvars
-import datetime
 import sys
 import typing
 
 if typing.TYPE_CHECKING:
     from ._worker import mesh as tool_side
-    from ._worker.calls import batches, channel, errors, failures, guard, tasks
+    from ._worker.calls import batches, channel, errors, failures, guard, tasks, terminals
     from ._worker.schemas import binding, files, schema, values
 else:
     from importlib import import_module
@@ -23,17 +21,11 @@ else:
 
     tool_side = import_module(f"{WORKER}.mesh" if WORKER in sys.modules else "toolmesh._worker.mesh")
     for _room, _names in (("schemas", ("values", "schema", "files", "binding")),
-                          ("calls", ("batches", "tasks", "errors", "failures", "guard", "channel"))):
+                          ("calls", ("batches", "tasks", "errors", "failures", "guard", "channel", "terminals"))):
         for _name in _names:
             globals()[_name] = import_module(f"{tool_side.__package__}.{_room}.{_name}")
 
-    # The worker does without typing, and what the API shows of its files has annotations all the same.
-    for _one in (errors, files, tasks, tool_side):
-        for _name in ("Any", "IO"):
-            vars(_one).setdefault(_name, getattr(typing, _name))
-        for _name in ("AsyncIterator", "Awaitable", "Callable", "Iterable", "Iterator", "Mapping"):
-            vars(_one).setdefault(_name, getattr(collections.abc, _name))
-        vars(_one).setdefault("datetime", datetime.datetime)
+    for _one in (errors, files, tasks, tool_side):  # what the API shows of them has annotations
         vars(_one).setdefault("JSON", typing.Any)
 
 scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))
@@ -41,5 +33,5 @@ scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.Con
 
 __all__ = [
     "batches", "binding", "channel", "errors", "failures", "files", "guard", "schema", "scope", "tasks",
-    "tool_side", "values",
+    "terminals", "tool_side", "values",
 ]

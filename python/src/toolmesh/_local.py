@@ -21,7 +21,7 @@ def local(*, idle: float = 300.0) -> Mesh:
     for record in finding.running():
         mesh = Mesh(record["url"])
         try:
-            mesh.tools("no tool has such a name")
+            ask(mesh)
             return mesh
         except errors.MeshError:
             mesh.close()
@@ -33,6 +33,11 @@ def local(*, idle: float = 300.0) -> Mesh:
             return Mesh(_started(binary.find(), idle))
     except OSError as failure:
         raise errors.error("unavailable", str(failure), started=False, origin="caller") from None
+
+
+def ask(mesh: Mesh) -> None:
+    """Raises the error of a mesh that does not answer."""
+    mesh._ask(lambda core: core._links.here().registry(core.session_name, "list", {"limit": 1}))
 
 
 def _started(program: str, idle: float) -> str:

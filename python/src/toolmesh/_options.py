@@ -14,7 +14,7 @@ else:
 
 
 class Annotations(typing.TypedDict, total=False):
-    """How a tool behaves, as tools.toml says it."""
+    """Annotations of a tool, as in tools.toml."""
 
     timeout: float | str
     cache_ttl: float | str

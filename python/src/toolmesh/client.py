@@ -207,7 +207,7 @@ class _Base:
     def _batched(
         self, calls: Iterable[Any], timeout: float | None, rpc_id: str | None, return_exceptions: bool, parallel: bool,
     ) -> Callable[[], Coroutine[Any, Any, list[Any]]]:
-        """What sends a batch and returns its results. Arguments are written here: by code of the caller's thread."""
+        """A function that sends a batch and returns its results. Arguments are written here, on the caller's thread."""
         made = batches.members(calls)
         members = [self._call(tool, args, seconds) for tool, args, seconds in made]
         for one, (_, _, seconds) in zip(members, made, strict=True):
@@ -310,7 +310,7 @@ class _Base:
         return await self._run(lambda: _changed(self._links.here(), session, tool))
 
     async def adescribe(self, tool: str) -> dict[str, Any]:
-        """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
+        """The description of a tool, as mesh info --json prints it; ToolNotFound names the nearest ids."""
         session = self.session_name
         return await self._run(lambda: self._links.here().registry(session, "describe", {"tool": tool}))
 
@@ -421,10 +421,14 @@ class Mesh(_Base):
     """
 
     def _here(self) -> AsyncMesh:
-        """What answers questions, for the session that holds where they are asked."""
+        """The mesh that answers questions, for the session that holds where they are asked."""
         core = AsyncMesh.__new__(AsyncMesh)
         core.__dict__.update(self.__dict__, _session=self.session_name)
         return core
+
+    def _ask(self, make: Callable[[AsyncMesh], Coroutine[Any, Any, T]]) -> T:
+        core = self._here()
+        return background.run(lambda: make(core))
 
     @typing.overload
     def call(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
@@ -514,38 +518,29 @@ class Mesh(_Base):
         return tasks.Task(id, lambda verb, request: background.run(
             lambda: _about_task(self._links.here(), session, verb, request, tool)))
 
-    def _changed(self, tool: str) -> str:
-        core = self._here()
-        return background.run(lambda: core._achanged(tool))
-
     def describe(self, tool: str) -> dict[str, Any]:
-        """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
-        core = self._here()
-        return background.run(lambda: core.describe(tool))
+        """The description of a tool, as mesh info --json prints it; ToolNotFound names the nearest ids."""
+        return self._ask(lambda core: core.describe(tool))
 
     def save(self, value: Any, path: str | os.PathLike[str]) -> str:
         """Writes the file that a result stands for (a tool that returns a File gives {"$file": ...}) to path, or
         into that folder under its own name, and returns its path. It is kept for 15 minutes after the call, and
         can be saved once."""
-        core = self._here()
-        return background.run(lambda: core.save(value, path))
+        return self._ask(lambda core: core.save(value, path))
 
     def cancel(self, rpc_id: str) -> bool:
         """Stops a call of the session, wherever it runs: whether a node had it."""
-        core = self._here()
-        return background.run(lambda: core.cancel(rpc_id))
+        return self._ask(lambda core: core.cancel(rpc_id))
 
     def tools(self, prefix: str = "") -> list[RemoteTool]:
         """The tools of the session that are served and whose id begins with prefix, in the order of their ids."""
-        core = self._here()
-        return [RemoteTool(self, one) for one in background.run(lambda: core._starting(prefix))]
+        return [RemoteTool(self, one) for one in self._ask(lambda core: core._starting(prefix))]
 
     def search(self, words: str, *, limit: int = 10) -> list[RemoteTool]:
         """The tools of the session that fit what should be done, said in anybody's words, the best first.
 
         mesh.search("which forecast for tomorrow", limit=5); limit is 1,000 at most."""
-        core = self._here()
-        return [RemoteTool(self, one) for one in background.run(lambda: core._found(words, limit))]
+        return [RemoteTool(self, one) for one in self._ask(lambda core: core._found(words, limit))]
 
     def tool(self, tool_id: str) -> RemoteTool:
         """One tool; ToolNotFound names what may have been meant."""
@@ -568,8 +563,7 @@ class Mesh(_Base):
     def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """The declarations of tools (ids, or tools themselves; all of the session if None) as a provider takes them:
         openai, openai-responses, anthropic, gemini or mcp. execute knows the names in them, in any program."""
-        core = self._here()
-        return background.run(lambda: core.format(provider, tools))
+        return self._ask(lambda core: core.format(provider, tools))
 
     def execute(self, call: Any, *, timeout: float | None = None) -> Any:
         """Runs a tool call as a model gave it: an object or a dict of the provider's client, or {"name", "arguments"}.
@@ -619,8 +613,8 @@ class _Pages:
         self._pages: Any = None
 
     def begin(self) -> Callable[[], Coroutine[Any, Any, list[Any]]]:
-        """What gives the items of the next page; none are the end. Of the caller's thread: arguments are written by
-        code of theirs."""
+        """Returns a function that gives the items of the next page; an empty page is the end. On the caller's thread:
+        arguments are written by the caller's code."""
         self._call = self._call or self._make()
         return self._next
 

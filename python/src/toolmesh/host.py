@@ -39,7 +39,7 @@ from typing import Any
 
 from ._client import names
 from ._client.answers import api
-from ._core import binding, errors, failures, guard, schema, values
+from ._core import binding, errors, failures, guard, schema, terminals, values
 from ._host import serving
 from ._host.bridge import MOST, Bridge
 from ._locks import lock
@@ -89,7 +89,6 @@ class Host:
         self._tools: dict[str, _Offered] = {}
         self._runner: _Runner | None = None
         self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
         self._lock = lock()
 
     @typing.overload
@@ -180,22 +179,26 @@ class Host:
 
     def start(self: Self) -> Self:
         """Serves on a thread of its own; returns once calls are served. stop ends it."""
+        if self.serving:
+            raise RuntimeError("it serves already")
         served = threading.Event()
-        self._failure = None
+        failures: list[BaseException] = []
 
         def serve() -> None:
             try:
                 asyncio.run(self.aserve(ready=served.set), debug=False)
             except BaseException as failure:
-                self._failure = failure
+                if served.is_set():
+                    _log.error("the host has ended: %s", failure)
+                failures.append(failure)
             finally:
                 served.set()
 
         self._thread = threading.Thread(target=serve, name="toolmesh host", daemon=True)
         self._thread.start()
         served.wait()
-        if self._failure is not None:
-            raise self._failure
+        if failures:
+            raise failures[0]
         atexit.register(self.stop)
         return self
 
@@ -349,7 +352,6 @@ class _Runner:
         await bridge.ask("init_tool_bridge", tools=[one.spec for one in tools], **fields).aresult()
 
     def add(self, offered: _Offered) -> None:
-        """Offers one more tool, from any thread."""
         def begin() -> None:
             if self._bridge is not None:
                 task = self._loop.create_task(self._offer(self._bridge, [offered]))
@@ -405,7 +407,7 @@ class _Runner:
         try:
             positional, keyword = _bound(offered.tool, frame, body)
         except BaseException as failure:  # noqa: B036 - a converter of the tool's may raise anything
-            bridge.send(_failed(key, _unbound(failure, offered)))
+            bridge.send(_failed(key, terminals.unbound(failure, offered.tool)))
             return
         self._had_calls = True
         call = self._running[frame["rpc_id"]] = _Call(bridge, frame, key, offered, positional, keyword)
@@ -458,7 +460,6 @@ class _Runner:
                             + b"}")
 
     def _fail(self, call: _Call, failure: BaseException) -> None:
-        """As _end."""
         self._gone(call)
         call.bridge.put(_failed(call.key, _told_of(failure, call)))
 
@@ -640,16 +641,11 @@ def _go_on(call: _Call) -> None:
 def _encoded(call: _Call, value: Any, what: str = "result") -> bytes:
     data = call.offered.tool.encode(value)
     if len(data) > MOST:
-        raise _TooLarge(len(data), MOST, what)
+        raise terminals.TooLarge(len(data), what)
     return data
 
 
-class _TooLarge(Exception):
-    """A result, or an item, is larger than a frame may be."""
-
-
 def _failed(key: bytes, error: bytes) -> bytes:
-    """The frame of an error."""
     return b'{"type":"rpc_tool_response","rpc_id":' + key + b',"status":"error","error":' + error + b"}"
 
 
@@ -659,26 +655,16 @@ def _bound(tool: Any, frame: Frame, body: bytes) -> tuple[Sequence[Any], dict[st
     return tool.bind(given or {}, frame.get("args") or [])  # type: ignore[no-any-return]
 
 
-def _unbound(failure: BaseException, offered: _Offered) -> bytes:
-    if isinstance(failure, values.Mismatch):
-        return failures.invalid([failure])
-    return failures.raised(failure, offered.name)
-
-
 def _told_of(failure: BaseException, call: _Call) -> bytes:
     """The caller's form of a function's exception, or its result."""
     if isinstance(failure, guard.Cancelled) or isinstance(failure, asyncio.CancelledError) and call.cancelled:
         return failures.cancelled()
-    if isinstance(failure, _TooLarge):
-        return failures.too_large(*failure.args)
-    if isinstance(failure, values.NotSerializable):
-        return failures.unserializable(failure, call.offered.name)
     trace = failure.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next  # a trace shows the tool, not its caller
     if trace is not None:
         failure.__traceback__ = trace
-    return failures.raised(failure, call.offered.name)
+    return terminals.failed(failure, call.offered.tool, MOST, call.keyword, call.positional)
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:

@@ -57,7 +57,7 @@ def in_tool() -> bool:
 
 
 def serves() -> bool:
-    """Whether this code serves a call, whose own the calls that it makes are."""
+    """Whether this code serves a call: the calls that it makes are nested in that one."""
     return in_tool() or serving.current.get() is not None
 
 
@@ -116,7 +116,7 @@ def task(id: str) -> tasks.Task:
 
 
 def describe(tool: str) -> dict[str, Any]:
-    """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
+    """The description of a tool, as mesh info --json prints it; ToolNotFound names the nearest ids."""
     return _here().describe(tool)
 
 

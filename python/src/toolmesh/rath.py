@@ -54,7 +54,7 @@ class MeshToolCall(FlowToolCall):
 
     @property
     def description(self) -> str | None:
-        """What its author says of it."""
+        """Its author's description."""
         return self._tool.description or None
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import decimal
 import functools
@@ -13,8 +12,8 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
-from ._client.answers import api, bare, outward
-from ._core import errors, schema, values
+from ._client.answers import api, outward, refused
+from ._core import values
 
 JSONObject = dict[str, Any]
 
@@ -22,7 +21,6 @@ _FORMATS = {
     "date-time": datetime.datetime, "date": datetime.date, "time": datetime.time, "uuid": uuid.UUID,
     "decimal": decimal.Decimal,
 }
-_SAME = {str, int, bool, type(None)}  # types whose values come back from JSON as they are
 _SIMPLE = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
 
 
@@ -145,21 +143,20 @@ F = typing.TypeVar("F", bound=Callable[..., Any])
 
 
 def by_name(signature: inspect.Signature, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
-    """The arguments of a call of Python's by their names, those of *args as a list; TypeError for what does not fit."""
+    """The arguments of a call of Python's by their names, those of *args as a list. TypeError for one without a name or
+    given twice; what is missing or unknown is for the tool to say."""
     given: JSONObject = {}
-    kinds = {name: one.kind for name, one in signature.parameters.items()}
-    for name, kind in kinds.items():
-        if kind is inspect.Parameter.VAR_POSITIONAL and name in keywords:  # by name, as in JSON
-            keywords = dict(keywords)
-            given[name] = keywords.pop(name)
-    for name, value in signature.bind(*positional, **keywords).arguments.items():
-        if kinds[name] is inspect.Parameter.VAR_KEYWORD:
-            given.update(value)
-        elif name in given:
-            raise TypeError(f"{name} is given by position and by name")
-        else:
-            given[name] = list(value) if kinds[name] is inspect.Parameter.VAR_POSITIONAL else value
-    return given
+    rest = list(positional)
+    for name, one in signature.parameters.items():
+        if rest and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
+            given[name] = rest.pop(0)
+        elif rest and one.kind is one.VAR_POSITIONAL:
+            given[name], rest = rest, []
+    if rest:
+        raise TypeError("too many positional arguments")
+    if twice := given.keys() & keywords.keys():
+        raise TypeError(f"{min(twice)} is given by position and by name")
+    return {**given, **keywords}
 
 
 class Named(str):
@@ -190,7 +187,7 @@ def _method(function: F) -> F:
 
 @api
 class Description:
-    """What the mesh says of a tool, and how arguments for it are checked and written.
+    """The description of a tool, and the names of arguments for it.
 
     id is the full id, name its last part, revision that of its index; input_schema and output_schema are JSON Schemas
     (output_schema is None where nothing is said of the result); annotations say how the tool behaves (idempotent,
@@ -223,11 +220,6 @@ class Description:
             self.__annotations__[self._varargs] = list[self.__annotations__[self._varargs]]  # type: ignore[name-defined]
         if self.__signature__.return_annotation is not inspect.Signature.empty:
             self.__annotations__["return"] = self.__signature__.return_annotation
-        self._shapes: dict[str, Any] | None = None
-        named = [one for one in self.__signature__.parameters.values()
-                 if one.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)]
-        self._names = {one.name for one in named}
-        self._needed = {one.name for one in named if one.default is inspect.Parameter.empty}
 
     def __deepcopy__(self, _memo: Any = None) -> Any:
         return self  # it does not change, and its connection is one
@@ -236,45 +228,12 @@ class Description:
         return f"<tool {self.id}{self.__signature__}>"
 
     def arguments(self, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
-        """The arguments object of a call. Raises InvalidArguments for what the tool
-        does not take, with the places in details["errors"]."""
-        if not positional and self._needed <= keywords.keys() <= self._names:
-            given = dict(keywords)  # as bind would have it, which takes a fifth of a call
-        else:
-            try:
-                given = by_name(self.__signature__, positional, keywords)
-            except TypeError as failure:
-                raise self._refused(str(failure), []) from None
-        if self._shapes is None:
-            builder = schema.Builder({})
-            self._shapes = {
-                name: builder.shape(list[one.annotation] if name == self._varargs else one.annotation, name)  # type: ignore[name-defined]
-                for name, one in self.__signature__.parameters.items()
-                if one.annotation not in (typing.Any, inspect.Parameter.empty)
-            }
-        wrong = []
-        for name, value in given.items():
-            shape = self._shapes.get(name)
-            if shape is None:
-                continue
-            try:
-                if shape.dump is not None:
-                    value = given[name] = shape.dump(value)
-                shape.load(value if type(value) in _SAME else values.decode(values.encode(value)))
-            except values.Mismatch as failure:
-                failure.pointer = values.pointer("", name) + failure.pointer
-                wrong.append(failure.as_dict())
-            except (values.NotSerializable, TypeError, ValueError) as failure:
-                place = values.pointer("", name)
-                wrong.append(values.Mismatch("JSON", type(value).__name__, str(failure), place).as_dict())
-        if wrong:
-            first = wrong[0]
-            raise self._refused(f"{first['pointer']}: {first['message']}", wrong)
-        return given
-
-    def _refused(self, message: str, wrong: list[JSONObject]) -> errors.MeshError:
-        return errors.error("invalid_arguments", message, tool=self.id, started=False, origin="caller",
-                            details={"errors": wrong})
+        """The arguments object of a call. Raises InvalidArguments for too many and for what is given twice; the rest
+        is checked where the tool runs."""
+        try:
+            return by_name(self.__signature__, positional, keywords) if positional else keywords
+        except TypeError as failure:
+            raise refused("invalid_arguments", str(failure), self.id) from None
 
 
 class _Remote(Description):
@@ -284,45 +243,9 @@ class _Remote(Description):
         super().__init__(told)
         self._mesh = mesh
 
-    async def _given(self, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
-        """RemoteTool.arguments, for coroutines."""
-        try:
-            return Description.arguments(self, positional, keywords)
-        except errors.InvalidArguments as failure:
-            with contextlib.suppress(errors.MeshError):
-                failure.message += await self._mesh._achanged(self._named)
-            raise
-
-    def _streamed(self, positional: tuple[Any, ...], keywords: JSONObject) -> AsyncGenerator[Any, None]:
-        """The items of a call. A refusal comes with the first one, as the mesh is asked about it."""
-        async def refused() -> AsyncGenerator[Any, None]:
-            try:
-                await self._given(positional, keywords)
-            except errors.InvalidArguments as failure:
-                bare(failure)
-                raise
-            yield
-
-        try:
-            given = Description.arguments(self, positional, keywords)
-        except errors.InvalidArguments:
-            return refused()
-        items: AsyncGenerator[Any, None] = self._mesh.astream(self._named, given)
-        return items
-
 
 class RemoteTool(_Remote):
-    """A tool to call like the function that it is: tool("Oslo", days=2). Arguments
-    are checked before anything is sent. Any thread may call it."""
-
-    def arguments(self, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
-        """See Description. What is refused says so if the tool's revision changed since it was described."""
-        try:
-            return super().arguments(positional, keywords)
-        except errors.InvalidArguments as failure:
-            with contextlib.suppress(errors.MeshError):
-                failure.message += self._mesh._changed(self._named)
-            raise
+    """A tool to call like the function that it is: tool("Oslo", days=2). Any thread may call it."""
 
     @_method
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -333,7 +256,7 @@ class RemoteTool(_Remote):
     @_method
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """As a call, for coroutines of any event loop."""
-        return await self._mesh.acall(self._named, await self._given(args, kwargs))
+        return await self._mesh.acall(self._named, self.arguments(args, kwargs))
 
     @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
@@ -344,22 +267,12 @@ class RemoteTool(_Remote):
     @_method
     def astream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines."""
-        return self._streamed(args, kwargs)
+        items: AsyncGenerator[Any, None] = self._mesh.astream(self._named, self.arguments(args, kwargs))
+        return items
 
 
 class AsyncRemoteTool(_Remote):
     """As RemoteTool, for coroutines: await tool("Oslo")."""
 
-    @_method
-    async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls the tool and returns its result."""
-        return await self._mesh.call(self._named, await self._given(args, kwargs))
-
-    acall = __call__
-
-    @_method
-    def stream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        """Calls the tool and yields its items as they come."""
-        return self._streamed(args, kwargs)
-
-    astream = stream
+    __call__ = acall = RemoteTool.__dict__["acall"]
+    stream = astream = RemoteTool.__dict__["astream"]

@@ -1,1 +1,1 @@
-"""What the tools of all frameworks share. It never imports a framework but for dspy_tool, which is DSPy's."""
+"""The common part of the tools of all frameworks. It never imports a framework but for dspy_tool, which is DSPy's."""

@@ -1,4 +1,4 @@
-"""What the frameworks' tools share: names, runs, and failures as a model reads them."""
+"""The common part of the frameworks' tools: names, runs, and failures as a model reads them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if typing.TYPE_CHECKING:
 _NAME = 64
 _HASHED = re.compile(r"t_.*_[0-9a-f]{8}", re.ASCII)
 _SHOWN = 600  # characters of a failure that a model reads
-# What agents have under names of their own: ReAct, ReActV2 and RLM of DSPy.
+# Names that agents use themselves: ReAct, ReActV2 and RLM of DSPy.
 _RESERVED = {"finish", "submit", "SUBMIT", "llm_query", "llm_query_batched", "print"}
 _ADVICE = {
     "invalid_arguments": "Call it again with other arguments.",
@@ -92,7 +92,7 @@ async def arun(tool: RemoteTool, arguments: dict[str, Any], exact: bool = False)
 
 
 def meant(mesh: Any, tool: str, arguments: dict[str, Any], failure: errors.MeshError) -> Future[dict[str, Any]]:
-    """What a model meant by arguments that were refused. Where nothing is known of it the failure is raised."""
+    """The arguments that a model meant by those that were refused; raises the failure where the mesh knows none."""
     if failure.started is not False or not isinstance(mesh, Mesh):
         raise failure
     core = mesh._here()

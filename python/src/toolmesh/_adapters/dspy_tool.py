@@ -137,7 +137,7 @@ def _shown(value: typing.Any) -> typing.Any:
 
 
 def inlined(declared: typing.Any, schema: JSONObject, above: tuple[str, ...] = ()) -> typing.Any:
-    """What a JSON Schema declares with the references within it replaced by what they mean; where one
+    """A JSON Schema with the references within it replaced by their targets; where one
     holds itself, by anything."""
     if isinstance(declared, list):
         return [inlined(one, schema, above) for one in declared]

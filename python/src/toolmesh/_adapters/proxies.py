@@ -165,7 +165,6 @@ def whole(proxy: RPCProxyTool, /, *args: Any, **kwargs: Any) -> Any:
 
 
 async def awhole(proxy: RPCProxyTool, /, **kwargs: Any) -> Any:
-    """As whole, for coroutines."""
     if isinstance(proxy, StreamingRPCProxyTool):
         async with contextlib.aclosing(proxy.acall(**kwargs)) as items:  # type: ignore[type-var]
             return [item async for item in items]

@@ -1,2 +1,2 @@
-"""What Mesh and AsyncMesh are made of: names and subjects, one connection for each event loop, answers, streams, large
+"""The parts of Mesh and AsyncMesh: names and subjects, one connection for each event loop, answers, streams, large
 values. It never imports a framework, and nothing that is made of it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import secrets
+import math
+import os
 import time
 import typing
 
@@ -17,11 +18,11 @@ if typing.TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
     from typing import Any
 
-    from nats.aio.client import Client
     from nats.aio.msg import Msg
 
     from .._core import errors
     from .._worker.schemas.files import File
+    from .broker import Broker
 
 SILENCE = 2.5  # seconds without a sign after which a node may be lost
 STALLED = 0.5  # how late a wait may end until this process counts as frozen meanwhile: it listens anew then
@@ -29,10 +30,15 @@ AGAIN = ".again"  # behind the inbox of a request that is sent again: a 503 to i
 _REFUSED = 0.1  # seconds for which a node that had no room is passed over, at most
 
 
+def number(text: str) -> int | None:
+    """The number in a header; None where there is none: str.isdigit also takes what int does not."""
+    return int(text) if len(text) < 20 and text.isascii() and text.isdigit() else None
+
+
 def new_rpc_id(prefix: str = "rpc_") -> str:
     """A name for a call: a UUID of version 7, as the mesh's own clients make."""
-    drawn, rest = divmod(secrets.randbits(74), 1 << 62)
-    number = time.time_ns() // 1_000_000 << 80 | 7 << 76 | drawn << 64 | 2 << 62 | rest
+    drawn, rest = divmod(int.from_bytes(os.urandom(10), "big"), 1 << 62)
+    number = time.time_ns() // 1_000_000 << 80 | 7 << 76 | (drawn & 0xFFF) << 64 | 2 << 62 | rest
     return f"{prefix}{number:032x}"
 
 
@@ -173,6 +179,7 @@ class Pending:
         self.sought = 0.0  # when it was last asked which node has the call
         self.quiet = False  # at the last look nothing was heard, over a connection that is well
         self._waiter: asyncio.Future[None] | None = None
+        self.due = math.inf  # when the wait ends, by the loop's clock
         connection.pending[self.token] = self
 
     @property
@@ -181,7 +188,6 @@ class Pending:
         return self.connection.inbox + self.token
 
     def close(self) -> None:
-        """Whatever still comes is dropped."""
         self.connection.pending.pop(self.token, None)
 
     def take(self, message: Msg) -> None:
@@ -201,16 +207,13 @@ class Pending:
         if not self.node and headers.get("Mesh-Node") and headers.get("Mesh-Boot"):
             self.node, self.boot = headers["Mesh-Node"], headers["Mesh-Boot"]
             self.connection.listen(self.node)
-        high = headers.get("Mesh-High", "").partition(";")[0]
-        if high.isdigit():
-            self.high = max(self.high, int(high))
+        self.high = max(self.high, number(headers.get("Mesh-High", "").partition(";")[0]) or 0)
 
     def fail(self, error: errors.MeshError) -> None:
         self.error = self.error or error
         self.nudge()
 
     def nudge(self) -> None:
-        """Wakes the coroutine that waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -219,13 +222,12 @@ class Pending:
         if self.messages or self.error is not None:
             return
         loop = self.connection.loop
-        self._waiter = loop.create_future()
-        timer = loop.call_later(seconds, self.nudge)
+        self._waiter, self.due = loop.create_future(), loop.time() + seconds
+        self.connection.due(self.due)
         try:
             await self._waiter
         finally:
-            timer.cancel()
-            self._waiter = None
+            self._waiter, self.due = None, math.inf
 
 
 class Link(typing.Protocol):
@@ -238,8 +240,9 @@ class Link(typing.Protocol):
     numbers: itertools.count[int]
 
     def listen(self, node: str) -> None: ...
+    def due(self, when: float) -> None: ...
     def beside(self, work: Coroutine[Any, Any, None]) -> None: ...
-    async def ready(self) -> Client: ...
+    async def ready(self) -> Broker: ...
     async def publish(
         self, subject: str, body: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None: ...

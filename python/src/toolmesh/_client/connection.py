@@ -25,11 +25,11 @@ import time
 import typing
 
 import nats.errors
-from nats.aio.client import Client
 
 from .._core import errors, values
 from . import finding, names, payloads, routes
 from .answers import NoResponders, outdated, refused, result, timed_out, unreachable, unserved
+from .broker import Broker, taking
 from .call import AGAIN, SILENCE, STALLED, Call, Node, Pending, Ref
 from .clock import Clock
 
@@ -54,6 +54,7 @@ _WAIT = 10.0  # seconds that a question about a task may wait for its end
 _REST = 0.2  # seconds before one is asked again that was not answered
 _ANSWER = 5.0  # how long a question to the registry may take
 _OTHERS = 0.3  # after which others are asked as well, and how long a lost call waits for what was asked beside it
+_SLACK = 0.005  # how late a wait may be woken, at most
 _GRACE = 1.0  # how much longer than its time a call's own answer is waited for
 _CONNECTING = 5.0  # seconds
 _ATTEMPTS = 6  # how often a call that did not start is sent again
@@ -78,7 +79,7 @@ class Connection:
         self.generation = 0  # of the link to the server
         self.since = 0.0  # when that was made
         self._find, self._name, self._session = find, name, session
-        self._nc: Client | None = None
+        self._nc: Broker | None = None
         self._opening: asyncio.Task[None] | None = None
         self._denied: set[str] = set()  # inboxes that may not be subscribed
         self.nodes: dict[str, Node] = {}
@@ -91,6 +92,8 @@ class Connection:
         self._last_error: BaseException | None = None
         self._warned: set[str] = set()  # tools whose results did not fit
         self.closed, self._clock = False, Clock()
+        self._alarm: asyncio.TimerHandle | None = None  # wakes the waits that are over
+        self._alarm_at = self._alarmed = 0.0  # when it will, and when it did last, by the loop's clock
 
     # The link.
 
@@ -105,10 +108,9 @@ class Connection:
         self.beside(guard())
 
     def drop(self) -> None:
-        """Has it close, without waiting."""
         self.beside(self.close())
 
-    async def ready(self) -> Client:
+    async def ready(self) -> Broker:
         """The NATS client; Unavailable while there is no link."""
         nc = self._nc
         if self.closed:
@@ -120,7 +122,7 @@ class Connection:
                           retryable=True)
         return nc
 
-    async def _opened(self) -> Client:
+    async def _opened(self) -> Broker:
         """A link that is made now, for all that wait for it: it is made on when one of them gives up."""
         opening = self._opening
         if opening is None or opening.done():
@@ -145,7 +147,7 @@ class Connection:
             code = "invalid_request" if isinstance(failure, ValueError) else "unavailable"
             raise refused(code, str(failure)) from None
         where = finding.shown(found.servers)
-        nc = Client() if found.tls is None else _Secure()
+        nc = Broker(found.tls is not None)
         try:
             try:
                 await asyncio.wait_for(nc.connect(
@@ -161,7 +163,7 @@ class Connection:
             except Exception as failure:
                 cause = self._last_error if isinstance(failure, nats.errors.NoServersError) else failure
                 raise unreachable(where, cause or failure) from None
-            if isinstance(nc, _Secure) and not nc.secured:  # an nats-py that asks otherwise
+            if not nc.secured:  # an nats-py that asks otherwise
                 raise refused("unavailable", "this version of nats-py cannot be made to use TLS: take another")
             nc.options["max_reconnect_attempts"] = -1
             self._nc = nc
@@ -173,15 +175,14 @@ class Connection:
             raise
         await self._connected()
 
-    async def _subscribe_inbox(self, nc: Client, key: bool, mark: str) -> None:
+    async def _subscribe_inbox(self, nc: Broker, key: bool, mark: str) -> None:
         """Takes the first inbox that the credentials allow. The mark in its name is for audits."""
         prefixes = ["_INBOX"]
         if key:
             prefixes = ["_INBOX_mesh_admin", f"_INBOX_{names.token(self._session)}", "_INBOX_mesh_node", *prefixes]
         for prefix in prefixes:
             self.inbox = f"{prefix}.{mark}{secrets.token_hex(11)}."
-            subscription = await nc.subscribe(self.inbox + ">", cb=self._receive, pending_msgs_limit=0,
-                                              pending_bytes_limit=0)
+            subscription = await nc.subscribe(self.inbox + ">", future=taking(self._receive))
             if key:
                 await nc.flush()
                 if self.inbox + ">" in self._denied:
@@ -202,6 +203,8 @@ class Connection:
         for _ in range(3):
             await asyncio.sleep(0)  # the cancels of pending calls are written, and sent below
         nc, self._nc = self._nc, None
+        if self._alarm is not None:
+            self._alarm.cancel()
         others = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
@@ -242,10 +245,9 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a link now."""
         return self._nc is not None and self._nc.is_connected
 
-    async def _receive(self, message: Msg) -> None:
+    def _receive(self, message: Msg) -> None:
         one = self.pending.get(message.subject[len(self.inbox):].partition(".")[0])
         if one is not None:
             one.take(message)
@@ -261,10 +263,25 @@ class Connection:
     async def subscribe(self, subject: str, take: Callable[[Msg], None]) -> Callable[[], None]:
         """Passes each message to take; the returned function ends that."""
         nc = await self.ready()
-
-        subscription = await nc.subscribe(subject, cb=_async(take), pending_msgs_limit=0, pending_bytes_limit=0)
-
+        subscription = await nc.subscribe(subject, future=taking(take))
         return lambda: self.beside(_ended(subscription))
+
+    def due(self, when: float) -> None:
+        """Has a wait woken at that time, by the loop's clock, or some milliseconds later. One timer is for all: a
+        timer of its own would cost each call more than its arguments do."""
+        when = max(when, self._alarmed + _SLACK)
+        if self._alarm is None or when < self._alarm_at:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm, self._alarm_at = self.loop.call_at(when, self._wake), when
+
+    def _wake(self) -> None:
+        self._alarm, self._alarmed = None, self.loop.time()
+        for one in list(self.pending.values()):
+            if one.due <= self._alarmed:
+                one.nudge()
+            else:
+                self.due(one.due)
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work)
@@ -292,7 +309,7 @@ class Connection:
 
         with contextlib.suppress(nats.errors.Error, errors.MeshError):
             assert self._nc is not None
-            subscription = await self._nc.subscribe(names.heartbeat(node), cb=_async(beat))
+            subscription = await self._nc.subscribe(names.heartbeat(node), future=taking(beat))
             self._heartbeats[node] = subscription
 
     def _forget(self, node: str) -> None:
@@ -332,7 +349,7 @@ class Connection:
                 return
             raise errors.error("unavailable", f"the connection to the mesh was lost while the call ran: {failure}",
                                tool="", origin="caller") from None
-        # What was on its way when the ping began has arrived before its answer, and is looked at before the next look.
+        # Messages that were on their way when the ping began have arrived before its answer; they are read first.
         if self._began < last + SILENCE or generation != self.generation or one.messages or one.sign > last:
             return
         if node is not None and node.heard > last:
@@ -341,7 +358,7 @@ class Connection:
             raise self._lost(one, f"has been silent for {SILENCE} s")
         one.quiet = True
 
-    async def _ping(self, nc: Client) -> None:
+    async def _ping(self, nc: Broker) -> None:
         """Until the server has answered a ping. One that is late goes on, and is what is waited for next: of one that
         was given up nats-py takes the answer for an error, and reads nothing more."""
         if self._pinging is None or self._pinging.done():
@@ -410,10 +427,12 @@ class Connection:
     async def send(self, one: Pending, call: Call, headers: dict[str, str]) -> None:
         """Sends a call for the first time."""
         nc = await self.ready()
-        check_size(nc, call, headers)
         one.sent = one.sign = one.asked = time.monotonic()
         try:
-            await nc.publish(one.subject, call.body, one.inbox, headers)
+            await nc.post(one.subject, call.body, one.inbox, headers)
+        except nats.errors.MaxPayloadError:
+            raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages "
+                                               f"of {nc.max_payload}", call.tool) from None
         except nats.errors.Error as failure:
             raise refused("unavailable", f"the request could not be sent: {failure}", call.tool) from None
 
@@ -502,7 +521,7 @@ class Connection:
         raise AssertionError
 
     async def within(self, call: Call, step: Coroutine[Any, Any, T]) -> T:
-        """What a call needs before it can be sent, while it has time left."""
+        """Takes a step that a call needs before it can be sent, while it has time left."""
         if call.timeout is None:
             return await step
         try:
@@ -664,26 +683,6 @@ class Connection:
         raise AssertionError
 
 
-class _Secure(Client):
-    """A client that connects by TLS alone. nats-py leaves that to the server's first line, which
-    a machine in between may write: it would be told the password."""
-
-    secured = False
-
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        if initial_connection:
-            info["tls_required"] = self.secured = True
-        await super()._process_info(info, initial_connection)
-
-
-def check_size(nc: Client, call: Call, headers: dict[str, str]) -> None:
-    """Refuses what the server would end the connection for."""
-    size = len(call.body) + len("".join(map("".join, headers.items())).encode()) + 4 * len(headers) + 16
-    if size > nc.max_payload:
-        raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages of "
-                                           f"{nc.max_payload}", call.tool)
-
-
 def subject(call: Call) -> str:
     """Where a call goes; InvalidRequest for names that cannot be."""
     try:
@@ -700,13 +699,6 @@ def _mark(seed: str | None) -> str:
         return ""
     nkeys = importlib.import_module("nkeys")  # nats-py has needed it by now
     return f"k-{hashlib.sha256(nkeys.from_seed(bytearray(seed.encode())).public_key).hexdigest()[:16]}."
-
-
-def _async(take: Callable[[Msg], None]) -> Callable[[Msg], typing.Awaitable[None]]:
-    async def receive(message: Msg) -> None:
-        take(message)
-
-    return receive
 
 
 async def _ended(subscription: Subscription) -> None:

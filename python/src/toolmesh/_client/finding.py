@@ -147,7 +147,7 @@ def _saved(name: str) -> Found:
 
 
 def _tls(name: str, said: dict[str, Any]) -> ssl.SSLContext | None:
-    """What a context says of TLS; None where it says nothing. Without a CA the system's are trusted."""
+    """The TLS settings of a context; None without any. Without a CA the system's are trusted."""
     if not any(said.get(key) for key in _TLS):
         return None
     files = {}
@@ -193,7 +193,7 @@ def starting() -> Iterator[None]:
 
 
 def running() -> list[dict[str, Any]]:
-    """What mesh up of this user has left, the latest first, where its process lives."""
+    """Records of mesh up of this user, the latest first, of processes that live."""
     found = []
     for path in _state().glob("*.mesh.json"):
         try:

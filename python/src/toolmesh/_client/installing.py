@@ -73,7 +73,7 @@ def _folder(text: str) -> str:
 
 
 def _described(describe: Callable[[str], dict[str, Any]], tool: str, revision: str) -> dict[str, Any]:
-    """What the registry says of a tool that has just been installed. Its members follow
+    """The registry's description of a tool that has just been installed. Its members follow
     what nodes publish: one may know the revision before for a moment."""
     end = time.monotonic() + _FOLLOWED
     while True:

@@ -7,18 +7,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
-import stat
+import tempfile
 import time
 import typing
 import uuid
 
 from .._core import errors, files
 from . import answers, names
-from .call import Link, Pending, Ref
+from .call import Link, Pending, Ref, number
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ async def put(link: Link, session: str, source: BinaryIO, size: int, deadline: f
     """Stores what is left of a file that can be read again, size bytes. Begins anew when the
     node that takes it, or the connection, is lost. deadline is by time.monotonic, 0 for none."""
     start = source.tell()
-    for number in range(_TRIES):
+    for again in range(_TRIES):
         try:
             source.seek(start)
             return await _put(link, session, source, size, deadline)
@@ -52,9 +53,9 @@ async def put(link: Link, session: str, source: BinaryIO, size: int, deadline: f
                           details={"limit": nc.max_payload, "size": size}) from None
         except errors.MeshError as failure:
             failure.started = False
-            if number == _TRIES - 1 or not _again(failure):
+            if again == _TRIES - 1 or not _again(failure):
                 raise
-        await asyncio.sleep(0.25 * 2 ** number)
+        await asyncio.sleep(0.25 * 2 ** again)
     raise AssertionError
 
 
@@ -95,7 +96,6 @@ async def _put(link: Link, session: str, source: BinaryIO, size: int, deadline: 
 
 
 async def _next(one: Pending, deadline: float) -> Msg:
-    """The next answer that is no error."""
     until = time.monotonic() + _QUIET
     while not one.messages:
         if one.error is not None:
@@ -123,18 +123,18 @@ async def get(link: Link, session: str, ref: Ref, write: Callable[[bytes], objec
     page: list[bytes] = []
     terminal, where = False, names.payload(session, ref.ident, node)
     while not terminal:
-        for number in range(_TRIES):
+        for again in range(_TRIES):
             try:
                 page, high, terminal = await _page(link, where, high, count, deadline)
                 break
             except (errors.MeshError, answers.NoResponders) as failure:
                 told = failure if isinstance(failure, errors.MeshError) else answers.refused(
                     "unavailable", "no node moves payloads", retryable=True)
-                if number == _TRIES - 1 or not _again(told) or told.details.get("reason") == "payload_gone":
+                if again == _TRIES - 1 or not _again(told) or told.details.get("reason") == "payload_gone":
                     told.started = True  # it is a result's
                     raise told from None
             where = names.payload(session, ref.ident)
-            await asyncio.sleep(0.25 * 2 ** number)
+            await asyncio.sleep(0.25 * 2 ** again)
         for piece in page:
             digest.update(piece)
             write(piece)
@@ -163,7 +163,8 @@ async def _page(link: Link, where: str, high: int, count: int, deadline: float) 
                     continue
             elif headers.get("Mesh-Count") == str(count + len(page)):
                 last, _, terminal = headers.get("Mesh-High", "0").partition(";")
-                return page, int(last), bool(terminal)
+                if (reached := number(last)) is not None:
+                    return page, reached, bool(terminal)
             raise errors.error("unavailable", "a piece of the payload was lost on its way", origin="mesh",
                                retryable=True)
     finally:
@@ -171,7 +172,6 @@ async def _page(link: Link, where: str, high: int, count: int, deadline: float) 
 
 
 async def read(link: Link, session: str, ref: Ref, node: str = "", deadline: float = 0.0) -> bytes:
-    """The value of a reference, in memory."""
     value = bytearray()
     await get(link, session, ref, value.extend, node, deadline)
     return bytes(value)
@@ -215,7 +215,7 @@ async def stored(link: Link, call: Call) -> None:
 
 async def save(link: Link, session: str, value: typing.Any, path: str | os.PathLike[str]) -> str:
     """Writes the file that a result stands for to path, or into that folder under its own name, and has it
-    deleted from the store. See _replacing for what is there."""
+    deleted from the store. See _replacing for what is at path."""
     if isinstance(value, files.File):
         value = value.sent
     if not files.refers(value):
@@ -232,44 +232,21 @@ async def save(link: Link, session: str, value: typing.Any, path: str | os.PathL
 
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[BinaryIO]:
-    """What is written replaces the file at path, once all of it has been, and keeps its mode and its owner. A link is
-    followed, and stays. A device or a pipe is written to. A new file has the mode that the umask leaves."""
-    there: BinaryIO | None = None
-    before: os.stat_result | None = None
-    try:
-        there = open(path, "wb", opener=lambda name, _flags: os.open(name, _THERE))
-        before = os.fstat(there.fileno())
-    except FileNotFoundError:
-        if os.path.islink(path):
-            raise  # it leads to nothing
-    with there or contextlib.nullcontext():
-        if there and before and not stat.S_ISREG(before.st_mode):
-            os.set_blocking(there.fileno(), True)
-            yield there
-            return
-        path = os.path.realpath(path)
-        part = f"{path}.{uuid.uuid4().hex[:8]}.part"
-        try:
-            with open(part, "x+b", opener=lambda name, flags: os.open(name, flags, 0o600 if before else 0o666)) as out:
-                yield out
-                out.flush()
-                if there and before:
-                    try:
-                        os.chown(out.fileno(), before.st_uid, before.st_gid)
-                        os.chmod(out.fileno(), stat.S_IMODE(before.st_mode) & 0o777)
-                    except PermissionError:  # a file of another user that this one may write
-                        out.seek(0)
-                        there.truncate(0)
-                        shutil.copyfileobj(out, there)
-                        return
-            os.replace(part, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(part)
+    """Takes what is written to path, and writes it there once all of it has come. So a file keeps its mode and its
+    owner, a link stays, and a device or a pipe is written to."""
+    if os.path.islink(path) and not os.path.exists(path):
+        raise FileNotFoundError(errno.ENOENT, "the link leads to nothing", path)
+    folder = os.path.dirname(os.path.abspath(path))
+    with tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None) as came:
+        yield came
+        came.seek(0)
+        # A pipe may have no reader, for which a loop must not wait.
+        with open(path, "wb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK, 0o666)) as out:
+            os.set_blocking(out.fileno(), True)
+            shutil.copyfileobj(came, out)
 
 
-# How an existing file is opened: a pipe may have no reader, and a loop must not wait for one.
-_THERE = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 
 
 async def delete(link: Link, session: str, ref: Ref, node: str = "") -> None:

@@ -21,7 +21,7 @@ if typing.TYPE_CHECKING:
 
 
 async def _changed(link: Connection, session: str, tool: str) -> str:
-    """What upgraded says of a tool whose arguments were refused, if it is by a description: the registry knows the
+    """The text of upgraded for a tool that refused arguments, if it is called by a description: the registry knows the
     revision that it has now. Nothing where there is no connection."""
     if not getattr(tool, "revision", "") or not link.connected:
         return ""
@@ -91,12 +91,13 @@ def _typed(body: bytes, returns: Any, tool: str) -> Any:
 
 def _loader(returns: Any) -> Callable[[Any], Any]:
     try:
-        return _made_loader(returns)
+        return _made_loader(returns, repr(returns))
     except TypeError:  # it cannot be a key
-        return _made_loader.__wrapped__(returns)
+        return _made_loader.__wrapped__(returns, "")
 
 
 @functools.lru_cache(maxsize=256)
-def _made_loader(returns: Any) -> Callable[[Any], Any]:
+def _made_loader(returns: Any, _text: str) -> Callable[[Any], Any]:
+    """The text tells unions apart that are equal, and have their members in another order."""
     load: Callable[[Any], Any] = schema.Builder({}).shape(returns, "the result").load
     return load

@@ -1,4 +1,4 @@
-"""Which node to call: the nodes that serve a tool, as the registry tells of them.
+"""The choice of a node: those that serve a tool, as the registry lists them.
 
 The first call of a tool goes to the queue group, and so does each one that no node is known for. Then the registry is
 asked beside the calls, again every few seconds while the tool is in use. Its weights say which nodes are slow or fail,

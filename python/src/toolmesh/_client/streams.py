@@ -14,7 +14,7 @@ import typing
 from .._core import errors, values
 from . import names
 from .answers import NoResponders, outdated, result, timed_out
-from .call import SILENCE, STALLED, Pending, Ref
+from .call import SILENCE, STALLED, Pending, Ref, number
 from .connection import TICK, subject
 from .payloads import read
 
@@ -134,15 +134,15 @@ class Stream:
     def _add(self, message: Msg) -> None:
         headers = message.headers or {}
         kind, text = headers.get("Mesh-Chunk", ""), headers.get("Mesh-Seq", "")
-        if kind not in ("data", "complete", "error") or not text.isdigit():
+        seq = number(text)
+        if kind not in ("data", "complete", "error") or seq is None:
             said = f"a chunk of the stream has Mesh-Chunk {kind!r} and Mesh-Seq {text!r}"
             self._bad = errors.error("protocol_error", said, origin="caller")
             return
-        number = int(text)
-        self._high = max(self._high, number)
-        if number >= self._next:
+        self._high = max(self._high, seq)
+        if seq >= self._next:
             ref = None if message.data or kind != "data" else Ref.of(headers)
-            self._waiting.setdefault(number, (kind, message.data, ref))
+            self._waiting.setdefault(seq, (kind, message.data, ref))
 
     async def _hand_out(self, queue: asyncio.Queue[typing.Any]) -> bool:
         """Hands out what is here in order: whether that was the end. Waits for the
@@ -333,7 +333,7 @@ class Stream:
             except errors.Unavailable:
                 return True
             high, _, terminal = headers.get("Mesh-High", "0").partition(";")
-            last = int(high) if high.isdigit() else 0
+            last = number(high) or 0
             self._high = max(self._high, last + 1 if terminal else last)
             if self._next in self._waiting or self._next > self._replay_from:
                 self._fruitless = 0

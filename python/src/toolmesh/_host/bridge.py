@@ -98,11 +98,11 @@ class Bridge:
 
     @property
     def said(self) -> str:
-        """Its last words."""
+        """The last line that it wrote to stderr."""
         return next((one for one in reversed(self._said) if one.strip()), "it has ended")
 
     async def wait(self) -> int:
-        """Until it has ended: its status."""
+        """Waits until it has ended, and returns its status."""
         assert self._process is not None and self._listening is not None
         await self._ended.wait()
         await asyncio.wait({self._listening})
@@ -167,7 +167,7 @@ class Bridge:
         del data[:at]
 
     def _end(self) -> None:
-        """Nothing comes any more."""
+        """Handles the end of the pipe."""
         self._loop.remove_reader(self._from)
         if self._rest:
             self._loop.remove_writer(self._to)
@@ -266,7 +266,6 @@ class Bridge:
         await self._room.wait()
 
     def frame(self, kind: str, **fields: Any) -> None:
-        """Sends a frame of these fields."""
         self.send(_text({"type": kind, **fields}).encode())
 
     # Questions and calls of ours.
@@ -317,18 +316,15 @@ class Asked:
             _settle(self._answers[-1], (False, frame["results"] if "results" in frame else frame.get("result")), None)
 
     def fail(self, failure: BaseException) -> None:
-        """Ends the wait."""
         self._bridge.forget(self)
         _settle(self._answers[-1], None, failure)
 
     def cancel(self) -> None:
-        """Stops it where it runs."""
         if self.id in self._bridge._asked:
             self._bridge.forget(self)
             self._bridge.frame("rpc_cancel", rpc_id=self.id)
 
     def result(self) -> Any:
-        """The answer, on a thread that may wait."""
         try:
             return self._answers[0].result()[1]
         except BaseException:
@@ -336,7 +332,6 @@ class Asked:
             raise
 
     async def aresult(self) -> Any:
-        """The answer."""
         try:
             return (await asyncio.wrap_future(self._answers[0]))[1]
         except BaseException:
@@ -344,7 +339,6 @@ class Asked:
             raise
 
     def items(self) -> Iterator[Any]:
-        """The items, on a thread that may wait."""
         try:
             while True:
                 more, item = self._answers[0].result()
@@ -359,7 +353,6 @@ class Asked:
             self.cancel()
 
     async def aitems(self) -> AsyncIterator[Any]:
-        """The items."""
         try:
             while True:
                 more, item = await asyncio.wrap_future(self._answers[0])

@@ -1,4 +1,4 @@
-"""The call of a host that this code serves, if any: its own calls go through the same bridge, one deeper."""
+"""The call of a host that this code serves, if any: calls of this code go through the same bridge, nested in it."""
 
 from __future__ import annotations
 

@@ -16,16 +16,13 @@ call raises MeshError with the code unavailable.
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from .calls import batches, channel, tasks
 from .calls.errors import MeshError
 from .schemas.values import NotSerializable, encode
 from .wire.frames import BATCH, DESCRIBE, TASK
-
-TYPE_CHECKING = False  # as typing has it, without importing typing
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-    from typing import Any
 
 __all__ = [
     "MeshError", "MissingSecret", "abatch", "acall", "adescribe", "astream", "asubmit", "batch", "call", "describe",
@@ -137,7 +134,7 @@ def task(id: str) -> tasks.Task:
 
 
 def _asking() -> Callable[[str, bytes], Any]:
-    """What asks about tasks, on behalf of the call that this code belongs to."""
+    """A function that asks about tasks, on behalf of the call that this code belongs to."""
     link = channel.here()
     return lambda verb, request: (link or _channel("")).call(verb, request, None, TASK)
 
@@ -148,8 +145,8 @@ def _aasking() -> Callable[[str, bytes], Awaitable[Any]]:
 
 
 def describe(tool: str) -> dict[str, Any]:
-    """What a tool is, as mesh info --json prints it: "id", "description", "input_schema",
-    "output_schema", "annotations" and more. ToolNotFound names what may have been meant."""
+    """The description of a tool, as mesh info --json prints it: "id", "description", "input_schema",
+    "output_schema", "annotations" and more. ToolNotFound names the nearest ids."""
     found: dict[str, Any] = _channel(tool).call(tool, b"", None, DESCRIBE)
     return found
 

@@ -1,4 +1,4 @@
-"""What the library stores 0.1.7 offers, on a mesh: change the import and go on.
+"""The API of the library stores 0.1.7, on a mesh: change the import and go on.
 
     from toolmesh.stores import Index
 

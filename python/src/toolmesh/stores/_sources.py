@@ -8,17 +8,15 @@ import platform
 import re
 import typing
 
-from .._client.background import background
 from .._client.installing import shown
 from .._core import errors
-from .._local import local
+from .._local import ask, local
 from .._locks import lock
 from ..client import Mesh
 from ..remote import RemoteTool
 
 if typing.TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
 _REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:[:@](.+))?", re.ASCII)
 _PLAIN = re.compile(r"[^A-Za-z0-9_]+")
@@ -35,17 +33,12 @@ def mesh_here() -> Mesh:
         if not _running:
             mesh = Mesh(name="stores")
             try:
-                ask(mesh, "list", {"limit": 1})
+                ask(mesh)
             except errors.Unavailable:
                 mesh.close()
                 mesh = local()
             _running.append(mesh)
         return _running[0]
-
-
-def ask(mesh: Mesh, verb: str, question: dict[str, Any]) -> dict[str, Any]:
-    """What the registry answers."""
-    return background.run(lambda: mesh._links.here().registry(mesh.session_name, verb, question))
 
 
 class Source:

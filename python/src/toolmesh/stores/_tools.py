@@ -40,7 +40,6 @@ class Tool(abc.ABC):
 
     @property
     def streaming(self) -> bool:
-        """Whether it gives items."""
         return self.kind.endswith("generator")
 
     def fitted(self, arguments: Arguments) -> Arguments:
@@ -68,7 +67,6 @@ class Tool(abc.ABC):
         """The items of one that streams."""
 
     def stream(self, given: Arguments) -> Iterator[Any]:
-        """The items of one that streams."""
         return typing.cast("Iterator[Any]", self.run(given))
 
     def function(self) -> Callable[..., Any]:

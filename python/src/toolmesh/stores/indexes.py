@@ -262,7 +262,7 @@ class RemoteIndex(Index):
 
 
 def _of(choices: Mapping[Any, Any] | None, one: str | os.PathLike[str]) -> Any:
-    """What is said of an entry of tools, by the entry itself or as a text."""
+    """The choice for an entry of tools, given by the entry itself or by its text."""
     choices = choices or {}
     return choices.get(one, choices.get(os.fspath(one)))
 

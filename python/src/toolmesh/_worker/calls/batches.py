@@ -1,15 +1,12 @@
-"""Several calls in one request: what is sent, and what comes of it."""
+"""Several calls in one request: its body, and its results."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from .errors import rebuilt
-
-TYPE_CHECKING = False  # as typing has it, without importing typing
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
 
 
 def members(calls: Iterable[Any]) -> list[tuple[str, Any, float | None]]:
@@ -42,7 +39,7 @@ def requests(calls: list[tuple[str, Any, float | None]], encoded: Callable[[str,
 def ends(
     calls: list[tuple[str, Any, float | None]], results: list[dict[str, Any]], return_exceptions: bool
 ) -> list[Any]:
-    """What the calls returned, in their order. The first error is raised, or with
+    """The results of the calls, in their order. The first error is raised, or with
     return_exceptions each stands in its call's place."""
     found: list[Any] = []
     for (tool, _, _), end in zip(calls, results, strict=True):

@@ -12,9 +12,11 @@ import json
 import os
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import nullcontext
 from contextvars import ContextVar
 from itertools import count
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..schemas.values import decode
 from ..state import limits
@@ -23,19 +25,16 @@ from . import threads
 from .errors import error, failure
 from .guard import Disarmed
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncGenerator, Callable, Generator
     from contextlib import AbstractContextManager
-    from typing import Any, NoReturn, Protocol
 
     from ..wire.frames import JSON, Frame, Reader
     from .guard import Guard
     from .output import Outlet
 
     class Runner(Protocol):
-        """What a worker of plain functions tells of itself."""
+        """The state of a worker of plain functions."""
 
         call: int  # the one that runs; 0: none
         served: bool  # a call has ended here
@@ -73,7 +72,6 @@ class Waiter:
         self._lock.acquire()
 
     def give(self, kind: int, body: bytes) -> None:
-        """Hands over a frame."""
         self.events.append((kind, body))
         self.alert()
 
@@ -114,7 +112,6 @@ class Awaiting(Waiter):
             self._future.set_result(None)
 
     async def event(self) -> tuple[int, bytes]:
-        """The next frame."""
         while not self.events:
             self._future = self._loop.create_future()
             await self._future
@@ -122,7 +119,7 @@ class Awaiting(Waiter):
 
 
 class Channel:
-    """What the two workers have in common. Its calls may be made by any thread.
+    """The common part of the two workers' channels. Its calls may be made by any thread.
 
     Arguments are JSON bytes, results values; a failure is a MeshError.
     """
@@ -135,7 +132,7 @@ class Channel:
         self._main = get_ident()
 
     def _call(self) -> int:
-        """The call on whose behalf the caller's code runs; 0 when that is not known."""
+        """The call that the caller's code belongs to; 0 when that is not known."""
         call = threads.owner()
         if call:
             return call
@@ -218,10 +215,10 @@ class Channel:
                 self._outlet.send(frames.HEADER.pack(4, frames.NESTED_CREDIT, 0, 0, waiter.id) + size)
             waiter.used = 0
 
-    # What a wait is like depends on the worker.
+    # Waits depend on the kind of worker.
 
     def _shielded(self) -> AbstractContextManager[None]:
-        """What keeps this thread from being interrupted."""
+        """The context in which this thread is not interrupted."""
         return nullcontext()
 
     def _enter(self, waiter: Waiter) -> None:
@@ -244,7 +241,7 @@ class Channel:
         return self._answers(tool, args, timeout, frames.STREAM)
 
     def caller(self) -> int:
-        """The call on whose behalf the caller's code runs."""
+        """The call that the caller's code belongs to."""
         return self._call()
 
     def file(self, what: str, body: bytes, flags: int = 0) -> Generator[bytes, None, None]:

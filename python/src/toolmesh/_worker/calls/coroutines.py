@@ -8,8 +8,10 @@ import os
 import signal
 import sys
 from _thread import get_ident
+from collections.abc import AsyncGenerator, Generator
 from inspect import CORO_CREATED, getcoroutinestate
 from types import AsyncGeneratorType, GeneratorType
+from typing import TYPE_CHECKING, Any
 
 from .. import FOLDER
 from ..schemas.values import encode
@@ -21,17 +23,14 @@ from .guard import PAGE_CANCEL, PAGE_HEARD, PAGE_RUNNING, PAGE_TAKEN, SIGNAL
 from .output import UNSHIELDED, Outlet, install
 from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, raw_pending, unbound
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
     from types import FrameType
-    from typing import Any
 
     from ..schemas.binding import Tool
     from ..state.snapshot import Snapshot
     from ..wire.frames import JSON
 
-# Whose frames are never cut off: ours, and those of the loop's own upkeep.
+# Folders of code that is never interrupted: ours, and the loop's own.
 _UNTOUCHED = (FOLDER, os.path.dirname(asyncio.__file__) + os.sep)
 # Bytes of frames that are read at once. Calls that come together are begun in
 # groups: what they wait for ends in groups as well then, and others get their turn.
@@ -54,7 +53,6 @@ class _Credit:
         self._more: asyncio.Future[None] | None = None
 
     def add(self, size: int) -> None:
-        """Takes what the agent grants on top."""
         self.left += size
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
@@ -186,7 +184,7 @@ class Worker:
             if kind == frames.CALL:
                 if self._page[turns.PAGE_UNTIL]:
                     turns.check(self._page[turns.PAGE_UNTIL])
-                # By hand: a factory of tasks that a tool has set is not for these.
+                # Without the loop's factory of tasks, which a tool may have set.
                 tasks[call] = asyncio.Task(run(flags, slot, call, body), loop=loop)
                 taken += 1
             else:
@@ -284,7 +282,7 @@ class Worker:
             self._outlet.settle(call)
         raw = 0
         if not self._tasks:
-            orphans.sweep()  # of whose call they are is not known: of none that runs
+            orphans.sweep()  # they belong to calls that have ended: none runs
             raw = raw_pending()
         if limits.memory and (limits.exceeded() or no_memory(kind, data)):
             kind, data = frames.ERROR, failures.out_of_memory()

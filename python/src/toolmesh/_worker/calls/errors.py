@@ -1,16 +1,14 @@
-"""What a call that a tool made raises when it fails."""
+"""The exceptions of calls that a tool makes."""
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING, Any
 
 from ..schemas.values import decode
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from typing import Any
-
     from ..wire.frames import JSON
 
 CLASSES: dict[str, type[MeshError]] = {}
@@ -56,7 +54,7 @@ class MeshError(Exception):
         return f"{tool}{self.code}: {kind}{self.message}"
 
     def as_dict(self) -> dict[str, JSON]:
-        """What the details of a failed call say of the nested call it failed of."""
+        """Its form in the details of the call that failed by it."""
         found: dict[str, JSON] = {"tool": self.tool, "code": self.code, "message": self.message[:2000]}
         if self.type:
             found["type"] = self.type

@@ -1,4 +1,4 @@
-"""What went wrong, as the body of an ERROR frame.
+"""Errors, as bodies of ERROR frames.
 
 The body is a JSON object: code (one of the mesh's), message, started, and for a tool's own exception type, stacktrace
 and details. Frames of the worker are cut and paths are relative to the index: a trace shows the tool, not the machine.
@@ -12,16 +12,15 @@ import json
 import linecache
 import os
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from .. import FOLDER
 from ..schemas import redaction
 from ..state import limits
 from .errors import MeshError
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ..schemas.values import Mismatch, NotSerializable
     from ..wire.frames import JSON
 
@@ -154,7 +153,7 @@ def _raised(failure: BaseException, tool: str) -> bytes:
 
 
 def notes_of(failure: BaseException) -> list[str]:
-    """What was added with add_note."""
+    """The notes of add_note."""
     notes = getattr(failure, "__notes__", None)
     if not isinstance(notes, (list, tuple)):
         return []
@@ -186,14 +185,14 @@ def _told(failure: BaseException, left: list[int], depth: int) -> list[dict[str,
 
 
 def _before(failure: BaseException) -> tuple[str, BaseException | None]:
-    """What failure was raised from, or while it was handled, and which of the two."""
+    """The exception that failure was raised from, or while it was handled, and which of the two."""
     if failure.__cause__ is not None:
         return "cause", failure.__cause__
     return "context", None if failure.__suppress_context__ else failure.__context__
 
 
 def _chain(failure: BaseException) -> Iterator[tuple[str, BaseException]]:
-    """What is below failure, nearest first, with how it came about; no cycle, and no more than _CHAIN."""
+    """The exceptions below failure, nearest first, with their relation; no cycle, and no more than _CHAIN."""
     seen = {id(failure)}
     relation, below = _before(failure)
     while below is not None and id(below) not in seen and len(seen) <= _CHAIN:

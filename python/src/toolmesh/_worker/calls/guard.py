@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING, Any, NoReturn
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from types import FrameType
-    from typing import Any, NoReturn
 
 # Words of the control page, u64 each. The agent writes the first, we the rest.
 PAGE_CANCEL = 0  # id of the call that is to stop

@@ -1,4 +1,4 @@
-"""What a tool prints and logs, as LOG frames of its call.
+"""Output and log records of a tool, as LOG frames of its call.
 
 sys.stdout and sys.stderr become proxies that know which call is running; one handler on the root logger does the same
 for logging. What goes to the file descriptors 1 and 2 directly (C code, child processes) lands in pipes that the agent
@@ -14,19 +14,18 @@ import os
 import sys
 import time
 from _thread import allocate_lock, get_ident, start_new_thread
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter as _clock
 from time import sleep as _sleep
+from typing import TYPE_CHECKING, Any
 
 from ..schemas import redaction
 from ..wire.frames import HEADER, LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
 from . import failures, threads
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable
-    from typing import Any
 
     from _typeshed import ReadableBuffer
 
@@ -103,13 +102,12 @@ class Outlet:
         self._process = os.getpid()
 
     def send(self, data: bytes) -> None:
-        """Writes one or more whole frames."""
         with self.lock:
             if self.fd >= 0:
                 write_all(self.fd, self.released() + data if self.held else data)
 
     def released(self) -> bytes:
-        """What was held back, for the caller to write. The lock is held."""
+        """Takes the frames that were held back, for the caller to write. The lock is held."""
         data = b"".join(self.held)
         self.held.clear()
         self._size = 0
@@ -173,7 +171,6 @@ class Outlet:
                     return
 
     def settle_items(self) -> None:
-        """Writes what is held back."""
         if self.held:
             self.send(b"")
 
@@ -191,7 +188,7 @@ class Outlet:
                     self.lock.release()
 
     def _shielded(self) -> AbstractContextManager[None, None]:
-        """What a write is within: only the main thread is ever interrupted."""
+        """The context of a write: only the main thread is ever interrupted."""
         return self._shield if get_ident() == self._main else UNSHIELDED
 
     def text(self, flag: int, text: str) -> None:
@@ -228,7 +225,6 @@ class Outlet:
         return self._budgets.get(call) or self._budgets.setdefault(call, _Budget())
 
     def record(self, fields: dict[str, JSON], flag: int = LOG_RECORD) -> None:
-        """Takes a record of the logging module, or what a call says of how far it is."""
         call = self._current()
         self.dirty = True
         said = _text(fields)
@@ -310,7 +306,7 @@ class Proxy(io.TextIOBase):
         return self._fd
 
     def reconfigure(self, **_: object) -> None:
-        """What a text file can change of itself stays as it is here."""
+        """Changes nothing."""
 
     def close(self) -> None:
         pass  # a tool that closes stdout must not take it from the next call
@@ -363,7 +359,7 @@ def install(outlet: Outlet) -> None:
 
     root = logging.getLogger()
     for handler in list(root.handlers):
-        # What basicConfig put there at import would say everything twice.
+        # A handler that basicConfig put there at import would log everything twice.
         if type(handler) is logging.StreamHandler and id(handler.stream) in old:
             root.removeHandler(handler)
     if root.level == logging.WARNING:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # has no stubs
 import os
 import sys
+from collections.abc import Generator
 from contextvars import copy_context
 from time import perf_counter as _clock
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import TYPE_CHECKING, Any
 
 from .. import FOLDER
 from ..schemas.values import encode
@@ -23,11 +25,7 @@ from .guard import PAGE_CANCEL, PAGE_STARTED, SIGNAL, Cancelled, Guard
 from .output import Outlet, install
 from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, unbound
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from typing import Any
-
     from ..schemas.binding import Tool
     from ..state.snapshot import Snapshot
     from ..wire.frames import JSON
@@ -217,7 +215,7 @@ class Worker:
                 guard.cancel(call)  # its signal came while the frame was written
 
     def _looped(self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Any:
-        """What a coroutine returns or an async generator yields, on a loop of the call's own."""
+        """The result of a coroutine, or the items of an async generator, on a loop of the call's own."""
         import asyncio
 
         try:

@@ -1,17 +1,14 @@
-"""Durable tasks: what is sent about them, and the handles that ask."""
+"""Durable tasks: requests about them, and the handles that ask."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
 
 from .errors import MeshError, error, rebuilt
-
-TYPE_CHECKING = False  # as typing has it, without importing typing
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
-    from typing import Any
 
 _ENDED = ("succeeded", "failed", "cancelled")
 _WAIT = 10.0  # seconds that one question waits for a task's end
@@ -67,7 +64,7 @@ def _left(until: float | None, task: str) -> float:
 
 
 class _Handle:
-    """What both kinds of handles are."""
+    """The common part of both kinds of handles."""
 
     def __init__(self, id: str, ask: Callable[[str, bytes], Any]) -> None:
         self.id = id
@@ -86,7 +83,7 @@ class Task(_Handle):
     __module__ = "toolmesh"
 
     def show(self) -> dict[str, Any]:
-        """What is known of it, as mesh task show --json prints it."""
+        """Its record, as mesh task show --json prints it."""
         found: dict[str, Any] = self._ask("show", about(self.id))
         return found
 
@@ -127,7 +124,7 @@ class AsyncTask(_Handle):
     __module__ = "toolmesh"
 
     async def show(self) -> dict[str, Any]:
-        """What is known of it, as mesh task show --json prints it."""
+        """Its record, as mesh task show --json prints it."""
         found: dict[str, Any] = await self._ask("show", about(self.id))
         return found
 

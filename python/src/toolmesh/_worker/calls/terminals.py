@@ -1,21 +1,19 @@
-"""How a call ends, in either kind of worker."""
+"""The ends of calls, in either kind of worker."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import termios
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..schemas.values import Mismatch, NotSerializable
 from ..state import forking, turns
 from ..wire.frames import ERROR, META, RAW, UNTIL
 from . import failures
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
     from ..schemas.binding import Tool
     from ..wire.frames import JSON
     from .output import Outlet

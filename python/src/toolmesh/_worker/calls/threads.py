@@ -1,4 +1,4 @@
-"""Whose a thread is: that of the call that it was started in, and of no other.
+"""The call of a thread: the one that it was started in.
 
 A warm worker serves many sessions one after the other, and a thread may outlive its call. So a thread is bound to its
 call when it is started, by a hook in threading.Thread.start; what a ThreadPoolExecutor is given is bound when it is
@@ -11,14 +11,13 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # has no stubs
 import sys
 from _thread import get_ident
+from collections.abc import Callable
 from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
     from concurrent.futures import Future
-    from typing import Any
 
 running: ContextVar[int] = ContextVar("toolmesh_call", default=0)
 """The call that the code of this context belongs to: a call's own, and its tasks'."""

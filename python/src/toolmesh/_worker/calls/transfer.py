@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from typing import TYPE_CHECKING
 
 from ..schemas import files
 from ..schemas.files import KEY, File, base_name
@@ -16,7 +17,6 @@ from ..wire import frames
 from . import channel
 from .errors import error
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from ..wire.frames import JSON
 
@@ -29,7 +29,7 @@ _fetched: dict[tuple[int, str], File] = {}
 
 
 def fetch(value: dict[str, JSON]) -> File:
-    """The file that value stands for, in the call's folder."""
+    """The file of its form in JSON, in the call's folder."""
     link = _link()
     call, ref = link.caller(), str(value[KEY])
     known = _fetched.get((call, ref))
@@ -49,7 +49,7 @@ def fetch(value: dict[str, JSON]) -> File:
 
 
 def store(file: File) -> dict[str, JSON]:
-    """What stands for a file once the agent has it. One outside of the folders that it may
+    """Stores a file at the agent, and gives its form in JSON. One outside of the folders that it may
     come from is a TypeError, as other values that cannot travel are."""
     if file.sent is not None:
         return file.sent

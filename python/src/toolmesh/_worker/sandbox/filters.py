@@ -1,11 +1,11 @@
-"""The filter of system calls: what of the kernel the processes of an index may ask for, as instructions of seccomp.
+"""The filter of system calls: those that the processes of an index may make, as instructions of seccomp.
 
 levels.py says which process gets which filter.
 """
 
 from __future__ import annotations
 
-# What strict refuses: (x86_64, aarch64) numbers; -1 where there is no such call.
+# The system calls that strict refuses: (x86_64, aarch64) numbers; -1 where there is no such call.
 DENIED = {
     "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171),
     "bpf": (321, 280), "chroot": (161, 51), "clock_adjtime": (305, 266),

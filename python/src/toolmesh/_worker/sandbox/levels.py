@@ -1,4 +1,4 @@
-"""What the processes of an index may touch: the sandbox levels, from inside.
+"""The sandbox levels, from inside: they bound what the processes of an index may touch.
 
 The agent makes the namespaces; the rest is done here, by the zygote before it takes anything of the index, and
 inherited by everything it forks and starts:
@@ -180,7 +180,7 @@ def _syscall(number: int, *arguments: object) -> int:
 
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 16384, 1 << 18
 _MS_READ_ONLY, _MS_REMOUNT, _MS_BIND = 1, 32, 4096
-# What a remount must repeat, by its name in /proc/self/mountinfo.
+# Flags that a remount must repeat, by their names in /proc/self/mountinfo.
 _MS_NAMES = {
     "nosuid": _MS_NOSUID,
     "nodev": _MS_NODEV,
@@ -209,7 +209,7 @@ def _mounts(notes: list[str]) -> None:
     _system_read_only(notes)
 
 
-# What the agent wrote beside this package: its own folder, whether indexes have users of
+# A file that the agent wrote next to this package: its own folder, whether indexes have users of
 # their own, and the folder of this package, which is below the first.
 _FOLDERS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "folders")
 
@@ -399,7 +399,7 @@ _OF_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 
 
 def _system_read_only(notes: list[str]) -> None:
-    """What the agent's user may write of the system, a tool of the same user could write too."""
+    """Makes files of the system read-only: a tool of the agent's user could write them as the agent can."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
@@ -456,8 +456,8 @@ def _loopback() -> None:
 
 # Privileges.
 
-# What guard leaves to a root user: to own, read and write files of any user, to become another user, to bind low ports.
-# Nothing that reaches the kernel, other processes, devices or the network's set-up.
+# Capabilities that guard leaves to a root user: to own, read and write files of any user, to become another user, to
+# bind low ports; none that reaches the kernel, other processes, devices or the network's set-up.
 _KEPT = (0, 1, 3, 4, 5, 6, 7, 10)  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID NET_BIND_SERVICE
 _TO_BECOME = (6, 7)  # SETGID SETUID
 
@@ -482,7 +482,7 @@ def become(user: Sequence[int]) -> None:
 
 
 def _own_keyring() -> None:
-    """Who starts the agent may have given it keys (of a file system, of Kerberos), which
+    """Joins a new session keyring: the agent's may hold keys (of a file system, of Kerberos), which
     are for all that has its session keyring."""
     column, _ = filters.AUDIT.get(os.uname().machine, (-1, 0))
     if column >= 0:

@@ -6,15 +6,13 @@ import dataclasses
 import functools
 import inspect
 import types
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import files, values
 from .values import Mismatch, describe, member, needed, pointer
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
     from ..wire.frames import JSON
     from .shapes import Dump, Load, Schema
 
@@ -34,7 +32,7 @@ class Parameter:
 
 @dataclasses.dataclass
 class Signature:
-    """What is known of one tool: its schemas, and how a call is made."""
+    """The description of one tool: its schemas, and how a call is made."""
 
     description: str
     input_schema: Schema
@@ -45,7 +43,7 @@ class Signature:
     exact: bool = False  # whether a float says too little of a number: the arguments are read with their texts
 
     def as_dict(self, name: str, kind: str) -> dict[str, JSON]:
-        """What the agent is told of the tool of this name, which runs as kind says."""
+        """The description for the agent, of the tool of this name, which runs as kind says."""
         return {
             "name": name,
             "description": self.description,
@@ -212,7 +210,7 @@ class Tool:
         return positional, keyword
 
     def problems(self, arguments: dict[str, Any]) -> list[Mismatch]:
-        """What is missing and what is unknown, as a list of Mismatch; for a
+        """Missing and unknown arguments, as a list of Mismatch; for a
         TypeError that was raised at the call itself."""
         known = {p.own or p.name for p in self.parameters}
         found = [self._missing(p.name) for p in self.parameters if p.required and (p.own or p.name) not in arguments]

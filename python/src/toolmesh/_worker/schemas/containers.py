@@ -78,7 +78,7 @@ def tuple_of(draft: Draft, annotation: Any, args: Sequence[Any], where: str, nam
 
 
 def unpacked(annotation: Any) -> Any:
-    """What stands unpacked in an annotation, *tuple[int, str] or Unpack[...]; None when nothing does."""
+    """The type that is unpacked in an annotation, *tuple[int, str] or Unpack[...]; None without one."""
     if getattr(annotation, "__unpacked__", False):
         return typing.get_origin(annotation)[typing.get_args(annotation)]
     if getattr(typing.get_origin(annotation), "_name", None) == "Unpack":
@@ -180,7 +180,6 @@ def mapping(keys: Shape, values: Shape, finish: Callable[[dict[Any, Any]], Any] 
 
 
 def mapping_of(draft: Draft, base: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
-    """The Shape of a dict, of whichever of its kinds."""
     if len(args) != 2:
         args = str, typing.Any
     keys, values = (draft.shape(arg, where, namespace) for arg in args)

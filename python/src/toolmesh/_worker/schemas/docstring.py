@@ -1,14 +1,12 @@
-"""What docstrings say of parameters and results: Google, NumPy and Sphinx styles."""
+"""Texts about parameters and results in docstrings: Google, NumPy and Sphinx styles."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import TypeAlias
-
     # Its line, its title, what else stands in a field's name, and its lines.
     Section: TypeAlias = tuple[int, str, str, list[str]]
 
@@ -52,7 +50,7 @@ def parse(doc: str | None, attributes: bool = False) -> tuple[str, dict[str, str
 
 
 def returned(doc: str) -> str:
-    """What a cleaned docstring says of the result, "" when it says nothing."""
+    """The text about the result in a cleaned docstring; "" without one."""
     lines = _lines(doc) if doc else []
     for style in (_numpy, _google, _sphinx):
         for _, title, rest, body in style(lines):

@@ -1,4 +1,4 @@
-"""What is known of one tool while its schemas are made: its names, its warnings, its $defs, and what type variables
+"""The state of one tool while its schemas are made: its names, its warnings, its $defs, and what type variables
 stand for. The kinds of annotation describe what they hold through it."""
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Draft:
         return annotation
 
     def given(self, parameters: Sequence[Any], args: Sequence[Any]) -> Namespace:
-        """What type variables stand for where args are given: the last ones may
+        """The types of type variables where args are given: the last ones may
         have defaults, which may be made of those before them."""
         if len(args) != len(parameters) and (
             len(args) > len(parameters) or args and not all(map(has_default, parameters[len(args):]))

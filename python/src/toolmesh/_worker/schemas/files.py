@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextvars
 import os
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import IO, Any
-
     from ..wire.frames import JSON
 
 KEY = "$file"
@@ -86,8 +84,8 @@ def _nowhere(_: Any) -> Any:
 
 
 fetch: Callable[[dict[str, JSON]], File] = _nowhere
-"""Makes a File of what stands for one; of calls/transfer.py, in a worker."""
+"""Makes a File of its form in JSON; of calls/transfer.py, in a worker."""
 store: Callable[[File], dict[str, JSON]] = _nowhere
-"""What stands for a File that is to travel; likewise."""
+"""Stores a File that is to travel, and gives its form in JSON; likewise."""
 named: contextvars.ContextVar[Callable[[File], dict[str, JSON]] | None] = contextvars.ContextVar("named", default=None)
 """A client's own store, while it writes the arguments of a call."""

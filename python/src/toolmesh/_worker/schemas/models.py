@@ -29,7 +29,6 @@ UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
 
 
 def model(draft: Draft, base: Any) -> Shape:
-    """The Shape of a BaseModel of pydantic 2."""
     mode = "serialization" if draft.results else "validation"
     return _shape(draft, base.model_json_schema(mode=mode), base.__name__, base.model_validate_json, base)
 
@@ -60,7 +59,7 @@ def annotated(draft: Draft, annotation: Any) -> Shape | None:
 
 
 def checker(annotation: Any) -> Load | None:
-    """What lets pydantic 2 have its say on a value that was made already."""
+    """A function by which pydantic 2 checks a value that was made already."""
     pydantic = sys.modules.get("pydantic")
     try:
         adapter = pydantic.TypeAdapter(annotation)  # type: ignore[union-attr]  # caught below
@@ -120,7 +119,6 @@ def _shape(draft: Draft, found: Schema, name: str, validate: Callable[[bytes], A
 
 
 def old_model(draft: Draft, base: Any) -> Shape:
-    """The Shape of a BaseModel of pydantic 1."""
     # A copy: pydantic hands out its own again.
     found = copy.deepcopy(base.schema())
     definitions = found.get("definitions", {})
@@ -202,7 +200,7 @@ def _rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
 
 
 def _decimals(draft: Draft, annotation: Any) -> Callable[[JSON], JSON]:
-    """What puts the texts of numbers where a model has Decimals: pydantic makes
+    """A function that puts the texts of numbers where a model has Decimals: pydantic makes
     those of JSON's numbers out of floats."""
     if draft.results or not _has_decimal(annotation, set()):
         return lambda value: value
@@ -327,14 +325,14 @@ def field_default(value: Any) -> tuple[bool, Any]:
 
 
 def alias(notes: Iterable[Any]) -> Any:
-    """What a parameter is called by its callers, as its Field among these notes says; None where none does."""
+    """The alias of a parameter in a Field among these notes; None without one."""
     named = [getattr(one, "validation_alias", None) or getattr(one, "alias", None)
              for one in notes if field_default(one)[0]]
     return next((one for one in named if one is not None), None)
 
 
 def filler(field: Any, default: Any) -> Callable[[], Any] | None:
-    """What gives a parameter its default when Field(...) stands in its place."""
+    """A function that gives a parameter its default when Field(...) stands in its place."""
     if default is inspect.Parameter.empty:
         return None
     return getattr(field, "default_factory", None) or (lambda: default)

@@ -1,4 +1,4 @@
-"""What Annotated says of a value beside its type: descriptions, bounds, lengths, predicates, and the validators of
+"""Notes of Annotated next to the type of a value: descriptions, bounds, lengths, predicates, and the validators of
 pydantic.
 
 What the schema says is checked before a call comes here. The rest is checked on the value that was made: that a date is
@@ -186,7 +186,7 @@ def _short(note: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-# What version 1 of pydantic has in a Field and no one else reads.
+# Attributes of a Field of pydantic 1 that only pydantic reads.
 _OLD = ("max_digits", "decimal_places", "regex", "const", "unique_items", "min_items", "max_items")
 
 

@@ -128,7 +128,6 @@ def typed_dict(draft: Draft, base: Any, where: str) -> Shape:
 
 
 def data_class(draft: Draft, base: Any, where: str) -> Shape:
-    """The Shape of a dataclass."""
     record = _Record(draft, base, where)
     owner = next(one for one in base.__mro__ if "__init__" in vars(one))
     if not draft.results and not _made_by_dataclass(owner, base):
@@ -156,7 +155,7 @@ def data_class(draft: Draft, base: Any, where: str) -> Shape:
 def _made_by_dataclass(owner: Any, base: Any) -> bool:
     """Whether the fields of a dataclass are the arguments of its __init__, which is owner's."""
     written = getattr(inspect.unwrap(vars(owner)["__init__"]), "__code__", None)
-    # What dataclasses has made has no file.
+    # A function that dataclasses has made has no file.
     own = written is not None and written.co_filename == "<string>"
     return hasattr(base, "__pydantic_validator__") or own and (
         getattr(owner, "__dataclass_fields__", None) is base.__dataclass_fields__
@@ -175,7 +174,6 @@ def _parameters_of(owner: Any, draft: Draft, record: _Record, where: str) -> Non
 
 
 def attrs_class(draft: Draft, base: Any, where: str) -> Shape:
-    """The Shape of a class that the attrs library made."""
     record = _Record(draft, base, where)
     real: dict[str, str] = {}  # the name as an argument -> the attribute's
     for field in base.__attrs_attrs__:

@@ -8,11 +8,9 @@ the caller's data and are never touched.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from typing import Any
-
     from ..wire.frames import JSON
 
 MARK = "***"  # what stands in the place of a secret; the Go side says the same

@@ -117,7 +117,7 @@ class Builder(Draft):
         return self.anything()
 
     def _forward(self, text: str, annotation: Any, where: str, namespace: Namespace) -> Shape | None:
-        """What a text stands for. Inside itself, as in an alias of JSON, it has a name."""
+        """The Shape of a text's annotation. Inside itself, as in an alias of JSON, it has a name."""
         if annotation in self._texts:
             if text.isidentifier() and text not in {*self._names.values(), *self.defs}:
                 self._names.setdefault(annotation, text)
@@ -499,8 +499,8 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
 
 
 def _taken(function: Callable[..., Any], found: inspect.Signature) -> inspect.Signature:
-    """What a wrapper takes: what it wraps does, unless its own signature, without *args and **kwargs, has another
-    number of parameters. What they mean may still be said there."""
+    """The signature of a wrapper: that of the function in it, unless its own, without *args and **kwargs, has another
+    number of parameters. The inner one may still have their annotations."""
     if not hasattr(function, "__wrapped__") or not inspect.isfunction(function) or hasattr(function, "__signature__"):
         return found
     own, known = inspect.signature(function, follow_wrapped=False), found.parameters
@@ -515,7 +515,7 @@ def _taken(function: Callable[..., Any], found: inspect.Signature) -> inspect.Si
 
 
 def _item(returns: Any, kind: str) -> Any:
-    """What a call gives, or each item of a stream, of the annotation of the
+    """The type of a call's result, or of each item of a stream, by the annotation of the
     return value; UNRESOLVED when nothing is known of it."""
     origin, arguments = typing.get_origin(returns), typing.get_args(returns)
     if kind in ("generator", "async_generator"):

@@ -18,21 +18,18 @@ import math
 import operator
 import re
 import uuid
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import files, redaction
 from .values import Mismatch, describe, encode, sent
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any, TypeAlias
-
     from ..wire.frames import JSON
 
     Schema: TypeAlias = dict[str, JSON]
     Load: TypeAlias = Callable[[JSON], Any]  # raises Mismatch
     Dump: TypeAlias = Callable[[Any], Any]
-
 
 _EXACT = 1 << 53  # below it each integer is a double of its own, and no other number's
 
@@ -40,7 +37,7 @@ _EXACT = 1 << 53  # below it each integer is a double of its own, and no other n
 UNRESOLVED: Any = object()  # in an annotation's place: it names what does not exist
 
 
-# What becomes of a text, see Shape.texts.
+# Uses of a text, see Shape.texts.
 KEPT, MADE, LISTED = 1, 2, 4  # it is the str; something is made of it; it is one of a closed set
 _INSIDE = 3  # by so many bits, when that is so of the texts in it
 KEEPS, MAKES = KEPT | KEPT << _INSIDE, MADE | MADE << _INSIDE
@@ -63,11 +60,9 @@ class Shape:
     fields: dict[str, int] | None = None
 
     def but(self, **changes: Any) -> Shape:
-        """A copy, with changes."""
         return dataclasses.replace(self, **changes)
 
     def takes(self, value: JSON) -> bool:
-        """Whether a value can be loaded."""
         try:
             self.load(value)
         except Exception:
@@ -209,7 +204,7 @@ def _date_text(text: str) -> str:
 
 
 def _text(expected: str, make: Callable[[str], Any], hint: str = "", **schema: JSON) -> Callable[[], Shape]:
-    """What makes the Shape of a value that travels as text."""
+    """A function that makes the Shape of a value that travels as text."""
     load = from_text(make, expected, hint)
     return lambda: Shape({"type": "string", **schema}, expected, load, order=4, texts=MADE)
 

@@ -19,7 +19,7 @@ LARGEST_FILE, LARGEST_TEXT = 2 << 20, 1 << 18  # bytes; characters of one descri
 
 
 def documentation(folders: Sequence[str], name: str) -> str:
-    """What the docstring of module.function says it is for, in the first of the folders that has the module; empty
+    """The description in the docstring of module.function, in the first of the folders that has the module; empty
     where the source shows none."""
     home, _, attribute = name.rpartition(".")
     tree = _module(tuple(folders), home)

@@ -22,14 +22,12 @@ import re
 import sys
 import uuid
 from collections import abc
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from . import files
 
-TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
     from ..wire.frames import JSON
 
 _BUILT_IN, _SLOT = type(dict[str, int]().items), type(list.__iter__)  # of methods that are written in C
@@ -52,7 +50,7 @@ class Mismatch(Exception):
         super().__init__(self.message)
 
     def as_dict(self) -> dict[str, JSON]:
-        """What details.errors of an error says of it."""
+        """Its form in details.errors of an error."""
         return {"pointer": self.pointer, "expected": self.expected, "got": self.got, "message": self.message}
 
 
@@ -70,7 +68,7 @@ class _Refused(TypeError):
 
 
 def describe(value: object) -> str:
-    """What a JSON value is, for messages: its kind and a short form of it."""
+    """A JSON value for messages: its kind and a short form of it."""
     if value is None:
         return "null"
     kind = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}.get(
@@ -93,7 +91,7 @@ def pointer(parent: str, key: object) -> str:
 
 
 def needed(name: str, kind: JSON) -> Mismatch:
-    """What is said of a member that is not there. kind is the type that its schema names, or a text; empty: any."""
+    """The Mismatch of a missing member. kind is the type that its schema names, or a text; empty: any."""
     kind = " or ".join(kind) if type(kind) is list else kind
     return Mismatch(kind or "a value", "nothing", f"{name} is required: {kind}" if kind else f"{name} is required",
                     pointer("", name))
@@ -180,7 +178,7 @@ def _key_text(key: object) -> object:
 
 
 def convert(value: Any) -> Any:
-    """What value becomes in JSON, one level deep; raises TypeError if nothing."""
+    """The form of value in JSON, one level deep; raises TypeError if it has none."""
     if isinstance(value, enum.Enum):
         return value.value
     kind = type(value)
@@ -454,7 +452,7 @@ def _explain(value: Any, path: str, above: set[int]) -> Any:
 
 
 def _explained(convert: Callable[[Any], Any], value: Any, path: str) -> Any:
-    """What convert makes of value; raises NotSerializable where it fails."""
+    """convert(value); raises NotSerializable where it fails."""
     try:
         return convert(value)
     except RecursionError:
@@ -477,7 +475,7 @@ def _member(path: str, key: object) -> str:
 # Arguments.
 
 def no_constant(name: str) -> Any:
-    """What stands where a number should, like NaN."""
+    """Refuses NaN and the like in the place of a number."""
     raise ValueError(f"{name} is no JSON")
 
 
@@ -485,7 +483,7 @@ _text = json.JSONEncoder(ensure_ascii=False).encode  # bound now: a tool may rep
 
 
 def reader(decoder: json.JSONDecoder) -> Callable[[bytes], JSON]:
-    """What reads a body with a decoder."""
+    """A function that reads a body with a decoder."""
     scan = decoder.scan_once  # type: ignore[attr-defined]  # every decoder has it; the stubs leave it out
     whole = decoder.decode
 
@@ -510,7 +508,7 @@ decode = reader(json.JSONDecoder(parse_constant=no_constant))
 
 # Numbers as they were sent. A double holds about 16 digits; what needs more of a number, or needs to know that there
 # were no more, reads the arguments with decode_exact and asks here for the text of each float. The floats themselves
-# are plain ones: whatever takes them as they are knows nothing of this. Only who needs it pays for a call per float.
+# are plain ones. Only tools that need the texts pay for a call per float.
 
 # id of a float of the arguments that are being bound -> itself, which keeps the id its own, and its text.
 _texts: dict[int, tuple[float, str]] = {}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CONTROL = 3  # socket to the agent: a message for each start, a message back
 
-# What tools import. Left out is what starts threads, reads the environment, asks
+# Modules that tools import. Left out is what starts threads, reads the environment, asks
 # where the environment's folder is (sysconfig), or is large and rarely wanted.
 PRELOADED = (
     "argparse", "asyncio", "base64", "concurrent.futures.thread", "contextlib", "copy", "csv", "ctypes",
@@ -102,7 +102,7 @@ def _preload() -> None:
             importlib.import_module(name)
         except ImportError:
             pass  # this interpreter was built without it
-    # What a module among them wanted for a moment, and what knows of folders.
+    # Modules that one of them needed for a moment, and those that know folders.
     for name in [one for one in sys.modules if one == "sysconfig" or one.startswith("_sysconfigdata")]:
         del sys.modules[name]
     adopting.added = adopting.loaded() - usual
@@ -126,7 +126,7 @@ def _copy(flags: int, number: int) -> int:
 
 
 def _begin(request: dict[str, JSON], fds: list[int], mapped: int) -> NoReturn:
-    """What the copy is from here on: the root process of an index. mapped says when its
+    """Goes on as the root process of an index, in the copy. mapped says when its
     user namespace knows its users."""
     try:
         if request["maps"] and os.read(mapped, 1) != b"y":
@@ -154,7 +154,7 @@ def _begin(request: dict[str, JSON], fds: list[int], mapped: int) -> NoReturn:
 
 
 def _map(pid: int, maps: Iterable[tuple[str, str]]) -> bool:
-    """Says whom a copy's user namespace knows. From outside: inside nobody may name other
+    """Maps the users of a copy's user namespace. From outside: a process inside may not name other
     users than the one that made it."""
     try:
         for name, text in maps:

@@ -60,7 +60,7 @@ def main(mode: str) -> NoReturn:
 
 
 class _Request:
-    """What is to be run, and how."""
+    """The program to run, and its bounds."""
 
     def __init__(self, texts: list[bytes], rest: bytes) -> None:
         self.rest = rest
@@ -88,7 +88,7 @@ def _request() -> _Request | None:
 
 
 def _become(request: _Request, mode: str, trouble: int) -> NoReturn:
-    """What the child is: the program, in a session of its own."""
+    """Becomes the program, in a session of its own."""
     try:
         os.setsid()
         for fd in (CONTROL, LIFELINE):
@@ -126,7 +126,7 @@ def _bound(request: _Request) -> None:
 
 
 class _Agent:
-    """What the agent says while the program runs."""
+    """Messages of the agent while the program runs."""
 
     child = 0  # 0 until it is started
 

@@ -1,4 +1,4 @@
-"""What imports of toolmesh, and questions about the index's own project, find."""
+"""The finder of imports of toolmesh, and of questions about the index's own project."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class Finder:
 
     @classmethod
     def find_distributions(cls, context: object) -> Iterable[project.Project]:
-        """What importlib.metadata asks of a finder."""
         name = getattr(context, "name", None)
         if not name or not cls.root:
             return ()
@@ -31,7 +30,6 @@ class Finder:
 
     @staticmethod
     def find_spec(name: str, _path: object = None, _target: object = None, /) -> ModuleSpec | None:
-        """What importlib asks of a finder."""
         if name != "toolmesh":
             return None
         from importlib.machinery import ModuleSpec
@@ -45,7 +43,6 @@ class _Loader:
         """A plain module is right."""
 
     def exec_module(self, module: object) -> None:
-        """Fills it."""
         from .. import mesh
         from ..calls import errors
         from ..schemas import files

@@ -1,4 +1,4 @@
-"""What the index's own project says of itself to importlib.metadata.
+"""The metadata of the index's own project, for importlib.metadata.
 
 The project is not installed: its modules are found where they lie. Packages ask for
 their own version when they are imported, and would find nothing.
@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# By hand, since Python 3.10 does not read TOML: a table begins, or one of its texts stands there.
+# Python 3.10 does not read TOML. A line begins a table, or has one of its texts.
 _LINE = re.compile(
     r"""^\s*(?:\[+\s*([^]\n]+?)\s*\]+|(name|version)\s*=\s*(?:"([^"\\]*)"|'([^']*)'))\s*(?:#.*)?$""", re.MULTILINE
 )
@@ -34,7 +34,6 @@ class Project(importlib.metadata.Distribution):
         return self._text if filename == "METADATA" else None
 
     def locate_file(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Where a file of the project lies."""
         return pathlib.Path(self._folder, path)
 
 

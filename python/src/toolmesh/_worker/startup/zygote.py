@@ -48,7 +48,7 @@ def main(mode: str, adopts: bool = False) -> NoReturn:
 
 
 def confined() -> NoReturn:
-    """What main's child goes on as in the environment's interpreter."""
+    """main's child, in the environment's interpreter."""
     _live(lambda: Zygote(_high(root.CONTROL)).resume())
 
 
@@ -189,7 +189,7 @@ class Zygote:
         return data
 
     def _prepare(self) -> None:
-        """What is the same for every index; before any code of one runs."""
+        """Does what is the same for every index; before any code of one runs."""
         forking.omit_fork_handlers()
         import atexit
         import gc
@@ -354,7 +354,7 @@ class Zygote:
             if worker is None:
                 orphans.kept.discard(pid)
             else:
-                # What the worker started and left behind is our child now, and goes with it.
+                # Processes that the worker left behind are our children now, and are killed.
                 if orphans.extra(len(self._workers) + len(orphans.kept)):
                     try:
                         os.killpg(pid, signal.SIGKILL)
@@ -404,7 +404,7 @@ class Zygote:
         self._child(folder, request, fds)
 
     def _child(self, folder: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:
-        """What the fork is from here on: a worker."""
+        """Goes on as a worker, in the fork."""
         code = 70
         try:
             _signal.set_wakeup_fd(-1)

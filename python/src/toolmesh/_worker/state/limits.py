@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from ..wire.frames import JSON
 
-# What a tool may reserve beyond its limit without touching it: stacks of threads, mostly, and what allocators round up.
+# Memory that a tool may reserve beyond its limit without touching it: stacks of threads, rounding of allocators.
 HEADROOM = 32 << 20
 
 ROOM = 32  # files that a worker may have open before its first call, beyond those of its zygote

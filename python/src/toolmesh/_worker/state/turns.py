@@ -26,7 +26,6 @@ def clock() -> int:
 
 
 def over(until: int) -> bool:
-    """Whether the end is there."""
     return until != 0 and clock() >= until
 
 

@@ -105,7 +105,7 @@ func Weights(paces []ToolPace) []float64 {
 	for i, p := range paces {
 		weights[i] = 1
 		if p.Calls >= 0.5 {
-			times, fails = append(times, p.MS), append(fails, p.Failed)
+			times, fails = append(times, max(p.MS, 0)), append(fails, p.Failed)
 		}
 	}
 	if len(times) < 2 {
@@ -116,9 +116,9 @@ func Weights(paces []ToolPace) []float64 {
 	usual, usually := times[(len(times)-1)/2], fails[(len(fails)-1)/2]
 	for i, p := range paces {
 		n := max(p.Calls, 0)
-		ms, failed := (n*p.MS+usual)/(n+1), (n*p.Failed+usually)/(n+1)
+		ms, failed := (n*max(p.MS, 0)+usual)/(n+1), (n*p.Failed+usually)/(n+1) // a heartbeat may have any number
 		if ms > slowBy*usual && ms-usual > slowLeast {
-			weights[i] = math.Pow(slowBy*max(usual, 0)/ms, 3)
+			weights[i] = math.Pow(slowBy*usual/ms, 3)
 		}
 		if more := failed - usually; more > failsBy {
 			weights[i] *= math.Pow(max(1-more, 0), 3)

@@ -65,6 +65,17 @@ func TestWeights(t *testing.T) {
 	if slow, less := with(codec.ToolPace{Calls: 32, MS: 1000}), with(codec.ToolPace{Calls: 0.3, MS: 1000}); less < 10*slow {
 		t.Errorf("a slow node gets %v, and %v when nothing was heard of it for long", slow, less)
 	}
+	// Numbers that no node of ours sends: an answer with NaN could not be written as JSON.
+	for _, all := range [][]codec.ToolPace{
+		{{Calls: 1, MS: 20}, {Calls: 1, MS: -20}}, {{Calls: 1e308, MS: 1e308}, {Calls: 1e308, MS: 1e308}, {Calls: -1, MS: -1e308, Failed: -1e308}},
+		{{Calls: 1, MS: 1e308, Failed: 1e308}, well, well},
+	} {
+		for i, w := range codec.Weights(all) {
+			if !(w >= codec.WeightMin && w <= 1) {
+				t.Errorf("%+v: %v for %d", all, w, i)
+			}
+		}
+	}
 	for _, all := range [][]codec.ToolPace{
 		nil, {well}, {well, {}},
 		{{Calls: 32, MS: 0.1}, {Calls: 32, MS: 2}}, // both at once, for any caller

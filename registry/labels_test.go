@@ -10,7 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-func TestPlaced(t *testing.T) {
+func TestIndexIsForNodesWithItsLabels(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		record string
