@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"sync/atomic"
 	"time"
@@ -146,6 +147,9 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	}
 	switch r.Kind {
 	case codec.ReplyResult:
+		if err := foreign(r); err != nil {
+			return nil, err
+		}
 		if !s.queue && t.node == nil && !t.batch {
 			c.learn(s.session, t.id)
 		}
@@ -156,6 +160,15 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		return nil, r.Err
 	}
 	return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the node's answer is neither a result nor an error").WithOrigin(toolmesh.OriginMesh)
+}
+
+// foreign checks a result of a service that is no node of the mesh: nodes name themselves, and send JSON.
+func foreign(r codec.Reply) error {
+	if r.Node == "" && r.Ref == nil && !json.Valid(r.Body) {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the service that answered is no node of the mesh, and its answer is not JSON: %.100q", r.Body).
+			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
+	}
+	return nil
 }
 
 // ErrLeft, as the cause of a context's end, lets the caller leave without cancelling the call:

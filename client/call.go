@@ -110,8 +110,13 @@ func (c *Client) Running(ctx context.Context, rpc subjects.RPCID) (codec.Where, 
 }
 
 // where asks all nodes, for [whereWait], which of them has a call; errNobody if there is no node.
-func (c *Client) where(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID) (at codec.Where, err error) {
+func (c *Client) where(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID) (codec.Where, error) {
 	subject, err := subjects.Ctl(session, rpc)
+	return c.whereAt(ctx, subject, err)
+}
+
+// whereAt is where, of the nodes that a subject reaches.
+func (c *Client) whereAt(ctx context.Context, subject string, err error) (at codec.Where, _ error) {
 	if err != nil {
 		return at, callerError(toolmesh.CodeInvalidRequest, "%w", err)
 	}

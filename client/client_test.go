@@ -3,7 +3,10 @@ package client_test
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -83,5 +86,43 @@ func TestIn(t *testing.T) {
 	}
 	if other.Session() != "s1" || c.Session() != subjects.DefaultSession {
 		t.Errorf("sessions are %q and %q", other.Session(), c.Session())
+	}
+}
+
+// A plain NATS service may serve a session's tool. It sends no header of the mesh.
+func TestServicesThatAreNoNodes(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	service := broker.Connect(t)
+	for id, answer := range map[string]string{"json": `{"t":1}`, "text": "all well"} {
+		if _, err := service.QueueSubscribe("tools.default."+id, "mesh", func(m *nats.Msg) { _ = m.Respond([]byte(answer)) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := service.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t, broker.Connect(t), nil)
+	stream := func(id subjects.ToolID) (items []string, err error) {
+		var chunk client.Chunk
+		for chunk, err = range c.Stream(t.Context(), id, nil) {
+			if err == nil {
+				items = append(items, string(chunk.Data))
+			}
+		}
+		return items, err
+	}
+	if r, err := c.Call(t.Context(), "json", nil); err != nil || string(r.Value) != `{"t":1}` {
+		t.Errorf("a call: %+v, %v", r, err)
+	}
+	if items, err := stream("json"); err != nil || len(items) != 1 || items[0] != `{"t":1}` {
+		t.Errorf("a stream: %q, %v; want its result as the only item", items, err)
+	}
+	_, err := c.Call(t.Context(), "text", nil)
+	_, streamErr := stream("text")
+	for what, err := range map[string]error{"call": err, "stream": streamErr} {
+		if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeProtocolError || !strings.Contains(e.Message, "all well") {
+			t.Errorf("a %s whose answer is no JSON: %v", what, err)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"iter"
 	"sync"
+	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/chunks"
@@ -62,7 +63,7 @@ func (r *reader) follow(ctx context.Context, c *Client, s *settings) error {
 		}
 	}
 	p.Answered(at.Node, at.Boot)
-	r.acked = true
+	r.acked, r.joined, r.looked = true, true, time.Now()
 	r.granted = r.taken + firstCredit
 	r.sendCredit()
 	stop := make(chan struct{})
@@ -99,4 +100,22 @@ func (r *reader) stored(ctx context.Context) error {
 			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)
 	}
 	return toolmesh.Errorf(toolmesh.CodeNodeLost, "the node of the stream %q is gone, and its end was not stored", r.p.s.rpc).WithOrigin(toolmesh.OriginCaller)
+}
+
+// checkEnd ends the reading of a joined stream that has ended without an end in the store: the store
+// was full, or the end was removed. The node sends the error to the caller that began the stream.
+func (r *reader) checkEnd(ctx context.Context) (done bool, err error) {
+	if !r.joined || time.Since(r.looked) < endWait || time.Since(r.lastArrived()) < endWait {
+		return false, nil
+	}
+	r.looked = time.Now()
+	subject, err := subjects.NodeCtl(r.p.Peer().Name(), r.p.s.session, r.p.s.rpc)
+	if at, err := r.p.c.whereAt(ctx, subject, err); err != nil || at.Tool != "" {
+		return false, nil
+	}
+	if done, err := r.rest(ctx); done {
+		return true, err
+	}
+	return true, toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream %q has ended, and its end is not stored: there are no items after %d", r.p.s.rpc, r.taken).
+		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)
 }

@@ -42,6 +42,9 @@ const (
 	replayWait = 5 * time.Second
 	restWait   = 200 * time.Millisecond
 	restTries  = 2
+	// endWait is how long a joined stream brings nothing before its node is asked whether it has ended.
+	// A replica of the store may lag that much behind an end.
+	endWait = 5 * time.Second
 )
 
 // streamAway is how long a stream waits for its own connection. Its node ends it after 10 s without its reader, so that
@@ -116,6 +119,8 @@ type reader struct {
 
 	// The stream's goroutine only.
 	acked     bool
+	joined    bool      // another caller began the stream
+	looked    time.Time // when its node was last asked whether it has ended; of a joined one
 	granted   int64
 	fruitless int
 	away      time.Time // since when its own connection is lost; zero: it is not
@@ -409,6 +414,15 @@ func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err
 		}
 		return true, reply.Err
 	}
+	if reply.Kind == codec.ReplyResult && reply.Node == "" { // a service that knows no streams
+		if err := foreign(reply); err != nil {
+			return true, err
+		}
+		if !r.yield(Chunk{Seq: 1, Data: reply.Body}, nil) {
+			return true, errStopped
+		}
+		return true, nil
+	}
 	r.acked = true
 	r.p.Answered(reply.Node, reply.Boot)
 	if !r.p.s.queue {
@@ -430,7 +444,7 @@ func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
 	switch {
 	case lost == nil:
 		r.away = time.Time{}
-		return false, nil
+		return r.checkEnd(ctx)
 	case toolmesh.CodeOf(lost) == toolmesh.CodeUnavailable && r.begun():
 		// Our own connection: the stream goes on when it is back.
 		if r.away.IsZero() {

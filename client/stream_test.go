@@ -234,6 +234,58 @@ func TestStreamIntoAFullStore(t *testing.T) {
 	}
 }
 
+// The store refuses the end of a stream, too, when it is full. A reader that joined the stream gets
+// none from the node, so that it learns of the end by asking.
+func TestFollowersOfAStreamWhoseEndIsNotStored(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	d.serve(t, broker.Connect(t), &host.Options{StoreOptions: host.StoreOptions{ChunksMax: 100_000}})
+	c, other := newClient(t, broker.Connect(t), nil), newClient(t, broker.Connect(t), nil)
+	follow := func(first func()) (s counted) {
+		ctx, stop := context.WithTimeout(t.Context(), testTimeout)
+		defer stop()
+		for _, err := range other.Follow(ctx, "full", 1) {
+			if s.err = err; err != nil {
+				continue
+			}
+			if s.items++; s.items == 1 {
+				first()
+			}
+		}
+		return s
+	}
+	ended := func(when string, s counted, items int) {
+		t.Helper()
+		if s.items != items || toolmesh.CodeOf(s.err) != toolmesh.CodeStreamExpired {
+			t.Errorf("a follower %s the end: %d items, then %v; want %d and stream_expired", when, s.items, s.err, items)
+		}
+	}
+	before, began, joined := make(chan counted, 1), make(chan struct{}), make(chan struct{})
+	g := d.gate("full")
+	g.release <- struct{}{}
+	all := make(chan counted, 1)
+	go func() {
+		all <- countItems(t, c, t.Context(), toolArgs{Key: "full", N: 1000, Size: 10_000, Gate: true}, func(i int) {
+			if i == 1 {
+				close(began)
+			}
+		}, client.WithRPCID("full"))
+	}()
+	wait(t, "first item", began)
+	go func() { before <- follow(func() { close(joined) }) }()
+	wait(t, "first item of the follower", joined)
+	for range 100 {
+		g.release <- struct{}{}
+	}
+	s := wait(t, "stream", all)
+	if toolmesh.CodeOf(s.err) != toolmesh.CodeUnavailable {
+		t.Fatalf("the stream ends with %v, want that the store is full", s.err)
+	}
+	ended("before", wait(t, "follower that joined before the end", before), s.items)
+	ended("after", follow(func() {}), s.items)
+}
+
 // Chunks that expired while their reader was away are an error, not a wait
 // without end.
 func TestStreamThatExpired(t *testing.T) {

@@ -107,6 +107,10 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 			rpc = newRPCID(f.stream)
 		}
 		body, err := l.body(ctx, &id, g)
+		if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
+			// A service that is no node may serve it without a description. If none does, the call says so.
+			body, err = g.merge(nil)
+		}
 		if err != nil {
 			if a.json && !isUsage(err) {
 				return a.callFailed(ctx, l, rpc, f.stream, err)

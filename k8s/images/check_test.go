@@ -54,13 +54,10 @@ func cannot(ctx context.Context, b *build) string {
 	if os.Getuid() != 0 {
 		return "not run: the agent's image takes root here"
 	}
-	for _, tool := range []string{"apt-get", "unshare", "ip", "chroot"} {
+	for _, tool := range []string{"apt-get", "mmdebstrap", "unshare", "ip", "chroot"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return "not run: there is no " + tool
 		}
-	}
-	if err := b.needMmdebstrap(ctx); err != nil {
-		return "not run: " + err.Error()
 	}
 	if _, err := b.aptSources(ctx); err != nil {
 		return "not run: " + err.Error()

@@ -18,7 +18,6 @@ import resource
 import signal
 import sys
 import warnings
-from operator import itemgetter
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -157,32 +156,22 @@ class Snapshot:
         at names that it has itself: a tool may have replaced the modules'."""
         import threading
 
-        places: list[tuple[Any, dict[str, Any]]] = [
-            (vars(holder), dict(own)) for holder, own in self._attributes if holder in (sys, threading, os, warnings)]
+        watched = [(vars(holder), name, value) for holder, own in self._attributes
+                   if holder in (sys, threading, os, warnings) for name, value in own.items()]
         for holder, names in (
             (json, ("loads", "dumps", "load", "dump", "JSONEncoder", "JSONDecoder")),
             (json.JSONEncoder, ("encode", "default")), (json.JSONDecoder, ("decode", "raw_decode")),
             (builtins, ("print", "open", "__import__", "str", "int", "list", "dict", "isinstance", "getattr", "len")),
         ):
-            places.append((vars(holder), {name: vars(holder)[name] for name in names}))
-        places.append((sys.modules, {name: sys.modules[name] for name in _NEEDED}))
-        # The names of one place are compared in C, in half the time of a loop; an equal list or dict is another one.
-        exact = [(vars(module), name, kept) for module, name, kept, _ in self._lists]
-        tables: list[tuple[Any, Any, Any]] = []
-        for where, own in places:
-            alike = {name: one for name, one in own.items() if not isinstance(one, (list, dict, os._Environ))}
-            if len(alike) > 1:
-                tables.append((itemgetter(*alike), where, tuple(alike.values())))
-            exact += [(where, name, one) for name, one in own.items() if name not in alike or len(alike) == 1]
+            watched += [(vars(holder), name, vars(holder)[name]) for name in names]
+        watched += [(sys.modules, name, sys.modules[name]) for name in _NEEDED]
+        watched += [(vars(module), name, kept) for module, name, kept, _ in self._lists]
         lists, recursion, size = [kept for _, _, kept, _ in self._lists], sys.getrecursionlimit, len
         snapshot, modules, out, err, filters, limit = (
             self, sys.modules, sys.stdout, sys.stderr, warnings.filters, recursion())
 
         def same() -> bool:
-            for found, where, values in tables:
-                if found(where) != values:
-                    return False
-            for where, name, value in exact:
+            for where, name, value in watched:
                 if where[name] is not value:
                     return False
             count = size(modules)
