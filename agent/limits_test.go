@@ -84,7 +84,7 @@ limits = { output = "10KB" }
 sandbox = "strict"
 `
 
-// outside returns the result of a tool that writes a file outside of its folder.
+// outside replaces OUTSIDE in a text by a folder that only the sandbox protects.
 func outside(t *testing.T, text string) string {
 	return strings.ReplaceAll(text, "OUTSIDE", t.TempDir())
 }

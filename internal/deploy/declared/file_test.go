@@ -52,7 +52,7 @@ on = { gpu = "true", zone = "b" }
 	}
 }
 
-// An entry that is wrong says what it is, and the others are read.
+// A broken entry has an error, and the others are read.
 func TestAnEntryIsWrong(t *testing.T) {
 	t.Parallel()
 	for text, parts := range map[string][]string{
@@ -91,7 +91,7 @@ func TestAnEntryIsWrong(t *testing.T) {
 	}
 }
 
-// A file that does not say for certain what is to be there has nothing removed.
+// A file that may lack entries removes no index.
 func TestAFileThatIsNotWhole(t *testing.T) {
 	t.Parallel()
 	for text, part := range map[string]string{
@@ -121,7 +121,7 @@ func TestAFileThatIsNotWhole(t *testing.T) {
 	}
 }
 
-// What asks for something else has another digest.
+// Different requests have different digests.
 func TestDigests(t *testing.T) {
 	t.Parallel()
 	seen := make(map[string]string)
