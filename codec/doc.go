@@ -16,8 +16,8 @@
 //	ParseControl, ParseBody    messages about calls, and requests that are no calls
 //	Pack, Unpack               msgpack in place of JSON, and compression with zstd
 //
-// A parser returns what it could read with its error, so that a node can answer a malformed
-// request in the caller's own form.
+// A parser returns the readable parts with its error, so that a node can answer a malformed request
+// in the caller's own form.
 //
 // # Errors, units and concurrency
 //

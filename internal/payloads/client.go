@@ -25,17 +25,17 @@ const (
 	tries = 4
 	// patience is how long the node that serves it may be silent.
 	patience = 5 * time.Second
-	// pageBytes is what one get asks for.
+	// pageBytes is the size of one get.
 	pageBytes = 4 << 20
 )
 
 // errSilent is the error of a transfer whose node is silent. Another node may serve it.
 var errSilent = toolmesh.Errorf(toolmesh.CodeUnavailable, "move a large value: the node that moves it has been silent for %v", patience).WithOrigin(toolmesh.OriginMesh)
 
-// Put has a node store what r reads, size bytes, for a session, and returns its reference.
-// When that node or the connection is lost it begins anew. The errors are
-// payload_too_large for more than the node takes, or where nobody takes any, unavailable
-// for a store that is full or silent, and that of ctx; all say that nothing was started.
+// Put has a node store the size bytes of r for a session, and returns the reference. It begins anew
+// if the node or the connection is lost. The errors are payload_too_large above the node's limit or
+// if no node takes payloads, unavailable if the store is full or silent, and that of ctx; all have
+// started:false.
 //
 // The node is at, where that answers: one that runs the call has the value at hand then.
 // Empty leaves it to the broker.
@@ -203,11 +203,10 @@ func put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 	}
 }
 
-// Get writes what a session's reference names to w. A part that is lost on its way is
-// asked for again. The errors are invalid_request for what is gone or was altered
-// (details.reason), unavailable, permission_denied, that of w, and that of ctx. After an
-// error w has something else, or less. at is the node that is asked first, which may have
-// it at hand; empty for any.
+// Get writes the payload of a session's reference to w. It asks again for lost parts. The errors
+// are invalid_request if the payload was removed or altered (details.reason), unavailable,
+// permission_denied, that of w, and that of ctx; w may then have a part of it or wrong bytes. at is
+// the node to ask first, as it may hold the payload in memory; empty for any.
 func Get(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref, w io.Writer) error {
 	id, err := ref.Payload(session)
 	if err != nil {
@@ -267,8 +266,8 @@ func (g *getting) close() {
 	}
 }
 
-// page reads some of the value, whole or not at all, and asks for what follows, so that it
-// is on its way while this page is written.
+// page reads one page, whole or not at all, and requests the next one, so that it arrives while
+// this one is written.
 func (g *getting) page(ctx context.Context) ([][]byte, error) {
 	for n := 0; ; n++ {
 		err := g.ask()
@@ -379,8 +378,8 @@ func (v *Memory) reserve(said int64, page [][]byte) error {
 	return nil
 }
 
-// Delete says that nobody needs what a reference names any more. It waits for no answer:
-// what is not deleted expires. at is the node that may have it at hand; empty for any.
+// Delete deletes the payload of a reference. It waits for no answer: a payload that is not deleted
+// expires. at is the node that may hold it in memory; empty for any.
 func Delete(b *bus.Bus, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref) {
 	id, err := ref.Payload(session)
 	if err != nil {
@@ -400,6 +399,6 @@ func tell(b *bus.Bus, subject string, verb codec.PayloadVerb) {
 	if err != nil {
 		return
 	}
-	_ = c.Send(&nats.Msg{Subject: subject, Header: ask(verb)}) // what is not said, time does
+	_ = c.Send(&nats.Msg{Subject: subject, Header: ask(verb)}) // a lost message leaves it to a timeout
 	c.Close()
 }

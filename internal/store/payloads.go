@@ -143,7 +143,7 @@ func (st Store) readParts(ctx context.Context, what string, q Query, left int, e
 			for m, err := range st.Read(ctx, q) {
 				if err != nil {
 					if left < before {
-						break // the next question begins behind what has come
+						break // the next request continues behind the messages received
 					}
 					return err
 				}
@@ -196,7 +196,7 @@ func payloadOwner(account subjects.SessionID) string {
 
 // PayloadsUse is the usage of the store of payloads, in bytes.
 type PayloadsUse struct {
-	Mine      int64 // payloads of one account, whose parts count as full ones
+	Mine      int64 // payloads of one account; incomplete ones count as whole
 	Used, Max int64
 }
 
@@ -268,7 +268,7 @@ type Upload struct {
 	sum    hash.Hash // nil: its sender says the digest
 	acked  func(n int, err error)
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	size    int64
 	sent    int
 	stored  int
@@ -324,8 +324,8 @@ func (st Store) StoreParts(ctx context.Context, stream, subject string, data []b
 	return u.sent, nil
 }
 
-// LoadParts reads what [Store.StoreParts] has stored. Parts that the replica that answers does
-// not have yet are waited for; those that do not come are unavailable.
+// LoadParts reads the parts that [Store.StoreParts] has stored. It waits for parts that the
+// answering replica lacks; if they do not come, the error is unavailable.
 func (st Store) LoadParts(ctx context.Context, stream, subject string, parts int) ([]byte, error) {
 	var data []byte
 	q := Query{Stream: stream, Subject: subject, Bytes: readBytes}
@@ -463,7 +463,7 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 
 // Drop removes the stored pieces of an upload that is not finished.
 func (u *Upload) Drop(ctx context.Context) error {
-	// What is on its way would be stored behind the purge.
+	// A message in flight would be stored behind the purge.
 	settled, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	_ = u.wait(settled, 0, true)
