@@ -85,8 +85,8 @@ func TestSparingViewGetsItsHeartbeats(t *testing.T) {
 		if got := mine.Conn().NumSubscriptions(); got != subscribed-1 {
 			t.Errorf("a view of a large mesh has %d subscriptions, want %d: it hears all nodes", got, subscribed-1)
 		}
-		// Nobody beats: who hears all of them believes none, the other one their leases,
-		// but for the one that it was asked about.
+		// No node sends heartbeats: a view that subscribes to all of them takes all as gone, the
+		// sparing one believes their leases, except that of the node it was asked about.
 		meshtest.Until(t, "the whole view finds the silent node gone, and the sparing one as it was asked about it", func() bool {
 			return !v.Alive("many5") && !whole.Alive("many5")
 		})

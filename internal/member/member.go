@@ -123,8 +123,8 @@ func (m *Member) prepare(ctx context.Context) error {
 	return store.Of(m.Bus).Ensure(ctx, &layout)
 }
 
-// Serve makes the process a node with these options, once, and joins. After an error it undoes the
-// rest. Sessions, streams and the logger are the member's.
+// Serve makes the process a node with these options, once, and joins. Called again after an error,
+// it continues. Sessions, streams and the logger are the member's.
 func (m *Member) Serve(ctx context.Context, o host.Options) error {
 	if m.Host == nil {
 		if err := m.start(ctx, o); err != nil {

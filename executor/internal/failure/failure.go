@@ -83,7 +83,7 @@ func NotStarted(code toolmesh.Code, format string, args ...any) *toolmesh.Error 
 	return During(code, format, args...).WithStarted(toolmesh.StartedNo)
 }
 
-// Deserted makes the error of a call that has waited, and whose callers are gone.
+// Deserted makes the error of a waiting call whose callers have left.
 func Deserted() *toolmesh.Error {
 	return Unavailable("the call's turn has come, and its caller is not there")
 }
