@@ -360,7 +360,7 @@ func exampleRepository(t *testing.T, name string) string {
 }
 
 // An install whose caller has left goes on: the index is installed.
-func TestAnInstallWhoseCallerIsGone(t *testing.T) {
+func TestInstallContinuesWithoutItsCaller(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	start(t, s, "one")

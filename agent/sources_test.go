@@ -31,7 +31,7 @@ func TestPrivateSources(t *testing.T) {
 }
 
 // An install that names an owner must be signed by that owner.
-func TestAnOwnerWhoHasNotSigned(t *testing.T) {
+func TestInstallNeedsTheOwnersSignature(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	start(t, s, "one")

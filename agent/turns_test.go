@@ -18,7 +18,7 @@ import (
 
 // Sessions share the workers of an index fairly; all sessions that were not created count as one. A
 // waiting call whose caller has died does not begin. The same holds for commands.
-func TestSessionsTakeTurns(t *testing.T) {
+func TestSessionsShareWorkersFairly(t *testing.T) {
 	t.Parallel()
 	for name, files := range map[string]map[string]string{
 		"functions": {

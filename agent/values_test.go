@@ -48,7 +48,7 @@ func randomJSON(r *rand.Rand, depth int) string {
 }
 
 // Values pass unchanged through the client, the broker, the host and the worker, and back.
-func TestValuesSurviveTheWholeWay(t *testing.T) {
+func TestValuesPassUnchanged(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	start(t, s, "one")

@@ -18,8 +18,8 @@ const (
 	ControlCredit ControlType = "credit"
 	// ControlWhere asks which node has a call, running or with its result.
 	ControlWhere ControlType = "where"
-	// ControlPass lets a router pass a call on: the answer to its keepalive with
-	// [AwaitsAnswer], whose number is Seq.
+	// ControlPass lets a router pass a call on: it answers its keepalive with [AwaitsAnswer],
+	// with that keepalive's number as Seq.
 	ControlPass ControlType = "pass"
 	// ControlRead says that the caller has read an answer that asked for that.
 	ControlRead ControlType = "read"

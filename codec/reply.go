@@ -340,7 +340,7 @@ func sendable(err *toolmesh.Error) *toolmesh.Error {
 
 // notJSON is the failure of a call with a result or item that is not JSON.
 func notJSON() *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON")
+	return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned a value that is not JSON")
 }
 
 // Reply is one message that a caller got on its reply subject, in the plain

@@ -30,7 +30,7 @@ async def adies(text: str = ""):
 
 // The error of a call whose worker died has the output of that call only, not that of an earlier
 // call of another session.
-func TestLastWordsAreOfTheCall(t *testing.T) {
+func TestLastOutputBelongsToTheCall(t *testing.T) {
 	t.Parallel()
 	for _, prefix := range []string{"", "a"} {
 		t.Run("of t."+prefix+"dies", func(t *testing.T) {

@@ -283,7 +283,7 @@ func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
 			delete(l.tools, key)
 			l.mu.Unlock()
 		}
-		return fmt.Errorf("publish what node %q serves: %w", r.Node, err)
+		return fmt.Errorf("publish the tools of node %q: %w", r.Node, err)
 	}
 	return nil
 }
@@ -302,7 +302,7 @@ func (l *Lease) Withdraw(ctx context.Context, key subjects.ToolsKey) error {
 	l.mu.Unlock()
 	if err := l.bus.Delete(ctx, store.Key{Bucket: subjects.BucketTools, Name: name}, 0); err != nil {
 		l.unverified.Store(true)
-		return fmt.Errorf("withdraw what node %q serves: %w", key.Node, err)
+		return fmt.Errorf("withdraw the tools of node %q: %w", key.Node, err)
 	}
 	return nil
 }
@@ -560,7 +560,7 @@ func (l *Lease) verifyTools(ctx context.Context) (err error) {
 	defer l.serving.Unlock()
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("hold the store against what the node serves: %w", err)
+			err = fmt.Errorf("compare the store with the tools of the node: %w", err)
 		}
 	}()
 	l.mu.Lock()

@@ -169,7 +169,7 @@ func (v *View) readLists(ctx context.Context, look bool) error {
 	defer v.mu.Unlock()
 	for sum, w := range v.wanted {
 		if w.tries++; w.tries == listTries {
-			v.log.Warn("a list of tools that nodes name is not there: what they serve is not known", slog.String("list", sum.String()))
+			v.log.Warn("a list of tools is missing: the tools of the nodes that name it are unknown", slog.String("list", sum.String()))
 		}
 	}
 	return nil

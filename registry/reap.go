@@ -56,10 +56,10 @@ func (v *View) reap(ctx context.Context) {
 			continue
 		}
 		if bad = v.bus.Delete(ctx, dead.key, dead.revision); bad != nil {
-			v.log.Debug("the lease of a node that is gone is not ended", slog.String("node", string(dead.node)), slog.String("error", bad.Error()))
+			v.log.Debug("the lease of a dead node could not be ended", slog.String("node", string(dead.node)), slog.String("error", bad.Error()))
 			return // it is back, another process has ended the lease, or the store does not answer: the next round tells
 		}
-		v.log.Info("the lease of a node that is gone is ended", slog.String("node", string(dead.node)))
+		v.log.Info("ended the lease of a dead node", slog.String("node", string(dead.node)))
 	}
 }
 

@@ -391,7 +391,7 @@ func (r *Responder) describeAll(session subjects.SessionID, ids []string) (any, 
 		answer.Tools = append(answer.Tools, one)
 	}
 	if len(answer.Tools) == 0 && len(ids) > 0 {
-		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "what is known of tool %q is more than a message holds", ids[0])
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the description of tool %q exceeds the size of a message", ids[0])
 	}
 	return answer, nil
 }

@@ -438,7 +438,7 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 	left := make(map[store.Key]uint64)
 	for m, err := range values(ctx, s.bus, subjects.BucketTools, store.Query{}) {
 		if err != nil {
-			return 0, fmt.Errorf("read what nodes serve: %w", err)
+			return 0, fmt.Errorf("read the tools of nodes: %w", err)
 		}
 		key, err := subjects.ParseToolsKey(m.name)
 		switch {

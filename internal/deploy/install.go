@@ -359,7 +359,7 @@ func (m *Manager) fits(p Plan) error {
 	data, err := json.Marshal(p)
 	if most := m.bus.MaxPayload() / 3; err == nil && int64(len(data)) > most {
 		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge,
-			"what installing index %q would run takes %d bytes to tell, and a message of this broker carries %d: mesh install --yes installs it without telling", p.Index, len(data), most).
+			"the plan of index %q has %d bytes, and this broker allows %d: install it without a plan, by mesh install --yes", p.Index, len(data), most).
 			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 	}
 	return err

@@ -655,7 +655,7 @@ func (m *Manager) place(ctx context.Context, b *Build, digest string, open func(
 	b.Own = m.own(b.Dir)
 	p, err := index.Place(ctx, b.Dir, b.Own, digest, open)
 	if p.Replaced {
-		m.log.Warn("an unpacked source is not what its bundle has and is unpacked anew", slog.String("dir", b.Dir))
+		m.log.Warn("an unpacked source differs from its bundle and is unpacked again", slog.String("dir", b.Dir))
 	}
 	b.Manifest, b.Lock = p.Manifest, p.Lock
 	return err

@@ -152,7 +152,7 @@ func (m *Monitor) demands() ([]Demand, error) {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "this process has heard nothing of the mesh for %v", stale.Round(time.Second))
 	}
 	if !view.KnowsLoads() {
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "an agent does not hear what more than %d nodes do: ask a router", registry.SparingMax)
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "an agent does not follow more than %d nodes: ask a router", registry.SparingMax)
 	}
 	return Demands(view.Loads(), view.Awaited()), nil
 }

@@ -30,7 +30,7 @@ const (
 )
 
 // errSilent is the error of a transfer whose node is silent. Another node may serve it.
-var errSilent = toolmesh.Errorf(toolmesh.CodeUnavailable, "move a large value: the node that moves it has been silent for %v", patience).WithOrigin(toolmesh.OriginMesh)
+var errSilent = toolmesh.Errorf(toolmesh.CodeUnavailable, "move a payload: the node that moves it has been silent for %v", patience).WithOrigin(toolmesh.OriginMesh)
 
 // Put has a node store the size bytes of r for a session, and returns the reference. It begins anew
 // if the node or the connection is lost. The errors are payload_too_large above the node's limit or
@@ -79,7 +79,7 @@ func notStarted(err error) error {
 // await gives a node that is going, or a connection that is lost, some time.
 func await(ctx context.Context, n int) error {
 	if !wake.After(ctx, 250*time.Millisecond<<n) {
-		return fmt.Errorf("move a large value: %w", context.Cause(ctx))
+		return fmt.Errorf("move a payload: %w", context.Cause(ctx))
 	}
 	return nil
 }
@@ -98,13 +98,13 @@ func next(ctx context.Context, x *bus.Exchange) (*nats.Msg, error) {
 	m, err := x.Next(ctx)
 	switch {
 	case err != nil && errors.Is(err, ctx.Err()):
-		return nil, fmt.Errorf("move a large value: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("move a payload: %w", context.Cause(ctx))
 	case toolmesh.CodeOf(err) == toolmesh.CodeNodeLost:
 		return nil, errSilent
 	case err != nil:
 		return nil, err
 	case bus.NoResponders(m):
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no node moves large values on %s: %w", m.Subject, nats.ErrNoResponders).WithOrigin(toolmesh.OriginMesh)
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no node moves payloads on %s: %w", m.Subject, nats.ErrNoResponders).WithOrigin(toolmesh.OriginMesh)
 	}
 	if h := codec.Header(m.Header); len(h[codec.HeaderErrorCode]) > 0 {
 		return nil, codec.ParseReply(h, m.Data).Err
@@ -234,7 +234,7 @@ func Get(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 		for _, piece := range page {
 			sum.Write(piece)
 			if _, err := w.Write(piece); err != nil {
-				return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value cannot be written: %w", err).WithOrigin(toolmesh.OriginCaller)
+				return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the payload cannot be written: %w", err).WithOrigin(toolmesh.OriginCaller)
 			}
 		}
 	}
@@ -339,7 +339,7 @@ func (g *getting) read(ctx context.Context) ([][]byte, error) {
 }
 
 func lostPiece(n string) error {
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "a piece of the large value was lost on its way, before number %s", n).WithOrigin(toolmesh.OriginMesh)
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "a piece of the payload was lost on its way, before number %s", n).WithOrigin(toolmesh.OriginMesh)
 }
 
 // GetBytes is [Get] into memory.

@@ -28,13 +28,13 @@ const window = 8
 
 // Gone is the error of a reference without a payload.
 func Gone(name string) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value %q is not there: it was used, or has expired after 15 minutes; send it again", name).
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the payload %q does not exist: it was used, or expired after 15 minutes; send it again", name).
 		WithDetail("reason", ReasonGone).WithStarted(toolmesh.StartedNo)
 }
 
 // altered is the error of a payload that does not match its reference.
 func altered(ref *codec.Ref, digest string) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value %q has the digest %s, its reference says %s: it was altered", ref.Name, digest, ref.Digest).
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the payload %q has the digest %s, its reference says %s: it was altered", ref.Name, digest, ref.Digest).
 		WithDetail("reason", ReasonAltered).WithStarted(toolmesh.StartedNo)
 }
 

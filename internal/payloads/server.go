@@ -119,7 +119,7 @@ func (s *Server) Serve(m *nats.Msg) {
 	verb, directed := codec.PayloadVerb(header.Get(codec.HeaderPayload)), subject.Kind == subjects.KindNodePayload
 	switch {
 	case verb != codec.PayloadPiece && m.Size() > maxRequest:
-		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a request about a large value has %d bytes, at most %d are possible", m.Size(), maxRequest)
+		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a request about a payload has %d bytes, at most %d are possible", m.Size(), maxRequest)
 	case verb == codec.PayloadPut:
 		s.run(subject.Session, func() error { return s.begin(subject.Session, name, header, m) }, m.Reply)
 	case verb == codec.PayloadPiece && directed:
@@ -153,13 +153,13 @@ func (s *Server) run(session subjects.SessionID, do func() error, reply string) 
 			s.refuse(reply, err)
 		}
 	}) {
-		s.refuse(reply, toolmesh.Errorf(toolmesh.CodeBusy, "too many requests of session %q about large values wait at node %s: try again", session, s.Node).WithDetail("limit", "requests"))
+		s.refuse(reply, toolmesh.Errorf(toolmesh.CodeBusy, "too many requests of session %q about payloads wait at node %s: try again", session, s.Node).WithDetail("limit", "requests"))
 	}
 }
 
 func (s *Server) respond(reply string, h codec.Header, body []byte) {
 	if err := s.Bus.Conn().PublishMsg(&nats.Msg{Subject: reply, Header: nats.Header(h), Data: body}); err != nil {
-		s.Log.Warn("answer about a large value could not be sent", slog.String("error", err.Error()))
+		s.Log.Warn("answer about a payload could not be sent", slog.String("error", err.Error()))
 	}
 }
 
@@ -198,13 +198,13 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 	case s.closed:
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is stopping: send to another", s.Node)
 	case s.uploads[name] != nil:
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value %q is being sent already", name)
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the payload %q is being sent already", name)
 	}
 	if err := s.share(use, u.account, u.size); err != nil {
 		return err
 	}
 	if !s.places.Take(u.account, 1) {
-		return toolmesh.Errorf(toolmesh.CodeBusy, "node %s takes %d large values at once, of which session %q sends its part: try again", s.Node, maxUploads, session).WithDetail("limit", "uploads").WithDetail("max", maxUploads)
+		return toolmesh.Errorf(toolmesh.CodeBusy, "node %s takes %d payloads at once, of which session %q sends its part: try again", s.Node, maxUploads, session).WithDetail("limit", "uploads").WithDetail("max", maxUploads)
 	}
 	if u.Upload, err = s.Bus.NewUpload(name, u.account, false, func(n int, err error) { s.stored(name, u, n, err) }); err != nil {
 		s.places.Give(u.account, 1)
@@ -246,7 +246,7 @@ func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size i
 		if account == "" {
 			who = "sessions that were not created have together"
 		}
-		return toolmesh.Errorf(toolmesh.CodeBusy, "%s %d bytes in the store of large values, of which %d are free for all sessions: wait until they are read or expire", who, use.Mine, free).
+		return toolmesh.Errorf(toolmesh.CodeBusy, "%s %d bytes in the payload store, which has %d free for all sessions: wait until payloads are read or expire", who, use.Mine, free).
 			WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_share").WithDetail("stored", use.Mine).WithDetail("max", use.Max)
 	}
 	return nil
@@ -288,15 +288,15 @@ func (s *Server) piece(name string, h codec.Header, m *nats.Msg) error {
 	n, err := strconv.Atoi(h.Get(codec.HeaderSeq))
 	switch {
 	case err != nil || n != u.next:
-		return refused("piece %q of the large value came, number %d was expected: begin anew", h.Get(codec.HeaderSeq), u.next)
+		return refused("piece %q of the payload came, number %d was expected: begin anew", h.Get(codec.HeaderSeq), u.next)
 	case have+int64(len(m.Data)) > u.size:
-		return refused("more came of the large value than the %d bytes that were announced", u.size)
+		return refused("more came of the payload than the %d bytes that were announced", u.size)
 	case len(m.Data) > maxPiece:
-		return refused("piece %d of the large value has %d bytes, at most %d are possible: send smaller ones", n, len(m.Data), maxPiece)
+		return refused("piece %d of the payload has %d bytes, at most %d are possible: send smaller ones", n, len(m.Data), maxPiece)
 	case int64(n) > u.size/int64(average)+window:
-		return refused("the pieces of the large value have less than %d bytes on average: send larger ones", average)
+		return refused("the pieces of the payload have less than %d bytes on average: send larger ones", average)
 	case open >= window:
-		return refused("%d pieces of the large value are not acknowledged yet: wait for an acknowledgement before you send another one", window)
+		return refused("%d pieces of the payload are not acknowledged yet: wait for an acknowledgement before you send another one", window)
 	}
 	u.next++
 	u.mu.Lock()
@@ -320,7 +320,7 @@ func (s *Server) finish(session subjects.SessionID, name string, h codec.Header,
 	}
 	if have, _ := u.Size(); have != u.size {
 		s.drop(name)
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%d bytes came of the large value, %d were announced: begin anew", have, u.size)
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%d bytes came of the payload, %d were announced: begin anew", have, u.size)
 	}
 	ref := codec.Ref{Name: name, Digest: h.Get(codec.HeaderDigest)}
 	if _, err := ref.Payload(session); err != nil {
@@ -372,7 +372,7 @@ func (s *Server) drop(name string) {
 		}
 		s.Go(func() {
 			if err := u.Drop(s.Base); err != nil {
-				s.Log.Debug("what is left of a large value expires by itself", slog.String("error", err.Error()))
+				s.Log.Debug("what is left of a payload expires by itself", slog.String("error", err.Error()))
 			}
 		})
 	}

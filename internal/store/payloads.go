@@ -213,9 +213,9 @@ func (st Store) PayloadsUse(ctx context.Context, account subjects.SessionID) (u 
 	return u, nil
 }
 
-// ErrPayloadsFull refuses what the store of large values has no room for.
+// ErrPayloadsFull refuses what the payload store has no room for.
 func ErrPayloadsFull(why string) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is full (%s): %w; wait until what is in it is read or expires, or give it more room (MESH_PAYLOADS_MAX)", why, ErrFull).
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the payload store is full (%s): %w; wait until payloads are read or expire, or give it more room (MESH_PAYLOADS_MAX)", why, ErrFull).
 		WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_max").WithRetryable(false)
 }
 
@@ -239,7 +239,7 @@ func (st Store) DropChunks(ctx context.Context, session subjects.SessionID, epoc
 // storeError is the error in JetStream's answer to a request or a publish; nil for none.
 func storeError(m *nats.Msg) error {
 	if bus.NoResponders(m) {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is not there, or has no leader: it needs JetStream").WithOrigin(toolmesh.OriginMesh)
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the payload store does not exist, or has no leader: it needs JetStream").WithOrigin(toolmesh.OriginMesh)
 	}
 	var answer struct {
 		Error *jetstream.APIError `json:"error"`
@@ -252,7 +252,7 @@ func storeError(m *nats.Msg) error {
 	case Full(answer.Error):
 		return ErrPayloadsFull(answer.Error.Description).WithDetail("err_code", answer.Error.ErrorCode)
 	}
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values refused: %s", answer.Error.Description).
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the payload store refused: %s", answer.Error.Description).
 		WithOrigin(toolmesh.OriginMesh).WithDetail("err_code", answer.Error.ErrorCode)
 }
 
@@ -420,7 +420,7 @@ func (u *Upload) wait(ctx context.Context, most int, refused bool) error {
 		case <-timer.C:
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the object store has not answered since %v", heard.Format(time.TimeOnly)).WithOrigin(toolmesh.OriginMesh)
 		case <-ctx.Done():
-			return fmt.Errorf("store a large value: %w", context.Cause(ctx))
+			return fmt.Errorf("store a payload: %w", context.Cause(ctx))
 		}
 	}
 }
@@ -441,7 +441,7 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 	}
 	data, err := json.Marshal(p.info)
 	if err != nil {
-		return Payload{}, fmt.Errorf("describe the large value %s: %w", u.name, err)
+		return Payload{}, fmt.Errorf("describe the payload %s: %w", u.name, err)
 	}
 	m := nats.NewMsg(objectSubject(subjects.ObjectPayloads, u.name))
 	m.Data = data
@@ -454,11 +454,11 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 		u.inbox.Close()
 		return p, nil
 	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
-		return Payload{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is a large value of the name %q already: take another one", u.name).WithOrigin(toolmesh.OriginMesh)
+		return Payload{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a payload named %q exists already: use another name", u.name).WithOrigin(toolmesh.OriginMesh)
 	case Full(err):
 		return Payload{}, ErrPayloadsFull(err.Error())
 	}
-	return Payload{}, apiError("store a large value", err)
+	return Payload{}, apiError("store a payload", err)
 }
 
 // Drop removes the stored pieces of an upload that is not finished.

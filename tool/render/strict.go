@@ -178,7 +178,7 @@ func (s *strictWriter) typed(o *object, kind, path string, depth int) *object {
 		}
 		if pattern, ok := o.get("pattern").(string); ok {
 			if _, err := regexp.Compile(pattern); err != nil {
-				s.refuse(path, "the pattern uses what OpenAI's regular expressions may not have")
+				s.refuse(path, "the pattern uses a construct that OpenAI's regular expressions do not allow")
 			}
 			out.set("pattern", pattern)
 		}

@@ -96,6 +96,6 @@ func During(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
 // StateGone makes the error of a call that counts on the state of its session's worker. It is
 // given once: the next call finds a new worker.
 func StateGone(why string) *toolmesh.Error {
-	return Unavailable("the session's worker is gone, and what it knew with it: %s; the next call gets a new one", why).
+	return Unavailable("the session's worker was lost with its state: %s; the next call gets a new one", why).
 		WithRetryable(true).WithDetail("reason", codec.ReasonStateGone)
 }

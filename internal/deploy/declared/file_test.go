@@ -92,7 +92,7 @@ func TestAnEntryIsWrong(t *testing.T) {
 }
 
 // A file that may lack entries removes no index.
-func TestAFileThatIsNotWhole(t *testing.T) {
+func TestIncompleteFileRemovesNoIndex(t *testing.T) {
 	t.Parallel()
 	for text, part := range map[string]string{
 		"":                                   "index = []",

@@ -237,7 +237,7 @@ func (k *Keeper) bring(ctx context.Context, e Entry) error {
 	}
 	done, err := inLine()
 	if err == nil && !done {
-		err = toolmesh.Errorf(toolmesh.CodeUnavailable, "index %q was installed and is not recorded as this entry's: the agent is of an earlier version, or somebody else has installed it meanwhile", e.Name)
+		err = toolmesh.Errorf(toolmesh.CodeUnavailable, "index %q was installed and is not recorded as this entry's: the agent is of an earlier version, or another user has installed it meanwhile", e.Name)
 	}
 	return err
 }
