@@ -8,9 +8,9 @@ import (
 	"slices"
 )
 
-// arguments returns the root as one object schema without references and
-// alternatives at its top, which OpenAI, Anthropic and Gemini all refuse there.
-// What they said is widened into one object, with a note.
+// arguments returns the root as one object schema without references and alternatives at its top,
+// which OpenAI, Anthropic and Gemini all refuse there. Their content is widened into one object,
+// with a note.
 func (s *schema) arguments() *object {
 	flat, exact := s.flat(s.root)
 	if !exact {
@@ -36,7 +36,8 @@ func (s *schema) arguments() *object {
 	return ordered
 }
 
-// asObject adds the words of o but its type to out, an object, and reports whether o allows one.
+// asObject adds the keywords of o except type to out, an object, and reports whether o allows an
+// object.
 func (s *schema) asObject(o, out *object) bool {
 	for _, key := range o.keys {
 		if key != "type" {
@@ -50,8 +51,8 @@ func (s *schema) asObject(o, out *object) bool {
 	return allows
 }
 
-// joinAlternatives makes one object of alternatives: a member of any of them is
-// a member, one that all require is required.
+// joinAlternatives joins alternatives into one object, with the members of all. A member is
+// required if all require it.
 func (s *schema) joinAlternatives(o *object, word string) *object {
 	out := o.clone()
 	out.drop("anyOf", "oneOf")
@@ -62,7 +63,7 @@ func (s *schema) joinAlternatives(o *object, word string) *object {
 	for _, one := range o.list(word) {
 		flat, _ := s.flat(one.(*object))
 		if types := kindsOf(flat.get("type")); isNever(flat) || flat.has("type") && !slices.Contains(types, "object") {
-			continue // no object fits it
+			continue // no object fits
 		}
 		branches = append(branches, flat)
 	}
@@ -107,26 +108,26 @@ func (s *schema) joinAlternatives(o *object, word string) *object {
 	return out
 }
 
-// looseWriter is how a provider that takes most of JSON Schema wants it.
+// looseWriter writes a schema for a provider that accepts most of JSON Schema.
 type looseWriter struct {
 	in *schema
-	// complete: every object has properties and every array has items, which
-	// OpenAI and Gemini ask for.
+	// complete adds properties to every object and items to every array, as OpenAI and Gemini
+	// require.
 	complete bool
-	// gemini: the words that Gemini documents, and no circles of references.
+	// gemini limits schemas to the keywords that Gemini documents, without circular references.
 	gemini  bool
-	open    map[string]bool // definitions that are being written, for Gemini
+	open    map[string]bool // definitions being written, for Gemini
 	defs    *object
 	started map[string]bool
 	count   int
 	depth   int
 }
 
-// geminiWords are what Gemini documents of JSON Schema.
+// geminiWords are the keywords of JSON Schema that Gemini documents.
 var geminiWords = words("$ref", "$defs", "type", "format", "title", "description", "enum", "items", "prefixItems", "minItems", "maxItems",
 	"minimum", "maximum", "anyOf", "oneOf", "properties", "additionalProperties", "required")
 
-// geminiDepth bounds what is written out in place of references.
+// geminiDepth bounds the expansion of references.
 const geminiDepth = 32
 
 func (l *looseWriter) schema(o *object) *object {
@@ -163,8 +164,8 @@ func (l *looseWriter) schema(o *object) *object {
 	return out
 }
 
-// forGemini returns a schema in the words that Gemini documents: nothing beside a
-// $ref, no circles, enum for const, and a default in the description.
+// forGemini returns a schema in Gemini's keywords: no neighbours of a $ref, no circles, enum for
+// const, and the default in the description.
 func (l *looseWriter) forGemini(o *object) *object {
 	if o.has("allOf") || o.has("$ref") && asserts(o, "$ref") {
 		flat, exact := l.in.flat(o)
@@ -201,7 +202,7 @@ func (l *looseWriter) forGemini(o *object) *object {
 	return out
 }
 
-// value renders a schema where false may be written as such.
+// value renders a schema. A false one may stay where it is a value of a keyword.
 func (l *looseWriter) value(v any) any {
 	o, ok := v.(*object)
 	switch {
@@ -230,7 +231,7 @@ func (l *looseWriter) finish(o, out *object) {
 		out.set("items", newObject())
 		return
 	}
-	// A tuple: with maxItems the word items is about nothing.
+	// A tuple: up to maxItems, items applies to no member.
 	if most, ok := size(out.get("maxItems")); !ok || most > len(prefix) {
 		out.set("maxItems", number(len(prefix)))
 	}
@@ -248,11 +249,11 @@ func (l *looseWriter) reference(o *object) {
 		l.open[name] = true
 		defer delete(l.open, name)
 	}
-	l.defs.set(name, newObject()) // its place
+	l.defs.set(name, newObject()) // reserves its position
 	l.defs.set(name, l.schema(target))
 }
 
-// loose renders a root and puts the definitions below it.
+// loose renders a root and adds the definitions to it.
 func (s *schema) loose(root *object, l *looseWriter) *object {
 	l.in, l.defs, l.started = s, newObject(), map[string]bool{}
 	out := l.schema(root)
@@ -262,11 +263,11 @@ func (s *schema) loose(root *object, l *looseWriter) *object {
 	return out
 }
 
-// safeNames renames the members of a root whose names Anthropic and Gemini refuse,
-// and returns what they were.
+// safeNames renames the members of a root whose names Anthropic and Gemini refuse. It returns the
+// original names.
 func (s *schema) safeNames(root *object) (*object, map[string]string) {
 	properties := root.object("properties")
-	safe, back := map[string]string{}, map[string]string{} // by their own names, and by their safe ones
+	safe, back := map[string]string{}, map[string]string{} // safe names by own names, and the reverse
 	renamed := newObject()
 	for _, name := range properties.keys {
 		shown := name
@@ -291,7 +292,7 @@ func (s *schema) safeNames(root *object) (*object, map[string]string) {
 		}
 		out.set("required", needed)
 	}
-	// Other words name members inside; without them more is allowed.
+	// Other keywords name members, too. Without them the schema allows more.
 	for _, word := range []string{"dependentRequired", "dependentSchemas", "if", "then", "else", "propertyNames"} {
 		if out.has(word) {
 			s.notes.add("", "%s is left out, because an argument has another name here", word)
@@ -303,7 +304,7 @@ func (s *schema) safeNames(root *object) (*object, map[string]string) {
 
 var unsafeRunes = regexp.MustCompile(`[^A-Za-z0-9_]`)
 
-// safeName makes a name of letters, digits and _ that is not taken.
+// safeName returns a free name of letters, digits and _.
 func safeName(name string, taken func(string) bool) string {
 	b := unsafeRunes.ReplaceAllString(name, "_")
 	if b == "" || b[0] >= '0' && b[0] <= '9' {

@@ -12,12 +12,12 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// maxNesting is how deep a value may nest; a recursive reader must give up
-// before its stack does.
+// maxNesting is the max nesting of a value: a recursive reader must stop before its stack
+// overflows.
 const maxNesting = 256
 
-// object is a JSON object whose members keep their order: a model reads a
-// schema from top to bottom, as its author wrote it.
+// object is a JSON object that keeps the order of its members: a model reads a schema in its
+// author's order.
 type object struct {
 	keys   []string
 	values map[string]any
@@ -45,7 +45,7 @@ func (o *object) list(key string) []any { l, _ := o.values[key].([]any); return 
 // object returns a member that is an object, nil for anything else.
 func (o *object) object(key string) *object { m, _ := o.values[key].(*object); return m }
 
-// set puts a member at its place, a new one at the end.
+// set sets a member at its position, a new one at the end.
 func (o *object) set(key string, value any) {
 	if _, ok := o.values[key]; !ok {
 		o.keys = append(o.keys, key)
@@ -62,7 +62,7 @@ func (o *object) drop(keys ...string) {
 	}
 }
 
-// clone copies the object, not what is in it.
+// clone makes a shallow copy.
 func (o *object) clone() *object {
 	c := &object{keys: slices.Clone(o.keys), values: make(map[string]any, len(o.values))}
 	for k, v := range o.values {
@@ -91,7 +91,7 @@ func (o *object) MarshalJSON() ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// encodeText is [tool.MarshalPlain] for what decode returned, which cannot fail.
+// encodeText is [tool.MarshalPlain] of a result of decode, which cannot fail.
 func encodeText(v any) string {
 	data, err := tool.MarshalPlain(v)
 	if err != nil {
@@ -100,8 +100,8 @@ func encodeText(v any) string {
 	return string(data)
 }
 
-// decode reads one JSON value: objects as *object, numbers as json.Number. A
-// repeated key is an error: two readers would see two things.
+// decode reads one JSON value: objects as *object, numbers as json.Number. A repeated key is an
+// error, as two readers may take different ones.
 func decode(data []byte) (any, error) {
 	dec := jsontext.NewDecoder(bytes.NewBuffer(data), jsontext.AllowInvalidUTF8(true))
 	v, err := decodeValue(dec)

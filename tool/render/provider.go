@@ -7,16 +7,15 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// plainName is a name of an argument that Anthropic and Gemini take.
+// plainName matches the names of arguments that Anthropic and Gemini accept.
 var plainName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,63}$`)
 
-// openAI renders for OpenAI: strict if the schema can be, else as it is with
-// what OpenAI asks of any schema.
+// openAI renders for OpenAI: strict if the schema permits it, else complete.
 func (r *Rendered) openAI(text string, in *schema) *object {
 	root := in.arguments()
 	parameters := in.loose(root, &looseWriter{complete: true})
 	s := &strictWriter{in: in, reasons: notes{most: maxReasons}, notes: notes{most: maxNotes}, defs: newObject(), started: map[string]bool{}}
-	for _, text := range in.notes.texts { // what the root does not say any more
+	for _, text := range in.notes.texts { // notes on lost parts of the root
 		s.refuse("", "%s", text)
 	}
 	strict := s.arguments(root)
@@ -34,27 +33,27 @@ func (r *Rendered) openAI(text string, in *schema) *object {
 		newObject("name", r.Name, "description", text, "parameters", parameters, "strict", r.Strict))
 }
 
-// anthropic renders for Anthropic, which takes JSON Schema 2020-12 but for
-// alternatives at the top and unusual names of arguments.
+// anthropic renders for Anthropic, which accepts JSON Schema 2020-12 except alternatives at the top
+// and unusual names of arguments.
 func (r *Rendered) anthropic(text string, in *schema) *object {
 	root, _ := in.safeNames(in.arguments())
 	return newObject("name", r.Name, "description", text, "input_schema", in.loose(root, &looseWriter{}))
 }
 
-// gemini renders for Gemini, which takes some words of JSON Schema in
-// parametersJsonSchema (decision 133).
+// gemini renders for Gemini, which accepts some keywords of JSON Schema in parametersJsonSchema
+// (decision 133).
 func (r *Rendered) gemini(text string, in *schema) *object {
 	root, _ := in.safeNames(in.arguments())
 	return newObject("name", r.Name, "description", text,
 		"parametersJsonSchema", in.loose(root, &looseWriter{complete: true, gemini: true, open: map[string]bool{}}))
 }
 
-// mcp renders for MCP, which takes any JSON Schema whose root is an object's.
+// mcp renders for MCP, which accepts any JSON Schema with an object as its root.
 func (r *Rendered) mcp(text string, in *schema, d *tool.Descriptor) (*object, error) {
 	out := newObject("name", r.Name, "title", string(d.ID), "description", text)
 	input, err := decode(d.InputSchema)
 	if own, ok := input.(*object); err == nil && ok && own.get("type") == "object" {
-		out.set("inputSchema", own) // as its author wrote it
+		out.set("inputSchema", own) // unchanged
 	} else {
 		out.set("inputSchema", in.loose(in.objectRoot(), &looseWriter{}))
 	}
@@ -79,8 +78,8 @@ func (r *Rendered) mcp(text string, in *schema, d *tool.Descriptor) (*object, er
 	return out, nil
 }
 
-// ownWords adds what the author wrote for MCP alone: icons, _meta and annotations of metadata.mcp,
-// and a schema that says more than the tool's own. What the mesh itself acts on wins.
+// ownWords adds the author's texts for MCP: icons, _meta and annotations of metadata.mcp, and a
+// more detailed schema. Facts that the mesh itself acts on win.
 func (s *schema) ownWords(out *object, metadata json.RawMessage) {
 	value, err := decode(metadata)
 	all, ok := value.(*object)
@@ -113,7 +112,7 @@ func (s *schema) ownWords(out *object, metadata json.RawMessage) {
 	}
 }
 
-// objectRoot is the root with "type":"object" in it, whatever else it says.
+// objectRoot returns the root with "type":"object".
 func (s *schema) objectRoot() *object {
 	flat, exact := s.flat(s.root)
 	if !exact && !s.root.has("$ref") {
@@ -126,8 +125,8 @@ func (s *schema) objectRoot() *object {
 	return out
 }
 
-// output renders the result's schema. Until its revision of 2026-07-28 MCP takes
-// objects only, so that anything else stands in a member "result".
+// output renders the result's schema. Before its revision of 2026-07-28 MCP accepts objects only,
+// so any other result is put into a member "result".
 func (r *Rendered) output(n *notes, d *tool.Descriptor) (*object, error) {
 	in, err := read(d.OutputSchema, n)
 	if err != nil {
@@ -141,7 +140,7 @@ func (r *Rendered) output(n *notes, d *tool.Descriptor) (*object, error) {
 	switch {
 	case d.Annotations.Streaming && d.Annotations.Collect:
 		result = newObject("type", "array", "items", result)
-	case d.Annotations.Streaming: // its last item, or null if there is none
+	case d.Annotations.Streaming: // its last item, or null
 		result = newObject("anyOf", []any{result, newObject("type", "null")})
 	}
 	n.add("", `the result is not always an object: structured content is {"result": …}`)

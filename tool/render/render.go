@@ -18,7 +18,7 @@ type Format string
 
 // The formats.
 const (
-	// OpenAI is a tool of OpenAI's chat completions, and of the many servers that speak like it.
+	// OpenAI is a tool of OpenAI's chat completions and of compatible servers.
 	OpenAI Format = "openai"
 	// OpenAIResponses is a tool of OpenAI's responses.
 	OpenAIResponses Format = "openai-responses"
@@ -33,8 +33,7 @@ const (
 // Formats returns all formats, in the order of the documentation.
 func Formats() []Format { return []Format{OpenAI, OpenAIResponses, Anthropic, Gemini, MCP} }
 
-// ParseFormat returns the format named text. The error is invalid_request and
-// names them all.
+// ParseFormat returns the format named text. The error is invalid_request and lists all formats.
 func ParseFormat(text string) (Format, error) {
 	if f := Format(text); slices.Contains(Formats(), f) {
 		return f, nil
@@ -46,28 +45,26 @@ func ParseFormat(text string) (Format, error) {
 	return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no format %q; the formats are %s", text, strings.Join(names, ", "))
 }
 
-// Rendered is one tool as one provider takes it. It is immutable: any number of
-// goroutines may use it.
+// Rendered is a tool in a provider's form. It is immutable.
 type Rendered struct {
 	// ID is the tool's full id.
-	ID subjects.ToolID
-	// Format is the provider's shape.
+	ID     subjects.ToolID
 	Format Format
-	// Name is what the provider calls the tool, its [tool.ProviderName]; it is in JSON too.
+	// Name is the tool's [tool.ProviderName], which JSON contains, too.
 	Name string
-	// JSON is the declaration, to be put into the provider's list of tools.
+	// JSON is the declaration for the provider's list of tools.
 	JSON json.RawMessage
 	// Strict says that OpenAI holds the model to the schema; false for others.
 	Strict bool
-	// Notes are texts for people: why a tool is not strict, and what the
-	// declaration says in another way, more widely or not at all.
+	// Notes are for people: why a tool is not strict, and which parts of the schema the declaration
+	// rewrites, widens or leaves out.
 	Notes []string
 
 	result bool // MCP: structured content is {"result": …}
 }
 
-// Tool renders a tool for a provider. The error is invalid_request: an unknown
-// format, or a schema that does not compile.
+// Tool renders a tool for a provider. The error is invalid_request: an unknown format, or a schema
+// that does not compile.
 func Tool(format Format, d *tool.Descriptor) (Rendered, error) {
 	if _, err := ParseFormat(string(format)); err != nil {
 		return Rendered{}, err
@@ -100,11 +97,10 @@ func Tool(format Format, d *tool.Descriptor) (Rendered, error) {
 	return r, nil
 }
 
-// openAIDescription is how many characters of a description OpenAI's older models
-// and its Azure twin take.
+// openAIDescription is the max characters of a description for OpenAI's older models and for Azure.
 const openAIDescription = 1024
 
-// description is the tool's text; Gemini does not take a tool without one.
+// description returns the tool's description, which Gemini requires.
 func description(format Format, d *tool.Descriptor, n *notes) string {
 	text := strings.TrimSpace(strings.ToValidUTF8(d.Description, "\uFFFD"))
 	if text == "" {
@@ -118,14 +114,13 @@ func description(format Format, d *tool.Descriptor, n *notes) string {
 	return string([]rune(text)[:openAIDescription-1]) + "…"
 }
 
-// Arguments turns the arguments that a model wrote for a tool, whichever provider it
-// was rendered for, into those of the tool itself: renamed arguments get their names
-// back, and what does not fit the tool's schema is made to fit as [tool.Validator.Fit]
-// does. changed says what was made to fit. Anything else is passed on as it is, for
-// the mesh to check. Empty text means no arguments.
+// Arguments turns the arguments that a model wrote, for any provider, into the tool's own: renamed
+// arguments get their names back, and others are fitted to the schema by [tool.Validator.Fit].
+// changed lists the fitted ones. The rest passes unchanged, for the mesh to validate. Empty text
+// means no arguments.
 //
-// The error is invalid_arguments with details.errors: text that is no JSON object, or
-// an argument that is given under both of its names.
+// The error is invalid_arguments with details.errors: text that is no JSON object, or an argument
+// given under both of its names.
 func Arguments(d *tool.Descriptor, text json.RawMessage) (arguments json.RawMessage, changed []string, err error) {
 	v, err := tool.Compile(d.InputSchema)
 	if err != nil {
@@ -144,7 +139,7 @@ func Arguments(d *tool.Descriptor, text json.RawMessage) (arguments json.RawMess
 	}
 	in := parse(d.InputSchema, &notes{most: maxNotes})
 	_, names := in.safeNames(in.arguments())
-	for _, safe := range slices.Sorted(maps.Keys(names)) { // the same text for the same call
+	for _, safe := range slices.Sorted(maps.Keys(names)) { // sorted, so that the same call gives the same text
 		own := names[safe]
 		if !given.has(safe) {
 			continue
@@ -168,9 +163,9 @@ func invalid(at, expected, got, message string) error {
 		WithDetail("errors", []tool.Problem{{Pointer: at, Expected: expected, Got: got, Message: message}})
 }
 
-// StructuredContent turns a result of the tool into the structuredContent of
-// MCP's tools/call, as the declaration's outputSchema says: a result that is not
-// always an object is wrapped as {"result": …}.
+// StructuredContent turns a result into the structuredContent of MCP's tools/call, as the
+// declaration's outputSchema says: a result that is not always an object is wrapped as {"result":
+// …}.
 func (r *Rendered) StructuredContent(result json.RawMessage) (json.RawMessage, error) {
 	if !r.result {
 		return result, nil

@@ -15,33 +15,32 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// maxNodes bounds the schema objects of one rendering. References make a short
-// schema long: eleven definitions that each name the next one twice are 2,047.
+// maxNodes bounds the schema objects of one rendering. References expand: eleven definitions that
+// each name the next one twice are 2,047.
 const maxNodes = 5000
 
-// maxMerges bounds how many schemas are put together into others. Two that both
-// describe a member are put together anew inside it, and so on without an end.
+// maxMerges bounds the merged schemas. Two schemas that both describe a member are merged inside
+// it, too, possibly without end.
 const maxMerges = 20000
 
-// schema is an author's schema made uniform: the words of 2020-12 whatever
-// dialect it is in, every reference as "#/$defs/<name>" into defs, and no
-// boolean schema but additionalProperties (true is {}, false is {"not":{}}).
+// schema is a normalized schema: the keywords of 2020-12 whatever its dialect, every reference as
+// "#/$defs/<name>" into defs, and no boolean schema except additionalProperties (true is {}, false
+// is {"not":{}}).
 type schema struct {
 	root  *object
 	defs  map[string]*object
 	notes *notes
 	flats map[*object]flattened
-	work  int // how often flatten may still work
+	work  int // remaining work of flatten
 }
 
-// flattened is what flat found.
+// flattened is a result of flat.
 type flattened struct {
 	out   *object
 	exact bool
 }
 
-// notes collects what people should know of a rendering, each text once. The last
-// of most says that there were more.
+// notes collects texts for people, each once. The last one says if there were more.
 type notes struct {
 	texts []string
 	most  int
@@ -67,17 +66,17 @@ func (n *notes) add(path, format string, args ...any) {
 	n.texts = append(n.texts, text)
 }
 
-// reader makes a schema of JSON.
+// reader reads a schema from JSON.
 type reader struct {
 	doc   *object
-	old   bool // a dialect before 2019-09: what stands beside a $ref is ignored
+	old   bool // a dialect before 2019-09: neighbours of a $ref are ignored
 	tuple bool // a dialect before 2020-12: items may be an array
 	out   *schema
 	names map[string]string // pointer -> name in defs
 	count int
 }
 
-// read checks and reads an author's schema. Empty text means: any object.
+// read validates and reads an author's schema. Empty text means any object.
 func read(text json.RawMessage, n *notes) (*schema, error) {
 	if _, err := tool.Compile(text); err != nil {
 		return nil, err
@@ -107,7 +106,7 @@ func parse(text json.RawMessage, n *notes) *schema {
 	return out
 }
 
-// plain is a boolean schema as an object.
+// plain returns a boolean schema as an object.
 func plain(all bool) *object {
 	if all {
 		return newObject()
@@ -115,13 +114,13 @@ func plain(all bool) *object {
 	return newObject("not", newObject())
 }
 
-// isNever says whether a schema is that of false.
+// isNever reports whether a schema is false.
 func isNever(o *object) bool {
 	not := o.object("not")
 	return not != nil && len(not.keys) == 0
 }
 
-// The keywords of 2020-12, by what they hold.
+// The keywords of 2020-12 by the kind of their values.
 var (
 	schemaWords = words("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames",
 		"unevaluatedItems", "unevaluatedProperties", "contentSchema")
@@ -134,12 +133,11 @@ var (
 	// annotationWords assert nothing.
 	annotationWords = words("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
 		"contentEncoding", "contentMediaType", "contentSchema", "format")
-	// droppedWords say where a schema lives, or are for its authors only.
+	// droppedWords identify a schema, or are for its authors only.
 	droppedWords = words("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary",
 		"$comment", "$defs", "definitions", "additionalItems", "dependencies", "$dynamicRef", "$recursiveRef")
 )
 
-// number makes a json.Number.
 func number(n int) json.Number { return json.Number(fmt.Sprint(n)) }
 
 func words(list ...string) map[string]bool {
@@ -207,7 +205,7 @@ func (r *reader) schema(o *object, root bool) *object {
 
 func isList(v any) bool { _, ok := v.([]any); return ok }
 
-// inner is the value of a word with each schema in it turned by f.
+// inner returns the value of a keyword with f applied to each schema in it.
 func inner(key string, value any, f func(v any) any) any {
 	switch {
 	case schemaWords[key]:
@@ -231,7 +229,7 @@ func inner(key string, value any, f func(v any) any) any {
 	return value
 }
 
-// dependencies are one word for two things before 2019-09.
+// dependencies splits the keyword that had two meanings before 2019-09.
 func (r *reader) dependencies(o, out *object) {
 	given := o.object("dependencies")
 	if given == nil {
@@ -253,8 +251,7 @@ func (r *reader) dependencies(o, out *object) {
 	}
 }
 
-// reference turns a $ref into one to a definition; what cannot be followed is
-// left open.
+// reference turns a $ref into one to a definition. One that cannot be resolved allows anything.
 func (r *reader) reference(out *object, value any) {
 	ref, _ := value.(string)
 	path, ok := strings.CutPrefix(ref, "#")
@@ -266,7 +263,7 @@ func (r *reader) reference(out *object, value any) {
 		if target, label, ok := r.follow(path); ok {
 			name := r.name(label)
 			r.names[path] = name
-			r.out.defs[name] = newObject() // before its content: it may name itself
+			r.out.defs[name] = newObject() // before its content, which may refer to it
 			out.set("$ref", "#/$defs/"+name)
 			r.out.defs[name] = r.value(target)
 			return
@@ -302,7 +299,7 @@ func (r *reader) follow(path string) (target any, label string, ok bool) {
 	return nil, "", false
 }
 
-// name makes the name of a definition, unlike those there are.
+// name returns a new name for a definition.
 func (r *reader) name(label string) string {
 	base := unsafeRunes.ReplaceAllString(label, "_")
 	if base == "" {
@@ -316,7 +313,7 @@ func (r *reader) name(label string) string {
 	return name
 }
 
-// target returns the definition that a schema refers to, nil without one.
+// target returns the definition that a schema refers to, nil for none.
 func (s *schema) target(o *object) (*object, string) {
 	name, ok := strings.CutPrefix(o.text("$ref"), "#/$defs/")
 	if !ok {
@@ -325,8 +322,7 @@ func (s *schema) target(o *object) (*object, string) {
 	return s.defs[name], name
 }
 
-// asserts says whether a schema has a word that can refuse a value, besides
-// those given.
+// asserts reports whether a schema has a keyword that can refuse a value, except the given ones.
 func asserts(o *object, except ...string) bool {
 	for _, key := range o.keys {
 		known := plainWords[key] || schemaWords[key] || listWords[key] || mapWords[key] || key == "$ref"
@@ -337,8 +333,7 @@ func asserts(o *object, except ...string) bool {
 	return false
 }
 
-// flat returns the schema without $ref and allOf at its top, and whether it
-// still says the same; if not, it allows more.
+// flat returns the schema without $ref and allOf at its top, and whether it means the same. If not, it allows more.
 func (s *schema) flat(o *object) (*object, bool) { return s.flatten(o, map[*object]bool{}) }
 
 func (s *schema) flatten(o *object, open map[*object]bool) (*object, bool) {
@@ -349,7 +344,7 @@ func (s *schema) flatten(o *object, open map[*object]bool) (*object, bool) {
 		return known.out, known.exact
 	}
 	if s.work--; s.work < 0 || open[o] || len(open) > 64 {
-		return newObject(), false // a circle that never reaches a type, or nearly
+		return newObject(), false // a circle without a type
 	}
 	open[o] = true
 	defer delete(open, o)
@@ -375,8 +370,8 @@ func (s *schema) flatten(o *object, open map[*object]bool) (*object, bool) {
 	return out, exact
 }
 
-// merge narrows a by b, and says whether the result allows just what both
-// allow; if not, it allows more. Annotations of a come first.
+// merge narrows a by b. It returns false if the result allows more than both. Annotations of a come
+// first.
 func merge(a, b *object) bool {
 	exact := true
 	closedA, closedB := a.get("additionalProperties") == false, b.get("additionalProperties") == false
@@ -443,13 +438,13 @@ func sameNames(a, b *object) bool {
 	return true
 }
 
-// rational reads a number of a schema, which tool.Compile has bounded.
+// rational reads a number of a schema, within the bounds of tool.Compile.
 func rational(v any) (*big.Rat, bool) {
 	n, _ := v.(json.Number)
 	return new(big.Rat).SetString(string(n))
 }
 
-// size reads a count of a schema, unless it is absurdly large.
+// size reads a count of a schema; ok is false if it is absurdly large.
 func size(v any) (int, bool) {
 	r, ok := rational(v)
 	if !ok || !r.IsInt() || !r.Num().IsInt64() {
@@ -468,15 +463,14 @@ func union(a, b []any) []any {
 	return out
 }
 
-// contains says whether a list has a value equal to one.
 func contains(list []any, one any) bool {
 	return slices.ContainsFunc(list, func(other any) bool { return equal(other, one) })
 }
 
-// equal compares JSON values as they are written.
+// equal compares JSON values in their written form.
 func equal(a, b any) bool { return reflect.DeepEqual(a, b) }
 
-// kindsOf reads the value of "type".
+// kindsOf parses the value of "type".
 func kindsOf(v any) []string {
 	switch v := v.(type) {
 	case string:
@@ -493,7 +487,7 @@ func kindsOf(v any) []string {
 	return nil
 }
 
-// typeOf writes the value of "type".
+// typeOf returns the value of "type".
 func typeOf(kinds []string) any {
 	if len(kinds) == 1 {
 		return kinds[0]
@@ -520,7 +514,7 @@ func intersect(a, b []string) []string {
 	return out
 }
 
-// kinds are the JSON types that a flat schema names, itself or by its values; nil is any.
+// kinds returns the JSON types of a flat schema, from type or from its values; nil is any.
 func kinds(o *object) (list []string) {
 	types := kindsOf(o.get("type"))
 	values, ok := choices(o)
@@ -565,8 +559,8 @@ func choices(o *object) ([]any, bool) {
 	return kept, true
 }
 
-// takesNull says whether null fits a schema. It may say yes of one that
-// refuses null by words other than type, enum, const, $ref and alternatives.
+// takesNull reports whether null fits a schema. It ignores keywords other than type, enum, const,
+// $ref and alternatives, so it may be wrong about others that refuse null.
 func (s *schema) takesNull(o *object) bool {
 	visits := 1000
 	return s.null(o, &visits)

@@ -19,24 +19,24 @@ const (
 	strictEnumText   = 15000  // … has at most this many characters
 )
 
-// strictFormats are the formats of text that strict schemas know.
+// strictFormats are the text formats that strict schemas accept.
 var strictFormats = words("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
 
-// strictRefused are the words that strict schemas do not know and that refuse
-// values: without them the schema would allow more than the tool does.
+// strictRefused are keywords that strict schemas lack and that refuse values: without them the
+// schema would allow more than the tool does.
 var strictRefused = []string{
 	"not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties", "propertyNames",
 	"unevaluatedProperties", "unevaluatedItems", "maxProperties", "contains", "minContains", "maxContains",
 	"minLength", "maxLength",
 }
 
-// maxReasons bounds the reasons that are told.
+// maxReasons bounds the listed reasons.
 const maxReasons = 8
 
-// strictWriter writes a schema in OpenAI's strict subset, or finds why it cannot be.
+// strictWriter writes a schema in OpenAI's strict subset, or the reasons why it cannot be strict.
 type strictWriter struct {
 	in      *schema
-	reasons notes // why it cannot be
+	reasons notes // why it cannot be strict
 	defs    *object
 	started map[string]bool
 	count   int
@@ -57,7 +57,7 @@ func (s *strictWriter) arguments(root *object) *object {
 	return out
 }
 
-// schema renders one schema. What it returns after a refusal is not used.
+// schema renders one schema. Its result after a refusal is not used.
 func (s *strictWriter) schema(o *object, path string, depth int) *object {
 	s.count++
 	if s.count > maxNodes || depth > 64 {
@@ -107,7 +107,7 @@ func (s *strictWriter) schema(o *object, path string, depth int) *object {
 	case 1:
 		return s.typed(flat, types[0], path, depth)
 	}
-	// Several types, each with the words that are about it.
+	// Several types, each with its own keywords.
 	branches := make([]any, len(types))
 	for i, kind := range types {
 		branches[i] = without(flat, kind)
@@ -124,7 +124,7 @@ func (s *strictWriter) schema(o *object, path string, depth int) *object {
 	return s.alternatives(several, "anyOf", path, depth)
 }
 
-// without is a schema narrowed to one of its types.
+// without returns a schema narrowed to one of its types.
 func without(o *object, kind string) *object {
 	out := o.clone()
 	if values, ok := choices(o); ok {
@@ -142,12 +142,12 @@ func without(o *object, kind string) *object {
 	return out
 }
 
-// reference keeps a $ref: strict schemas may be recursive. Nothing may stand
-// beside it, so a description goes around it.
+// reference keeps a $ref: strict schemas may be recursive. A $ref has no neighbours, so a
+// description wraps it.
 func (s *strictWriter) reference(target *object, name, text string, depth int) *object {
 	if !s.started[name] {
 		s.started[name] = true
-		s.defs.set(name, newObject()) // its place
+		s.defs.set(name, newObject()) // reserves its position
 		s.defs.set(name, s.schema(target, name, depth+1))
 	}
 	out := newObject("$ref", "#/$defs/"+name)
@@ -200,7 +200,7 @@ func (s *strictWriter) typed(o *object, kind, path string, depth int) *object {
 	return out
 }
 
-// joined puts a sentence behind a text.
+// joined appends a sentence to a text.
 func joined(text, sentence string) string {
 	switch text = strings.TrimSpace(text); {
 	case text == "":
@@ -212,8 +212,8 @@ func joined(text, sentence string) string {
 	}
 }
 
-// setText puts the description in front of the other words, and the default
-// into it where the provider has no word for that.
+// setText adds the description as the first keyword, with the default in it where the provider has
+// no keyword for that.
 func (o *object) setText(text string, from *object) {
 	if value, ok := from.values["default"]; ok {
 		if shown := encodeText(value); utf8.RuneCountInString(shown) <= 200 {
@@ -259,12 +259,12 @@ func (s *strictWriter) array(o, out *object, path string, depth int) {
 	out.set("items", s.schema(item, path+"[]", depth+1))
 }
 
-// alike says whether schemas differ by what names them only.
+// alike reports whether schemas differ at most in title and description.
 func alike(list []any) bool {
 	return !slices.ContainsFunc(list, func(one any) bool { return !equal(bare(one), bare(list[0])) })
 }
 
-// bare is a schema without what names it only.
+// bare returns a schema without title and description.
 func bare(v any) any {
 	o, ok := v.(*object)
 	if !ok {
@@ -310,7 +310,7 @@ func (s *strictWriter) members(o, out *object, path string, depth int) {
 		at := inside(path, name)
 		optional := !contains(needed, name)
 		if isNever(inner) && optional {
-			continue // the one value that it may have is none
+			continue // its only value does not fit
 		}
 		rendered := s.schema(inner, at, depth+1)
 		if optional && !s.in.takesNull(inner) {
@@ -325,7 +325,7 @@ func (s *strictWriter) members(o, out *object, path string, depth int) {
 	out.set("additionalProperties", false)
 }
 
-// inside is the place of a member, for people.
+// inside returns the path of a member, for people.
 func inside(path, name string) string {
 	if path == "" {
 		return name
@@ -347,7 +347,7 @@ func orNull(o *object) *object {
 		if values := o.list("enum"); values != nil && !contains(values, nil) {
 			out.set("enum", append(slices.Clone(values), nil))
 		}
-	default: // nothing may stand beside anyOf but a description
+	default: // anyOf accepts no neighbour except a description
 		inner := o.clone()
 		inner.drop("description")
 		out = newObject()
@@ -421,7 +421,7 @@ func (s *strictWriter) alternatives(o *object, word, path string, depth int) *ob
 	return out
 }
 
-// implied says whether the type beside alternatives says nothing new.
+// implied reports whether the type next to alternatives adds nothing.
 func (s *strictWriter) implied(o *object, word string) bool {
 	types := kindsOf(o.get("type"))
 	for _, one := range o.list(word) {
@@ -439,8 +439,8 @@ func (s *strictWriter) implied(o *object, word string) bool {
 	return true
 }
 
-// distinct refuses what OpenAI cannot tell apart: alternatives that are objects
-// with the same first property, unless its values differ.
+// distinct refuses alternatives that OpenAI cannot tell apart: objects with the same first
+// property, unless its values differ.
 func (s *strictWriter) distinct(branches []any, path string) {
 	type first struct {
 		name   string
@@ -485,7 +485,7 @@ func (s *strictWriter) resolve(o *object) *object {
 	return newObject()
 }
 
-// limits refuses what is beyond the documented sizes.
+// limits refuses schemas beyond the documented sizes.
 func (s *strictWriter) limits(out *object) {
 	var properties, enums, text int
 	var walk func(o *object, depth int)
