@@ -125,7 +125,7 @@ class _Awaited:
     async def run(self) -> None:
         try:
             self.value = await self.make()
-        except BaseException as failure:  # raised again in the waiting thread
+        except BaseException as failure:  # noqa: B036 - raised again in the waiting thread
             self.failure = failure
         if not background.over:  # else the waiting thread is a daemon, which ends with the interpreter
             self.ended.release()
