@@ -223,7 +223,7 @@ func descriptorOf(t testing.TB, schema any) *tool.Descriptor {
 	return one(string(data))
 }
 
-// answerer writes what a model may answer to a declaration.
+// answerer writes a possible answer of a model to a declaration.
 type answerer struct {
 	*rand.Rand
 	root map[string]any
@@ -380,7 +380,7 @@ func answer(t testing.TB, random *rand.Rand, r render.Rendered) (json.RawMessage
 	return data, true
 }
 
-// fits says whether a schema may be answered with what its declaration allows.
+// fits reports whether a schema accepts values that its declaration allows.
 func checkAnswers(t *testing.T, random *rand.Rand, d *tool.Descriptor, times int) (made int) {
 	t.Helper()
 	r := rendered(t, render.OpenAI, d)
@@ -408,7 +408,7 @@ func checkAnswers(t *testing.T, random *rand.Rand, d *tool.Descriptor, times int
 	return made
 }
 
-// What a model answers, held to a declaration, is what the tool takes.
+// Every answer of a model that fits the declaration fits the tool.
 func TestAnswersToTheWorkersToolsAreArguments(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))

@@ -110,7 +110,7 @@ func TestOmittedSchemaPartsAreNoted(t *testing.T) {
 			t.Errorf("%s of %s: the notes are %q, want %q", c.format, c.schema, r.Notes, c.note)
 		}
 	}
-	// What is said in full needs no note.
+	// A complete description needs no note.
 	for _, format := range render.Formats() {
 		r := rendered(t, format, one(`{"type":"object","properties":{"a":{"type":"string"}},"required":["a"],"additionalProperties":false}`))
 		if len(r.Notes) > 0 {

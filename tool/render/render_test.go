@@ -174,9 +174,9 @@ func TestArguments(t *testing.T) {
 	for _, c := range []struct {
 		tool       string // of the worker, or a schema
 		from, want string
-		changed    string // in what is said of it; empty: nothing is
+		changed    string // in the list of changes; empty: none
 	}{
-		// What a strict schema has null for.
+		// Values that a strict schema replaces by null.
 		{"int_default", `{"x":null}`, `{}`, "/x: null was left out"},
 		{"int_default", `{"x":0}`, `{"x":0}`, ""},
 		{"optional_default", `{"x":null}`, `{"x":null}`, ""},
@@ -202,7 +202,7 @@ func TestArguments(t *testing.T) {
 		{`{"type":"object","properties":{"on":{"type":"boolean"}}}`, `{"on":"True"}`, `{"on":true}`, "/on"},
 		{`{"type":"object","properties":{"n":{"anyOf":[{"type":"integer"},{"type":"array","items":{"type":"integer"}}]}}}`, `{"n":"[\"1\"]"}`, `{"n":[1]}`, "/n"},
 		{"tree", `{"x":"{\"name\":\"a\",\"children\":\"[]\"}"}`, `{"x":{"children":[],"name":"a"}}`, "/x"},
-		// Text, where it is taken, or where what it holds does not fit.
+		// Text in place of other values, where the schema accepts text, and where the text's content does not fit.
 		{"union_str_int", `{"x":"5"}`, `{"x":"5"}`, ""},
 		{`{"type":"object","properties":{"x":{"anyOf":[{"type":"string","minLength":3},{"type":"integer"}]}}}`, `{"x":"5"}`, `{"x":"5"}`, ""},
 		{`{"type":"object","properties":{"x":{"enum":["a","b"]}}}`, `{"x":"1"}`, `{"x":"1"}`, ""},
@@ -312,7 +312,7 @@ func TestStructuredContentFitsTheOutputSchema(t *testing.T) {
 	}
 }
 
-// TestMCPWordsOfTheAuthor: metadata.mcp is for MCP alone, and what the mesh acts on wins over it.
+// TestMCPWordsOfTheAuthor: metadata.mcp applies to MCP only, and facts that the mesh acts on win over it.
 func TestMCPWordsOfTheAuthor(t *testing.T) {
 	d := &tool.Descriptor{
 		ID: "i.m.f", Name: "m.f", InputSchema: json.RawMessage(`{"type":"object"}`), Source: tool.SourceImport,

@@ -20,7 +20,7 @@ import (
 
 var providerName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
 
-// breaches returns what a provider would refuse in a declaration.
+// breaches returns the parts of a declaration that a provider would refuse.
 func breaches(format render.Format, data json.RawMessage) []string {
 	c := &checker{}
 	var v any
@@ -370,7 +370,7 @@ func (c *checker) mcp(at string, v any) {
 	c.compiles(at, o)
 }
 
-// The checker must be able to refuse, or what it lets through says nothing.
+// The checker must be able to refuse, or its consent means nothing.
 func TestTheRulesRefuse(t *testing.T) {
 	t.Parallel()
 	strict := func(schema string) string {

@@ -283,7 +283,7 @@ class _Runner:
         self._bridge: Bridge | None = None
         self._running: dict[str, _Call] = {}
         self._waiting: deque[_Call] = deque()  # for a thread
-        self._given, self._taken, self._seen = 0, 0, 0  # calls: waiting ever, no longer waiting, _given at the last check
+        self._given, self._taken, self._seen = 0, 0, 0  # calls: all that waited, no longer waiting, at the last look
         self._looking = False
         self._had_calls = False
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # of an idle thread: False ends it
