@@ -114,7 +114,7 @@ func (q *request) readHeaders(in *call) error {
 	}
 	in.key = q.r.Header.Get("Idempotency-Key")
 	if in.key == "" && q.r.Header.Values("Idempotency-Key") != nil {
-		return refused(toolmesh.CodeInvalidRequest, "Idempotency-Key is empty: it is a text of the client's own, another one for each call")
+		return refused(toolmesh.CodeInvalidRequest, "Idempotency-Key is empty: send a text that is unique to the call")
 	}
 	in.trace = codec.NewTrace(q.r.Header.Values)
 	return nil

@@ -74,7 +74,7 @@ func (q *request) readParts(in *call) error {
 		}
 		name := part.FormName()
 		if name == "" {
-			return refused(toolmesh.CodeInvalidRequest, "a part of the request's body has no name: it has that of the argument which it is")
+			return refused(toolmesh.CodeInvalidRequest, "a part of the request's body has no name: name each part after its argument")
 		}
 		if _, twice := args[name]; twice {
 			return refused(toolmesh.CodeInvalidRequest, "the argument %q has two parts: send it in one", name)

@@ -95,7 +95,7 @@ func Listen(ctx context.Context, g *Gateway, o ListenOptions) (*Server, error) {
 			err = s.http.Serve(listener)
 		}
 		if !errors.Is(err, http.ErrServerClosed) {
-			g.log.Error("the gateway serves no more", slog.String("error", err.Error()))
+			g.log.Error("the gateway stopped serving", slog.String("error", err.Error()))
 		}
 	})
 	return s, nil
