@@ -23,14 +23,13 @@ const (
 	sideGo          = "go"
 	sidePython      = "python"
 	sidePlainGo     = "plain-go"     // the tools of sideGo, called by a plain NATS client
-	sidePlainPython = "plain-python" // likewise
+	sidePlainPython = "plain-python" // those of sidePython
 )
 
-// callTimeout is far beyond what a call may take.
+// callTimeout is far above the time of any call.
 const callTimeout = 30 * time.Second
 
-// caller is the calling process: one connection for the raw side and one for
-// the mesh.
+// caller is the calling process: one connection for the raw side, one for the mesh.
 type caller struct {
 	raw, conn *nats.Conn
 	mesh      *client.Client
@@ -146,13 +145,13 @@ func (c *caller) stream(ctx context.Context, r request) (answer, error) {
 	return answer{Took: time.Since(began), Ops: n}, nil
 }
 
-// wideArgs is 64 MB of arguments, which are the result as well.
+// wideArgs returns 64 MB of arguments, which are the result, too.
 var wideArgs = sync.OnceValue(func() json.RawMessage {
 	return json.RawMessage(`{"text":"` + strings.Repeat("0123456789abcdef", 4_000_000) + `"}`)
 })
 
-// objects times the least cost of a large argument and a large result: each is put into an
-// object store, and got from there.
+// objects measures the min cost of a large argument and a large result: an object store takes and
+// returns each.
 func (c *caller) objects(ctx context.Context, n int) (answer, error) {
 	js, err := jetstream.New(c.raw)
 	if err != nil {
@@ -175,7 +174,7 @@ func (c *caller) objects(ctx context.Context, n int) (answer, error) {
 	})
 }
 
-// large times calls with that argument and result.
+// large measures calls with that argument and result.
 func (c *caller) large(ctx context.Context, n int) (answer, error) {
 	return each(n, func() error {
 		r, err := c.mesh.Call(ctx, goIndex+".echo", wideArgs())

@@ -22,8 +22,8 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 )
 
-// The section "gateway": calls, streams and lists over HTTP and MCP, next to the NATS calls that they make, and
-// next to an MCP server of the official SDK whose tool is a function of its own process.
+// The section "gateway": calls, streams and lists over HTTP and MCP, next to the NATS calls that
+// they make, and next to an MCP server of the official SDK with a local function as its tool.
 
 const (
 	manyIndexes = 10
@@ -75,7 +75,6 @@ func startGateway(ctx context.Context, args []string) (role, error) {
 	return role{do, served.URL() + " " + sdk.URL, func() { served.Stop(); sdk.Close(); end() }}, nil
 }
 
-// measureGateway compares each side over HTTP with its peer.
 func (p *plan) measureGateway(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
 	c, err := startChild(ctx, stderr, "gateway", s.broker.hello)
 	if err != nil {
@@ -85,7 +84,7 @@ func (p *plan) measureGateway(ctx context.Context, stderr io.Writer, s *stage, r
 	if _, err := s.caller.ask(request{Do: "web", Text: c.hello}); err != nil {
 		return err
 	}
-	for try := 0; ; try++ { // the registry has yet to take the tools
+	for try := 0; ; try++ { // the registry may not have the tools yet
 		_, err := s.caller.ask(request{Do: "unary", Side: "list-page", N: 1})
 		if err == nil {
 			break
@@ -127,7 +126,7 @@ func (p *plan) measureGateway(ctx context.Context, stderr io.Writer, s *stage, r
 	return nil
 }
 
-// web is how a caller reaches a gateway and the SDK's server.
+// web is a caller's connection to a gateway and to the SDK's server.
 type web struct {
 	http         http.Client
 	gateway, sdk string
@@ -135,7 +134,7 @@ type web struct {
 	ours, theirs string       // the sessions of MCP before 2026-07-28
 }
 
-// begin opens the sessions. urls: of the gateway and of the SDK's server.
+// begin opens the sessions. urls are those of the gateway and of the SDK's server.
 func (w *web) begin(ctx context.Context, urls string) (err error) {
 	w.gateway, w.sdk, _ = strings.Cut(urls, " ")
 	w.http.Transport = &http.Transport{MaxIdleConnsPerHost: burstCallers}
@@ -158,7 +157,7 @@ func (w *web) send(ctx context.Context, url, body string, headers map[string]str
 	if body == "" {
 		method = http.MethodGet
 	}
-	body = strings.Replace(body, `"id":1`, fmt.Sprint(`"id":`, w.count.Add(1)), 1) // a session takes each once
+	body = strings.Replace(body, `"id":1`, fmt.Sprint(`"id":`, w.count.Add(1)), 1) // a session accepts each id once
 	q, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -180,7 +179,7 @@ func read(a *http.Response, want string) ([]byte, error) {
 	return body, err
 }
 
-// one returns an operation of a side; nil for what is no side over HTTP.
+// one returns an operation of a side, nil for a side without HTTP.
 func (w *web) one(ctx context.Context, side string) func() error {
 	do := func(url, body, want string, headers map[string]string) func() error {
 		return func() error {

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// Names of what is called.
+// The names of tools and indexes.
 const (
 	goIndex     = "bill"
 	pyIndex     = "pybill"
 	pythonTools = 100 // in the Python index
 )
 
-// toolOf is the id of a tool on a side of the mesh.
+// toolOf returns the id of a tool on a side of the mesh.
 func toolOf(side, name string) string {
 	if side == sideGo {
 		return goIndex + "." + name
@@ -23,8 +23,8 @@ func toolOf(side, name string) string {
 	return pyIndex + ".bill." + name
 }
 
-// makeIndex writes a git repository with an index of pythonTools functions, of
-// which two are called, and returns its URL.
+// makeIndex writes a git repository with an index of pythonTools functions, two of which are
+// called, and returns its URL.
 func makeIndex(dir string) (string, error) {
 	dir = filepath.Join(dir, pyIndex)
 	var names, code strings.Builder

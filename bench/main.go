@@ -18,12 +18,11 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run is the whole program: the coordinator, or, with rolePrefix, one of the
-// processes that the coordinator starts.
+// run is the whole program: the coordinator, or with rolePrefix a process started by it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) > 0 && strings.HasPrefix(args[0], rolePrefix) {
-		// An interrupt goes to the whole group; the coordinator ends its
-		// children by closing their standard input.
+		// An interrupt goes to the process group; the coordinator ends its children by closing
+		// their standard input.
 		return serveRole(context.WithoutCancel(ctx), strings.TrimPrefix(args[0], rolePrefix), args[1:], os.Stdin, stdout, stderr)
 	}
 	if len(args) > 0 && args[0] == "scale" {

@@ -18,20 +18,19 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 )
 
-// The sections "overload" and "slow": calls that come at a rate, whether those before have
-// ended or not, of a tool that takes loadTakes and computes nothing, so that what is
-// measured is the waiting alone.
+// The sections "overload" and "slow": calls at a fixed rate, whether earlier ones have ended or
+// not, of a tool that sleeps for loadTakes, so that only the waiting is measured.
 
 const (
 	loadTakes   = 100 * time.Millisecond
 	loadTimeout = 2 * time.Second
-	loadWorkers = 8 // of a node
+	loadWorkers = 8 // per node
 	slowNode    = "slow"
 )
 
 var loadSides = []string{"plain", "go", "python"}
 
-// loadTools is the index; on a node whose folder is named slowNode it is ten times slower.
+// loadTools is the index. On a node with the folder slowNode it is ten times slower.
 const loadTools = `import time
 
 TAKES = 1.0 if "/slow/" in __file__ else 0.1
@@ -42,13 +41,13 @@ def work() -> int:
     return 1
 `
 
-// loaded is what one run of a load came to.
+// loaded is the result of one load.
 type loaded struct {
 	Served, Late, Busy, Other int
-	P99                       time.Duration // of the served, from when the caller began
-	Attempt                   time.Duration // the same of the attempt that was served, where the client says it
-	Slow                      int           // of the served: by the slow node
-	Else                      time.Duration // P99 of the others
+	P99                       time.Duration // of served calls, from the start by the caller
+	Attempt                   time.Duration // of the served attempt alone, if the client reports it
+	Slow                      int           // served by the slow node
+	Else                      time.Duration // P99 of the other nodes
 	Took                      time.Duration
 }
 
@@ -128,7 +127,7 @@ func p99(of []time.Duration) time.Duration {
 	return of[len(of)*99/100]
 }
 
-// loading is the processes of these sections.
+// loading has the processes of these sections.
 type loading struct {
 	stage
 	python string
@@ -165,7 +164,7 @@ func (p *plan) startLoading(ctx context.Context, stderr io.Writer, dir string, n
 	return l, l.settled(ctx)
 }
 
-// join starts an agent, whose index is served when it returns.
+// join starts an agent and returns once its index is served.
 func (l *loading) join(ctx context.Context, node string) error {
 	c, err := startChild(ctx, l.stderr, "agent", l.broker.hello, filepath.Join(l.dir, "nodes", node), node)
 	if err != nil {
@@ -176,7 +175,7 @@ func (l *loading) join(ctx context.Context, node string) error {
 	return err
 }
 
-// settled has every worker be there and every client know the nodes, before anything counts.
+// settled waits until all workers run and every client knows the nodes.
 func (l *loading) settled(ctx context.Context) error {
 	for _, side := range loadSides {
 		if _, err := l.run(ctx, side, loadWorkers*len(l.agents)*8, 4); err != nil {
@@ -209,7 +208,7 @@ func (l *loading) run(ctx context.Context, side string, rate, seconds int) (got 
 
 const loadSeconds = 12
 
-// measureOverload calls one node at rates beyond what it can do.
+// measureOverload calls one node at rates above its capacity.
 func (p *plan) measureOverload(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
 	l, err := p.startLoading(ctx, stderr, filepath.Join(s.dir, "overload"), "one")
 	defer l.end()
@@ -229,7 +228,7 @@ func (p *plan) measureOverload(ctx context.Context, stderr io.Writer, s *stage, 
 			if times == 2 {
 				limit := 2*loadTakes + 100*time.Millisecond
 				one := line{What: "overload: p99 on the node at twice the capacity, " + side + ", against two calls and 100 ms", Ours: millis(float64(got.Attempt)) + " ms", Raw: millis(float64(limit)), Ratio: float64(got.Attempt) / float64(limit)}
-				if side != "python" { // which does not say how long the attempt took
+				if side != "python" { // it does not report the time of the attempt
 					r.add(one, &bound{must: 1.3, goal: 1})
 				}
 				if side != "plain" {
@@ -246,8 +245,7 @@ func (p *plan) measureOverload(ctx context.Context, stderr io.Writer, s *stage, 
 	return nil
 }
 
-// measureSlow adds a node that is ten times slower to five others, at six tenths of what
-// these can do.
+// measureSlow adds a node that is ten times slower to five others, at 60 % of their capacity.
 func (p *plan) measureSlow(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
 	l, err := p.startLoading(ctx, stderr, filepath.Join(s.dir, "slow-node"), "a", "b", "c", "d", "e")
 	defer l.end()
@@ -281,7 +279,7 @@ func (p *plan) measureSlow(ctx context.Context, stderr io.Writer, s *stage, r *r
 		share("calls that failed", all-got.Served, bound{must: 0.002})
 		limit := bound{must: 0.02, goal: 0.01}
 		if side == "plain" {
-			limit = bound{must: 0.04, goal: 0.02} // the broker chooses, the node passes on
+			limit = bound{must: 0.04, goal: 0.02} // the broker chooses the node, which passes calls on
 		}
 		share("calls that it ran", got.Slow, limit)
 		r.add(line{What: "slow node: p99 elsewhere, " + side + ", against the run without it", Ours: millis(float64(got.Else)) + " ms", Raw: millis(float64(without[side].P99)) + " ms", Ratio: float64(got.Else) / float64(without[side].P99)},

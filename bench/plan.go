@@ -17,28 +17,28 @@ type plan struct {
 	Calls  int    // sequential calls of a round
 	Burst  int    // calls of a round with many callers
 	Items  int    // items of a round's stream
-	Before string // the program of another state; empty: none is compared with
+	Before string // the program of another version; empty: no comparison
 }
 
 func defaultPlan() plan {
 	return plan{Which: regexp.MustCompile("."), Rounds: 21, Calls: 1000, Burst: 6400, Items: 10_000}
 }
 
-// burstCallers is how many callers a benchmark with many has.
+// burstCallers is the number of concurrent callers.
 const burstCallers = 64
 
-// benchmark is one section: how its sides are measured, or what measures it.
+// benchmark is one section: its sides, or the function that measures it.
 type benchmark struct {
 	name  string
 	sides []side
 	run   func(p *plan, ctx context.Context, stderr io.Writer, s *stage, r *result) error
 }
 
-// side is one side of a benchmark: what its caller is asked for in a round.
+// side is one side of a benchmark, with the request to its caller in a round.
 type side struct {
 	name string
 	ask  func(p *plan) request
-	raw  bool // the raw process is asked instead
+	raw  bool // the request goes to the raw process
 }
 
 var benchmarks = []benchmark{
@@ -60,8 +60,7 @@ var benchmarks = []benchmark{
 	{name: "slow", run: (*plan).measureSlow},
 }
 
-// callSides are the sides of a benchmark that calls one tool: raw, by our client, and by a
-// plain one.
+// callSides returns the sides of a benchmark of one tool: raw, our client, and a plain one.
 func callSides(ask func(p *plan) request) (sides []side) {
 	for _, name := range []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython} {
 		sides = append(sides, side{name: name, ask: func(p *plan) request {
@@ -116,10 +115,10 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 type stage struct {
 	dir                              string
 	broker, raw, host, agent, caller *child
-	all                              []*child // in the order of starting
+	all                              []*child // in order of start
 }
 
-// start starts processes, the broker first. The stage is to be ended also after an error.
+// start starts processes, the broker first. End the stage even after an error.
 func start(ctx context.Context, stderr io.Writer, dir, node string, names ...string) (*stage, error) {
 	s := &stage{dir: dir}
 	into := map[string]**child{"broker": &s.broker, "raw": &s.raw, "host": &s.host, "agent": &s.agent, "caller": &s.caller}
@@ -138,7 +137,7 @@ func start(ctx context.Context, stderr io.Writer, dir, node string, names ...str
 	return s, nil
 }
 
-// startStage starts what most benchmarks use.
+// startStage starts the processes of most benchmarks.
 func startStage(ctx context.Context, stderr io.Writer, dir string) (*stage, error) {
 	s, err := start(ctx, stderr, dir, "bench-agent", "broker", "raw", "agent", "host", "caller")
 	if err != nil {
@@ -151,7 +150,7 @@ func startStage(ctx context.Context, stderr io.Writer, dir string) (*stage, erro
 	if _, err := s.caller.ask(request{Do: "install", Text: source}); err != nil {
 		return s, err
 	}
-	// Each side is warm, and the caller knows the nodes, before anything counts.
+	// Warm every side, and let the caller learn the nodes.
 	for _, side := range []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython} {
 		for range 3 {
 			if _, err := s.caller.ask(request{Do: "burst", Side: side, N: 256, Callers: 4}); err != nil {
@@ -168,7 +167,7 @@ func (s *stage) end() {
 	}
 }
 
-// measure asks each side once a round; the first round only warms them.
+// measure runs each side once per round; the first round only warms up.
 func (p *plan) measure(s *stage, b benchmark, r *result) error {
 	r.samples[b.name] = make(map[string][]answer)
 	sides := slices.Clone(b.sides)
@@ -186,13 +185,13 @@ func (p *plan) measure(s *stage, b benchmark, r *result) error {
 				r.samples[b.name][side.name] = append(r.samples[b.name][side.name], one)
 			}
 		}
-		sides = append(sides[1:], sides[0]) // each side goes first in turn
+		sides = append(sides[1:], sides[0]) // another side goes first
 	}
 	return nil
 }
 
 // measureBefore compares the calls/s of plain callers of a Python tool with those of another
-// state of this project, whose processes run next to ours, with rounds alternating.
+// version of this project. Its processes run next to ours, with rounds alternating.
 func (p *plan) measureBefore(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
 	if p.Before == "" {
 		return nil

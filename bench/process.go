@@ -16,11 +16,10 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// rolePrefix begins the first argument of a process that the coordinator
-// starts.
+// rolePrefix is the prefix of the first argument of a child process.
 const rolePrefix = "role="
 
-// request is one line that the coordinator writes to a process.
+// request is one line from the coordinator to a process.
 type request struct {
 	Do      string `json:"do"`
 	Side    string `json:"side,omitempty"`
@@ -29,8 +28,7 @@ type request struct {
 	Text    string `json:"text,omitempty"`
 }
 
-// answer is the line that comes back. Which fields are set depends on the
-// request.
+// answer is the line in reply. The request decides which fields are set.
 type answer struct {
 	Error string `json:"error,omitempty"`
 	Text  string `json:"text,omitempty"`
@@ -40,16 +38,15 @@ type answer struct {
 	Ops  int           `json:"ops,omitempty"`
 }
 
-// role is what one process is for; do serves a request,
-// hello is sent to the coordinator, stop is called at the end.
+// role is the work of one process. do serves a request, hello is sent to the coordinator, stop is
+// called at the end.
 type role struct {
 	do    func(ctx context.Context, r request) (answer, error)
 	hello string
 	stop  func()
 }
 
-// starters make the roles: what each needs is in args. After an error the process
-// ends at once.
+// starters start the roles with args. After an error the process ends.
 var starters = map[string]func(ctx context.Context, args []string) (role, error){
 	"broker": startBroker, "raw": startRaw, "host": startHost, "agent": startAgent,
 	"caller": startCaller, "gateway": startGateway, "nodes": startNodes, "router": startRouter,
@@ -88,7 +85,7 @@ func serveRole(ctx context.Context, name string, args []string, in io.Reader, ou
 	return 0
 }
 
-// each times n operations one by one.
+// each measures n operations one after the other.
 func each(n int, do func() error) (answer, error) {
 	times := make([]time.Duration, n)
 	began := time.Now()
@@ -104,7 +101,7 @@ func each(n int, do func() error) (answer, error) {
 	return answer{P50: times[n/2], Took: took, Ops: n}, nil
 }
 
-// together times about n operations of so many callers at once.
+// together measures about n operations of concurrent callers.
 func together(n, callers int, do func() error) (answer, error) {
 	each := max(n/callers, 1)
 	var group errgroup.Group
@@ -123,7 +120,6 @@ func together(n, callers int, do func() error) (answer, error) {
 	return answer{Took: time.Since(began), Ops: each * callers}, err
 }
 
-// child is a process of the coordinator. Not for concurrent use.
 type child struct {
 	name  string
 	cmd   *exec.Cmd
@@ -132,10 +128,10 @@ type child struct {
 	hello string
 }
 
-// executable is the program that roles are started of: this one, but for [plan.measureBefore].
+// executable is the program of the roles: this one, except in [plan.measureBefore].
 var executable = os.Executable
 
-// startChild re-executes this program as a role.
+// startChild starts this program again as a role.
 func startChild(ctx context.Context, stderr io.Writer, name string, args ...string) (*child, error) {
 	self, err := executable()
 	if err != nil {
@@ -191,7 +187,7 @@ func (c *child) read() (answer, error) {
 	return a, nil
 }
 
-// end closes the process's standard input and waits for it.
+// end closes the process's standard input and waits for its end.
 func (c *child) end() {
 	_ = c.in.Close()
 	_ = c.cmd.Wait()

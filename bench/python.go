@@ -13,11 +13,10 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// The section "python": our Python package next to nats-py, and to the libraries that programs
-// without a mesh use. The program python/bench.py measures, in an environment that is kept in
-// .venv/bench.
+// The section "python": our Python package next to nats-py, and to libraries that programs without
+// a mesh use. The program python/bench.py measures, in an environment in .venv/bench.
 
-// benchPython makes that environment if need be, and returns its interpreter.
+// benchPython makes that environment if needed and returns its interpreter.
 func benchPython() (string, error) {
 	venv, err := filepath.Abs(filepath.Join(".venv", "bench"))
 	if err != nil {
@@ -33,7 +32,7 @@ func benchPython() (string, error) {
 	return python, err
 }
 
-// measurePython has the program print its rows.
+// measurePython runs the program and reads its rows.
 func (p *plan) measurePython(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
 	python, err := benchPython()
 	if err != nil {
@@ -62,7 +61,7 @@ func (p *plan) measurePython(ctx context.Context, stderr io.Writer, s *stage, r 
 			Least             bool
 		}
 		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
-			fmt.Fprintln(stderr, lines.Text()) // a peer's own words
+			fmt.Fprintln(stderr, lines.Text()) // output of a peer
 			continue
 		}
 		var limit *bound

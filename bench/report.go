@@ -25,10 +25,10 @@ type result struct {
 	rounds  int
 }
 
-// bound is what a ratio must reach, so that a regression shows, and what it should.
+// bound is the min ratio (must), so that a regression shows, and the desired one (goal).
 type bound struct {
-	must, goal float64 // must 0: there is only a goal
-	least      bool    // the ratio must be at least that; else at most
+	must, goal float64 // must 0: only a goal
+	least      bool    // the ratio must be at least that, else at most
 }
 
 func (b bound) verdict(ratio float64) (must, verdict string) {
@@ -49,7 +49,7 @@ func (b bound) verdict(ratio float64) (must, verdict string) {
 	return must, "MISSED"
 }
 
-// row is one line of the table: a value of two sides of a benchmark, and their ratio.
+// row is one line of the table: the values of two sides and their ratio.
 type row struct {
 	benchmark, what, ours, raw string
 	value                      func(answer) float64
@@ -78,11 +78,11 @@ var rows = []row{
 	{"payload", "64 MB argument and result against an object store's put and get of both, p50", sideGo, sideRaw, p50, wholeMillis, &bound{must: 1.5, goal: 1.2}},
 }
 
-// beforeBound is the part of the calls/s of 64 plain callers of a Python tool that a change must
-// keep, next to the state before it (-before): ratios against raw NATS differ by machine.
+// beforeBound is the share of the calls/s of 64 plain callers of a Python tool that a change must
+// keep (-before): ratios to raw NATS differ by machine.
 var beforeBound = &bound{must: 0.9, goal: 1, least: true}
 
-// plainOf is the side whose tools a side calls by a plain NATS client.
+// plainOf maps the side of a plain NATS client to the side with its tools.
 var plainOf = map[string]string{sidePlainGo: sideGo, sidePlainPython: sidePython}
 
 func median(values []float64) float64 {
@@ -104,7 +104,7 @@ func medianOf(samples []answer, f func(answer) float64) float64 {
 	return median(values)
 }
 
-// ratioOf is the median of the ratios within each round.
+// ratioOf returns the median of the ratios of each round.
 func ratioOf(ours, raw []answer, f func(answer) float64) float64 {
 	values := make([]float64, min(len(ours), len(raw)))
 	for i := range values {
@@ -127,7 +127,7 @@ func (r *result) compared(what string, ours, raw []answer, value func(answer) fl
 	r.add(line{What: what, Ours: show(medianOf(ours, value)), Raw: show(medianOf(raw, value)), Ratio: ratioOf(ours, raw, value)}, limit)
 }
 
-// conclude adds the rows of the benchmarks that were run.
+// conclude adds the rows of the measured benchmarks.
 func (r *result) conclude() {
 	for _, row := range rows {
 		if got := r.samples[row.benchmark]; len(got) > 0 {

@@ -28,21 +28,20 @@ type scale struct {
 	Copies   int // nodes that serve each index
 	PerIndex int // tools of an index
 	Calls    int
-	Settle   time.Duration // before that, until leases are as rare as their number has them
-	Steady   time.Duration // of the measurement of what goes on without calls
+	Settle   time.Duration // wait before measuring, until leases have reached their final interval
+	Steady   time.Duration // duration of the measurement without calls
 }
 
 const (
 	scaleBrokers = 3
-	// scaleSmall is the mesh that the large one is compared with.
+	// scaleSmall is the size of the mesh for comparison.
 	scaleSmall = 3
-	// scaleProcesses is over how many processes the simulated nodes are spread.
+	// scaleProcesses is the number of processes of simulated nodes.
 	scaleProcesses = 4
 )
 
 func (s *scale) indexes() int { return max(s.Tools/s.PerIndex, 1) }
 
-// runScale measures a mesh by its size.
 func runScale(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	s := scale{}
 	flags := flag.NewFlagSet("bench scale", flag.ContinueOnError)
@@ -78,7 +77,7 @@ func runScale(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	return 0
 }
 
-// hall is the processes of a measurement of scale.
+// hall has the processes of a measurement of scale.
 type hall struct {
 	scale
 	stage
@@ -161,7 +160,7 @@ func (h *hall) populate() error {
 	if err != nil {
 		return err
 	}
-	for range scaleProcesses + 1 { // one for the first three
+	for range scaleProcesses + 1 { // one for the first three nodes
 		c, err := h.start("nodes", h.urls, string(spec))
 		if err != nil {
 			return err
@@ -171,7 +170,7 @@ func (h *hall) populate() error {
 	if _, err := h.nodes[0].ask(request{Do: "nodes", N: scaleSmall}); err != nil {
 		return err
 	}
-	// Callers need a router from the beginning on.
+	// Callers need a router from the start.
 	first, err := h.start("router", h.urls)
 	if err != nil {
 		return err
@@ -201,7 +200,7 @@ func (h *hall) populate() error {
 	return nil
 }
 
-// views starts what holds one: a router and an agent.
+// views starts processes with a view: a router and an agent.
 func (h *hall) views() error {
 	for _, one := range []struct{ name, ready, heap string }{{"router", "<= 10 s", "<= 500 MB"}, {"agent", "", "<= 100 MB"}} {
 		began := time.Now()
@@ -224,7 +223,6 @@ func (h *hall) child(name string) *child {
 	return h.all[slices.IndexFunc(h.all, func(c *child) bool { return c.name == name })]
 }
 
-// figures are the figures of a process.
 type figures struct {
 	CPU             time.Duration
 	Heap            uint64 // bytes in use after a collection
@@ -241,12 +239,12 @@ func (c *child) figures() (f figures, err error) {
 	return f, err
 }
 
-// watched are the processes whose figures count.
+// watched returns the processes to measure.
 func (h *hall) watched() []*child {
 	return append(slices.Clone(h.brokers), h.child("router"), h.child("agent"))
 }
 
-// during returns the figures of all watched processes before and after something, and its time.
+// during returns the figures of all watched processes before and after do, and its duration.
 func (h *hall) during(do func() error) (before, after []figures, took time.Duration, err error) {
 	read := func() (all []figures) {
 		for _, c := range h.watched() {
@@ -265,7 +263,7 @@ func (h *hall) during(do func() error) (before, after []figures, took time.Durat
 	return before, after, took, err
 }
 
-// steady watches the mesh without calls. What its start has left to do comes first.
+// steady watches the mesh without calls, once its start is complete.
 func (h *hall) steady() error {
 	if err := pauseFor(h.ctx, h.Settle); err != nil {
 		return err
@@ -294,10 +292,9 @@ func (h *hall) steady() error {
 	return nil
 }
 
-// callMany measures calls of the first three nodes' tools again, once while all others go
-// on and once while their processes stand still: they have the cores of this machine, which
-// a thousand machines would have themselves. What the brokers and the registry know of them
-// stays.
+// callMany measures calls of the first three nodes' tools again, once with all other nodes running
+// and once with their processes stopped: here they use the cores of one machine. The brokers and
+// the registry keep their state.
 func (h *hall) callMany() error {
 	if err := h.calls(fmt.Sprintf("%d nodes on this machine", h.Nodes)); err != nil {
 		return err
@@ -317,7 +314,7 @@ func (h *hall) callMany() error {
 	return errors.Join(err, signal(syscall.SIGCONT))
 }
 
-// calls measures with a fresh caller.
+// calls measures with a new caller.
 func (h *hall) calls(where string) error {
 	c, err := h.start("caller", h.urls)
 	if err != nil {
@@ -400,7 +397,7 @@ func (h *hall) loseNode() error {
 	return nil
 }
 
-// reconnect has all connections made anew.
+// reconnect makes all connections reconnect.
 func (h *hall) reconnect() error {
 	before, after, took, err := h.during(func() error {
 		var group errgroup.Group
@@ -425,8 +422,8 @@ func (h *hall) reconnect() error {
 	return nil
 }
 
-// cpuOf is the processor time that the brokers, the process of the first nodes and a caller
-// have taken so far.
+// cpuOf returns the processor time used so far by the brokers, the process of the first nodes and a
+// caller.
 func cpuOf(children []*child) (times [3]time.Duration, err error) {
 	for i, c := range children {
 		f, err := c.figures()

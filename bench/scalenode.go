@@ -25,7 +25,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// said returns what this process uses, with what a connection of it has moved.
+// said returns the figures of this process and of a connection.
 func said(nc *nats.Conn, more func(*figures)) (answer, error) {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
@@ -57,8 +57,8 @@ func connect(urls string) (*nats.Conn, error) {
 	return nats.Connect(urls, client.ConnectOptions()...)
 }
 
-// simulated is the nodes of one process: each has a connection, a real host and what an
-// agent subscribes next to that.
+// simulated has the nodes of one process: each has a connection, a real host and an agent's further
+// subscriptions.
 type simulated struct {
 	scale
 	urls string

@@ -58,7 +58,7 @@ func (u *user) nodesOf(t *testing.T, id string) []string {
 	return nil
 }
 
-// json runs a command that succeeds and reads what it prints.
+// json runs a command that succeeds and decodes its output.
 func (u *user) json(t *testing.T, into any, args ...string) {
 	t.Helper()
 	r := u.mesh(t, 0, args...)
@@ -371,8 +371,8 @@ func TestDrainANode(t *testing.T) {
 	}
 }
 
-// TestTheMeshIsKilled kills mesh up and starts it again: what was installed is
-// served, and what was streamed before can be replayed.
+// TestTheMeshIsKilled kills mesh up and starts it again: it serves the installed indexes, and earlier streams can
+// be replayed.
 func TestTheMeshIsKilled(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -459,7 +459,7 @@ func replay(t *testing.T, nc *nats.Conn, rpc string, from int) (items []string, 
 	}
 }
 
-// TestRefusedStarts starts programs that must not start, and reads what they say.
+// TestRefusedStarts starts programs that must not start, and checks their output.
 func TestRefusedStarts(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

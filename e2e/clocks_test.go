@@ -107,7 +107,7 @@ var wrongBinaries = sync.OnceValues(func() (string, error) {
 	return binaries, build(binaries, "-overlay", file)
 })
 
-// withClock is the user on a machine whose clock is wrong.
+// withClock is the user on a machine with a wrong clock.
 func (u *user) withClock(t *testing.T, by time.Duration, env ...string) *user {
 	t.Helper()
 	binaries, err := wrongBinaries()
@@ -125,13 +125,13 @@ type set struct {
 	step               string // the file by which they are set back, if they are
 }
 
-// clockMesh is a mesh on a broker of one's own whose other machines have wrong clocks.
+// clockMesh is a mesh on its own broker; its other machines have wrong clocks.
 type clockMesh struct {
-	*user  // the administrator, on a machine whose clock is wrong as well
+	*user  // the administrator, on a machine with a wrong clock, too
 	set    set
 	right  *user // the administrator where the clock is right
 	broker *meshtest.Server
-	nc     *nats.Conn     // somebody without a key, where the clock is right
+	nc     *nats.Conn     // a client without a key, with the right clock
 	c      *client.Client // the same
 	folder string         // where tools write
 	index  string         // the folder of the index "clocks"
@@ -140,7 +140,7 @@ type clockMesh struct {
 	asks   []string // where it can be asked for the demand
 }
 
-// clocks is an index whose tools tell how often they ran.
+// clocks is an index of tools that count their calls.
 func clocks(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "clocks")
@@ -236,7 +236,7 @@ func newClockMesh(t *testing.T, s set) *clockMesh {
 	return m
 }
 
-// lets is what has a process let the keys of sessions in.
+// lets makes a process admit the keys of sessions.
 func (m *clockMesh) lets(in bool) []string {
 	if !in {
 		return nil
@@ -244,7 +244,7 @@ func (m *clockMesh) lets(in bool) []string {
 	return []string{"--auth-issuer=" + filepath.Join(m.keys, "issuer.nk"), "--auth-renew=10s"}
 }
 
-// serve starts an agent or a router whose clock is wrong, and sees that it is.
+// serve starts an agent or a router with a wrong clock and checks the clock.
 func (m *clockMesh) serve(t *testing.T, program, name string, by time.Duration, args ...string) *process {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
@@ -266,7 +266,7 @@ func (m *clockMesh) serve(t *testing.T, program, name string, by time.Duration, 
 	return p
 }
 
-// near reports whether two times are the same but for what a busy machine takes.
+// near reports whether two times are equal, apart from delays of a busy machine.
 func near(a, b time.Time) bool { return a.Sub(b).Abs() < 10*time.Minute }
 
 func (m *clockMesh) client(t *testing.T, nc *nats.Conn, session subjects.SessionID) *client.Client {
@@ -519,7 +519,7 @@ func (m *clockMesh) lanes(t *testing.T) {
 	}
 }
 
-// withKey connects with the key of a session, as long as that is let in.
+// withKey connects with the key of a session, as long as the key is admitted.
 func (m *clockMesh) withKey(t *testing.T, session string) *nats.Conn {
 	t.Helper()
 	key, err := nats.NkeyOptionFromSeed(filepath.Join(m.home, session+".nk"))

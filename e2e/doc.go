@@ -1,8 +1,6 @@
-// Package e2e has the tests that run the product as its user starts it: the
-// real binaries, real git repositories, real environments, processes that are
-// killed, and clients that share no code with us, in Go and in Python.
+// Package e2e tests the product as its users start it: the real binaries, real git repositories, real environments,
+// killed processes, and clients in Go and Python that share no code with us.
 //
-// It has no code of its own beside tests, and its tests use the mesh only
-// through what a user has: commands, files, signals and NATS. What can be tested
-// inside one process belongs to the package that does it.
+// It contains only tests. They use the mesh through commands, files, signals and NATS. A test that needs one
+// process only belongs to the package under test.
 package e2e

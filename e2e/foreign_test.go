@@ -130,7 +130,7 @@ func TestForeignGoClient(t *testing.T) {
 		if _, err := nc.RequestWithContext(t.Context(), "tools.default.lab.bank.nothing", nil); err == nil || !strings.Contains(err.Error(), "no responders") {
 			t.Errorf("an unknown tool: %v, want NATS's 503", err)
 		}
-		// What our clients do then: they ask the registry.
+		// Our clients then ask the registry.
 		r = request(t, nc, "mesh.registry.default.resolve", `{"name":"lab.bank.withdrw"}`)
 		if r.Header.Get("Mesh-Error-Code") != "tool_not_found" || !strings.Contains(string(r.Data), "lab.bank.withdraw") {
 			t.Errorf("resolve: %v %s", r.Header, r.Data)
@@ -274,7 +274,7 @@ func TestForeignGoClient(t *testing.T) {
 	})
 }
 
-// TestServiceDiscovery is what nats micro does: one service for each agent.
+// TestServiceDiscovery uses the queries of nats micro: each agent is one service.
 func TestServiceDiscovery(t *testing.T) {
 	t.Parallel()
 	m := newTwoAgents(t)
@@ -346,7 +346,7 @@ func chunk(m *nats.Msg) string {
 	}
 }
 
-// collect reads what comes to the reply subject until the empty message.
+// collect reads the messages on the reply subject until the empty one.
 func collect(t *testing.T, nc *nats.Conn, subject, body string, headers ...string) (all []string) {
 	t.Helper()
 	inbox, sub := subscribed(t, nc, "")

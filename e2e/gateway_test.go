@@ -51,7 +51,7 @@ func TestGatewayPage(t *testing.T) {
 		}
 		return r.stdout
 	}
-	prints := map[string]string{ // what a command must print
+	prints := map[string]string{ // expected output of commands
 		"forecast.today -d": `"city":"Oslo"`, "openapi.json": "", "lab.streams.words": "event: complete\ndata: {\"count\":4}", "texts.upper": `"href":"/v1/files/`,
 		"/v1/tool-calls": `"tool_call_id":"call_1"`, "respond-async": `{"id":"task_`, "/v1/tasks": `"tool":"weather.forecast.today"`, "/v1/nodes": `"state":"serving"`,
 	}
@@ -97,7 +97,7 @@ func TestGatewayPage(t *testing.T) {
 	if got := shell(`curl -s http://127.0.0.1:8420/v1/calls:batch -d '{"calls":[{"tool":"weather.forecast.today","args":{"city":"Oslo"}},{"tool":"lab.bank.withdraw"}]}'`); !strings.Contains(got, `"rpc_id":"batch_`) || !strings.Contains(got, `"city":"Oslo"`) || !strings.Contains(got, `"code":"invalid_arguments"`) {
 		t.Errorf("a batch: %s", got)
 	}
-	// A folder is mesh install's; what an agent cannot fetch is a problem.
+	// mesh install handles folders; a source that an agent cannot fetch is a problem.
 	if got := shell(`curl -s http://127.0.0.1:8420/v1/indexes -H 'Content-Type: application/json' -d '{"source":"./texts.py"}'` + admin); !strings.Contains(got, `"code":"invalid_request"`) || !strings.Contains(got, "mesh install") {
 		t.Errorf("a folder: %s", got)
 	}

@@ -72,7 +72,7 @@ func needsPackages(t *testing.T) {
 	}
 }
 
-// installedUV puts uv beside the binaries, so that the agents of all tests share it.
+// installedUV puts uv next to the binaries, so that the agents of all tests share it.
 var installedUV = sync.OnceValue(func() error {
 	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
 		out, err := exec.Command(filepath.Join(dir, "uv"), "--version").Output()
@@ -101,7 +101,7 @@ func run(name string, args ...string) error {
 	return nil
 }
 
-// user is somebody with a home folder of their own and our binaries on the PATH.
+// user is a person with their own home folder and our binaries on the PATH.
 type user struct {
 	home string
 	env  []string

@@ -27,7 +27,7 @@ type process struct {
 	err  error // once done is closed
 }
 
-// tape keeps what a process writes and lets others wait for a text.
+// tape keeps the output of a process and lets others wait for a text.
 type tape struct {
 	mu      sync.Mutex
 	text    bytes.Buffer
@@ -51,7 +51,7 @@ func (w *tape) String() string {
 	return w.text.String()
 }
 
-// await waits until something matches what was written, and returns the match.
+// await waits for a match in the output and returns it.
 func (p *process) await(t *testing.T, w *tape, pattern string) []string {
 	t.Helper()
 	re := regexp.MustCompile(pattern)

@@ -76,9 +76,9 @@ func TestREADME(t *testing.T) {
 		switch block.language {
 		case "":
 			if strings.HasPrefix(text, "make demo") || strings.HasPrefix(text, "make help") {
-				continue // TestDemo, and what runs this test
+				continue // TestDemo, and the command that runs this test
 			}
-			// The binaries are built and on the PATH, and the port may be somebody else's.
+			// The binaries are built and on the PATH, and the port may be in use.
 			text = regexp.MustCompile(`(?m)^make build.*$`).ReplaceAllString(text, "")
 			text = strings.Replace(text, "mesh up -d", "mesh up -d --nats-listen 127.0.0.1:0", 1)
 			last = shell(strings.ReplaceAll(text, "http://127.0.0.1:8420", gateway))
@@ -171,7 +171,7 @@ func TestQuickStartPage(t *testing.T) {
 			}
 			want := 0
 			if strings.Contains(line, "Atlantis") {
-				want = 1 // its own status is what the page explains
+				want = 1 // the page explains its status
 				if !strings.Contains(r.stderr, "Atlantis") || !strings.Contains(r.stderr, "UnknownCity") {
 					t.Errorf("%s: %v", line, r)
 				}
@@ -314,7 +314,7 @@ func TestJSON(t *testing.T) {
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
-	u := newUser(t, "MESH_SLOTS=1", "NATS_URL=nats://127.0.0.1:1") // the demo minds nothing of what is set
+	u := newUser(t, "MESH_SLOTS=1", "NATS_URL=nats://127.0.0.1:1") // the demo ignores the settings
 	r := u.mesh(t, 0, "demo")
 	for _, want := range []string{`"20.9"`, `"24.1"`, "InvalidVersion", "Oslo", "callers", "InsufficientFunds", "from Go", "Clean again"} {
 		if !strings.Contains(r.stdout, want) {

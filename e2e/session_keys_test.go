@@ -26,7 +26,7 @@ func TestSessionKeysWithOtherLibraries(t *testing.T) {
 	owner.env = append(owner.env, "MESH_NATS_NKEY="+filepath.Join(keys, "admin.nk"))
 	owner.mesh(t, 0, "install", "file://"+example(t, "lab"))
 
-	// What is missing, or cannot be fetched, skips a library.
+	// A library that is missing, or cannot be fetched, is skipped.
 	prepared := func(t *testing.T, tool, dir string, command ...string) {
 		t.Helper()
 		if _, err := exec.LookPath(tool); err != nil {
@@ -60,7 +60,7 @@ func TestSessionKeysWithOtherLibraries(t *testing.T) {
 		}},
 		{"nats.js", func(t *testing.T, dir string) []string {
 			prepared(t, "npm", dir, "npm", "install", "--no-audit", "--no-fund", "nats@2.29.3")
-			// Modules are found beside the file that imports them.
+			// Modules are found next to the file that imports them.
 			program, err := os.ReadFile(filepath.Join(source, "client.mjs"))
 			if err == nil {
 				err = os.WriteFile(filepath.Join(dir, "client.mjs"), program, 0o600)

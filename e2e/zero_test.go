@@ -17,7 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// demand is what a process says of a pool.
+// demand is a process's demand for a pool.
 type demand struct {
 	Nodes    int   `json:"nodes"`
 	Awaiting int   `json:"awaiting"`
@@ -70,7 +70,7 @@ func TestToZeroAndBack(t *testing.T) {
 	}
 	nc := plain(t, s.URL)
 	standsBy(t, nc)
-	// Its tools are known, and what it has not is not found.
+	// Its tools are known, and others are not found.
 	if r := u.mesh(t, 0, "ls"); !strings.Contains(r.stdout, "held.t.fast") {
 		t.Errorf("mesh ls: %v", r)
 	}
@@ -177,7 +177,7 @@ func TestARouterIsKilledThatHoldsCalls(t *testing.T) {
 	meshtest.Until(t, "all calls wait", func() bool { return all() && demandOf(t, addresses[1], "x").Oldest > 1500 })
 	routers[0].kill(t)
 	killed := time.Now()
-	// What the killed router said of its calls counts for 2.5 s.
+	// The killed router's reported calls count for 2.5 s.
 	meshtest.Until(t, "all calls wait at the other", func() bool { return time.Since(killed) > 3*time.Second && all() })
 	u.pooled(t, s.URL)
 	sum := 0

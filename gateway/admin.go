@@ -48,7 +48,7 @@ func (q *request) listTasks() (any, error) {
 	return object{"tasks": append([]client.TaskInfo{}, all...)}, err
 }
 
-// ofTask answers GET and DELETE /v1/tasks/{id} with what do returns.
+// ofTask handles GET and DELETE /v1/tasks/{id} with do.
 func ofTask(do func(*client.Task, context.Context) (*client.TaskInfo, error)) handler {
 	return func(q *request) (any, error) {
 		info, err := do(q.c.Task(subjects.RPCID(q.r.PathValue("id"))), q.ctx)
@@ -60,7 +60,7 @@ func ofTask(do func(*client.Task, context.Context) (*client.TaskInfo, error)) ha
 	}
 }
 
-// listOf answers GET /v1/nodes, /v1/sessions and /v1/indexes: what the command line prints with --json.
+// listOf handles GET /v1/nodes, /v1/sessions and /v1/indexes. The answer is that of the command with --json.
 func listOf[T any](plural string, of func(*request, *registry.View) ([]T, error), otherwise func(*request) ([]T, error)) handler {
 	return func(q *request) (any, error) {
 		var all []T
@@ -81,7 +81,7 @@ func listOf[T any](plural string, of func(*request, *registry.View) ([]T, error)
 	}
 }
 
-// explainAdmin says of a refusal that an administrator's token would not get it, instead of the subject.
+// explainAdmin says in a refusal that the request needs an administrator's token, instead of naming the subject.
 func (q *request) explainAdmin(err error) error {
 	if err == nil || toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied || q.l.ofAdmin {
 		return err
@@ -101,7 +101,7 @@ func indexesOf(q *request, view *registry.View) ([]inventory.Index, error) {
 	return inventory.Declared(q.ctx, q.l.bus, inventory.Indexes(view, q.c.Session()))
 }
 
-// visibleIndexes are those of the tools that the token may use.
+// visibleIndexes returns the indexes of the tools that the token may use.
 func visibleIndexes(q *request) ([]inventory.Index, error) {
 	all, err := inventory.Visible(q.ctx, q.c)
 	for i := range all {
@@ -110,7 +110,7 @@ func visibleIndexes(q *request) ([]inventory.Index, error) {
 	return slices.DeleteFunc(all, func(x inventory.Index) bool { return len(x.Tools) == 0 }), err
 }
 
-// install answers POST /v1/indexes: an agent installs an index, and its steps are events.
+// install handles POST /v1/indexes: an agent installs an index and reports its steps as events.
 func (q *request) install() (any, error) {
 	var in struct {
 		Source string             `json:"source"`

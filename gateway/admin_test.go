@@ -59,7 +59,7 @@ func TestCallIsShownAndCancelledByItsID(t *testing.T) {
 	}
 }
 
-// What is submitted with Prefer: respond-async is found where Location says, and runs once per key.
+// A task submitted with Prefer: respond-async is at its Location and runs once per key.
 func TestTasks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -171,7 +171,7 @@ func TestAdministration(t *testing.T) {
 	}
 }
 
-// What changes in the mesh comes as events, and a token's streams of them are bounded.
+// Changes in the mesh arrive as events, and a token's streams of them are bounded.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -196,7 +196,7 @@ func TestEvents(t *testing.T) {
 			}
 		}
 	}
-	// Calls that end all the time keep nobody from hearing of the tools.
+	// A constant flow of ended calls does not suppress events of tools.
 	busy := r.As(t, access.Node)
 	ended, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -280,7 +280,7 @@ func TestNarrowedToken(t *testing.T) {
 			t.Errorf("%s: %+v", path, list)
 		}
 	}
-	// What is offered in place of an unknown tool is the token's own, on each path.
+	// Suggestions for an unknown tool are limited to the token's own, on each path.
 	if a := r.do(t, "POST", "/v1/tool-calls", `{"provider":"gemini","calls":[{"name":"lab.wai","args":{}}]}`, h); a.status != 200 || strings.Contains(a.body, `"lab.wait"`) || !strings.Contains(a.body, "tool_not_found") {
 		t.Errorf("%d %s", a.status, a.body)
 	}
@@ -322,7 +322,7 @@ func TestNarrowedToken(t *testing.T) {
 	}
 }
 
-// What the holder of a token for one tool tries in order to run another one.
+// Attempts of a holder of a token for one tool to run another one.
 func TestNarrowedTokenRunsNothingElse(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

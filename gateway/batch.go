@@ -18,7 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// batchAtOnce is how many independent calls of a batch run at once if they are made singly.
+// batchAtOnce is how many independent calls run at once where the mesh runs no batch.
 const batchAtOnce = 16
 
 // batchResult is the outcome of one call of a batch.
@@ -72,8 +72,8 @@ func (q *request) batch() (any, error) {
 	return object{"results": all}, nil
 }
 
-// runBatch makes several calls as one batch. It makes them singly with a key that may make no batches, and where
-// no node runs batches.
+// runBatch makes several calls as one batch. It makes them one by one if the key may submit no batches or no node
+// runs batches.
 func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.BatchResult, error) {
 	var all call
 	if err := q.readHeaders(&all); err != nil {
@@ -85,7 +85,7 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 	if err := q.l.spend(len(calls)); err != nil {
 		return nil, err
 	}
-	admit, release := q.l.bounded() // else one small request has the gateway hold a thousand of the largest results
+	admit, release := q.l.bounded() // or one small request would have the gateway hold a thousand of the largest results
 	defer release()
 	options := []client.CallOption{client.WithTimeout(all.timeout), client.WithTrace(all.trace), client.Admit(admit)}
 	if parallel {
@@ -111,7 +111,7 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 		work.Go(func() error {
 			rpc := subjects.RPCID(fmt.Sprintf("%s.%d", batch, i))
 			r, err := q.c.Call(ctx, one.Tool, one.Args, client.WithRPCID(rpc), client.WithTimeout(one.Timeout), client.WithTrace(all.trace), client.Admit(admit))
-			if err == nil && int64(len(r.Value)) <= q.l.bus.MaxPayload() { // a message brought it, and no one asked
+			if err == nil && int64(len(r.Value)) <= q.l.bus.MaxPayload() { // it came in one message, so admit was not asked
 				err = admit(int64(len(r.Value)))
 			}
 			if results[i] = (client.BatchResult{RPCID: rpc, Err: err}); err == nil {
@@ -137,7 +137,7 @@ type modelCall struct {
 	args     json.RawMessage // an object, or JSON in a text
 }
 
-// given is one call in the form of any provider: each has some of the members.
+// given is one call in the form of any provider; each sets some of the members.
 type given struct {
 	ID, Name               string
 	CallID                 string `json:"call_id"`
@@ -155,9 +155,9 @@ type provider struct {
 	read func(in *given) modelCall
 	// anonymous says that a call may have no id.
 	anonymous bool
-	// message is what the model is told of one call: a message of its own, or a part of the only one.
+	// message builds the model's view of one result: a message, or a part of the only message.
 	message func(c modelCall, r *batchResult) any
-	// wrap makes the only message of parts; nil where each call has its own.
+	// wrap builds the only message from its parts; nil where each call has its own message.
 	wrap func(parts []any) any
 }
 
@@ -204,7 +204,7 @@ var providers = map[string]provider{
 	},
 }
 
-// text is a result as a model reads it: a text without its quotes, or JSON; of a failure what it says.
+// text returns a result as a model reads it: a text without quotes, else JSON, or the failure's message.
 func (r *batchResult) text() string {
 	if e := r.Error; e != nil {
 		text := e.Message
@@ -223,7 +223,7 @@ func (r *batchResult) text() string {
 	return text
 }
 
-// toolCalls answers POST /v1/tool-calls: the calls of a model's turn, as they came.
+// toolCalls handles POST /v1/tool-calls: the calls of one turn of a model, in the provider's form.
 func (q *request) toolCalls() (any, error) {
 	var in struct {
 		Provider string            `json:"provider"`
@@ -242,7 +242,7 @@ func (q *request) toolCalls() (any, error) {
 	made := make([]modelCall, len(in.Calls))
 	results := make([]batchResult, len(in.Calls))
 	var calls []client.BatchCall
-	var places []int // of calls, in results
+	var places []int // indexes of the calls in results
 	for i, raw := range in.Calls {
 		var one given
 		err := json.Unmarshal(raw, &one)

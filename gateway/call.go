@@ -24,7 +24,7 @@ import (
 // call is one request for a call.
 type call struct {
 	tool    subjects.ToolID
-	exact   bool // the id is that of a list: no other tool is meant
+	exact   bool // the id comes from a list: similar names do not match
 	args    json.RawMessage
 	rpc     subjects.RPCID
 	key     string
@@ -32,7 +32,7 @@ type call struct {
 	trace   codec.Trace
 	changed []string // what the lenient edge changed
 	files   []tool.File
-	report  func(codec.Progress) // told of the call's progress at once; nil for most
+	report  func(codec.Progress) // receives the call's progress at once; nil for most
 }
 
 // callTool answers POST /v1/tools/{id}.
@@ -69,14 +69,15 @@ func (q *request) callTool() (any, error) {
 	return nil, nil
 }
 
-// roomTime is how long a large result waits in the mesh's store for its turn to be passed on.
+// roomTime is how long a large result waits in the mesh's store until there is room to pass it on.
 const roomTime = 5 * time.Second
 
-// passTime is how long a reader may take for one: 64 MiB at a megabit a second. Others wait for its room.
+// passTime is how long a reader may take for one large result: 64 MiB at a megabit a second. Others wait for its
+// room.
 const passTime = 10 * time.Minute
 
-// result answers with the result of a call. One that came by reference passes through: no more of it than has to
-// be is in memory. The error is of a call that has run.
+// result answers with the result of a call. A result by reference is streamed and never wholly in memory. The error
+// is that of a call that has run.
 func (q *request) result(in *call, result *client.Result) error {
 	h := in.headers(q.w)
 	h.Set("Mesh-Node", string(result.Node))
@@ -102,7 +103,7 @@ func (q *request) result(in *call, result *client.Result) error {
 	return err
 }
 
-// readHeaders reads what the headers of a request say of its calls.
+// readHeaders reads the headers that set options of the call.
 func (q *request) readHeaders(in *call) error {
 	if text := q.r.Header.Get("Mesh-Timeout"); text != "" {
 		d, err := time.ParseDuration(text)
@@ -113,13 +114,12 @@ func (q *request) readHeaders(in *call) error {
 	}
 	in.key = q.r.Header.Get("Idempotency-Key")
 	if in.key == "" && q.r.Header.Values("Idempotency-Key") != nil {
-		return refused(toolmesh.CodeInvalidRequest, "Idempotency-Key is empty: it is a text of the client's own, another one for each call")
+		return refused(toolmesh.CodeInvalidRequest, "Idempotency-Key is empty: send a text that is unique to the call")
 	}
 	in.trace = codec.NewTrace(q.r.Header.Values)
 	return nil
 }
 
-// readCall reads what a request asks for.
 func (q *request) readCall(in *call) error {
 	err := q.readHeaders(in)
 	if err != nil {
@@ -138,7 +138,7 @@ func failCall(w http.ResponseWriter, err error, in *call) {
 	fail(w, err, in.rpc)
 }
 
-// headers are those of every answer to a call.
+// headers sets the headers that every answer to a call has.
 func (in *call) headers(w http.ResponseWriter) http.Header {
 	h := w.Header()
 	if in.rpc != "" {
@@ -169,8 +169,8 @@ func (in *call) options() []client.CallOption {
 	}
 }
 
-// run makes a unary call. One that the mesh refuses for its name or its arguments is read once more
-// as a model may have meant it. The link is that of the caller's token, nil without one.
+// run makes a unary call. If the mesh refuses its name or its arguments, run mends both and calls once more. The
+// link is that of the caller's token, nil without one.
 func (in *call) run(ctx context.Context, c *client.Client, l *link, more ...client.CallOption) (*client.Result, error) {
 	result, err := c.Call(ctx, in.tool, in.args, append(in.options(), more...)...)
 	if err == nil || !in.mend(ctx, c, l, err) {
@@ -179,8 +179,8 @@ func (in *call) run(ctx context.Context, c *client.Client, l *link, more ...clie
 	return c.Call(ctx, in.tool, in.args, append(in.options(), more...)...)
 }
 
-// bounded returns what admits the bytes of results while there is room for them, which release gives back. The link may
-// be nil: then there is no bound.
+// bounded returns admit, which admits bytes of results while there is room, and release, which gives them back. A
+// nil link has no bound.
 func (l *link) bounded() (admit func(bytes int64) error, release func()) {
 	if l == nil {
 		return nil, func() {}
@@ -201,8 +201,8 @@ func (l *link) bounded() (admit func(bytes int64) error, release func()) {
 		}
 }
 
-// mend makes a call that was refused with err fit the tool, as far as its meaning is plain, and
-// reports whether that changed it. The mesh itself takes what is exact only.
+// mend makes a call that was refused with err fit the tool if its meaning is plain, and reports whether it changed
+// the call. The mesh itself takes exact names and arguments only.
 func (in *call) mend(ctx context.Context, c *client.Client, l *link, err error) bool {
 	e := toolmesh.AsError(err)
 	// The broker knows a narrowed token's tools by their ids alone.
@@ -219,9 +219,8 @@ func (in *call) mend(ctx context.Context, c *client.Client, l *link, err error) 
 	return true
 }
 
-// fit returns the tool that a name stands for, arguments as it takes them, and the JSON Pointers of what
-// was changed. The name is an id, the name that a provider knows the tool by, or one that differs from the
-// id of one tool alone in case and in . - _.
+// fit returns the tool that a name means, its fitted arguments, and the JSON Pointers of the changes. The name is
+// an id, a provider's name of the tool, or a text that differs from one tool's id in case and in . - _ only.
 func fit(ctx context.Context, c *client.Client, l *link, name subjects.ToolID, args json.RawMessage) (subjects.ToolID, json.RawMessage, []string, error) {
 	ask := registry.Request{Tool: string(name), Arguments: args}
 	if l != nil {
@@ -243,14 +242,14 @@ func fit(ctx context.Context, c *client.Client, l *link, name subjects.ToolID, a
 	return answer.Tool, answer.Arguments, changed, nil
 }
 
-// submit hands a call in as a durable task.
+// submit submits a call as a durable task.
 func (q *request) submit(in *call) error {
 	o := client.SubmitOptions{Timeout: in.timeout, Key: in.key}
 	if in.key != "" { // the same key is the same task
 		sum := sha256.Sum256([]byte(in.key))
 		o.ID = subjects.RPCID("task_" + hex.EncodeToString(sum[:16]))
 	}
-	// A task is checked when it runs, which would be too late to tell its sender.
+	// A task is validated when it runs, too late to tell the sender.
 	id, fitted, changed, err := fit(q.ctx, q.c, q.l, in.tool, in.args)
 	switch toolmesh.CodeOf(err) {
 	case "":

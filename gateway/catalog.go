@@ -22,28 +22,28 @@ import (
 )
 
 const (
-	// staleMost is how old a list may be that serves a call while a new one is read.
+	// staleMost is the max age of a list that serves a call while a newer list is read.
 	staleMost = time.Minute
-	// describePage is how many descriptions are asked for at once: a busy registry answers so many in time.
+	// describePage is how many descriptions one request asks for: a busy registry answers that many in time.
 	describePage = 100
 )
 
-// catalog is the tools of one session, which all views of a token select from.
+// catalog is the tools of one session. Each view of a token selects from it.
 type catalog struct {
 	m       *mcpLink
 	c       *client.Client
 	reading singleflight.Group               // of one key: one goroutine at a time asks the mesh
-	known   map[subjects.ToolID]*catalogTool // as they were described last; of the goroutine that reads
+	known   map[subjects.ToolID]*catalogTool // as last described; only the reading goroutine uses it
 
 	mu    sync.Mutex
-	tools *catalogTools // as they were read last
-	at    time.Time     // the start of that reading
+	tools *catalogTools // of the last reading
+	at    time.Time     // start of the last reading
 }
 
 // catalogTools are tools in the order of their ids. The list is immutable.
 type catalogTools struct {
 	all  []*catalogTool
-	etag string // of the registry's list; empty until two readings in a row agree, as two members may answer them
+	etag string // of the registry's list; empty until two successive readings agree, as two members may have answered them
 }
 
 // catalogTool is a tool as MCP clients take it. It is immutable.
@@ -53,10 +53,10 @@ type catalogTool struct {
 	is     tool.Annotations
 	output json.RawMessage // the schema of its results, as the author wrote it
 	shown  render.Rendered
-	tool   *mcp.Tool // nil: no client could read it
+	tool   *mcp.Tool // nil if no client could read the tool
 }
 
-// catalog returns that of the views of a session; m.mu is held.
+// catalog returns the catalog of a session's views; m.mu is held.
 func (m *mcpLink) catalog(c *client.Client) *catalog {
 	for key, v := range m.views {
 		if key.session == c.Session() {
@@ -66,7 +66,7 @@ func (m *mcpLink) catalog(c *client.Client) *catalog {
 	return &catalog{m: m, c: c, known: make(map[subjects.ToolID]*catalogTool)}
 }
 
-// read begins to read the tools, unless a goroutine reads them, and returns the start of that reading.
+// read starts to read the tools, or joins the reading that runs.
 func (k *catalog) read() <-chan singleflight.Result {
 	return k.reading.DoChan("", func() (any, error) {
 		begun := time.Now()
@@ -81,14 +81,14 @@ func (k *catalog) read() <-chan singleflight.Result {
 	})
 }
 
-// last returns the tools as they were read last, nil for none, and their age.
+// last returns the tools of the last reading, nil before the first, and their age.
 func (k *catalog) last() (*catalogTools, time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.tools, time.Since(k.at)
 }
 
-// get returns the tools of a reading that began at most age ago; 0: of one that begins now.
+// get returns the tools of a reading that began at most age ago; age 0 starts a new reading.
 func (k *catalog) get(ctx context.Context, age time.Duration) (*catalogTools, error) {
 	for asked := time.Now(); ; {
 		if tools, old := k.last(); tools != nil && old < age+time.Since(asked) {
@@ -105,7 +105,7 @@ func (k *catalog) get(ctx context.Context, age time.Duration) (*catalogTools, er
 	}
 }
 
-// atHand returns tools for a call, which waits for no newer ones: the mesh itself refuses what was removed.
+// atHand returns the tools for a call. It does not wait for a newer list: the mesh itself refuses removed tools.
 func (k *catalog) atHand(ctx context.Context) (*catalogTools, error) {
 	tools, old := k.last()
 	if tools != nil && old > viewFresh {
@@ -121,7 +121,7 @@ func (k *catalog) atHand(ctx context.Context) (*catalogTools, error) {
 	return now, err
 }
 
-// load returns the tools as they are now: those before, if they have not changed.
+// load reads the tools. It returns before if nothing has changed.
 func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools, error) {
 	var state registry.ListAnswer
 	if err := k.c.Ask(ctx, registry.VerbList, registry.Request{Limit: 1, ETag: true}, &state); err != nil {
@@ -142,12 +142,12 @@ func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools
 	}
 	for part := range slices.Chunk(changed, describePage) {
 		if err := inventory.Described(ctx, k.c, part, k.take); err != nil {
-			return nil, err // the parts before are known when the tools are read again
+			return nil, err // parts read so far stay in known for the next reading
 		}
 	}
 	tools, known := new(catalogTools), make(map[subjects.ToolID]*catalogTool, len(serving))
 	for _, t := range serving {
-		if one := k.known[t.ID]; one != nil { // else it was removed meanwhile
+		if one := k.known[t.ID]; one != nil { // nil if it was removed meanwhile
 			tools.all, known[t.ID] = append(tools.all, one), one
 		}
 	}
@@ -159,7 +159,7 @@ func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools
 	return tools, nil
 }
 
-// take takes what the registry tells of one tool.
+// take records the registry's description of one tool.
 func (k *catalog) take(listed registry.ListedTool, raw json.RawMessage) {
 	var told registry.DescribeAnswer
 	one := &catalogTool{id: listed.ID}
@@ -179,7 +179,7 @@ func (k *catalog) take(listed registry.ListedTool, raw json.RawMessage) {
 	k.known[one.id] = one
 }
 
-// decodeTool reads a tool as render writes it, with the schemas as their author did.
+// decodeTool reads a tool as render writes it, with its author's schemas.
 func decodeTool(raw json.RawMessage) (*mcp.Tool, error) {
 	t := new(mcp.Tool)
 	in := struct {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What a large value is cut to is JSON of about the size that is asked for, and begins as the value does.
+// A cut value is JSON of about the requested size, and starts as the original does.
 func TestCut(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("a", 1000)

@@ -4,8 +4,8 @@
 // A gateway has no rights of its own. A request's bearer token is the seed of a key of the mesh.
 // The gateway connects to NATS with it, and the broker decides what the connection may do. A
 // request without a token uses a connection without a key. So the gateway has no users and no
-// permissions, and what is refused on NATS is refused here with the same error. Tokens are held in
-// memory only as what signs for their connection, and compared and logged by a digest.
+// permissions, and what is refused on NATS is refused here with the same error. Of a token it keeps in memory only
+// the key that signs for its connection. It compares and logs tokens by a digest.
 //
 // # Use
 //

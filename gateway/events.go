@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// callsWaiting is how many events of calls may wait for a reader; it misses what comes then.
+	// callsWaiting is how many events of calls may wait for a slow reader. Further ones are dropped.
 	callsWaiting = 1024
 )
 
@@ -28,10 +28,10 @@ type happened struct {
 	At   time.Time `json:"at"`
 }
 
-// state is what is known of the tools or of the nodes, by id.
+// state maps ids of tools or nodes to their state.
 type state map[string]string
 
-// events answers GET /v1/events: what changes in the mesh, as far as the token may see it.
+// events handles GET /v1/events: changes of the mesh that the token may see.
 func (q *request) events() (any, error) {
 	release, err := q.l.take(eventsOpen, 1)
 	if err != nil {
@@ -46,7 +46,7 @@ func (q *request) events() (any, error) {
 	if err != nil {
 		return nil, refused(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	// A key that may not subscribe this hears nothing of calls.
+	// A key that may not subscribe to this subject gets no events of calls.
 	calls := make(chan *nats.Msg, callsWaiting)
 	sub, err := q.l.bus.Conn().ChanSubscribe(subject, calls)
 	if err != nil {
@@ -72,12 +72,12 @@ func (q *request) events() (any, error) {
 			case <-next.C:
 				begun := time.Now()
 				newTools, newNodes, err := q.look()
-				if err == nil { // else the mesh cannot be asked now
+				if err == nil { // else the mesh is unreachable now
 					out.changes("tools", tools, newTools)
 					out.changes("nodes", nodes, newNodes)
 					tools, nodes = newTools, newNodes
 				}
-				next.Reset(max(lookEvery, 10*time.Since(begun))) // large lists are looked at less often
+				next.Reset(max(lookEvery, 10*time.Since(begun))) // large lists are read less often
 			}
 		}
 	})
@@ -107,8 +107,7 @@ func (q *request) look() (tools, nodes state, err error) {
 	return tools, nodes, nil
 }
 
-// changes writes what is another than before: of tools whether they were added, changed or removed, of
-// nodes their state.
+// changes writes the differences of two states: tools that were added, changed or removed, and the state of nodes.
 func (s *streamWriter) changes(name string, before, now state) {
 	for id, is := range now {
 		was, known := before[id]
@@ -127,7 +126,7 @@ func (s *streamWriter) changes(name string, before, now state) {
 	}
 }
 
-// call writes the end of a call: its code, or ok.
+// call writes the event of a call that ended: its error code, or ok.
 func (s *streamWriter) call(data []byte) {
 	var is codec.CallEvent
 	if json.Unmarshal(data, &is) == nil && is.RPCID != "" {
@@ -143,7 +142,7 @@ func (s *streamWriter) event(name string, h happened) {
 	s.write("event: "+name+"\n", data)
 }
 
-// comment begins a stream that has nothing to say yet.
+// comment starts a stream that has no event yet.
 func (s *streamWriter) comment() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -34,8 +34,8 @@ func isMultipart(r *http.Request) bool {
 	return err == nil && kind == "multipart/form-data" && r.Method == http.MethodPost && strings.HasPrefix(r.URL.Path, "/v1/tools/")
 }
 
-// readParts reads the arguments of a call from the parts of its body: a file goes to the mesh's store by
-// way of a file of this machine, since a node must know its size first, and is never in memory as a whole.
+// readParts reads a call's arguments from the parts of its body. A file goes to the mesh's store through a
+// temporary file of this machine, since a node must know its size first. It is never wholly in memory.
 func (q *request) readParts(in *call) error {
 	release, err := q.l.take(uploads, 1)
 	if err != nil {
@@ -57,11 +57,11 @@ func (q *request) readParts(in *call) error {
 	}
 	args := make(object)
 	texts := make(map[string]string) // of the parts that are JSON
-	room := q.g.opts.MaxBody         // of the parts that are no files
+	room := q.g.opts.MaxBody         // for the parts that are not files
 	for range maxParts {
 		part, err := parts.NextPart()
 		if errors.Is(err, io.EOF) {
-			// The server sees that a client goes only once all of the body is read.
+			// The server notices a client that disconnects only once all of the body is read.
 			if _, err := io.Copy(io.Discard, q.r.Body); err != nil {
 				return unread(err)
 			}
@@ -74,7 +74,7 @@ func (q *request) readParts(in *call) error {
 		}
 		name := part.FormName()
 		if name == "" {
-			return refused(toolmesh.CodeInvalidRequest, "a part of the request's body has no name: it has that of the argument which it is")
+			return refused(toolmesh.CodeInvalidRequest, "a part of the request's body has no name: name each part after its argument")
 		}
 		if _, twice := args[name]; twice {
 			return refused(toolmesh.CodeInvalidRequest, "the argument %q has two parts: send it in one", name)
@@ -101,7 +101,7 @@ func (q *request) readParts(in *call) error {
 	return refused(toolmesh.CodeInvalidRequest, "the request's body has more than %d parts", maxParts)
 }
 
-// asTexts writes arguments, of which those that the schema does not take as JSON are the texts that they came as.
+// asTexts builds the arguments. It keeps a part as text where the schema does not accept it as JSON.
 func asTexts(schema json.RawMessage, args object, texts map[string]string) (json.RawMessage, error) {
 	body, err := json.Marshal(args)
 	v, wrong := tool.Compile(schema)
@@ -140,11 +140,11 @@ func (q *request) store(part *multipart.Part) (tool.File, error) {
 	return file, err
 }
 
-// hrefBytes is how large a result with files may be for links to them: all of it is read for that.
+// hrefBytes is the max size of a result whose files get links: adding links needs all of it in memory.
 const hrefBytes = 4 << 20
 
-// withHrefs adds to each file of a result where its bytes are. A file that is all of the result stays as
-// it is otherwise; inside of others the order of members is lost.
+// withHrefs adds a link to the bytes of each file of a result. A file that is the whole result keeps the order of
+// its members. In other results the order is lost.
 func withHrefs(value json.RawMessage) json.RawMessage {
 	if len(value) > hrefBytes || !bytes.Contains(value, []byte(`"$file"`)) {
 		return value
@@ -186,8 +186,8 @@ func addHrefs(node any) (added bool) {
 	return added
 }
 
-// sendFile answers GET /v1/files/{ref} with the bytes of a file that a call has returned. They stay in the
-// mesh for their time. No browser takes them for a page of the gateway.
+// sendFile handles GET /v1/files/{ref}: the bytes of a file that a call has returned. The mesh keeps them for a
+// limited time. No browser takes them for a page of the gateway.
 func (q *request) sendFile() (any, error) {
 	query := q.r.URL.Query()
 	if query.Get("digest") == "" {
@@ -225,9 +225,9 @@ func (q *request) sendFile() (any, error) {
 	return nil, err
 }
 
-// pass sends what a reference names. A value of up to keep bytes is sent as a result, with links to its files;
-// of a larger one some megabytes are in memory. Where it breaks off the connection does, too, as its reader must
-// not take that for the end. at is the node that is asked first; empty for any.
+// pass sends the payload of a reference. A value of up to keep bytes is sent as a result, with links to its files.
+// Of a larger one a few megabytes are in memory. If reading fails, pass breaks the connection, so that its reader
+// does not take the failure for the end. The node at is asked first; empty for any.
 func (q *request) pass(at subjects.NodeID, ref *codec.Ref, keep int) error {
 	out := &passing{to: q.w, keep: keep}
 	err := payloads.Get(q.ctx, q.l.bus, q.c.Session(), at, ref, out)
@@ -240,7 +240,7 @@ func (q *request) pass(at subjects.NodeID, ref *codec.Ref, keep int) error {
 	return err
 }
 
-// passing writes what it is given, once that is more than it keeps.
+// passing is a writer that passes bytes on once it has more than it keeps.
 type passing struct {
 	to    io.Writer
 	keep  int
@@ -263,7 +263,7 @@ func (w *passing) Write(p []byte) (int, error) {
 	return w.to.Write(p)
 }
 
-// drop deletes the files that were sent for a call that has not begun. One that has may still read them.
+// drop deletes the files uploaded for a call that has not begun. A call that has begun may still read them.
 func (q *request) drop(in *call) {
 	for _, file := range in.files {
 		q.c.DropFile(file)

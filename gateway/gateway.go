@@ -25,36 +25,37 @@ type Options struct {
 	// Dial connects to the mesh with the connection policy of its clients and the options given,
 	// which prove a key or none. It must add no credentials of its own. Required.
 	Dial func(options ...nats.Option) (*nats.Conn, error)
-	// KeyOf returns what the mesh knows of a public key: whose it is, and what it is narrowed to.
-	// What the key may call is the broker's to say. nil: a client must name the session of
-	// its token in Mesh-Session, unless the token is an administrator's.
+	// KeyOf returns the session of a public key and its restrictions. Which calls the key may make is for the
+	// broker to decide. If nil, a client must name the session of its token in Mesh-Session, unless the token is an
+	// administrator's.
 	KeyOf func(publicKey string) (registry.Key, bool)
-	// MaxBody is how many bytes a request may have. The bodies of all requests that run have 32 times that
-	// together, those of one token 8 times. Defaults to 8 MiB.
+	// MaxBody is the max bytes of one request's body. The bodies of all requests have 32 times that together, those
+	// of one token 8 times. Defaults to 8 MiB.
 	MaxBody int64
-	// MaxUpload is how many bytes a request with files may have. They pass through files of this machine's
-	// folder for temporary ones, of 16 requests at once. Defaults to 256 MiB.
+	// MaxUpload is the max bytes of a request with files. They pass through this machine's folder for temporary
+	// files, for 16 requests at once. Defaults to 256 MiB.
 	MaxUpload int64
-	// MaxTokens is the max number of tokens that are connected at once. Defaults to 1,000.
+	// MaxTokens is the max number of tokens connected at once. Defaults to 1,000.
 	MaxTokens int
-	// MaxStreams is how many streams one token may read at once. Defaults to 1,000.
+	// MaxStreams is the max number of streams that one token reads at once. Defaults to 1,000.
 	MaxStreams int
-	// MCPResultMax is how many characters of text a result may have for an MCP client; of a longer one it
-	// gets the beginning, and a link to all of it. Defaults to 25,000.
+	// MCPResultMax is the max characters of text in a result for an MCP client. It gets the beginning of a longer
+	// result and a link to all of it. Defaults to 25,000.
 	MCPResultMax int
-	// Idle is how long the connection of a token, and a session of MCP, stays open without requests. Defaults to
-	// 10 minutes.
+	// Idle is how long a token's connection, or an MCP session, stays open without requests. Defaults to 10
+	// minutes.
 	Idle time.Duration
 	// CORSOrigins are the origins whose web pages may use the gateway, each as SCHEME://HOST or
 	// SCHEME://HOST:PORT. Defaults to none.
 	CORSOrigins []string
-	// Version is told to MCP clients. Defaults to "dev".
+	// Version is the version that MCP clients see. Defaults to "dev".
 	Version string
-	// Logger takes what happens; nil discards it.
+	// Logger may be nil, which discards logs.
 	Logger *slog.Logger
 }
 
-// defaultMaxBody is that of [Options.MaxBody], and how much the items of a stream may have that MCP clients get as one.
+// defaultMaxBody is the default of [Options.MaxBody], and the max bytes of a stream that MCP clients get as one
+// result.
 const defaultMaxBody = 8 << 20
 
 // fill sets the defaults. The error is invalid_request.
@@ -63,7 +64,7 @@ func (o *Options) fill() error {
 		"MaxBody": o.MaxBody, "MaxUpload": o.MaxUpload, "MaxTokens": int64(o.MaxTokens), "MaxStreams": int64(o.MaxStreams),
 		"MCPResultMax": int64(o.MCPResultMax), "Idle": int64(o.Idle),
 	} {
-		if n < 0 || n > math.MaxInt64/64 { // bounds of all requests are multiples of it
+		if n < 0 || n > math.MaxInt64/64 { // the bounds of all requests are multiples of n
 			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "gateway.Options.%s is %d: set it to a value from 1 to %d, or to 0 for the default", name, n, int64(math.MaxInt64/64)).WithOrigin(toolmesh.OriginCaller)
 		}
 	}
@@ -107,20 +108,19 @@ func New(o Options) (*Gateway, error) {
 	return g, nil
 }
 
-// Close ends the streams that run and closes the connections of all tokens.
+// Close ends all streams and closes the connections of all tokens.
 func (g *Gateway) Close() {
 	g.closing.Store(true)
 	g.links.close()
 	g.wg.Wait()
 }
 
-// ServeHTTP answers a request.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.handler.ServeHTTP(&pacedWriter{ResponseWriter: w}, r)
 }
 
-// methods are the handlers of one path, by method. HEAD is answered as GET, without the body, unless it has
-// an entry of its own: nil refuses it.
+// methods are the handlers of one path, by method. HEAD is answered as GET without the body, unless it has an entry
+// of its own; a nil entry refuses it.
 type methods map[string]http.HandlerFunc
 
 func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -147,7 +147,6 @@ func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	handle(w, r)
 }
 
-// routes are the paths of the gateway.
 func (g *Gateway) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/healthz", methods{http.MethodGet: g.probe})
@@ -178,7 +177,7 @@ func (g *Gateway) routes() http.Handler {
 	unknown := g.guard(http.HandlerFunc(unknownPath))
 	mux.Handle("/", unknown)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// ServeMux would answer these with a redirect, to a path that the client did not ask for.
+		// ServeMux would redirect these to a path that the client did not ask for.
 		if at := r.URL.EscapedPath(); r.Method == http.MethodConnect || path.Clean("/"+at) != at {
 			unknown.ServeHTTP(w, r)
 			return
@@ -191,8 +190,7 @@ func unknownPath(w http.ResponseWriter, r *http.Request) {
 	writeProblem(w, problem{Type: "about:blank", Status: http.StatusNotFound, Detail: "there is nothing at " + r.URL.EscapedPath()})
 }
 
-// probe answers GET /healthz while the process runs, and GET /readyz while requests should be sent here. It asks nothing
-// of the mesh.
+// probe handles GET /healthz and /readyz without asking the mesh: the process runs; it accepts requests.
 func (g *Gateway) probe(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")

@@ -54,7 +54,7 @@ type rig struct {
 	g       *gateway.Gateway
 	server  *gateway.Server
 	url     string
-	ran     chan string // what tools have run
+	ran     chan string // names of executed tools
 	ended   chan error  // why a waiting tool ended
 	proceed chan struct{}
 	router  *router.Router
@@ -270,7 +270,7 @@ func TestCallAnswersWithTheResult(t *testing.T) {
 	}
 }
 
-// What is refused has the status and the code of EDGES, and says what is wrong.
+// A refused request has the status and the code of EDGES, and a reason.
 func TestProblems(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(o *gateway.Options) { o.MaxBody = 1 << 16 })
@@ -417,7 +417,7 @@ func TestListOfTools(t *testing.T) {
 	}
 }
 
-// What a model writes otherwise is read as it was meant, and said. What has several meanings is not.
+// Arguments that a model wrote in another form are fitted and reported if their meaning is plain.
 func TestLenientEdge(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -450,7 +450,7 @@ func TestIdempotencyKeyRunsOnce(t *testing.T) {
 	if p := a.problem(t); a.status != 400 || p["code"] != "invalid_request" {
 		t.Errorf("the key for another body: %d %s", a.status, a.body)
 	}
-	// And a call whose text is read as numbers.
+	// A call whose text is read as numbers.
 	for range 2 {
 		if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":"2","b":3}`, headers{"Idempotency-Key": "k2"}); a.status != 200 || a.body != "5" {
 			t.Errorf("%d %s", a.status, a.body)
@@ -526,7 +526,7 @@ func TestStreamOfEvents(t *testing.T) {
 		}
 	}
 	rpc := a.header.Get("Mesh-Rpc-Id")
-	// All of it again, and what is behind an item, on any replica: nothing is kept here.
+	// The whole stream again, and from an item on, at any replica: the gateway keeps no state.
 	for path, want := range map[string]string{
 		"/v1/calls/" + rpc + "/stream":        want,
 		"/v1/calls/" + rpc + "/stream?from=2": want[strings.Index(want, "id: 2"):],
@@ -593,7 +593,7 @@ func TestReaderComesBack(t *testing.T) {
 	if e := nextEvent(t, lines); e != (event{"", "complete", `{"count":4}`}) {
 		t.Fatalf("%+v", e)
 	}
-	// Nobody comes back for the next one: it ends by itself.
+	// No reader returns for the next one: it ends by itself.
 	ctx, leave = context.WithCancel(t.Context())
 	b := r.open(t, ctx, "POST", "/v1/tools/lab.count", `{"n":1,"wait":true}`, headers{"Accept": "text/event-stream"})
 	nextEvent(t, bufio.NewReader(b.Body))
@@ -645,7 +645,7 @@ func TestStoppedGatewayLeavesStreams(t *testing.T) {
 	}
 }
 
-// The end of a session ends what its token reads, and the next request is refused.
+// The end of a session ends streams of its token, and the next request is refused.
 func TestRevokedToken(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

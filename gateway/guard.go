@@ -13,7 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// guard refuses what a web page of another site sends, and bodies that are too large.
+// guard refuses requests from web pages of other sites, and bodies that are too large.
 func (g *Gateway) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && namesLoopback(local.String()) && !namesLoopback(r.Host) {
@@ -21,8 +21,8 @@ func (g *Gateway) guard(next http.Handler) http.Handler {
 			return
 		}
 		if origin := r.Header.Get("Origin"); origin != "" {
-			// An origin of the gateway's own name may be a page of another server, to which DNS gave that
-			// name before (DNS rebinding). Names of this machine are given by no DNS server.
+			// An origin with the gateway's own name may be a page of another server, to which DNS gave that name
+			// before (DNS rebinding). No DNS server decides names of this machine.
 			allowed := slices.Contains(g.opts.CORSOrigins, origin)
 			if !allowed && !(namesLoopback(r.Host) && sameHost(origin, r.Host)) {
 				fail(w, refused(toolmesh.CodePermissionDenied, "web pages of %q may not use this gateway: --cors-origin allows an origin", origin), "")
@@ -59,12 +59,12 @@ func (g *Gateway) guard(next http.Handler) http.Handler {
 			fail(w, tooLarge(limit), "")
 			return
 		}
-		r.Body = http.MaxBytesReader(w.(*pacedWriter).ResponseWriter, r.Body, limit) // which closes the connection behind a larger one
+		r.Body = http.MaxBytesReader(w.(*pacedWriter).ResponseWriter, r.Body, limit) // it closes the connection of a larger body
 		next.ServeHTTP(w, r)
 	})
 }
 
-// readable refuses what would be read in part: of headers that are given twice, and of a query that is none.
+// readable refuses what the gateway would read only in part: headers given twice, and an invalid query.
 func readable(r *http.Request) error {
 	for _, name := range []string{"Content-Type", "Content-Encoding", "Idempotency-Key", "Last-Event-Id", "Mesh-Session", "Mesh-Timeout"} {
 		if len(r.Header[name]) > 1 {
@@ -88,25 +88,23 @@ func tooLarge(limit int64) error {
 }
 
 const (
-	// drainMost is how large a body may say that it is to be read before it is refused for its size.
+	// drainMost is the max length of a declared body that is read before it is refused for its size.
 	drainMost = 64 << 20
-	// writeTime is how long a reader may take to read one piece of what it is sent.
-	writeTime = 30 * time.Second
-	// writePiece is how many bytes a piece has.
+	// writeTime is how long a reader may take for one piece of an answer.
+	writeTime  = 30 * time.Second
 	writePiece = 64 << 10
-	// hurryTime is how long a reader may take to read all of a large answer while others that wait for
-	// their readers have all the room there is.
+	// hurryTime is how long a reader may take for all of a large answer while the room for slow readers is full.
 	hurryTime = 2 * time.Second
 )
 
-// pacedWriter cuts off a reader that does not read.
+// pacedWriter cuts off a reader that is too slow.
 type pacedWriter struct {
 	http.ResponseWriter
-	of    *link     // has room for large answers that wait for their readers; nil for small ones alone
-	until time.Time // when what is written must be read; zero for most
+	of    *link     // has room for large answers that wait for their readers; nil: small answers only
+	until time.Time // when the reader must have read all; zero for most
 }
 
-// Unwrap is for [http.ResponseController].
+// Unwrap serves [http.ResponseController].
 func (w *pacedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // WriteHeader implements [http.ResponseWriter].
@@ -135,9 +133,8 @@ func (w *pacedWriter) pieces(p []byte) (n int, err error) {
 	}
 }
 
-// hold counts bytes that wait for their reader until release is called. While the rooms are full a reader has
-// less time, as one that reads slowly would keep the bytes in memory. It returns an error where those that are
-// hurried so fill their rooms, too.
+// hold counts bytes that wait for their reader until release is called. While the room is full, readers get less
+// time, as a slow one keeps its bytes in memory. The error says that the room for those is full, too.
 func (w *pacedWriter) hold(bytes int64) (release func(), full error) {
 	if w.of == nil {
 		return func() {}, nil
@@ -161,10 +158,11 @@ func (w *pacedWriter) extend() {
 	if at.IsZero() {
 		at = time.Now().Add(writeTime)
 	}
-	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(at) // a test's recorder has none
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(at) // a test's recorder has no deadline
 }
 
-// namesLoopback reports whether a host, with or without a port, is a name of this machine that no DNS server decides.
+// namesLoopback reports whether a host, with or without a port, is a name of this machine that no DNS server
+// decides.
 func namesLoopback(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -177,7 +175,7 @@ func namesLoopback(host string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// originOf returns an origin that an option names as browsers send it. The error is invalid_request.
+// originOf returns an option's origin in the form that browsers send. The error is invalid_request.
 func originOf(text string) (string, error) {
 	u, err := url.Parse(strings.TrimSpace(text))
 	if err != nil || u.Scheme == "" || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/")+u.RawQuery+u.Fragment != "" {
@@ -187,7 +185,7 @@ func originOf(text string) (string, error) {
 	return u.Scheme + "://" + strings.ToLower(host), nil
 }
 
-// sameHost reports whether an Origin is of the host that the request is for.
+// sameHost reports whether an Origin names the host of the request.
 func sameHost(origin, host string) bool {
 	u, err := url.Parse(origin)
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)

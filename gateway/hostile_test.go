@@ -107,7 +107,7 @@ func TestHostileRequests(t *testing.T) {
 	}
 	t.Run("others are served", func(t *testing.T) {
 		t.Parallel()
-		// Senders and readers that hardly move, and streams that nobody reads: each costs itself only.
+		// Slow senders and readers, and unread streams: each costs only itself.
 		for range 20 {
 			slow := r.dial(t)
 			_, _ = io.WriteString(slow, head+"Content-Length: 1000\r\n\r\n{")

@@ -15,7 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// kind is of what requests hold while they run.
+// kind is a kind of resource that requests hold while they run.
 type kind int
 
 const (
@@ -31,27 +31,27 @@ const (
 	kinds
 )
 
-// rooms bound how much of each kind is held at once, by a token or by all.
+// rooms bound how much of each kind one token, or all together, hold at once.
 type rooms [kinds]room
 
 type room struct {
 	*semaphore.Weighted
 	size int64
-	full string // the detail of the error when no more is left
+	full string // the error's detail when the room is full
 }
 
-// newRooms makes those of a token, or those of all.
+// newRooms returns the rooms of one token, or of all.
 func newRooms(o *Options, ofAll bool) (made rooms) {
 	for k, most := range [kinds]struct {
 		token, all int64
 		text       string
 	}{
 		streamsOpen: {int64(o.MaxStreams), math.MaxInt64, "streams"},
-		eventsOpen:  {16, math.MaxInt64, "streams of events"}, // each looks at the tools and the nodes for itself
+		eventsOpen:  {16, math.MaxInt64, "streams of events"}, // each stream reads the tools and the nodes by itself
 		uploads:     {4, 16, "requests with files"},
-		downloads:   {16, 32, "downloads"},       // of each some megabytes are in memory while its reader is slow
+		downloads:   {16, 32, "downloads"},       // each holds some megabytes while its reader is slow
 		documents:   {2, 2, "OpenAPI documents"}, // each asks for every tool
-		// The largest body is in memory so often, and answers that wait for their readers have the same room again.
+		// The largest body is in memory that often. Answers that wait for their readers have the same room again.
 		bodyBytes:     {8 * o.MaxBody, 32 * o.MaxBody, "bytes of bodies"},
 		answerBytes:   {8 * o.MaxBody, 32 * o.MaxBody, "bytes of large results"},
 		hurriedBytes:  {8 * o.MaxBody, 32 * o.MaxBody, "bytes of answers that wait for their readers, beside large results"},
@@ -66,12 +66,12 @@ func newRooms(o *Options, ofAll bool) (made rooms) {
 	return made
 }
 
-// take takes n of a kind; give them back with the function. The error is busy.
+// take takes n of a kind. The function gives them back. The error is busy.
 func (l *link) take(k kind, n int64) (func(), error) {
 	return l.acquire(k, n, func(r room) bool { return r.TryAcquire(n) })
 }
 
-// wait is take which waits for a room that is full, until ctx ends.
+// wait is take, but waits until ctx ends for a room that is full.
 func (l *link) wait(ctx context.Context, k kind, n int64) (func(), error) {
 	return l.acquire(k, n, func(r room) bool { return r.Acquire(ctx, n) == nil })
 }
@@ -92,18 +92,18 @@ func (l *link) release(k kind, n int64) {
 	l.g.rooms[k].Release(n)
 }
 
-// What a token is narrowed to. The broker holds its calls to that; here its lists are, and its rate.
+// The restrictions of a token. The broker applies them to its calls, the gateway to its lists and its rate.
 
-// may reports whether lists of the token have a tool, as far as its globs say.
+// may reports whether the token's globs admit a tool.
 func (l *link) may(id subjects.ToolID) bool { return l == nil || l.key.Tools.Match(id) }
 
-// narrowed reports whether the token may call some tools alone.
+// narrowed reports whether the token may call only some tools.
 func (l *link) narrowed() bool { return l != nil && (len(l.key.Tools) > 0 || l.key.ReadOnly) }
 
-// readOnly reports whether lists of the token have tools alone that declare read_only.
+// readOnly reports whether the token may call only tools that declare read_only.
 func (l *link) readOnly() bool { return l != nil && l.key.ReadOnly }
 
-// spend takes calls from the token's rate. The error is busy, and says when there are enough again.
+// spend takes calls from the token's rate. The error is busy and says when to retry.
 func (l *link) spend(calls int) error {
 	if l == nil || l.key.Rate == 0 {
 		return nil
@@ -124,7 +124,7 @@ func (l *link) spend(calls int) error {
 	return refused(toolmesh.CodeBusy, "the token may make %v calls in a second, and has made them", l.key.Rate).WithDetail("retry_after_ms", max(1, wait.Milliseconds()))
 }
 
-// hide takes the tools that the token may not use out of what an error offers in place of an unknown one.
+// hide removes tools that the token may not use from the suggestions of an error.
 func (l *link) hide(err error) error {
 	e := toolmesh.AsError(err)
 	if err == nil || !l.narrowed() {

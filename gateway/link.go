@@ -24,33 +24,33 @@ import (
 )
 
 const (
-	// dials is the max number of connections that are made at once with keys that the mesh knows,
-	// and the same number again with other keys: made-up tokens keep no other token waiting.
+	// dials is the max number of connections made at once with keys that the mesh knows. Unknown keys have as many
+	// of their own: made-up tokens delay no valid token.
 	dials = 16
-	// strangersMax is the max number of other keys that wait for their connection or make it.
+	// strangersMax is the max number of unknown keys that connect or wait to connect.
 	strangersMax = 256
-	// refusedFor is for how long the broker refuses a key, again and again, until its
-	// connection counts as revoked: while a broker starts it may know no session's key.
+	// refusedFor is how long the broker must keep refusing a key before its link counts as revoked: a starting
+	// broker may not know the sessions' keys yet.
 	refusedFor = time.Second
-	// keyEvery is how often the mesh is asked whether it still knows the key of a link.
+	// keyEvery is how often a link checks that the mesh still knows its key.
 	keyEvery = time.Second
 )
 
-// errRevoked ends what a token began once the broker refuses it.
+// errRevoked ends the requests of a token that the broker refuses.
 var errRevoked = toolmesh.Errorf(codeUnauthenticated, "the token is not valid any more: its session has ended, or it was revoked").WithOrigin(toolmesh.OriginMesh)
 
-// errStopping ends what runs when the gateway stops.
+// errStopping ends all requests when the gateway stops.
 var errStopping = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops: send the request to another gateway, or again in some seconds").WithOrigin(toolmesh.OriginMesh)
 
 // link is the connection of one token, shared by all its requests.
 type link struct {
 	g       *Gateway
-	digest  string             // of the token; empty without one
+	digest  string             // of the token; empty without a token
 	named   subjects.SessionID // from the request that made the link
 	proof   nats.Option        // proves the token's key; nil without a token
 	public  string             // the token's public key
 	known   bool               // KeyOf knows the key, or there is no token
-	key     registry.Key       // what the token is narrowed to; zero where nothing is known of it
+	key     registry.Key       // the token's restrictions; zero if unknown
 	made    chan struct{}      // closed when the rest is set, or err
 	session subjects.SessionID
 	ofAdmin bool // the token is of no session
@@ -66,7 +66,7 @@ type link struct {
 	rooms rooms
 
 	// Guarded by links.mu.
-	connected bool // and counted in links.connected
+	connected bool // counted in links.connected
 	uses      int
 	idle      *time.Timer
 	since     time.Time // when it was last used
@@ -79,8 +79,8 @@ type links struct {
 
 	mu        sync.Mutex
 	all       map[string]*link // by digest
-	connected int              // links of all that are connected
-	strangers int              // links of keys that are unknown and not connected yet
+	connected int              // links with a connection
+	strangers int              // links of unknown keys that are not connected yet
 	closed    bool
 }
 
@@ -89,7 +89,7 @@ func (ls *links) init(g *Gateway) {
 	ls.dials = map[bool]chan struct{}{true: make(chan struct{}, dials), false: make(chan struct{}, dials)}
 }
 
-// token is what a request proves itself with.
+// token is the proof that a request carries.
 type token struct {
 	digest string
 	seed   string
@@ -119,7 +119,7 @@ func unauthenticated(format string, args ...any) *toolmesh.Error {
 	return refused(codeUnauthenticated, format, args...)
 }
 
-// open returns the client that a request is made with, in its session, and what gives it back.
+// open returns the client for a request, in its session, and a function that releases it.
 func (g *Gateway) open(r *http.Request) (*link, *client.Client, func(), error) {
 	t, err := tokenOf(r)
 	if err != nil {
@@ -137,8 +137,8 @@ func (g *Gateway) open(r *http.Request) (*link, *client.Client, func(), error) {
 	return l, c, sync.OnceFunc(func() { g.links.release(l) }), nil
 }
 
-// get returns the link of a token, which it makes if there is none. Release it. Where the link is
-// refused that a request of another session makes, get tries again with its own.
+// get returns the link of a token and makes it if needed. Release it. If another request's session made the link
+// fail, get tries again with its own.
 func (ls *links) get(ctx context.Context, t token, named subjects.SessionID) (*link, error) {
 	for {
 		l, err := ls.join(ctx, t, named)
@@ -182,7 +182,7 @@ func (ls *links) join(ctx context.Context, t token, named subjects.SessionID) (*
 	return l, nil
 }
 
-// begin begins to make the link of a token; ls.mu is held.
+// begin starts to make the link of a token; ls.mu is held.
 func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
 	l := &link{
 		g: ls.g, digest: t.digest, named: named, known: t.seed == "", made: make(chan struct{}),
@@ -214,7 +214,7 @@ func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
 	return l, nil
 }
 
-// evict drops the connected link that was unused for longest, and reports whether there was one; ls.mu is held.
+// evict drops the connected link that was unused for longest, and reports whether one existed; ls.mu is held.
 func (ls *links) evict() bool {
 	var oldest *link
 	for _, l := range ls.all {
@@ -317,7 +317,7 @@ func (ls *links) count(l *link, err error) error {
 	switch {
 	case err != nil:
 		return err
-	case ls.all[l.digest] != l: // it was dropped meanwhile
+	case ls.all[l.digest] != l: // dropped meanwhile
 		return errStopping
 	case ls.connected >= ls.g.opts.MaxTokens && !ls.evict():
 		return busy("%d tokens are in use at once, and the gateway takes no more", ls.g.opts.MaxTokens)
@@ -327,8 +327,8 @@ func (ls *links) count(l *link, err error) error {
 	return nil
 }
 
-// follow returns when the link ends. It ends the link once its key is known no more: a broker
-// that is not the mesh's own lets a connection outlive its key.
+// follow returns when the link ends. It ends the link once its key is unknown: a broker that is not the mesh's own
+// lets a connection outlive its key.
 func (l *link) follow() {
 	if l.public == "" || !l.known {
 		<-l.ctx.Done()
@@ -349,8 +349,8 @@ func (l *link) follow() {
 	}
 }
 
-// connect connects with a token, and finds out which session it is of: the broker lets each hear
-// the inbox of its own session alone.
+// connect connects with a token and finds its session: the broker lets a key subscribe to the inbox of its own
+// session only.
 func (l *link) connect() (*nats.Conn, subjects.SessionID, error) {
 	if l.proof == nil {
 		nc, err := l.dial(subjects.SharedInbox)
@@ -373,7 +373,7 @@ func (l *link) connect() (*nats.Conn, subjects.SessionID, error) {
 		}
 	}
 	for _, c := range candidates {
-		nc, err := l.dial(subjects.KeyedInbox(c.inbox, access.Digest(l.public))) // audits say whose calls they are
+		nc, err := l.dial(subjects.KeyedInbox(c.inbox, access.Digest(l.public))) // the inbox names the key to audits
 		if err != nil {
 			return nil, "", err
 		}
@@ -403,7 +403,7 @@ func (l *link) dial(inbox string) (*nats.Conn, error) {
 			refusals.Lock()
 			defer refusals.Unlock()
 			switch {
-			case !isRefusal(err): // what a token may not do is answered to its request
+			case !isRefusal(err): // a permission error is answered to its request
 			case refusals.since.IsZero():
 				refusals.since = time.Now()
 			case time.Since(refusals.since) > refusedFor:
@@ -428,7 +428,7 @@ func isRefusal(err error) bool {
 	return errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) || errors.Is(err, nats.ErrAuthRevoked)
 }
 
-// revoke ends all that runs with the token.
+// revoke ends all requests of the token.
 func (l *link) revoke() {
 	ls := &l.g.links
 	ls.mu.Lock()
@@ -440,7 +440,7 @@ func (l *link) revoke() {
 	ls.drop(l, errRevoked)
 }
 
-// within returns a context that ends with the link, too.
+// within returns a context that also ends with the link.
 func (l *link) within(ctx context.Context) (context.Context, context.CancelCauseFunc) {
 	return endsWith(ctx, l.ctx)
 }

@@ -22,22 +22,22 @@ import (
 const (
 	// modern is the first revision of MCP without sessions.
 	modern = "2026-07-28"
-	// maxViews is how many views of one token are held; one that no client uses makes room for another.
+	// maxViews is the max number of views of one token. A view without clients makes room for another.
 	maxViews = 64
-	// maxSessions is how many legacy sessions one token may have.
+	// maxSessions is the max number of legacy sessions of one token.
 	maxSessions = 1000
-	// lookEvery is how often it is looked whether the tools of a view have changed.
+	// lookEvery is how often a view is checked for changed tools.
 	lookEvery = 500 * time.Millisecond
 )
 
-// mcpLink is what MCP clients have of one token. A legacy session's id is worth nothing with another
-// token: each has handlers of its own.
+// mcpLink is the MCP state of one token. Each token has its own handlers, so a legacy session's id is worth nothing
+// with another token.
 type mcpLink struct {
 	of        *link
 	sessions  http.Handler // of revisions with sessions
 	stateless http.Handler
 	opts      *Options
-	ctx       context.Context         // of looking and reading
+	ctx       context.Context         // for checks and readings
 	stop      context.CancelCauseFunc // nil until the first request
 	looking   sync.WaitGroup
 
@@ -45,28 +45,29 @@ type mcpLink struct {
 	closed  bool
 	views   map[viewKey]*view
 	visits  map[string]*visit
-	count   uint64               // of the visits until now
-	lastUse map[string]time.Time // of the legacy sessions
+	count   uint64               // visits so far
+	lastUse map[string]time.Time // by legacy session
 }
 
-// visit is an HTTP request that is being answered, or a pipe: its calls end with it.
+// visit is an HTTP request in progress, or a pipe. Its calls end with it.
 type visit struct {
 	id      string
 	view    *view
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	session string // its legacy session
-	opens   bool   // it may make a legacy session
+	opens   bool   // may make a legacy session
 }
 
-// visitHeader names a request to its calls: the SDK passes them the headers, and of a legacy session not the context.
+// visitHeader links calls to their request: the SDK passes them its headers, but not the context of a legacy
+// session.
 const visitHeader = "Toolmesh-Visit"
 
 // viewOf is the key of the context's view.
 type viewOf struct{}
 
-// mcp answers /mcp and /mcp/{session}: POST of 2026-07-28 without a session, and POST, GET and
-// DELETE of the revisions before it.
+// mcp handles /mcp and /mcp/{session}: POST of 2026-07-28 without a session, and POST, GET and DELETE of the
+// earlier revisions.
 func (q *request) mcp() (any, error) {
 	l, c, w, r := q.l, q.c, q.w, q.r
 	key, err := keyOf(r.PathValue("session"), r.URL.Query())
@@ -93,7 +94,7 @@ func (q *request) mcp() (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A list of messages would be any number of calls.
+		// A list of messages could hold any number of calls.
 		if trimmed := bytes.TrimLeft(body, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '[' {
 			return nil, refused(toolmesh.CodeInvalidRequest, "the body is a list of messages: send each in a POST of its own")
 		}
@@ -110,13 +111,13 @@ func (q *request) mcp() (any, error) {
 	r = r.WithContext(context.WithValue(p.ctx, viewOf{}, p.view))
 	if isModern(r) {
 		if r.Header.Get("Mcp-Method") == "tools/call" {
-			_, _ = p.view.tools(p.ctx, viewFresh) // the SDK compares the headers of tools that it knows; the call itself reports an error
+			_, _ = p.view.tools(p.ctx, viewFresh) // the SDK compares headers with tools that it knows; the call itself reports an error
 		}
 		m.stateless.ServeHTTP(w, r)
 		return nil, nil
 	}
-	if r.Method == http.MethodDelete && p.session != "" { // requests without a session are of others
-		m.cancel(p.session) // the SDK waits for the calls of a session
+	if r.Method == http.MethodDelete && p.session != "" { // requests without a session belong to others
+		m.cancel(p.session) // the SDK waits for the session's calls
 	}
 	m.sessions.ServeHTTP(w, r)
 	return nil, nil
@@ -139,15 +140,15 @@ func (m *mcpLink) cancel(session string) {
 	}
 }
 
-// within returns a context that ends with the request that a call came by, too.
+// within returns a context that also ends with the request that brought the call.
 func (m *mcpLink) within(ctx context.Context, q *mcp.RequestExtra) (context.Context, context.CancelCauseFunc) {
-	if q == nil || q.Header == nil { // it came by a pipe
+	if q == nil || q.Header == nil { // it came from a pipe
 		return context.WithCancelCause(ctx)
 	}
 	m.mu.Lock()
 	p := m.visits[q.Header.Get(visitHeader)]
 	m.mu.Unlock()
-	if p == nil { // it has ended already
+	if p == nil { // the request has ended
 		ctx, cancel := context.WithCancelCause(ctx)
 		cancel(nil)
 		return ctx, cancel
@@ -155,7 +156,7 @@ func (m *mcpLink) within(ctx context.Context, q *mcp.RequestExtra) (context.Cont
 	return endsWith(ctx, p.ctx)
 }
 
-// endsWith returns a context that ends with another one, too.
+// endsWith returns a context that also ends with another one.
 func endsWith(ctx, other context.Context) (context.Context, context.CancelCauseFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(other, func() { cancel(context.Cause(other)) })
@@ -170,7 +171,7 @@ func (m *mcpLink) begin(opts *Options) {
 		v, _ := r.Context().Value(viewOf{}).(*view)
 		return v.server
 	}
-	// The gateway has looked at Host and Origin.
+	// The gateway has checked Host and Origin.
 	o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: opts.MaxBody, Logger: opts.Logger}
 	m.sessions = mcp.NewStreamableHTTPHandler(serverOf, &o)
 	o.Stateless, o.PropagateRequestCancellation = true, true
@@ -179,8 +180,7 @@ func (m *mcpLink) begin(opts *Options) {
 	m.looking.Go(m.look)
 }
 
-// enter begins a visit to the view of a key, which it makes if there is none. Leave it: a view that a visit uses is
-// kept.
+// enter begins a visit to the view of a key and makes the view if needed. Leave it: a view with a visit is kept.
 func (m *mcpLink) enter(opts *Options, key viewKey, c *client.Client, p *visit) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -214,7 +214,7 @@ func (m *mcpLink) enter(opts *Options, key viewKey, c *client.Client, p *visit) 
 	return nil
 }
 
-// visited returns how many visits are as given; m.mu is held.
+// visited counts the visits that match; m.mu is held.
 func (m *mcpLink) visited(as func(*visit) bool) (n int) {
 	for _, p := range m.visits {
 		if as(p) {
@@ -224,7 +224,7 @@ func (m *mcpLink) visited(as func(*visit) bool) (n int) {
 	return n
 }
 
-// leave ends a visit. The session is the legacy one that it used or made.
+// leave ends a visit. session is the legacy session that it used or made.
 func (m *mcpLink) leave(p *visit, session string) {
 	p.cancel(nil)
 	m.mu.Lock()
@@ -235,11 +235,11 @@ func (m *mcpLink) leave(p *visit, session string) {
 	closed := m.closed
 	m.mu.Unlock()
 	if closed {
-		p.view.close() // the session that this request has made meanwhile
+		p.view.close() // the session that this request made meanwhile
 	}
 }
 
-// expire ends the legacy sessions that have been without a request for the idle time. An open GET is a request.
+// expire ends the legacy sessions that were idle for too long. An open GET counts as a request.
 func (m *mcpLink) expire() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -252,7 +252,7 @@ func (m *mcpLink) expire() {
 			at, known := m.lastUse[s.ID()]
 			if known && !busy[s.ID()] && time.Since(at) > m.opts.Idle {
 				m.looking.Go(func() { _ = s.Close() })
-			} else if known { // or its first request is still being answered
+			} else if known { // or its first request runs
 				lastUse[s.ID()] = at
 			}
 		}
@@ -260,7 +260,7 @@ func (m *mcpLink) expire() {
 	m.lastUse = lastUse
 }
 
-// look tells clients when the tools of their view have changed.
+// look notifies clients when the tools of their view have changed.
 func (m *mcpLink) look() {
 	for took := time.Duration(0); ; {
 		select {
@@ -274,7 +274,7 @@ func (m *mcpLink) look() {
 		m.mu.Lock()
 		for _, v := range m.views {
 			if v.used() {
-				looks.Go(func() { _, _ = v.tools(m.ctx, lookEvery/2) }) // which tells its clients; views of a session share a reading
+				looks.Go(func() { _, _ = v.tools(m.ctx, lookEvery/2) }) // it notifies the clients; views of a session share a reading
 			}
 		}
 		m.mu.Unlock()
@@ -299,13 +299,13 @@ func (m *mcpLink) close() {
 	}
 }
 
-// viewKey says which tools an MCP client sees, and how: it is read from the URL.
+// viewKey says which tools an MCP client sees and how. It is read from the URL.
 type viewKey struct {
 	session  subjects.SessionID
 	globs    string // with commas between them; empty for all tools
 	readOnly bool
-	bare     bool // names are those of the functions
-	search   bool // find_tools and call_tool in place of the tools
+	bare     bool // names without the index
+	search   bool // only find_tools and call_tool
 }
 
 func keyOf(session string, query url.Values) (viewKey, error) {
@@ -328,8 +328,7 @@ func keyOf(session string, query url.Values) (viewKey, error) {
 	return key, nil
 }
 
-// Pipe serves one MCP client on a pipe, such as stdin and stdout, until in ends or ctx does. The query is that
-// of /mcp.
+// Pipe serves one MCP client on a pipe, such as stdin and stdout, until in or ctx ends. The query is that of /mcp.
 func Pipe(ctx context.Context, c *client.Client, query url.Values, o *Options, in io.Reader, out io.Writer) error {
 	opts := *o
 	if err := opts.fill(); err != nil {
@@ -354,7 +353,7 @@ func Pipe(ctx context.Context, c *client.Client, query url.Values, o *Options, i
 	return nil
 }
 
-// noClose leaves a writer open.
+// noClose is a writer whose Close does nothing.
 type noClose struct{ io.Writer }
 
 func (noClose) Close() error { return nil }

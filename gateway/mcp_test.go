@@ -77,7 +77,7 @@ func texts(r *mcp.CallToolResult) string {
 	return strings.Join(all, "|")
 }
 
-// Both eras of MCP at one URL list, call, get progress and cancel, and hear of new tools.
+// Both eras of MCP at one URL list, call, get progress, cancel, and are notified of new tools.
 func TestMCP(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -174,7 +174,7 @@ func TestMCP(t *testing.T) {
 		if got := <-progress; got != "1 0" {
 			t.Errorf("%s: progress %s", version, got)
 		}
-		// What a tool reports is told while it runs, and increases.
+		// A tool's progress reaches the client while it runs, and increases.
 		params = &mcp.CallToolParams{Name: "lab-steps"}
 		params.SetProgressToken(7)
 		done := make(chan string)
@@ -329,7 +329,7 @@ func (r *rig) legacyCall(ctx context.Context, session, name string) {
 	}
 }
 
-// What is no request of MCP is answered as such, and one session's id opens nothing to another token.
+// An invalid MCP request is answered as such, and a session's id is worthless with another token.
 func TestMCPBadInput(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -381,7 +381,7 @@ func TestMCPBadInput(t *testing.T) {
 	}
 }
 
-// A token uses no more views than are held, and a view hears of no other view's tools.
+// A token's views are bounded, and a view is not notified of another view's tools.
 func TestMCPViewsAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -441,7 +441,7 @@ func TestMCPLargeResults(t *testing.T) {
 		if err != nil || len(a.Content) != 3 {
 			t.Fatalf("%s: %d blocks, %v", version, len(a.Content), err)
 		}
-		// Structured content is cut, fits the schema still, and says so: clients refuse what does not fit.
+		// Cut structured content fits the schema and is marked as cut: clients refuse content that does not fit.
 		var tools map[string]*mcp.Tool
 		meshtest.Until(t, "the tools are listed", func() bool {
 			tools = make(map[string]*mcp.Tool)

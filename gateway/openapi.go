@@ -21,7 +21,7 @@ import (
 
 const dialect = "https://json-schema.org/draft/2020-12/schema"
 
-// openAPI answers GET /openapi.json: one operation for each tool that is served, with its schemas.
+// openAPI handles GET /openapi.json: one operation for each served tool, with its schemas.
 func (q *request) openAPI() (any, error) {
 	release, err := q.l.take(documents, 1)
 	if err != nil {
@@ -53,7 +53,7 @@ func (q *request) openAPI() (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		if len(d.InputSchema) > 0 { // else it went meanwhile
+		if len(d.InputSchema) > 0 { // empty if it was removed meanwhile
 			paths["/v1/tools/"+url.PathEscape(string(d.ID))] = object{"post": operation(d, schemas, failed)}
 		}
 	}
@@ -72,8 +72,7 @@ func (q *request) openAPI() (any, error) {
 	})
 }
 
-// operation is the call of a tool, with the answers that are no results. Parts of its schemas that others
-// refer to are added to schemas.
+// operation is the call of a tool with its responses. It adds shared parts of its schemas to schemas.
 func operation(d *tool.Descriptor, schemas, failed object) object {
 	name := tool.ProviderName(d.ID)
 	result := json.RawMessage("{}")
@@ -81,7 +80,7 @@ func operation(d *tool.Descriptor, schemas, failed object) object {
 		result = placed(d.OutputSchema, name+"_result", schemas)
 	}
 	results := object{"application/json": object{"schema": result}}
-	if d.Annotations.Streaming { // its result is the last item, if there is one, or all
+	if d.Annotations.Streaming { // its result is the last item, if any, or the list of all
 		whole := object{"anyOf": []any{result, object{"type": "null"}}}
 		if d.Annotations.Collect {
 			whole = object{"type": "array", "items": result}
@@ -125,7 +124,6 @@ func references(kind string, names ...string) (all []object) {
 	return all
 }
 
-// parameters are the headers of a call.
 var parameters = object{
 	"key":     header("Idempotency-Key", "the call runs once in the session for a day", object{"type": "string", "minLength": 1, "maxLength": 512, "pattern": "^[!-~]+$"}),
 	"timeout": header("Mesh-Timeout", "the time that the call may take", object{"type": "string", "pattern": "^[1-9][0-9]{0,3}[sm]$"}),
@@ -142,7 +140,7 @@ const problemSchema = `{"type":"object","required":["type","title","status"],"pr
 	`"errors":{"type":"array","items":{"type":"object","properties":{"pointer":{"type":"string"},"expected":{},"got":{},"message":{"type":"string"}}}},"nearest":{"type":"array","items":{"type":"string"}},` +
 	`"exception":{"type":"object","properties":{"type":{"type":"string"},"message":{"type":"string"},"stacktrace":{"type":"string"}}}}}`
 
-// responses are the answers of a call that are no result, by status.
+// responses are the error responses of a call, by status.
 func responses() object {
 	texts := map[int][]string{
 		http.StatusUnauthorized: {string(codeUnauthenticated)}, http.StatusMethodNotAllowed: {string(toolmesh.CodeInvalidRequest)},
@@ -164,9 +162,8 @@ func responses() object {
 	return all
 }
 
-// placed is a schema as it is where it refers to nothing. A schema whose references are to parts of
-// itself gets them by pointers from the document's root: it moves to schemas under a name, with its $defs
-// beside it, which most generators of clients follow, too.
+// placed returns a schema for the document. A schema with references to its own parts moves to schemas, under a
+// name, with its $defs as neighbours: most generators of clients follow pointers from the document's root only.
 func placed(schema json.RawMessage, name string, schemas object) json.RawMessage {
 	var root any
 	d := json.NewDecoder(bytes.NewReader(schema))
@@ -175,11 +172,11 @@ func placed(schema json.RawMessage, name string, schemas object) json.RawMessage
 		return schema
 	}
 	base := "#/components/schemas/" + name
-	defs := make(map[string]string) // the names that $defs have among schemas
+	defs := make(map[string]string) // names in schemas, by name in $defs
 	if top, ok := root.(object); ok {
 		all, _ := top["$defs"].(object)
 		for def := range all {
-			defs[def] = name + "." + tool.ProviderName(subjects.ToolID(def)) // of two names there are two
+			defs[def] = name + "." + tool.ProviderName(subjects.ToolID(def)) // two tools may have the same one
 		}
 		refer(root, base, defs, false)
 		for def, one := range all {
@@ -191,8 +188,8 @@ func placed(schema json.RawMessage, name string, schemas object) json.RawMessage
 	return json.RawMessage(fmt.Sprintf(`{"$ref":%q}`, base))
 }
 
-// refer makes references of a schema by pointers those of the document. named says that the node's keys
-// are names of schemas, not words of one. A reference to an anchor stays: the document has the anchor.
+// refer turns a schema's references by pointer into references from the document's root. named says that the node's
+// keys are names of schemas. A reference to an anchor stays, as the document has the anchor.
 func refer(node any, base string, defs map[string]string, named bool) {
 	switch v := node.(type) {
 	case []any:

@@ -17,7 +17,7 @@ type tree struct {
 	Value int    `json:"value"`
 	Left  *tree  `json:"left,omitempty"`
 	Data  string `json:"data,omitempty"`
-	// A property may have the name of a word whose value is data.
+	// A property may be named like a keyword whose value is data.
 	Default *tree `json:"default,omitempty"`
 }
 

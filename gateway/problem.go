@@ -28,13 +28,13 @@ type problem struct {
 	Errors    any              `json:"errors,omitempty"`
 	Nearest   any              `json:"nearest,omitempty"`
 	Exception *exception       `json:"exception,omitempty"`
-	// RetryAfterMS is for MCP clients, which get no header.
+	// RetryAfterMS serves MCP clients, which get no header.
 	RetryAfterMS int64 `json:"retry_after_ms,omitempty"`
 
 	retryAfter time.Duration
 }
 
-// exception is what a tool raised.
+// exception describes an exception of a tool.
 type exception struct {
 	Type       string `json:"type"`
 	Message    string `json:"message"`
@@ -59,12 +59,12 @@ func problemOf(err error, rpc subjects.RPCID) problem {
 	return p
 }
 
-// encode writes a problem, with the parts that follow from others.
+// encode writes a problem and fills in its derived members.
 func (p problem) encode() []byte {
 	p.Type = cmp.Or(p.Type, "urn:toolmesh:error:"+string(p.Code))
-	p.Title = cmp.Or(http.StatusText(p.Status), "Client Closed Request") // 499, of which net/http has no text
+	p.Title = cmp.Or(http.StatusText(p.Status), "Client Closed Request") // 499, which net/http has no text for
 	body, err := tool.MarshalPlain(p)
-	if err != nil { // a detail that is no JSON
+	if err != nil { // a detail that is not JSON
 		p.Errors, p.Nearest = nil, nil
 		body, _ = tool.MarshalPlain(p)
 	}
@@ -90,7 +90,7 @@ func fail(w http.ResponseWriter, err error, rpc subjects.RPCID) {
 	writeProblem(w, problemOf(err, rpc))
 }
 
-// busy refuses what may be tried again in a second.
+// busy refuses a request that may be retried in a second.
 func busy(format string, args ...any) *toolmesh.Error {
 	return refused(toolmesh.CodeBusy, format, args...).WithDetail("retry_after_ms", int64(1000))
 }

@@ -10,22 +10,22 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 )
 
-// reporter tells an MCP client how far its call is. A client that reads slowly gets the latest report:
-// none waits on the connection that the reports come by.
+// reporter reports the progress of a call to an MCP client. A slow reader gets the latest report only, so no report
+// blocks the link.
 type reporter struct {
 	ctx   context.Context
 	to    *mcp.ServerSession
-	token any // nil: the client asked for no progress, and may have asked for log messages
+	token any // nil: the client asked for no progress, but may have asked for log messages
 	tool  string
 	told  sync.WaitGroup
 
 	mu     sync.Mutex
-	latest *codec.Progress // to be told; nil for none
+	latest *codec.Progress // to be sent; nil for none
 	over   bool
 
 	telling sync.Mutex      // guards the rest
-	said    *codec.Progress // told last: keepalives say it again
-	at      float64         // the progress told last; it increases
+	said    *codec.Progress // sent last; keepalives repeat it
+	at      float64         // sent last; it increases
 	total   float64         // 1 once a fraction is known, else 0
 }
 
@@ -33,7 +33,7 @@ func newReporter(ctx context.Context, q *mcp.CallToolRequest, tool string) *repo
 	return &reporter{ctx: ctx, to: q.Session, token: q.Params.GetProgressToken(), tool: tool}
 }
 
-// report takes a report of the tool. It does not block.
+// report takes a report of the tool without blocking.
 func (r *reporter) report(p codec.Progress) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -56,7 +56,7 @@ func (r *reporter) tellLatest() {
 	r.tell(p)
 }
 
-// end waits until the last report is told, and ignores those that come later.
+// end waits until the last report is sent and ignores later ones.
 func (r *reporter) end() {
 	r.mu.Lock()
 	r.over = true
@@ -71,7 +71,7 @@ func (r *reporter) tell(p codec.Progress) {
 	}
 	r.said = &p
 	if p.Text != "" {
-		//lint:ignore SA1019 clients of earlier revisions hear of it in this way
+		//lint:ignore SA1019 clients of earlier revisions get texts in this way only
 		_ = r.to.Log(r.ctx, &mcp.LoggingMessageParams{Level: "info", Logger: r.tool, Data: p.Text})
 	}
 	if r.token == nil {
@@ -84,7 +84,7 @@ func (r *reporter) tell(p codec.Progress) {
 	case r.total == 0:
 		next++
 	}
-	if next <= r.at && r.at > 0 { // MCP has progress increase, whatever a tool says
+	if next <= r.at && r.at > 0 { // MCP requires increasing progress
 		next = math.Nextafter(r.at, math.Inf(1))
 	}
 	r.at = next

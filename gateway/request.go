@@ -15,7 +15,6 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// bodyTime is how long a request's body may take to arrive.
 const bodyTime = 60 * time.Second
 
 // request is one request and the client of its token.
@@ -30,7 +29,7 @@ type request struct {
 	held int64 // bytes of bodies
 }
 
-// explain says of a refusal for another session which session the token is of, instead of the subject.
+// explain says in a refusal for another session which session the token belongs to, instead of naming the subject.
 func (q *request) explain(err error) error {
 	e := toolmesh.AsError(err)
 	if err == nil || e.Code != toolmesh.CodePermissionDenied || e.Started != toolmesh.StartedNo || q.c.Session() == q.l.session || q.l.ofAdmin {
@@ -39,10 +38,10 @@ func (q *request) explain(err error) error {
 	return refused(toolmesh.CodePermissionDenied, "the token is of session %q, and Mesh-Session names %q: leave the header out, or send an administrator's token (keys/admin.nk)", q.l.session, q.c.Session())
 }
 
-// handler returns the answer to a request, nil where it has written one. An error is answered as a problem.
+// handler returns the answer to a request, nil if it has written one. An error is answered as a problem.
 type handler func(*request) (any, error)
 
-// with handles requests with the client of their tokens.
+// with runs a handler with the client of the request's token.
 func (g *Gateway) with(handle handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
@@ -78,7 +77,7 @@ func (q *request) handle(by handler) error {
 	return err
 }
 
-// answer answers with JSON. The error is of a value that cannot be written, or that of send.
+// answer writes a value as JSON. The error is that of encoding it, or that of send.
 func (q *request) answer(status int, v any) error {
 	body, err := tool.MarshalPlain(v)
 	if err != nil {
@@ -89,7 +88,7 @@ func (q *request) answer(status int, v any) error {
 	return q.send(status, append(body, '\n'))
 }
 
-// send sends an answer whose header is set. The error is busy: there is no room for one more large answer.
+// send writes an answer whose header is set. The error is busy: there is no room for another large answer.
 func (q *request) send(status int, body []byte) error {
 	if len(body) > writePiece {
 		release, full := q.w.hold(int64(len(body)))
@@ -134,7 +133,7 @@ func (h heldReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// whole reads a body, which counts as one of the token's until the request ends.
+// whole reads a body into memory. It counts against the token's room until the request ends.
 func (q *request) whole() ([]byte, error) {
 	body, err := io.ReadAll(heldReader{q, q.r.Body})
 	if err != nil {
@@ -144,7 +143,7 @@ func (q *request) whole() ([]byte, error) {
 	return body, nil
 }
 
-// body reads a body of JSON.
+// body reads a JSON body.
 func (q *request) body() ([]byte, error) {
 	r := q.r
 	body, err := q.whole()
@@ -152,7 +151,7 @@ func (q *request) body() ([]byte, error) {
 		return nil, err
 	}
 	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	// curl -d says that it sends a form, whatever it sends.
+	// curl -d always declares a form.
 	form := kind == "application/x-www-form-urlencoded" && strings.HasPrefix(strings.TrimSpace(string(body[:min(len(body), 64)])), "{")
 	json := kind == "application/json" || strings.HasSuffix(kind, "+json") || form || err != nil && r.Header.Get("Content-Type") == ""
 	coding := r.Header.Get("Content-Encoding")
@@ -165,9 +164,8 @@ func (q *request) body() ([]byte, error) {
 // errMediaType has the status 415.
 var errMediaType = refused(toolmesh.CodeInvalidRequest, "the body is JSON: send it with Content-Type: application/json, and not compressed")
 
-// within bounds how long the rest of a request's body may take; 0 lifts the bound. It holds for what the
-// server itself reads behind an answer, too, so it is lifted only once a body is read. The end of a body
-// is where the server looks for a client that goes.
+// within bounds the time for the rest of a request's body; 0 lifts the bound. Lift it only once the body is read:
+// it also bounds what the server reads after an answer, where it looks for clients that disconnect.
 func within(w http.ResponseWriter, d time.Duration) {
 	var at time.Time
 	if d > 0 {
@@ -176,7 +174,7 @@ func within(w http.ResponseWriter, d time.Duration) {
 	_ = http.NewResponseController(w).SetReadDeadline(at) // a test's recorder has none
 }
 
-// unread is the error of a body that was not read.
+// unread returns the error of a body that could not be read.
 func unread(err error) error {
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {

@@ -20,17 +20,17 @@ import (
 )
 
 const (
-	// resultURI is what the URIs of whole results begin with.
+	// resultURI is the prefix of the URIs of whole results.
 	resultURI = "mesh://results/"
-	// shortenedKey is where a result says that its structured content is cut.
+	// shortenedKey marks a result whose structured content is cut.
 	shortenedKey = "toolmesh/shortened"
-	// cutDepth is how deep lists and objects are cut, as each level reads all of its value.
+	// cutDepth is how deep lists and objects are cut: each level reads all of its value.
 	cutDepth = 16
 )
 
-// shorten keeps of a result as much as a model's context takes. The texts of its content are cut, with a link to the
-// whole text in the mesh's store, from where any gateway reads it. Structured content is cut where it still fits the
-// schema: clients refuse a result without it, unless the result is an error.
+// shorten cuts a result to the size of a model's context. Texts get a link to the whole text in the mesh's store,
+// where any gateway reads it. Structured content is cut only if it still fits the schema, as clients refuse a
+// result without it, unless the result is an error.
 func (v *view) shorten(ctx context.Context, t *catalogTool, value json.RawMessage, result *mcp.CallToolResult) {
 	most := v.m.opts.MCPResultMax
 	left, note := most, ""
@@ -70,8 +70,8 @@ func (v *view) shorten(ctx context.Context, t *catalogTool, value json.RawMessag
 	}
 }
 
-// cutStructured returns structured content of about most bytes that fits the tool's schema, with the note where the
-// schema takes further members; nil if no cut fits.
+// cutStructured returns structured content of about most bytes that fits the tool's schema, nil if no cut does. It
+// adds the note where the schema accepts further members.
 func (t *catalogTool) cutStructured(value json.RawMessage, note string, most int) any {
 	schema, _ := t.tool.OutputSchema.(json.RawMessage)
 	fits, err := tool.Compile(schema)
@@ -97,8 +97,8 @@ func (t *catalogTool) cutStructured(value json.RawMessage, note string, most int
 	return nil
 }
 
-// cut returns a value of about most bytes: the beginning of a text, the first items of a list, and each member of
-// an object cut to its share. Members that have no room are left out if drop says so.
+// cut returns a value of about most bytes: the beginning of a text, the first items of a list, or an object with
+// each member cut to its share. drop leaves out members that have no room.
 func cut(value json.RawMessage, most int, drop bool, depth int) json.RawMessage {
 	var (
 		text    string
@@ -110,13 +110,13 @@ func cut(value json.RawMessage, most int, drop bool, depth int) json.RawMessage 
 	case len(value) <= most || depth == 0:
 		return value
 	case json.Unmarshal(value, &text) == nil:
-		for n := most; ; n = n * most / (len(body) + 1) { // what is escaped takes more
+		for n := most; ; n = n * most / (len(body) + 1) { // escapes take more
 			if body, _ = tool.MarshalPlain(beginning(text, n) + "…"); len(body) <= most || n == 0 {
 				return body
 			}
 		}
 	case bytes.HasPrefix(bytes.TrimSpace(value), []byte("[")):
-		d := json.NewDecoder(bytes.NewReader(value)) // which reads no more items than there is room for
+		d := json.NewDecoder(bytes.NewReader(value)) // reads no more items than there is room for
 		_, _ = d.Token()
 		items = []json.RawMessage{}
 		for one := (json.RawMessage)(nil); d.More() && d.Decode(&one) == nil && (len(items) == 0 || len(one) < most); one = nil {
@@ -128,7 +128,7 @@ func cut(value json.RawMessage, most int, drop bool, depth int) json.RawMessage 
 		names := slices.SortedFunc(maps.Keys(members), func(a, b string) int {
 			return cmp.Or(cmp.Compare(len(members[a]), len(members[b])), cmp.Compare(a, b))
 		})
-		for i, name := range names { // the small ones first: the others share what they leave
+		for i, name := range names { // small ones first: the rest share the remaining bytes
 			own := len(name) + len(`"":,`)
 			if drop && own+len(members[name]) > most {
 				delete(members, name)
@@ -156,7 +156,7 @@ func beginning(text string, n int) string {
 	return text
 }
 
-// store keeps a text for 15 minutes and returns the link to it.
+// store keeps a text for 15 minutes and returns its link.
 func (v *view) store(ctx context.Context, text string) (*mcp.ResourceLink, error) {
 	file, err := v.c.PutBytes(ctx, []byte(text))
 	if err != nil {
@@ -170,7 +170,7 @@ func (v *view) store(ctx context.Context, text string) (*mcp.ResourceLink, error
 	return &mcp.ResourceLink{URI: resultURI + id, Name: "result", Description: "All of the result", MIMEType: kind, Size: new(file.Size)}, nil
 }
 
-// readResult answers resources/read of a link that shorten gave.
+// readResult handles resources/read of a link made by shorten.
 func (v *view) readResult(ctx context.Context, q *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
 	id, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(q.Params.URI, resultURI))
 	parts := strings.Split(string(id), "\n")
@@ -190,7 +190,7 @@ func (v *view) readResult(ctx context.Context, q *mcp.ReadResourceRequest) (*mcp
 	}, nil
 }
 
-// resultOf is a tool's result as MCP clients take it.
+// resultOf returns a tool's result in MCP's form.
 func (t *catalogTool) resultOf(value json.RawMessage) *mcp.CallToolResult {
 	result := &mcp.CallToolResult{Content: contentBlocks(value)}
 	if t.tool.OutputSchema != nil {
@@ -207,7 +207,7 @@ func (t *catalogTool) resultOf(value json.RawMessage) *mcp.CallToolResult {
 	return result
 }
 
-// typedBytes is the image or the sound that a tool returns, whose schema says so.
+// typedBytes returns a result as an image or a sound if its schema says so.
 func typedBytes(schema, value json.RawMessage) mcp.Content {
 	var says struct {
 		Encoding string `json:"contentEncoding"`
@@ -229,8 +229,8 @@ func typedBytes(schema, value json.RawMessage) mcp.Content {
 	return nil
 }
 
-// contentBlocks are the content that a result is, if it is written in MCP's own form: one block, or a list of blocks
-// alone, each without members that MCP does not have. nil for any other result.
+// contentBlocks returns the content blocks of a result in MCP's own form: one block, or a list of only blocks, each
+// without members unknown to MCP. It returns nil for any other result.
 func contentBlocks(value json.RawMessage) []mcp.Content {
 	list := bytes.TrimSpace(value)
 	if bytes.HasPrefix(list, []byte("{")) {
@@ -248,10 +248,10 @@ func contentBlocks(value json.RawMessage) []mcp.Content {
 	return result.Content
 }
 
-// mostBlocks is how many blocks a result may have: the SDK takes a kilobyte for each.
+// mostBlocks is the max number of blocks of a result: the SDK takes a kilobyte for each.
 const mostBlocks = 1000
 
-// likeBlocks reports whether all items of a list are as blocks of content are. It holds one of them at a time.
+// likeBlocks reports whether all items of a list look like content blocks. It holds one item at a time.
 func likeBlocks(list []byte) bool {
 	d := json.NewDecoder(bytes.NewReader(list))
 	_, err := d.Token()

@@ -16,28 +16,28 @@ import (
 )
 
 const (
-	headerTime  = 10 * time.Second // that a request's header may take
-	idleTime    = 2 * time.Minute  // that a connection may be without a request
+	headerTime  = 10 * time.Second // for a request's header
+	idleTime    = 2 * time.Minute  // for a connection without requests
 	headerBytes = 32 << 10
 	maxConns    = 20_000
 	stopTime    = 2 * time.Second
-	leaveTime   = time.Second // that the last events of streams may take
+	leaveTime   = time.Second // for the last events of streams
 )
 
-// ListenOptions says where and how a [Server] listens.
+// ListenOptions sets where and how a [Server] listens.
 type ListenOptions struct {
 	// Address is HOST:PORT; port 0 takes a free one.
 	Address string
-	// CertFile and KeyFile have it speak TLS. Default to none.
+	// CertFile and KeyFile turn TLS on. Both default to none.
 	CertFile, KeyFile string
-	// Insecure permits an address that other machines reach without TLS.
+	// Insecure permits an address without TLS that other machines reach.
 	Insecure bool
 }
 
-// ErrInsecure refuses an address that other machines reach: tokens would travel there in the clear.
+// ErrInsecure refuses such an address: tokens would travel in the clear.
 var ErrInsecure = errors.New("other machines reach this address, and tokens would travel in the clear: serve TLS, or say that something in front of it does")
 
-// Server serves a gateway on an address, with bounds on all that a client may make it hold.
+// Server serves a gateway on an address and bounds all resources that a client can hold.
 type Server struct {
 	g       *Gateway
 	http    *http.Server
@@ -46,7 +46,7 @@ type Server struct {
 	wg      sync.WaitGroup
 }
 
-// Listen begins to serve a gateway, which it closes when it stops.
+// Listen starts to serve a gateway. The server closes the gateway when it stops.
 func Listen(ctx context.Context, g *Gateway, o ListenOptions) (*Server, error) {
 	if _, _, err := net.SplitHostPort(o.Address); err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q is no address: write HOST:PORT", o.Address)
@@ -71,19 +71,19 @@ func Listen(ctx context.Context, g *Gateway, o ListenOptions) (*Server, error) {
 	}
 	s.address = listener.Addr().String()
 	if at, ok := listener.Addr().(*net.TCPAddr); ok && at.IP.IsUnspecified() {
-		s.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(at.Port)) // which a client can reach
+		s.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(at.Port)) // an address that clients can reach
 	}
 	var conns atomic.Int64
 	s.http = &http.Server{
 		Handler: g, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: headerBytes, TLSConfig: config,
-		ErrorLog: slog.NewLogLogger(g.log.Handler(), slog.LevelDebug), // what clients do wrong
+		ErrorLog: slog.NewLogLogger(g.log.Handler(), slog.LevelDebug), // mistakes of clients
 		ConnState: func(c net.Conn, state http.ConnState) {
 			switch state {
 			case http.StateNew:
 				if conns.Add(1) > maxConns {
-					_ = c.Close() // it is closed once more, by the server, which counts it off
+					_ = c.Close() // the server closes it once more and counts it off
 				}
-			case http.StateClosed, http.StateHijacked: // one of them, once
+			case http.StateClosed, http.StateHijacked: // each connection reports one of them, once
 				conns.Add(-1)
 			}
 		},
@@ -95,17 +95,17 @@ func Listen(ctx context.Context, g *Gateway, o ListenOptions) (*Server, error) {
 			err = s.http.Serve(listener)
 		}
 		if !errors.Is(err, http.ErrServerClosed) {
-			g.log.Error("the gateway serves no more", slog.String("error", err.Error()))
+			g.log.Error("the gateway stopped serving", slog.String("error", err.Error()))
 		}
 	})
 	return s, nil
 }
 
-// URL is where the gateway is served. Of an address that stands for all of this machine's it names the loopback one.
+// URL is the address of the gateway. For a wildcard address it names the loopback interface.
 func (s *Server) URL() string { return s.scheme + s.address }
 
-// Stop lets requests end for two seconds, and then closes the gateway, which tells the readers of
-// streams. It closes the connections that are left a second later.
+// Stop lets requests end for two seconds and then closes the gateway, which notifies readers of streams. A second
+// later it closes the remaining connections.
 func (s *Server) Stop() {
 	s.g.closing.Store(true)
 	err := s.shutdown(stopTime)

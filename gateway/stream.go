@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// keepalive is how often a quiet stream says that it goes on.
+	// keepalive is the interval of keepalives on a quiet stream.
 	keepalive = 15 * time.Second
 )
 
-// stream answers a call with its items as they come. An error is of a call that was not begun.
+// stream answers a call with its items as they arrive. An error means that the call was not begun.
 func (q *request) stream(in *call, lines bool) error {
 	done, err := q.l.take(streamsOpen, 1)
 	if err != nil {
@@ -32,8 +32,8 @@ func (q *request) stream(in *call, lines bool) error {
 	defer done()
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(q.r.Context()))
 	defer cancel(nil)
-	// A reader that goes may come back, and one whose gateway stops may read on at another gateway:
-	// the stream is left. Only the end of the token cancels it.
+	// A reader that disconnects may come back, and may read on at another gateway if this one stops. So the gateway
+	// leaves the stream. Only the end of the token cancels it.
 	leave := func() { cancel(client.ErrLeft) }
 	defer context.AfterFunc(q.r.Context(), leave)()
 	defer context.AfterFunc(q.l.ctx, func() {
@@ -55,7 +55,7 @@ func (q *request) stream(in *call, lines bool) error {
 var errLeaving = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops, and the stream goes on: read it within 10 seconds at GET /v1/calls/{rpc_id}/stream of any gateway").
 	WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedUnknown)
 
-// why returns what ended a stream that ended with err: the end of the link, if it has ended.
+// why returns the error that ended a stream: that of the link, if the link has ended, else err.
 func (l *link) why(err error) error {
 	switch ended := context.Cause(l.ctx); {
 	case err == nil || ended == nil:
@@ -85,7 +85,7 @@ func (q *request) followStream() (any, error) {
 	return nil, nil
 }
 
-// startOf is the item that a reader goes on with.
+// startOf returns the number of the item that a reader resumes at.
 func startOf(r *http.Request) (int64, error) {
 	if text := r.URL.Query().Get("from"); text != "" {
 		n, err := strconv.ParseInt(text, 10, 64)
@@ -104,20 +104,20 @@ func startOf(r *http.Request) (int64, error) {
 	return 1, nil
 }
 
-// streamWriter writes the items of one stream, as events or as lines.
+// streamWriter writes the items of one stream as events or as lines.
 type streamWriter struct {
 	w     http.ResponseWriter
 	in    *call
 	lines bool
-	leave func() // called when the reader is gone
+	leave func() // called when the reader has disconnected
 	count int64  // the number of the last item
 
-	mu    sync.Mutex // a keepalive is no part of an event
+	mu    sync.Mutex // keeps keepalives out of events
 	begun bool       // the header is sent
 	gone  bool
 }
 
-// during does something that writes, with keepalives meanwhile: no goroutine waits for them.
+// during runs do and writes keepalives until it returns.
 func (s *streamWriter) during(do func() error) error {
 	over := false
 	s.mu.Lock()
@@ -140,7 +140,7 @@ func (s *streamWriter) during(do func() error) error {
 	return do()
 }
 
-// copy writes items until they end, and returns what they ended with.
+// copy writes all items and returns the error that ended them.
 func (s *streamWriter) copy(items iter.Seq2[client.Chunk, error]) error {
 	return s.during(func() error {
 		for chunk, err := range items {
@@ -153,14 +153,14 @@ func (s *streamWriter) copy(items iter.Seq2[client.Chunk, error]) error {
 			} else {
 				s.write(fmt.Sprintf("id: %d\nevent: item\n", chunk.Seq), chunk.Data)
 			}
-			// What cannot be written is not the stream's end: leave ends it.
+			// A failed write does not end the stream; leave does.
 		}
 		return nil
 	})
 }
 
-// keep writes a comment, so that nothing on the way takes the connection for dead; s.mu is held. Lines have
-// none: of them it sends the header alone, which has the id of the call.
+// keep writes a comment, so that no proxy takes the connection for dead; s.mu is held. Lines have no comments:
+// there it sends only the header, with the call's id.
 func (s *streamWriter) keep() {
 	if s.lines {
 		s.send(nil)
@@ -213,7 +213,7 @@ func (s *streamWriter) begin() {
 	s.w.WriteHeader(http.StatusOK)
 }
 
-// ended writes how a stream of items ended.
+// ended writes the end of a stream of items.
 func (s *streamWriter) ended(err error) {
 	complete := `{"count":%d}`
 	if s.lines {
@@ -222,7 +222,7 @@ func (s *streamWriter) ended(err error) {
 	s.end(err, fmt.Appendf(nil, complete, s.count))
 }
 
-// end writes how it ended. What failed before anything was written is an ordinary answer.
+// end writes the end of a stream. A failure before the first byte is an ordinary answer.
 func (s *streamWriter) end(err error, complete []byte) {
 	switch {
 	case s.gone || errors.Is(err, client.ErrLeft):
@@ -240,7 +240,7 @@ func (s *streamWriter) end(err error, complete []byte) {
 	}
 }
 
-// oneLine is JSON with spaces for its line breaks, which would end an event's data. JSON has none inside of texts.
+// oneLine replaces line breaks of JSON with spaces: they would end an event's data. Texts in JSON contain none.
 func oneLine(data json.RawMessage) json.RawMessage {
 	if data = orNull(data); bytes.ContainsAny(data, "\n\r") {
 		data = bytes.ReplaceAll(bytes.ReplaceAll(data, []byte("\n"), []byte(" ")), []byte("\r"), []byte(" "))

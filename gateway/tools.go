@@ -23,7 +23,7 @@ import (
 const (
 	pageDefault = 100
 	pageMost    = 1000
-	// askPage is how many tools the registry lists or describes at once.
+	// askPage is how many tools one request to the registry lists or describes.
 	askPage       = 500
 	searchDefault = 10
 )
@@ -73,7 +73,7 @@ func (q *request) listTools() (any, error) {
 	return tagged(answer)
 }
 
-// limitOf is how many tools a request asks for.
+// limitOf returns the limit that a request asks for.
 func limitOf(query url.Values, otherwise int) (int, error) {
 	text := query.Get("limit")
 	if text == "" {
@@ -97,14 +97,14 @@ func (q *request) search() (any, error) {
 	return object{"tools": found}, err
 }
 
-// found returns the tools that fit words, of those that the token may use.
+// found searches the tools that the token may use.
 func (q *request) found(words string, limit int, index subjects.IndexName) ([]registry.FoundTool, error) {
 	if strings.TrimSpace(words) == "" {
 		return nil, refused(toolmesh.CodeInvalidRequest, "q is missing or empty: write what the tool should do, as in /v1/search?q=WORDS")
 	}
 	ask := registry.Request{Query: words, Limit: limit, Tools: q.l.key.Tools, ReadOnly: q.l.key.ReadOnly}
 	if index != "" {
-		ask.Limit = pageMost // of which some are left out
+		ask.Limit = pageMost // some of them are left out
 	}
 	var answer registry.SearchAnswer
 	if err := q.c.Ask(q.ctx, registry.VerbSearch, ask, &answer); err != nil {
@@ -116,7 +116,7 @@ func (q *request) found(words string, limit int, index subjects.IndexName) ([]re
 	return all[:min(len(all), limit)], nil
 }
 
-// page returns the tools that a request lists: those that fit its words, the best first, or a page of all.
+// page returns the tools that a request lists: those that match its words, the best first, or a page of all.
 func (q *request) page(query url.Values, limit int, serving bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
 	index := subjects.IndexName(query.Get("index"))
 	if query.Get("q") == "" {
@@ -137,14 +137,14 @@ func (q *request) page(query url.Values, limit int, serving bool) (page []regist
 		listed[t.ID] = t
 	}
 	for _, t := range found {
-		if one, ok := listed[t.ID]; ok { // it may have gone
+		if one, ok := listed[t.ID]; ok { // it may have been removed
 			page = append(page, one)
 		}
 	}
 	return page, "", nil
 }
 
-// listSome returns tools behind ask.After, in the order of their ids, and the next cursor.
+// listSome returns the tools after ask.After in the order of their ids, and the next cursor.
 func listSome(ctx context.Context, c *client.Client, ask registry.Request, limit int, keep func(*registry.ListedTool) bool) (page []registry.ListedTool, next subjects.ToolID, err error) {
 	for ask.Limit = min(limit, askPage); ; {
 		var answer registry.ListAnswer
@@ -170,8 +170,8 @@ func listSome(ctx context.Context, c *client.Client, ask registry.Request, limit
 	}
 }
 
-// about returns the tools of a page that the token may use, and what [inventory.Described] tells of each. Only descriptions
-// say which tools a read-only token may not call.
+// about returns the tools of a page that the token may use, and the [inventory.Described] of each. Only
+// descriptions say which tools a read-only token may call.
 func (q *request) about(page []registry.ListedTool) (kept []registry.ListedTool, about []json.RawMessage, err error) {
 	about = []json.RawMessage{}
 	err = inventory.Described(q.ctx, q.c, page, func(t registry.ListedTool, one json.RawMessage) {
@@ -201,12 +201,12 @@ func (q *request) showTool() (any, error) {
 	return held(body), nil
 }
 
-// held is JSON that a client may hold.
+// held is JSON that a client may cache.
 type held []byte
 
 func tagged(v any) (held, error) { return tool.MarshalPlain(v) }
 
-// answerHeld answers with JSON that a client may hold: 304 where it has it. The error is that of send.
+// answerHeld answers with cacheable JSON: 304 if the client has it. The error is that of send.
 func (q *request) answerHeld(body held) error {
 	sum := sha256.Sum256(body)
 	tag := `"` + base64.RawURLEncoding.EncodeToString(sum[:16]) + `"`

@@ -26,28 +26,28 @@ import (
 )
 
 const (
-	// viewFresh is how long a list is good for pages and names; a client may hold it for as long.
+	// viewFresh is how long a list is used for pages and names; a client may cache it for as long.
 	viewFresh = 5 * time.Second
-	// viewAgain is how old a list is that is made again for a name that is not in it.
+	// viewAgain is the min age of a list that is read again for a name that is not in it.
 	viewAgain = 300 * time.Millisecond
 	mcpPage   = 500
-	// progressEvery is how often a client is told of a call's progress at most.
+	// progressEvery is the min interval of progress reports of a call.
 	progressEvery = 50 * time.Millisecond
-	// changedKey is where a result says what was read otherwise.
+	// changedKey is the key of a result's note about changed arguments.
 	changedKey = "toolmesh/changed"
-	// requiresKey is where a tool's _meta names the capabilities that its clients must have.
+	// requiresKey is the key in a tool's _meta of the capabilities that its clients must have.
 	requiresKey = "toolmesh/requires"
-	// mirrored is in a schema whose arguments clients mirror into headers.
+	// mirrored marks an argument that clients mirror into a header.
 	mirrored = `"x-mcp-header"`
-	// placeholder is the one tool that the SDK knows, and no client sees: all calls go through it, and
-	// clients are told of a change when it is added again.
-	placeholder = "." // the name of no tool
+	// placeholder is the one tool that the SDK knows. No client sees it: all calls go through it, and adding it
+	// again notifies clients of a change.
+	placeholder = "." // not a valid name
 )
 
-// cacheable says for how long a client may hold an answer.
+// cacheable says how long a client may cache an answer.
 var cacheable = mcp.Cacheable{TTLMs: int(viewFresh.Milliseconds()), CacheScope: "private"}
 
-// view is the tools that some MCP clients of one token see.
+// view is the tools that MCP clients with the same URL see with one token.
 type view struct {
 	key     viewKey
 	m       *mcpLink
@@ -57,8 +57,8 @@ type view struct {
 	catalog *catalog
 
 	mu      sync.Mutex
-	now     *toolList         // of the newest tools
-	mirrors map[string]string // the schemas of tools that the SDK compares headers of, by name
+	now     *toolList         // of the newest reading
+	mirrors map[string]string // schemas with mirrored arguments, by name
 }
 
 // toolList is the tools of a view at one time. It is immutable.
@@ -76,10 +76,10 @@ type namedTool struct {
 }
 
 func newView(key viewKey, c *client.Client, m *mcpLink) *view {
-	globs, _ := subjects.ParseGlobs(key.globs) // keyOf has looked
+	globs, _ := subjects.ParseGlobs(key.globs) // keyOf has validated it
 	v := &view{key: key, m: m, catalog: m.catalog(c), c: c, globs: globs, server: mcp.NewServer(&mcp.Implementation{Name: "toolmesh", Version: m.opts.Version}, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
 		Tools: &mcp.ToolCapabilities{ListChanged: true}, Prompts: &mcp.PromptCapabilities{}, Resources: &mcp.ResourceCapabilities{},
-		//lint:ignore SA1019 clients of earlier revisions expect it
+		//lint:ignore SA1019 earlier revisions expect it
 		Logging: &mcp.LoggingCapabilities{},
 	}})}
 	v.server.AddResourceTemplate(&mcp.ResourceTemplate{
@@ -92,14 +92,14 @@ func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 			case *mcp.ListToolsRequest:
 				answer, err := v.answerList(ctx, q)
 				if err != nil {
-					return nil, err // and no nil pointer to an answer
+					return nil, err // not an answer with a nil pointer
 				}
 				return answer, nil
 			case *mcp.CallToolRequest:
 				if q.Params == nil {
 					return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "params are missing"}
 				}
-				// The SDK marks as complete only what a tool of its own returns.
+				// The SDK adds a result type only to tools of its own.
 				ctx, q.Params.Name = context.WithValue(ctx, calledName{}, q.Params.Name), placeholder
 			}
 			return next(ctx, method, req)
@@ -108,15 +108,15 @@ func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 	return v
 }
 
-// calledName is the key of the name in a call's context.
+// calledName is the context key of a call's tool name.
 type calledName struct{}
 
-// touch has the clients told that the list has changed.
+// touch notifies the clients that the list has changed.
 func (v *view) touch() {
 	v.server.AddTool(&mcp.Tool{Name: placeholder, InputSchema: json.RawMessage(`{"type":"object"}`)}, v.call)
 }
 
-// used reports whether a client has a session, or a request, at the moment.
+// used reports whether a client has a session or a request now.
 func (v *view) used() bool {
 	for range v.server.Sessions() {
 		return true
@@ -124,7 +124,7 @@ func (v *view) used() bool {
 	return false
 }
 
-// close ends the sessions of the clients, all at once: each waits for its calls.
+// close ends all sessions concurrently: each waits for its calls.
 func (v *view) close() {
 	var closing sync.WaitGroup
 	for s := range v.server.Sessions() {
@@ -133,12 +133,12 @@ func (v *view) close() {
 	closing.Wait()
 }
 
-// tools returns the list, not older than given.
+// tools returns the list, at most age old.
 func (v *view) tools(ctx context.Context, age time.Duration) (*toolList, error) {
 	return v.shown(v.catalog.get(ctx, age))
 }
 
-// shown returns the list of tools that were read. Clients are told if it differs from the one before.
+// shown selects the list from the tools that were read and notifies clients if it has changed.
 func (v *view) shown(tools *catalogTools, err error) (*toolList, error) {
 	if err != nil {
 		return nil, err
@@ -156,8 +156,8 @@ func (v *view) shown(tools *catalogTools, err error) (*toolList, error) {
 	return v.now, nil
 }
 
-// mirror has the SDK know the tools whose arguments clients mirror into headers: it compares both before it
-// calls. v.mu is held.
+// mirror gives the SDK the tools with mirrored arguments: it compares header and argument before it calls. v.mu is
+// held.
 func (v *view) mirror(list *toolList) {
 	mirrors := make(map[string]string)
 	for _, t := range list.named {
@@ -166,7 +166,7 @@ func (v *view) mirror(list *toolList) {
 			continue
 		}
 		mirrors[t.name] = string(schema)
-		for _, name := range []string{string(t.id), functionName(t.id)} { // it may be called by these, too
+		for _, name := range []string{string(t.id), functionName(t.id)} { // the other names of the tool
 			if list.names[name] == nil {
 				mirrors[name] = string(schema)
 			}
@@ -194,7 +194,7 @@ func (v *view) mirror(list *toolList) {
 func (v *view) list(tools *catalogTools) *toolList {
 	list := &toolList{of: tools, named: []namedTool{}, names: make(map[string]*catalogTool), byID: make(map[subjects.ToolID]*catalogTool)}
 	var mine []*catalogTool
-	called := make(map[string]int) // how many tools have a function's name
+	called := make(map[string]int) // tools per function name
 	for _, t := range tools.all {
 		if t.tool != nil && v.globs.Match(t.id) && v.m.of.may(t.id) {
 			mine = append(mine, t)
@@ -235,7 +235,7 @@ func (v *view) answerList(ctx context.Context, q *mcp.ListToolsRequest) (*mcp.Li
 	}
 	age := viewFresh
 	if after == "" {
-		age = 0 // the list may have changed, as the client was told
+		age = 0 // the client was notified of a change
 	}
 	list, err := v.tools(ctx, age)
 	if err != nil {
@@ -258,8 +258,8 @@ func (v *view) answerList(ctx context.Context, q *mcp.ListToolsRequest) (*mcp.Li
 	return answer, nil
 }
 
-// find returns the tool that a name means: its name in the list, its id, or the one tool whose name, id
-// or function's name differs from it by case and separators alone. It returns nil for none, or several.
+// find returns the tool that a name means: its name in the list, its id, or the only tool whose name, id or
+// function differs in case and separators alone. It returns nil for none or several.
 func (v *view) find(ctx context.Context, name string) (*catalogTool, error) {
 	list, err := v.shown(v.catalog.atHand(ctx))
 	if err == nil {
@@ -274,7 +274,7 @@ func (v *view) find(ctx context.Context, name string) (*catalogTool, error) {
 	return list.find(name), nil
 }
 
-// find returns the tool that a name means in a list; nil for none, or several.
+// find returns the tool that a name means in a list; nil for none or several.
 func (l *toolList) find(name string) (found *catalogTool) {
 	if t := cmp.Or(l.names[name], l.byID[subjects.ToolID(name)]); t != nil {
 		return t
@@ -328,7 +328,7 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 		}
 	}
 	admit, release := v.m.of.bounded()
-	defer release() // once it is cut
+	defer release() // after the result is cut
 	value, err := v.run(ctx, q, &in, t, client.Admit(admit))
 	if err != nil {
 		e := toolmesh.AsError(err)
@@ -346,7 +346,7 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 	return result, nil
 }
 
-// requires returns the error of a client that lacks a capability which the tool's author wants of clients.
+// requires returns an error if the client lacks a capability that the tool requires.
 func (t *catalogTool) requires(client *mcp.InitializeParams) error {
 	var has, lacks = map[string]any{}, map[string]any{}
 	if client != nil {
@@ -366,7 +366,7 @@ func (t *catalogTool) requires(client *mcp.InitializeParams) error {
 	return &jsonrpc.Error{Code: mcp.CodeMissingRequiredClientCapabilities, Message: "the tool " + string(t.id) + " is for clients with other capabilities", Data: data}
 }
 
-// toolFailed reports whether a model may do something about a failure: it was the tool or its arguments.
+// toolFailed reports whether a model can act on a failure: it came from the tool or its arguments.
 func toolFailed(code toolmesh.Code) bool {
 	switch code {
 	case toolmesh.CodeToolError, toolmesh.CodeInvalidArguments, toolmesh.CodeResultNotSerializable, toolmesh.CodeDeadlineExceeded,
@@ -376,7 +376,7 @@ func toolFailed(code toolmesh.Code) bool {
 	return false
 }
 
-// run makes the call. To a client that asks for progress, the items of a stream are that.
+// run makes the call. A client that asks for progress gets the items of a stream as progress.
 func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, t *catalogTool, admit client.CallOption) (json.RawMessage, error) {
 	if q.Params.GetProgressToken() == nil || !t.is.Streaming {
 		reports := newReporter(ctx, q, string(in.tool))
@@ -403,8 +403,8 @@ func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, t *cat
 	return items[0], nil
 }
 
-// follow reads a stream, and tells its items as progress: the latest one, where they come too fast. It returns all
-// items of a tool whose result they are, else the last one.
+// follow reads a stream and reports its items as progress, only the latest one if they come too fast. It returns
+// all items if the tool's result is their list, else the last one.
 func (v *view) follow(ctx context.Context, q *mcp.CallToolRequest, in *call, collect bool) ([]json.RawMessage, error) {
 	var told time.Time
 	items, size := []json.RawMessage{}, 0
@@ -424,35 +424,35 @@ func (v *view) follow(ctx context.Context, q *mcp.CallToolRequest, in *call, col
 		}
 		told = time.Now()
 		text := string(chunk.Data)
-		_ = json.Unmarshal(chunk.Data, &text) // a text is told without its quotes
+		_ = json.Unmarshal(chunk.Data, &text) // a text without its quotes
 		_ = q.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: q.Params.GetProgressToken(), Progress: float64(chunk.Seq), Message: text})
 	}
 	return items, nil
 }
 
-// rpcCodes are the numbers of the mesh's own failures, of those that MCP leaves to implementations.
+// rpcCodes are the mesh's own error numbers, from the range that MCP leaves to implementations.
 var rpcCodes = map[toolmesh.Code]int64{
 	toolmesh.CodeUnavailable: -32000, toolmesh.CodeBusy: -32001, toolmesh.CodePermissionDenied: -32002, toolmesh.CodeNodeLost: -32003,
 	toolmesh.CodeCancelled: -32004, toolmesh.CodeSessionNotFound: -32005, codeUnauthenticated: -32006, toolmesh.CodeStreamExpired: -32007,
 	toolmesh.CodeInvalidRequest: jsonrpc.CodeInvalidParams, toolmesh.CodeToolNotFound: jsonrpc.CodeInvalidParams,
 }
 
-// rpcError is a failure of the mesh as MCP clients get it; its data is the problem.
+// rpcError returns a failure of the mesh in MCP's form, with the problem as its data.
 func rpcError(err error) error {
 	p := problemOf(err, "")
 	number, ok := rpcCodes[p.Code]
 	if !ok {
 		number = jsonrpc.CodeInternalError
 	}
-	p.RetryAfterMS = p.retryAfter.Milliseconds() // there is no header that says it
+	p.RetryAfterMS = p.retryAfter.Milliseconds() // MCP clients get no header
 	return &jsonrpc.Error{Code: number, Message: p.Detail, Data: p.encode()}
 }
 
-// The tools of a view with search=1. The tools that they find can be called by their names, too.
+// The tools of a view with search=1. Clients can also call the tools found by their names.
 const (
 	findTools = "find_tools"
 	callTool  = "call_tool"
-	// foundMost is how many tools are found at once.
+	// foundMost is the max number of tools that one search returns.
 	foundMost = 50
 )
 
@@ -469,7 +469,7 @@ var searchTools = []*mcp.Tool{
 	},
 }
 
-// foundTool is a tool as find_tools shows it.
+// foundTool is a tool in the result of find_tools.
 type foundTool struct {
 	Name        string  `json:"name"`
 	Description string  `json:"description"`
@@ -477,7 +477,7 @@ type foundTool struct {
 	Score       float64 `json:"score"`
 }
 
-// findTools answers a call of find_tools.
+// findTools handles a call of find_tools.
 func (v *view) findTools(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 	in := struct {
 		Query string
@@ -507,7 +507,7 @@ func (v *view) findTools(ctx context.Context, q *mcp.CallToolRequest) (*mcp.Call
 	return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: string(body)}}, StructuredContent: json.RawMessage(body)}, nil
 }
 
-// called is the call that a call of call_tool asks for.
+// called returns the call inside a call of call_tool.
 func called(q *mcp.CallToolRequest) (string, *mcp.CallToolRequest, error) {
 	var in struct {
 		Name      string
@@ -522,7 +522,7 @@ func called(q *mcp.CallToolRequest) (string, *mcp.CallToolRequest, error) {
 	return in.Name, &inner, nil
 }
 
-// failedTool is a failure that a model can act on.
+// failedTool returns a failure that a model can act on.
 func failedTool(text string) *mcp.CallToolResult {
 	return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: text}}}
 }

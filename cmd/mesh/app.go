@@ -15,17 +15,17 @@ import (
 	"github.com/toolmesh/toolmesh/internal/connect"
 )
 
-// app is one run of the command: where it reads and writes, and what is set.
+// app is one execution of the command: its streams and its settings.
 type app struct {
 	env    []string
 	in     io.Reader
 	out    *output
 	err    io.Writer
-	frames io.Writer // stdout as it is, for what no person reads
+	frames io.Writer // stdout unescaped, for output that only programs read
 	term   terminal
 
 	set      settings.Mesh
-	setError error // of the environment; told once a command needs a setting
+	setError error // of the environment; reported once a command needs a setting
 	json     bool
 	log      *slog.Logger
 
@@ -33,24 +33,23 @@ type app struct {
 	sessionGiven bool // by its flag or its variable
 }
 
-// run executes the command line and returns the exit status. env is the
-// process's environment.
+// run executes the command line in the environment env and returns the exit status.
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := process.Interrupts(ctx)
 	defer stop()
 	return execute(ctx, args, env, stdin, stdout, stderr)
 }
 
-// stdin is a.in for a command that has nothing to end while it reads: a read ends with ctx.
+// stdin returns a.in for a command that can be interrupted while it reads: a read ends with ctx.
 func (a *app) stdin(ctx context.Context) io.Reader { return process.Interruptible(ctx, a.in) }
 
-// byteOrderMark is what editors and shells of Windows begin text with.
+// byteOrderMark is written at the start of text by editors and shells of Windows.
 var byteOrderMark = []byte("\ufeff")
 
-// execute is run for a caller that handles signals itself.
+// execute is run without the handling of signals.
 func execute(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{env: env, in: stdin, frames: stdout, term: terminalOf(env, stdin, stdout, stderr)}
-	// Names, descriptions and errors are other people's text.
+	// Names, descriptions and errors are text from others.
 	a.out, a.err = &output{to: process.Visible(stdout)}, process.Visible(stderr, sequences...)
 	a.setError = settings.Load(env, &a.set)
 	root := a.root()
@@ -60,7 +59,7 @@ func execute(ctx context.Context, args, env []string, stdin io.Reader, stdout, s
 	root.SetErr(a.err)
 	err := root.ExecuteContext(ctx)
 	if !a.json {
-		a.json = slices.Contains(args, "--json") || slices.Contains(args, "--json=true") // where the flags could not be read
+		a.json = slices.Contains(args, "--json") || slices.Contains(args, "--json=true") // in case the flags could not be parsed
 	}
 	status := a.status(ctx, err)
 	if a.out.lost != nil {
@@ -141,7 +140,7 @@ failed or there is none, 130 interrupted.`,
 	return root
 }
 
-// prepare checks what was set, before any command runs.
+// prepare checks the settings before any command runs.
 func (a *app) prepare(cmd *cobra.Command) error {
 	if cmd.Annotations[needsNothing] != "" {
 		return nil
@@ -155,7 +154,7 @@ func (a *app) prepare(cmd *cobra.Command) error {
 	if err := settings.Settle(a.env, flags, &a.set.Connection); err != nil {
 		return usage(cmd, "%s", err.Error())
 	}
-	// What a short connection warns of is no news, unless it is asked for.
+	// Warnings of a short connection are noise unless the person asks for them.
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelError)
 	for _, name := range settings.Unknown(a.env) {
 		fmt.Fprintf(a.err, "mesh: warning: unknown variable %s\n", name)
@@ -166,12 +165,12 @@ func (a *app) prepare(cmd *cobra.Command) error {
 // needsNothing is the annotation of commands that read no setting.
 const needsNothing = "needs-nothing"
 
-// runE is what a command does, as cobra takes it.
+// runE adapts a command's function to cobra.
 func runE(do func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error { return do(cmd.Context(), args) }
 }
 
-// takes refuses a wrong number of arguments, in words.
+// takes refuses a wrong number of arguments.
 func takes(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {

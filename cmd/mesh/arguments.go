@@ -20,9 +20,9 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// given is the arguments of a call as they were typed.
+// given is the arguments of a call as the person typed them.
 type given struct {
-	object json.RawMessage // of JSON, - or @file; nil if there was none
+	object json.RawMessage // from JSON, - or @file; nil for none
 	pairs  []pair
 }
 
@@ -44,7 +44,7 @@ func parseArguments(args []string, stdin io.Reader) (given, error) {
 	var g given
 	seen := make(map[string]bool)
 	for i, arg := range args {
-		// JSON is UTF-8: what is not would arrive as something else.
+		// JSON is UTF-8: other bytes would be replaced.
 		if !utf8.ValidString(arg) {
 			return g, usage(nil, "the argument %q is not UTF-8", arg)
 		}
@@ -74,7 +74,7 @@ func parseArguments(args []string, stdin io.Reader) (given, error) {
 	return g, nil
 }
 
-// quoteHint is the advice where text was written and JSON was wanted.
+// quoteHint is the advice for text in the place of JSON.
 func quoteHint(p pair) string {
 	if strings.ContainsAny(p.text, `"{}[]`) {
 		return ""
@@ -140,8 +140,8 @@ func (g given) merge(schema json.RawMessage) (json.RawMessage, error) {
 	return json.RawMessage(compact(object)), nil
 }
 
-// typed types the text of one parameter. A parameter that the schema does not
-// know, or of any type, takes it as text. fits says whether the tool takes it as JSON.
+// typed converts the text of one parameter by the schema. It keeps the text for a parameter that is
+// unknown to the schema or of any type. fits reports whether the tool takes the text as JSON.
 func typed(s *jsonschema.Schema, name, text string, fits func() bool) (json.RawMessage, error) {
 	types, ok := typesOf(s, name)
 	if !ok {
@@ -149,7 +149,7 @@ func typed(s *jsonschema.Schema, name, text string, fits func() bool) (json.RawM
 	}
 	for _, kind := range kinds {
 		value, ok := asType(kind[0], text)
-		// Where text is taken, too, 05 is text, and [1] where a list of texts is wanted.
+		// Where the tool also takes text, 05 is text, and so is [1] for a list of texts.
 		if ok && types[kind[0]] && (!types["string"] || fits()) {
 			return value, nil
 		}
@@ -198,7 +198,7 @@ func asType(kind, text string) (json.RawMessage, bool) {
 	return nil, false
 }
 
-// kinds are the types that a text may be read as, in that order, and their names.
+// kinds are the types that a text may be read as, in order of preference, and their names.
 var kinds = [][2]string{
 	{"boolean", "true or false"}, {"integer", "a whole number"}, {"number", "a number"},
 	{"array", "a list"}, {"object", "an object"}, {"null", "null"},
@@ -214,7 +214,7 @@ func article(types map[string]bool) string {
 	return strings.Join(parts, " or ")
 }
 
-// fits reports whether the text of a parameter is JSON that the schema takes there.
+// fits reports whether the text of a parameter is JSON that the schema accepts.
 func fits(schema json.RawMessage, p pair) bool {
 	var alone map[string]json.RawMessage
 	if json.Unmarshal(schema, &alone) != nil || !json.Valid([]byte(p.text)) {

@@ -19,7 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// followEvery is how often the audit that the mesh keeps is read again.
+// followEvery is the interval of reading the stored audit.
 const followEvery = 250 * time.Millisecond
 
 func (a *app) auditCommand() *cobra.Command {
@@ -68,8 +68,8 @@ administrator's key.`,
 						show(m.Data)
 						next = m.Seq + 1
 					case kept && errors.Is(err, jetstream.ErrStreamNotFound):
-						next = 1 // it was removed, and may be made again
-					case kept: // the connection is cut: read again
+						next = 1 // the stream was removed and may be created again
+					case kept: // the connection is interrupted: read again
 					case !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, nats.ErrNoResponders):
 						return err
 					case follow:
@@ -101,7 +101,7 @@ administrator's key.`,
 	return cmd
 }
 
-// live shows the events of a mesh that keeps none, as they come.
+// live shows events as they arrive from a mesh that stores none.
 func live(ctx context.Context, l *link, subject string, show func(event []byte)) error {
 	events := make(chan *nats.Msg, 1024)
 	sub, err := l.nc.ChanSubscribe(subject, events)

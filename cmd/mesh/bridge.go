@@ -36,10 +36,10 @@ SIGINT or a frame {"type":"drain"} the calls that run end first.`,
 	return cmd
 }
 
-// bridge is the command; stdout is for its frames alone.
+// bridge is the command. Only frames may go to stdout.
 func (a *app) bridge(ctx context.Context, packed bool) error {
 	defer process.Pace()()
-	signal.Ignore(syscall.SIGPIPE) // a program that does not read is gone: its tools are to be taken off
+	signal.Ignore(syscall.SIGPIPE) // a program that closes its pipe has ended: its tools must be removed
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelWarn)
 	session := subjects.SessionID(a.set.Session.Session)
 	l, err := a.connectAs(ctx, "mesh-bridge", access.Node)

@@ -29,7 +29,7 @@ func upWhile(t *testing.T, home string) {
 	})
 }
 
-// succeed runs a command, and returns what it prints.
+// succeed runs a command and returns its output.
 func succeed(t *testing.T, cmd *exec.Cmd) string {
 	t.Helper()
 	var errors bytes.Buffer

@@ -60,7 +60,7 @@ func (a *app) streamCommand() *cobra.Command {
 	return cmd
 }
 
-// calling is a command that calls a tool.
+// calling returns a command that calls a tool.
 func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 	f := new(callFlags)
 	cmd := &cobra.Command{
@@ -108,7 +108,8 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 		}
 		body, err := l.body(ctx, &id, g)
 		if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
-			// A service that is no node may serve it without a description. If none does, the call says so.
+			// A service that is no node may serve it without a description. Otherwise the call
+			// fails with the reason.
 			body, err = g.merge(nil)
 		}
 		if err != nil {
@@ -134,7 +135,7 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 	})
 }
 
-// newRPCID names a call.
+// newRPCID returns the id of a new call.
 func newRPCID(stream bool) subjects.RPCID {
 	if stream {
 		return subjects.NewRPCID("rpc_stream_")
@@ -142,13 +143,13 @@ func newRPCID(stream bool) subjects.RPCID {
 	return subjects.NewRPCID("rpc_")
 }
 
-// arguments reads what was typed.
+// arguments parses the arguments of the command line.
 func (a *app) arguments(ctx context.Context, args []string) (given, error) {
 	return parseArguments(args, a.stdin(ctx))
 }
 
-// body makes the arguments object. The schema is asked for only if a value has
-// to be typed by it; id becomes the full id then.
+// body builds the arguments object. It asks for the schema only if a value has to be typed by it;
+// id then becomes the full id.
 func (l *link) body(ctx context.Context, id *subjects.ToolID, g given) (json.RawMessage, error) {
 	if !g.typed() {
 		return g.merge(nil)
@@ -169,7 +170,7 @@ func isUsage(err error) bool {
 	return errors.As(err, &wrong)
 }
 
-// callAnswer is what call --json prints.
+// callAnswer is the output of call --json.
 type callAnswer struct {
 	RPCID      subjects.RPCID   `json:"rpc_id"`
 	Status     string           `json:"status"`
@@ -180,7 +181,7 @@ type callAnswer struct {
 	Warning    string           `json:"warning,omitempty"`
 	LaneWaitMS float64          `json:"lane_wait_ms,omitempty"`
 	NodeWaitMS float64          `json:"node_wait_ms,omitempty"`
-	Out        string           `json:"out,omitempty"` // where the result is instead
+	Out        string           `json:"out,omitempty"` // the file that has the result instead
 	Error      *toolmesh.Error  `json:"error,omitempty"`
 }
 
@@ -223,8 +224,7 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 	return nil
 }
 
-// callFailed prints the form of a failed call for programs. Where no node is
-// there at all the error says so.
+// callFailed prints a failed call as JSON. If the mesh has no node at all, the error says so.
 func (a *app) callFailed(ctx context.Context, l *link, rpc subjects.RPCID, stream bool, err error) error {
 	if ctx.Err() == nil {
 		err = l.explained(ctx, err)
@@ -235,15 +235,15 @@ func (a *app) callFailed(ctx context.Context, l *link, rpc subjects.RPCID, strea
 	} else {
 		a.printJSON(callAnswer{RPCID: rpc, Status: "error", Error: e})
 	}
-	// A call that was cancelled from elsewhere was not interrupted.
+	// A call cancelled by another process was not interrupted.
 	if e.Code == toolmesh.CodeCancelled && process.Interrupted(ctx) {
 		return &reported{process.StatusInterrupted}
 	}
 	return &reported{process.Status(e.Code)}
 }
 
-// itemAnswer is an item of a stream, and endAnswer the end of one, as JSON; the id is that of a
-// line of call --lines.
+// itemAnswer is an item of a stream as JSON, endAnswer the end of one. ID is that of a line of call
+// --lines.
 type itemAnswer struct {
 	ID   json.RawMessage `json:"id,omitempty"`
 	Seq  int64           `json:"seq"`
@@ -275,7 +275,7 @@ func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc 
 			a.printJSON(orNull(chunk.Data))
 		}
 		if a.out.lost != nil {
-			return &reported{process.StatusMesh} // the rest has no reader
+			return &reported{process.StatusMesh} // stdout has no reader any more
 		}
 	}
 	if a.json {

@@ -7,11 +7,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// completeWithin bounds what a person waits for behind the tab key.
+// completeWithin bounds the time of a completion.
 const completeWithin = 2 * time.Second
 
-// completes makes a command complete its first argument with what list finds on
-// the mesh. Without a mesh it completes nothing.
+// completes makes a command complete its first argument from list. Without a mesh it completes
+// nothing.
 func (a *app) completes(cmd *cobra.Command, list func(ctx context.Context, l *link) ([]string, error)) *cobra.Command {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 || a.setError != nil || a.prepare(cmd) != nil {
@@ -33,7 +33,7 @@ func (a *app) completes(cmd *cobra.Command, list func(ctx context.Context, l *li
 	return cmd
 }
 
-// toolNames are the tools with the first line of their description.
+// toolNames returns the tools with the first line of their description.
 func toolNames(ctx context.Context, l *link) ([]string, error) {
 	tools, err := l.client.List(ctx)
 	names := make([]string, len(tools))

@@ -41,11 +41,11 @@ yours. It needs git and python3, and the package index for two small packages.`,
 	return cmd
 }
 
-// demo is one showing: its folder, its mesh, and the story so far.
+// demo is one run of the demo: its folder, its mesh, and the story so far.
 type demo struct {
 	a       *app
 	look    terminal // of stdout
-	dir     string   // of everything it makes
+	dir     string   // of all its files
 	data    string   // the mesh's data folder
 	env     []string
 	url     string // of the mesh, once it is ready
@@ -61,7 +61,7 @@ func (a *app) demo(ctx context.Context, keep bool) error {
 	}
 	d := &demo{a: a, look: a.term, dir: dir, data: filepath.Join(dir, "data"), started: time.Now()}
 	d.look.err = a.term.out
-	// The record of the mesh and the key that owns indexes go with the folder.
+	// The record of the mesh and the owner's key are removed with the folder.
 	d.env = append(ownEnvironment(a.env), "XDG_STATE_HOME="+filepath.Join(dir, "state"))
 	err = d.play(ctx, keep)
 	if err == nil && keep {
@@ -74,30 +74,30 @@ func (a *app) demo(ctx context.Context, keep bool) error {
 	return errors.Join(err, d.cleanUp(context.WithoutCancel(ctx)))
 }
 
-// ownEnvironment leaves out what the person set for meshes of their own.
+// ownEnvironment removes the settings of the person's own meshes.
 func ownEnvironment(env []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(e string) bool {
 		return strings.HasPrefix(e, "MESH_") || strings.HasPrefix(e, "NATS_")
 	})
 }
 
-// act is a part of the story: what it is about, and its commands. Each runs as it
-// would for a person that types it, and has to end as the story says.
+// act is a part of the story: a title and its commands. Each command runs as if it were typed and
+// must end as the story says.
 type act struct {
 	title    string
 	commands []command
 }
 
-// command is one command of the story and how it has to end.
+// command is one command of the story and its expected end.
 type command struct {
 	args   []string
 	status int
-	want   string // somewhere in what it prints
+	want   string // a part of its output
 }
 
 const candidates = `candidates:=["1.2","2004d","1.10"]`
 
-// story is what is shown once indexes are installed.
+// story is shown once the indexes are installed.
 var story = []act{
 	{"Call them: the same function, beside itself, with two versions of one package", []command{
 		{args: []string{"call", "versions-lenient.versions.library"}, want: `"20.9"`},
@@ -173,7 +173,7 @@ func (d *demo) repository(ctx context.Context, name string) (string, error) {
 	return dir, nil
 }
 
-// curl makes the request that a curl command line makes, and shows both.
+// curl makes the request of a curl command line and shows both.
 func (d *demo) curl(ctx context.Context, tool, body, want string) error {
 	url := d.http + "/v1/tools/" + tool
 	_, _ = io.WriteString(d.a.out, "\n  $ curl -s "+url+" -d "+shellQuote(body)+"\n")
@@ -249,8 +249,8 @@ func (d *demo) goFunction(ctx context.Context) error {
 	return nil
 }
 
-// run runs a command of the story in this process, as if it were typed, and
-// shows it, what it printed and how long it took. It returns what it printed.
+// run runs a command of the story in this process as if it were typed. It shows the command, the
+// output and the time taken, and returns the output.
 func (d *demo) run(ctx context.Context, c command) (string, error) {
 	d.prompt(c.args)
 	args := slices.Clone(c.args)
@@ -268,7 +268,7 @@ func (d *demo) run(ctx context.Context, c command) (string, error) {
 	}
 	text := stdout.String()
 	asExpected := status == c.status && strings.Contains(text+stderr.String(), c.want)
-	if status != process.StatusOK || !asExpected { // else stderr is the steps of the work
+	if status != process.StatusOK || !asExpected { // otherwise stderr has only progress
 		text += stderr.String()
 	}
 	d.output(strings.TrimRight(text, "\n"), took)
@@ -278,7 +278,7 @@ func (d *demo) run(ctx context.Context, c command) (string, error) {
 	return text, nil
 }
 
-// leave says how to use the mesh that stays, in commands that can be pasted.
+// leave says how to use the mesh, which keeps running, in commands that can be pasted.
 func (d *demo) leave() {
 	mesh := os.Args[0]
 	d.say("\nThe mesh is still there, all but the Go function. These work as pasted:\n")
@@ -306,7 +306,7 @@ func (d *demo) cleanUp(ctx context.Context) (err error) {
 	return err
 }
 
-// The story's own typography: acts, commands, what they print.
+// The typography of the story: acts, commands, output.
 
 func (d *demo) title(text string) {
 	d.act++
@@ -323,7 +323,7 @@ func (d *demo) prompt(args []string) {
 	_, _ = io.WriteString(d.a.out, "\n  $ mesh "+strings.Join(quoted, " ")+"\n")
 }
 
-// shellQuote makes a word safe to paste into a shell.
+// shellQuote quotes a word for a shell.
 func shellQuote(word string) string {
 	if word != "" && !strings.ContainsAny(word, " \t\n\"'`\\!*?[]{}()<>|&;#~") {
 		return word
@@ -351,7 +351,7 @@ func (d *demo) output(text string, took time.Duration) {
 	}
 }
 
-// inBrief is a duration with the digits that matter.
+// inBrief formats a duration with its significant digits.
 func inBrief(d time.Duration) string {
 	if d < time.Second {
 		return fmt.Sprintf("(%.1f ms)", d.Seconds()*1e3)

@@ -20,15 +20,15 @@ import (
 	"github.com/toolmesh/toolmesh/internal/connect"
 )
 
-// logFile is the log of a mesh in the background, in its data folder; one that
-// has grown beyond logMost is kept aside when the next mesh starts.
+// logFile is the log of a mesh in the background, in its data folder. If it is larger than logMost,
+// the next start of the mesh renames it.
 const (
 	logFile = "toolmesh.log"
 	logMost = 16 << 20
 )
 
-// detach starts `mesh up` in the background with the same flags, and returns
-// when calls can be served.
+// detach starts `mesh up` in the background with the same flags. It returns when calls can be
+// served.
 func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 	dir, err := process.DataFolder(a.env, a.set.DataDir)
 	if err != nil {
@@ -61,8 +61,7 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 	return nil
 }
 
-// warnUnfound warns that other commands will not find the mesh that was started: it
-// has told its log why.
+// warnUnfound warns if other commands cannot find the new mesh. The reason is in its log.
 func (a *app) warnUnfound(url, dir string) {
 	s := connect.StateOf(a.env)
 	if !slices.ContainsFunc(s.Running(), func(r connect.Record) bool { return r.URL == url }) {
@@ -79,10 +78,10 @@ type background struct {
 	cmd   *exec.Cmd
 	out   *bufio.Reader
 	log   string
-	begin int // of this start's lines in the log
+	begin int // offset in the log of the lines of this start
 }
 
-// spawn starts this program again, in a session of its own, with its log in dir.
+// spawn starts this program again, in a new process session, with its log in dir.
 func (a *app) spawn(dir string, args []string) (*background, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -99,7 +98,7 @@ func (a *app) spawn(dir string, args []string) (*background, error) {
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the log cannot be written: %w", err)
 	}
-	defer func() { _ = log.Close() }() // the child has its own
+	defer func() { _ = log.Close() }() // the child has its own descriptor
 	if info, err := log.Stat(); err == nil {
 		b.begin = int(info.Size())
 	}
@@ -117,8 +116,8 @@ func (a *app) spawn(dir string, args []string) (*background, error) {
 	return b, nil
 }
 
-// wait returns the line that says that the mesh is ready. If ctx ends first the
-// process is stopped; if that ended by itself, the error is the end of its log.
+// wait returns the line that says that the mesh is ready. If ctx ends first, wait stops the
+// process. If the process ends by itself, the error has the end of its log.
 func (b *background) wait(ctx context.Context) (string, error) {
 	release := context.AfterFunc(ctx, func() { _ = b.cmd.Process.Signal(syscall.SIGTERM) })
 	line, err := b.out.ReadString('\n')
@@ -141,8 +140,8 @@ func (b *background) wait(ctx context.Context) (string, error) {
 		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }
 
-// tail is what the process said last of why it ended: its own last words without
-// the log's lines if there are any, else the last lines of the log.
+// tail returns why the process ended: its last output without log lines, if any, else the last
+// lines of the log.
 func (b *background) tail() string {
 	data, err := os.ReadFile(b.log)
 	if err != nil {

@@ -67,7 +67,7 @@ func (a *app) findUp(dir string) (connect.Record, error) {
 	return all[0], nil
 }
 
-// stopProcess asks the process of a mesh to end, and waits until it has.
+// stopProcess asks the process of a mesh to end and waits for its end.
 func (a *app) stopProcess(ctx context.Context, r connect.Record) error {
 	p, err := os.FindProcess(r.PID)
 	if err == nil {

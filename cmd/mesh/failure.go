@@ -17,7 +17,7 @@ import (
 
 type usageError struct {
 	text string
-	path string // of the command whose help says more; "" for none
+	path string // of the command to point to for help; "" for none
 }
 
 func (e *usageError) Error() string { return e.text }
@@ -30,7 +30,7 @@ func usage(cmd *cobra.Command, format string, args ...any) error {
 	return e
 }
 
-// wordsOf is a command as a message names it, behind the program's own name.
+// wordsOf returns the words of a command after the program's name.
 func wordsOf(cmd *cobra.Command) string {
 	_, words, _ := strings.Cut(cmd.CommandPath(), " ")
 	return words
@@ -44,7 +44,7 @@ func unknownCommand(cmd *cobra.Command, name string) error {
 	return usage(cmd, "%s%s", text, didYouMean(name, names(cmd)))
 }
 
-// didYouMean asks for the known names that are near to one that is not, if any is.
+// didYouMean suggests the known names similar to an unknown one, if any.
 func didYouMean(name string, known []string) string {
 	if near := tool.Nearest(name, known, 2); len(near) > 0 {
 		return "; did you mean " + strings.Join(near, " or ") + "?"
@@ -56,7 +56,7 @@ type reported struct{ status int }
 
 func (r *reported) Error() string { return fmt.Sprintf("exit status %d", r.status) }
 
-// status prints an error and returns the exit status that it means.
+// status prints an error and returns its exit status.
 func (a *app) status(ctx context.Context, err error) int {
 	var done *reported
 	var wrong *usageError
@@ -77,9 +77,8 @@ func (a *app) status(ctx context.Context, err error) int {
 	return process.Status(e.Code)
 }
 
-// placed says of an error that was made in this process that it was: what comes
-// from elsewhere says so itself. Of these codes none has begun anything; of the
-// others it may not be known.
+// placed marks an error as raised in this process, unless it has an origin. With these codes no
+// call has begun; with other codes that is unknown.
 func placed(e *toolmesh.Error) *toolmesh.Error {
 	if e.Origin != "" {
 		return e
@@ -102,14 +101,13 @@ func (a *app) printUsage(e *usageError) {
 	}
 }
 
-// printError tells of a failure: as JSON all of it, and a person what happened, and
-// for a failed tool where in its code.
+// printError prints a failure: all of it as JSON, or for people the message and the tool's stack.
 func (a *app) printError(e *toolmesh.Error) {
 	if a.json {
 		a.printJSON(map[string]any{"error": e})
 		return
 	}
-	kind := cmp.Or(e.Type, string(e.Code)) // a Go tool's error may have no type that says anything
+	kind := cmp.Or(e.Type, string(e.Code)) // a Go tool's error may have no useful type
 	switch {
 	case e.Code != toolmesh.CodeToolError:
 		fmt.Fprintf(a.err, "mesh: %s\n", e.Message)
@@ -123,7 +121,7 @@ func (a *app) printError(e *toolmesh.Error) {
 	}
 	var problems []string
 	if e.Code == toolmesh.CodeInstallFailed {
-		problems = textsOf(e, "errors") // all that is wrong with a manifest
+		problems = textsOf(e, "errors") // all faults of a manifest
 	}
 	for _, p := range tool.Problems(e) {
 		problems = append(problems, p.Message)
@@ -143,7 +141,7 @@ func (a *app) printError(e *toolmesh.Error) {
 	}
 }
 
-// textsOf returns a detail that is a list of texts, nil if it is none.
+// textsOf returns a detail that is a list of texts, else nil.
 func textsOf(e *toolmesh.Error, detail string) []string {
 	data, _ := json.Marshal(e.Details[detail])
 	var texts []string

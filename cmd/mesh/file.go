@@ -16,7 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// putFiles sends the files that k=PATH names, where the tool's schema has a file.
+// putFiles uploads the files that k=PATH names, where the tool's schema has a file.
 func (l *link) putFiles(ctx context.Context, g given, schema json.RawMessage) (given, error) {
 	g.pairs = slices.Clone(g.pairs)
 	for i, p := range g.pairs {
@@ -35,7 +35,7 @@ func (l *link) putFiles(ctx context.Context, g given, schema json.RawMessage) (g
 	return g, nil
 }
 
-// save writes a result to a file: that of a file its bytes.
+// save writes a result to a file. Of a result that is a file it writes the bytes.
 func (l *link) save(ctx context.Context, result *client.Result, path string) (err error) {
 	return replace(path, func(to io.Writer) error {
 		if file, ok := tool.AsFile(result.Value); ok && result.Ref == nil {
@@ -49,9 +49,9 @@ func (l *link) save(ctx context.Context, result *client.Result, path string) (er
 	})
 }
 
-// replace writes a file. What is there is replaced once all has been written, and keeps its
-// mode and its owner; a link is followed, and stays. A device or a pipe is written to. A new
-// file has the mode that the umask leaves.
+// replace writes a file. An existing file is replaced once all is written; it keeps its mode and
+// its owner. A link is followed. A device or a pipe is written to directly. A new file gets its
+// mode from the umask.
 func replace(path string, write func(io.Writer) error) (err error) {
 	there, err := os.OpenFile(path, os.O_WRONLY, 0) //nolint:gosec // the person's own choice
 	var before os.FileInfo
@@ -65,7 +65,7 @@ func replace(path string, write func(io.Writer) error) (err error) {
 			path, err = filepath.EvalSymlinks(path)
 		}
 	case errors.Is(err, os.ErrNotExist):
-		if _, link := os.Lstat(path); link != nil { // else one that leads to nothing
+		if _, link := os.Lstat(path); link != nil { // else a dangling link
 			err = nil
 		}
 	}
@@ -91,7 +91,7 @@ func replace(path string, write func(io.Writer) error) (err error) {
 	}
 	if before != nil {
 		if owner, ok := before.Sys().(*syscall.Stat_t); ok && part.Chown(int(owner.Uid), int(owner.Gid)) != nil {
-			// A file of somebody else's that this user may write.
+			// A file of another user that this user may write to.
 			if _, err = part.Seek(0, io.SeekStart); err == nil {
 				err = there.Truncate(0)
 			}

@@ -21,7 +21,7 @@ func TestReplacedFilesKeepTheirModeAndOwner(t *testing.T) {
 	broken := errors.New("the way is broken")
 	for _, one := range []struct {
 		name string
-		mode os.FileMode // of what is there; 0: nothing
+		mode os.FileMode // of the existing file; 0: none
 		uid  int
 		link bool // it is reached by a link
 		fail bool

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// durationFlag adds a flag for a time of least or more, as Go writes it or in days.
+// durationFlag adds a flag for a duration of at least least, in Go's form or in days.
 func durationFlag(cmd *cobra.Command, to *time.Duration, name string, least time.Duration, help string) {
 	cmd.Flags().Func(name, help, func(text string) error {
 		d, err := parseDays(text)
@@ -23,7 +23,7 @@ func durationFlag(cmd *cobra.Command, to *time.Duration, name string, least time
 	})
 }
 
-// parseDays reads a time of Go or a number of days.
+// parseDays parses a Go duration or a number of days.
 func parseDays(text string) (time.Duration, error) {
 	if days, ok := strings.CutSuffix(text, "d"); ok {
 		n, err := strconv.ParseUint(days, 10, 15)
@@ -32,7 +32,7 @@ func parseDays(text string) (time.Duration, error) {
 	return time.ParseDuration(text)
 }
 
-// wordFlag adds a flag for one of some words; of none, for any text that is not empty.
+// wordFlag adds a flag for one of words; without words, for any text that is not empty.
 func wordFlag[T ~string](cmd *cobra.Command, to *T, name, help string, words ...T) {
 	cmd.Flags().Func(name, help, func(text string) error {
 		switch {

@@ -51,8 +51,7 @@ func (a *app) infoCommand() *cobra.Command {
 	return cmd
 }
 
-// printFormat prints a tool as a provider takes it; what the provider's shape
-// cannot say is told beside it.
+// printFormat prints a tool in a provider's form, with notes on what that form cannot express.
 func (a *app) printFormat(format render.Format, d *tool.Descriptor) error {
 	shown, err := render.Tool(format, d)
 	if err != nil {
@@ -65,11 +64,11 @@ func (a *app) printFormat(format render.Format, d *tool.Descriptor) error {
 	return nil
 }
 
-// reasonOf says why a tool is not served, "" if that is unknown.
+// reasonOf returns why a tool is not served, "" if unknown.
 func (l *link) reasonOf(ctx context.Context, id subjects.ToolID) string {
 	tools, err := l.client.List(ctx)
 	if err != nil {
-		return "" // an extra: what is known of the tool is printed without it
+		return "" // the rest of the tool is printed without it
 	}
 	for _, t := range tools {
 		if t.ID == id {
@@ -163,7 +162,7 @@ func join[T ~string](names []T, none string) string {
 	return strings.Join(parts, ", ")
 }
 
-// short is a revision as people quote it.
+// short shortens a revision for display.
 func short(revision string) string {
 	return cmp.Or(revision[:min(len(revision), 12)], "-")
 }
@@ -173,7 +172,7 @@ type parameter struct {
 	required                          bool
 }
 
-// parametersOf lists the arguments: positional ones in order, then the others.
+// parametersOf returns the arguments: positional ones in order, then the others.
 func parametersOf(d *tool.Descriptor) []parameter {
 	known := newSchema(d.InputSchema)
 	names := slices.Clone(d.Positional)
@@ -197,7 +196,7 @@ func parametersOf(d *tool.Descriptor) []parameter {
 	return all
 }
 
-// exampleCall is a command that can be pasted once its values are filled in.
+// exampleCall returns a command to paste and fill in.
 func exampleCall(d *tool.Descriptor, parameters []parameter) string {
 	verb := "call"
 	if d.Annotations.Streaming {
@@ -241,8 +240,7 @@ func declaredBy(n tool.Annotations) string {
 	return strings.Join(parts, ", ")
 }
 
-// limitsText lists limits by the names that a manifest gives them, "-" if there are
-// none.
+// limitsText lists limits by their names in a manifest, "-" for none.
 func limitsText(l tool.Limits) string {
 	data, _ := l.MarshalJSON() // one object of names, sizes and numbers
 	return cmp.Or(withoutMarks.Replace(string(data)), "-")

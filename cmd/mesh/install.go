@@ -39,12 +39,11 @@ type installFlags struct {
 	yes       bool
 }
 
-// installRequest is what an agent is asked for, and what the index will be called,
-// as far as is known here.
+// installRequest is a request to an agent, and the expected name of the index if it is known here.
 type installRequest struct {
 	deploy.Request
 	called subjects.IndexName
-	owner  nkeys.KeyPair // signs the request; nil: it is not signed
+	owner  nkeys.KeyPair // signs the request; nil: unsigned
 }
 
 func (a *app) installCommand() *cobra.Command {
@@ -144,9 +143,8 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 	})
 }
 
-// installFolder installs a folder of this machine by way of the mesh's object
-// store, and takes it out of there when the agent is done with it. It is this user's
-// from then on.
+// installFolder installs a folder of this machine. The folder goes through the mesh's object store
+// and is deleted there once the agent is done. The index is then owned by this user.
 func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r installRequest, f installFlags, p *steps) error {
 	owner, err := connect.StateOf(a.env).OwnerKey()
 	if err != nil {
@@ -166,17 +164,18 @@ func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r in
 				p.warn("the upload " + short(asked.Bundle) + " is still in the mesh: " + toolmesh.AsError(err).Message)
 			}
 		}
-		// Another install of the same folder at the same time may have taken it away.
+		// A concurrent install of the same folder may have deleted it.
 		if e := toolmesh.AsError(err); again || e == nil || e.Code != toolmesh.CodeInstallFailed || e.Details["reason"] != "bundle" {
 			return err
 		}
 	}
 }
 
-// maxInput bounds what install reads from stdin, in bytes.
+// maxInput is the max bytes that install reads from stdin.
 const maxInput = 4 << 20
 
-// installInput reads the source and the variables from stdin. Its errors show nothing of them.
+// installInput reads the source and the variables from stdin. Its errors contain none of them: they
+// may be secret.
 func (a *app) installInput(ctx context.Context) (source string, env map[string]string, err error) {
 	data, err := io.ReadAll(io.LimitReader(a.stdin(ctx), maxInput+1))
 	if err != nil {
@@ -193,7 +192,7 @@ func (a *app) installInput(ctx context.Context) (source string, env map[string]s
 	return input.Source, input.Env, nil
 }
 
-// decodeStrictly reads one JSON object that has no members but those of into.
+// decodeStrictly decodes one JSON object without unknown members.
 func decodeStrictly(data []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
@@ -204,7 +203,7 @@ func decodeStrictly(data []byte, into any) error {
 	return err
 }
 
-// variables reads --env in addition to env: values that were typed are told apart, so that
+// variables adds the values of --env to env. It lists the values typed on the command line, so that
 // the agent can refuse them for secrets.
 func (a *app) variables(env map[string]string, given []string) (_ map[string]string, literal []string, err error) {
 	for _, text := range given {
@@ -234,10 +233,10 @@ func (a *app) variables(env map[string]string, given []string) (_ map[string]str
 	return env, literal, nil
 }
 
-// everywhere is what --on says of an index that is for every node.
+// everywhere is the value of --on for every node.
 const everywhere = "all"
 
-// labelsOf reads --on: nil if it was not given, and no labels for every node.
+// labelsOf parses --on: nil if it was not given, no labels for every node.
 func labelsOf(given []string) (registry.Labels, error) {
 	if len(given) == 0 {
 		return nil, nil
@@ -256,9 +255,8 @@ func labelsOf(given []string) (registry.Labels, error) {
 	return registry.Labels(labels), nil
 }
 
-// putFolder packs a folder of this machine, or a revision of it, and puts it into
-// the mesh, for the agent to take it from there. ours says that it was not there
-// before.
+// putFolder packs a folder of this machine, or a revision of it, and stores it in the mesh for the
+// agent. ours says that it was not stored before.
 func (l *link) putFolder(ctx context.Context, src index.Source, r *installRequest, p *steps) (ours bool, err error) {
 	work, err := os.MkdirTemp("", "mesh-install-")
 	if err != nil {
@@ -312,7 +310,7 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 	return stored, nil
 }
 
-// runInstall has an agent install what is asked for, and shows how it goes.
+// runInstall has an agent run an install and shows its progress.
 func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f installFlags, p *steps) error {
 	job, detach := "", f.detach
 	var done deploy.Line
@@ -401,8 +399,8 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 	return nil
 }
 
-// unfinished says what the loss of the node means for an install: its record is
-// written last, and what the node had begun goes at its next start.
+// unfinished says what the loss of a node means for an install: the record is written last, and the
+// node removes the rest at its next start.
 func unfinished(err error) error {
 	e := toolmesh.AsError(err)
 	node, named := e.Details["node"]
@@ -413,8 +411,8 @@ func unfinished(err error) error {
 		WithOrigin(toolmesh.OriginCaller).WithDetail("node", node)
 }
 
-// endInstall asks each node to uninstall what is not installed: only the one that is installing it
-// knows of it. unknown is the error where none is.
+// endInstall asks each node to uninstall an index that is not installed: only the node that is
+// installing it knows it. unknown is the error if none does.
 func (a *app) endInstall(ctx context.Context, l *link, body any, unknown error) (json.RawMessage, error) {
 	view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
 	if err != nil {

@@ -45,7 +45,7 @@ type slowInstall struct {
 	agents map[string]*exec.Cmd
 	on     string // the agent that works on it
 	ended  chan error
-	said   *watch // what the command says on stderr
+	said   *watch // stderr of the command
 }
 
 func startSlowInstall(t *testing.T) *slowInstall {
@@ -102,8 +102,8 @@ func (i *slowInstall) isLost(t *testing.T) {
 	}
 }
 
-// An install whose agent is killed ends although another agent is well, and says
-// what has become of it: nothing but that agent's heartbeat tells.
+// An install ends if its agent is killed, although another agent is alive, and reports the loss: the only signal is
+// that agent's missing heartbeat.
 func TestInstallEndsWithItsAgent(t *testing.T) {
 	t.Parallel()
 	i := startSlowInstall(t)
@@ -213,7 +213,7 @@ func TestNodesBelieveTheSubjectOfAHeartbeat(t *testing.T) {
 	}
 }
 
-// A frozen agent takes no labels, and nobody waits for it.
+// A frozen agent takes no labels, and no command waits for it.
 func TestNodeLabelOfAFrozenAgent(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()

@@ -20,7 +20,7 @@ func TestCommandsThatReadEndOnSignals(t *testing.T) {
 	fill := strings.Repeat(" ", 1<<17)
 	for name, c := range map[string]struct {
 		args []string
-		says string // what it prints for the line that it is given, in the end
+		says string // its final output for the given line
 	}{
 		"call --lines":  {[]string{"call", "--lines"}, `"code":"invalid_request"`},
 		"call -":        {[]string{"call", "desk.add", "-"}, ""},

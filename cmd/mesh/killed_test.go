@@ -12,7 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// What `mesh call` has begun ends when that is killed.
+// Killing `mesh call` ends its calls.
 func TestKilledCallEnds(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

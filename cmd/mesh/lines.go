@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	linesAtOnce = 64       // calls of call --lines that are in flight
+	linesAtOnce = 64       // calls of call --lines in flight
 	longestLine = 64 << 20 // bytes
 )
 
@@ -31,19 +31,19 @@ type lineCall struct {
 	Key     string             `json:"key"`
 }
 
-// lines is call --lines at work.
+// lines is one execution of call --lines.
 type lines struct {
 	*app
 	link *link
-	tool subjects.ToolID // of lines that name none
-	most time.Duration   // the time of those that say nothing
+	tool subjects.ToolID // of lines without a tool
+	most time.Duration   // timeout of lines without one
 
-	mu     sync.Mutex // guards the output, and
-	status int        // the highest of the lines that failed
+	mu     sync.Mutex // guards the output and the fields below
+	status int        // the highest of the failed lines
 }
 
-// callLines calls a tool for each line of stdin, many at once, and writes what they
-// return as it comes.
+// callLines calls a tool for each line of stdin, many concurrently, and writes results as they
+// arrive.
 func (a *app) callLines(ctx context.Context, id subjects.ToolID, most time.Duration) error {
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 		all := &lines{app: a, link: l, tool: id, most: most}
@@ -74,7 +74,7 @@ func (a *app) callLines(ctx context.Context, id subjects.ToolID, most time.Durat
 		case process.Interrupted(ctx):
 			return &reported{process.StatusInterrupted}
 		case all.lost():
-			return &reported{process.StatusMesh} // the rest has no reader
+			return &reported{process.StatusMesh} // stdout has no reader any more
 		}
 		switch err := scan.Err(); {
 		case errors.Is(err, bufio.ErrTooLong):
@@ -101,13 +101,13 @@ func (a *lines) put(v any) {
 	a.printJSON(v)
 }
 
-// lineAnswer is what comes of a line: of a stream an item, or its end.
+// lineAnswer is the result of a line, or an item or the end of its stream.
 type lineAnswer struct {
 	ID json.RawMessage `json:"id"`
 	callAnswer
 }
 
-// fail writes what a line has failed with.
+// fail writes the failure of a line.
 func (a *lines) fail(id json.RawMessage, rpc subjects.RPCID, err error) {
 	e := toolmesh.AsError(err)
 	a.put(lineAnswer{id, callAnswer{RPCID: rpc, Status: "error", Error: e}})
@@ -116,7 +116,7 @@ func (a *lines) fail(id json.RawMessage, rpc subjects.RPCID, err error) {
 	a.status = max(a.status, process.Status(e.Code))
 }
 
-// one makes the call of a line; number is its id if it names none.
+// one makes the call of a line; number is its default id.
 func (a *lines) one(ctx context.Context, number int, line []byte) {
 	call := lineCall{Tool: a.tool}
 	id, _ := json.Marshal(number)
@@ -157,7 +157,7 @@ func (a *lines) stream(ctx context.Context, id json.RawMessage, rpc subjects.RPC
 	a.put(endAnswer{id, true, count})
 }
 
-// read reads a line. What it says beside the call are the options.
+// read decodes a line into call and returns its options.
 func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
 	bad := func(format string, args ...any) error {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)

@@ -26,11 +26,11 @@ type link struct {
 	bus     *bus.Bus
 	client  *client.Client
 	session subjects.SessionID
-	url     string // as it may be shown
+	url     string // without secrets
 }
 
-// withMesh finds the mesh, connects, and does what a command does. Where no
-// node answers, its failure says so instead of what failed for want of one.
+// withMesh finds the mesh, connects, and runs do. If no node answers, the error says so instead of
+// the failure that followed from it.
 func (a *app) withMesh(ctx context.Context, do func(ctx context.Context, l *link) error) error {
 	l, err := a.connect(ctx)
 	if err != nil {
@@ -49,15 +49,15 @@ func (a *app) withMesh(ctx context.Context, do func(ctx context.Context, l *link
 	return l.explained(ctx, err)
 }
 
-// onMesh is what a command does with a mesh and its arguments, as cobra takes it; see withMesh.
+// onMesh adapts a command that needs a mesh to cobra; see withMesh.
 func (a *app) onMesh(do func(ctx context.Context, l *link, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		return a.withMesh(cmd.Context(), func(ctx context.Context, l *link) error { return do(ctx, l, args) })
 	}
 }
 
-// explained returns an error, or for one that means so that no node is there. Whether
-// something has begun is for err to say: nodes may have gone since.
+// explained replaces an error that means that no node exists. err keeps saying whether something
+// has begun: nodes may have left since.
 func (l *link) explained(ctx context.Context, err error) error {
 	e := toolmesh.AsError(err)
 	if e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeInternal {
@@ -68,7 +68,7 @@ func (l *link) explained(ctx context.Context, err error) error {
 	return err
 }
 
-// withView does what a command does with a view of the registry.
+// withView runs do with a view of the registry.
 func (a *app) withView(ctx context.Context, do func(context.Context, *link, *registry.View) error) error {
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 		if none := l.noMesh(ctx); none != nil {
@@ -91,9 +91,9 @@ func (a *app) connect(ctx context.Context) (*link, error) {
 	return a.connectAs(ctx, "mesh", access.Admin)
 }
 
-// connectAs connects to the mesh that flags, variables, a context or the records of
-// `mesh up` name, else to the NATS default port: under a name, and with the key of a
-// role and its inbox where no credentials are given.
+// connectAs connects to the mesh that flags, variables, a context or the records of `mesh up` name,
+// else to the NATS default port. It uses the given name, and without credentials the key and the
+// inbox of the role.
 func (a *app) connectAs(ctx context.Context, name string, role access.Role) (*link, error) {
 	session := subjects.SessionID(a.set.Session.Session)
 	inboxes, err := connect.Inboxes(role, session)
@@ -128,7 +128,7 @@ func (l *link) close() {
 	l.nc.Close()
 }
 
-// noMesh returns an error if a broker is there and no node of a mesh.
+// noMesh returns an error if the broker answers but no node of a mesh does.
 func (l *link) noMesh(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -144,7 +144,8 @@ func (l *link) noMesh(ctx context.Context) error {
 		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }
 
-// last gives each line of an agent's answer to take, until that returns false, and returns the last one.
+// last passes each line of an agent's answer to take until that returns false, and returns the last
+// line.
 func last(answer iter.Seq2[json.RawMessage, error], take func(json.RawMessage) bool) (line json.RawMessage, err error) {
 	for line, err = range answer {
 		if err != nil {

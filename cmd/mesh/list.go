@@ -51,9 +51,9 @@ func (a *app) lsCommand() *cobra.Command {
 	}
 }
 
-// known are the indexes of this session, also those that no tool is listed of: of an
-// index of many tools, or of an earlier version, only nodes that serve it know them.
-// Without a registry, or the right to ask it, it is those of the tools.
+// known returns the indexes of this session, including those without a listed tool: only the nodes
+// that serve an index of many tools, or of an earlier version, know it. Without access to the
+// registry it returns the indexes of the tools.
 func (a *app) known(ctx context.Context, l *link, tools []registry.ListedTool) []inventory.Index {
 	if inventory.MayAsk(ctx, l.bus, l.domain) == nil {
 		view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})

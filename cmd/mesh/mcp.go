@@ -16,7 +16,8 @@ import (
 	"github.com/toolmesh/toolmesh/gateway"
 )
 
-// mcpSwitches are flags of which tools a client of mesh mcp sees, each with its word in the query of the gateway's /mcp.
+// mcpSwitches are the flags that select tools for a client of mesh mcp, with their words in the
+// query of the gateway's /mcp.
 var mcpSwitches = []struct{ flag, key, value, help string }{
 	{"read-only", "read_only", "1", "only tools that declare read_only"},
 	{"no-prefix", "prefix", "off", "call tools by their functions' names; where two would meet, both keep theirs"},
@@ -31,7 +32,7 @@ func bindMCPView(flags *pflag.FlagSet) {
 	}
 }
 
-// mcpView returns the flags that were given, as a client has to give them, and the query.
+// mcpView returns the given flags as arguments of a client, and as a query.
 func mcpView(flags *pflag.FlagSet) (args []string, query url.Values) {
 	tools, _ := flags.GetString("tools")
 	args, query = []string{"mcp"}, url.Values{"tools": {tools}}
@@ -63,9 +64,9 @@ mesh mcp config CLIENT prints what to put into the client's settings.`,
 	return cmd
 }
 
-// mcp is the command; stdout is for the protocol alone.
+// mcp is the command. Only the protocol may go to stdout.
 func (a *app) mcp(ctx context.Context, flags *pflag.FlagSet) error {
-	signal.Ignore(syscall.SIGPIPE) // a client that does not read is gone
+	signal.Ignore(syscall.SIGPIPE) // a client that closes its pipe has ended
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelWarn)
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 		o := &gateway.Options{Version: process.ThisBuild(version, commit).Version, Logger: a.log, MCPResultMax: int(a.set.MCPResultMax)}

@@ -87,7 +87,7 @@ func TestMCPConfig(t *testing.T) {
 		if status, _, says := mesh("--write"); status != 0 || strings.Contains(says, "+ ") {
 			t.Errorf("%s: once more: %d %s", client, status, says)
 		}
-		// What is no file of its own, or cannot be read, is left alone.
+		// A path that is no regular file, or is unreadable, is left alone.
 		if err := os.Rename(path, path+".moved"); err != nil {
 			t.Fatal(err)
 		}

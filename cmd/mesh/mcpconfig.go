@@ -21,16 +21,16 @@ import (
 	"github.com/toolmesh/toolmesh/internal/connect"
 )
 
-// mcpEntry is what a client's settings say of mesh mcp.
+// mcpEntry is the entry for mesh mcp in a client's settings.
 type mcpEntry struct {
-	file string // where they are
-	key  string // of the object that has an entry for each server
-	text string // the settings if they had nothing else
+	file string // of the settings
+	key  string // of the object with the entries of all servers
+	text string // settings with this entry only
 	body string // the entry: JSON, or a table of TOML
 	toml bool
 }
 
-// entryName is what clients call the mesh.
+// entryName is the name of the mesh in clients.
 const entryName = "mesh"
 
 // mcpEntry makes the entry of one client.
@@ -40,7 +40,7 @@ func (a *app) mcpEntry(client, program string, args []string) (*mcpEntry, error)
 		return nil, usage(nil, "HOME is not set, so the settings of %s are unknown", client)
 	}
 	config := cmp.Or(connect.Lookup(a.env, "XDG_CONFIG_HOME"), filepath.Join(home, ".config"))
-	settings := config // where graphical programs have theirs
+	settings := config // the folder of graphical programs
 	if runtime.GOOS == "darwin" {
 		settings = filepath.Join(home, "Library", "Application Support")
 	}
@@ -86,10 +86,10 @@ func (a *app) printEntry(e *mcpEntry) error {
 	return nil
 }
 
-// tomlTable is the table of our entry, up to the next one.
+// tomlTable matches our table up to the next one.
 var tomlTable = regexp.MustCompile(`(?m)^\[mcp_servers\.` + entryName + `\][^\n]*\n?(?:[^\[\n][^\n]*\n?|\n)*`)
 
-// within returns settings with the entry in them.
+// within adds the entry to settings.
 func (e *mcpEntry) within(before []byte) ([]byte, error) {
 	if len(bytes.TrimSpace(before)) == 0 {
 		return []byte(e.text), nil
@@ -126,7 +126,7 @@ func (e *mcpEntry) within(before []byte) ([]byte, error) {
 	return v.Pack(), nil
 }
 
-// writeEntry puts the entry into the client's settings, once a person agrees.
+// writeEntry adds the entry to the client's settings if the person agrees.
 func (a *app) writeEntry(ctx context.Context, e *mcpEntry, yes bool) error {
 	there, err := os.Lstat(e.file)
 	if err == nil && !there.Mode().IsRegular() {
@@ -159,7 +159,7 @@ func (a *app) writeEntry(ctx context.Context, e *mcpEntry, yes bool) error {
 		return usage(nil, "nothing was written: agree on a terminal, or give --yes")
 	}
 	err = os.MkdirAll(filepath.Dir(e.file), 0o700)
-	if err == nil && before != nil { // a new file, which nobody reads who may not read the settings
+	if err == nil && before != nil { // a new file, readable only to those who may read the settings
 		if err = os.Remove(e.file + ".bak"); err == nil || errors.Is(err, os.ErrNotExist) {
 			err = os.WriteFile(e.file+".bak", before, there.Mode().Perm())
 		}
@@ -174,7 +174,7 @@ func (a *app) writeEntry(ctx context.Context, e *mcpEntry, yes bool) error {
 	return nil
 }
 
-// changes are the lines that differ: those that go with -, those that come with +.
+// changes returns the lines that differ, marked with - and +.
 func changes(before, after string) string {
 	old, now := strings.SplitAfter(before, "\n"), strings.SplitAfter(after, "\n")
 	for len(old) > 0 && len(now) > 0 && old[0] == now[0] {

@@ -39,7 +39,7 @@ func served(t *testing.T, env []string, name string, args ...string) (cmd *exec.
 	return cmd, found.FindStringSubmatch(log.text())[1], log
 }
 
-// get is the answer of a page; what refuses the connection has status 0.
+// get returns the answer of a page; a refused connection has status 0.
 func get(t *testing.T, address, path string) (status int, body string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, nil)

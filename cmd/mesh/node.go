@@ -71,8 +71,8 @@ func (a *app) nodes() noun[inventory.Node] {
 	}
 }
 
-// levelOf is the sandbox level that the node's workers have, and the one that was
-// asked for where it is another; - where it has no workers.
+// levelOf returns the sandbox level of the node's workers, with the requested one if it differs;
+// "-" without workers.
 func levelOf(n inventory.Node) string {
 	if n.Sandbox.Effective == "" {
 		return "-"
@@ -83,7 +83,7 @@ func levelOf(n inventory.Node) string {
 	return n.Sandbox.Effective + " (asked: " + n.Sandbox.Asked + ")"
 }
 
-// usersOf lists the users that the tools of each index run as, "-" if they are unknown.
+// usersOf lists the users that run the tools of each index, "-" if unknown.
 func usersOf(n inventory.Node) string {
 	var parts []string
 	for _, index := range slices.Sorted(maps.Keys(n.Users)) {

@@ -9,8 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/registry"
 )
 
-// noun is a kind of thing in the registry that commands list and show. T is a line
-// of its JSON.
+// noun is a kind of thing in the registry that commands list and show. T is a line of its JSON.
 type noun[T any] struct {
 	a      *app
 	name   string // "node"
@@ -18,14 +17,13 @@ type noun[T any] struct {
 	plural string // the key of the list's JSON
 	id     func(T) string
 	of     func(l *link, view *registry.View) []T
-	// fresh brings up to date what the registry learns late, and adds what only others
-	// know. May be nil.
+	// fresh adds facts that the registry learns late or never. May be nil.
 	fresh   func(l *link, ctx context.Context, all []T) ([]T, error)
 	missing func(id string, known []string) error
-	none    string // said of an empty list
+	none    string // printed for an empty list
 	columns []string
 	row     func(T) []string
-	note    func(T) // printed behind the table. May be nil
+	note    func(T) // printed after the table. May be nil
 	show    func(T)
 }
 
@@ -97,7 +95,7 @@ func (n noun[T]) shows() *cobra.Command {
 	})
 }
 
-// completes makes a command complete its first argument with the names.
+// completes makes a command complete names as its first argument.
 func (n noun[T]) completes(cmd *cobra.Command) *cobra.Command {
 	return n.a.completes(cmd, func(ctx context.Context, l *link) ([]string, error) {
 		view, err := registry.OpenView(ctx, l.bus, nil)

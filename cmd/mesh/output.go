@@ -18,11 +18,11 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// terminal says which of the outputs a person watches.
+// terminal says which streams are terminals.
 type terminal struct {
-	in       bool // that input comes from one
+	in       bool // input comes from a terminal
 	out, err bool
-	width    int  // of stdout, 0 where it is no terminal
+	width    int  // of stdout; 0 if it is no terminal
 	plain    bool // no colours
 }
 
@@ -44,7 +44,7 @@ func terminalOf(env []string, stdin io.Reader, stdout, stderr io.Writer) termina
 	return t
 }
 
-// dim and strong adorn text for stderr.
+// dim and strong format text for stderr.
 func (t terminal) dim(text string) string    { return t.adorn("2", text) }
 func (t terminal) strong(text string) string { return t.adorn("1", text) }
 
@@ -58,12 +58,11 @@ func (t terminal) adorn(code, text string) string {
 // wipe empties the terminal's current line.
 const wipe = "\r\x1b[K"
 
-// sequences are all that this program has a terminal do.
+// sequences are the only control sequences that this program writes to a terminal.
 var sequences = []string{"\x1b[1m", "\x1b[2m", "\x1b[0m", wipe}
 
-// output is stdout. It remembers that a write failed, for the exit status to say
-// so: a lost result is no success. A reader that has closed its end
-// has all that it wants.
+// output is stdout. It remembers a failed write for the exit status: a lost result is no success. A
+// reader that closes its end is no failure.
 type output struct {
 	to   io.Writer
 	lost error
@@ -86,7 +85,7 @@ func (a *app) printJSON(v any) {
 	_, _ = a.out.Write(append(data, '\n'))
 }
 
-// tell says what a command has done: a program by JSON, a person in a line.
+// tell reports the effect of a command: JSON for programs, a line for people.
 func (a *app) tell(answer any, format string, args ...any) {
 	if a.json {
 		a.printJSON(answer)
@@ -95,7 +94,7 @@ func (a *app) tell(answer any, format string, args ...any) {
 	}
 }
 
-// say prints what a command is called for: the answer for a program, the text for a person.
+// say prints the result of a command: the answer as JSON, or the text for people.
 func (a *app) say(answer, text any) {
 	if a.json {
 		a.printJSON(answer)
@@ -104,7 +103,7 @@ func (a *app) say(answer, text any) {
 	}
 }
 
-// printValue writes a tool's JSON as it came; indented where a person reads it.
+// printValue writes a tool's JSON unchanged, indented for people.
 func (a *app) printValue(value json.RawMessage) {
 	value = orNull(value)
 	var buf bytes.Buffer
@@ -118,20 +117,20 @@ func (a *app) printValue(value json.RawMessage) {
 	_, _ = a.out.Write(buf.Bytes())
 }
 
-// table writes rows in columns; on a terminal lines are cut at its width.
+// table writes rows in columns. On a terminal it cuts lines at its width.
 func (a *app) table(head []string, rows [][]string) {
 	var buf bytes.Buffer
 	w := tabwriter.NewWriter(&buf, 0, 0, 2, ' ', 0)
 	for _, row := range append([][]string{head}, rows...) {
 		fmt.Fprintln(w, oneLine(row, "\t"))
 	}
-	_ = w.Flush() // to memory
+	_ = w.Flush() // to memory, which cannot fail
 	for line := range strings.Lines(buf.String()) {
 		fmt.Fprintln(a.out, cut(strings.TrimRight(line, " \n"), a.term.width))
 	}
 }
 
-// oneLine is a row on one line: names are other people's text, and may have breaks of lines.
+// oneLine joins a row on one line: names are text from others and may contain line breaks.
 func oneLine(row []string, between string) string {
 	cells := make([]string, len(row))
 	for i, cell := range row {
@@ -140,8 +139,8 @@ func oneLine(row []string, between string) string {
 	return strings.Join(cells, between)
 }
 
-// printAll prints a list: JSON under its key, a table for a person, and none, if it says
-// something, of an empty one.
+// printAll prints a list: JSON under its key, a table for people, or none for an empty list, unless
+// that is "".
 func printAll[T any](a *app, key string, all []T, none string, columns []string, row func(T) []string) {
 	switch {
 	case a.json:
@@ -157,7 +156,7 @@ func printAll[T any](a *app, key string, all []T, none string, columns []string,
 	}
 }
 
-// facts writes names and values, in turn, in two columns.
+// facts writes alternating names and values in two columns.
 func (a *app) facts(facts ...string) { writeFacts(a.out, facts) }
 
 func writeFacts(to io.Writer, facts []string) {
@@ -174,7 +173,7 @@ func cut(line string, width int) string {
 	return string([]rune(line)[:width-1]) + "…"
 }
 
-// firstLine is what a table shows of a text.
+// firstLine returns the part of a text that a table shows.
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
 	return line

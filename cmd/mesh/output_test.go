@@ -20,7 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// What a tool says of itself, its results and its errors do nothing to a terminal.
+// A tool's description, results and errors cannot control a terminal.
 func TestTextOfToolsSteersNoTerminal(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
@@ -44,7 +44,7 @@ func TestTextOfToolsSteersNoTerminal(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// What it returns is no number: the warning of that is text of the tool, too.
+	// The result is no number: the warning about it is text of the tool, too.
 	if err := h.Publish(t.Context(), host.Service{Index: "liar", Tools: []host.Tool{{
 		Descriptor: &tool.Descriptor{
 			ID: "liar.say", Name: "say", Source: tool.SourceGo, InputSchema: json.RawMessage(`{"type":"object"}`), OutputSchema: json.RawMessage(`{"type":"integer"}`),
@@ -72,7 +72,7 @@ func TestTextOfToolsSteersNoTerminal(t *testing.T) {
 	}
 }
 
-// Nobody writes lines of an audit by the name of a session.
+// The name of a session cannot forge lines of an audit.
 func TestARowIsOneLine(t *testing.T) {
 	t.Parallel()
 	if got := oneLine(auditRow(codec.CallEvent{Session: "ann\n2026-01-02 03:04:05\tbob", RPCID: "rpc_1"}), "  "); strings.ContainsAny(got, "\n\t") || !strings.HasSuffix(got, "rpc_1") {

@@ -78,7 +78,7 @@ func TestPrintedCommandsAndPaths(t *testing.T) {
 		for _, line := range lines {
 			for _, found := range examplePath.FindAllStringSubmatch(line, -1) {
 				paths++
-				// What is made, and not kept: keys and images.
+				// Generated files that are not kept: keys and images.
 				if path := found[1]; !strings.HasPrefix(path, "k8s/credentials") && !strings.HasPrefix(path, "k8s/images") {
 					if _, err := os.Stat(filepath.Join("..", "..", path)); err != nil {
 						t.Errorf("%s: %s does not exist: %s", where, path, strings.TrimSpace(line))

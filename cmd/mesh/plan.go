@@ -15,8 +15,8 @@ import (
 	"github.com/toolmesh/toolmesh/internal/index"
 )
 
-// askInstall has an agent install what is asked for. On a terminal a person is asked first
-// where code of the index, or of its packages, would run.
+// askInstall has an agent run an install. On a terminal it first asks the person if code of the
+// index or its packages would run.
 func (a *app) askInstall(ctx context.Context, l *link, r installRequest, f installFlags, p *steps) error {
 	asks := a.term.in && a.term.err && !a.json && !f.yes && !f.detach && !f.dryRun
 	r.NoBuild = asks
@@ -38,7 +38,8 @@ func (a *app) askInstall(ctx context.Context, l *link, r installRequest, f insta
 	return a.runInstall(ctx, l, r.at(plan.Revision), f, p)
 }
 
-// at asks for what has been asked about, whatever has been pushed since. A bundle is nothing else.
+// at pins the request to the revision that the person agreed to, whatever was pushed since. A
+// bundle has one revision only.
 func (r installRequest) at(revision string) installRequest {
 	if r.NoBuild = false; r.Bundle == "" {
 		if src, err := index.Parse(r.Source); err == nil && src.Rev != "" {
@@ -49,7 +50,7 @@ func (r installRequest) at(revision string) installRequest {
 	return r
 }
 
-// planIn is the plan in the error of an install that must not build; nil if it is another.
+// planIn returns the plan in the error of an install that must not build; nil for other errors.
 func planIn(err error) *deploy.Plan {
 	e := toolmesh.AsError(err)
 	if e == nil || e.Details["reason"] != "builds" {
@@ -63,7 +64,7 @@ func planIn(err error) *deploy.Plan {
 	return plan
 }
 
-// planFacts is a plan for people, as names and values in turn.
+// planFacts returns a plan for people as alternating names and values.
 func planFacts(p *deploy.Plan) []string {
 	user := "the user " + p.User
 	switch {
@@ -103,14 +104,14 @@ func planFacts(p *deploy.Plan) []string {
 	}
 }
 
-// confirm asks a person; no answer is no.
+// confirm asks the person a question; no answer is no.
 func (a *app) confirm(ctx context.Context, question string) bool {
 	fmt.Fprintf(a.err, "%s [y/N] ", question)
 	answer, _ := bufio.NewReader(a.stdin(ctx)).ReadString('\n')
 	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
 }
 
-// runs are the warnings of steps that run code of strangers.
+// runs are the warnings for steps that run code of strangers.
 var runs = map[string]string{
 	"builds": "packages are built from source, which runs their code: mesh install --dry-run lists them and their user",
 	"init":   "the index's init command runs: mesh install --dry-run shows it and its user",

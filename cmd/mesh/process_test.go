@@ -21,7 +21,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// watch keeps what a process writes and says when a text has come by.
+// watch keeps the output of a process and waits for a text in it.
 type watch struct {
 	want string
 	seen chan struct{}
@@ -291,7 +291,7 @@ func TestInterruptedInstall(t *testing.T) {
 			t.Errorf("it says %q, want %q in it", said.text(), part)
 		}
 	}
-	// What it says, done.
+	// The advice in its output, executed.
 	if err := os.Remove(hang); err != nil {
 		t.Fatal(err)
 	}

@@ -7,21 +7,20 @@ import (
 	"time"
 )
 
-// quietFor is how long a call may take before a person is told what it waits for.
+// quietFor is how long a call takes before the person sees what it waits for.
 const quietFor = time.Second
 
-// running tells a person at a terminal, after a while, what it is that takes its
-// time, for how long so far, and a hint. It ends with the returned function, which
-// may be called more than once, from one goroutine.
+// running shows a person at a terminal, after quietFor, the current work, its time so far and a
+// hint. It ends with the returned function, which may be called repeatedly from one goroutine.
 func (a *app) running(what, hint string) (done func()) {
 	return a.redraw(quietFor, func(since time.Duration) string {
 		return fmt.Sprintf("%s, %d s%s", what, int(since.Seconds()), hint)
 	})
 }
 
-// redraw keeps one line of the terminal up to date, from after the first pause
-// on, until the returned function is called, which wipes it. That may be called
-// more than once, from one goroutine. Without a terminal it does nothing.
+// redraw updates one line of the terminal, after a first pause, until the returned function wipes
+// it. That function may be called repeatedly from one goroutine. Without a terminal redraw does
+// nothing.
 func (a *app) redraw(every time.Duration, text func(since time.Duration) string) (stop func()) {
 	if !a.term.err || a.json {
 		return func() {}
@@ -50,21 +49,20 @@ func (a *app) redraw(every time.Duration, text func(since time.Duration) string)
 	})
 }
 
-// steps shows how a job goes: on a terminal one line that is kept up to date and
-// stays when its step is done, else a plain line per step. With --json nothing.
-// Its methods are for one goroutine.
+// steps shows the progress of a job. On a terminal it updates one line per step, elsewhere it
+// prints one plain line per step, with --json nothing. Its methods are for one goroutine.
 type steps struct {
 	a       *app
 	current string
 	percent atomic.Int64
 	since   time.Time
 	wipe    func()
-	warned  []string // with --json: what the last line is to say
+	warned  []string // with --json: warnings for the last line
 }
 
 func (a *app) steps() *steps { return &steps{a: a, wipe: func() {}} }
 
-// step takes the news of one step.
+// step shows the state of one step.
 func (s *steps) step(name, state string, percent int) {
 	if s.a.json {
 		return
@@ -72,7 +70,7 @@ func (s *steps) step(name, state string, percent int) {
 	s.percent.Store(int64(percent))
 	if name != s.current {
 		if state == "done" {
-			return // an outer step, whose inner ones were shown
+			return // an outer step; its inner ones were shown
 		}
 		s.finish()
 		s.current, s.since = name, time.Now()
@@ -88,8 +86,7 @@ func (s *steps) step(name, state string, percent int) {
 	}
 }
 
-// finish leaves a line behind for the step that has ended, if it was long enough to
-// be seen.
+// finish leaves a line behind for a step that has ended, if it was visible for long enough.
 func (s *steps) finish() {
 	s.wipe()
 	if took := time.Since(s.since); s.a.term.err && s.current != "" && took >= 100*time.Millisecond {

@@ -11,7 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// newSchema compiles a tool's schema; of one that cannot be compiled nothing is known.
+// newSchema compiles a tool's schema; nil if it cannot be compiled.
 func newSchema(raw json.RawMessage) *jsonschema.Schema {
 	v, err := tool.Compile(raw)
 	if err != nil {
@@ -20,10 +20,10 @@ func newSchema(raw json.RawMessage) *jsonschema.Schema {
 	return follow(v.Schema())
 }
 
-// mostDepth ends what refers to itself.
+// mostDepth bounds schemas that refer to themselves.
 const mostDepth = 20
 
-// follow returns what a part of a schema stands for; nil if nothing is known of it.
+// follow resolves a part of a schema; nil if it is unknown.
 func follow(part *jsonschema.Schema) *jsonschema.Schema {
 	for range mostDepth {
 		if part == nil || part.Ref == nil {
@@ -34,7 +34,7 @@ func follow(part *jsonschema.Schema) *jsonschema.Schema {
 	return nil
 }
 
-// typesOf returns the JSON types that a parameter takes; false is any.
+// typesOf returns the JSON types of a parameter; ok is false for any type.
 func typesOf(s *jsonschema.Schema, name string) (types map[string]bool, ok bool) {
 	part := partOf(s, name)
 	if part == nil || tool.MayBe(part, "") {
@@ -47,7 +47,7 @@ func typesOf(s *jsonschema.Schema, name string) (types map[string]bool, ok bool)
 	return types, true
 }
 
-// partOf is the schema of a parameter; nil if it takes anything.
+// partOf returns the schema of a parameter; nil if it takes anything.
 func partOf(s *jsonschema.Schema, name string) *jsonschema.Schema {
 	part, ok := s.Properties[name]
 	if !ok {
@@ -83,7 +83,7 @@ func kindOf(part *jsonschema.Schema, depth int) string {
 	return strings.Join(kinds, "|")
 }
 
-// shapeOf describes a result's schema in a line; "" if nothing is known of it.
+// shapeOf describes the schema of a result in a line; "" if unknown.
 func shapeOf(raw json.RawMessage) string {
 	if len(raw) == 0 || string(raw) == "{}" {
 		return ""
@@ -95,7 +95,7 @@ func shapeOf(raw json.RawMessage) string {
 	return kindOf(s, 0)
 }
 
-// compact is JSON as it is shown, and sent.
+// compact encodes JSON for display and for the wire.
 func compact(v any) string {
 	data, _ := tool.MarshalPlain(v)
 	return string(data)

@@ -30,13 +30,13 @@ import (
 // The test binary is also the three commands: a script that runs mesh runs it,
 // in a process of its own. A command that ends well must have ended all it began.
 func TestMain(m *testing.M) {
-	// What reads stdin ends with the process.
+	// A command that reads stdin ends with the process.
 	leaks := append(meshtest.LeakOptions(), goleak.IgnoreAnyFunction("github.com/toolmesh/toolmesh/internal/bridge.(*Bridge).read"))
 	command := func(run func() int) func() {
 		return func() {
 			status := run()
 			err := goleak.Find(leaks...)
-			for range 10 { // on a loaded machine, what is on its way out takes its time
+			for range 10 { // on a loaded machine pending output takes time
 				if err == nil {
 					break
 				}
@@ -231,7 +231,7 @@ func scriptUp(ts *testscript.TestScript, neg bool, args []string) {
 	})
 }
 
-// scriptStore looks into what the mesh at $URL has stored.
+// scriptStore inspects the stored data of the mesh at $URL.
 func scriptStore(ts *testscript.TestScript, look func(ctx context.Context, js jetstream.JetStream)) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -348,8 +348,8 @@ func scriptBackground(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// scriptEventually runs a command until what it prints matches, for at most a
-// minute: for what another process does in its own time and says to nobody.
+// scriptEventually runs a command until its output matches, for at most a minute: for changes by another process
+// that sends no signal.
 // Negated: until it does not match.
 func scriptEventually(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) < 2 {

@@ -139,8 +139,8 @@ func (a *app) sessionCreate() *cobra.Command {
 	return cmd
 }
 
-// tryKey connects with the key of a new session, of which the broker learns by the
-// mesh: after a moment, or never if it does not ask.
+// tryKey connects with the key of a new session. The broker learns the key from the mesh, after a
+// moment, or never if it does not ask.
 func (a *app) tryKey(ctx context.Context, url string, id subjects.SessionID, file string) error {
 	inbox, err := subjects.InboxPrefix(id)
 	if err != nil {
@@ -179,8 +179,8 @@ func parsePins(texts []string) (map[subjects.IndexName]string, error) {
 	return pins, nil
 }
 
-// resolvePins fills in the revision of now, whole, also where it was given in
-// part. Of no other revision the registry has anything to hold a session to.
+// resolvePins replaces pins by the full current revision. The registry can hold a session to no
+// other revision.
 func (a *app) resolvePins(all []inventory.Index, pins map[subjects.IndexName]string) error {
 	for name, rev := range pins {
 		x, err := a.indexes().find(all, string(name))
@@ -196,8 +196,7 @@ func (a *app) resolvePins(all []inventory.Index, pins map[subjects.IndexName]str
 	return nil
 }
 
-// router joins the mesh for what the command line leaves to it. The buckets are
-// there when it is called: it makes none.
+// router joins the mesh for sessions and tokens, which need a router. It creates no bucket.
 func (l *link) router(a *app) (*router.Router, error) {
 	return router.New(l.nc, &router.Options{Session: l.session, Logger: a.log})
 }

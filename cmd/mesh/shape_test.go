@@ -55,7 +55,7 @@ func TestErrorsHaveOneShape(t *testing.T) {
 		}
 		for n := range 4 {
 			args := append(slices.Clone(words), slices.Repeat([]string{"x"}, n)...)
-			check(env, append(args, "--json", "--server=nats://127.0.0.1:1")...) // nobody there
+			check(env, append(args, "--json", "--server=nats://127.0.0.1:1")...) // no server there
 			check(append(env, "MESH_NATS_URL= :"), append(args, "--json")...)    // no address
 			check(append(env, "MESH_NATS_NKEY=none"), append(args, "--json")...) // no file
 		}

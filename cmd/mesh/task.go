@@ -119,7 +119,7 @@ func (a *app) taskSubmit() *cobra.Command {
 	return cmd
 }
 
-// parseTime reads a time of here, or of where it says.
+// parseTime parses a time, local unless it has a zone.
 func parseTime(text string) (time.Time, error) {
 	at, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil {
@@ -221,7 +221,7 @@ func (a *app) taskRemove() *cobra.Command {
 	return cmd
 }
 
-// timeText is when a task ended, started, or is due.
+// timeText returns when a task ended, started, or is due.
 func timeText(t *client.TaskInfo) string {
 	switch {
 	case t.Cron != "":
@@ -238,7 +238,7 @@ func timeText(t *client.TaskInfo) string {
 	return at.Local().Format(time.DateTime)
 }
 
-// progressText is how far a task is, and what it does.
+// progressText describes the progress of a task.
 func progressText(p *codec.Progress) string {
 	switch {
 	case p == nil:

@@ -24,8 +24,8 @@ func (a *app) tokenCommand() *cobra.Command {
 	return group("token", "Create, list and revoke tokens: further keys of a session", a.tokenCreate(), a.tokens().ls("ls", "List the tokens that are good"), a.tokens().completes(a.tokenRevoke()))
 }
 
-// token is a line of `mesh token ls --json`. The token itself is nowhere but in the answer to
-// its creation.
+// token is a line of `mesh token ls --json`. The token itself is only in the answer that creates
+// it.
 type token struct {
 	ID       string             `json:"id"`
 	Token    string             `json:"token,omitempty"`
@@ -135,8 +135,8 @@ alone, and make neither batches nor tasks. Its rights are renewed every 5 minute
 	return cmd
 }
 
-// makeToken makes a token's key and record, and tries it: what the NATS server does not take
-// is not left behind.
+// makeToken creates a token's key and record and tries the key. It removes both if the NATS server
+// refuses it.
 func (a *app) makeToken(ctx context.Context, l *link, r *registry.TokenRecord) (seed string, err error) {
 	dir, err := os.MkdirTemp("", "mesh-token-")
 	if err != nil {

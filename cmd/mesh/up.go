@@ -29,7 +29,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/store"
 )
 
-// upFlags are what `mesh up` takes besides settings.
+// upFlags are the flags of `mesh up` that are not settings.
 type upFlags struct {
 	idle       time.Duration
 	detach     bool
@@ -92,25 +92,24 @@ func (f upFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// machine is a whole mesh in this process.
+// machine is a mesh in this process.
 type machine struct {
 	a      *app
 	log    *slog.Logger
 	folder *process.Folder
 	record connect.Record
-	ends   []func(ctx context.Context) error // what was started, in that order
-	// gateway is where HTTP and MCP clients find it; empty for nowhere.
+	ends   []func(ctx context.Context) error // of the started parts, in order of start
+	// gateway is the address for HTTP and MCP clients; empty for none.
 	gateway string
 	done    <-chan struct{}
-	lost    func() error // why it is done, if no drain was ordered
-	// clients is how many clients the NATS server has.
+	lost    func() error // why the mesh ends without a drain
+	// clients returns the number of clients of the NATS server.
 	clients func() int
 }
 
-// up runs a mesh until it is told to stop.
+// up runs a mesh until it is stopped.
 func (a *app) up(ctx context.Context, f upFlags) error {
-	// A person at a terminal wants the ready line and what goes wrong; a log file
-	// wants to tell what happened.
+	// A person at a terminal wants the ready line and failures; a log file wants all events.
 	level := slog.LevelInfo
 	if a.term.err {
 		level = slog.LevelWarn
@@ -150,8 +149,8 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 	return err
 }
 
-// unused is closed when no client but this process has been connected for so long, never
-// for 0, unless release is called before.
+// unused returns a channel that is closed once only this process has been connected for the time
+// idle; never for 0. release stops the wait.
 func (m *machine) unused(idle time.Duration) (closed <-chan struct{}, release func()) {
 	if idle == 0 {
 		return nil, func() {}
@@ -167,7 +166,7 @@ func (m *machine) unused(idle time.Duration) (closed <-chan struct{}, release fu
 			case <-stop:
 				return
 			}
-			if m.clients() > 1 { // one is this process's own
+			if m.clients() > 1 { // one is this process
 				last = time.Now()
 			}
 		}
@@ -176,8 +175,7 @@ func (m *machine) unused(idle time.Duration) (closed <-chan struct{}, release fu
 	return over, func() { close(stop); watching.Wait() }
 }
 
-// start brings the mesh up; what it started so far is ended by stop, also after
-// an error.
+// start starts the mesh. stop ends the started parts, also after an error.
 func (m *machine) start(ctx context.Context, f upFlags) error {
 	dir, err := process.DataFolder(m.a.env, m.a.set.DataDir)
 	if err != nil {
@@ -204,8 +202,8 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		if config, err = keys.Config(issuer, access.Admin); err != nil {
 			return err
 		}
-		// Of an administrator: this process keeps all keys, and what its settings say
-		// of the mesh's streams counts.
+		// As administrator: this process keeps all keys, and its settings apply to the mesh's
+		// streams.
 		key, err := access.Option(access.File(dir, access.Admin))
 		if err != nil {
 			return err
@@ -253,7 +251,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	if address == "" {
 		address, free = process.DefaultGateway, true
 	}
-	// Over TCP: of an in-process connection that the server refuses, nats.go learns only by a timeout.
+	// Over TCP: in process, nats.go learns of a refusal only by a timeout.
 	dial := func(own ...nats.Option) (*nats.Conn, error) {
 		return nats.Connect(served.URL(), append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-gateway", Logger: m.log}), own...)...)
 	}
@@ -271,9 +269,8 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	return m.tell()
 }
 
-// roomFor is what the broker's streams may take in memory and in files: the
-// chunks that the settings ask for, what streams that are there already reserve,
-// and beside that what a broker has for all the rest.
+// roomFor returns how much memory and disk the broker's streams may take: the chunks in the
+// settings, the reservations of existing streams, and the default of a broker for the rest.
 func roomFor(s settings.Store, reserved int64) (memory, disk int64) {
 	memory, disk = broker.DefaultMaxMemory, broker.DefaultMaxStore
 	chunks := int64(s.ChunksMax)
@@ -289,8 +286,8 @@ func roomFor(s settings.Store, reserved int64) (memory, disk int64) {
 	return memory, disk + min(max(files, reserved), math.MaxInt64-disk)
 }
 
-// stop ends what start started, the last first. What it cannot end in time it
-// leaves to the end of the process.
+// stop ends the started parts, the last one first. Parts that do not end in time end with the
+// process.
 func (m *machine) stop(ctx context.Context) error {
 	var errs []error
 	for _, end := range slices.Backward(m.ends) {
@@ -299,11 +296,11 @@ func (m *machine) stop(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// tell writes where the mesh is: into the data folder, and for commands without
-// --server into the state folder.
+// tell records the address of the mesh in the data folder, and in the state folder for commands
+// without --server.
 func (m *machine) tell() error {
 	path := filepath.Join(m.record.DataDir, upFile)
-	before, _, _ := connect.ReadRecord(path) // of a process that was killed
+	before, _, _ := connect.ReadRecord(path) // of a killed process
 	if err := m.record.Write(path); err != nil {
 		return err
 	}
@@ -315,13 +312,13 @@ func (m *machine) tell() error {
 	return nil
 }
 
-// readyLine begins the line that says that calls can be served, and where; a space ends the URL.
+// readyLine is the prefix of the ready line; a space ends the URL.
 const readyLine = "ready nats="
 
-// upFile holds the record of the mesh that runs in a data folder.
+// upFile is the name of the mesh's record in a data folder.
 const upFile = "up.json"
 
-// warnOpen warns of what strangers may do with the mesh.
+// warnOpen warns of the rights of strangers in the mesh.
 func (a *app) warnOpen(f upFlags) {
 	switch {
 	case f.open:
@@ -331,14 +328,14 @@ func (a *app) warnOpen(f upFlags) {
 	}
 }
 
-// loopback reports whether this machine alone reaches an address.
+// loopback reports whether only this machine reaches an address.
 func loopback(listen string) bool {
 	host, _, err := net.SplitHostPort(listen)
 	ip := net.ParseIP(host)
 	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
 }
 
-// inUse says what has a data folder, if it is a mesh.
+// inUse explains an error of a data folder that another mesh uses.
 func (a *app) inUse(dir string, err error) error {
 	if r, alive, _ := connect.ReadRecord(filepath.Join(dir, upFile)); alive && errors.Is(err, process.ErrInUse) {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "a mesh runs already in %s, at %s: stop it with mesh down, or give another --data-dir", dir, r.URL)
@@ -346,7 +343,7 @@ func (a *app) inUse(dir string, err error) error {
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err)
 }
 
-// brokerError names the flag where the address is what is wrong.
+// brokerError names the flag if the address is at fault.
 func brokerError(listen string, err error) error {
 	text := err.Error()
 	switch {

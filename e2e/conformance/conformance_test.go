@@ -174,7 +174,7 @@ var (
 	numbers = regexp.MustCompile(`"\{0\.\.(\d+)\}"`)
 )
 
-// expanded fills in what the texts of a case leave open.
+// expanded fills in the placeholders of a case.
 func expanded(t *testing.T, text json.RawMessage, values map[string]string) json.RawMessage {
 	t.Helper()
 	s := named.ReplaceAllStringFunc(string(text), func(m string) string { return values[m[1:len(m)-1]] })
@@ -384,7 +384,7 @@ func pythonHost(t *testing.T, url, python string) string {
 	return "pyhost"
 }
 
-// served waits until somebody serves a tool.
+// served waits until a node serves a tool.
 func served(t *testing.T, url string, id subjects.ToolID) {
 	t.Helper()
 	c := goClient(t, url)

@@ -32,7 +32,7 @@ func TestAdmission(t *testing.T) {
 			t.Errorf("%s: %v\n%s", filepath.Base(file), err, said)
 		}
 	}
-	// The same check finds what is wrong.
+	// The same check finds errors.
 	dev, err := os.ReadFile(filepath.Join(r.home, "k8s/rendered/dev.yaml"))
 	if err != nil {
 		t.Fatal(err)

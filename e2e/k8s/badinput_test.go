@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// events are what the cluster says of an object, one a line.
+// events are the cluster's events about an object, one per line.
 func (r *rig) events(name string) (string, error) {
 	list, err := r.CoreV1().Events(namespace).List(context.Background(), metav1.ListOptions{})
 	if err != nil {
@@ -26,7 +26,7 @@ func (r *rig) events(name string) (string, error) {
 	return strings.Join(lines, "\n"), nil
 }
 
-// says waits until what is read has all of some texts.
+// says waits until the output has all of some texts.
 func says(t *testing.T, what string, read func() (string, error), texts ...string) {
 	t.Helper()
 	said := until(t, what, read, func(said string) bool {
@@ -139,7 +139,7 @@ func TestBadIdentity(t *testing.T) {
 	calls(t)
 }
 
-// bootOf finds the boot of a node in what mesh nodes --json printed.
+// bootOf finds the boot of a node in the output of mesh nodes --json.
 func bootOf(t *testing.T, said, node string) string {
 	t.Helper()
 	var of struct{ Nodes []struct{ ID, Boot string } }

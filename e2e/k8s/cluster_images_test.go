@@ -25,10 +25,10 @@ const ImageTag = "0.1.0"
 
 const pauseImage = "localhost/toolmesh/pause:test"
 
-// NATSImage is what k8s/nats names; here it holds the server of the same version alone.
+// NATSImage is the image in k8s/nats; here it has only the server of the same version.
 const NATSImage = "docker.io/library/nats:2.15.2-alpine"
 
-// BareImage is an agent with nothing that it needs: what somebody's own image may be.
+// BareImage is an agent without its requirements, as a user's own image may be.
 const BareImage = "docker.io/toolmesh/mesh-agent:bare"
 
 // prepare puts into a run's folder what it takes: bin, with the programs and mesh; images;

@@ -27,7 +27,7 @@ func readTunables() (map[string]string, error) {
 	return values, nil
 }
 
-// restoreTunables undoes what the run has changed.
+// restoreTunables undoes the changes of the run.
 func restoreTunables() error {
 	now, err := readTunables()
 	if err != nil {

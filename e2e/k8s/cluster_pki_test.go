@@ -88,7 +88,7 @@ func (a *authority) sign(name string, c *x509.Certificate) error {
 		os.WriteFile(file+".key", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600))
 }
 
-// kubeconfig writes NAME.kubeconfig beside the certificate of the same name.
+// kubeconfig writes NAME.kubeconfig next to the certificate of the same name.
 func (a *authority) kubeconfig(name string) error {
 	var parts []any
 	for _, file := range []string{"ca.crt", name + ".crt", name + ".key"} {

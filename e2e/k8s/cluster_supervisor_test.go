@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// What the processes of one run tell each other by.
+// The messages between the processes of one run.
 const (
 	roleVariable   = "TOOLMESH_K8S_ROLE"
 	folderVariable = "TOOLMESH_K8S_FOLDER"
@@ -89,7 +89,7 @@ func lock() (unlock func(), err error) {
 	return func() { f.Close() }, nil //nolint:errcheck // nothing was written
 }
 
-// supervise prepares a run, has it done, and removes what the kernel does not.
+// supervise prepares a run, runs it, and removes the remains that the kernel leaves.
 func supervise(ctx context.Context) (status int, err error) {
 	folder, err := os.MkdirTemp("", "toolmesh-k8s-")
 	if err != nil {
@@ -190,7 +190,7 @@ func enter() (pid int, err error) {
 	for _, args := range []string{
 		"ip link set lo up",
 		"ip address add " + address + "/32 dev lo",
-		"ip route add 10.96.0.0/16 dev lo", // of Services: kube-proxy's rules see what has a route
+		"ip route add 10.96.0.0/16 dev lo", // of Services: kube-proxy's rules apply to packets with a route
 	} {
 		if said, err := exec.Command(strings.Fields(args)[0], strings.Fields(args)[1:]...).CombinedOutput(); err != nil {
 			return 0, fmt.Errorf("%s: %w: %s", args, err, said)
@@ -220,7 +220,7 @@ func hierarchies() ([]string, error) {
 	if version2() {
 		return []string{cgroupRoot}, nil
 	}
-	// Of version 1 there are many, and one of version 2 may be beside them.
+	// Version 1 has many, and one of version 2 may exist, too.
 	f, err := os.Open("/proc/self/mounts")
 	if err != nil {
 		return nil, err

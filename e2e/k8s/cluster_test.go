@@ -27,7 +27,7 @@ const address = "10.99.255.1"
 type Cluster struct {
 	*kubernetes.Clientset
 	Config *rest.Config
-	// Folder of the run. bin has kubectl, mesh and the cluster's programs, log what they said.
+	// Folder of the run. bin has kubectl, mesh and the cluster's programs, log their output.
 	Folder string
 	// Kubeconfig is the administrator's file.
 	Kubeconfig string
@@ -208,7 +208,7 @@ func (c *Cluster) poll(ctx context.Context, program string, is func() bool) erro
 	return nil
 }
 
-// Log is the end of what a program of the cluster has said.
+// Log returns the end of the output of a cluster's program.
 func (c *Cluster) Log(program string) string {
 	data, err := os.ReadFile(c.file("logs", program))
 	if err != nil {

@@ -74,7 +74,7 @@ func TestGateway(t *testing.T) {
 		`"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"curl","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`,
 		append(token, "Accept", "application/json, text/event-stream", "Mcp-Method", "tools/call", "Mcp-Name", "mine-work-echo", "Mcp-Protocol-Version", "2026-07-28")...))
 
-	// The stream is begun at one router, whose pod is then deleted.
+	// The stream is begun at one router; then its pod is deleted.
 	const items = 100
 	first := r.allReady(t, "mesh-router", 2)[0]
 	stream := request("POST", podGateway(&first)+"/v1/tools/mine.work.count", fmt.Sprintf(`{"n":%d,"ms":100}`, items), append(token, "Accept", "text/event-stream")...)

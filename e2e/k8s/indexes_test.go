@@ -79,7 +79,7 @@ func TestIndexesComponent(t *testing.T) {
 	r.begin(t, "kubectl -n toolmesh port-forward service/nats 4222")
 	t.Setenv("MESH_NATS_NKEY", filepath.Join(r.home, "k8s/credentials/keys/admin.nk"))
 	calls := func() (string, error) {
-		said, _ := r.shell(t.Context(), "mesh call load.work.echo n:=5 ms:=0") // whose failures are what is asked for, too
+		said, _ := r.shell(t.Context(), "mesh call load.work.echo n:=5 ms:=0") // its failures are checked, too
 		return said, nil
 	}
 	until(t, "the index of the ConfigMap is called", calls, func(said string) bool { return strings.TrimSpace(said) == "5" })
@@ -113,7 +113,7 @@ func TestIndexesComponent(t *testing.T) {
 		func(said string) bool { return strings.TrimSpace(said) == "9" })
 	r.must(t, "kubectl -n toolmesh rollout status deployment/mesh-indexes --timeout 5m")
 
-	// The one that works is lost: the next one does what is then in the file.
+	// The working one is lost: the next one applies the current file.
 	pod := r.allReady(t, "mesh-indexes", 1)[0]
 	at := time.Now()
 	killProcesses(t, &pod)

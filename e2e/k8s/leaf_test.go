@@ -100,7 +100,7 @@ func TestLeafNode(t *testing.T) {
 			t.Errorf("call %d of a batch: %d, %v", i, got, err)
 		}
 	}
-	// What a caller may not, nobody behind the leaf node may.
+	// A client behind the leaf node has no more rights than a caller.
 	for _, subject := range []string{"mesh.admin.install", "tools.other.load.work.echo", "$JS.API.STREAM.NAMES"} {
 		if _, err := nc.Request(subject, []byte("{}"), waitTimeout); !errors.Is(err, nats.ErrNoResponders) {
 			t.Errorf("%s goes out: %v", subject, err)

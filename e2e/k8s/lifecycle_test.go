@@ -203,7 +203,7 @@ func (r *rig) kill(t *testing.T, name string, n int) {
 	})
 }
 
-// nodeOf finds in a pod's log as what node of the mesh it is.
+// nodeOf finds the id of the node in a pod's log.
 var nodeOf = regexp.MustCompile(`"msg":"ready","node":"([^"]+)"`)
 
 // lose ends a pod as the loss of its machine does: nothing of it drains, and nobody starts it anew. It waits until no record
@@ -262,7 +262,7 @@ func (r *rig) nodeNames(t *testing.T) []string {
 	return names
 }
 
-// nobodyOutlives waits until no bucket of the mesh names a pod that is gone.
+// nobodyOutlives waits until no bucket of the mesh names a removed pod.
 func (r *rig) nobodyOutlives(t *testing.T, before []string) {
 	t.Helper()
 	now := strings.Join(r.nodeNames(t), " ")

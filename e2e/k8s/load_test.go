@@ -209,7 +209,7 @@ func (l *load) submit(n int) {
 	}
 }
 
-// mark is where a load stands, to see that it goes on.
+// mark is the progress of a load, to see that it continues.
 func (l *load) mark() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

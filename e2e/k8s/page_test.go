@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// blocks are what stands between fences in a section of docs/operations/kubernetes.md, n of them.
+// blocks returns the fenced texts in a section of docs/operations/kubernetes.md, n of them.
 func blocks(t *testing.T, section string, n int) []string {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(Root, "docs/operations/kubernetes.md"))

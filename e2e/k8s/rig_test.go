@@ -67,7 +67,7 @@ func newRig(t *testing.T) *rig {
 			t.Fatal(err)
 		}
 	}
-	// Somebody's real keys have no part in it.
+	// The person's real keys must not matter.
 	if err := os.RemoveAll(filepath.Join(r.home, "k8s/credentials/keys")); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func (r *rig) empty(t *testing.T) {
 	ctx := context.Background()
 	for _, name := range []string{namespace, "apps"} {
 		if _, err := r.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{}); err == nil {
-			// The page's test ends one as people do; here nobody waits for drains.
+			// The page's test ends a cluster as people do; this one does not wait for drains.
 			if said, err := r.shell(ctx, fmt.Sprintf("kubectl -n %[1]s delete statefulset,deployment,daemonset --all --wait=false; kubectl -n %[1]s delete pods --all --force --grace-period 0; kubectl delete namespace %[1]s", name)); err != nil {
 				t.Errorf("%v: %s", err, said)
 			}
@@ -96,7 +96,7 @@ func (r *rig) empty(t *testing.T) {
 	}
 }
 
-// explain logs what the cluster says of itself.
+// explain logs the state of the cluster.
 func (r *rig) explain(t *testing.T) {
 	for _, line := range []string{
 		"kubectl -n toolmesh get all,pvc,events", "kubectl -n toolmesh describe pods | tail -150",
@@ -115,7 +115,7 @@ func (r *rig) command(ctx context.Context, line string) *exec.Cmd {
 	return cmd
 }
 
-// shell runs a line in the folder, with kubectl and mesh in its path, and returns what it printed.
+// shell runs a line in the folder, with kubectl and mesh in its path, and returns the output.
 func (r *rig) shell(ctx context.Context, line string) (string, error) {
 	cmd := r.command(ctx, line)
 	var out bytes.Buffer
@@ -187,7 +187,7 @@ func (r *rig) volumes(t *testing.T, n int) {
 	}
 }
 
-// until waits for a state of the cluster. It reads what the API server has, and says what was read last.
+// until waits for a state of the cluster in the API server. A failure shows the last state.
 func until[T any](t *testing.T, what string, read func() (T, error), is func(T) bool) T {
 	t.Helper()
 	deadline := time.Now().Add(waitTimeout)

@@ -66,7 +66,7 @@ func TestToZeroAndBack(t *testing.T) {
 	if err != nil || len(none.Items) > 0 {
 		t.Fatalf("%d pods, %v", len(none.Items), err)
 	}
-	agents.ResourceVersion = none.ResourceVersion // what happens from now on, and not what a cache has
+	agents.ResourceVersion = none.ResourceVersion // events from now on, not those in a cache
 	watch, err := r.CoreV1().Pods(namespace).Watch(t.Context(), agents)
 	if err != nil {
 		t.Fatal(err)

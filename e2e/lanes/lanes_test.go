@@ -126,7 +126,7 @@ func overlaps(lines *bufio.Scanner) (found []string, calls int) {
 	return found, calls
 }
 
-// The checker finds what it looks for.
+// The checker finds overlaps.
 func TestTheCheckerFindsOverlaps(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]int{
@@ -147,7 +147,7 @@ func TestTheCheckerFindsOverlaps(t *testing.T) {
 	}
 }
 
-// environ is this process's environment without what is not for the agents.
+// environ is this process's environment without variables that agents must not have.
 func environ(home string) []string {
 	return append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MESH_") }), "HOME="+home)
 }
@@ -184,7 +184,7 @@ func (a *agent) stop() {
 	_ = a.cmd.Wait()
 }
 
-// frozenFor is longer than the lease of a node stands.
+// frozenFor is longer than a node's lease.
 const frozenFor = 14 * time.Second
 
 // longFor is how many seconds a long call takes: it begins before a fault and ends after it.
@@ -338,7 +338,7 @@ func TestNothingOverlaps(t *testing.T) {
 		})
 	}
 	meshtest.Until(t, "calls run", func() bool { return succeeded.Load() > 500 })
-	// What happens to the agents, until enough calls have succeeded.
+	// Faults of the agents, until enough calls have succeeded.
 	rounds := max(1, goal/8000)
 	for range rounds {
 		order := rand.Perm(len(agents)) //nolint:gosec // a test's

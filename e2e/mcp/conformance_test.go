@@ -18,7 +18,7 @@ var hosted = []struct{ scenario, needs string }{
 	{`input-required-result-`, "elicitation, sampling or roots"}, {`tasks-`, "the extension tasks"},
 }
 
-// needs says what a scenario needs beyond tools; empty for one that must pass.
+// needs lists the requirements of a scenario besides tools; empty for one that must pass.
 func needs(scenario string) string {
 	for _, h := range hosted {
 		if regexp.MustCompile("^(" + h.scenario + ")").MatchString(scenario) {

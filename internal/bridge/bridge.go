@@ -24,30 +24,29 @@ import (
 )
 
 const (
-	// stopWithin is how long the calls in flight may take to end.
+	// stopWithin is how long calls in flight may take to end.
 	stopWithin = 30 * time.Second
 	// writeWithin is the time for the program to read the remaining frames.
 	writeWithin = 5 * time.Second
-	// mostRequests is how many requests about tools may wait.
+	// mostRequests is the max number of waiting requests about tools.
 	mostRequests = 64
 )
 
 // Options adjusts a [Bridge].
 type Options struct {
-	// Session is where the program calls and offers tools if it names no session.
-	// Defaults to "default".
+	// Session is the session of frames that name none. Defaults to "default".
 	Session subjects.SessionID
-	// Node is the id of the program's node. Defaults to "bridge" and a random end.
+	// Node is the id of the program's node. Defaults to "bridge" and a random suffix.
 	Node subjects.NodeID
 	// Slots, MaxTimeout and Labels are those of [host.Options].
 	Slots      int
 	MaxTimeout time.Duration
 	Labels     map[string]string
-	// Version is the version of this program, for people. Defaults to none.
+	// Version is shown to people. Defaults to none.
 	Version string
-	// MessagePack has the frames be in MessagePack. Defaults to JSON.
+	// MessagePack encodes frames in MessagePack. Defaults to JSON.
 	MessagePack bool
-	// Logger receives events; nil discards them.
+	// Logger may be nil, which discards logs.
 	Logger *slog.Logger
 }
 
@@ -63,9 +62,9 @@ type Bridge struct {
 	stop     context.CancelCauseFunc
 	requests chan *frame   // about tools
 	drained  chan struct{} // closed by the program's drain
-	gone     chan struct{} // closed when the program is gone
-	hosted   chan struct{} // closed when there is a host
-	idle     chan struct{} // capacity 1: the last call of the program has been answered
+	gone     chan struct{} // closed when the program has ended
+	hosted   chan struct{} // closed when the host exists
+	idle     chan struct{} // capacity 1: the program's last call was answered
 
 	hosting sync.Mutex // guards host; held while it starts
 	host    *host.Host // nil until there is a tool
@@ -74,15 +73,15 @@ type Bridge struct {
 	offered  map[place]map[subjects.ToolID]*tool.Descriptor
 	serving  map[string]*served
 	calls    map[string]*own
-	busy     int  // calls of the program that have not been answered
-	draining bool // no new calls but nested ones
+	busy     int  // unanswered calls of the program
+	draining bool // refuse new calls, except nested ones
 	asked    bool // drained is closed
 	left     bool // gone is closed
-	broken   int  // calls that were being served then
+	broken   int  // calls served at that time
 }
 
-// New makes a bridge on a connection of the mesh, which it leaves open. Nothing is
-// sent yet. The errors are invalid_request for options that cannot be.
+// New makes a bridge on a connection of the mesh, which it leaves open. It sends nothing yet. The
+// error is invalid_request for invalid options.
 func New(b *bus.Bus, opts *Options) (*Bridge, error) {
 	o := *opts
 	o.Session = cmp.Or(o.Session, subjects.DefaultSession)
@@ -101,18 +100,18 @@ func New(b *bus.Bus, opts *Options) (*Bridge, error) {
 	}, nil
 }
 
-// Run speaks with the program, which writes in and reads out, until ctx ends, the program drains
-// the bridge or ends, or another process becomes the node. Then it ends running calls as
-// docs/bridge.md describes, with a drain of at most half a minute. It writes nothing to out
-// afterwards; it reads in until its end and drops the rest. The error is worker_crashed if the
-// program has left calls that it was serving, protocol_error for input that is not frames, or
-// why the node is lost.
+// Run exchanges frames with the program, which writes in and reads out, until ctx ends, the program
+// drains the bridge or ends, or another process takes over the node. Then it ends running calls as
+// docs/bridge.md describes, with a drain of at most half a minute, and writes nothing to out
+// afterwards. It reads in until its end and drops the rest. The error is worker_crashed if the
+// program ended with served calls, protocol_error for input that is not frames, or the loss of the
+// node.
 func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	b.base, b.stop = context.WithCancelCause(context.Background())
 	defer b.stop(nil)
 	b.pipe = newPipe(out, b.opts.MessagePack)
 	written, read := make(chan error, 1), make(chan error, 1)
-	go func() { // ends with the pipe, or with the process where the program reads nothing
+	go func() { // ends with the pipe, or with the process if the program does not read
 		err := b.pipe.run()
 		if err != nil {
 			b.leaves()
@@ -137,7 +136,7 @@ func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return err
 }
 
-// wait returns when the bridge must end, with the reason.
+// wait returns the reason once the bridge must end.
 func (b *Bridge) wait(ctx context.Context, read <-chan error) error {
 	hosted := b.hosted
 	var lost <-chan struct{}
@@ -159,7 +158,7 @@ func (b *Bridge) wait(ctx context.Context, read <-chan error) error {
 				if err != nil {
 					return err
 				}
-			default: // it does not read any more
+			default: // the program has stopped reading
 			}
 			b.mu.Lock()
 			defer b.mu.Unlock()
@@ -171,7 +170,7 @@ func (b *Bridge) wait(ctx context.Context, read <-chan error) error {
 	}
 }
 
-// end drains served calls, waits for the program's calls, and ends the remaining ones.
+// end drains served calls, waits for the program's calls, and ends the rest.
 func (b *Bridge) end(requests *sync.WaitGroup) {
 	b.mu.Lock()
 	b.draining = true
@@ -179,7 +178,7 @@ func (b *Bridge) end(requests *sync.WaitGroup) {
 	b.pipe.push([]byte(`{"type":"draining"}`))
 	within, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
-	b.hosting.Lock() // no node is begun from now on
+	b.hosting.Lock() // no node starts from now on
 	h := b.host
 	b.hosting.Unlock()
 	if h != nil {
@@ -196,8 +195,8 @@ func (b *Bridge) end(requests *sync.WaitGroup) {
 	requests.Wait()
 }
 
-// awaitCalls waits until the program's calls have been answered, at most until ctx
-// ends or enough is closed.
+// awaitCalls waits until the program's calls are answered, at most until ctx ends or enough is
+// closed.
 func (b *Bridge) awaitCalls(ctx context.Context, enough <-chan struct{}) {
 	for {
 		b.mu.Lock()
@@ -216,7 +215,7 @@ func (b *Bridge) awaitCalls(ctx context.Context, enough <-chan struct{}) {
 	}
 }
 
-// stopNode takes the node out of the mesh: without a program its tools first.
+// stopNode stops the node. If the program has ended, its tools are removed first.
 func (b *Bridge) stopNode(ctx context.Context, h *host.Host) error {
 	var errs []error
 	select {
@@ -232,14 +231,14 @@ func (b *Bridge) stopNode(ctx context.Context, h *host.Host) error {
 	return errors.Join(append(errs, h.Stop(ctx))...)
 }
 
-// ready is the first frame.
+// ready returns the first frame.
 func (b *Bridge) ready() []byte {
 	f := append([]byte(`{"type":"ready","protocol":1,"node":`), appendText(nil, string(b.opts.Node))...)
 	f = append(appendText(append(f, `,"session_id":`...), string(b.opts.Session)), `,"max_payload":`...)
 	return append(strconv.AppendInt(f, b.bus.MaxPayload(), 10), '}')
 }
 
-// leaves records that the program is gone: calls that it was serving have failed.
+// leaves records that the program has ended: calls that it was serving have failed.
 func (b *Bridge) leaves() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -255,7 +254,7 @@ func (b *Bridge) leaves() {
 	b.pipe.close()
 }
 
-// read takes the program's frames until they end.
+// read handles the program's frames until they end.
 func (b *Bridge) read(in io.Reader) error {
 	r := reader{from: bufio.NewReaderSize(in, 1<<16), packed: b.opts.MessagePack}
 	for {
@@ -275,7 +274,7 @@ func (b *Bridge) read(in io.Reader) error {
 	}
 }
 
-// take handles a frame. bad is its fault; of an unreadable frame f has the readable part.
+// take handles a frame. bad is its fault; an unreadable frame f has its readable part.
 func (b *Bridge) take(f *frame, bad error) {
 	switch f.kind {
 	case typeResponse, typeChunk:
@@ -315,7 +314,7 @@ func (b *Bridge) take(f *frame, bad error) {
 				close(b.drained)
 			}
 			return
-		case typeError: // the program could not take one of ours
+		case typeError: // the program could not read one of ours
 			b.log.Warn("the program refuses a frame", slog.String("error", string(f.Error)))
 			return
 		case "":
@@ -327,7 +326,7 @@ func (b *Bridge) take(f *frame, bad error) {
 	b.refuse(f.RPCID, bad)
 }
 
-// refuse says that a frame could not be taken.
+// refuse reports a frame that the bridge could not take.
 func (b *Bridge) refuse(id []byte, err error) {
 	var bad *toolmesh.Error
 	if !errors.As(err, &bad) {
@@ -341,7 +340,7 @@ func (b *Bridge) refuse(id []byte, err error) {
 	_ = b.pipe.put(b.base, append(f, '}'))
 }
 
-// answerRequests answers the program's requests about tools, in order.
+// answerRequests answers requests about tools in order.
 func (b *Bridge) answerRequests() {
 	for {
 		select {

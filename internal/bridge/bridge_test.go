@@ -310,7 +310,7 @@ func held(began, cancelled chan<- struct{}) host.Handler {
 	})
 }
 
-// The program is told what a session can call, in the form in which tools are offered.
+// The program gets the list of tools that a session can call, in the form of offered tools.
 func TestTheToolsOfASession(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t)

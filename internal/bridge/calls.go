@@ -21,34 +21,34 @@ import (
 )
 
 const (
-	// mostCalls is how many calls of the program may be in flight.
+	// mostCalls is the max number of the program's calls in flight.
 	mostCalls = 1024
-	// readAtOnce is how many requests of a batch have their tools asked for at once.
+	// readAtOnce is how many requests of a batch look up their tools concurrently.
 	readAtOnce = 32
 )
 
-// own is one call of the program, a stream or a batch.
+// own is a call, a stream or a batch of the program.
 type own struct {
-	id     []byte // as it was written
+	id     []byte // as the program wrote it
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
 	mu      sync.Mutex
-	granted int64         // items that may be sent, negative for any number
+	granted int64         // items that may be sent; negative: no limit
 	raised  chan struct{} // capacity 1: granted has grown
 }
 
 // question is the options of a call.
 type question struct {
 	tool    subjects.ToolID
-	session subjects.SessionID // empty: that of the call above, or the bridge's
+	session subjects.SessionID // empty: that of the parent call, or the bridge's
 	args    []json.RawMessage
 	kwargs  json.RawMessage
-	timeout time.Duration // 0: as the mesh has it
-	above   *served       // nil: none
+	timeout time.Duration // 0: the mesh's default
+	above   *served       // parent call; nil: none
 }
 
-// read returns q with the values of a frame.
+// read returns q with the fields of a frame.
 func (q question) read(b *Bridge, f *frame) (question, error) {
 	id, ok := text(f.ToolID)
 	if !ok {
@@ -66,7 +66,7 @@ func (q question) read(b *Bridge, f *frame) (question, error) {
 	return q.place(b, f)
 }
 
-// place reads where and for how long a frame's calls are made.
+// place reads the session, node and timeout of a frame's calls.
 func (q question) place(b *Bridge, f *frame) (question, error) {
 	session, err := optional(f.Session, "session_id")
 	if err != nil {
@@ -96,11 +96,11 @@ func (q question) place(b *Bridge, f *frame) (question, error) {
 	return q, nil
 }
 
-// mostTimeout is more than any call may take.
+// mostTimeout is above the max timeout of a call.
 const mostTimeout = 1000 * time.Hour
 
-// enter makes a call of the program known under its name. The error is of the frame:
-// the call cannot be answered by that name.
+// enter registers a call of the program under its name. The error is that of the frame, as the name
+// cannot be answered.
 func (b *Bridge) enter(name []byte, field string) (*own, string, error) {
 	key, ok := nameOf(name)
 	if !ok {
@@ -118,7 +118,7 @@ func (b *Bridge) enter(name []byte, field string) (*own, string, error) {
 	return c, key, nil
 }
 
-// leave forgets a call of the program; its name may be used again.
+// leave forgets a call of the program and frees its name.
 func (b *Bridge) leave(c *own, key string) {
 	c.cancel(nil)
 	b.mu.Lock()
@@ -126,7 +126,7 @@ func (b *Bridge) leave(c *own, key string) {
 	b.mu.Unlock()
 }
 
-// done counts a call of the program that has been answered.
+// done counts an answered call of the program.
 func (b *Bridge) done() {
 	b.mu.Lock()
 	b.busy--
@@ -137,7 +137,7 @@ func (b *Bridge) done() {
 	}
 }
 
-// mayCall says why the program may make no call now.
+// mayCall returns why the program may make no call now.
 func (b *Bridge) mayCall(q *question) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -151,8 +151,8 @@ func (b *Bridge) mayCall(q *question) error {
 	return nil
 }
 
-// under has a call end with the one above it, and when its time is up. The client
-// keeps the time of a call that none is above, and its node says more of its end.
+// under ends a call with its parent, and when its time is up. The client keeps the time of a call
+// without a parent, as its node can say more about its end.
 func (c *own) under(q *question) (end func()) {
 	if q.above == nil {
 		return func() {}
@@ -172,8 +172,8 @@ func (c *own) under(q *question) (end func()) {
 	}
 }
 
-// call makes an rpc_tool_call of the program, an rpc_tool_stream, or a describe_tool. bad is a
-// fault of the frame, which fails the call.
+// call makes an rpc_tool_call, an rpc_tool_stream or a describe_tool. bad is a fault of the frame,
+// which fails the call.
 func (b *Bridge) call(f *frame, bad error) {
 	c, key, err := b.enter(f.RPCID, "rpc_id")
 	if err != nil {
@@ -190,7 +190,7 @@ func (b *Bridge) call(f *frame, bad error) {
 	if err == nil && f.kind == typeStream && !absent(f.Credit) {
 		c.granted, err = whole(f.Credit, "credit")
 	}
-	go func() { // ends with the call, which b.busy counts
+	go func() { // ends with the call; b.busy counts it
 		defer b.done()
 		if f.kind == typeStream {
 			b.stream(c, key, &q, err)
@@ -211,7 +211,7 @@ func (b *Bridge) call(f *frame, bad error) {
 	}()
 }
 
-// respond is the answer to a call or a request; name is that of its id.
+// respond returns the answer to a call or a request; name is the key of its id.
 func respond(kind, name string, id []byte, value json.RawMessage, err error) []byte {
 	f := make([]byte, 0, 128+len(id)+len(value))
 	f = append(f, `{"type":"`+kind+`"`...)
@@ -222,7 +222,7 @@ func respond(kind, name string, id []byte, value json.RawMessage, err error) []b
 	return append(appendOutcome(append(f, ','), value, err), '}')
 }
 
-// appendOutcome appends how a call ended.
+// appendOutcome appends the outcome of a call.
 func appendOutcome(to []byte, value json.RawMessage, err error) []byte {
 	if err != nil {
 		to = append(to, `"status":"error","error":`...)
@@ -232,8 +232,8 @@ func appendOutcome(to []byte, value json.RawMessage, err error) []byte {
 	return append(to, value...)
 }
 
-// arguments is the arguments object of a question. Positional ones are named as the
-// tool's declaration says.
+// arguments returns the arguments object of a question. Positional arguments get their names from
+// the tool's declaration.
 func (b *Bridge) arguments(ctx context.Context, q *question) (json.RawMessage, error) {
 	if len(q.args) == 0 {
 		return q.kwargs, nil
@@ -250,8 +250,8 @@ func (b *Bridge) arguments(ctx context.Context, q *question) (json.RawMessage, e
 	return object, err
 }
 
-// describe is the declaration of a tool. That of the program's own is known here before
-// the registry has heard of it.
+// describe returns the declaration of a tool. The program's own tools are known before the registry
+// has them.
 func (b *Bridge) describe(ctx context.Context, session subjects.SessionID, id subjects.ToolID) (*tool.Descriptor, error) {
 	if own := b.own(session, id); own != nil {
 		return own, nil
@@ -259,7 +259,7 @@ func (b *Bridge) describe(ctx context.Context, session subjects.SessionID, id su
 	return inventory.Describe(ctx, b.client.In(session), id)
 }
 
-// own is the declaration of a tool of the program's; nil where it offers none of that id.
+// own returns the declaration of a tool of the program; nil if it offers none of that id.
 func (b *Bridge) own(session subjects.SessionID, id subjects.ToolID) *tool.Descriptor {
 	at := place{session: session}
 	if index, ok := id.Index(); ok {
@@ -280,7 +280,6 @@ func (b *Bridge) sessionOf(q *question) subjects.SessionID {
 	return b.opts.Session
 }
 
-// unary makes one call.
 func (b *Bridge) unary(c *own, q *question) (json.RawMessage, error) {
 	defer c.under(q)()
 	args, err := b.arguments(c.ctx, q)
@@ -311,7 +310,7 @@ func (b *Bridge) task(c *own, q *question) (value json.RawMessage, err error) {
 	return value, err
 }
 
-// described returns the description of a tool. The program's own are known here before the
+// described returns the description of a tool. The program's own tools are known before the
 // registry has them.
 func (b *Bridge) described(c *own, q *question) (json.RawMessage, error) {
 	defer c.under(q)()
@@ -327,7 +326,7 @@ func (b *Bridge) described(c *own, q *question) (json.RawMessage, error) {
 	return registry.DescribeAnswer{Descriptor: own, Served: registry.Served{Digest: digest, Nodes: []subjects.NodeID{b.opts.Node}}}.MarshalJSON()
 }
 
-// stream makes a streaming call, unless err says that it must not.
+// stream makes a streaming call, or fails it with err.
 func (b *Bridge) stream(c *own, key string, q *question, err error) {
 	var seq int64
 	chunk := func(kind string) []byte {
@@ -354,8 +353,8 @@ func (b *Bridge) stream(c *own, key string, q *question, err error) {
 	_ = b.pipe.put(b.base, append(last, '}'))
 }
 
-// items makes a streaming call and passes its items on; the error is that of each or of the
-// call, and cancels the call.
+// items makes a streaming call and passes its items to each, whose error cancels the call. The
+// error is that of each or of the call.
 func (b *Bridge) items(c *own, q *question, each func(json.RawMessage) error) error {
 	defer c.under(q)()
 	args, err := b.arguments(c.ctx, q)
@@ -384,7 +383,7 @@ func (b *Bridge) items(c *own, q *question, each func(json.RawMessage) error) er
 	return nil
 }
 
-// await waits until the program takes item seq. The error is why the call ended.
+// await waits for credit for item seq. The error is why the call ended.
 func (c *own) await(seq int64) error {
 	for {
 		c.mu.Lock()
@@ -431,7 +430,7 @@ func (b *Bridge) batch(f *frame, bad error) {
 	if err == nil {
 		err = b.mayCall(&q)
 	}
-	go func() { // ends with the calls, which b.busy counts
+	go func() { // ends with the calls; b.busy counts them
 		defer b.done()
 		var results [][]byte
 		if err == nil {
@@ -451,12 +450,12 @@ func (b *Bridge) batch(f *frame, bad error) {
 
 // request is one request of a batch.
 type request struct {
-	index []byte // as it was written, or its place
+	index []byte // as written, or its position
 	call  client.BatchCall
-	err   error // why it is not sent; the others are
+	err   error // why it is not sent
 }
 
-// together makes the calls of a batch, and returns the result of each.
+// together makes the calls of a batch and returns their results.
 func (b *Bridge) together(c *own, q question, raws []json.RawMessage, opts []client.CallOption) ([][]byte, error) {
 	defer c.under(&q)()
 	all := make([]request, len(raws))
@@ -495,7 +494,7 @@ func (b *Bridge) together(c *own, q question, raws []json.RawMessage, opts []cli
 	return results, nil
 }
 
-// batched sends a batch, unless nothing of it can be sent.
+// batched sends a batch, unless it has nothing to send.
 func (b *Bridge) batched(c *own, q *question, calls []client.BatchCall, opts []client.CallOption) ([]client.BatchResult, error) {
 	switch {
 	case len(calls) == 0:
@@ -528,14 +527,14 @@ func (b *Bridge) member(c *own, q question, raw json.RawMessage, i int) request 
 	return r
 }
 
-// cancel cancels a call of the program, unless it is over.
+// cancel cancels a call of the program, unless it has ended.
 func (b *Bridge) cancel(f *frame) {
 	if c := b.callAs(f); c != nil {
 		c.cancel(errCancelled)
 	}
 }
 
-// credit has a stream of the program go on, unless it is over.
+// credit gives a stream of the program more credit, unless it has ended.
 func (b *Bridge) credit(f *frame) {
 	seq, err := whole(f.Seq, "seq")
 	if err != nil {

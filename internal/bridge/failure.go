@@ -8,15 +8,14 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// toolCodes are the codes that a program's tool may fail with. The others speak of the
-// mesh.
+// toolCodes are the codes that a program's tool may fail with. The others are the mesh's.
 var toolCodes = map[toolmesh.Code]bool{
 	toolmesh.CodeToolError: true, toolmesh.CodeInvalidArguments: true, toolmesh.CodeResultNotSerializable: true,
 	toolmesh.CodePayloadTooLarge: true, toolmesh.CodeDeadlineExceeded: true, toolmesh.CodeCancelled: true,
 	toolmesh.CodeBusy: true, toolmesh.CodeUnavailable: true,
 }
 
-// readFailure is the error that a program's tool failed with.
+// readFailure reads the error of a program's tool.
 func readFailure(raw []byte) *toolmesh.Error {
 	e := new(toolmesh.Error)
 	if err := json.Unmarshal(raw, e); err != nil || absent(raw) {
@@ -42,20 +41,19 @@ func readFailure(raw []byte) *toolmesh.Error {
 	return e
 }
 
-// writeFailure is an error as the program reads it: one without an exception's class
-// has its code as type.
+// writeFailure encodes an error for the program. Without an exception's class the type is the code.
 func writeFailure(err error) []byte {
 	e := *toolmesh.AsError(err)
 	e.Type = cmp.Or(e.Type, string(e.Code))
 	data, bad := tool.MarshalPlain(&e)
-	if bad != nil { // a detail of ours
+	if bad != nil { // a detail that cannot be encoded
 		e.Details = nil
 		data, _ = tool.MarshalPlain(&e)
 	}
 	return data
 }
 
-// The errors of calls that the program's end cuts off, or that it cannot get any more.
+// The errors of calls that the program's end interrupts, or that it can no longer get.
 var (
 	errCrashed = toolmesh.Errorf(toolmesh.CodeWorkerCrashed, "the program that ran the tool ended during the call").WithOrigin(toolmesh.OriginWorker)
 	errGone    = toolmesh.Errorf(toolmesh.CodeUnavailable, "the program that ran the tool is gone").

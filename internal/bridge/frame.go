@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// maxFrame is how many bytes a frame may have.
+	// maxFrame is the max bytes of a frame.
 	maxFrame = 64 << 20
-	// noLength is the least that a length cannot be: text without one begins like that.
+	// noLength is the smallest invalid length: text without a length starts with such bytes.
 	noLength = 0x20000000
 	// lengthBytes is the size of a frame's length.
 	lengthBytes = 4
@@ -42,7 +42,7 @@ const (
 	typeDrain         = "drain"
 )
 
-// frame is one frame of the program. Its values are as they came, nil where it has none, and not yet looked at.
+// frame is one frame of the program. Its values are unparsed, nil if absent.
 type frame struct {
 	kind      string
 	Type      jsontext.Value `json:"type"`
@@ -69,8 +69,8 @@ type frame struct {
 	Parallel  jsontext.Value `json:"parallel"`
 }
 
-// parseFrame reads an object in JSON. With an error the frame has the fields before the fault, so
-// that its call can be failed.
+// parseFrame parses a JSON object. With an error the frame has the fields before the fault, so that
+// its call can be failed.
 func parseFrame(body []byte) (f frame, err error) {
 	if kind := jsontext.Value(body).Kind(); kind != '{' && kind != jsontext.KindInvalid {
 		return f, invalid("the frame is not an object")
@@ -83,12 +83,12 @@ func parseFrame(body []byte) (f frame, err error) {
 	return f, nil
 }
 
-// text is the text that a value is; ok is false if it is none.
+// text returns a value that is text; ok is false for others.
 func text(raw []byte) (value string, ok bool) {
 	return value, len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, &value) == nil
 }
 
-// optional is a value's text, empty without a value.
+// optional returns a value's text, empty without a value.
 func optional(raw []byte, name string) (string, error) {
 	if absent(raw) {
 		return "", nil
@@ -100,7 +100,7 @@ func optional(raw []byte, name string) (string, error) {
 	return value, nil
 }
 
-// whole is a value's whole number, 0 without a value.
+// whole returns a value's whole number, 0 without a value.
 func whole(raw []byte, name string) (int64, error) {
 	if absent(raw) {
 		return 0, nil
@@ -112,12 +112,12 @@ func whole(raw []byte, name string) (int64, error) {
 	return n, nil
 }
 
-// integer is a number as languages without integers mean it: 7.0 is 7.
+// integer returns a number in the form of integers: 7.0 is 7.
 func integer(raw []byte) []byte { return bytes.TrimSuffix(raw, []byte(".0")) }
 
 func absent(raw []byte) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// nameOf is the name of a call, text or a number; 7, 7.0 and "7" are one.
+// nameOf returns the name of a call, text or a number; 7, 7.0 and "7" are the same.
 func nameOf(raw []byte) (string, bool) {
 	if len(raw) > 0 && (raw[0] == '-' || raw[0] >= '0' && raw[0] <= '9') {
 		return string(integer(raw)), true
@@ -131,7 +131,6 @@ func invalid(format string, args ...any) *toolmesh.Error {
 		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }
 
-// reader reads frames.
 type reader struct {
 	from   io.Reader
 	packed bool // MessagePack
@@ -140,12 +139,12 @@ type reader struct {
 // errFraming ends the input: the beginning of the next frame is unknown.
 var errFraming = toolmesh.Errorf(toolmesh.CodeProtocolError, "the program's output is not a frame: expected four bytes of length, big-endian, then JSON (with --msgpack MessagePack)")
 
-// next returns the next frame as JSON. A *toolmesh.Error other than errFraming is about this
-// frame only; body is then its readable part. io.EOF is the end.
+// next returns the next frame as JSON. A *toolmesh.Error other than errFraming is about this frame
+// only; body is then its readable part. io.EOF is the end.
 func (r *reader) next() (body []byte, err error) {
 	var head [lengthBytes]byte
 	if _, err := io.ReadFull(r.from, head[:]); err != nil {
-		return nil, io.EOF // within a length nothing has been said
+		return nil, io.EOF // the input ended inside a length
 	}
 	n := binary.BigEndian.Uint32(head[:])
 	switch {
@@ -172,7 +171,7 @@ func (r *reader) next() (body []byte, err error) {
 	return plain, nil
 }
 
-// appendFrame appends a frame of JSON, with its length.
+// appendFrame appends a JSON frame with its length.
 func appendFrame(to, body []byte, packed bool) []byte {
 	start := len(to)
 	to = append(to, 0, 0, 0, 0)
@@ -181,6 +180,6 @@ func appendFrame(to, body []byte, packed bool) []byte {
 	} else {
 		to = append(to, body...)
 	}
-	binary.BigEndian.PutUint32(to[start:], uint32(len(to)-start-lengthBytes)) //nolint:gosec // values of the mesh are far smaller
+	binary.BigEndian.PutUint32(to[start:], uint32(len(to)-start-lengthBytes)) //nolint:gosec // the mesh's values are far smaller
 	return to
 }

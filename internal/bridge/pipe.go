@@ -8,10 +8,10 @@ import (
 	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
-// mostPending is how many bytes may wait for the program before writers wait.
+// mostPending is how many bytes wait for the program before put blocks.
 const mostPending = 1 << 20
 
-// pipe has the frames for the program. Its methods may be called concurrently, run once.
+// pipe queues frames for the program. Its methods may be called concurrently; call run once.
 type pipe struct {
 	to     io.Writer
 	packed bool // MessagePack
@@ -28,8 +28,8 @@ func newPipe(to io.Writer, packed bool) *pipe {
 	return &pipe{to: to, packed: packed, room: make(chan struct{}), signal: make(chan struct{}, 1)}
 }
 
-// put hands a frame over to be written, after those that were put before, and waits
-// while too many are. The error is why ctx ended; the frame is not written then.
+// put queues a frame and blocks while too much is pending. With an error, the cause of ctx, the
+// frame is not written.
 func (p *pipe) put(ctx context.Context, body []byte) error {
 	for {
 		p.mu.Lock()
@@ -48,14 +48,14 @@ func (p *pipe) put(ctx context.Context, body []byte) error {
 	}
 }
 
-// push is put without waiting. It is for few frames: those about calls whose frames were put.
+// push is put without blocking. It is for the few frames about calls whose frames were put.
 func (p *pipe) push(body []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.add(body)
 }
 
-// add appends a frame; p.mu is held. After the end it is dropped.
+// add appends a frame; p.mu is held. After close it drops it.
 func (p *pipe) add(body []byte) {
 	if p.closed {
 		return
@@ -64,7 +64,7 @@ func (p *pipe) add(body []byte) {
 	wake.Up(p.signal)
 }
 
-// close makes run return when all frames are written; later ones are dropped.
+// close makes run return once all frames are written. Later frames are dropped.
 func (p *pipe) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,10 +79,10 @@ func (p *pipe) free() {
 	p.room = make(chan struct{})
 }
 
-// keptBuffer is how large a buffer may be that is used again.
+// keptBuffer is the max size of a reused buffer.
 const keptBuffer = 4 << 20
 
-// run writes the frames, all waiting ones in one write. The error is the writer's.
+// run writes the frames, all pending ones in one write. The error is the writer's.
 func (p *pipe) run() error {
 	var spare []byte
 	for range p.signal {

@@ -118,7 +118,7 @@ func startOn(t testing.TB, nc *nats.Conn, opts bridge.Options) *program {
 		_ = out.Close()
 		p.ended <- err
 	}()
-	t.Cleanup(func() { // the program is gone, if it is not yet
+	t.Cleanup(func() { // unless the program has ended
 		_ = to.Close()
 		_ = from.Close()
 		stop()

@@ -15,48 +15,48 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Bounds on the items that a program may send before the mesh has taken them.
+// Bounds on the items that a program sends before the mesh takes them.
 const (
-	firstCredit = 32 // while their size is not known
+	firstCredit = 32 // while their size is unknown
 	leastCredit = 4
 	mostCredit  = 128
 	creditBytes = 4 << 20
 )
 
-// served is one call that the program is serving. It is known until the program has
-// answered it, also one that is cancelled.
+// served is a call that the program serves. It is kept until the program's answer, even if
+// cancelled.
 type served struct {
 	id     string // on the pipe
 	ctx    context.Context
 	call   *host.Call
 	nested *host.NestedCalls
 	items  chan item // capacity: items of a program that ignores credit
-	// waiting is how many bytes of items wait in it that no message carries.
+	// waiting is how many bytes of queued items are too large for a message.
 	waiting atomic.Int64
 }
 
-// mostWaiting bounds those of one call.
+// mostWaiting bounds waiting for one call.
 const mostWaiting = 128 << 20
 
-// item is the program's answer: an item of a stream, or the end, with the result of a call. err
-// is why the call fails; an error that is not the end cancels the program's call.
+// item is an answer of the program: an item of a stream, or the end with a call's result. err is
+// why the call fails. An error before the end cancels the program's call.
 type item struct {
 	data []byte // nil for none
 	last bool
 	err  *toolmesh.Error
-	// large is how many bytes it has, where no message carries it: it goes by reference.
+	// large is the size in bytes of an item too large for a message: it goes by reference.
 	large int64
 }
 
-// program is a tool of the program as a [host.Handler].
+// program serves a tool of the program. It is a [host.Handler].
 type program struct {
 	b         *Bridge
-	name      string // by which the program knows the tool; empty: its id
+	name      string // the program's name of the tool; empty: its id
 	streaming bool
 }
 
-// ServeTool implements [host.Handler]. When ctx ends the program is told, and the call
-// keeps its slot until it has answered: that is when it has stopped.
+// ServeTool implements [host.Handler]. When ctx ends the program is told to cancel. The call keeps
+// its slot until the program answers: only then has it stopped.
 func (p *program) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
 	b := p.b
 	s := b.begin(ctx, call, p.streaming)
@@ -65,9 +65,9 @@ func (p *program) ServeTool(ctx context.Context, call *host.Call, sink host.Sink
 	}
 	defer b.over(s)
 	if err := b.pipe.put(ctx, p.request(s)); err != nil {
-		return toolmesh.AsError(err).WithStarted(toolmesh.StartedNo) // the program has not heard of it
+		return toolmesh.AsError(err).WithStarted(toolmesh.StartedNo) // the program does not know the call yet
 	}
-	var failed error // why no more is sent to the sink
+	var failed error // why items are dropped
 	done := ctx.Done()
 	stop := func(err error) {
 		failed, done = err, nil
@@ -110,7 +110,7 @@ func (p *program) ServeTool(ctx context.Context, call *host.Call, sink host.Sink
 	}
 }
 
-// request is the frame that calls the program.
+// request returns the frame that calls the program.
 func (p *program) request(s *served) []byte {
 	call, kind := s.call, typeCall
 	if p.streaming {
@@ -158,22 +158,22 @@ func (p *program) request(s *served) []byte {
 	return append(f, '}')
 }
 
-// notice is a frame of a type about a call; more is further fields.
+// notice returns a frame about a call; more has further fields.
 func notice(kind, id, more string) []byte {
 	f := appendText([]byte(`{"type":"`+kind+`","rpc_id":`), id)
 	return append(append(f, more...), '}')
 }
 
 func appendText(to []byte, value string) []byte {
-	to, _ = jsontext.AppendQuote(to, value) // invalid UTF-8 is replaced
+	to, _ = jsontext.AppendQuote(to, value) // replaces invalid UTF-8
 	return to
 }
 
-// begin makes a call known to the program's answers; nil when the program is gone.
+// begin registers a call before the program gets it; nil if the program has ended.
 func (b *Bridge) begin(ctx context.Context, call *host.Call, streaming bool) *served {
 	capacity := 1
 	if streaming {
-		capacity = mostCredit + 1 // and the end
+		capacity = mostCredit + 1 // one more for the end
 	}
 	s := &served{id: string(call.RPCID), ctx: ctx, call: call, nested: host.NewNestedCalls(b.client, call), items: make(chan item, capacity)}
 	b.mu.Lock()
@@ -182,7 +182,7 @@ func (b *Bridge) begin(ctx context.Context, call *host.Call, streaming bool) *se
 		return nil
 	}
 	for b.serving[s.id] != nil {
-		s.id += "'" // of another session
+		s.id += "'" // its id is used in another session
 	}
 	b.serving[s.id] = s
 	return s
@@ -196,8 +196,8 @@ func (b *Bridge) over(s *served) {
 	}
 }
 
-// answered passes on the program's answer to a call that it serves; the end forgets the call. It
-// waits until the call has taken the answers before.
+// answered passes an answer of the program to its call; the end forgets the call. It blocks until
+// the call has taken earlier answers.
 func (b *Bridge) answered(f *frame, bad error) {
 	name, ok := nameOf(f.RPCID)
 	b.mu.Lock()
@@ -230,8 +230,8 @@ func (b *Bridge) answered(f *frame, bad error) {
 	}
 }
 
-// progress notes how far the program says that a call is which it serves; of one that has
-// ended it is too late.
+// progress records the progress of a call that the program serves. It ignores calls that have
+// ended.
 func (b *Bridge) progress(f *frame) error {
 	name, ok := nameOf(f.RPCID)
 	var p codec.Progress
@@ -244,8 +244,8 @@ func (b *Bridge) progress(f *frame) error {
 	return nil
 }
 
-// read returns the content of a response or a chunk. The error is its fault, which ends the
-// call.
+// read returns the content of a response or a chunk. A fault of the frame becomes the error that
+// ends the call.
 func read(f *frame, bad error) (item, error) {
 	if bad != nil {
 		e := toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the program's answer cannot be read: %w", bad).
@@ -280,14 +280,14 @@ func read(f *frame, bad error) (item, error) {
 	return item{last: true, err: e}, invalid("%s is %.100s", name, status)
 }
 
-// servedAs is the call that the program is serving under a name.
+// servedAs returns the served call with a name.
 func (b *Bridge) servedAs(name string) *served {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.serving[name]
 }
 
-// in makes the calls of a served call, in a session; empty for its own.
+// in returns the nested calls of a served call in a session; empty for its own.
 func (s *served) in(b *Bridge, session subjects.SessionID) *host.NestedCalls {
 	if session == "" || session == s.call.Session {
 		return s.nested

@@ -17,18 +17,16 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// requestTime is how long the mesh may take to know of the program's tools, or to list
-// all.
+// requestTime is the max time for the mesh to register the program's tools, or to list all tools.
 const requestTime = 30 * time.Second
 
-// place is an owner of tools: an index, or a session.
+// place is an owner of tools: an index or a session.
 type place struct {
 	index   subjects.IndexName
 	session subjects.SessionID
 }
 
-// declaration is a tool as the program tells it, and as the bridge tells those of
-// others.
+// declaration is the declaration of a tool in a frame, in either direction.
 type declaration struct {
 	ToolID       string           `json:"tool_id"`
 	Name         string           `json:"name"`
@@ -64,7 +62,7 @@ func newBridged(session subjects.SessionID, ids []subjects.ToolID) *bridged {
 	return r
 }
 
-// request answers an init_tool_bridge or a remove_tools.
+// request handles an init_tool_bridge or a remove_tools.
 func (b *Bridge) request(f *frame) {
 	ctx, cancel := context.WithTimeout(b.base, requestTime)
 	defer cancel()
@@ -115,7 +113,7 @@ func (b *Bridge) ask(ctx context.Context, f *frame) (*bridged, error) {
 	return b.offer(ctx, shown, at, given)
 }
 
-// offer has the program's tools be called.
+// offer adds tools of the program to the mesh.
 func (b *Bridge) offer(ctx context.Context, session subjects.SessionID, at place, given []json.RawMessage) (*bridged, error) {
 	tools, ids := make([]host.Tool, len(given)), make([]subjects.ToolID, len(given))
 	for i, raw := range given {
@@ -149,7 +147,7 @@ func (b *Bridge) offer(ctx context.Context, session subjects.SessionID, at place
 	return newBridged(session, ids), nil
 }
 
-// tool reads one tool that the program offers.
+// tool parses one tool of the program.
 func (b *Bridge) tool(at place, raw json.RawMessage) (host.Tool, error) {
 	var given declaration
 	if err := json.Unmarshal(raw, &given); err != nil {
@@ -177,7 +175,7 @@ func (b *Bridge) tool(at place, raw json.RawMessage) (host.Tool, error) {
 		d.Index = &tool.IndexRef{Name: at.index}
 	}
 	if d.Positional == nil && d.VarArgs == "" {
-		d.VarArgs = "args" // which the program understands as it likes
+		d.VarArgs = "args" // the program interprets it
 	}
 	d.Annotations.Streaming = given.Type == streamingTool
 	if err := d.Check(); err != nil {
@@ -186,7 +184,7 @@ func (b *Bridge) tool(at place, raw json.RawMessage) (host.Tool, error) {
 	return host.Tool{Descriptor: d, Handler: &program{b: b, name: given.ToolID, streaming: d.Annotations.Streaming}}, nil
 }
 
-// node is the program's node, which it becomes with its first tool.
+// node returns the program's node, which it starts for the first tool.
 func (b *Bridge) node(ctx context.Context) (*host.Host, error) {
 	b.hosting.Lock()
 	defer b.hosting.Unlock()
@@ -215,7 +213,7 @@ func (b *Bridge) node(ctx context.Context) (*host.Host, error) {
 	return h, nil
 }
 
-// remove takes tools off that the program offers.
+// remove removes tools of the program from the mesh.
 func (b *Bridge) remove(ctx context.Context, session subjects.SessionID, at place, names []string) (*bridged, error) {
 	b.hosting.Lock()
 	h := b.host
@@ -234,7 +232,7 @@ func (b *Bridge) remove(ctx context.Context, session subjects.SessionID, at plac
 	return newBridged(session, removed), err
 }
 
-// list is the tools that a session can call.
+// list lists the tools that a session can call.
 func (b *Bridge) list(ctx context.Context, session subjects.SessionID) (*bridged, error) {
 	c, r := b.client.In(session), newBridged(session, nil)
 	listed, err := c.List(ctx)
@@ -251,7 +249,7 @@ func (b *Bridge) list(ctx context.Context, session subjects.SessionID) (*bridged
 	return r, err
 }
 
-// declared is a tool of the mesh as the program reads it.
+// declared returns the declaration of a tool of the mesh.
 func declared(d *tool.Descriptor) *declaration {
 	kind := standardTool
 	if d.Annotations.Streaming {

@@ -10,13 +10,13 @@ import (
 // remove, as the value of a break, takes the field away.
 type remove struct{}
 
-// put is what a break puts there by what there was.
+// put returns the new value for an old one.
 type put func(old any) any
 
 // path is where a break is: names of fields and numbers of items.
 type path []any
 
-// change sets what is at a path.
+// change changes the value at a path.
 func change(t *testing.T, in any, at path, to any) any {
 	t.Helper()
 	if len(at) == 0 {
@@ -95,7 +95,7 @@ const (
 	server  = "StatefulSet/nats"
 )
 
-// Each rule finds what it is for: a good render is broken in one way, and the rule says so.
+// Each rule finds its fault: a good render is broken in one way, and the rule reports it.
 func TestRulesFind(t *testing.T) {
 	t.Parallel()
 	k := tree(t)

@@ -40,7 +40,7 @@ func objects(t *testing.T, k *Tree, folder string) *Set {
 	return s
 }
 
-// What the checks hold the manifests to was found where it is said to be.
+// The facts that the checks use exist in their sources.
 func TestFacts(t *testing.T) {
 	t.Parallel()
 	f := facts(t)
@@ -62,7 +62,6 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-// Every overlay is what it should be.
 func TestOverlays(t *testing.T) {
 	t.Parallel()
 	k := tree(t)
@@ -91,7 +90,6 @@ func TestProductionImages(t *testing.T) {
 	}
 }
 
-// The overlays have what their names promise.
 func TestContentsOfOverlays(t *testing.T) {
 	t.Parallel()
 	k := tree(t)
@@ -123,7 +121,7 @@ func TestContentsOfOverlays(t *testing.T) {
 	}
 }
 
-// The files below rendered/ are what the overlays render to; `make k8s` writes them.
+// The files below rendered/ are the renders of the overlays; `make k8s` writes them.
 func TestRendered(t *testing.T) {
 	t.Parallel()
 	k := tree(t)

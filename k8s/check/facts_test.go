@@ -21,7 +21,7 @@ import (
 type Facts struct {
 	Settings map[string]map[string]bool // program -> variables that it reads
 	Defaults map[string]string          // of the variables that have one
-	Paths    map[string]bool            // what is served over HTTP, from docs/operations/metrics.md
+	Paths    map[string]bool            // paths served over HTTP, from docs/operations/metrics.md
 	Demand   map[int]int                // wanted_slots -> nodes, of nodes with DemandSlots slots
 	Routes   map[string]int             // ports of nats.conf: client, routes, monitor; and leafnodes, of the component
 	LameDuck time.Duration              // how long a NATS server takes to send its clients away
@@ -97,7 +97,7 @@ func settings(file string) (known map[string]map[string]bool, defaults map[strin
 	return known, defaults, nil
 }
 
-// duration is what a setting is among the variables of a container.
+// duration returns a setting in the variables of a container.
 func (f *Facts) duration(values map[string]string, name string) (time.Duration, error) {
 	text := cmp.Or(values[name], f.Defaults[name])
 	d, err := time.ParseDuration(text)

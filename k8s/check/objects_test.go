@@ -50,10 +50,10 @@ func text(v map[string]any, path ...string) string {
 // Set is a render.
 type Set struct {
 	Objects []*Object
-	Wrong   []string // what could not be read into its type
+	Wrong   []string // texts that could not be read into their type
 }
 
-// ScaledObject is what the manifests have of KEDA's.
+// ScaledObject has the used fields of KEDA's type.
 type ScaledObject struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -79,7 +79,7 @@ type ScaledObject struct {
 	} `json:"spec"`
 }
 
-// PodMonitor is what the manifests have of the Prometheus operator's.
+// PodMonitor has the used fields of the Prometheus operator's type.
 type PodMonitor struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -174,7 +174,7 @@ func of[T any](s *Set) (found []*T) {
 	return found
 }
 
-// Workload is what makes pods.
+// Workload is an object that makes pods.
 type Workload struct {
 	*Object
 	Selector *metav1.LabelSelector

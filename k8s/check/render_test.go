@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 )
 
-// Tree is k8s/ in memory, so that tests can put further kustomizations beside its own.
+// Tree is k8s/ in memory, so that tests can add kustomizations.
 type Tree struct{ files filesys.FileSystem }
 
 // ReadTree reads all of k8s/ but this module. root is the repository.
@@ -70,7 +70,7 @@ func (t *Tree) Kustomizations(below string) ([]string, error) {
 // that it has for files outside of the folder.
 func (t *Tree) Render(folder string) ([]byte, error) {
 	options := krusty.MakeDefaultOptions()
-	options.Reorder = krusty.ReorderOptionLegacy // namespaces first, and what is named before what names it
+	options.Reorder = krusty.ReorderOptionLegacy // namespaces first, and named objects before those that name them
 	built, err := krusty.MakeKustomizer(options).Run(t.files, "/k8s/"+folder)
 	if err != nil {
 		return nil, fmt.Errorf("render %s: %w", folder, err)
@@ -78,7 +78,7 @@ func (t *Tree) Render(folder string) ([]byte, error) {
 	return built.AsYaml()
 }
 
-// Objects renders a folder and reads what it makes.
+// Objects renders a folder and decodes its objects.
 func (t *Tree) Objects(folder string) (*Set, error) {
 	text, err := t.Render(folder)
 	if err != nil {
@@ -87,7 +87,7 @@ func (t *Tree) Objects(folder string) (*Set, error) {
 	return Parse(text)
 }
 
-// copyOf is a deep copy of what JSON can hold.
+// copyOf returns a deep copy of a JSON value.
 func copyOf(v map[string]any) map[string]any {
 	data, err := json.Marshal(v)
 	if err != nil {

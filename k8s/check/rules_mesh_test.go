@@ -19,7 +19,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 )
 
-// given are what the credentials of k8s/credentials put into the namespace, and the Secrets that the components say how to make.
+// given are the objects that the credentials of k8s/credentials create, and the Secrets that the components
+// describe.
 var given = map[string][]string{"Secret": {"mesh-node", "mesh-issuer", "mesh-admin", "nats-leafnodes"}, "ConfigMap": {"nats-auth"}}
 
 func claimsOf(w Workload) (names []string) {
@@ -74,7 +75,7 @@ func budgetsOf(s *Set) (all []budget) {
 	return all
 }
 
-// referenceRule: what a pod names is in the render, or among the credentials.
+// referenceRule: every object that a pod names is in the render, or among the credentials.
 func referenceRule(s *Set, _ *Facts) []string {
 	var c complaints
 	has := make(map[string]bool)
@@ -359,7 +360,7 @@ func networkRule(s *Set, _ *Facts) []string {
 	return c
 }
 
-// ingressRule: what an Ingress leads to is there, and each of its hosts is by TLS, as tokens travel there.
+// ingressRule: every backend of an Ingress exists, and each of its hosts uses TLS, as tokens travel there.
 func ingressRule(s *Set, _ *Facts) []string {
 	var c complaints
 	for _, o := range s.Objects {
@@ -425,7 +426,7 @@ func internet(p policy, out networkingv1.NetworkPolicyEgressRule, w Workload) (c
 type autoscaler struct {
 	*Object
 	target   string // as Object.String
-	pool     string // whose demand it asks for
+	pool     string // the pool of the demand
 	perNode  float64
 	average  bool // it divides the demand by perNode
 	least    int32
@@ -506,7 +507,7 @@ func poolOf(s *Set, address string) (string, error) {
 	return "", fmt.Errorf("it asks %s, which is no demand of a router here", address)
 }
 
-// nodes is what the autoscaler makes of a demand, within its bounds: the ratio, rounded up.
+// nodes returns the number of pods for a demand, within the autoscaler's bounds: the ratio, rounded up.
 // The controller leaves a size alone that is off by 10 % or less.
 func (a autoscaler) nodes(wanted int) int {
 	return int(math.Ceil(float64(wanted)/a.perNode - 1e-9))

@@ -47,7 +47,7 @@ func Problems(s *Set, f *Facts) (all []string) {
 	return slices.Compact(all)
 }
 
-// complaints collects what a rule finds.
+// complaints collects the findings of a rule.
 type complaints []string
 
 func (c *complaints) add(o fmt.Stringer, format string, args ...any) {

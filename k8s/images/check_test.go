@@ -35,7 +35,7 @@ mesh nodes
 mesh down
 `
 
-// enter starts the script in a folder in namespaces of its own; what it mounts goes with them.
+// enter starts the script in a folder, in new namespaces: its mounts end with them.
 const enter = `
 root=$1; shift; script=$1; shift
 ip link set lo up
@@ -65,7 +65,7 @@ func cannot(ctx context.Context, b *build) string {
 	return ""
 }
 
-// copySources copies what git knows of the product to another folder.
+// copySources copies the tracked files of the product to another folder.
 func copySources(t *testing.T) string {
 	t.Helper()
 	to := t.TempDir()
@@ -151,7 +151,7 @@ func start(t *testing.T, img *image) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
-	// What a container engine would make, and what is to be installed.
+	// The files that a container engine would make, and the installed ones.
 	if err := errors.Join(os.Chmod(root, 0o755), os.CopyFS(filepath.Join(root, "opt/weather"), os.DirFS("../../examples/indexes/weather"))); err != nil {
 		t.Fatal(err)
 	}

@@ -128,7 +128,7 @@ func fileLayer(file string) (v1.Layer, error) {
 	return tarball.LayerFromFile(file, tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(gzip.DefaultCompression), tarball.WithCompressedCaching)
 }
 
-// folderLayer is a layer of what is below a folder.
+// folderLayer is a layer with the content of a folder.
 func folderLayer(folder string) (v1.Layer, error) {
 	if err := pack(folder, folder+".tar", true); err != nil {
 		return nil, err

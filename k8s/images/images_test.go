@@ -34,7 +34,7 @@ func testBuild(t *testing.T, root string) *build {
 	}
 }
 
-// digests writes an image and returns what everything that was written hashes to.
+// digests writes an image and returns the hash of all written files.
 func digests(t *testing.T, b *build, img *image) map[string]string {
 	t.Helper()
 	if _, err := b.write(img); err != nil {
@@ -59,7 +59,7 @@ func digests(t *testing.T, b *build, img *image) map[string]string {
 	return all
 }
 
-// checkImage checks what both images promise, and returns their files.
+// checkImage checks the promises of both images and returns their files.
 func checkImage(t *testing.T, b *build, img *image, a about) map[string][]byte {
 	t.Helper()
 	index, err := layout.ImageIndexFromPath(filepath.Join(b.out, img.name))
@@ -137,7 +137,7 @@ func checkHeaders(t *testing.T, r io.Reader) map[string][]byte {
 	}
 }
 
-// The router's image is what it says, twice the same, and no more than it needs.
+// The router's image has its documented content and nothing else, with the same digest twice.
 func TestRouter(t *testing.T) {
 	t.Parallel()
 	b := testBuild(t, "../..")
@@ -218,7 +218,7 @@ func instructions(t *testing.T, name string) []string {
 	return strings.Split(strings.ReplaceAll(text, "\\\n", " "), "\n")
 }
 
-// argument is what the last instruction of a name is given.
+// argument returns the argument of the last instruction of a name.
 func argument(lines []string, name string) string {
 	for _, line := range slices.Backward(lines) {
 		if rest, ok := strings.CutPrefix(line, name+" "); ok {
@@ -228,7 +228,7 @@ func argument(lines []string, name string) string {
 	return ""
 }
 
-// The Containerfiles say what this program does.
+// The Containerfiles match this program.
 func TestContainerfiles(t *testing.T) {
 	t.Parallel()
 	for name, a := range map[string]about{"Containerfile.agent": agentAbout, "Containerfile.router": routerAbout} {

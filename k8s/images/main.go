@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// build is what images are made of, and where to.
+// build describes the images to make and their folder.
 type build struct {
 	root    string // of the product's sources
 	out     string // folder that takes the images
@@ -25,8 +25,8 @@ type build struct {
 	version string
 	commit  string
 	epoch   time.Time // of everything that has to have a time
-	environ []string  // on top of what the Go command is given
-	log     io.Writer // what takes long says so
+	environ []string  // added to the Go command's environment
+	log     io.Writer // reports long steps
 }
 
 func main() {

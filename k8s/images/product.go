@@ -34,7 +34,7 @@ func (b *build) binaries(ctx context.Context, to string, names ...string) error 
 	return nil
 }
 
-// router is the image of the router: nothing in it but what it needs.
+// router is the image of the router, with the required files only.
 func (b *build) router(ctx context.Context, work string) (*image, error) {
 	if err := errors.Join(b.routerFiles(ctx, work), os.MkdirAll(filepath.Join(work, home), 0o755)); err != nil {
 		return nil, err

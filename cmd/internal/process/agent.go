@@ -26,27 +26,27 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// NodeConfig is what an agent is made of besides its connection.
+// NodeConfig configures an agent besides its connection.
 type NodeConfig struct {
 	Node    settings.Node
 	Policy  settings.Policy
 	Store   settings.Store
 	Version string
-	// Environ is the environment that interpreters, uv and git run in.
+	// Environ is the environment of interpreters, uv and git.
 	Environ []string
-	// Last says that the mesh ends with the agent.
+	// Last says that the mesh ends with this agent.
 	Last   bool
 	Logger *slog.Logger
 }
 
-// NewAgent makes an agent whose files are in folder. Start it.
+// NewAgent makes an agent with its files in folder. Start it.
 func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error) {
 	id, err := folder.NodeID(string(c.Node.Node))
 	if err != nil {
 		return nil, err
 	}
 	if os.Geteuid() == 0 {
-		// Tools run as other users, who read what is installed. What is secret is made so.
+		// Tools run as other users and read installed files. Secret files get their own mode.
 		syscall.Umask(0o022)
 	}
 	c.Store.Audit = c.Store.Audit || c.Node.AuditArguments
@@ -59,22 +59,22 @@ func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error)
 	})
 }
 
-// storeOptions are the settings of the mesh's streams as options.
+// storeOptions returns the options of the mesh's streams.
 func storeOptions(s settings.Store) host.StoreOptions {
 	return host.StoreOptions{
 		Replicas: int(s.Replicas), ChunksStorage: string(s.ChunksStorage), ChunksMax: int64(s.ChunksMax), PayloadsMax: int64(s.PayloadsMax), Audit: s.Audit,
 	}
 }
 
-// StopAgent drains an agent and ends it; its calls may take so long to end.
+// StopAgent drains an agent and ends it. Calls have the given time to end.
 func StopAgent(ctx context.Context, a *agent.Agent, within settings.Timeout) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Duration(within))
 	defer cancel()
 	return a.Stop(ctx)
 }
 
-// Agent is the command mesh-agent: it joins a mesh and serves what is installed
-// until a signal or a drain ends it. env is the process's environment.
+// Agent is the command mesh-agent: it joins a mesh and serves installed indexes until a signal or a
+// drain. env is the process's environment.
 func Agent(ctx context.Context, args, env []string, stdout, stderr io.Writer, version string) int {
 	var s settings.Agent
 	cmd := &cobra.Command{
@@ -148,7 +148,7 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 	return nil
 }
 
-// readIssuer reads the issuer's key if the settings name one; nil if they do not.
+// readIssuer reads the issuer's key; nil if the settings name none.
 func readIssuer(s settings.Auth) (*access.Issuer, error) {
 	if s.AuthIssuer == "" {
 		return nil, nil
@@ -156,8 +156,7 @@ func readIssuer(s settings.Auth) (*access.Issuer, error) {
 	return access.ReadIssuer(s.AuthIssuer)
 }
 
-// serveSessionKeys lets in the keys of sessions with an issuer's key, if there is one,
-// until it is told to stop.
+// serveSessionKeys admits the keys of sessions with the issuer's key, if any, until stopped.
 func serveSessionKeys(ctx context.Context, nc *nats.Conn, issuer *access.Issuer, s settings.Auth, seen func() *registry.View, log *slog.Logger) (stop func(), err error) {
 	if issuer == nil {
 		return func() {}, nil
@@ -169,9 +168,8 @@ func serveSessionKeys(ctx context.Context, nc *nats.Conn, issuer *access.Issuer,
 	return keys.Stop, nil
 }
 
-// join connects as a node, with the key of a role where no credentials are given. A
-// process that starts before its broker waits for it; one whose key the broker refuses
-// returns that error.
+// join connects as a node, without credentials with the key of its role. It waits for a broker that
+// is not up yet, and returns the error if the broker refuses the key.
 func join(ctx context.Context, c settings.Connection, name string, role access.Role, env []string, log *slog.Logger) (*nats.Conn, error) {
 	nc, domain, err := connect.Connect(ctx, connect.Options{
 		Settings: c.Settings(), Env: env, Name: name, Role: role, Inboxes: []string{subjects.InboxNode}, Wait: true, Logger: log, SayServer: "--server",
@@ -204,7 +202,7 @@ func join(ctx context.Context, c settings.Connection, name string, role access.R
 
 type wrong struct{ error }
 
-// execute runs a command that only has settings, spec with c in it, and returns its exit status.
+// execute runs a command that has only settings, spec with c in it, and returns its exit status.
 func execute(ctx context.Context, cmd *cobra.Command, spec any, c *settings.Connection, args, env []string, stdout, stderr io.Writer, version string) int {
 	stderr = Visible(stderr)
 	loaded := settings.Load(env, spec)

@@ -7,7 +7,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 )
 
-// Build says what a binary was made of; it is what `mesh version --json` prints.
+// Build is the build of a binary, as `mesh version --json` prints it.
 type Build struct {
 	Version    string `json:"version"`
 	Commit     string `json:"commit"`
@@ -15,8 +15,8 @@ type Build struct {
 	NATSServer string `json:"nats_server"`
 }
 
-// ThisBuild is what is known of this binary: what it was linked with, else what
-// the Go tool recorded, else "dev" and "unknown".
+// ThisBuild returns the build of this binary: the linked values, else those that the Go tool
+// recorded, else "dev" and "unknown".
 func ThisBuild(version, commit string) Build {
 	b := Build{Version: version, Commit: commit, Proto: codec.Proto}
 	if info, ok := debug.ReadBuildInfo(); ok {

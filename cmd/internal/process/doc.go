@@ -1,7 +1,6 @@
-// Package process is what the three binaries have in common as processes: they
-// log to stderr, end on signals, connect to NATS, map failures to exit statuses,
-// and run an agent or a router until they are told to stop.
+// Package process is the common part of the three binaries: logs to stderr, end on signals,
+// connection to NATS, exit statuses, and the commands that run an agent or a router until they are
+// stopped.
 //
-// It knows no command of mesh, and prints nothing but what Agent and Router say
-// of their own usage.
+// It knows no command of mesh, and prints only the usage of Agent and Router.
 package process

@@ -15,8 +15,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// DataFolder is the folder that was set, else $XDG_DATA_HOME/toolmesh, else
-// ~/.local/share/toolmesh of the environment; absolute.
+// DataFolder returns the absolute path of the folder in the settings, else $XDG_DATA_HOME/toolmesh,
+// else ~/.local/share/toolmesh.
 func DataFolder(env []string, set string) (string, error) {
 	if set != "" {
 		dir, err := filepath.Abs(set)
@@ -34,18 +34,17 @@ func DataFolder(env []string, set string) (string, error) {
 	return "", errors.New("there is no data folder: HOME is not set; give --data-dir")
 }
 
-// ErrInUse says that another process has a data folder.
+// ErrInUse says that another process uses a data folder.
 var ErrInUse = errors.New("in use")
 
-// Folder is a data folder that this process alone uses.
+// Folder is a data folder used only by this process.
 type Folder struct {
 	Dir  string
 	lock *os.File
 }
 
-// OpenFolder makes a data folder if it is missing and keeps every other process
-// out until [Folder.Close], however this process ends. A folder that another one
-// has is [ErrInUse].
+// OpenFolder makes a data folder if it is missing and locks it until [Folder.Close] or the end of
+// this process, however it ends. The error is [ErrInUse] if another process holds it.
 func OpenFolder(dir string) (*Folder, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("the data folder cannot be made; name another with --data-dir: %w", err)
@@ -67,7 +66,7 @@ func OpenFolder(dir string) (*Folder, error) {
 		}
 		return nil, fmt.Errorf("the data folder %s is %w by %s: stop that one, or give another --data-dir", dir, ErrInUse, holder)
 	}
-	// For people and for the message above; the lock does not depend on it.
+	// For people and for the message above; the lock does not need it.
 	if err := f.Truncate(0); err == nil {
 		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
@@ -79,8 +78,8 @@ func (f *Folder) Close() error { return f.lock.Close() }
 
 var notToken = regexp.MustCompile(`[^A-Za-z0-9_-]+`)
 
-// NodeID is the node's id: the one that was set, else the folder's own, which is
-// made from the host's name on first use and stays.
+// NodeID returns the node's id: that of the settings, else the folder's own, made from the host's
+// name on first use.
 func (f *Folder) NodeID(set string) (subjects.NodeID, error) {
 	if set != "" {
 		if _, err := subjects.NodeKey(subjects.NodeID(set)); err != nil {

@@ -18,12 +18,12 @@ import (
 	"github.com/toolmesh/toolmesh/registry"
 )
 
-// DefaultGateway is where `mesh up` serves its gateway if nothing says where.
+// DefaultGateway is the default address of the gateway of `mesh up`.
 const DefaultGateway = "127.0.0.1:8420"
 
-// ServeGateway serves the HTTP and MCP gateway, if the settings say where, until it is told to stop.
-// It connects with dial, which adds no credentials; member knows the sessions' keys and what changes.
-// free takes a free port where that of the address is taken. url is empty where none is served.
+// ServeGateway serves the HTTP and MCP gateway until stopped, if the settings have an address. It
+// connects with dial, which adds no credentials; member knows the sessions' keys and their changes.
+// free takes a free port if that of the address is taken. url is empty if no gateway is served.
 func ServeGateway(ctx context.Context, s settings.Gateway, address string, free bool, member monitor.Member, dial func(...nats.Option) (*nats.Conn, error), version string, log *slog.Logger) (url string, stop func(), err error) {
 	if address == "" || address == settings.GatewayOff {
 		return "", func() {}, nil
@@ -62,7 +62,7 @@ func ServeGateway(ctx context.Context, s settings.Gateway, address string, free 
 	return "", nil, err
 }
 
-// keyOf finds a public key in what the member knows of the mesh.
+// keyOf looks up a public key in the member's view of the mesh.
 func keyOf(member monitor.Member) func(string) (registry.Key, bool) {
 	return func(public string) (registry.Key, bool) {
 		view := member.Seen()
@@ -73,8 +73,8 @@ func keyOf(member monitor.Member) func(string) (registry.Key, bool) {
 	}
 }
 
-// dialAs returns how the gateway of a router connects: to the servers of the settings, with nothing
-// of the router's own credentials.
+// dialAs returns how the gateway of a router connects: to the same servers, without the router's
+// credentials.
 func dialAs(c settings.Connection, env []string, log *slog.Logger) (func(...nats.Option) (*nats.Conn, error), error) {
 	servers, err := connect.Servers(c.Settings(), env)
 	if err != nil {

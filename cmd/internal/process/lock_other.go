@@ -4,5 +4,5 @@ package process
 
 import "os"
 
-// tryLock has no lock to take here that would end with the process.
+// tryLock does nothing: no lock here would end with the process.
 func tryLock(*os.File) error { return nil }

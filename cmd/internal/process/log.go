@@ -7,8 +7,7 @@ import (
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 )
 
-// Logger writes to w what the settings ask for, from the level otherwise on if
-// they name none.
+// Logger returns a logger to w as the settings say. otherwise is the default level.
 func Logger(w io.Writer, l settings.Logging, otherwise slog.Level) *slog.Logger {
 	options := &slog.HandlerOptions{Level: l.Level(otherwise)}
 	if l.LogFormat == "json" {

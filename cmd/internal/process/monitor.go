@@ -11,8 +11,8 @@ import (
 	"github.com/toolmesh/toolmesh/internal/monitor"
 )
 
-// serveMonitor tells over HTTP how the process is, if the settings say where, until it
-// is told to stop. watch says which member of the mesh the process is.
+// serveMonitor serves health and metrics over HTTP until stopped, if the settings have an address.
+// watch says which member of the mesh the process is.
 func serveMonitor(ctx context.Context, s settings.Monitoring, version string, log *slog.Logger) (watch func(monitor.Member), stop func(), err error) {
 	if s.HTTPListen == "" {
 		return func(monitor.Member) {}, func() {}, nil

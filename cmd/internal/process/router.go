@@ -20,8 +20,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Router is the command mesh-router: it joins a mesh and answers the registry's
-// questions until a signal ends it. env is the process's environment.
+// Router is the command mesh-router: it joins a mesh and answers requests to the registry until a
+// signal. env is the process's environment.
 func Router(ctx context.Context, args, env []string, stdout, stderr io.Writer, version string) int {
 	var s settings.Router
 	cmd := &cobra.Command{
@@ -51,7 +51,7 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	defer stop()
 	role := access.Node
 	if s.Indexes != "" {
-		role = access.Admin // agents install for no other
+		role = access.Admin // agents install for administrators only
 	}
 	nc, err := join(ctx, s.Connection, "mesh-router", role, env, log)
 	if err != nil {
@@ -66,7 +66,7 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	if err != nil {
 		return err
 	}
-	defer func() { _ = r.Close() }() // again, without an effect, after the one below
+	defer func() { _ = r.Close() }() // no effect after the call below
 	watch(r)
 	if err := r.Start(ctx); err != nil {
 		return err
@@ -92,7 +92,7 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	log.Info("ready", slog.String("node", string(r.Node())), slog.String("version", version))
 	<-ctx.Done()
 	log.Info("stopping: signalled")
-	unserve() // first: the router's view says whose tokens are valid
+	unserve() // first: the gateway needs the router's view to check tokens
 	kept()
 	if err := r.Close(); err != nil {
 		return fmt.Errorf("stop: %w", err)
@@ -101,8 +101,8 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	return nil
 }
 
-// keepIndexes keeps the indexes of the mesh as a file lists them, if the settings name
-// one, until it is told to stop.
+// keepIndexes keeps the indexes of the mesh as the file in the settings lists them, if any, until
+// stopped.
 func keepIndexes(ctx context.Context, nc *nats.Conn, r *router.Router, s *settings.Router, env []string, log *slog.Logger) (stop func(), err error) {
 	if s.Indexes == "" {
 		return func() {}, nil
@@ -131,7 +131,7 @@ func keepIndexes(ctx context.Context, nc *nats.Conn, r *router.Router, s *settin
 	}, nil
 }
 
-// held is what the settings say of calls that wait for a node; nil where none do.
+// held returns the options for calls that wait for a node; nil if none may.
 func held(s *settings.Router) *standby.Options {
 	if s.HeldCalls == 0 {
 		return nil

@@ -10,17 +10,17 @@ import (
 	"syscall"
 )
 
-// ErrInterrupted is the cause of a context that a signal ended.
+// ErrInterrupted is the cause of a context ended by a signal.
 var ErrInterrupted = errors.New("interrupted")
 
-// Interrupts returns a context that the first SIGINT, SIGTERM or SIGHUP ends, unless the last is
-// ignored, with the cause [ErrInterrupted]. The second one ends the process at once, with
-// status 130. stop gives the signals back and waits; call it once.
+// Interrupts returns a context that the first SIGINT, SIGTERM or SIGHUP (unless ignored) ends with
+// the cause [ErrInterrupted]. The second signal ends the process at once with status 130. stop
+// restores the signals and waits; call it once.
 func Interrupts(ctx context.Context) (interrupted context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
+	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
 		signal.Notify(signals, syscall.SIGHUP)
 	}
 	done := make(chan struct{})
@@ -46,9 +46,8 @@ func Interrupts(ctx context.Context) (interrupted context.Context, stop func()) 
 	}
 }
 
-// Interruptible returns a reader of stdin that waits no longer once ctx has ended: its error
-// is then the cause of that. The goroutine of a Read that waits ends with the process, and
-// what it gets is lost.
+// Interruptible returns a reader of stdin. Once ctx ends, a waiting Read returns its cause; the
+// data that arrives later is lost. The goroutine of that Read ends with the process.
 func Interruptible(ctx context.Context, stdin io.Reader) io.Reader {
 	return &interruptible{ctx, stdin}
 }
@@ -65,7 +64,7 @@ func (r *interruptible) Read(p []byte) (int, error) {
 	}
 	got := make(chan read, 1)
 	go func() {
-		data := make([]byte, len(p)) // p is the caller's again once it has stopped waiting
+		data := make([]byte, len(p)) // the caller reuses p once it has stopped waiting
 		n, err := r.from.Read(data)
 		got <- read{data[:n], err}
 	}()

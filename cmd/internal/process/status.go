@@ -7,8 +7,8 @@ const (
 	StatusOK          = 0
 	StatusFailed      = 1   // the tool or its arguments failed
 	StatusUsage       = 2   // wrong usage
-	StatusMesh        = 3   // the mesh failed, or there is none
-	StatusInterrupted = 130 // by a signal
+	StatusMesh        = 3   // the mesh failed or does not exist
+	StatusInterrupted = 130 // ended by a signal
 )
 
 // Status returns the exit status of a failure.

@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// Visible returns a writer to w for text of other people's making: what would
-// steer a terminal is written as its escape, \u001b, which in JSON is the same
-// text; also what turns the direction of writing. Line ends and tabs stay, and the
-// sequences that own lists. Each Write holds whole characters.
+// Visible returns a writer to w for text from others. It writes control characters of terminals,
+// and those that change the direction of writing, as their escape, such as \u001b, which JSON reads
+// as the same text. Line ends, tabs and the sequences in own stay. Each Write must hold whole
+// characters.
 func Visible(w io.Writer, own ...string) io.Writer { return &visible{to: w, own: own} }
 
 type visible struct {
@@ -19,7 +19,7 @@ type visible struct {
 }
 
 func (v *visible) Write(p []byte) (int, error) {
-	var shown []byte // nil as long as it is p itself
+	var shown []byte // nil while it equals p
 	for i := 0; i < len(p); {
 		c, size := utf8.DecodeRune(p[i:])
 		if kept := v.ownAt(p[i:]); kept > 0 {
@@ -46,7 +46,7 @@ func (v *visible) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ownAt is the length of the sequence of our own that text begins with.
+// ownAt returns the length of our own sequence at the start of text.
 func (v *visible) ownAt(text []byte) int {
 	if text[0] != '\x1b' && text[0] != '\r' {
 		return 0
@@ -59,8 +59,7 @@ func (v *visible) ownAt(text []byte) int {
 	return 0
 }
 
-// steers reports whether a terminal does something at a character other than
-// showing it.
+// steers reports whether a terminal does more with a character than show it.
 func steers(c rune) bool {
 	switch {
 	case c == '\n', c == '\t':
@@ -70,5 +69,5 @@ func steers(c rune) bool {
 	case c >= 0x202a && c <= 0x202e, c >= 0x2066 && c <= 0x2069, c == 0x200e, c == 0x200f, c == 0x061c: // direction
 		return true
 	}
-	return c == 0x2028 || c == 0x2029 // line ends of their own
+	return c == 0x2028 || c == 0x2029 // further line ends
 }

@@ -1,7 +1,5 @@
-// Package settings is what a person sets: the MESH_ variables and the flags of
-// the three binaries, with their defaults and the text of --help. Variables are
-// read by envconfig, flags win.
+// Package settings has the settings of the three binaries: the MESH_ variables and the flags, with
+// their defaults and the text of --help. envconfig reads the variables; flags win.
 //
-// It never connects to anything, never prints, and no package below cmd knows it:
-// libraries take options.
+// It never connects to anything and never prints. Only cmd imports it: libraries take options.
 package settings

@@ -20,10 +20,9 @@ import (
 
 const prefix = "MESH_"
 
-// Load fills spec, a pointer to [Agent], [Router] or [Mesh], with defaults and
-// with what the environment sets. env is the process's own, in the form of
-// os.Environ: envconfig reads the values from the process itself. The error
-// names the variable; what could be read is set all the same.
+// Load fills spec, a pointer to [Agent], [Router] or [Mesh], with defaults and the environment. env
+// is the process's own os.Environ, as envconfig reads the process. The error names the variable;
+// all valid settings are set despite an error.
 func Load(env []string, spec any) error {
 	err := envconfig.Process("mesh", spec)
 	var bad *envconfig.ParseError
@@ -37,21 +36,21 @@ func Load(env []string, spec any) error {
 	return nil
 }
 
-// connection takes the rule of package connect for variables of two prefixes: a context
-// that is named for the mesh wins over NATS_URL.
+// connection applies the rule of package connect for variables of two prefixes: MESH_NATS_CONTEXT
+// wins over NATS_URL.
 func (c *Connection) connection(env []string) {
 	found := connect.FromEnv(env)
 	*c = Connection{NATSURL: found.URL, NATSContext: found.Context, NATSCreds: found.Creds, NATSNkey: found.Nkey}
 }
 
-// Settings returns the settings as package connect takes them.
+// Settings returns the settings in the form of package connect.
 func (c Connection) Settings() connect.Settings {
 	return connect.Settings{URL: c.NATSURL, Context: c.NATSContext, Creds: c.NATSCreds, Nkey: c.NATSNkey}
 }
 
-// Settle makes one of what flags and the environment say about the connection: a flag wins
-// over the variable of the other kind. It refuses both flags at once, and a list of
-// servers to which no client can connect, by the name of the setting with that list.
+// Settle merges the flags and the variables of the connection: a flag wins over the variable of the
+// other kind. It refuses both flags together, and a list of servers that no client can connect to,
+// with the name of its setting.
 func Settle(env []string, flags *pflag.FlagSet, c *Connection) error {
 	server, saved := flags.Changed("server"), flags.Changed("context")
 	name := "--server"
@@ -75,9 +74,9 @@ func Settle(env []string, flags *pflag.FlagSet, c *Connection) error {
 	return nil
 }
 
-// Unknown returns the MESH_ variables in env that are no setting of any of the
-// three binaries, sorted, each with a hint at the setting that may be meant.
-// Names that Kubernetes makes of a service called mesh-… do not count.
+// Unknown returns the MESH_ variables in env that are no setting of the three binaries, sorted,
+// each with a hint at the similar setting. It ignores names that Kubernetes makes for a service
+// called mesh-….
 func Unknown(env []string) []string {
 	known := Names()
 	var unknown []string
@@ -95,8 +94,8 @@ func Unknown(env []string) []string {
 	return unknown
 }
 
-// serviceLink matches what Kubernetes puts into each container's environment for
-// a service whose name begins with mesh.
+// serviceLink matches the variables that Kubernetes adds to each container for a service whose name
+// begins with mesh.
 var serviceLink = regexp.MustCompile(`^MESH(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_[0-9]+_[A-Z0-9_]+)$`)
 
 // Names returns the variables of all three binaries, sorted.
@@ -114,7 +113,7 @@ func Names() []string {
 type field struct {
 	value              reflect.Value // addressable
 	tag                reflect.StructTag
-	variable, fallback string // the fallback may be ""
+	variable, fallback string // fallback may be ""
 }
 
 func fields(v reflect.Value) []field {
@@ -132,8 +131,8 @@ func fields(v reflect.Value) []field {
 	return all
 }
 
-// Bind makes a flag of each setting of spec, a pointer to a struct of this
-// package that was loaded before. A flag that is given wins.
+// Bind makes a flag of each setting of spec, a pointer to a loaded struct of this package. Flags
+// win.
 func Bind(flags *pflag.FlagSet, spec any) {
 	for _, f := range fields(reflect.ValueOf(spec).Elem()) {
 		env := f.variable
@@ -168,7 +167,7 @@ func (v value) Set(text string) error {
 	switch into := v.value.Addr().Interface().(type) {
 	case *SessionName:
 		if text == "" {
-			// Of a shell variable that is not set: the default session is not meant.
+			// An unset shell variable does not mean the default session.
 			return errors.New("want a name")
 		}
 		return into.UnmarshalText([]byte(text))

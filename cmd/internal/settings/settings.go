@@ -2,12 +2,11 @@ package settings
 
 import "log/slog"
 
-// A field is one setting: the variable MESH_<NAME> of the field's name, the
-// flag of its tag, and the text that --help shows. A setting without a default
-// says in its text what happens then.
+// A field is one setting: the variable MESH_<NAME> of the field's name, the flag in its tag, and
+// the text for --help. The text of a setting without a default says what happens without it.
 
-// Connection says which NATS servers hold the mesh. NATS_URL, NATS_CONTEXT,
-// NATS_CREDS and NATS_NKEY stand in for variables that are not set.
+// Connection names the NATS servers of the mesh. NATS_URL, NATS_CONTEXT, NATS_CREDS and NATS_NKEY
+// replace unset variables.
 type Connection struct {
 	NATSURL     string `envconfig:"NATS_URL" flag:"server" short:"s" arg:"URL" help:"NATS servers of the mesh, comma-separated (default this machine's)"`
 	NATSContext string `envconfig:"NATS_CONTEXT" flag:"context" arg:"NAME" help:"saved NATS context to connect with"`
@@ -15,21 +14,21 @@ type Connection struct {
 	NATSNkey    string `envconfig:"NATS_NKEY" flag:"nkey" arg:"FILE" help:"file of an nkey's seed, mode 0600; mesh auth template makes some"`
 }
 
-// Logging says what is logged to stderr.
+// Logging configures the logs on stderr.
 type Logging struct {
 	LogLevel  Level  `split_words:"true" flag:"log-level" arg:"LEVEL" help:"what to log: debug, info, warn or error (default info; mesh up at a terminal and mesh bridge: warn, other commands of mesh: error)"`
 	LogFormat Format `split_words:"true" default:"text" flag:"log-format" arg:"FORMAT" help:"text or json"`
 }
 
-// Level returns the level that was set, or else.
+// Level returns the level in the settings, or else.
 func (l Logging) Level(otherwise slog.Level) slog.Level {
 	if l.LogLevel != "" {
-		_ = otherwise.UnmarshalText([]byte(l.LogLevel)) // it was checked when it was read
+		_ = otherwise.UnmarshalText([]byte(l.LogLevel)) // validated when it was read
 	}
 	return otherwise
 }
 
-// Session names the session that a command works in.
+// Session names the session of a command.
 type Session struct {
 	Session SessionName `split_words:"true" default:"default" flag:"session" arg:"NAME" help:"session: the namespace of tools"`
 }
@@ -39,14 +38,14 @@ type Policy struct {
 	SessionPolicy SessionPolicy `split_words:"true" default:"open" flag:"session-policy" arg:"POLICY" help:"open: sessions exist on first use; strict: only after they are created"`
 }
 
-// Serving says how any process runs as a node of the mesh.
+// Serving configures any process that is a node of the mesh.
 type Serving struct {
 	Node   NodeName `split_words:"true" flag:"node" arg:"ID" help:"id of this node (default of an agent the host's name, made unique, kept in the data folder; of mesh bridge a random one)"`
 	Labels Labels   `split_words:"true" flag:"labels" arg:"K=V,…" help:"labels of this node, k=v,k=v"`
 	Slots  Count    `split_words:"true" flag:"slots" arg:"N" help:"calls that run at once on this node (default 128)"`
 }
 
-// Node says how an agent runs as a node of the mesh.
+// Node configures an agent as a node of the mesh.
 type Node struct {
 	DataDir string `split_words:"true" flag:"data-dir" arg:"DIR" help:"folder of environments, bundles and the node's id (default $XDG_DATA_HOME/toolmesh)"`
 	Serving
@@ -66,9 +65,8 @@ type Node struct {
 	AuditArguments     bool    `split_words:"true" flag:"audit-arguments" help:"as --audit, and keep the arguments of this node's calls, without what indexes declare as secret"`
 }
 
-// Store says how the mesh's streams and buckets are made where they are missing.
-// None of it has a default here: a setting that is not set leaves an existing stream alone,
-// which a process that joins a mesh must (decision 010).
+// Store configures the streams and buckets that the process creates. It has no defaults: an unset
+// setting must not change an existing stream (decision 010).
 type Store struct {
 	Replicas      Copies  `split_words:"true" flag:"replicas" arg:"N" help:"copies of the mesh's streams, 1 to 5 (default as the cluster allows, up to 3)"`
 	ChunksStorage Storage `split_words:"true" flag:"chunks-storage" arg:"KIND" help:"file or memory: where the chunks of streams are kept (default file, or as the mesh has it)"`
@@ -77,22 +75,22 @@ type Store struct {
 	Audit         bool    `split_words:"true" flag:"audit" help:"keep in the stream MESH_AUDIT the calls that ended, with their callers and outcomes: mesh audit lists them"`
 }
 
-// Auth says whether a process lets in the keys of sessions at a NATS server that
-// asks for them. That of mesh up has its own way.
+// Auth configures whether a process admits the keys of sessions at a NATS server that asks for
+// them. mesh up has its own way.
 type Auth struct {
 	AuthIssuer string `split_words:"true" flag:"auth-issuer" arg:"FILE" help:"file of the issuer's key, mode 0600, to let in the keys of sessions with; mesh auth template makes it (default they are left to others)"`
 	AuthRenew  Renew  `split_words:"true" default:"5m" flag:"auth-renew" arg:"DURATION" help:"how long a connection with a session's key lasts before its client connects again, and how long one may outlive its session"`
 }
 
-// Monitoring says where a process tells how it is.
+// Monitoring configures the health and metrics of a process.
 type Monitoring struct {
 	HTTPListen Address `split_words:"true" flag:"http-listen" arg:"HOST:PORT" help:"serve /healthz, /readyz, /metrics and /demand there, without credentials; port 0 takes a free one (default nothing listens)"`
 }
 
-// GatewayOff is an address of the gateway that serves none.
+// GatewayOff is the address that turns the gateway off.
 const GatewayOff = "off"
 
-// Gateway says where a process serves the HTTP and MCP gateway.
+// Gateway configures the HTTP and MCP gateway.
 type Gateway struct {
 	GatewayListen   GatewayAddress `split_words:"true" flag:"gateway-listen" arg:"HOST:PORT" help:"serve the HTTP and MCP gateway there, or off; port 0 takes a free one (default of mesh up 127.0.0.1:8420, or a free port where that is taken; of mesh-router none)"`
 	GatewayTLS      CertAndKey     `envconfig:"GATEWAY_TLS" flag:"gateway-tls" arg:"CERT,KEY" help:"files of the certificate and the key that the gateway speaks TLS with (default it speaks none, on this machine's own addresses only)"`
@@ -101,7 +99,7 @@ type Gateway struct {
 	CORSOrigin      string         `envconfig:"CORS_ORIGIN" flag:"cors-origin" arg:"ORIGIN,…" help:"origins whose web pages may use the gateway (default none)"`
 }
 
-// Agent is what mesh-agent reads.
+// Agent has the settings of mesh-agent.
 type Agent struct {
 	Connection
 	Auth
@@ -112,7 +110,7 @@ type Agent struct {
 	Logging
 }
 
-// Router is what mesh-router reads.
+// Router has the settings of mesh-router.
 type Router struct {
 	Connection
 	Auth
@@ -127,8 +125,8 @@ type Router struct {
 	Logging
 }
 
-// Mesh is what mesh reads: Node, Policy, Store and Gateway for `mesh up` only, and Serving for
-// `mesh bridge`.
+// Mesh has the settings of mesh: Node, Policy, Store and Gateway for `mesh up` only, and Serving
+// for `mesh bridge`.
 type Mesh struct {
 	Connection
 	Session

@@ -140,7 +140,7 @@ func TestStoreIsNotAskedFor(t *testing.T) {
 	}
 }
 
-// A setting that does not parse is named, with what it takes.
+// The error of an invalid setting has its name and the accepted values.
 func TestBadSettings(t *testing.T) {
 	for name, tc := range map[string]struct{ value, want string }{
 		"MESH_SLOTS":            {"0", "whole number"},
@@ -189,7 +189,7 @@ func TestBadSettings(t *testing.T) {
 	}
 }
 
-// What is set for the mesh wins over what is set for NATS.
+// A setting for the mesh wins over one for NATS.
 func TestNATSVariables(t *testing.T) {
 	for name, tc := range map[string]struct {
 		env          map[string]string
@@ -228,7 +228,7 @@ func TestUnknown(t *testing.T) {
 	t.Parallel()
 	got := settings.Unknown([]string{
 		"MESH_SLOTS=1", "MESH_SLOT=1", "MESH_COLOUR=blue", "PATH=/bin", "mesh_slots=1",
-		// What Kubernetes makes of services called mesh, mesh-router and mesh-nats.
+		// Variables that Kubernetes makes for services called mesh, mesh-router and mesh-nats.
 		"MESH_SERVICE_HOST=10.0.0.1", "MESH_PORT=tcp://10.0.0.1:80", "MESH_ROUTER_SERVICE_HOST=10.0.0.1",
 		"MESH_ROUTER_SERVICE_PORT=80", "MESH_ROUTER_SERVICE_PORT_HTTP=80", "MESH_ROUTER_PORT=tcp://10.0.0.1:80",
 		"MESH_NATS_PORT_4222_TCP=tcp://10.0.0.1:4222", "MESH_NATS_PORT_4222_TCP_ADDR=10.0.0.1",

@@ -17,8 +17,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// The kinds of settings. The zero value of each says that nothing was set, and
-// its UnmarshalText reads what a variable or a flag may say.
+// The kinds of settings. The zero value of each means unset. UnmarshalText reads a variable or a
+// flag.
 type (
 	// Level is a log level.
 	Level string
@@ -26,31 +26,31 @@ type (
 	Format string
 	// SessionPolicy says which sessions exist.
 	SessionPolicy string
-	// Storage is where chunks are kept.
+	// Storage is the place of chunks: file or memory.
 	Storage string
 	// Sandbox is a sandbox level.
 	Sandbox string
 	// Count is a number from 1 on.
 	Count int
-	// Held is how many calls are held; 0: none.
+	// Held is the max number of held calls; 0: none.
 	Held int
-	// Copies is how many copies of a stream there are.
+	// Copies is the number of copies of a stream.
 	Copies int
-	// Timeout is the longest that something may take.
+	// Timeout is a max duration.
 	Timeout time.Duration
-	// Renew is how often something is asked for again.
+	// Renew is an interval between renewals.
 	Renew time.Duration
-	// Room is how many bytes a stream may hold.
+	// Room is the max bytes of a stream.
 	Room int64
-	// Quota is how many bytes one of many may use.
+	// Quota is the max bytes of one user of a store.
 	Quota int64
 	// SessionName names a session.
 	SessionName string
 	// NodeName is a node's id.
 	NodeName string
-	// Address is where to listen.
+	// Address is an address to listen on.
 	Address string
-	// GatewayAddress is where to listen, or off.
+	// GatewayAddress is an address to listen on, or off.
 	GatewayAddress string
 	// CertAndKey names two files.
 	CertAndKey string
@@ -59,11 +59,11 @@ type (
 	// Limits are those of a call.
 	Limits struct {
 		limits  tool.Limits
-		percent int // of the memory; 0: limits says it
+		percent int // of the memory; 0: limits has the size
 	}
 )
 
-// DefaultSession is where calls are that name no session.
+// DefaultSession is the session of calls without one.
 const DefaultSession SessionName = "default"
 
 // UnmarshalText reads debug, info, warn or error.
@@ -123,7 +123,7 @@ func whole[T ~int](into *T, text []byte, least, most int) error {
 	return fmt.Errorf("want a whole number from %d to %d", least, most)
 }
 
-// UnmarshalText reads a duration from 1ms on, below which nothing is done in time.
+// UnmarshalText reads a duration of at least 1ms: no work is done in less.
 func (t *Timeout) UnmarshalText(text []byte) error {
 	d, err := time.ParseDuration(string(text))
 	if err != nil || d < time.Millisecond {
@@ -135,7 +135,7 @@ func (t *Timeout) UnmarshalText(text []byte) error {
 
 func (t Timeout) String() string { return time.Duration(t).String() }
 
-// leastRenew leaves clients that take seconds to connect some time in between.
+// leastRenew leaves time for clients that take seconds to connect.
 const leastRenew = 10 * time.Second
 
 // UnmarshalText reads a duration of whole seconds from 10s on.
@@ -150,8 +150,8 @@ func (r *Renew) UnmarshalText(text []byte) error {
 
 func (r Renew) String() string { return time.Duration(r).String() }
 
-// A stream of less than leastRoom is full with one large chunk; mostRoom leaves
-// the broker's sums of such numbers below what they can be.
+// A stream of less than leastRoom is full with one large chunk; mostRoom keeps the broker's sums
+// from overflowing.
 const (
 	leastRoom = 1e6
 	mostRoom  = 1e15
@@ -169,7 +169,7 @@ func (r *Room) UnmarshalText(text []byte) error {
 
 func (r Room) String() string { return tool.Size(r).String() }
 
-// UnmarshalText reads a size from 1KB on: no item of a stream fits into less.
+// UnmarshalText reads a size of at least 1KB: no item of a stream fits into less.
 func (q *Quota) UnmarshalText(text []byte) error {
 	size, err := tool.ParseSize(string(text))
 	if err != nil || size < 1e3 {
@@ -181,8 +181,8 @@ func (q *Quota) UnmarshalText(text []byte) error {
 
 func (q Quota) String() string { return tool.Size(q).String() }
 
-// UnmarshalText reads a name that can be a session's. None at all is the default
-// session, for variables that are there and empty.
+// UnmarshalText reads the name of a session. The empty text is the default session, for variables
+// that are set but empty.
 func (n *SessionName) UnmarshalText(text []byte) error {
 	if _, err := subjects.SessionKey(subjects.SessionID(text)); err != nil && len(text) > 0 {
 		return fmt.Errorf("want a name in UTF-8")
@@ -194,7 +194,7 @@ func (n *SessionName) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// UnmarshalText reads a name that can be a node's.
+// UnmarshalText reads a node's id.
 func (n *NodeName) UnmarshalText(text []byte) error {
 	if _, err := subjects.NodeKey(subjects.NodeID(text)); err != nil && len(text) > 0 {
 		return fmt.Errorf("want a name in UTF-8")
@@ -203,8 +203,8 @@ func (n *NodeName) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// UnmarshalText reads HOST:PORT, where no host is every address of the machine. None of
-// both is no address, for variables that are there and empty.
+// UnmarshalText reads HOST:PORT; an empty host is every address of the machine. The empty text is
+// no address, for variables that are set but empty.
 func (a *Address) UnmarshalText(text []byte) error {
 	_, port, err := net.SplitHostPort(string(text))
 	if err == nil {
@@ -217,7 +217,7 @@ func (a *Address) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// UnmarshalText reads what Address does, or off.
+// UnmarshalText reads an Address, or off.
 func (a *GatewayAddress) UnmarshalText(text []byte) error {
 	if string(text) == GatewayOff {
 		*a = GatewayOff
@@ -240,7 +240,7 @@ func (c *CertAndKey) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// UnmarshalText reads k=v,k=v; white space around the parts does not count.
+// UnmarshalText reads k=v,k=v and ignores white space around the parts.
 func (l *Labels) UnmarshalText(text []byte) error {
 	labels := make(Labels)
 	*l = labels
@@ -253,8 +253,8 @@ func (l *Labels) UnmarshalText(text []byte) error {
 	})
 }
 
-// eachPair has the parts of k=v,k=v taken, of which none is given twice; white space around
-// them does not count.
+// eachPair passes the pairs of k=v,k=v to take and refuses repeated names. It ignores white space
+// around the parts.
 func eachPair(text []byte, take func(name, value string) error) error {
 	seen := map[string]bool{}
 	for part := range strings.SplitSeq(string(text), ",") {
@@ -274,7 +274,7 @@ func eachPair(text []byte, take func(name, value string) error) error {
 	return nil
 }
 
-// Vars are names of variables; not nil once they are read.
+// Vars are names of variables; not nil once read.
 type Vars []string
 
 // UnmarshalText reads NAME,NAME, or none.
@@ -295,14 +295,14 @@ func (n *Vars) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// String returns what UnmarshalText reads.
+// String returns the text that UnmarshalText reads.
 func (n Vars) String() string { return strings.Join(n, ",") }
 
-// String returns what UnmarshalText reads, sorted.
+// String returns the text that UnmarshalText reads, sorted.
 func (l Labels) String() string { return registry.Labels(l).String() }
 
-// UnmarshalText reads memory=SIZE or memory=N%, pids=N, open_files=N and
-// temp_files=SIZE, as many of them as there are, comma-separated.
+// UnmarshalText reads any of memory=SIZE or memory=N%, pids=N, open_files=N and temp_files=SIZE,
+// comma-separated.
 func (l *Limits) UnmarshalText(text []byte) error {
 	*l = Limits{}
 	return eachPair(text, func(name, value string) error {
@@ -334,7 +334,7 @@ func (l *Limits) UnmarshalText(text []byte) error {
 	})
 }
 
-// leastFiles is what workers need to begin with.
+// leastFiles is the number of files that a starting worker opens.
 const leastFiles = 256
 
 func sizeFrom(text string) (tool.Size, error) {
@@ -345,7 +345,7 @@ func sizeFrom(text string) (tool.Size, error) {
 	return size, err
 }
 
-// Of returns the limits, of which share makes a size from percents of the memory.
+// Of returns the limits; share turns percents of the memory into a size.
 func (l Limits) Of(share func(percent int) tool.Size) tool.Limits {
 	if l.percent > 0 {
 		l.limits.Memory = share(l.percent)
@@ -353,7 +353,7 @@ func (l Limits) Of(share func(percent int) tool.Size) tool.Limits {
 	return l.limits
 }
 
-// String returns what UnmarshalText reads.
+// String returns the text that UnmarshalText reads.
 func (l Limits) String() string {
 	var parts []string
 	part := func(name string, value any, there bool) {

@@ -1,7 +1,7 @@
-"""The worker's files about values, schemas and errors, for the client and the host.
+"""The worker's modules for values, schemas and errors, for the client and the host.
 
-Inside a worker the package runs beside the worker's own files, which the agent has loaded under a private name: those
-are taken there, so that an error or a channel is one thing in a process, whichever version is installed.
+Inside a worker the agent has loaded these files under a private name. The package then uses those, so that an error
+class or a channel exists once per process, whatever version is installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ else:
         for _name in _names:
             globals()[_name] = import_module(f"{tool_side.__package__}.{_room}.{_name}")
 
-    for _one in (errors, files, tasks, tool_side):  # what the API shows of them has annotations
+    for _one in (errors, files, tasks, tool_side):  # the types that the API exposes have annotations
         vars(_one).setdefault("JSON", typing.Any)
 
 scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))

@@ -10,14 +10,13 @@ from ._client.answers import outward
 from ._core import errors
 from .client import Mesh
 
-_STARTING = 120  # seconds that a first start may take: it makes the environments of installed indexes
+_STARTING = 120  # max seconds of a first start, which makes the environments of installed indexes
 
 
 @outward
 def local(*, idle: float = 300.0) -> Mesh:
-    """A Mesh of this machine, which all programs of this user share: the one that mesh
-    up left running, else one that is started and ends when no program has been
-    connected for idle seconds. Raises Unavailable where none can be started."""
+    """A Mesh of this machine, shared by all programs of this user: the running mesh up, else a new one, which ends when
+    no program has been connected for idle seconds. Raises Unavailable if none can be started."""
     for record in finding.running():
         mesh = Mesh(record["url"])
         try:

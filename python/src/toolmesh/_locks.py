@@ -1,4 +1,4 @@
-"""Locks that are free in a child which the program forks, also if a thread held them at that moment."""
+"""Locks that are free in a forked child, even if a thread held them during the fork."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _all: weakref.WeakSet[typing.Any] = weakref.WeakSet()
 
 
 def lock() -> threading.Lock:
-    """Such a lock, for what makes sense in a child even where a thread of the parent was about to change it."""
+    """Such a lock. The protected state must be valid in a child even if a thread of the parent was changing it."""
     made = threading.Lock()
     _all.add(made)
     return made

@@ -1,4 +1,4 @@
-"""Keywords, by name and type, so that type checkers find a misspelt one."""
+"""Keywords with names and types, so that type checkers find misspelt ones."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class OfCall(OfEither, total=False):
 
 
 class OfStream(OfEither, total=False):
-    """As OfCall, of a stream."""
+    """OfCall, for a stream."""
 
     idle: float | None
 
 
 class OfCollect(OfStream, total=False):
-    """As OfStream, of a list."""
+    """OfStream, for a list."""
 
     returns: Any
 

@@ -52,13 +52,13 @@ class _Tool(_Declared, BetaBuiltinFunctionTool):
 
 @outward
 def tools(mesh: Mesh, prefix: str = "") -> list[BetaBuiltinFunctionTool]:
-    """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
+    """The tools of the session whose id begins with prefix. A streaming tool returns the list of its items."""
     found = mesh.tools(prefix)
     return [_Tool(mesh, *one) for one in zip(found, mesh.format("anthropic", found), strict=True)]
 
 
 @outward
 def async_tools(mesh: Mesh, prefix: str = "") -> list[BetaAsyncBuiltinFunctionTool]:
-    """As tools, for AsyncAnthropic."""
+    """tools, for AsyncAnthropic."""
     found = mesh.tools(prefix)
     return [_AsyncTool(mesh, *one) for one in zip(found, mesh.format("anthropic", found), strict=True)]

@@ -10,8 +10,8 @@ import shutil
 
 
 def find() -> str:
-    """The path of the mesh binary: TOOLMESH_BINARY, the one that the wheel carries,
-    or mesh on the PATH. FileNotFoundError says how to get one."""
+    """The path of the mesh binary: TOOLMESH_BINARY, that of the wheel, or mesh on the PATH. FileNotFoundError says how
+    to get one."""
     found = os.environ.get("TOOLMESH_BINARY") or _carried() or shutil.which("mesh")
     if not found:
         raise FileNotFoundError(
@@ -21,8 +21,8 @@ def find() -> str:
 
 
 def _carried() -> str:
-    """The command that the wheel of this platform has brought along; "" if it was another."""
-    places = [pathlib.Path(__file__).parent.parent / "bin" / "mesh"]  # of pip install --target, whose record is wrong
+    """The command in the wheel of this platform; "" without one."""
+    places = [pathlib.Path(__file__).parent.parent / "bin" / "mesh"]  # pip install --target writes a wrong record
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         told = importlib.metadata.files("toolmesh") or ()
         places += [pathlib.Path(str(one.locate())).resolve() for one in told if one.name == "mesh"]

@@ -1,8 +1,8 @@
-"""Mesh and AsyncMesh: calls, streams and questions, for plain code and for coroutines.
+"""Mesh and AsyncMesh: calls, streams and requests, for plain code and for coroutines.
 
-Both run the same coroutines: AsyncMesh on the caller's event loop, Mesh on one loop of a thread of its own, which all
-of a process's Mesh objects share. So a Mesh works in threads, in notebooks and inside a running loop, and after a fork
-the child makes a connection of its own.
+Both run the same coroutines: AsyncMesh on the caller's event loop, Mesh on a loop with its own thread, shared by all
+Mesh objects of a process. So a Mesh works in threads, in notebooks and inside a running loop. After a fork the child
+makes its own connection.
 """
 
 from __future__ import annotations
@@ -42,17 +42,16 @@ AsyncItems = AsyncGenerator[T, None]
 Self = typing.TypeVar("Self", bound="_Base")
 _Open = dict[tuple[int, asyncio.AbstractEventLoop], Connection]  # by process and event loop
 
-_DESCRIBED = 32  # questions for descriptions that are under way at once
+_DESCRIBED = 32  # concurrent requests for descriptions
 _PAGE = 500
-_BYTES = b'"$bytes"'  # the form of bytes where a tool declares none
+_BYTES = b'"$bytes"'  # the form of bytes without a declaration of the tool
 _SCHEMAS = 1000
 
 
 @outward
 def scope(session: str | None = None, timeout: float | None = None) -> contextlib._GeneratorContextManager[None]:
-    """Calls inside go to the session, unless they are made on a Mesh of another one,
-    and end when the time, in seconds, has passed. It may stand in another scope,
-    whose time still counts. Threads that are started inside do not inherit it."""
+    """Calls inside go to the session, except those on a Mesh of another session, and end after that time in seconds.
+    Scopes may be nested; the outer time still counts. Threads started inside do not inherit it."""
     return _entered(session, tool_side._seconds(timeout))
 
 
@@ -70,16 +69,16 @@ def _entered(session: str | None, seconds: float | None) -> Iterator[None]:
 
 
 class _Links:
-    """The connections of a mesh object and its sessions, one for each event loop."""
+    """The connections of a mesh object and its sessions, one per event loop."""
 
     def __init__(self, settings: Mapping[str, Any], name: str, session: str) -> None:
         self.settings, self._name, self._session = settings, name, session
-        self._schemas: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}  # and when they were told
+        self._schemas: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}  # with the time of the answer
         self._of: _Open = {}
         weakref.finalize(self, _dropped, self._of).atexit = False
 
     def here(self) -> Connection:
-        """The connection of the running loop. A fork's child leaves those of its parent alone."""
+        """The connection of the running loop. A forked child leaves those of its parent alone."""
         key = os.getpid(), asyncio.get_running_loop()
         link = self._of.get(key)
         if link is None or link.closed:
@@ -92,13 +91,13 @@ class _Links:
         return link
 
     async def settle(self, link: Connection, call: Call) -> None:
-        """Writes bytes in the arguments of a call as its tool declares them, and stores its files. The schema is
-        asked for each few seconds at most."""
+        """Converts bytes in a call's arguments as the tool declares them, and stores its files. It asks for the schema
+        at most every few seconds."""
         if call.files or _BYTES in call.body:
             await link.within(call, self.declare(link, call))
 
     async def declare(self, link: Connection, call: Call) -> None:
-        """Does what settle does, without an end."""
+        """settle, without a time limit."""
         await payloads.stored(link, call)
         if _BYTES not in call.body:
             return
@@ -123,13 +122,13 @@ def _own(links: _Open) -> list[Connection]:
 def _dropped(links: _Open) -> None:
     """Closes the connections of a mesh without references; on any thread."""
     for link in _own(links):
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and the connection with it
+        with contextlib.suppress(RuntimeError):  # the loop, and its connection, is closed
             link.loop.call_soon_threadsafe(link.drop)
 
 
 @api
 class _Base:
-    """The common part of both kinds."""
+    """The common part of Mesh and AsyncMesh."""
 
     def __init__(
         self, servers: str | Sequence[str] | None = None, *, context: str | None = None, creds: str | None = None,
@@ -141,7 +140,7 @@ class _Base:
         self._links = _Links(settings, name, session or "default")
 
     def session(self: Self, name: str) -> Self:
-        """The same mesh, on the same connection, for calls of another session."""
+        """The same mesh, on the same connection, with calls in another session."""
         if not isinstance(name, str) or not name:
             raise ValueError("a session has a name: text that is not empty")
         other = type(self).__new__(type(self))
@@ -158,7 +157,7 @@ class _Base:
 
     @property
     def session_name(self) -> str:
-        """The session that calls go to now."""
+        """The current session of calls."""
         return self._session or _scope.get()[0] or "default"
 
     def _call(
@@ -192,7 +191,7 @@ class _Base:
     def _submission(
         self, tool: str | Description, args: Args, options: Submission
     ) -> tuple[Call, Callable[..., bytes]]:
-        """The call of a task, which its arguments are written for, and what makes the request of them."""
+        """The call of a task, for writing its arguments, and a function that makes the request from them."""
         unknown = options.keys() - Submission.__annotations__.keys()
         if unknown:
             raise TypeError(f"submit() got an unexpected keyword argument {min(unknown)!r}")
@@ -201,7 +200,7 @@ class _Base:
                           prefix="task_")
         said: dict[str, Any] = {**options, "id": call.rpc_id}
         request: Callable[..., bytes] = functools.partial(tasks.submission, tool, **said)
-        request(b"")  # invalid requests are refused before anything is sent
+        request(b"")  # refuses invalid requests before anything is sent
         return call, request
 
     def _batched(
@@ -229,7 +228,7 @@ class _Base:
     async def _batch(self, call: Call, members: list[Call], parallel: bool) -> list[Any]:
         link = self._links.here()
         for one in members:
-            await link.within(call, self._links.declare(link, one))  # its own time begins at a node
+            await link.within(call, self._links.declare(link, one))  # its own time starts at a node
             call.stored += one.stored
         requests = batches.requests([(one.tool, one.body, one.timeout) for one in members], lambda _, body: body)
         said = ',"parallel":true' if parallel else ""
@@ -249,7 +248,7 @@ class _Base:
             await link.task(call.session, "submit", request(b"", ref=(ref.name, ref.digest)))
 
     async def _run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of a coroutine that is made on the loop that has the connection."""
+        """The result of a coroutine, created on the loop with the connection."""
         return await make()
 
     @typing.overload
@@ -263,7 +262,7 @@ class _Base:
         idempotent: bool = False, isolation: str | None = None, revision: str | None = None, returns: Any = None,
         no_cache: bool = False, idempotency_key: str | None = None,
     ) -> Any:
-        """As Mesh.call, for coroutines. Cancelling the task cancels the call where it runs."""
+        """Mesh.call, for coroutines. Cancelling the task cancels the call where it runs."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache, idempotency_key)
         return _typed(await self._run(lambda: self._unary(call)), returns, tool)
 
@@ -282,7 +281,7 @@ class _Base:
         idempotent: bool = False, isolation: str | None = None, revision: str | None = None, returns: Any = None,
         idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
-        """As Mesh.stream, for coroutines; the call begins with the first item that is asked for."""
+        """Mesh.stream, for coroutines. The call starts with the request for the first item."""
         return _aitems(_Pages(self, lambda: self._call(
             tool, args, timeout, rpc_id, idempotent, isolation, revision, prefix="rpc_stream_"), idle, returns))
 
@@ -290,13 +289,13 @@ class _Base:
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
         return_exceptions: bool = False, parallel: bool = False,
     ) -> list[Any]:
-        """As Mesh.batch, for coroutines. Cancelling the task cancels all that runs."""
+        """Mesh.batch, for coroutines. Cancelling the task cancels all running calls."""
         return await self._run(self._batched(calls, timeout, rpc_id, return_exceptions, parallel))
 
     async def asubmit(
         self, tool: str | Description, args: Args = None, **options: Unpack[Submission]
     ) -> tasks.AsyncTask:
-        """As Mesh.submit, for coroutines."""
+        """Mesh.submit, for coroutines."""
         call, request = self._submission(tool, args, options)
         await self._run(lambda: self._submit(call, request))
         return self._atask(call.rpc_id, call.session, call.tool)
@@ -310,20 +309,20 @@ class _Base:
         return await self._run(lambda: _changed(self._links.here(), session, tool))
 
     async def adescribe(self, tool: str) -> dict[str, Any]:
-        """The description of a tool, as mesh info --json prints it; ToolNotFound names the nearest ids."""
+        """The description of a tool, as mesh info --json prints it; ToolNotFound lists the nearest ids."""
         session = self.session_name
         return await self._run(lambda: self._links.here().registry(session, "describe", {"tool": tool}))
 
     async def asave(self, value: Any, path: str | os.PathLike[str]) -> str:
-        """As Mesh.save, for coroutines."""
+        """Mesh.save, for coroutines."""
         session = self.session_name
         return await self._run(lambda: payloads.save(self._links.here(), session, value, path))
 
 
 @api
 class AsyncMesh(_Base):
-    """A mesh for coroutines: as Mesh, with await. Any number of tasks may use it; each event
-    loop has a connection of its own. Close it, or use it as an async context manager."""
+    """Mesh for coroutines, with await. Any number of tasks may use it; each event loop has its own connection. Close
+    it, or use it as an async context manager."""
 
     call, stream, batch, submit = _Base.acall, _Base.astream, _Base.abatch, _Base.asubmit
     describe, save = _Base.adescribe, _Base.asave
@@ -333,38 +332,38 @@ class AsyncMesh(_Base):
         return [item async for item in self.stream(tool, args, **options)]
 
     def task(self, id: str) -> tasks.AsyncTask:
-        """The durable task of that name, of the session. Asks nothing yet."""
+        """The session's durable task with that id. Sends no request yet."""
         return self._atask(id, self.session_name)
 
     async def cancel(self, rpc_id: str) -> bool:
-        """Stops a call of the session, wherever it runs: whether a node had it."""
+        """Stops a call of the session, wherever it runs; False if no node had it."""
         return await self._links.here().cancelled(self.session_name, rpc_id)
 
     async def tools(self, prefix: str = "") -> list[AsyncRemoteTool]:
-        """The tools of the session that are served and whose id begins with prefix, in the order of their ids."""
+        """The served tools of the session whose id begins with prefix, in the order of their ids."""
         return [AsyncRemoteTool(self, one) for one in await self._starting(prefix)]
 
     async def search(self, words: str, *, limit: int = 10) -> list[AsyncRemoteTool]:
-        """As Mesh.search."""
+        """Mesh.search."""
         return [AsyncRemoteTool(self, one) for one in await self._found(words, limit)]
 
     async def tool(self, tool_id: str) -> AsyncRemoteTool:
-        """One tool; ToolNotFound names what may have been meant."""
+        """One tool; ToolNotFound lists similar ids."""
         return AsyncRemoteTool(self, await self.describe(tool_id))
 
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
-        """As Mesh.format."""
+        """Mesh.format."""
         ids = [getattr(one, "id", one) for one in tools] if tools is not None else await self._ids("")
         question = {"provider": provider, "tools": list(ids)}
         return (await models.render(self._links.here(), self.session_name, question))[0]
 
     async def execute(self, call: Any, *, timeout: float | None = None) -> Any:
-        """As Mesh.execute."""
+        """Mesh.execute."""
         tool, arguments = await models.meaning(self._links.here(), self.session_name, call)
         return await self.call(tool, arguments, timeout=timeout)
 
     async def close(self) -> None:
-        """Ends the connection of this loop; what is under way fails. A later call makes a new one."""
+        """Closes the connection of this loop; pending calls fail. A later call opens a new one."""
         await self._links.here().close()
 
     async def __aenter__(self: Self) -> Self:
@@ -403,7 +402,7 @@ class AsyncMesh(_Base):
                 try:
                     return await link.registry(session, "describe", {"tool": tool_id})
                 except errors.ToolNotFound:
-                    return None  # it has gone since the list was made
+                    return None  # removed since the list was made
 
         found = await asyncio.gather(*[describe(one) for one in ids])
         return [one for one in found if one is not None]
@@ -411,17 +410,16 @@ class AsyncMesh(_Base):
 
 @api
 class Mesh(_Base):
-    """A mesh to call tools of. It connects when it is first used: by the arguments, by MESH_NATS_URL,
-    MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's own variables), to what mesh up left running, or
-    to NATS's default port.
+    """A mesh whose tools you call. It connects at first use: by the arguments, by MESH_NATS_URL, MESH_NATS_CONTEXT,
+    MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's own variables), to a running mesh up, or to NATS's default port.
 
-    timeout is the time in seconds that calls have which name none. Any number of threads may use it at once, and it
-    works inside a running event loop, which it then holds up: acall and astream do not. After a fork the child connects
-    anew; what was under way is the parent's. AsyncMesh is the same for coroutines.
+    timeout is the default timeout of calls, in seconds. Any number of threads may use it at once. It works inside a
+    running event loop, but blocks it: acall and astream do not. After a fork the child connects again; pending calls
+    belong to the parent. AsyncMesh is the same for coroutines.
     """
 
     def _here(self) -> AsyncMesh:
-        """The mesh that answers questions, for the session that holds where they are asked."""
+        """The mesh for requests, in the session that applies to the caller."""
         core = AsyncMesh.__new__(AsyncMesh)
         core.__dict__.update(self.__dict__, _session=self.session_name)
         return core
@@ -443,13 +441,12 @@ class Mesh(_Base):
     ) -> Any:
         """Calls a tool and returns its result.
 
-        args are its arguments by name; bytes, dates, dataclasses, pydantic models, numpy and pandas travel as they do
-        from a tool. timeout is the whole time in seconds; without one the tool's own holds. idempotent says that the
-        call may be made again when its node is lost. returns is a type that the result is made into. no_cache has a
-        tool run whose results are kept. idempotency_key names what the call does, for a day: it runs once, and each
-        further call under the key gets what that ended with (docs/bulk.md). Raises the MeshError of the code,
-        ToolExecutionError when the tool itself failed. An exception in the waiting thread, like KeyboardInterrupt,
-        cancels the call.
+        args are its arguments by name; bytes, dates, dataclasses, pydantic models, numpy and pandas are transferred as
+        in a tool's result. timeout is the whole time in seconds; the default is the tool's own. idempotent says that
+        the call may be repeated if its node is lost. returns is the type of the returned value. no_cache ignores cached
+        results. idempotency_key identifies the effect of the call for a day: it runs once, and each later call with the
+        key gets its outcome (docs/bulk.md). Raises the MeshError of the code, ToolExecutionError if the tool itself
+        failed. An exception in the waiting thread, such as KeyboardInterrupt, cancels the call.
         """
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache, idempotency_key)
         return _typed(background.run(lambda: self._unary(call)), returns, tool)
@@ -470,10 +467,10 @@ class Mesh(_Base):
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> Generator[Any, None, None]:
-        """Calls a tool and yields its items as they come, in order, each once, over lost connections too. The call
-        begins with the first item that is asked for; closing the generator, or leaving a for loop over it, cancels it.
-        A reader that does not keep up holds the tool back. Otherwise as call; returns is the type of an item, idle the
-        longest time in seconds that an item is waited for."""
+        """Calls a tool and yields its items as they arrive, in order, each once, despite lost connections. The call
+        starts with the request for the first item; closing the generator, or leaving a for loop over it, cancels it. A
+        slow reader slows the tool down. Otherwise like call; returns is the type of an item, idle the max time in
+        seconds between two items."""
         return _items(_Pages(self, lambda: self._call(
             tool, args, timeout, rpc_id, idempotent, isolation, revision, prefix="rpc_stream_"), idle, returns))
 
@@ -487,31 +484,32 @@ class Mesh(_Base):
     ) -> list[Any]:
         """Makes several calls with one request, 1,000 at most, and returns their results in the order of the calls.
 
-        A call is (tool, arguments), (tool, arguments, timeout) or a tool alone, which is an id or an object of tool and
-        tools. Calls of tools that are not parallel_safe run one after the other, in that order, others side by side
-        unless their resource keys are the same. parallel says that the calls are independent: then all run side by side
-        but for equal resource keys, and tools that declare parallel_safe = false. One that fails hurts no other: when
-        all have ended the first error is raised, or with return_exceptions each stands in its call's place. timeout is
-        the time of all of them, in seconds; rpc_id names the batch: sent again under its name nothing of it runs twice.
-        An exception in the waiting thread, like KeyboardInterrupt, cancels all that runs.
+        A call is (tool, arguments), (tool, arguments, timeout) or just a tool: an id or an object of tool and tools.
+        Calls of tools without parallel_safe run one after the other in that order; others run concurrently unless their
+        resource keys are equal. parallel says that the calls are independent: then all run concurrently, except equal
+        resource keys and tools that declare parallel_safe = false. A failed call does not affect the others. When all
+        have ended the first error is raised, or with return_exceptions each error stands in place of its call's result.
+        timeout is the time of all calls together, in seconds. rpc_id names the batch: sent again under that name none
+        of it runs twice. An exception in the waiting thread, such as KeyboardInterrupt, cancels all running calls.
         """
         return background.run(self._batched(calls, timeout, rpc_id, return_exceptions, parallel))
 
     def submit(self, tool: str | Description, args: Args = None, **options: Unpack[Submission]) -> tasks.Task:
-        """Submits a call that is made even if this program ends, and returns its task.
+        """Submits a call that runs even if this program ends, and returns its task.
 
-        id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
-        timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the result
-        is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a time, or
-        after a delay in seconds; every, in seconds, and cron (5 fields, UTC) make a schedule, which ends when the task
-        is cancelled. For times that it missed it submits one task; catch_up says none, one or all (docs/bulk.md).
+        id names the task: the same id again is the same task. The tool is run up to attempts times (3), each for at
+        most timeout seconds; with an idempotency_key it is not repeated once it has begun. ttl is the number of seconds
+        for which the result is kept (a day). Tasks of a session with a higher priority (1, 0, -1) run first. at is the
+        start time, delay the seconds until the start; every, in seconds, and cron (5 fields, UTC) make a schedule,
+        which ends when the task is cancelled. For missed times it submits one task; catch_up says none, one or all
+        (docs/bulk.md).
         """
         call, request = self._submission(tool, args, options)
         background.run(lambda: self._submit(call, request))
         return self._task(call.rpc_id, call.session, call.tool)
 
     def task(self, id: str) -> tasks.Task:
-        """The durable task of that name, of the session. Asks nothing yet."""
+        """The session's durable task with that id. Sends no request yet."""
         return self._task(id, self.session_name)
 
     def _task(self, id: str, session: str, tool: str = "") -> tasks.Task:
@@ -519,21 +517,21 @@ class Mesh(_Base):
             lambda: _about_task(self._links.here(), session, verb, request, tool)))
 
     def describe(self, tool: str) -> dict[str, Any]:
-        """The description of a tool, as mesh info --json prints it; ToolNotFound names the nearest ids."""
+        """The description of a tool, as mesh info --json prints it; ToolNotFound lists the nearest ids."""
         return self._ask(lambda core: core.describe(tool))
 
     def save(self, value: Any, path: str | os.PathLike[str]) -> str:
-        """Writes the file that a result stands for (a tool that returns a File gives {"$file": ...}) to path, or
-        into that folder under its own name, and returns its path. It is kept for 15 minutes after the call, and
-        can be saved once."""
+        """Writes the file of a result (a tool that returns a File gives {"$file": ...}) to path, or into that folder
+        under its own name, and returns its path. The mesh keeps the file for 15 minutes after the call; it can be saved
+        once."""
         return self._ask(lambda core: core.save(value, path))
 
     def cancel(self, rpc_id: str) -> bool:
-        """Stops a call of the session, wherever it runs: whether a node had it."""
+        """Stops a call of the session, wherever it runs; False if no node had it."""
         return self._ask(lambda core: core.cancel(rpc_id))
 
     def tools(self, prefix: str = "") -> list[RemoteTool]:
-        """The tools of the session that are served and whose id begins with prefix, in the order of their ids."""
+        """The served tools of the session whose id begins with prefix, in the order of their ids."""
         return [RemoteTool(self, one) for one in self._ask(lambda core: core._starting(prefix))]
 
     def search(self, words: str, *, limit: int = 10) -> list[RemoteTool]:
@@ -543,50 +541,49 @@ class Mesh(_Base):
         return [RemoteTool(self, one) for one in self._ask(lambda core: core._found(words, limit))]
 
     def tool(self, tool_id: str) -> RemoteTool:
-        """One tool; ToolNotFound names what may have been meant."""
+        """One tool; ToolNotFound lists similar ids."""
         return RemoteTool(self, self.describe(tool_id))
 
     def install(
         self, source: str | os.PathLike[str], *, name: str = "", rev: str = "", env: Mapping[str, str] | None = None,
         paths: Iterable[str | os.PathLike[str]] = (),
     ) -> list[RemoteTool]:
-        """Installs an index, as mesh install does, and returns its tools, which the mesh serves from then on.
+        """Installs an index, as mesh install does, and returns its tools, which the mesh then serves.
 
-        source is a folder, owner/repo or a git URL, with @rev or without; env has the variables of its tools, paths
-        the folders that they may use: "DIR" to read, "DIR:rw" also to write. Warnings, and tools that are not served,
-        are logged. Raises InstallFailed, LookupError where no tool is served, FileNotFoundError without the command
-        mesh."""
+        source is a folder, owner/repo or a git URL, with or without @rev. env has the variables of its tools, paths the
+        folders that they may use: "DIR" to read, "DIR:rw" also to write. Warnings, and tools that are not served, are
+        logged. Raises InstallFailed, LookupError if no tool is served, FileNotFoundError without the command mesh.
+        """
         told = installing.install(
             source, name, rev, env, paths, self._links.settings, self.session_name, self.describe)
         return [RemoteTool(self, one) for one in told]
 
     def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
-        """The declarations of tools (ids, or tools themselves; all of the session if None) as a provider takes them:
-        openai, openai-responses, anthropic, gemini or mcp. execute knows the names in them, in any program."""
+        """The declarations of tools (ids or tool objects; None: all of the session) for a provider: openai,
+        openai-responses, anthropic, gemini or mcp. execute knows the names in them, in any program."""
         return self._ask(lambda core: core.format(provider, tools))
 
     def execute(self, call: Any, *, timeout: float | None = None) -> Any:
-        """Runs a tool call as a model gave it: an object or a dict of the provider's client, or {"name", "arguments"}.
-        Its name is mapped back, and arguments that do not fit are made to where their meaning is plain (docs/tools.md,
-        "What models write"); the logger toolmesh says so. JSON that is slightly broken is repaired where json_repair is
-        installed."""
+        """Runs a model's tool call: an object or a dict of the provider's client, or {"name", "arguments"}. Its name is
+        mapped back, and arguments are fitted to the schema where their meaning is plain (docs/tools.md, "What models
+        write"); the logger toolmesh reports that. Slightly broken JSON is repaired if json_repair is installed."""
         tool, arguments = background.run(self._meaning(call))
         return self.call(tool, arguments, timeout=timeout)
 
     def _meaning(self, call: Any) -> Callable[[], Coroutine[Any, Any, tuple[str, Any]]]:
-        """Finds the tool and the arguments of a model's call."""
+        """The tool and the arguments of a model's call."""
         core = self._here()
         return lambda: models.meaning(core._links.here(), core.session_name, call)
 
     def dspy_tools(self, prefix: str = "") -> list[Any]:
-        """The tools of the session whose id begins with prefix as dspy.Tools, for dspy.ReAct and others, under
-        names that are identifiers; see toolmesh.dspy. One that streams returns the list of its items. Without dspy
-        they are callables of those names."""
+        """The tools of the session whose id begins with prefix as dspy.Tools, for dspy.ReAct and others, under names
+        that are identifiers; see toolmesh.dspy. A streaming tool returns the list of its items. Without dspy they are
+        callables with those names."""
         dspy = importlib.import_module("toolmesh.dspy")
         return list(dspy.tools(self, prefix))
 
     def close(self) -> None:
-        """Ends the connection; what is under way fails. A later call makes a new one."""
+        """Closes the connection; pending calls fail. A later call opens a new one."""
         for link in self._links.all():
             if link.loop is background.loop and not link.closed:
                 background.run(link.close)
@@ -605,7 +602,7 @@ api(tasks.AsyncTask)
 
 
 class _Pages:
-    """The pages of a stream, whose call is made with the first one, on the loop that asks for that."""
+    """The pages of a stream. The first page starts the call, on the loop that asks for it."""
 
     def __init__(self, mesh: _Base, make: Callable[[], Call], idle: float | None, returns: Any) -> None:
         self.mesh, self._make, self._idle, self._returns = mesh, make, idle, returns
@@ -613,8 +610,8 @@ class _Pages:
         self._pages: Any = None
 
     def begin(self) -> Callable[[], Coroutine[Any, Any, list[Any]]]:
-        """Returns a function that gives the items of the next page; an empty page is the end. On the caller's thread:
-        arguments are written by the caller's code."""
+        """Returns a function that returns the items of the next page; an empty page is the end. Runs on the caller's
+        thread, as the caller's code writes the arguments."""
         self._call = self._call or self._make()
         return self._next
 
@@ -627,7 +624,7 @@ class _Pages:
         return await _page(self._pages, self._call, self._idle)
 
     def typed(self, body: bytes) -> Any:
-        """An item as its caller wants it."""
+        """An item in the type that the caller asked for."""
         assert self._call is not None
         return _typed(body, self._returns, self._call.tool)
 
@@ -637,8 +634,8 @@ class _Pages:
             await self._pages.aclose()
 
     def end(self) -> None:
-        """Cancels the call if it runs. Waits for nothing: a generator may be collected on any thread, the loop's own
-        included."""
+        """Cancels the call if it runs. Does not wait: a generator may be collected on any thread, also that of the
+        loop."""
         loop, pages = background.loop, self._pages
         if pages is not None and loop is not None and not loop.is_closed() and background.pid == os.getpid():
             loop.call_soon_threadsafe(lambda: loop.create_task(_ended(pages)))
@@ -661,7 +658,7 @@ def _items(pages: _Pages) -> Generator[Any, None, None]:
 
 
 async def _aitems(pages: _Pages) -> AsyncGenerator[Any, None]:
-    """As _items, for coroutines."""
+    """_items, for coroutines."""
     try:
         while True:
             try:
@@ -681,5 +678,5 @@ async def _aitems(pages: _Pages) -> AsyncGenerator[Any, None]:
 
 
 async def _ended(pages: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # it runs: cancelled tasks are ending it
+    with contextlib.suppress(RuntimeError):  # cancelled tasks are ending it
         await pages.aclose()

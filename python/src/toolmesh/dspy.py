@@ -35,13 +35,13 @@ __all__ = [
     "create_react_agent", "end_session", "init_tool_bridge", "tools",
 ]
 
-_AT_ONCE = 32  # calls of a batch
+_AT_ONCE = 32  # max concurrent calls of a batch
 _BATCH = 1000
 
 
 @api
 class ToolBridgeManager:
-    """The tools of one session, by the specifications that its owner gives."""
+    """The tools of one session, from the specifications of its owner."""
 
     def __init__(self, mesh: Mesh | None = None) -> None:
         self.mesh = mesh
@@ -116,7 +116,7 @@ class ToolBridgeManager:
 
 @api
 class BatchToolProcessor:
-    """Calls many tools at once, those of a manager."""
+    """Calls many tools of a manager concurrently."""
 
     def __init__(self, manager: ToolBridgeManager) -> None:
         self.manager = manager
@@ -142,14 +142,14 @@ class BatchToolProcessor:
         rest = [place for place in range(len(calls)) if place not in found]
         if rest:
             with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(rest))) as pool:
-                # Each in a context of its own: session and deadline are the caller's.
+                # Each in its own context: session and deadline are the caller's.
                 futures = [pool.submit(contextvars.copy_context().run, _outcome, *calls[place]) for place in rest]
                 found.update(zip(rest, [one.result() for one in futures], strict=True))
         return [found[place] for place in range(len(calls))]
 
 
 def _together(calls: list[Any], places: list[int]) -> dict[int, dict[str, Any]]:
-    """The outcomes of the calls at places, as one batch, without those that could not be sent so."""
+    """The outcomes of the calls at places, as one batch, without calls that a batch cannot carry."""
     found: dict[int, dict[str, Any]] = {}
     sent: list[int] = []
     members = []
@@ -250,7 +250,7 @@ def create_react_agent(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def agent(agent_id: str) -> Any:
-    """The dspy.ReAct that create_react_agent made; LookupError for one that it did not, or that has ended."""
+    """The dspy.ReAct made by create_react_agent; LookupError for an unknown or ended one."""
     with _lock:
         return _agents[agent_id][1]
 

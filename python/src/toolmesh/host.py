@@ -53,23 +53,23 @@ Self = typing.TypeVar("Self", bound="Host")
 
 _log = logging.getLogger("toolmesh")
 _SLOTS = 128
-_BACK = 0.1, 5.0  # seconds before a bridge that has died is started again: at first, and at most
-_LOST = 3  # status of a bridge that cannot serve: the node is another process's
-_DRAIN = 60.0  # seconds after which a bridge that drains is killed
+_BACK = 0.1, 5.0  # seconds before a bridge is restarted: at first, and max
+_LOST = 3  # exit status of a bridge whose node another process has taken over
+_DRAIN = 60.0  # seconds after which a draining bridge is killed
 _NAME = re.compile(r"[^.\s]+\Z")
-_FLOW = 64  # frames of a stream between two looks at the pipe
-_SHORT = 100e-6  # seconds: calls of functions that take less share a thread, to wake one costs as much
-_LONG = 1e-3  # seconds: more count as this many, so that one long call is soon forgotten
-_LOOK = 1e-3  # seconds between two looks at calls that wait for such a thread
+_FLOW = 64  # frames of a stream between two checks of the pipe
+_SHORT = 100e-6  # seconds: shorter calls share a thread, as waking one costs as much
+_LONG = 1e-3  # seconds: longer ones count as this, so that one long call is soon forgotten
+_LOOK = 1e-3  # seconds between two checks of calls waiting for such a thread
 
 
 @api
 class Host:
     """Serves functions as tools, as an ordinary node.
 
-    index is the name that their ids begin with, <index>.<name>, in every session; without it they are tools of session
-    alone, and end with it. slots is how many calls run at once, node the node's id. servers, context, creds and nkey
-    say where the mesh is, as for Mesh. Tools are added by tool, before it serves or while it does.
+    index is the prefix of their ids, <index>.<name>, in every session; without it they are tools of session alone, and
+    end with it. slots is the max number of concurrent calls, node the node's id. servers, context, creds and nkey say
+    where the mesh is, as for Mesh. Add tools with tool, before it serves or while it does.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Host:
             raise ValueError(f"slots is {slots}: it is how many calls run at once")
         where = ",".join([servers] if isinstance(servers, str) else servers or ())
         self._index, self._session, self._slots = index, session, slots
-        # By the environment, not by arguments: a URL may hold a password.
+        # By the environment, not by arguments, which all users of the machine can read: a URL may have a password.
         self._settings = {name: value for name, value in {
             "MESH_NATS_URL": where, "MESH_NATS_CONTEXT": context, "MESH_NATS_CREDS": creds, "MESH_NATS_NKEY": nkey,
             "MESH_SESSION": session, "MESH_NODE": node, "MESH_SLOTS": str(slots), "MESH_LOG_LEVEL": "warn",
@@ -101,11 +101,12 @@ class Host:
         self, function: F | None = None, /, *, name: str | None = None, description: str | None = None,
         metadata: dict[str, Any] | None = None, **annotations: Unpack[Annotations],
     ) -> Any:
-        """Makes a function a tool, as a decorator with or without arguments; the function stays what it is. Its schemas
-        come from its annotations and its docstring. A lambda and any other callable without a name get a generated one,
-        tool_<uuid>: see tools. annotations are those of tools.toml: timeout and cache_ttl (seconds, or text like "2s"),
-        cache_shared, idempotent, parallel_safe, resource_key, read_only, lane_scope, collect, results. Raises TypeError
-        for what is no function, ValueError for a name that cannot be or is taken, or an unknown annotation."""
+        """Makes a function a tool, as a decorator with or without arguments; the function itself does not change. Its
+        schemas come from its annotations and its docstring. A lambda, or another callable without a name, gets a
+        generated one, tool_<uuid>: see tools. annotations are those of tools.toml: timeout and cache_ttl (seconds, or
+        text like "2s"), cache_shared, idempotent, parallel_safe, resource_key, read_only, lane_scope, collect, results.
+        Raises TypeError for objects that are not functions, ValueError for an invalid or used name, or an unknown
+        annotation."""
         if function is None:
             return functools.partial(
                 self.tool, name=name, description=description, metadata=metadata, **annotations)
@@ -139,17 +140,17 @@ class Host:
 
     @property
     def serving(self) -> bool:
-        """Whether it serves, or is about to."""
+        """Whether it serves, or is starting to."""
         return self._runner is not None
 
     def serve(self) -> None:
-        """Serves until SIGINT or SIGTERM, or stop; then the calls that run end first.
-        Raises Unavailable where there is no mesh or no binary."""
-        # A loop of ours is not in debug mode under python -X dev: how long a step took says how busy the machine was.
+        """Serves until SIGINT or SIGTERM, or stop, and then lets running calls end. Raises Unavailable without a mesh
+        or a binary."""
+        # Our loop ignores the debug mode of python -X dev, which would log steps that are slow on a busy machine.
         asyncio.run(self.aserve(signals=threading.current_thread() is threading.main_thread()), debug=False)
 
     async def aserve(self, *, signals: bool = False, ready: Callable[[], None] | None = None) -> None:
-        """serve, on the running event loop, on which coroutines are run too. Cancelling it drains."""
+        """serve, on the running event loop, which also runs coroutines. Cancelling it drains."""
         if not self._tools:
             raise ValueError("there is no tool to serve: decorate a function with tool first")
         with self._lock:
@@ -169,7 +170,7 @@ class Host:
             self._runner = None
 
     def stop(self) -> None:
-        """Ends serve, aserve or start from any thread, once the calls that run have ended."""
+        """Ends serve, aserve or start from any thread, after running calls have ended."""
         runner, thread = self._runner, self._thread
         if runner is not None:
             runner.stop()
@@ -178,7 +179,7 @@ class Host:
             self._thread = None
 
     def start(self: Self) -> Self:
-        """Serves on a thread of its own; returns once calls are served. stop ends it."""
+        """Serves on its own thread; returns once calls are served. stop ends it."""
         if self.serving:
             raise RuntimeError("it serves already")
         served = threading.Event()
@@ -237,7 +238,7 @@ class _Offered:
         if isinstance(said.get("resource_key"), str) and said["resource_key"] != "dynamic":
             said["resource_key"] = [said["resource_key"]]
         self.streaming = self.kind in ("generator", "async_generator")
-        self.took = _LONG  # seconds of a call, on the average of the last few
+        self.took = _LONG  # seconds of a call, averaged over the last few
         varargs = next((one.name for one in signature.parameters if one.kind == "varargs"), None)
         self.spec = {
             "tool_id": self.name, "name": self.name, "type": "streaming" if self.streaming else "standard",
@@ -250,14 +251,14 @@ class _Offered:
 
 
 class _Call:
-    """One call that is being served."""
+    """One call being served."""
 
     __slots__ = ("id", "offered", "positional", "keyword", "stream", "credit", "sent", "context", "thread", "task",
                  "cancelled", "flow", "key", "bridge")
 
     def __init__(self, bridge: Bridge, frame: Frame, key: bytes, offered: _Offered, positional: Sequence[Any],
                  keyword: dict[str, Any]) -> None:
-        self.bridge = bridge  # that it came from
+        self.bridge = bridge  # from which it came
         self.id: str = frame["rpc_id"]
         self.key = key  # the id as JSON
         self.offered, self.positional, self.keyword = offered, positional, keyword
@@ -272,7 +273,7 @@ class _Call:
 
 
 class _Runner:
-    """Serves the tools of a host, over one bridge after the other."""
+    """Serves the tools of a host, over successive bridges."""
 
     def __init__(self, settings: dict[str, str], index: str | None, session: str | None, slots: int,
                  tools: dict[str, _Offered]) -> None:
@@ -282,12 +283,12 @@ class _Runner:
         self._bridge: Bridge | None = None
         self._running: dict[str, _Call] = {}
         self._waiting: deque[_Call] = deque()  # for a thread
-        self._given, self._taken, self._seen = 0, 0, 0  # calls: that waited, that wait no more, _given at the last look
+        self._given, self._taken, self._seen = 0, 0, 0  # calls: all that waited, no longer waiting, at the last look
         self._looking = False
         self._had_calls = False
-        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # of a thread that has nothing to do: False ends it
-        self._awake, self._roused, self._threads = 0, 0, 0  # _roused: awake, and not yet looking for a call
-        self._lock = lock()  # of threads, of calls that wait for them and of exceptions raised in them
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # of an idle thread: False ends it
+        self._awake, self._roused, self._threads = 0, 0, 0  # _roused: awake but not yet looking for a call
+        self._lock = lock()  # guards threads, calls that wait for them and exceptions raised in them
         self._stopping = False
         self._stopped = asyncio.Event()
         self.node = ""
@@ -298,7 +299,7 @@ class _Runner:
         try:
             while True:
                 began = time.monotonic()
-                bridge = self._bridge = Bridge(self._take)  # calls come as soon as the tools are offered
+                bridge = self._bridge = Bridge(self._take)  # calls arrive as soon as tools are offered
                 try:
                     await bridge.start(self._settings)
                     await self._offer(bridge, list(self._tools.values()))
@@ -307,7 +308,7 @@ class _Runner:
                     if self._stopping:
                         return
                     if not self.node and not self._had_calls:
-                        raise  # it has never served: calls come before the bridge says that they may
+                        raise  # it never served: calls may come before the bridge is ready
                     _log.error("%s", failure)
                 else:
                     self.node = bridge.ready["node"]
@@ -341,7 +342,7 @@ class _Runner:
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
-            self.stop()  # the task that serves was cancelled: drain, then go
+            self.stop()  # the serving task was cancelled: drain, then end
             await asyncio.wait({waiting}, timeout=_DRAIN)
             if not waiting.done():
                 await bridge.kill()
@@ -360,7 +361,7 @@ class _Runner:
         self._loop.call_soon_threadsafe(begin)
 
     def stop(self) -> None:
-        """Drains, from any thread. Once more: now."""
+        """Drains, from any thread. The second call ends it at once."""
         def begin() -> None:
             if self._stopping and self._bridge is not None:
                 self._loop.create_task(self._bridge.kill())
@@ -372,7 +373,7 @@ class _Runner:
         try:
             self._loop.call_soon_threadsafe(begin)
         except RuntimeError:
-            pass  # its loop has ended, and it with it
+            pass  # its loop has ended
 
     def _give_up(self) -> None:
         """Cancels running calls: the bridge has ended, and with it every caller."""
@@ -436,7 +437,7 @@ class _Runner:
                 threading.Thread(target=self._work, name="toolmesh tool", daemon=True).start()
 
     def _look(self) -> None:
-        """Calls that waited at the last look already get threads: what is before them takes its time."""
+        """Gives threads to calls that were waiting at the last check already: earlier calls are slow."""
         with self._lock:
             self._rouse(self._seen - self._taken - self._roused)
             self._looking = self._seen != self._given or self._taken != self._given
@@ -470,8 +471,7 @@ class _Runner:
                          + b"}")
 
     def _cancel(self, call: _Call) -> None:
-        """The caller has given up: a task is cancelled, and in a thread the function is
-        left where it stands in Python code."""
+        """The caller has cancelled: cancels a task, or in a thread interrupts the function in its Python code."""
         if call.task is not None:
             call.cancelled = True
             call.task.cancel()
@@ -534,11 +534,11 @@ class _Runner:
                 elif done is None:
                     self._awake -= 1
             if call is not None:
-                with contextlib.suppress(guard.Cancelled):  # it came when the answer was on its way
+                with contextlib.suppress(guard.Cancelled):  # it came while the answer was being sent
                     call.context.run(self._run_call, call)
                 done = call.bridge
             elif done is not None:
-                done.flush()  # callbacks that come meanwhile run, too, before this sleeps
+                done.flush()  # callbacks that arrive meanwhile run, too, before this sleeps
                 done = None
             elif not (roused := self._wake.get()):
                 return
@@ -590,7 +590,7 @@ class _Runner:
             value.close()
 
     def _on_loop(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """The result of a coroutine that is made on the loop. One that was made here would never be awaited if a cancel
+        """The result of a coroutine, created on the loop: one created here would never be awaited if a cancel
         interrupted this thread just then."""
         found: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
@@ -629,7 +629,7 @@ async def _collected(value: Any) -> Any:
 
 
 def _go_on(call: _Call) -> None:
-    """Credit has come, or a cancel: wakes its waiter."""
+    """Credit or a cancel has arrived: wakes its waiter."""
     flow = call.flow
     if isinstance(flow, asyncio.Event):
         flow.set()
@@ -650,7 +650,7 @@ def _failed(key: bytes, error: bytes) -> bytes:
 
 
 def _bound(tool: Any, frame: Frame, body: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments as the function takes them; raises Mismatch."""
+    """The arguments in the function's form; raises Mismatch."""
     given = tool.decode(body).get("kwargs") if tool.described.exact else frame.get("kwargs")
     return tool.bind(given or {}, frame.get("args") or [])  # type: ignore[no-any-return]
 
@@ -668,7 +668,7 @@ def _told_of(failure: BaseException, call: _Call) -> bytes:
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Raises an exception in a thread when it next runs Python code; None takes one back."""
+    """Raises an exception in a thread when it next runs Python code; None withdraws one."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind) if kind else None)
 
 

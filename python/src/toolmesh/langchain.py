@@ -24,7 +24,7 @@ __all__ = ["tools"]
 
 
 class _Tool(StructuredTool):
-    # Not StructuredTool's own, which keep the names config and run_manager for themselves.
+    # StructuredTool's own parameters reserve the names config and run_manager.
     def _run(self, /, **arguments: Any) -> Any:
         return self.func(**arguments)
 
@@ -34,7 +34,7 @@ class _Tool(StructuredTool):
 
 @outward
 def tools(mesh: Mesh, prefix: str = "") -> list[StructuredTool]:
-    """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
+    """The tools of the session whose id begins with prefix. A streaming tool returns the list of its items."""
     return [_made(*one) for one in named(mesh, prefix)]
 
 

@@ -52,17 +52,17 @@ def default() -> toolmesh.Mesh:
 
 
 def in_tool() -> bool:
-    """Whether this is a process that an agent runs tools in."""
+    """Whether this is a process in which an agent runs tools."""
     return "_toolmesh_worker" in sys.modules
 
 
 def serves() -> bool:
-    """Whether this code serves a call: the calls that it makes are nested in that one."""
+    """Whether this code serves a call: its own calls are nested in that one."""
     return in_tool() or serving.current.get() is not None
 
 
 def _here() -> toolmesh.Mesh:
-    """The object behind this module's functions where this code runs."""
+    """The object behind this module's functions for the current code."""
     return typing.cast("toolmesh.Mesh", tool_side) if serves() else default()
 
 
@@ -72,17 +72,17 @@ def call(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | N
 
 
 def stream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Iterator[Any]:
-    """Calls a tool and yields its items as they come; see Mesh.stream."""
+    """Calls a tool and yields its items as they arrive; see Mesh.stream."""
     return _here().stream(tool, args, timeout=timeout)
 
 
 async def acall(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
-    """As call, for coroutines."""
+    """call, for coroutines."""
     return await _here().acall(tool, args, timeout=timeout)
 
 
 def astream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> AsyncIterator[Any]:
-    """As stream, for coroutines."""
+    """stream, for coroutines."""
     return _here().astream(tool, args, timeout=timeout)
 
 
@@ -96,32 +96,32 @@ def batch(
 async def abatch(
     calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
 ) -> list[Any]:
-    """As batch, for coroutines."""
+    """batch, for coroutines."""
     return await _here().abatch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
 
 
 def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.Task:
-    """Submits a call that is made even if this program ends, and returns its task; see Mesh.submit."""
+    """Submits a call that runs even if this program ends, and returns its task; see Mesh.submit."""
     return _here().submit(tool, args, **options)
 
 
 async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.AsyncTask:
-    """As submit, for coroutines."""
+    """submit, for coroutines."""
     return await _here().asubmit(tool, args, **options)
 
 
 def task(id: str) -> tasks.Task:
-    """The durable task of that name; see Mesh.task."""
+    """The durable task with that id; see Mesh.task."""
     return _here().task(id)
 
 
 def describe(tool: str) -> dict[str, Any]:
-    """The description of a tool, as mesh info --json prints it; ToolNotFound names the nearest ids."""
+    """The description of a tool, as mesh info --json prints it; ToolNotFound lists the nearest ids."""
     return _here().describe(tool)
 
 
 async def adescribe(tool: str) -> dict[str, Any]:
-    """As describe, for coroutines."""
+    """describe, for coroutines."""
     return await _here().adescribe(tool)
 
 
@@ -134,8 +134,8 @@ def tool(function: None = None, /, **settings: Unpack[Options]) -> Callable[[F],
 
 
 def tool(function: Any = None, /, **settings: Unpack[Options]) -> Any:
-    """Makes a function a tool that serve serves, as a decorator with or without arguments; see Host.tool. Inside a
-    tool's worker it changes nothing: what an index offers is said in its tools.toml."""
+    """Makes a function a tool for serve, as a decorator with or without arguments; see Host.tool. Inside a tool's
+    worker it has no effect: tools.toml lists the tools of an index."""
     if function is None:
         return functools.partial(tool, **settings)
     if in_tool():
@@ -145,24 +145,24 @@ def tool(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     else:
         from .host import Host
 
-        Host().tool(function, **settings)  # an invalid tool is refused at its definition
+        Host().tool(function, **settings)  # refuses an invalid tool at its definition
     _tools.append((function, settings))
     return function
 
 
 def serve(**settings: Unpack[Settings]) -> None:
-    """Serves the functions that tool has decorated until SIGINT or SIGTERM; the
-    settings are Host's. One of a process at a time."""
+    """Serves the functions decorated by tool until SIGINT or SIGTERM; the settings are Host's. Once per process at a
+    time."""
     _made(settings).serve()
 
 
 async def aserve(**settings: Unpack[Settings]) -> None:
-    """As serve, on the running event loop. Cancelling it drains."""
+    """serve, on the running event loop. Cancelling it drains."""
     await _made(settings).aserve()
 
 
 def stop() -> None:
-    """Ends serve from another thread, once the calls that run have ended."""
+    """Ends serve from another thread, after running calls have ended."""
     if _host is not None:
         _host.stop()
 

@@ -25,7 +25,7 @@ __all__ = ["tools"]
 
 @outward
 def tools(mesh: Mesh, prefix: str = "") -> list[FunctionTool]:
-    """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
+    """The tools of the session whose id begins with prefix. A streaming tool returns the list of its items."""
     found = mesh.tools(prefix)
     return [_made(mesh, *one) for one in zip(found, mesh.format("openai-responses", found), strict=True)]
 
@@ -38,6 +38,7 @@ def _made(mesh: Mesh, tool: Any, declared: dict[str, Any]) -> FunctionTool:
         except errors.MeshError as failure:
             return f"error: {brief(failure)}"
 
-    # Strict where the mesh could write it so, which it maps back: the SDK's own way would lose what is optional.
+    # Strict if the mesh could write a strict schema, which it maps back: the SDK's own conversion would lose optional
+    # arguments.
     return FunctionTool(name=declared["name"], description=declared.get("description", ""), on_invoke_tool=invoke,
                         params_json_schema=declared["parameters"], strict_json_schema=declared.get("strict") is True)

@@ -26,7 +26,7 @@ __all__ = ["tools"]
 
 @outward
 def tools(mesh: Mesh, prefix: str = "") -> list[Tool[Any]]:
-    """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
+    """The tools of the session whose id begins with prefix. A streaming tool returns the list of its items."""
     return [_made(*one) for one in named(mesh, prefix)]
 
 

@@ -29,18 +29,18 @@ from .remote import RemoteTool
 __all__ = ["MeshToolCall", "host", "serve", "tools"]
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
-_UNKNOWN = "<unknown>"  # what OpenRath's own tools have for an argument that is missing
+_UNKNOWN = "<unknown>"  # OpenRath's own value for a missing argument
 
 
 @outward
 def tools(mesh: Mesh, prefix: str = "") -> list[MeshToolCall]:
-    """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
+    """The tools of the session whose id begins with prefix. A streaming tool returns the list of its items."""
     return [MeshToolCall(*one) for one in named(mesh, prefix)]
 
 
 class MeshToolCall(FlowToolCall):
-    """A tool of the mesh in OpenRath's loop, with the declarations that it has in the
-    mesh. Failures are MeshErrors, which the loop shows to its model."""
+    """A tool of the mesh in OpenRath's loop, with its declarations in the mesh. Failures are MeshErrors, which the loop
+    shows to its model."""
 
     def __init__(self, tool: RemoteTool, name: str = "") -> None:
         self._tool = tool
@@ -59,25 +59,25 @@ class MeshToolCall(FlowToolCall):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Its input schema, as it is."""
+        """Its input schema, unchanged."""
         return self._tool.input_schema
 
     def resource_key(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """The lane of a call: the key that the tool declares, with the arguments in it.
-        Else, and where its host computes one, OpenRath's default."""
+        """The lane of a call: the key that the tool declares, with the arguments filled in. Without one, or if the host
+        computes it, OpenRath's default."""
         declared = self._tool.annotations.get("resource_key")
         if not isinstance(declared, list):
             return tuple(super().resource_key(arguments))
         return tuple(_FIELD.sub(lambda found: str(arguments.get(found[1], _UNKNOWN)), one) for one in declared)
 
     def __call__(self, session: Any, arguments: Mapping[str, Any]) -> Any:
-        """Calls the tool; OpenRath's session is not the mesh's, and is not looked at."""
+        """Calls the tool; OpenRath's session is not the mesh's and is ignored."""
         return run(self._tool, dict(arguments))
 
 
 def host(*flow_tools: FlowToolCall, rath_session: Any = None, **settings: Unpack[Settings]) -> Host:
-    """A Host, of those settings, that serves OpenRath's tools under their names, their declarations kept. They run in
-    rath_session, a new one if None. One that is not parallel_safe runs once at a time."""
+    """A Host with those settings that serves OpenRath's tools under their names and declarations. They run in
+    rath_session, a new one if None. A tool without parallel_safe runs one call at a time."""
     made = Host(**settings)
     where = rath_session if rath_session is not None else create_user_session("")
     for one in flow_tools:

@@ -25,7 +25,7 @@ _SIMPLE = {"string": str, "integer": int, "number": float, "boolean": bool, "nul
 
 
 def annotation(declared: Any, definitions: JSONObject | None = None, depth: int = 0) -> Any:
-    """The Python type of what a JSON Schema describes; Any where there is none."""
+    """The Python type for a JSON Schema; Any if it has none."""
     if not isinstance(declared, dict) or depth > 8:
         return typing.Any
     definitions = definitions or {}
@@ -74,9 +74,9 @@ def _union(members: list[Any]) -> Any:
 def signature(
     input_schema: JSONObject, output_schema: JSONObject | None, streaming: bool, varargs: str = "",
 ) -> inspect.Signature:
-    """The signature of the function behind a tool, as far as its schemas tell: parameters that the caller must give,
-    with the types, then those with a default; varargs is the name of *args, if it has such; what cannot be a parameter
-    of Python's goes by **further."""
+    """The signature of the function behind a tool, as far as its schemas tell: required parameters with their types,
+    then those with a default. varargs is the name of *args, if any. Arguments that cannot be Python parameters go to
+    **further."""
     definitions = input_schema.get("$defs", {})
     required = set(input_schema.get("required", ()))
     parameters: list[inspect.Parameter] = []
@@ -112,7 +112,7 @@ def signature(
 
 
 def declared(body: bytes, input_schema: JSONObject) -> bytes:
-    """Arguments with their bytes as a tool declares them: base64 text, where its schema says so."""
+    """Arguments with bytes in the form that the tool declares: base64 text, if its schema says so."""
     definitions = input_schema.get("$defs", {})
 
     def settle(value: Any, said: Any, depth: int = 0) -> Any:
@@ -143,8 +143,8 @@ F = typing.TypeVar("F", bound=Callable[..., Any])
 
 
 def by_name(signature: inspect.Signature, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
-    """The arguments of a call of Python's by their names, those of *args as a list. TypeError for one without a name or
-    given twice; what is missing or unknown is for the tool to say."""
+    """The arguments of a Python call by name, those of *args as a list. TypeError for one without a name or given
+    twice; the tool checks for missing and unknown ones."""
     given: JSONObject = {}
     rest = list(positional)
     for name, one in signature.parameters.items():
@@ -160,13 +160,14 @@ def by_name(signature: inspect.Signature, positional: tuple[Any, ...], keywords:
 
 
 class Named(str):
-    """The id of a tool that was described, with the revision of its index then: a refusal by another one says so."""
+    """The id of a described tool, with the revision of its index at that time: a refusal by another revision says
+    so."""
 
     revision = ""
 
 
 class _Method:
-    """A method that has, on a tool, the signature of the tool: frameworks ask __call__ for the parameters."""
+    """A method with the signature of the tool it is called on: frameworks inspect __call__."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = outward(function)
@@ -187,11 +188,11 @@ def _method(function: F) -> F:
 
 @api
 class Description:
-    """The description of a tool, and the names of arguments for it.
+    """The description of a tool, and the names of its arguments.
 
-    id is the full id, name its last part, revision that of its index; input_schema and output_schema are JSON Schemas
-    (output_schema is None where nothing is said of the result); annotations say how the tool behaves (idempotent,
-    parallel_safe, resource_key, timeout and others); metadata is its author's own.
+    id is the full id, name its last part, revision that of its index. input_schema and output_schema are JSON Schemas
+    (output_schema is None if undeclared). annotations describe the tool's behaviour (idempotent, parallel_safe,
+    resource_key, timeout and others). metadata is its author's own.
     """
 
     def __init__(self, told: JSONObject) -> None:
@@ -216,20 +217,20 @@ class Description:
             name: one.annotation for name, one in self.__signature__.parameters.items()
             if one.annotation is not inspect.Parameter.empty
         }
-        if self._varargs in self.__annotations__:  # by name it is a list, and by name frameworks call
+        if self._varargs in self.__annotations__:  # by name it is a list, and frameworks call by name
             self.__annotations__[self._varargs] = list[self.__annotations__[self._varargs]]  # type: ignore[name-defined]
         if self.__signature__.return_annotation is not inspect.Signature.empty:
             self.__annotations__["return"] = self.__signature__.return_annotation
 
     def __deepcopy__(self, _memo: Any = None) -> Any:
-        return self  # it does not change, and its connection is one
+        return self  # it is immutable, and its connection is unique
 
     def __repr__(self) -> str:
         return f"<tool {self.id}{self.__signature__}>"
 
     def arguments(self, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
-        """The arguments object of a call. Raises InvalidArguments for too many and for what is given twice; the rest
-        is checked where the tool runs."""
+        """The arguments object of a call. Raises InvalidArguments for too many arguments and for repeated ones; the
+        node checks the rest."""
         try:
             return by_name(self.__signature__, positional, keywords) if positional else keywords
         except TypeError as failure:
@@ -237,7 +238,7 @@ class Description:
 
 
 class _Remote(Description):
-    """A tool with the mesh where it is called."""
+    """A tool with its mesh."""
 
     def __init__(self, mesh: Any, told: JSONObject) -> None:
         super().__init__(told)
@@ -245,34 +246,34 @@ class _Remote(Description):
 
 
 class RemoteTool(_Remote):
-    """A tool to call like the function that it is: tool("Oslo", days=2). Any thread may call it."""
+    """A tool to call like its function: tool("Oslo", days=2). Any thread may call it."""
 
     @_method
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls the tool and returns its result; of one that streams, the last value, or the list of all where the
-        tool says so."""
+        """Calls the tool and returns its result; for a streaming tool the last value, or the list of all if the tool
+        says so."""
         return self._mesh.call(self._named, self.arguments(args, kwargs))
 
     @_method
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
-        """As a call, for coroutines of any event loop."""
+        """A call, for coroutines of any event loop."""
         return await self._mesh.acall(self._named, self.arguments(args, kwargs))
 
     @_method
     def stream(self, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
-        """Calls the tool and yields its items as they come."""
+        """Calls the tool and yields its items as they arrive."""
         items: Generator[Any, None, None] = self._mesh.stream(self._named, self.arguments(args, kwargs))
         return items
 
     @_method
     def astream(self, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        """As stream, for coroutines."""
+        """stream, for coroutines."""
         items: AsyncGenerator[Any, None] = self._mesh.astream(self._named, self.arguments(args, kwargs))
         return items
 
 
 class AsyncRemoteTool(_Remote):
-    """As RemoteTool, for coroutines: await tool("Oslo")."""
+    """RemoteTool, for coroutines: await tool("Oslo")."""
 
     __call__ = acall = RemoteTool.__dict__["acall"]
     stream = astream = RemoteTool.__dict__["astream"]

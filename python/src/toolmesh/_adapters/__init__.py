@@ -1,1 +1,1 @@
-"""The common part of the tools of all frameworks. It never imports a framework but for dspy_tool, which is DSPy's."""
+"""The common part of the tools of all frameworks. Only dspy_tool, which is for DSPy, imports a framework."""

@@ -1,4 +1,4 @@
-"""The common part of the frameworks' tools: names, runs, and failures as a model reads them."""
+"""The common part of the frameworks' tools: names, calls, and failures in words for a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if typing.TYPE_CHECKING:
 
 _NAME = 64
 _HASHED = re.compile(r"t_.*_[0-9a-f]{8}", re.ASCII)
-_SHOWN = 600  # characters of a failure that a model reads
+_SHOWN = 600  # max characters of a failure for a model
 # Names that agents use themselves: ReAct, ReActV2 and RLM of DSPy.
 _RESERVED = {"finish", "submit", "SUBMIT", "llm_query", "llm_query_batched", "print"}
 _ADVICE = {
@@ -37,8 +37,8 @@ _ADVICE = {
 
 
 def names(ids: Sequence[str]) -> dict[str, str]:
-    """Names for ids that every provider takes, that are identifiers, and that are unique in this set: the id
-    with _ for what is between its words, else a hash of the id behind it."""
+    """Names for ids: accepted by every provider, identifiers, and unique in this set. The name is the id with _ between
+    its words, or that with a hash of the id."""
     plain = {one: re.sub(r"[^A-Za-z0-9_]", "_", one) for one in ids}
     taken = collections.Counter(plain.values())
 
@@ -53,8 +53,8 @@ def names(ids: Sequence[str]) -> dict[str, str]:
 
 
 def named(mesh: Mesh, prefix: str) -> list[tuple[RemoteTool, str]]:
-    """The tools whose id begins with prefix, with names that are no other tool's of the whole session: lists of
-    several prefixes may be put together."""
+    """The tools whose id begins with prefix. Names are unique in the whole session: lists of several prefixes can be
+    joined."""
     found, core = mesh.tools(prefix), mesh._here()
     known = background.run(lambda: core._ids("")) if prefix else []
     by_id = names(list(dict.fromkeys([*known, *[one.id for one in found]])))
@@ -62,8 +62,8 @@ def named(mesh: Mesh, prefix: str) -> list[tuple[RemoteTool, str]]:
 
 
 def run(tool: RemoteTool, arguments: dict[str, Any], exact: bool = False) -> Any:
-    """The result of a model's call; of a tool that streams the list of its items. Unless they are exact already,
-    the mesh is asked what refused arguments mean."""
+    """The result of a model's call; for a streaming tool the list of its items. If the arguments are refused and not
+    exact, the mesh is asked for their meaning."""
     mesh = tool._mesh
     call = mesh.collect if tool.streaming else mesh.call
     try:
@@ -76,7 +76,7 @@ def run(tool: RemoteTool, arguments: dict[str, Any], exact: bool = False) -> Any
 
 
 async def arun(tool: RemoteTool, arguments: dict[str, Any], exact: bool = False) -> Any:
-    """As run, for coroutines; cancelling it cancels the call."""
+    """run, for coroutines; cancelling it cancels the call."""
     async def call(given: dict[str, Any]) -> Any:
         if not tool.streaming:
             return await tool._mesh.acall(tool._named, given)
@@ -92,13 +92,13 @@ async def arun(tool: RemoteTool, arguments: dict[str, Any], exact: bool = False)
 
 
 def meant(mesh: Any, tool: str, arguments: dict[str, Any], failure: errors.MeshError) -> Future[dict[str, Any]]:
-    """The arguments that a model meant by those that were refused; raises the failure where the mesh knows none."""
+    """The meaning of refused arguments; raises the failure if the mesh finds none."""
     if failure.started is not False or not isinstance(mesh, Mesh):
         raise failure
     core = mesh._here()
 
     async def ask() -> dict[str, Any]:
-        # The refusal says more than an error of the question would.
+        # The refusal says more than an error of this request would.
         with contextlib.suppress(errors.MeshError):
             _, found = await models.meant(core._links.here(), core.session_name, tool, arguments, only_changed=True)
             if found is not None:
@@ -111,18 +111,18 @@ def meant(mesh: Any, tool: str, arguments: dict[str, Any], failure: errors.MeshE
 
 
 async def meaning(mesh: Mesh, call: Any) -> dict[str, Any]:
-    """The arguments of a call of a model whose tools mesh.format has declared, as the tool itself has them."""
+    """The tool's own arguments in a call of a model whose tools mesh.format has declared."""
     _, arguments = await asyncio.wrap_future(background.submit(mesh._meaning(call)))
     return typing.cast("dict[str, Any]", arguments)
 
 
 def text(value: Any) -> str:
-    """A result as text: text as it is, anything else as JSON."""
+    """A result as text: text unchanged, any other as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def brief(failure: errors.MeshError) -> errors.MeshError:
-    """A failure as a model should read it: what, and what to do. The rest stays in its attributes."""
+    """A failure in words for a model: what happened and what to do. The details stay in its attributes."""
     message = failure.message if len(failure.message) <= _SHOWN else failure.message[:_SHOWN] + "…"
     advice = _ADVICE.get(failure.code) or ("It may work when tried again." if failure.retryable else "")
     if advice:

@@ -1,4 +1,4 @@
-"""A tool of the mesh as dspy.Tool: its schema exact, its own checks, short errors. Imported where dspy is."""
+"""A tool of the mesh as dspy.Tool: its exact schema, its own checks, short errors. Imported only with dspy."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ JSONObject = dict[str, typing.Any]
 
 
 class MeshTool(dspy.Tool):
-    """One tool of the mesh. Calls take keywords; acall is truly asynchronous. A tool that streams returns its items. A
-    list that holds other things than texts is a tuple. desc may be changed, as optimizers do."""
+    """One tool of the mesh. Calls take keywords; acall is truly asynchronous. A streaming tool returns the list of its
+    items. A list with other items than texts becomes a tuple. Optimizers may change desc."""
 
     _proxy: RPCProxyTool = pydantic.PrivateAttr()
     _schema: JSONObject = pydantic.PrivateAttr()
@@ -45,7 +45,7 @@ class MeshTool(dspy.Tool):
         return meant(self._proxy._caller(), self._proxy._named, plain(kwargs, self._proxy.tool_id), failure)
 
     def _checked(self, kwargs: JSONObject) -> JSONObject:
-        """The arguments as they are sent, checked against the whole schema."""
+        """The arguments to send, checked against the whole schema."""
         given: JSONObject = plain(kwargs, self._proxy.tool_id, self._schema)
         wrong = sorted(self._checks.iter_errors(given), key=lambda one: one.json_path)
         if wrong:
@@ -57,13 +57,14 @@ class MeshTool(dspy.Tool):
                                     for one in wrong]})
         return given
 
-    # Arguments by name may have any: they reach what dspy decorates, whose own parameters have names too, as one.
+    # Arguments may have any names: functions decorated by dspy get them as one argument, as their own parameters have
+    # names, too.
     def __call__(self, /, **kwargs: typing.Any) -> typing.Any:
         """Calls the tool and returns its result."""
         return self._called(kwargs)
 
     async def acall(self, /, **kwargs: typing.Any) -> typing.Any:
-        """As a call, without holding up the event loop."""
+        """A call that does not block the event loop."""
         return await self._acalled(kwargs)
 
     @with_callbacks
@@ -82,7 +83,7 @@ class MeshTool(dspy.Tool):
             raise _quiet(failure) from None
 
     def format_as_litellm_function_call(self) -> JSONObject:
-        """The declaration for a model: the schema as its author has it."""
+        """The declaration for a model: the author's schema."""
         return {"type": "function", "function": {
             "name": self.name, "description": self.desc, "parameters": copy.deepcopy(self._schema)}}
 
@@ -91,14 +92,14 @@ class MeshTool(dspy.Tool):
         return f"{super().__str__()} Required: {', '.join(required)}." if required else super().__str__()
 
     def __deepcopy__(self, memo: typing.Any = None) -> MeshTool:
-        # Optimizers copy whole programs, and write into what they copied: the connection stays one.
+        # Optimizers copy whole programs and write into the copies: they share the connection.
         copied: MeshTool = self.model_copy(update={"args": copy.deepcopy(self.args)})
         return copied
 
 
 class _Call:
-    """What dspy calls, in places around the tool: so the checks are in here. It is no function: CodeAct, which copies
-    the source of functions into its interpreter, says so of others."""
+    """The function that dspy calls in several places, so the checks are in here. It is not a function: CodeAct, which
+    copies the source of functions into its interpreter, then reports that."""
 
     def __init__(self, tool: MeshTool, proxy: RPCProxyTool) -> None:
         self._tool, self._proxy = tool, proxy
@@ -115,7 +116,7 @@ class _Call:
 
 
 def _quiet(failure: errors.MeshError) -> errors.MeshError:
-    """A failure without frames: agents write the traceback of what they catch into what their model reads."""
+    """A failure without frames: agents pass the traceback of an exception to their model."""
     found = brief(failure)
     found.__class__ = _without_frames(type(found))  # type: ignore[arg-type]  # classes can be hashed
     return found
@@ -130,15 +131,14 @@ def _without_frames(kind: type[errors.MeshError]) -> type[errors.MeshError]:
 
 
 def _shown(value: typing.Any) -> typing.Any:
-    # ReAct of dspy 3.4 fails to show a list with anything but texts in it, and ends the whole run.
+    # ReAct of dspy 3.4 fails on a list with other items than texts, and ends the whole run.
     if isinstance(value, list) and not all(isinstance(one, str) for one in value):
         return tuple(value)
     return value
 
 
 def inlined(declared: typing.Any, schema: JSONObject, above: tuple[str, ...] = ()) -> typing.Any:
-    """A JSON Schema with the references within it replaced by their targets; where one
-    holds itself, by anything."""
+    """A JSON Schema with its inner references replaced by their targets; a recursive one becomes anything."""
     if isinstance(declared, list):
         return [inlined(one, schema, above) for one in declared]
     if not isinstance(declared, dict):

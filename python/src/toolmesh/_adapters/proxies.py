@@ -1,4 +1,4 @@
-"""Tools of the mesh as functions, which DSPy's tools are made of: toolmesh.dspy has them."""
+"""Tools of the mesh as functions, the basis of DSPy's tools; see toolmesh.dspy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .._locks import lock
 from ..client import Mesh
 from ..remote import Description, Named, declared
 
-CALL = 30.0  # seconds that a call has whose tool declares no time
+CALL = 30.0  # seconds of a call if the tool declares no timeout
 CHUNK = 60.0  # seconds between two items of a stream
 _CACHED = 100
 
@@ -26,10 +26,10 @@ _CACHED = 100
 class RPCProxyTool:
     """A tool of the mesh as a function: proxy("Oslo", days=2).
 
-    mesh is where it is called, and None the mesh that the program is in. timeout is the time of a call in seconds;
-    without one the tool's own holds, else CALL. told is what the mesh says of the tool: without it, it is asked for
-    when it is first needed, for arguments by position. Any thread may call it, many at once. Failures are MeshErrors:
-    those of arguments, sizes and unknown tools are ValueErrors too, and what is late is a TimeoutError.
+    mesh is the mesh to call; None: the mesh of the program. timeout is the time of a call in seconds; the default is
+    the tool's own, else CALL. told is the mesh's description of the tool: without it the proxy asks the mesh when
+    arguments are given by position. Any thread may call it, many concurrently. Failures are MeshErrors: those of
+    arguments, sizes and unknown tools are ValueErrors, too, and a timeout is a TimeoutError.
     """
 
     def __init__(self, tool_id: str, tool_name: str = "", mesh: Mesh | None = None, *,
@@ -51,12 +51,12 @@ class RPCProxyTool:
         return self._caller().call(self._named, self._arguments(args, kwargs), timeout=self._limit(CALL))
 
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
-        """As a call, for coroutines."""
+        """A call, for coroutines."""
         return await self._caller().acall(self._named, self._arguments(args, kwargs), timeout=self._limit(CALL))
 
     @property
     def _named(self) -> Named:
-        """tool_id, with the revision of what is known of the tool."""
+        """tool_id, with the known revision of the tool."""
         named = Named(self.tool_id)
         named.revision = self._told.revision if self._told is not None else ""
         return named
@@ -73,7 +73,7 @@ class RPCProxyTool:
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if not args:
-            return kwargs  # the mesh checks them
+            return kwargs  # the mesh validates them
         if self._told is None:
             caller = self._caller()
             if caller is _here:
@@ -86,16 +86,16 @@ class RPCProxyTool:
 
 @api
 class StreamingRPCProxyTool(RPCProxyTool):
-    """A tool whose items come one by one: for item in proxy(...). timeout is the longest time in seconds between two
-    items, CHUNK without one; the whole is bound by toolmesh.scope, and inside a tool by that tool's own time alone.
-    Closing the generator cancels the call."""
+    """A streaming tool: for item in proxy(...). timeout is the max time in seconds between two items, CHUNK by default.
+    The whole stream is limited by toolmesh.scope, and inside a tool by that tool's own time. Closing the generator
+    cancels the call."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Calls the tool and yields its items."""
         return self._options("stream")(self._named, self._arguments(args, kwargs))  # type: ignore[no-any-return]
 
     def acall(self, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # type: ignore[override]
-        """As a call, for coroutines."""
+        """A call, for coroutines."""
         return self._options("astream")(self._named, self._arguments(args, kwargs))  # type: ignore[no-any-return]
 
     def _options(self, name: str) -> Callable[..., Any]:
@@ -107,8 +107,8 @@ class StreamingRPCProxyTool(RPCProxyTool):
 
 @api
 class CachedRPCProxyTool(RPCProxyTool):
-    """A tool whose results are kept, for cache_ttl seconds and of the last 100 calls: for tools that answer the same to
-    the same. Failures are not kept. Every caller has a result of its own, which it may change."""
+    """A tool whose results are cached, for cache_ttl seconds and the last 100 calls: for tools that always give the
+    same answer to the same arguments. Failures are not cached. Every caller gets its own copy of a result."""
 
     def __init__(self, *args: Any, cache_ttl: float = 300, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -117,7 +117,7 @@ class CachedRPCProxyTool(RPCProxyTool):
         self._kept: OrderedDict[str, tuple[float, Any]] = OrderedDict()
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls the tool, or returns what it answered before."""
+        """Calls the tool, or returns the cached answer."""
         arguments = self._arguments(args, kwargs)
         key = self._key(arguments)
         kept = self._find(key)
@@ -127,7 +127,7 @@ class CachedRPCProxyTool(RPCProxyTool):
         return copy.deepcopy(kept[0])
 
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
-        """As a call, for coroutines."""
+        """A call, for coroutines."""
         arguments = self._arguments(args, kwargs)
         key = self._key(arguments)
         kept = self._find(key)
@@ -137,7 +137,7 @@ class CachedRPCProxyTool(RPCProxyTool):
         return copy.deepcopy(kept[0])
 
     def _key(self, arguments: dict[str, Any]) -> str:
-        # As it is sent: nested values have a key too, and 1, 1.0 and True have three.
+        # In the form on the wire: nested values have a key, too, and 1, 1.0 and True have three.
         session = self._mesh.session_name if self._mesh is not None else ""
         return session + "\n" + json.dumps(plain(arguments, self.tool_id), sort_keys=True)
 
@@ -159,7 +159,7 @@ class CachedRPCProxyTool(RPCProxyTool):
 
 
 def whole(proxy: RPCProxyTool, /, *args: Any, **kwargs: Any) -> Any:
-    """The result of a proxy; of a stream the list of its items."""
+    """The result of a proxy; for a stream the list of its items."""
     found = proxy(*args, **kwargs)
     return list(found) if isinstance(proxy, StreamingRPCProxyTool) else found
 
@@ -172,7 +172,7 @@ async def awhole(proxy: RPCProxyTool, /, **kwargs: Any) -> Any:
 
 
 def plain(arguments: dict[str, Any], tool: str, schema: dict[str, Any] | None = None) -> Any:
-    """Arguments as the JSON that is sent."""
+    """Arguments in their JSON form."""
     try:
         body = values.encode(arguments)
     except (values.NotSerializable, TypeError, ValueError) as failure:

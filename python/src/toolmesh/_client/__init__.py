@@ -1,2 +1,2 @@
-"""The parts of Mesh and AsyncMesh: names and subjects, one connection for each event loop, answers, streams, large
-values. It never imports a framework, and nothing that is made of it."""
+"""The parts of Mesh and AsyncMesh: names and subjects, a connection per event loop, answers, streams, payloads. It
+never imports a framework or an adapter."""

@@ -27,9 +27,9 @@ _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def bare(failure: Exception) -> None:
-    """Removes our frames from the traceback of a failure. Its caller handles the failure, and raises it again without
-    an operand right after this. The traceback stays whole if code of others is in it, like the generator of a batch,
-    and if the failure is a fault of ours: one that no raise statement of ours raised on purpose."""
+    """Removes our frames from the traceback of a failure. The caller is handling the failure and raises it again, with
+    a bare raise, right after this. The traceback stays whole if it contains frames of others, such as the generator of
+    a batch, or if the failure is a bug of ours: no raise statement of ours raised it."""
     last = step = failure.__traceback__
     while step is not None:
         if not _is_ours(step, _OURS):
@@ -40,10 +40,10 @@ def bare(failure: Exception) -> None:
     failure.__traceback__ = failure.__cause__ = None
     failure.__dict__["_bare"] = True  # for a caller that is outward, too
     if sys.version_info < (3, 11):
-        # It keeps the traceback of the exception that is handled elsewhere, too, for the raise to come.
+        # It also keeps the traceback of the exception handled elsewhere, for the next raise.
         python = ctypes.pythonapi
         for one in (type(failure), failure):
-            python.Py_IncRef(ctypes.py_object(one))  # the next function takes over a reference to each
+            python.Py_IncRef(ctypes.py_object(one))  # the next function takes over these references
         python.PyErr_SetExcInfo(ctypes.py_object(type(failure)), ctypes.py_object(failure), None)
 
 
@@ -52,7 +52,7 @@ def _is_ours(step: types.TracebackType, packages: typing.Container[str]) -> bool
 
 
 def _is_misuse(failure: Exception, last: types.TracebackType) -> bool:
-    """Whether we raised it on purpose, or Python did because the arguments do not fit the function's signature."""
+    """Whether we raised it deliberately, or Python did because the arguments do not fit the function's signature."""
     if "_bare" in failure.__dict__:
         return True
     if last is failure.__traceback__:
@@ -62,7 +62,7 @@ def _is_misuse(failure: Exception, last: types.TracebackType) -> bool:
 
 
 def outward(function: F) -> F:
-    """A function or a coroutine function of the API: its exceptions come without our frames."""
+    """Wraps a function or a coroutine function of the API: its exceptions have no frames of ours."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -96,13 +96,13 @@ def api(owner: C) -> C:
 
 
 def outdated(failure: errors.MeshError, described: str) -> None:
-    """Has a refusal say that the tool is of another revision than the one, if any, that its caller knows it by."""
+    """Adds to a refusal that the tool has another revision than the description that the caller uses, if so."""
     if failure.code == "invalid_arguments":
         failure.message += upgraded(described, failure.revision)
 
 
 def upgraded(described: str, now: str) -> str:
-    """The hint of a refusal about a tool that has another revision than its description."""
+    """The hint for a tool with another revision than its description."""
     if not described or now in ("", described):
         return ""
     return (f"; the tool's revision changed since it was described ({described[:12]} → {now[:12]}): "
@@ -110,7 +110,7 @@ def upgraded(described: str, now: str) -> str:
 
 
 def failed(message: Msg) -> errors.MeshError:
-    """The error that an answer tells of."""
+    """The error in an answer."""
     headers = message.headers or {}
     told: typing.Any
     try:
@@ -129,19 +129,19 @@ def failed(message: Msg) -> errors.MeshError:
 
 
 def by_number(number: str) -> str:
-    """The code of a number that has no name here: its class's."""
+    """The code for an HTTP-like number without a name here: that of its class."""
     return {"4": "invalid_request"}.get(number[:1], "internal")
 
 
 def unserved(tool: str, reason: str) -> errors.MeshError:
-    """The error of a tool that is known, and served nowhere."""
+    """The error of a known tool that no node serves."""
     why = reason or "it is known, but no node serves it now"
     return errors.error("unavailable", f"the tool cannot be called: {why}", tool=tool, started=False, origin="mesh",
                         retryable=True)
 
 
 def timed_out(tool: str, timeout: float, started: bool | None) -> errors.MeshError:
-    """The error of a call whose time, in seconds, is up here."""
+    """The error of a call that timed out here, after its time in seconds."""
     return errors.error("deadline_exceeded", f"no answer within {timeout:g} s", tool=tool, started=started,
                         origin="caller")
 
@@ -152,7 +152,7 @@ def refused(code: str, message: str, tool: str = "", **more: typing.Any) -> erro
 
 
 def unreachable(where: str, failure: BaseException) -> errors.MeshError:
-    """The error of a server that cannot be reached, or does not let us in."""
+    """The error of a server that cannot be reached, or refuses the connection."""
     text = str(failure) or type(failure).__name__
     if "authorization" in text.lower() or "authentication" in text.lower():
         return refused("permission_denied", f"the NATS server at {where} does not let us in: {text}. "
@@ -164,7 +164,7 @@ def unreachable(where: str, failure: BaseException) -> errors.MeshError:
 
 
 class NoResponders(Exception):
-    """NATS's 503: the request's subject has no subscriber."""
+    """NATS's 503: the subject of the request has no subscriber."""
 
 
 def result(message: Msg) -> bytes:

@@ -1,4 +1,4 @@
-"""The event loop of the process's Mesh objects, on a thread of its own, and how other threads have it work."""
+"""The event loop for the process's Mesh objects, on its own thread, and its use by other threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if typing.TYPE_CHECKING:
 
 
 class Background:
-    """The loop and its thread, from the first use on."""
+    """The loop and its thread, started at first use."""
 
     def __init__(self) -> None:
         self.lock = lock()
@@ -31,7 +31,7 @@ class Background:
         self.over = False
 
     def start(self) -> asyncio.AbstractEventLoop:
-        """The loop, which runs."""
+        """The running loop."""
         if self.over:
             raise refused("unavailable", "the interpreter is shutting down: no tool can be called any more")
         loop = self.loop
@@ -41,9 +41,10 @@ class Background:
             return loop
         with self.lock:
             if self.loop is None or self.pid != os.getpid():
-                # After a fork the parent's thread and loop are not here; its sockets are left alone.
+                # After a fork the child has neither the thread nor the loop of its parent; it leaves their sockets
+                # alone.
                 loop = asyncio.new_event_loop()
-                loop.set_debug(False)  # under python -X dev, too: the loop is not the program's
+                loop.set_debug(False)  # even under python -X dev: the loop is not the program's
                 thread = threading.Thread(target=self._run, args=(loop,), name="toolmesh", daemon=True)
                 try:
                     thread.start()
@@ -67,7 +68,7 @@ class Background:
             loop.close()
 
     def end(self) -> None:
-        """Ends the loop, and with it pending work, when the interpreter ends."""
+        """Ends the loop, and its pending work, when the interpreter ends."""
         with self.lock:
             self.over = True
             loop, thread = self.loop, self.thread
@@ -77,7 +78,7 @@ class Background:
         thread.join(2)
 
     def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
-        """Runs a coroutine that is made there. Cancelling the future cancels it."""
+        """Runs a coroutine, created on the loop. Cancelling the future cancels it."""
         async def work() -> T:
             return await make()
 
@@ -85,11 +86,11 @@ class Background:
         return asyncio.run_coroutine_threadsafe(work(), loop)
 
     def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """submit, and waits for it. An exception in the waiting thread cancels it."""
+        """submit, then waits. An exception in the waiting thread cancels the work."""
         loop, work = self.start(), _Awaited(make)
         try:
             loop.call_soon_threadsafe(work.begin, loop)
-            while not work.ended.acquire(timeout=1):  # a signal may come just before it waits
+            while not work.ended.acquire(timeout=1):  # a signal may arrive just before the wait
                 pass
         except BaseException:
             work.given_up = True
@@ -106,7 +107,7 @@ class Background:
 
 
 class _Awaited:
-    """A coroutine that one thread waits for: a bare lock, which costs a third of a future."""
+    """A coroutine that one thread waits for, with a bare lock: it costs a third of a future."""
 
     __slots__ = ("make", "ended", "task", "given_up", "value", "failure")
 
@@ -124,7 +125,7 @@ class _Awaited:
     async def run(self) -> None:
         try:
             self.value = await self.make()
-        except BaseException as failure:  # noqa: B036 - it is raised where it is waited for
+        except BaseException as failure:  # noqa: B036 - raised again in the waiting thread
             self.failure = failure
         if not background.over:  # else the waiting thread is a daemon, which ends with the interpreter
             self.ended.release()

@@ -1,7 +1,7 @@
-"""nats-py's client, with shorter ways for what each call does: a message with headers out, one in.
+"""nats-py's client, with faster paths for each call: a message with headers out, one in.
 
-nats-py spends more time on the headers of a call than all the rest of the client takes. What is overridden here is
-private to it: where a version lacks it, its own way is taken.
+nats-py spends more time on the headers of a call than the rest of the client takes. The overridden functions are
+private: if a version lacks one, its own path is used.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _QUICK = all(hasattr(Client, name) for name in ("_send_command", "_flush_pending
 
 
 class Broker(Client):
-    """A connection to a NATS server. With only_tls it never goes on in the clear: nats-py leaves that to the server's
-    first line, which a machine in between may write: it would be told the password."""
+    """A connection to a NATS server. With only_tls it never continues without TLS: nats-py decides by the server's
+    first line, which a machine in the middle could forge to get the password."""
 
     def __init__(self, only_tls: bool) -> None:
         super().__init__()
         self._only_tls = only_tls
-        self.secured = not only_tls  # whether TLS was asked for where it must be
+        self.secured = not only_tls  # whether TLS was used where it is required
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection and self._only_tls:
@@ -43,19 +43,19 @@ class Broker(Client):
             try:
                 return dict([line.split(": ", 1) for line in headers[len(_LINE):-4].decode().split("\r\n")])
             except ValueError:
-                pass  # no text, or not written as nodes write them
+                pass  # not text, or not in the form that nodes write
         return await super()._process_headers(headers)
 
     async def post(self, subject: str, body: bytes, reply: str, headers: dict[str, str]) -> None:
-        """publish of a request of ours, whose subject is well-formed; MaxPayloadError also where headers and body
-        together are too long: the server would end the connection."""
+        """publish, for our own requests with a valid subject. MaxPayloadError also if headers and body together are too
+        long, for which the server would close the connection."""
         text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         head = b"%b%b%b" % (_LINE, text.encode(), _END)
         size = len(head) + len(body)
         if size > self.max_payload:
             raise nats.errors.MaxPayloadError
         if not _QUICK or text.count("\n") != len(headers) or text.count("\r") != len(headers):
-            await self.publish(subject, body, reply, headers)  # which writes line breaks in values as spaces
+            await self.publish(subject, body, reply, headers)  # it replaces line breaks in values by spaces
             return
         command = f"HPUB {subject} {reply} {len(head)} {size}\r\n".encode()
         await self._send_command(b"%b%b%b%b" % (command, head, body, _END))
@@ -64,18 +64,18 @@ class Broker(Client):
 
 
 class Taker:
-    """In the place of the future that a subscription may have: gives each message to a function as soon as it is read.
-    A callback would have it a queue, a task and a turn of the loop later."""
+    """Replaces the future of a subscription: passes each message to a function as soon as it is read. A callback would
+    add a queue, a task and a turn of the loop."""
 
     def __init__(self, take: Callable[[Msg], None]) -> None:
         self._take = take
 
     def cancelled(self) -> bool:
-        """A future's; it takes all that comes."""
+        """Of a future; it accepts every message."""
         return False
 
     def set_result(self, message: Msg) -> None:
-        """A future's. An exception would end the reading of the connection."""
+        """Of a future. An exception would end the reading of the connection."""
         try:
             self._take(message)
         except Exception:
@@ -83,5 +83,5 @@ class Taker:
 
 
 def taking(take: Callable[[Msg], None]) -> asyncio.Future[Any]:
-    """The argument future of subscribe that gives each message to take."""
+    """The argument future of subscribe that passes each message to take."""
     return typing.cast("asyncio.Future[Any]", Taker(take))

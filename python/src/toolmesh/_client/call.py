@@ -1,4 +1,4 @@
-"""Types that the parts of the client share: a call, a request that waits for an answer, a node, a stored value."""
+"""Types shared by the parts of the client: a call, a pending request, a node, a stored value."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if typing.TYPE_CHECKING:
     from .._worker.schemas.files import File
     from .broker import Broker
 
-SILENCE = 2.5  # seconds without a sign after which a node may be lost
-STALLED = 0.5  # how late a wait may end until this process counts as frozen meanwhile: it listens anew then
-AGAIN = ".again"  # behind the inbox of a request that is sent again: a 503 to it is not one to the first
-_REFUSED = 0.1  # seconds for which a node that had no room is passed over, at most
+SILENCE = 2.5  # seconds without a keepalive after which a node may be lost
+STALLED = 0.5  # how late a wait may end before this process counts as frozen: then it waits anew
+AGAIN = ".again"  # suffix of the inbox of a repeated request: a 503 to it is not one to the first
+_REFUSED = 0.1  # max seconds for which a busy node is avoided
 
 
 def number(text: str) -> int | None:
-    """The number in a header; None where there is none: str.isdigit also takes what int does not."""
+    """The number in a header, else None: str.isdigit also accepts digits that int refuses."""
     return int(text) if len(text) < 20 and text.isascii() and text.isdigit() else None
 
 
 def new_rpc_id(prefix: str = "rpc_") -> str:
-    """A name for a call: a UUID of version 7, as the mesh's own clients make."""
+    """A new id for a call: a UUID of version 7, as in the mesh's other clients."""
     drawn, rest = divmod(int.from_bytes(os.urandom(10), "big"), 1 << 62)
     number = time.time_ns() // 1_000_000 << 80 | 7 << 76 | (drawn & 0xFFF) << 64 | 2 << 62 | rest
     return f"{prefix}{number:032x}"
@@ -66,18 +66,18 @@ class Place:
 
     node: str
     boot: str
-    load: float  # which part of its slots is taken, by its own word
+    load: float  # the used share of its slots, as it reports
     slots: int
     weight: float
-    ours: int = 0  # calls of ours that it has
-    full: float = 0.0  # until when it has no room, by time.monotonic
+    ours: int = 0  # our own calls there
+    full: float = 0.0  # until when it is busy, by time.monotonic
 
     def taken(self) -> float:
-        """Which part of its slots is taken, as far as is known."""
+        """The used share of its slots, as far as known."""
         return max(self.load, self.ours / self.slots)
 
     def refused(self, after: float) -> None:
-        """Notes that it had no room, and said when to come again."""
+        """Records that it was busy, and when to try again."""
         self.full = time.monotonic() + min(after, _REFUSED)
 
 
@@ -95,23 +95,23 @@ class Call:
     revision: str | None = None
     no_cache: bool = False
     deadline: float = 0.0  # when the timeout ends, by time.monotonic
-    batch: bool = False  # the body is one: it goes to no tool, and to no node
+    batch: bool = False  # the body is a batch: it goes to no tool and no node
     key: str | None = None  # idempotency key
-    place: Place | None = None  # which node it is sent to; None: any that the server chooses
-    queue: bool = False  # it goes to any
-    ref: Ref | None = None  # where the body is, if that is too large for a message
+    place: Place | None = None  # the node to send it to; None: any that the server chooses
+    queue: bool = False  # it goes to the queue group
+    ref: Ref | None = None  # the reference to the body, if that is too large for a message
     files: list[tuple[str, File]] = dataclasses.field(default_factory=list)  # by their marks in the body
-    stored: list[Ref] = dataclasses.field(default_factory=list)  # those of them that are in the store
-    ran: bool | None = False  # whether an attempt began, or None where that is not known
-    asked: asyncio.Task[bool] | None = None  # whether its tool is idempotent, once its node is missed
-    described: str = ""  # the revision whose description its caller has
+    stored: list[Ref] = dataclasses.field(default_factory=list)  # those in the store
+    ran: bool | None = False  # whether an attempt began, or None if unknown
+    asked: asyncio.Task[bool] | None = None  # whether its tool is idempotent, asked once its node is missed
+    described: str = ""  # the revision of the caller's description
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
             self.deadline = time.monotonic() + min(self.timeout, FOREVER)
 
     def left(self) -> float | None:
-        """The seconds that are left; ToolTimeout when none are."""
+        """The remaining seconds; raises ToolTimeout if none are left."""
         if self.timeout is None:
             return None
         left = self.deadline - time.monotonic()
@@ -148,8 +148,8 @@ class Node:
     """The latest heartbeats of a node."""
 
     boot: str = ""
-    heard: float = 0.0  # when its last heartbeat came
-    beats: int = 0  # of this boot, in a row
+    heard: float = 0.0  # time of its last heartbeat
+    beats: int = 0  # heartbeats of this boot, in a row
 
     def beat(self, boot: str) -> None:
         now = time.monotonic()
@@ -159,12 +159,12 @@ class Node:
         self.beats += 1
 
     def well(self, boot: str) -> bool:
-        """Whether that start may be sent calls, by its heartbeats."""
+        """Whether its heartbeats say that this boot accepts calls."""
         return not self.boot or self.boot == boot and time.monotonic() - self.heard <= SILENCE
 
 
 class Pending:
-    """A question that is under way. A coroutine that waits for it wakes with each message and each nudge."""
+    """A pending request. Each message and each nudge wakes the coroutine that waits for it."""
 
     def __init__(self, connection: Link, subject: str) -> None:
         self.connection = connection
@@ -176,15 +176,15 @@ class Pending:
         self.node = self.boot = ""
         self.high = 0  # Mesh-High of the last keepalive
         self.sent = self.sign = self.asked = time.monotonic()
-        self.sought = 0.0  # when it was last asked which node has the call
-        self.quiet = False  # at the last look nothing was heard, over a connection that is well
+        self.sought = 0.0  # when the node of the call was last looked for
+        self.quiet = False  # at the last check nothing had arrived, over a working connection
         self._waiter: asyncio.Future[None] | None = None
         self.due = math.inf  # when the wait ends, by the loop's clock
         connection.pending[self.token] = self
 
     @property
     def inbox(self) -> str:
-        """Where answers come, once there is a connection."""
+        """The subject for answers, once connected."""
         return self.connection.inbox + self.token
 
     def close(self) -> None:
@@ -197,12 +197,12 @@ class Pending:
                 self.heard(headers)
                 return
             if message.subject.endswith(AGAIN) and headers.get("Status") == "503":
-                return  # its node is going: whether it ran the call is for the liveness to say
+                return  # its node is leaving: the liveness check decides whether it ran the call
         self.messages.append(message)
         self.nudge()
 
     def heard(self, headers: dict[str, str]) -> None:
-        """Takes a keepalive."""
+        """Handles a keepalive."""
         self.sign = time.monotonic()
         if not self.node and headers.get("Mesh-Node") and headers.get("Mesh-Boot"):
             self.node, self.boot = headers["Mesh-Node"], headers["Mesh-Boot"]
@@ -218,7 +218,7 @@ class Pending:
             self._waiter.set_result(None)
 
     async def wait(self, seconds: float) -> None:
-        """Until a message is there, a nudge came, or the time has passed."""
+        """Waits for a message, a nudge, or the end of the time."""
         if self.messages or self.error is not None:
             return
         loop = self.connection.loop

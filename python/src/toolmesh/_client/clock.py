@@ -1,4 +1,4 @@
-"""The time of the mesh, as nodes tell it to those that must not ask the NATS server: docs/protocol, section 8."""
+"""The time of the mesh, as nodes report it to clients that must not ask the NATS server: docs/protocol, section 8."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ if typing.TYPE_CHECKING:
     from collections.abc import Awaitable
     from typing import Any
 
-FOREVER = 100 * 365 * 86400.0  # seconds: a longer time is this
-_EVERY = 60.0  # seconds after which the mesh is asked again, and
-_AGAIN = 5.0  # where no answer came
-_LAST = float(1 << 43)  # a time in milliseconds, of the year 2248, and the largest error of one
-_DRIFT = 1 / 5000  # how fast two machines' clocks may part
+FOREVER = 100 * 365 * 86400.0  # seconds: longer times count as this
+_EVERY = 60.0  # seconds between two requests for the time
+_AGAIN = 5.0  # the same, without an answer
+_LAST = float(1 << 43)  # a time in milliseconds, in the year 2248, and the max error of one
+_DRIFT = 1 / 5000  # max drift of two machines' clocks
 
 
 def _boottime() -> float:
-    """Seconds of a clock that goes on while the machine sleeps."""
+    """Seconds of a clock that continues while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Clock:
-    """The time of the NATS servers, as nodes tell it; deadlines are in it."""
+    """The time of the NATS servers, as nodes report it; deadlines use it."""
 
     def __init__(self) -> None:
-        self._offset = 0.0  # the mesh's time, less ours
-        self._bound = 0.0  # how far that may be off
-        self._measured = self._asked = -_EVERY  # when, by our clock
+        self._offset = 0.0  # the mesh's time minus ours
+        self._bound = 0.0  # max error of the offset
+        self._measured = self._asked = -_EVERY  # by our clock
 
     def asks(self) -> bool:
-        """Whether the mesh is to be asked now; then it counts as asked."""
+        """Whether to ask the mesh now; it counts as asked then."""
         now = _boottime()
         if now - self._measured < _EVERY or now - self._asked < _AGAIN:
             return False
@@ -39,25 +39,25 @@ class Clock:
         return True
 
     def dated(self, headers: dict[str, str], left: float | None) -> dict[str, str]:
-        """The headers of a call that has so many seconds left, with its deadline where that is known."""
+        """The headers of a call with that many seconds left, with its deadline if known."""
         deadline = None if left is None else self.deadline(left)
         return headers if deadline is None else {**headers, "Mesh-Deadline": str(deadline)}
 
     async def measure(self, question: Awaitable[dict[str, Any]]) -> None:
-        """Takes the answer to a question that is asked now, if there is one."""
+        """Asks for the time and records the answer, if any."""
         with contextlib.suppress(Exception):
             self.told(await question)
 
     def told(self, answer: dict[str, Any]) -> None:
-        """Takes an answer to a question that was asked when asks said so."""
+        """Records the answer to a request made when asks was true."""
         now, told, bound = _boottime(), float(answer["now_ms"]), float(answer["bound_ms"])
         if not (0 < told < _LAST and 0 <= bound < _LAST):
-            return  # no node of ours says so
+            return  # not from a node of ours
         self._measured, self._bound = now, (now - self._asked) / 2 + bound / 1000
         self._offset = told / 1000 - (self._asked + now) / 2
 
     def deadline(self, left: float) -> int | None:
-        """The deadline of a call that has so many seconds left, in milliseconds; None where the time is not known."""
+        """The deadline of a call with that many seconds left, in milliseconds; None if the time is unknown."""
         if not self._offset:
             return None
         now = _boottime()

@@ -1,8 +1,8 @@
-"""One connection of one event loop: requests out, answers in, which node is alive.
+"""One connection of one event loop: requests out, answers in, liveness of nodes.
 
-All answers come to one inbox, each under a token of its own. A call is one message out and one in. What goes beyond
-that, keepalives and the heartbeats of the nodes that run long calls, is for finding out that a node is gone:
-docs/protocol, sections 4, 6 and 7. Nothing here is for other threads.
+All answers come to one inbox, each with its own token. A call is one message out and one in. Keepalives, and heartbeats
+of the nodes that run long calls, serve to detect a lost node: docs/protocol, sections 4, 6 and 7. Nothing here is for
+other threads.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ if typing.TYPE_CHECKING:
 T = typing.TypeVar("T")
 
 _log = logging.getLogger("toolmesh")
-MISSING = 1.3  # after which a keepalive is missed
+MISSING = 1.3  # seconds after which a keepalive is missed
 TICK = 0.1
-_PING = 0.4  # how long an answer to a ping is waited for at a time
+_PING = 0.4  # seconds of one wait for the answer to a ping
 _NEVER = 10**6  # seconds after which a ping is given up
-_MUTE = 3 * SILENCE  # how long a connection that brings something, but no answer to a ping, may be silent about a call
-_WAIT = 10.0  # seconds that a question about a task may wait for its end
-_REST = 0.2  # seconds before one is asked again that was not answered
-_ANSWER = 5.0  # how long a question to the registry may take
-_OTHERS = 0.3  # after which others are asked as well, and how long a lost call waits for what was asked beside it
-_SLACK = 0.005  # how late a wait may be woken, at most
-_GRACE = 1.0  # how much longer than its time a call's own answer is waited for
+_MUTE = 3 * SILENCE  # max silence about a call on a connection that brings messages, but no answer to a ping
+_WAIT = 10.0  # seconds that a request about a task may wait for its end
+_REST = 0.2  # seconds before an unanswered one is repeated
+_ANSWER = 5.0  # max seconds of a request to the registry
+_OTHERS = 0.3  # seconds before other nodes are asked, too, and of a lost call's wait for its other requests
+_SLACK = 0.005  # max delay of waking a wait
+_GRACE = 1.0  # how much longer than its time a call's own answer is awaited
 _CONNECTING = 5.0  # seconds
-_ATTEMPTS = 6  # how often a call that did not start is sent again
-_LOSSES = 2  # of them after its node was lost
-_BUSY = 0.005  # first pause before that; doubles
-_SEEK = 1.0  # seconds between two questions which node has a call
-_CUT = "connection_cut"  # why a call's answer is lost
+_ATTEMPTS = 6  # max attempts of a call that did not start
+_LOSSES = 2  # those of them after a lost node
+_BUSY = 0.005  # first pause before an attempt; doubles
+_SEEK = 1.0  # seconds between two searches for the node of a call
+_CUT = "connection_cut"  # the reason if a call's answer is lost
 _NODES = 1024
 _ALIASES = 10_000
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
 
 
 class Connection:
-    """The connection of one event loop, made when it is first used."""
+    """The connection of one event loop, made at first use."""
 
     def __init__(self, find: Callable[[], Found], name: str, session: str) -> None:
         self.loop = asyncio.get_running_loop()
@@ -81,24 +81,24 @@ class Connection:
         self._find, self._name, self._session = find, name, session
         self._nc: Broker | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._denied: set[str] = set()  # inboxes that may not be subscribed
+        self._denied: set[str] = set()  # inboxes that we may not subscribe to
         self.nodes: dict[str, Node] = {}
         self._heartbeats: dict[str, Subscription] = {}
         self._aliases: dict[tuple[str, str], str] = {}
         self._routes = routes.Routes(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pinging: asyncio.Task[None] | None = None
-        self._began = 0.0  # when the last ping did
+        self._began = 0.0  # when the last ping began
         self._last_error: BaseException | None = None
-        self._warned: set[str] = set()  # tools whose results did not fit
+        self._warned: set[str] = set()  # tools with results that did not fit
         self.closed, self._clock = False, Clock()
-        self._alarm: asyncio.TimerHandle | None = None  # wakes the waits that are over
-        self._alarm_at = self._alarmed = 0.0  # when it will, and when it did last, by the loop's clock
+        self._alarm: asyncio.TimerHandle | None = None  # wakes waits whose time has ended
+        self._alarm_at = self._alarmed = 0.0  # its next and its last time, by the loop's clock
 
     # The link.
 
     def keep(self) -> None:
-        """Closes the connection when its event loop ends without that, as asyncio.run does."""
+        """Closes the connection when its event loop ends without closing it, as in asyncio.run."""
         async def guard() -> None:
             try:
                 await self.loop.create_future()
@@ -123,7 +123,7 @@ class Connection:
         return nc
 
     async def _opened(self) -> Broker:
-        """A link that is made now, for all that wait for it: it is made on when one of them gives up."""
+        """The link being made, shared by all waiting coroutines: it continues if one of them is cancelled."""
         opening = self._opening
         if opening is None or opening.done():
             opening = self._opening = self.loop.create_task(self._open())
@@ -136,7 +136,7 @@ class Connection:
                 raise
             raise refused("unavailable", "the mesh was closed") from None
         except errors.MeshError as failure:
-            raise copy.copy(failure) from None  # each of them has its own
+            raise copy.copy(failure) from None  # each gets its own copy
         assert self._nc is not None
         return self._nc
 
@@ -154,7 +154,8 @@ class Connection:
                     servers=list(found.servers), name=self._name or "toolmesh", user=found.user,
                     password=found.password, token=found.token, user_credentials=found.creds,
                     nkeys_seed_str=found.nkey, tls=found.tls, tls_handshake_first=found.tls_first,
-                    # A request that cannot be sent now is refused, not kept: it would run when its caller has gone.
+                    # A request that cannot be sent now is refused, not queued: it would run after its caller has
+                    # left.
                     pending_size=2 << 20, connect_timeout=2, max_reconnect_attempts=1,
                     reconnect_time_wait=0.1,  # type: ignore[arg-type]  # seconds
                     error_cb=self._failed, disconnected_cb=self._disconnected, reconnected_cb=self._connected,
@@ -163,20 +164,20 @@ class Connection:
             except Exception as failure:
                 cause = self._last_error if isinstance(failure, nats.errors.NoServersError) else failure
                 raise unreachable(where, cause or failure) from None
-            if not nc.secured:  # an nats-py that asks otherwise
+            if not nc.secured:  # for another nats-py that does not ask
                 raise refused("unavailable", "this version of nats-py cannot be made to use TLS: take another")
             nc.options["max_reconnect_attempts"] = -1
             self._nc = nc
             await self._subscribe_inbox(nc, bool(found.creds or found.nkey), _mark(found.nkey))
         except BaseException:
             self._nc = None
-            with contextlib.suppress(AssertionError):  # of nats-py, where connect refuses what it was given
+            with contextlib.suppress(AssertionError):  # nats-py asserts after a refused connect
                 await nc.close()
             raise
         await self._connected()
 
     async def _subscribe_inbox(self, nc: Broker, key: bool, mark: str) -> None:
-        """Takes the first inbox that the credentials allow. The mark in its name is for audits."""
+        """Subscribes to the first inbox that the credentials allow. The mark in its name is for audits."""
         prefixes = ["_INBOX"]
         if key:
             prefixes = ["_INBOX_mesh_admin", f"_INBOX_{names.token(self._session)}", "_INBOX_mesh_node", *prefixes]
@@ -194,14 +195,14 @@ class Connection:
                                            "the key of a session is used with that session")
 
     async def close(self) -> None:
-        """Ends the connection for good; pending calls fail."""
+        """Closes the connection for good; pending calls fail."""
         if self.closed:
             return
         self.closed = True
         for one in list(self.pending.values()):
             one.fail(errors.error("unavailable", "the mesh was closed while the call ran", origin="caller"))
         for _ in range(3):
-            await asyncio.sleep(0)  # the cancels of pending calls are written, and sent below
+            await asyncio.sleep(0)  # cancels of pending calls are written, and sent below
         nc, self._nc = self._nc, None
         if self._alarm is not None:
             self._alarm.cancel()
@@ -228,7 +229,7 @@ class Connection:
 
     async def _disconnected(self) -> None:
         if self._pinging is not None:
-            self._pinging.cancel()  # nothing answers it any more
+            self._pinging.cancel()  # it gets no answer any more
         for one in list(self.pending.values()):
             one.nudge()
 
@@ -254,21 +255,21 @@ class Connection:
 
     async def publish(self, subject: str, body: bytes = b"", reply: str = "",
                       headers: dict[str, str] | None = None) -> None:
-        """Sends a message without an answer, if there is a link."""
+        """Sends a message without an answer, if connected."""
         if self.connected:
             assert self._nc is not None
             with contextlib.suppress(nats.errors.Error):
                 await self._nc.publish(subject, body, reply, headers)
 
     async def subscribe(self, subject: str, take: Callable[[Msg], None]) -> Callable[[], None]:
-        """Passes each message to take; the returned function ends that."""
+        """Passes each message to take; the returned function unsubscribes."""
         nc = await self.ready()
         subscription = await nc.subscribe(subject, future=taking(take))
         return lambda: self.beside(_ended(subscription))
 
     def due(self, when: float) -> None:
-        """Has a wait woken at that time, by the loop's clock, or some milliseconds later. One timer is for all: a
-        timer of its own would cost each call more than its arguments do."""
+        """Wakes a wait at that time, by the loop's clock, or some milliseconds later. All waits share one timer: a
+        timer per call would cost more than the call's arguments."""
         when = max(when, self._alarmed + _SLACK)
         if self._alarm is None or when < self._alarm_at:
             if self._alarm is not None:
@@ -291,7 +292,7 @@ class Connection:
     # Nodes.
 
     def listen(self, node: str) -> None:
-        """Hears a node's heartbeats from now on."""
+        """Subscribes to a node's heartbeats."""
         if node in self.nodes:
             return
         if len(self.nodes) >= _NODES:
@@ -319,8 +320,8 @@ class Connection:
             self.beside(_ended(subscription))
 
     async def alive(self, one: Pending, since: float) -> None:
-        """Raises NodeLost once the node of a call, silent since then, counts as lost, and Unavailable once our own
-        connection is what is lost."""
+        """Raises NodeLost once the node of a call, silent since then, counts as lost, or Unavailable if our own
+        connection is lost."""
         last = max(one.sign, since)
         node = self.nodes.get(one.node)
         if node is not None:
@@ -344,12 +345,12 @@ class Connection:
                 raise ConnectionError("not connected")
             await self._ping(nc)
         except (nats.errors.Error, OSError, asyncio.TimeoutError) as failure:
-            # On a busy connection the answer to the ping is behind much else.
+            # On a busy connection the answer to the ping waits behind other messages.
             if one.messages or self.connected and nc.stats["in_bytes"] != arrived and quiet < _MUTE:
                 return
             raise errors.error("unavailable", f"the connection to the mesh was lost while the call ran: {failure}",
                                tool="", origin="caller") from None
-        # Messages that were on their way when the ping began have arrived before its answer; they are read first.
+        # Messages sent before the ping arrive before its answer; they are read first.
         if self._began < last + SILENCE or generation != self.generation or one.messages or one.sign > last:
             return
         if node is not None and node.heard > last:
@@ -359,8 +360,8 @@ class Connection:
         one.quiet = True
 
     async def _ping(self, nc: Broker) -> None:
-        """Until the server has answered a ping. One that is late goes on, and is what is waited for next: of one that
-        was given up nats-py takes the answer for an error, and reads nothing more."""
+        """Waits until the server has answered a ping. A late ping continues and is awaited again: if it were given up,
+        nats-py would take its answer for an error and stop reading."""
         if self._pinging is None or self._pinging.done():
             self._began = time.monotonic()
             self._pinging = self.loop.create_task(nc.flush(_NEVER))
@@ -379,7 +380,7 @@ class Connection:
             task.exception()  # read, so that asyncio does not print it; those that wait for the task get it, too
 
     async def seek(self, one: Pending, call: Call) -> None:
-        """Finds the node of a call of which none is known after the link was cut, so that it can be asked again."""
+        """Finds the unknown node of a call after a lost connection, so that the request can be repeated."""
         now = time.monotonic()
         if one.node or call.batch or self.since <= one.sent or not self.connected or now - one.sought < _SEEK:
             return
@@ -402,8 +403,8 @@ class Connection:
                             details={"node": one.node} if one.node else {})
 
     async def resend(self, one: Pending, call: Call, headers: dict[str, str], since: float) -> None:
-        """Asks the node again for a call of which it, alive and the same as ever, has said nothing since then: the
-        request or its answer got lost. It knows the name of the call, and runs it once at most."""
+        """Repeats a call's request to its node, which is alive and has been silent about the call since then: the
+        request or its answer was lost. The node knows the call's id and runs it at most once."""
         node = self.nodes.get(one.node)
         now = time.monotonic()
         if (node is None or not self.connected or now - max(one.sign, since, one.asked) < SILENCE
@@ -419,7 +420,7 @@ class Connection:
     # Calls.
 
     def headers(self, call: Call) -> dict[str, str]:
-        """The headers of a request, with its deadline once the mesh's time is known, which is asked for beside it."""
+        """The headers of a request, with its deadline once the mesh's time is known. Asks for the time if needed."""
         if self._clock.asks():
             self.beside(self._clock.measure(self.ask(names.registry(call.session, "time"), {}, wait=2)))
         return self._clock.dated(call.headers(), call.left())
@@ -437,7 +438,7 @@ class Connection:
             raise refused("unavailable", f"the request could not be sent: {failure}", call.tool) from None
 
     async def attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
-        """Sends a call until it has an answer. Arguments that no message carries are stored before."""
+        """Sends a call until it has an answer. Arguments too large for a message are stored first."""
         nc = self._nc if self.connected else await self.within(call, self.ready())
         assert nc is not None
         if len(call.body) + payloads.ROOM > nc.max_payload:
@@ -447,17 +448,17 @@ class Connection:
             return await self._attempts(call, send)
         except BaseException as failure:
             if isinstance(failure, errors.MeshError) and failure.started is False:
-                failure.started = call.ran  # the last attempt speaks of itself
+                failure.started = call.ran  # not only the last attempt
             if call.ref is not None:
-                self.beside(payloads.delete(self, call.session, call.ref))  # it may never have begun
+                self.beside(payloads.delete(self, call.session, call.ref))  # the call may never have begun
             raise
         finally:
             for one in call.stored:
                 self.beside(payloads.delete(self, call.session, one))
 
     async def _attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
-        """Sends a call until it has an answer that is more than "not here, not now". Only what provably did not start
-        is sent again, or what is idempotent."""
+        """Sends a call until it has a final answer. It repeats only calls that provably did not start, and idempotent
+        ones."""
         asked_for, first = call.tool, call.rpc_id
         call.tool = self._aliases.get((call.session, asked_for), asked_for)
         resolved, lost, waits = False, 0, 0
@@ -495,7 +496,7 @@ class Connection:
                     waits += 1
                     await asyncio.sleep(pause + random.uniform(0, min(pause, left - pause) / 2))
                     continue
-                if (number - waits >= _ATTEMPTS or "waited_ms" in failure.details  # for long enough
+                if (number - waits >= _ATTEMPTS or "waited_ms" in failure.details  # it waited for long enough
                         or failure.details.get("reason") == "session_worker_unavailable"):  # the next has a new worker
                     raise
                 if routes.gone(failure) and self._routes.elsewhere(call):
@@ -521,18 +522,18 @@ class Connection:
         raise AssertionError
 
     async def within(self, call: Call, step: Coroutine[Any, Any, T]) -> T:
-        """Takes a step that a call needs before it can be sent, while it has time left."""
+        """Runs a step that a call needs before it is sent, within the call's time."""
         if call.timeout is None:
             return await step
         try:
             return await asyncio.wait_for(step, call.deadline - time.monotonic())
         except errors.MeshError:
-            raise  # one of time is a TimeoutError, too
+            raise  # a timeout is a TimeoutError, too
         except asyncio.TimeoutError:
             raise timed_out(call.tool, call.timeout, False) from None
 
     async def _declared_idempotent(self, call: Call) -> bool:
-        """Whether the tool of a call that was lost is declared so that it may be sent again."""
+        """Whether the tool of a lost call is declared idempotent, so that the call may be repeated."""
         if call.asked is None:
             return await self._idempotent(call)
         asked = call.asked
@@ -542,7 +543,7 @@ class Connection:
         try:
             answer = await self.registry(call.session, "candidates", {"tool": call.tool})
         except errors.MeshError:
-            call.asked = None  # asked again, if the call is missed again
+            call.asked = None  # asked again if the call is missed again
             return False
         return answer.get("idempotent") is True
 
@@ -574,16 +575,16 @@ class Connection:
                     raise one.error
                 now = time.monotonic()
                 if now - last > wait + STALLED:
-                    one.sign = now  # listen anew
+                    one.sign = now  # start the silence anew
                 last = now
                 await self.seek(one, call)
                 await self.alive(one, one.asked)
                 await self.resend(one, call, headers, one.asked)
         except (asyncio.CancelledError, errors.MeshError) as failure:
-            # Not what is lost: a cancel would reach what is made anew of it, too.
+            # A lost call gets no cancel: that would reach its repetition, too.
             if (not one.messages and getattr(failure, "started", None) is not False
                     and getattr(failure, "code", "") not in ("node_lost", "unavailable")):
-                await self.cancel(call, one.node)  # its answer is not waited for any more
+                await self.cancel(call, one.node)  # its answer is no longer awaited
             raise
         finally:
             one.close()
@@ -591,9 +592,9 @@ class Connection:
                 place.ours -= 1
 
     async def _value(self, call: Call, message: Msg) -> bytes:
-        """The result in an answer, or the stored value that it refers to, which is then deleted."""
+        """The result in an answer, or the payload that it refers to, which is then deleted."""
         headers = message.headers or {}
-        if "Mesh-Read" in headers:  # its node holds back more until it knows
+        if "Mesh-Read" in headers:  # its node sends no more until then
             where = names.control(call.session, call.rpc_id, headers.get("Mesh-Node", ""))
             await self.publish(where, b'{"type":"read"}')
         body = result(message)
@@ -605,8 +606,8 @@ class Connection:
         return await payloads.take(self, call.session, ref, headers.get("Mesh-Node", ""), call.deadline)
 
     def _warn(self, tool: str, warning: str) -> None:
-        """Logs, once for each tool, that a result does not fit. What is wrong with it has values, which are the
-        caller's alone: for debugging only."""
+        """Logs, once per tool, that a result does not fit its schema. The details contain values, which belong to the
+        caller: they are logged at debug level only."""
         if tool not in self._warned:
             _log.warning("tool %s: a result does not fit its output schema", tool)
         _log.debug("tool %s: %s", tool, "".join(one if one.isprintable() else " " for one in warning))
@@ -614,22 +615,23 @@ class Connection:
             self._warned.add(tool)
 
     async def cancel(self, call: Call, node: str) -> None:
-        """Tells the node of a call, or all nodes, to stop it, if there is a link."""
+        """Tells the node of a call, or all nodes, to stop it, if connected."""
         await self.publish(names.control(call.session, call.rpc_id, node))
 
     async def cancelled(self, session: str, rpc_id: str) -> bool:
-        """Stops a call wherever it runs: whether a node had it."""
+        """Stops a call wherever it runs; False if no node had it."""
         try:
             answer = await self.ask(names.control(session, rpc_id), {"type": "cancel"}, wait=1)
         except (NoResponders, errors.ToolTimeout):
             return False
         return bool(answer.get("cancelled"))
 
-    # Questions.
+    # Requests.
 
     async def ask(self, where: str, question: dict[str, Any] | bytes, wait: float = _ANSWER,
                   others: float = math.inf) -> dict[str, Any]:
-        """A question to the mesh and its answer; raises NoResponders. Each so many seconds others are asked, too."""
+        """A request to the mesh and its answer; raises NoResponders. After each interval in seconds other nodes are
+        asked, too."""
         nc = await self.ready()
         one = Pending(self, where)
         until = time.monotonic() + wait
@@ -658,7 +660,7 @@ class Connection:
     async def registry(
         self, session: str, verb: str, question: dict[str, Any], wait: float = _ANSWER,
     ) -> dict[str, Any]:
-        """A question to the registry. A mesh that does not answer is Unavailable."""
+        """A request to the registry. Raises Unavailable without an answer."""
         try:
             return await self.ask(names.registry(session, verb), question, wait, _OTHERS)
         except NoResponders:
@@ -667,7 +669,7 @@ class Connection:
             raise refused("unavailable", f"the registry does not answer: {failure.message}") from None
 
     async def task(self, session: str, verb: str, request: bytes) -> dict[str, Any]:
-        """A question about durable tasks. It may be sent twice, and is sent again while it is not answered."""
+        """A request about durable tasks. It may be sent twice, and is repeated until it is answered."""
         wait = _ANSWER + _WAIT if verb == "wait" else _ANSWER
         for again in (True, True, False):
             try:
@@ -684,7 +686,7 @@ class Connection:
 
 
 def subject(call: Call) -> str:
-    """Where a call goes; InvalidRequest for names that cannot be."""
+    """The subject of a call; InvalidRequest for invalid names."""
     try:
         if call.place is not None:
             return names.node_call(call.place.node, call.session, call.tool)
@@ -694,10 +696,10 @@ def subject(call: Call) -> str:
 
 
 def _mark(seed: str | None) -> str:
-    """The part of an inbox for the connection's key: its digest, as that of a token."""
+    """The part of an inbox for the connection's key: its digest, as for tokens."""
     if seed is None:
         return ""
-    nkeys = importlib.import_module("nkeys")  # nats-py has needed it by now
+    nkeys = importlib.import_module("nkeys")  # nats-py has imported it by now
     return f"k-{hashlib.sha256(nkeys.from_seed(bytearray(seed.encode())).public_key).hexdigest()[:16]}."
 
 

@@ -1,6 +1,6 @@
-"""Where the mesh is: what the arguments say, the environment, a saved NATS context, or what mesh up left.
+"""Where the mesh is: the arguments, the environment, a saved NATS context, or the mesh that mesh up left running.
 
-The one module that reads the environment, in the order of the mesh's own commands.
+Only this module reads the environment, in the order of the mesh's own commands.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _TLS = ("ca", "cert", "key", "tls_first")
 
 @dataclasses.dataclass
 class Found:
-    """How to connect. nkey is the seed itself. With tls the connection is never in the clear, with
-    tls_first not even the server's first line is."""
+    """How to connect. nkey is the seed itself. With tls the connection never works without TLS, with tls_first not even
+    for the server's first line."""
 
     servers: list[str]
     creds: str | None = None
@@ -46,9 +46,9 @@ def find(
     nkey: str | None = None,
 ) -> Found:
     """How to connect: by the arguments, else by MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY,
-    else by NATS_URL, NATS_CONTEXT, NATS_CREDS and NATS_NKEY, else to what mesh up of this user left running, else to
-    NATS's port of this machine. nkey and creds are files. Raises FileNotFoundError and PermissionError for files that
-    are not there or that others may read, ValueError for what cannot be understood."""
+    else by NATS_URL, NATS_CONTEXT, NATS_CREDS and NATS_NKEY, else to the running mesh up of this user, else to NATS's
+    port of this machine. nkey and creds are files. Raises FileNotFoundError for missing files, PermissionError for
+    files that others may read, ValueError for invalid settings."""
     if isinstance(servers, str):
         servers = servers.split(",")
     where = [one.strip() for one in servers or () if one.strip()]
@@ -72,9 +72,9 @@ def find(
     if nkey:
         found.nkey = seed(nkey)
     elif not (found.creds or found.nkey or found.user or found.token or context) and _signs():
-        # Commands of the same user have all rights; without a library that signs this is a caller.
+        # Commands of the same user have all rights; without a library for signing this program is a caller.
         for one in records:
-            # All of them: another server could pass the challenge on, and log in with the answer.
+            # All servers: another one could pass the challenge on and log in with the answer.
             if one.get("keys") and all(_same(one["url"], server) for server in found.servers):
                 path = os.path.join(one["data_dir"], "keys", "admin.nk")
                 if os.access(path, os.R_OK):
@@ -92,7 +92,7 @@ def find(
 
 
 def shown(servers: Sequence[str]) -> str:
-    """The addresses of servers without the credentials in them. A password with a comma is in two of them."""
+    """The addresses of servers without credentials. A password with a comma spans two of them."""
     whole = _NEXT.split(",".join(servers))
     return ", ".join(_LOGIN.sub(r"\1", one, count=1) for one in whole)
 
@@ -123,7 +123,7 @@ def _readable(path: str, private: bool = False) -> str:
         raise FileNotFoundError(f"there is no file {path}") from None
     except OSError as failure:
         raise PermissionError(f"{path} cannot be read: {failure.strerror}") from None
-    # A group may read a file of root's: so files come that are given to this process, as those of a Kubernetes Secret.
+    # A group may read root's file: files given to this process are like that, such as those of a Kubernetes Secret.
     others = 0o037 if os.name == "posix" and found.st_uid == 0 != os.geteuid() else 0o077
     if private and os.name == "posix" and found.st_mode & others:
         raise PermissionError(f"the key {path} cannot be used: others may read it; chmod 600 {path}")
@@ -147,7 +147,7 @@ def _saved(name: str) -> Found:
 
 
 def _tls(name: str, said: dict[str, Any]) -> ssl.SSLContext | None:
-    """The TLS settings of a context; None without any. Without a CA the system's are trusted."""
+    """The TLS settings of a context; None without any. Without a CA the system's authorities are trusted."""
     if not any(said.get(key) for key in _TLS):
         return None
     files = {}
@@ -163,7 +163,7 @@ def _tls(name: str, said: dict[str, Any]) -> ssl.SSLContext | None:
         raise ValueError(f"{files['ca']} holds no certificates: {failure}") from None
     if "cert" in files:
         try:
-            made.load_cert_chain(files["cert"], files["key"], password=_no_password)  # else it would ask the terminal
+            made.load_cert_chain(files["cert"], files["key"], password=_no_password)  # else it asks the terminal
         except ssl.SSLError as failure:
             raise ValueError(f"{files['cert']} and {files['key']} are no certificate and its key: {failure}") from None
     return made
@@ -181,7 +181,7 @@ def _state() -> pathlib.Path:
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """One program of this user at a time starts a mesh."""
+    """A lock: one program of this user at a time starts a mesh."""
     folder = _state()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "starting.lock").open("a") as file:
@@ -193,7 +193,7 @@ def starting() -> Iterator[None]:
 
 
 def running() -> list[dict[str, Any]]:
-    """Records of mesh up of this user, the latest first, of processes that live."""
+    """Records of this user's running mesh up processes, the latest first."""
     found = []
     for path in _state().glob("*.mesh.json"):
         try:
@@ -206,7 +206,7 @@ def running() -> list[dict[str, Any]]:
 
 
 def _lives(pid: int, process: str) -> bool:
-    """Whether a process lives: process tells it from a later one of its number."""
+    """Whether a process is alive: process distinguishes it from a later one with the same number."""
     try:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         began = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -222,7 +222,7 @@ def _lives(pid: int, process: str) -> bool:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two addresses are one server of this machine."""
+    """Whether two addresses are the same server of this machine."""
     ports = []
     for address in (one, other):
         parts = urlsplit(address if "://" in address else "nats://" + address)

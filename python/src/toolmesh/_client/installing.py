@@ -1,4 +1,4 @@
-"""Indexes are put on the mesh by its command, mesh install, which asks an agent to."""
+"""Installs indexes with the command mesh install, which asks an agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOGIN = re.compile(r"([^/]*://)(?:[^/]*@|[^/@]*:[^/@]*[^0-9/@][^/@]*/.*@)")  # 
 _REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[\w.-]+(@.*)?", re.ASCII)  # of GitHub, never a folder: that is ./OWNER/REPO
 _SETTINGS = {"servers": "MESH_NATS_URL", "context": "MESH_NATS_CONTEXT", "creds": "MESH_NATS_CREDS",
              "nkey": "MESH_NATS_NKEY"}
-_FOLLOWED = 2.0  # seconds, as long as mesh install waits for the list
+_FOLLOWED = 2.0  # max seconds to wait for the list, as in mesh install
 
 
 def install(
@@ -27,7 +27,7 @@ def install(
     paths: Iterable[str | os.PathLike[str]], settings: Mapping[str, Any], session: str,
     describe: Callable[[str], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Mesh.install on the mesh of these settings; returns the answers of describe for the tools."""
+    """Mesh.install on the mesh of these settings; returns the descriptions of the tools."""
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     text = os.fspath(source)
@@ -38,7 +38,7 @@ def install(
         command.append(f"--name={name}")
     if rev:
         command.append(f"--rev={rev}")
-    # All users of the machine can read a command line, and the variables are the index's, not the command's.
+    # All users of the machine can read a command line. Environment variables would reach the command, not the index.
     said = json.dumps({"source": text, "env": dict(env or {})}, ensure_ascii=False)
     done = subprocess.run([*command, "-"], env=_environment(settings, session), input=said, capture_output=True,
                           encoding="utf-8", check=False)
@@ -67,14 +67,14 @@ def shown(text: str) -> str:
 
 
 def _folder(text: str) -> str:
-    """DIR or DIR:rw, from the root on; ~/ is the tools' own home."""
+    """DIR or DIR:rw as an absolute path; ~/ is the tools' own home."""
     folder, mode = (text[:-3], ":rw") if text.endswith(":rw") else (text, "")
     return (folder if folder.startswith("~/") else os.path.abspath(folder)) + mode
 
 
 def _described(describe: Callable[[str], dict[str, Any]], tool: str, revision: str) -> dict[str, Any]:
-    """The registry's description of a tool that has just been installed. Its members follow
-    what nodes publish: one may know the revision before for a moment."""
+    """The registry's description of a new tool. The registry follows the nodes and may have the earlier revision for a
+    moment."""
     end = time.monotonic() + _FOLLOWED
     while True:
         try:
@@ -88,8 +88,8 @@ def _described(describe: Callable[[str], dict[str, Any]], tool: str, revision: s
 
 
 def _environment(settings: Mapping[str, Any], session: str) -> dict[str, str]:
-    """The environment in which mesh finds the mesh that is meant. Not its command line,
-    which everybody on the machine reads: a URL may have a password."""
+    """The environment in which mesh finds this mesh. All users of the machine can read a command line, and a URL may
+    have a password."""
     said = {name: value for name, value in settings.items() if value is not None}
     replaced = ["MESH_SESSION"]
     if "servers" in said or "context" in said:

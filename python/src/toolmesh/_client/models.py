@@ -1,7 +1,7 @@
-"""Tools for models: declarations as a provider takes them, and the calls that its models give back.
+"""Tools for models: declarations for a provider, and the calls that its models return.
 
-Both are the mesh's work (docs/protocol, section 2, render and arguments): here is
-only what a provider's library wraps a call in.
+The mesh does both (docs/protocol, section 2, render and arguments); this module only unwraps the objects of providers'
+libraries.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _log = logging.getLogger("toolmesh")
 _NAME = ("toolname", "name", "tool")
 _ARGUMENTS = ("arguments", "input", "args", "kwargs", "parameters")
 _WRAPPERS = ("function", "functionCall", "function_call", "params")
-# Keys of providers next to the name of a call that are not arguments.
+# Keys next to the name of a call that are not arguments.
 _BESIDE = ("_meta", "cache_control", "call_id", "caller", "id", "index", "namespace", "partial_args",
            "provider_specific_fields", "role", "status", "thoughtSignature", "thought_signature", "type",
            "will_continue")
-_REPAIRED = 20_000  # most characters of JSON that are repaired: the cost may grow with the square
+_REPAIRED = 20_000  # max characters of repaired JSON: the cost may grow with the square
 
 
 async def render(link: Connection, session: str, question: dict[str, Any]) -> tuple[list[Any], dict[str, str]]:
-    """The declarations that a question asks for, and the ids that are meant by the names in them."""
+    """The declarations that a request asks for, and the ids of the names in them."""
     found: list[Any] = []
     names: dict[str, str] = {}
     while True:
@@ -45,7 +45,7 @@ async def render(link: Connection, session: str, question: dict[str, Any]) -> tu
 
 
 async def meaning(link: Connection, session: str, call: Any) -> tuple[str, Any]:
-    """The tool and the arguments of a model's call: the name alone leads to the tool, in any program."""
+    """The tool and the arguments of a model's call. The name alone identifies the tool, in any program."""
     name, arguments = unwrapped(call)
     return await meant(link, session, name, parsed(arguments, name) if isinstance(arguments, str) else arguments)
 
@@ -53,8 +53,8 @@ async def meaning(link: Connection, session: str, call: Any) -> tuple[str, Any]:
 async def meant(
     link: Connection, session: str, name: str, arguments: Any, only_changed: bool = False,
 ) -> tuple[str, Any]:
-    """The tool that a name stands for, and its arguments by those that a model wrote; with only_changed None for
-    arguments that are as they were."""
+    """The tool that a name means, and its arguments for those that a model wrote; with only_changed None for arguments
+    without a change."""
     answer = await link.registry(session, "arguments", {"tool": name, "arguments": arguments})
     changed = answer.get("changed", ())
     if changed:
@@ -63,8 +63,8 @@ async def meant(
 
 
 def unwrapped(call: Any, beside: Sequence[str] = _BESIDE) -> tuple[str, Any]:
-    """The name and the arguments, an object or JSON text, of a tool call as a
-    provider's library gives it. What may be arguments is taken or refused; beside are keys that are none."""
+    """The name and the arguments, an object or JSON text, of a tool call in the form of a provider's library. It takes
+    or refuses all possible arguments; beside are keys that are none."""
     name = _named(call)
     if name is None:
         call = next((inner for wrapper in _WRAPPERS if _named(inner := _field(call, wrapper)) is not None), call)
@@ -93,14 +93,14 @@ def _field(value: Any, name: str) -> Any:
 
 
 def parsed(text: str, tool: str) -> Any:
-    """JSON text as it is, for the mesh to read; slightly broken text as its most likely meaning."""
+    """JSON text unchanged, for the mesh to read; slightly broken text is repaired."""
     if not text.strip():
         return {}
     try:
         json.loads(text)
         return text
     except RecursionError:
-        return text  # the mesh says how deep it may be
+        return text  # the mesh refuses deep nesting
     except ValueError as failure:
         broken = failure
     if len(text) > _REPAIRED:

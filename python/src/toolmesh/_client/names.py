@@ -1,4 +1,4 @@
-"""Names, their tokens, and the subjects that a caller uses: docs/protocol, sections 1 and 2."""
+"""Names, their tokens, and a caller's subjects: docs/protocol, sections 1 and 2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _HASHED = re.compile(r"x--h-[0-9a-v]{26}\Z")
-_LONGEST = 64  # characters of a token
+_LONGEST = 64  # max characters of a token
 
 
 def _encoded(raw: bytes) -> str:
@@ -18,13 +18,13 @@ def _encoded(raw: bytes) -> str:
 
 @functools.lru_cache(1024)
 def token(name: str) -> str:
-    """The token of a name; ValueError for an empty one, and one that is not text."""
+    """The token of a name; ValueError for an empty one, or one that is not text."""
     if not name:
         raise ValueError("a name is empty")
     if _PLAIN.match(name) and not name.startswith("x--"):
         return name
     if _HASHED.match(name):
-        return name  # it is its own name
+        return name  # already a token
     try:
         raw = name.encode()
     except UnicodeEncodeError:
@@ -45,17 +45,17 @@ def tool(tool_id: str) -> str:
 
 
 def hashed(tokens: str) -> bool:
-    """Whether a real name cannot be read back from one of these tokens."""
+    """Whether one of these tokens is a hash, so that the name cannot be recovered."""
     return "x--h-" in tokens
 
 
 def again(rpc_id: str, number: int) -> str:
-    """The name of a call that is made anew once its node was lost: a cancel of the call reaches it."""
+    """The id of a call that is repeated after its node was lost: a cancel of the call reaches it."""
     one = token(rpc_id)
     return f"{one if hashed(one) else rpc_id}.again{number}"
 
 
-# Where things go.
+# Subjects.
 
 
 def call(session: str, tool_id: str) -> str:

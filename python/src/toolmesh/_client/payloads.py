@@ -1,6 +1,5 @@
-"""Values that are too large for a message: a node moves them to and from the mesh's object store, in pieces
-(docs/protocol, section 9). Here is never more than a few pieces of one, besides what the caller holds itself.
-"""
+"""Payloads: values too large for a message. A node moves them to and from the mesh's object store, in pieces
+(docs/protocol, section 9). Only a few pieces are in memory, besides the caller's own value."""
 
 from __future__ import annotations
 
@@ -31,16 +30,16 @@ if typing.TYPE_CHECKING:
 
 ROOM = 4096  # room for the headers of a request in a message
 _PIECE = 256 << 10
-_WINDOW = 8  # pieces on their way
+_WINDOW = 8  # pieces in flight
 _PAGE = 4 << 20  # bytes of one get
-_QUIET = 5.0  # seconds that a node may say nothing
+_QUIET = 5.0  # max seconds without a message of the node
 _TRIES = 4
 _PREFIX = "SHA-256="
 
 
 async def put(link: Link, session: str, source: BinaryIO, size: int, deadline: float = 0.0) -> Ref:
-    """Stores what is left of a file that can be read again, size bytes. Begins anew when the
-    node that takes it, or the connection, is lost. deadline is by time.monotonic, 0 for none."""
+    """Stores the rest of a file that can be read again, size bytes. Starts again if the node or the connection is lost.
+    deadline is by time.monotonic, 0 for none."""
     start = source.tell()
     for again in range(_TRIES):
         try:
@@ -92,7 +91,7 @@ async def _put(link: Link, session: str, source: BinaryIO, size: int, deadline: 
     finally:
         one.close()
         if one.subject:
-            await link.publish(one.subject, b"", one.inbox, {"Mesh-Payload": "delete"})  # what came of it
+            await link.publish(one.subject, b"", one.inbox, {"Mesh-Payload": "delete"})  # a stored part
 
 
 async def _next(one: Pending, deadline: float) -> Msg:
@@ -114,8 +113,8 @@ async def _next(one: Pending, deadline: float) -> Msg:
 
 async def get(link: Link, session: str, ref: Ref, write: Callable[[bytes], object], node: str = "",
               deadline: float = 0.0) -> None:
-    """Hands over what a reference names, in pieces and in order. node is asked first. What is gone or was
-    altered is InvalidRequest with details["reason"]; what was handed over before that is something else, or less."""
+    """Yields the payload of a reference, in pieces and in order. node is asked first. A missing or altered payload is
+    InvalidRequest with details["reason"]; the pieces before may be wrong."""
     digest, high, count = hashlib.sha256(), 0, 0
     if not ref.ident or ref.name.partition(".")[0] != names.token(session):
         said = f"the payload {ref.name!r} is not of session {session!r}"
@@ -131,7 +130,7 @@ async def get(link: Link, session: str, ref: Ref, write: Callable[[bytes], objec
                 told = failure if isinstance(failure, errors.MeshError) else answers.refused(
                     "unavailable", "no node moves payloads", retryable=True)
                 if again == _TRIES - 1 or not _again(told) or told.details.get("reason") == "payload_gone":
-                    told.started = True  # it is a result's
+                    told.started = True  # it belongs to a result
                     raise told from None
             where = names.payload(session, ref.ident)
             await asyncio.sleep(0.25 * 2 ** again)
@@ -147,7 +146,7 @@ async def get(link: Link, session: str, ref: Ref, write: Callable[[bytes], objec
 
 
 async def _page(link: Link, where: str, high: int, count: int, deadline: float) -> tuple[list[bytes], int, bool]:
-    """Some of a value, whole or not at all; how far it goes, and whether that is all."""
+    """A part of a payload, complete or not at all; its end position, and whether it is the last part."""
     one = Pending(link, where)
     page: list[bytes] = []
     try:
@@ -178,7 +177,7 @@ async def read(link: Link, session: str, ref: Ref, node: str = "", deadline: flo
 
 
 async def take(link: Link, session: str, ref: Ref, node: str = "", deadline: float = 0.0) -> bytes:
-    """As read, of a value that is needed once: it is deleted then."""
+    """read, for a payload that is needed once: it is deleted afterwards."""
     body = await read(link, session, ref, node, deadline)
     await delete(link, session, ref, node)
     return body
@@ -192,14 +191,14 @@ class Named:
 
     def __call__(self, file: files.File) -> dict[str, typing.Any]:
         if file.sent is not None:
-            return file.sent  # it has come from the mesh
+            return file.sent  # it came from the mesh
         mark = f"file:{uuid.uuid4().hex}"
         self.found.append((mark, file))
         return {files.KEY: mark, "digest": ""}
 
 
 async def stored(link: Link, call: Call) -> None:
-    """Stores the files that a call's arguments name, and names what was stored in their place."""
+    """Stores the files in a call's arguments and replaces their marks."""
     while call.files:
         mark, file = call.files.pop()
         with open(file.path, "rb") as opened:
@@ -214,8 +213,8 @@ async def stored(link: Link, call: Call) -> None:
 
 
 async def save(link: Link, session: str, value: typing.Any, path: str | os.PathLike[str]) -> str:
-    """Writes the file that a result stands for to path, or into that folder under its own name, and has it
-    deleted from the store. See _replacing for what is at path."""
+    """Writes the file of a result to path, or into that folder under its own name, and deletes it from the store. See
+    _replacing for an existing file."""
     if isinstance(value, files.File):
         value = value.sent
     if not files.refers(value):
@@ -232,15 +231,15 @@ async def save(link: Link, session: str, value: typing.Any, path: str | os.PathL
 
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[BinaryIO]:
-    """Takes what is written to path, and writes it there once all of it has come. So a file keeps its mode and its
-    owner, a link stays, and a device or a pipe is written to."""
+    """Writes to path once all data has arrived. So an existing file keeps its mode and its owner, a link stays, and a
+    device or a pipe is written to."""
     if os.path.islink(path) and not os.path.exists(path):
         raise FileNotFoundError(errno.ENOENT, "the link leads to nothing", path)
     folder = os.path.dirname(os.path.abspath(path))
     with tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None) as came:
         yield came
         came.seek(0)
-        # A pipe may have no reader, for which a loop must not wait.
+        # A pipe may have no reader: opening it must not block a loop.
         with open(path, "wb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK, 0o666)) as out:
             os.set_blocking(out.fileno(), True)
             shutil.copyfileobj(came, out)

@@ -21,8 +21,8 @@ if typing.TYPE_CHECKING:
 
 
 async def _changed(link: Connection, session: str, tool: str) -> str:
-    """The text of upgraded for a tool that refused arguments, if it is called by a description: the registry knows the
-    revision that it has now. Nothing where there is no connection."""
+    """The text of upgraded for a tool that refused arguments of a described call: the registry knows its current
+    revision. Empty without a connection."""
     if not getattr(tool, "revision", "") or not link.connected:
         return ""
     with contextlib.suppress(errors.MeshError):
@@ -32,7 +32,7 @@ async def _changed(link: Connection, session: str, tool: str) -> str:
 
 
 async def _explained(link: Connection, session: str, tool: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer that may have the error of a call of a tool."""
+    """An answer that may have the error of a tool's call."""
     error = answer.get("error") or {}
     if error.get("code") == "invalid_arguments":
         error["message"] = error.get("message", "") + await _changed(link, session, tool)
@@ -42,7 +42,7 @@ async def _explained(link: Connection, session: str, tool: str, answer: dict[str
 async def _about_task(
     link: Connection, session: str, verb: str, request: bytes, tool: str = "",
 ) -> dict[str, Any]:
-    """The answer about a task of a tool, with the result that it refers to."""
+    """The answer about a task of a tool, with its result fetched."""
     answer = await _explained(link, session, tool, await link.task(session, verb, request))
     if "ref" in answer:
         ref = Ref(answer.pop("ref"), answer.pop("digest", ""))
@@ -51,7 +51,7 @@ async def _about_task(
 
 
 async def _resolved(link: Connection, session: str, body: bytes, deadline: float) -> list[Any]:
-    """The results in the answer to a batch, with what they refer to."""
+    """The results in the answer to a batch, with payloads fetched."""
     results: list[Any] = values.decode(body)["results"]
     for one in results:
         if "ref" not in one:
@@ -70,7 +70,7 @@ async def _page(pages: AsyncGenerator[list[bytes], None], call: Call, idle: floa
     try:
         return await asyncio.wait_for(anext(pages, []), idle)
     except errors.MeshError:
-        raise  # that of the whole call's time is a TimeoutError, too
+        raise  # the timeout of the whole call is a TimeoutError, too
     except asyncio.TimeoutError:
         raise errors.error("deadline_exceeded", f"no item within {idle:g} s", tool=call.tool, started=None,
                            origin="caller", details={"limit": "idle"}) from None
@@ -92,12 +92,12 @@ def _typed(body: bytes, returns: Any, tool: str) -> Any:
 def _loader(returns: Any) -> Callable[[Any], Any]:
     try:
         return _made_loader(returns, repr(returns))
-    except TypeError:  # it cannot be a key
+    except TypeError:  # it is not hashable
         return _made_loader.__wrapped__(returns, "")
 
 
 @functools.lru_cache(maxsize=256)
 def _made_loader(returns: Any, _text: str) -> Callable[[Any], Any]:
-    """The text tells unions apart that are equal, and have their members in another order."""
+    """The text distinguishes unions that are equal but have their members in another order."""
     load: Callable[[Any], Any] = schema.Builder({}).shape(returns, "the result").load
     return load

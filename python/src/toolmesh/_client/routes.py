@@ -1,8 +1,8 @@
-"""The choice of a node: those that serve a tool, as the registry lists them.
+"""The choice of a node among those that serve a tool, as the registry lists them.
 
-The first call of a tool goes to the queue group, and so does each one that no node is known for. Then the registry is
-asked beside the calls, again every few seconds while the tool is in use. Its weights say which nodes are slow or fail,
-and are to be tried less: docs/protocol, section 2. Of two nodes that are drawn by them the freer one is taken.
+The first call of a tool goes to the queue group, and so does each call without a known node. The registry is then asked
+in parallel, and again every few seconds while the tool is in use. Its weights show which nodes are slow or fail and
+should get fewer calls: docs/protocol, section 2. Two nodes are drawn by weight, and the less busy one is taken.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if typing.TYPE_CHECKING:
 
     from .call import Call, Link
 
-ROOM = 30.0  # seconds for which a call waits for room that has no time of its own
-FRESH = 5.0  # seconds after which a route that is in use is asked for again
+ROOM = 30.0  # seconds for which a call without a timeout waits for a free slot
+FRESH = 5.0  # seconds after which a route in use is refreshed
 _ROUTES = 10_000
 
 
@@ -37,7 +37,7 @@ class Route:
     asked: float = 0.0
 
     def choose(self, well: Callable[[Place], bool]) -> Place | None:
-        """The freer of two, that are well and have room."""
+        """The less busy one of two nodes that are alive and not full."""
         now = time.monotonic()
         having = [one for one in self.places if one.full <= now and well(one)]
         if len(having) < 2:
@@ -46,7 +46,7 @@ class Route:
         return min(first, second, key=Place.taken)
 
     def take(self, answer: dict[str, Any]) -> None:
-        """Takes the registry's answer; figures of nodes that stay are kept."""
+        """Records the registry's answer; figures of known nodes are kept."""
         before = {(one.node, one.boot): one for one in self.places}
         self.places = []
         for told in answer.get("nodes", []):
@@ -60,13 +60,13 @@ class Route:
             self.places.append(old or new)
 
     def forget(self, place: Place) -> None:
-        """A node does not serve the tool any more."""
+        """A node has stopped serving the tool."""
         self.places = [one for one in self.places if one is not place]
 
 
 def room(failure: errors.MeshError, waits: int) -> float | None:
-    """How long to wait, at least, after a call was refused for want of room: what the node says, an hour at most, else
-    a little, as another one may have room. None: it was refused for something else, which does not pass by itself."""
+    """The min wait after a busy refusal: the node's own figure, an hour at most, else a short one, as another node may
+    be free. None: another refusal, which does not pass by itself."""
     if failure.started is not False or failure.code != "busy":
         return None
     after = failure.details.get("retry_after_ms")
@@ -88,7 +88,7 @@ class Routes:
         self._known: dict[tuple[str, str], Route] = {}
 
     def choose(self, call: Call) -> Place | None:
-        """The node that a call is sent to, if any is known."""
+        """The node to send a call to, if any is known."""
         call.place = None
         route = self._known.get((call.session, call.tool))
         if route is not None and not call.queue and not call.batch:
@@ -101,8 +101,8 @@ class Routes:
         return node is None or node.well(place.boot)
 
     def refused(self, call: Call, failure: errors.MeshError, after: float) -> bool:
-        """Notes that the node of a call had no room: whether another one may have. A node that is named is the one that
-        can run it."""
+        """Records that the node of a call was busy; returns whether another one may be free. If the caller named the
+        node, only that one can run the call."""
         if call.place is None or "node" in failure.details:
             return False
         call.place.refused(after)
@@ -110,7 +110,7 @@ class Routes:
         return route is not None and route.choose(self._well) is not None
 
     def elsewhere(self, call: Call) -> bool:
-        """Whether a call was sent to one node: that does not serve its tool, so the next try goes to any."""
+        """Whether a call was sent to one node that does not serve its tool, so that the next attempt goes to any."""
         place, call.place = call.place, None
         if place is None:
             return False
@@ -121,7 +121,7 @@ class Routes:
         return True
 
     def learn(self, call: Call) -> None:
-        """Has the registry asked which nodes serve the tool of a call, beside the calls, if that is not known."""
+        """Asks the registry in the background which nodes serve the tool of a call, if unknown."""
         route = self.stale(call.session, call.tool)
         if route is not None:
             self._connection.beside(self._ask(route, call.session, call.tool))
@@ -131,7 +131,7 @@ class Routes:
             route.take(await self._connection.registry(session, "candidates", {"tool": tool}))
 
     def stale(self, session: str, tool: str) -> Route | None:
-        """The route of a tool if it is to be asked for now; it counts as asked for then."""
+        """The route of a tool if it must be refreshed now; it counts as refreshed then."""
         known = self._known.get((session, tool))
         now = time.monotonic()
         if known is None:

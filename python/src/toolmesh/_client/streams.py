@@ -1,7 +1,7 @@
-"""A stream on its way: items in order, each once, over gaps and lost connections.
+"""A running stream: items in order, each once, despite gaps and lost connections.
 
-Live delivery may miss anything; Mesh-Seq alone defines order, and what is missing
-is asked of the store: docs/protocol, section 5.
+Live delivery may lose items. Only Mesh-Seq defines the order, and missing items are read from the store: docs/protocol,
+section 5.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if typing.TYPE_CHECKING:
     from .call import Call
     from .connection import Connection
 
-_MOST, _FIRST, _LEAST = 512, 128, 8  # items on their way to a reader: at most, before their size is known, at least
-_BYTES = 4 << 20  # about as many bytes
+_MOST, _FIRST, _LEAST = 512, 128, 8  # items in flight: max, before their size is known, min
+_BYTES = 4 << 20  # bytes in flight, approximately
 _CREDIT = 2.0  # seconds after which credit is repeated
-_QUIET = 1.25  # seconds without a word after which the store is asked: a little more than between two keepalives
-_GAP, _GAP_MOST = 0.03, 1.0  # how long live delivery may take to fill a gap; doubles
-_REPLAY = 5.0  # how long a replay may say nothing
+_QUIET = 1.25  # seconds of silence after which the store is asked: slightly more than between two keepalives
+_GAP, _GAP_MOST = 0.03, 1.0  # seconds for live delivery to fill a gap; doubles
+_REPLAY = 5.0  # max seconds of silence in a replay
 _FRUITLESS = 8  # how often in a row the store may lack items that are known to exist
-_AWAY = 60.0  # seconds that a stream waits for its own connection
-_REST = 3  # how often the store of a stream whose node is lost is asked for nothing new
+_AWAY = 60.0  # max seconds that a stream waits for its own connection
+_REST = 3  # how often the store is asked without news after the node is lost
 
 
 class _Failed(Exception):
-    """A stream that had begun has failed: it is not sent again."""
+    """A stream failed after it had begun: it is not repeated."""
 
     def __init__(self, error: errors.MeshError) -> None:
         self.error = error
@@ -50,13 +50,13 @@ class Stream:
     def __init__(self, connection: Connection, call: Call) -> None:
         self.connection = connection
         self.call = call
-        self.taken = 0  # items that were handed out
+        self.taken = 0  # items passed to the reader
         self._bytes = 0
         self._next = 1
-        self._high = 0  # the highest Mesh-Seq that is known of
+        self._high = 0  # the highest known Mesh-Seq
         self._waiting: dict[int, tuple[str, bytes, Ref | None]] = {}
         self._arrived = 0.0
-        self._away = 0.0  # since when its own connection is lost
+        self._away = 0.0  # when its own connection was lost
         self._acked = False
         self._bad: errors.MeshError | None = None
         self._granted = _FIRST
@@ -65,10 +65,9 @@ class Stream:
         self._one: Pending | None = None
 
     async def pages(self) -> AsyncGenerator[list[bytes], None]:
-        """Lists of the items that come next, as JSON. Raises what the stream ends
-        with. Leaving it early cancels the call."""
+        """Lists of the next items, as JSON. Raises the stream's error. Leaving it early cancels the call."""
         queue: asyncio.Queue[list[bytes] | BaseException | None] = asyncio.Queue(1)
-        # The attempts are those of any call: a repeated one has yielded nothing.
+        # The attempts are those of any call: an attempt that is repeated has yielded nothing.
         async def run() -> None:
             try:
                 await self.connection.attempts(self.call, lambda call: self._attempt(call, queue))
@@ -88,7 +87,7 @@ class Stream:
                     raise page
                 yield page
         finally:
-            while not task.done():  # before Python 3.12 wait_for loses a cancel that comes as what it waits for ends
+            while not task.done():  # before Python 3.12 wait_for loses a cancel that arrives together with the result
                 task.cancel()
                 await asyncio.wait([task], timeout=TICK)
             if not task.cancelled():
@@ -145,8 +144,8 @@ class Stream:
             self._waiting.setdefault(seq, (kind, message.data, ref))
 
     async def _hand_out(self, queue: asyncio.Queue[typing.Any]) -> bool:
-        """Hands out what is here in order: whether that was the end. Waits for the
-        reader, and tells the node meanwhile that it lives."""
+        """Passes the available items on in order; True at the end. Waits for the reader, and sends keepalives to the
+        node meanwhile."""
         page: list[bytes] = []
         end: tuple[str, bytes] | None = None
         while self._next in self._waiting:
@@ -176,7 +175,7 @@ class Stream:
         return True
 
     async def _large(self, ref: Ref) -> bytes:
-        """An item that is in the store, where it stays until it expires, as its chunk does."""
+        """An item in the store. It stays there until it expires, like its chunk."""
         node = self._one.node if self._one is not None else ""
         reading = self.connection.loop.create_task(
             read(self.connection, self.call.session, ref, node, self.call.deadline))
@@ -223,7 +222,7 @@ class Stream:
             await one.wait(wait)
             now = time.monotonic()
             if now - looked > wait + STALLED:
-                one.sign = now  # or the reader took its time
+                one.sign = now  # or the reader was slow
             looked = now
             if one.error is not None:
                 raise one.error
@@ -253,8 +252,8 @@ class Stream:
                 await self._ask_store()
 
     async def _replied(self, one: Pending, queue: asyncio.Queue[typing.Any]) -> bool:
-        """Takes an answer on the reply subject: the acknowledgement, or an error that ends the stream. After the
-        acknowledgement that is one that could not be stored."""
+        """Handles an answer on the reply subject: the acknowledgement, or an error that ends the stream. After the
+        acknowledgement such an error could not be stored."""
         message = one.messages.pop(0)
         try:
             result(message)
@@ -268,7 +267,7 @@ class Stream:
         return False
 
     async def _lost(self, one: Pending, queue: asyncio.Queue[typing.Any]) -> bool:
-        """Whether the node is lost, and the store had all of the stream; raises NodeLost where it had not."""
+        """Whether the node is lost and the store had all of the stream; raises NodeLost if the store had less."""
         try:
             await self.connection.alive(one, max(one.asked, self._arrived))
         except errors.NodeLost:
@@ -278,7 +277,7 @@ class Stream:
         except errors.Unavailable:
             self._away = self._away or time.monotonic()
             if not self._begun() or time.monotonic() - self._away > _AWAY:
-                raise  # else the stream goes on when the connection is back
+                raise  # else the stream continues after the reconnect
         else:
             self._away = 0.0
         return False
@@ -338,7 +337,7 @@ class Stream:
             if self._next in self._waiting or self._next > self._replay_from:
                 self._fruitless = 0
             elif terminal or not last and self.taken:
-                # All of it had been stored. A gap in a stream that goes on is something else: its node sends again.
+                # All of it had been stored. A gap in a running stream differs: its node sends again.
                 self._fruitless += 1
                 if self._fruitless >= _FRUITLESS:
                     raise errors.error("stream_expired", f"items from {self._next} on are no longer kept",

@@ -1,4 +1,4 @@
-"""The child process that is a Python host's node, and the call that code of a host serves.
+"""The child process that is a Python host's node, and the current call of a host's code.
 
 It never imports the client.
 """

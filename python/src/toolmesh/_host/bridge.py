@@ -1,7 +1,7 @@
-"""The child process that is the node of a Python host, and the frames that are spoken with it: docs/bridge.md.
+"""The child process that is the node of a Python host, and its frames: docs/bridge.md.
 
-One event loop reads, and writes what it is woken for. Frames of threads wait until one of them
-has nothing else to do, or the loop is woken: what waits is written at once.
+One event loop reads, and writes when woken. Frames of other threads wait until one of those threads is idle or wakes
+the loop; then all waiting frames are written.
 """
 
 from __future__ import annotations
@@ -31,30 +31,29 @@ if typing.TYPE_CHECKING:
     Frame = dict[str, Any]
 
 _log = logging.getLogger("toolmesh")
-MOST = (64 << 20) - (64 << 10)  # bytes of a value: a frame has 64 MiB
+MOST = (64 << 20) - (64 << 10)  # max bytes of a value: a frame has 64 MiB
 _READ = 1 << 18
 _LEVEL = re.compile(r"\blevel=(\w+)")
 _LEVELS = {"WARN": logging.WARNING, "ERROR": logging.ERROR, "INFO": logging.INFO}
-_CREDIT = 64  # items of a stream of another tool that may be on their way
+_CREDIT = 64  # items in flight of another tool's stream
 _text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 _living: weakref.WeakSet[Bridge] = weakref.WeakSet()
 
 
 class Bridge:
-    """A running mesh bridge. take is given each frame that is not an answer to what
-    this side has asked, with its bytes."""
+    """A running mesh bridge. take gets each frame that is not an answer to a request of this side, with its bytes."""
 
     def __init__(self, take: Callable[[Frame, bytes], None]) -> None:
         self._take = take
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._process: asyncio.subprocess.Process | None = None
-        self._from, self._to = -1, -1  # our ends of its stdout and stdin
-        self._had = bytearray()  # of which no whole frame has come
+        self._from, self._to = -1, -1  # our ends of its stdin and stdout
+        self._had = bytearray()  # the beginning of an incomplete frame
         self._out: deque[bytes] = deque()
-        self._rest = memoryview(b"")  # not yet written to the full pipe
+        self._rest = memoryview(b"")  # data that the full pipe did not take
         self._waking = False
-        self._writing = lock()  # of _rest and _to
+        self._writing = lock()  # guards _rest and _to
         self._ready: asyncio.Future[Frame] = self._loop.create_future()
         self._ended = asyncio.Event()
         self._room = asyncio.Event()
@@ -65,14 +64,14 @@ class Bridge:
         self._listening: asyncio.Task[None] | None = None
         self.ready: Frame = {}
         self.over = False
-        self._forked = False  # this is a child that the program has forked
+        self._forked = False  # this is a child process that the program forked
 
     async def start(self, settings: Mapping[str, str]) -> None:
-        """Starts it and waits until it is connected. Raises Unavailable with its message if it fails."""
+        """Starts it and waits until it is connected. Raises Unavailable with its message if that fails."""
         self._from, out = os.pipe()
         into, self._to = os.pipe()
         try:
-            # In a session of its own: an interrupt at the terminal is the program's, which drains.
+            # In a new process session: an interrupt at the terminal goes to the program, which drains.
             self._process = await asyncio.create_subprocess_exec(
                 binary.find(), "bridge", stdin=into, stdout=out, stderr=asyncio.subprocess.PIPE,
                 env={**os.environ, **settings}, limit=_READ, start_new_session=True)
@@ -116,7 +115,8 @@ class Bridge:
             await self.wait()
 
     def leave_fork(self) -> None:
-        """Ends a child of the program's that came back from the function which forked it: it must not go on here."""
+        """Ends a child process of the program that returned from the function which forked it: it must not continue
+        here."""
         if self._forked:
             os._exit(0)
 
@@ -129,7 +129,7 @@ class Bridge:
                     os.close(one)
 
     def __del__(self) -> None:
-        self._close()  # the loop was closed while it served
+        self._close()  # the loop was closed during the call
 
     def _readable(self) -> None:
         """Reads the available bytes of the pipe."""
@@ -193,11 +193,11 @@ class Bridge:
     # Out.
 
     def put(self, body: bytes) -> None:
-        """Has a frame be written with the next that is sent, or at the next flush; from any thread."""
+        """Queues a frame for the next send or flush; from any thread."""
         self._out.append(len(body).to_bytes(4, "big") + body)
 
     def send(self, body: bytes) -> None:
-        """Sends a frame; from any thread. In one that is interrupted here it may wait until flush."""
+        """Sends a frame; from any thread. If that is interrupted, the frame may wait until flush."""
         self._out.append(len(body).to_bytes(4, "big") + body)
         self.wake()
 
@@ -212,16 +212,16 @@ class Bridge:
             else:
                 self._loop.call_soon_threadsafe(self.flush)
         except RuntimeError:
-            self.over = True  # the loop has ended, and the process with it
+            self.over = True  # the loop, and so the process, has ended
 
     def flush(self) -> None:
         """Writes waiting frames; from any thread that nothing interrupts."""
-        self._waking = False  # before the frames are taken: none that comes later is left
+        self._waking = False  # before taking the frames, so that no later one is left
         if not self._out:
             return
         with self._writing:
             if self._rest:
-                return  # written when there is room
+                return  # written once there is room
             data = memoryview(b"".join(self._taken()))
             if self._to < 0 or not data:
                 return
@@ -230,7 +230,7 @@ class Bridge:
             except BlockingIOError:
                 pass
             except OSError:
-                return  # it is gone, which reading shows
+                return  # it has ended, as reading will show
             self._rest = data
         if data:
             self._loop.call_soon_threadsafe(self._full)
@@ -259,19 +259,19 @@ class Bridge:
         self.flush()
 
     async def written(self) -> None:
-        """Until the pipe has room."""
+        """Waits for room in the pipe."""
         self.flush()
         if self._rest:
-            await asyncio.sleep(0)  # the loop hears of it
+            await asyncio.sleep(0)  # lets the loop notice
         await self._room.wait()
 
     def frame(self, kind: str, **fields: Any) -> None:
         self.send(_text({"type": kind, **fields}).encode())
 
-    # Questions and calls of ours.
+    # Our requests and calls.
 
     def ask(self, kind: str, tool: str = "", body: bytes = b"", **fields: Any) -> Asked:
-        """Sends a request; the returned object has its answer. body is a field that is written already."""
+        """Sends a request; the returned object has its answer. body is an encoded field."""
         if len(body) > MOST:
             raise errors.error("payload_too_large", f"the arguments are {len(body)} bytes of JSON, a frame carries "
                                f"{MOST}", tool=tool, started=False, origin="caller",
@@ -294,7 +294,7 @@ class Bridge:
 
 
 class Asked:
-    """A request of this side with its answers: one, or the items of a stream and an end."""
+    """A request of this side with its answers: one, or items and the end of a stream."""
 
     def __init__(self, bridge: Bridge, number: str, tool: str) -> None:
         self.id = number
@@ -303,7 +303,7 @@ class Asked:
         self._count = 0
 
     def take(self, frame: Frame) -> None:
-        """On the loop: a frame for it."""
+        """Handles a frame for it, on the loop."""
         if frame["type"] == "rpc_stream_chunk" and frame.get("chunk_type") == "data":
             following: concurrent.futures.Future[Any] = concurrent.futures.Future()
             self._answers.append(following)
@@ -382,12 +382,12 @@ def _settle(future: concurrent.futures.Future[Any], value: Any, failure: BaseExc
 
 
 async def _listen(stderr: asyncio.StreamReader, said: deque[str]) -> None:
-    """Logs a bridge's output. Holds no reference to the bridge, which ends with its last one."""
+    """Logs a bridge's output. It holds no reference to the bridge, whose last reference ends it."""
     while True:
         try:
             line = await stderr.readline()
         except ValueError:
-            continue  # longer than a line may be
+            continue  # longer than the max of a line
         if not line:
             return
         text = line.decode(errors="replace").rstrip()
@@ -397,7 +397,7 @@ async def _listen(stderr: asyncio.StreamReader, said: deque[str]) -> None:
 
 
 def _forked() -> None:
-    """In a child that the program forks: lets go of the pipes, or the bridge would outlive the program."""
+    """In a child process that the program forks: closes the pipes, or the bridge would outlive the program."""
     for one in list(_living):
         one._forked = True
         one._close()

@@ -1,4 +1,4 @@
-"""The call of a host that this code serves, if any: calls of this code go through the same bridge, nested in it."""
+"""The current call of a host's code, if any: its own calls go through the same bridge, nested in it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Served:
 
 
 def enter(bridge: Bridge, frame: dict[str, Any]) -> None:
-    """Sets the call that is served in this context."""
+    """Sets the current call in this context."""
     current.set(Served(bridge, frame["rpc_id"]))
     left = frame.get("timeout_ms")
     scope.set((frame.get("session_id"), None if left is None else time.monotonic() + left / 1000))

@@ -1,6 +1,6 @@
-"""The one way in: what the agent has an interpreter run. Each begins a process that never comes back here.
+"""The only entrance: the functions that the agent has an interpreter run. None of them returns.
 
-What is imported is what that process needs, and no more: a command starts none of the machinery of calls.
+Each imports only the modules of its process: a command loads none of the machinery of calls.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ if TYPE_CHECKING:
 
 
 def zygote(mode: str) -> NoReturn:
-    """The root process of an index and its zygote. mode is "namespace" where it is PID 1 of its own, else "reaper"."""
+    """The root process of an index and its zygote. mode is "namespace" for PID 1 of its own namespace, else
+    "reaper"."""
     from .startup import zygote
 
     zygote.main(mode)
 
 
 def confined() -> NoReturn:
-    """A zygote that has confined itself and started the interpreter of its index's environment."""
+    """A confined zygote, in the interpreter of its index's environment."""
     from .startup import zygote
 
     zygote.confined()
 
 
 def base() -> NoReturn:
-    """The process that zygotes begin as copies of."""
+    """The process that zygotes are copies of."""
     from .startup import base
 
     base.main()
 
 
 def command(mode: str) -> NoReturn:
-    """The process above one run of a program. mode as for zygote."""
+    """The process above one execution of a program. mode as for zygote."""
     from .startup import command
 
     command.main(mode)

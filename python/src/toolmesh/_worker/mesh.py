@@ -31,7 +31,7 @@ __all__ = [
 
 
 class MissingSecret(MeshError, KeyError):
-    """The variable that mesh.secret was asked for is not there."""
+    """The environment lacks the variable that mesh.secret asked for."""
 
     __module__ = "toolmesh"
 
@@ -39,20 +39,19 @@ class MissingSecret(MeshError, KeyError):
 def call(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
     """Calls a tool by its full id and returns its result.
 
-    args are its arguments by name; what a tool may return, they may be. timeout is in seconds; without one the call has
-    the time that the called tool takes by itself, and never more than the calling one has left. In a coroutine await
-    acall instead.
+    args are its arguments by name, of the types that a tool may return. timeout is in seconds. The default is the
+    called tool's own; no call takes longer than the time left to the calling tool. In a coroutine await acall instead.
     """
     return _channel(tool).call(tool, _encoded(tool, args), _seconds(timeout))
 
 
 def stream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Iterator[Any]:
-    """Calls a tool and yields its items as they come. As call.
+    """Calls a tool, as call does, and yields its items as they arrive.
 
-    The call begins with the first item that is asked for. Closing the iterator,
-    or leaving a for loop over it, cancels it.
+    The call starts with the request for the first item. Closing the iterator, or leaving a for loop over it, cancels
+    the call.
     """
-    channel = _channel(tool)  # of the call that is served here: another thread may read the items
+    channel = _channel(tool)  # of the current call: another thread may read the items
 
     def items() -> Iterator[Any]:
         yield from channel.stream(tool, _encoded(tool, args), _seconds(timeout))
@@ -61,15 +60,15 @@ def stream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float |
 
 
 async def acall(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
-    """As call, for coroutines: many at once with asyncio.gather."""
+    """call, for coroutines: many concurrently with asyncio.gather."""
     return await _channel(tool).acall(tool, _encoded(tool, args), _seconds(timeout))
 
 
 async def astream(
     tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None
 ) -> AsyncIterator[Any]:
-    """As stream, for coroutines. contextlib.aclosing cancels it at once when it
-    is left early; without that the event loop does, a moment later."""
+    """stream, for coroutines. If you leave it early, contextlib.aclosing cancels it at once; otherwise the event loop
+    does so a moment later."""
     items = _channel(tool).astream(tool, _encoded(tool, args), _seconds(timeout))
     try:
         async for item in items:
@@ -83,11 +82,12 @@ def batch(
 ) -> list[Any]:
     """Makes several calls at once, 1,000 at most, and returns their results in the order of the calls.
 
-    A call is (tool, arguments), (tool, arguments, timeout) or a tool's id alone. Calls of tools that are not
-    parallel_safe run one after the other, in that order, others side by side unless their resource keys are the same.
-    parallel says that the calls are independent: then all run side by side but for equal resource keys, and tools that
-    declare parallel_safe = false. One that fails hurts no other: when all have ended the first error is raised, or with
-    return_exceptions each stands in its call's place. timeout is the time of all of them, in seconds.
+    A call is (tool, arguments), (tool, arguments, timeout) or just a tool's id. Calls of tools without parallel_safe
+    run one after the other in that order; others run concurrently unless their resource keys are equal. parallel says
+    that the calls are independent: then all run concurrently, except equal resource keys and tools that declare
+    parallel_safe = false. A failed call does not affect the others. When all have ended the first error is raised, or
+    with return_exceptions each error stands in place of its call's result. timeout is the time of all calls together,
+    in seconds.
     """
     made = batches.members(calls)
     results = _channel("").call("", _requests(made, parallel), _seconds(timeout), BATCH)
@@ -97,7 +97,7 @@ def batch(
 async def abatch(
     calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
 ) -> list[Any]:
-    """As batch, for coroutines."""
+    """batch, for coroutines."""
     made = batches.members(calls)
     results = await _channel("").acall("", _requests(made, parallel), _seconds(timeout), BATCH)
     return batches.ends(made, results, return_exceptions)
@@ -109,32 +109,32 @@ def _requests(made: list[tuple[str, Any, float | None]], parallel: bool) -> byte
 
 
 def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.Task:
-    """Submits a call that is made even if this tool ends, and returns its task at once.
+    """Submits a call that runs even if this tool ends, and returns its task at once.
 
-    options are id, timeout, attempts, priority, ttl, idempotency_key, at, delay, every, cron and catch_up.
-    id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
-    timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the result
-    is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a time, or
-    after a delay in seconds; every, in seconds, and cron make a schedule, which ends when the task is cancelled.
+    options are id, timeout, attempts, priority, ttl, idempotency_key, at, delay, every, cron and catch_up. id names the
+    task: the same id again is the same task. The tool is run up to attempts times (3), each for at most timeout
+    seconds; with an idempotency_key it is not repeated once it has begun. ttl is the number of seconds for which the
+    result is kept (a day). Tasks of a session with a higher priority (1, 0, -1) run first. at is the start time, delay
+    the seconds until the start; every, in seconds, and cron make a schedule, which ends when the task is cancelled.
     """
     ask = _asking()
     return tasks.Task(ask("submit", tasks.submission(tool, _encoded(tool, args), **options))["id"], ask)
 
 
 async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.AsyncTask:
-    """As submit, for coroutines."""
+    """submit, for coroutines."""
     ask = _aasking()
     told = await ask("submit", tasks.submission(tool, _encoded(tool, args), **options))
     return tasks.AsyncTask(told["id"], ask)
 
 
 def task(id: str) -> tasks.Task:
-    """The durable task of that name, of the session. Asks nothing yet."""
+    """The session's durable task with that id. Sends no request yet."""
     return tasks.Task(id, _asking())
 
 
 def _asking() -> Callable[[str, bytes], Any]:
-    """A function that asks about tasks, on behalf of the call that this code belongs to."""
+    """A function that makes requests about tasks on behalf of the current call."""
     link = channel.here()
     return lambda verb, request: (link or _channel("")).call(verb, request, None, TASK)
 
@@ -145,21 +145,21 @@ def _aasking() -> Callable[[str, bytes], Awaitable[Any]]:
 
 
 def describe(tool: str) -> dict[str, Any]:
-    """The description of a tool, as mesh info --json prints it: "id", "description", "input_schema",
-    "output_schema", "annotations" and more. ToolNotFound names the nearest ids."""
+    """The description of a tool, as mesh info --json prints it: "id", "description", "input_schema", "output_schema",
+    "annotations" and more. ToolNotFound lists the nearest ids."""
     found: dict[str, Any] = _channel(tool).call(tool, b"", None, DESCRIBE)
     return found
 
 
 async def adescribe(tool: str) -> dict[str, Any]:
-    """As describe, for coroutines."""
+    """describe, for coroutines."""
     found: dict[str, Any] = await _channel(tool).acall(tool, b"", None, DESCRIBE)
     return found
 
 
 def progress(fraction: float | None = None, text: str = "") -> None:
-    """Tells how far the call is that this code serves, from 0 to 1, and what it does: one line. Cheap, never an
-    error, and nothing outside of a call. Callers hear of it once a second at most; `mesh task show` shows it."""
+    """Reports the progress of the current call, from 0 to 1, with one line of text. It is cheap, never raises, and does
+    nothing outside of a call. Callers get at most one report a second; `mesh task show` shows it."""
     link = channel.here()
     if link is None:
         return
@@ -170,7 +170,7 @@ def progress(fraction: float | None = None, text: str = "") -> None:
 
 
 def secret(name: str) -> str:
-    """The value of a variable that the index declares; MissingSecret without one."""
+    """The value of a variable that the index declares; raises MissingSecret if it is not set."""
     try:
         return os.environ[name]
     except KeyError:

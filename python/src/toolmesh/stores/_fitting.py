@@ -1,7 +1,7 @@
-"""Arguments as models and frameworks write them, made to fit a tool's schema.
+"""Fits arguments from models and frameworks to a tool's schema.
 
-1.0 is an integer, "1" is one too, "false" is false, null for what may be left out is
-left out. What fits in no way is refused, with the place.
+1.0 and "1" become integers, "false" becomes false, and null for an optional argument is left out. Other values that do
+not fit are refused, with the place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fitted(arguments: dict[str, Any], input_schema: Schema, tool: str) -> dict[s
 
 
 def plain(value: Any) -> bool:
-    """Whether a value is JSON: what a model can have written."""
+    """Whether a value is JSON, as from a model."""
     if type(value) in (list, tuple):
         return all(map(plain, value))
     if type(value) is dict:
@@ -56,7 +56,7 @@ def takes_null(schema: Any, definitions: Schema) -> bool:
         return None in schema.get("enum", [schema.get("const")])
     if "type" in schema:
         return "null" in schema["type"] if isinstance(schema["type"], list) else schema["type"] == "null"
-    # A parameter without a type has that of its default.
+    # A parameter without a type has the type of its default.
     return schema.get("default") is None
 
 
@@ -71,7 +71,7 @@ def _resolved(schema: Any, definitions: Schema) -> Any:
 def _fit(value: Any, schema: Any, definitions: Schema, at: str) -> Any:
     schema = _resolved(schema, definitions)
     if type(value) not in _JSON or not isinstance(schema, dict):
-        return value  # of Python: the client writes it as JSON
+        return value  # a Python value: the client writes it as JSON
     kinds = schema.get("type")
     either = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(kinds, list) and "enum" not in schema:
@@ -95,7 +95,7 @@ def _fit(value: Any, schema: Any, definitions: Schema, at: str) -> Any:
 
 
 def _fit_one(value: Any, either: list[Any], definitions: Schema, at: str) -> Any:
-    """The member that has the value as it is, else the first that it can be made into; text is the last resort."""
+    """The member that accepts the value unchanged, else the first that it can be converted to; text comes last."""
     made, failures = [], []
     for one in either:
         try:
@@ -119,7 +119,7 @@ def _choice(value: Any, choices: list[Any], at: str) -> Any:
     for one in choices:
         if type(one) is type(value) and one == value:
             return one
-    # Some providers have texts alone for choices, some no integers.
+    # Some providers have only texts for choices, some no integers.
     alike = [one for one in choices if one is not None and value is not None and (
         str(one).casefold() == str(value).casefold() if isinstance(value, (str, bool)) else
         isinstance(value, (int, float)) and (one == value or one == str(value)) and not isinstance(one, bool))]

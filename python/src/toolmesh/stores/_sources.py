@@ -1,4 +1,4 @@
-"""Where an Index has its tools from, and how they get onto the mesh."""
+"""The sources of an Index's tools, and their installation on the mesh."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if typing.TYPE_CHECKING:
 _REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:[:@](.+))?", re.ASCII)
 _PLAIN = re.compile(r"[^A-Za-z0-9_]+")
 _RELATIVE = re.compile(r"\.\.?/[^:\s]*\Z")
-_READABLE = 48  # characters of a source that its index is called by
+_READABLE = 48  # max characters of a source in the name of its index
 
 _lock = lock()
-_running: list[Mesh] = []  # the mesh of all Index objects that are given none
+_running: list[Mesh] = []  # the mesh of all Index objects without one
 
 
 def mesh_here() -> Mesh:
-    """The mesh that runs, else one that is started."""
+    """The running mesh, else a new one."""
     with _lock:
         if not _running:
             mesh = Mesh(name="stores")
@@ -63,10 +63,10 @@ class Source:
         elif "/" in self.text or os.sep in self.text:
             readable = self.shown.rpartition("/")[2]
         else:
-            self.install, self.index = "", self.text  # an index that the mesh has
+            self.install, self.index = "", self.text  # an index of the mesh
             return
         readable = _PLAIN.sub("-", readable).strip("-_")[:_READABLE]
-        # A folder is one of this machine: on another the same path is somebody else's.
+        # A folder of this machine: on another one the same path is another folder.
         machine = platform.node() if self.folder else ""
         # Another token, or none, makes no other source; another user of ssh does.
         source = shown(self.install) if self.install.lower().startswith("http") else self.install

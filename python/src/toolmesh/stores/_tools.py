@@ -26,11 +26,11 @@ Arguments = dict[str, Any]
 
 
 class Tool(abc.ABC):
-    """name is what execute and .tools call it, local the id of stores, id what the mesh knows it by."""
+    """name is used by execute and .tools, local is the id of stores, id the id on the mesh."""
 
     id = ""
-    mesh: Any = None  # where it is; None for a function of this process
-    kind: str  # sync, async, generator or async_generator: what its callable is
+    mesh: Any = None  # its mesh; None for a function of this process
+    kind: str  # kind of its callable: sync, async, generator or async_generator
 
     def __init__(self, local: str, doc: str, input_schema: dict[str, Any], signature: inspect.Signature) -> None:
         self.name = self.local = local
@@ -43,11 +43,11 @@ class Tool(abc.ABC):
         return self.kind.endswith("generator")
 
     def fitted(self, arguments: Arguments) -> Arguments:
-        """Arguments by name, as the tool takes them."""
+        """Arguments by name, in the tool's form."""
         return fitted(arguments, self.input_schema, self.id or self.name)
 
     def named(self, positional: tuple[Any, ...], keywords: Arguments) -> Arguments:
-        """The arguments of a call of Python's, by name."""
+        """The arguments of a Python call, by name."""
         try:
             return by_name(self.signature, positional, keywords)
         except TypeError as failure:
@@ -56,21 +56,21 @@ class Tool(abc.ABC):
 
     @abc.abstractmethod
     def run(self, given: Arguments) -> Any:
-        """The result of a call; of one that streams, the items."""
+        """The result of a call; for a stream, the items."""
 
     @abc.abstractmethod
     async def arun(self, given: Arguments) -> Any:
-        """As run, of one that does not stream."""
+        """run, for a tool that does not stream."""
 
     @abc.abstractmethod
     def astream(self, given: Arguments) -> AsyncIterator[Any]:
-        """The items of one that streams."""
+        """The items of a streaming tool."""
 
     def stream(self, given: Arguments) -> Iterator[Any]:
         return typing.cast("Iterator[Any]", self.run(given))
 
     def function(self) -> Callable[..., Any]:
-        """The callable of .tools, of the kind that the tool is."""
+        """The callable in .tools, of the tool's kind."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return self.run(self.named(args, kwargs))
@@ -136,7 +136,7 @@ class LocalTool(Tool):
                                    started=False, origin="caller")
         if not plain(given):
             owns = {alias: own for own, alias in names.items()}
-            return self._function(**{owns.get(name, name): value for name, value in given.items()})  # as it is
+            return self._function(**{owns.get(name, name): value for name, value in given.items()})  # unchanged
         given = {names.get(name, name): value for name, value in given.items()}
         given = self.fitted(given)
         try:
@@ -179,11 +179,11 @@ class LocalTool(Tool):
 _END = object()
 
 
-_run = functools.partial(asyncio.run, debug=False)  # as Host.serve
+_run = functools.partial(asyncio.run, debug=False)  # as in Host.serve
 
 
 def _apart(work: Coroutine[Any, Any, Any], run: Callable[[Any], Any] = _run) -> Any:
-    """The result of a coroutine; where an event loop runs already, by a thread of its own."""
+    """The result of a coroutine. If an event loop is running, another thread runs it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -252,7 +252,7 @@ def advertised(signature: inspect.Signature, input_schema: dict[str, Any]) -> in
 
 
 def tool_of(one: Any) -> Tool:
-    """The tool behind what an Index is given or gives."""
+    """The tool for an object that an Index takes or returns."""
     known = getattr(one, "_tool", None)
     if isinstance(known, Tool):
         return known

@@ -1,4 +1,4 @@
-"""The providers of format_tools, and how a declaration of the mesh becomes what stores calls it."""
+"""The providers of format_tools, and the conversion of the mesh's declarations to those of stores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ProviderFormat(str, enum.Enum):
-    """The providers, by the names that stores has for them."""
+    """The providers, by their names in stores."""
 
     ANTHROPIC = "anthropic"
     GOOGLE_GEMINI = "google-gemini"
@@ -31,7 +31,7 @@ _DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
 def short(name: str, provider: ProviderFormat) -> str:
-    """The name that stores would declare a tool under; "" if the provider would refuse it."""
+    """The name of a tool in stores; "" if the provider would refuse it."""
     if provider is ProviderFormat.GOOGLE_GEMINI:
         return name if _DOTTED.fullmatch(name) else ""
     name = name.replace(".", "-")
@@ -39,6 +39,6 @@ def short(name: str, provider: ProviderFormat) -> str:
 
 
 def inner(declaration: dict[str, Any]) -> dict[str, Any]:
-    """The part of a declaration that has the tool's name and description."""
+    """The part of a declaration with the tool's name and description."""
     found: dict[str, Any] = declaration.get("function", declaration)
     return found

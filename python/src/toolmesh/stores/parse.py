@@ -1,4 +1,4 @@
-"""JSON in what a model wrote."""
+"""JSON in the text of a model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from .._client.answers import outward
 
-_LONGEST = 100_000  # characters that are searched
-_REPAIRED = 20_000  # and repaired: what that costs may grow with the square, to a few seconds for this many
+_LONGEST = 100_000  # max characters to search
+_REPAIRED = 20_000  # max characters to repair: the cost may grow with the square, to a few seconds for this many
 _STARTS = 100  # brackets at which JSON may begin
 _FENCE = re.compile(r"```json\s*(.*?)```", re.DOTALL | re.IGNORECASE)
 _BRACKET = re.compile(r"[\[{]")
@@ -35,7 +35,8 @@ def llm_parse_json(text: str, keys: Sequence[str] | None = None, autoescape: boo
         whole = list(_complete(part))
         found = max(whole, key=lambda one: one[2], default=(None, 0, 0))[0]
         for span in sorted((_span(part, "[]"), _span(part, "{}")), key=lambda one: one[1] - one[0]):
-            # What begins in a value that is complete is not broken; else what is complete may be a part of it.
+            # JSON that starts inside a complete value is not broken; otherwise the complete value may be a part of
+            # it.
             if span[0] < span[1] and not any(start <= span[0] < start + length for _, start, length in whole):
                 repaired = _repaired(part[slice(*span)]) if autoescape else None
                 found = repaired if repaired is not None else found
@@ -45,7 +46,7 @@ def llm_parse_json(text: str, keys: Sequence[str] | None = None, autoescape: boo
 
 
 def _complete(text: str) -> Iterator[tuple[Any, int, int]]:
-    """The objects and lists of JSON that are whole, where they begin, and their lengths."""
+    """The complete JSON objects and lists with their positions and lengths."""
     decoder, position = json.JSONDecoder(), 0
     for _ in range(_STARTS):
         start = _BRACKET.search(text, position)
@@ -78,7 +79,7 @@ def _repaired(text: str) -> Any:
 
 
 def _matched(found: Any, keys: Sequence[str]) -> Any:
-    """An object whose keys are spelt as expected. A key that is there already is not taken for another one."""
+    """An object with its keys spelt as expected. An expected key is not used for another one."""
     if not isinstance(found, dict):
         return found
     missing = [key for key in keys if key not in found]

@@ -1,5 +1,5 @@
-"""One call and many: the two kinds of worker, what a tool prints, what it raises, the calls that it makes itself.
+"""Calls: the two kinds of worker, a tool's output and exceptions, and its own calls.
 
-It never imports a module of the index, starts no process, and writes no frame but through the one Outlet: a
-cancellation must not cut one in two.
+It never imports a module of the index, starts no process, and writes frames only through the one Outlet: a cancellation
+must not cut a frame in two.
 """

@@ -1,4 +1,4 @@
-"""Several calls in one request: its body, and its results."""
+"""Several calls in one request: its body and its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def members(calls: Iterable[Any]) -> list[tuple[str, Any, float | None]]:
         if not isinstance(parts, (tuple, list)) or not 1 <= len(parts) <= 3:
             raise TypeError(f"call {place} of the batch is {call!r:.100}: it is (tool, arguments), or a tool's id")
         tool, args, timeout = (*parts, None, None)[:3]
-        tool = getattr(tool, "_named", tool)  # of an object of the client: its id
+        tool = getattr(tool, "_named", tool)  # an object of the client has its id
         if not isinstance(tool, str):
             kind = type(tool).__name__
             raise TypeError(f"call {place} of the batch: a tool is called by its id, a text, not by {kind}")
@@ -39,8 +39,8 @@ def requests(calls: list[tuple[str, Any, float | None]], encoded: Callable[[str,
 def ends(
     calls: list[tuple[str, Any, float | None]], results: list[dict[str, Any]], return_exceptions: bool
 ) -> list[Any]:
-    """The results of the calls, in their order. The first error is raised, or with
-    return_exceptions each stands in its call's place."""
+    """The results of the calls, in their order. Raises the first error, or with return_exceptions returns each in place
+    of its call's result."""
     found: list[Any] = []
     for (tool, _, _), end in zip(calls, results, strict=True):
         if end.get("status") == "ok":

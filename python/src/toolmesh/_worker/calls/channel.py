@@ -1,9 +1,8 @@
-"""The calls that a tool makes itself: its worker's side of them.
+"""A tool's own calls, on the side of its worker.
 
-A nested call is a NESTED_CALL frame with an id of the worker's own, and its answers have that id. In a worker of
-coroutines the event loop reads them. In a worker of plain functions no loop reads while a tool runs: a thread that
-waits for an answer reads for all threads that wait, and another one goes on when it has its own. A tool that makes no
-call pays for none of this.
+A nested call is a NESTED_CALL frame with an id from the worker; its answers have that id. In a worker of coroutines the
+event loop reads them. In a worker of plain functions no loop reads while a tool runs: one waiting thread reads for all,
+and when it has its own answer another one continues. A tool without nested calls pays nothing for this.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ if TYPE_CHECKING:
     class Runner(Protocol):
         """The state of a worker of plain functions."""
 
-        call: int  # the one that runs; 0: none
+        call: int  # the running call; 0: none
         served: bool  # a call has ended here
 
-_WINDOW = 1 << 18  # bytes of a nested stream that may be on their way; the agent begins with it
-_ITEM = 64  # what an item counts beyond its bytes, there too
-_text = json.JSONEncoder().encode  # bound now: a tool may replace what json has
+_WINDOW = 1 << 18  # bytes of a nested stream in flight, initially granted by the agent
+_ITEM = 64  # what an item counts besides its bytes, as in the agent
+_text = json.JSONEncoder().encode  # bound now: a tool may replace functions of json
 
 current: Channel | None = None
 """The channel of this process; None where no call can be made."""
@@ -50,12 +49,12 @@ served: ContextVar[Any] = ContextVar("served", default=None)
 
 
 def here() -> Channel | None:
-    """The channel of the code that calls this, if it has one."""
+    """The channel of the calling code, if any."""
     return current or served.get()
 
 
 def refuse(code: str, message: str, tool: str) -> NoReturn:
-    """Raises what a nested call raises that is not made."""
+    """Raises the error of a nested call that is refused here."""
     raise error(code, message, tool=tool, started=False, origin="caller")
 
 
@@ -66,7 +65,7 @@ class Waiter:
 
     def __init__(self, number: int) -> None:
         self.id = number
-        self.used = 0  # bytes of a stream that were taken since the last credit
+        self.used = 0  # bytes of a stream taken since the last credit
         self.events: deque[tuple[int, bytes]] = deque()
         self._lock = allocate_lock()
         self._lock.acquire()
@@ -76,14 +75,14 @@ class Waiter:
         self.alert()
 
     def alert(self) -> None:
-        """Ends a sleep, or the next one if none goes on."""
+        """Ends a sleep, or the next one if none is in progress."""
         try:
             self._lock.release()
         except RuntimeError:
             pass  # alerted already
 
     def sleep(self) -> None:
-        """Returns after an alert, perhaps without a reason."""
+        """Returns after an alert. It may return without a reason."""
         self._lock.acquire()
 
 
@@ -105,7 +104,7 @@ class Awaiting(Waiter):
         try:
             self._loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
-            pass  # its loop is closed, and the wait has ended
+            pass  # the loop is closed and the wait has ended
 
     def _wake(self) -> None:
         if self._future is not None and not self._future.done():
@@ -119,9 +118,9 @@ class Awaiting(Waiter):
 
 
 class Channel:
-    """The common part of the two workers' channels. Its calls may be made by any thread.
+    """The common part of both workers' channels. Any thread may call it.
 
-    Arguments are JSON bytes, results values; a failure is a MeshError.
+    Arguments are JSON bytes, results are values; a failure is a MeshError.
     """
 
     def __init__(self, outlet: Outlet) -> None:
@@ -132,26 +131,26 @@ class Channel:
         self._main = get_ident()
 
     def _call(self) -> int:
-        """The call that the caller's code belongs to; 0 when that is not known."""
+        """The call of the calling code; 0 if unknown."""
         call = threads.owner()
         if call:
             return call
-        # A thread of unknown origin: of the call that runs, if it can be of no other.
+        # A thread of unknown origin belongs to the running call if that is the worker's only one.
         return self._only()
 
     def _only(self) -> int:
-        """The call that runs, if this worker has had no other; else 0."""
+        """The running call, if this worker has had no other; else 0."""
         raise NotImplementedError
 
     def _runs(self, call: int) -> bool:
         raise NotImplementedError
 
     def progress(self, fields: dict[str, JSON]) -> None:
-        """Passes on how far the running call is."""
+        """Reports the progress of the running call."""
         self._outlet.record(fields, frames.LOG_PROGRESS)
 
     def dispatch(self, kind: int, number: int, body: bytes) -> None:
-        """Takes a frame about a nested call; drops it if no thread waits for it."""
+        """Handles a frame about a nested call. Drops it if no thread waits for it."""
         waiter = self._waiters.get(number)
         if waiter is None:
             return
@@ -174,12 +173,12 @@ class Channel:
         outlet = self._outlet
         self._waiters[waiter.id] = waiter
         with outlet.lock:
-            # Decided while no thread can write a call's end: no nested call follows it.
+            # Decided while no thread can write a call's end, so that no nested call follows that end.
             forked, over = outlet.fd < 0, not call or not self._runs(call)
             if not forked and not over:
                 while self._unsent:
                     frames.write_all(outlet.fd, self._unsent.pop())
-                frames.write_all(outlet.fd, outlet.released() + frame)  # what is held back would wait for us
+                frames.write_all(outlet.fd, outlet.released() + frame)  # held frames would wait for this call
                 return
         del self._waiters[waiter.id]
         if forked:
@@ -191,8 +190,8 @@ class Channel:
                 "or asyncio.to_thread", tool)
 
     def _cancel(self, waiter: Waiter) -> None:
-        """Says that no answer is waited for, if none has come. A generator may be closed by the garbage collector,
-        in the midst of anything: so this does not wait long for the pipe."""
+        """Tells the agent that no answer is awaited, unless the call has ended. The garbage collector may close a
+        generator at any point, so this does not wait long for the pipe."""
         with self._shielded():
             if self._waiters.pop(waiter.id, None) is None:
                 return
@@ -208,7 +207,7 @@ class Channel:
                 lock.release()
 
     def _credit(self, waiter: Waiter) -> None:
-        """Makes room for more items once half of the window is used up."""
+        """Grants more items once half of the window is used up."""
         if waiter.used >= _WINDOW // 2:
             size = waiter.used.to_bytes(4, "little")
             with self._shielded():
@@ -222,17 +221,17 @@ class Channel:
         return nullcontext()
 
     def _enter(self, waiter: Waiter) -> None:
-        """Before anything else of a wait."""
+        """Called before a wait."""
 
     def _leave(self, waiter: Waiter) -> None:
-        """After it."""
+        """Called after a wait."""
 
     def _event(self, waiter: Waiter) -> tuple[int, bytes]:
-        """The next frame for waiter, which has entered."""
+        """The next frame for waiter, after _enter."""
         raise NotImplementedError
 
     def call(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> Any:
-        """Calls a tool, or asks what flags say, and waits for its result."""
+        """Makes the call, or the request that flags name, and waits for its result."""
         (value,) = self._answers(tool, args, timeout, flags)
         return value
 
@@ -241,20 +240,20 @@ class Channel:
         return self._answers(tool, args, timeout, frames.STREAM)
 
     def caller(self) -> int:
-        """The call that the caller's code belongs to."""
+        """The call of the calling code."""
         return self._call()
 
     def file(self, what: str, body: bytes, flags: int = 0) -> Generator[bytes, None, None]:
-        """Asks the agent something about a file, of any thread but an event loop's."""
+        """Makes a request about a file. Not for the thread of an event loop."""
         return self._answers(what, body, None, flags | frames.FILE)
 
     def once(self, what: str, body: bytes) -> bytes:
-        """file for the one answer that comes."""
+        """file, for requests with a single answer."""
         (answer,) = self.file(what, body)
         return answer
 
     def _answers(self, tool: str, args: bytes, timeout: float | None, flags: int) -> Generator[Any, None, None]:
-        """The values that come back, of a file bytes."""
+        """The values of the answers; bytes if they are of a file."""
         waiter = Waiter(next(self._ids))
         opened = False
         try:
@@ -280,15 +279,15 @@ class Channel:
         finally:
             self._cancel(waiter)
 
-    _begin = _open  # as that, on an event loop
+    _begin = _open  # the same on an event loop
 
     async def acall(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> Any:
-        """As call, on an event loop."""
+        """call, on an event loop."""
         (value,) = [value async for value in self._aanswers(tool, args, timeout, flags)]
         return value
 
     def astream(self, tool: str, args: bytes, timeout: float | None) -> AsyncGenerator[Any, None]:
-        """As stream, on an event loop."""
+        """stream, on an event loop."""
         return self._aanswers(tool, args, timeout, frames.STREAM)
 
     async def _aanswers(
@@ -314,10 +313,10 @@ class Channel:
 
 
 class PlainChannel(Channel):
-    """Of a worker of plain functions: one of the threads that wait reads for all of them.
+    """The channel of a worker of plain functions: one waiting thread reads for all.
 
-    The main thread is not to be interrupted while it waits. A cancellation
-    comes as a frame then; the thread that reads it alerts the main thread.
+    The main thread is not interrupted while it waits. A cancellation arrives as a frame then, and the thread that reads
+    it alerts the main thread.
     """
 
     def __init__(self, worker: Runner, outlet: Outlet, reader: Reader, guard: Guard) -> None:
@@ -325,22 +324,22 @@ class PlainChannel(Channel):
         self._worker = worker
         self._reader = reader
         self._guard = guard
-        self._turn = allocate_lock()  # held by the thread that reads
-        self._blocked: dict[Waiter, None] = {}  # those that go on, or are about to
-        self._idle = Waiter(0)  # the main thread's, for what is no answer
-        self._resting: Waiter | None = None  # what the main thread waits with
+        self._turn = allocate_lock()  # held by the reading thread
+        self._blocked: dict[Waiter, None] = {}  # waits that continue, or are about to
+        self._idle = Waiter(0)  # the main thread's, for frames that are no answers
+        self._resting: Waiter | None = None  # the current wait of the main thread
         self._inbox: deque[Frame] = deque()
-        self._cancelled = 0  # the call that is to stop
-        self.used = False  # somebody may be reading, or may have left something
-        self.credit = 0  # bytes that the running call's stream may send on top
+        self._cancelled = 0  # the call to cancel
+        self.used = False  # a thread may be reading, or may have left frames
+        self.credit = 0  # bytes that the running call's stream may send in addition
         self._starting = allocate_lock()
-        self._awaited: set[int] = set()  # nested calls of event loops that have no end yet
+        self._awaited: set[int] = set()  # nested calls of event loops that have not ended
         self._pump: Waiter | None = None
 
     def _call(self) -> int:
         call = threads.owner()
         if not call and get_ident() == self._main:
-            return self._worker.call  # in a context of the tool's own making
+            return self._worker.call  # in a context that the tool made
         return call or self._only()
 
     def _only(self) -> int:
@@ -357,11 +356,11 @@ class PlainChannel(Channel):
     def _stopped(self) -> bool:
         return self._cancelled != 0 and self._cancelled == self._worker.call and get_ident() == self._main
 
-    # Taking turns.
+    # The reading thread.
 
     def _enter(self, waiter: Waiter) -> None:
-        """Before anything else of a wait: the main loop looks for the threads that wait
-        after it has noted its call's end, and we look for that after this."""
+        """Called before a wait. The main loop first notes its call's end and then looks for waiting threads; here the
+        order is reversed, so that one of them sees the other."""
         self._blocked[waiter] = None
         self.used = True
 
@@ -369,7 +368,7 @@ class PlainChannel(Channel):
         self._blocked.pop(waiter, None)
         if self._blocked and not self._turn.locked():
             for other in list(self._blocked)[:1]:
-                other.alert()  # it is to read now
+                other.alert()  # it must read now
 
     def _wait(self, waiter: Waiter, done: Callable[[], object]) -> None:
         main = get_ident() == self._main
@@ -381,7 +380,7 @@ class PlainChannel(Channel):
                     try:
                         while not done():
                             if not self._reader.take(self._give):
-                                os._exit(0)  # the agent is gone
+                                os._exit(0)  # the agent has ended
                     finally:
                         self._turn.release()
                 else:
@@ -391,7 +390,7 @@ class PlainChannel(Channel):
                 self._resting = None
 
     def _give(self, frame: Frame) -> None:
-        """Hands a frame over. Called by the thread that reads."""
+        """Passes a frame on. Called by the reading thread."""
         kind, _, _, about, body = frame
         if frames.NESTED_RESULT <= kind <= frames.NESTED_END:
             self.dispatch(kind, about, body)
@@ -416,7 +415,7 @@ class PlainChannel(Channel):
             resting.alert()
 
     def next(self) -> Frame | None:
-        """The main loop's next frame, as Reader.next gives it where no thread reads."""
+        """The main loop's next frame, as Reader.next returns it if no thread reads."""
         if self._inbox:
             return self._inbox.popleft()
         self._enter(self._idle)
@@ -434,7 +433,7 @@ class PlainChannel(Channel):
         return self._inbox.popleft()
 
     def more(self) -> int:
-        """Waits for credit; raises Cancelled. The main thread's, while disarmed."""
+        """Waits for credit; raises Cancelled. For the main thread while disarmed."""
         self._enter(self._idle)
         try:
             self._wait(self._idle, lambda: self.credit > 0 or self._stopped())
@@ -448,15 +447,15 @@ class PlainChannel(Channel):
     # Calls.
 
     def _event(self, waiter: Waiter) -> tuple[int, bytes]:
-        """The next frame; the caller has entered and is disarmed."""
+        """The next frame. The caller has entered and is disarmed."""
         self._wait(waiter, lambda: waiter.events or self._stopped())
         if not waiter.events:
             self._guard.cancel(self._cancelled)
         return waiter.events.popleft()
 
     def _begin(self, waiter: Waiter, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
-        """For a loop that a plain function runs: one thread reads for all that it
-        awaits, until the last of them has its end."""
+        """For an event loop in a plain function: one thread reads for all its awaited calls, until the last one
+        ends."""
         with self._shielded(), self._starting:
             pump = self._pump
             if pump is None:

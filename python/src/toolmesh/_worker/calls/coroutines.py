@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from ..state.snapshot import Snapshot
     from ..wire.frames import JSON
 
-# Folders of code that is never interrupted: ours, and the loop's own.
+# Folders of code that is never interrupted: ours and the loop's.
 _UNTOUCHED = (FOLDER, os.path.dirname(asyncio.__file__) + os.sep)
-# Bytes of frames that are read at once. Calls that come together are begun in
-# groups: what they wait for ends in groups as well then, and others get their turn.
+# Bytes of frames that are read at once. Calls that arrive together start in groups, so their waits end in groups,
+# too, and others run in between.
 _READ = 1 << 12
-_REST = 1 << 16  # as many for the rest of a long frame: what a pipe holds
-# New objects between two collections. Each call in flight is some tens of them,
-# which Python's own threshold would have looked at again and again.
+_REST = 1 << 16  # bytes read at once of a long frame: the capacity of a pipe
+# New objects between two collections. Each call in flight is some tens of objects, which would reach Python's own
+# threshold again and again.
 _YOUNG = 10_000
-_SAMPLE = 0.01  # seconds of processor time between two looks at what runs
+_SAMPLE = 0.01  # seconds of processor time between two samples of the running call
 _call = threads.running
 
 
@@ -58,7 +58,7 @@ class _Credit:
             self._more.set_result(None)
 
     async def wait(self) -> None:
-        """Returns when something may be sent."""
+        """Returns when there is credit."""
         while self.left <= 0:
             self._more = asyncio.get_running_loop().create_future()
             await self._more
@@ -74,17 +74,17 @@ class Worker:
         self._page = page
         self._tools = tools
         self._limit = limit
-        self._chunks: list[bytes] = []  # the beginning of a frame whose rest has not come
-        self._have = 0  # bytes in them
-        self._need = 0  # bytes that they will be, as far as that is known
+        self._chunks: list[bytes] = []  # the beginning of an incomplete frame
+        self._have = 0  # bytes in _chunks
+        self._need = 0  # bytes of that frame, as far as known
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._credit: dict[int, _Credit] = {}
-        self._asked: set[int] = set()  # calls that the agent cancelled
+        self._asked: set[int] = set()  # calls cancelled by the agent
         self._taken = 0
         self._outlet = Outlet(out, _call.get, UNSHIELDED)  # coroutines are cancelled between steps
         self._forked = False
         self._channel = channel.current = LoopChannel(self, self._outlet)
-        self._giving = False  # what is held back is about to be written
+        self._giving = False  # held frames are about to be written
         install(self._outlet)
         forked_by_tool(self._outlet, self._leave)
         signal.signal(SIGNAL, self._interrupt)
@@ -93,7 +93,7 @@ class Worker:
             signal.siginterrupt(signal.SIGPROF, False)
             signal.setitimer(signal.ITIMER_PROF, _SAMPLE, _SAMPLE)
         self._snapshot = snapshot
-        self.fit = True  # for more calls
+        self.fit = True  # ready for more calls
         if snapshot is not None:
             snapshot.begin()
             snapshot.handle(SIGNAL, signal.getsignal(SIGNAL))
@@ -105,17 +105,18 @@ class Worker:
         return self._inp
 
     def _sample(self, _signum: int, _frame: FrameType | None) -> None:
-        """Tells the agent which call uses the processor: of all that share the loop it is the one to count it for."""
+        """Tells the agent which call uses the processor, so that it can charge the right call of those on this loop."""
         call = _call.get()
         if call:
             self._page[PAGE_RUNNING] = call
 
     def _interrupt(self, _signum: int, frame: FrameType | None) -> None:
-        """Cancels the call that is meant while it keeps the loop from hearing of it: where it stands, if that is in the
-        tool's own code. Elsewhere nothing happens: the loop hears of it soon, or the agent signals again.
+        """Cancels the given call while it blocks the loop: at its current line, if that is in the tool's code.
+        Elsewhere it does nothing: the loop will handle the request soon, or the agent signals again.
 
-        It calls nothing that is written in Python elsewhere: a second signal would take such a function for the tool's
-        code, and what it raised there would come out of here, into whatever the first signal has interrupted."""
+        It calls no Python function of another file: a second signal would take that for the tool's code, and its
+        exception would leave this handler into the code that the first signal has interrupted.
+        """
         call = _call.get()
         if call == 0 or self._page[PAGE_CANCEL] != call or call in self._asked:
             return
@@ -131,20 +132,20 @@ class Worker:
         self._page[PAGE_HEARD] = call
 
     def serve(self, loop: asyncio.AbstractEventLoop, about: bytes) -> asyncio.Future[None]:
-        """Says READY with about, and serves while the loop runs. What it returns is done when the agent is; no task,
-        which a tool that cancels all tasks would find."""
+        """Sends READY with about, and serves while the loop runs. Returns a callback, which is done when the agent
+        closes the pipe. A task would be found by a tool that cancels all tasks."""
         self._loop = loop
-        self._ready = getattr(loop, "_ready", (None,))  # another kind of loop may not tell
+        self._ready = getattr(loop, "_ready", (None,))  # other kinds of loop may not have it
         self._done: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self._inp, self._readable)
         self._outlet.send(frames.HEADER.pack(len(about), frames.READY, 0, 0, 0) + about)
         return self._done
 
     def _give(self, data: bytes) -> None:
-        """Writes a frame, or holds it back while others may come right behind it:
-        until the loop has gone through what is ready, or stands still."""
+        """Writes a frame, or holds it back while others may follow at once: until the loop has run all ready callbacks,
+        or is idle."""
         if not self._ready:
-            self._outlet.send(data)  # nothing else is to be done before the loop sleeps
+            self._outlet.send(data)  # nothing else is ready before the loop sleeps
         elif self._outlet.gather(data) and not self._giving:
             self._giving = True
             self._loop.call_soon(self._given)
@@ -184,14 +185,14 @@ class Worker:
             if kind == frames.CALL:
                 if self._page[turns.PAGE_UNTIL]:
                     turns.check(self._page[turns.PAGE_UNTIL])
-                # Without the loop's factory of tasks, which a tool may have set.
+                # Without the loop's task factory, which a tool may have set.
                 tasks[call] = asyncio.Task(run(flags, slot, call, body), loop=loop)
                 taken += 1
             else:
                 self._take(kind, call, body)
             at = end
         if taken != self._taken:
-            self._taken = self._page[PAGE_TAKEN] = taken  # of none of them a step was made yet
+            self._taken = self._page[PAGE_TAKEN] = taken  # none of them has made a step yet
         if at < size:
             self._chunks.append(data[at:])
             self._have = size - at
@@ -220,8 +221,8 @@ class Worker:
             self._finish(frames.FrameError(f"frame type {kind} is unknown to this worker"))
 
     def _unbegun(self, call: int, task: asyncio.Task[None]) -> None:
-        """Ends a call that is cancelled before its first step, by the agent or by a
-        tool that cancels all it finds: its coroutine, which would, never runs."""
+        """Ends a call that was cancelled before its first step, by the agent or by a tool that cancels all tasks: its
+        coroutine, which would send the end, never runs."""
         coroutine: Any = task.get_coro()
         waits = getattr(task, "_must_cancel", False) and getcoroutinestate(coroutine) == CORO_CREATED
         if waits or task.done():
@@ -236,7 +237,7 @@ class Worker:
         begun = False
         kind, data = frames.RESULT, b""
         try:
-            if tool.takes_files:  # they come by the loop, which must not wait for them
+            if tool.takes_files:  # they arrive through the loop, which must not block
                 positional, keyword, meta = await asyncio.to_thread(bound, tool, flags, body)
             else:
                 positional, keyword, meta = bound(tool, flags, body)
@@ -273,7 +274,7 @@ class Worker:
         if self._forked:
             os._exit(0)
         if self._tasks.pop(call, None) is None:
-            return  # its end was told
+            return  # its end was sent
         if self._asked:
             self._asked.discard(call)
         if transfer.folders:
@@ -282,7 +283,7 @@ class Worker:
             self._outlet.settle(call)
         raw = 0
         if not self._tasks:
-            orphans.sweep()  # they belong to calls that have ended: none runs
+            orphans.sweep()  # they belong to ended calls, as none runs
             raw = raw_pending()
         if limits.memory and (limits.exceeded() or no_memory(kind, data)):
             kind, data = frames.ERROR, failures.out_of_memory()
@@ -319,7 +320,7 @@ class Worker:
 
 
 class LoopChannel(Channel):
-    """Of a worker of coroutines: its loop reads, always."""
+    """The channel of a worker of coroutines: its loop always reads."""
 
     def __init__(self, worker: Worker, outlet: Outlet) -> None:
         super().__init__(outlet)
@@ -354,8 +355,7 @@ class LoopChannel(Channel):
 
 
 async def _steps(items: Generator[Any, Any, Any], yields: int) -> AsyncGenerator[Any, Any]:
-    """A plain generator that a coroutine has returned, as one of the loop's: others
-    have their turns between its items."""
+    """Runs a plain generator that a coroutine returned as an async one, so that other calls run between its items."""
     found = False
     try:
         while True:
@@ -363,7 +363,7 @@ async def _steps(items: Generator[Any, Any, Any], yields: int) -> AsyncGenerator
                 value = next(items)
             except StopIteration as stop:
                 if not yields and not found:
-                    yield stop.value  # what it returns is its result, as it is where it is declared
+                    yield stop.value  # its return value is its result, as for a declared generator
                 return
             found = True
             yield value
@@ -386,7 +386,7 @@ def start(
     tools: list[Tool],
     inp: int, out: int, page: memoryview[int], limit: int, about: bytes, snapshot: Snapshot | None = None,
 ) -> bool:
-    """Serves tools as a worker of coroutines; as the other worker's start."""
+    """Serves tools as a worker of coroutines; the counterpart of plain's start."""
     worker = Worker(inp, out, page, tools, limit, snapshot)
     young, *older = gc.get_threshold()
     if 0 < young < _YOUNG:
@@ -399,8 +399,8 @@ def start(
             try:
                 loop.run_until_complete(serving)
             except (SystemExit, KeyboardInterrupt, RuntimeError):
-                # Of a task or a callback that a tool has made: what awaits it has it
-                # too, and for all others the loop goes on. Or a tool has stopped it.
+                # Raised by a task or callback of a tool. The code that awaits it gets it, too; for all others the
+                # loop continues. Or a tool has stopped the loop.
                 if serving.done() or loop.is_closed():
                     raise
     finally:
@@ -413,8 +413,8 @@ def start(
 
 
 def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
-    """Lets what tools have left on the loop come to an end, as asyncio.run does."""
-    loop.set_task_factory(None)  # a tool's may be gone, or never have worked
+    """Ends tasks that tools left on the loop, as asyncio.run does."""
+    loop.set_task_factory(None)  # a tool's may not work any more
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()

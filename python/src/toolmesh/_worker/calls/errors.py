@@ -1,4 +1,4 @@
-"""The exceptions of calls that a tool makes."""
+"""The exceptions of a tool's own calls."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CLASSES: dict[str, type[MeshError]] = {}
 
 
 class MeshError(Exception):
-    """A call has failed. Each code of the mesh has a subclass of its own.
+    """A call has failed. Each code of the mesh has its own subclass.
 
-    code is one of the mesh's: with "tool_error" the called tool itself failed, with any other the mesh could not have
-    it run or answer. started says whether the called tool's code had begun: True, False, or None if that is unknown. A
-    call that did not start can be made again without harm; retryable says that this may help. stacktrace is the remote
-    one, as text, where there is one; origin is the part of the mesh that reports the failure.
+    code is a code of the mesh. With "tool_error" the called tool itself failed; with any other code the mesh could not
+    run it or answer. started says whether the called tool's code had begun: True, False, or None if unknown. A call
+    that did not start can be repeated without harm; retryable says that this may help. stacktrace is the remote stack
+    as text, if any. origin is the part of the mesh that reports the failure.
     """
 
     __module__ = "toolmesh"
@@ -44,7 +44,7 @@ class MeshError(Exception):
         super().__init__(code, message)
 
     def __init_subclass__(cls, code: str = "", **others: Any) -> None:
-        super().__init_subclass__(**others)  # of what a tool's own error may be besides
+        super().__init_subclass__(**others)  # base classes that a tool's own error adds
         if code:
             CLASSES[code], cls.__module__ = cls, "toolmesh"
 
@@ -54,7 +54,7 @@ class MeshError(Exception):
         return f"{tool}{self.code}: {kind}{self.message}"
 
     def as_dict(self) -> dict[str, JSON]:
-        """Its form in the details of the call that failed by it."""
+        """Its form in the details of the outer call's failure."""
         found: dict[str, JSON] = {"tool": self.tool, "code": self.code, "message": self.message[:2000]}
         if self.type:
             found["type"] = self.type
@@ -74,15 +74,15 @@ class PermissionDenied(MeshError, PermissionError, code="permission_denied"):
 
 
 class ToolNotFound(MeshError, LookupError, ValueError, code="tool_not_found"):
-    """No node offers the tool. details["nearest"] lists the ids that may have been meant."""
+    """No node offers the tool. details["nearest"] lists similar ids."""
 
 
 class SessionNotFound(MeshError, LookupError, code="session_not_found"):
-    """The session does not exist, or has ended."""
+    """The session does not exist or has ended."""
 
 
 class NotFound(MeshError, LookupError, code="not_found"):
-    """The call, task or file does not exist, or no longer."""
+    """The call, task or file does not exist, or has expired."""
 
 
 class StreamExpired(MeshError, code="stream_expired"):
@@ -102,16 +102,16 @@ class InstallFailed(MeshError, code="install_failed"):
 
 
 class Busy(MeshError, code="busy"):
-    """Every place is taken; nothing has started."""
+    """All slots are in use; nothing has started."""
 
 
 class CallCancelled(MeshError, code="cancelled"):
-    """The caller gave the call up, or its session has ended."""
+    """The caller cancelled the call, or its session has ended."""
 
 
 class ToolExecutionError(MeshError, RuntimeError, code="tool_error"):
-    """The tool itself failed: error_type is the name of what it raised, and
-    stacktrace where, inside the tool; from Python 3.11 on that is a note of the exception, too."""
+    """The tool itself failed. error_type is the class of its exception, stacktrace the position inside the tool; from
+    Python 3.11 on the exception has that as a note, too."""
 
     @property
     def tool_name(self) -> str:
@@ -125,7 +125,7 @@ class ToolExecutionError(MeshError, RuntimeError, code="tool_error"):
 
 
 class ResultNotSerializable(MeshError, code="result_not_serializable"):
-    """The tool returned what JSON cannot carry."""
+    """The tool's result cannot be represented in JSON."""
 
 
 class InternalError(MeshError, code="internal"):
@@ -133,7 +133,7 @@ class InternalError(MeshError, code="internal"):
 
 
 class ProtocolError(MeshError, code="protocol_error"):
-    """A peer broke the protocol, or requires what is not known."""
+    """A peer violated the protocol, or requires an unknown feature."""
 
 
 class WorkerCrashed(MeshError, code="worker_crashed"):
@@ -141,7 +141,7 @@ class WorkerCrashed(MeshError, code="worker_crashed"):
 
 
 class NodeLost(MeshError, ConnectionError, code="node_lost"):
-    """The node that ran the call is gone: whether the tool ran is not known."""
+    """The node that ran the call was lost: whether the tool ran is unknown."""
 
 
 class Unavailable(MeshError, ConnectionError, code="unavailable"):
@@ -149,28 +149,28 @@ class Unavailable(MeshError, ConnectionError, code="unavailable"):
 
 
 class ToolTimeout(MeshError, TimeoutError, code="deadline_exceeded"):
-    """The call's time is up. details["limit"] names a limit of the tool, where it was one."""
+    """The call timed out. details["limit"] names the tool's limit, if that was the cause."""
 
 
 class WorkerOutOfMemory(MeshError, MemoryError, code="worker_out_of_memory"):
-    """The tool took more memory than it may."""
+    """The tool used more memory than its limit."""
 
 
 NAMES: dict[str, type[MeshError]] = {"MeshError": MeshError, **{_one.__name__: _one for _one in CLASSES.values()}}
 
 
 def error(code: str, message: str, **more: Any) -> MeshError:
-    """The exception of a code; more are MeshError's arguments. A code that is not known is a MeshError."""
+    """The exception of a code, with more arguments of MeshError. An unknown code gives a MeshError."""
     return CLASSES.get(code, MeshError)(code, message, **more)
 
 
 def failure(body: bytes, tool: str) -> MeshError:
-    """The exception of the error object of the mesh."""
+    """The exception of an error object of the mesh."""
     return rebuilt(decode(body), tool)
 
 
 def rebuilt(found: dict[str, Any], tool: str) -> MeshError:
-    """failure of an error object that has been read."""
+    """failure, for an error object that is parsed already."""
     told = ("details", "retryable", "started", "type", "stacktrace", "origin")
     made = error(
         found.get("code") or "internal", found.get("message") or "", tool=tool,

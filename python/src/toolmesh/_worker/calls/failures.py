@@ -1,8 +1,9 @@
-"""Errors, as bodies of ERROR frames.
+"""Errors as bodies of ERROR frames.
 
 The body is a JSON object: code (one of the mesh's), message, started, and for a tool's own exception type, stacktrace
-and details. Frames of the worker are cut and paths are relative to the index: a trace shows the tool, not the machine.
-Exceptions are the tool's own objects: whatever their methods and attributes do, there is a body, and it is bounded.
+and details. It leaves out the worker's own frames, and paths are relative to the index: a trace shows the tool, not the
+machine. Exceptions are objects of the tool: whatever their methods and attributes do, a body results, and it is
+bounded.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ if TYPE_CHECKING:
 _MESSAGE = 16 * 1024
 _STACK = 48 * 1024
 _FRAMES = 40
-_CHAIN = 10  # exceptions of a chain, and members of a group, that are told
-_TOLD = 30  # exceptions that one trace tells in all
+_CHAIN = 10  # max exceptions of a chain, and members of a group
+_TOLD = 30  # max exceptions of one trace
 _root = ""
-_roots: list[str] = []  # as it was given, and without symbolic links
-# Bound now: a tool may replace what json has.
+_roots: list[str] = []  # as given, and without symbolic links
+# Bound now: a tool may replace functions of json.
 _text = json.JSONEncoder(ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>").encode
 
 
 def set_root(path: str) -> None:
-    """Names the folder that paths in traces are relative to."""
+    """Sets the folder that paths in traces are relative to."""
     global _root
     _root = os.path.join(os.path.realpath(path), "")
     _roots[:] = [_root, os.path.join(path, "")] if path else []
 
 
 def cut(text: str, limit: int) -> str:
-    """text, at most limit characters, without surrogates that UTF-8 refuses."""
+    """text, at most limit characters, without surrogates, which UTF-8 refuses."""
     if len(text) > limit:
         text = text[:limit] + f"... ({len(text) - limit} characters more)"
     return text.encode("utf-8", "replace").decode()
 
 
 def body(code: str, message: str, started: bool, **more: JSON) -> bytes:
-    """The body of an ERROR frame; what of more is empty is left out."""
+    """The body of an ERROR frame, without the empty values of more."""
     found: dict[str, JSON] = {"message": redaction.text(message)}
     found.update((key, redaction.tree(value)) for key, value in more.items() if value)
     for key, limit in (("message", _MESSAGE), ("stacktrace", _STACK)):
@@ -76,14 +77,14 @@ def unserializable(failure: NotSerializable, tool: str) -> bytes:
 
 
 def out_of_memory() -> bytes:
-    """The call took more memory than it may, or asked for it."""
+    """The call used, or requested, more memory than its limit."""
     found = limits.usage()
     message = f"the call needs more memory than its limit of {found['limit']} bytes"
     return body("worker_out_of_memory", message, True, details=found)
 
 
 def too_large(size: int, limit: int, what: str) -> bytes:
-    """what, "result" or "item", is larger than the agent takes."""
+    """what, "result" or "item", is larger than the agent accepts."""
     return body("payload_too_large", f"the {what} is {size} bytes of JSON, more than {limit}", True,
                 details={"limit": "output", "size": size, "max": limit})
 
@@ -122,7 +123,7 @@ def raised(failure: BaseException, tool: str) -> bytes:
     try:
         return _raised(failure, tool)
     except Exception as second:
-        # Its attributes or its source could not be read; the type is known always.
+        # Its attributes or its source are unreadable; the type is always known.
         return body("tool_error", message_of(failure), True, type=type_of(failure), stacktrace=type_of(failure),
                     details={"module": module_of(failure), "tool": tool, "frames": [], "causes": [],
                              "note": f"the exception cannot be told in full: {type_of(second)}"})
@@ -161,7 +162,7 @@ def notes_of(failure: BaseException) -> list[str]:
 
 
 def members_of(failure: BaseException) -> list[BaseException]:
-    """The members of an exception group, also of the one before 3.11."""
+    """The members of an exception group, also of the backport for older Pythons."""
     if not any(one.__name__ == "BaseExceptionGroup" for one in type(failure).__mro__):
         return []
     members = getattr(failure, "exceptions", ())
@@ -173,7 +174,7 @@ def _about(failure: BaseException) -> dict[str, JSON]:
 
 
 def _told(failure: BaseException, left: list[int], depth: int) -> list[dict[str, JSON]]:
-    """The members of a group, with those of groups among them; left is how many more may be told in all."""
+    """The members of a group, nested ones included; left is how many more may be listed."""
     found: list[dict[str, JSON]] = []
     for one in members_of(failure)[:_CHAIN] if depth < _CHAIN else ():
         if not left[0]:
@@ -185,14 +186,14 @@ def _told(failure: BaseException, left: list[int], depth: int) -> list[dict[str,
 
 
 def _before(failure: BaseException) -> tuple[str, BaseException | None]:
-    """The exception that failure was raised from, or while it was handled, and which of the two."""
+    """The cause or context of failure, and which of the two it is."""
     if failure.__cause__ is not None:
         return "cause", failure.__cause__
     return "context", None if failure.__suppress_context__ else failure.__context__
 
 
 def _chain(failure: BaseException) -> Iterator[tuple[str, BaseException]]:
-    """The exceptions below failure, nearest first, with their relation; no cycle, and no more than _CHAIN."""
+    """The exceptions below failure, nearest first, with their relation: no cycle, at most _CHAIN."""
     seen = {id(failure)}
     relation, below = _before(failure)
     while below is not None and id(below) not in seen and len(seen) <= _CHAIN:
@@ -202,7 +203,7 @@ def _chain(failure: BaseException) -> Iterator[tuple[str, BaseException]]:
 
 
 def place(filename: str) -> tuple[str, bool]:
-    """(path to show, whether it belongs to the index)."""
+    """(displayed path, whether it belongs to the index)."""
     if filename.startswith("<"):
         return filename, False
     full = os.path.realpath(filename)
@@ -231,7 +232,7 @@ def _frames(failure: BaseException) -> list[dict[str, JSON]]:
 
 
 def trace(failure: BaseException) -> str:
-    """The traceback as text, as Python prints it, with our frames cut and without secrets."""
+    """The traceback as Python prints it, without our frames and without secrets."""
     return redaction.text(_trace(failure, set(), 0))
 
 
@@ -279,7 +280,7 @@ def _trace(failure: BaseException, seen: set[int], depth: int) -> str:
 
 
 def unreadable(failure: BaseException, what: str) -> tuple[str, str]:
-    """Why a tool that was imported cannot be served: (reason, traceback)."""
+    """Why an imported tool cannot be served: (reason, traceback)."""
     try:
         told = trace(failure)
     except Exception:

@@ -1,4 +1,4 @@
-"""When a call of a plain function may be interrupted, and the page that is shared with the agent."""
+"""When the call of a plain function may be interrupted, and the page shared with the agent."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from types import FrameType
 
-# Words of the control page, u64 each. The agent writes the first, we the rest.
-PAGE_CANCEL = 0  # id of the call that is to stop
-PAGE_STARTED = 1  # id of the last call whose function was entered
-PAGE_TAKEN = 2  # how many CALL frames were taken up
-PAGE_HEARD = 3  # id of the last call that was told to stop: the agent need not signal it again
-PAGE_RUNNING = 4  # id of a call that an event loop was seen to run; the agent clears it
+# Words of the control page, u64 each. The agent writes the first, the worker the others.
+PAGE_CANCEL = 0  # id of the call to cancel
+PAGE_STARTED = 1  # id of the last call that entered its function
+PAGE_TAKEN = 2  # number of CALL frames that were taken
+PAGE_HEARD = 3  # id of the last call that got its cancellation: the agent need not signal again
+PAGE_RUNNING = 4  # id of a call seen running on an event loop; the agent clears it
 
 SIGNAL = signal.SIGURG  # ignored by default: harmless should it ever arrive too early
 
 
 class Cancelled(BaseException):
-    """The caller gave up or the call's time is up. Not an Exception, so that
-    `except Exception` in a tool does not swallow it."""
+    """The caller cancelled the call, or it timed out. Not an Exception, so that `except Exception` in a tool does not
+    swallow it."""
 
 
 class Guard:
     """Decides whether a cancellation may be raised now.
 
-    armed is the call whose function is on the stack. As a context manager it
-    shields a write: what arrives meanwhile is raised when it is over.
+    armed is the call whose function is on the stack. As a context manager it shields a write: a cancellation in the
+    meantime is raised after the write.
     """
 
     __slots__ = ("armed", "page", "_held", "_late", "_raised", "_loop", "_task", "_told", "_upkeep")
@@ -40,11 +40,11 @@ class Guard:
         self._raised = 0
         self._loop: Any = None
         self._task: Any = None
-        self._told = 0  # the call whose task was told
+        self._told = 0  # the call whose task was cancelled
         self._upkeep: tuple[str, ...] = ()
 
     def handle(self, _signum: int, frame: FrameType | None) -> None:
-        """The signal handler: raises Cancelled in the call that is meant."""
+        """The signal handler: raises Cancelled in the call that the page names."""
         call = self.armed
         if call and self.page[PAGE_CANCEL] == call and self._raised != call:
             if self._held:
@@ -55,35 +55,34 @@ class Guard:
                 self._told = call
                 self._loop.call_soon_threadsafe(self._heard, call)
             elif frame is not None and not frame.f_code.co_filename.startswith(self._upkeep):
-                self.cancel(call)  # signalled again: the loop hears of nothing
+                self.cancel(call)  # signalled again: the loop is blocked
 
     def _heard(self, call: int) -> None:
-        """Runs in the loop, when no step of the task does."""
+        """Runs in the loop, between steps of the task."""
         if self._task is not None and self._raised != call:
             self._raised = self.page[PAGE_HEARD] = call
             self._task.cancel()
 
     def tasked(self, loop: Any, task: Any, upkeep: tuple[str, ...]) -> None:
-        """From here on the function's code is a task of a loop, and is cancelled as tasks are: what is raised where it
-        awaits something would leave that behind, not cleaned up. Only code that keeps its loop from hearing of it is
-        cut off where it stands, if that is neither in the loop's own upkeep nor here."""
+        """From now on the function runs as a task of a loop and is cancelled as tasks are: an exception raised where it
+        awaits would leave that unfinished. Only code that blocks its loop is interrupted at its current line, if that
+        is neither in the loop's own code nor here."""
         self._loop, self._task, self._upkeep = loop, task, upkeep
 
     def untasked(self, call: int) -> bool:
-        """The loop has ended; True if call has been cancelled."""
+        """The loop has ended; True if call was cancelled."""
         self._loop = self._task = None
         return self._raised == call
 
     def rearm(self, call: int) -> None:
-        """Goes on with the function of call, which was disarmed for a while. Raises
-        Cancelled if that was to be raised meanwhile and has not been before."""
+        """Continues the function of call after a disarmed section. Raises Cancelled if a cancellation arrived
+        meanwhile."""
         self.armed = call
         if self.page[PAGE_CANCEL] == call and self._raised != call:
             self.cancel(call)
 
     def cancel(self, call: int) -> NoReturn:
-        """Raises Cancelled in call. Its signal, should it come yet, raises no second
-        one while the function cleans up."""
+        """Raises Cancelled in call. A late signal raises no second one while the function cleans up."""
         self._raised = self.page[PAGE_HEARD] = call
         raise Cancelled
 
@@ -99,7 +98,8 @@ class Guard:
 
 
 class Disarmed:
-    """Within it the call of a guard is not interrupted. What was to be raised meanwhile is raised at its end."""
+    """A section in which the call of a guard is not interrupted. A cancellation in the meantime is raised at its
+    end."""
 
     __slots__ = ("_guard", "_armed")
 

@@ -1,8 +1,8 @@
-"""Output and log records of a tool, as LOG frames of its call.
+"""Output and log records of a tool as LOG frames of its call.
 
-sys.stdout and sys.stderr become proxies that know which call is running; one handler on the root logger does the same
-for logging. What goes to the file descriptors 1 and 2 directly (C code, child processes) lands in pipes that the agent
-reads. Nothing here ever blocks for long or grows: the agent always reads, and what exceeds a call's rate is counted and
+sys.stdout and sys.stderr become proxies that know the running call; a handler on the root logger does the same for
+logging. Direct writes to the file descriptors 1 and 2 (C code, child processes) go to pipes that the agent reads. This
+module never blocks for long and never grows: the agent always reads, and output above a call's rate is counted and
 dropped.
 """
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
     from ..wire.frames import JSON
 
-# Bound now: a tool may replace what json has.
+# Bound now: a tool may replace functions of json.
 _text = json.JSONEncoder(ensure_ascii=False, default=repr).encode
 _loads = json.JSONDecoder().decode
-_LINE = 8 * 1024  # longest piece of text in one frame
-_BURST = 256 * 1024  # bytes of output that a call may make at once
-_RATE = 64 * 1024  # and per second from then on
+_LINE = 8 * 1024  # max text in one frame
+_BURST = 256 * 1024  # bytes of output that a call may write at once
+_RATE = 64 * 1024  # bytes per second after that
 
-# Items that come quicker than they can be written one by one go together.
-_QUICK = 100e-6  # seconds from one item to the next
-_STREAK = 16  # so many quick items in a row are written one by one
-_PACKED = 16 * 1024  # bytes that are held back at most
-_HELD = 1e-3  # and seconds, while more keep coming
-_LOOK = 5e-3  # seconds between the flusher's looks: each takes the interpreter from the tool
-_PARTING = 0.5  # seconds that an end waits for another thread to have written
-_IDLE = 4  # looks that find nothing before the flusher ends
+# Items that arrive faster than they can be written one by one are written together.
+_QUICK = 100e-6  # seconds between quick items
+_STREAK = 16  # quick items in a row before they are held back
+_PACKED = 16 * 1024  # max bytes held back
+_HELD = 1e-3  # max seconds held back while more arrive
+_LOOK = 5e-3  # seconds between two looks of the flusher: each takes the interpreter from the tool
+_PARTING = 0.5  # seconds that the end waits for another thread's write
+_IDLE = 4  # idle looks before the flusher ends
 
 
 UNSHIELDED: AbstractContextManager[None, None] = nullcontext()  # where writes are never interrupted
@@ -73,10 +73,9 @@ class _Budget:
 
 
 class Outlet:
-    """The one writer of the pipe to the agent, shared by loop and output.
+    """The only writer of the pipe to the agent, shared by loop and output.
 
-    shield is entered around every write that happens while a tool's code is
-    on the stack: a cancellation must not cut a frame in two.
+    shield is entered around each write while a tool's code is on the stack: a cancellation must not cut a frame in two.
     """
 
     def __init__(self, fd: int, current: Callable[[], int], shield: AbstractContextManager[None, None]) -> None:
@@ -85,16 +84,16 @@ class Outlet:
         self.dirty = False  # a call has printed since the last settle
         self._current = current  # () -> call id or 0
         self._shield = shield
-        self._partial: dict[tuple[int, int], str] = {}  # (call, flag) -> text without its newline yet
+        self._partial: dict[tuple[int, int], str] = {}  # (call, flag) -> text of an unfinished line
         self._budgets: dict[int, _Budget] = {}  # call -> _Budget
         self._main = get_ident()
         self._process = os.getpid()
-        self.held: list[bytes] = []  # frames of items that wait for more; with the lock
+        self.held: list[bytes] = []  # held frames of items; with the lock
         self._size = 0  # bytes in held
-        self._since = 0.0  # when the first of held came
-        self._last = 0.0  # when the last item was dealt with
-        self._quick = 0  # items in a row that came quickly
-        self._flushing = False  # the flusher runs; with the lock
+        self._since = 0.0  # when the first one of held arrived
+        self._last = 0.0  # when the last item was handled
+        self._quick = 0  # quick items in a row
+        self._flushing = False  # the flusher is running; with the lock
 
     def begin(self, fd: int) -> None:
         """Writes to fd from now on, in this process."""
@@ -107,15 +106,15 @@ class Outlet:
                 write_all(self.fd, self.released() + data if self.held else data)
 
     def released(self) -> bytes:
-        """Takes the frames that were held back, for the caller to write. The lock is held."""
+        """Takes the held frames for the caller to write. The lock is held."""
         data = b"".join(self.held)
         self.held.clear()
         self._size = 0
         return data
 
     def item(self, data: bytes) -> None:
-        """Writes an item's frame, or holds it back for some milliseconds when items
-        come so quickly that each would cost more to write than to make."""
+        """Writes an item's frame. Holds it back for some milliseconds when items arrive faster than they can be
+        written."""
         now = _clock()
         if now - self._last > _QUICK:
             self._quick = 0
@@ -126,21 +125,21 @@ class Outlet:
         self._last = now
 
     def gather(self, data: bytes) -> bool:
-        """Takes a frame of an event loop, which comes back to settle_items when it
-        has gone through what is ready. True when the frame is held back."""
+        """Takes a frame of an event loop, which calls settle_items after the ready callbacks. True if the frame is held
+        back."""
         if not self._hold(data, _clock()):
             self.send(data)
         return bool(self.held)
 
     def _hold(self, data: bytes, now: float) -> bool:
-        """Holds a frame back, or writes it with all that is held. False when it did neither."""
+        """Holds a frame back, or writes it with all held ones. False if it did neither."""
         with self.lock:
             if not self.held:
                 if not self._flushing:
                     try:
                         start_new_thread(self._flush_held, ())
                     except RuntimeError:
-                        return False  # the tool has all the threads that it may have
+                        return False  # the tool has reached its limit of threads
                     self._flushing = True
                 self._since = now
             self.held.append(data)
@@ -152,14 +151,14 @@ class Outlet:
         return True
 
     def _flush_held(self) -> None:
-        """A thread that is there while items are held back: the one that makes them may not come back for long."""
+        """A thread that runs while items are held back: the thread that makes them may pause for long."""
         threads.block_signals()
         idle = 0
         while True:
             _sleep(_LOOK)
             if self.held and _clock() - self._since < _LOOK:
                 idle = 0
-                continue  # they keep coming: the tool's own thread writes
+                continue  # more keep arriving: the tool's own thread writes
             with self.lock:
                 if self.held and self.fd >= 0:
                     idle = 0
@@ -175,8 +174,8 @@ class Outlet:
             self.send(b"")
 
     def part(self) -> None:
-        """Writes what is held back before the process may end, on any thread. Not
-        for long: a signal handler may have interrupted the thread that has the lock."""
+        """Writes held frames before the process may end, on any thread. It does not wait long: a signal handler may
+        have interrupted the thread with the lock."""
         if not self.held or os.getpid() != self._process:
             return
         with self._shielded():
@@ -206,7 +205,7 @@ class Outlet:
                 self._emit(call, flag, text)
 
     def flush(self, flag: int) -> None:
-        """Sends what the running call wrote without a newline yet."""
+        """Sends the running call's unfinished lines."""
         call = self._current()
         text = self._partial.pop((call, flag), "")
         if text:
@@ -237,7 +236,7 @@ class Outlet:
             self.send(HEADER.pack(len(data), LOG, flag, 0, call) + data)
 
     def settle(self, call: int) -> None:
-        """Sends what a finished call left without a newline, and says what was dropped."""
+        """Sends the unfinished lines of an ended call, and how much was dropped."""
         self.dirty = False
         for flag in (LOG_STDOUT, LOG_STDERR):
             text = self._partial.pop((call, flag), "")
@@ -249,7 +248,7 @@ class Outlet:
             self.send(HEADER.pack(len(data), LOG, LOG_STDERR, 0, call) + data)
 
     def abandon(self) -> None:
-        """In a process that a tool forked: from now on output goes to 1 and 2."""
+        """For a process that a tool forked: from now on output goes to 1 and 2."""
         self.fd = -1
         self.lock = allocate_lock()
         self.held = []
@@ -309,7 +308,7 @@ class Proxy(io.TextIOBase):
         """Changes nothing."""
 
     def close(self) -> None:
-        pass  # a tool that closes stdout must not take it from the next call
+        pass  # a tool that closes stdout must not close it for the next call
 
     def write(self, text: str) -> int:
         if type(text) is not str:
@@ -328,12 +327,13 @@ class Proxy(io.TextIOBase):
 
 
 _proxies: list[Proxy] = []
-_installed: list[Outlet] = []  # the one that records of logging go to
+_installed: list[Outlet] = []  # the outlet of log records
 _handlers: list[logging.Handler] = []
 
 
 def prepare() -> None:
-    """Makes what sys.stdout, sys.stderr and logging become at the first install, and changes nothing yet."""
+    """Prepares the replacements of sys.stdout, sys.stderr and logging for the first install, and changes nothing
+    yet."""
     if _proxies:
         return
     nowhere = Outlet(-1, int, UNSHIELDED)
@@ -359,7 +359,7 @@ def install(outlet: Outlet) -> None:
 
     root = logging.getLogger()
     for handler in list(root.handlers):
-        # A handler that basicConfig put there at import would log everything twice.
+        # A handler that basicConfig added at import would log everything twice.
         if type(handler) is logging.StreamHandler and id(handler.stream) in old:
             root.removeHandler(handler)
     if root.level == logging.WARNING:
@@ -368,8 +368,8 @@ def install(outlet: Outlet) -> None:
 
 
 def keep_ends() -> None:
-    """Has what ends a process at once write first what is held back. Before any
-    code of the index is imported, which may take the functions by name."""
+    """Makes functions that end the process at once write held frames first. Called before any code of the index is
+    imported, which may bind these functions."""
     import functools
     import signal
 
@@ -395,7 +395,7 @@ def keep_ends() -> None:
 
 
 def _handler() -> logging.Handler:
-    """The handler that records go through; for prepare, which has seen logging imported."""
+    """The handler of log records; for prepare, once logging was imported."""
     import logging
 
     plain = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

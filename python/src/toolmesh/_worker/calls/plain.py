@@ -1,8 +1,8 @@
 """The worker of plain functions and generators: one call at a time.
 
-Calls run on the main thread, so that a signal can interrupt them wherever they are, in a sleep and in a loop alike. The
-control page is shared with the agent: before it signals, the agent writes there which call is meant, and the handler
-raises only if that call is the one that runs. A late signal has no effect.
+Calls run on the main thread, so that a signal can interrupt them anywhere, in a sleep as in a loop. The agent shares a
+control page with the worker. Before it signals it writes the id of the call to cancel there, and the handler raises
+only if that call is running. A late signal has no effect.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ..state.snapshot import Snapshot
     from ..wire.frames import JSON
 
-_STREAMED = object()  # in the place of a result: the items were sent
+_STREAMED = object()  # in place of a result: the items were sent
 
 
 class Worker:
     """Serves calls until the agent closes the pipe.
 
-    It is made before the fork, of no use yet: a worker that makes nothing new
-    touches a third of the pages, each of which the system copies.
+    It is made before the fork and started after it: a worker that creates few objects touches a third of the pages, and
+    the system copies each touched page.
     """
 
     def __init__(self, tools: list[Tool]) -> None:
@@ -54,11 +54,11 @@ class Worker:
         self._channel = channel.PlainChannel(self, self._outlet, self._reader, self._guard)
 
     def install(self) -> None:
-        """Makes this what tools' output, nested calls and signals go to."""
+        """Directs tools' output, nested calls and signals to this worker."""
         channel.current = self._channel
         install(self._outlet)
         forked_by_tool(self._outlet, self._leave)
-        _signal.signal(SIGNAL, self._guard.handle)  # signal's own makes members of enums
+        _signal.signal(SIGNAL, self._guard.handle)  # signal.signal makes members of enums
 
     def _current(self) -> int:
         return self.call
@@ -70,9 +70,9 @@ class Worker:
     def start(
         self, inp: int, out: int, page: memoryview[int], limit: int, about: bytes, snapshot: Snapshot | None
     ) -> bool:
-        """In the worker's own process: tells the agent that calls may come, with about, which is JSON about the worker,
-        and serves until the agent is done with it. With a snapshot others follow each call; False when that could not
-        put back what one had changed, and this worker is to be replaced."""
+        """In the worker's own process: sends READY with about, which is JSON about the worker, and serves until the
+        agent closes the pipe. With a snapshot, the state is restored after each call; False if that failed and this
+        worker must be replaced."""
         self._inp = self._reader.fd = inp
         self._out = out
         self._page = self._guard.page = page
@@ -99,14 +99,14 @@ class Worker:
             if kind == frames.CALL:
                 self.call = call
                 began = clock()
-                kind, body = copy_context().run(run, flags, slot, call, body)  # what a call sets there is its own
+                kind, body = copy_context().run(run, flags, slot, call, body)  # context variables stay the call's own
                 if self._forked:
-                    os._exit(0)  # a child of the tool came back from the function
+                    os._exit(0)  # a child process of the tool returned from the function
                 now, over = clock(), False
                 if now - began > orphans.SHORTEST or now - swept > orphans.PERIOD:
                     swept = now
                     sweep()
-                    over = limits.exceeded()  # a briefer call can touch some 100 kB
+                    over = limits.exceeded()  # a short call can use some 100 kB
                 if over or limits.memory and no_memory(kind, body):
                     kind, body, spent = frames.ERROR, failures.out_of_memory(), frames.SPENT
                 if outlet.dirty:
@@ -129,11 +129,11 @@ class Worker:
             elif kind == frames.EXIT:
                 return True
             elif kind not in (frames.CANCEL, frames.CREDIT) and not frames.NESTED_RESULT <= kind <= frames.NESTED_END:
-                # Those may come after the end of what they are about.
+                # These may arrive after the end of their call.
                 raise frames.FrameError(f"frame type {kind} is unknown to this worker")
 
     def _run(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:
-        """Runs one call to its terminal: (frame type, body)."""
+        """Runs one call to its end: (frame type, body)."""
         threads.running.set(call)
         guard, tool = self._guard, self._tools[slot]
         try:
@@ -147,10 +147,10 @@ class Worker:
                 self._page[PAGE_STARTED] = call
                 guard.armed = call
                 if self._page[PAGE_CANCEL] == call:
-                    guard.cancel(call)  # its signal came before the call did
+                    guard.cancel(call)  # its signal came before the call
                 value = tool.function(*positional, **keyword)
                 kind = type(value)
-                if kind is CoroutineType or kind is AsyncGeneratorType:  # of a decorated function
+                if kind is CoroutineType or kind is AsyncGeneratorType:  # from a decorated function
                     value = self._looped(value, flags, tool, slot, call, meta)
                     kind = type(value)
                     if value is _STREAMED:
@@ -180,7 +180,7 @@ class Worker:
     def _stream(
         self, tool: Tool, slot: int, call: int, items: Generator[Any, Any, Any], meta: dict[str, JSON]
     ) -> None:
-        """Sends what a generator yields, never more than the agent has room for."""
+        """Sends the items of a generator, within the credit."""
         sender = self._sender(tool, slot, call, meta)
         next(sender)
         send = sender.send
@@ -192,7 +192,7 @@ class Worker:
             items.close()
 
     def _sender(self, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Generator[None, Any, None]:
-        """Sends the items that it is given."""
+        """Sends items."""
         guard, outlet, send, pack = self._guard, self._outlet, self._outlet.item, frames.HEADER.pack
         credit = meta.get("credit", 1 << 18)
         page, encode, limit = self._page, tool.encode, self._limit
@@ -206,16 +206,17 @@ class Worker:
                 outlet.settle(call)
             while credit <= 0:
                 outlet.settle_items()
-                # A cancellation comes as a frame here: a signal that raised could lose bytes that were read already.
+                # Here a cancellation arrives as a frame: an exception from a signal could lose bytes that were
+                # read.
                 credit += self._channel.more()
             credit -= len(data) + 64
             send(pack(len(data), frames.YIELD, 0, slot, call) + data)
             guard.armed = call
             if page[PAGE_CANCEL] == call:
-                guard.cancel(call)  # its signal came while the frame was written
+                guard.cancel(call)  # its signal came during the write
 
     def _looped(self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Any:
-        """The result of a coroutine, or the items of an async generator, on a loop of the call's own."""
+        """The result of a coroutine, or the items of an async generator, on an event loop for this call."""
         import asyncio
 
         try:
@@ -230,7 +231,7 @@ class Worker:
     async def _awaited(
         self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]
     ) -> Any:
-        """_looped's own task. A coroutine may return an async generator: so decorators do."""
+        """The task of _looped. A coroutine may return an async generator, as decorators do."""
         import asyncio
         import selectors
 

@@ -1,4 +1,4 @@
-"""Durable tasks: requests about them, and the handles that ask."""
+"""Durable tasks: requests about them, and their handles."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from .errors import MeshError, error, rebuilt
 
 _ENDED = ("succeeded", "failed", "cancelled")
-_WAIT = 10.0  # seconds that one question waits for a task's end
-_REST = 0.25  # seconds between two questions that were not answered
+_WAIT = 10.0  # seconds that one request waits for a task's end
+_REST = 0.25  # seconds between two requests without an answer
 
 
 def submission(
@@ -21,7 +21,7 @@ def submission(
     delay: float | None = None, every: float | None = None, cron: str | None = None, catch_up: str | None = None,
     ref: tuple[str, str] | None = None,
 ) -> bytes:
-    """The request of a submission; body is the arguments object, or ref says where that is: name and digest."""
+    """The request of a submission. body is the arguments object, or ref has its name and digest in the store."""
     fields: dict[str, Any] = {"tool": tool}
     for name, seconds in (("timeout_ms", timeout), ("ttl_ms", ttl), ("in_ms", delay), ("every_ms", every)):
         if seconds is not None:
@@ -46,14 +46,14 @@ def about(task: str, **fields: Any) -> bytes:
 
 
 def outcome(task: dict[str, Any]) -> Any:
-    """The result of a task that has ended; raises what it ended with."""
+    """The result of an ended task; raises its failure."""
     if task.get("error") is not None:
         raise rebuilt(task["error"], str(task.get("tool", "")))
     return task.get("result")
 
 
 def _left(until: float | None, task: str) -> float:
-    """The seconds that one question may wait; raises when there are none."""
+    """The seconds that one request may wait; raises if none are left."""
     if until is None:
         return _WAIT
     left = until - time.monotonic()
@@ -64,7 +64,7 @@ def _left(until: float | None, task: str) -> float:
 
 
 class _Handle:
-    """The common part of both kinds of handles."""
+    """The common part of both handles."""
 
     def __init__(self, id: str, ask: Callable[[str, bytes], Any]) -> None:
         self.id = id
@@ -78,7 +78,7 @@ class _Handle:
 
 
 class Task(_Handle):
-    """A durable task. It goes on whatever becomes of this object and of its process."""
+    """A durable task. It runs independently of this object and of its process."""
 
     __module__ = "toolmesh"
 
@@ -92,8 +92,8 @@ class Task(_Handle):
         return str(self.show()["state"])
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Its result, once it has ended; raises what it failed with. timeout is in
-        seconds: ToolTimeout then, and the task goes on."""
+        """Its result, once it has ended; raises its failure. timeout is in seconds. After it wait raises ToolTimeout,
+        and the task continues."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _left(until, self.id)
@@ -110,16 +110,16 @@ class Task(_Handle):
     result = wait
 
     def cancel(self) -> str:
-        """Has it end, or its schedule; the state that it has then. One that has ended stays as it is."""
+        """Cancels it, or its schedule, and returns its new state. An ended task keeps its state."""
         return str(self._ask("cancel", about(self.id))["state"])
 
     def retry(self) -> None:
-        """Runs it again, if it failed or was cancelled."""
+        """Runs it again if it failed or was cancelled."""
         self._ask("retry", about(self.id))
 
 
 class AsyncTask(_Handle):
-    """As Task, for coroutines."""
+    """Task, for coroutines."""
 
     __module__ = "toolmesh"
 
@@ -133,7 +133,7 @@ class AsyncTask(_Handle):
         return str((await self.show())["state"])
 
     async def wait(self, timeout: float | None = None) -> Any:
-        """As Task.wait."""
+        """Task.wait."""
         import asyncio
 
         until = None if timeout is None else time.monotonic() + timeout
@@ -152,9 +152,9 @@ class AsyncTask(_Handle):
     result = wait
 
     async def cancel(self) -> str:
-        """As Task.cancel."""
+        """Task.cancel."""
         return str((await self._ask("cancel", about(self.id)))["state"])
 
     async def retry(self) -> None:
-        """Runs it again, if it failed or was cancelled."""
+        """Runs it again if it failed or was cancelled."""
         await self._ask("retry", about(self.id))

@@ -1,4 +1,4 @@
-"""The ends of calls, in either kind of worker."""
+"""The ends of calls, for both kinds of worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TooLarge(Exception):
-    """A result or an item is larger than the agent takes."""
+    """A result or an item is larger than the agent accepts."""
 
     def __init__(self, size: int, what: str) -> None:
         self.size = size
@@ -28,11 +28,11 @@ class TooLarge(Exception):
 
 
 class Late(Exception):
-    """A call's time was up before its worker looked at it: the worker, or all of the machine, was frozen."""
+    """A call timed out before its worker took it: the worker, or the machine, was frozen."""
 
 
 def bound(tool: Tool, flags: int, body: bytes) -> tuple[Sequence[Any], dict[str, Any], dict[str, JSON]]:
-    """(positional, keyword, meta) of a CALL. Of what it raises unbound tells."""
+    """(positional, keyword, meta) of a CALL. unbound turns its exceptions into a body."""
     meta: dict[str, JSON] = {}
     if flags & UNTIL:
         if turns.over(int.from_bytes(body[:8], "little")):
@@ -48,7 +48,7 @@ def bound(tool: Tool, flags: int, body: bytes) -> tuple[Sequence[Any], dict[str,
 
 
 def unbound(failure: BaseException, tool: Tool) -> bytes:
-    """The body for arguments that do not reach a tool's function."""
+    """The body for arguments that the tool's function cannot take."""
     if isinstance(failure, Late):
         return failures.body("deadline_exceeded", "the call's time was up before its worker began it", False)
     if isinstance(failure, Mismatch):
@@ -59,12 +59,12 @@ def unbound(failure: BaseException, tool: Tool) -> bytes:
         )
     if isinstance(failure, RecursionError):
         return failures.invalid([Mismatch("less nesting", "deeper nesting", "the arguments are nested too deeply")])
-    return failures.raised(failure, tool.name)  # of a converter of the tool, like __post_init__
+    return failures.raised(failure, tool.name)  # raised by code of the tool, such as __post_init__
 
 
 def forked_by_tool(outlet: Outlet, leave: Callable[[], int]) -> None:
-    """Keeps a process that a tool forks off the channel to the agent. leave notes
-    that it is one, and returns the descriptor that calls come by."""
+    """Closes the agent's channel in a process that a tool forked. leave records that, and returns the descriptor of the
+    calls."""
 
     def closed() -> None:
         if forking.forks():
@@ -83,7 +83,7 @@ def forked_by_tool(outlet: Outlet, leave: Callable[[], int]) -> None:
 def failed(
     failure: BaseException, tool: Tool, limit: int, keyword: dict[str, Any], positional: Sequence[Any]
 ) -> bytes:
-    """The body for what came out of a tool's function, or out of its result, other than a cancellation."""
+    """The body for an exception of a tool's function or of its result, except a cancellation."""
     if isinstance(failure, NotSerializable):
         return failures.unserializable(failure, tool.name)
     if isinstance(failure, TooLarge):
@@ -100,12 +100,12 @@ def failed(
 
 
 def no_memory(kind: int, body: bytes) -> bool:
-    """Whether a call ended for want of memory: what it holds may be held for ever."""
+    """Whether a call ended for lack of memory: its memory may never be freed."""
     return kind == ERROR and body.startswith(b'{"code": "worker_out_of_memory"')
 
 
 def raw_pending() -> int:
-    """RAW when something written past sys.stdout still waits in the pipes of 1 and 2."""
+    """RAW if output past sys.stdout still waits in the pipes of 1 and 2."""
     none = bytes(4)
     try:
         return RAW if any(fcntl.ioctl(fd, termios.FIONREAD, none) != none for fd in (1, 2)) else 0

@@ -1,9 +1,9 @@
-"""The call of a thread: the one that it was started in.
+"""The call of a thread: the call that started it.
 
-A warm worker serves many sessions one after the other, and a thread may outlive its call. So a thread is bound to its
-call when it is started, by a hook in threading.Thread.start; what a ThreadPoolExecutor is given is bound when it is
-given, whatever call has started the threads that run it. Threads that C code or _thread starts belong to no call: no
-hook tells when they were made.
+A warm worker serves many sessions one after the other, and a thread may outlive its call. So a hook in
+threading.Thread.start binds each new thread to its call. Work of a ThreadPoolExecutor is bound when it is submitted,
+whichever call started the pool's threads. Threads started by C code or _thread belong to no call: no hook sees them
+start.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 running: ContextVar[int] = ContextVar("toolmesh_call", default=0)
 """The call that the code of this context belongs to: a call's own, and its tasks'."""
 
-_MARK = "_toolmesh_call"  # the attribute of a thread that is bound
+_MARK = "_toolmesh_call"  # the attribute of a bound thread
 _POOLS = "concurrent.futures.thread"
-_working: dict[int, int] = {}  # thread -> the call whose work a pool has it do now
+_working: dict[int, int] = {}  # thread -> the call of the pool's work on it
 _active: dict[int, threading.Thread] = {}  # threading's own
-_watched: list[object] = []  # what watch has changed already
-_block, _signals = _signal.pthread_sigmask, _signal.valid_signals()  # the system's own: keep replaces what signal has
+_watched: list[object] = []  # objects that watch has patched
+_block, _signals = _signal.pthread_sigmask, _signal.valid_signals()  # the originals: keep replaces signal's functions
 
 
 def block_signals() -> None:
-    """Has no signal come to this thread, which is one of ours: what a tool blocks, on
-    the main thread, is to wait there, and would end the worker here."""
+    """Blocks all signals on this thread, which is ours. A signal that a tool has blocked on the main thread must stay
+    pending, and would end the worker here."""
     _block(_signal.SIG_BLOCK, _signals)
 
 
 def owner() -> int:
-    """The call that the code of this thread belongs to; 0 when nothing tells."""
+    """The call of the code on this thread; 0 if unknown."""
     ident = get_ident()
     call = _working.get(ident) or running.get()
     if not call:
@@ -48,15 +48,15 @@ def owner() -> int:
 
 
 def watch() -> None:
-    """Binds the threads that are started from here on. Before any code of the
-    index is imported, which may replace or keep what this changes."""
+    """Binds all threads from now on. Called before any code of the index is imported, which may replace or keep these
+    functions."""
     import threading
     from functools import wraps
 
     global _active
     if _watched:
         return
-    _active = threading._active  # type: ignore[attr-defined]  # current_thread would make one where there is none
+    _active = threading._active  # type: ignore[attr-defined]  # current_thread would create an object
     start = threading.Thread.start
 
     @wraps(start)
@@ -73,13 +73,13 @@ def watch() -> None:
 
 
 def _watch_pools() -> None:
-    """Not before somebody has imported them: an index may have a module of the name of one that they need. What the
-    first pool is given before this runs on a thread that it starts, for the same call."""
+    """Waits until someone imports them: a module of the index may have the name of one that they need. Work that is
+    submitted earlier runs on a new thread of the same call."""
     from functools import wraps
 
     executor: Any = getattr(sys.modules[_POOLS], "ThreadPoolExecutor", None)
     if executor is None:
-        return  # it is being imported
+        return  # the import is in progress
     _watched.append(_POOLS)
     submit: Callable[..., Future[Any]] = executor.submit
 

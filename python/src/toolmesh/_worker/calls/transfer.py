@@ -1,7 +1,7 @@
-"""Files of a call, moved piece by piece between its worker and the agent.
+"""Files of a call, moved in pieces between its worker and the agent.
 
-The worker writes and reads them itself: what its user and its sandbox keep from it is kept from its files too, and the
-agent opens no path that a tool has named. The folder of a call goes with it.
+The worker itself reads and writes them, so that its user and its sandbox apply to its files, too. The agent opens no
+path from a tool. The files are removed with the folder of the call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _fetched: dict[tuple[int, str], File] = {}
 
 
 def fetch(value: dict[str, JSON]) -> File:
-    """The file of its form in JSON, in the call's folder."""
+    """The file of a JSON value, in the call's folder."""
     link = _link()
     call, ref = link.caller(), str(value[KEY])
     known = _fetched.get((call, ref))
@@ -49,8 +49,8 @@ def fetch(value: dict[str, JSON]) -> File:
 
 
 def store(file: File) -> dict[str, JSON]:
-    """Stores a file at the agent, and gives its form in JSON. One outside of the folders that it may
-    come from is a TypeError, as other values that cannot travel are."""
+    """Stores a file at the agent and returns its JSON form. A file outside the permitted folders is a TypeError, like
+    other values that cannot travel."""
     if file.sent is not None:
         return file.sent
     import tempfile

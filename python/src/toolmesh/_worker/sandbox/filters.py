@@ -1,11 +1,11 @@
-"""The filter of system calls: those that the processes of an index may make, as instructions of seccomp.
+"""The filter of system calls for the processes of an index, as instructions of seccomp.
 
 levels.py says which process gets which filter.
 """
 
 from __future__ import annotations
 
-# The system calls that strict refuses: (x86_64, aarch64) numbers; -1 where there is no such call.
+# The system calls that strict refuses: (x86_64, aarch64) numbers; -1 if the machine has no such call.
 DENIED = {
     "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171),
     "bpf": (321, 280), "chroot": (161, 51), "clock_adjtime": (305, 266),
@@ -28,19 +28,19 @@ DENIED = {
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
 _SOCKET = (41, 198)
-# The column of the tables here, and what the kernel calls the machine.
+# The column of the tables here, and the kernel's number of the machine.
 AUDIT = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020000  # NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET
-_FAMILIES = (2, 10, 16)  # INET, INET6, NETLINK: what ends at the network namespace
+_FAMILIES = (2, 10, 16)  # INET, INET6, NETLINK: the families that a network namespace confines
 
 _EPERM, _EACCES, _ENOSYS = 1, 13, 38
 _LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
-# Calls that set a file's mode: the place of the argument, and of the flags that say that there is one. A file of
-# another user's, of which one may be made with a given folder, must not become a way to be that user.
+# Calls that set a file's mode: the position of the mode argument, and of the flags that say whether it is used. In
+# a given folder a tool may create a file owned by another user: such a file must not become a way to be that user.
 _MODES = (
     ((90, -1), 1, -1),  # chmod
     ((91, 52), 1, -1),  # fchmod
@@ -59,9 +59,9 @@ _CREATES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE
 
 
 def program(machine: str, strict: bool, offline: bool, mapped: bool, truncate: bool) -> list[tuple[int, int, int, int]]:
-    """The instructions for a machine of AUDIT: (code, jump if true, jump if false, value). strict and offline say what
-    is refused for these levels, mapped that files of another user can be written, truncate that files may be by their
-    names: Landlock knows of that from Linux 6.2 on."""
+    """The instructions for a machine of AUDIT: (code, jump if true, jump if false, value). strict and offline select
+    the refusals of these levels. mapped says that files of another user can be written. truncate says that files may be
+    truncated by name: Landlock controls that from Linux 6.2 on."""
     column, audit = AUDIT[machine]
 
     def refuse(number: int) -> tuple[int, int, int, int]:
@@ -85,7 +85,7 @@ def program(machine: str, strict: bool, offline: bool, mapped: bool, truncate: b
             steps += [(_EQUAL, 0, len(block), numbers[column]), *block]
     if not strict:
         return [*steps, (_RETURN, 0, 0, _ALLOW)]
-    # Its flags are in memory, out of a filter's sight: libraries fall back to clone.
+    # Its flags are in memory, which a filter cannot read: libraries fall back to clone.
     steps += [(_EQUAL, 0, 1, _CLONE3[column]), refuse(_ENOSYS)]
     steps += [
         (_EQUAL, 0, 4, _CLONE[column]),
@@ -95,7 +95,7 @@ def program(machine: str, strict: bool, offline: bool, mapped: bool, truncate: b
         (_RETURN, 0, 0, _ALLOW),
     ]
     if offline:
-        # A socket of the file system, or of the hypervisor, leads out of any network namespace.
+        # A socket of the file system, or of the hypervisor, leaves any network namespace.
         steps += [(_EQUAL, 0, 2 + len(_FAMILIES), _SOCKET[column]), (_LOAD, 0, 0, 16)]
         left = len(_FAMILIES)
         for family in _FAMILIES:

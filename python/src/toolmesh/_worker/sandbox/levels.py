@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 NONE, GUARD, STRICT, OFFLINE = "none", "guard", "strict", "offline"
 WRITE, READ, SEE, OWN = "w", "r", "s", "o"
-REAPER = "reaper"  # how the agent keeps us together where it can make no namespaces
+REAPER = "reaper"  # the agent's mode for machines without namespaces
 
 
 class Refused(Exception):
-    """The machine does not give what the level needs."""
+    """The machine lacks a feature that the level requires."""
 
 
 def confine(level: str, kept: str, folder: str, user: Sequence[int], given: Sequence[tuple[str, str]]) -> list[str]:
@@ -91,37 +91,37 @@ def confine(level: str, kept: str, folder: str, user: Sequence[int], given: Sequ
 
 
 def undumpable(level: str) -> None:
-    """Where workers have no domains, at least their memory cannot be read. A started program is readable again."""
+    """Without domains, at least the memory of workers is unreadable. A started program is readable again."""
     if level != NONE and sys.platform == "linux" and _abi() < 1:
         _prctl(_SET_DUMPABLE, 0)
 
 
-_domain = -1  # a ruleset for worker, made by prepare
+_domain = -1  # a ruleset for workers, made by prepare
 
 
 def prepare(level: str) -> None:
-    """Makes what all workers to come have in common; before the first fork."""
+    """Prepares the common part of all workers, before the first fork."""
     global _domain
     if sys.platform != "linux" or level == NONE or _abi() < 1 or _domain >= 0:
         return
-    # Files would be moved between folders no more once a domain around or above this one
-    # handles any rights of files: this one lets them be.
+    # A domain that handles rights of files prevents moving files between folders, in all domains inside it, too.
+    # This one handles none.
     handled = _REFER if _abi() >= 2 else 0
     if _abi() >= 6:
         made = _create_ruleset(_packed(handled, 0, _SCOPE_SIGNAL))
     else:
-        # A domain needs something to handle. It is its existence that counts:
-        # a process outside of it cannot be inspected from inside.
+        # A domain needs something to handle. Its existence matters: code inside it cannot inspect processes
+        # outside.
         made = _create_ruleset(_packed(_MAKE_BLOCK | handled))
     if handled:
         _allow(made, "/", handled)
-    _domain = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 200)  # out of the way of what tools open
+    _domain = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 200)  # above the descriptors that tools open
     os.close(made)
 
 
 def domain(level: str) -> None:
-    """From here on this process signals and inspects only itself and what it starts.
-    Each domain that is entered is another one, though all are made of one ruleset."""
+    """From now on this process can signal and inspect only itself and the processes that it starts. Each call makes a
+    new domain, all from the same ruleset."""
     global _domain
     prepare(level)
     if _domain >= 0:
@@ -137,7 +137,7 @@ def warm_up() -> None:
 
 
 def become_subreaper() -> None:
-    """Orphans of our descendants become our children (Linux)."""
+    """Orphaned descendants become children of this process (Linux)."""
     if sys.platform == "linux":
         _prctl(_SET_CHILD_SUBREAPER, 1)
 
@@ -199,9 +199,8 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> b
 
 
 def _mounts(notes: list[str]) -> None:
-    """A /proc that shows our own processes alone: what others were given in
-    their environment is not to be found there."""
-    # None of this is to reach the machine.
+    """Mounts a /proc with only our own processes: the environment of others may have secrets."""
+    # No mount may propagate to the machine.
     if _c().unshare(ctypes.c_int(_NEW_MOUNTS)) != 0 or not _mount("none", "/", "", _MS_REC | _MS_PRIVATE):
         raise Refused(f"no mounts of its own: {_error()}")
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
@@ -209,17 +208,17 @@ def _mounts(notes: list[str]) -> None:
     _system_read_only(notes)
 
 
-# A file that the agent wrote next to this package: its own folder, whether indexes have users of
-# their own, and the folder of this package, which is below the first.
+# A file that the agent wrote next to this package: its own folder, whether indexes have their own users, and the
+# folder of this package, which is inside the first.
 _FOLDERS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "folders")
 
 
-# Of systemd: sockets of D-Bus, ssh-agent and others, which start and sign what they are asked to.
+# Of systemd: sockets of D-Bus, ssh-agent and others, which start programs and sign on request.
 _SESSIONS = "/run/user"
 
 
 class _Tree:
-    """A folder that is to be seen somewhere."""
+    """A folder to be shown at its path."""
 
     def __init__(self, path: str, write: bool, fd: int, mounted: bool = False) -> None:
         self.path, self.write, self.fd = path, write, fd
@@ -235,9 +234,9 @@ def _shown() -> list[str]:
 
 
 def _folders(given: list[_Tree], foreign: bool, strict: bool) -> None:
-    """The agent's folder shows what an index needs, which stays as it is: what starts
-    later is made of it. This and what is given, also where its user could not reach it:
-    foreign says that it has one. In strict users' sessions show nothing else."""
+    """Reduces the agent's folder to what an index needs. The rest of the index's life depends on this mount. The given
+    folders are shown, too, even where their user could not reach them: foreign says that the index has its own user. In
+    strict mode nothing else of users' sessions is visible."""
     if not (shown := _shown()):
         return
     sealed, others, files = shown
@@ -257,7 +256,7 @@ def _folders(given: list[_Tree], foreign: bool, strict: bool) -> None:
         covers.setdefault(whole if inside else over(_blocks(tree.path) if foreign else tree.path), []).append(tree)
     for cover in sorted(covers):
         _show(cover, sorted(covers[cover], key=lambda tree: tree.path))
-    os.chdir(here)  # as it is seen now
+    os.chdir(here)  # the reduced folder
 
 
 def _at(path: str) -> _Tree:
@@ -265,7 +264,7 @@ def _at(path: str) -> _Tree:
 
 
 def _blocks(path: str) -> str:
-    """The first folder on the way to path that other users cannot pass, or path."""
+    """The first folder on the way to path that other users cannot enter, or path."""
     for end in range(1, len(path)):
         if path[end] == "/" and not os.stat(path[:end]).st_mode & 0o001:
             return path[:end]
@@ -273,7 +272,7 @@ def _blocks(path: str) -> str:
 
 
 def _show(cover: str, trees: list[_Tree]) -> None:
-    """Leaves of a folder the trees below it alone."""
+    """Hides everything in a folder except the trees below it."""
     empty, whole = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, any(tree.path == cover for tree in trees)
     if not whole:
         _must_mount("tmpfs", cover, "tmpfs", empty, "mode=755,size=1m")
@@ -293,8 +292,8 @@ def _show(cover: str, trees: list[_Tree]) -> None:
         _must_mount("none", cover, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | empty)
 
 
-# Folders of others: mounted so that what their owner has there is the user's, and what
-# is made there their owner's. Linux 5.12, on most file systems.
+# Folders of other users: mounted so that files of their owner belong to the user, and new files to their owner.
+# Linux 5.12, on most file systems.
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # on every architecture
 _AT_CWD, _AT_EMPTY, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _ATTR_READ_ONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 1, 2, 4, 0x100000
@@ -302,8 +301,8 @@ _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x20000
 
 
 def _reach(path: str) -> int:
-    """A descriptor of a folder that is meant by its path without links: who may write
-    on the way to it could have put one there since."""
+    """A descriptor of a folder at a path without links: a user with write access on the way could have made a link
+    meanwhile."""
     at = os.open("/", os.O_PATH | os.O_CLOEXEC)
     for name in path.split("/")[1:]:
         above = at
@@ -353,15 +352,14 @@ def _given(path: str, access: str, user: Sequence[int]) -> _Tree:
 
 
 def _attributes(at: int, path: str, put: int, taken: int = 0, flags: int = _AT_RECURSIVE, mapping: int = 0) -> bool:
-    """Sets flags of a mount and of all below it: whether that could be done; needs Linux 5.12."""
+    """Sets flags of a mount and of all mounts below it; False if that is impossible. Needs Linux 5.12."""
     attributes = _packed(put, taken, 0, mapping)
     of = ctypes.c_int(at), os.fsencode(path), ctypes.c_uint(flags)
     return _syscall(_MOUNT_SETATTR, *of, attributes, ctypes.c_size_t(len(attributes))) == 0
 
 
 def _mapping(owner: int, group: int, uid: int, gid: int) -> int:
-    """A user namespace in which the owner's files are the user's. It lives as long as
-    its descriptor and what is mounted with it."""
+    """A user namespace that maps the owner's files to the user. It lives as long as its descriptor and its mounts."""
     ready_r, ready_w = os.pipe()
     done_r, done_w = os.pipe()
     child = os.fork()
@@ -390,8 +388,8 @@ def _must_mount(source: str, target: str, kind: str, flags: int, data: str = "")
         raise Refused(f"{target} cannot be mounted: {_error()}")
 
 
-# Where root may change the system by writing to a file, whatever capabilities it has given up: settings of the kernel,
-# and what it tells of its devices. Control groups bound the memory of workers, which a tool could raise.
+# Files through which root could change the system despite dropped capabilities: settings of the kernel and its view
+# of devices. Control groups bound the memory of workers, and a tool could raise that bound.
 _SYSTEM = (
     "cgroup", "cgroup2", "sysfs", "debugfs", "tracefs", "securityfs", "efivarfs", "configfs", "bpf", "binfmt_misc",
 )
@@ -399,7 +397,7 @@ _OF_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 
 
 def _system_read_only(notes: list[str]) -> None:
-    """Makes files of the system read-only: a tool of the agent's user could write them as the agent can."""
+    """Makes files of the system read-only: a tool with the agent's user could write them as the agent can."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
@@ -407,7 +405,7 @@ def _system_read_only(notes: list[str]) -> None:
         return
     usual = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     points = [(f"/proc/{name}", usual, True) for name in _OF_PROC if os.geteuid() == 0]
-    below = _attributes(_AT_CWD, "/sys", _ATTR_READ_ONLY)  # in one go instead of twelve
+    below = _attributes(_AT_CWD, "/sys", _ATTR_READ_ONLY)  # one call instead of twelve
     for line in lines:
         before, _, after = line.partition(" - ")
         fields = before.split(" ")
@@ -418,7 +416,7 @@ def _system_read_only(notes: list[str]) -> None:
             continue
         if "ro" not in options:
             points.append((point, sum(flag for name, flag in _MS_NAMES.items() if name in options), False))
-    for point, flags, inside in points:  # what is inside of a mount is made one first
+    for point, flags, inside in points:  # a folder inside a mount becomes a mount first
         if inside and not os.path.exists(point):
             continue
         bound = not inside or _mount(point, point, "", _MS_BIND | _MS_REC)
@@ -427,8 +425,7 @@ def _system_read_only(notes: list[str]) -> None:
 
 
 def _only(writable: list[str]) -> bool:
-    """Leaves nothing else that could be changed: Landlock does not know of modes, owners,
-    times and attributes. Linux 5.12."""
+    """Makes everything else read-only: Landlock does not handle modes, owners, times and attributes. Linux 5.12."""
     writable = [path for path in writable if os.path.isdir(path) and not os.statvfs(path).f_flag & os.ST_RDONLY]
     for path in writable:
         _must_mount(path, path, "", _MS_BIND | _MS_REC)
@@ -437,7 +434,7 @@ def _only(writable: list[str]) -> bool:
     for path in writable:
         if not _attributes(_AT_CWD, path, 0, _ATTR_READ_ONLY, 0):
             raise Refused(f"{path} cannot be written: {_error()}")
-    os.chdir(os.getcwd())  # as it can be written now
+    os.chdir(os.getcwd())  # its writable mount
     return True
 
 
@@ -456,14 +453,14 @@ def _loopback() -> None:
 
 # Privileges.
 
-# Capabilities that guard leaves to a root user: to own, read and write files of any user, to become another user, to
-# bind low ports; none that reaches the kernel, other processes, devices or the network's set-up.
+# Capabilities that guard leaves to a root user: to own, read and write files of any user, to become another user,
+# to bind low ports. None of them reaches the kernel, other processes, devices or the network's configuration.
 _KEPT = (0, 1, 3, 4, 5, 6, 7, 10)  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID NET_BIND_SERVICE
 _TO_BECOME = (6, 7)  # SETGID SETUID
 
 
 def become(user: Sequence[int]) -> None:
-    """From here on this process is that user (user id, group id) and has no capabilities. Empty: it stays who it is."""
+    """Makes this process that user (user id, group id), without capabilities. Empty: it keeps its user."""
     if not user:
         return
     uid, gid = user
@@ -478,12 +475,12 @@ def become(user: Sequence[int]) -> None:
     except OSError as failure:
         raise Refused(f"the process cannot become the user {uid}: {failure}") from failure
     if _abi() >= 1:
-        _prctl(_SET_DUMPABLE, 1)  # else its own files in /proc would be root's
+        _prctl(_SET_DUMPABLE, 1)  # else root would own its files in /proc
 
 
 def _own_keyring() -> None:
-    """Joins a new session keyring: the agent's may hold keys (of a file system, of Kerberos), which
-    are for all that has its session keyring."""
+    """Joins a new session keyring: the agent's may hold keys (of a file system, of Kerberos) for all processes of its
+    session keyring."""
     column, _ = filters.AUDIT.get(os.uname().machine, (-1, 0))
     if column >= 0:
         join = ctypes.c_int(1)  # KEYCTL_JOIN_SESSION_KEYRING, a new one; refused by a kernel that has none
@@ -492,15 +489,15 @@ def _own_keyring() -> None:
 
 def _drop_capabilities(kept: Iterable[int]) -> None:
     kept = tuple(kept)
-    for capability in range(64):  # as many as the kernel's sets have room for
+    for capability in range(64):  # the size of the kernel's sets
         if capability not in kept:
-            _prctl(_CAPBSET_DROP, capability)  # refused where there is none to lose
+            _prctl(_CAPBSET_DROP, capability)  # fails for capabilities that are not held
     _prctl(_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL)
     reduce_capabilities(kept)
 
 
 def reduce_capabilities(kept: Iterable[int]) -> None:
-    """From here on this process has none but those of its capabilities that are in kept."""
+    """Drops all capabilities of this process except those in kept."""
     mask = 0
     for capability in kept:
         mask |= 1 << capability
@@ -535,7 +532,7 @@ _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 @functools.cache
 def _abi() -> int:
-    """The kernel's version of Landlock; 0 without."""
+    """The kernel's version of Landlock; 0 without it."""
     return max(0, _syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
 
 
@@ -559,7 +556,7 @@ def _restrict(ruleset: int) -> None:
 
 
 def _handling(rights: int, scopes: int) -> tuple[int, int]:
-    """A ruleset without rules, and what it handles of these rights."""
+    """A ruleset without rules, and which of these rights it handles."""
     abi = _abi()
     if abi < 1:
         raise Refused("the kernel has no Landlock")
@@ -570,9 +567,9 @@ def _handling(rights: int, scopes: int) -> tuple[int, int]:
 
 
 def _around(given: Sequence[tuple[str, str]]) -> None:
-    """Where nothing can be mounted: from here on of the agent's folder only what is given can be read, and only what is
-    given to write be changed. A rule of Landlock gives rights and takes none away: so all that is beside the way to the
-    folder gets them, and what is made there later has none."""
+    """For machines without mounts: from now on only the given folders inside the agent's folder can be read, and only
+    those given for writing be changed. A rule of Landlock grants rights and revokes none. So everything next to the way
+    to that folder gets them; files created there later have none."""
     if not (shown := _shown()):
         return
     sealed, _, files = shown
@@ -581,7 +578,7 @@ def _around(given: Sequence[tuple[str, str]]) -> None:
         try:
             _allow(ruleset, path, handled)
         except (OSError, Refused):
-            pass  # it is gone
+            pass  # it was removed
     _allow(ruleset, files, _READ_FILE)
     for path, access in given:
         _allow(ruleset, path, handled if access in (WRITE, OWN) else _READ_FILE, _reach(path))
@@ -589,14 +586,14 @@ def _around(given: Sequence[tuple[str, str]]) -> None:
 
 
 def _beside(folder: str) -> Iterator[str]:
-    """All that is in the folders on the way to a folder, but for these and for links."""
+    """All entries of the folders on the way to a folder, except these and links."""
     way = [folder[:end] or "/" for end in range(len(folder)) if folder[end] == "/"]
     passed = {(info.st_dev, info.st_ino) for info in map(os.stat, [*way, folder])}  # by another name, too
     for above in way:
         try:
             names = os.listdir(above)
         except OSError:
-            continue  # what is there is unknown
+            continue  # unreadable
         for name in names:
             path = os.path.join(above, name)
             try:
@@ -608,7 +605,7 @@ def _beside(folder: str) -> Iterator[str]:
 
 
 def _read_only(folders: Sequence[str]) -> None:
-    """From here on only folders, some devices and /dev/shm can be written."""
+    """From now on only folders, some devices and /dev/shm are writable."""
     ruleset, handled = _handling(_CHANGES | _REFER | _TRUNCATE | _IOCTL_DEV, _SCOPE_ABSTRACT | _SCOPE_SIGNAL)
     for folder in folders:
         _allow(ruleset, folder, handled & ~_IOCTL_DEV)

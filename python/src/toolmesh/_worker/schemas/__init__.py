@@ -1,5 +1,4 @@
-"""From a function to its JSON schemas, and from JSON values to what the function takes and back.
+"""From a function to its JSON schemas, and between JSON values and Python values.
 
-It never calls a tool and never speaks to the agent. An annotation that is not understood is a warning, never a lost
-tool.
+It never calls a tool and never speaks to the agent. An unknown annotation is a warning; the tool is still served.
 """

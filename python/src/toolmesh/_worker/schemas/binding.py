@@ -1,4 +1,4 @@
-"""One served function: how a call's arguments reach it."""
+"""One served function: binding a call's arguments."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Parameter:
-    """One parameter of a tool, and how its JSON value becomes what the tool expects."""
+    """One parameter of a tool, and the conversion of its JSON value."""
 
     name: str
     kind: str  # positional, normal, keyword, varargs, varkw, unpack
     required: bool
     load: Load | None
     default: Any = None
-    fill: Callable[[], Any] | None = None  # gives the value when none was sent, where the function's default does not
-    own: str = ""  # the function's name for it, where callers have another: the alias of its Field
+    fill: Callable[[], Any] | None = None  # the value for a missing argument, where the function has no usable default
+    own: str = ""  # the function's name, where callers use another one: the alias of its Field
 
 
 @dataclasses.dataclass
 class Signature:
-    """The description of one tool: its schemas, and how a call is made."""
+    """The description of one tool: its schemas, and its parameters."""
 
     description: str
     input_schema: Schema
@@ -40,10 +40,10 @@ class Signature:
     parameters: list[Parameter]
     dump: Dump | None
     warnings: list[str]
-    exact: bool = False  # whether a float says too little of a number: the arguments are read with their texts
+    exact: bool = False  # whether floats are too imprecise: the arguments are read with their texts
 
     def as_dict(self, name: str, kind: str) -> dict[str, JSON]:
-        """The description for the agent, of the tool of this name, which runs as kind says."""
+        """The description for the agent, of the tool of this name and kind."""
         return {
             "name": name,
             "description": self.description,
@@ -57,8 +57,7 @@ class Signature:
 
 
 def shown(function: Callable[..., Any]) -> Callable[..., Any]:
-    """function, or what has the signature with which it is called: that of a partial is its own, whatever
-    update_wrapper says that it wraps."""
+    """function, or the object with its actual signature: a partial has its own, whatever update_wrapper says."""
     if _dispatches(function) and not hasattr(function, "dispatch"):  # of a method: it is bound, unless it is static
         method = inspect.unwrap(function, stop=lambda one: isinstance(one, staticmethod))
         if not isinstance(method, staticmethod):
@@ -71,13 +70,13 @@ def shown(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dispatches(function: Callable[..., Any]) -> bool:
-    """Whether functools chooses what to call by the class of the first argument, which has no name then."""
+    """Whether functools dispatches by the class of the first argument, which then has no name."""
     return hasattr(function, "register") and getattr(function, "__globals__", None) is vars(functools)
 
 
 def _nameless(function: Callable[..., Any]) -> set[str]:
-    """The parameters of a decorated function that it takes by position alone:
-    its signature is that of what it wraps, its own is the wrapper's."""
+    """The parameters that a decorated function takes only by position: inspect shows the signature of the wrapped
+    function, and the wrapper may differ."""
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is None:
         return set()
@@ -94,7 +93,7 @@ def _nameless(function: Callable[..., Any]) -> set[str]:
 
 
 class Tool:
-    """A declared function, described and ready to be called."""
+    """A declared function with its description, ready to be called."""
 
     __slots__ = (
         "name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "decode", "takes_files",
@@ -124,16 +123,16 @@ class Tool:
         self.decode = values.decode_exact if signature.exact else values.decode
         self._loads = [(p.name, p.load) for p in self.parameters if p.load is not None and p.kind != "varkw"]
         self._fills = [(p.name, p.fill) for p in self.parameters if p.fill is not None]
-        # The JSON object is what the function is called with, as it is.
+        # The JSON object itself is the argument.
         self.direct = self._simple and not self._loads and not self._fills
 
     def bind(
         self, arguments: JSON, extra: list[JSON] | None = None, body: bytes = b""
     ) -> tuple[Sequence[Any], dict[str, Any]]:
-        """(positional, keyword) of a call; raises Mismatch. body is what arguments were read from.
+        """(positional, keyword) of a call; raises Mismatch. body is the JSON text of the arguments.
 
-        What a simple signature lacks or does not know is left to the function itself to refuse, see problems: the
-        common call pays nothing.
+        Of a simple signature the function itself refuses missing or unknown arguments, see problems: the common call
+        costs nothing.
         """
         if type(arguments) is not dict:
             values.forget()
@@ -155,7 +154,7 @@ class Tool:
         except Mismatch:
             if not body:
                 raise
-        # Once more, with the texts of the numbers of which the floats say too little.
+        # Once more, with the texts of numbers for which floats are too imprecise.
         try:
             return self.bind(values.decode_exact(body), extra)
         finally:
@@ -170,7 +169,7 @@ class Tool:
             raise Mismatch("no further positional arguments", f"{len(extra)} more",
                            f"{self.name} takes no further positional arguments")
         for parameter in self.parameters:
-            if parameter.own in rest:  # **kwargs would carry it past what its alias is held to
+            if parameter.own in rest:  # **kwargs would bypass the checks of its alias
                 raise self._unknown(parameter.own, rest[parameter.own])
         if varargs is not None:
             extra = rest.pop(varargs.name, []) + extra if varargs.name in rest else extra
@@ -210,8 +209,7 @@ class Tool:
         return positional, keyword
 
     def problems(self, arguments: dict[str, Any]) -> list[Mismatch]:
-        """Missing and unknown arguments, as a list of Mismatch; for a
-        TypeError that was raised at the call itself."""
+        """Missing and unknown arguments, as a list of Mismatch, for a TypeError raised by the call itself."""
         known = {p.own or p.name for p in self.parameters}
         found = [self._missing(p.name) for p in self.parameters if p.required and (p.own or p.name) not in arguments]
         if not any(p.kind in ("varkw", "unpack") for p in self.parameters):
@@ -230,5 +228,5 @@ class Tool:
             try:
                 value = self.dump(value)
             except (TypeError, ValueError, AttributeError):
-                pass  # not what the annotation promised: encoded as it is
+                pass  # not the annotated type: encode it unchanged
         return values.encode(value)

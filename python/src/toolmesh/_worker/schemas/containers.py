@@ -1,4 +1,4 @@
-"""Shapes of what holds other values: lists and sets, tuples, dicts."""
+"""Shapes of containers: lists and sets, tuples, dicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if typing.TYPE_CHECKING:
 
 
 def array(item: Shape, make: Callable[[list[Any]], Any] = list) -> Shape:
-    """The Shape of an array with items of one kind, which make makes of a list."""
+    """The Shape of an array with items of one kind. make builds the value from a list."""
     distinct = make in (set, frozenset)
     schema: Schema = {"type": "array", "items": item.schema}
     if distinct:
@@ -35,7 +35,7 @@ def array(item: Shape, make: Callable[[list[Any]], Any] = list) -> Shape:
             return value
         try:
             made = make(value)
-        except TypeError as failure:  # what is in a set must be hashable
+        except TypeError as failure:  # items of a set must be hashable
             raise Mismatch("array of values that a set can hold", describe(value), str(failure)) from None
         if distinct and len(made) < len(value):
             raise _twice(value)
@@ -54,7 +54,7 @@ def array(item: Shape, make: Callable[[list[Any]], Any] = list) -> Shape:
 
 
 def _twice(items: list[Any]) -> Mismatch:
-    """About the first item that equals one before it."""
+    """The message about the first item that equals an earlier one."""
     seen: dict[Any, int] = {}
     for index, one in enumerate(items):
         if one in seen:
@@ -66,7 +66,7 @@ def _twice(items: list[Any]) -> Mismatch:
 
 def tuple_of(draft: Draft, annotation: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
     """The Shape of a tuple, of fixed length or not."""
-    if not args and annotation in (tuple, typing.Tuple):  # noqa: UP006 - tuple[()] is another thing
+    if not args and annotation in (tuple, typing.Tuple):  # noqa: UP006 - tuple[()] differs
         return array(draft.anything(), tuple)
     if args == ((),):  # Tuple[()] before 3.11
         args = ()
@@ -78,7 +78,7 @@ def tuple_of(draft: Draft, annotation: Any, args: Sequence[Any], where: str, nam
 
 
 def unpacked(annotation: Any) -> Any:
-    """The type that is unpacked in an annotation, *tuple[int, str] or Unpack[...]; None without one."""
+    """The type that an annotation unpacks, *tuple[int, str] or Unpack[...]; None for others."""
     if getattr(annotation, "__unpacked__", False):
         return typing.get_origin(annotation)[typing.get_args(annotation)]
     if getattr(typing.get_origin(annotation), "_name", None) == "Unpack":
@@ -87,7 +87,7 @@ def unpacked(annotation: Any) -> Any:
 
 
 def places(items: list[Shape], least: int | None = None, make: Callable[[list[Any]], Any] = tuple) -> Shape:
-    """The Shape of an array with a Shape for each place, of which the first least must be there."""
+    """The Shape of an array with a Shape per position, of which the first least are required."""
     least, most = len(items) if least is None else least, len(items)
     schema: Schema = {"type": "array"}
     if items:
@@ -116,7 +116,7 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 def mapping(keys: Shape, values: Shape, finish: Callable[[dict[Any, Any]], Any] = dict) -> Shape:
-    """The Shape of an object with keys of one kind and values of one kind, of which finish makes what it is to be."""
+    """The Shape of an object with keys of one kind and values of one kind. finish builds the value."""
     schema: Schema = {"type": "object", "additionalProperties": values.schema or True}
     kind, listed = keys.schema.get("type"), keys.schema.get("enum")
     texts: dict[str, JSON] | None = None
@@ -142,7 +142,7 @@ def mapping(keys: Shape, values: Shape, finish: Callable[[dict[Any, Any]], Any] 
                 raise Mismatch("a key that is one of " + ", ".join(list(texts)[:20]), describe(text))
             found = texts[text]
         elif kind in ("integer", "number"):
-            # As JSON writes them: Python would also read " 1_0 " and "nan".
+            # JSON's form of numbers: Python would also read " 1_0 " and "nan".
             written = (_NUMBER if kind == "number" else _WHOLE).fullmatch(text) and len(text) <= 1000
             found = (float(text) if kind == "number" else int(text)) if written else None
             if found is None or found in (math.inf, -math.inf):

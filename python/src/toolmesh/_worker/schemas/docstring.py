@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    # Its line, its title, what else stands in a field's name, and its lines.
+    # Its line, its title, the rest of a field's name, and its lines.
     Section: TypeAlias = tuple[int, str, str, list[str]]
 
 _PARAMETERS = {
@@ -29,8 +29,8 @@ _TYPED = re.compile(r"^[\w.]+(?:\[[^:]*\])?(?:\s*\|\s*[\w.]+(?:\[[^:]*\])?)*:\s+
 def parse(doc: str | None, attributes: bool = False) -> tuple[str, dict[str, str]]:
     """Splits a cleaned docstring (inspect.getdoc) into (description, {parameter: text}).
 
-    The description is what stands before the first section. The first style that yields a section wins; text that fits
-    none is all description. Of a class, with attributes, what is said of its attributes counts too.
+    The description is the text before the first section. The first style that yields a section wins; text without a
+    section is all description. With attributes, the texts of a class's attributes count, too.
     """
     lines = _lines(doc) if doc else []
     sections = _PARAMETERS | {"attributes"} if attributes else _PARAMETERS
@@ -64,7 +64,7 @@ def returned(doc: str) -> str:
 def _lines(doc: str) -> list[str]:
     lines = doc.expandtabs().splitlines()
     if _title(lines[0]) and len(lines) > 1 and lines[1].strip() and not _indent(lines[1]) and not _underlines(lines[1]):
-        # A section that begins beside the quotes: what stands below it has lost its indent.
+        # A section that begins in the line of the quotes: the lines below it have lost their indent.
         lines[1:] = ["    " + line for line in lines[1:]]
     return lines
 
@@ -115,7 +115,7 @@ def _underlines(line: str) -> bool:
 
 
 def _below(lines: list[str], at: int) -> list[str]:
-    """The lines from at on that are indented."""
+    """The indented lines from at on."""
     end = at
     while end < len(lines) and (not lines[end].strip() or _indent(lines[end]) > 0):
         end += 1
@@ -127,7 +127,7 @@ def _indent(line: str) -> int:
 
 
 def _join(parts: list[str]) -> str:
-    """Lines to one paragraph; empty lines are kept as paragraph breaks."""
+    """Lines as one paragraph; empty lines separate paragraphs."""
     text: list[str] = []
     for part in parts:
         part = part.strip()

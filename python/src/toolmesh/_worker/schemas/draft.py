@@ -1,5 +1,5 @@
-"""The state of one tool while its schemas are made: its names, its warnings, its $defs, and what type variables
-stand for. The kinds of annotation describe what they hold through it."""
+"""The state of one tool while its schemas are made: its names, its warnings, its $defs, and the values of type
+variables. The modules for kinds of annotations describe inner types through it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if typing.TYPE_CHECKING:
 
 
 class Draft:
-    """A tool's schemas, half made."""
+    """A tool's schemas in the making."""
 
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
         self.warnings: list[str] = []
-        self.results = False  # whether what is described comes back, instead of going in
-        self.exact = False  # whether what was described has a Decimal in it
+        self.results = False  # whether the described value is a result, not an argument
+        self.exact = False  # whether the described type contains a Decimal
         self.defs: dict[str, Schema] = {}
-        self._bound: dict[Any, Any] = {}  # type variable -> what it stands for where we are
+        self._bound: dict[Any, Any] = {}  # type variable -> its type at this point
 
     def shape(self, annotation: Any, where: str, namespace: Namespace | None = None) -> Shape:
-        """The Shape of an annotation. where names the place for warnings."""
+        """The Shape of an annotation. where is the place for warnings."""
         raise NotImplementedError
 
     def names_of(self, base: type[Any]) -> Namespace:
-        """The names that the annotations of a class mean."""
+        """The names that annotations of a class may use."""
         module = sys.modules.get(base.__module__)
         names = {**self.namespace, **(vars(module) if module is not None else {})}
         names.setdefault(base.__name__, base)
@@ -42,21 +42,21 @@ class Draft:
         return names
 
     def nullable_for(self, default: Any, shape: Shape) -> Shape:
-        """shape, which takes null too when that is the default: `x: int = None`."""
+        """shape, but null is allowed, too, if it is the default: `x: int = None`."""
         return either([shape, SIMPLE[type(None)]()]) if default is None and not shape.takes(None) else shape
 
     def show(self, default: Any, shape: Shape, extra: Schema, where: str) -> None:
-        """Puts a default into the schema of a parameter or a field."""
+        """Adds a default to the schema of a parameter or a field."""
         if not show_default(default, shape, extra):
             self.warn(f"{where}: its default is not what its annotation takes, and is not shown")
 
     def warn(self, text: str) -> None:
-        """Notes, once, what people should know of this tool."""
+        """Adds a warning for people about this tool, once."""
         if text not in self.warnings:
             self.warnings.append(text)
 
     def resolve(self, annotation: Any, namespace: Namespace, where: str) -> Any:
-        """Evaluates a text annotation; UNRESOLVED when a name is missing."""
+        """Evaluates a text annotation; UNRESOLVED if a name is missing."""
         if isinstance(annotation, typing.ForwardRef):
             module = getattr(annotation, "__forward_module__", None)
             if module is not None:
@@ -74,11 +74,11 @@ class Draft:
 
     @staticmethod
     def anything() -> Shape:
-        """The Shape of what nothing is known of."""
+        """The Shape of an unknown type."""
         return Shape({}, "anything", lambda value: value, same=True, order=9)
 
     def substitute(self, annotation: Any, bound: Namespace | None = None) -> Any:
-        """annotation with what its type variables stand for."""
+        """annotation with its type variables replaced."""
         bound = self._bound if bound is None else bound
         if not hashable(annotation):
             return annotation
@@ -91,8 +91,7 @@ class Draft:
         return annotation
 
     def given(self, parameters: Sequence[Any], args: Sequence[Any]) -> Namespace:
-        """The types of type variables where args are given: the last ones may
-        have defaults, which may be made of those before them."""
+        """The types of type variables for args: the last ones may have defaults, which may use those before them."""
         if len(args) != len(parameters) and (
             len(args) > len(parameters) or args and not all(map(has_default, parameters[len(args):]))
         ):
@@ -104,12 +103,11 @@ class Draft:
         return given
 
     def bindings(self, base: Any) -> dict[Any, Namespace]:
-        """Of a class that is being described and of those it inherits from, what
-        their type variables stand for: class Names(Box[str])."""
+        """The types of the type variables of a class and of its bases: class Names(Box[str])."""
         found = {base: self._bound}
 
         def above(cls: Any) -> None:
-            # Not with getattr: what is inherited there are the bases of another class.
+            # getattr would return the bases of another class.
             for one in vars(cls).get("__orig_bases__", cls.__bases__):
                 parent = typing.get_origin(one) or one
                 if parent in found or not isinstance(parent, type):
@@ -124,7 +122,7 @@ class Draft:
         return found
 
     def field(self, annotation: Any, where: str, namespace: Namespace, bound: Namespace) -> Shape:
-        """The Shape of a field of a class, whose type variables stand for bound."""
+        """The Shape of a field of a class, with its type variables in bound."""
         outside = self._bound
         self._bound = bound
         try:
@@ -138,7 +136,7 @@ def has_default(parameter: Any) -> bool:
 
 
 def parameters_of(base: type[Any]) -> Sequence[Any]:
-    """The type variables of a class; below list[T] it does not know them itself."""
+    """The type variables of a class; below list[T] the class does not know them itself."""
     found = [one for parent in vars(base).get("__orig_bases__", ()) for one in getattr(parent, "__parameters__", ())]
     return getattr(base, "__parameters__", None) or list(dict.fromkeys(found))
 

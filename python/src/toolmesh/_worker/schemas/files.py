@@ -1,7 +1,7 @@
-"""File: a value that is a file, which travels beside the JSON.
+"""File: a value that is a file, transferred separately from the JSON.
 
-On the wire it is {"$file": <reference>, "digest", "size", "name", "type"}; its bytes
-are in the mesh's object store. No path travels: each side has its own.
+On the wire it is {"$file": <reference>, "digest", "size", "name", "type"}; its bytes are in the mesh's object store. No
+path is transferred: each side has its own.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SCHEMA: dict[str, JSON] = {
 
 
 class File:
-    """A file as an argument or a result of a tool, of any size: what has it is given a path, and its bytes are never in
-    memory as a whole. name is the file's own name, type its content type, empty if that is unknown.
+    """A file as an argument or a result of a tool, of any size. Each side gets it as a path, and its bytes are never
+    wholly in memory. name is the file's own name, type its content type, empty if unknown.
 
-    A tool whose parameter is a File gets one in its call's folder for temporary files, which goes with the call. It
-    returns one that it made there, or one of a folder that its index has. It opens like a path.
+    A tool with a File parameter gets a file in its call's folder for temporary files, which is removed with the call.
+    It returns a file that it made there, or one of a folder of its index. A File opens like a path.
     """
 
     __slots__ = ("path", "name", "type", "sent")
@@ -43,7 +43,7 @@ class File:
         self.path: str = os.fspath(path)
         self.name: str = name or os.path.basename(self.path)
         self.type: str = type
-        self.sent: dict[str, JSON] | None = None  # as it travelled
+        self.sent: dict[str, JSON] | None = None  # its JSON form
 
     def __fspath__(self) -> str:
         return self.path
@@ -62,18 +62,18 @@ class File:
 
 
 def refers(value: JSON) -> bool:
-    """Whether a value of JSON stands for a file."""
+    """Whether a JSON value stands for a file."""
     return type(value) is dict and type(value.get(KEY)) is str and type(value.get("digest")) is str
 
 
 def base_name(value: dict[str, JSON]) -> str:
-    """A name for the file here, whatever the other side calls it."""
+    """A safe name for the file on this machine, whatever its name elsewhere."""
     name = os.path.basename(str(value.get("name") or "").replace("\\", "/")).replace("\0", "")
     return name if name not in ("", ".", "..") and len(os.fsencode(name)) < 200 else "file"
 
 
 def in_schema(schema: JSON) -> bool:
-    """Whether a schema has files in it."""
+    """Whether a schema contains files."""
     if isinstance(schema, dict):
         return schema.get("format") == FORMAT or any(in_schema(one) for one in schema.values())
     return isinstance(schema, list) and any(in_schema(one) for one in schema)

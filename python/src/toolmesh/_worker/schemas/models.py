@@ -1,7 +1,6 @@
-"""Classes that describe and check themselves: models of pydantic, version 1 and 2, and whatever else pydantic can make
-an adapter for.
+"""Classes with their own schema and validation: models of pydantic 1 and 2, and other types that pydantic can adapt.
 
-Nothing here imports pydantic unless the index has: it is the index's own copy, of the index's own version.
+Nothing here imports pydantic unless the index has: it uses the index's own copy and version.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def model(draft: Draft, base: Any) -> Shape:
 
 
 def adapted(draft: Draft, annotation: Any) -> Shape | None:
-    """The Shape of a type that only pydantic 2 understands, such as HttpUrl; None when it does not either."""
+    """The Shape of a type that only pydantic 2 knows, such as HttpUrl; None if it does not."""
     known = hasattr(annotation, "__get_pydantic_core_schema__")
     if not known or not hasattr(sys.modules.get("pydantic"), "TypeAdapter"):
         return None
@@ -48,8 +47,8 @@ def _by_adapter(draft: Draft, annotation: Any, name: str) -> Shape:
 
 
 def annotated(draft: Draft, annotation: Any) -> Shape | None:
-    """The Shape that pydantic, of either version, gives an annotation with notes
-    of its own; None when it is not there or does not know the type."""
+    """The Shape that pydantic, of either version, gives an annotation with its own notes; None if it is not loaded or
+    does not know the type."""
     if not hasattr(sys.modules.get("pydantic"), "TypeAdapter"):
         return old_adapted(draft, annotation)
     try:
@@ -59,7 +58,7 @@ def annotated(draft: Draft, annotation: Any) -> Shape | None:
 
 
 def checker(annotation: Any) -> Load | None:
-    """A function by which pydantic 2 checks a value that was made already."""
+    """A function that validates an existing value with pydantic 2."""
     pydantic = sys.modules.get("pydantic")
     try:
         adapter = pydantic.TypeAdapter(annotation)  # type: ignore[union-attr]  # caught below
@@ -74,7 +73,7 @@ def _called(annotation: Any) -> str:
 
 
 def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
-    """The Shape of a type that only pydantic 1 understands, such as conint(ge=3); None when it does not either."""
+    """The Shape of a type that only pydantic 1 knows, such as conint(ge=3); None if it does not."""
     bases = getattr(annotation, "__mro__", ())
     home = next((one.__module__ for one in bases if one.__module__.startswith("pydantic.")), "pydantic.types")
     pydantic = sys.modules.get(home.rpartition(".")[0])
@@ -84,7 +83,7 @@ def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
     try:
         plain, field = annotation, ...
         for note in getattr(annotation, "__metadata__", ()):
-            if type(note).__name__ == "FieldInfo":  # with a default, it may not stand in Annotated
+            if type(note).__name__ == "FieldInfo":  # with a default, which Annotated refuses
                 plain, field = annotation.__origin__, copy.copy(note)
                 field.default, field.default_factory = ..., None
         holder = pydantic.create_model(name, value=(plain, field))
@@ -109,7 +108,7 @@ def _shape(draft: Draft, found: Schema, name: str, validate: Callable[[bytes], A
     as_sent = _decimals(draft, annotation)
 
     def load(value: JSON) -> Any:
-        # As JSON, so that strict models too take text for a date and an array for a set.
+        # As JSON, so that strict models accept text for a date and an array for a set, too.
         body = encode(as_sent(value))
         if _LARGE.search(body):
             body = encode(_whole(as_sent(value)))
@@ -119,7 +118,7 @@ def _shape(draft: Draft, found: Schema, name: str, validate: Callable[[bytes], A
 
 
 def old_model(draft: Draft, base: Any) -> Shape:
-    # A copy: pydantic hands out its own again.
+    # A copy, as pydantic returns the same object again.
     found = copy.deepcopy(base.schema())
     definitions = found.get("definitions", {})
     for name, inner in _old_models(base).items():
@@ -136,7 +135,7 @@ def old_model(draft: Draft, base: Any) -> Shape:
 
 
 def _old_models(base: Any) -> dict[str, Any]:
-    """All models that a model's schema speaks of, by their name there."""
+    """All models in a model's schema, by their names there."""
     home = next((one.__module__ for one in base.__mro__ if one.__name__ == "BaseModel"), "pydantic.main")
     module = sys.modules.get(home.rpartition(".")[0] + ".schema")
     try:
@@ -147,7 +146,7 @@ def _old_models(base: Any) -> dict[str, Any]:
 
 
 def _correct_old(schema: Schema, base: Any) -> None:
-    """Version 1 says nothing of the null that its optional fields take."""
+    """Adds null for optional fields, which version 1 accepts without saying so."""
     properties = schema.get("properties")
     for field in getattr(base, "__fields__", {}).values():
         name = getattr(field, "alias", None)
@@ -159,7 +158,7 @@ def _correct_old(schema: Schema, base: Any) -> None:
 
 
 def _modern(schema: JSON) -> JSON:
-    """A schema of draft 7 in the words of 2020-12."""
+    """A schema of draft 7 in the keywords of 2020-12."""
     if isinstance(schema, list):
         return [_modern(one) for one in schema]
     if not isinstance(schema, dict):
@@ -172,7 +171,7 @@ def _modern(schema: JSON) -> JSON:
 
 
 def _hoist(draft: Draft, schema: Schema, key: str) -> Schema:
-    """schema with its definitions among the draft's."""
+    """Moves a schema's definitions into the draft's."""
     rename: dict[str, str] = {}
     inner: dict[str, Schema] = schema.pop(key, None) or {}
     prefix = f"#/{key}/"
@@ -188,7 +187,7 @@ def _hoist(draft: Draft, schema: Schema, key: str) -> Schema:
 
 
 def _rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
-    """schema with its references below prefix, of discriminators too, pointing into $defs, renamed."""
+    """Replaces the references below prefix, also of discriminators, by references into $defs with new names."""
     if isinstance(schema, str) and schema.startswith(prefix):
         name = schema[len(prefix):]
         return "#/$defs/" + rename.get(name, name)
@@ -200,8 +199,8 @@ def _rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
 
 
 def _decimals(draft: Draft, annotation: Any) -> Callable[[JSON], JSON]:
-    """A function that puts the texts of numbers where a model has Decimals: pydantic makes
-    those of JSON's numbers out of floats."""
+    """A function that replaces numbers for Decimals in a model by their texts: pydantic makes Decimals of JSON's
+    numbers through floats."""
     if draft.results or not _has_decimal(annotation, set()):
         return lambda value: value
     draft.exact = True
@@ -215,13 +214,13 @@ def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
         return _parts(annotation.__origin__)
     if origin in UNIONS:
         members = [one for one in args if one is not type(None)]
-        # Of several, a text might become another one than the number would.
+        # With several types, a text might become another one than the number would.
         return _parts(members[0]) if len(members) == 1 else (None, ())
     return (annotation, ()) if origin is None else (origin, args)
 
 
 def _named_fields(base: Any) -> dict[str, Any]:
-    """The annotations of a model's fields, by the names that they may be given."""
+    """The annotations of a model's fields, by all their names."""
     found: dict[str, Any] = {}
     fields = getattr(base, "__pydantic_fields__", None) or getattr(base, "__fields__", None)
     for name, field in (fields if isinstance(fields, dict) else {}).items():
@@ -244,7 +243,7 @@ def _has_decimal(annotation: Any, seen: set[Any]) -> bool:
 
 
 def _as_sent(annotation: Any, value: JSON) -> JSON:
-    """value with texts for the numbers of Decimals, as far as it is clear which those are."""
+    """value with texts for the numbers of Decimals, where the types are unambiguous."""
     base, args = _parts(annotation)
     kind = type(value)
     if not isinstance(base, type):
@@ -263,12 +262,11 @@ def _as_sent(annotation: Any, value: JSON) -> JSON:
     return value
 
 
-_LARGE = re.compile(rb"\d{16}\.0|e\+")  # in JSON with a float of 2^53 or more, and seldom in other
+_LARGE = re.compile(rb"\d{16}\.0|e\+")  # in JSON with a float of 2^53 or more, and rarely in other
 
 
 def _whole(value: JSON) -> JSON:
-    """value with the integers that were sent where pydantic, which makes an int
-    of a float, would make another one of it."""
+    """value with the integers that were sent, where pydantic would make another integer of a float."""
     kind = type(value)
     if kind is list:
         return [member(_whole, one, index) for index, one in enumerate(value)]
@@ -284,7 +282,7 @@ def _whole(value: JSON) -> JSON:
 
 
 def _validated(run: Callable[[], Any], value: JSON, name: str, holder: str = "__root__") -> Any:
-    """run(), its refusal as a Mismatch that names the place."""
+    """run(), with its refusal as a Mismatch that names the place."""
     try:
         return run()
     except Exception as failure:
@@ -301,7 +299,7 @@ def _validated(run: Callable[[], Any], value: JSON, name: str, holder: str = "__
                 got = describe(value)
             except (KeyError, IndexError, TypeError):
                 if index + 1 < len(steps) or type(value) is not dict or not str(first.get("type")).endswith("missing"):
-                    continue  # it names a member of a union, which has no place in the value
+                    continue  # the name of a union's member, not of a place in the value
                 got = "nothing"
             place += pointer("", step)
         text = str(first.get("msg") or "refused")
@@ -312,7 +310,7 @@ def _validated(run: Callable[[], Any], value: JSON, name: str, holder: str = "__
 
 
 def field_default(value: Any) -> tuple[bool, Any]:
-    """(is it pydantic's Field(...) in a default's place, the default in it, inspect's empty without one)."""
+    """(whether the default is pydantic's Field(...), the default in it, inspect's empty without one)."""
     kind = type(value)
     if kind.__name__ != "FieldInfo" or not kind.__module__.startswith("pydantic"):
         return False, value
@@ -332,7 +330,7 @@ def alias(notes: Iterable[Any]) -> Any:
 
 
 def filler(field: Any, default: Any) -> Callable[[], Any] | None:
-    """A function that gives a parameter its default when Field(...) stands in its place."""
+    """A function that returns a parameter's default from its Field(...)."""
     if default is inspect.Parameter.empty:
         return None
     return getattr(field, "default_factory", None) or (lambda: default)

@@ -25,18 +25,18 @@ if typing.TYPE_CHECKING:
     from .draft import Draft, Namespace
     from .shapes import Dump, Load, Schema
 
-_NONE: Any = inspect.Parameter.empty  # in a default's place
+_NONE: Any = inspect.Parameter.empty  # in place of a default
 
 
 class _Record:
-    """The fields of one class, as they are found."""
+    """The collected fields of one class."""
 
     def __init__(self, draft: Draft, base: Any, where: str) -> None:
         self._draft = draft
         self._base = base
         self._where = where
         _, self._texts = parse_docstring(inspect.getdoc(base) if base.__doc__ else "", attributes=True)
-        # The class that annotates a field: names are looked up in its module.
+        # The class that annotates a field: its module has the names.
         self._owners = {name: owner for owner in reversed(base.__mro__) for name in _own_annotations(owner)}
         self._bindings = draft.bindings(base)
         self._fields: dict[str, Shape] = {}
@@ -44,13 +44,13 @@ class _Record:
         self._required: list[str] = []
 
     def shape(self, name: str, annotation: Any, owner: type[Any] | None = None) -> Shape:
-        """The Shape of a field, of this class or of one that it inherits from."""
+        """The Shape of a field of this class or of a base class."""
         owner = owner or self._owners.get(name, self._base)
         draft, names = self._draft, self._draft.names_of(owner)
         return draft.field(annotation, f"{self._where}.{name}", names, self._bindings.get(owner, {}))
 
     def add(self, name: str, shape: Shape, required: bool, default: Any = _NONE, text: Any = None) -> None:
-        """Takes a field; text describes it, where that is known besides the class's own documentation."""
+        """Adds a field. text describes it, if it has a text besides the class's documentation."""
         extra: Schema = {}
         text = text if isinstance(text, str) else self._texts.get(name)
         if text and "description" not in shape.schema:
@@ -66,8 +66,8 @@ class _Record:
     def done(
         self, make: Load | None, read: Callable[[Any], Iterable[tuple[str, Any]]], instance: type[Any]
     ) -> Shape:
-        """The Shape of a closed object with these fields. make builds the Python value of a dict, None: it is
-        one; read gives the fields of an instance."""
+        """The Shape of a closed object with these fields. make builds the Python value from a dict; None: the dict is
+        the value. read returns the fields of an instance."""
         title, fields, required = self._base.__name__, self._fields, self._required
         schema: Schema = {"type": "object", "properties": self._properties}
         if required:
@@ -101,7 +101,7 @@ class _Record:
 
 
 def typed_dict(draft: Draft, base: Any, where: str) -> Shape:
-    """The Shape of a TypedDict, of this module's or of typing_extensions'."""
+    """The Shape of a TypedDict of this module or of typing_extensions."""
     record, bindings = _Record(draft, base, where), draft.bindings(base)
     annotations: dict[str, tuple[Any, Namespace, Namespace]] = {}
     for parent in reversed(_typed_dict_parents(base)):
@@ -117,7 +117,7 @@ def typed_dict(draft: Draft, base: Any, where: str) -> Shape:
         while marker == "ReadOnly" or hasattr(inner, "__metadata__"):
             inner = typing.get_args(inner)[0]
             marker = getattr(typing.get_origin(inner), "_name", None)
-        # __required_keys__ misses what a text annotation says.
+        # __required_keys__ ignores text annotations.
         needed = name in keys if keys is not None else getattr(base, "__total__", True)
         needed = marker == "Required" if marker in ("Required", "NotRequired") else needed
         shape = draft.anything()
@@ -153,9 +153,9 @@ def data_class(draft: Draft, base: Any, where: str) -> Shape:
 
 
 def _made_by_dataclass(owner: Any, base: Any) -> bool:
-    """Whether the fields of a dataclass are the arguments of its __init__, which is owner's."""
+    """Whether the fields of a dataclass are the arguments of its __init__, which owner defines."""
     written = getattr(inspect.unwrap(vars(owner)["__init__"]), "__code__", None)
-    # A function that dataclasses has made has no file.
+    # A function made by dataclasses has no file.
     own = written is not None and written.co_filename == "<string>"
     return hasattr(base, "__pydantic_validator__") or own and (
         getattr(owner, "__dataclass_fields__", None) is base.__dataclass_fields__
@@ -163,7 +163,7 @@ def _made_by_dataclass(owner: Any, base: Any) -> bool:
 
 
 def _parameters_of(owner: Any, draft: Draft, record: _Record, where: str) -> None:
-    """The fields of a dataclass that is made by an __init__ of its author's."""
+    """The fields of a dataclass with its author's own __init__."""
     init = inspect.unwrap(vars(owner)["__init__"])
     for one in list(inspect.signature(init).parameters.values())[1:] if hasattr(init, "__code__") else ():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
@@ -175,7 +175,7 @@ def _parameters_of(owner: Any, draft: Draft, record: _Record, where: str) -> Non
 
 def attrs_class(draft: Draft, base: Any, where: str) -> Shape:
     record = _Record(draft, base, where)
-    real: dict[str, str] = {}  # the name as an argument -> the attribute's
+    real: dict[str, str] = {}  # the name as an argument -> the attribute's name
     for field in base.__attrs_attrs__:
         if not (field.init or draft.results):
             continue
@@ -190,7 +190,7 @@ def attrs_class(draft: Draft, base: Any, where: str) -> Shape:
 
 
 def named_tuple(draft: Draft, base: Any, where: str) -> Shape:
-    """The Shape of a NamedTuple: an array with a title per place."""
+    """The Shape of a NamedTuple: an array with a title per position."""
     record = _Record(draft, base, where)
     annotations = {name: one for owner in reversed(base.__mro__) for name, one in _own_annotations(owner).items()}
     items = []
@@ -212,8 +212,7 @@ def _typed_dict_parents(base: type[Any]) -> list[type[Any]]:
 
 
 def _own_annotations(base: Any, inherit: bool = False) -> dict[str, Any]:
-    """The class's own annotations, unresolved names left as they are. A
-    TypedDict's own are those of its parents too."""
+    """The class's own annotations, with unresolved names. Those of a TypedDict include its parents'."""
     if sys.version_info >= (3, 14):
         import annotationlib
 

@@ -1,8 +1,8 @@
-"""Secrets of the index, kept out of every text that is made for people.
+"""Removes secrets of the index from every text for people.
 
-The agent says which texts stand for them (executor/internal/output/redact.go): as they are, in a repr, in JSON, in a
-URL and in base64. Here they are cut out of what a worker says, before that is cut to its size. Results and items are
-the caller's data and are never touched.
+The agent sends the forms of each secret (executor/internal/output/redact.go): plain, in a repr, in JSON, in a URL and
+in base64. They are removed here before a worker's text is cut to its size. Results and items are the caller's data and
+are never changed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..wire.frames import JSON
 
-MARK = "***"  # what stands in the place of a secret; the Go side says the same
+MARK = "***"  # replaces a secret; the same as on the Go side
 
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None
-_edges: dict[str, tuple[int, int]] = {}  # of what is known in base64: characters beside it that hold a part
+_edges: dict[str, tuple[int, int]] = {}  # for base64 forms: neighbouring characters that hold a part of the secret
 _BASE64 = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_")
 
 
 def use(forms: dict[str, JSON] | None) -> None:
-    """Takes what no text may show from here on, output.Forms of the agent."""
+    """Sets the texts to remove from now on, output.Forms of the agent."""
     global _pattern
     if not forms:
         return
@@ -45,7 +45,7 @@ def _cut(pattern: re.Pattern[str], value: str) -> str:
     at = 0
     for match in pattern.finditer(value):
         start, end = match.span()
-        # Not in the pattern: it is quick as long as it is made of plain texts.
+        # Not in the pattern: a pattern of plain texts alone is fast.
         ahead, behind = _edges.get(match.group(), (0, 0))
         if ahead and start > at and value[start - 1] in _BASE64:
             start -= 1
@@ -57,7 +57,7 @@ def _cut(pattern: re.Pattern[str], value: str) -> str:
 
 
 def tree(value: Any) -> Any:
-    """A JSON value without secrets, keys and numbers included."""
+    """A JSON value without secrets, also in keys and numbers."""
     if _pattern is None:
         return value
     kind = type(value)

@@ -1,8 +1,8 @@
-"""From a signature to a JSON Schema, and to the conversions that belong to it.
+"""From a signature to a JSON Schema, and to its conversions.
 
-Every annotation becomes a Shape: the schema that callers see, how a JSON value that fits it becomes the Python value
-the function expects, and how a result is written. What is not understood becomes an open schema and a warning: a tool
-is never lost to an annotation.
+Every annotation becomes a Shape: the schema for callers, the conversion of a JSON value to the Python value that the
+function expects, and the writing of a result. An unknown annotation becomes an open schema and a warning: the tool is
+still served.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if typing.TYPE_CHECKING:
 
 
 _EMPTY = inspect.Parameter.empty
-_INLINE = 1000  # characters of a schema that is written again where it is used again
+_INLINE = 1000  # max characters of a schema that is repeated where it is used again
 
 
 _OPEN = (typing.Any, object, inspect.Signature.empty)
@@ -66,7 +66,7 @@ _ARRAYS: dict[Any, Callable[[list[Any]], Any]] = {
 }
 _DICTS = {dict, abc.Mapping, abc.MutableMapping, collections.OrderedDict, collections.defaultdict}
 _STREAMS = _ITERATORS | {abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable, abc.Iterable}
-# A marker by name, so that typing_extensions' own copies are known too.
+# A marker by name, so that the copies of typing_extensions are known, too.
 _QUALIFIERS = {"Required", "NotRequired", "ReadOnly", "Final", "ClassVar"}
 
 
@@ -79,17 +79,17 @@ class Builder(Draft):
         self._open: dict[Any, Shape] = {}  # class or alias under construction -> its late Shape
         self._recursive: set[Any] = set()
         self._made: dict[Any, Shape] = {}  # class or alias -> its Shape, once made
-        self._moved: dict[int, Schema] = {}  # id of a schema that stands in $defs -> the reference to it
-        self._texts: list[Any] = []  # what texts and forward references around where we are stand for
-        self._own: Any = None  # the class that Self means where we are
+        self._moved: dict[int, Schema] = {}  # id of a schema in $defs -> the reference to it
+        self._texts: list[Any] = []  # the resolved texts and forward references around the current type
+        self._own: Any = None  # the class that Self means at this point
 
     def turn(self) -> None:
-        """From here on, what is described is a result."""
+        """From now on, the described types are results."""
         self.results = True
         self.defs, self._names, self._recursive, self._made, self._moved = {}, {}, set(), {}, {}
 
     def shape(self, annotation: Any, where: str, namespace: Namespace | None = None) -> Shape:
-        """The Shape of an annotation. where names the place for warnings."""
+        """The Shape of an annotation. where is the place for warnings."""
         namespace = self.namespace if namespace is None else namespace
         text = getattr(annotation, "__forward_arg__", annotation)
         annotation = self.resolve(annotation, namespace, where)
@@ -117,7 +117,7 @@ class Builder(Draft):
         return self.anything()
 
     def _forward(self, text: str, annotation: Any, where: str, namespace: Namespace) -> Shape | None:
-        """The Shape of a text's annotation. Inside itself, as in an alias of JSON, it has a name."""
+        """The Shape of a text annotation. Inside itself, as in a recursive alias, it gets a name."""
         if annotation in self._texts:
             if text.isidentifier() and text not in {*self._names.values(), *self.defs}:
                 self._names.setdefault(annotation, text)
@@ -211,7 +211,7 @@ class Builder(Draft):
         return models.adapted(self, annotation)
 
     def _inside(self, parameters: Sequence[Any], alias: Any, build: Callable[[], Shape], own: Any = None) -> Shape:
-        """build(), with the arguments of alias in the place of type variables; own is what Self means in it."""
+        """build(), with the arguments of alias for its type variables; own is the class that Self means in it."""
         outside, outer = self._bound, self._own
         self._bound = self.given(parameters, typing.get_args(alias))
         self._own = own
@@ -221,7 +221,7 @@ class Builder(Draft):
             self._bound, self._own = outside, outer
 
     def _subclass(self, base: type[Any], parent: type[Any], where: str, namespace: Namespace) -> Shape:
-        """A class of the index's own below a basic one: made of what that would be."""
+        """A class of the index derived from a basic one: built from the basic value."""
         basic: Any = parent
         bindings = self.bindings(base)
         for owner, bound in bindings.items():
@@ -252,7 +252,7 @@ class Builder(Draft):
         return choice(pairs, "one of the listed values", dump if written else None)
 
     def _flag(self, base: type[enum.Flag]) -> Shape:
-        """A set of flags travels as their sum."""
+        """A set of flags is transferred as its sum."""
         every = 0
         for member in base:
             every |= member.value
@@ -276,7 +276,7 @@ class Builder(Draft):
             raise TypeError("it has no members")
         if all(carried(member.value) for member in members):
             return choice([(member.value, member) for member in members], f"a value of {base.__name__}")
-        # A subclass of str or int as a value is fine, anything else goes by name.
+        # A subclass of str or int is transferred by value, any other by name.
         plains = [plain(member.value) for member in members]
         if all(map(carried, plains)):
             return choice(zip(plains, members, strict=True), f"a value of {base.__name__}")
@@ -304,8 +304,7 @@ class Builder(Draft):
         return either(shapes)
 
     def settled(self, schema: Schema) -> Schema:
-        """schema with its $defs; what went there only when it was used again is
-        referred to where it was used first, too."""
+        """schema with its $defs. A type that moved there at its second use is a reference at its first use, too."""
         made: Schema = {key: self._refer(one) for key, one in schema.items()}
         if self.defs:
             made["$defs"] = {
@@ -323,12 +322,12 @@ class Builder(Draft):
         return schema
 
     def _named(self, base: Any, where: str, build: Callable[[], Shape]) -> Shape:
-        """Builds the Shape of something that may refer to itself: what does becomes a $ref, what does not stays inline,
-        unless it is long and used again: a schema must not grow with each use of what is in it."""
+        """Builds the Shape of a type that may refer to itself. A recursive type becomes a $ref. Any other stays inline,
+        unless it is long and used again: a schema must not grow with each use of an inner type."""
         if base in self._open:
             self._recursive.add(base)
             return self._open[base]
-        made: Shape  # set below; a default that needs it before is not shown, see show_default
+        made: Shape  # set below; show_default does not show a default that needs it earlier
         if base in self._made:
             made = self._made[base]
             if "$ref" in made.schema or len(encode(made.schema)) <= _INLINE:
@@ -366,14 +365,14 @@ def _name(annotation: Any) -> str:
 
 
 def _plain_name(annotation: Any) -> str:
-    """A name for $defs: of a class, with its arguments'."""
+    """A name for $defs: that of a class with its arguments."""
     args = "".join(f"_{_plain_name(one)}" for one in typing.get_args(annotation))
     return re.sub(r"\W+", "_", f"{_name(typing.get_origin(annotation) or annotation)}{args}")
 
 
 def signature(function: Callable[..., Any], kind: str = "") -> Signature:
-    """The Signature of a tool, which runs as kind_of says, or kind. Raises ValueError
-    when it has none (some builtins)."""
+    """The Signature of a tool of the given kind, or of kind_of's. Raises ValueError if the tool has none (some
+    builtins)."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -454,8 +453,8 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
         if kind != "varargs" and default is not _EMPTY:
             is_field, inner_default = models.field_default(default)
             if is_field:
-                # Field(...) in a default's place: what it says holds, and what
-                # it holds is the default, which the function itself would not take.
+                # Field(...) as a default: its constraints apply, and its value is the default, as the function itself
+                # would not accept it.
                 whole: Any = typing.Annotated[annotation if annotation is not _EMPTY else typing.Any, default]
                 shape, extra = notes.read(builder, shape, (default,), whole, name)
                 default, fill = inner_default, models.filler(default, inner_default)
@@ -479,7 +478,7 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
     schema, exact = builder.settled(schema), builder.exact
     output: Schema | None = None
     dump: Dump | None = None
-    # A class gives one of itself: what its __init__ returns is None.
+    # A class returns an instance of itself: its __init__ returns None.
     returns = found.return_annotation if built is None else built
     if returns is not inspect.Signature.empty:
         returns = _item(builder.resolve(returns, namespace, "the return value"), running)
@@ -499,8 +498,8 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
 
 
 def _taken(function: Callable[..., Any], found: inspect.Signature) -> inspect.Signature:
-    """The signature of a wrapper: that of the function in it, unless its own, without *args and **kwargs, has another
-    number of parameters. The inner one may still have their annotations."""
+    """The signature of a wrapper: that of the function in it, unless the wrapper's own, without *args and **kwargs, has
+    another number of parameters. The inner one may still have their annotations."""
     if not hasattr(function, "__wrapped__") or not inspect.isfunction(function) or hasattr(function, "__signature__"):
         return found
     own, known = inspect.signature(function, follow_wrapped=False), found.parameters
@@ -515,8 +514,8 @@ def _taken(function: Callable[..., Any], found: inspect.Signature) -> inspect.Si
 
 
 def _item(returns: Any, kind: str) -> Any:
-    """The type of a call's result, or of each item of a stream, by the annotation of the
-    return value; UNRESOLVED when nothing is known of it."""
+    """The type of a call's result, or of each item of a stream, from the annotation of the return value; UNRESOLVED if
+    unknown."""
     origin, arguments = typing.get_origin(returns), typing.get_args(returns)
     if kind in ("generator", "async_generator"):
         if origin in _STREAMS:
@@ -529,7 +528,7 @@ def _item(returns: Any, kind: str) -> Any:
 
 
 def kind_of(function: Callable[..., Any]) -> str:
-    """How a function is run: sync, async, generator or async_generator."""
+    """The kind of a function: sync, async, generator or async_generator."""
     while hasattr(function, "func") and not inspect.isfunction(function) and type(function).__name__ == "partial":
         function = function.func
     if not (inspect.isfunction(function) or inspect.ismethod(function) or inspect.isclass(function)):
@@ -544,7 +543,7 @@ def kind_of(function: Callable[..., Any]) -> str:
 
 
 def _wraps_generator(function: Callable[..., Any]) -> bool:
-    """Whether a decorated function hands on the items of a generator, as far as that can be told."""
+    """Whether a decorated function passes on the items of a generator, as far as that is visible."""
     try:
         inner = inspect.unwrap(function)
     except ValueError:  # it wraps itself
@@ -553,8 +552,8 @@ def _wraps_generator(function: Callable[..., Any]) -> bool:
 
 
 def _keep_json(made: Signature) -> None:
-    """A schema that JSON cannot carry, which only a library or a class of the
-    index's own brings, must not take the whole index along."""
+    """Replaces a schema that is not JSON, which only a library or a class of the index can produce: it must not break
+    the whole index."""
     properties = made.input_schema["properties"]
     for name in [name for name, one in properties.items() if not is_json(one)]:
         properties[name] = {}

@@ -1,7 +1,5 @@
-"""Shapes of the values that JSON writes as a scalar: numbers, text, and what has a text of its own like dates; and
-closed sets of scalars. Below them, what the Builder of schema puts around the Shapes that it makes of these, and the
-Shape of a value that has one of several.
-"""
+"""Shapes of JSON scalars: numbers, text, and types with a text form such as dates; closed sets of scalars; unions. Also
+the helpers that the Builder of schema applies to Shapes."""
 
 from __future__ import annotations
 
@@ -31,24 +29,24 @@ if TYPE_CHECKING:
     Load: TypeAlias = Callable[[JSON], Any]  # raises Mismatch
     Dump: TypeAlias = Callable[[Any], Any]
 
-_EXACT = 1 << 53  # below it each integer is a double of its own, and no other number's
+_EXACT = 1 << 53  # below it each integer has a double of its own
 
 
-UNRESOLVED: Any = object()  # in an annotation's place: it names what does not exist
+UNRESOLVED: Any = object()  # in place of an annotation with a name that does not exist
 
 
-# Uses of a text, see Shape.texts.
-KEPT, MADE, LISTED = 1, 2, 4  # it is the str; something is made of it; it is one of a closed set
-_INSIDE = 3  # by so many bits, when that is so of the texts in it
+# How a Shape uses a text, see Shape.texts.
+KEPT, MADE, LISTED = 1, 2, 4  # the str itself; a value made from it; a member of a closed set
+_INSIDE = 3  # shift of these bits for texts inside the value
 KEEPS, MAKES = KEPT | KEPT << _INSIDE, MADE | MADE << _INSIDE
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Shape:
-    """One annotation: its schema; load, which makes the Python value of a JSON value and raises Mismatch; same,
-    whether that is the JSON value itself; dump (None: encode as it is); expected (the words of messages); texts
-    (what becomes of a text, or of those inside: a union gives them to the member that keeps them); order (which
-    member of a union has a value that several take); fields (of a record, what becomes of the texts inside each)."""
+    """The Shape of one annotation. schema is its JSON schema. load makes the Python value from a JSON value and raises
+    Mismatch; same says that both are equal. dump writes a value (None: unchanged). expected has the words for messages.
+    texts says how texts, also inner ones, are used: a union gives a text to the member that keeps it. order decides
+    between members of a union that accept the same value. fields has texts per field of a record."""
 
     schema: Schema
     expected: str
@@ -71,7 +69,7 @@ class Shape:
 
 
 def inside(*shapes: Shape) -> int:
-    """The texts of what holds values of these Shapes."""
+    """The texts of a container of these Shapes."""
     found = 0
     for shape in shapes:
         found |= (KEPT << _INSIDE if shape.texts & KEEPS else 0) | (MADE << _INSIDE if shape.texts & MAKES else 0)
@@ -79,8 +77,7 @@ def inside(*shapes: Shape) -> int:
 
 
 def sure(value: float) -> int | None:
-    """The integer that was sent as a float without a fraction; None when it may
-    have been another one, of which the float is only the nearest."""
+    """The integer that was sent as a float without a fraction; None if the float may only be the nearest one."""
     whole = int(value)
     if -_EXACT < whole < _EXACT:
         return whole
@@ -89,7 +86,7 @@ def sure(value: float) -> int | None:
 
 
 def _load_int(value: JSON) -> int:
-    """An integer, also when it was written 1.0."""
+    """An integer, also in the form 1.0."""
     if type(value) is int:
         return value
     if type(value) is float and value.is_integer():
@@ -102,7 +99,7 @@ def _load_int(value: JSON) -> int:
 
 
 def _load_float(value: JSON) -> float:
-    """A number as a float, if a float can hold it."""
+    """A number as a float, if a float can represent it."""
     if type(value) is float:
         return value
     if type(value) is int:
@@ -110,12 +107,12 @@ def _load_float(value: JSON) -> float:
             made = float(value)
         except OverflowError:
             return value
-        return made if made == value else value  # what a float cannot hold stays the int it is
+        return made if made == value else value  # otherwise it stays an int
     raise Mismatch("number", describe(value))
 
 
 def _load_timedelta(value: JSON) -> datetime.timedelta:
-    _load_float(value)  # refuses what is no number
+    _load_float(value)  # refuses other types than numbers
     try:
         if type(value) is int:
             return datetime.timedelta(seconds=value)
@@ -128,7 +125,7 @@ def _load_timedelta(value: JSON) -> datetime.timedelta:
 
 
 def _only(kind: type[Any], expected: str) -> Load:
-    """The loader of what arrives as it is sent."""
+    """The loader of a type whose JSON value is the Python value."""
 
     def load(value: JSON) -> Any:
         if type(value) is not kind:
@@ -139,7 +136,7 @@ def _only(kind: type[Any], expected: str) -> Load:
 
 
 def from_text(make: Callable[[str], Any], expected: str, hint: str = "") -> Load:
-    """A loader that makes its value of a text, and says what is expected of it."""
+    """A loader that makes its value from a text. expected is for messages."""
 
     def load(value: JSON) -> Any:
         if type(value) is not str:
@@ -176,19 +173,19 @@ _TIME = re.compile(r"(\d\d:\d\d(?::\d\d)?)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)?", re
 
 
 def _time_text(text: str) -> str:
-    """A time of day of RFC 3339, its offset left out or not, as each version of Python reads it."""
+    """A time of day of RFC 3339, with or without offset, in the form that each version of Python reads."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError(text)
     clock, fraction, offset = match.groups()
     if fraction is not None and fraction[6:].strip("0"):
-        raise ValueError(text)  # finer than Python's microseconds: cut, it would be another time
+        raise ValueError(text)  # finer than Python's microseconds: cutting would change the time
     made = clock if fraction is None else f"{clock}.{fraction[:6]:0<6}"
     return made + ("+00:00" if offset in ("Z", "z") else offset or "")
 
 
 def _datetime(text: str) -> datetime.datetime:
-    # A date alone is a date: a union of both must tell them apart.
+    # A date alone is no datetime: a union of both must tell them apart.
     if text[10:11] not in ("T", "t", " "):
         raise ValueError(text)
     return datetime.datetime.fromisoformat(f"{_date_text(text[:10])}T{_time_text(text[11:])}")
@@ -204,7 +201,7 @@ def _date_text(text: str) -> str:
 
 
 def _text(expected: str, make: Callable[[str], Any], hint: str = "", **schema: JSON) -> Callable[[], Shape]:
-    """A function that makes the Shape of a value that travels as text."""
+    """A function that makes the Shape of a type with a text form."""
     load = from_text(make, expected, hint)
     return lambda: Shape({"type": "string", **schema}, expected, load, order=4, texts=MADE)
 
@@ -256,7 +253,7 @@ JSON_TYPES: dict[type[Any], str] = {str: "string", int: "integer", float: "numbe
 
 
 def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None = None) -> Shape:
-    """A Shape of a closed set: pairs of (JSON scalar, Python value)."""
+    """The Shape of a closed set: pairs of (JSON scalar, Python value)."""
     table: dict[tuple[type[Any], JSON], Any] = {}
     for raw, value in pairs:
         table.setdefault((type(raw), raw), value)
@@ -269,7 +266,7 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
         if kind in JSON_TYPES:
             if (kind, value) in table:
                 return table[kind, value]
-            # 1 and 1.0 are one number in JSON, true is none.
+            # 1 and 1.0 are the same number in JSON, true is no number.
             other: Any = None
             if kind is float and value.is_integer():
                 other = int, sure(value)
@@ -284,12 +281,12 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
 
 
 def carried(value: Any) -> bool:
-    """Whether JSON carries a scalar as it is."""
+    """Whether JSON can represent a scalar unchanged."""
     return type(value) in JSON_TYPES and not (type(value) is float and not math.isfinite(value))
 
 
 def plain(value: Any) -> Any:
-    """A value of a scalar's subclass as the scalar itself."""
+    """A value of a scalar's subclass as the basic type."""
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
@@ -297,7 +294,7 @@ def plain(value: Any) -> Any:
 
 
 def guard(load: Load, base: type[Any]) -> Load:
-    """A class's own refusal in __init__ is about the arguments."""
+    """Turns a class's own refusal in __init__ into one of the arguments."""
 
     def guarded(value: JSON) -> Any:
         try:
@@ -309,15 +306,14 @@ def guard(load: Load, base: type[Any]) -> Load:
 
 
 def dump_only(base: type[Any], dump: Dump | None) -> Dump | None:
-    """dump for instances of base; what else a tool returns is encoded as it is."""
+    """dump for instances of base; other values are encoded unchanged."""
     if dump is None:
         return None
     return lambda value: dump(value) if isinstance(value, base) else value
 
 
 def show_default(value: Any, shape: Shape, extra: Schema) -> bool:
-    """Puts a default into the schema when JSON can carry it unchanged; False when
-    it is none of the values that the schema takes."""
+    """Adds a default to the schema if JSON can represent it unchanged; False if the schema does not accept it."""
     try:
         if isinstance(value, enum.Enum) and "enum" in shape.schema:
             value = value.value if value.value in shape.schema["enum"] else value.name
@@ -335,7 +331,7 @@ def show_default(value: Any, shape: Shape, extra: Schema) -> bool:
 
 
 def is_json(value: Any) -> bool:
-    """Whether a value can stand in a schema."""
+    """Whether a value may be part of a schema."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -344,7 +340,7 @@ def is_json(value: Any) -> bool:
 
 
 def either(shapes: list[Shape]) -> Shape:
-    """The Shape of a value that has one of several."""
+    """The Shape of a union."""
     if len(shapes) == 1:
         return shapes[0]
     members: list[Schema] = []
@@ -355,12 +351,12 @@ def either(shapes: list[Shape]) -> Shape:
     schema: Schema = {} if {} in members else {"anyOf": members}
     expected = " or ".join(dict.fromkeys(shape.expected for shape in shapes))
     ordered = _ordered(shapes)
-    # A number keeps the type it came with where both are taken.
+    # A number keeps its type where both are accepted.
     of_float = sorted(ordered, key=lambda shape: shape.order != _FLOAT)
     records = any(shape.fields for shape in shapes)
 
     def load(value: JSON) -> Any:
-        deepest: Mismatch | None = None  # the words of the member that came furthest
+        deepest: Mismatch | None = None  # the message of the member that matched the most
         of_dict = _ordered(shapes, value) if records and type(value) is dict else ordered
         for shape in of_float if type(value) is float else of_dict:
             try:
@@ -391,9 +387,8 @@ def either(shapes: list[Shape]) -> Shape:
 
 
 def _ordered(shapes: list[Shape], value: Iterable[str] | None = None) -> list[Shape]:
-    """The members in the order in which they may have a value. A text is the str that was sent wherever one of them is
-    a str: nothing that could be made of it goes first, and a closed set only if its author wrote it first. Of a record
-    only the fields count that the value has."""
+    """The members in the order of preference for a value. If one of them is a str, a text stays a str: no conversion
+    goes first, and a closed set only if its author wrote it first. Of a record only the fields in the value count."""
     texts = [shape.texts for shape in shapes]
     if value is not None:
         for at, shape in enumerate(shapes):

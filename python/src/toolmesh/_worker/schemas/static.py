@@ -1,4 +1,4 @@
-"""The documentation of tools that cannot be imported, read from an index's source: no code runs for it."""
+"""The documentation of tools that cannot be imported, read from an index's source without running code."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LARGEST_FILE, LARGEST_TEXT = 2 << 20, 1 << 18  # bytes; characters of one descri
 
 
 def documentation(folders: Sequence[str], name: str) -> str:
-    """The description in the docstring of module.function, in the first of the folders that has the module; empty
-    where the source shows none."""
+    """The description in the docstring of module.function, in the first of the folders with the module; empty if the
+    source has none."""
     home, _, attribute = name.rpartition(".")
     tree = _module(tuple(folders), home)
     try:
@@ -31,7 +31,7 @@ def documentation(folders: Sequence[str], name: str) -> str:
     return text if len(text) <= LARGEST_TEXT else ""
 
 
-@functools.lru_cache(maxsize=1)  # the tools of a module follow each other
+@functools.lru_cache(maxsize=1)  # tools of the same module follow each other
 def _module(folders: tuple[str, ...], name: str) -> ast.Module | None:
     if not all(map(str.isidentifier, name.split("."))):
         return None
@@ -39,7 +39,7 @@ def _module(folders: tuple[str, ...], name: str) -> ast.Module | None:
         for last in ("/__init__.py", ".py"):
             real = os.path.realpath(os.path.join(folder, *name.split(".")) + last)
             if not real.startswith(os.path.join(os.path.realpath(folders[0]), "")) or not os.path.isfile(real):
-                continue  # no link leads out of the index
+                continue  # links must not lead out of the index
             try:
                 with open(real, "rb") as file, warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -51,7 +51,7 @@ def _module(folders: tuple[str, ...], name: str) -> ast.Module | None:
 
 
 def _function(statements: Iterable[ast.stmt], name: str) -> Function | None:
-    """The last function of this name, whatever conditions hold."""
+    """The last function of this name, whatever its conditions."""
     found: Function | None = None
     for one in statements:
         if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -1,7 +1,7 @@
-"""Values between JSON and Python: results out, arguments in.
+"""Conversion between JSON and Python values: results out, arguments in.
 
-A result is encoded by the C encoder in one go. Only when it refuses, the value
-is walked to name the offending place. Nothing is ever replaced by its repr.
+The C encoder encodes a result in one go. Only if it refuses, the value is walked to name the offending place. No value
+is ever replaced by its repr.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from . import files
 if TYPE_CHECKING:
     from ..wire.frames import JSON
 
-_BUILT_IN, _SLOT = type(dict[str, int]().items), type(list.__iter__)  # of methods that are written in C
+_BUILT_IN, _SLOT = type(dict[str, int]().items), type(list.__iter__)  # types of methods written in C
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _STRINGS = frozenset((str,))
-_ARRAY_LIMIT = 1_000_000  # elements of an array, a frame or what only looks like a list that become JSON
-_DEPTH = 5000  # levels that are written when a tool has raised Python's own limit
-_MISSING = ("NaTType", "NAType")  # what pandas has where nothing is
-_SHOWN = 80  # characters of a key in a path
+_ARRAY_LIMIT = 1_000_000  # max elements of an array, a frame or a list-like object
+_DEPTH = 5000  # max levels, even if a tool has raised Python's own limit
+_MISSING = ("NaTType", "NAType")  # missing values of pandas
+_SHOWN = 80  # max characters of a key in a path
 
 
 class Mismatch(Exception):
-    """An argument does not fit what the signature says. pointer is the JSON pointer of its place."""
+    """An argument does not match the signature. pointer is the JSON pointer of its place."""
 
     def __init__(self, expected: str, got: str, message: str | None = None, pointer: str = "") -> None:
         self.pointer = pointer
@@ -55,7 +55,7 @@ class Mismatch(Exception):
 
 
 class NotSerializable(Exception):
-    """A result that JSON cannot carry. path names the place, like result.items[3]."""
+    """A result that JSON cannot represent. path names the place, like result.items[3]."""
 
     def __init__(self, path: str, message: str, type_name: str = "") -> None:
         self.path = path
@@ -91,14 +91,14 @@ def pointer(parent: str, key: object) -> str:
 
 
 def needed(name: str, kind: JSON) -> Mismatch:
-    """The Mismatch of a missing member. kind is the type that its schema names, or a text; empty: any."""
+    """The Mismatch of a missing member. kind is the type in its schema, or a text; empty: any."""
     kind = " or ".join(kind) if type(kind) is list else kind
     return Mismatch(kind or "a value", "nothing", f"{name} is required: {kind}" if kind else f"{name} is required",
                     pointer("", name))
 
 
 def member(load: Callable[[JSON], Any], value: JSON, key: object) -> Any:
-    """load(value) of what stands at key of something: a Mismatch names the place there."""
+    """load(value) for the member at key: a Mismatch names that place."""
     try:
         return load(value)
     except Mismatch as failure:
@@ -110,8 +110,7 @@ def member(load: Callable[[JSON], Any], value: JSON, key: object) -> Any:
 
 
 def _check(value: Any) -> None:
-    """Refuses objects whose keys are not all text but could be told apart only
-    before they became text: {1: a, "1": b}. The C encoder does not notice."""
+    """Refuses objects with keys that are equal only as text: {1: a, "1": b}. The C encoder does not notice."""
     kind = type(value)
     if kind is dict:
         if len(value) < 16:
@@ -137,15 +136,15 @@ def _check(value: Any) -> None:
             return
         elif _own_items(value):
             raise _Refused("gives its items itself")
-    # Long and flat is common: tables of numbers cost by the kind, not by the item.
+    # Long and flat values are common: tables of numbers are checked by type, not by item.
     if set(map(type, value)) - _SCALARS:
         for child in value:
             _check(child)
 
 
 def _own_items(value: Any) -> bool:
-    """Whether a subclass of list, tuple or dict has methods of its own that the
-    encoder would ask for the items: they may be endless, so convert asks first."""
+    """Whether a subclass of list, tuple or dict has its own methods for its items: they may be endless, so convert must
+    handle it before the encoder."""
     if isinstance(value, dict):
         return type(value.items) is not _BUILT_IN
     return type(type(value).__iter__) is not _SLOT
@@ -161,7 +160,7 @@ def _check_keys(value: Iterable[Any]) -> None:
 
 
 def _key_text(key: object) -> object:
-    """The text that a key becomes in JSON; the key itself where it becomes none."""
+    """The text of a key in JSON; the key itself if it has none."""
     if isinstance(key, str):
         return str.__str__(key)
     if key is None:
@@ -239,7 +238,7 @@ def convert(value: Any) -> Any:
     if isinstance(value, abc.Mapping):
         keys = _few(value)
         held = {key: value[key] for key in keys}
-        if len(held) < max(len(keys), len(value)):  # multidict counts all and names each once
+        if len(held) < max(len(keys), len(value)):  # multidict counts all and names each key once
             raise TypeError(f"is a {kind.__name__} that has one key more than once; JSON keys stand once")
         return held
     if isinstance(value, (abc.Sequence, abc.Set, abc.ValuesView, collections.deque)) or kind.__module__ == "array":
@@ -248,12 +247,12 @@ def convert(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """A scalar or an array of numpy and the like as what Python has for it."""
+    """A scalar or an array of numpy and similar libraries as Python values."""
     dtype: Any = getattr(value, "dtype", None)
     kind, names = getattr(dtype, "kind", ""), getattr(dtype, "names", None)
     if names or kind in ("M", "m"):
-        # Asked for all at once numpy gives times that datetime cannot hold, of
-        # nanoseconds or far away, as bare numbers without their unit.
+        # Converted all at once, numpy returns times that datetime cannot represent (nanoseconds, or far away) as
+        # numbers without a unit.
         one = isinstance(value, dtype.type)
         if one and not names:
             made = value.tolist()
@@ -268,7 +267,7 @@ def _listed(value: Any) -> Any:
 
 
 def _few(value: Any, items: Any = None) -> list[Any]:
-    """The items of what only looks like a list: it may be endless."""
+    """The items of a list-like object, which may be endless."""
     taken = list(itertools.islice(iter(value if items is None else items), _ARRAY_LIMIT + 1))
     if len(taken) > _ARRAY_LIMIT:
         raise TypeError(f"is a {type(value).__name__} of more than {_ARRAY_LIMIT} elements")
@@ -284,8 +283,8 @@ def _items(value: list[Any] | tuple[Any, ...]) -> Iterable[Any]:
 
 
 def _dumped(dump: Callable[..., Any]) -> Any:
-    """A model as its author lets it be written; what has no such form, such as
-    bytes that are no text, is left to the rules here."""
+    """A model in the form that its author defines. If that fails, as for bytes that are no text, the rules here
+    apply."""
     try:
         return dump(mode="json", by_alias=True)
     except Exception:
@@ -293,7 +292,7 @@ def _dumped(dump: Callable[..., Any]) -> Any:
 
 
 def _text_of(value: Any) -> str | None:
-    """The text that stands for a value of a standard type, None if none does."""
+    """The text form of a value of a standard type, None if it has none."""
     import fractions
 
     if isinstance(value, (datetime.date, datetime.time)):
@@ -307,7 +306,7 @@ def _text_of(value: Any) -> str | None:
 
 
 def plain_key(key: Any) -> Any:
-    """A key of a dict as one that JSON knows; raises TypeError if there is none."""
+    """A key of a dict as a JSON key; raises TypeError if impossible."""
     while isinstance(key, enum.Enum):
         key = key.value
     if key is None or isinstance(key, (str, int, float)):
@@ -326,26 +325,26 @@ def _default(value: Any) -> Any:
     return converted
 
 
-# Without markers, which would be of one value at a time: values are encoded in several threads, and one whose own
-# code encodes others. What contains itself meets Python's limit of recursion, and explain says so.
+# Without markers, which work for one value at a time: several threads encode, and code of a value may encode others.
+# A circular value hits Python's limit of recursion, and explain says so.
 _encode: Callable[[Any, int], tuple[str, ...]] = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
     None, _default, json.encoder.encode_basestring, None, ":", ",", False, False, False
 )
 
 
 def encode(value: Any) -> bytes:
-    """value as JSON bytes; raises NotSerializable with the path of what cannot be."""
+    """value as JSON bytes; raises NotSerializable with the path of the offending place."""
     if value is None:
-        return b"null"  # what many tools return
+        return b"null"  # the result of many tools
     try:
         if type(value) not in _SCALARS:
             if sys.getrecursionlimit() > _DEPTH:
-                _check_depth(value)  # the encoder would meet the end of the stack first
+                _check_depth(value)  # the encoder would overflow the stack first
             _check(value)
         return "".join(_encode(value, 0)).encode()
     except Exception as failure:
         try:
-            # Keys that are dates or members of an Enum are known here, and not to the encoder.
+            # Keys that are dates or members of an Enum are supported here, not in the encoder.
             return "".join(_encode(explain(value), 0)).encode()
         except NotSerializable:
             raise
@@ -355,7 +354,7 @@ def encode(value: Any) -> bytes:
 
 
 def _check_depth(value: Any) -> None:
-    """Refuses what is nested deeper than the C stack may allow, without recursion."""
+    """Refuses values nested too deeply for the C stack, without recursion."""
     above: list[Any] = [iter((value,))]
     while above:
         for child in above[-1]:
@@ -370,7 +369,7 @@ def _check_depth(value: Any) -> None:
 
 
 def explain(value: Any, path: str = "result") -> Any:
-    """value as JSON knows it, keys too; raises NotSerializable for the first place that JSON cannot carry."""
+    """value in JSON types, keys too; raises NotSerializable for the first place that JSON cannot represent."""
     try:
         if sys.getrecursionlimit() > _DEPTH:
             _check_depth(value)
@@ -388,7 +387,7 @@ def _words(failure: BaseException) -> str:
 
 
 def _shown(key: object) -> str:
-    """A key for people: its repr, cut, whatever its __repr__ does."""
+    """A key for people: its shortened repr, whatever its __repr__ does."""
     try:
         text = repr(key[: _SHOWN + 1] if isinstance(key, str) else key)
     except Exception:
@@ -452,7 +451,7 @@ def _explain(value: Any, path: str, above: set[int]) -> Any:
 
 
 def _explained(convert: Callable[[Any], Any], value: Any, path: str) -> Any:
-    """convert(value); raises NotSerializable where it fails."""
+    """convert(value); raises NotSerializable if that fails."""
     try:
         return convert(value)
     except RecursionError:
@@ -475,20 +474,20 @@ def _member(path: str, key: object) -> str:
 # Arguments.
 
 def no_constant(name: str) -> Any:
-    """Refuses NaN and the like in the place of a number."""
+    """Refuses NaN and infinities as numbers."""
     raise ValueError(f"{name} is no JSON")
 
 
-_text = json.JSONEncoder(ensure_ascii=False).encode  # bound now: a tool may replace what json has
+_text = json.JSONEncoder(ensure_ascii=False).encode  # bound now: a tool may replace functions of json
 
 
 def reader(decoder: json.JSONDecoder) -> Callable[[bytes], JSON]:
     """A function that reads a body with a decoder."""
-    scan = decoder.scan_once  # type: ignore[attr-defined]  # every decoder has it; the stubs leave it out
+    scan = decoder.scan_once  # type: ignore[attr-defined]  # missing in the stubs
     whole = decoder.decode
 
     def decode(body: bytes) -> JSON:
-        """The JSON value in body; raises ValueError, also for what is nested deeper than Python reads."""
+        """The JSON value in body; raises ValueError, also for too deep nesting."""
         text = body.decode()
         try:
             value, end = scan(text, 0)
@@ -498,7 +497,7 @@ def reader(decoder: json.JSONDecoder) -> Callable[[bytes], JSON]:
             pass
         except RecursionError:
             raise ValueError("nested too deeply") from None
-        return whole(text)  # space around it, or an error to be told properly
+        return whole(text)  # white space around it, or an error with a good message
 
     return decode
 
@@ -506,11 +505,11 @@ def reader(decoder: json.JSONDecoder) -> Callable[[bytes], JSON]:
 decode = reader(json.JSONDecoder(parse_constant=no_constant))
 
 
-# Numbers as they were sent. A double holds about 16 digits; what needs more of a number, or needs to know that there
-# were no more, reads the arguments with decode_exact and asks here for the text of each float. The floats themselves
-# are plain ones. Only tools that need the texts pay for a call per float.
+# Numbers in their original text. A double holds about 16 digits. Code that needs more, or the exact digits, reads the
+# arguments with decode_exact and gets the text of each float here. The floats themselves are plain. Only tools that
+# need the texts pay for a call per float.
 
-# id of a float of the arguments that are being bound -> itself, which keeps the id its own, and its text.
+# id of a float of the current arguments -> the float, which keeps its id valid, and its text.
 _texts: dict[int, tuple[float, str]] = {}
 
 
@@ -524,7 +523,7 @@ _read = reader(json.JSONDecoder(parse_float=_keep, parse_constant=no_constant))
 
 
 def decode_exact(body: bytes) -> JSON:
-    """decode, after which sent knows the numbers until forget."""
+    """decode, and sent knows the numbers until forget."""
     try:
         return _read(body)
     except BaseException:
@@ -533,10 +532,10 @@ def decode_exact(body: bytes) -> JSON:
 
 
 def sent(number: float) -> str | None:
-    """The text of a float of the arguments; None when it was not kept."""
+    """The text of a float of the arguments; None if unknown."""
     return _texts[id(number)][1] if id(number) in _texts else None
 
 
 def forget() -> None:
-    """Forgets the texts, once the arguments are bound."""
+    """Forgets the texts once the arguments are bound."""
     _texts.clear()

@@ -1,5 +1,5 @@
-"""The processes: the root, the zygote, the base that zygotes are copies of, the one above a command.
+"""The processes: the root, the zygote, the base that zygotes are copies of, the parent of a command.
 
-It never runs a call: a worker that it has forked is handed to calls. Until a sandbox level is in effect it imports
-no code of an index; before the first fork it makes all that workers would each make for themselves.
+It never runs a call: calls takes over a forked worker. It imports no code of an index before a sandbox level is in
+effect. Before the first fork it makes objects that all workers share.
 """

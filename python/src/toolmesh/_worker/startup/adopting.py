@@ -1,5 +1,4 @@
-"""Makes of the interpreter of a copy of the base process the one of an environment, as far as that can be told apart
-from one that was started there."""
+"""Turns the interpreter of a copy of the base process into that of an environment, as if it had been started there."""
 
 from __future__ import annotations
 
@@ -12,18 +11,18 @@ if TYPE_CHECKING:
 
     from ..wire.frames import JSON
 
-# Modules that the base has loaded and an interpreter of its own would not have, when it
-# begins to import an index. The others an index cannot replace in either.
+# Modules that the base has loaded and a fresh interpreter would not have before it imports an index. An index cannot
+# replace the other modules in a fresh one either.
 added: set[str] = set()
 
 
 class Unfit(Exception):
-    """This process cannot be what an interpreter that is started there would be."""
+    """This process cannot become the interpreter of that environment."""
 
 
 def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
-    """Makes this interpreter that of an environment; runs what the environment has
-    run at an interpreter's start. paths are the index's own. Raises Unfit."""
+    """Makes this interpreter that of an environment and runs the environment's start-up files. paths are the index's
+    own. Raises Unfit."""
     import site
     import time
 
@@ -49,8 +48,8 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
 
 
 def with_site() -> None:
-    """Takes back that this interpreter began without its start-up files: what it starts is to begin with them. Copies
-    run them once they are confined."""
+    """Undoes the start without start-up files: programs that this interpreter starts must run theirs. Copies run theirs
+    once they are confined."""
     import ctypes
     import site  # noqa: F401 - it would run them when it is imported later
 
@@ -60,7 +59,7 @@ def with_site() -> None:
 
 
 def set_environ(encoded: str) -> None:
-    """Replaces all environment variables, and what was made of them at the start."""
+    """Replaces all environment variables and their cached values."""
     import base64
     import time
 
@@ -75,7 +74,7 @@ def set_environ(encoded: str) -> None:
 
 
 def _set_locale() -> None:
-    """As an interpreter does at its start: the characters of the C locale are UTF-8, unless LC_ALL asks for it."""
+    """Sets the locale as a fresh interpreter does: the C locale uses UTF-8, unless LC_ALL is set."""
     import locale
 
     try:
@@ -94,8 +93,8 @@ def _set_locale() -> None:
 
 
 def _check(folders: list[str], modules: set[str]) -> None:
-    """Raises Unfit where one of these modules would be another one, because these
-    folders come before the standard library's."""
+    """Raises Unfit if one of these modules would be another one, as these folders come before the standard
+    library's."""
     for folder in folders:
         try:
             names = os.listdir(folder)
@@ -108,7 +107,7 @@ def _check(folders: list[str], modules: set[str]) -> None:
 
 
 def _check_finders(before: list[Any]) -> None:
-    """The same for finders that come before those of the interpreter."""
+    """The same for finders that come before the interpreter's."""
     for finder in sys.meta_path:
         if finder in before:
             return
@@ -122,12 +121,12 @@ def _check_finders(before: list[Any]) -> None:
 
 
 def loaded() -> set[str]:
-    """The modules that are loaded, packages by their first names."""
+    """The loaded modules, packages by their first names."""
     return {name.partition(".")[0] for name in sys.modules} - {"__main__"}
 
 
 def _importable(path: str, name: str, stem: str) -> bool:
-    """Whether a file of this name is a module, or a folder a package of its own."""
+    """Whether a file with this name is a module, or a folder a package."""
     if name != stem:
         return name.endswith((".py", ".pyc", ".so", ".pyd"))
     folder = os.path.join(path, name)
@@ -138,7 +137,7 @@ def _importable(path: str, name: str, stem: str) -> bool:
 
 
 def warm_up() -> None:
-    """Does what every start of an index does and leaves no trace, so that what is made at its first use is there."""
+    """Does everything that each start of an index does, without effects, so that caches are filled."""
     import importlib
     import site
 
@@ -155,15 +154,14 @@ def warm_up() -> None:
 
     binding.Tool("example", example, schema.kind_of(example), schema.signature(example))
     levels.warm_up()
-    site.PREFIXES.clear()  # of the machine's packages nothing is run
+    site.PREFIXES.clear()  # run no packages of the machine
     site.main()
-    importlib.import_module("colorsys")  # small, and of no use to any of us
+    importlib.import_module("colorsys")  # small and otherwise unused
     del sys.modules["colorsys"]
 
 
 def title(argv: list[str]) -> None:
-    """Says what this process is, in lists of processes: its command line. There
-    is as much room as the first one took."""
+    """Sets the command line in lists of processes, within the length of the original one."""
     import ctypes
 
     try:

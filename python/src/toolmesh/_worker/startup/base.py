@@ -1,12 +1,11 @@
-"""The process that indexes of one interpreter begin as copies of.
+"""The process that the zygotes of one interpreter are copies of.
 
-It has imported what most tools and every worker import, knows no secret, and never runs code of an index. For each
-start the agent sends the descriptors that an interpreter of its own would have been started with; the copy gets
-namespaces of its own, becomes the agent's child, not ours, and goes on as the root process of an index. So it outlives
-us, and the agent learns of its end as of any other's.
+It has imported the modules of most tools and of every worker, has no secret, and never runs code of an index. For each
+start the agent sends the descriptors that a fresh interpreter would get. The copy gets its own namespaces, becomes a
+child of the agent, and continues as the root process of an index. So it outlives the base, and the agent learns of its
+end as of any other.
 
-adopt makes of the copy's interpreter the one of an environment, as far as that can be told apart from one that was
-started there.
+adopt turns the copy's interpreter into that of an environment, as if it had been started there.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 
     from ..wire.frames import JSON
 
-CONTROL = 3  # socket to the agent: a message for each start, a message back
+CONTROL = 3  # socket to the agent: one message per start, one answer each
 
-# Modules that tools import. Left out is what starts threads, reads the environment, asks
-# where the environment's folder is (sysconfig), or is large and rarely wanted.
+# Modules that tools import. Excluded are modules that start threads, read the environment, ask for the environment's
+# folder (sysconfig), or are large and rarely used.
 PRELOADED = (
     "argparse", "asyncio", "base64", "concurrent.futures.thread", "contextlib", "copy", "csv", "ctypes",
     "dataclasses", "datetime", "decimal", "email.message", "encodings.ascii", "enum", "functools", "glob",
@@ -44,7 +43,7 @@ _SET_PDEATHSIG = 1
 
 
 def main() -> NoReturn:
-    """Serves until the agent is gone."""
+    """Serves until the agent has ended."""
     import gc
 
     _preload()
@@ -101,8 +100,8 @@ def _preload() -> None:
         try:
             importlib.import_module(name)
         except ImportError:
-            pass  # this interpreter was built without it
-    # Modules that one of them needed for a moment, and those that know folders.
+            pass  # not built into this interpreter
+    # Modules that one of them needed briefly, and those that cache folders.
     for name in [one for one in sys.modules if one == "sysconfig" or one.startswith("_sysconfigdata")]:
         del sys.modules[name]
     adopting.added = adopting.loaded() - usual
@@ -111,14 +110,14 @@ def _preload() -> None:
 
 
 def _copy(flags: int, number: int) -> int:
-    """A process id in us, 0 in the copy, or minus the error.
+    """Returns a process id here, 0 in the copy, or minus the error.
 
-    The C library has no part in it, and need not: the copy is the only thread, and
-    forks in the usual way before it runs anything.
+    It bypasses the C library, which is safe: the copy has one thread, and forks in the usual way before it runs any
+    code.
     """
     import ctypes
 
-    # One that keeps the interpreter's lock: it is the copy's too.
+    # A function that keeps the interpreter's lock: the copy has it, too.
     libc = ctypes.PyDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     pid: int = libc.syscall(ctypes.c_long(number), ctypes.c_ulong(flags), None, None, None, None)
@@ -126,14 +125,13 @@ def _copy(flags: int, number: int) -> int:
 
 
 def _begin(request: dict[str, JSON], fds: list[int], mapped: int) -> NoReturn:
-    """Goes on as the root process of an index, in the copy. mapped says when its
-    user namespace knows its users."""
+    """Continues as the root process of an index, in the copy. mapped signals that its user namespace has its users."""
     try:
         if request["maps"] and os.read(mapped, 1) != b"y":
             raise OSError("its user namespace knows no users")
         if request["death"]:
             levels._prctl(_SET_PDEATHSIG, 9)
-        os.setsid()  # the copy does not share a terminal of the agent
+        os.setsid()  # the copy shares no terminal with the agent
         if request["capabilities"] is not None:
             levels.reduce_capabilities(request["capabilities"])
         import fcntl
@@ -141,7 +139,7 @@ def _begin(request: dict[str, JSON], fds: list[int], mapped: int) -> NoReturn:
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in fds]
         for at, fd in enumerate(high):
             os.dup2(fd, at + 1)  # standard output and error, control, lifeline
-        os.closerange(len(high) + 1, 256)  # far more than we ever had open
+        os.closerange(len(high) + 1, 256)  # above all descriptors that were ever open
         os.chdir("/")
         zygote.main(request["mode"], request["adopts"])
     except BaseException as failure:  # noqa: B036 - the last words of this process
@@ -154,8 +152,8 @@ def _begin(request: dict[str, JSON], fds: list[int], mapped: int) -> NoReturn:
 
 
 def _map(pid: int, maps: Iterable[tuple[str, str]]) -> bool:
-    """Maps the users of a copy's user namespace. From outside: a process inside may not name other
-    users than the one that made it."""
+    """Maps the users of a copy's user namespace. From outside, as a process inside may name no user but its
+    creator's."""
     try:
         for name, text in maps:
             with open(f"/proc/{pid}/{name}", "w", encoding="ascii") as file:

@@ -29,7 +29,7 @@ _UNTIL = b"U"[0]
 
 
 def main(mode: str) -> NoReturn:
-    """mode is "namespace" when we are PID 1 of our own, else "reaper"."""
+    """mode is "namespace" for PID 1 of its own namespace, else "reaper"."""
     if mode == levels.REAPER:
         levels.become_subreaper()
     request = _request()
@@ -37,7 +37,7 @@ def main(mode: str) -> NoReturn:
         os._exit(0)
     agent = _Agent(request.rest)
     if agent.timeout() == 0:
-        os._exit(0)  # the agent was frozen since
+        os._exit(0)  # the agent was frozen until now
     wake, _ = root.wake()
     trouble_r, trouble_w = os.pipe()  # closed by a successful exec
     child = os.fork()
@@ -45,7 +45,7 @@ def main(mode: str) -> NoReturn:
         _become(request, mode, trouble_w)
     os.close(trouble_w)
     root.silence()  # the pipes end when the program has closed them
-    trouble = os.read(trouble_r, 400)  # by its end the child has its group, for signals
+    trouble = os.read(trouble_r, 400)  # its end means that the child has its process group, for signals
     agent.child = child
     status = root.until_end(child, wake, agent.asked, agent.timeout)
     if mode == levels.REAPER:
@@ -60,7 +60,7 @@ def main(mode: str) -> NoReturn:
 
 
 class _Request:
-    """The program to run, and its bounds."""
+    """The program to run and its limits."""
 
     def __init__(self, texts: list[bytes], rest: bytes) -> None:
         self.rest = rest
@@ -74,7 +74,7 @@ class _Request:
 
 
 def _request() -> _Request | None:
-    """The agent's message; None when the agent is gone."""
+    """The agent's message; None if the agent has ended."""
     data = b""
     need = 4
     while len(data) < need:
@@ -88,7 +88,7 @@ def _request() -> _Request | None:
 
 
 def _become(request: _Request, mode: str, trouble: int) -> NoReturn:
-    """Becomes the program, in a session of its own."""
+    """Becomes the program, in a new process session."""
     try:
         os.setsid()
         for fd in (CONTROL, LIFELINE):
@@ -114,7 +114,7 @@ def _bound(request: _Request) -> None:
     import resource
 
     for kind, most in (
-        (resource.RLIMIT_NOFILE, request.files and request.files + 3),  # its standard ones
+        (resource.RLIMIT_NOFILE, request.files and request.files + 3),  # the standard ones in addition
         (resource.RLIMIT_DATA, request.memory),
         (resource.RLIMIT_FSIZE, request.size),
         (resource.RLIMIT_NPROC, request.processes),
@@ -128,7 +128,7 @@ def _bound(request: _Request) -> None:
 class _Agent:
     """Messages of the agent while the program runs."""
 
-    child = 0  # 0 until it is started
+    child = 0  # 0 until it has started
 
     def __init__(self, said: bytes) -> None:
         self._said = said
@@ -136,7 +136,7 @@ class _Agent:
         self._read()
 
     def asked(self) -> bool:
-        """Does what the agent has written; False when it is gone."""
+        """Handles messages of the agent; False if it has ended."""
         more = os.read(CONTROL, 4096)
         self._said += more
         return self._read() and more != b""
@@ -159,7 +159,7 @@ class _Agent:
         return True
 
     def timeout(self) -> int | None:
-        """Milliseconds until the turn ends; None for a call that has none."""
+        """Milliseconds until the call loses its lane; None for a call without one."""
         if self._until == 0:
             return None
         return 0 if turns.over(self._until) else max(1, turns.timeout(self._until))

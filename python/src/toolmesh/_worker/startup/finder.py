@@ -1,4 +1,4 @@
-"""The finder of imports of toolmesh, and of questions about the index's own project."""
+"""The finder for imports of toolmesh, and for metadata of the index's own project."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Finder:
-    """Offers toolmesh where it is not installed. At the end of sys.meta_path, so
-    that an installed package comes first; that one finds the channel here. Offers
-    what is known of the index's own project too, which is not installed either."""
+    """Provides toolmesh where it is not installed. It is the last of sys.meta_path, so that an installed package wins;
+    that one finds the channel here. It also provides the metadata of the index's own project, which is not
+    installed."""
 
     root = ""  # the index's folder
 
@@ -40,7 +40,7 @@ class Finder:
 
 class _Loader:
     def create_module(self, _spec: object) -> None:
-        """A plain module is right."""
+        """The default module is used."""
 
     def exec_module(self, module: object) -> None:
         from .. import mesh

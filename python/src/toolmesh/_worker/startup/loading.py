@@ -1,4 +1,4 @@
-"""From the name of a tool to the function that is called: the imports, and why one is not to be had."""
+"""From the name of a tool to its function: the imports, and the reasons if they fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def load_module(module: str) -> tuple[str, str] | None:
-    """None, or why it cannot be imported: (reason, traceback)."""
+    """None, or why the module cannot be imported: (reason, traceback)."""
     try:
         importlib.import_module(module)
         return None
@@ -28,8 +28,8 @@ def load_module(module: str) -> tuple[str, str] | None:
 
 
 def hidden(module: str, paths: Sequence[str]) -> tuple[str, str] | None:
-    """Why the module that was imported is not the index's own: Python's one of
-    the same name was loaded before any code of the index, by the worker itself."""
+    """Why an imported module is not the index's own: the worker had loaded Python's module of the same name before any
+    code of the index."""
     first = module.partition(".")[0]
     loaded = os.path.realpath(getattr(sys.modules.get(first), "__file__", None) or "")
     for path in paths:
@@ -65,7 +65,7 @@ def load_tool(name: str, module: str, attribute: str) -> tuple[Tool | None, str,
 
 
 def _unwrap(found: Any) -> Any:
-    """The function inside what a framework's decorator made of it."""
+    """The function inside the object made by a framework's decorator."""
     if inspect.isroutine(found) or inspect.isclass(found):
         return found
     for attribute in ("coroutine", "func", "fn"):

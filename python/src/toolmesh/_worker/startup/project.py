@@ -1,7 +1,7 @@
 """The metadata of the index's own project, for importlib.metadata.
 
-The project is not installed: its modules are found where they lie. Packages ask for
-their own version when they are imported, and would find nothing.
+The project is not installed: its modules are imported from its folder. Packages ask for their own version at import and
+would fail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Python 3.10 does not read TOML. A line begins a table, or has one of its texts.
+# Python 3.10 has no TOML parser. A line begins a table, or has one of its texts.
 _LINE = re.compile(
     r"""^\s*(?:\[+\s*([^]\n]+?)\s*\]+|(name|version)\s*=\s*(?:"([^"\\]*)"|'([^']*)'))\s*(?:#.*)?$""", re.MULTILINE
 )
@@ -23,14 +23,14 @@ _UNKNOWN = "0+unknown"  # of a version that only the build knows
 
 
 class Project(importlib.metadata.Distribution):
-    """The project of a folder, as far as its pyproject.toml tells."""
+    """The project of a folder, as its pyproject.toml describes it."""
 
     def __init__(self, folder: str, name: str, version: str) -> None:
         self._folder = folder
         self._text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
     def read_text(self, filename: str) -> str | None:
-        """Of the files that an installed package has there is one."""
+        """Only one of the files of an installed package exists."""
         return self._text if filename == "METADATA" else None
 
     def locate_file(self, path: str | os.PathLike[str]) -> pathlib.Path:
@@ -38,7 +38,7 @@ class Project(importlib.metadata.Distribution):
 
 
 def find(folder: str, wanted: str) -> Iterator[Project]:
-    """The project of a folder if that is what wanted names."""
+    """The project of a folder if wanted is its name."""
     try:
         with open(os.path.join(folder, "pyproject.toml"), encoding="utf-8-sig") as file:
             text = file.read()

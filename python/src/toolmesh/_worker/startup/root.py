@@ -1,4 +1,4 @@
-"""The root of everything that an index runs: PID 1 of its own PID namespace where the agent could make one."""
+"""The root of all processes of an index: PID 1 of its own PID namespace if the agent could make one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 CONTROL = 3  # socket to the agent
-LIFELINE = 4  # pipe whose other end the agent holds: its end is ours
+LIFELINE = 4  # pipe whose other end the agent holds: its end ends this process
 
 
 def main(child: int, mode: str) -> NoReturn:
-    """Reaps until child ends or the agent is gone, and takes what is left along."""
+    """Reaps until child ends or the agent has ended, and kills the rest."""
     if mode == levels.REAPER:
         levels.become_subreaper()
     silence()
@@ -31,14 +31,14 @@ def main(child: int, mode: str) -> NoReturn:
 
 
 def silence() -> None:
-    """Lets go of what was given as 0, 1 and 2."""
+    """Closes the original 0, 1 and 2."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
 
 
 def wake() -> tuple[int, int]:
-    """A pipe of which the first end can be read once a child has ended."""
+    """A pipe that becomes readable once a child has ended."""
     ends = os.pipe()
     for fd in ends:
         os.set_blocking(fd, False)
@@ -50,8 +50,8 @@ def wake() -> tuple[int, int]:
 def until_end(
     child: int, wake: int, asked: Callable[[], bool] | None = None, timeout: Callable[[], int | None] = lambda: None
 ) -> int | None:
-    """Reaps until child ends: its wait status; None when the agent is gone before. asked is called when the agent has
-    written, and says whether to go on. timeout is for how many milliseconds to wait: not at all ends it, too."""
+    """Reaps until child ends and returns its wait status; None if the agent ends first. asked handles a message of the
+    agent and says whether to continue. timeout returns the milliseconds to wait; none left ends the wait, too."""
     waiting = poll()
     for fd in (LIFELINE, wake) if asked is None else (LIFELINE, wake, CONTROL):
         waiting.register(fd, POLLIN)
@@ -72,4 +72,4 @@ def until_end(
             if fd == wake:
                 os.read(wake, 4096)
             elif fd == LIFELINE or asked is None or not asked():
-                return None  # the lifeline is never written to: it is the end of the agent
+                return None  # the lifeline is never written to: the agent has ended

@@ -1,12 +1,12 @@
 """The process that imports an index's tools once and forks its workers.
 
-Two processes come of one start. The first is the root of everything the index runs: PID 1 of its own PID namespace
-where the agent could make one. It imports nothing, reaps, and ends when its child ends or the agent is gone, taking all
-others with it. The second, its child, is the zygote proper.
+One start makes two processes. The first is the root of all processes of the index: PID 1 of its own PID namespace if
+the agent could make one. It imports nothing, reaps, and ends when its child or the agent ends, and kills all others.
+The second, its child, is the zygote.
 
-Both begin with the machine's interpreter alone. The zygote confines itself before it takes the variables, the
-environment and the start-up files of the index: a copy of the base adopts them, where that can be; otherwise it becomes
-the environment's own interpreter, which finds itself confined.
+Both start with the machine's interpreter alone. The zygote confines itself before it takes the variables, the
+environment and the start-up files of the index. A copy of the base adopts them if possible. Otherwise the process
+executes the environment's interpreter, which is then confined from its start.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from ..schemas.binding import Tool
     from ..wire.frames import JSON
 
-_DESCRIPTOR = struct.Struct("=i")  # as the system writes it
+_DESCRIPTOR = struct.Struct("=i")  # in the system's byte order
 
 
 def main(mode: str, adopts: bool = False) -> NoReturn:
-    """mode is "namespace" when we are PID 1 of our own, else "reaper". adopts says that this is a copy of a base, which
-    goes on with what that has loaded."""
+    """mode is "namespace" for PID 1 of its own namespace, else "reaper". adopts says that this process is a copy of a
+    base and uses its modules."""
     child = os.fork()
     if child:
         os.close(root.CONTROL)
@@ -67,14 +67,14 @@ def _live(life: Callable[[], None]) -> NoReturn:
 
 
 def _high(fd: int) -> int:
-    """Moves a descriptor out of the way of what tools open and close."""
+    """Moves a descriptor above those that tools open and close."""
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, snapshot.HIGH)
     os.close(fd)
     return moved
 
 
 def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors that have come with a message."""
+    """The descriptors that arrived with a message."""
     import _socket
 
     rights = _socket.SOL_SOCKET, _socket.SCM_RIGHTS
@@ -94,7 +94,7 @@ class Zygote:
         self._room = _socket.CMSG_SPACE(16 * 4), getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
         self._fds: list[int] = []
         self._workers: dict[int, JSON] = {}  # pid -> the agent's id of the worker
-        self._pages: dict[int, memoryview[int]] = {}  # pid -> the page of one whose calls have turns
+        self._pages: dict[int, memoryview[int]] = {}  # pid -> the page of a worker whose calls hold lanes
         self._tools: list[Tool] = []
 
     def begin(self, mode: str, adopts: bool) -> None:
@@ -126,7 +126,7 @@ class Zygote:
         self._serve_tools()
 
     def _become_own(self) -> NoReturn:
-        """From here on this process is the environment's interpreter, with the index's variables."""
+        """Makes this process the environment's interpreter, with the index's variables."""
         import base64
 
         adopted = self._setup["adopt"]
@@ -137,7 +137,7 @@ class Zygote:
         os.execve(adopted["executable"], adopted["argv"], environ)
 
     def resume(self) -> None:
-        """Goes on where _become_own has left."""
+        """Continues after _become_own."""
         self._prepare()
         self._take_setup()
         levels.undumpable(self._setup["sandbox"])
@@ -178,7 +178,7 @@ class Zygote:
         return kind, folder, number, self._read(length)
 
     def _read(self, size: int) -> bytes:
-        """No more than that: the rest may be for the interpreter that this process becomes."""
+        """Reads exactly that much: the rest may be for the interpreter that this process becomes."""
         data = b""
         while len(data) < size:
             more, ancillary, _, _ = self._socket.recvmsg(size - len(data), *self._room)
@@ -189,7 +189,7 @@ class Zygote:
         return data
 
     def _prepare(self) -> None:
-        """Does what is the same for every index; before any code of one runs."""
+        """Does the work that is the same for every index, before any of its code runs."""
         forking.omit_fork_handlers()
         import atexit
         import gc
@@ -212,17 +212,17 @@ class Zygote:
         import faulthandler
 
         faulthandler.enable(2)
-        # Looked up and made here: every page that a fork touches is copied for it.
+        # Prepared here: the system copies every page that a worker writes to.
         self._map, self._atexit, self._logging = mmap.mmap, atexit, logging
         self._plain = plain.Worker(self._tools)
         output.prepare()
-        # It runs last, and has nothing to do where there are no handlers but these.
+        # It runs last and has nothing to do if these are the only handlers.
         atexit.unregister(logging.shutdown)
         self._handlers: list[Callable[[], object]] = logging._handlerList  # type: ignore[attr-defined]
         self._usual = [handler() for handler in self._handlers]
 
     def _settle(self) -> None:
-        """Paths and secrets of the index, before any code of it runs."""
+        """Sets paths and secrets of the index before any of its code runs."""
         from ..calls import failures, transfer
         from ..schemas import redaction
         from .finder import Finder
@@ -240,7 +240,7 @@ class Zygote:
             os.environ["TMPDIR"] = self._setup["folder"]
 
     def _describe(self) -> None:
-        from ..schemas import static  # before code of the index may put something else in the place of ast
+        from ..schemas import static  # before code of the index may replace ast
         from . import loading
 
         tools: list[dict[str, JSON]] = []
@@ -298,11 +298,11 @@ class Zygote:
             "fork_unsafe": forking.unsafe(self._socket.fileno()),
         })
         if orphans.extra(0):
-            orphans.kept.update(orphans.children())  # what the imports have started is no call's
+            orphans.kept.update(orphans.children())  # processes started by imports belong to no call
 
     def _own_folder(self, folder: bytes) -> None:
-        """Where this worker's temporary files go. By the system's own functions, and
-        with what the zygote has made ready: every page that a fork touches is copied."""
+        """The folder for this worker's temporary files. Uses the system's own functions and objects that the zygote has
+        made: each page written to is copied."""
         self._putenv(b"TMPDIR", folder)
         self._environ[b"TMPDIR"] = folder
         if self._tempfile is not None:
@@ -313,7 +313,7 @@ class Zygote:
         waiting = poll()
         waiting.register(self._socket.fileno(), POLLIN)
         waiting.register(self._wake[0], POLLIN)
-        requests: dict[bytes, dict[str, JSON]] = {}  # by their text: there are a few kinds of workers
+        requests: dict[bytes, dict[str, JSON]] = {}  # by their text: there are few kinds of workers
         while True:
             self._reap()
             ready = [fd for fd, _ in waiting.poll(self._timeout() if self._pages else None)]
@@ -334,10 +334,10 @@ class Zygote:
                     raise RuntimeError(f"the agent sent frame type {kind}, which this zygote does not know")
 
     def _timeout(self) -> int:
-        """Stops the workers whose call has lost its turn: milliseconds until the next look."""
+        """Stops the workers that have lost their lane; milliseconds until the next check."""
         for pid, page in list(self._pages.items()):
             if turns.over(page[turns.PAGE_UNTIL]):
-                os.kill(pid, signal.SIGKILL)  # it is ours until it is reaped
+                os.kill(pid, signal.SIGKILL)  # the pid stays ours until it is reaped
                 del self._pages[pid]
         return min((turns.timeout(page[turns.PAGE_UNTIL]) for page in self._pages.values()), default=turns.PERIOD)
 
@@ -354,7 +354,7 @@ class Zygote:
             if worker is None:
                 orphans.kept.discard(pid)
             else:
-                # Processes that the worker left behind are our children now, and are killed.
+                # Processes left by the worker are our children now, and are killed.
                 if orphans.extra(len(self._workers) + len(orphans.kept)):
                     try:
                         os.killpg(pid, signal.SIGKILL)
@@ -396,7 +396,7 @@ class Zygote:
             os.close(handle)
 
     def _become(self, worker: int, folder: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:
-        """For an index that must not be forked: this process is the worker."""
+        """For an index that must not be forked: this process becomes the worker."""
         self._forked(worker, os.getpid())
         if request.get("turns"):
             page = memoryview(self._map(fds[-1], 4096)).cast("Q")
@@ -404,13 +404,13 @@ class Zygote:
         self._child(folder, request, fds)
 
     def _child(self, folder: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:
-        """Goes on as a worker, in the fork."""
+        """Continues as a worker, in the fork."""
         code = 70
         try:
             _signal.set_wakeup_fd(-1)
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             os.setsid()
-            levels.become_subreaper()  # it keeps what it starts
+            levels.become_subreaper()  # the worker keeps its descendants
             levels.domain(self._setup["sandbox"])
             self._socket.close()
             for fd in self._wake:
@@ -431,7 +431,7 @@ class Zygote:
                 self._own_folder(self._temp + b"/w%d" % folder)
             limit = limits.apply(request["limits"], request["limit"])
             about = b'{"pid": %d}' % os.getpid()
-            # A session's state is not thrown away for what one of its own calls has changed.
+            # A session's state is not discarded for changes of its own calls.
             self._snapshot.retires = isolation != "session"
             fit = self._starts[request["kind"]](inp, out, words, limit, about, before)
             code = 0 if fit else snapshot.SPENT

@@ -1,4 +1,4 @@
-"""Whether a process may be forked, and what a fork has to make anew."""
+"""Whether a process may be forked, and which state a fork must renew."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Modules whose state does not survive a fork, and what breaks. To import them is enough: they start threads, open
-# devices or take locks on their own, at times that cannot be seen. A name stands for everything below it too.
+# Modules whose state does not survive a fork, and what breaks. Importing them is enough: they start threads, open
+# devices or take locks on their own, at unknown times. A name includes all modules below it.
 UNSAFE_MODULES = (
     ("grpc._cython", "its channels hang in a forked process"),
     ("tensorflow.python", "its thread pools are gone in a forked process"),
@@ -28,8 +28,8 @@ UNSAFE_MODULES = (
 
 
 def unsafe(ours: int) -> str:
-    """Why this process must not be forked, for people; empty when it may be.
-    ours is the descriptor of the agent's socket."""
+    """Why this process must not be forked, for people; empty if it may. ours is the descriptor of the agent's
+    socket."""
     count = threads()
     if count > 1:
         return f"{count} threads run after the imports"
@@ -50,7 +50,7 @@ def unsafe(ours: int) -> str:
 
 
 def threads() -> int:
-    """How many threads this process has, ours included."""
+    """The number of threads of this process, including our own."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -60,8 +60,8 @@ def threads() -> int:
 
 
 def _connection(ours: int) -> str:
-    """The peer of a connection that this process holds, empty when it has none.
-    Pairs of sockets without a name, as event loops have them, are none."""
+    """The peer of a connection that this process holds; empty if it has none. Unnamed socket pairs, as event loops have
+    them, do not count."""
     try:
         names = os.listdir("/proc/self/fd")
     except OSError:
@@ -94,14 +94,14 @@ _forks = False  # fork is under way
 
 
 def omit_fork_handlers() -> None:
-    """Imports threading and logging such that what they make anew in a forked process is left out of forks by fork:
-    that is half of what one costs. To be called before anybody else has imported them; later it changes nothing."""
+    """Imports threading and logging so that their fork handlers can be left out of forks by fork: they are half of the
+    cost. Call it before any other import of them; later it changes nothing."""
     register = os.register_at_fork
 
     def registered(**hooks: Callable[[], object]) -> None:
         register(**{when: _unless_ours(hook) for when, hook in hooks.items()})
 
-    os.register_at_fork = registered  # type: ignore[assignment]  # of these two, which name what they pass
+    os.register_at_fork = registered  # type: ignore[assignment]  # of these two, which name their arguments
     try:
         import logging  # noqa: F401
         import threading  # noqa: F401
@@ -118,8 +118,7 @@ def _unless_ours(hook: Callable[[], object]) -> Callable[[], None]:
 
 
 def fork() -> int:
-    """os.fork for a process with one thread, which holds no lock of threading's or
-    logging's: the child needs no others in their place."""
+    """os.fork for a process with one thread that holds no lock of threading or logging: the child needs no new ones."""
     global _forks
     _forks = True
     try:
@@ -129,9 +128,9 @@ def fork() -> int:
 
 
 def renew() -> None:
-    """In the child, what a fork by fork leaves as it was. And copies of one process must not draw the same random
-    numbers: the random module sees to itself, and what asks the system has no state to copy; numpy's global generator
-    and the names of temporary files do not."""
+    """Renews, in the child, the state that fork copied. Copies of one process must not draw the same random numbers:
+    the random module renews itself, and the system's source has no state. numpy's global generator and the names of
+    temporary files must be renewed."""
     main = getattr(sys.modules.get("threading"), "_main_thread", None)
     if main is not None and hasattr(main, "_native_id"):
         main._native_id = os.getpid()
@@ -147,5 +146,5 @@ def renew() -> None:
 
 
 def forks() -> bool:
-    """Whether fork is what runs the handlers of forks now."""
+    """Whether fork is running the fork handlers now."""
     return _forks

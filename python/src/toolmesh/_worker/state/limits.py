@@ -1,7 +1,7 @@
-"""The limits of one call that a worker itself keeps.
+"""The limits of one call that the worker itself enforces.
 
-Memory has two guards. The kernel refuses what exceeds the limit by far, as a MemoryError in the tool; what the tool
-really touches, its children included, is watched by the agent, and looked at once more when the call ends.
+Memory has two guards. The kernel refuses a request far above the limit, as a MemoryError in the tool. The agent watches
+the memory that the tool really uses, including its children, and the worker checks it once more at the end of the call.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from ..wire.frames import JSON
 
-# Memory that a tool may reserve beyond its limit without touching it: stacks of threads, rounding of allocators.
+# Memory that a tool may reserve above its limit without using it: stacks of threads, rounding of allocators.
 HEADROOM = 32 << 20
 
-ROOM = 32  # files that a worker may have open before its first call, beyond those of its zygote
+ROOM = 32  # files that a worker may open before its first call, besides those of its zygote
 
-message = 64 << 20  # bytes of JSON that the agent takes at once, whatever the tool's own limit
-cpu_time = 0.0  # seconds of processor time that a call may take, which the agent watches; 0: no limit
-memory = 0  # bytes that a call may take; 0: no limit
-open_files = 0  # that a call may open beyond those that are open before it
-_base = 0  # bytes that this process had before its first call
+message = 64 << 20  # max bytes of JSON that the agent accepts at once, whatever the tool's limit
+cpu_time = 0.0  # max seconds of processor time of a call, watched by the agent; 0: no limit
+memory = 0  # max bytes of memory of a call; 0: no limit
+open_files = 0  # max files of a call besides those open before it
+_base = 0  # bytes of this process before its first call
 
 
 def apply(limits: dict[str, JSON], output: int) -> int:
@@ -47,13 +47,12 @@ def apply(limits: dict[str, JSON], output: int) -> int:
 
 
 def inherit(files: int = 0, most: int = 0) -> None:
-    """Sets, in the zygote, what holds for its workers to come: of open files the limit,
-    and the most that apply may be given."""
+    """Sets, in the zygote, the limits of its future workers: the open files, and the max that apply may set."""
     global open_files
     if files:
         open_files = files
         try:
-            used = os.dup(1)  # the lowest that is free: a list of them takes a part of an index's start
+            used = os.dup(1)  # the lowest free one: listing all is slow at an index's start
             os.close(used)
         except OSError:
             used = 3
@@ -61,7 +60,7 @@ def inherit(files: int = 0, most: int = 0) -> None:
 
 
 def processes(most: int) -> None:
-    """Bounds all processes and threads of this process's user, which is the index's own."""
+    """Limits all processes and threads of this process's user, which is the index's own."""
     if most:
         hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
         if hard != resource.RLIM_INFINITY:
@@ -70,23 +69,23 @@ def processes(most: int) -> None:
 
 
 def exceeded() -> bool:
-    """Whether the running call took more memory than it may: no call before it did, or this worker would be gone."""
+    """Whether the running call exceeded its memory: no earlier call did, or this worker would have ended."""
     return memory > 0 and _peak() - _base > memory
 
 
 def usage() -> dict[str, JSON]:
-    """The details of a breach."""
+    """The details of an exceeded limit."""
     return {"limit": memory, "peak": max(0, _peak() - _base), "source": "rlimit"}
 
 
 def _peak() -> int:
-    """The most memory that this process ever had, in bytes."""
+    """The peak memory of this process, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _opened(files: int) -> int:
-    """How many of the first descriptors are open. Our own ones have high numbers, which a limit does not take away."""
+    """How many of the lowest descriptors are open. Our own have high numbers, which a limit does not affect."""
     try:
         return sum(1 for name in os.listdir("/proc/self/fd") if int(name) < files + 16) - 1
     except OSError:
@@ -94,7 +93,7 @@ def _opened(files: int) -> int:
 
 
 def _limit_files(files: int, most: int, used: int) -> None:
-    """files more than are used, and at most most more if the process itself asks for it."""
+    """Limits the files to those in use plus files; the process itself may raise that to most."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted, last = files + used, most + used
     if hard != resource.RLIM_INFINITY:
@@ -103,7 +102,7 @@ def _limit_files(files: int, most: int, used: int) -> None:
 
 
 def _status(field: str) -> int:
-    """A size of this process in bytes, 0 where the system does not tell."""
+    """A size of this process in bytes, 0 if unknown."""
     try:
         with open("/proc/self/status", encoding="ascii") as file:
             for line in file:

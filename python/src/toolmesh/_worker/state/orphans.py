@@ -1,7 +1,7 @@
 """Processes that a tool leaves behind when its call ends.
 
-Workers and the zygote are subreapers: whatever a call started, daemons with a session of their own included, stays
-below its worker, and comes to the zygote when the worker dies. So both find and kill it, whatever it did to hide.
+Workers and the zygote are subreapers: all processes that a call started, daemons with a new session included, stay
+below its worker, and move to the zygote when the worker dies. So both can find and kill them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-SHORTEST = 50e-6  # seconds in which no call can start a process, which takes several times as many
-PERIOD = 10e-3  # seconds after which it is looked for all the same: a thread may have
-LONGEST = 3.0  # seconds that processes may go on multiplying while they are killed
+SHORTEST = 50e-6  # seconds in which no call can start a process: that takes several times as long
+PERIOD = 10e-3  # seconds after which to check all the same: a thread may have started one
+LONGEST = 3.0  # seconds that processes may keep forking while they are killed
 
-kept: set[int] = set()  # children that the index's import started: they are no call's
+kept: set[int] = set()  # children that the index's import started: they belong to no call
 
 
 class StillForking(Exception):
-    """They fork faster than they are killed: only their whole namespace can go."""
+    """They fork faster than they can be killed: only ending their whole namespace helps."""
 
 
 def _reap() -> int:
-    """Reaps a child that has ended: its process id, 0 when none has, -1 without children."""
+    """Reaps an ended child: its process id, 0 if none has ended, -1 without children."""
     try:
         return waitpid(-1, WNOHANG)[0]
     except ChildProcessError:
@@ -36,7 +36,7 @@ def _reap() -> int:
 
 
 def sweep() -> None:
-    """Kills and reaps what the call that has just ended left behind. Without any child this is one system call."""
+    """Kills and reaps processes left by the call that has just ended. Without children this is one system call."""
     if (found := _reap()) < 0:
         return
     while found > 0:
@@ -47,16 +47,16 @@ def sweep() -> None:
 
 
 def children() -> set[int]:
-    """The processes that are our children now."""
+    """The current child processes."""
     return {pid for pid, ours in _below(()) if ours}
 
 
 def extra(known: int) -> bool:
-    """Whether this single-threaded process may have more than known children."""
+    """Whether this single-threaded process may have other children than known."""
     try:
         file = os.open("/proc/thread-self/children", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # As long as this there are not fewer, whatever is beyond.
+            # If it is no shorter than this, the rest does not matter.
             return len(os.read(file, 16 * (known + 1)).split()) > known
         finally:
             os.close(file)
@@ -65,16 +65,16 @@ def extra(known: int) -> bool:
 
 
 def begin() -> None:
-    """In a process that has just been forked: its parent's children are not its
-    own. What handlers of forks have started is no call's."""
+    """In a process that was just forked: its parent's children are not its own. Processes started by fork handlers
+    belong to no call."""
     kept.clear()
     if _reap() >= 0:
         kept.update(children())
 
 
 def kill(known: Collection[int]) -> None:
-    """Kills and reaps all that is below us, but for our children in known and what is below those. What we may not kill
-    is left to the process above us. Raises StillForking."""
+    """Kills and reaps all processes below this one, except the children in known and their descendants. The parent
+    process must kill those that this process may not. Raises StillForking."""
     end = time.monotonic() + LONGEST
     refused: set[int] = set()
     while True:
@@ -91,7 +91,7 @@ def kill(known: Collection[int]) -> None:
         for pid, ours in found:
             if ours and pid not in refused:
                 try:
-                    waitpid(pid, 0)  # what was below it is ours now
+                    waitpid(pid, 0)  # its children are ours now
                 except ChildProcessError:
                     pass
         if time.monotonic() > end:
@@ -99,7 +99,7 @@ def kill(known: Collection[int]) -> None:
 
 
 def kill_all() -> None:
-    """Kills all that is below us, as far as that is known; where nothing tells, our process group."""
+    """Kills all known processes below this one; if they are unknown, the process group."""
     if not os.path.isdir("/proc/self"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)
@@ -111,8 +111,8 @@ def kill_all() -> None:
 
 
 def _forget_helpers() -> None:
-    """Tells multiprocessing that its fork server and its resource tracker are gone if they are. It would wait for a
-    server that has been reaped, which fails, in this call and in all that follow; without one it starts another."""
+    """Tells multiprocessing that its fork server and its resource tracker have ended. Otherwise it would wait for a
+    reaped server, which fails, in this call and all later ones. Then it starts new ones."""
     for name, attribute, fields in (
         ("forkserver", "_forkserver", ("_forkserver_pid", "_forkserver_alive_fd", "_forkserver_address")),
         ("resource_tracker", "_resource_tracker", ("_pid", "_fd")),
@@ -123,11 +123,11 @@ def _forget_helpers() -> None:
             continue
         try:
             os.kill(pid, 0)
-            continue  # the import's own
+            continue  # started by the import
         except ProcessLookupError:
             pass
         except OSError:
-            continue  # it lives, and is not ours: that of the process we were copied from
+            continue  # alive, but a child of the process that this one was copied from
         for field in fields:
             setattr(helper, field, None)
         try:
@@ -137,8 +137,8 @@ def _forget_helpers() -> None:
 
 
 def _below(known: Collection[int]) -> Iterator[tuple[int, bool]]:
-    """(process id, whether it is our child) of what is below us. Ids are as we
-    know them: /proc may be that of an outer namespace and number them otherwise."""
+    """(process id, whether it is our child) of all processes below this one. Ids are those of our namespace: /proc may
+    belong to an outer one with other numbers."""
     if sys.platform != "linux":
         return
     try:
@@ -162,7 +162,7 @@ def _below(known: Collection[int]) -> Iterator[tuple[int, bool]]:
         if depth:
             numbers = _numbers(pid)
             if len(numbers) < depth:
-                continue  # gone
+                continue  # it has ended
             number = numbers[depth - 1]
         if ours and number in known:
             continue

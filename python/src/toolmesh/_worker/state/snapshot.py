@@ -1,10 +1,10 @@
-"""State that calls of one worker share beyond the index's own modules, as it was before the first of them: what a call
-changed of it is put back when the call is over.
+"""State outside the index's own modules that calls of one worker share. After each call, changes are undone to the
+state before the first call.
 
-Between two calls same looks whether anything differs, in about a microsecond and after the answer is written; only then
-mend does the work. What can be seen in no such time (timers, handlers, the signal mask, the working folder) is noted by
-the functions that change it. Additions stay, such as folders in sys.path, modules and variables: libraries make them on
-first use, once.
+Between two calls same checks for changes, in about a microsecond and after the answer is written; only if it finds one,
+mend undoes it. State that cannot be checked that quickly (timers, handlers, the signal mask, the working folder) is
+recorded by wrappers of the functions that change it. Additions stay, such as folders in sys.path, modules and
+variables: libraries add them at first use, once.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 SPENT = 75  # exit status of a worker that ends because something cannot be put back; the Go side says the same
 
-touched = False  # a function that watch has wrapped was called
-_assigned = False  # one that sets variables of the environment was
+touched = False  # a function wrapped by watch was called
+_assigned = False  # one that sets environment variables was called
 _ALARMS = tuple(getattr(_signal, name) for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF"))
-# Signals without handlers of Python: faulthandler's, and those that can have none.
+# Signals without Python handlers: faulthandler's, and those that cannot have any.
 _FATAL = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGKILL, signal.SIGSTOP}
 _OPEN_MAX = os.sysconf_names.get("SC_OPEN_MAX", -1)
-_NEEDED = ("json", "os", "sys", "builtins", "signal", "threading")  # modules that all calls need as they are
-_PROXY = ("_outlet", "_flag", "_fd", "buffer")  # what a stream of ours has of its own
-_umask, putenv = os.umask, os.putenv  # the system's own: watch replaces what os has
-_fstat = os.fstat  # a tool may replace what os has
+_NEEDED = ("json", "os", "sys", "builtins", "signal", "threading")  # modules that all calls need unchanged
+_PROXY = ("_outlet", "_flag", "_fd", "buffer")  # attributes of our own streams
+_umask, putenv = os.umask, os.putenv  # the originals: watch replaces those of os
+_fstat = os.fstat  # a tool may replace that of os
 _fcntl = fcntl.fcntl
 _F_GETSIG = getattr(fcntl, "F_GETSIG", -1)
-HIGH = 200  # the worker's own descriptors have numbers from here on, out of a tool's way
+HIGH = 200  # the worker's own descriptors start here, above a tool's
 
 
 def watch() -> None:
-    """Has the functions that change what only the system knows note that they were
-    called. Before any code of the index is imported, which may take them by name."""
+    """Wraps the functions that change state of the system, to record their calls. Called before any code of the index
+    is imported, which may bind them by name."""
     import faulthandler
     import functools
 
@@ -75,8 +75,8 @@ def watch() -> None:
 
 
 class Snapshot:
-    """The state of a worker as it is to be between calls. Made in the zygote, when
-    all is imported: each page that a worker writes to is copied for it."""
+    """The state of a worker between calls. Made in the zygote after all imports: each page that a worker writes to is
+    copied."""
 
     def __init__(self) -> None:
         import threading
@@ -84,9 +84,9 @@ class Snapshot:
         mask = _umask(0o77)
         _umask(mask)
         self._umask = mask
-        self.retires = True  # mend may say that this worker is fit for no other call
+        self.retires = True  # mend may report that this worker must end
         self._handlers = {int(one): _signal.getsignal(one) for one in signal.valid_signals() if one not in _FATAL}
-        self._handlers[int(signal.SIGCHLD)] = _signal.SIG_DFL  # the zygote's is not for its workers
+        self._handlers[int(signal.SIGCHLD)] = _signal.SIG_DFL  # workers do not inherit the zygote's
         self._mask = set(map(int, _signal.pthread_sigmask(signal.SIG_BLOCK, ())))
         self._timers: dict[int, float] = {}  # those of the worker itself
         self._folder = os.getcwd()
@@ -111,29 +111,29 @@ class Snapshot:
             own = {name: value for name, value in vars(one).items() if not name.startswith("__")}
             self._attributes.append((one, own))
         self._recursion = sys.getrecursionlimit()
-        # Additions count for same, and are not put back.
+        # Additions count for same, but are not undone.
         self._grown = [list(first) for _, _, _, first in self._lists]
         self._seen_filters = list(self._filters)
         self._environ: dict[Any, Any] = {}
         self._seen_environ: dict[Any, Any] = {}
         self._files = 0
-        self._standard: list[tuple[int, int, tuple[int, int]]] = []  # 0, 1 and 2: a copy, and which file it is
+        self._standard: list[tuple[int, int, tuple[int, int]]] = []  # 0, 1 and 2: a copy, and the identity of the file
         self._marks: list[tuple[int, int]] = []  # of those, by _mark
         self._same = self._look()
-        self._exact = False  # same says yes while nothing has changed, whatever the index's imports have done
+        self._exact = False  # same returns True while nothing has changed, whatever the index's imports have done
 
     def hold(self) -> None:
-        """Keeps copies of descriptors 0, 1 and 2, in the worker and before its limits
-        are set, which may allow no such numbers."""
+        """Keeps copies of descriptors 0, 1 and 2, in the worker and before its limits are set, which may forbid such
+        numbers."""
         for fd in (0, 1, 2):
             try:
                 self._standard.append((fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH), _file(fd)))
             except OSError:
-                pass  # the index's import has closed it
+                pass  # closed by the index's import
         self._marks = _mark([fd for fd, _, _ in self._standard])
 
     def begin(self) -> None:
-        """In the worker, before its first call: what is its own."""
+        """Records the worker's own state before its first call."""
         global touched, _assigned
         touched = _assigned = False
         self._environ = dict(os.environ._data)  # type: ignore[attr-defined]  # the texts as the system has them
@@ -146,14 +146,13 @@ class Snapshot:
             self._exact = False
 
     def handle(self, number: int, handler: Any, interval: float = 0) -> None:
-        """Takes a handler that the worker itself has set, and the seconds of its timer."""
+        """Records a handler that the worker itself has set, and the seconds of its timer."""
         self._handlers[int(number)] = handler
         if interval:
             self._timers[_signal.ITIMER_PROF] = interval
 
     def _look(self) -> Callable[[], bool]:
-        """A function that tells whether all is as it was, as far as that is quickly seen. It looks
-        at names that it has itself: a tool may have replaced the modules'."""
+        """A function that checks quickly for changes. It binds all names: a tool may replace those of modules."""
         import threading
 
         watched = [(vars(holder), name, value) for holder, own in self._attributes
@@ -189,22 +188,22 @@ class Snapshot:
         return same
 
     def _stands(self) -> bool:
-        """Whether 0, 1 and 2 are the files that they were. Asked of the system each time: a file object closes its
-        descriptor in C, where nothing can take note of it."""
+        """Whether 0, 1 and 2 are still the same files. Asks the system each time: a file object closes its descriptor
+        in C, where no wrapper sees it."""
         for fd, mark in self._marks:
             if _fcntl(fd, _F_GETSIG) != mark:
                 return False
         return bool(self._marks) or all(_file(fd) == file for fd, _, file in self._standard)
 
     def mend(self) -> bool:
-        """Puts back what is not as it was. False when that cannot be done: this worker is fit for no other call."""
+        """Undoes changes. False if that is impossible: this worker must end."""
         try:
             if self._same():
                 if _assigned:
                     self._mend_environ()
                 return True
         except Exception:
-            pass  # something is not even there
+            pass  # something is missing
         for _ in range(3):
             try:
                 return self._mend()
@@ -232,7 +231,7 @@ class Snapshot:
                 setattr(module, name, kept)
                 self._grown[index] = list(kept)
         for name, module in self._first_modules.items():
-            # One that was imported anew is the tool's affair, but for those that all need.
+            # Modules imported anew are the tool's affair, except those that all calls need.
             if name not in sys.modules or name in _NEEDED:
                 sys.modules[name] = module
         self._count = len(sys.modules)
@@ -272,7 +271,7 @@ class Snapshot:
             faulthandler.cancel_dump_traceback_later()
         for number in _signal.sigpending():
             if number in self._handlers and number != signal.SIGURG:
-                _signal.signal(number, _signal.SIG_IGN)  # which forgets what waits
+                _signal.signal(number, _signal.SIG_IGN)  # this discards pending signals
         for number, handler in self._handlers.items():
             if _signal.getsignal(number) is not handler and handler is not None:
                 _signal.signal(number, handler)
@@ -286,7 +285,7 @@ class Snapshot:
         self._seen_filters = _with_additions(self._filters, [one for one in now if one not in strict])
         now[:] = self._seen_filters  # type: ignore[index]  # it is a list
         with warnings.catch_warnings():
-            pass  # leaving it forgets what was decided by the filters that are gone
+            pass  # leaving it discards decisions of removed filters
 
     def _mend_environ(self) -> None:
         global _assigned
@@ -296,7 +295,7 @@ class Snapshot:
             return
         for name, value in self._environ.items():
             found = now.get(name)
-            # One that was lengthened, as libraries do with PATH, is an addition too.
+            # A longer value, as libraries make of PATH, is an addition, too.
             if found != value and not (found and set(value.split(b":")) <= set(found.split(b":"))):
                 os.environ[os.fsdecode(name)] = os.fsdecode(value)
         self._seen_environ = dict(now)
@@ -304,8 +303,8 @@ class Snapshot:
 
 
 def _mark(fds: list[int]) -> list[tuple[int, int]]:
-    """Marks open files, which all their descriptors share, by the signal that each would send if it were asked to send
-    any: nothing else sets it, and a look at it takes a quarter of an fstat. None where the system has no such thing."""
+    """Marks open files, which all their descriptors share, by the signal that they would send on request: nothing else
+    sets it, and reading it takes a quarter of an fstat. None if the system lacks it."""
     try:
         for fd in fds:
             _fcntl(fd, fcntl.F_SETSIG, signal.SIGRTMAX - fd)
@@ -315,14 +314,14 @@ def _mark(fds: list[int]) -> list[tuple[int, int]]:
 
 
 def _file(fd: int) -> tuple[int, int]:
-    """The file of a descriptor: inode and device."""
+    """The identity of a descriptor's file: inode and device."""
     found = _fstat(fd)
     return found.st_ino, found.st_dev
 
 
 def _with_additions(first: list[Any], now: Any) -> list[Any]:
-    """now, where all of first is in it; else first, with what else is in now: in
-    front of it what was in front of all of it, behind it the rest."""
+    """now, if it contains all of first. Otherwise first, with the additions of now in front of it or after it, as they
+    are in now."""
     if all(one in now for one in first):
         return list(now)
     found = [one for one in now if one in first]

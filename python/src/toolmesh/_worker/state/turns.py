@@ -1,7 +1,7 @@
-"""The end of a call's turn in a lane: then its worker is stopped, whether or not the agent runs.
+"""The end of a call's hold on a lane: then its worker is stopped, even if the agent is frozen.
 
-Another call may have the turn after it. The agent moves the end while the turn is its
-own; when it is frozen, or cut off, the end stays.
+Another call may acquire the lane after that time. The agent extends it while it holds the lane; if the agent is frozen
+or disconnected, the end stays.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PAGE_UNTIL = 5  # of the control page: when the worker must have stopped, by clock; 0 is never
-PERIOD = 250  # milliseconds from one look to the next: an end is seconds ahead when it is set
+PAGE_UNTIL = 5  # of the control page: when the worker must have stopped, by clock; 0: never
+PERIOD = 250  # milliseconds between checks: an end is seconds ahead when it is set
 
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def clock() -> int:
-    """Nanoseconds of the clock by which the agent says when a turn ends."""
+    """Nanoseconds of the clock of these ends."""
     return time.time_ns() if _BOOTTIME is None else time.clock_gettime_ns(_BOOTTIME)
 
 
@@ -30,20 +30,20 @@ def over(until: int) -> bool:
 
 
 def check(until: int) -> None:
-    """Before a call: the agent that sent it may have been frozen since it had the turn."""
+    """Before a call: the agent may have been frozen since it acquired the lane."""
     if over(until):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def timeout(until: int) -> int:
-    """For how many milliseconds the end need not be looked at."""
+    """Milliseconds until the next check."""
     if until == 0:
         return PERIOD
     return max(0, min(PERIOD, (until - clock()) // 1_000_000 + 1))
 
 
 def watch(until: Callable[[], int]) -> None:
-    """Has a thread stop this process at the end, where no process above it does."""
+    """Starts a thread that stops this process at the end, if no parent process does."""
     import _thread
 
     def look() -> None:
