@@ -28,6 +28,16 @@ def test_each_wait_ends_at_its_time():
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
+def test_an_idle_question_has_no_timer():
+    async def main() -> None:
+        link = Connection(lambda: None, "", "s")  # type: ignore[arg-type,return-value]
+        idle = Pending(link, "a")
+        await Pending(link, "a").wait(0.01)
+        assert idle.token in link.pending and link._alarm is None
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 def test_many_waits_have_one_timer(monkeypatch):
     """A thousand waits that end at a thousand times are looked at some hundred times a second, not a thousand."""
     async def main() -> None:

@@ -280,7 +280,7 @@ class Connection:
         for one in list(self.pending.values()):
             if one.due <= self._alarmed:
                 one.nudge()
-            else:
+            elif one.due < math.inf:  # it waits
                 self.due(one.due)
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
