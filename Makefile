@@ -32,9 +32,12 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# Tests run the binaries while another target asks for them again: one that is up to date is left alone, a new one is
+# renamed into its place. go build -o writes to the file that is there.
 build: ## the binaries, into bin/
 	@mkdir -p bin
-	@for b in $(BINARIES); do echo "build bin/$$b"; $(GO) build -ldflags '$(LDFLAGS)' -o bin/$$b ./cmd/$$b; done
+	@for b in $(BINARIES); do echo "build bin/$$b"; $(GO) build -ldflags '$(LDFLAGS)' -o bin/$$b.new ./cmd/$$b; \
+	 if cmp -s bin/$$b.new bin/$$b; then rm bin/$$b.new; else mv bin/$$b.new bin/$$b; fi; done
 
 demo: build ## a whole mesh on this machine: install, call, stream, clean up
 	@bin/mesh demo

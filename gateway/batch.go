@@ -52,7 +52,14 @@ func (q *request) batch() (any, error) {
 	}
 	calls := make([]client.BatchCall, len(in.Calls))
 	for i, one := range in.Calls {
-		calls[i] = client.BatchCall{Tool: one.Tool, Args: nullToNone(one.Args)}
+		args := nullToNone(one.Args)
+		calls[i] = client.BatchCall{Tool: one.Tool, Args: args}
+		switch {
+		case one.Tool == "":
+			return nil, refused(toolmesh.CodeInvalidRequest, "call %d has no tool: send its id", i)
+		case len(args) > 0 && args[0] != '{':
+			return nil, refused(toolmesh.CodeInvalidRequest, "the args of call %d are not an object", i)
+		}
 		if one.Timeout != "" {
 			d, err := time.ParseDuration(one.Timeout)
 			if err != nil || d < time.Millisecond {

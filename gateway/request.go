@@ -7,6 +7,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"reflect"
 	"strings"
 	"time"
 
@@ -102,18 +103,38 @@ func (q *request) send(status int, body []byte) error {
 	return nil
 }
 
-// read reads a JSON body.
+// read reads a JSON body, which is an object.
 func (q *request) read(into any) error {
 	body, err := q.body()
-	if err == nil {
-		var wrong *json.UnmarshalTypeError
-		if err = json.Unmarshal(body, into); errors.As(err, &wrong) {
-			err = refused(toolmesh.CodeInvalidRequest, "the request's body has a %s at %q: it may not be one there", wrong.Value, wrong.Field)
-		} else if err != nil {
-			err = refused(toolmesh.CodeInvalidRequest, "the request's body is not the JSON that is expected: %w", err)
-		}
+	if err != nil {
+		return err
 	}
-	return err
+	err = json.Unmarshal(body, into)
+	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	switch {
+	case err == nil:
+		return nil
+	case !ok:
+		return refused(toolmesh.CodeInvalidRequest, "the request's body is not valid JSON: %w", err)
+	case wrong.Field == "":
+		return refused(toolmesh.CodeInvalidRequest, "the request's body is JSON of type %s: send an object", wrong.Value)
+	}
+	return refused(toolmesh.CodeInvalidRequest, "%s in the request's body is JSON of type %s: send %s", wrong.Field, wrong.Value, wanted(wrong.Type.Kind()))
+}
+
+// wanted names the JSON that a field of a body takes.
+func wanted(kind reflect.Kind) string {
+	switch kind {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice:
+		return "an array"
+	case reflect.Struct, reflect.Map:
+		return "an object"
+	}
+	return "a number"
 }
 
 // heldReader reads a part of a request's body into memory, and counts its bytes until the request ends.

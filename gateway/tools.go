@@ -42,7 +42,10 @@ func (q *request) listTools() (any, error) {
 		}
 	}
 	page, next, err := q.page(query, limit, format != "")
-	full := query.Get("full") == "1"
+	full := query.Has("full")
+	if full && query.Get("full") != "1" {
+		return nil, refused(toolmesh.CodeInvalidRequest, "full is %q: it is 1, or left out", query.Get("full"))
+	}
 	var about []json.RawMessage
 	if err == nil && (full || format != "" || q.l.readOnly()) {
 		page, about, err = q.about(page)
@@ -75,10 +78,10 @@ func (q *request) listTools() (any, error) {
 
 // limitOf returns the limit that a request asks for.
 func limitOf(query url.Values, otherwise int) (int, error) {
-	text := query.Get("limit")
-	if text == "" {
+	if !query.Has("limit") {
 		return otherwise, nil
 	}
+	text := query.Get("limit")
 	limit, err := strconv.Atoi(text)
 	if err != nil || limit < 1 || limit > pageMost {
 		return 0, refused(toolmesh.CodeInvalidRequest, "limit is %q: it is a whole number from 1 to %d", text, pageMost)

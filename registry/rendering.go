@@ -138,9 +138,7 @@ func (r *Responder) render(session subjects.SessionID, q Request) (any, error) {
 func (v *View) meant(session subjects.SessionID, name string) (subjects.ToolID, error) {
 	id, hashed, ok := tool.FromProviderName(name)
 	if hashed {
-		v.mu.Lock() // the order of ids is cached
-		visible := v.table.visible(canonical(session))
-		v.mu.Unlock()
+		visible := v.seen(session)
 		if i := slices.IndexFunc(visible, func(one subjects.ToolID) bool { return tool.ProviderName(one) == name }); i >= 0 {
 			return visible[i], nil
 		}
@@ -160,11 +158,8 @@ func (v *View) meant(session subjects.SessionID, name string) (subjects.ToolID, 
 // alike returns the one tool whose id differs from a name in case and in . - _ alone, of those that match the globs;
 // empty for none, or several.
 func (v *View) alike(session subjects.SessionID, name string, globs subjects.Globs) (found subjects.ToolID) {
-	v.mu.Lock() // the order of ids is cached
-	visible := v.table.visible(canonical(session))
-	v.mu.Unlock()
 	name = tool.PlainName(name)
-	for _, id := range visible {
+	for _, id := range v.seen(session) {
 		if tool.PlainName(string(id)) == name && globs.Match(id) {
 			if found != "" {
 				return ""
@@ -193,8 +188,10 @@ func (r *Responder) arguments(session subjects.SessionID, q Request) (any, error
 	name := q.Tool
 	if !slices.ContainsFunc(q.Declared, func(d *tool.Descriptor) bool { return d != nil && string(d.ID) == name }) {
 		id, err := r.view.meant(session, name)
-		if alike := r.view.alike(session, name, subjects.Globs(q.Tools)); toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound && alike != "" {
-			id, err = alike, nil
+		if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound { // only then: it compares all ids
+			if id = r.view.alike(session, name, subjects.Globs(q.Tools)); id != "" {
+				err = nil
+			}
 		}
 		if err != nil {
 			return nil, err

@@ -250,7 +250,8 @@ func TestRenderingRefuses(t *testing.T) {
 		"too many described":   {registry.VerbDescribe, `{"tools":` + string(many) + `}`, toolmesh.CodePayloadTooLarge, "501 tools"},
 		"arguments of no tool": {registry.VerbArguments, `{"arguments":{}}`, toolmesh.CodeInvalidRequest, "tool is missing"},
 		"of an unknown tool":   {registry.VerbArguments, `{"provider":"mcp","tool":"a.two","arguments":{}}`, toolmesh.CodeToolNotFound, "a.two"},
-		"broken JSON":          {registry.VerbArguments, `{"provider":"openai","tool":"a.one","arguments":"{'x': 1}"}`, toolmesh.CodeInvalidArguments, "not JSON"},
+		"broken JSON":          {registry.VerbArguments, `{"provider":"openai","tool":"a.one","arguments":"{'x': 1}"}`, toolmesh.CodeInvalidArguments, "the arguments are not valid JSON: invalid character"},
+		"JSON that is cut off": {registry.VerbArguments, `{"provider":"openai","tool":"a.one","arguments":"{\"x\": "}`, toolmesh.CodeInvalidArguments, "the text ends too early at byte"},
 		"no object":            {registry.VerbArguments, `{"provider":"openai","tool":"a.one","arguments":"[1]"}`, toolmesh.CodeInvalidArguments, "not a JSON object"},
 	} {
 		var answer any

@@ -180,16 +180,40 @@ func (v *View) Resolve(session subjects.SessionID, name string) (subjects.ToolID
 		return "", toolmesh.Errorf(toolmesh.CodeToolNotFound, "%q is the end of several tool ids: write one of them in full", name).
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("nearest", texts(several[:min(len(several), nearestMost)]))
 	}
-	v.mu.Lock() // the order of ids is cached
-	visible := v.table.visible(canonical(session))
+	visible := v.seen(session)
+	v.mu.RLock()
 	awaited := v.awaited(session, name)
-	v.mu.Unlock()
+	v.mu.RUnlock()
 	// Not under the lock: this is the slow part.
 	if awaited != "" && !slices.ContainsFunc(visible, func(id subjects.ToolID) bool { return strings.HasPrefix(string(id), awaited+".") }) {
 		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "index %q is installed, but no node serves it yet", awaited).
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
 	return "", notFound(name, tool.Nearest(name, texts(visible), nearestMost))
+}
+
+// seen returns the ids that a session sees, in order, without those of an earlier session of its
+// name.
+func (v *View) seen(session subjects.SessionID) []subjects.ToolID {
+	session = canonical(session)
+	v.mu.Lock() // the order of ids is cached
+	visible := v.table.visible(session)
+	var outdated []subjects.ToolID
+	if session != "" {
+		for _, id := range v.table.scopes[session].ids() {
+			if !v.knows(session, id) {
+				outdated = append(outdated, id)
+			}
+		}
+	}
+	v.mu.Unlock()
+	if outdated == nil {
+		return visible
+	}
+	return slices.DeleteFunc(slices.Clone(visible), func(id subjects.ToolID) bool {
+		_, found := slices.BinarySearch(outdated, id)
+		return found
+	})
 }
 
 // awaited returns the index that a full id belongs to, if it is installed.

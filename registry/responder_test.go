@@ -169,6 +169,7 @@ func TestRegistryRefuses(t *testing.T) {
 		"no JSON":        {registry.VerbList, "[", toolmesh.CodeInvalidRequest, "the body is not valid JSON"},
 		"no object":      {registry.VerbList, "[]", toolmesh.CodeInvalidRequest, "the body must be an object"},
 		"negative limit": {registry.VerbList, `{"limit":-1}`, toolmesh.CodeInvalidRequest, "limit is -1"},
+		"high limit":     {registry.VerbList, `{"limit":501}`, toolmesh.CodeInvalidRequest, "limit is 501"},
 		"limit as text":  {registry.VerbList, `{"limit":"1"}`, toolmesh.CodeInvalidRequest, "limit must be a whole number"},
 		"unknown tool":   {registry.VerbDescribe, `{"tool":"no.such"}`, toolmesh.CodeToolNotFound, "no.such"},
 		"unknown name":   {registry.VerbResolve, `{"name":"nope"}`, toolmesh.CodeToolNotFound, "nope"},
@@ -245,6 +246,7 @@ func TestSessionsSeeTheirOwnToolsFirst(t *testing.T) {
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	store := testmesh.Store(t, b)
 	v := view(t, b)
+	respond(t, b, v, store)
 	l := acquire(t, b, record("n1", "boot1"))
 	publish(t, store, l, "web", "r1", "web.search", "web.fetch")
 	publish(t, store, l, "alt", "r1", "alt.search")
@@ -317,6 +319,15 @@ func TestSessionsSeeTheirOwnToolsFirst(t *testing.T) {
 	meshtest.Until(t, "tools of another epoch are hidden", func() bool { return nodesOf(v, "s1", "search") == "unknown" })
 	if page, _ := v.List("s1", "", 0); len(page) != 3 {
 		t.Fatalf("%d tools listed, want 3", len(page))
+	}
+	if got, want := resolve("s1", "serch"), "tool_not_found [alt.search web.search]"; got != want {
+		t.Errorf("a name near to one of the old session is %s, want %s", got, want)
+	}
+	for _, name := range []string{"Mine-Note", "mine-note"} {
+		err := ask(t, b, "s1", registry.VerbArguments, registry.Request{Tool: name}, nil)
+		if e := toolmesh.AsError(err); toolmesh.CodeOf(err) != toolmesh.CodeToolNotFound || strings.Contains(fmt.Sprint(e.Details), "mine.note") {
+			t.Errorf("%s, the name of a tool of the old session: %v %v", name, err, e.Details)
+		}
 	}
 	own("e1")
 	meshtest.Until(t, "tools of its epoch are seen", func() bool { return nodesOf(v, "s1", "search") != "unknown" })

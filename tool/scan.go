@@ -115,7 +115,9 @@ func (s *scanner) fail(err error) *malformed {
 	var bad *jsontext.SyntacticError
 	switch {
 	case !errors.As(err, &bad): // io.EOF: there is nothing at all
-		return syntax(io.ErrUnexpectedEOF.Error(), int(s.dec.InputOffset()))
+		return syntax("the text ends too early", int(s.dec.InputOffset()))
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return syntax("the text ends too early", int(bad.ByteOffset))
 	case errors.Is(err, jsontext.ErrDuplicateName):
 		return &malformed{pointer: string(bad.JSONPointer), what: "given more than once", expected: "one value", got: "several"}
 	}

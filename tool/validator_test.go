@@ -205,7 +205,7 @@ func TestValidateMalformed(t *testing.T) {
 		`{"n":` + long + `}`:       {"/n", "a number of at most 1000 characters", long[:40] + "…", "/n is a number of more than 1000 characters"},
 		`1e400`:                    {"", "a number in the range of a double", "1e400", "the arguments are a number outside the range of a double"},
 		"{\"n\":\"a\xff\"}":        {"", "valid JSON", "malformed text", "the arguments are not valid JSON: text that is not UTF-8 at byte 7"},
-		`{"n":1`:                   {"", "valid JSON", "malformed text", "the arguments are not valid JSON: unexpected EOF at byte 6"},
+		`{"n":1`:                   {"", "valid JSON", "malformed text", "the arguments are not valid JSON: the text ends too early at byte 6"},
 	} {
 		got := tool.Problems(v.Validate(json.RawMessage(args)))
 		if diff := cmp.Diff([]tool.Problem{want}, got); diff != "" {

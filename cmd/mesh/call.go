@@ -44,7 +44,7 @@ func (a *app) callCommand() *cobra.Command {
 		}
 		return takes(1, -1, "a tool")(cmd, args)
 	}
-	wordFlag(cmd, &f.key, "key", "`NAME` what the call does, for a day: it runs once, and each further call under the key gets what that ended with")
+	wordFlag(cmd, &f.key, "key", "the `NAME` of what the call does, for a day: it runs once, and each further call under the key gets what that ended with")
 	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print what they return as it comes:\n"+
 		"{\"id\",\"tool\",\"args\",\"timeout\",\"session\",\"stream\",\"key\"}; all but tool may be left out")
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")

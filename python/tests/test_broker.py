@@ -53,8 +53,10 @@ def connected(work: Callable[[Broker, Server], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("value", ["plain", "é ü", "a\r\nB: c", "a\nPUB x 0", "a\r"])
-def test_headers_are_written_as_nats_py_writes_them(monkeypatch, quick, value):
+@pytest.mark.parametrize(("value", "written"), [
+    ("plain", "plain"), ("é ü", "é ü"), ("a\r\nB: c", "a  B: c"), ("a\nPUB x 0", "a PUB x 0"), ("a\rB", "a B"),
+])
+def test_headers_are_written_on_one_line_each(monkeypatch, quick, value, written):
     monkeypatch.setattr(broker, "_QUICK", quick)
 
     async def work(nc: Broker, server: Server) -> None:
@@ -68,6 +70,7 @@ def test_headers_are_written_as_nats_py_writes_them(monkeypatch, quick, value):
         await nc.flush()
         assert server.told[before + len(plain):] == plain
         assert plain.count(b"HPUB a.b in.box ") == 1 and plain.count(b"PUB") == 1 + value.count("PUB")
+        assert f"\r\nMesh-Isolation: {written}\r\n\r\n".encode() in plain
 
     connected(work)
 
@@ -83,12 +86,21 @@ def test_a_message_that_is_too_long_with_its_headers_is_refused():
     connected(work)
 
 
-@pytest.mark.parametrize("raw", [
-    b"\r\nMesh-Node: n\r\nMesh-Boot: b: c\r\n\r\n", b"\r\nMesh-Warning: \r\n\r\n", b" 503\r\n\r\n",
-    b" 100 Idle Heartbeat\r\nNats-Last: 3\r\n\r\n", b"\r\n\r\n", b"\r\nMesh-Node:n\r\n\r\n",
-    b"\r\nMesh-Node: \xff\r\n\r\n", b"\r\nno colon\r\nMesh-Node: n\r\n\r\n", b"\r\nMesh-Node: \xc3\xa9\r\n\r\n",
+@pytest.mark.parametrize(("raw", "read"), [
+    (b"\r\nMesh-Node: n\r\nMesh-Boot: b: c\r\n\r\n", {"Mesh-Node": "n", "Mesh-Boot": "b: c"}),
+    (b"\r\nMesh-Warning: \r\n\r\n", {"Mesh-Warning": ""}), (b" 503\r\n\r\n", {"Status": "503"}),
+    (b" 100 Idle Heartbeat\r\nNats-Last: 3\r\n\r\n",
+     {"Status": "100", "Description": "Idle Heartbeat", "Nats-Last": "3"}),
+    (b"\r\n\r\n", None), (b"\r\nMesh-Node:n\r\n\r\n", {"Mesh-Node": "n"}),
+    (b"\r\nMesh-Node: \xc3\xa9\r\n\r\n", {"Mesh-Node": "é"}),
+    (b"\r\nMesh-Node: a\r\nMesh-Node: b\r\n\r\n", {"Mesh-Node": "b"}),
 ])
-def test_headers_are_read_as_nats_py_reads_them(raw):
+def test_headers_are_read_in_one_step(raw, read):
+    assert asyncio.run(Broker(False)._process_headers(b"NATS/1.0" + raw)) == read
+
+
+@pytest.mark.parametrize("raw", [b"\r\nMesh-Node: \xff\r\n\r\n", b"\r\nno colon\r\nMesh-Node: n\r\n\r\n"])
+def test_headers_that_no_node_writes_are_read_as_nats_py_reads_them(raw):
     async def main() -> None:
         assert await Broker(False)._process_headers(b"NATS/1.0" + raw) == (
             await Client()._process_headers(b"NATS/1.0" + raw))

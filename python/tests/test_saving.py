@@ -57,10 +57,29 @@ def test_no_half_file_is_left(tmp_path, there) -> None:
     assert not there or path.read_bytes() == b"before"
 
 
-def test_what_another_user_owns_is_written_where_it_is(tmp_path) -> None:
+def test_readers_of_a_file_that_is_replaced_keep_the_old_one(tmp_path) -> None:
+    """Nothing is written to the file that is there: a full disk, or the end of the program, leaves no half of it."""
+    path = tmp_path / "x"
+    path.write_bytes(b"before")
+    with path.open("rb") as reader:
+        save(path)
+        assert reader.read() == b"before" and path.read_bytes() == b"after"
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_cannot_be_replaced_is_written_where_it_is(tmp_path, monkeypatch, folder) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"before, and longer")
     inode = path.stat().st_ino
+
+    def refused(*_):
+        raise PermissionError
+
+    if folder:  # of another user, as far as the client sees: root may write all
+        may = os.access
+        monkeypatch.setattr(os, "access", lambda one, mode: one != str(tmp_path) and may(one, mode))
+    else:
+        monkeypatch.setattr(os, "chown", refused)
     save(path)
     assert path.read_bytes() == b"after" and path.stat().st_ino == inode
     assert len(list(tmp_path.iterdir())) == 1

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from toolmesh._client import connection
-from toolmesh._client.call import Pending
+from toolmesh._client.call import SILENCE, Call, Pending
 from toolmesh._client.connection import Connection
 
 
@@ -24,6 +24,38 @@ def test_each_wait_ends_at_its_time():
         await asyncio.gather(*[wait(one) for one in (0.3, 0.02, 0.2, 0.1, 0.0)])
         assert ended == [0.0, 0.02, 0.1, 0.2, 0.3]
         assert not link.pending
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_node_is_not_silent_while_its_request_waits_to_be_written(monkeypatch):
+    """Requests of 90 MB, or a loop that stands, keep a request here for longer than a node may be silent."""
+    async def main() -> None:
+        now = [100.0]
+        monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        link = Connection(lambda: None, "", "s")  # type: ignore[arg-type,return-value]
+
+        async def post(*_: object) -> None:
+            now[0] += SILENCE + 1
+
+        link._nc = SimpleNamespace(  # type: ignore[assignment]
+            post=post, is_closed=False, is_connected=True, stats={"in_bytes": 0})
+        one = Pending(link, "a")
+        await link.send(one, Call("s", "a.b", b"{}", "r"), {})
+        pinged = []
+        link._ping = pinged.append  # type: ignore[method-assign,assignment]
+        await link.alive(one, one.asked)
+        assert not pinged and one.sent == 100
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_an_idle_question_has_no_timer():
+    async def main() -> None:
+        link = Connection(lambda: None, "", "s")  # type: ignore[arg-type,return-value]
+        idle = Pending(link, "a")
+        await Pending(link, "a").wait(0.01)
+        assert idle.token in link.pending and link._alarm is None
 
     asyncio.run(asyncio.wait_for(main(), 10))
 

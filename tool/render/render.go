@@ -1,6 +1,7 @@
 package render
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -135,7 +136,7 @@ func Arguments(d *tool.Descriptor, text json.RawMessage) (arguments json.RawMess
 	}
 	value, err := decode(text)
 	if err != nil {
-		return nil, nil, invalid("", "a JSON object", "malformed text", "the arguments are not JSON: "+err.Error())
+		return nil, nil, cmp.Or(v.Validate(text), invalid("", "a JSON object", "malformed text", "the arguments are not valid JSON"))
 	}
 	given, ok := value.(*object)
 	if !ok {

@@ -244,7 +244,7 @@ func TestArgumentsThatMeanNothingSayWhere(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ schema, from, pointer string }{
 		{`{}`, `{`, ""},
-		{`{}`, `{"x":1,"x":2}`, ""},
+		{`{}`, `{"x":1,"x":2}`, "/x"},
 		{`{}`, `{"x":1} 2`, ""},
 		{`{}`, `[1]`, ""},
 		{`{}`, `null`, ""},

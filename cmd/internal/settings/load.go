@@ -27,6 +27,9 @@ func Load(env []string, spec any) error {
 	err := envconfig.Process("mesh", spec)
 	var bad *envconfig.ParseError
 	if errors.As(err, &bad) {
+		if bad.TypeName == "bool" {
+			bad.Err = errors.New("want true or false")
+		}
 		return fmt.Errorf("%s is %q: %w", bad.KeyName, bad.Value, bad.Err)
 	}
 	if err != nil {

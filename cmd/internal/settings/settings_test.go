@@ -189,6 +189,14 @@ func TestBadSettings(t *testing.T) {
 	}
 }
 
+func TestBadSwitch(t *testing.T) {
+	t.Setenv("MESH_PRIVATE_SOURCES", "x")
+	err := settings.Load([]string{"MESH_PRIVATE_SOURCES=x"}, new(settings.Mesh))
+	if err == nil || err.Error() != `MESH_PRIVATE_SOURCES is "x": want true or false` {
+		t.Errorf("error is %v", err)
+	}
+}
+
 // A setting for the mesh wins over one for NATS.
 func TestNATSVariables(t *testing.T) {
 	for name, tc := range map[string]struct {

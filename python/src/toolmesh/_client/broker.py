@@ -21,6 +21,7 @@ if typing.TYPE_CHECKING:
 
 _log = logging.getLogger("toolmesh")
 _LINE, _END = b"NATS/1.0\r\n", b"\r\n"
+_BREAKS = str.maketrans("\r\n", "  ")
 _QUICK = all(hasattr(Client, name) for name in ("_send_command", "_flush_pending"))
 
 
@@ -46,6 +47,15 @@ class Broker(Client):
                 pass  # not text, or not in the form that nodes write
         return await super()._process_headers(headers)
 
+    async def publish(
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None,
+    ) -> None:
+        """nats-py's, with spaces for line breaks in headers, as its newer versions write them: else a name that a
+        model has made up could bring headers of its own."""
+        if headers:
+            headers = {name: value.translate(_BREAKS) for name, value in headers.items()}
+        await super().publish(subject, payload, reply, headers)
+
     async def post(self, subject: str, body: bytes, reply: str, headers: dict[str, str]) -> None:
         """publish, for our own requests with a valid subject. MaxPayloadError also if headers and body together are too
         long, for which the server would close the connection."""
@@ -55,7 +65,7 @@ class Broker(Client):
         if size > self.max_payload:
             raise nats.errors.MaxPayloadError
         if not _QUICK or text.count("\n") != len(headers) or text.count("\r") != len(headers):
-            await self.publish(subject, body, reply, headers)  # it replaces line breaks in values by spaces
+            await self.publish(subject, body, reply, headers)
             return
         command = f"HPUB {subject} {reply} {len(head)} {size}\r\n".encode()
         await self._send_command(b"%b%b%b%b" % (command, head, body, _END))

@@ -222,7 +222,7 @@ class Connection:
         if what.lower() == "subscription":
             self._denied.add(subject)
         for one in self.pending.values():  # it refuses one by one, in the order in which they were sent
-            if one.subject == subject and one.error is None and not one.messages and one.sign == one.sent == one.asked:
+            if one.subject == subject and one.error is None and not one.messages and one.sign == one.asked:
                 one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {subject}: "
                                                       "a session of somebody else needs its key"))
                 break
@@ -281,7 +281,7 @@ class Connection:
         for one in list(self.pending.values()):
             if one.due <= self._alarmed:
                 one.nudge()
-            else:
+            elif one.due < math.inf:  # it waits
                 self.due(one.due)
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
@@ -428,9 +428,10 @@ class Connection:
     async def send(self, one: Pending, call: Call, headers: dict[str, str]) -> None:
         """Sends a call for the first time."""
         nc = await self.ready()
-        one.sent = one.sign = one.asked = time.monotonic()
+        one.sent = time.monotonic()
         try:
             await nc.post(one.subject, call.body, one.inbox, headers)
+            one.sign = one.asked = time.monotonic()  # the time in which it waited to be written is not the node's
         except nats.errors.MaxPayloadError:
             raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages "
                                                f"of {nc.max_payload}", call.tool) from None
@@ -559,9 +560,9 @@ class Connection:
         try:
             headers = self.headers(call)
             await self.send(one, call, headers)
-            last = time.monotonic()
+            last = one.asked
             while True:
-                wait = MISSING if last == one.sent else TICK
+                wait = MISSING if last == one.asked else TICK
                 left = None if call.timeout is None else call.deadline + _GRACE - time.monotonic()
                 if left is not None and left <= 0:
                     raise timed_out(call.tool, call.timeout or 0, None)

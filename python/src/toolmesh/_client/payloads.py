@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 import typing
@@ -231,18 +232,43 @@ async def save(link: Link, session: str, value: typing.Any, path: str | os.PathL
 
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[BinaryIO]:
-    """Writes to path once all data has arrived. So an existing file keeps its mode and its owner, a link stays, and a
-    device or a pipe is written to."""
+    """What is written replaces the file at path once all of it has come, and keeps its mode and its owner; a link
+    stays. A device, a pipe and what this process may write but not replace get a copy of it then."""
     if os.path.islink(path) and not os.path.exists(path):
         raise FileNotFoundError(errno.ENOENT, "the link leads to nothing", path)
-    folder = os.path.dirname(os.path.abspath(path))
-    with tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None) as came:
-        yield came
-        came.seek(0)
-        # A pipe may have no reader: opening it must not block a loop.
-        with open(path, "wb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK, 0o666)) as out:
-            os.set_blocking(out.fileno(), True)
-            shutil.copyfileobj(came, out)
+    path = os.path.realpath(path)
+    before = os.stat(path) if os.path.exists(path) else None
+    plain = before is None or stat.S_ISREG(before.st_mode) and os.access(path, os.W_OK)
+    part = f"{path}.{uuid.uuid4().hex[:8]}.part" if plain and os.access(os.path.dirname(path), os.W_OK) else ""
+    mode = 0o600 if before else 0o666
+    try:
+        with open(part, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) if part else (
+                tempfile.TemporaryFile()) as came:
+            yield came
+            came.flush()
+            if not part or not _alike(came.fileno(), before):
+                came.seek(0)
+                # A pipe may have no reader, for which a loop must not wait.
+                with open(path, "wb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK, 0o666)) as out:
+                    os.set_blocking(out.fileno(), True)
+                    shutil.copyfileobj(came, out)
+                return
+        os.replace(part, path)
+    finally:
+        if part:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+
+
+def _alike(fd: int, before: os.stat_result | None) -> bool:
+    """Gives a new file the owner and the mode of an old one; False where this process may not."""
+    if before is not None:
+        try:
+            os.chown(fd, before.st_uid, before.st_gid)
+            os.chmod(fd, stat.S_IMODE(before.st_mode) & 0o777)
+        except PermissionError:
+            return False
+    return True
 
 
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
