@@ -13,17 +13,17 @@ import (
 )
 
 const (
-	// minArgsRoom is what a node holds of arguments of its calls at least, in bytes; for
-	// each slot it holds argsPerSlot.
+	// minArgsRoom is the least memory for arguments of calls on a node, in bytes; each slot adds
+	// argsPerSlot.
 	minArgsRoom = 256 << 20
 	argsPerSlot = 2 << 20
 	// smallArgs are arguments that count nothing.
 	smallArgs = 16 << 10
 )
 
-// arguments reads the arguments of a call, from wherever they are, and checks them. Until
-// the call ends they are a part of what its session may have here: a call that waits for a
-// lane, a key, a worker or an equal call holds no more.
+// arguments reads the arguments of a call, from the request or by reference, and checks them.
+// Until the call ends they count towards its session's share of the room for arguments, so that a
+// call that waits for a lane, a key, a worker or an equal call holds no more.
 func (r *runner) arguments(c *inflight) (args json.RawMessage, bad *toolmesh.Error) {
 	req := c.Request
 	if req.Ref != nil {
@@ -76,7 +76,7 @@ func (r *runner) noRoom(account subjects.SessionID) *toolmesh.Error {
 		WithDetail("limit", "arguments").WithDetail("max", r.args.Limit()).WithDetail("retry_after_ms", r.retryAfter(nil).Milliseconds())
 }
 
-// account is whose part of the node the call takes.
+// account returns the account whose share the call uses.
 func (c *inflight) account() subjects.SessionID { return subjects.Account(c.Request.Session, c.epoch) }
 
 // release deletes the arguments of a call that came by reference, once it has ended and
@@ -98,8 +98,8 @@ func (r *runner) spendFor(req *codec.Request, e *toolmesh.Error) {
 	r.spend(req)
 }
 
-// spend deletes the arguments of a request once no call reads them: in a moment,
-// as deleting holds up what the caller reads now.
+// spend notes the stored arguments of a request, which no call reads any more, for deletion.
+// Deleting them here would delay the answer.
 func (r *runner) spend(req *codec.Request) {
 	if req.Ref == nil {
 		return
@@ -109,7 +109,7 @@ func (r *runner) spend(req *codec.Request) {
 	r.spent = append(r.spent, req.Ref.Name)
 }
 
-// deleteSpent deletes what spend has noted; the ticker calls it.
+// deleteSpent deletes the arguments that spend has noted; the ticker calls it.
 func (r *runner) deleteSpent() {
 	r.spentMu.Lock()
 	names := r.spent

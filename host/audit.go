@@ -71,9 +71,9 @@ func (r *runner) audit(c *inflight, record admit.Record) {
 	}
 }
 
-// redacted are arguments as an event may show them: without the secrets that the tool's handler knows, and as
-// a text where they are no JSON without them. It is null for arguments that are too large, and where there is
-// no tool: whose secrets they may have nobody knows then.
+// redacted returns arguments for an event: without the secrets that the tool's handler knows, and
+// as a text if they are no JSON without them. It returns null for arguments that are too large,
+// and without a tool, as their secrets are unknown.
 func (t *served) redacted(args json.RawMessage) json.RawMessage {
 	if t == nil || len(args) > eventArguments { // those of a call may have a gigabyte
 		return nil
@@ -91,8 +91,9 @@ func (t *served) redacted(args json.RawMessage) json.RawMessage {
 	return plain
 }
 
-// audience knows of which sessions' calls somebody hears the events: no others are made. Of each session an
-// event asks for an answer now and then, and the broker itself answers where nobody subscribes it.
+// audience knows which sessions have subscribers of call events: other events are not made. From
+// time to time an event asks for an answer; for a session without a subscriber the broker itself
+// answers.
 type audience struct {
 	bus *bus.Bus
 
@@ -133,7 +134,8 @@ func (a *audience) ask(session subjects.SessionID) (reply string, heard bool) {
 	return a.inbox.Subject() + "." + token, true
 }
 
-// answered takes the broker's word that nobody hears a session's events; others who answer are no matter.
+// answered notes the broker's answer that a session's events have no subscriber; answers of
+// subscribers are ignored.
 func (a *audience) answered(m *nats.Msg, err error) {
 	if err != nil || !bus.NoResponders(m) {
 		return

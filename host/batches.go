@@ -61,7 +61,7 @@ func (h *Host) subscribeBatches(s *batch.Server, c *client.Client) error {
 	return nil
 }
 
-// features is what the node's lease says that it can do.
+// features returns the abilities that the node's lease announces.
 func (h *Host) features() []string {
 	all := codec.Features()
 	if h.intake.batches.Load() != nil {
@@ -130,8 +130,8 @@ func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Requ
 	return true
 }
 
-// batchView is what the registry knows, as batches see it. Of its own tools the host
-// knows more than the registry, and sooner.
+// batchView gives batches the registry's view. The host's own tools are in it before the registry
+// has them.
 type batchView struct {
 	*registry.View
 	store *registry.Store
@@ -148,8 +148,8 @@ func (v batchView) Owner(session subjects.SessionID, id subjects.RPCID, first su
 	return v.host.bus.Listed(owner.Node, owner.Boot)
 }
 
-// mostNames is of how many tools, called by less than their ids, one batch is told what
-// they are: finding them takes a look at all.
+// mostNames bounds the tools per batch that are described if calls name them by less than their
+// ids: each one needs a search of the whole view.
 const mostNames = 64
 
 // Descriptors implements [batch.View].

@@ -138,7 +138,7 @@ func (w pieceWriter) Write(piece []byte) (int, error) {
 	return len(piece), nil
 }
 
-// Close drops what the call's tool has begun to send and not ended. The call is over.
+// Close drops files that the tool has begun to send and not ended. The call is over.
 func (n *NestedCalls) Close() {
 	n.files.mu.Lock()
 	left := n.files.uploads

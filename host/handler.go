@@ -30,14 +30,14 @@ type Handler interface {
 // HandlerFunc is a function that is a [Handler].
 type HandlerFunc func(ctx context.Context, call *Call, sink Sink) error
 
-// ServeTool calls f; what it sends is held to being JSON.
+// ServeTool calls f; an item that is not JSON is an error.
 func (f HandlerFunc) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	return f(ctx, call, checkedSink{sink})
 }
 
-// Sink takes what a call produces. A plain function sends its one result; a
-// generator sends its items in order. What the caller gets of several items in
-// a unary call is the host's business: the last one, or all of them as a list.
+// Sink takes the items of a call. A plain function sends its one result; a generator sends its
+// items in order. The host decides what a unary call returns of several items: the last one, or
+// all of them as a list.
 type Sink interface {
 	// Send takes one item, which must be JSON, and keeps it: the slice must not
 	// be changed afterwards. It blocks while the caller's credit is used up,
@@ -56,8 +56,8 @@ type ResultSink interface {
 // Call is one call, checked and admitted.
 type Call struct {
 	Session subjects.SessionID
-	// Epoch tells the session from an earlier one of its name; empty for one
-	// that nobody created, and where [Options.Sessions] does not say.
+	// Epoch tells the session from an earlier one of its name. It is empty for a session that was
+	// never created, and where [Options.Sessions] does not give it.
 	Epoch string
 	Tool  subjects.ToolID
 	RPCID subjects.RPCID
@@ -75,8 +75,8 @@ type Call struct {
 	// that the handler makes under its ctx are nested in this one by themselves.
 	Depth  int
 	Parent subjects.RPCID
-	// Isolation is what the caller asks for beyond what the tool declares; empty asks
-	// for nothing.
+	// Isolation is the isolation that the caller asks for, above the tool's own; empty asks for
+	// none.
 	Isolation toolmesh.Isolation
 	// NoCache asks for a run, whatever is kept of earlier ones.
 	NoCache bool
@@ -118,17 +118,17 @@ func (c *Call) Deserted() bool {
 	return c.running != nil && !c.shared && c.running.Value.readers.Deserted()
 }
 
-// Progress tells how far the call of ctx is, from 0 to 1, and what it does: ctx is that of
-// a handler, or made of it. It is cheap, may be called concurrently and as often as one
-// likes, and outside of a call it does nothing. Callers hear of it with the next keepalive,
-// at most once a second, or at once where they asked for that; mesh task shows it.
+// Progress reports how far the call of ctx is, from 0 to 1, with a text; ctx is the handler's or
+// derived from it. It is cheap and may be called concurrently and at any rate; outside of a call
+// it does nothing. Callers get the report with the next keepalive, at most once a second, or at
+// once if they asked for that; mesh task shows it.
 func Progress(ctx context.Context, fraction float64, text string) {
 	if report, ok := ctx.Value(reportKey{}).(func(codec.Progress)); ok {
 		report(codec.NewProgress(&fraction, text))
 	}
 }
 
-// below is what a call that this one makes says of it.
+// below is the lineage of the calls that this call makes.
 func (c *Call) below() client.Lineage {
 	return client.Lineage{Parent: c.RPCID, Depth: c.Depth + 1, Lanes: c.lanes}
 }

@@ -22,8 +22,8 @@ import (
 // call has as many as its depth at most.
 const maxLanes = 4096
 
-// laned is the handler of a tool whose calls take turns in a session, on a node or in the
-// mesh, around its own.
+// laned wraps the handler of a tool with a lane scope: its calls acquire a lane of the session,
+// the node or the mesh first.
 type laned struct {
 	Handler
 	h     *core
@@ -91,7 +91,7 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	return lost
 }
 
-// turnContext is that of a call that has a turn: calls made under it say so.
+// turnContext is the context of a call that holds a lane: calls made under it carry the lane.
 type turnContext struct {
 	context.Context
 	call    context.Context // which knows why it ended

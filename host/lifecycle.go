@@ -17,12 +17,12 @@ import (
 const (
 	drainBeats = 2 * presence.BeatEvery // directed requests are refused for at least this long,
 	drainQuiet = time.Second            // and until so long without one,
-	drainMost  = 10 * time.Second       // but no longer than this
+	drainMost  = 10 * time.Second       // the max
 	drainRest  = 3 * time.Second        // for replays, at the end
 	// stopGrace is how long handlers may take to return once they are told to stop.
 	stopGrace = 5 * time.Second
-	// sessionEvery is how often a call that goes on, and what is served in a session, looks
-	// whether its session goes on.
+	// sessionEvery is the interval at which running calls and services of a session check that
+	// the session still exists.
 	sessionEvery = time.Second
 )
 
@@ -197,7 +197,7 @@ func (h *Host) shut(ctx context.Context) error {
 	return err
 }
 
-// closeSubscriptions ends what Start and publishing subscribed; h.publisher.mu is held.
+// closeSubscriptions ends the subscriptions of Start and of publishing; h.publisher.mu is held.
 func (h *Host) closeSubscriptions() {
 	if h.micro != nil {
 		h.micro.Stop()

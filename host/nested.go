@@ -27,7 +27,7 @@ type NestedCalls struct {
 	files  nestedFiles
 }
 
-// NewNestedCalls makes what calls for the tool of a call.
+// NewNestedCalls returns the calls that the tool of a call may make.
 func NewNestedCalls(c *client.Client, call *Call) *NestedCalls {
 	return &NestedCalls{client: c, call: call}
 }
@@ -123,7 +123,7 @@ func (n *NestedCalls) Task(ctx context.Context, verb string, request json.RawMes
 	return answer, err
 }
 
-// Describe says what a tool is, in the call's session, as `mesh info --json` does.
+// Describe returns a tool's descriptor in the call's session, as `mesh info --json` prints it.
 func (n *NestedCalls) Describe(ctx context.Context, id string) (json.RawMessage, error) {
 	return n.client.In(n.call.Session).Describe(ctx, subjects.ToolID(id))
 }

@@ -25,8 +25,8 @@ const (
 	warningText = 300
 )
 
-// checked is the handler of a tool that says what it returns, around its own: each result
-// and item is held against the output schema.
+// checked wraps the handler of a tool that declares an output schema: each result and item is
+// checked against it.
 type checked struct {
 	Handler
 	h         *publisher
@@ -148,7 +148,7 @@ func failure(kind, text string) *toolmesh.Error {
 	return e
 }
 
-// warn has the registry say what people should know of a tool that is offered.
+// warn writes a warning for people to the registry's record of a tool.
 func (p *publisher) warn(index serviceKey, t *served, warning string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -90,7 +90,7 @@ func (st *streams) Open(deliver func(*nats.Msg, error)) (*bus.Inbox, error) {
 // MaxPayload implements [stream.Store].
 func (st *streams) MaxPayload() int64 { return st.bus.MaxPayload() }
 
-// Writer implements [stream.Store]. Chunks of sessions that nobody created expire.
+// Writer implements [stream.Store]. Chunks of sessions that were never created expire.
 func (st *streams) Writer(session subjects.SessionID, rpc subjects.RPCID, opts chunks.WriterOptions) (stream.Writer, error) {
 	w, err := chunks.NewWriter(st.bus, session, rpc, st.boot, opts)
 	if err != nil {
