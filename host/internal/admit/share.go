@@ -85,7 +85,7 @@ func (s *share) idle() bool {
 	return s.has[ofAll] == 0 && s.has[ofPassed] == 0 && s.has[ofParked] == 0 && s.missed == [kinds]time.Time{}
 }
 
-// sweep forgets accounts that wait no longer.
+// sweep forgets accounts without waiting calls.
 func (ss *shares) sweep(now time.Time) {
 	for account, s := range ss.of {
 		for kind, at := range s.missed {

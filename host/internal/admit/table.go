@@ -44,11 +44,11 @@ type Request struct {
 	Stream    bool   // its answer is a stream, whatever the delivery
 	Digest    Digest // of its body
 
-	// What follows need not agree.
+	// A repetition may differ in the fields below.
 
 	// Depth is how many calls are above it.
 	Depth int
-	// Account is whose places it takes: that of its session, see [subjects.Account].
+	// Account is the account whose places the call takes, see [subjects.Account].
 	Account subjects.SessionID
 	// MayPass: where there is no place, it may be passed on to another node. Then the
 	// call has Full set and takes no slot, only one of as many places of those.
@@ -69,8 +69,8 @@ func DigestOf(body []byte) Digest {
 	return Digest{maphash.Bytes(seeds[0], body), maphash.Bytes(seeds[1], body)}
 }
 
-// Record is what a call ended with: a result, or an error. Streamed is set for
-// a call whose chunks are in the store instead.
+// Record is the outcome of a call: a result, or an error. Streamed is set for a call whose chunks
+// are in the store instead.
 type Record struct {
 	Result   json.RawMessage
 	Err      *toolmesh.Error
@@ -79,7 +79,7 @@ type Record struct {
 	// beside it only if there is room for it.
 	Ref   *codec.Ref
 	Cache codec.CacheUse // of a result
-	// Warning is what is wrong with a result; empty for nothing.
+	// Warning is the fault of a result, for people; empty for none.
 	Warning string
 	Lane    *codec.LaneUse // nil: it had to do with none
 	// By is the node that ran a call that was passed on; nil for this one.
@@ -115,14 +115,14 @@ func Failure(err error, started toolmesh.Started) *toolmesh.Error {
 	return e
 }
 
-// Verdict is what to do with a request.
+// Verdict is the decision on a request.
 type Verdict uint8
 
 // The verdicts.
 const (
 	// Run: the call is new and has a slot; [Table.Finish] gives it back.
 	Run Verdict = iota
-	// Join: the same call runs. Its host has what joined it get its record.
+	// Join: the same call runs. Its host gives its record to the repetition as well.
 	Join
 	// Repeat: the same call has ended; its record is returned.
 	Repeat
@@ -130,8 +130,8 @@ const (
 	Refuse
 )
 
-// Running is a call in flight. Its fields are set by Begin and, but for Full, never change; T
-// is what the host knows of it.
+// Running is a call in flight. Its fields are set by Begin and, except for Full, never change; T
+// is the host's part of it.
 type Running[T any] struct {
 	Request
 	Value T
@@ -148,7 +148,7 @@ type Running[T any] struct {
 	entry   *entry[T]
 }
 
-// entry is a call that runs, or one that has ended and whose record is kept.
+// entry is a running call, or an ended one with its record.
 type entry[T any] struct {
 	hash    uint64
 	running *Running[T] // nil once it has ended
@@ -189,10 +189,9 @@ type Table[T any] struct {
 	joined  *fair.Room[subjects.SessionID] // repetitions that wait
 }
 
-// NewTable returns a table for a node that runs at most slots calls at once, and
-// beside them as many nested ones, and one more of each depth. So none waits for a
-// place that it holds itself: it waits for deeper ones only, whose own place those
-// above them cannot take. now is time.Now unless a test says otherwise.
+// NewTable returns a table for a node that runs at most slots calls at once, and next to them as
+// many nested ones, and one more of each depth: a call then only waits for deeper ones, and calls
+// above those cannot take their places. now is time.Now except in tests.
 func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	began := now()
 	return &Table[T]{
@@ -338,8 +337,7 @@ func (t *Table[T]) Repeated(r Request) (verdict Verdict, c *Running[T], record R
 	return verdict, c, record, err, verdict != Run
 }
 
-// repeated decides on a request whose name has a hash; Run says that it is a new
-// call. t.mu is held.
+// repeated decides on a request by the hash of its name; Run means a new call. t.mu is held.
 func (t *Table[T]) repeated(hash uint64, r Request) (Verdict, *Running[T], Record, *toolmesh.Error) {
 	k := t.names[hash]
 	switch {
@@ -365,7 +363,7 @@ func (t *Table[T]) repeated(hash uint64, r Request) (Verdict, *Running[T], Recor
 	return Repeat, nil, k.record, nil
 }
 
-// same is what a request and its repetition agree in.
+// same is the part of a request that a repetition must have in common with it.
 func (r Request) same() Request {
 	r.Depth, r.First, r.Account, r.MayPass = 0, time.Time{}, "", false
 	return r
@@ -409,10 +407,9 @@ func cancelled(before string) *toolmesh.Error {
 // leastVacated is how many calls may end without a slot on a node of few.
 const leastVacated = 16
 
-// Vacate frees the slot of a call whose tool has returned, while its end is stored: a caller
-// that reads the end may call again at once. The call runs on until Finish. If the store is
-// slow, at most as many calls as there are slots end without one. Calling Vacate again does
-// nothing.
+// Vacate frees the slot of a call whose tool has returned, while its end is stored: a caller that
+// reads the end may call again at once. The call runs until Finish. At most as many calls as
+// there are slots end without a slot, for a slow store. Calling Vacate again does nothing.
 func (t *Table[T]) Vacate(c *Running[T]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -443,8 +440,8 @@ func (t *Table[T]) Park(c *Running[T]) bool {
 	return true
 }
 
-// Unpark gives a call its slot again, also where none is free: what it has waited for
-// must not wait for a slot.
+// Unpark gives a call its slot again, beyond the max if need be: after its wait for a lane or
+// another call it must not wait for a slot.
 func (t *Table[T]) Unpark(c *Running[T]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -461,8 +458,8 @@ func (t *Table[T]) unpark(c *Running[T]) {
 	t.parked--
 }
 
-// Pass has a call that could not begin give its slot back, as it is to be passed on: why
-// says what it found here. It reports false where it must not be, or too many are.
+// Pass takes the slot from a call that could not begin here and is to be passed on; why is its
+// error on this node. It reports false if the call may not be passed on, or too many are.
 func (t *Table[T]) Pass(c *Running[T], why *toolmesh.Error) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -567,7 +564,7 @@ func (t *Table[T]) keep(k *entry[T], record Record) {
 	}
 }
 
-// keptSize is about what a record costs without its result.
+// keptSize is the approximate memory of a record without its result, in bytes.
 const keptSize = 256
 
 // drop forgets a record, and not its name: the call may not run again. t.mu is held.
@@ -648,8 +645,7 @@ func (t *Table[T]) Running() []*Running[T] {
 // for minutes first reads the repetitions that have come meanwhile.
 const sweepStep = 5 * time.Second
 
-// Sweep forgets calls and cancels whose time is over. The host calls it each
-// second.
+// Sweep forgets expired calls and cancels. The host calls it each second.
 func (t *Table[T]) Sweep() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

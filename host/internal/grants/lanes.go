@@ -190,7 +190,7 @@ func (k *Lanes) Tick(now time.Time) {
 // ReasonLost is details.reason of the error of a call that lost its lane.
 const ReasonLost = "lane_lost"
 
-// errLost ends a call whose lane another call may hold soon.
+// errLost ends a call that has lost its lane, which another call may hold soon.
 var errLost = toolmesh.Errorf(toolmesh.CodeNodeLost, "the call was stopped: the node that gives the turns of its lane is lost, and another call may have the turn now").
 	WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", ReasonLost)
 

@@ -6,10 +6,9 @@ import (
 	"slices"
 )
 
-// Queue gives calls their turns: one begins when all that came before it and
-// overlap with it have ended. The zero value is an empty queue. It is not safe for
-// concurrent use. What it costs to add a call grows with the depth of its key, not
-// with how many wait.
+// Queue orders calls: each begins when all earlier ones that overlap with it have ended. The zero
+// value is an empty queue. It is not safe for concurrent use. The cost of adding a call grows
+// with the depth of its key, not with the length of the queue.
 type Queue struct {
 	places map[uint64]*place // by the hash of their way from the root: two with one hash overlap
 }
@@ -30,7 +29,7 @@ type Turn struct {
 // Those that one of the others waits for itself are not kept.
 type place struct {
 	own, below set
-	users      int // turns that have not ended whose key is here or below
+	users      int // turns that have not ended, with a key here or below
 }
 
 // set is turns that write, and turns that read.
@@ -108,8 +107,8 @@ func forget(turns *[]*Turn) {
 	*turns = slices.DeleteFunc(*turns, func(t *Turn) bool { return t.done })
 }
 
-// after has the turn wait for others. Several become one, a join, so that it costs
-// those to come no more than this one.
+// after makes the turn wait for others. It joins several into one, so that later turns wait for
+// one only.
 func (t *Turn) after(turns *[]*Turn) {
 	if forget(turns); len(*turns) == 0 {
 		return

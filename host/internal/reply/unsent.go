@@ -18,7 +18,7 @@ const (
 	// one inbox prefix, as the sessions with a key have one each, have no more of it than
 	// they leave free, so that the next caller has some, too.
 	maxHeldAnswers = 64 << 20
-	// heldCost is about what a message costs in memory beside its bytes.
+	// heldCost is the approximate memory of a message besides its bytes.
 	heldCost = 512
 )
 
@@ -57,7 +57,7 @@ func inboxPrefix(reply string) string {
 	return prefix
 }
 
-// send publishes what waits, in order, until the connection is down again.
+// send publishes the kept replies in order, until the connection is down again.
 func (u *unsent) send(log *slog.Logger, publish func(*nats.Msg) error, connected func() bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// storeLag is how long the store may take to show what it has acknowledged:
-	// another server of the cluster may answer.
+	// storeLag is how long the store may take to show an acknowledged message, as another server
+	// of the cluster may answer.
 	storeLag = 50 * time.Millisecond
-	// storeLooks is how often the rest of a stream that has ended is looked for,
-	// storeLag apart, before it counts as no longer kept.
+	// storeLooks is the number of looks, storeLag apart, for the rest of an ended stream before
+	// it counts as expired.
 	storeLooks = 100
 
 	// progressEvery is the min time between two keepalives that carry the progress of a call at once.
@@ -53,9 +53,9 @@ type Readers struct {
 	later    atomic.Pointer[time.Timer]     // sends progress that came too early
 	closed   atomic.Bool                    // the call is over
 
-	mu      sync.Mutex    // guards what follows, and what its readers say it does; see doc.go for the order of locks
+	mu      sync.Mutex    // guards the fields below and those that Reader marks; see doc.go for the order of locks
 	joined  []*Reader     // repetitions that wait for the call's end, the newest last
-	final   *admit.Record // what the call ended with; nil while it runs
+	final   *admit.Record // the call's outcome; nil while it runs
 	flowing bool          // it has been acknowledged
 	last    int64         // Seq that is stored and delivered
 	epoch   string        // of the session, from the stream's beginning
@@ -71,9 +71,9 @@ func (r *Readers) Init(node *Node, call Execution, first *Reader) {
 // Stream is the call's stream, or nil.
 func (r *Readers) Stream() *Stream { return r.stream.Load() }
 
-// Reader is one that reads a call: its first caller, or a repetition. A repetition
-// that wants items on its reply subject is sent what is stored, by a goroutine of its
-// own. It never holds the stream up: what it has yet to get is in the store.
+// Reader is a caller that reads a call: the first one, or a repetition. A repetition that wants
+// items on its reply subject gets the stored ones from a goroutine of its own. It never slows the
+// stream down: its missing items are in the store.
 type Reader struct {
 	// Set before the call is admitted, and then read by anyone.
 	Request  *codec.Request
@@ -92,7 +92,7 @@ type Reader struct {
 	// Guarded by of.mu, for a repetition.
 	until int64         // Seq of the last chunk that is sent for it
 	over  bool          // it has all that it gets
-	ended *admit.Record // what the call ended with; nil while it runs
+	ended *admit.Record // the call's outcome; nil while it runs
 }
 
 // Claim reports whether the caller has no answer yet: the one that asks has to send
@@ -197,7 +197,7 @@ func (r *Readers) Join(own *Readers) {
 		r.node.acknowledge(j)
 	}
 	if s != nil && j.Request.HasCredit {
-		s.Grant(j.Request.Credit) // and a sign of life
+		s.Grant(j.Request.Credit) // also a keepalive
 	}
 }
 
@@ -226,8 +226,8 @@ func (j *Reader) end(record admit.Record) {
 	}
 }
 
-// End gives all repetitions, and those to come, what the call has ended with: the record of the
-// first call of End, as the ticker may end a call whose handler does not return.
+// End gives the call's outcome to all repetitions, present and later: the record of the first
+// End, as the ticker may end a call whose handler does not return.
 func (r *Readers) End(record admit.Record) {
 	r.mu.Lock()
 	joined := r.joined
@@ -261,7 +261,7 @@ func (r *Readers) tellProgress() {
 		return
 	}
 	r.next.Store(bus.Mono(time.Now()) + int64(progressEvery))
-	r.due.Store(false) // what is reported from here on is sent later
+	r.due.Store(false) // later reports are sent later
 	all, high := r.waiting()
 	for i, j := range all { // the first caller and the latest others: the rest hear it once a second
 		if (i == 0 || i >= len(all)-mostAtOnce) && j.wantsProgress() {
@@ -323,15 +323,15 @@ func (r *Readers) others(all []*Reader) []*Reader {
 	return all
 }
 
-// Deserted reports whether the last keepalive to each caller met nobody. A call that has
-// waited is not to begin then.
+// Deserted reports whether the last keepalive to each caller met no subscription. A call that has
+// waited must not begin then.
 func (r *Readers) Deserted() bool {
 	return deserted([]*Reader{r.first}, (*bus.Probe).Nobody) && deserted(r.others(nil), (*bus.Probe).Nobody)
 }
 
-// deserted reports whether all callers of a unary call are gone. One that asked for no
-// keepalives may be there, and for one with an idempotency key, or of a durable task,
-// somebody else will ask.
+// deserted reports whether all callers of a unary call are gone. A caller that asked for no
+// keepalives counts as present; calls with an idempotency key and those of durable tasks are
+// asked for again later.
 func deserted(all []*Reader, gone func(*bus.Probe) bool) bool {
 	return !slices.ContainsFunc(all, func(j *Reader) bool {
 		q := j.Request
@@ -356,7 +356,7 @@ func (r *Readers) wake() {
 	}
 }
 
-// read sends the reader what is stored, until it has all of it.
+// read sends the stored items to the reader, until it has all of them.
 func (j *Reader) read() {
 	r, next, misses := j.of, int64(1), 0
 	for {
@@ -391,7 +391,7 @@ func (j *Reader) read() {
 		case err != nil && (ended != nil || r.node.Base.Err() != nil || toolmesh.CodeOf(err) != toolmesh.CodeUnavailable && toolmesh.CodeOf(err) != toolmesh.CodeBusy):
 			j.fail(admit.Record{Err: admit.Failure(err, toolmesh.StartedYes)})
 			return
-		case ended == nil: // the store lags, or does not answer what stores the items either, or others read
+		case ended == nil: // the store lags, or does not answer the stream's writer either, or others read
 		case !ended.Streamed:
 			j.fail(*ended)
 			return
@@ -429,7 +429,7 @@ func (j *Reader) readPage(next int64) (int64, error) {
 	r, n := j.of, j.of.node
 	ctx, cancel := context.WithTimeout(n.Base, finishWithin)
 	defer cancel()
-	epoch, err := r.call.Epoch(ctx) // is asked for by one that repeats what has ended
+	epoch, err := r.call.Epoch(ctx) // a repetition of an ended call has to look it up
 	if err != nil {
 		return next, err
 	}
@@ -459,7 +459,7 @@ func (j *Reader) readPage(next int64) (int64, error) {
 	return next, nil
 }
 
-// fail answers a reader in place of what it has not got.
+// fail answers a reader instead of its missing items.
 func (j *Reader) fail(record admit.Record) {
 	j.of.mu.Lock()
 	over := j.over
