@@ -16,13 +16,13 @@ type BatchCall struct {
 	Tool subjects.ToolID
 	// Args is the arguments object, as [Client.Call] takes it.
 	Args any
-	// Timeout is the call's time, from the batch's arrival and with the wait for its
-	// turn; the batch's counts as well. Defaults to what the tool declares, without
-	// the wait.
+	// Timeout is the call's time from the batch's arrival, with its wait for other calls; the
+	// batch's timeout counts as well. Defaults to the time that the tool declares, without the
+	// wait.
 	Timeout time.Duration
 }
 
-// BatchResult is what one call of a batch ended with.
+// BatchResult is the outcome of one call of a batch.
 type BatchResult struct {
 	RPCID subjects.RPCID // "<batch's id>.<index>"
 	Value json.RawMessage
@@ -110,7 +110,7 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 	}
 }
 
-// batchResults reads the answer of a batch, and what it refers to.
+// batchResults reads the answer of a batch, and the objects of its references.
 func (c *Client) batchResults(ctx context.Context, s *settings, body []byte, n int) ([]BatchResult, error) {
 	answered, err := codec.ParseBatchResults(body)
 	if err != nil {

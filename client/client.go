@@ -34,7 +34,7 @@ type Options struct {
 	// QueueOnly leaves every choice of node to the broker, as plain NATS clients
 	// do. Defaults to false.
 	QueueOnly bool
-	// Logger takes what happens; nil discards it.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 	// Env is the environment that [Connect] finds the mesh with, in most programs
 	// os.Environ(): MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY,
@@ -50,7 +50,7 @@ type Client struct {
 	bus     *bus.Bus
 	ownBus  bool
 	ownConn bool // of Connect
-	child   bool // of In: another client closes what they share
+	child   bool // of In: another client closes the shared part
 	foreign bool // the connection may buffer while it is disconnected
 	session subjects.SessionID
 	queue   bool
@@ -58,7 +58,7 @@ type Client struct {
 	shared  *shared
 }
 
-// shared is what the clients of all sessions of one connection have in common.
+// shared is common to the clients of all sessions of one connection.
 type shared struct {
 	routes routes
 	asked  singleflight.Group // which nodes serve a tool
@@ -152,7 +152,7 @@ type optionFunc func(*settings)
 
 func (f optionFunc) apply(s *settings) { f(s) }
 
-// settings is what the options of one call say.
+// settings are the options of one call.
 type settings struct {
 	session    subjects.SessionID
 	rpc        subjects.RPCID
@@ -203,9 +203,8 @@ func WithRPCID(id subjects.RPCID) CallOption {
 	return optionFunc(func(s *settings) { s.rpc = id })
 }
 
-// WithTimeout is the call's total time, as the context's deadline is; the
-// shorter counts. Defaults to what the tool declares, else 30 s for a unary
-// call, and no total for a stream.
+// WithTimeout is the call's total time; the context's deadline counts if it is shorter. Defaults
+// to the time that the tool declares, else 30 s for a unary call and no total for a stream.
 func WithTimeout(d time.Duration) CallOption {
 	return optionFunc(func(s *settings) { s.timeout = d })
 }

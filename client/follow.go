@@ -36,7 +36,7 @@ func (c *Client) Follow(ctx context.Context, rpc subjects.RPCID, from int64) ite
 	}
 }
 
-// follow reads a stream that was begun by somebody else.
+// follow reads a stream that another caller began.
 func (r *reader) follow(ctx context.Context, c *Client, s *settings) error {
 	p, err := c.begin(target{}, s)
 	if err != nil {
@@ -80,7 +80,7 @@ func (r *reader) follow(ctx context.Context, c *Client, s *settings) error {
 	return r.read(ctx)
 }
 
-// stored yields what the store has of a stream that no node has any more.
+// stored yields the stored items of a stream that no node has any more.
 func (r *reader) stored(ctx context.Context) error {
 	before := r.taken
 	done, err := r.rest(ctx)

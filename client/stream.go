@@ -47,8 +47,8 @@ const (
 	endWait = 5 * time.Second
 )
 
-// streamAway is how long a stream waits for its own connection. Its node ends it after 10 s without its reader, so that
-// what a longer wait may bring is what the node had stored.
+// streamAway is how long a stream waits for its own connection. Its node ends it after 10 s
+// without its reader: a longer wait could only yield items that are stored by then.
 var streamAway = time.Minute
 
 // Chunk is one item of a stream.
@@ -100,7 +100,7 @@ func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts 
 	}
 }
 
-// errStopped ends a stream whose reader has broken out of the loop.
+// errStopped ends a stream whose reader broke out of the loop.
 var errStopped = toolmesh.Errorf(toolmesh.CodeCancelled, "the reader stopped")
 
 // reader is one stream on its way.
@@ -267,8 +267,8 @@ func (r *reader) window() int64 {
 	return min(max(creditBytes/max(r.bytes/r.taken, 1), leastCredit), mostCredit)
 }
 
-// yieldAll hands out what is here in order. done says that the stream has ended,
-// with err or well.
+// yieldAll yields the received items in order. done means that the stream has ended, with err or
+// without.
 func (r *reader) yieldAll(ctx context.Context) (done bool, err error) {
 	for {
 		c, ok, err := r.next()
@@ -398,10 +398,9 @@ func (r *reader) lastArrived() time.Time {
 	return r.arrived
 }
 
-// replied takes an answer on the reply subject: the acknowledgement, or an error
-// that ends the stream. After the acknowledgement that is one that could not be
-// stored; what was stored before it is yielded first. done says that the stream
-// has ended, with err or well.
+// replied takes an answer on the reply subject: the acknowledgement, or an error that ends the
+// stream. An error after the acknowledgement could not be stored; the stored items are yielded
+// first. done means that the stream has ended, with err or without.
 func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err error) {
 	switch reply.Kind {
 	case codec.ReplyNoResponders:
@@ -431,8 +430,7 @@ func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err
 	return false, nil
 }
 
-// checkNode ends the stream when its node is lost: with what the store still
-// has of it, if that is all of it.
+// checkNode ends the stream when its node is lost, after the stored items if those are complete.
 func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
 	r.mu.Lock()
 	since := r.arrived
@@ -464,8 +462,8 @@ func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
 	return true, lost
 }
 
-// rest yields what the store has of a stream to which nothing is added any more,
-// and reports whether that was its end.
+// rest yields the stored items of a stream that no longer grows, and reports whether its end was
+// among them.
 func (r *reader) rest(ctx context.Context) (done bool, err error) {
 	r.abandonReplay()
 	for tries := 0; tries < restTries; {
@@ -536,7 +534,7 @@ func (r *reader) abandonReplay() {
 	}
 }
 
-// settleReplay looks at what a complete answer brought.
+// settleReplay handles a complete answer.
 func (r *reader) settleReplay() {
 	r.mu.Lock()
 	if r.order.Ready() || r.order.Next() > r.asking.from {
@@ -550,8 +548,8 @@ func (r *reader) settleReplay() {
 	r.abandonReplay()
 }
 
-// askStore asks the store for a page of chunks, from the next item on. What is
-// behind the page shows as a gap, and is asked for when the page has been read.
+// askStore asks the store for a page of chunks, from the next item on. Later chunks show as a
+// gap, and are asked for when the page has been read.
 func (r *reader) askStore() error {
 	subject, err := subjects.Subject{Kind: subjects.KindReplay, Session: r.p.s.session, RPC: r.p.s.rpc}.Build()
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 )
 
-// startTimeout bounds what a test waits for a broker or a cluster: generous,
-// because machines that run tests are busy.
+// startTimeout bounds the start of a broker or a cluster. It is generous, as machines that run
+// tests are busy.
 const startTimeout = 60 * time.Second
 
 // Option adjusts a broker of a test.
@@ -196,8 +196,8 @@ func freePorts(t testing.TB, n int) []string {
 	return addresses
 }
 
-// Until asks every few milliseconds until ok holds, and fails the test after a
-// minute. It is for what gives no signal; what is said of it goes into the failure.
+// Until calls ok every few milliseconds until it is true, and fails the test with the text after
+// a minute. It is for conditions that give no signal.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)

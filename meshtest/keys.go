@@ -116,8 +116,7 @@ func must(t testing.TB, err error, what string) {
 	}
 }
 
-// WithJWTs starts a broker in operator mode, whose users have what
-// mesh auth template --jwt prints.
+// WithJWTs starts a broker in operator mode, with the users of mesh auth template --jwt.
 func WithJWTs(t testing.TB, options ...Option) *Keyed {
 	t.Helper()
 	o := InOperatorMode(t, options...)
@@ -163,7 +162,7 @@ type Operated struct {
 	account nkeys.KeyPair
 }
 
-// InOperatorMode starts a broker whose users have JWTs of its account.
+// InOperatorMode starts a broker in operator mode, with users by JWTs of its account.
 func InOperatorMode(t testing.TB, options ...Option) *Operated {
 	t.Helper()
 	must := func(err error) {

@@ -49,23 +49,21 @@ func LeakOptions() []goleak.Option {
 		// channel. When Put is done before the goroutine has begun, that finds no
 		// channel any more and waits on nil for ever.
 		goleak.IgnoreTopFunction("github.com/nats-io/nats.go/jetstream.(*jetStream).resetPendingAcksOnReconnect"),
-		// nats-server 2.15: a server of a cluster that is shut down while it creates a
-		// stream's or a bucket's group forgets the group's files, open, with the
-		// goroutine that writes their state and the clock that all files share.
-		// What else a server has left would still be found.
+		// nats-server 2.15: a server that is shut down while its cluster creates the group of a
+		// stream or a bucket leaves the group's files open, with the goroutine that writes their
+		// state and the clock that all files share. Other goroutines of a server are still found.
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
 	}
 }
 
-// Stopper is a host, a router, an agent or what else drains before it ends.
+// Stopper is a host, a router, an agent or any other part that drains before it ends.
 type Stopper interface {
 	Stop(ctx context.Context) error
 }
 
-// End stops s without a drain, which takes two seconds, as a second signal does: calls that
-// run are ended. It is for what a test has no more use of; a test of how s leaves calls
-// Stop.
+// End stops s without its drain of two seconds, as a second signal does: running calls are ended.
+// A test of the drain itself calls Stop.
 func End(t testing.TB, s Stopper) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -213,8 +213,8 @@ func (c *call) late() bool {
 	return c.req.Keepalive && time.Since(c.signed) > bus.KeepaliveEvery+signLate/2
 }
 
-// deserted reports whether the last keepalive met nobody, of a call that nobody else will ask for.
-// Callers that answer are asked instead, and those of streams have time to come back.
+// deserted reports whether the last keepalive met no subscription, for calls that are never asked
+// for again. Callers that answer are asked instead, and those of streams have time to come back.
 func (c *call) deserted() bool {
 	q := c.req
 	return q.Keepalive && !q.Answers && q.Delivery == codec.DeliverNone && !q.Outlive && q.IdempotencyKey == "" && c.probe.Nobody()
@@ -324,7 +324,7 @@ func (c *call) say(header codec.Header) bool {
 	return true
 }
 
-// expired is the error of a call that no node has taken in time, with what to do.
+// expired is the error of a call that no node has taken in time, with the remedy.
 func (c *call) expired(why string) *toolmesh.Error {
 	waited := time.Since(c.arrived)
 	e := unavailable("the call has waited %v for a node, %s", waited.Round(time.Millisecond), why)
@@ -378,7 +378,7 @@ func (c *call) publish(m *nats.Msg) {
 	}
 }
 
-// word is what a message of the node that has the call means for it.
+// word is the meaning of a message from the node that has the call.
 type word int
 
 const (
@@ -540,7 +540,7 @@ func (c *call) send(inbox *bus.Inbox, node subjects.NodeID) bool {
 	return inbox.Send(&nats.Msg{Subject: to, Header: nats.Header(header), Data: c.m.Data}) == nil
 }
 
-// read says what a message means. begun: the node has said something before.
+// read returns the meaning of a message. already: the node has sent a message before.
 func (c *call) read(m *nats.Msg, already bool) word {
 	if bus.NoResponders(m) {
 		if already {

@@ -46,18 +46,19 @@ type Options struct {
 	Calls int
 	// Timeout is how long a call waits for a node at most. Defaults to DefaultTimeout.
 	Timeout time.Duration
-	// Logger takes what happens; nil discards it.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
-// Outcomes are what a standby has done since its start.
+// Outcomes count the standby's calls since its start.
 type Outcomes struct {
 	// Ended counts the calls that waited, by their end: ok for one that a node has taken, else
 	// the code of the answer.
 	Ended map[toolmesh.Code]uint64
 	// Waited is the sum of their waits.
 	Waited time.Duration
-	// Indexes is the number of indexes whose calls come here now, Waiting that of calls that wait.
+	// Indexes is the number of indexes that it holds calls for now, Waiting the number of waiting
+	// calls.
 	Indexes, Waiting int
 }
 
@@ -81,7 +82,7 @@ type Standby struct {
 	// places is how many calls there may be: an account has as many as it leaves free.
 	places *fair.Room[subjects.SessionID]
 
-	mu       sync.Mutex                    // guards what follows
+	mu       sync.Mutex                    // guards the fields below
 	closed   bool                          // nothing is subscribed any more
 	over     bool                          // and nothing is held
 	subs     map[string]*nats.Subscription // by subject
@@ -148,7 +149,7 @@ func (s *Standby) Stop(ctx context.Context) {
 	s.wg.Wait()
 }
 
-// Outcomes returns what it has done so far.
+// Outcomes returns the counts so far.
 func (s *Standby) Outcomes() Outcomes {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -191,7 +191,7 @@ func (k *Lanes) Tick(now time.Time) {
 const ReasonLost = "lane_lost"
 
 // errLost ends a call that has lost its lane, which another call may hold soon.
-var errLost = toolmesh.Errorf(toolmesh.CodeNodeLost, "the call was stopped: the node that gives the turns of its lane is lost, and another call may have the turn now").
+var errLost = toolmesh.Errorf(toolmesh.CodeNodeLost, "the call was stopped: the node that owns its lane is lost, and another call may hold the lane now; check its effects before you send it again").
 	WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", ReasonLost)
 
 // outbox has the messages to send after the lock is released.
