@@ -65,7 +65,7 @@ func TestResultsLostWithTheConnection(t *testing.T) {
 	}
 }
 
-// What no node has any more is told as what it is.
+// A call that no node has any more is reported as that, not as node_lost after a cut.
 func TestACutIsNoLostNode(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -10,9 +10,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// A stream that comes right behind the creation of its session is that session's:
-// asked of any server of a cluster, 78 of 900 were nobody's, whose chunks no
-// replay finds.
+// A stream right after the creation of its session is stored with that session's epoch. When any
+// server of a cluster was asked, 78 of 900 had no epoch, and no replay found their chunks.
 func TestAStreamBehindItsSessionsCreation(t *testing.T) {
 	t.Parallel()
 	brokers := meshtest.Cluster(t, 3)

@@ -506,7 +506,7 @@ func TestMessagesOfALane(t *testing.T) {
 	}
 }
 
-// through opens a mesh whose nodes each have a way to the broker that can be cut.
+// through opens a mesh with a proxy between each node and the broker.
 func through(t *testing.T, n int) (*mesh, []*meshtest.Proxy) {
 	t.Helper()
 	at := &place{Server: meshtest.Broker(t)}
@@ -677,7 +677,7 @@ func TestKeptResultsAndTurns(t *testing.T) {
 	<-first
 	third := make(chan error, 1)
 	go func() { third <- m.on(t.Context(), 0, "alone", in{Name: "after"}) }()
-	m.untilWaiting(t, 1) // for the run, whose first caller is gone
+	m.untilWaiting(t, 1) // for the execution that its first caller has left
 	m.release("runs", 1)
 	if err := <-second; err != nil {
 		t.Error(err)
