@@ -172,7 +172,7 @@ func foreign(r codec.Reply) error {
 
 // ErrLeft, as the cause of a context's end, lets the caller leave without cancelling the call:
 // another caller waits for it, under its idempotency key.
-var ErrLeft = toolmesh.Errorf(toolmesh.CodeUnavailable, "the caller has left the call to another one")
+var ErrLeft = toolmesh.Errorf(toolmesh.CodeUnavailable, "the caller left the call, and another caller waits for it")
 
 // abandon cancels a call whose context ended, unless it is to outlive the caller.
 func (a *attempt) abandon(ctx context.Context) error {

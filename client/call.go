@@ -124,7 +124,7 @@ func (c *Client) whereAt(ctx context.Context, subject string, err error) (at cod
 	defer stop()
 	m, err := c.ask(ctx, subject, codec.Encode(codec.Control{Type: codec.ControlWhere}))
 	if err == nil && (json.Unmarshal(m.Data, &at) != nil || at.Node == "") {
-		err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer to where a call is cannot be read: %.200s", m.Data)
+		err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer about the call's node cannot be read: %.200s", m.Data)
 	}
 	return at, err
 }

@@ -65,7 +65,7 @@ func TestResultsLostWithTheConnection(t *testing.T) {
 	}
 }
 
-// A call that no node has any more is reported as that, not as node_lost after a cut.
+// After a cut the caller cannot know its node's state: the error is unavailable, not node_lost.
 func TestACutIsNoLostNode(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

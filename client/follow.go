@@ -91,7 +91,7 @@ func (r *reader) stored(ctx context.Context) error {
 	case done:
 		return err
 	case r.taken == before && high.Seq == 0 && !high.Terminal:
-		return toolmesh.Errorf(toolmesh.CodeNotFound, "no stream %q: no node runs it, and nothing of it is stored. Streams are kept for 15 minutes", r.p.s.rpc).
+		return toolmesh.Errorf(toolmesh.CodeNotFound, "stream %q does not exist: no node runs it, and no chunk is stored (streams are kept for 15 minutes)", r.p.s.rpc).
 			WithOrigin(toolmesh.OriginCaller)
 	case high.Seq < 0:
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "no node answers requests for the stored chunks of %q", r.p.s.rpc).WithOrigin(toolmesh.OriginMesh)

@@ -341,7 +341,7 @@ func sendable(err *toolmesh.Error) *toolmesh.Error {
 
 // notJSON is the failure of a call whose result or item is not JSON.
 func notJSON() *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON")
+	return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool's result is not JSON")
 }
 
 // Reply is one message that a caller got on its reply subject, in the plain

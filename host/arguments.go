@@ -56,7 +56,7 @@ func (r *runner) holdArgs(c *inflight, size int64) error {
 	most, account := c.tool.maxArgs, c.account()
 	switch {
 	case most > 0 && size > most:
-		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, most).WithDetail("limit", most).WithDetail("size", size)
+		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments have %d bytes, the max is %d", size, most).WithDetail("limit", most).WithDetail("size", size)
 	case size <= smallArgs || c.held > 0 || c.Local != nil: // of one that has them in any case
 	case !r.args.Take(account, size):
 		return r.noRoom(account)
@@ -72,7 +72,7 @@ func (r *runner) noRoom(account subjects.SessionID) *toolmesh.Error {
 	if account == "" {
 		who = "sessions that were not created, together,"
 	}
-	return admit.Refusal(toolmesh.Errorf(toolmesh.CodeBusy, "calls of %s hold their part of the %d bytes of arguments that node %s has room for: try again, or another node", who, r.args.Limit(), r.node)).
+	return admit.Refusal(toolmesh.Errorf(toolmesh.CodeBusy, "calls of %s hold their share of the %d bytes for arguments on node %s: try again later, or on another node", who, r.args.Limit(), r.node)).
 		WithDetail("limit", "arguments").WithDetail("max", r.args.Limit()).WithDetail("retry_after_ms", r.retryAfter(nil).Milliseconds())
 }
 

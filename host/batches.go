@@ -32,7 +32,7 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 		return err
 	}
 	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
-		h.log.Warn("the lease does not say yet that the node runs batches", slog.String("error", err.Error()))
+		h.log.Warn("the lease does not announce yet that the node runs batches", slog.String("error", err.Error()))
 	}
 	return h.publisher.flush(ctx)
 }
@@ -173,7 +173,7 @@ func (v batchView) Descriptors(ctx context.Context, session subjects.SessionID, 
 	}
 	found, err := v.store.Descriptors(ctx, slices.Collect(maps.Values(digests)))
 	if err != nil {
-		v.host.log.Warn("a batch runs its calls one after the other: what their tools are cannot be read", slog.String("error", err.Error()))
+		v.host.log.Warn("a batch runs its calls one after the other: its tools could not be looked up", slog.String("error", err.Error()))
 	}
 	for name, digest := range digests {
 		if d := found[digest]; d != nil {

@@ -107,7 +107,7 @@ func (h *Host) Stuck() error {
 		return nil
 	}
 	if stood := time.Since(*at); stood > stuckAfter {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "the node's clock has stood for %v: a handler or a lock holds it up", stood.Round(time.Second))
+		return toolmesh.Errorf(toolmesh.CodeInternal, "the node's ticker has been blocked for %v by a handler or a lock: restart the node", stood.Round(time.Second))
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	have, _ := f.Size()
 	switch {
 	case verb == "piece" && have+int64(len(body)) > f.size:
-		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file has become longer than its %d bytes while it was sent", f.size)
+		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file grew beyond its %d bytes while it was sent", f.size)
 	case verb == "piece":
 		if err := f.Wait(ctx, fileWindow-1); err != nil {
 			return nil, err
@@ -59,7 +59,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	case verb != "end":
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker asks %q of a file", what)
 	case have != f.size:
-		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file had %d bytes when it was to be sent, and has %d", f.size, have)
+		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file had %d bytes when it was announced, and has %d now", f.size, have)
 	}
 	p, err := f.Finish(ctx, "")
 	if err != nil {
@@ -76,7 +76,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 		Size int64 `json:"size"`
 	}
 	if err := json.Unmarshal(body, &about); err != nil || about.Size < 0 {
-		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker says no size of a file")
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker gave no size of a file")
 	}
 	h := n.call.host
 	if about.Size > h.opts.PayloadMax {

@@ -165,11 +165,11 @@ func (in *intake) check(c *inflight, mine, directed bool) *toolmesh.Error {
 func (in *intake) foreign(req *codec.Request, mine bool) *toolmesh.Error {
 	switch {
 	case !mine:
-		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "another process has become node %s: send again", in.node))
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "another process has become node %s: send the call again", in.node))
 	case req.Boot != "" && req.Boot != in.boot:
 		// The request was sent before, to another start of this node, which may
 		// have run it.
-		return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s was started anew: whether the tool ran is not known", in.node).
+		return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s has restarted: whether the tool ran is not known", in.node).
 			WithOrigin(toolmesh.OriginAgent).WithDetail("node", string(in.node))
 	}
 	return nil
@@ -218,7 +218,7 @@ func (in *intake) admit(c *inflight, r admit.Request, bad *toolmesh.Error) *admi
 
 // takenOff refuses a call of a tool that is not served any more.
 func (k *core) takenOff(id subjects.ToolID) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q has just been taken off node %s", id, k.node)
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q was just withdrawn from node %s", id, k.node)
 }
 
 // follow answers a request that is not run: now, or when the call that it

@@ -75,7 +75,7 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	}
 	defer turn.Release()
 	if call.Deserted() {
-		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the call's turn has come, and its caller is not there"))
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the caller was gone before the call could begin"))
 	}
 	mine := *call
 	mine.Lane, mine.lanes = turn, strings.TrimPrefix(call.lanes+","+turn.ID(), ",")

@@ -291,7 +291,7 @@ func (p *publisher) fits(e *entry) error {
 		return nil
 	}
 	return toolmesh.Errorf(toolmesh.CodePayloadTooLarge,
-		"what the registry has to hold of tool %q has %d bytes, a message of the broker %d: shorten its description or its schemas", e.route.ID, size, limit).
+		"the registry's record of tool %q has %d bytes, a message of the broker takes %d: shorten its description or its schemas", e.route.ID, size, limit).
 		WithDetail("limit", limit).WithDetail("size", size)
 }
 
@@ -312,11 +312,11 @@ func (p *publisher) claim(ctx context.Context, s *service) error {
 
 // giveUp withdraws a service whose name was claimed for another source.
 func (p *publisher) giveUp(key serviceKey, why error) {
-	p.log.Error("a service is withdrawn: it cannot have its name",
+	p.log.Error("a service is withdrawn: its index belongs to another source",
 		slog.String("index", string(key.index)), slog.String("error", why.Error()))
 	p.background.Go(func() {
 		if err := p.withdraw(p.base, key, nil); err != nil {
-			p.log.Warn("the broker has not confirmed it", slog.String("index", string(key.index)), slog.String("error", err.Error()))
+			p.log.Warn("the broker did not confirm a withdrawal", slog.String("index", string(key.index)), slog.String("error", err.Error()))
 		}
 	})
 }
@@ -527,8 +527,8 @@ func (p *publisher) followService(s *service) {
 	if !p.sessions.Over(s.key.session, epoch) {
 		return
 	}
-	p.log.Info("a session has ended: its tools are served no more", slog.String("session", string(s.key.session)))
+	p.log.Info("a session has ended: its tools are withdrawn", slog.String("session", string(s.key.session)))
 	if err := p.withdraw(p.base, s.key, s.tenure); err != nil {
-		p.log.Warn("the broker has not confirmed it", slog.String("session", string(s.key.session)), slog.String("error", err.Error()))
+		p.log.Warn("the broker did not confirm a withdrawal", slog.String("session", string(s.key.session)), slog.String("error", err.Error()))
 	}
 }

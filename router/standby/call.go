@@ -103,7 +103,7 @@ func (c *call) parse(err error) *toolmesh.Error {
 		return bad.WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
 	if c.req.IsAgain {
-		return toolmesh.Errorf(toolmesh.CodeNodeLost, "no node serves the tool any more that the call was sent to before: whether it ran is not known").WithOrigin(toolmesh.OriginMesh)
+		return toolmesh.Errorf(toolmesh.CodeNodeLost, "the call was sent before, to a node that has stopped serving the tool: whether the call ran is not known").WithOrigin(toolmesh.OriginMesh)
 	}
 	if left, ok := c.left(); ok && left <= 0 {
 		return toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
@@ -165,7 +165,7 @@ func (c *call) run() {
 			c.end(unavailable("router %s, where the call waited, was held up: send it again", s.node))
 			return
 		case node != "" && c.deserted():
-			c.end(unavailable("the call's turn has come, and its caller is not there"))
+			c.end(unavailable("the caller was gone before the call could begin"))
 			return
 		case node != "" && time.Now().After(c.retryAt) && c.mayPass():
 			if c.pass(node, boot, ticker.C) {
@@ -475,7 +475,7 @@ func (c *call) pass(node subjects.NodeID, boot subjects.BootID, tick <-chan time
 			return true // the caller has given it up long ago
 		case <-s.base.Done():
 			if !acked {
-				c.answer(toolmesh.Errorf(toolmesh.CodeUnavailable, "router %s has stopped, through which the call was made: whether the tool ran is not known", s.node).WithOrigin(toolmesh.OriginMesh))
+				c.answer(toolmesh.Errorf(toolmesh.CodeUnavailable, "router %s, which made the call, has stopped: whether the tool ran is not known", s.node).WithOrigin(toolmesh.OriginMesh))
 			}
 			return true
 		}

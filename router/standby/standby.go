@@ -101,7 +101,7 @@ func New(conn registry.Conn, view *registry.View, node subjects.NodeID, opts *Op
 		return nil, err
 	}
 	if view == nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no view of the registry: open one").
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "standby needs a view of the registry: open one").
 			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 	}
 	o := *cmp.Or(opts, &Options{})
@@ -299,7 +299,7 @@ func (s *Standby) receive(m *nats.Msg) {
 	case !place:
 		c.answer(unavailable("router %s holds %d calls for nodes, and this session has its part of them: start nodes, or send again later", s.node, s.opts.Calls))
 	case !room:
-		c.answer(toolmesh.Errorf(toolmesh.CodeBusy, "the calls that wait at router %s hold as many bytes as this session may have of %d: send again later", s.node, heldBytes).
+		c.answer(toolmesh.Errorf(toolmesh.CodeBusy, "the calls that wait at router %s hold this session's share of %d bytes: send the call again later", s.node, heldBytes).
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("limit", "held_bytes").WithDetail("max", heldBytes))
 	default:
 		s.told.Wake()

@@ -85,7 +85,7 @@ func NotStarted(code toolmesh.Code, format string, args ...any) *toolmesh.Error 
 
 // Deserted makes the error of a call that has waited, and whose callers are gone.
 func Deserted() *toolmesh.Error {
-	return Unavailable("the call's turn has come, and its caller is not there")
+	return Unavailable("the caller was gone before the call could begin")
 }
 
 // During makes the error of a call whose tool's code had begun.
@@ -96,6 +96,6 @@ func During(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
 // StateGone makes the error of a call that counts on the state of its session's worker. It is
 // given once: the next call finds a new worker.
 func StateGone(why string) *toolmesh.Error {
-	return Unavailable("the session's worker is gone, and what it knew with it: %s; the next call gets a new one", why).
+	return Unavailable("the session's worker and its state are lost: %s; the next call gets a new worker", why).
 		WithRetryable(true).WithDetail("reason", codec.ReasonStateGone)
 }

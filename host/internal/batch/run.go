@@ -104,7 +104,7 @@ func (r *execution) close() {
 	r.cancel(nil)
 }
 
-var errDeadline = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the time was up before the call's turn came").
+var errDeadline = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time was up before it could begin").
 	WithStarted(toolmesh.StartedNo).WithDetail("limit", "time").WithOrigin(toolmesh.OriginAgent)
 
 // join answers a repetition when the batch has ended.
@@ -407,7 +407,7 @@ func (r *execution) end(m *member, value value, err *toolmesh.Error) {
 		result.Result = nil // it is kept beside
 	}
 	if err == nil && len(result.Result) > 0 && !json.Valid(result.Result) {
-		result.Result, result.Err = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON").
+		result.Result, result.Err = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool's result is not JSON").
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
 	}
 	r.put(m, &result)

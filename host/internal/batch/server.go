@@ -171,7 +171,7 @@ func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, he
 		s.passing.Add(-1)
 		if bad == nil && len(m.Data) > 0 {
 			room.Free()
-			bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s stands for the body, and there is one", codec.HeaderRef)
+			bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s replaces the body, and the request has both: send one of them", codec.HeaderRef)
 		}
 		if bad != nil {
 			named := &codec.Batch{Request: codec.Request{Call: codec.Call{RPCID: codec.ParseNameHeader[subjects.RPCID](header.Get(codec.HeaderRPCID))}}}
@@ -222,7 +222,7 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Heade
 	}
 }
 
-var errPassing = toolmesh.Errorf(toolmesh.CodeBusy, "the node passes %d batches on: try again", maxPassing)
+var errPassing = toolmesh.Errorf(toolmesh.CodeBusy, "the node already passes on %d batches: try again", maxPassing)
 
 // request returns the entry of a batch for admission.
 func (s *Server) request(subject subjects.Subject, to *reader) admit.Request {

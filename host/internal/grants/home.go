@@ -123,7 +123,7 @@ func (k *Lanes) full(key domainKey) bool {
 }
 
 // errHomes refuses one more home.
-var errHomes = toolmesh.Errorf(toolmesh.CodeBusy, "this node knows %d workers of sessions, and has no room for one more", maxDomains).
+var errHomes = toolmesh.Errorf(toolmesh.CodeBusy, "this node keeps %d workers of sessions, the max", maxDomains).
 	WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", "session_workers")
 
 func newID() string {

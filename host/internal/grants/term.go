@@ -554,7 +554,7 @@ func (k *Lanes) handOver(ctx context.Context, meant func(domainKey) bool) {
 			}
 		}
 		if err != nil {
-			k.opts.Log.Warn("lanes, or a session's worker, could not be handed over: the next owner waits until this one's time is over", slog.String("key", l.key.Name), slog.String("error", err.Error()))
+			k.opts.Log.Warn("lanes, or a session's worker, could not be handed over: the next owner waits for the end of this node's lease", slog.String("key", l.key.Name), slog.String("error", err.Error()))
 		}
 		if ctx.Err() != nil {
 			break
