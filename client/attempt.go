@@ -190,7 +190,7 @@ func ended(ctx context.Context, started toolmesh.Started) error {
 	}
 	var e *toolmesh.Error
 	if errors.As(err, &e) {
-		if e.Started == toolmesh.StartedNo { // whatever ended it has not seen that it was sent
+		if e.Started == toolmesh.StartedNo { // its cause does not know that the call was sent
 			e = e.WithStarted(started)
 		}
 		return e

@@ -176,7 +176,7 @@ type settings struct {
 	referred   func()     // nil for most
 	admit      func(bytes int64) error
 	keepRef    bool        // a result that does so is left where it is
-	deserted   func() bool // of a call that is passed on: reports whether its callers are gone; nil for others
+	deserted   func() bool // of a call that is passed on: whether its callers are gone; nil for others
 	trace      codec.Trace
 	progress   func(codec.Progress) // nil for most
 	live       bool                 // progress is sent when the tool reports it
@@ -209,8 +209,9 @@ func WithTimeout(d time.Duration) CallOption {
 	return optionFunc(func(s *settings) { s.timeout = d })
 }
 
-// bound ends ctx a moment after the call's total time: the node's own word that the time is up comes first, if it comes.
-// It ends no call with [Outlive]: a caller that lost its connection joins such a call again and learns how it ended.
+// bound ends ctx a moment after the call's total time, to leave time for the node's own error. It
+// ends no call with [Outlive]: a caller that lost its connection joins such a call again and
+// learns its outcome.
 func (s *settings) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	if s.timeout <= 0 || s.outlive {
 		return ctx, func() {}
@@ -297,9 +298,9 @@ type Lineage struct {
 	Lanes string
 }
 
-// LineageKey is the key of a context's *[Lineage]. The context that a host gives
-// to a handler has one: a call that is made with it is a nested call, and calls
-// in a circle come to an end. [WithLineage] takes precedence.
+// LineageKey is the context key of a *[Lineage]. A host sets it for a handler, so that calls with
+// the handler's context are nested calls, and calls in a circle end. [WithLineage] takes
+// precedence.
 type LineageKey struct{}
 
 func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string) (settings, error) {

@@ -12,13 +12,13 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Follow yields the items of a stream of the client's session that another caller began, from
-// the item number from on: the stored ones, then those to come. It needs neither the tool nor the
-// arguments, and begins nothing. While it reads, the stream has a reader; leaving the loop, or the
-// end of ctx, leaves the stream as it is, and without any reader it ends 10 s later.
+// Follow yields the items of a stream of the client's session that another caller began, starting
+// at item from: the stored ones, then new ones. It needs neither the tool nor the arguments, and
+// never begins a call. While it reads, the stream has a reader. Leaving the loop, or the end of
+// ctx, leaves the stream as it is; without any reader it ends 10 s later.
 //
-// The errors are those of [Client.Stream], and not_found where no node runs the stream and
-// nothing of it is stored.
+// The errors are those of [Client.Stream], and not_found if no node runs the stream and no chunk
+// of it is stored.
 func (c *Client) Follow(ctx context.Context, rpc subjects.RPCID, from int64) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		s, err := c.settings(ctx, []CallOption{WithRPCID(rpc)}, "")

@@ -110,12 +110,12 @@ func notThere(err error) bool {
 	return e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeToolNotFound
 }
 
-// others are the nodes that serve a tool and have room, by their word, without one.
+// others are the nodes other than without that serve a tool and report room for it.
 func (c *Client) others(ctx context.Context, key routeKey, without subjects.NodeID) ([]*seat, error) {
-	c.pick(key.session, key.id) // it is in use: asked for again, beside the calls
+	c.pick(key.session, key.id) // marks the route as used, so that it is refreshed
 	nodes, ok := c.shared.routes.seats(key)
 	if !ok {
-		select { // a node without heartbeats counts too: one that has just joined has sent none yet
+		select { // a node without heartbeats counts too: it may just have joined
 		case <-c.askNodes(key):
 		case <-ctx.Done():
 		}

@@ -23,7 +23,7 @@ type target struct {
 	batch  bool      // of no tool
 }
 
-// How often a call that did not start is sent again, but for want of room.
+// How often a call that did not start is sent again, except for want of room.
 const (
 	maxAttempts = 6
 	maxLosses   = subjects.MaxAgain    // of them after its node was lost
@@ -32,8 +32,8 @@ const (
 	roomWait = 30 * time.Second
 )
 
-// final is an error after which the call must not be sent again, whatever the
-// error says of itself: the caller has seen some of its answer.
+// final is an error after which the call must not be sent again, whatever its Started is: the
+// caller has seen some of the answer.
 type final struct{ err error }
 
 func (f final) Error() string { return f.err.Error() }

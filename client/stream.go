@@ -60,13 +60,12 @@ type Chunk struct {
 // Decode reads the item into v, as json.Unmarshal does.
 func (c *Chunk) Decode(v any) error { return json.Unmarshal(c.Data, v) }
 
-// Stream calls a tool and yields its items in order, each once. An error ends
-// the stream and is the last thing it yields; leaving the loop in any way, or the
-// end of ctx, cancels the call; with [ErrLeft] as the cause of that end the stream goes on for
-// the 10 s in which [Client.Follow] may take it up. Ranging over it again is another call, unless
-// WithRPCID names it: then it is the same one, from its first item. A reader that does not keep up holds the tool
-// back; nothing grows. After a lost connection the stream goes on where it was,
-// if the connection is back within a minute.
+// Stream calls a tool and yields its items in order, each once. An error ends the stream and is
+// the last yield. Leaving the loop, or the end of ctx, cancels the call; with [ErrLeft] as the
+// cause of that end the stream goes on for 10 s, in which [Client.Follow] may take it up. Ranging
+// over it again is another call, unless WithRPCID names it: then it is the same call, from its
+// first item. A slow reader slows the tool down; no buffer grows. After a lost connection the
+// stream continues at the next item, if the connection is back within a minute.
 func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts ...CallOption) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		s, err := c.settings(ctx, opts, "rpc_stream_")
@@ -360,7 +359,7 @@ func (r *reader) read(ctx context.Context) error {
 		case <-ticker.C:
 			if now := r.p.c.bus.State(); now.Generation != generation && now.Connected {
 				generation, ask = now.Generation, true
-				r.abandonReplay() // its answer went to the connection that is gone
+				r.abandonReplay() // its answer went to the lost connection
 			}
 			if r.asking != nil && r.asking.silence() > replayWait {
 				r.abandonReplay()
@@ -514,7 +513,7 @@ type replay struct {
 	inbox *bus.Inbox
 	from  int64
 	done  chan error   // capacity 1: the answer is complete
-	heard atomic.Int64 // when it last said something, as [bus.Mono]
+	heard atomic.Int64 // when its last message came, as [bus.Mono]
 }
 
 func (p *replay) silence() time.Duration { return time.Since(bus.MonoTime(p.heard.Load())) }
@@ -540,8 +539,8 @@ func (r *reader) settleReplay() {
 	if r.order.Ready() || r.order.Next() > r.asking.from {
 		r.fruitless = 0
 	} else if r.high.Terminal || r.high.Seq == 0 && r.taken > 0 {
-		// All of it had been stored. A gap in a stream that has not ended yet is
-		// something else: its node will send the missing item again.
+		// All of it was stored. A gap in a stream that has not ended yet is another case: its
+		// node will send the missing item again.
 		r.fruitless++
 	}
 	r.mu.Unlock()

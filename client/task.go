@@ -65,7 +65,7 @@ type Task struct {
 // ID names the task in its session.
 func (t *Task) ID() subjects.RPCID { return t.id }
 
-// Task is the task of that name in the client's session. It sends nothing.
+// Task returns the task of that name in the client's session, without a request.
 func (c *Client) Task(id subjects.RPCID) *Task { return &Task{c: c, id: id} }
 
 // Submit submits a call that survives this process, and returns when the mesh has stored it. nil
@@ -119,9 +119,8 @@ func (t *Task) Cancel(ctx context.Context) (*TaskInfo, error) { return t.ask(ctx
 // other one is invalid_request.
 func (t *Task) Retry(ctx context.Context) (*TaskInfo, error) { return t.ask(ctx, codec.TaskRetry) }
 
-// Remove removes the task, which has ended, with its result, and reports whether it did: a
-// schedule stays while a task that it has made goes on. Of one that has not ended it is
-// invalid_request.
+// Remove removes an ended task with its result, and reports whether it did: a schedule stays
+// while one of its tasks runs. The error is invalid_request for a task that has not ended.
 func (t *Task) Remove(ctx context.Context) (bool, error) {
 	var done codec.TasksRemoved
 	err := t.c.TaskVerb(ctx, codec.TaskRemove, &codec.TaskRequest{ID: t.id}, &done)
@@ -150,7 +149,7 @@ func (t *Task) Wait(ctx context.Context) (*Result, error) {
 	return &Result{RPCID: info.ID, Value: info.Result, Node: info.Node, Took: info.Ended.Sub(info.Created)}, nil
 }
 
-// Ended is [Task.Wait] for all that is known of the task then.
+// Ended is [Task.Wait], and returns the task's whole state.
 func (t *Task) Ended(ctx context.Context) (*TaskInfo, error) {
 	for n := 1; ; n++ {
 		info, err := t.ask(ctx, codec.TaskWait)
@@ -192,9 +191,9 @@ func (c *Client) Tasks(ctx context.Context, state codec.TaskState) ([]TaskInfo, 
 	}
 }
 
-// RemoveTasks removes the tasks of the client's session that have ended for so long, in a
-// state or, where that is empty, in any, and returns how many there were. A schedule stays while a task that it has
-// made goes on.
+// RemoveTasks removes the tasks of the client's session that ended at least older ago, in the
+// given state or, if that is empty, in any, and returns their number. A schedule stays while one
+// of its tasks runs.
 func (c *Client) RemoveTasks(ctx context.Context, state codec.TaskState, older time.Duration) (int, error) {
 	for n := 0; ; {
 		var done codec.TasksRemoved

@@ -87,13 +87,12 @@ func (r *runner) release(call *admit.Running[*inflight], record admit.Record) {
 	}
 }
 
-// spendFor is spend unless a call that has ended with an error may be sent again with the
-// same arguments.
+// spendFor is spend, unless the call's error allows to send it again with the same arguments.
 func (r *runner) spendFor(req *codec.Request, e *toolmesh.Error) {
 	switch {
 	case e == nil || e.Started == toolmesh.StartedYes && e.Code != toolmesh.CodeWorkerCrashed && e.Code != toolmesh.CodeNodeLost:
 	case e.Started != toolmesh.StartedNo || e.Retryable || e.Code == toolmesh.CodeToolNotFound:
-		return // the client sees to it, or they expire
+		return // the client deletes them, or they expire
 	}
 	r.spend(req)
 }

@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// askEvery is how often the broker is asked whether anybody hears the events of a session.
+	// askEvery is the interval of questions to the broker whether a session's events have a
+	// subscriber.
 	askEvery = 250 * time.Millisecond
 	// audienceMax is how many sessions that is remembered of.
 	audienceMax = 4096
@@ -104,11 +105,11 @@ type audience struct {
 
 type attention struct {
 	asked  time.Time
-	nobody bool // hears it, as the broker said since
+	nobody bool // the broker answered that there is no subscriber
 }
 
-// ask reports whether an event of a session may be heard, and where the broker is to answer if it is not;
-// empty for most.
+// ask reports whether an event of a session may have a subscriber, and the reply subject for the
+// broker's answer if it has none; empty for most.
 func (a *audience) ask(session subjects.SessionID) (reply string, heard bool) {
 	token, err := subjects.EncodeToken(string(session))
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// ServeBatches has the node run batches, and pass on calls that it has no slot for: view and
-// store say which calls must not overlap, and c makes those that other nodes serve. All three
+// ServeBatches makes the node run batches, and pass on calls that it has no slot for. view and
+// store say which calls must not overlap, and c makes the calls that other nodes serve. All three
 // must outlive the host. Call it once, after [Host.Start]. The error is unavailable without a
 // connection.
 func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *registry.Store, c *client.Client) error {

@@ -137,8 +137,8 @@ func (t *cached) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	return into.SendResult(ctx, result)
 }
 
-// run runs the tool for a call, under a context that may outlive it. Its error says
-// all that there is to say, as others may be told it than the one that called.
+// run runs the tool for a call, under a context that may outlive it. Its error must be complete,
+// as other callers than the first may get it.
 func (t *cached) run(ctx context.Context, call *Call) (result json.RawMessage, err error) {
 	at := &callContext{Context: ctx, deadline: call.Deadline, lineage: call.below(), report: call.Report}
 	defer func() {

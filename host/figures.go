@@ -22,7 +22,7 @@ type Figures struct {
 	Waiting        int             `json:"waiting"` // for a lane
 	Calls          uint64          `json:"calls"`
 	Errors         uint64          `json:"errors"`
-	Relayed        uint64          `json:"relayed"` // of the calls: those that another node ran, as it had a slot or has the session's worker
+	Relayed        uint64          `json:"relayed"` // of the calls: those that another node ran, for want of a slot or as it has the session's worker
 	Busy           uint64          `json:"busy"`    // answers to callers for which there was no slot
 	RefusedReplies uint64          `json:"refused_replies"`
 	Tools          int             `json:"tools"`
@@ -98,9 +98,8 @@ func (f failures) add(code toolmesh.Code) {
 // does not read a send blocks for a minute: a slow broker must not look like a stuck process.
 const stuckAfter = 3 * time.Minute
 
-// Stuck is why the host does not get on, whatever the broker does: its own clock
-// stands, which ends calls in time. nil while it goes, before the start and after the
-// end. It waits for nothing.
+// Stuck returns an error while the host's own ticker, which ends calls in time, is blocked. It
+// does not depend on the broker. It is nil before the start and after the end, and never waits.
 func (h *Host) Stuck() error {
 	at := h.ticked.Load()
 	if at == nil {
@@ -210,9 +209,9 @@ const (
 	maxHint = time.Minute
 )
 
-// retryAfter is how long a call that finds no slot is to wait: as long as calls of its tool
-// take here, and as those that have the slots. Where no call has ended yet it is as long
-// as the oldest one has run.
+// retryAfter is the wait that a call without a slot should make: the mean duration of calls on
+// this node, or of its tool's if that is longer. If no call has ended yet it is the age of the
+// oldest one.
 func (k *core) retryAfter(t *served) time.Duration {
 	k.counts.pace.mu.Lock()
 	d := k.counts.pace.Met()

@@ -33,9 +33,9 @@ type nestedFile struct {
 	size int64
 }
 
-// File takes a file of the call's tool, piece by piece: "put", with {"size"}, returns an id,
-// "piece:<id>" takes the next bytes of it, and "end:<id>" returns {"ref","digest","size"}. It
-// is the session's, and expires in 15 minutes.
+// File takes a file of the call's tool in pieces: "put", with {"size"}, returns an id,
+// "piece:<id>" takes the next bytes, and "end:<id>" returns {"ref","digest","size"}. The file
+// belongs to the session and expires in 15 minutes.
 func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byte, error) {
 	verb, id, _ := strings.Cut(what, ":")
 	if verb == "put" {

@@ -37,8 +37,8 @@ func Func[In, Out any](f func(ctx context.Context, in In) (Out, error)) Handler 
 	}}
 }
 
-// Stream makes a streaming tool of a Go function that yields items. An error
-// ends the stream; when the caller is gone, ctx ends and yield returns false.
+// Stream makes a streaming tool of a Go function that yields items. An error ends the stream; if
+// the caller leaves, ctx ends and yield returns false.
 func Stream[In, Out any](f func(ctx context.Context, in In) iter.Seq2[Out, error]) Handler {
 	return function{typesOf[In, Out](true), f == nil, func(ctx context.Context, call *Call, sink Sink) error {
 		in, err := decodeArgs[In](call)
@@ -154,7 +154,7 @@ func encodeItem(v any) (json.RawMessage, error) {
 	return data, nil
 }
 
-// checkedSink holds handlers that write JSON by hand to it.
+// checkedSink refuses items that are not JSON, from handlers that encode their own.
 type checkedSink struct{ Sink }
 
 // Send implements [Sink].

@@ -12,17 +12,15 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Handler executes calls of one tool: a Go function ([Func], [Stream]), a
-// Python worker, a command. It is called concurrently, once per call.
+// Handler executes calls of one tool: a Go function ([Func], [Stream]), a Python worker, a
+// command. It is called concurrently, once per call.
 //
-// A returned [toolmesh.Error] travels as it is, and its Started is believed:
-// StartedNo has the caller send the call again, so a handler must not pass on
-// that of a call that it made itself; of calls that it made under ctx the host
-// knows, and then says that it began. Any other error is a tool_error with the
-// Go type as its type. When ctx ends the call has been cancelled, has run out of
-// time or has lost its caller, and ServeTool should return soon: with the error
-// of ctx, or with one that says whether the tool's code had begun. Why it ended
-// the host says itself.
+// A returned [toolmesh.Error] reaches the caller unchanged, including its Started. StartedNo
+// makes the caller send the call again, so a handler must not return it for a call of its own;
+// for calls under ctx the host corrects that. Any other error is a tool_error with the Go type as
+// its type. ctx ends when the call was cancelled, has run out of time or has lost its caller.
+// ServeTool should then return soon, with the error of ctx, or with one that says whether the
+// tool's code had begun; the host adds the cause.
 type Handler interface {
 	ServeTool(ctx context.Context, call *Call, sink Sink) error
 }
@@ -49,7 +47,7 @@ type Sink interface {
 // result themselves, also of several items.
 type ResultSink interface {
 	Sink
-	// SendResult takes the call's result in place of everything sent before.
+	// SendResult sets the call's result, in place of all earlier items.
 	SendResult(ctx context.Context, result json.RawMessage) error
 }
 
@@ -78,7 +76,7 @@ type Call struct {
 	// Isolation is the isolation that the caller asks for, above the tool's own; empty asks for
 	// none.
 	Isolation toolmesh.Isolation
-	// NoCache asks for a run, whatever is kept of earlier ones.
+	// NoCache asks for an execution, even if a result is cached.
 	NoCache bool
 	codec.Trace
 	// Home, of a call in its session's worker, tells that from an earlier one on this node:
@@ -89,7 +87,7 @@ type Call struct {
 	// needs none.
 	Lane Lane
 
-	lanes   string // the turns of the calls above it, and its own: Mesh-Lanes
+	lanes   string // lanes of the calls above it, and its own: Mesh-Lanes
 	running *admit.Running[*inflight]
 	shared  bool  // its run is of others, too: of equal calls
 	host    *core // that runs it; nil for a call that a test has made
@@ -111,9 +109,8 @@ func (c *Call) Report(p codec.Progress) {
 	}
 }
 
-// Deserted reports whether the callers of the call are gone, as far as the last keepalive to
-// each has shown: a call that has waited should not begin then. It may be called concurrently,
-// and does not block.
+// Deserted reports whether the callers of the call are gone, by the last keepalive to each: a
+// call that has waited should not begin then. It may be called concurrently, and does not block.
 func (c *Call) Deserted() bool {
 	return c.running != nil && !c.shared && c.running.Value.readers.Deserted()
 }

@@ -48,7 +48,7 @@ type Host struct {
 	publisher *publisher // services, and their records in the registry
 	listeners *listeners // the goroutines of requests
 	workers   sync.WaitGroup
-	quit      chan struct{} // closed when nothing is in flight any more
+	quit      chan struct{} // closed when no call is in flight
 
 	// Subscriptions of the node, not of a tool; publisher.mu guards them.
 	shared   []*nats.Subscription // until the end

@@ -216,7 +216,7 @@ func (in *intake) admit(c *inflight, r admit.Request, bad *toolmesh.Error) *admi
 	return nil
 }
 
-// takenOff refuses a call of a tool that is not served any more.
+// takenOff refuses a call of a tool that was withdrawn.
 func (k *core) takenOff(id subjects.ToolID) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q was just withdrawn from node %s", id, k.node)
 }

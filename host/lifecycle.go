@@ -68,10 +68,10 @@ func (h *Host) tick() {
 	}
 }
 
-// Drain takes the node out of service without losing a call: it says so in
-// heartbeat and lease, drains the tools' subscriptions, and goes on refusing
-// directed requests until none comes any more. Calls in flight run on. It may be
-// called more than once; every call waits for the one drain.
+// Drain takes the node out of service without losing a call: it announces that in heartbeat and
+// lease, drains the tools' subscriptions, and refuses directed requests until no more come. Calls
+// in flight run to their end. It may be called more than once; every call waits for the one
+// drain.
 func (h *Host) Drain(ctx context.Context) error {
 	h.drainOnce.Do(func() {
 		h.draining.Store(true)

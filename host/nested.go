@@ -13,14 +13,13 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// NestedCalls makes the calls of one call's tool, for handlers that run it in
-// another process: over the mesh like any other, in the session of the call, one
-// deeper, and within the time that it has left, which ctx says. It is made by
-// [NewNestedCalls], and its methods may be called concurrently.
+// NestedCalls makes the calls of one call's tool, for handlers that run it in another process:
+// over the mesh like any other, in the call's session, one level deeper, and within the time left
+// of its context. [NewNestedCalls] makes it, and its methods may be called concurrently.
 //
-// A tool may make more calls at once than the nodes have slots: they wait for room as those of
-// every client do, but not for that of arguments, which the calls above hold as well. So they
-// wait for calls of the same depth only, which end without them.
+// A tool may make more calls at once than the nodes have slots: they wait for slots as any
+// client's calls do, but not for room for arguments, which the calls above hold as well. So they
+// only wait for calls of the same depth, which end without them.
 type NestedCalls struct {
 	client *client.Client
 	call   *Call

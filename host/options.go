@@ -50,8 +50,8 @@ type Options struct {
 	// as <index>.<name> from every session. All processes of one service share
 	// it. Defaults to none: Handle then needs Session.
 	Index subjects.IndexName
-	// Session makes the functions of Handle tools of that one session, until it
-	// ends: they are not served in the next one of its name. Defaults to none.
+	// Session makes the functions of Handle tools of that one session, until it ends: the next
+	// session of its name does not get them. Defaults to none.
 	Session subjects.SessionID
 	// Revision is the revision of the functions of Handle. Defaults to none.
 	Revision string
@@ -59,10 +59,10 @@ type Options struct {
 	Node subjects.NodeID
 	// Version is the version of the program, for people. Defaults to none.
 	Version string
-	// Slots is how many calls the node runs at once; more are answered busy. Calls
-	// that tools make have as many places of their own, and one more for each depth,
-	// so that a tool never waits for the slot that it holds itself: the node runs at
-	// most 2*Slots+MaxDepth calls. Defaults to DefaultSlots.
+	// Slots is how many calls the node runs at once; further ones are refused with busy. Nested
+	// calls have as many places of their own, and one more for each depth, so that a tool never
+	// waits for its own slot: the node runs at most 2*Slots+MaxDepth calls. Defaults to
+	// DefaultSlots.
 	Slots int
 	// MaxTimeout bounds calls of tools that declare no timeout. Defaults to
 	// DefaultMaxTimeout.
@@ -96,8 +96,8 @@ type Options struct {
 	PayloadMax int64
 	// Sandbox is the announced state of the node's sandbox: asked and effective level.
 	Sandbox registry.SandboxState
-	// Sessions decides which sessions exist. Defaults to all but those that have
-	// ended while they were used, by a view of the host's own.
+	// Sessions decides which sessions exist. By default all do, except those that the host's own
+	// view has seen end.
 	Sessions SessionPolicy
 	// SessionCredentials says that callers hold credentials of their session, so
 	// that replies to "_INBOX." are refused. Defaults to false.
@@ -107,8 +107,8 @@ type Options struct {
 	Service string
 	// Queued returns how many admitted calls wait for a worker. Defaults to none.
 	Queued func() int
-	// Last says that the mesh ends with this node, as the node of mesh up ends with its broker:
-	// a drain does not wait until callers elsewhere have heard of it.
+	// Last means that the mesh ends with this node, as with the node of mesh up: a drain does not
+	// wait until callers elsewhere know of it.
 	Last bool
 	// Logger receives the log; nil discards it.
 	Logger *slog.Logger

@@ -65,8 +65,7 @@ func Description(text string) ToolOption {
 	return func(d *tool.Descriptor) { d.Description = text }
 }
 
-// Annotate says how the tool behaves. Whether it streams follows from the
-// handler and need not be said.
+// Annotate sets the tool's annotations. Streaming follows from the handler and need not be set.
 func Annotate(a tool.Annotations) ToolOption {
 	return func(d *tool.Descriptor) {
 		a.Streaming = a.Streaming || d.Annotations.Streaming
@@ -212,8 +211,8 @@ func (h *Host) Add(index subjects.IndexName, session subjects.SessionID, tools .
 	return nil
 }
 
-// Remove takes tools of an index or session back, and returns those that were
-// offered. Requests that have reached the node are still served.
+// Remove withdraws tools of an index or session, and returns those that were offered. Requests
+// that have reached the node are still served.
 func (h *Host) Remove(ctx context.Context, index subjects.IndexName, session subjects.SessionID, ids ...subjects.ToolID) ([]subjects.ToolID, error) {
 	return h.publisher.remove(ctx, serviceKey{index, session}, ids)
 }

@@ -151,7 +151,7 @@ func (p *publisher) published(key serviceKey) (s *service, serving bool, err err
 	return p.services[key], p.state == stateServing, p.ended()
 }
 
-// remove takes tools of a service back, and returns those that were offered.
+// remove withdraws tools of a service, and returns those that were offered.
 func (p *publisher) remove(ctx context.Context, key serviceKey, ids []subjects.ToolID) ([]subjects.ToolID, error) {
 	var removed []*served
 	var gone []subjects.ToolID
@@ -180,7 +180,7 @@ func (p *publisher) remove(ctx context.Context, key serviceKey, ids []subjects.T
 	return gone, p.retireAll(ctx, removed)
 }
 
-// retireAll takes tools back that no service has any more.
+// retireAll withdraws tools that no service has any more.
 func (p *publisher) retireAll(ctx context.Context, tools []*served) error {
 	p.mu.Lock()
 	for _, o := range tools {
@@ -244,7 +244,7 @@ func (p *publisher) supersede(old, next *service) {
 	p.records.replace(next)
 }
 
-// ended is why nothing can be published any more; p.mu is held.
+// ended is the error after which the host publishes nothing; p.mu is held.
 func (p *publisher) ended() error {
 	if p.state == stateStopped || p.draining.Load() {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host has stopped")
@@ -321,8 +321,8 @@ func (p *publisher) giveUp(key serviceKey, why error) {
 	})
 }
 
-// offerAll has tools serve their names in place of those of old, if the host serves: once
-// the broker knows, done is called, under p.mu. If that fails all is as before.
+// offerAll serves the tools in place of those of old, if the host serves. Once the broker knows,
+// it calls done, under p.mu; after an error all is as before.
 func (p *publisher) offerAll(ctx context.Context, old *service, tools []*served, serving bool, done func()) error {
 	var offers int
 	var err error

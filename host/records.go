@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// recordBytes is about how large a record of tools becomes: one more tool has it
-	// written again.
+	// recordBytes is the approximate max size of a record of tools: one more tool means that it
+	// is written again.
 	recordBytes = 16 << 10
 	// recordHeadroom is the room that a message keeps for the record's own fields and headers,
 	// next to a tool.
@@ -57,7 +57,7 @@ type listing struct {
 type entry struct {
 	route      registry.ToolRoute // without the digest
 	descriptor *tool.Descriptor   // nil: nothing is known
-	digest     string             // of the descriptor, once the registry has it
+	digest     string             // of the descriptor in the registry
 	size       int                // in a record
 	key        subjects.ToolsKey  // of the record that it is in
 }
@@ -99,14 +99,14 @@ func (r *records) listing(s *service) *listing {
 	return l
 }
 
-// put has one tool of a service said, and nothing else said anew.
+// put adds or replaces the record of one tool of a service.
 func (r *records) put(s *service, e *entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.listing(s).put(e, r.limit())
 }
 
-// replace has all of a service said, and nothing more.
+// replace makes the records of a service those of its present tools.
 func (r *records) replace(s *service) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -303,7 +303,7 @@ func (r *records) begin(ctx context.Context, l *listing) error {
 			return err
 		}
 		r.mu.Lock()
-		clear(l.dirty) // nothing of it has been written
+		clear(l.dirty) // no record has been written
 		delete(r.listings, l.key)
 		r.mu.Unlock()
 		r.giveUp(l.key, err)
@@ -340,7 +340,7 @@ func (r *records) next(l *listing) (at subjects.ToolsKey, entries []*entry, ok b
 	return at, nil, false
 }
 
-// write writes one record, or deletes it if nothing is left of it.
+// write writes one record, or deletes it if it is empty.
 func (r *records) write(ctx context.Context, held *registry.Lease, l *listing, at subjects.ToolsKey, entries []*entry) error {
 	if len(entries) == 0 {
 		return held.Withdraw(ctx, at)

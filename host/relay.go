@@ -55,7 +55,7 @@ func (r *runner) relayCall(c *inflight, req *codec.Request, to codec.Where) (adm
 		r.counts.relayed.Add(1)
 		return admit.Record{Streamed: true}, nil
 	}
-	c.readers.Relayed.Store(true) // the node that runs it sees to callers that are gone
+	c.readers.Relayed.Store(true) // the node that runs it ends it without callers
 	defer c.readers.Relayed.Store(false)
 	result, err := r.relay.Load().Relay(&c.ctx, req, c.args, r.node, to, c.report, c.readers.Deserted)
 	if err != nil {
@@ -111,8 +111,8 @@ func (r *runner) unlessCrowded(call *admit.Running[*inflight], record admit.Reco
 	return r.passOn(call, c.Request)
 }
 
-// withoutSlot is the error of a request that is refused: for want of room it says when to
-// send again, and counts for so long among those that wait.
+// withoutSlot returns the error of a refused request: for want of room it says when to send
+// again, and the request counts as waiting for that time.
 func (r *runner) withoutSlot(c *inflight, err *toolmesh.Error) *toolmesh.Error {
 	if !admit.Full(err) {
 		return err

@@ -43,7 +43,7 @@ func (in *intake) receive(m *nats.Msg) {
 	req, bad := parse(&s, m, err)
 	mine := in.catchUp(req)
 	if !mine && directed {
-		return // the other process has it, too: the answer is its to give
+		return // the other process has it, too, and answers
 	}
 	c, r := in.find(&s, req, m.Reply, arrived, bad)
 	if bad != nil {

@@ -54,7 +54,7 @@ func (t *checked) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		items := &resultSink{Sink: sink, t: t, call: call}
 		err := t.Handler.ServeTool(ctx, call, items)
 		if failed := items.failed.Load(); failed != nil {
-			return failed // whatever the handler has made of it
+			return failed // in place of the handler's own error
 		}
 		return err
 	}
@@ -116,7 +116,7 @@ func (t *checked) check(ctx context.Context, call *Call, value json.RawMessage) 
 	}
 	v, err := t.validator()
 	if err != nil {
-		return "", nil // the descriptor's warnings say so
+		return "", nil // the descriptor's warnings already say it
 	}
 	wrong, undecided := v.CheckResult(value)
 	if undecided != nil && strict {

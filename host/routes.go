@@ -33,8 +33,7 @@ type served struct {
 	sub   *nats.Subscription // nil before the host's start
 }
 
-// routeKey names a tool as it is read off a subject. An empty session stands
-// for every session.
+// routeKey names a tool as its subject does. An empty session means every session.
 type routeKey struct {
 	session subjects.SessionID
 	tool    subjects.ToolID

@@ -36,7 +36,7 @@ type runner struct {
 	audience audience // of the events of calls
 
 	spentMu sync.Mutex // no other lock is taken under it
-	spent   []string   // names of arguments in the store that no call reads any more
+	spent   []string   // names of stored arguments that no call reads any more
 }
 
 func newRunner(k *core) *runner {
@@ -61,7 +61,7 @@ func (r *runner) run(call *admit.Running[*inflight]) {
 func (r *runner) conclude(call *admit.Running[*inflight], record admit.Record) {
 	c := call.Value
 	if s := c.readers.Stream(); s != nil {
-		r.calls.Vacate(call) // before anybody reads the stream's end
+		r.calls.Vacate(call) // before a reader gets the stream's end
 		record = s.Finish(record)
 	}
 	record = r.replies.Bounded(&c.ctx, c.Request, record)

@@ -48,8 +48,7 @@ func newStreams(k *core) *streams {
 	return st
 }
 
-// replay answers a request for stored chunks, outside of the callback. Sessions take
-// turns.
+// replay answers a request for stored chunks, outside of the callback. Sessions alternate.
 func (st *streams) replay(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
 	if !st.bus.MayAnswer(m, s.Session, st.opts.SessionCredentials) {

@@ -100,8 +100,8 @@ func (s *Server) start(ctx context.Context) error {
 			s.options.Listen = address
 			return nil
 		}
-		// The port may be taken for a moment by a connection that has it as its
-		// own end: it was free while the broker was down.
+		// A connection may have the port as its own end for a moment, as it was free while the
+		// broker was down.
 		taken := strings.Contains(err.Error(), "address already in use")
 		if s.options.Listen == "" && !taken {
 			return err
@@ -173,9 +173,8 @@ func connect(t testing.TB, url string, options []nats.Option) *nats.Conn {
 	return nc
 }
 
-// freePorts returns loopback addresses that were free at one moment. Their ports
-// are below those that systems give to connections by themselves, of which other
-// tests make thousands in the meantime.
+// freePorts returns loopback addresses that were free a moment ago. Their ports are below those
+// that systems assign to connections, of which other tests make thousands meanwhile.
 func freePorts(t testing.TB, n int) []string {
 	t.Helper()
 	addresses := make([]string, n)

@@ -32,8 +32,8 @@ func Cluster(t testing.TB, n int, options ...Option) []*Server {
 	return servers
 }
 
-// WaitForLeader returns when the JetStream of a cluster has a leader, all of
-// these servers are part of it, and each is up to date.
+// WaitForLeader returns when the JetStream of a cluster has a leader, all of these servers are
+// part of it, and each is up to date.
 func WaitForLeader(t testing.TB, servers []*Server) {
 	t.Helper()
 	Until(t, "the cluster has a leader", func() bool {

@@ -37,8 +37,8 @@ type Keyed struct {
 	session func(t testing.TB, id subjects.SessionID) []nats.Option
 }
 
-// WithKeys starts a broker with keys, and clients without a key as callers, as
-// mesh auth template --nats-conf has it.
+// WithKeys starts a broker with keys, where clients without a key are callers, by the
+// configuration of mesh auth template --nats-conf.
 func WithKeys(t testing.TB, options ...Option) *Keyed {
 	t.Helper()
 	dir := t.TempDir()

@@ -26,9 +26,9 @@ func Main(m *testing.M, after ...func()) {
 	}))...)
 }
 
-// Parallel runs at least n tests at once that call t.Parallel, also on fewer processors: most of
-// a test is waiting. The first number that is set counts, and -parallel before all others. Call
-// it before [Main].
+// Parallel runs at least n tests with t.Parallel at once, also on fewer processors, as tests
+// mostly wait. The first number that is set counts, and -parallel before all others. Call it
+// before [Main].
 func Parallel(n int) {
 	flag.Parse()
 	const name = "test.parallel"
@@ -45,9 +45,9 @@ func Parallel(n int) {
 // LeakOptions are the goroutines that end by themselves, or never and rightly.
 func LeakOptions() []goleak.Option {
 	return []goleak.Option{
-		// nats.go 1.55: an object store's Put ends this goroutine by closing its
-		// channel. When Put is done before the goroutine has begun, that finds no
-		// channel any more and waits on nil for ever.
+		// nats.go 1.55: an object store's Put ends this goroutine by closing its channel. If Put
+		// is done before the goroutine has begun, the goroutine finds no channel and waits on nil
+		// for ever.
 		goleak.IgnoreTopFunction("github.com/nats-io/nats.go/jetstream.(*jetStream).resetPendingAcksOnReconnect"),
 		// nats-server 2.15: a server that is shut down while its cluster creates the group of a
 		// stream or a bucket leaves the group's files open, with the goroutine that writes their

@@ -61,8 +61,8 @@ func (p *Proxy) Cut(refuse bool) {
 	p.closeAll()
 }
 
-// Blackhole keeps every connection open and passes nothing, in neither direction,
-// until [Proxy.Heal]: a machine that is gone, or a cable.
+// Blackhole keeps every connection open and passes no data, in either direction, until
+// [Proxy.Heal], as a lost machine or cable does.
 func (p *Proxy) Blackhole() { p.holdBack(false) }
 
 // Stall stops reading from clients until [Proxy.Heal], so that their sockets fill. Data from the

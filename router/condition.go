@@ -7,8 +7,8 @@ import (
 	"github.com/toolmesh/toolmesh/router/standby"
 )
 
-// Stuck is why the router does not get on, whatever the broker does; nil while it does.
-// See [host.Host.Stuck]. It may be called at any time.
+// Stuck returns an error while the router is blocked, whatever the broker does. See
+// [host.Host.Stuck]. It may be called at any time.
 func (r *Router) Stuck() error {
 	return r.member.Stuck()
 }

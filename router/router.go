@@ -37,8 +37,8 @@ type Options struct {
 	Service string
 	// Version is the version of the program, for people. Defaults to none.
 	Version string
-	// SessionPolicy is "open" (the default: any session exists) or "strict" (only
-	// those that were created), for the functions that this router serves.
+	// SessionPolicy is "open" (the default: any session exists) or "strict" (only created ones),
+	// for the functions that this router serves.
 	SessionPolicy string
 	// Slots is how many calls of its functions run at once. Defaults to
 	// host.DefaultSlots.
@@ -176,8 +176,8 @@ func (r *Router) join(ctx context.Context) error {
 	return r.member.Join(ctx)
 }
 
-// standBy begins to tell which calls wait for a node, and to hold calls itself if the
-// options say so, once; r.mu is held.
+// standBy starts, once, to publish which calls wait for a node, and to hold calls itself if the
+// options ask for it; r.mu is held.
 func (r *Router) standBy() error {
 	switch {
 	case r.opts.Standby == nil:

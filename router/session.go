@@ -142,9 +142,9 @@ func (r *Router) stands(ctx context.Context, id subjects.SessionID, epoch string
 	return err
 }
 
-// Handle serves a Go function as the session's own tool of that name, until the
-// session ends. One that CreateSession made and that has ended is
-// session_not_found, also where its name is in use again.
+// Handle serves a Go function as the session's own tool of that name, until the session ends.
+// After the end of a session of CreateSession the error is session_not_found, also if its name is
+// in use again.
 func (s *Session) Handle(name string, handler host.Handler, opts ...host.ToolOption) (subjects.ToolID, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
 	defer cancel()

@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// signLate is the max delay of a keepalive: a caller that has heard nothing for 2.5 s has
-	// given the call up, and may have sent it again.
+	// signLate is the max delay of a keepalive: a caller without one for 2.5 s has given the call
+	// up, and may have sent it again.
 	signLate = 2 * time.Second
 	// callerGone is how long keepalives may meet no caller until the call ends, as with streams.
 	callerGone = 10 * time.Second
@@ -231,7 +231,7 @@ func (c *call) look() (node subjects.NodeID, boot subjects.BootID, refused *tool
 	if c.batch != nil {
 		route, _ := v.Route(session, c.tools[0])
 		owner, _ := v.Owner(codec.FeatureBatch, route.Nodes, string(session), string(c.req.RPCID))
-		return owner.Node, "", nil // the node itself sees to repetitions
+		return owner.Node, "", nil // the node itself handles repetitions
 	}
 	route, known := v.Route(session, c.subject.Tool)
 	if len(route.Nodes) > 0 {
@@ -489,8 +489,8 @@ func (s *Standby) take(c *call, taken bool) {
 	c.waiting = !taken
 }
 
-// count counts a call that was passed on to a node. Its end is the turn of one that waits for
-// room there, the first that came; should that not take it, all look again soon: see look.
+// count counts a call that was passed on to a node. At its end the first call that waits for room
+// there is sent; if the node refuses it, all look again soon: see look.
 func (s *Standby) count(node subjects.NodeID, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -508,7 +508,7 @@ func (s *Standby) count(node subjects.NodeID, n int) {
 		}
 	}
 	if next != nil {
-		next.full = nil // the next end is another one's turn
+		next.full = nil // the next end is for another call
 		wake.Up(next.room)
 	}
 }
@@ -589,9 +589,8 @@ func elsewhere(e *toolmesh.Error) bool {
 	return e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeToolNotFound
 }
 
-// forward passes a message of the node on to the caller, with how long the call has waited
-// where that is to be said. By a reply subject the node finds out whether its reader is
-// there.
+// forward passes a message of the node on to the caller, with the call's wait if say is set. By
+// the reply subject the node finds out whether its reader is present.
 func (c *call) forward(m *nats.Msg, waited time.Duration, say bool) {
 	out := &nats.Msg{Subject: c.m.Reply, Header: m.Header, Data: m.Data}
 	if m.Reply != "" {

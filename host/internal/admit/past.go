@@ -48,7 +48,7 @@ func (g *generation) has(hash uint64) bool {
 	return g.n > 0 && slices.Contains(g.buckets[hash%buckets], hash)
 }
 
-// turn forgets the old generation and begins a new one.
+// turn drops the old generation and begins a new one.
 func (p *past) turn() {
 	p.forgotten(p.old.last)
 	p.old, p.young = p.young, generation{}

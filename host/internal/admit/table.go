@@ -33,15 +33,15 @@ type Key struct {
 	RPC     subjects.RPCID
 }
 
-// Request identifies a call well enough to tell a repetition from a collision:
-// all of it must agree.
+// Request identifies a call well enough to tell a repetition from a collision: all fields must
+// agree.
 type Request struct {
 	Key   Key // an empty RPC is a call that cannot be repeated or cancelled
 	Tool  subjects.ToolID
 	Epoch string // of the session
 	// Unsettled: the epoch is not known yet. Any one will do.
 	Unsettled bool
-	Stream    bool   // its answer is a stream, whatever the delivery
+	Stream    bool   // its answer is a stream, with any delivery
 	Digest    Digest // of its body
 
 	// A repetition may differ in the fields below.
@@ -50,8 +50,8 @@ type Request struct {
 	Depth int
 	// Account is the account whose places the call takes, see [subjects.Account].
 	Account subjects.SessionID
-	// MayPass: where there is no place, it may be passed on to another node. Then the
-	// call has Full set and takes no slot, only one of as many places of those.
+	// MayPass allows to pass the call on to another node if there is no place. The call then has
+	// Full set and takes no slot, only one of as many places for calls that are passed on.
 	MayPass bool
 	// First is when a request was first sent that says it is sent again, by the
 	// table's clock; else zero.
@@ -75,8 +75,8 @@ type Record struct {
 	Result   json.RawMessage
 	Err      *toolmesh.Error
 	Streamed bool
-	// Ref is where a result is that no message carries; nil for most. Result is then kept
-	// beside it only if there is room for it.
+	// Ref refers to a result that is larger than a message; nil for most. Result is then kept as
+	// well if there is room for it.
 	Ref   *codec.Ref
 	Cache codec.CacheUse // of a result
 	// Warning is the fault of a result, for people; empty for none.
@@ -172,15 +172,15 @@ type Table[T any] struct {
 
 	mu      sync.Mutex // no lock of another package is taken under it
 	running []*Running[T]
-	vacated int         // of running: those that have given their slot back
-	passed  int         // of running: those that have none, as they are passed on
-	parked  int         // of running: those that have none while they wait
-	deep    map[int]int // how many of running are nested and have a place, by depth; none is 0
+	vacated int         // of running: without their slot, at their end
+	passed  int         // of running: without a slot, passed on
+	parked  int         // of running: without a slot, waiting
+	deep    map[int]int // nested calls with a place, by depth; 0 has none
 	nested  int         // their sum
 	shares  shares
 	names   map[uint64]*entry[T] // by hash of the key: a table of texts is slow to search and to collect
 	spare   []entry[T]           // made together, as they are forgotten together
-	kept    []*entry[T]          // those that have ended, in order
+	kept    []*entry[T]          // ended calls, in order
 	size    int
 	past    past
 	horizon time.Time // names of calls that ended before it are forgotten
@@ -240,9 +240,8 @@ func (t *Table[T]) Begin(r Request, value T) (Verdict, *Running[T], Record, *too
 	return Run, c, Record{}, nil
 }
 
-// full says why there is no place for a call of a depth, nil if there is one. The
-// first of each depth has one of its own, the others share as many as there are slots.
-// t.mu is held.
+// full returns why there is no place for a call of a depth, nil if there is one. The first call
+// of each depth has its own place, the others share as many as there are slots. t.mu is held.
 func (t *Table[T]) full(s *share, depth int) *toolmesh.Error {
 	kind, free := ofAll, t.slots-t.inFlight()+t.vacated
 	if depth > 0 {
@@ -483,7 +482,7 @@ func (t *Table[T]) enter(c *Running[T]) {
 	}
 }
 
-// leave gives a call's place free; t.mu is held.
+// leave frees a call's place; t.mu is held.
 func (t *Table[T]) leave(c *Running[T]) {
 	if c.Full != nil {
 		c.share.has[ofPassed]--
@@ -627,7 +626,7 @@ func (t *Table[T]) Known(key Key) bool {
 	return t.of(key) != nil
 }
 
-// InFlight is how many calls run, without those that are passed on.
+// InFlight is the number of running calls, without those that are passed on.
 func (t *Table[T]) InFlight() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()

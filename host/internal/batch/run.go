@@ -72,7 +72,7 @@ type member struct {
 	*codec.Member
 	at    int // in the batch
 	turn  *lane.Turn
-	wait  time.Duration // for its turn
+	wait  time.Duration // until it began
 	alarm *time.Timer   // ends its wait; nil for one without a time of its own
 	state state
 }
@@ -85,7 +85,8 @@ const (
 	over
 )
 
-// newExecution makes an execution with its time: its cancel may come as soon as the table has it.
+// newExecution makes an execution and starts its timeout: its cancel may come as soon as the
+// table has it.
 func newExecution(s *Server, to *reader) *execution {
 	r := &execution{s: s, b: to.b, to: to, began: to.began, release: func() {}}
 	r.ctx, r.cancel = context.WithCancelCause(s.Base)
@@ -272,7 +273,7 @@ func (r *execution) stop() {
 	}
 }
 
-// giveUp ends a call that waits for its turn.
+// giveUp ends a call that has not begun.
 func (r *execution) giveUp(m *member, why *toolmesh.Error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -404,7 +405,7 @@ func (r *execution) end(m *member, value value, err *toolmesh.Error) {
 	}
 	result := codec.BatchResult{Index: m.Index, RPCID: r.b.RPCID(m.Member), Result: value.json, Ref: value.ref, Err: err, LaneWait: m.wait}
 	if value.ref != nil {
-		result.Result = nil // it is kept beside
+		result.Result = nil // the value is kept separately
 	}
 	if err == nil && len(result.Result) > 0 && !json.Valid(result.Result) {
 		result.Result, result.Err = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool's result is not JSON").
@@ -423,7 +424,7 @@ func (r *execution) end(m *member, value value, err *toolmesh.Error) {
 		r.conclude(final)
 		return
 	}
-	r.s.running.Go(func() { // with its place among the batches: no more answers wait than these may be
+	r.s.running.Go(func() { // it keeps its place among the batches, which bounds the waiting answers
 		r.s.Host.Pace(r.ctx, &stream.Reader{Reply: r.to.reply, Request: &r.b.Request}, final)
 		r.mu.Lock()
 		defer r.mu.Unlock()

@@ -110,7 +110,7 @@ func New(o Options) *Server {
 // Drain refuses new batches; running ones go on.
 func (s *Server) Drain() { s.draining.Store(true) }
 
-// Wait waits for the batches that run. Serve must not be called any more.
+// Wait waits for the running batches. Serve must not be called after it.
 func (s *Server) Wait() { s.running.Wait() }
 
 // Tick sends keepalives to the callers of batches. The host calls it a few times a second.
@@ -185,7 +185,7 @@ func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, he
 // serve serves a batch with its body, in room that is reserved for a body that came by reference.
 // m is the message with either.
 func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Header, body []byte, began time.Time, here bool, room Room) {
-	defer func() { room.Free() }() // unless run has it
+	defer func() { room.Free() }() // unless run has taken it
 	b, bad := codec.ParseBatch(subject, header, body)
 	to := &reader{b: b, reply: m.Reply, began: began}
 	if bad != nil {
@@ -366,7 +366,7 @@ func tooLarge(size int, limit int64) *toolmesh.Error {
 		WithDetail("limit", limit).WithDetail("size", size).WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
 }
 
-// joined returns encoded results, at least one, as one list, which the table keeps.
+// joined joins one or more encoded results into one list, which the table keeps.
 func joined(results [][]byte) json.RawMessage {
 	var list []byte
 	before := byte('[')

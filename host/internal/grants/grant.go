@@ -184,7 +184,7 @@ func (k *Lanes) await(ctx context.Context, g *Grant, a *asking) codec.LaneAnswer
 				a.wait()
 			case answer.State != codec.LaneGranted, k.grant(g, answer, sent):
 				return answer
-			default: // this process stood still, or the owner's lease ends soon: ask again
+			default: // this process was frozen, or the owner's lease ends soon: ask again
 				a.wait()
 				if wake.After(ctx, lookAgain) {
 					k.askOwner(g, a, sent)
@@ -244,7 +244,7 @@ func (k *Lanes) send(g *Grant, to owner, req *codec.LaneRequest) {
 	_ = k.opts.Bus.Conn().PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: codec.Encode(req)})
 }
 
-// grant accepts a grant, unless its end is near: this process may have stood still since it
+// grant accepts a grant, unless its end is near: this process may have been frozen since it
 // asked.
 func (k *Lanes) grant(g *Grant, answer codec.LaneAnswer, sent map[uint64]time.Time) bool {
 	at, known := sent[answer.N]

@@ -31,7 +31,7 @@ const (
 	askedFor = 5 * time.Second
 	// silence is how long an owner may not answer before the store is asked for the owner.
 	silence = 2500 * time.Millisecond
-	// soft is how long before the end of a grant its call is told to stop, and hard how long
+	// soft is how long before the end of a grant its call is told to stop; hard is how long
 	// before it the worker is killed, which takes a moment on a busy machine.
 	soft = 1500 * time.Millisecond
 	hard = 500 * time.Millisecond
@@ -81,13 +81,13 @@ type Lanes struct {
 	mu      sync.Mutex // guards the fields below; never held while sending or waiting; taken before presence.mu
 	domains map[domainKey]*domain
 	asking  map[string]*asking // by the id of the grant
-	waiting int                // of asking: those that were not granted at once
+	waiting int                // of asking: those that still wait
 	held    map[string]*Grant
 	counter uint64 // of requests
 	inbox   *bus.Inbox
 	nextAsk time.Time // next renewal
 	ticked  time.Time
-	grace   time.Time // until then silent waiters are kept: this process stood still itself
+	grace   time.Time // until then silent waiters are kept, as this process was frozen
 	left    bool
 }
 
@@ -223,7 +223,7 @@ func (k *Lanes) Serve(s subjects.Subject, m *nats.Msg) {
 	})
 }
 
-// heard handles an owner's answer, or the broker's if the owner is not there.
+// heard handles an owner's answer, or the broker's if the owner does not exist.
 func (k *Lanes) heard(m *nats.Msg, err error) {
 	if err != nil {
 		k.mu.Lock()

@@ -214,7 +214,7 @@ func (t *term) held(of *turn) (all []*turn) {
 	return all
 }
 
-// renewTurns extends holds, and names those that it does not have; k.mu is held.
+// renewTurns extends holds, and answers with those that the term does not have; k.mu is held.
 func (k *Lanes) renewTurns(t *term, req *codec.LaneRequest, now, until time.Time, answer func(codec.LaneAnswer), out *outbox) {
 	a := codec.LaneAnswer{State: codec.LaneRenewed, N: req.N, MS: until.Sub(now).Milliseconds()}
 	for _, id := range req.IDs {

@@ -31,10 +31,10 @@ const MaxKey = 8192
 // KeyOf returns the key of the parts that another process sent.
 func KeyOf(place []string, read bool) Key { return Key{place, read} }
 
-// Place is the way to the key's place, from the root.
+// Place is the path of the key's place from the root.
 func (k Key) Place() []string { return k.place }
 
-// Reads reports whether a call of the key shares its place with others that read.
+// Reads reports whether a call with the key only reads.
 func (k Key) Reads() bool { return k.read }
 
 // Check refuses a key that is too long: invalid_arguments, of a call that has not begun.
@@ -104,8 +104,8 @@ func RuleOf(d *tool.Descriptor, independent bool) *Rule {
 			hierarchy, constant = i, false
 		}
 	}
-	// The number of parts and the place of the path come first, so that keys of
-	// different shapes share nothing.
+	// The number of parts and the position of the path come first, so that keys of different
+	// shapes share nothing.
 	r.prefix = []string{strconv.Itoa(len(parts)) + "." + strconv.Itoa(hierarchy)}
 	for i, part := range parts {
 		if i != hierarchy {

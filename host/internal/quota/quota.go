@@ -103,7 +103,7 @@ func (u *usage) age(slice int64) {
 	}
 }
 
-// Sweep forgets accounts that store nothing any more.
+// Sweep forgets accounts without stored bytes.
 func (q *Quota) Sweep() {
 	slice := q.slice()
 	q.mu.Lock()

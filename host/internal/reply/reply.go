@@ -143,7 +143,7 @@ func (p *Replies) load(req *codec.Request) (load codec.Load) {
 // work is done, and its answer should not be lost.
 func (p *Replies) Send(m *nats.Msg) bool {
 	if p.unsent.holding.Load() && p.unsent.hold(p.Log, m, true) {
-		return true // behind those that wait: chunks stay in order
+		return true // sent after the waiting ones, to keep chunks in order
 	}
 	err := p.Bus.Conn().PublishMsg(m)
 	switch {

@@ -13,10 +13,9 @@ import (
 )
 
 const (
-	// maxHeldAnswers is how many bytes of answers are held for the connection to come back,
-	// or, of calls that have no slot any more, for their caller to read others. Callers of
-	// one inbox prefix, as the sessions with a key have one each, have no more of it than
-	// they leave free, so that the next caller has some, too.
+	// maxHeldAnswers bounds the bytes of answers that wait for the connection or, of calls
+	// without a slot, for a slow caller. An inbox prefix, of which each session with a key has
+	// its own, gets at most as many as it leaves free, so that the next one gets some, too.
 	maxHeldAnswers = 64 << 20
 	// heldCost is the approximate memory of a message besides its bytes.
 	heldCost = 512

@@ -100,8 +100,8 @@ func (s *Sessions) Epoch(ctx context.Context, session subjects.SessionID) (strin
 	return s.Admit(session)
 }
 
-// Now is a session's epoch as the registry's leader has it now, empty for one that was
-// never created.
+// Now returns a session's present epoch from the registry's leader, empty for one that was never
+// created.
 func (s *Sessions) Now(session subjects.SessionID) (string, error) {
 	return s.lookups.find(s.Base, session)
 }
@@ -180,7 +180,7 @@ func (ls *lookups) answer(session subjects.SessionID) {
 		ls.mu.Unlock()
 		ls.places <- struct{}{}
 		ls.mu.Lock()
-		l := ls.next[session] // with all that came while there was no place
+		l := ls.next[session] // with all questions that came meanwhile
 		delete(ls.next, session)
 		ls.mu.Unlock()
 		l.epoch, l.err = ls.ask(session)
@@ -210,7 +210,8 @@ func (s *Sessions) Over(session subjects.SessionID, epoch string) bool {
 	return err == nil && now != epoch || toolmesh.CodeOf(err) == toolmesh.CodeSessionNotFound
 }
 
-// Seen reports whether the view says that a session goes on, or nothing of it.
+// Seen reports whether the session still exists in the view; an error of the view counts as
+// existing.
 func (s *Sessions) Seen(session subjects.SessionID, epoch string) bool {
 	now, err := s.Admit(session)
 	return err == nil && now == epoch || err != nil && toolmesh.CodeOf(err) != toolmesh.CodeSessionNotFound

@@ -34,16 +34,15 @@ const (
 	callerGone = 5 * time.Second
 )
 
-// Readers are all that read one call: its first caller, and those that repeat the
-// request while it runs. A unary call has them as well. Its methods may be called
-// concurrently.
+// Readers are the readers of one call: its first caller, and those that repeat the request while
+// it runs. A unary call has them as well. Its methods may be called concurrently.
 type Readers struct {
 	node   *Node
 	call   Execution
 	first  *Reader
 	stream atomic.Pointer[Stream] // nil for a unary call, and before the handler runs
-	// Relayed says that another node runs the unary call. It ends the call once all callers
-	// are gone: others may have joined it there.
+	// Relayed means that another node runs the unary call. That node ends the call once all its
+	// callers are gone: others may have joined it there.
 	Relayed atomic.Bool
 
 	progress atomic.Pointer[codec.Progress] // nil until the tool says how far it is
@@ -83,7 +82,7 @@ type Reader struct {
 	// Local takes the answer of a call that no message has brought; nil for all others.
 	Local func(admit.Record)
 
-	answered atomic.Bool  // it has its one answer, or it is being sent
+	answered atomic.Bool  // its one answer was sent, or is being sent
 	sent     atomic.Int64 // when the last keepalive was sent, as [bus.Mono]
 	probe    bus.Probe
 
@@ -91,7 +90,7 @@ type Reader struct {
 
 	// Guarded by of.mu, for a repetition.
 	until int64         // Seq of the last chunk that is sent for it
-	over  bool          // it has all that it gets
+	over  bool          // it gets no further messages
 	ended *admit.Record // the call's outcome; nil while it runs
 }
 
@@ -179,7 +178,7 @@ func (r *Readers) Join(own *Readers) {
 		if j.Local != nil || old.Reply != j.Reply {
 			return false
 		}
-		old.probe.Close() // the same caller, which needs to hear it once
+		old.probe.Close() // the same caller, which needs one answer only
 		old.over = true
 		return true
 	})
@@ -201,8 +200,8 @@ func (r *Readers) Join(own *Readers) {
 	}
 }
 
-// echoes reports whether all that comes from now on is sent to the reader's reply
-// subject anyway, as it is that of the first caller.
+// echoes reports whether all further messages reach the reader's reply subject anyway, as it is
+// that of the first caller.
 func (j *Reader) echoes() bool {
 	first := j.of.first
 	return j != first && j.Reply == first.Reply && j.items() && j.Request.Delivery == first.Request.Delivery
@@ -241,7 +240,7 @@ func (r *Readers) End(record admit.Record) {
 	}
 }
 
-// Report notes how far the call says that it is, and tells the callers that asked to hear of it at once.
+// Report notes the call's progress, and tells the callers that asked to get it at once.
 func (r *Readers) Report(p *codec.Progress) {
 	r.progress.Store(p)
 	if !r.wanted.Load() || !r.due.CompareAndSwap(false, true) {
@@ -255,7 +254,7 @@ func (r *Readers) Report(p *codec.Progress) {
 	r.later.Store(time.AfterFunc(wait, r.tellProgress))
 }
 
-// tellProgress sends the latest progress to the callers that asked to hear of it at once.
+// tellProgress sends the latest progress to the callers that asked to get it at once.
 func (r *Readers) tellProgress() {
 	if r.closed.Load() {
 		return
@@ -263,15 +262,15 @@ func (r *Readers) tellProgress() {
 	r.next.Store(bus.Mono(time.Now()) + int64(progressEvery))
 	r.due.Store(false) // later reports are sent later
 	all, high := r.waiting()
-	for i, j := range all { // the first caller and the latest others: the rest hear it once a second
+	for i, j := range all { // the first caller and the latest others: the rest get it once a second
 		if (i == 0 || i >= len(all)-mostAtOnce) && j.wantsProgress() {
 			r.keepalive(j, high, "")
 		}
 	}
 }
 
-// KeepAlive tells the callers that asked for it, once a second, that the call runs, and
-// how far it is: all that have yet to get some of their answer.
+// KeepAlive sends keepalives with the progress, once a second, to the callers that asked for them
+// and still wait for some of their answer.
 func (r *Readers) KeepAlive(now time.Time) {
 	unary := r.stream.Load() == nil
 	all, high := r.waiting()
@@ -310,8 +309,8 @@ func (r *Readers) waiting() (all []*Reader, high int64) {
 	return r.others(all), high
 }
 
-// others appends the repetitions to which keepalives go: not those that hear the first
-// caller's.
+// others appends the repetitions that need their own keepalives: their reply subject is not the
+// first caller's.
 func (r *Readers) others(all []*Reader) []*Reader {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -58,7 +58,7 @@ type Stream struct {
 	kept     atomic.Int64       // bytes of the items that are stored
 	credited chan struct{}      // capacity 1: credit arrived
 
-	live  bus.Probe // of mesh.live, for all that read it without credit
+	live  bus.Probe // of mesh.live, for all its readers without credit
 	began time.Time
 	final atomic.Pointer[admit.Record] // Finish's result
 
@@ -110,7 +110,7 @@ func (s *Stream) Send(ctx context.Context, item json.RawMessage) error {
 	if s.failed != nil {
 		return s.failed
 	}
-	// A handler that looks at nothing but this error must end, too.
+	// A handler that only looks at this error must end, too.
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -313,7 +313,7 @@ func (s *Stream) Tick(now time.Time) {
 	s.mu.Lock()
 	silent := s.paced && now.Sub(s.creditAt) >= readerGone
 	if silent && !deserted {
-		// The reader that gave the credit is gone; another is there that gives none.
+		// The reader that gave the credit is gone; another one is present that gives none.
 		s.paced = false
 	}
 	idle := !s.total && !s.waiting && now.Sub(s.itemAt) >= idleTimeout
@@ -372,7 +372,7 @@ func (s *Stream) conclude(record admit.Record) admit.Record {
 	}
 	c := codec.Chunk{Type: codec.ChunkComplete, Seq: s.seq + 1, Count: s.seq}
 	if record.Err != nil {
-		// Items are out: whatever the error says of itself, this call began.
+		// Items were sent: this call began, whatever its error says.
 		record.Err = record.Err.WithStarted(toolmesh.StartedYes)
 		c.Type, c.Err = codec.ChunkError, s.node.Replies.Fit(record.Err)
 	}
