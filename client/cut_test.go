@@ -66,7 +66,7 @@ func TestResultsLostWithTheConnection(t *testing.T) {
 }
 
 // After a cut the caller cannot know its node's state: the error is unavailable, not node_lost.
-func TestACutIsNoLostNode(t *testing.T) {
+func TestCutConnectionIsNotANodeLost(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	nc := broker.Connect(t)

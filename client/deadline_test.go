@@ -69,7 +69,7 @@ authorization { users: [
 
 // If the node that is asked for the time is frozen, or an answerer in an open mesh sends nonsense,
 // the broker tells the time.
-func TestTimeBesideAFrozenNode(t *testing.T) {
+func TestTimeWithAFrozenNode(t *testing.T) {
 	t.Parallel()
 	for _, says := range []string{"", `{"now_ms":1700000000000,"bound_ms":-1}`, `{"now_ms":-1,"bound_ms":1}`, `{"now_ms":9000000000000000000,"bound_ms":1}`} {
 		t.Run(says, func(t *testing.T) {

@@ -198,7 +198,7 @@ func TestEqualCallsRunOnce(t *testing.T) {
 
 // If the caller that began an execution gives up, the other waiting callers still get its result.
 // The last one to give up ends the execution.
-func TestARunOutlivesItsCaller(t *testing.T) {
+func TestCachedExecutionOutlivesItsCaller(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"cancel", "deadline"} {
 		t.Run(how, func(t *testing.T) {
@@ -385,7 +385,7 @@ func TestRepetitionsBesideKeptResults(t *testing.T) {
 }
 
 // A call with an idempotency key gets its key's result, whatever the cache holds by then.
-func TestKeysBesideKeptResults(t *testing.T) {
+func TestKeysTakePrecedenceOverCachedResults(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	var runs atomic.Int64
@@ -442,9 +442,9 @@ func TestItemsAreNotKept(t *testing.T) {
 	}
 }
 
-// A run has the time and the place of the call that began it; one that calls itself
-// with the same arguments ends by its depth, not by waiting for itself.
-func TestRunsOfKeptToolsCall(t *testing.T) {
+// An execution has the deadline and the depth of the call that began it; one that calls itself
+// with the same arguments ends at the max depth and does not wait for itself.
+func TestNestedCallsOfCachedTools(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{MaxDepth: 3}})
 	c := testmesh.Client(t, r.nc, nil)

@@ -300,7 +300,7 @@ func TestOrderOfADrain(t *testing.T) {
 
 // A context that ends shortens the rest of a stop: running calls are told to end, and their
 // callers are answered.
-func TestStopInAHurry(t *testing.T) {
+func TestStopWithAnEndedContext(t *testing.T) {
 	t.Parallel()
 	broker, d := meshtest.Broker(t), newDesk()
 	r := &rig{desk: d, t: t, broker: broker, h: d.host(t, broker.Connect(t), &host.Options{}), nc: broker.Connect(t)}

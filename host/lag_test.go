@@ -12,7 +12,7 @@ import (
 
 // A stream right after the creation of its session is stored with that session's epoch. When any
 // server of a cluster was asked, 78 of 900 had no epoch, and no replay found their chunks.
-func TestAStreamBehindItsSessionsCreation(t *testing.T) {
+func TestStreamRightAfterItsSessionsCreation(t *testing.T) {
 	t.Parallel()
 	brokers := meshtest.Cluster(t, 3)
 	const rounds = 25 // of each server: with the fault all 75 go well once in 900 times

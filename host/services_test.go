@@ -288,7 +288,7 @@ func TestAFunctionThatFitsNoMessage(t *testing.T) {
 // A host that starts without its registry serves, and claims its names later. A
 // name that turns out to be another's is given up, with an error in the log; its
 // other services are not held up by that.
-func TestNameThatTurnsOutToBeTaken(t *testing.T) {
+func TestServiceWhoseNameIsClaimedLaterIsWithdrawn(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	watch := broker.Connect(t)

@@ -259,7 +259,7 @@ func TestStreamOfADeafHandler(t *testing.T) {
 	}
 }
 
-func TestSilentCreditIsACallerGone(t *testing.T) {
+func TestStreamWithoutCreditEnds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	in := r.inbox()

@@ -548,7 +548,7 @@ func TestBadBatches(t *testing.T) {
 }
 
 // Timeouts of calls and of the batch: a call that still waits at its timeout has not started.
-func TestTimes(t *testing.T) {
+func TestTimeoutsOfBatchesAndCalls(t *testing.T) {
 	t.Parallel()
 	m := single(t, 2, router.Options{})
 	waits := in{Name: "holds", Path: "x", Wait: "never"}

@@ -75,7 +75,7 @@ func TestCallsThatRunInParallel(t *testing.T) {
 }
 
 // A waiting call that is given up lets no later one past its predecessors.
-func TestGivenUp(t *testing.T) {
+func TestCallThatIsGivenUpKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	var q lane.Queue
 	first, second, third := q.Add(key("w:a"), 1), q.Add(key("w:a"), 2), q.Add(key("w:a"), 3)

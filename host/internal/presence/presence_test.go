@@ -74,8 +74,7 @@ func TestForeignHeartbeat(t *testing.T) {
 	}
 }
 
-// The heartbeats that come back keep a process certain.
-func TestHeartbeatsThatComeBack(t *testing.T) {
+func TestOwnHeartbeatsKeepAProcessCertain(t *testing.T) {
 	t.Parallel()
 	p := node(t, meshtest.Broker(t))
 	first := *p.until.Load()

@@ -241,7 +241,7 @@ func TestARepetitionWaitsForOthersThatRead(t *testing.T) {
 
 // A caller that repeats its call under the same reply subject is one caller: a keepalive without
 // a subscription shows that both are gone.
-func TestTheSameCallerTwiceIsGone(t *testing.T) {
+func TestRepetitionByOneCallerIsOneCaller(t *testing.T) {
 	t.Parallel()
 	b, err := bus.New(meshtest.Broker(t).Connect(t), nil)
 	if err != nil {
