@@ -88,7 +88,7 @@ func (c *inflight) homeless(err error) *toolmesh.Error {
 }
 
 // errMoved tells one call of a session that its worker was lost, or left, with its node.
-var errMoved = toolmesh.Errorf(toolmesh.CodeUnavailable, "the session's worker and its state are lost: its node is lost or has stopped serving the index; the next call gets a new worker").
+var errMoved = toolmesh.Errorf(toolmesh.CodeUnavailable, "the session's worker was lost with its state: the node that had it is lost, or does not serve the index any more; the next call gets a new one").
 	WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithRetryable(true).WithDetail("reason", codec.ReasonStateGone)
 
 // leaveHomes hands over the workers of sessions on this node, for one index or for all. Their
