@@ -66,7 +66,7 @@ func (a *attempt) Subject(n *bus.Peer) (subject string, err error) {
 	return subject, nil
 }
 
-// request renders the call; its budget is what is left of ctx and the options.
+// request renders the call; its budget is the time left of ctx and the options.
 func (a *attempt) request(ctx context.Context, t target, delivery codec.Delivery, credit int64, body []byte) (*nats.Msg, error) {
 	s := a.s
 	call := codec.Call{
@@ -83,9 +83,8 @@ func (a *attempt) request(ctx context.Context, t target, delivery codec.Delivery
 			call.Timeout = left
 		}
 	}
-	// Without the broker's time a deadline would be one of this machine's clock, and a node
-	// would refuse what is in time. A foreign connection may have a buffer that holds
-	// requests back.
+	// Without the broker's time the deadline would follow this machine's clock, and a node could
+	// refuse a call in time. A foreign connection may have a buffer that delays requests.
 	a.c.bus.WantTime()
 	if now := a.c.bus.Time(); now.Measured && (call.Timeout > 0 || a.c.foreign) {
 		budget := call.Timeout
@@ -173,9 +172,9 @@ func foreign(r codec.Reply) error {
 
 // ErrLeft, as the cause of a context's end, lets the caller leave without cancelling the call:
 // another caller waits for it, under its idempotency key.
-var ErrLeft = toolmesh.Errorf(toolmesh.CodeUnavailable, "the caller has left the call to another one")
+var ErrLeft = toolmesh.Errorf(toolmesh.CodeUnavailable, "the caller left the call, and another caller waits for it")
 
-// abandon cancels a call whose context ended, unless it is to go on.
+// abandon cancels a call whose context ended, unless it is to outlive the caller.
 func (a *attempt) abandon(ctx context.Context) error {
 	if !errors.Is(context.Cause(ctx), ErrLeft) {
 		a.Cancel()
@@ -183,7 +182,7 @@ func (a *attempt) abandon(ctx context.Context) error {
 	return ended(ctx, toolmesh.StartedUnknown)
 }
 
-// ended is the error of a call whose context has ended.
+// ended returns the error of a call whose context has ended.
 func ended(ctx context.Context, started toolmesh.Started) error {
 	err := context.Cause(ctx)
 	if err == nil {
@@ -191,7 +190,7 @@ func ended(ctx context.Context, started toolmesh.Started) error {
 	}
 	var e *toolmesh.Error
 	if errors.As(err, &e) {
-		if e.Started == toolmesh.StartedNo { // whatever ended it has not seen that it was sent
+		if e.Started == toolmesh.StartedNo { // its cause does not know that the call was sent
 			e = e.WithStarted(started)
 		}
 		return e

@@ -16,18 +16,18 @@ type BatchCall struct {
 	Tool subjects.ToolID
 	// Args is the arguments object, as [Client.Call] takes it.
 	Args any
-	// Timeout is the call's time, from the batch's arrival and with the wait for its
-	// turn; the batch's counts as well. Defaults to what the tool declares, without
-	// the wait.
+	// Timeout is the call's time from the batch's arrival, with its wait for other calls; the
+	// batch's timeout counts as well. Defaults to the time that the tool declares, without the
+	// wait.
 	Timeout time.Duration
 }
 
-// BatchResult is what one call of a batch ended with.
+// BatchResult is the outcome of one call of a batch.
 type BatchResult struct {
 	RPCID subjects.RPCID // "<batch's id>.<index>"
 	Value json.RawMessage
 	Err   error // a [toolmesh.Error]; nil: the call succeeded
-	// LaneWait is for how long it waited for its turn: see [Client.Batch].
+	// LaneWait is how long the call waited for other calls: see [Client.Batch].
 	LaneWait time.Duration
 }
 
@@ -40,19 +40,18 @@ func (r *BatchResult) Decode(v any) error {
 	return json.Unmarshal(r.Value, v)
 }
 
-// Batch makes several calls, 1,000 at most, with one request, and returns their results
-// in the order of the calls. One that fails hurts no other.
+// Batch makes several calls, 1,000 at most, with one request, and returns their results in the
+// order of the calls. A failed call does not affect the others.
 //
-// A tool that is not parallel_safe runs alone: after all calls before it, and before
-// all behind it. Calls of parallel_safe tools run side by side; those with one resource
-// key run in the order of the calls. [Parallel] says that the calls are independent.
+// A tool that is not parallel_safe runs alone: after all calls before it, and before all calls
+// behind it. Calls of parallel_safe tools run in parallel; those with the same resource key run
+// in the order of the calls. [Parallel] says that the calls are independent.
 //
-// [WithRPCID] names the batch, and sent again under the same name nothing of it runs
-// twice. [WithTimeout] and ctx bound all of it; when ctx ends, all that runs is
-// cancelled. [WithRevision], [WithIsolation], [Idempotent] and [NoCache] have no effect. The error
-// is that of the batch as a whole: invalid_request for one without calls,
-// payload_too_large for one that no message carries, unavailable where no agent and no
-// router runs batches.
+// [WithRPCID] names the batch: sent again under the same name, no call of it runs twice.
+// [WithTimeout] and ctx bound the whole batch; when ctx ends, its running calls are cancelled.
+// [WithRevision], [WithIsolation], [Idempotent] and [NoCache] have no effect. The error is that
+// of the batch as a whole: invalid_request for a batch without calls, payload_too_large for one
+// that is larger than a message, unavailable if no agent and no router runs batches.
 func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOption) ([]BatchResult, error) {
 	s, err := c.settings(ctx, opts, "batch_")
 	if err != nil {
@@ -110,7 +109,7 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 	}
 }
 
-// batchResults reads the answer of a batch, and what it refers to.
+// batchResults reads the answer of a batch, and the objects of its references.
 func (c *Client) batchResults(ctx context.Context, s *settings, body []byte, n int) ([]BatchResult, error) {
 	answered, err := codec.ParseBatchResults(body)
 	if err != nil {

@@ -46,8 +46,7 @@ func TestOnlyBrokerIsKilled(t *testing.T) {
 	}
 }
 
-// A call that is sent again once its node was lost, and meets nobody then, may have run
-// the first time.
+// A call may have run before its node was lost, also if its repetition finds no node.
 func TestErrorIsOfTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	d := newTools()

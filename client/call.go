@@ -11,7 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Result is what a unary call returned.
+// Result is the result of a unary call.
 type Result struct {
 	RPCID    subjects.RPCID
 	Value    json.RawMessage // as the tool wrote it
@@ -24,8 +24,8 @@ type Result struct {
 	// Warning is a text for people: the value does not fit the tool's output schema. Empty for
 	// most.
 	Warning string
-	// LaneWait is the time until the call acquired its lane, of a tool whose lane_scope is
-	// more than the batch; it is part of Took.
+	// LaneWait is the time until the call acquired its lane, for tools with a lane_scope above
+	// the batch; it is part of Took.
 	LaneWait time.Duration
 	// NodeWait is the time that it waited at a router because no node served the tool; it is
 	// part of Took, too.
@@ -124,7 +124,7 @@ func (c *Client) whereAt(ctx context.Context, subject string, err error) (at cod
 	defer stop()
 	m, err := c.ask(ctx, subject, codec.Encode(codec.Control{Type: codec.ControlWhere}))
 	if err == nil && (json.Unmarshal(m.Data, &at) != nil || at.Node == "") {
-		err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer to where a call is cannot be read: %.200s", m.Data)
+		err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer about the call's node cannot be read: %.200s", m.Data)
 	}
 	return at, err
 }

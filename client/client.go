@@ -34,7 +34,7 @@ type Options struct {
 	// QueueOnly leaves every choice of node to the broker, as plain NATS clients
 	// do. Defaults to false.
 	QueueOnly bool
-	// Logger takes what happens; nil discards it.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 	// Env is the environment that [Connect] finds the mesh with, in most programs
 	// os.Environ(): MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY,
@@ -50,7 +50,7 @@ type Client struct {
 	bus     *bus.Bus
 	ownBus  bool
 	ownConn bool // of Connect
-	child   bool // of In: another client closes what they share
+	child   bool // of In: another client closes the shared part
 	foreign bool // the connection may buffer while it is disconnected
 	session subjects.SessionID
 	queue   bool
@@ -58,7 +58,7 @@ type Client struct {
 	shared  *shared
 }
 
-// shared is what the clients of all sessions of one connection have in common.
+// shared is common to the clients of all sessions of one connection.
 type shared struct {
 	routes routes
 	asked  singleflight.Group // which nodes serve a tool
@@ -152,7 +152,7 @@ type optionFunc func(*settings)
 
 func (f optionFunc) apply(s *settings) { f(s) }
 
-// settings is what the options of one call say.
+// settings are the options of one call.
 type settings struct {
 	session    subjects.SessionID
 	rpc        subjects.RPCID
@@ -176,7 +176,7 @@ type settings struct {
 	referred   func()     // nil for most
 	admit      func(bytes int64) error
 	keepRef    bool        // a result that does so is left where it is
-	deserted   func() bool // of a call that is passed on: reports whether its callers are gone; nil for others
+	deserted   func() bool // of a call that is passed on: whether its callers are gone; nil for others
 	trace      codec.Trace
 	progress   func(codec.Progress) // nil for most
 	live       bool                 // progress is sent when the tool reports it
@@ -203,15 +203,15 @@ func WithRPCID(id subjects.RPCID) CallOption {
 	return optionFunc(func(s *settings) { s.rpc = id })
 }
 
-// WithTimeout is the call's total time, as the context's deadline is; the
-// shorter counts. Defaults to what the tool declares, else 30 s for a unary
-// call, and no total for a stream.
+// WithTimeout is the call's total time; the context's deadline counts if it is shorter. Defaults
+// to the time that the tool declares, else 30 s for a unary call and no total for a stream.
 func WithTimeout(d time.Duration) CallOption {
 	return optionFunc(func(s *settings) { s.timeout = d })
 }
 
-// bound ends ctx a moment after the call's total time: the node's own word that the time is up comes first, if it comes.
-// It ends no call with [Outlive]: a caller that lost its connection joins such a call again and learns how it ended.
+// bound ends ctx a moment after the call's total time, to leave time for the node's own error. It
+// ends no call with [Outlive]: a caller that lost its connection joins such a call again and
+// learns its outcome.
 func (s *settings) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	if s.timeout <= 0 || s.outlive {
 		return ctx, func() {}
@@ -298,9 +298,9 @@ type Lineage struct {
 	Lanes string
 }
 
-// LineageKey is the key of a context's *[Lineage]. The context that a host gives
-// to a handler has one: a call that is made with it is a nested call, and calls
-// in a circle come to an end. [WithLineage] takes precedence.
+// LineageKey is the context key of a *[Lineage]. A host sets it for a handler, so that calls with
+// the handler's context are nested calls, and calls in a circle end. [WithLineage] takes
+// precedence.
 type LineageKey struct{}
 
 func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string) (settings, error) {

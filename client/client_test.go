@@ -22,7 +22,7 @@ func connect(t *testing.T, s *meshtest.Server, opts *client.Options) *client.Cli
 	return c
 }
 
-// What never left this process says so: started no, origin caller.
+// The error of a call that was never sent has started no and origin caller.
 func TestRefusedBeforeSending(t *testing.T) {
 	t.Parallel()
 	c := connect(t, meshtest.Broker(t), nil)

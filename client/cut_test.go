@@ -65,8 +65,8 @@ func TestResultsLostWithTheConnection(t *testing.T) {
 	}
 }
 
-// What no node has any more is told as what it is.
-func TestACutIsNoLostNode(t *testing.T) {
+// After a cut the caller cannot know its node's state: the error is unavailable, not node_lost.
+func TestCutConnectionIsNotANodeLost(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	nc := broker.Connect(t)

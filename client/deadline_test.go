@@ -12,9 +12,9 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// A deadline is in the broker's time. A caller that may not ask for that, which is any with
-// a caller's key, sends none where nobody tells it, as no agent and no router runs: by a clock
-// that is hours behind it would have passed already.
+// Deadlines are in the broker's time. A caller with a caller's key may not ask the broker, and
+// sends no deadline while no agent or router tells the time: by a clock that is hours behind, the
+// deadline would have passed already.
 func TestDeadlinesAreInTheBrokersTime(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t, meshtest.Config(`
@@ -67,9 +67,9 @@ authorization { users: [
 	}
 }
 
-// A frozen node that is asked for the time says nothing, and what answers for the registry of an open mesh may be
-// anything: then the broker tells it.
-func TestTimeBesideAFrozenNode(t *testing.T) {
+// If the node that is asked for the time is frozen, or an answerer in an open mesh sends nonsense,
+// the broker tells the time.
+func TestTimeWithAFrozenNode(t *testing.T) {
 	t.Parallel()
 	for _, says := range []string{"", `{"now_ms":1700000000000,"bound_ms":-1}`, `{"now_ms":-1,"bound_ms":1}`, `{"now_ms":9000000000000000000,"bound_ms":1}`} {
 		t.Run(says, func(t *testing.T) {

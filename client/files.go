@@ -13,9 +13,9 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// PutFile sends a file to the mesh and returns what stands for it in the arguments of calls
-// of the client's session, for 15 minutes. It is never in memory as a whole. The errors are
-// invalid_arguments for what is no file that can be read, and those of a large argument.
+// PutFile sends a file to the mesh and returns its value for arguments of calls of the client's
+// session, valid for 15 minutes. It never holds the whole file in memory. The errors are
+// invalid_arguments for a path that is no readable file, and those of a large argument.
 func (c *Client) PutFile(ctx context.Context, path string) (tool.File, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -50,8 +50,9 @@ func (c *Client) put(ctx context.Context, r io.ReadSeeker, size int64) (tool.Fil
 	return tool.File{Ref: ref.Name, Digest: ref.Digest, Size: size}, nil
 }
 
-// ReadBytes returns the bytes of a file of the client's session and leaves them in the mesh for their time.
-// The error is not_found for what has expired, was altered, or is of another session.
+// ReadBytes returns the bytes of a file of the client's session; the file stays in the mesh until
+// it expires. The error is not_found for a file that has expired, was altered, or belongs to
+// another session.
 func (c *Client) ReadBytes(ctx context.Context, f tool.File) ([]byte, error) {
 	ref := &codec.Ref{Name: f.Ref, Digest: f.Digest}
 	_, err := ref.Payload(c.session)
@@ -89,7 +90,7 @@ func (c *Client) WriteResult(ctx context.Context, r *Result, w io.Writer) error 
 	return err
 }
 
-// get writes what a reference of the client's session names, and has it deleted.
+// get writes the object of a reference of the client's session to w, and has it deleted.
 func (c *Client) get(ctx context.Context, ref *codec.Ref, of *Result, w io.Writer) error {
 	if err := payloads.Get(ctx, c.bus, c.session, of.Node, ref, w); err != nil {
 		if ctx.Err() != nil {

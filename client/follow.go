@@ -12,13 +12,13 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Follow yields the items of a stream of the client's session that another caller began, from
-// the item number from on: the stored ones, then those to come. It needs neither the tool nor the
-// arguments, and begins nothing. While it reads, the stream has a reader; leaving the loop, or the
-// end of ctx, leaves the stream as it is, and without any reader it ends 10 s later.
+// Follow yields the items of a stream of the client's session that another caller began, starting
+// at item from: the stored ones, then new ones. It needs neither the tool nor the arguments, and
+// never begins a call. While it reads, the stream has a reader. Leaving the loop, or the end of
+// ctx, leaves the stream as it is; without any reader it ends 10 s later.
 //
-// The errors are those of [Client.Stream], and not_found where no node runs the stream and
-// nothing of it is stored.
+// The errors are those of [Client.Stream], and not_found if no node runs the stream and no chunk
+// of it is stored.
 func (c *Client) Follow(ctx context.Context, rpc subjects.RPCID, from int64) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		s, err := c.settings(ctx, []CallOption{WithRPCID(rpc)}, "")
@@ -36,7 +36,7 @@ func (c *Client) Follow(ctx context.Context, rpc subjects.RPCID, from int64) ite
 	}
 }
 
-// follow reads a stream that was begun by somebody else.
+// follow reads a stream that another caller began.
 func (r *reader) follow(ctx context.Context, c *Client, s *settings) error {
 	p, err := c.begin(target{}, s)
 	if err != nil {
@@ -80,7 +80,7 @@ func (r *reader) follow(ctx context.Context, c *Client, s *settings) error {
 	return r.read(ctx)
 }
 
-// stored yields what the store has of a stream that no node has any more.
+// stored yields the stored items of a stream that no node has any more.
 func (r *reader) stored(ctx context.Context) error {
 	before := r.taken
 	done, err := r.rest(ctx)
@@ -91,7 +91,7 @@ func (r *reader) stored(ctx context.Context) error {
 	case done:
 		return err
 	case r.taken == before && high.Seq == 0 && !high.Terminal:
-		return toolmesh.Errorf(toolmesh.CodeNotFound, "no stream %q: no node runs it, and nothing of it is stored. Streams are kept for 15 minutes", r.p.s.rpc).
+		return toolmesh.Errorf(toolmesh.CodeNotFound, "stream %q does not exist: no node runs it, and no chunk is stored (streams are kept for 15 minutes)", r.p.s.rpc).
 			WithOrigin(toolmesh.OriginCaller)
 	case high.Seq < 0:
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "no node answers requests for the stored chunks of %q", r.p.s.rpc).WithOrigin(toolmesh.OriginMesh)

@@ -13,8 +13,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// A caller that was stopped, or whose machine slept, has heard nothing of
-// anybody meanwhile. That is no sign that its node is lost.
+// A caller that was stopped, or on a machine that slept, has received no messages meanwhile. That
+// does not mean that its node is lost.
 func TestFrozenCaller(t *testing.T) {
 	t.Parallel()
 	d := newTools()

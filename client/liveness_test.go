@@ -102,7 +102,7 @@ func directCalls(t *testing.T, broker *meshtest.Server, c *client.Client) {
 	}
 }
 
-// The caller's own connection is what is lost: that is another error.
+// The caller loses its own connection: that is another error.
 func TestOwnConnectionLost(t *testing.T) {
 	t.Parallel()
 	d := newTools()
@@ -137,7 +137,7 @@ func TestOwnConnectionLost(t *testing.T) {
 	close(d.gate("one").release)
 }
 
-// A node whose heartbeats went to a connection that is gone was not silent.
+// A node was not silent if its heartbeats went to a lost connection.
 func TestSilenceOfALostConnection(t *testing.T) {
 	t.Parallel()
 	d := newTools()
@@ -196,7 +196,7 @@ func TestNodeStartedAnew(t *testing.T) {
 	wait(t, "start", d.gate("one").started)
 	ticker := time.NewTicker(200 * time.Millisecond)
 	defer ticker.Stop()
-	for { // the old boot goes on beating: silence is not what is noticed
+	for { // the old boot goes on beating, so that silence is not the reason
 		select {
 		case o := <-call:
 			if toolmesh.CodeOf(o.err) != toolmesh.CodeNodeLost {
@@ -213,8 +213,7 @@ func TestNodeStartedAnew(t *testing.T) {
 	}
 }
 
-// loseReplies runs a call whose answer gets lost on the way, and returns how it
-// ends all the same.
+// loseReplies runs a call whose answer gets lost, and returns the call's outcome.
 func loseReplies(t *testing.T, d *tools, node, caller *meshtest.Proxy, c *client.Client, opts ...client.CallOption) outcome {
 	t.Helper()
 	call := start(t, c, "desk.hold", toolArgs{Key: "lost"}, opts...)
@@ -226,7 +225,7 @@ func loseReplies(t *testing.T, d *tools, node, caller *meshtest.Proxy, c *client
 	if node != nil {
 		node.Blackhole() // takes the reply, and never gives it on
 	} else {
-		caller.Cut(true) // nobody subscribes the inbox
+		caller.Cut(true) // no subscription of the inbox
 	}
 	d.gate("lost").release <- struct{}{}
 	wait(t, "end", d.gate("lost").ended)
@@ -277,8 +276,8 @@ func TestLostReply(t *testing.T) {
 	}
 }
 
-// A node that has served many others since does not run a call twice whose answer
-// got lost: nobody knows how it ended, but the tool ran once.
+// A node that has served many other calls since does not run a call again whose answer got lost:
+// its result is unknown, but the tool ran once.
 func TestLostReplyOfABusyNode(t *testing.T) {
 	t.Parallel()
 	const others = 12_000
@@ -448,8 +447,8 @@ func TestTimeoutOfANodeThatNeverAnswers(t *testing.T) {
 	}
 }
 
-// A call that another one joins is not ended by the time of a caller whose own connection is lost:
-// the next runner joins it and learns how it ended.
+// A joined call outlives a caller that lost its connection: the next runner joins it and learns
+// its outcome.
 func TestConnectionOfACallThatOutlivesIsLost(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -465,8 +464,8 @@ func TestConnectionOfACallThatOutlivesIsLost(t *testing.T) {
 	}
 }
 
-// A request that is sent again and meets nobody says nothing of the first one,
-// which may have run: it must not go to another node.
+// A repetition that finds no subscription says nothing about the first request, which may have
+// run: it must not go to another node.
 func TestNodeIsGoneBeforeTheSecondRequest(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -475,7 +474,7 @@ func TestNodeIsGoneBeforeTheSecondRequest(t *testing.T) {
 	c := newClient(t, nc, nil)
 	call := start(t, c, "fake.x", nil)
 	first := wait(t, "request", im.requests)
-	// The node lives and no longer knows the subject, as one that has drained.
+	// The node lives and no longer has the subject, as after a drain.
 	ticker := time.NewTicker(200 * time.Millisecond)
 	defer ticker.Stop()
 	sent := uint64(0)
@@ -503,7 +502,7 @@ func TestNodeIsGoneBeforeTheSecondRequest(t *testing.T) {
 	}
 }
 
-// Nobody says anything at all: the queue group's pick is lost, too.
+// No keepalive comes at all: the node that the queue group chose is lost.
 func TestSilenceFromTheBeginning(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -519,7 +518,7 @@ func TestSilenceFromTheBeginning(t *testing.T) {
 	if n := len(im.requests); n != 1 {
 		t.Errorf("%d requests, want 1: it is not known whether it ran", n)
 	}
-	// What is idempotent is sent twice more, under names of their own.
+	// An idempotent call is sent twice more, under new names.
 	<-im.requests
 	o = wait(t, "answer", start(t, c, "fake.x", nil, client.Idempotent()))
 	if toolmesh.CodeOf(o.err) != toolmesh.CodeNodeLost || len(im.requests) != 3 {

@@ -145,7 +145,7 @@ func (d *tools) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *node {
 	}
 	gen := func(ctx context.Context, call *host.Call, sink host.Sink) (err error) {
 		in, g, err := read(call)
-		if err != nil || in.Key == "warm" { // any number of these, whose ends nobody waits for
+		if err != nil || in.Key == "warm" { // the ends of warm calls do not matter
 			return err
 		}
 		defer func() {

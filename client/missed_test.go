@@ -11,8 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// A node has frozen that answers for the registry as well: what is asked of it about the
-// calls that it had is never answered.
+// A frozen node also answers for the registry: questions to it about its calls get no answer.
 func frozenRegistry(t *testing.T, broker *meshtest.Server, nodes int) {
 	t.Helper()
 	nc := broker.Connect(t)
@@ -26,7 +25,7 @@ func frozenRegistry(t *testing.T, broker *meshtest.Server, nodes int) {
 	}
 }
 
-// The caller hears of the loss in its time, also if nobody says what the tool declares.
+// The caller learns of the loss in time, also without the tool's descriptor.
 func TestLossIsToldWithoutTheRegistry(t *testing.T) {
 	t.Parallel()
 	d := newTools()

@@ -39,7 +39,7 @@ type routeKey struct {
 // seat is a node as one that serves a tool.
 type seat struct {
 	*bus.Peer
-	full   atomic.Int64  // until when it has no room for the tool, by its own word: ns since startup
+	full   atomic.Int64  // until when it reported no room for the tool: ns since startup
 	weight atomic.Uint64 // how often it is to be tried, in a million, by the registry: see [codec.Weights]
 }
 
@@ -149,9 +149,9 @@ func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *seat, 
 	return better(known.seats), len(known.seats) > 1
 }
 
-// better is the choice of two: the freer of two random nodes that are well. Those of less
-// weight are drawn less often, and a node may be drawn twice: else of two nodes the freer one
-// had every call, whatever it weighs.
+// better returns the freer one of two random nodes. Nodes of less weight are drawn less often,
+// and a node may be drawn twice, as the freer of two different nodes would get every call,
+// whatever its weight.
 func better(nodes []*seat) *seat {
 	best, other := draw(nodes, nil), draw(nodes, nil)
 	if best != nil && best == other && !best.usable() {
@@ -166,7 +166,7 @@ func better(nodes []*seat) *seat {
 	return best
 }
 
-// draw draws one of the nodes but for one; nil if there is no other.
+// draw draws one of the nodes other than but; nil if there is no other.
 func draw(nodes []*seat, but *seat) *seat {
 	all := uint64(0)
 	for _, n := range nodes {
@@ -235,7 +235,7 @@ func (r *route) take(nodes []*seat) {
 	r.seats = nodes
 }
 
-// refresh asks which nodes serve a tool, beside the calls; r.mu is held.
+// refresh asks for the nodes of a tool, without delaying calls; r.mu is held.
 func (c *Client) refresh(key routeKey, known *route) {
 	if c.shared.base.Err() != nil {
 		return
@@ -287,8 +287,8 @@ func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared
 }
 
 // declared returns the registry's last answer about a tool; ok is false if that is too old.
-// others reports whether a usable node serves it: a node that is not heard, while others are,
-// is not usable.
+// others reports whether a usable node serves it: while some nodes send heartbeats, silent ones
+// are not usable.
 func (r *routes) declared(key routeKey) (idempotent, others, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 // watched is longer than a client waits before it looks after a call's node.
 const watched = 4 * time.Second
 
-// What stands on one node's subject is of that node, whatever name its body says:
-// the calls of the node that is named go on.
+// A heartbeat on one node's subject is that node's, whatever node its body names: the calls of
+// the named node go on.
 func TestHeartbeatOfAnotherName(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -65,7 +65,7 @@ func TestNodesAreWeighed(t *testing.T) {
 				return bad
 			}
 			meshtest.Until(t, "it has met all", func() bool { return met(c, 20) > 0 })
-			// What it knows of nodes is five seconds old at most.
+			// The client's figures of nodes are five seconds old at most.
 			meshtest.Until(t, "no more than 20 of 200 calls go to one node of four that "+what, func() bool { return met(c, 200) <= 20 })
 			asks := broker.Connect(t)
 			meshtest.Until(t, "the registry tells it", func() bool {

@@ -91,16 +91,16 @@ func (c *Client) List(ctx context.Context) (all []registry.ListedTool, err error
 	}
 }
 
-// Search returns up to limit tools that the client's session can call and that fit what should
-// be done, said in anybody's words, the best first. limit 0 is 10.
+// Search returns up to limit tools that the client's session can call, best match first, for a
+// description of the task in free words. limit 0 is 10.
 func (c *Client) Search(ctx context.Context, words string, limit int) ([]registry.FoundTool, error) {
 	var answer registry.SearchAnswer
 	err := c.registry(ctx, c.session, registry.VerbSearch, registry.Request{Query: words, Limit: limit}, &answer)
 	return answer.Tools, err
 }
 
-// askAny is ask for what any node answers, and may be asked twice: while no answer comes
-// others are asked as well, for the broker may choose one that has frozen.
+// askAny asks a question that any node answers, and that may be asked twice: while no answer
+// comes it asks other nodes as well, as the broker may choose a frozen one.
 func (c *Client) askAny(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
 	var x bus.Exchange
 	if err := x.Open(c.bus, 1); err != nil {

@@ -21,17 +21,16 @@ const relayTries = 2
 var ErrNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for the call").
 	WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginMesh)
 
-// Relay makes the unary call of a request that a node, from, has no slot for on another
-// one that has room, and nowhere else: the better of two random ones, and then once
-// more. progress is told how far it is. It travels under its own rpc id, within the time that ctx has left, and is not
-// passed on again. The error is busy, with started false, when no node takes it.
+// Relay makes a unary call for a node, from, that has no slot for the request. The call goes to
+// another node with room: the better of two random ones, and then once more. progress receives
+// its progress. The call has its own rpc id and the time that ctx has left, and is not passed on
+// again. The error is busy, with started false, when no node takes it.
 //
-// With to it goes to that node, whatever its load, and the error is what that says, or
-// [ErrNoRoom] where it is not there, or leaves.
+// With to it goes to that node, at any load, and the error is that node's, or [ErrNoRoom] if the
+// node does not exist or is leaving.
 //
-// deserted reports whether the callers of the request are gone. It is told to the node that
-// runs the call, which ends it if no other caller has joined it there; a cancel would end it
-// for those too.
+// deserted reports whether the callers of the request are gone. The node that runs the call then
+// ends it, unless another caller has joined it there; a cancel would end it for that one too.
 func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, progress func(codec.Progress), deserted func() bool) (result *Result, err error) {
 	s := relayed(req, progress)
 	s.deserted = deserted
@@ -42,9 +41,9 @@ func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMes
 	return result, err
 }
 
-// RelayStream is [Client.Relay] for a request that asks for a stream. Each item goes to
-// send, whose error ends the stream and is returned. What is stored under the request's
-// rpc id is from's to write: the call travels under another one, made of it.
+// RelayStream is [Client.Relay] for a request that asks for a stream. Each item goes to send,
+// whose error ends the stream and is returned. Only from stores chunks under the request's rpc
+// id: the call travels under another one, derived from it.
 func (c *Client) RelayStream(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, send func(json.RawMessage) error, progress func(codec.Progress)) error {
 	s := relayed(req, progress)
 	s.rpc += ".passed"
@@ -111,12 +110,12 @@ func notThere(err error) bool {
 	return e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeToolNotFound
 }
 
-// others are the nodes that serve a tool and have room, by their word, without one.
+// others are the nodes other than without that serve a tool and report room for it.
 func (c *Client) others(ctx context.Context, key routeKey, without subjects.NodeID) ([]*seat, error) {
-	c.pick(key.session, key.id) // it is in use: asked for again, beside the calls
+	c.pick(key.session, key.id) // marks the route as used, so that it is refreshed
 	nodes, ok := c.shared.routes.seats(key)
 	if !ok {
-		select { // a node without heartbeats counts too: one that has just joined has sent none yet
+		select { // a node without heartbeats counts too: it may just have joined
 		case <-c.askNodes(key):
 		case <-ctx.Done():
 		}
@@ -149,12 +148,12 @@ const (
 	whereSettled = 8 * time.Second
 )
 
-// longAgo is before all that a node remembers: what it does not know it does not begin.
+// longAgo is before the memory of any node: a node does not begin a call that it does not know.
 const longAgo = 365 * 24 * time.Hour
 
-// Join waits for a unary call of the client's session that another caller has made, and
-// returns what it ends with, or ended with up to two minutes ago; args are those of the
-// call. ok is false where no node that can be reached has it. It begins nothing.
+// Join waits for a unary call of the client's session that another caller has made, and returns
+// its outcome, up to two minutes after its end; args are the call's. ok is false if no node
+// within reach has the call. It never begins a call.
 func (c *Client) Join(ctx context.Context, id subjects.ToolID, rpc subjects.RPCID, args json.RawMessage, opts ...CallOption) (result *Result, ok bool, err error) {
 	var at codec.Where
 	for n := 1; at.Node == ""; n++ {

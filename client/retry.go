@@ -23,7 +23,7 @@ type target struct {
 	batch  bool      // of no tool
 }
 
-// How often a call that did not start is sent again, but for want of room.
+// How often a call that did not start is sent again, except for want of room.
 const (
 	maxAttempts = 6
 	maxLosses   = subjects.MaxAgain    // of them after its node was lost
@@ -32,17 +32,16 @@ const (
 	roomWait = 30 * time.Second
 )
 
-// final is an error after which the call must not be sent again, whatever the
-// error says of itself: the caller has seen some of its answer.
+// final is an error after which the call must not be sent again, whatever its Started is: the
+// caller has seen some of the answer.
 type final struct{ err error }
 
 func (f final) Error() string { return f.err.Error() }
 func (f final) Unwrap() error { return f.err }
 
-// attempts sends a call until it has an answer that is more than "not here, not
-// now". Only what provably did not start is sent again, or what is idempotent. Once an
-// attempt may have run, no error says that the call has not started: the last attempt
-// speaks of itself alone.
+// attempts sends a call until its answer is other than "not here, not now". It sends again only a
+// call that provably did not start, or an idempotent one. Once an attempt may have run, no error
+// says that the call has not started: the last attempt speaks for itself only.
 func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings, send func(target) error) error {
 	ran := toolmesh.StartedNo
 	err := c.tries(ctx, name, s, func(t target) error {
@@ -174,8 +173,7 @@ func busy(e *toolmesh.Error) bool {
 	return e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeBusy
 }
 
-// passes reports whether what a call was refused for passes by itself, so that there is a
-// time to wait for.
+// passes reports whether the cause of a refusal passes by itself, so that waiting helps.
 func passes(e *toolmesh.Error) bool {
 	return busy(e) && (e.RetryAfter() > 0 || e.Details["limit"] == toolmesh.LimitSlots)
 }
@@ -193,10 +191,10 @@ func newRoom(ctx context.Context, s *settings) room {
 	return room{until: time.Now().Add(cmp.Or(s.timeout, roomWait))}
 }
 
-// wait returns when a call that was refused for want of room may be sent again, with what
-// it has left as its timeout: after what the node says, and up to half of that again, so
-// that those who were refused together do not come back together. It reports false at once
-// where there is nothing to wait for, and where the call has not that much time.
+// wait returns when a call that was refused for want of room may be sent again, with the rest of
+// its time as timeout. It waits as long as the node says, and up to half of that again, so that
+// refused calls do not return together. It reports false at once if waiting does not help, or if
+// the call has not that much time.
 func (r *room) wait(ctx context.Context, s *settings, e *toolmesh.Error) bool {
 	left := time.Until(r.until)
 	if deadline, ok := ctx.Deadline(); ok {

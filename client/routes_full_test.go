@@ -10,7 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// learner is a client that learns routes and asks nobody for them.
+// learner is a client that learns routes without asking for them.
 func learner(routes int) *Client {
 	c := &Client{shared: &shared{}}
 	ctx, end := context.WithCancel(context.Background())

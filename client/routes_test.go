@@ -18,7 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// spy hears what is sent on a subject, beside its receiver.
+// spy also receives the messages on a subject.
 type spy struct {
 	t   *testing.T
 	nc  *nats.Conn
@@ -37,7 +37,7 @@ func newSpy(t *testing.T, nc *nats.Conn, subject string) *spy {
 	return &spy{t, nc, sub}
 }
 
-// heard returns the subjects of what was sent since it was last asked.
+// heard returns the subjects of the messages since its last call.
 func (s *spy) heard() []string {
 	s.t.Helper()
 	if err := s.nc.Flush(); err != nil {
@@ -167,7 +167,7 @@ func TestBusyIsTriedElsewhere(t *testing.T) {
 			if way == "directed" {
 				directCalls(t, broker, c)
 			}
-			// Somebody else's call, of which this client knows nothing.
+			// A call of another client, unknown to this one.
 			other := newClient(t, broker.Connect(t), &client.Options{QueueOnly: true})
 			one := start(t, other, "desk.hold", toolArgs{Key: "one"})
 			full := wait(t, "start", d.gate("one").started)
@@ -328,7 +328,7 @@ func TestNodeThatLeft(t *testing.T) {
 	}
 }
 
-// What the registry says may be older than what was heard of the node itself.
+// The registry's record may be older than the node's own heartbeat.
 func TestRegistryDoesNotReplaceABoot(t *testing.T) {
 	t.Parallel()
 	d := newTools()
@@ -432,7 +432,7 @@ func TestRefusedBeforeItIsSent(t *testing.T) {
 	}
 }
 
-// What docs/concepts.md promises: a unary call is one message out and one in.
+// The promise of docs/concepts.md: a unary call is one message out and one in.
 func TestMessagesOfACall(t *testing.T) {
 	t.Parallel()
 	for _, way := range []string{"queue", "directed"} {

@@ -9,8 +9,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// While the caller's connection takes nothing, its calls end when their time is
-// up, also those made meanwhile; what arrives is taken; and the client closes.
+// While the caller's connection is blocked, its calls, including new ones, end at their timeout;
+// arriving messages are handled; and the client closes.
 func TestConnectionStalls(t *testing.T) {
 	t.Parallel()
 	// Less than the 20 s after which the broker closes such a connection, and the

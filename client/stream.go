@@ -47,8 +47,8 @@ const (
 	endWait = 5 * time.Second
 )
 
-// streamAway is how long a stream waits for its own connection. Its node ends it after 10 s without its reader, so that
-// what a longer wait may bring is what the node had stored.
+// streamAway is how long a stream waits for its own connection. Its node ends it after 10 s
+// without its reader: a longer wait could only yield items that are stored by then.
 var streamAway = time.Minute
 
 // Chunk is one item of a stream.
@@ -60,13 +60,12 @@ type Chunk struct {
 // Decode reads the item into v, as json.Unmarshal does.
 func (c *Chunk) Decode(v any) error { return json.Unmarshal(c.Data, v) }
 
-// Stream calls a tool and yields its items in order, each once. An error ends
-// the stream and is the last thing it yields; leaving the loop in any way, or the
-// end of ctx, cancels the call; with [ErrLeft] as the cause of that end the stream goes on for
-// the 10 s in which [Client.Follow] may take it up. Ranging over it again is another call, unless
-// WithRPCID names it: then it is the same one, from its first item. A reader that does not keep up holds the tool
-// back; nothing grows. After a lost connection the stream goes on where it was,
-// if the connection is back within a minute.
+// Stream calls a tool and yields its items in order, each once. An error ends the stream and is
+// the last yield. Leaving the loop, or the end of ctx, cancels the call; with [ErrLeft] as the
+// cause of that end the stream goes on for 10 s, in which [Client.Follow] may take it up. Ranging
+// over it again is another call, unless WithRPCID names it: then it is the same call, from its
+// first item. A slow reader slows the tool down; no buffer grows. After a lost connection the
+// stream continues at the next item, if the connection is back within a minute.
 func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts ...CallOption) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		s, err := c.settings(ctx, opts, "rpc_stream_")
@@ -100,7 +99,7 @@ func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts 
 	}
 }
 
-// errStopped ends a stream whose reader has broken out of the loop.
+// errStopped ends a stream whose reader broke out of the loop.
 var errStopped = toolmesh.Errorf(toolmesh.CodeCancelled, "the reader stopped")
 
 // reader is one stream on its way.
@@ -267,8 +266,8 @@ func (r *reader) window() int64 {
 	return min(max(creditBytes/max(r.bytes/r.taken, 1), leastCredit), mostCredit)
 }
 
-// yieldAll hands out what is here in order. done says that the stream has ended,
-// with err or well.
+// yieldAll yields the received items in order. done means that the stream has ended, with err or
+// without.
 func (r *reader) yieldAll(ctx context.Context) (done bool, err error) {
 	for {
 		c, ok, err := r.next()
@@ -360,7 +359,7 @@ func (r *reader) read(ctx context.Context) error {
 		case <-ticker.C:
 			if now := r.p.c.bus.State(); now.Generation != generation && now.Connected {
 				generation, ask = now.Generation, true
-				r.abandonReplay() // its answer went to the connection that is gone
+				r.abandonReplay() // its answer went to the lost connection
 			}
 			if r.asking != nil && r.asking.silence() > replayWait {
 				r.abandonReplay()
@@ -398,10 +397,9 @@ func (r *reader) lastArrived() time.Time {
 	return r.arrived
 }
 
-// replied takes an answer on the reply subject: the acknowledgement, or an error
-// that ends the stream. After the acknowledgement that is one that could not be
-// stored; what was stored before it is yielded first. done says that the stream
-// has ended, with err or well.
+// replied takes an answer on the reply subject: the acknowledgement, or an error that ends the
+// stream. An error after the acknowledgement could not be stored; the stored items are yielded
+// first. done means that the stream has ended, with err or without.
 func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err error) {
 	switch reply.Kind {
 	case codec.ReplyNoResponders:
@@ -431,8 +429,7 @@ func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err
 	return false, nil
 }
 
-// checkNode ends the stream when its node is lost: with what the store still
-// has of it, if that is all of it.
+// checkNode ends the stream when its node is lost, after the stored items if those are complete.
 func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
 	r.mu.Lock()
 	since := r.arrived
@@ -464,8 +461,8 @@ func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
 	return true, lost
 }
 
-// rest yields what the store has of a stream to which nothing is added any more,
-// and reports whether that was its end.
+// rest yields the stored items of a stream that no longer grows, and reports whether its end was
+// among them.
 func (r *reader) rest(ctx context.Context) (done bool, err error) {
 	r.abandonReplay()
 	for tries := 0; tries < restTries; {
@@ -516,7 +513,7 @@ type replay struct {
 	inbox *bus.Inbox
 	from  int64
 	done  chan error   // capacity 1: the answer is complete
-	heard atomic.Int64 // when it last said something, as [bus.Mono]
+	heard atomic.Int64 // when its last message came, as [bus.Mono]
 }
 
 func (p *replay) silence() time.Duration { return time.Since(bus.MonoTime(p.heard.Load())) }
@@ -536,22 +533,22 @@ func (r *reader) abandonReplay() {
 	}
 }
 
-// settleReplay looks at what a complete answer brought.
+// settleReplay handles a complete answer.
 func (r *reader) settleReplay() {
 	r.mu.Lock()
 	if r.order.Ready() || r.order.Next() > r.asking.from {
 		r.fruitless = 0
 	} else if r.high.Terminal || r.high.Seq == 0 && r.taken > 0 {
-		// All of it had been stored. A gap in a stream that has not ended yet is
-		// something else: its node will send the missing item again.
+		// All of it was stored. A gap in a stream that has not ended yet is another case: its
+		// node will send the missing item again.
 		r.fruitless++
 	}
 	r.mu.Unlock()
 	r.abandonReplay()
 }
 
-// askStore asks the store for a page of chunks, from the next item on. What is
-// behind the page shows as a gap, and is asked for when the page has been read.
+// askStore asks the store for a page of chunks, from the next item on. Later chunks show as a
+// gap, and are asked for when the page has been read.
 func (r *reader) askStore() error {
 	subject, err := subjects.Subject{Kind: subjects.KindReplay, Session: r.p.s.session, RPC: r.p.s.rpc}.Build()
 	if err != nil {

@@ -113,7 +113,7 @@ func TestSlowReader(t *testing.T) {
 	if s.err != nil || s.items != n {
 		t.Fatalf("%d items, then %v", s.items, s.err)
 	}
-	// What is on its way: 128 items until their size is known, then about 4 MB.
+	// In flight are 128 items until their size is known, then about 4 MB.
 	if most > 130 {
 		t.Errorf("the tool was %d items ahead: %d MB wait somewhere", most, most*size>>20)
 	}
@@ -217,7 +217,7 @@ func TestStreamEndsWithTheLoopsGoroutine(t *testing.T) {
 	}
 }
 
-// A store that is full ends the stream for its reader as well, with what fitted.
+// A full store ends the stream for its reader as well, after the items that fitted.
 func TestStreamIntoAFullStore(t *testing.T) {
 	t.Parallel()
 	d := newTools()

@@ -27,8 +27,8 @@ type SubmitOptions struct {
 	// ID names the task in its session. Defaults to a new id; the same id again, with the
 	// same tool and arguments, is the same task.
 	ID subjects.RPCID
-	// Timeout is the time of each attempt. Defaults to what the tool declares, and what
-	// is left of the TTL.
+	// Timeout is the time of each attempt. Defaults to the time that the tool declares, within
+	// the rest of the TTL.
 	Timeout time.Duration
 	// Attempts is how often the tool may be run, 100 at most. Defaults to 3.
 	Attempts int
@@ -38,8 +38,8 @@ type SubmitOptions struct {
 	// TTL is how long the result is kept, and how long the task may wait until it ends:
 	// 30 days at most. Defaults to a day.
 	TTL time.Duration
-	// Key is the idempotency key of the call, as [WithIdempotencyKey] has it: what has
-	// begun under it is never run again. Defaults to none.
+	// Key is the idempotency key of the call, see [WithIdempotencyKey]: a call that began under
+	// it never runs again. Defaults to none.
 	Key string
 
 	// At is when it starts, or In in how long; Every is the interval and Cron the line (of
@@ -50,7 +50,7 @@ type SubmitOptions struct {
 	In    time.Duration
 	Every time.Duration
 	Cron  string
-	// CatchUp says what a schedule does with the times that came while nothing ran tasks:
+	// CatchUp says how a schedule makes up for times at which no node ran tasks:
 	// [codec.CatchUpNone], CatchUpOne or CatchUpAll. Defaults to one task for all of them.
 	CatchUp string
 }
@@ -65,18 +65,17 @@ type Task struct {
 // ID names the task in its session.
 func (t *Task) ID() subjects.RPCID { return t.id }
 
-// Task is the task of that name in the client's session. It sends nothing.
+// Task returns the task of that name in the client's session, without a request.
 func (c *Client) Task(id subjects.RPCID) *Task { return &Task{c: c, id: id} }
 
-// Submit hands in a call that is made whatever becomes of this process, and returns when
-// the mesh has it. nil has all options at their defaults. An attempt that fails is
-// followed by the next one, after a pause, but for errors that the same call would have
-// again.
+// Submit submits a call that survives this process, and returns when the mesh has stored it. nil
+// means default options. A failed attempt is repeated after a pause, unless the same call would
+// fail in the same way.
 //
-// It is sent again by itself, as the same task, until there is an answer or ctx ends. The
-// errors are invalid_request for what cannot be, a cron line that never fires included,
-// payload_too_large for arguments that no message carries, busy where the mesh has no room
-// for more tasks, and unavailable where nobody runs tasks.
+// Submit repeats the same task until it has an answer or ctx ends. The errors are invalid_request
+// for a task that cannot run, such as a cron line that never fires, payload_too_large for
+// arguments that are larger than a message, busy if the mesh has no room for more tasks, and
+// unavailable if no node runs tasks.
 func (c *Client) Submit(ctx context.Context, tool subjects.ToolID, args any, options *SubmitOptions) (*Task, error) {
 	o := cmp.Or(options, &SubmitOptions{})
 	s, err := c.settings(ctx, []CallOption{WithRPCID(o.ID), WithIdempotencyKey(o.Key), WithTimeout(o.Timeout)}, "task_")
@@ -108,7 +107,8 @@ func milliseconds(d time.Duration) int64 {
 	return int64((min(d, toolmesh.MaxTime) + time.Millisecond - 1) / time.Millisecond)
 }
 
-// Show returns what is known of the task. The error is not_found for one that does not exist, or no longer.
+// Show returns the task's state. The error is not_found for a task that does not exist or has
+// expired.
 func (t *Task) Show(ctx context.Context) (*TaskInfo, error) { return t.ask(ctx, codec.TaskShow) }
 
 // Cancel has the task, or schedule, end, wherever it is, and returns it. One that has
@@ -119,9 +119,8 @@ func (t *Task) Cancel(ctx context.Context) (*TaskInfo, error) { return t.ask(ctx
 // other one is invalid_request.
 func (t *Task) Retry(ctx context.Context) (*TaskInfo, error) { return t.ask(ctx, codec.TaskRetry) }
 
-// Remove removes the task, which has ended, with its result, and reports whether it did: a
-// schedule stays while a task that it has made goes on. Of one that has not ended it is
-// invalid_request.
+// Remove removes an ended task with its result, and reports whether it did: a schedule stays
+// while one of its tasks runs. The error is invalid_request for a task that has not ended.
 func (t *Task) Remove(ctx context.Context) (bool, error) {
 	var done codec.TasksRemoved
 	err := t.c.TaskVerb(ctx, codec.TaskRemove, &codec.TaskRequest{ID: t.id}, &done)
@@ -150,7 +149,7 @@ func (t *Task) Wait(ctx context.Context) (*Result, error) {
 	return &Result{RPCID: info.ID, Value: info.Result, Node: info.Node, Took: info.Ended.Sub(info.Created)}, nil
 }
 
-// Ended is [Task.Wait] for all that is known of the task then.
+// Ended is [Task.Wait], and returns the task's whole state.
 func (t *Task) Ended(ctx context.Context) (*TaskInfo, error) {
 	for n := 1; ; n++ {
 		info, err := t.ask(ctx, codec.TaskWait)
@@ -192,9 +191,9 @@ func (c *Client) Tasks(ctx context.Context, state codec.TaskState) ([]TaskInfo, 
 	}
 }
 
-// RemoveTasks removes the tasks of the client's session that have ended for so long, in a
-// state or, where that is empty, in any, and returns how many there were. A schedule stays while a task that it has
-// made goes on.
+// RemoveTasks removes the tasks of the client's session that ended at least older ago, in the
+// given state or, if that is empty, in any, and returns their number. A schedule stays while one
+// of its tasks runs.
 func (c *Client) RemoveTasks(ctx context.Context, state codec.TaskState, older time.Duration) (int, error) {
 	for n := 0; ; {
 		var done codec.TasksRemoved
@@ -215,9 +214,9 @@ const (
 	taskWait   = 12 * time.Second
 )
 
-// TaskVerb makes a request about tasks (docs/protocol, section 10) and reads the answer
-// into the value that into points to, or drops it where that is nil. Each may be sent
-// twice: it is sent again while nobody answers.
+// TaskVerb makes a request about tasks (docs/protocol, section 10) and reads the answer into the
+// value that into points to; nil drops it. It repeats the request while there is no answer, so
+// each verb may arrive twice.
 func (c *Client) TaskVerb(ctx context.Context, verb string, q *codec.TaskRequest, into any) error {
 	subject, err := subjects.TaskVerb(c.session, verb)
 	if err != nil {

@@ -480,7 +480,7 @@ func (ix *Index) Call(ctx context.Context, call Call, sink Output) (json.RawMess
 		}
 	}
 	if size := len(call.Args) + len(call.VarArgs); size > ix.x.opts.MaxResult {
-		return nil, failure.NotStarted(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, ix.x.opts.MaxResult)
+		return nil, failure.NotStarted(toolmesh.CodePayloadTooLarge, "the arguments have %d bytes, the max is %d", size, ix.x.opts.MaxResult)
 	}
 	trial, refused := t.quarantine.Enter()
 	if refused != nil {

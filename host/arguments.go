@@ -13,17 +13,17 @@ import (
 )
 
 const (
-	// minArgsRoom is what a node holds of arguments of its calls at least, in bytes; for
-	// each slot it holds argsPerSlot.
+	// minArgsRoom is the least memory for arguments of calls on a node, in bytes; each slot adds
+	// argsPerSlot.
 	minArgsRoom = 256 << 20
 	argsPerSlot = 2 << 20
 	// smallArgs are arguments that count nothing.
 	smallArgs = 16 << 10
 )
 
-// arguments reads the arguments of a call, from wherever they are, and checks them. Until
-// the call ends they are a part of what its session may have here: a call that waits for a
-// lane, a key, a worker or an equal call holds no more.
+// arguments reads the arguments of a call, from the request or by reference, and checks them.
+// Until the call ends they count towards its session's share of the room for arguments, so that a
+// call that waits for a lane, a key, a worker or an equal call holds no more.
 func (r *runner) arguments(c *inflight) (args json.RawMessage, bad *toolmesh.Error) {
 	req := c.Request
 	if req.Ref != nil {
@@ -56,7 +56,7 @@ func (r *runner) holdArgs(c *inflight, size int64) error {
 	most, account := c.tool.maxArgs, c.account()
 	switch {
 	case most > 0 && size > most:
-		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, most).WithDetail("limit", most).WithDetail("size", size)
+		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments have %d bytes, the max is %d", size, most).WithDetail("limit", most).WithDetail("size", size)
 	case size <= smallArgs || c.held > 0 || c.Local != nil: // of one that has them in any case
 	case !r.args.Take(account, size):
 		return r.noRoom(account)
@@ -72,11 +72,11 @@ func (r *runner) noRoom(account subjects.SessionID) *toolmesh.Error {
 	if account == "" {
 		who = "sessions that were not created, together,"
 	}
-	return admit.Refusal(toolmesh.Errorf(toolmesh.CodeBusy, "calls of %s hold their part of the %d bytes of arguments that node %s has room for: try again, or another node", who, r.args.Limit(), r.node)).
+	return admit.Refusal(toolmesh.Errorf(toolmesh.CodeBusy, "calls of %s hold their share of the %d bytes for arguments on node %s: try again later, or on another node", who, r.args.Limit(), r.node)).
 		WithDetail("limit", "arguments").WithDetail("max", r.args.Limit()).WithDetail("retry_after_ms", r.retryAfter(nil).Milliseconds())
 }
 
-// account is whose part of the node the call takes.
+// account returns the account whose share the call uses.
 func (c *inflight) account() subjects.SessionID { return subjects.Account(c.Request.Session, c.epoch) }
 
 // release deletes the arguments of a call that came by reference, once it has ended and
@@ -87,19 +87,18 @@ func (r *runner) release(call *admit.Running[*inflight], record admit.Record) {
 	}
 }
 
-// spendFor is spend unless a call that has ended with an error may be sent again with the
-// same arguments.
+// spendFor is spend, unless the call's error allows to send it again with the same arguments.
 func (r *runner) spendFor(req *codec.Request, e *toolmesh.Error) {
 	switch {
 	case e == nil || e.Started == toolmesh.StartedYes && e.Code != toolmesh.CodeWorkerCrashed && e.Code != toolmesh.CodeNodeLost:
 	case e.Started != toolmesh.StartedNo || e.Retryable || e.Code == toolmesh.CodeToolNotFound:
-		return // the client sees to it, or they expire
+		return // the client deletes them, or they expire
 	}
 	r.spend(req)
 }
 
-// spend deletes the arguments of a request once no call reads them: in a moment,
-// as deleting holds up what the caller reads now.
+// spend notes the stored arguments of a request, which no call reads any more, for deletion.
+// Deleting them here would delay the answer.
 func (r *runner) spend(req *codec.Request) {
 	if req.Ref == nil {
 		return
@@ -109,7 +108,7 @@ func (r *runner) spend(req *codec.Request) {
 	r.spent = append(r.spent, req.Ref.Name)
 }
 
-// deleteSpent deletes what spend has noted; the ticker calls it.
+// deleteSpent deletes the arguments that spend has noted; the ticker calls it.
 func (r *runner) deleteSpent() {
 	r.spentMu.Lock()
 	names := r.spent

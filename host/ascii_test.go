@@ -9,8 +9,8 @@ import (
 )
 
 // An older nats-py drops all headers of a message if one is not ASCII, and reads an error as a
-// result. Whatever its caller calls a call, no header of an answer, a keepalive or a chunk has
-// other text, and who sends the token in place of the name means the same call.
+// result. So no header of an answer, a keepalive or a chunk has other text, whatever name the
+// caller gives its call, and the token in place of the name means the same call.
 func TestHeadersAreASCII(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

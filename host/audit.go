@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// askEvery is how often the broker is asked whether anybody hears the events of a session.
+	// askEvery is the interval of questions to the broker whether a session's events have a
+	// subscriber.
 	askEvery = 250 * time.Millisecond
 	// audienceMax is how many sessions that is remembered of.
 	audienceMax = 4096
@@ -71,9 +72,9 @@ func (r *runner) audit(c *inflight, record admit.Record) {
 	}
 }
 
-// redacted are arguments as an event may show them: without the secrets that the tool's handler knows, and as
-// a text where they are no JSON without them. It is null for arguments that are too large, and where there is
-// no tool: whose secrets they may have nobody knows then.
+// redacted returns arguments for an event: without the secrets that the tool's handler knows, and
+// as a text if they are no JSON without them. It returns null for arguments that are too large,
+// and without a tool, as their secrets are unknown.
 func (t *served) redacted(args json.RawMessage) json.RawMessage {
 	if t == nil || len(args) > eventArguments { // those of a call may have a gigabyte
 		return nil
@@ -91,8 +92,9 @@ func (t *served) redacted(args json.RawMessage) json.RawMessage {
 	return plain
 }
 
-// audience knows of which sessions' calls somebody hears the events: no others are made. Of each session an
-// event asks for an answer now and then, and the broker itself answers where nobody subscribes it.
+// audience knows which sessions have subscribers of call events: other events are not made. From
+// time to time an event asks for an answer; for a session without a subscriber the broker itself
+// answers.
 type audience struct {
 	bus *bus.Bus
 
@@ -103,11 +105,11 @@ type audience struct {
 
 type attention struct {
 	asked  time.Time
-	nobody bool // hears it, as the broker said since
+	nobody bool // the broker answered that there is no subscriber
 }
 
-// ask reports whether an event of a session may be heard, and where the broker is to answer if it is not;
-// empty for most.
+// ask reports whether an event of a session may have a subscriber, and the reply subject for the
+// broker's answer if it has none; empty for most.
 func (a *audience) ask(session subjects.SessionID) (reply string, heard bool) {
 	token, err := subjects.EncodeToken(string(session))
 	if err != nil {
@@ -133,7 +135,8 @@ func (a *audience) ask(session subjects.SessionID) (reply string, heard bool) {
 	return a.inbox.Subject() + "." + token, true
 }
 
-// answered takes the broker's word that nobody hears a session's events; others who answer are no matter.
+// answered notes the broker's answer that a session's events have no subscriber; answers of
+// subscribers are ignored.
 func (a *audience) answered(m *nats.Msg, err error) {
 	if err != nil || !bus.NoResponders(m) {
 		return

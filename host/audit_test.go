@@ -31,9 +31,9 @@ type secretive struct{ host.Handler }
 
 func (secretive) Redact(text string) string { return strings.ReplaceAll(text, "hunter2", "***") }
 
-// Each call is an event while somebody subscribes it, also one that the node refuses. With an audit the mesh
-// keeps them, with the key that the caller's inbox names; arguments are told by a node that is to tell them,
-// without its secrets.
+// Each call is an event while events have a subscriber, also a call that the node refuses. With
+// an audit the mesh stores the events, with the key of the caller's inbox; a node with
+// AuditArguments adds the arguments, without its secrets.
 func TestCallsAreAudited(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -128,7 +128,8 @@ func TestCallsAreAudited(t *testing.T) {
 	pay(keyed, "lab.pay", "one", "hunter2")
 	pay(plain, "lab.pay", "two", "hunter2") // from the cache
 	pay(keyed, "lab.pay", "bad", "")
-	// Whose secrets may be in arguments nobody knows where there is no such tool (any more), and large ones are left out.
+	// Arguments for an unknown tool are left out, as they may hold any secrets, and so are large
+	// ones.
 	pay(keyed, "lab.pay", "large", strings.Repeat("x", 64<<10))
 	gone := nats.NewMsg("mesh.node.lab.tools.ann.lab.gone")
 	gone.Header.Set(codec.HeaderRPCID, "gone")

@@ -2,7 +2,7 @@ package host
 
 import "sync"
 
-// background runs what must not hold up a NATS callback, in goroutines that the host waits for
+// background runs work that must not delay a NATS callback, in goroutines that the host waits for
 // when it stops.
 type background struct {
 	wg sync.WaitGroup

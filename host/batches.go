@@ -19,8 +19,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// ServeBatches has the node run batches, and pass on calls that it has no slot for: view and
-// store say which calls must not overlap, and c makes those that other nodes serve. All three
+// ServeBatches makes the node run batches, and pass on calls that it has no slot for. view and
+// store say which calls must not overlap, and c makes the calls that other nodes serve. All three
 // must outlive the host. Call it once, after [Host.Start]. The error is unavailable without a
 // connection.
 func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *registry.Store, c *client.Client) error {
@@ -32,7 +32,7 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 		return err
 	}
 	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
-		h.log.Warn("the lease does not say yet that the node runs batches", slog.String("error", err.Error()))
+		h.log.Warn("the lease does not announce yet that the node runs batches", slog.String("error", err.Error()))
 	}
 	return h.publisher.flush(ctx)
 }
@@ -61,7 +61,7 @@ func (h *Host) subscribeBatches(s *batch.Server, c *client.Client) error {
 	return nil
 }
 
-// features is what the node's lease says that it can do.
+// features returns the abilities that the node's lease announces.
 func (h *Host) features() []string {
 	all := codec.Features()
 	if h.intake.batches.Load() != nil {
@@ -130,8 +130,8 @@ func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Requ
 	return true
 }
 
-// batchView is what the registry knows, as batches see it. Of its own tools the host
-// knows more than the registry, and sooner.
+// batchView gives batches the registry's view. The host's own tools are in it before the registry
+// has them.
 type batchView struct {
 	*registry.View
 	store *registry.Store
@@ -148,8 +148,8 @@ func (v batchView) Owner(session subjects.SessionID, id subjects.RPCID, first su
 	return v.host.bus.Listed(owner.Node, owner.Boot)
 }
 
-// mostNames is of how many tools, called by less than their ids, one batch is told what
-// they are: finding them takes a look at all.
+// mostNames bounds the tools per batch that are described if calls name them by less than their
+// ids: each one needs a search of the whole view.
 const mostNames = 64
 
 // Descriptors implements [batch.View].
@@ -173,7 +173,7 @@ func (v batchView) Descriptors(ctx context.Context, session subjects.SessionID, 
 	}
 	found, err := v.store.Descriptors(ctx, slices.Collect(maps.Values(digests)))
 	if err != nil {
-		v.host.log.Warn("a batch runs its calls one after the other: what their tools are cannot be read", slog.String("error", err.Error()))
+		v.host.log.Warn("a batch runs its calls one after the other: its tools could not be looked up", slog.String("error", err.Error()))
 	}
 	for name, digest := range digests {
 		if d := found[digest]; d != nil {

@@ -22,9 +22,9 @@ type cached struct {
 	shared  bool // by all sessions
 }
 
-// keepResults puts the cache around the handler of a tool that declares a cache_ttl.
-// What is kept is of this offering of the tool alone. A session's own tools share
-// nothing: one of the next session of its name is another tool.
+// keepResults puts the cache around the handler of a tool that declares a cache_ttl. The cache
+// belongs to this offering of the tool. A session's own tools share no results: the next session
+// of the same name has other tools.
 func (p *publisher) keepResults(t *served) {
 	a := t.descriptor.Annotations
 	if a.CacheTTL <= 0 {
@@ -34,8 +34,8 @@ func (p *publisher) keepResults(t *served) {
 	t.handler = t.cached
 }
 
-// forgetResults drops what is kept of a tool that is not offered any more, or by
-// another revision.
+// forgetResults drops the cached results of a tool that was withdrawn or replaced by another
+// revision.
 func (t *served) forgetResults() {
 	if t.cached != nil {
 		t.cached.results.Withdraw()
@@ -46,10 +46,10 @@ func (t *served) forgetResults() {
 // the epoch must be known.
 func (t *served) keepsBySession() bool { return t != nil && t.cached != nil && !t.cached.shared }
 
-// fromCache answers a call whose result is kept, and reports whether it did. Nothing is
-// run, so that it takes no slot, and nothing is remembered of it: where it is repeated
-// the cache is asked again. A request that repeats a call of the node gets that call's
-// answer, and one with an idempotency key what its key has.
+// fromCache answers a call whose result is cached, and reports whether it did. It takes no slot,
+// and the table of calls gets no record: a repetition reads the cache again. A request that
+// repeats a call of this node gets that call's answer, and one with an idempotency key the answer
+// of its key.
 func (in *intake) fromCache(c *inflight, r admit.Request) bool {
 	req := c.Request
 	if req.NoCache || req.Ref != nil || req.Delivery != codec.DeliverNone || req.IdempotencyKey != "" || c.unsettled.Load() {
@@ -81,8 +81,8 @@ func (in *intake) fromCache(c *inflight, r admit.Request) bool {
 	return true
 }
 
-// key is what calls have in common that have one result. ok is false for arguments
-// that cannot be compared.
+// key is the same for calls with the same result. ok is false for arguments that cannot be
+// compared.
 func (t *cached) key(session subjects.SessionID, epoch string, args, varArgs json.RawMessage, isolation toolmesh.Isolation) (key cache.Key, ok bool) {
 	text, err := tool.Canonical(args)
 	if err == nil && len(varArgs) > 0 {
@@ -137,8 +137,8 @@ func (t *cached) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	return into.SendResult(ctx, result)
 }
 
-// run runs the tool for a call, under a context that may outlive it. Its error says
-// all that there is to say, as others may be told it than the one that called.
+// run runs the tool for a call, under a context that may outlive it. Its error must be complete,
+// as other callers than the first may get it.
 func (t *cached) run(ctx context.Context, call *Call) (result json.RawMessage, err error) {
 	at := &callContext{Context: ctx, deadline: call.Deadline, lineage: call.below(), report: call.Report}
 	defer func() {

@@ -40,8 +40,8 @@ func (a answer) use() string {
 	return a.Header.Get("Mesh-Cache")
 }
 
-// Results are kept by canonical arguments; who asks for a run gets one, and what that
-// returns is kept.
+// Results are cached by canonical arguments; a caller that asks for an execution gets one, and
+// its result is cached.
 func TestResultsAreKept(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -108,7 +108,7 @@ func TestSessionsDoNotShareResults(t *testing.T) {
 		{"default", "hit", "hit"},
 		{"mine", "miss", "hit"},
 		{"mine", "hit", "hit"},
-		{"nobody", "miss", "hit"}, // which nobody created
+		{"nobody", "miss", "hit"}, // never created
 		{"nobody", "hit", "hit"},
 	} {
 		if a := r.ask("tools."+step.session+".desk.kept", `{"key":"k"}`); a.use() != step.use {
@@ -118,7 +118,7 @@ func TestSessionsDoNotShareResults(t *testing.T) {
 			t.Errorf("%d, %s, shared: %s, want %s", i, step.session, a.use(), step.shared)
 		}
 	}
-	// The next session of a name, whoever created it, begins with nothing.
+	// The next session of a name begins with an empty cache, whether it was created or not.
 	for _, session := range []string{"mine", "nobody"} {
 		sessionRecord(t, r.nc, session, `{"id":"`+session+`","epoch":"2"}`)
 		ran := r.ran("k")
@@ -132,7 +132,7 @@ func TestSessionsDoNotShareResults(t *testing.T) {
 	}
 }
 
-// What is kept for a session is dropped when it is over.
+// The cached results of a session are dropped at its end.
 func TestResultsEndWithTheirSession(t *testing.T) {
 	t.Parallel()
 	view := &viewed{}
@@ -196,9 +196,9 @@ func TestEqualCallsRunOnce(t *testing.T) {
 	}
 }
 
-// The end of the caller that a run began for is its own: others that wait get what it
-// returns. The last one's end is the run's.
-func TestARunOutlivesItsCaller(t *testing.T) {
+// If the caller that began an execution gives up, the other waiting callers still get its result.
+// The last one to give up ends the execution.
+func TestCachedExecutionOutlivesItsCaller(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"cancel", "deadline"} {
 		t.Run(how, func(t *testing.T) {
@@ -282,7 +282,7 @@ func TestErrorsAreNotKept(t *testing.T) {
 	}
 }
 
-// What is kept takes no slot.
+// Answers from the cache take no slot.
 func TestKeptResultsTakeNoSlot(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{Slots: 1}})
@@ -303,8 +303,8 @@ func TestKeptResultsTakeNoSlot(t *testing.T) {
 	hold.next()
 }
 
-// What is offered in a tool's place has nothing of its results, nor has the tool itself
-// when it is offered again.
+// A tool that replaces another one does not get its results, nor does the same tool when it is
+// offered again.
 func TestResultsEndWithTheirTool(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -384,8 +384,8 @@ func TestRepetitionsBesideKeptResults(t *testing.T) {
 	}
 }
 
-// A call with an idempotency key gets what its key has, whatever is kept by then.
-func TestKeysBesideKeptResults(t *testing.T) {
+// A call with an idempotency key gets its key's result, whatever the cache holds by then.
+func TestKeysTakePrecedenceOverCachedResults(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	var runs atomic.Int64
@@ -442,9 +442,9 @@ func TestItemsAreNotKept(t *testing.T) {
 	}
 }
 
-// A run has the time and the place of the call that began it; one that calls itself
-// with the same arguments ends by its depth, not by waiting for itself.
-func TestRunsOfKeptToolsCall(t *testing.T) {
+// An execution has the deadline and the depth of the call that began it; one that calls itself
+// with the same arguments ends at the max depth and does not wait for itself.
+func TestNestedCallsOfCachedTools(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{MaxDepth: 3}})
 	c := testmesh.Client(t, r.nc, nil)

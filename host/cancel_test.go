@@ -2,8 +2,8 @@ package host_test
 
 import "testing"
 
-// The cancel of a call reaches what was made anew of it once its node was lost, and what is
-// yet to come.
+// The cancel of a call also ends its renewed attempts after its node was lost, including later
+// ones.
 func TestCancelOfACallMadeAnew(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

@@ -16,7 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// stopper is a log that stops whoever writes a line to it, until that is let go.
+// stopper is a log that blocks its writers until it is released.
 type stopper struct {
 	slog.Handler
 	line    string
@@ -41,14 +41,14 @@ func (s *stopper) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// over is a context that has ended: what the registry is asked under it fails at once.
+// over is an ended context: requests to the registry fail at once.
 func over() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }
 
-// nobody waits until a request for a tool finds nobody.
+// nobody waits until a request for a tool finds no subscription.
 func nobody(t *testing.T, nc *nats.Conn, subject string) {
 	t.Helper()
 	n := 0
@@ -83,7 +83,7 @@ func TestDrainWhileAServiceIsPublished(t *testing.T) {
 	nobody(t, r.nc, "tools.s.late")
 }
 
-// A tool that is being removed while its node stops is served by nobody then.
+// While a node stops, a tool that is being removed has no subscription left.
 func TestStopWhileAToolIsRemoved(t *testing.T) {
 	t.Parallel()
 	at := stopAt("the registry is not up to date: it is tried again")

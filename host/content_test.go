@@ -65,8 +65,8 @@ func TestMessagePackCallers(t *testing.T) {
 	}
 }
 
-// Long answers are compressed for who takes that; a body that is compressed is read, up
-// to a bound.
+// Long answers are compressed for callers that accept it; a compressed body is read, up to a
+// bound.
 func TestCompressedBodies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{}, broker: []meshtest.Option{}})

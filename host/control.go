@@ -9,7 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// control serves a message on a ctl subject, which names a call. What is for routers it leaves.
+// control serves a message on a ctl subject, which names a call. It ignores messages for routers.
 func (in *intake) control(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
 	if m.Reply != "" && !in.bus.MayAnswer(m, s.Session, in.opts.SessionCredentials) {
@@ -55,8 +55,8 @@ func (in *intake) control(m *nats.Msg) {
 	}
 }
 
-// cancel ends the call or the batch of a key, and what was made anew of it, and reports
-// whether any of that runs here: if not another node may have it.
+// cancel ends the call or the batch of a key and its renewed attempts, and reports whether any of
+// them runs here: if not, another node may have it.
 func (in *intake) cancel(key admit.Key) bool {
 	call, ok := in.calls.Cancel(key, in.sessions.Account(key.Session))
 	if ok {

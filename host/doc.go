@@ -7,14 +7,14 @@
 // all Handlers, so it links neither the executor nor a broker. It never answers a reply
 // subject that [subjects.ReplyAllowed] refuses.
 //
-// # Who owns what
+// # Owners
 //
 // A [Host] wires its parts together, starts and stops them. Each part owns its state, and all
 // share core: the node's identity, its connection and its rooms.
 //
 //	intake      request.go, intake.go   requests become calls: receive is the way of each
 //	runner      run.go, relay.go        calls run, here or on another node, and are answered
-//	publisher   publisher.go            what is served, and (records.go) what the registry says of it
+//	publisher   publisher.go            services, and (records.go) their records in the registry
 //	streams     streams.go              stored chunks, and requests for them
 //	listeners   listeners.go            the goroutines that requests come on
 //
@@ -24,13 +24,13 @@
 //	sessions    which sessions exist, and their epochs
 //	once        idempotency keys
 //	reply       answers: held, paced, by reference
-//	stream      all that read a call, and the stream that it may give them
-//	quota       what a session may store in streams
+//	stream      the readers of a call, and the stream that it may yield
+//	quota       the bytes that a session stores in streams
 //	presence    the node's lease and heartbeat; whether this process still is the node
 //	lane        which calls must not overlap; grants: lanes across nodes
 //	batch       the calls of a batch
 //
-// # What runs where
+// # Goroutines
 //
 // Requests come through a channel, not in NATS callbacks. One goroutine of the listeners
 // takes a request all the way, from its subject to its answer. There are as many of these
@@ -45,7 +45,7 @@
 // answers; that of requests for stored chunks waits while 16 of them are being answered; that
 // of the node's own heartbeats only notes them.
 //
-// # What a call asks of others
+// # Requests of a call
 //
 // A unary call makes no subscription and no JetStream request. It reads the registry in one
 // case: before it is refused because its session is unknown, or has ended, as far as the view

@@ -211,8 +211,8 @@ func plainRequests(t *testing.T, nc *nats.Conn, subject string, stop func() erro
 	return sent
 }
 
-// What others see of a drain, in order: the state in heartbeat and lease, no
-// tool in the queue group, calls in flight that end well, and then no node.
+// The visible steps of a drain, in order: the state in heartbeat and lease, no tool in the queue
+// group, calls in flight that end well, and then no node.
 func TestOrderOfADrain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -252,7 +252,7 @@ func TestOrderOfADrain(t *testing.T) {
 		m, err := r.nc.Request("tools.default.desk.note", nil, waitTimeout)
 		return err == nats.ErrNoResponders || err == nil && m.Header.Get("Status") == "503"
 	})
-	// As long as somebody asks it by name it answers, for two heartbeats and more.
+	// It answers directed requests as long as they come, for two heartbeats and more.
 	for seen := 0; seen < 3; {
 		if a := r.ask(directed(r.h, "default", "desk.note"), "{}"); a.code() != "unavailable" || a.Error.started() != "false" {
 			t.Fatalf("a directed request to a node that drains: %s", a.Data)
@@ -298,9 +298,9 @@ func TestOrderOfADrain(t *testing.T) {
 	}
 }
 
-// A context that ends makes the rest of a stop short: what runs is told to end,
-// and its callers are answered.
-func TestStopInAHurry(t *testing.T) {
+// A context that ends shortens the rest of a stop: running calls are told to end, and their
+// callers are answered.
+func TestStopWithAnEndedContext(t *testing.T) {
 	t.Parallel()
 	broker, d := meshtest.Broker(t), newDesk()
 	r := &rig{desk: d, t: t, broker: broker, h: d.host(t, broker.Connect(t), &host.Options{}), nc: broker.Connect(t)}
@@ -322,8 +322,7 @@ func TestStopInAHurry(t *testing.T) {
 	wait(t, "end", r.gate("running").ended)
 }
 
-// A node whose broker is gone, or does not answer, is not asked for any more: it
-// leaves at once, not when somebody gives up and kills it.
+// A node whose broker is gone, or does not answer, stops at once, not only when it is killed.
 func TestStopWithoutABroker(t *testing.T) {
 	t.Parallel()
 	for name, cut := range map[string]func(*meshtest.Proxy){

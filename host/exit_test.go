@@ -58,8 +58,8 @@ func TestHandlerThatEndsItsGoroutine(t *testing.T) {
 	}
 }
 
-// A host that was drained or stopped before its start does not start, and one
-// whose options cannot be says so with the code of that.
+// A host that was drained or stopped before its start does not start; bad options have the code
+// invalid_request.
 func TestHostThatCannotStart(t *testing.T) {
 	t.Parallel()
 	nc := meshtest.Broker(t).Connect(t)
@@ -92,8 +92,8 @@ type ClosedError struct{ order string }
 
 func (e *ClosedError) Error() string { return "order " + e.order + " is closed" }
 
-// The type of a failure is one that its package exports, or none: what
-// errors.New and fmt.Errorf make has no name for callers.
+// The type of a failure is exported by its package, or empty: errors of errors.New and fmt.Errorf
+// have no type for callers.
 func TestTypeOfAFailure(t *testing.T) {
 	t.Parallel()
 	h, c := office(t, &host.Options{Index: "kinds"})

@@ -22,7 +22,7 @@ type Figures struct {
 	Waiting        int             `json:"waiting"` // for a lane
 	Calls          uint64          `json:"calls"`
 	Errors         uint64          `json:"errors"`
-	Relayed        uint64          `json:"relayed"` // of the calls: those that another node ran, as it had a slot or has the session's worker
+	Relayed        uint64          `json:"relayed"` // of the calls: those that another node ran, for want of a slot or as it has the session's worker
 	Busy           uint64          `json:"busy"`    // answers to callers for which there was no slot
 	RefusedReplies uint64          `json:"refused_replies"`
 	Tools          int             `json:"tools"`
@@ -54,7 +54,7 @@ func (h *Host) Figures() *Figures {
 	return f
 }
 
-// counts are what a node counts since its start.
+// counts are the node's counters since its start.
 type counts struct {
 	handled        atomic.Uint64
 	relayed        atomic.Uint64 // calls that another node ran
@@ -71,8 +71,8 @@ func (k *core) load() codec.Load {
 	return codec.Load{InFlight: k.calls.InFlight(), Slots: k.opts.Slots}
 }
 
-// CodeOther is what [Figures] counts errors under whose code is none of this
-// version's: a handler may write what it likes.
+// CodeOther is the code in [Figures] for errors whose code this version does not know: handlers
+// may use any.
 const CodeOther toolmesh.Code = "other"
 
 // failures counts calls by the code they ended with. Its keys never change.
@@ -94,21 +94,19 @@ func (f failures) add(code toolmesh.Code) {
 	n.Add(1)
 }
 
-// stuckAfter is how long the ticker may stand. What it sends may hold it up, on a
-// connection that the broker does not read, for the minute after which that is given up: whatever
-// the broker does, it must not look as if the process were stuck.
+// stuckAfter is how long the ticker may be blocked. It sends, and on a connection that the broker
+// does not read a send blocks for a minute: a slow broker must not look like a stuck process.
 const stuckAfter = 3 * time.Minute
 
-// Stuck is why the host does not get on, whatever the broker does: its own clock
-// stands, which ends calls in time. nil while it goes, before the start and after the
-// end. It waits for nothing.
+// Stuck returns an error while the host's own ticker, which ends calls in time, is blocked. It
+// does not depend on the broker. It is nil before the start and after the end, and never waits.
 func (h *Host) Stuck() error {
 	at := h.ticked.Load()
 	if at == nil {
 		return nil
 	}
 	if stood := time.Since(*at); stood > stuckAfter {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "the node's clock has stood for %v: a handler or a lock holds it up", stood.Round(time.Second))
+		return toolmesh.Errorf(toolmesh.CodeInternal, "the node's ticker has been blocked for %v by a handler or a lock: restart the node", stood.Round(time.Second))
 	}
 	return nil
 }
@@ -149,14 +147,13 @@ func (p *pace) mean() time.Duration {
 	return p.Mean()
 }
 
-// faults are the errors of what ran a call, and not of the request, its caller or the tool's
-// own code: the same call may succeed elsewhere.
+// faults are errors of the executor, not of the request, its caller or the tool's own code: the
+// same call may succeed on another node.
 var faults = []toolmesh.Code{toolmesh.CodeInternal, toolmesh.CodeProtocolError, toolmesh.CodeUnavailable}
 
-// paced counts a call that ran here for what calls take. What it waited for its turn in a
-// lane is not the node's.
-// Neither is what its result waited for, nor how long a caller reads a stream; a call that
-// was passed on says nothing of this node, nor does the time that a caller gave its call.
+// paced adds a call that ran here to the node's mean duration of calls. Waits for a lane or for
+// the reader of the result do not count, nor do streams and calls that were passed on: they say
+// nothing about this node. A deadline that the caller chose is no fault.
 func (k *core) paced(call *admit.Running[*inflight], record *admit.Record, took time.Duration) {
 	c := call.Value
 	if call.Full != nil || record.By != nil || c.Request.Delivery != codec.DeliverNone || record.Err != nil && record.Err.Started == toolmesh.StartedNo {
@@ -206,15 +203,15 @@ func (k *core) paces() map[subjects.ToolID]codec.ToolPace {
 	return paces
 }
 
-// Bounds of what a caller is told to wait before it sends again.
+// Bounds of the wait that a busy answer asks of its caller.
 const (
 	minHint = 5 * time.Millisecond
 	maxHint = time.Minute
 )
 
-// retryAfter is how long a call that finds no slot is to wait: as long as calls of its tool
-// take here, and as those that have the slots. Where no call has ended yet it is as long
-// as the oldest one has run.
+// retryAfter is the wait that a call without a slot should make: the mean duration of calls on
+// this node, or of its tool's if that is longer. If no call has ended yet it is the age of the
+// oldest one.
 func (k *core) retryAfter(t *served) time.Duration {
 	k.counts.pace.mu.Lock()
 	d := k.counts.pace.Met()

@@ -33,9 +33,9 @@ type nestedFile struct {
 	size int64
 }
 
-// File takes a file of the call's tool, piece by piece: "put", with {"size"}, returns an id,
-// "piece:<id>" takes the next bytes of it, and "end:<id>" returns {"ref","digest","size"}. It
-// is the session's, and expires in 15 minutes.
+// File takes a file of the call's tool in pieces: "put", with {"size"}, returns an id,
+// "piece:<id>" takes the next bytes, and "end:<id>" returns {"ref","digest","size"}. The file
+// belongs to the session and expires in 15 minutes.
 func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byte, error) {
 	verb, id, _ := strings.Cut(what, ":")
 	if verb == "put" {
@@ -50,7 +50,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	have, _ := f.Size()
 	switch {
 	case verb == "piece" && have+int64(len(body)) > f.size:
-		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file has become longer than its %d bytes while it was sent", f.size)
+		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file grew beyond its %d bytes while it was sent", f.size)
 	case verb == "piece":
 		if err := f.Wait(ctx, fileWindow-1); err != nil {
 			return nil, err
@@ -59,7 +59,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	case verb != "end":
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker asks %q of a file", what)
 	case have != f.size:
-		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file had %d bytes when it was to be sent, and has %d", f.size, have)
+		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file had %d bytes when it was announced, and has %d now", f.size, have)
 	}
 	p, err := f.Finish(ctx, "")
 	if err != nil {
@@ -76,7 +76,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 		Size int64 `json:"size"`
 	}
 	if err := json.Unmarshal(body, &about); err != nil || about.Size < 0 {
-		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker says no size of a file")
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker gave no size of a file")
 	}
 	h := n.call.host
 	if about.Size > h.opts.PayloadMax {
@@ -138,7 +138,7 @@ func (w pieceWriter) Write(piece []byte) (int, error) {
 	return len(piece), nil
 }
 
-// Close drops what the call's tool has begun to send and not ended. The call is over.
+// Close drops files that the tool has begun to send and not ended. The call is over.
 func (n *NestedCalls) Close() {
 	n.files.mu.Lock()
 	left := n.files.uploads

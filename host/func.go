@@ -16,16 +16,13 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Func makes a tool of a Go function. The schemas come from the Go types: In is
-// a struct, or a map, whose fields are the arguments; struct{} takes none. An
-// error that f returns is a tool_error, unless it is a [toolmesh.Error]. A nil
-// slice or map in what f returns is an empty one: the output schema says array
-// and object. What writes its own JSON does so whether its methods are those of
-// the type or of its pointer. A whole number is taken by an integer however it is
-// written: 3.0 and 3e0 are 3.
+// Func makes a tool of a Go function. The schemas come from the Go types: In is a struct, or a
+// map, whose fields are the arguments; struct{} takes none. An error of f is a tool_error, unless
+// it is a [toolmesh.Error]. A nil slice or map in the result becomes an empty one, as the output
+// schema says array or object. A type may have its JSON methods on itself or on its pointer. An
+// integer may be written as 3.0 or 3e0.
 //
-// A type that writes its own JSON has no schema that could be known: give it with
-// [Schema].
+// The schema of a type with its own JSON methods is unknown: give it with [Schema].
 func Func[In, Out any](f func(ctx context.Context, in In) (Out, error)) Handler {
 	return function{typesOf[In, Out](false), f == nil, func(ctx context.Context, call *Call, sink Sink) error {
 		in, err := decodeArgs[In](call)
@@ -40,8 +37,8 @@ func Func[In, Out any](f func(ctx context.Context, in In) (Out, error)) Handler 
 	}}
 }
 
-// Stream makes a streaming tool of a Go function that yields items. An error
-// ends the stream; when the caller is gone, ctx ends and yield returns false.
+// Stream makes a streaming tool of a Go function that yields items. An error ends the stream; if
+// the caller leaves, ctx ends and yield returns false.
 func Stream[In, Out any](f func(ctx context.Context, in In) iter.Seq2[Out, error]) Handler {
 	return function{typesOf[In, Out](true), f == nil, func(ctx context.Context, call *Call, sink Sink) error {
 		in, err := decodeArgs[In](call)
@@ -62,8 +59,8 @@ func Stream[In, Out any](f func(ctx context.Context, in In) iter.Seq2[Out, error
 
 // function is the handler of a Go function with types, which is nil if none is set.
 type function struct {
-	// describe returns what the Go types say. The errors are of the schemas that the types do
-	// not give, and the tool's author has to.
+	// describe returns the tool's descriptor by its Go types. input and output are errors for
+	// types without a schema, which the tool's author must give.
 	describe func() (d tool.Descriptor, input, output error)
 	none     bool
 	serve    func(ctx context.Context, call *Call, sink Sink) error
@@ -135,7 +132,8 @@ func wholeNumbers(text []byte) []byte {
 	}
 }
 
-// itemOptions are those of encoding/json, but for HTML and for what is nil.
+// itemOptions are those of encoding/json, without escapes for HTML and with empty lists and
+// objects for nil.
 var itemOptions = jsonv2.JoinOptions(jsonv1.DefaultOptionsV1(), jsontext.EscapeForHTML(false),
 	jsonv2.FormatNilSliceAsNull(false), jsonv2.FormatNilMapAsNull(false))
 
@@ -156,7 +154,7 @@ func encodeItem(v any) (json.RawMessage, error) {
 	return data, nil
 }
 
-// checkedSink holds handlers that write JSON by hand to it.
+// checkedSink refuses items that are not JSON, from handlers that encode their own.
 type checkedSink struct{ Sink }
 
 // Send implements [Sink].

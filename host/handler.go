@@ -12,17 +12,15 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Handler executes calls of one tool: a Go function ([Func], [Stream]), a
-// Python worker, a command. It is called concurrently, once per call.
+// Handler executes calls of one tool: a Go function ([Func], [Stream]), a Python worker, a
+// command. It is called concurrently, once per call.
 //
-// A returned [toolmesh.Error] travels as it is, and its Started is believed:
-// StartedNo has the caller send the call again, so a handler must not pass on
-// that of a call that it made itself; of calls that it made under ctx the host
-// knows, and then says that it began. Any other error is a tool_error with the
-// Go type as its type. When ctx ends the call has been cancelled, has run out of
-// time or has lost its caller, and ServeTool should return soon: with the error
-// of ctx, or with one that says whether the tool's code had begun. Why it ended
-// the host says itself.
+// A returned [toolmesh.Error] reaches the caller unchanged, including its Started. StartedNo
+// makes the caller send the call again, so a handler must not return it for a call of its own;
+// for calls under ctx the host corrects that. Any other error is a tool_error with the Go type as
+// its type. ctx ends when the call was cancelled, has run out of time or has lost its caller.
+// ServeTool should then return soon, with the error of ctx, or with one that says whether the
+// tool's code had begun; the host adds the cause.
 type Handler interface {
 	ServeTool(ctx context.Context, call *Call, sink Sink) error
 }
@@ -30,14 +28,14 @@ type Handler interface {
 // HandlerFunc is a function that is a [Handler].
 type HandlerFunc func(ctx context.Context, call *Call, sink Sink) error
 
-// ServeTool calls f; what it sends is held to being JSON.
+// ServeTool calls f; an item that is not JSON is an error.
 func (f HandlerFunc) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	return f(ctx, call, checkedSink{sink})
 }
 
-// Sink takes what a call produces. A plain function sends its one result; a
-// generator sends its items in order. What the caller gets of several items in
-// a unary call is the host's business: the last one, or all of them as a list.
+// Sink takes the items of a call. A plain function sends its one result; a generator sends its
+// items in order. The host decides what a unary call returns of several items: the last one, or
+// all of them as a list.
 type Sink interface {
 	// Send takes one item, which must be JSON, and keeps it: the slice must not
 	// be changed afterwards. It blocks while the caller's credit is used up,
@@ -49,15 +47,15 @@ type Sink interface {
 // result themselves, also of several items.
 type ResultSink interface {
 	Sink
-	// SendResult takes the call's result in place of everything sent before.
+	// SendResult sets the call's result, in place of all earlier items.
 	SendResult(ctx context.Context, result json.RawMessage) error
 }
 
 // Call is one call, checked and admitted.
 type Call struct {
 	Session subjects.SessionID
-	// Epoch tells the session from an earlier one of its name; empty for one
-	// that nobody created, and where [Options.Sessions] does not say.
+	// Epoch tells the session from an earlier one of its name. It is empty for a session that was
+	// never created, and where [Options.Sessions] does not give it.
 	Epoch string
 	Tool  subjects.ToolID
 	RPCID subjects.RPCID
@@ -75,10 +73,10 @@ type Call struct {
 	// that the handler makes under its ctx are nested in this one by themselves.
 	Depth  int
 	Parent subjects.RPCID
-	// Isolation is what the caller asks for beyond what the tool declares; empty asks
-	// for nothing.
+	// Isolation is the isolation that the caller asks for, above the tool's own; empty asks for
+	// none.
 	Isolation toolmesh.Isolation
-	// NoCache asks for a run, whatever is kept of earlier ones.
+	// NoCache asks for an execution, even if a result is cached.
 	NoCache bool
 	codec.Trace
 	// Home, of a call in its session's worker, tells that from an earlier one on this node:
@@ -89,7 +87,7 @@ type Call struct {
 	// needs none.
 	Lane Lane
 
-	lanes   string // the turns of the calls above it, and its own: Mesh-Lanes
+	lanes   string // lanes of the calls above it, and its own: Mesh-Lanes
 	running *admit.Running[*inflight]
 	shared  bool  // its run is of others, too: of equal calls
 	host    *core // that runs it; nil for a call that a test has made
@@ -111,24 +109,23 @@ func (c *Call) Report(p codec.Progress) {
 	}
 }
 
-// Deserted reports whether the callers of the call are gone, as far as the last keepalive to
-// each has shown: a call that has waited should not begin then. It may be called concurrently,
-// and does not block.
+// Deserted reports whether the callers of the call are gone, by the last keepalive to each: a
+// call that has waited should not begin then. It may be called concurrently, and does not block.
 func (c *Call) Deserted() bool {
 	return c.running != nil && !c.shared && c.running.Value.readers.Deserted()
 }
 
-// Progress tells how far the call of ctx is, from 0 to 1, and what it does: ctx is that of
-// a handler, or made of it. It is cheap, may be called concurrently and as often as one
-// likes, and outside of a call it does nothing. Callers hear of it with the next keepalive,
-// at most once a second, or at once where they asked for that; mesh task shows it.
+// Progress reports how far the call of ctx is, from 0 to 1, with a text; ctx is the handler's or
+// derived from it. It is cheap and may be called concurrently and at any rate; outside of a call
+// it does nothing. Callers get the report with the next keepalive, at most once a second, or at
+// once if they asked for that; mesh task shows it.
 func Progress(ctx context.Context, fraction float64, text string) {
 	if report, ok := ctx.Value(reportKey{}).(func(codec.Progress)); ok {
 		report(codec.NewProgress(&fraction, text))
 	}
 }
 
-// below is what a call that this one makes says of it.
+// below is the lineage of the calls that this call makes.
 func (c *Call) below() client.Lineage {
 	return client.Lineage{Parent: c.RPCID, Depth: c.Depth + 1, Lanes: c.lanes}
 }

@@ -8,9 +8,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// nats.go delivers a message whose header block it cannot read as one without
-// headers: what the caller required of the call, and its budget, would be gone,
-// and its body could be taken for an envelope.
+// nats.go delivers a message with an unreadable header block as one without headers: the caller's
+// requirements and its budget would be lost, and the body could be taken for an envelope.
 func TestHeadersThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -39,7 +38,7 @@ func TestHeadersThatCannotBeRead(t *testing.T) {
 			}
 			in.none("after the refusal")
 		}
-		r.broker.PublishRaw(t, "mesh.ctl.default.victim", "", header, "") // nobody asks: nothing is done, and nothing said
+		r.broker.PublishRaw(t, "mesh.ctl.default.victim", "", header, "") // without a reply subject it is ignored
 	}
 	r.settled()
 	if n := r.ran("deputy"); n != 0 {
@@ -60,7 +59,7 @@ func TestHeadersThatCannotBeRead(t *testing.T) {
 	held.next()
 }
 
-// heard is an inbox that the broker knows of, for what other connections send.
+// heard is an inbox that other connections can send to already.
 func (r *rig) heard() *inbox {
 	r.t.Helper()
 	in := r.inbox()
@@ -70,8 +69,8 @@ func (r *rig) heard() *inbox {
 	return in
 }
 
-// storedAndHeld has a stream "stored", and a call "victim" that runs: what replay
-// and control subjects can touch.
+// storedAndHeld has a stream "stored" and a running call "victim", as targets of replay and
+// control subjects.
 func (r *rig) storedAndHeld() *inbox {
 	r.t.Helper()
 	streamed, held := r.inbox(), r.inbox()
@@ -82,8 +81,7 @@ func (r *rig) storedAndHeld() *inbox {
 	return held
 }
 
-// What is required, and the version that is spoken, count wherever a request is
-// sent.
+// Requirements and the protocol's version count on every kind of request.
 func TestVersionOfReplayAndControl(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

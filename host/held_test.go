@@ -15,7 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// heap is what the process holds.
+// heap returns the size of the process's heap.
 func heap() int64 {
 	runtime.GC()
 	runtime.GC()
@@ -62,8 +62,8 @@ func TestRepetitionsHoldNoArguments(t *testing.T) {
 	}
 }
 
-// What a node holds of arguments has a bound, whatever their calls wait for. A session
-// leaves a part of it to others, and is told so.
+// The arguments on a node are bounded, for every kind of wait. A session leaves a share to
+// others, and gets an error beyond its own.
 func TestArgumentsAreBounded(t *testing.T) {
 	r := newRig(t, &rigOptions{host: host.Options{Slots: 100}})
 	const calls, most = 40, 18 // of 7 MiB, in half of 256

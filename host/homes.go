@@ -91,8 +91,8 @@ func (c *inflight) homeless(err error) *toolmesh.Error {
 var errMoved = toolmesh.Errorf(toolmesh.CodeUnavailable, "the session's worker was lost with its state: the node that had it is lost, or does not serve the index any more; the next call gets a new one").
 	WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithRetryable(true).WithDetail("reason", codec.ReasonStateGone)
 
-// leaveHomes hands over the workers that sessions have here for an index, or for all. What
-// they know is lost.
+// leaveHomes hands over the workers of sessions on this node, for one index or for all. Their
+// state is lost.
 func (p *publisher) leaveHomes(ctx context.Context, of serviceKey) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainRest)
 	defer cancel()
@@ -118,7 +118,8 @@ func (c *inflight) bind() (err error) {
 	return err
 }
 
-// heavily does what takes much memory for a moment if the arguments are large.
+// heavily limits how many f run at once if the arguments are large: f needs much memory for a
+// moment.
 func (c *inflight) heavily(f func()) {
 	if c.Request.Encoded() || len(c.Request.Args) > smallArgs || c.Request.Ref != nil {
 		fair.Heavy(f)

@@ -30,7 +30,7 @@ import (
 
 const (
 	tickEvery = 250 * time.Millisecond
-	// sweepEvery is how often what is remembered of calls is looked through.
+	// sweepEvery is the interval of the sweep of records of ended calls.
 	sweepEvery = time.Second
 	// retireAfter is how long requests that have been received may wait
 	// until the host reads them.
@@ -45,15 +45,15 @@ type Host struct {
 	ownBus    bool
 	intake    *intake    // requests become calls
 	runner    *runner    // calls run, and are answered
-	publisher *publisher // what is served, and what the registry says of it
+	publisher *publisher // services, and their records in the registry
 	listeners *listeners // the goroutines of requests
 	workers   sync.WaitGroup
-	quit      chan struct{} // closed when nothing is in flight any more
+	quit      chan struct{} // closed when no call is in flight
 
 	// Subscriptions of the node, not of a tool; publisher.mu guards them.
 	shared   []*nats.Subscription // until the end
 	directed []*nats.Subscription // of requests to this node: until the drain is over
-	stored   []*nats.Subscription // of what the node reads for others: until its calls have ended
+	stored   []*nats.Subscription // for stored chunks and files; drained after the calls
 	micro    *bus.Service
 
 	unlisten  func()
@@ -66,7 +66,7 @@ type Host struct {
 	ticked atomic.Pointer[time.Time]         // when the ticker last came by; nil while it does not run
 }
 
-// core is what all parts of a host use: who it is, and the rooms that own their state.
+// core is shared by all parts of a host: the node's identity, and the packages that own state.
 // Its fields are set before the host starts.
 type core struct {
 	opts     Options
@@ -177,8 +177,8 @@ func (h *Host) Start(ctx context.Context) error {
 	return nil
 }
 
-// checkRights refuses to begin where the broker would refuse most of what a node
-// does: it would seem to serve.
+// checkRights refuses to start if the broker denies most of a node's subjects: the node would
+// seem to serve.
 func (h *Host) checkRights(ctx context.Context) error {
 	return h.bus.CheckRights(ctx, "be a node: it needs the key of one", subjects.Rights{
 		Publish:   []string{h.own(subjects.Heartbeat), subjects.AllChunks, subjects.LiveTransform},
@@ -186,13 +186,13 @@ func (h *Host) checkRights(ctx context.Context) error {
 	})
 }
 
-// own returns a subject of the node, whose id [Options.validate] has checked.
+// own returns a subject of the node. [Options.validate] has checked its id.
 func (k *core) own(of func(subjects.NodeID) (string, error)) string {
 	subject, _ := of(k.node)
 	return subject
 }
 
-// start is Start without what is written of the tools.
+// start is Start without the tools' records.
 func (h *Host) start(ctx context.Context) error {
 	h.publisher.changing.Lock()
 	defer h.publisher.changing.Unlock()
@@ -228,8 +228,8 @@ func (h *Host) start(ctx context.Context) error {
 	return nil
 }
 
-// lay makes what the node's lease and its streams need, and has the host's own
-// view of sessions filled.
+// lay creates the buckets and streams that a node needs, and fills the host's own view of
+// sessions.
 func (h *Host) lay(ctx context.Context) error {
 	o := &h.opts
 	layout := store.Layout(o.StoreOptions)

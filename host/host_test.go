@@ -220,8 +220,8 @@ func TestRunThatEndsAtOnce(t *testing.T) {
 	}
 }
 
-// A node whose lease is written too slowly serves meanwhile, and goes on trying: it
-// neither fails to start nor ends.
+// A node whose lease is written too slowly serves meanwhile and retries: it neither fails to
+// start nor ends.
 func TestLeaseThatIsNotAcknowledged(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t, meshtest.Config(`mappings: { "$KV.MESH_NODES.slow": "lost.slow" }`))

@@ -26,7 +26,7 @@ type inflight struct {
 	ctx           callContext
 	stop          context.CancelCauseFunc
 	alarm         *time.Timer  // fires at the deadline; nil for none
-	call          Call         // what the handler sees
+	call          Call         // the handler's view
 	sink          unarySink    // of a unary call
 	home          *grants.Home // of a call in its session's worker, once that is known to be here
 
@@ -35,7 +35,7 @@ type inflight struct {
 
 	held      int64                         // of the node's room for arguments; the goroutine that runs it
 	unsettled atomic.Bool                   // epoch is still to be looked up
-	lane      atomic.Pointer[codec.LaneUse] // once it has its turn in a lane, or got none
+	lane      atomic.Pointer[codec.LaneUse] // set once it holds its lane, or got none
 
 	cause   atomic.Pointer[toolmesh.Error] // why the call was told to end
 	ending  atomic.Int64                   // when it was, as [bus.Mono]; 0 = not yet
@@ -69,9 +69,9 @@ func (c *inflight) Epoch(ctx context.Context) (string, error) {
 // report notes how far the call says that it is.
 func (c *inflight) report(p codec.Progress) { c.readers.Report(&p) }
 
-// why is the error of a call whose handler does not return. It is said to have
-// begun: what waits for its turn returns at once when its call is over, and
-// should it yet say otherwise, no caller has sent it again because of that.
+// why is the error of a call whose handler does not return. It says that the call has begun: a
+// handler that waits for a lane returns at once when its call is over, and its later "not
+// started" would have made no caller send it again.
 func (c *inflight) why() *toolmesh.Error {
 	if cause := c.cause.Load(); cause != nil {
 		return cause
@@ -90,11 +90,10 @@ type callContext struct {
 	report   func(codec.Progress)
 }
 
-// reportKey is the key of what a call's [Progress] is told.
+// reportKey is the context key of the function that [Progress] calls.
 type reportKey struct{}
 
-// Value implements [context.Context]: calls that the handler makes know what
-// call they belong to.
+// Value implements [context.Context]: nested calls find their call by it.
 func (c *callContext) Value(key any) any {
 	if _, ok := key.(client.LineageKey); ok {
 		c.nested.Store(true)

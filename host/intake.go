@@ -26,13 +26,12 @@ type intake struct {
 	lastDirected atomic.Int64                 // when a request came on the node's own subject, as [bus.Mono]
 }
 
-// timeWait is how long the broker may be asked for its time before a deadline is judged by
-// what is known of it.
+// timeWait bounds the wait for the broker's time. After it a deadline is judged by the last known
+// time.
 const timeWait = 2 * time.Second
 
-// parse reads a request. One whose headers cannot be read is answered in the
-// plain form: whether its body is an envelope is unknown. err is what is wrong
-// with its subject.
+// parse reads a request. If its headers cannot be read, the answer is in the plain form, as it is
+// unknown whether the body is an envelope. err is the error of the subject.
 func parse(s *subjects.Subject, m *nats.Msg, err error) (*codec.Request, *toolmesh.Error) {
 	var req *codec.Request
 	header, bad := bus.RequestHeader(m)
@@ -47,10 +46,10 @@ func parse(s *subjects.Subject, m *nats.Msg, err error) (*codec.Request, *toolme
 	return req, bad
 }
 
-// catchUp reports whether this process is the node. As a rule that is known, and so
-// is the time. After a freeze or a cut the request may have waited, so that it is
-// asked whose the node is, for 9 s at most, and by what time a deadline is measured,
-// for 2 s at most; all that wait share the answers.
+// catchUp reports whether this process still is the node. Usually that is known, and so is the
+// time. After a freeze or a cut the request may be old: catchUp asks for the owner of the node's
+// lease, for 9 s at most, and for the broker's time, by which deadlines are measured, for 2 s at
+// most. All requests that wait share the answers.
 func (in *intake) catchUp(req *codec.Request) (mine bool) {
 	mine = in.presence.Certain() || in.presence.Confirm(in.base)
 	if mine && !req.Deadline.IsZero() {
@@ -59,15 +58,15 @@ func (in *intake) catchUp(req *codec.Request) (mine bool) {
 	return mine
 }
 
-// ended is a context that has ended: what needs to wait fails with it.
+// ended is a context that has ended: work that would need to wait fails.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// freshenTime has the broker asked for its time unless that is known. Without an
-// answer the bound of what is known is as wide as it must be.
+// freshenTime asks the broker for its time unless it is known. Without an answer the bounds of
+// the last known time stay wide.
 func (in *intake) freshenTime() {
 	if in.bus.FreshTime(ended) == nil {
 		return
@@ -77,10 +76,9 @@ func (in *intake) freshenTime() {
 	_ = in.bus.FreshTime(ctx)
 }
 
-// find makes a call of a request: with its tool, if there is one, its session's
-// epoch, as far as the view knows it, and what it is admitted by. Both have the names
-// of the subject, where a long one is a hash. Of a request that cannot be read (bad)
-// only the tool is looked for.
+// find makes a call of a request: its tool, if there is one, its session's epoch, as far as the
+// view knows it, and its entry for admission. Both use the names of the subject, where a long
+// name is a hash. For a request that cannot be read (bad) it only finds the tool.
 func (in *intake) find(s *subjects.Subject, req *codec.Request, reply string, arrived time.Time, bad *toolmesh.Error) (*inflight, admit.Request) {
 	c := &inflight{run: in.run, tool: in.routes.find(s.Session, s.Tool), Reader: stream.Reader{Request: req, Reply: reply, Identity: in.identity, Start: arrived}}
 	c.readers.Init(&in.streams.Node, c, &c.Reader)
@@ -115,9 +113,8 @@ func (in *intake) find(s *subjects.Subject, req *codec.Request, reply string, ar
 	return c, r
 }
 
-// instead answers a request that is not to be started. If it repeats a call that
-// this node has, that call's answer is what it gets: "not started" would be
-// wrong, and would have the caller start it elsewhere.
+// instead answers a request that must not start. If it repeats a call of this node it gets that
+// call's answer: "not started" would be wrong, and its caller would start it on another node.
 func (in *intake) instead(c *inflight, r admit.Request, answer admit.Record) {
 	verdict, call, record, err, ok := in.calls.Repeated(r)
 	if !ok {
@@ -168,11 +165,11 @@ func (in *intake) check(c *inflight, mine, directed bool) *toolmesh.Error {
 func (in *intake) foreign(req *codec.Request, mine bool) *toolmesh.Error {
 	switch {
 	case !mine:
-		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "another process has become node %s: send again", in.node))
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "another process has become node %s: send the call again", in.node))
 	case req.Boot != "" && req.Boot != in.boot:
 		// The request was sent before, to another start of this node, which may
 		// have run it.
-		return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s was started anew: whether the tool ran is not known", in.node).
+		return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s has restarted: whether the tool ran is not known", in.node).
 			WithOrigin(toolmesh.OriginAgent).WithDetail("node", string(in.node))
 	}
 	return nil
@@ -219,9 +216,9 @@ func (in *intake) admit(c *inflight, r admit.Request, bad *toolmesh.Error) *admi
 	return nil
 }
 
-// takenOff refuses a call of a tool that is not served any more.
+// takenOff refuses a call of a tool that was withdrawn.
 func (k *core) takenOff(id subjects.ToolID) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q has just been taken off node %s", id, k.node)
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q was just withdrawn from node %s", id, k.node)
 }
 
 // follow answers a request that is not run: now, or when the call that it
@@ -239,7 +236,7 @@ func (in *intake) follow(c *inflight, verdict admit.Verdict, call *admit.Running
 		c.readers.Repeat(record)
 	case admit.Join:
 		if of := call.Value.Request.Ref; of != nil && c.Request.Ref != nil && of.Name != c.Request.Ref.Name {
-			in.run.spend(c.Request) // what runs has its own
+			in.run.spend(c.Request) // arguments of a running call are deleted at its end
 		}
 		call.Value.readers.Join(&c.readers)
 	}

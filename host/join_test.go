@@ -60,8 +60,8 @@ func (in *inbox) finish(from, count int) {
 	}
 }
 
-// Who joins a call and asks for keepalives gets them where it listens, until it
-// is answered.
+// A caller that joins a call and asks for keepalives gets them on its own inbox, until it is
+// answered.
 func TestJoinersAreKeptAlive(t *testing.T) {
 	t.Parallel()
 	t.Run("unary", func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestJoinersAreKeptAlive(t *testing.T) {
 		close(r.gate("l").release)
 		wait(t, "end", r.gate("l").ended)
 	})
-	// A handler that does not return keeps nobody waiting.
+	// The callers of a handler that does not return still get an answer.
 	t.Run("ignoring", func(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, nil)
@@ -139,8 +139,8 @@ func TestJoinersAreKeptAlive(t *testing.T) {
 	})
 }
 
-// Who joins a stream with an inbox of its own gets what there is and then what
-// comes, each once and in order.
+// A caller that joins a stream with its own inbox gets the earlier items and then the new ones,
+// each once and in order.
 func TestJoinersGetTheItems(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -293,8 +293,8 @@ func TestJoinersOfAFailingStream(t *testing.T) {
 	})
 }
 
-// Who repeats a stream that has just ended may be answered from a server that
-// does not have its last chunks yet: found in a cluster of three, 6 of 900 times.
+// A repetition of a stream that has just ended may be answered by a server that does not have its
+// last chunks yet: found in a cluster of three, 6 of 900 times.
 func TestARepetitionWaitsForAStoreThatLags(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

@@ -16,7 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// sessionsOf is what a host knows of sessions: what a view of its own says, once it has one.
+// sessionsOf returns the host's knowledge of sessions: its own view's, once it has one.
 func sessionsOf(t *testing.T) *registry.Sessions {
 	t.Helper()
 	s, err := registry.NewSessions("open")
@@ -63,7 +63,7 @@ func TestKeysOfASessionThatNodesHaveNotHeardOf(t *testing.T) {
 	}
 }
 
-// What a node cannot know of a session for certain it says, and does not begin.
+// If a node cannot be certain of a session, it says so and does not begin the call.
 func TestKeysWhereTheRegistryIsSilent(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -138,8 +138,8 @@ func TestCallsEndWithASessionThatEndsAtOnce(t *testing.T) {
 	}
 }
 
-// A call whose time ends, or that is cancelled, while its key is created begins nothing
-// and leaves the key free; it is told what became of it, and never that it may be sent again.
+// A call that times out or is cancelled while its key is created does not begin and leaves the
+// key free; its error never says that it may be sent again.
 func TestCallsThatEndWhileTheirKeyIsCreated(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"time", "cancel"} {
@@ -159,7 +159,7 @@ func TestCallsThatEndWhileTheirKeyIsCreated(t *testing.T) {
 			code := map[string]string{"time": "deadline_exceeded", "cancel": "cancelled"}[how]
 			for n := range 10 {
 				key, in := fmt.Sprint("k", n), r.inbox()
-				proxy.Stall() // what the node sends is held back, and what it is sent is not
+				proxy.Stall() // delays messages from the node, not those to it
 				r.send(in, directed(slow, "default", "desk.note"), `{"key":"`+key+`"}`, keyHeader, key, "Mesh-Rpc-Id", how+key, "Mesh-Timeout-Ms", map[string]string{"time": "100", "cancel": "60000"}[how])
 				meshtest.Until(t, "the call asks for its key", func() bool { return slow.Figures().InFlight == 1 || how == "time" })
 				if how == "cancel" {
@@ -182,9 +182,9 @@ func TestCallsThatEndWhileTheirKeyIsCreated(t *testing.T) {
 	}
 }
 
-// A bucket of keys that is nearly full begins no call whose result may find no room, and
-// answers what it has; what ended under a key without room for its result says so, and
-// nothing is sent for ever.
+// With a nearly full bucket of keys, a call does not begin if its result might find no room, and
+// known results are answered. A call that ended without room for its result says so, and nothing
+// is repeated for ever.
 func TestTheBucketOfKeysIsNearlyFull(t *testing.T) {
 	t.Parallel()
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
@@ -212,7 +212,7 @@ func TestTheBucketOfKeysIsNearlyFull(t *testing.T) {
 			if _, err := js.UpdateStream(t.Context(), config); err != nil {
 				t.Fatal(err)
 			}
-			for i := range 8 { // of somebody else: room for the small records of a second, and not for the large one
+			for i := range 8 { // of another session: leaves room for the small records of a second, not for the large one
 				if _, err := js.Publish(t.Context(), fmt.Sprint("$KV.MESH_IDEM.filler.", i), make([]byte, 970<<10)); err != nil {
 					t.Fatal(err)
 				}

@@ -18,12 +18,12 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// maxLanes bounds the names of the turns that calls above one another hold, in bytes: a
-// call has as many as its depth at most.
+// maxLanes bounds the names of the lanes that a call and those above it hold, in bytes: at most
+// as many lanes as its depth.
 const maxLanes = 4096
 
-// laned is the handler of a tool whose calls take turns in a session, on a node or in the
-// mesh, around its own.
+// laned wraps the handler of a tool with a lane scope: its calls acquire a lane of the session,
+// the node or the mesh first.
 type laned struct {
 	Handler
 	h     *core
@@ -39,8 +39,8 @@ func (p *publisher) takeTurns(t *served) {
 	}
 }
 
-// ServeTool implements [Handler]: the call waits for its turn, without a slot, and has
-// the turn until the handler returns.
+// ServeTool implements [Handler]: the call waits for its lane, without a slot, and holds it until
+// the handler returns.
 func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	key := t.rule.Key(call.Args)
 	if bad := key.Check(); bad != nil {
@@ -75,7 +75,7 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	}
 	defer turn.Release()
 	if call.Deserted() {
-		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the call's turn has come, and its caller is not there"))
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the caller was gone before the call could begin"))
 	}
 	mine := *call
 	mine.Lane, mine.lanes = turn, strings.TrimPrefix(call.lanes+","+turn.ID(), ",")
@@ -91,7 +91,7 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	return lost
 }
 
-// turnContext is that of a call that has a turn: calls made under it say so.
+// turnContext is the context of a call that holds a lane: calls made under it carry the lane.
 type turnContext struct {
 	context.Context
 	call    context.Context // which knows why it ended
@@ -119,10 +119,10 @@ func (c *turnContext) Err() error {
 	return c.Context.Err()
 }
 
-// Fence is greater than that of each call that had its turn before, in the lanes of the
-// session or, of a tool of that scope, of the mesh: a store that refuses a smaller one
-// than it has seen cannot be changed by a call that has lost its turn and does not know
-// yet. ctx is the one that a function was given; 0 is a call that has no turn.
+// Fence returns a number greater than that of each earlier holder of the call's lane of the
+// session or the mesh. A store that refuses smaller numbers than it has seen cannot be changed by
+// a call that has lost its lane and does not know it yet. ctx is the function's context; 0 is a
+// call without a lane.
 func Fence(ctx context.Context) uint64 {
 	turn, _ := ctx.Value(fenceKey{}).(*grants.Grant)
 	if turn == nil {

@@ -17,12 +17,12 @@ import (
 const (
 	drainBeats = 2 * presence.BeatEvery // directed requests are refused for at least this long,
 	drainQuiet = time.Second            // and until so long without one,
-	drainMost  = 10 * time.Second       // but no longer than this
+	drainMost  = 10 * time.Second       // the max
 	drainRest  = 3 * time.Second        // for replays, at the end
 	// stopGrace is how long handlers may take to return once they are told to stop.
 	stopGrace = 5 * time.Second
-	// sessionEvery is how often a call that goes on, and what is served in a session, looks
-	// whether its session goes on.
+	// sessionEvery is the interval at which running calls and services of a session check that
+	// the session still exists.
 	sessionEvery = time.Second
 )
 
@@ -68,10 +68,10 @@ func (h *Host) tick() {
 	}
 }
 
-// Drain takes the node out of service without losing a call: it says so in
-// heartbeat and lease, drains the tools' subscriptions, and goes on refusing
-// directed requests until none comes any more. Calls in flight run on. It may be
-// called more than once; every call waits for the one drain.
+// Drain takes the node out of service without losing a call: it announces that in heartbeat and
+// lease, drains the tools' subscriptions, and refuses directed requests until no more come. Calls
+// in flight run to their end. It may be called more than once; every call waits for the one
+// drain.
 func (h *Host) Drain(ctx context.Context) error {
 	h.drainOnce.Do(func() {
 		h.draining.Store(true)
@@ -197,7 +197,7 @@ func (h *Host) shut(ctx context.Context) error {
 	return err
 }
 
-// closeSubscriptions ends what Start and publishing subscribed; h.publisher.mu is held.
+// closeSubscriptions ends the subscriptions of Start and of publishing; h.publisher.mu is held.
 func (h *Host) closeSubscriptions() {
 	if h.micro != nil {
 		h.micro.Stop()

@@ -12,9 +12,8 @@ const (
 	// takes microseconds, also to refuse it, so they wait only while the process
 	// does not run.
 	intakeQueue = 1 << 16
-	// maxListeners is how many goroutines may wait for requests at once, and
-	// minListeners how many do when little is going on: they take turns, and the
-	// fewer they are the warmer their stacks.
+	// maxListeners is the max of goroutines that wait for requests, minListeners the number on an
+	// idle node. Few goroutines keep warm stacks.
 	maxListeners = 256
 	minListeners = 2
 )
@@ -62,7 +61,7 @@ func (in *listeners) serve() {
 		case m := <-in.requests:
 			in.take(m)
 		case <-in.quit:
-			for { // what had arrived is still answered
+			for { // requests that have already arrived are answered
 				select {
 				case m := <-in.requests:
 					in.handle(m)
@@ -104,7 +103,7 @@ func (in *listeners) adapt() {
 	in.least.Store(in.idle.Load())
 }
 
-// close ends the goroutines once what has arrived is handled.
+// close ends the goroutines once they have handled all requests that have arrived.
 func (in *listeners) close() {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Misuse of what this module exports is an error that says what is wrong, and no panic.
+// Misuse of the exported API is an error that names the fault, and no panic.
 func TestMisuseIsAnError(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -13,21 +13,20 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// NestedCalls makes the calls of one call's tool, for handlers that run it in
-// another process: over the mesh like any other, in the session of the call, one
-// deeper, and within the time that it has left, which ctx says. It is made by
-// [NewNestedCalls], and its methods may be called concurrently.
+// NestedCalls makes the calls of one call's tool, for handlers that run it in another process:
+// over the mesh like any other, in the call's session, one level deeper, and within the time left
+// of its context. [NewNestedCalls] makes it, and its methods may be called concurrently.
 //
-// A tool may make more calls at once than the nodes have slots: they wait for room as those of
-// every client do, but not for that of arguments, which the calls above hold as well. So they
-// wait for calls of the same depth only, which end without them.
+// A tool may make more calls at once than the nodes have slots: they wait for slots as any
+// client's calls do, but not for room for arguments, which the calls above hold as well. So they
+// only wait for calls of the same depth, which end without them.
 type NestedCalls struct {
 	client *client.Client
 	call   *Call
 	files  nestedFiles
 }
 
-// NewNestedCalls makes what calls for the tool of a call.
+// NewNestedCalls returns the calls that the tool of a call may make.
 func NewNestedCalls(c *client.Client, call *Call) *NestedCalls {
 	return &NestedCalls{client: c, call: call}
 }
@@ -123,7 +122,7 @@ func (n *NestedCalls) Task(ctx context.Context, verb string, request json.RawMes
 	return answer, err
 }
 
-// Describe says what a tool is, in the call's session, as `mesh info --json` does.
+// Describe returns a tool's descriptor in the call's session, as `mesh info --json` prints it.
 func (n *NestedCalls) Describe(ctx context.Context, id string) (json.RawMessage, error) {
 	return n.client.In(n.call.Session).Describe(ctx, subjects.ToolID(id))
 }

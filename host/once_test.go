@@ -17,8 +17,8 @@ import (
 
 const keyHeader = "Mesh-Idempotency-Key"
 
-// One execution under a key, whoever asks which node, at once and afterwards, over
-// restarts of nodes and broker.
+// One execution per key, for calls at any nodes, at once and later, over restarts of nodes and
+// broker.
 func TestOneRunUnderAKey(t *testing.T) {
 	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
@@ -66,7 +66,7 @@ func TestOneRunUnderAKey(t *testing.T) {
 	})
 }
 
-// What is under a key outlives the node and the broker.
+// The record of a key outlives the node and the broker.
 func TestKeysOutliveNodeAndBroker(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -135,8 +135,8 @@ func TestKeysThatAreNotTaken(t *testing.T) {
 	}
 }
 
-// A node that dies in the middle leaves "unknown", and nobody runs the call again, unless
-// its tool is declared idempotent.
+// A node that dies during a call leaves "unknown", and the call does not run again, unless its
+// tool is declared idempotent.
 func TestNodeLostUnderAKey(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -178,13 +178,13 @@ func TestNodeLostUnderAKey(t *testing.T) {
 	}
 	d.gate("lost").release <- struct{}{}
 	proxy.Heal()
-	// What the lost one has to tell when it is back is what the key's call ended with.
+	// The lost node's result, once it is back, is the outcome of the key's call.
 	meshtest.Until(t, "the record is stored", func() bool {
 		return r.ask(directed(next, "default", "desk.hold"), `{"key":"lost"}`, keyHeader, "lost").code() == "ok"
 	})
 }
 
-// A client's call under a key survives its node: the next one says what became of it.
+// A client's call under a key survives its node: the next node answers with its outcome.
 func TestClientSendsKeysAgain(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -27,21 +27,20 @@ const (
 	DefaultPayloadMax = 1_000_000_000 // bytes
 )
 
-// StoreOptions say how the mesh's streams are made. A zero value leaves what exists as it
-// is; any other one changes it for all nodes, but for the storage: another one than the
-// mesh has is an error.
+// StoreOptions configure the mesh's streams. A zero value keeps the existing setting. Any other
+// value changes it for all nodes; the storage cannot be changed, and a different one is an error.
 type StoreOptions struct {
-	// Replicas is the number of copies of each stream. Defaults to what the broker's
+	// Replicas is the number of copies of each stream. Defaults to the most that the broker's
 	// cluster allows, up to 3.
 	Replicas int
 	// ChunksStorage is "file" or "memory". Defaults to file.
 	ChunksStorage string
-	// ChunksMax bounds what is stored of streams, in bytes. Defaults to 1 GB.
+	// ChunksMax bounds the stored chunks of streams, in bytes. Defaults to 1 GB.
 	ChunksMax int64
 	// PayloadsMax bounds the object store of payloads, in bytes. Defaults to 2 GB.
 	PayloadsMax int64
-	// Audit has the mesh keep the events of its calls, in MESH_AUDIT. Defaults to false: who
-	// subscribes them hears them all the same.
+	// Audit stores the events of calls in MESH_AUDIT. Defaults to false: events then only reach
+	// their subscribers.
 	Audit bool
 }
 
@@ -51,20 +50,19 @@ type Options struct {
 	// as <index>.<name> from every session. All processes of one service share
 	// it. Defaults to none: Handle then needs Session.
 	Index subjects.IndexName
-	// Session makes the functions of Handle tools of that one session, until it
-	// ends: they are not served in the next one of its name. Defaults to none.
+	// Session makes the functions of Handle tools of that one session, until it ends: the next
+	// session of its name does not get them. Defaults to none.
 	Session subjects.SessionID
-	// Revision is what Handle's functions say as their revision. Defaults to
-	// none.
+	// Revision is the revision of the functions of Handle. Defaults to none.
 	Revision string
 	// Node is the node's id. Defaults to the index or "host", and a random end.
 	Node subjects.NodeID
 	// Version is the version of the program, for people. Defaults to none.
 	Version string
-	// Slots is how many calls the node runs at once; more are answered busy. Calls
-	// that tools make have as many places of their own, and one more for each depth,
-	// so that a tool never waits for the slot that it holds itself: the node runs at
-	// most 2*Slots+MaxDepth calls. Defaults to DefaultSlots.
+	// Slots is how many calls the node runs at once; further ones are refused with busy. Nested
+	// calls have as many places of their own, and one more for each depth, so that a tool never
+	// waits for its own slot: the node runs at most 2*Slots+MaxDepth calls. Defaults to
+	// DefaultSlots.
 	Slots int
 	// MaxTimeout bounds calls of tools that declare no timeout. Defaults to
 	// DefaultMaxTimeout.
@@ -75,18 +73,17 @@ type Options struct {
 	// StreamQuota is how many bytes of chunks one session may store through this
 	// node in 15 minutes. Defaults to DefaultStreamQuota.
 	StreamQuota int64
-	// CacheBytes and CacheEntries bound what the node keeps of results, for all tools
-	// that declare a cache_ttl together. Default to DefaultCacheBytes and
-	// DefaultCacheEntries.
+	// CacheBytes and CacheEntries bound the results that the node caches for all its tools with a
+	// cache_ttl together. Default to DefaultCacheBytes and DefaultCacheEntries.
 	CacheBytes   int64
 	CacheEntries int
-	// Labels describe the node, for people and for what is placed by them. Defaults to none.
+	// Labels describe the node to people and to placement rules. Defaults to none.
 	Labels map[string]string
-	// Memory is what the node says stands behind the memory limits of its tools.
-	// Defaults to nothing.
+	// Memory names the mechanism that enforces the memory limits of tools on this node, for
+	// people. Defaults to nothing.
 	Memory string
-	// Limits and MaxLimits are what the node says of the limits of calls: those of tools
-	// that declare none, and the most that it grants. Default to nothing.
+	// Limits apply to calls of tools that declare none, MaxLimits is the most that the node
+	// grants; both are announced in the lease. Default to nothing.
 	Limits, MaxLimits tool.Limits
 	// Reasons say why the node offers less than it was asked for. Defaults to none.
 	Reasons []string
@@ -97,10 +94,10 @@ type Options struct {
 	// PayloadMax is the largest value, in bytes, that the node takes or gives by reference.
 	// Defaults to DefaultPayloadMax.
 	PayloadMax int64
-	// Sandbox is what the node says of its sandbox: asked and effective level.
+	// Sandbox is the announced state of the node's sandbox: asked and effective level.
 	Sandbox registry.SandboxState
-	// Sessions decides which sessions exist. Defaults to all but those that have
-	// ended while they were used, by a view of the host's own.
+	// Sessions decides which sessions exist. By default all do, except those that the host's own
+	// view has seen end.
 	Sessions SessionPolicy
 	// SessionCredentials says that callers hold credentials of their session, so
 	// that replies to "_INBOX." are refused. Defaults to false.
@@ -110,10 +107,10 @@ type Options struct {
 	Service string
 	// Queued returns how many admitted calls wait for a worker. Defaults to none.
 	Queued func() int
-	// Last says that the mesh ends with this node, as the node of mesh up ends with its broker:
-	// a drain does not wait until callers elsewhere have heard of it.
+	// Last means that the mesh ends with this node, as with the node of mesh up: a drain does not
+	// wait until callers elsewhere know of it.
 	Last bool
-	// Logger takes what happens; nil discards it.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 	// Env is the environment that [Serve] finds the mesh with: see [client.Options].
 	// Defaults to none.
@@ -122,8 +119,8 @@ type Options struct {
 
 // SessionPolicy decides which sessions exist.
 type SessionPolicy interface {
-	// Admit returns the epoch of a session, empty for one that nobody created,
-	// or session_not_found. It must not block.
+	// Admit returns the epoch of a session, empty for one that was never created, or
+	// session_not_found. It must not block.
 	Admit(session subjects.SessionID) (epoch string, err error)
 	// Ended reports whether a session of this name is known to have ended since a time: a call
 	// that came before the news of its session ends then. It must not block.

@@ -34,9 +34,9 @@ func panicked(p any) error {
 	return e
 }
 
-// outcome turns what a handler returned into the call's error. When the call's
-// context had ended, its cause is the reason, whatever the handler makes of it;
-// whether the tool's code had begun by then only the handler knows.
+// outcome turns the error of a handler into the call's error. If the call's context had ended,
+// its cause counts, whatever the handler returned. Only the handler knows whether the tool's code
+// had begun by then.
 func outcome(ctx *callContext, err error) *toolmesh.Error {
 	if err == nil {
 		return nil
@@ -52,7 +52,7 @@ func outcome(ctx *callContext, err error) *toolmesh.Error {
 		// code itself knows that it did.
 		unsure = e.Started == toolmesh.StartedUnknown &&
 			(e.Origin == toolmesh.OriginWorker || e.Code == toolmesh.CodeWorkerCrashed || e.Code == toolmesh.CodeWorkerOutOfMemory)
-		// A call whose time is over is not to be sent again, whatever had no room for it.
+		// The time of the call is over: a caller must not send it again, whatever the cause.
 		again := e.Started == toolmesh.StartedNo && e.Retryable
 		if ended && (again || e.Code == toolmesh.CodeCancelled || e.Code == toolmesh.CodeDeadlineExceeded) {
 			e = because(ctx, e, unsure)
@@ -90,14 +90,14 @@ func errorType(err error) string {
 	return ""
 }
 
-// because is the cause of a context that ended, with what the handler's error
-// knows of the call's beginning.
+// because returns the cause of an ended context, with the handler's knowledge of whether the call
+// began.
 func because(ctx context.Context, e *toolmesh.Error, unsure bool) *toolmesh.Error {
 	cause := toolmesh.AsError(context.Cause(ctx))
 	if unsure || e.Started == toolmesh.StartedNo {
 		cause = cause.WithStarted(e.Started)
 	}
-	// No worker has anything to do with what never began.
+	// A call that never began has no origin in a worker.
 	if cause.Origin == "" && e.Started != toolmesh.StartedNo {
 		cause = cause.WithOrigin(e.Origin)
 	}

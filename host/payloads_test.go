@@ -64,8 +64,8 @@ func clientOf(t *testing.T, nc *nats.Conn, session subjects.SessionID) *client.C
 	return c
 }
 
-// What no message carries arrives all the same, in both directions, whatever the caller
-// may do with the broker; and nothing of it stays.
+// Values that are larger than a message arrive in both directions, with any rights of the caller
+// on the broker, and leave no object behind.
 func TestLargeValues(t *testing.T) {
 	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
@@ -122,7 +122,7 @@ func TestLargeValuesOfAPlainClient(t *testing.T) {
 	if got, err := store.GetBytes(t.Context(), again.Header.Get("Mesh-Ref")); err != nil || !bytes.Equal(got, args) || r.ran("plain") != 1 {
 		t.Errorf("again: %d bytes, %v, %d runs", len(got), err, r.ran("plain"))
 	}
-	// Who does not take references is told that it is too large, as ever.
+	// A caller without references gets payload_too_large, as ever.
 	info, err = store.PutBytes(t.Context(), "default.2", args)
 	if err != nil {
 		t.Fatal(err)
@@ -160,8 +160,8 @@ func TestLargeResultAgain(t *testing.T) {
 	}
 }
 
-// What a reference names is held to the session, to what it says of itself, and to the
-// node's bound, before anything is started.
+// A reference is checked against the session, its own size and digest, and the node's bound,
+// before the call starts.
 func TestBadReferences(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{PayloadMax: 1 << 20}})
@@ -180,7 +180,7 @@ func TestBadReferences(t *testing.T) {
 	bare, _ := put("bare", args)
 	wide, wideDigest := put("default.wide", large("bad", 2<<20))
 	damaged, _ := put("default.damaged", args)
-	// What is stored is not what is described: a part is there that was not.
+	// The stored object differs from its description: it has a further part.
 	js, err := jetstream.New(r.nc)
 	if err != nil {
 		t.Fatal(err)
@@ -256,7 +256,7 @@ func TestBadReferences(t *testing.T) {
 	}
 }
 
-// A store that is full refuses what it cannot hold, in a word, and keeps nothing of it.
+// A full store refuses an object with a clear error, and keeps no part of it.
 func TestLargeValuesInAFullStore(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{StoreOptions: host.StoreOptions{PayloadsMax: 3 << 20}}})
@@ -319,8 +319,8 @@ type outcome struct {
 	err    error
 }
 
-// A session's key opens its own values alone, and what it sends under another's name
-// does not get past the broker.
+// A session's key reads its own objects only, and the broker refuses its messages under another
+// session's name.
 func TestLargeValuesOfAnotherSession(t *testing.T) {
 	t.Parallel()
 	k := meshtest.WithKeys(t)
@@ -361,7 +361,7 @@ func TestLargeValuesOfAnotherSession(t *testing.T) {
 	}
 }
 
-// Items that no message carries are yielded, live, and to who reads the stream again.
+// Items that are larger than a message are yielded, live and to a later reader.
 func TestLargeItems(t *testing.T) {
 	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {

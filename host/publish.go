@@ -13,8 +13,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Service is what a host offers under one name: an index at one revision, or
-// the own tools of a session.
+// Service is the set of tools that a host offers under one name: an index at one revision, or a
+// session's own tools.
 type Service struct {
 	// Index is the index's name; empty for a session's own tools.
 	Index subjects.IndexName
@@ -35,14 +35,14 @@ type Service struct {
 type Tool struct {
 	Descriptor *tool.Descriptor
 	Handler    Handler
-	// Notice is what callers have to expect of the tool for a while, for people.
-	// It is served all the same. Defaults to nothing.
+	// Notice tells people about a temporary limitation of the tool, which is served all the same.
+	// Defaults to nothing.
 	Notice string
-	// User is who the tool runs as, by number, for people. Defaults to nothing.
+	// User is the uid that the tool runs as, for people. Defaults to nothing.
 	User string
-	// Sessions names the workers in which calls of isolation session find what earlier ones of
-	// their session left: a session's calls of an index all run on one node then, and one is
-	// told once the index has others. Empty: calls run where they come.
+	// Sessions names the workers that keep the state of a session, for calls of isolation
+	// session: all of a session's calls of an index then run on one node, and the session is told
+	// when the index is on others. Empty: calls run on the node that receives them.
 	Sessions string
 	// MaxArgs is of how many bytes the tool takes arguments: more are refused before they
 	// are read. Defaults to [Options.PayloadMax].
@@ -53,7 +53,7 @@ type Tool struct {
 type Unavailable struct {
 	ID     subjects.ToolID
 	Reason string
-	// Descriptor is what is known of it all the same; nil: nothing.
+	// Descriptor is the known part of the tool's description; nil: nothing.
 	Descriptor *tool.Descriptor
 }
 
@@ -65,8 +65,7 @@ func Description(text string) ToolOption {
 	return func(d *tool.Descriptor) { d.Description = text }
 }
 
-// Annotate says how the tool behaves. Whether it streams follows from the
-// handler and need not be said.
+// Annotate sets the tool's annotations. Streaming follows from the handler and need not be set.
 func Annotate(a tool.Annotations) ToolOption {
 	return func(d *tool.Descriptor) {
 		a.Streaming = a.Streaming || d.Annotations.Streaming
@@ -74,8 +73,8 @@ func Annotate(a tool.Annotations) ToolOption {
 	}
 }
 
-// Schema sets the input and output schema of a handler that has no Go types, or
-// whose types do not say them; nil leaves one as it is.
+// Schema sets the input and output schema of a handler whose Go types do not give them; nil keeps
+// a schema.
 func Schema(input, output json.RawMessage) ToolOption {
 	return func(d *tool.Descriptor) {
 		if input != nil {
@@ -92,14 +91,13 @@ func Metadata(object json.RawMessage) ToolOption {
 	return func(d *tool.Descriptor) { d.Metadata = object }
 }
 
-// Handle registers a function under the index or session of the options; an
-// empty name becomes a generated one (tool_<uuid>). It returns the full id. The
-// same name again replaces the function. Before Start the function waits for
-// it; afterwards it is served when Handle returns. The errors are invalid_request
-// for a name or a function that cannot be served, a type without a schema
-// included, or an index of another source, payload_too_large for one that the
-// registry cannot hold, and unavailable without a connection. What it costs does not
-// depend on how many functions there are.
+// Handle registers a function under the index or session of the options and returns its full id;
+// an empty name becomes a generated one (tool_<uuid>). The same name again replaces the function.
+// Before Start it only keeps the function; afterwards the function is served when Handle returns.
+// The errors are invalid_request for a name or a function that cannot be served, for a type
+// without a schema and for an index of another source, payload_too_large for a function whose
+// description is too large for the registry, and unavailable without a connection. The cost does
+// not depend on the number of functions.
 func (h *Host) Handle(name string, handler Handler, opts ...ToolOption) (subjects.ToolID, error) {
 	return h.HandleIn(h.opts.Index, h.opts.Session, name, handler, opts...)
 }
@@ -110,7 +108,7 @@ func takesObject(schema json.RawMessage) bool {
 		Type any `json:"type"`
 	}
 	if json.Unmarshal(schema, &root) != nil {
-		return true // what is wrong with it is said when it is compiled
+		return true // compile reports the error
 	}
 	switch t := root.Type.(type) {
 	case string:
@@ -186,7 +184,7 @@ func noHandler(handler Handler) bool {
 	return !v.IsValid()
 }
 
-// usable refuses tools that lack what a tool is.
+// usable refuses tools without a descriptor or a handler.
 func usable(tools []Tool) error {
 	for i, t := range tools {
 		if t.Descriptor == nil {
@@ -199,8 +197,8 @@ func usable(tools []Tool) error {
 	return nil
 }
 
-// Add is [Host.HandleIn] for tools whose descriptors are at hand, all of them or, after
-// an error, none.
+// Add is [Host.HandleIn] for tools that have descriptors. It adds all of them or, after an error,
+// none.
 func (h *Host) Add(index subjects.IndexName, session subjects.SessionID, tools ...Tool) error {
 	key := serviceKey{index, session}
 	if err := usable(tools); err != nil {
@@ -213,19 +211,17 @@ func (h *Host) Add(index subjects.IndexName, session subjects.SessionID, tools .
 	return nil
 }
 
-// Remove takes tools of an index or session back, and returns those that were
-// offered. Requests that have reached the node are still served.
+// Remove withdraws tools of an index or session, and returns those that were offered. Requests
+// that have reached the node are still served.
 func (h *Host) Remove(ctx context.Context, index subjects.IndexName, session subjects.SessionID, ids ...subjects.ToolID) ([]subjects.ToolID, error) {
 	return h.publisher.remove(ctx, serviceKey{index, session}, ids)
 }
 
-// Publish offers a service, or replaces the one of the same index and session:
-// tools that stay are never without a server in between. When it returns, the
-// node's connection has told the broker; the registry follows. The errors are
-// invalid_request for a descriptor that cannot be served and for an index that
-// another source, payload_too_large for a tool of which the broker takes no
-// message, and unavailable without a connection. After an error what was published
-// before is served.
+// Publish offers a service, or replaces the one of the same index and session; tools that stay
+// have a server at all times. When it returns, the broker knows the subscriptions; the registry
+// follows. The errors are invalid_request for a descriptor that cannot be served and for an index
+// that belongs to another source, payload_too_large for a tool with no room in the broker's
+// messages, and unavailable without a connection. After an error the earlier tools are served.
 func (h *Host) Publish(ctx context.Context, s Service) error {
 	if err := usable(s.Tools); err != nil {
 		return err

@@ -21,15 +21,15 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// publisher owns what the node serves: it subscribes the tools' subjects, has requests find
-// them, and has the registry follow.
+// publisher owns the services of the node: it subscribes the tools' subjects, routes requests to
+// tools, and updates the registry.
 type publisher struct {
 	*core
 	requests chan *nats.Msg // of all tools
 	records  records
 
-	changing sync.Mutex // held while what is served changes; taken before mu
-	mu       sync.Mutex // guards what follows; taken before records.mu and routes.mu; nothing waits under it, but for the start
+	changing sync.Mutex // held while services change; taken before mu
+	mu       sync.Mutex // guards the fields below; taken before records.mu and routes.mu; nothing waits under it, except at the start
 	state    state
 	services map[serviceKey]*service
 	subs     map[*nats.Subscription]struct{} // of tools, also of such as are yet to be in a service, or to be retired
@@ -50,7 +50,7 @@ func newPublisher(k *core, requests chan *nats.Msg) *publisher {
 	return p
 }
 
-// open offers what was published before the start; mu is held.
+// open offers the services that were published before the start; mu is held.
 func (p *publisher) open(ctx context.Context) error {
 	for _, s := range p.services {
 		if err := p.claim(ctx, s); err != nil {
@@ -66,8 +66,7 @@ func (p *publisher) open(ctx context.Context) error {
 	return nil
 }
 
-// serviceKey names what is published and withdrawn as one: an index, or a
-// session's own tools.
+// serviceKey names a unit of publishing: an index, or a session's own tools.
 type serviceKey struct {
 	index   subjects.IndexName
 	session subjects.SessionID
@@ -144,15 +143,15 @@ func (p *publisher) add(key serviceKey, tools []Tool) error {
 	})
 }
 
-// published is what is offered under a key, nil for nothing, and whether the host serves.
-// The error says why nothing can be published any more.
+// published returns the service of a key, nil for none, and whether the host serves. The error is
+// why the host takes no more services.
 func (p *publisher) published(key serviceKey) (s *service, serving bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.services[key], p.state == stateServing, p.ended()
 }
 
-// remove takes tools of a service back, and returns those that were offered.
+// remove withdraws tools of a service, and returns those that were offered.
 func (p *publisher) remove(ctx context.Context, key serviceKey, ids []subjects.ToolID) ([]subjects.ToolID, error) {
 	var removed []*served
 	var gone []subjects.ToolID
@@ -181,7 +180,7 @@ func (p *publisher) remove(ctx context.Context, key serviceKey, ids []subjects.T
 	return gone, p.retireAll(ctx, removed)
 }
 
-// retireAll takes tools back that no service has any more.
+// retireAll withdraws tools that no service has any more.
 func (p *publisher) retireAll(ctx context.Context, tools []*served) error {
 	p.mu.Lock()
 	for _, o := range tools {
@@ -234,8 +233,8 @@ func (p *publisher) publish(ctx context.Context, s Service) error {
 	})
 }
 
-// supersede takes back what a service no longer has, and has the registry say what
-// it has; p.mu is held.
+// supersede withdraws the tools that are not in the new service, and updates its records; p.mu is
+// held.
 func (p *publisher) supersede(old, next *service) {
 	for id, o := range old.tools {
 		if next.tools[id] == nil {
@@ -245,7 +244,7 @@ func (p *publisher) supersede(old, next *service) {
 	p.records.replace(next)
 }
 
-// ended is why nothing can be published any more; p.mu is held.
+// ended is the error after which the host publishes nothing; p.mu is held.
 func (p *publisher) ended() error {
 	if p.state == stateStopped || p.draining.Load() {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host has stopped")
@@ -253,8 +252,8 @@ func (p *publisher) ended() error {
 	return nil
 }
 
-// prepare makes a tool ready to be offered. What before checks already is not
-// compiled again; it may be nil.
+// prepare makes a tool ready to be offered. Checks whose inputs before has unchanged are not
+// compiled again; before may be nil.
 func (p *publisher) prepare(s *service, t Tool, before *served) (*served, error) {
 	d := t.Descriptor
 	wire, err := subjects.WireTool(d.ID)
@@ -278,7 +277,7 @@ func (p *publisher) prepare(s *service, t Tool, before *served) (*served, error)
 	return o, p.fits(o.entry)
 }
 
-// fits refuses what no message to the registry can hold.
+// fits refuses a tool whose record is larger than a message.
 func (p *publisher) fits(e *entry) error {
 	size, limit := e.size, p.bus.MaxPayload()
 	if e.descriptor != nil {
@@ -292,13 +291,13 @@ func (p *publisher) fits(e *entry) error {
 		return nil
 	}
 	return toolmesh.Errorf(toolmesh.CodePayloadTooLarge,
-		"what the registry has to hold of tool %q has %d bytes, a message of the broker %d: shorten its description or its schemas", e.route.ID, size, limit).
+		"the registry's record of tool %q has %d bytes, a message of the broker takes %d: shorten its description or its schemas", e.route.ID, size, limit).
 		WithDetail("limit", limit).WithDetail("size", size)
 }
 
-// claim makes the index's name the service's own, and refuses one that is
-// somebody else's; and it asks for which session of its name the service is. Where
-// the registry cannot be reached it is tried again with what else has to be written.
+// claim claims the index's name for the service, refuses a name of another source, and finds the
+// session, of all with its name, that the service is for. Where the registry cannot be reached it
+// is tried again with the other records.
 func (p *publisher) claim(ctx context.Context, s *service) error {
 	if _, err := p.sessions.Bind(ctx, s.key.session, s.tenure); err != nil {
 		p.log.Warn("the session of the tools is not known yet", slog.String("session", string(s.key.session)), slog.String("error", err.Error()))
@@ -311,19 +310,19 @@ func (p *publisher) claim(ctx context.Context, s *service) error {
 	return err
 }
 
-// giveUp withdraws a service whose name has turned out to be claimed for another source.
+// giveUp withdraws a service whose name was claimed for another source.
 func (p *publisher) giveUp(key serviceKey, why error) {
-	p.log.Error("a service is withdrawn: it cannot have its name",
+	p.log.Error("a service is withdrawn: its index belongs to another source",
 		slog.String("index", string(key.index)), slog.String("error", why.Error()))
 	p.background.Go(func() {
 		if err := p.withdraw(p.base, key, nil); err != nil {
-			p.log.Warn("the broker has not confirmed it", slog.String("index", string(key.index)), slog.String("error", err.Error()))
+			p.log.Warn("the broker did not confirm a withdrawal", slog.String("index", string(key.index)), slog.String("error", err.Error()))
 		}
 	})
 }
 
-// offerAll has tools serve their names in place of those of old, if the host serves: once
-// the broker knows, done is called, under p.mu. If that fails all is as before.
+// offerAll serves the tools in place of those of old, if the host serves. Once the broker knows,
+// it calls done, under p.mu; after an error all is as before.
 func (p *publisher) offerAll(ctx context.Context, old *service, tools []*served, serving bool, done func()) error {
 	var offers int
 	var err error
@@ -367,7 +366,7 @@ func (p *publisher) offerAll(ctx context.Context, old *service, tools []*served,
 	return err
 }
 
-// offer has a tool serve its name in place of before, which may be nil.
+// offer serves a tool under its name, in place of before, which may be nil.
 func (p *publisher) offer(o, before *served) (err error) {
 	p.routes.put(o.at, o)
 	if before != nil {
@@ -398,8 +397,8 @@ func (p *publisher) subscribe(k routeKey) (*nats.Subscription, error) {
 	return sub, nil
 }
 
-// retire withdraws one tool: its subscription is drained. What the broker has already sent is
-// still served, so its route stays for a while. p.mu is held.
+// retire withdraws one tool and drains its subscription. Messages on the way from the broker are
+// still served, so the route stays for a while. p.mu is held.
 func (p *publisher) retire(o *served) {
 	o.withdrawn.Store(true)
 	o.forgetResults()
@@ -466,8 +465,7 @@ func (p *publisher) withdraw(ctx context.Context, key serviceKey, of *sessions.T
 	return err
 }
 
-// settle waits a moment until the registry says what is published under keys, or
-// under any.
+// settle waits a moment for the registry to have the services of keys, or all services.
 func (p *publisher) settle(ctx context.Context, keys ...serviceKey) {
 	attempt, cancel := context.WithTimeout(ctx, presence.AttemptWait)
 	defer cancel()
@@ -489,8 +487,7 @@ func (p *publisher) outlived(s *service, serving bool) bool {
 	return epoch != "" && p.sessions.Over(s.key.session, epoch)
 }
 
-// followSessions withdraws what is served in sessions that have ended, until the
-// host stops.
+// followSessions withdraws the services of ended sessions, until the host stops.
 func (p *publisher) followSessions(quit <-chan struct{}) {
 	ticker := time.NewTicker(sessionEvery)
 	defer ticker.Stop()
@@ -530,8 +527,8 @@ func (p *publisher) followService(s *service) {
 	if !p.sessions.Over(s.key.session, epoch) {
 		return
 	}
-	p.log.Info("a session has ended: its tools are served no more", slog.String("session", string(s.key.session)))
+	p.log.Info("a session has ended: its tools are withdrawn", slog.String("session", string(s.key.session)))
 	if err := p.withdraw(p.base, s.key, s.tenure); err != nil {
-		p.log.Warn("the broker has not confirmed it", slog.String("session", string(s.key.session)), slog.String("error", err.Error()))
+		p.log.Warn("the broker did not confirm a withdrawal", slog.String("session", string(s.key.session)), slog.String("error", err.Error()))
 	}
 }

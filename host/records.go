@@ -20,29 +20,27 @@ import (
 )
 
 const (
-	// recordBytes is about how large a record of tools becomes: one more tool has it
-	// written again.
+	// recordBytes is the approximate max size of a record of tools: one more tool means that it
+	// is written again.
 	recordBytes = 16 << 10
-	// recordHeadroom is left in a message for what is around a tool: the record's own
-	// fields, and headers.
+	// recordHeadroom is the room that a message keeps for the record's own fields and headers,
+	// next to a tool.
 	recordHeadroom = 1024
 	// writersAtOnce is how many services are written at once.
 	writersAtOnce = 16
 )
 
-// records are what the registry is to say of what this node serves. Publishing
-// changes them in memory; bring has the registry follow, one service without regard
-// to the others.
+// records are the registry's intended state of this node's services. Publishing changes them in
+// memory; bring writes them, each service independently.
 type records struct {
 	*publisher
 
-	mu       sync.Mutex // guards what follows, and what is in the listings; no other lock is taken under it
+	mu       sync.Mutex // guards the fields below and those of the listings; no other lock is taken under it
 	listings map[serviceKey]*listing
 	claimed  map[serviceKey]bool
 }
 
-// listing is what is to be said of one service, cut into records that each fit into
-// a message.
+// listing holds the records of one service, each small enough for a message.
 type listing struct {
 	key     serviceKey
 	writing sync.Mutex // one writer at a time; taken before records.mu
@@ -55,11 +53,11 @@ type listing struct {
 	room    int                        // parts before this one are full
 }
 
-// entry is what is to be said of one tool.
+// entry is the record of one tool.
 type entry struct {
 	route      registry.ToolRoute // without the digest
 	descriptor *tool.Descriptor   // nil: nothing is known
-	digest     string             // of the descriptor, once the registry has it
+	digest     string             // of the descriptor in the registry
 	size       int                // in a record
 	key        subjects.ToolsKey  // of the record that it is in
 }
@@ -101,14 +99,14 @@ func (r *records) listing(s *service) *listing {
 	return l
 }
 
-// put has one tool of a service said, and nothing else said anew.
+// put adds or replaces the record of one tool of a service.
 func (r *records) put(s *service, e *entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.listing(s).put(e, r.limit())
 }
 
-// replace has all of a service said, and nothing more.
+// replace makes the records of a service those of its present tools.
 func (r *records) replace(s *service) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -130,7 +128,7 @@ func (r *records) replace(s *service) {
 	}
 }
 
-// clear has nothing said of a service any more, whose name is no longer claimed.
+// clear removes the records of a service that has lost its name.
 func (r *records) clear(key serviceKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -231,13 +229,13 @@ func (r *records) claim(ctx context.Context, s *service) error {
 	return nil
 }
 
-// later reports whether what the registry could not take may be taken later.
+// later reports whether the registry may take a refused record later.
 func later(err error) bool {
 	return store.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-// bring has the registry follow what is published under keys, or all that it does
-// not have yet. What failed is tried with the next call.
+// bring writes the records of keys, or all that the registry does not have yet. The next call
+// repeats failed writes.
 func (r *records) bring(ctx context.Context, keys ...serviceKey) error {
 	if len(keys) == 0 {
 		r.mu.Lock()
@@ -291,8 +289,7 @@ func (r *records) bringOne(ctx context.Context, key serviceKey) error {
 	}
 }
 
-// begin sees to what the records of a listing rest on: that the name is claimed, and
-// the session's epoch.
+// begin writes the preconditions of a listing: the claim of its name, and the session's epoch.
 func (r *records) begin(ctx context.Context, l *listing) error {
 	r.mu.Lock()
 	idle := len(l.dirty) == 0 || len(l.entries) == 0
@@ -306,7 +303,7 @@ func (r *records) begin(ctx context.Context, l *listing) error {
 			return err
 		}
 		r.mu.Lock()
-		clear(l.dirty) // nothing of it has been written
+		clear(l.dirty) // no record has been written
 		delete(r.listings, l.key)
 		r.mu.Unlock()
 		r.giveUp(l.key, err)
@@ -343,7 +340,7 @@ func (r *records) next(l *listing) (at subjects.ToolsKey, entries []*entry, ok b
 	return at, nil, false
 }
 
-// write writes one record, or deletes it if nothing is left of it.
+// write writes one record, or deletes it if it is empty.
 func (r *records) write(ctx context.Context, held *registry.Lease, l *listing, at subjects.ToolsKey, entries []*entry) error {
 	if len(entries) == 0 {
 		return held.Withdraw(ctx, at)

@@ -16,9 +16,9 @@ const maxHops = 2
 // when there is no slot: a caller that addresses a node directly must pick another one itself.
 func (k *core) mayPass(req *codec.Request) bool { return req.Hops < maxHops && k.relay.Load() != nil }
 
-// passOn has another node run a call, and ends with what that says. The call has all
-// that one has that runs here: its name, so that a repetition joins it, its time, its
-// cancel, which reaches the node that runs it, and keepalives.
+// passOn has another node run a call, and returns its outcome. The call keeps everything that a
+// local one has: its name, by which a repetition joins it, its deadline, its keepalives, and its
+// cancel, which reaches the node that runs it.
 func (r *runner) passOn(call *admit.Running[*inflight], req *codec.Request) admit.Record {
 	c, full := call.Value, call.Full
 	if full == nil { // of a session's worker that this node is not to have
@@ -40,8 +40,8 @@ func (r *runner) passOn(call *admit.Running[*inflight], req *codec.Request) admi
 
 // relayCall has another node run a call: to, or any.
 //
-// What the caller of a stream reads, acknowledges and asks for again is this node's stream,
-// whose handler reads another one: a reader that is slow holds that one back.
+// The caller of a stream reads, acknowledges and repeats against this node's stream, whose
+// handler reads the stream of the other node: a slow reader slows the other node down as well.
 func (r *runner) relayCall(c *inflight, req *codec.Request, to codec.Where) (admit.Record, error) {
 	if req.Delivery != codec.DeliverNone {
 		s, err := c.stream()
@@ -55,7 +55,7 @@ func (r *runner) relayCall(c *inflight, req *codec.Request, to codec.Where) (adm
 		r.counts.relayed.Add(1)
 		return admit.Record{Streamed: true}, nil
 	}
-	c.readers.Relayed.Store(true) // the node that runs it sees to callers that are gone
+	c.readers.Relayed.Store(true) // the node that runs it ends it without callers
 	defer c.readers.Relayed.Store(false)
 	result, err := r.relay.Load().Relay(&c.ctx, req, c.args, r.node, to, c.report, c.readers.Deserted)
 	if err != nil {
@@ -81,7 +81,7 @@ func (c *inflight) stream() (*stream.Stream, error) {
 	return stream.New(&c.ctx, &c.readers, c.epoch, !c.deadline.IsZero())
 }
 
-// notPassed is what a call ends with that was passed on and has failed.
+// notPassed returns the outcome of a call that was passed on and failed.
 func (r *runner) notPassed(c *inflight, e *toolmesh.Error) admit.Record {
 	if e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeUnavailable {
 		e = e.WithOrigin(toolmesh.OriginAgent) // that it was not the caller's is known here
@@ -93,8 +93,8 @@ func (r *runner) notPassed(c *inflight, e *toolmesh.Error) admit.Record {
 	return admit.Record{Err: outcome(&c.ctx, e), Streamed: true}
 }
 
-// unlessCrowded is what a call ends with whose handler returned record: one that the handler
-// refused, as it would not have begun in time, is passed on.
+// unlessCrowded returns the outcome of a call whose handler returned record. A call that the
+// handler refused for want of a worker in time is passed on.
 func (r *runner) unlessCrowded(call *admit.Running[*inflight], record admit.Record) admit.Record {
 	c := call.Value
 	if record.Err == nil || !admit.Full(record.Err) {
@@ -111,8 +111,8 @@ func (r *runner) unlessCrowded(call *admit.Running[*inflight], record admit.Reco
 	return r.passOn(call, c.Request)
 }
 
-// withoutSlot is the error of a request that is refused: for want of room it says when to
-// send again, and counts for so long among those that wait.
+// withoutSlot returns the error of a refused request: for want of room it says when to send
+// again, and the request counts as waiting for that time.
 func (r *runner) withoutSlot(c *inflight, err *toolmesh.Error) *toolmesh.Error {
 	if !admit.Full(err) {
 		return err

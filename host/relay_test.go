@@ -48,8 +48,8 @@ func relaying(t *testing.T, d *desk, nc *nats.Conn, opts *host.Options) (*host.H
 	return h, view
 }
 
-// A node without a slot has another one run what the queue group brings it, whoever the
-// caller is; what that caller does reaches the call.
+// A node without a slot has another one run the calls of its queue group, for any caller; the
+// caller's later messages reach the call.
 func TestFullNodePassesCallsOn(t *testing.T) {
 	t.Parallel()
 	const slots = 32 // and as many calls may be passed on
@@ -116,7 +116,7 @@ func relayedCalls(t *testing.T, r *rig) {
 			t.Errorf("a failure: %s", a.Data)
 		}
 	}
-	// Who chose the node chooses another.
+	// A caller that chose the node must choose another one itself.
 	if a := r.ask(directed(r.h, "default", "desk.note"), `{}`); a.code() != "busy" || a.Error.Details["retry_after_ms"] == nil {
 		t.Errorf("directed: %s", a.Data)
 	}
@@ -345,9 +345,9 @@ func TestAllNodesAreFull(t *testing.T) {
 	}
 }
 
-// A call that its node admits and its handler refuses, as it would wait there for too long,
-// is passed on like one that finds no slot, with its name and as a stream, too. Where nobody
-// takes it the caller hears what the handler said of when to come again.
+// If the handler refuses an admitted call because it would wait too long, the call is passed on
+// like one without a slot, with its name and also as a stream. If no node takes it, the caller
+// gets the handler's hint for its next attempt.
 func TestCallsThatWouldWaitArePassedOn(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -406,8 +406,8 @@ func TestCallsThatWouldWaitArePassedOn(t *testing.T) {
 	}
 }
 
-// A node that passes a call on asks and names nobody first. It and the node that runs the call
-// are cut off together: that is node_lost for their caller, and the call runs once.
+// A node asks for candidates before it passes a call on. If it and the node that runs the call
+// are cut off together, the caller gets node_lost, and the call runs once.
 func TestNodeAndTheNodeThatItPassedACallToAreCutOff(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -457,7 +457,7 @@ func TestNodeAndTheNodeThatItPassedACallToAreCutOff(t *testing.T) {
 			}
 			continue
 		}
-		join("third") // which would take what is sent again
+		join("third") // it would get a repetition
 		proxies["full"].Blackhole()
 		proxies["free"].Blackhole()
 		if e := toolmesh.AsError(wait(t, "end", ended)); e == nil || e.Code != toolmesh.CodeNodeLost || e.Started == toolmesh.StartedNo {

@@ -73,7 +73,7 @@ func TestSameIDInTwoSessions(t *testing.T) {
 		inboxes[session] = in
 		r.send(in, "tools."+session+".desk.hold", fmt.Sprintf(`{"key":%q}`, session), "Mesh-Rpc-Id", "one")
 		wait(t, session+": start", r.gate(session).started)
-		// A stream of that id is another call again, whose chunks are the session's own.
+		// A stream with that id is another call, and its chunks are the session's own.
 		items := r.inbox()
 		r.send(items, "tools."+session+".desk.gen", fmt.Sprintf(`{"key":"%s stream","n":2}`, session), "Mesh-Rpc-Id", "many", "Mesh-Stream", "inbox")
 		if diff := cmp.Diff([]string{"data1", "data2", "complete2"}, bodies(items.chunks())); diff != "" {
@@ -169,8 +169,8 @@ func TestRepetitionThatIsOlderThanTheNode(t *testing.T) {
 	}
 }
 
-// A call belongs to its session: what another one sends about its id has no
-// effect on it, while it runs or before it does.
+// A call belongs to its session: messages of another session about its id have no effect on it,
+// while it runs or before.
 func TestOtherSessionsCannotCancel(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -191,7 +191,7 @@ func TestOtherSessionsCannotCancel(t *testing.T) {
 	if a := in.next(); string(a.Data) != `"released mine"` {
 		t.Errorf("the call ended with %s", a.Data)
 	}
-	// What the other session has cancelled stays cancelled for it alone.
+	// The other session's cancel counts for that session only.
 	if a := r.ask("tools.s2.desk.note", `{"key":"s2"}`, "Mesh-Rpc-Id", "its own"); a.code() != "ok" {
 		t.Errorf("the other session's own call: %s", a.Data)
 	}
@@ -388,7 +388,7 @@ func TestCancel(t *testing.T) {
 		t.Errorf("after its cancel: %s, ran %d times", a.Data, r.ran("early"))
 	}
 
-	// Who has no such call is silent: another node may have it.
+	// A node without the call does not answer: another node may have it.
 	silent := r.inbox()
 	r.send(silent, "mesh.ctl.default.c0", "")      // has ended
 	r.send(silent, "mesh.ctl.default.nobody", "")  // never was
@@ -408,7 +408,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// A stream whose caller named no id is cancelled by the one that the node made.
+// A stream without a name from its caller is cancelled by the name that the node made.
 func TestCancelOfAStreamWithoutAName(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

@@ -10,21 +10,21 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// receive is a request's way through the host, in this order:
+// receive takes a request through the host, in this order:
 //
 //	subject     subjects.Parse      session and tool, and whether it is directed to this node
 //	reply rule  bus.MayAnswer       a request that asks for no answer at an inbox gets none
 //	parse       codec.ReadRequest   headers; the body stays as it came
-//	find        routes.find         the tool, and what the view says of the session
-//	check       intake.check         what must not be started here and now
+//	find        routes.find         the tool, and the view's state of the session
+//	check       intake.check         reasons against a start here and now
 //	admit       admit.Table         a result that is kept, a new call with a slot or to be passed on, a repetition, or refused
 //	run         Handler.ServeTool   in this goroutine; or [runner.passOn]
 //	answer      reply.Replies
 //
-// Nothing on it leaves the process or waits, with two exceptions that have a bound,
-// and hold up no other request. After a freeze or a cut, what find and check rest on
-// is asked first: see [intake.catchUp]. And a call that has its slot may have to look
-// its session up before its handler runs: see [inflight.Epoch].
+// No step leaves the process or waits, with two bounded exceptions that delay no other request.
+// After a freeze or a cut, the inputs of find and check are refreshed first: see
+// [intake.catchUp]. A call with a slot may have to look up its session before its handler runs:
+// see [inflight.Epoch].
 func (in *intake) receive(m *nats.Msg) {
 	arrived := time.Now()
 	s, err := subjects.Parse(m.Subject)
@@ -43,7 +43,7 @@ func (in *intake) receive(m *nats.Msg) {
 	req, bad := parse(&s, m, err)
 	mine := in.catchUp(req)
 	if !mine && directed {
-		return // the other process has it, too: the answer is its to give
+		return // the other process has it, too, and answers
 	}
 	c, r := in.find(&s, req, m.Reply, arrived, bad)
 	if bad != nil {

@@ -25,8 +25,8 @@ const (
 	warningText = 300
 )
 
-// checked is the handler of a tool that says what it returns, around its own: each result
-// and item is held against the output schema.
+// checked wraps the handler of a tool that declares an output schema: each result and item is
+// checked against it.
 type checked struct {
 	Handler
 	h         *publisher
@@ -54,7 +54,7 @@ func (t *checked) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		items := &resultSink{Sink: sink, t: t, call: call}
 		err := t.Handler.ServeTool(ctx, call, items)
 		if failed := items.failed.Load(); failed != nil {
-			return failed // whatever the handler has made of it
+			return failed // in place of the handler's own error
 		}
 		return err
 	}
@@ -116,7 +116,7 @@ func (t *checked) check(ctx context.Context, call *Call, value json.RawMessage) 
 	}
 	v, err := t.validator()
 	if err != nil {
-		return "", nil // the descriptor's warnings say so
+		return "", nil // the descriptor's warnings already say it
 	}
 	wrong, undecided := v.CheckResult(value)
 	if undecided != nil && strict {
@@ -148,7 +148,7 @@ func failure(kind, text string) *toolmesh.Error {
 	return e
 }
 
-// warn has the registry say what people should know of a tool that is offered.
+// warn writes a warning for people to the registry's record of a tool.
 func (p *publisher) warn(index serviceKey, t *served, warning string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

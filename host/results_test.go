@@ -38,7 +38,7 @@ func (l *locked) text() string {
 	return l.String()
 }
 
-// heedless is a sink whose errors nobody hears.
+// heedless is a sink that drops its errors.
 type heedless struct{ host.Sink }
 
 func (s heedless) Send(ctx context.Context, item json.RawMessage) error {
@@ -46,8 +46,8 @@ func (s heedless) Send(ctx context.Context, item json.RawMessage) error {
 	return nil
 }
 
-// A result that is not what its tool says it returns is told: in the log, beside the result
-// and to who asks about the tool; or the call fails, as the tool declares it.
+// A result that does not fit its tool's schema gives a warning in the log, next to the result and
+// in the tool's description; or the call fails, if the tool declares that.
 func TestResultsAreChecked(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -161,8 +161,8 @@ func TestResultsAreChecked(t *testing.T) {
 	})
 }
 
-// The value that a session's call returns is told to its caller alone: neither its texts nor
-// its keys are in the log or in what other sessions read of the tool.
+// A wrong result of a session's call is shown to its caller only: neither its texts nor its keys
+// are in the log or in other sessions' view of the tool.
 func TestResultOfASessionStaysItsOwn(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -31,12 +31,12 @@ type gate struct {
 	started chan struct{}   // one element for each execution
 	release chan struct{}   // close it, or send one element per item
 	ended   chan error      // the cause of the context at the end of each execution
-	seen    chan *host.Call // what the handler was given
+	seen    chan *host.Call // the handler's calls
 	sent    chan int        // each item's number, once Send has returned
 }
 
-// deserted has a stream go on, whose last reader left at a time, until it ends for
-// that: not before the reader has had 10 s to come back.
+// deserted checks that a stream without readers since a time goes on for 10 s, in which a reader
+// may come back, and then ends.
 func (g *gate) deserted(t *testing.T, left time.Time) {
 	t.Helper()
 	ticker := time.NewTicker(50 * time.Millisecond)
@@ -61,7 +61,7 @@ func (g *gate) deserted(t *testing.T, left time.Time) {
 	}
 }
 
-// desk is the handlers of a rig, and what they saw.
+// desk has the handlers of a rig, and records their calls.
 type desk struct {
 	mu    sync.Mutex
 	runs  map[string]int
@@ -281,8 +281,8 @@ func (d *desk) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *host.Host
 	return h
 }
 
-// joined waits until a host has found what it stores chunks in, if there is any:
-// on a busy machine its start may be over before.
+// joined waits until a host has found its store of chunks, if there is any: on a busy machine its
+// start may return earlier.
 func joined(t *testing.T, nc *nats.Conn, h *host.Host) {
 	t.Helper()
 	if h.Figures().Joined {
@@ -357,7 +357,7 @@ type answer struct {
 	Error *wireError
 }
 
-// wireError is the error object of the wire, read by nobody's code but the test's.
+// wireError is the error object of the wire, parsed without the product's code.
 type wireError struct {
 	Code       string         `json:"code"`
 	Message    string         `json:"message"`
@@ -419,7 +419,7 @@ func (r *rig) call(name, body string, pairs ...string) answer {
 	return r.ask("tools.default.desk."+name, body, pairs...)
 }
 
-// inbox is a subscription whose messages are read one by one.
+// inbox is a subscription with messages read one by one.
 type inbox struct {
 	t       *testing.T
 	Subject string

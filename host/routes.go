@@ -17,7 +17,7 @@ type served struct {
 	descriptor *tool.Descriptor
 	validator  *tool.Validator
 	handler    Handler
-	secrets    Redactor // the tool's own handler, without what the host puts around it; nil: it knows none
+	secrets    Redactor // the tool's own handler, without the host's wrappers; nil: it knows none
 	cached     *cached  // the handler of a tool that keeps results; nil for most
 	identity   *codec.Identity
 	tenure     *sessions.Tenure // of a session's own tool; nil: every session's
@@ -29,25 +29,23 @@ type served struct {
 	at         routeKey
 
 	// Guarded by publisher.mu.
-	entry *entry             // what the registry is to say of it
+	entry *entry             // its record in the registry
 	sub   *nats.Subscription // nil before the host's start
 }
 
-// routeKey names a tool as it is read off a subject. An empty session stands
-// for every session.
+// routeKey names a tool as its subject does. An empty session means every session.
 type routeKey struct {
 	session subjects.SessionID
 	tool    subjects.ToolID
 }
 
-// routes is what the host serves, read on every call and changed rarely.
+// routes are the tools that the host serves, read on every call and changed rarely.
 type routes struct {
 	mu    sync.RWMutex // taken before pace.mu
 	table map[routeKey]*served
 }
 
-// find returns the tool of a request, whose names are as [subjects.Parse] gives
-// them, or nil.
+// find returns the tool of a request, by the names that [subjects.Parse] returns, or nil.
 func (r *routes) find(session subjects.SessionID, id subjects.ToolID) *served {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -25,7 +25,7 @@ const (
 	overdueGrace = time.Second
 )
 
-// runner runs admitted calls: here, or on another node. It owns what they hold meanwhile.
+// runner runs admitted calls, here or on another node, and owns their resources while they run.
 // Its methods may be called concurrently.
 type runner struct {
 	*core
@@ -36,7 +36,7 @@ type runner struct {
 	audience audience // of the events of calls
 
 	spentMu sync.Mutex // no other lock is taken under it
-	spent   []string   // names of arguments in the store that no call reads any more
+	spent   []string   // names of stored arguments that no call reads any more
 }
 
 func newRunner(k *core) *runner {
@@ -61,7 +61,7 @@ func (r *runner) run(call *admit.Running[*inflight]) {
 func (r *runner) conclude(call *admit.Running[*inflight], record admit.Record) {
 	c := call.Value
 	if s := c.readers.Stream(); s != nil {
-		r.calls.Vacate(call) // before anybody reads the stream's end
+		r.calls.Vacate(call) // before a reader gets the stream's end
 		record = s.Finish(record)
 	}
 	record = r.replies.Bounded(&c.ctx, c.Request, record)
@@ -173,8 +173,8 @@ func (r *runner) unary(running *admit.Running[*inflight]) admit.Record {
 	return admit.Record{Result: c.sink.result(), Cache: c.sink.cache, Warning: c.sink.warning}
 }
 
-// budget is the call's time: the caller's, up to what the tool declares, or up
-// to the node's limit where it declares nothing. 0 is no limit.
+// budget returns the call's time: the caller's, up to the time that the tool declares, or up to
+// the node's limit without one. 0 is no limit.
 func (r *runner) budget(t *served, req *codec.Request) time.Duration {
 	declared := time.Duration(t.descriptor.Annotations.Timeout)
 	most := declared
@@ -190,9 +190,8 @@ func (r *runner) budget(t *served, req *codec.Request) time.Duration {
 	return declared
 }
 
-// guard keeps a panicking handler from taking the node down, and one that ends
-// its goroutine from keeping its slot: nothing of what follows the handler runs
-// then, so the call is concluded here.
+// guard survives a handler that panics, and concludes the call of one that ends its goroutine:
+// the code after the handler does not run then, and the slot would stay taken.
 func (r *runner) guard(running *admit.Running[*inflight], sink Sink) (err error) {
 	c, returned := running.Value, false
 	defer func() {
@@ -243,9 +242,8 @@ func (r *runner) tend(c *inflight, now time.Time) {
 	c.readers.KeepAlive(now)
 }
 
-// followSession ends a call whose session has ended: that is promised of what the
-// session runs. A call that came before the news of its session's creation belongs to the
-// session that is seen while it runs. The ticker calls it.
+// followSession ends a call whose session has ended. A call that came before the view knew its
+// session belongs to the session that is seen while it runs. The ticker calls it.
 func (r *runner) followSession(c *inflight, now time.Time) {
 	session := c.Request.Session
 	if c.unsettled.Load() {

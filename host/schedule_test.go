@@ -17,15 +17,15 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// ledger is what ran where.
+// ledger records executions by node.
 type ledger struct {
 	mu   sync.Mutex
 	runs map[string]int // by boot and rpc_id
 	keys map[string]int // by the call that was meant
 }
 
-// serve starts a node whose tools take as long as they are told, and write
-// themselves into the ledger.
+// serve starts a node whose tools take the time that their arguments say, and record themselves
+// in the ledger.
 func (l *ledger) serve(t *testing.T, p *meshtest.Proxy, node subjects.NodeID) *host.Host {
 	t.Helper()
 	h, err := host.New(p.Connect(t), &host.Options{Index: "chaos", Node: node, Slots: 24})
@@ -90,10 +90,9 @@ func (l *ledger) serve(t *testing.T, p *meshtest.Proxy, node subjects.NodeID) *h
 	return h
 }
 
-// Calls, streams, repetitions and cancels at random on two nodes whose
-// connections are cut and stopped at random. Every call ends, once; what it says
-// is true; nothing runs twice under one rpc_id on one node; what is not
-// idempotent runs at most once.
+// Random calls, streams, repetitions and cancels on two nodes, with connections that are cut and
+// stopped at random. Every call ends, once, and its outcome is true; no rpc_id runs twice on one
+// node; a call that is not idempotent runs at most once.
 func TestRandomSchedule(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
@@ -241,8 +240,8 @@ func pauseFor(ctx context.Context, d time.Duration) {
 	}
 }
 
-// checkStream reads a stream and holds that it is a beginning of what was asked
-// for, and all of it if it ends well.
+// checkStream reads a stream and checks that it is a prefix of the expected items, and all of
+// them if it ends without an error.
 func checkStream(t *testing.T, c *client.Client, ctx context.Context, args map[string]any, count func(error), allowed map[toolmesh.Code]bool, opts []client.CallOption) {
 	t.Helper()
 	items := 0

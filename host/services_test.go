@@ -64,8 +64,8 @@ func allocations(do func()) uint64 {
 	return after.Mallocs - before.Mallocs
 }
 
-// What one more function costs does not depend on how many there are: nothing is
-// compiled, copied or encoded again. Not parallel: it counts what the process does.
+// The cost of one more function does not depend on the number of functions: nothing is compiled,
+// copied or encoded again. Not parallel: it counts allocations of the process.
 func TestOneMoreFunctionCostsTheSame(t *testing.T) {
 	const some = 20
 	for _, serving := range []bool{false, true} {
@@ -92,7 +92,7 @@ func TestOneMoreFunctionCostsTheSame(t *testing.T) {
 	}
 }
 
-// written follows what is written into a bucket.
+// written follows the writes to a bucket.
 type written struct {
 	mu             sync.Mutex
 	count, largest int
@@ -129,7 +129,7 @@ func (w *written) reset() (count, largest int) {
 	return count, largest
 }
 
-// has reports whether a record whose key begins so says a text.
+// has reports whether a record with a prefix of its key contains a text.
 func (w *written) has(prefix, text string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -257,7 +257,7 @@ func TestThousandsOfFunctions(t *testing.T) {
 	})
 }
 
-// What can never be written is an error at once, and harms no other function.
+// A function that never fits a message is an error at once, and harms no other function.
 func TestAFunctionThatFitsNoMessage(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t, meshtest.MaxPayload(64<<10))
@@ -288,7 +288,7 @@ func TestAFunctionThatFitsNoMessage(t *testing.T) {
 // A host that starts without its registry serves, and claims its names later. A
 // name that turns out to be another's is given up, with an error in the log; its
 // other services are not held up by that.
-func TestNameThatTurnsOutToBeTaken(t *testing.T) {
+func TestServiceWhoseNameIsClaimedLaterIsWithdrawn(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	watch := broker.Connect(t)
@@ -419,7 +419,7 @@ func TestToolsAreAddedAndRemoved(t *testing.T) {
 	meshtest.Until(t, "nothing is said of them", func() bool { return !strings.Contains(known(), "many.") })
 }
 
-// responding has somebody answer for the registry, by the view that is returned.
+// responding starts an answerer for the registry, with the returned view.
 func responding(t *testing.T, broker *meshtest.Server) *registry.View {
 	t.Helper()
 	b := testmesh.Bus(t, broker.Connect(t), nil)

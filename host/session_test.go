@@ -36,8 +36,8 @@ func (v *viewed) Admit(s subjects.SessionID) (string, error) {
 
 func (v *viewed) set(epoch string) { v.epoch.Store(&epoch) }
 
-// What a session runs is ended with it, unary calls and streams, and says why; a
-// view that is wrong about it ends nothing.
+// The end of a session ends its unary calls and streams, with the reason; a view that is wrong
+// about it ends nothing.
 func TestCallsEndWithTheirSession(t *testing.T) {
 	t.Parallel()
 	for name, over := range map[string]func(*viewed){
@@ -103,9 +103,9 @@ func sessionRecord(t *testing.T, nc *nats.Conn, id, text string) {
 	}
 }
 
-// What a service serves in a session ends with that session, by its epoch, however
-// the host comes to know: also where the name is in use again at once, and where the
-// host was cut off meanwhile. What is registered then is the next session's.
+// A service's tools in a session end with that session, by its epoch, however the host learns of
+// it: also if the name is in use again at once, and if the host was cut off meanwhile. Tools that
+// are registered then belong to the next session.
 func TestToolsEndWithTheirSession(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"ended", "created again", "created again while cut off", "expired"} {
@@ -247,7 +247,7 @@ func TestCallsBeforeTheViewKnowsTheirSession(t *testing.T) {
 	}
 }
 
-// Tools that are served in a session before somebody creates it are that session's.
+// Tools that are served in a session before its creation belong to that session.
 func TestToolsBeforeTheirSession(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -301,8 +301,8 @@ func TestCallsOfAPlainHostEndWithTheirSession(t *testing.T) {
 	}
 }
 
-// A view answers whether a session exists. What it does not know is asked of the
-// registry by the calls that have a slot, and by no others.
+// A view answers whether a session exists. Only calls with a slot look unknown sessions up in the
+// registry.
 func TestSessionsAreLookedUpByCallsWithASlot(t *testing.T) {
 	t.Parallel()
 	for _, strict := range []bool{false, true} {
@@ -402,8 +402,8 @@ func (a admitted) Admit(s subjects.SessionID) (string, error) {
 	return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q does not exist", s)
 }
 
-// What is stored of a session's streams goes with it, and what the next one of its name, or
-// another, has stored stays.
+// The stored chunks of a session are removed at its end; those of the next one of its name, and
+// of others, stay.
 func TestChunksEndWithTheirSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

@@ -13,7 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// What is left of a store that is nearly full is for the streams that run.
+// The rest of a nearly full store is reserved for running streams.
 func TestNewStreamsAreRefusedBeforeTheStoreIsFull(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{StoreOptions: host.StoreOptions{ChunksMax: 1_000_000}}})
@@ -64,7 +64,8 @@ func TestNewStreamsAreRefusedBeforeTheStoreIsFull(t *testing.T) {
 	meshtest.Until(t, "the store has room again", func() bool { return try().code() == "tool_error" })
 }
 
-// One session's calls do not keep another's out, and those that nobody created are one.
+// One session's calls do not block another's, and all sessions that were never created count as
+// one.
 func TestAFloodOfOneSession(t *testing.T) {
 	t.Parallel()
 	const slots = 4

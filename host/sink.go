@@ -8,15 +8,14 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 )
 
-// unarySink makes one result of what a handler sends: the last item, or all of
-// them as a list.
+// unarySink makes one result of the items that a handler sends: the last item, or a list of all.
 type unarySink struct {
 	collect bool
 	items   int
 	last    json.RawMessage
 	list    bytes.Buffer
 	cache   codec.CacheUse // where the result came from
-	warning string         // what is wrong with it
+	warning string         // the fault of the result, for people
 }
 
 // Send implements [Sink].

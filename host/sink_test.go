@@ -45,7 +45,7 @@ func TestSendAfterTheCallIsOver(t *testing.T) {
 	}
 }
 
-// kept keeps what a handler sends.
+// kept records the items of a handler.
 type kept []string
 
 func (k *kept) Send(_ context.Context, item json.RawMessage) error {

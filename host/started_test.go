@@ -10,8 +10,8 @@ import (
 	"github.com/toolmesh/toolmesh/internal/testmesh"
 )
 
-// crowd is a handler whose calls wait for a worker, as those of the executor do:
-// what they end with says whether the tool's code began.
+// crowd is a handler whose calls wait for a worker, as the executor's do: their errors say
+// whether the tool's code began.
 type crowd struct {
 	waiting chan struct{} // one element for each call that waits
 	ended   chan error    // the cause of each context
@@ -30,7 +30,7 @@ func (c *crowd) ServeTool(ctx context.Context, _ *host.Call, _ host.Sink) error 
 	return c.fails(ctx)
 }
 
-// ofWorker is what the executor says of a call whose context has ended.
+// ofWorker returns the executor's error of a call whose context has ended.
 func ofWorker(started toolmesh.Started) func(context.Context) error {
 	return func(ctx context.Context) error {
 		return toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginWorker).WithStarted(started)
@@ -93,7 +93,7 @@ func TestErrorsBeforeTheStartSayNotStarted(t *testing.T) {
 			}
 		}
 	}
-	// What nobody cancelled and did not begin may be sent again.
+	// A call that did not begin and was not cancelled may be sent again.
 	for range 2 {
 		r.call("queued", "", "Mesh-Timeout-Ms", "20", "Mesh-Rpc-Id", "late")
 		wait(t, "the call", handlers["queued"].waiting)
@@ -137,8 +137,8 @@ func TestCallsThatNeverBeganMayGoElsewhere(t *testing.T) {
 	})
 }
 
-// A function whose own calls did not start has itself begun, whatever kind of
-// handler it is and also when it is over.
+// A function that made calls has itself begun, also if those did not start, for every kind of
+// handler and also after its end.
 func TestPassedOnErrorsHaveStartedInEveryHandler(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

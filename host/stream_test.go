@@ -47,7 +47,7 @@ func TestInboxStream(t *testing.T) {
 	}
 	in.none("after the end")
 
-	// Nothing to yield; and one that fails on the way: what came before is kept.
+	// An empty stream, and one that fails after its first items: those are kept.
 	r.send(in, genSubject, `{"n":0}`, "Mesh-Stream", "inbox")
 	if diff := cmp.Diff([]string{"complete0"}, bodies(in.chunks())); diff != "" || !isEmpty(in.next().Msg) {
 		t.Errorf("an empty stream (-want +got):\n%s", diff)
@@ -209,7 +209,7 @@ func TestCredit(t *testing.T) {
 	}
 }
 
-// A handler that looks at nothing but what Send returns is stopped as well.
+// A handler that only looks at Send's error is stopped as well.
 func TestCancelOfAnEndlessStream(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -259,7 +259,7 @@ func TestStreamOfADeafHandler(t *testing.T) {
 	}
 }
 
-func TestSilentCreditIsACallerGone(t *testing.T) {
+func TestStreamWithoutCreditEnds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	in := r.inbox()
@@ -278,12 +278,12 @@ func TestSilentCreditIsACallerGone(t *testing.T) {
 	}
 }
 
-// Likewise one of mesh.live, or of what is stored, whoever answers for that.
+// The same for a reader of mesh.live, or of stored chunks, whichever node answers for those.
 func TestLiveReaderGone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	newDesk().serve(t, r.broker.Connect(t), &host.Options{Index: "other"}) // answers every other replay
-	const reads = 14 * time.Second                                         // longer than it takes to find that nobody does
+	const reads = 14 * time.Second                                         // longer than the search for readers
 	for _, how := range []string{"nobody", "live", "joined", "replays"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
@@ -333,8 +333,7 @@ func TestLiveReaderGone(t *testing.T) {
 	}
 }
 
-// A chunk that finds out whether somebody reads mesh.live is one that the reader
-// has: it changes nothing for it.
+// A chunk that probes for readers of mesh.live is a normal chunk for its reader.
 func TestProbesOfLiveReaders(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -432,7 +431,7 @@ func TestInboxReaderGone(t *testing.T) {
 
 func TestStreamQuota(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, &rigOptions{host: host.Options{StreamQuota: 2000}}) // three of these items, with what the store has of each besides
+	r := newRig(t, &rigOptions{host: host.Options{StreamQuota: 2000}}) // three of these items, with the store's overhead
 	in := r.inbox()
 	for i := range 2 { // of the session, not of the stream
 		r.send(in, genSubject, `{"n":10,"size":300}`, "Mesh-Stream", "inbox")
@@ -457,7 +456,7 @@ func TestStreamQuota(t *testing.T) {
 		t.Errorf("another session: %+v", all)
 	}
 	other.next()
-	// Names of sessions cost nothing: those that nobody created have one quota together.
+	// Names of sessions are free: all that were never created share one quota.
 	third := r.inbox()
 	r.send(third, "tools.s3.desk.gen", `{"n":3,"size":300}`, "Mesh-Stream", "inbox")
 	if a := third.next(); a.code() != "busy" || !strings.Contains(string(a.Data), "mesh session create") {
@@ -471,9 +470,9 @@ func TestStreamQuota(t *testing.T) {
 	}
 }
 
-// An envelope has the rpc_id as it was written, which may be six times as long as
-// what the store has of it: an item that only the store takes would be missing
-// on the reply subject, in front of a complete stream.
+// An envelope has the rpc_id as its caller wrote it, up to six times as long as in the store: an
+// item that fits the store only would be missing on the reply subject, in front of a complete
+// stream.
 func TestItemsThatTheirEnvelopeCannotCarry(t *testing.T) {
 	t.Parallel()
 	const payload = 64 << 10
@@ -514,7 +513,7 @@ func TestItemsThatTheirEnvelopeCannotCarry(t *testing.T) {
 	}
 }
 
-// What was not stored, for whatever reason, is not of the quota.
+// Items that were not stored, for any reason, do not count in the quota.
 func TestStreamQuotaCountsStoredBytes(t *testing.T) {
 	t.Parallel()
 	const payload, quota = 64 << 10, 105_000
@@ -656,8 +655,7 @@ func TestWithoutJetStream(t *testing.T) {
 	}
 }
 
-// What cannot be stored any more ends the stream, and its reader learns it on
-// the reply subject.
+// If the store is gone for good, the stream ends, and its reader learns it on the reply subject.
 func TestStoreGoneForGood(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"1", "inbox"} {
@@ -685,7 +683,7 @@ func TestStoreGoneForGood(t *testing.T) {
 	}
 }
 
-// behind knows of no session yet that somebody created; strict refuses those.
+// behind does not know a session yet that was created; strict refuses such sessions.
 type behind struct{ strict bool }
 
 func (behind) Ended(subjects.SessionID, time.Time) bool { return false }
@@ -773,7 +771,7 @@ func TestPassedOnErrorsHaveStarted(t *testing.T) {
 	}
 }
 
-// Who has read the end of a stream finds its slot free.
+// A caller that has read the end of a stream finds its slot free.
 func TestTheEndOfAStreamFreesItsSlot(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{Slots: 1}})

@@ -48,8 +48,7 @@ func newStreams(k *core) *streams {
 	return st
 }
 
-// replay answers a request for stored chunks, outside of the callback. Sessions take
-// turns.
+// replay answers a request for stored chunks, outside of the callback. Sessions alternate.
 func (st *streams) replay(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
 	if !st.bus.MayAnswer(m, s.Session, st.opts.SessionCredentials) {
@@ -90,7 +89,7 @@ func (st *streams) Open(deliver func(*nats.Msg, error)) (*bus.Inbox, error) {
 // MaxPayload implements [stream.Store].
 func (st *streams) MaxPayload() int64 { return st.bus.MaxPayload() }
 
-// Writer implements [stream.Store]. Chunks of sessions that nobody created expire.
+// Writer implements [stream.Store]. Chunks of sessions that were never created expire.
 func (st *streams) Writer(session subjects.SessionID, rpc subjects.RPCID, opts chunks.WriterOptions) (stream.Writer, error) {
 	w, err := chunks.NewWriter(st.bus, session, rpc, st.boot, opts)
 	if err != nil {

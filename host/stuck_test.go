@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A host is stuck once its clock has stood for longer than a connection that nobody
-// reads can hold it up; one that does not run is not.
+// A host is stuck once its ticker has been blocked for longer than an unread connection can block
+// it; a host that does not run is not stuck.
 func TestStuck(t *testing.T) {
 	t.Parallel()
 	h := &Host{}

@@ -63,8 +63,8 @@ func TestRequestsOfANodeThatWasTakenOver(t *testing.T) {
 					t.Errorf("%q ran %d times here and %d times there", key, runs, after.ran(key))
 				}
 			}
-			// What it sent into the void, before it could know, may come yet: three
-			// heartbeats in 2.5 s.
+			// Messages that it sent before it could know may still arrive: three heartbeats in
+			// 2.5 s.
 			heard := 0
 			for m, ok := beats.has(); ok; m, ok = beats.has() {
 				if bootOf(t, m.Msg) == string(old.Boot()) {
@@ -78,7 +78,7 @@ func TestRequestsOfANodeThatWasTakenOver(t *testing.T) {
 	}
 }
 
-// A node that was cut off and that nobody has taken over goes on.
+// A node that was cut off, without a takeover, goes on.
 func TestANodeThatWasCutOffGoesOn(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

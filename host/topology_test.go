@@ -14,9 +14,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// What a client that knows nothing but the protocol does works in every
-// topology: with the caller on another server of a cluster than the host, and in
-// another account.
+// A plain client that only knows the protocol works in every topology: on another server of a
+// cluster than the host, and in another account.
 func TestPlainClientInEveryTopology(t *testing.T) {
 	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
@@ -84,8 +83,8 @@ func plainStreams(t *testing.T, r *rig, sure bool) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("envelope (-want +got):\n%s", diff)
 	}
-	// Live delivery may miss anything, the terminal included: what it brings is
-	// true, and a replay has the rest.
+	// Live delivery may miss any chunk, the terminal included: its chunks are true, and a replay
+	// has the rest.
 	live := openInbox(t, r.nc, r.within("mesh.live.default.live"))
 	if a := r.ask(genSubject, fmt.Sprintf(`{"n":%d}`, n), "Mesh-Stream", "1", "Mesh-Rpc-Id", "live"); string(a.Data) != `{"rpc_id":"live","node":"desk-1"}` {
 		t.Fatalf("acknowledgement: %s", a.Data)

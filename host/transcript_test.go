@@ -30,12 +30,11 @@ import (
 
 const transcriptFiles = "../docs/protocol/transcripts"
 
-// TestTranscripts plays docs/protocol/transcripts against a host over a
-// broker: a NATS connection that knows nothing of the mesh sends the recorded
-// bytes, and what comes back is compared with the whole of the file's message.
-// A change of the wire changes the file too. They are played without users, on
-// servers made from what mesh auth template prints, and by a client that has the key
-// of a session that was created.
+// TestTranscripts plays docs/protocol/transcripts against a host over a broker: a plain NATS
+// connection sends the recorded bytes, and the answers are compared with the whole of the file's
+// messages. A change of the wire changes the file too. They are played without users, on servers
+// with the configuration of mesh auth template, and by a client with the key of a created
+// session.
 func TestTranscripts(t *testing.T) {
 	t.Parallel()
 	names, err := os.ReadDir(transcriptFiles)
@@ -74,7 +73,7 @@ func TestTranscripts(t *testing.T) {
 // Names under which the player serves tools of its own, beside the file's.
 const (
 	fillTool  subjects.ToolID = "player.fill"  // takes a slot until it is told to end
-	storeTool subjects.ToolID = "player.store" // streams what a replay asks for
+	storeTool subjects.ToolID = "player.store" // makes the streams that are replayed
 )
 
 const transcriptSlots = 8
@@ -86,7 +85,7 @@ type act struct {
 	done bool
 }
 
-// part is what the tool does in one call, as the file tells it.
+// part is the tool's behaviour in one call, by the file.
 type part struct {
 	acts    chan act
 	started chan *host.Call
@@ -97,7 +96,7 @@ type player struct {
 	t *testing.T
 	c *transcript.Transcript
 	h *host.Host
-	// Connections: of the host, of somebody who may hear all, of a client in a session.
+	// Connections: of the host, of a listener to all subjects, of a client in a session.
 	node, all *nats.Conn
 	as        func(session subjects.SessionID) *nats.Conn
 	clients   map[subjects.SessionID]*nats.Conn
@@ -332,8 +331,8 @@ func (p *player) fill(n int) (free func()) {
 	}
 }
 
-// prepare brings about what is so when the transcript begins: calls that a
-// heartbeat counts, streams that a replay finds, subscriptions.
+// prepare makes the initial state of the transcript: calls that a heartbeat counts, streams that
+// a replay finds, subscriptions.
 func (p *player) prepare() {
 	busy := 0
 	stored := make(map[string]bool)
@@ -413,7 +412,7 @@ func answersOf(steps []transcript.Step) []transcript.Step {
 	return steps
 }
 
-// answersTo opens an inbox of who sends to a subject.
+// answersTo opens an inbox for answers on a subject.
 func (p *player) answersTo(subject string) *inbox {
 	p.t.Helper()
 	nc := p.client(subject)
@@ -427,7 +426,7 @@ func (p *player) send(subject, reply string, header map[string][]string, body []
 	}
 }
 
-// content is what a tool has to do for a host's message.
+// content is the tool's action for a host's message.
 type content struct {
 	Result    json.RawMessage `json:"result"`
 	Data      json.RawMessage `json:"data"`
@@ -452,7 +451,7 @@ func (p *player) content(s transcript.Step) (c content) {
 	return c
 }
 
-// play has the tool do what the answers say, up to the next keepalive.
+// play has the tool produce the answers, up to the next keepalive.
 func (p *player) play() {
 	tool := p.part(p.rpc)
 	for ; p.played < len(p.answers); p.played++ {
@@ -483,11 +482,11 @@ func (p *player) play() {
 	}
 }
 
-// begin sends a call or a replay, and sees what the tool is given.
+// begin sends a call or a replay, and checks the tool's call.
 func (p *player) begin(s transcript.Step, answers []transcript.Step) {
 	p.t.Helper()
 	p.answers, p.played, p.rpc, p.asked = answers, 0, "", len(s.Header["Mesh-Keepalive"]) > 0
-	runs := s.Kind == "call" && s.Read != nil && s.Header["Mesh-Again"] == nil // what is sent again has run
+	runs := s.Kind == "call" && s.Read != nil && s.Header["Mesh-Again"] == nil // a repetition has run
 	for _, a := range answers {
 		if a.Kind == "silence" || a.Kind == "503" || slices.Contains(a.Header["Mesh-Cache"], "hit") {
 			runs = false
@@ -589,8 +588,8 @@ func (p *player) hear(s transcript.Step) {
 	}
 }
 
-// normal orders the keys of a body, which no reader may rely on: what an error's
-// details hold is written in the order of its own.
+// normal sorts the keys of a body: their order is undefined, and an error's details have their
+// own.
 func normal(message string) string {
 	head, body, _ := strings.Cut(message, "\n\n")
 	dec := json.NewDecoder(strings.NewReader(strings.TrimPrefix(body, "\n")))
@@ -608,9 +607,8 @@ func normal(message string) string {
 
 func isKeepalive(text string) bool { return strings.Contains(text, "Mesh-Keepalive: 1\n") }
 
-// text renders a message as the files have it. What the store adds is left out:
-// headers of its own, and on the first chunk the node's boot id; so is the epoch of a
-// session that was created, where the file's was not.
+// text renders a message as the files do, without the store's own headers, the node's boot id on
+// the first chunk, and the epoch of a created session if the file's session was not created.
 func (p *player) text(m answer) string {
 	header := make(map[string][]string)
 	for name, values := range m.Header {
@@ -625,7 +623,7 @@ func (p *player) text(m answer) string {
 	return transcript.Text(header, m.Data)
 }
 
-// meshTime is what a heartbeat says of it, and the files do not.
+// meshTime is the time in a heartbeat, which the files leave out.
 var meshTime = regexp.MustCompile(`,"now_ms":\d+,"bound_ms":\d+`)
 
 func (p *player) heartbeat(s transcript.Step) {
@@ -664,7 +662,7 @@ func (p *player) leave() {
 		p.free()
 		p.free = nil
 	}
-	if p.drained == nil { // what the host has sent until now is here after this
+	if p.drained == nil { // all earlier messages of the host have arrived after this
 		p.fill(1)()
 	}
 	for _, nc := range append(slices.Collect(maps.Values(p.clients)), p.all) {

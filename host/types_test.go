@@ -83,8 +83,8 @@ func handle(t *testing.T, h *host.Host, name string, handler host.Handler, opts 
 	return id
 }
 
-// What a function takes and returns is what its schemas say: a value writes
-// itself also by a method of its pointer, and a whole number is an integer.
+// A function's arguments and results fit its schemas: a value may have its JSON methods on its
+// pointer, and an integer may be written as a decimal.
 func TestValuesFitTheSchema(t *testing.T) {
 	t.Parallel()
 	h, c := office(t, &host.Options{Index: "types"})
@@ -147,7 +147,7 @@ func TestSchemaOfATypeWithItsOwnJSON(t *testing.T) {
 	}
 }
 
-// What no call could ever reach is refused where it is registered.
+// A function that no call could reach is refused at its registration.
 func TestFunctionsThatCannotBeCalled(t *testing.T) {
 	t.Parallel()
 	h, err := host.New(meshtest.Broker(t).Connect(t), &host.Options{Index: "types"})

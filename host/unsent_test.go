@@ -9,9 +9,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// While a node is cut off, calls that run say so each second to nobody. What calls come to
-// meanwhile arrives all the same once it is back, and a call that goes on says so then, with
-// what is new, and nothing of what it would have said meanwhile.
+// While a node is cut off, its calls keep sending keepalives that arrive nowhere. Their results
+// arrive once it is back, and a call that still runs then sends its current state only.
 func TestResultsOutliveKeepalivesWhileCutOff(t *testing.T) {
 	t.Parallel()
 	const calls = 6000

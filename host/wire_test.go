@@ -257,8 +257,8 @@ func TestRefusals(t *testing.T) {
 		broker: []meshtest.Option{meshtest.MaxPayload(64 << 10)},
 	})
 	at := func(session, id string) string { return directed(r.h, session, id) }
-	// Encoded forms of what needs none: any host with a wildcard subscription gets
-	// them, and permissions for "default" do not cover them.
+	// Needlessly encoded names: any host with a wildcard subscription gets them, and permissions
+	// for "default" do not cover them.
 	encoded := func(name string) string {
 		return "x--" + strings.ToLower(base32.HexEncoding.WithPadding(base32.NoPadding).EncodeToString([]byte(name)))
 	}
@@ -315,7 +315,7 @@ func TestRefusals(t *testing.T) {
 			if started != c.started {
 				t.Errorf("Mesh-Started = %q", a.Header.Get("Mesh-Started"))
 			}
-			// What ends an answer that may be a stream, too.
+			// The end of an answer that may be a stream, too.
 			in := r.inbox()
 			r.send(in, c.subject, c.body, append(slices.Clone(c.headers), "Mesh-Stream", "inbox")...)
 			if len(c.headers) > 0 && c.headers[0] == "Mesh-Stream" {
@@ -510,7 +510,7 @@ func TestDepthIsNotBelieved(t *testing.T) {
 	}
 }
 
-// Calls that go round in a circle end at the limit, whoever counts them.
+// Calls in a circle end at the limit, for every kind of caller.
 func TestDepthIsLimited(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{MaxDepth: 3}})
@@ -528,7 +528,7 @@ func TestDepthIsLimited(t *testing.T) {
 	}
 }
 
-// What nats micro stats shows of a node are its calls.
+// nats micro stats counts a node's calls.
 func TestFiguresOfANode(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

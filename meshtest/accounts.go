@@ -10,8 +10,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// TwoAccounts is a broker where the mesh and its callers have an account each:
-// the mesh's account exports what a caller may send and read, the callers' imports it.
+// TwoAccounts is a broker with one account for the mesh and one for its callers: the mesh's
+// exports the subjects that callers may send and read, the callers' imports them.
 type TwoAccounts struct{ *Server }
 
 // Users of [TwoAccounts].
@@ -62,7 +62,7 @@ func (a *TwoAccounts) Caller(t testing.TB, options ...nats.Option) *nats.Conn {
 	return a.Connect(t, append(options, nats.UserInfo(callerUser, callerUser))...)
 }
 
-// exported returns what a mesh's account exports to callers of any session.
+// exported returns the subjects that a mesh's account exports to callers of any session.
 func exported(t testing.TB) (services, streams []string) {
 	t.Helper()
 	const one = "ONE" // any single name, until it is replaced

@@ -17,8 +17,8 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 )
 
-// startTimeout bounds what a test waits for a broker or a cluster: generous,
-// because machines that run tests are busy.
+// startTimeout bounds the start of a broker or a cluster. It is generous, as machines that run
+// tests are busy.
 const startTimeout = 60 * time.Second
 
 // Option adjusts a broker of a test.
@@ -100,8 +100,8 @@ func (s *Server) start(ctx context.Context) error {
 			s.options.Listen = address
 			return nil
 		}
-		// The port may be taken for a moment by a connection that has it as its
-		// own end: it was free while the broker was down.
+		// A connection may have the port as its own end for a moment, as it was free while the
+		// broker was down.
 		taken := strings.Contains(err.Error(), "address already in use")
 		if s.options.Listen == "" && !taken {
 			return err
@@ -173,9 +173,8 @@ func connect(t testing.TB, url string, options []nats.Option) *nats.Conn {
 	return nc
 }
 
-// freePorts returns loopback addresses that were free at one moment. Their ports
-// are below those that systems give to connections by themselves, of which other
-// tests make thousands in the meantime.
+// freePorts returns loopback addresses that were free a moment ago. Their ports are below those
+// that systems assign to connections, of which other tests make thousands meanwhile.
 func freePorts(t testing.TB, n int) []string {
 	t.Helper()
 	addresses := make([]string, n)
@@ -196,8 +195,8 @@ func freePorts(t testing.TB, n int) []string {
 	return addresses
 }
 
-// Until asks every few milliseconds until ok holds, and fails the test after a
-// minute. It is for what gives no signal; what is said of it goes into the failure.
+// Until calls ok every few milliseconds until it is true, and fails the test with the text after
+// a minute. It is for conditions that give no signal.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)

@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Cluster starts n brokers that are one cluster, and returns when JetStream has
-// a leader that knows all of them. Use 2 or 3: two servers show what routes do to
-// messages, three keep three copies of a stream.
+// Cluster starts a cluster of n brokers, and returns when JetStream has a leader that knows all
+// of them. Use 2 to test routes between servers, 3 for three copies of a stream.
 func Cluster(t testing.TB, n int, options ...Option) []*Server {
 	t.Helper()
 	routes := freePorts(t, n)
@@ -33,8 +32,8 @@ func Cluster(t testing.TB, n int, options ...Option) []*Server {
 	return servers
 }
 
-// WaitForLeader returns when the JetStream of a cluster has a leader, all of
-// these servers are part of it, and each is up to date.
+// WaitForLeader returns when the JetStream of a cluster has a leader, all of these servers are
+// part of it, and each is up to date.
 func WaitForLeader(t testing.TB, servers []*Server) {
 	t.Helper()
 	Until(t, "the cluster has a leader", func() bool {

@@ -37,8 +37,8 @@ type Keyed struct {
 	session func(t testing.TB, id subjects.SessionID) []nats.Option
 }
 
-// WithKeys starts a broker with keys, and clients without a key as callers, as
-// mesh auth template --nats-conf has it.
+// WithKeys starts a broker with keys, where clients without a key are callers, by the
+// configuration of mesh auth template --nats-conf.
 func WithKeys(t testing.TB, options ...Option) *Keyed {
 	t.Helper()
 	dir := t.TempDir()
@@ -116,8 +116,7 @@ func must(t testing.TB, err error, what string) {
 	}
 }
 
-// WithJWTs starts a broker in operator mode, whose users have what
-// mesh auth template --jwt prints.
+// WithJWTs starts a broker in operator mode, with the users of mesh auth template --jwt.
 func WithJWTs(t testing.TB, options ...Option) *Keyed {
 	t.Helper()
 	o := InOperatorMode(t, options...)
@@ -163,7 +162,7 @@ type Operated struct {
 	account nkeys.KeyPair
 }
 
-// InOperatorMode starts a broker whose users have JWTs of its account.
+// InOperatorMode starts a broker in operator mode, with users by JWTs of its account.
 func InOperatorMode(t testing.TB, options ...Option) *Operated {
 	t.Helper()
 	must := func(err error) {

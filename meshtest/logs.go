@@ -27,7 +27,7 @@ func dumpOnFailure(t testing.TB) {
 
 // Logs is a captured log.
 type Logs struct {
-	// Logger is what is captured.
+	// Logger is captured.
 	Logger *slog.Logger
 
 	mu      sync.Mutex
@@ -35,8 +35,8 @@ type Logs struct {
 	changed chan struct{}
 }
 
-// CaptureLogs returns a logger that keeps what it gets, of all levels. A failing test
-// prints it; with [ShowLogs] it is printed as it is written.
+// CaptureLogs returns a logger that keeps its records, of all levels. A failing test prints them;
+// with [ShowLogs] they are printed as they are written.
 func CaptureLogs(t testing.TB) *Logs {
 	t.Helper()
 	l := &Logs{changed: make(chan struct{})}

@@ -26,9 +26,9 @@ func Main(m *testing.M, after ...func()) {
 	}))...)
 }
 
-// Parallel runs at least n tests at once that call t.Parallel, also on fewer processors: most of
-// a test is waiting. The first number that is set counts, and -parallel before all others. Call
-// it before [Main].
+// Parallel runs at least n tests with t.Parallel at once, also on fewer processors, as tests
+// mostly wait. The first number that is set counts, and -parallel before all others. Call it
+// before [Main].
 func Parallel(n int) {
 	flag.Parse()
 	const name = "test.parallel"
@@ -45,27 +45,25 @@ func Parallel(n int) {
 // LeakOptions are the goroutines that end by themselves, or never and rightly.
 func LeakOptions() []goleak.Option {
 	return []goleak.Option{
-		// nats.go 1.55: an object store's Put ends this goroutine by closing its
-		// channel. When Put is done before the goroutine has begun, that finds no
-		// channel any more and waits on nil for ever.
+		// nats.go 1.55: an object store's Put ends this goroutine by closing its channel. If Put
+		// is done before the goroutine has begun, the goroutine finds no channel and waits on nil
+		// for ever.
 		goleak.IgnoreTopFunction("github.com/nats-io/nats.go/jetstream.(*jetStream).resetPendingAcksOnReconnect"),
-		// nats-server 2.15: a server of a cluster that is shut down while it creates a
-		// stream's or a bucket's group forgets the group's files, open, with the
-		// goroutine that writes their state and the clock that all files share.
-		// What else a server has left would still be found.
+		// nats-server 2.15: a server that is shut down while its cluster creates the group of a
+		// stream or a bucket leaves the group's files open, with the goroutine that writes their
+		// state and the clock that all files share. Other goroutines of a server are still found.
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
 	}
 }
 
-// Stopper is a host, a router, an agent or what else drains before it ends.
+// Stopper is a host, a router, an agent or any other part that drains before it ends.
 type Stopper interface {
 	Stop(ctx context.Context) error
 }
 
-// End stops s without a drain, which takes two seconds, as a second signal does: calls that
-// run are ended. It is for what a test has no more use of; a test of how s leaves calls
-// Stop.
+// End stops s without its drain of two seconds, as a second signal does: running calls are ended.
+// A test of the drain itself calls Stop.
 func End(t testing.TB, s Stopper) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

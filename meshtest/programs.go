@@ -36,8 +36,8 @@ func Programs(dir string, names ...string) error {
 	return nil
 }
 
-// Python makes a virtual environment in a folder, installs what arguments of pip name, and
-// returns its interpreter. With uv on PATH it takes a tenth of the time.
+// Python makes a virtual environment in a folder, installs the packages that pip's arguments
+// name, and returns its interpreter. With uv on PATH it takes a tenth of the time.
 func Python(folder string, install ...string) (string, error) {
 	python := filepath.Join(folder, "bin", "python")
 	if _, err := exec.LookPath("uv"); err == nil {

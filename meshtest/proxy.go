@@ -27,7 +27,7 @@ type Proxy struct {
 	refuse bool
 	closed bool
 	hold   chan struct{} // closed = bytes pass; open = a black hole
-	stall  bool          // hold holds only what goes to the broker
+	stall  bool          // hold holds only data for the broker
 }
 
 // NewProxy starts a proxy to a broker. It ends with the test.
@@ -61,12 +61,12 @@ func (p *Proxy) Cut(refuse bool) {
 	p.closeAll()
 }
 
-// Blackhole keeps every connection open and passes nothing, in neither direction,
-// until [Proxy.Heal]: a machine that is gone, or a cable.
+// Blackhole keeps every connection open and passes no data, in either direction, until
+// [Proxy.Heal], as a lost machine or cable does.
 func (p *Proxy) Blackhole() { p.holdBack(false) }
 
-// Stall reads nothing more of what clients send, until [Proxy.Heal]: their
-// sockets fill. What the broker sends still passes.
+// Stall stops reading from clients until [Proxy.Heal], so that their sockets fill. Data from the
+// broker still passes.
 func (p *Proxy) Stall() { p.holdBack(true) }
 
 func (p *Proxy) holdBack(stall bool) {
@@ -78,7 +78,7 @@ func (p *Proxy) holdBack(stall bool) {
 	}
 }
 
-// Heal lets everything pass again, also what was held back, and takes new connections.
+// Heal passes all data again, including the held data, and accepts new connections.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,7 +18,7 @@ func (s *Server) PublishRaw(t testing.TB, subject, reply, header, body string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer nc.Close() //nolint:errcheck // all has been said
+	defer nc.Close() //nolint:errcheck // all was sent
 	if reply != "" {
 		reply += " "
 	}

@@ -78,10 +78,9 @@ func Single(t testing.TB) *Topology {
 	return cluster("single", []*Server{Broker(t)})
 }
 
-// Conversations runs a test of what a caller and a node say to each other on each
-// topology, and on brokers that admit users: the node with its key, and a caller
-// without one or with that of a session that was created; and, with MESH_SOAK in the
-// environment, both with JWTs.
+// Conversations runs a test of the messages between a caller and a node on each topology and on
+// brokers with users: the node with its key, and a caller without one or with that of a created
+// session; and with MESH_SOAK in the environment both with JWTs.
 func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {
 	t.Helper()
 	for _, with := range []struct {
@@ -115,8 +114,8 @@ func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {
 	Topologies(t, run)
 }
 
-// Soak reports whether there is time for what is long, or differs little from the rest:
-// make soak sets MESH_SOAK.
+// Soak reports whether to run long tests, and those that differ little from others: make soak
+// sets MESH_SOAK.
 func Soak() bool { return os.Getenv("MESH_SOAK") != "" }
 
 func cluster(name string, servers []*Server) *Topology {

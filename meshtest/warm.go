@@ -15,10 +15,10 @@ var bytecode struct {
 	files fstest.MapFS
 }
 
-// Warm puts the worker's files and their bytecode into the new folder of an executor, as an
-// executor of an earlier test has left them in its own: to compile them takes half a second
-// of a processor. An executor compares them with its own, and writes what is missing or
-// different. A folder that was used before stays as it is. cleanup is the test's Cleanup.
+// Warm copies the worker's files and their bytecode into the new folder of an executor from the
+// folder of an earlier test, as compiling them takes half a second of a processor. The executor
+// compares them with its own, and writes missing and different ones. A folder that was used
+// before stays as it is. cleanup is the test's Cleanup.
 func Warm(executor string, cleanup func(func())) {
 	bytecode.Lock()
 	files := bytecode.files

@@ -7,15 +7,15 @@ import (
 	"github.com/toolmesh/toolmesh/router/standby"
 )
 
-// Stuck is why the router does not get on, whatever the broker does; nil while it does.
-// See [host.Host.Stuck]. It may be called at any time.
+// Stuck returns an error while the router is blocked, whatever the broker does. See
+// [host.Host.Stuck]. It may be called at any time.
 func (r *Router) Stuck() error {
 	return r.member.Stuck()
 }
 
-// Condition is why the router is not to be counted on: it has not joined the mesh, has
-// lost its connection, or is stopping; or what [host.Host.Unready] says of the functions
-// that it serves. There is nothing for people to note. It may be called at any time.
+// Condition is the reason why the router is not ready: it has not joined the mesh, has lost its
+// connection, or is stopping; or the error of [host.Host.Unready] for its functions. The note is
+// always empty. It may be called at any time.
 func (r *Router) Condition() (note string, err error) {
 	h := r.member.Node()
 	switch {
@@ -25,7 +25,7 @@ func (r *Router) Condition() (note string, err error) {
 		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the router is starting")
 	case h != nil:
 		return "", h.Unready()
-	case !r.member.Bus.State().Connected: // the connection's own word waits for whoever writes to it
+	case !r.member.Bus.State().Connected: // nats.Conn.Status would wait for a goroutine that writes to it
 		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "there is no connection to the NATS server")
 	}
 	return "", nil
@@ -36,8 +36,8 @@ func (r *Router) Figures() *host.Figures {
 	return r.member.Figures()
 }
 
-// Seen is what the router knows of the mesh; nil before it has joined and once it
-// leaves. Unlike [Router.View] it waits for nothing.
+// Seen returns the router's view of the mesh; nil before it has joined and once it leaves. Unlike
+// [Router.View] it does not wait.
 func (r *Router) Seen() *registry.View {
 	if r.leaving.Load() {
 		return nil
@@ -45,7 +45,7 @@ func (r *Router) Seen() *registry.View {
 	return r.member.Seen()
 }
 
-// Standby is what has become of the calls that waited here for a node; nil where none do.
+// Standby counts the outcomes of the calls that waited here for a node; nil without a standby.
 func (r *Router) Standby() *standby.Outcomes {
 	if s := r.standby.Load(); s != nil {
 		f := s.Outcomes()

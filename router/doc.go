@@ -19,7 +19,7 @@
 // With [Options.Standby], calls of installed indexes that no node serves wait in the router for
 // a node, for instance while an autoscaler starts one.
 //
-// # What it never does
+// # Limits
 //
 // It enforces nothing: permissions are the broker's, and limits are checked where a call is
 // admitted. It links neither the executor nor a broker, and reads no environment.

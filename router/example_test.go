@@ -47,7 +47,7 @@ func ExampleRouter_CreateSession() {
 	// Output: ["a page about tides"]
 }
 
-// A service has one router: it serves functions of its own and calls what others serve.
+// A service has one router: it serves its own functions and calls others.
 func ExampleRouter_Handle() {
 	type amount struct {
 		Amount float64 `json:"amount"`

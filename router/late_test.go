@@ -17,8 +17,8 @@ import (
 	"github.com/toolmesh/toolmesh/router"
 )
 
-// A caller that must not ask the broker for its time is told it by the mesh, and what the
-// network held of its calls beyond their time does not run.
+// A caller that must not ask the broker for its time gets it from the mesh, and calls that the
+// network delays beyond their deadline do not run.
 func TestDelayedCallsDoNotRunAfterTheirDeadline(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t, meshtest.Config(`

@@ -22,7 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// joinWait bounds what a router does on the first use of the mesh.
+// joinWait bounds the join of the mesh, on a router's first use.
 const joinWait = 15 * time.Second
 
 // Options adjusts a [Router].
@@ -37,8 +37,8 @@ type Options struct {
 	Service string
 	// Version is the version of the program, for people. Defaults to none.
 	Version string
-	// SessionPolicy is "open" (the default: any session exists) or "strict" (only
-	// those that were created), for the functions that this router serves.
+	// SessionPolicy is "open" (the default: any session exists) or "strict" (only created ones),
+	// for the functions that this router serves.
 	SessionPolicy string
 	// Slots is how many calls of its functions run at once. Defaults to
 	// host.DefaultSlots.
@@ -49,7 +49,7 @@ type Options struct {
 	// Standby has calls of installed indexes that no node serves wait here for one. Defaults
 	// to nil: they do not. It takes the rights of a node.
 	Standby *standby.Options
-	// Logger takes what happens; nil discards it.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
@@ -88,7 +88,7 @@ type Router struct {
 	standby atomic.Pointer[standby.Standby]
 	leaving atomic.Bool
 
-	mu     sync.Mutex // guards what follows, and the member's changes
+	mu     sync.Mutex // guards the fields below, and the member's changes
 	micro  *bus.Service
 	closed bool
 
@@ -176,8 +176,8 @@ func (r *Router) join(ctx context.Context) error {
 	return r.member.Join(ctx)
 }
 
-// standBy begins to tell which calls wait for a node, and to hold calls itself if the
-// options say so, once; r.mu is held.
+// standBy starts, once, to publish which calls wait for a node, and to hold calls itself if the
+// options ask for it; r.mu is held.
 func (r *Router) standBy() error {
 	switch {
 	case r.opts.Standby == nil:
@@ -231,8 +231,8 @@ func (r *Router) handle(index subjects.IndexName, session subjects.SessionID, na
 	return h.HandleIn(index, session, name, handler, opts...)
 }
 
-// View is what the router knows of the mesh: nodes, indexes and sessions. It
-// joins the mesh if that has not happened yet.
+// View returns the router's view of the mesh: nodes, indexes and sessions. It joins the mesh if
+// the router has not yet.
 func (r *Router) View(ctx context.Context) (*registry.View, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -256,8 +256,8 @@ func (r *Router) Run(ctx context.Context) error {
 	return r.Close()
 }
 
-// Stop drains what the router serves and leaves the mesh. It may be called more
-// than once; every call waits, so that the connection may be closed after it.
+// Stop drains the router's functions and leaves the mesh. It may be called more than once; every
+// call waits, so that the connection may be closed after it.
 func (r *Router) Stop(ctx context.Context) error {
 	r.stopOnce.Do(func() { r.stopErr = r.leave(ctx) })
 	return r.stopErr
@@ -271,7 +271,7 @@ func (r *Router) leave(ctx context.Context) error {
 	micro := r.micro
 	r.mu.Unlock()
 	if tasks := r.member.Tasks; tasks != nil {
-		tasks.Stop(ctx) // before what holds calls: others go on with what it leaves
+		tasks.Stop(ctx) // before the holders of calls: other runners go on with them
 	}
 	if held := r.standby.Load(); held != nil {
 		held.Stop(ctx)

@@ -48,7 +48,7 @@ func TestEmbeddedRouter(t *testing.T) {
 	if err != nil || string(res.Value) != `["found x"]` {
 		t.Fatalf("search: %v %v", res, err)
 	}
-	// What the registry has been told reaches the processes that answer for it a moment later.
+	// A registration reaches the processes that answer for the registry a moment later.
 	meshtest.Until(t, "the session's tool is listed as served", func() bool {
 		all, err := s.Client().List(t.Context())
 		if err != nil || len(all) > 1 || len(all) == 1 && all[0].ID != "search" {

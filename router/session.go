@@ -75,7 +75,7 @@ func (r *Router) Session(id subjects.SessionID) *Session {
 	return &Session{caller: caller{r.client.In(id)}, r: r, id: id}
 }
 
-// Sessions lists the sessions that somebody created.
+// Sessions lists the sessions that were created.
 func (r *Router) Sessions(ctx context.Context) ([]registry.SessionRecord, error) {
 	view, err := r.View(ctx)
 	if err != nil {
@@ -84,9 +84,9 @@ func (r *Router) Sessions(ctx context.Context) ([]registry.SessionRecord, error)
 	return view.Sessions(), nil
 }
 
-// EndSession ends a session: its record goes, and with it, on every node within
-// a moment, its tools, its private indexes, and the calls and streams that run.
-// One that nobody created is session_not_found.
+// EndSession ends a session: its record is removed, and within a moment, on every node, its
+// tools, its private indexes, and its running calls and streams end. The error is
+// session_not_found for a session that was never created.
 func (r *Router) EndSession(ctx context.Context, id subjects.SessionID) error {
 	return r.end(ctx, id, "")
 }
@@ -123,14 +123,14 @@ func (r *Router) end(ctx context.Context, id subjects.SessionID, epoch string) e
 			}
 		}
 	}
-	return uninstall() // what was being installed then
+	return uninstall() // an install that was under way
 }
 
 // ID is the session's name.
 func (s *Session) ID() subjects.SessionID { return s.id }
 
-// stands refuses a session that nobody created, and one of another epoch than the
-// given one: the name of a session that has ended may be in use again.
+// stands refuses a session that was never created, and one of another epoch than the given one:
+// the name of a session that has ended may be in use again.
 func (r *Router) stands(ctx context.Context, id subjects.SessionID, epoch string) error {
 	record, err := r.member.Store.SessionNow(ctx, id)
 	switch {
@@ -142,9 +142,9 @@ func (r *Router) stands(ctx context.Context, id subjects.SessionID, epoch string
 	return err
 }
 
-// Handle serves a Go function as the session's own tool of that name, until the
-// session ends. One that CreateSession made and that has ended is
-// session_not_found, also where its name is in use again.
+// Handle serves a Go function as the session's own tool of that name, until the session ends.
+// After the end of a session of CreateSession the error is session_not_found, also if its name is
+// in use again.
 func (s *Session) Handle(name string, handler host.Handler, opts ...host.ToolOption) (subjects.ToolID, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
 	defer cancel()

@@ -14,9 +14,9 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// A session's name that is used again at once is a new session: what was served
-// in the old one goes, and what is served in the new one stays, whichever of the
-// changes the router's view shows first, or not at all.
+// A session's name that is used again at once is a new session: tools of the old one are
+// withdrawn and tools of the new one stay, whichever change the router's view shows first, or
+// none.
 func TestSessionThatIsCreatedAgainAtOnce(t *testing.T) {
 	t.Parallel()
 	r := testmesh.Router(t, meshtest.Broker(t).Connect(t), nil)

@@ -12,8 +12,8 @@ import (
 	"github.com/toolmesh/toolmesh/router"
 )
 
-// The handle of a session that has ended serves nothing in the next one of its name,
-// and does not end it; what was served by it is gone, whichever process ended the session.
+// The handle of an ended session serves nothing in the next one of its name, and does not end it;
+// its tools are withdrawn, whichever process ended the session.
 func TestHandleOfASessionThatHasEnded(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

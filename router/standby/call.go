@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// signLate is the max delay of a keepalive: a caller that has heard nothing for 2.5 s has
-	// given the call up, and may have sent it again.
+	// signLate is the max delay of a keepalive: a caller without one for 2.5 s has given the call
+	// up, and may have sent it again.
 	signLate = 2 * time.Second
 	// callerGone is how long keepalives may meet no caller until the call ends, as with streams.
 	callerGone = 10 * time.Second
@@ -103,7 +103,7 @@ func (c *call) parse(err error) *toolmesh.Error {
 		return bad.WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
 	if c.req.IsAgain {
-		return toolmesh.Errorf(toolmesh.CodeNodeLost, "no node serves the tool any more that the call was sent to before: whether it ran is not known").WithOrigin(toolmesh.OriginMesh)
+		return toolmesh.Errorf(toolmesh.CodeNodeLost, "the call was sent before, to a node that has stopped serving the tool: whether the call ran is not known").WithOrigin(toolmesh.OriginMesh)
 	}
 	if left, ok := c.left(); ok && left <= 0 {
 		return toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
@@ -165,7 +165,7 @@ func (c *call) run() {
 			c.end(unavailable("router %s, where the call waited, was held up: send it again", s.node))
 			return
 		case node != "" && c.deserted():
-			c.end(unavailable("the call's turn has come, and its caller is not there"))
+			c.end(unavailable("the caller was gone before the call could begin"))
 			return
 		case node != "" && time.Now().After(c.retryAt) && c.mayPass():
 			if c.pass(node, boot, ticker.C) {
@@ -213,8 +213,8 @@ func (c *call) late() bool {
 	return c.req.Keepalive && time.Since(c.signed) > bus.KeepaliveEvery+signLate/2
 }
 
-// deserted reports whether the last keepalive met nobody, of a call that nobody else will ask for.
-// Callers that answer are asked instead, and those of streams have time to come back.
+// deserted reports whether the last keepalive met no subscription, for calls that are never asked
+// for again. Callers that answer are asked instead, and those of streams have time to come back.
 func (c *call) deserted() bool {
 	q := c.req
 	return q.Keepalive && !q.Answers && q.Delivery == codec.DeliverNone && !q.Outlive && q.IdempotencyKey == "" && c.probe.Nobody()
@@ -231,7 +231,7 @@ func (c *call) look() (node subjects.NodeID, boot subjects.BootID, refused *tool
 	if c.batch != nil {
 		route, _ := v.Route(session, c.tools[0])
 		owner, _ := v.Owner(codec.FeatureBatch, route.Nodes, string(session), string(c.req.RPCID))
-		return owner.Node, "", nil // the node itself sees to repetitions
+		return owner.Node, "", nil // the node itself handles repetitions
 	}
 	route, known := v.Route(session, c.subject.Tool)
 	if len(route.Nodes) > 0 {
@@ -324,7 +324,7 @@ func (c *call) say(header codec.Header) bool {
 	return true
 }
 
-// expired is the error of a call that no node has taken in time, with what to do.
+// expired is the error of a call that no node has taken in time, with the remedy.
 func (c *call) expired(why string) *toolmesh.Error {
 	waited := time.Since(c.arrived)
 	e := unavailable("the call has waited %v for a node, %s", waited.Round(time.Millisecond), why)
@@ -378,7 +378,7 @@ func (c *call) publish(m *nats.Msg) {
 	}
 }
 
-// word is what a message of the node that has the call means for it.
+// word is the meaning of a message from the node that has the call.
 type word int
 
 const (
@@ -475,7 +475,7 @@ func (c *call) pass(node subjects.NodeID, boot subjects.BootID, tick <-chan time
 			return true // the caller has given it up long ago
 		case <-s.base.Done():
 			if !acked {
-				c.answer(toolmesh.Errorf(toolmesh.CodeUnavailable, "router %s has stopped, through which the call was made: whether the tool ran is not known", s.node).WithOrigin(toolmesh.OriginMesh))
+				c.answer(toolmesh.Errorf(toolmesh.CodeUnavailable, "router %s, which made the call, has stopped: whether the tool ran is not known", s.node).WithOrigin(toolmesh.OriginMesh))
 			}
 			return true
 		}
@@ -489,8 +489,8 @@ func (s *Standby) take(c *call, taken bool) {
 	c.waiting = !taken
 }
 
-// count counts a call that was passed on to a node. Its end is the turn of one that waits for
-// room there, the first that came; should that not take it, all look again soon: see look.
+// count counts a call that was passed on to a node. At its end the first call that waits for room
+// there is sent; if the node refuses it, all look again soon: see look.
 func (s *Standby) count(node subjects.NodeID, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -508,7 +508,7 @@ func (s *Standby) count(node subjects.NodeID, n int) {
 		}
 	}
 	if next != nil {
-		next.full = nil // the next end is another one's turn
+		next.full = nil // the next end is for another call
 		wake.Up(next.room)
 	}
 }
@@ -540,7 +540,7 @@ func (c *call) send(inbox *bus.Inbox, node subjects.NodeID) bool {
 	return inbox.Send(&nats.Msg{Subject: to, Header: nats.Header(header), Data: c.m.Data}) == nil
 }
 
-// read says what a message means. begun: the node has said something before.
+// read returns the meaning of a message. already: the node has sent a message before.
 func (c *call) read(m *nats.Msg, already bool) word {
 	if bus.NoResponders(m) {
 		if already {
@@ -589,9 +589,8 @@ func elsewhere(e *toolmesh.Error) bool {
 	return e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeToolNotFound
 }
 
-// forward passes a message of the node on to the caller, with how long the call has waited
-// where that is to be said. By a reply subject the node finds out whether its reader is
-// there.
+// forward passes a message of the node on to the caller, with the call's wait if say is set. By
+// the reply subject the node finds out whether its reader is present.
 func (c *call) forward(m *nats.Msg, waited time.Duration, say bool) {
 	out := &nats.Msg{Subject: c.m.Reply, Header: m.Header, Data: m.Data}
 	if m.Reply != "" {

@@ -14,7 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/router/standby"
 )
 
-// heap is what the process holds.
+// heap returns the size of the process's heap.
 func heap() int64 {
 	runtime.GC()
 	runtime.GC()
@@ -64,8 +64,8 @@ func TestWaitingCallsAreHeldCompressed(t *testing.T) {
 	}
 }
 
-// What waits has a bound in bytes, of which a session leaves some to others, and all whose
-// names are made up together, too.
+// Waiting calls are bounded in bytes. A session leaves a share to others, and so do all sessions
+// that were never created together.
 func TestWaitingCallsAreBoundedInBytes(t *testing.T) {
 	r := newRig(t, single(t), 1, &standby.Options{})
 	body := `{"city":"` + strings.Repeat("x", 900<<10) + `"}`

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { meshtest.Main(m) }
 
 const waitTimeout = 60 * time.Second
 
-// pool is what the index of these tests is for.
+// pool is the pool of these tests' index.
 const pool = "gpu"
 
 // tools of the index "weather": "today" returns how often it ran, "watch" yields 1 to 3,
@@ -89,7 +89,7 @@ func (r *rig) router(nc *nats.Conn, opts *standby.Options) *router.Router {
 	return one
 }
 
-// install writes what an install leaves in the registry.
+// install writes an install's records to the registry.
 func (r *rig) install(listed bool) {
 	r.t.Helper()
 	b := testmesh.Bus(r.t, r.top.Serve(r.t), nil)
@@ -121,7 +121,7 @@ func (r *rig) standsBy(routers int) {
 	}
 	nc := r.top.Call(r.t)
 	meshtest.Until(r.t, "calls of the index are subscribed", func() bool {
-		// No envelope may be without a tool: whoever is there refuses it.
+		// An envelope without a tool is refused by any answerer.
 		m, err := nc.Request("tools."+r.session()+".weather.today", []byte(`{"type":"rpc_tool_call","rpc_id":"","tool_id":"weather.today"}`), time.Second)
 		return err == nil && len(m.Data) > 0
 	})

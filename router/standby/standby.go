@@ -32,8 +32,8 @@ const (
 	// notifications: the view does not tell that a node is silent. lookGap is the min time between.
 	lookEvery = 500 * time.Millisecond
 	lookGap   = 50 * time.Millisecond
-	// settle is how long an index is served before calls of a tool that no node of it has are
-	// ended: a node publishes several records.
+	// settle is how long a new index may lack a tool before calls of that tool end, as a node
+	// publishes several records.
 	settle = 3 * time.Second
 	// heldBytes bounds the messages of all calls that it holds.
 	heldBytes = 64 << 20
@@ -46,18 +46,19 @@ type Options struct {
 	Calls int
 	// Timeout is how long a call waits for a node at most. Defaults to DefaultTimeout.
 	Timeout time.Duration
-	// Logger takes what happens; nil discards it.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
-// Outcomes are what a standby has done since its start.
+// Outcomes count the standby's calls since its start.
 type Outcomes struct {
 	// Ended counts the calls that waited, by their end: ok for one that a node has taken, else
 	// the code of the answer.
 	Ended map[toolmesh.Code]uint64
 	// Waited is the sum of their waits.
 	Waited time.Duration
-	// Indexes is the number of indexes whose calls come here now, Waiting that of calls that wait.
+	// Indexes is the number of indexes that it holds calls for now, Waiting the number of waiting
+	// calls.
 	Indexes, Waiting int
 }
 
@@ -71,18 +72,18 @@ type Standby struct {
 	node     subjects.NodeID
 	identity *codec.Identity // of the answers that are its own
 
-	quit chan struct{} // closed when Stop begins: nothing waits any more
+	quit chan struct{} // closed when Stop begins: no call waits after that
 	base context.Context
 	end  context.CancelFunc // gives up the calls that were passed on
 	wg   sync.WaitGroup     // all goroutines
 	once sync.Once
 	told *awaiting.Teller
 	held *fair.Room[subjects.SessionID] // bytes of messages
-	// places is how many calls there may be: an account has as many as it leaves free.
+	// places bounds the calls: an account has at most as many as it leaves free.
 	places *fair.Room[subjects.SessionID]
 
-	mu       sync.Mutex                    // guards what follows
-	closed   bool                          // nothing is subscribed any more
+	mu       sync.Mutex                    // guards the fields below
+	closed   bool                          // without subscriptions
 	over     bool                          // and nothing is held
 	subs     map[string]*nats.Subscription // by subject
 	since    map[string]time.Time          // subjects of indexes that were not served, and are since
@@ -92,15 +93,15 @@ type Standby struct {
 	outcomes Outcomes
 }
 
-// New begins to stand by. conn and view must outlive it. Its errors name node. more are further
-// sources of calls that wait in this process; they are published with its own.
+// New starts a standby. conn and view must outlive it. Its errors name node. more are further
+// sources of waiting calls in this process; they are published with its own.
 func New(conn registry.Conn, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) (*Standby, error) {
 	b := bus.Of(conn)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}
 	if view == nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no view of the registry: open one").
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "standby needs a view of the registry: open one").
 			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 	}
 	o := *cmp.Or(opts, &Options{})
@@ -122,8 +123,8 @@ func New(conn registry.Conn, view *registry.View, node subjects.NodeID, opts *Op
 	return s, nil
 }
 
-// Stop answers the calls that wait, so that they are sent again elsewhere, and waits until ctx
-// ends for the answers of those that were passed on. It may be called more than once; every call
+// Stop answers the waiting calls, so that they are sent again elsewhere, and waits until ctx ends
+// for the answers of those that were passed on. It may be called more than once; every call
 // waits.
 func (s *Standby) Stop(ctx context.Context) {
 	s.once.Do(func() {
@@ -148,7 +149,7 @@ func (s *Standby) Stop(ctx context.Context) {
 	s.wg.Wait()
 }
 
-// Outcomes returns what it has done so far.
+// Outcomes returns the counts so far.
 func (s *Standby) Outcomes() Outcomes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,7 +299,7 @@ func (s *Standby) receive(m *nats.Msg) {
 	case !place:
 		c.answer(unavailable("router %s holds %d calls for nodes, and this session has its part of them: start nodes, or send again later", s.node, s.opts.Calls))
 	case !room:
-		c.answer(toolmesh.Errorf(toolmesh.CodeBusy, "the calls that wait at router %s hold as many bytes as this session may have of %d: send again later", s.node, heldBytes).
+		c.answer(toolmesh.Errorf(toolmesh.CodeBusy, "the calls that wait at router %s hold this session's share of %d bytes: send the call again later", s.node, heldBytes).
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("limit", "held_bytes").WithDetail("max", heldBytes))
 	default:
 		s.told.Wake()
@@ -314,7 +315,7 @@ func (s *Standby) leave(c *call) {
 	s.places.Give(c.account, 1)
 }
 
-// waited counts a call that does not wait any more.
+// waited counts a call that has ended its wait.
 func (s *Standby) waited(c *call, code toolmesh.Code) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -322,9 +323,9 @@ func (s *Standby) waited(c *call, code toolmesh.Code) {
 	s.outcomes.Waited += time.Since(c.arrived)
 }
 
-// control takes cancels of callers that do not know a node, which end a call that waits, and the
+// control takes cancels from callers that do not know a node, which end a waiting call, and the
 // answers of callers that were asked whether their call may be passed on. The node of a call that
-// was passed on hears the same subject.
+// was passed on subscribes to the same subject.
 func (s *Standby) control(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
 	if err != nil || m.Reply != "" && !s.bus.MayAnswer(m, subject.Session, false) {

@@ -18,7 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// outcome is what a call ended with.
+// outcome is the outcome of a call.
 type outcome struct {
 	value string
 	wait  time.Duration
@@ -119,7 +119,7 @@ func TestCallsWaitForANode(t *testing.T) {
 	})
 }
 
-// What no installed index has is not found at once, and what cannot be read is refused.
+// A tool that no installed index has is not_found at once, and an unreadable request is refused.
 func TestCallsThatDoNotWait(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
@@ -170,7 +170,7 @@ func TestCallsWithoutEnd(t *testing.T) {
 	}
 }
 
-// A call waits within its time, and within the router's; the answer says why and what to do.
+// A call waits within its own time and the router's; the answer has the reason and the remedy.
 func TestTheWaitHasBounds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{Calls: 4, Timeout: 3 * time.Second})
@@ -196,8 +196,8 @@ func TestTheWaitHasBounds(t *testing.T) {
 	r.awaits(0)
 }
 
-// A session, or all whose names are made up together, leaves others as many places as it has, and
-// what has a place keeps it.
+// A session, or all that were never created together, leaves others as many places as it has, and
+// calls with a place keep it.
 func TestSessionsShareThePlaces(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{Calls: 4})
@@ -415,8 +415,8 @@ func TestTheRouterOfACallThatWaitsIsLost(t *testing.T) {
 	}
 }
 
-// An index whose tools the record does not list: calls of any of its tools wait, and what
-// the node does not have is not found then.
+// If the record of an index lists no tools, calls of any of its tools wait, and tools that the
+// node lacks are not_found then.
 func TestToolsThatAreNotKnownYet(t *testing.T) {
 	t.Parallel()
 	r := newRigOf(t, single(t), 1, &standby.Options{}, false)
@@ -431,15 +431,14 @@ func TestToolsThatAreNotKnownYet(t *testing.T) {
 	}
 }
 
-// One node cannot serve the index and says why, at the revision that is installed or at an
-// earlier one: calls wait while another one is still to build it, and get the reason once
-// nobody is.
+// One node cannot serve the index and says why, at the installed revision or an earlier one:
+// calls wait while another node still builds it, and get the reason once none does.
 func TestCallsWaitForTheNodeThatStillBuilds(t *testing.T) {
 	t.Parallel()
 	for _, revision := range []string{"r0", "r1"} {
 		r := newRig(t, single(t), 1, &standby.Options{})
 		fails := r.agent(r.top.Serve(t), "fails", 8)
-		builds := fails // an earlier revision is what it failed to build
+		builds := fails // it failed to build an earlier revision
 		if revision == "r1" {
 			builds = r.agent(r.top.Serve(t), "builds", 8)
 		}

@@ -8,9 +8,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// The end of one call has one of those look again that wait for room on its node, the first
-// that came, and not all.
-func TestAnEndIsOneCallsTurn(t *testing.T) {
+// The end of a call wakes one call that waits for room on its node: the first that came.
+func TestEndOfACallWakesOneWaitingCall(t *testing.T) {
 	t.Parallel()
 	s := &Standby{calls: make(map[*call]struct{}), sent: map[subjects.NodeID]int{"a": 2, "b": 1}, changed: make(chan struct{})}
 	full := func(after time.Duration, nodes ...subjects.NodeID) *call {

@@ -5,17 +5,15 @@ import (
 	"time"
 )
 
-// Bounds of the names of ended calls whose results have given way. Two
-// generations of 2,097,152 names take 64 MiB at most; at 100,000 calls a second
-// that is the last 20 seconds at least.
+// Bounds of the names of ended calls whose results were dropped. Two generations of 2,097,152
+// names take 64 MiB at most; at 100,000 calls a second they cover at least the last 20 seconds.
 const (
 	maxNames = 1 << 21 // of one generation
 	buckets  = 1 << 17
 )
 
-// past is the names of calls that have ended, a hash each: what is left to know of
-// a call when its result is no longer kept. That another name has the same hash
-// happens once in years on a busy node; such a call is refused. past forgets a
+// past holds the hashes of the names of ended calls whose results were dropped. A new name with a
+// known hash occurs once in years on a busy node; such a call is refused. past forgets a
 // generation at a time, and knows since when it remembers. The zero value is empty.
 type past struct {
 	young, old generation
@@ -50,7 +48,7 @@ func (g *generation) has(hash uint64) bool {
 	return g.n > 0 && slices.Contains(g.buckets[hash%buckets], hash)
 }
 
-// turn forgets the old generation and begins a new one.
+// turn drops the old generation and begins a new one.
 func (p *past) turn() {
 	p.forgotten(p.old.last)
 	p.old, p.young = p.young, generation{}

@@ -6,8 +6,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// The places of a node: of all calls, of those that tools make, of those that are passed
-// on, and of those that wait without a slot.
+// The kinds of places on a node: of all calls, of nested calls, of calls that are passed on, and
+// of calls that wait without a slot.
 const (
 	ofAll = iota
 	ofNested
@@ -16,17 +16,17 @@ const (
 	kinds
 )
 
-// waits is for how long an account counts as one that waits for a place after it was
-// refused one: its callers send again within that.
+// waits is how long an account counts as waiting for a place after a refusal: its callers send
+// again within that time.
 const waits = time.Second
 
-// shares are the parts that accounts have of a node's places.
+// shares divides a node's places between accounts.
 //
-// An account may have all that is free while no other account waits. One that is refused a place
-// while it has less than its part, which is the same for all that are there, waits: of
-// the places that become free one is kept for it, of which those that have their part
-// get none. So a flood gives way as its calls end, and a place is left empty only for
-// an account that has just asked for one.
+// An account may take all free places while no other account waits. An account waits after a
+// refusal while it has less than its part, which is equal for all present accounts: one of the
+// next free places is kept for it, and accounts with their full part get none of those. So a
+// flood shrinks as its calls end, and a place stays empty only for an account that has just asked
+// for one.
 type shares struct {
 	slots   int
 	of      map[subjects.SessionID]*share
@@ -40,8 +40,8 @@ type share struct {
 	missed  [kinds]time.Time // when it was refused one, while it waits; else zero
 }
 
-// share is that of an account. It is there as long as the account has a place or waits,
-// and the last one somewhat longer, so that one session alone costs nothing.
+// share returns the share of an account. It exists while the account has a place or waits; the
+// last one stays somewhat longer, so that a single session costs nothing.
 func (ss *shares) share(account subjects.SessionID) *share {
 	s := ss.of[account]
 	if s == nil {
@@ -51,10 +51,10 @@ func (ss *shares) share(account subjects.SessionID) *share {
 	return s
 }
 
-// part is how many places each has a right to.
+// part is the number of places that each account has a right to.
 func (ss *shares) part() int { return max(ss.slots/len(ss.of), 1) }
 
-// may reports whether one of the free places is an account's to take.
+// may reports whether an account may take one of the free places.
 func (ss *shares) may(s *share, kind, free int) bool {
 	others := ss.waiting[kind]
 	if others > 0 && !s.missed[kind].IsZero() {
@@ -74,7 +74,7 @@ func (ss *shares) missed(s *share, kind int, now time.Time) {
 	s.missed[kind] = now
 }
 
-// left forgets an account that has given its last place back.
+// left forgets an account without places.
 func (ss *shares) left(s *share) {
 	if len(ss.of) > 1 && s.idle() {
 		delete(ss.of, s.account)
@@ -85,7 +85,7 @@ func (s *share) idle() bool {
 	return s.has[ofAll] == 0 && s.has[ofPassed] == 0 && s.has[ofParked] == 0 && s.missed == [kinds]time.Time{}
 }
 
-// sweep forgets accounts that wait no longer.
+// sweep forgets accounts without waiting calls.
 func (ss *shares) sweep(now time.Time) {
 	for account, s := range ss.of {
 		for kind, at := range s.missed {

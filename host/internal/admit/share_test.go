@@ -62,7 +62,7 @@ func TestAFloodGivesWay(t *testing.T) {
 	}
 	c.asks("flood", false)
 	c.end("flood")
-	c.asks("flood", true) // and nobody else is waited for
+	c.asks("flood", true) // no other session waits
 	c.asks("b", false)
 	c.end("flood")
 	if ok, text := c.ask("flood"); ok || !strings.Contains(text, `session "flood" has 3 of the 4`) {
@@ -104,8 +104,8 @@ func TestAFloodOfNestedCallsGivesWay(t *testing.T) {
 	c.asks("flood", true)
 }
 
-// However greedy ten sessions are, each gets what it asks for within its part, and no
-// place stays empty that somebody wants.
+// Against ten greedy sessions each one gets its requests within its share, and no place stays
+// empty while a session waits.
 func TestPartsAreFair(t *testing.T) {
 	t.Parallel()
 	const slots, rounds = 40, 4000

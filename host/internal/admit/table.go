@@ -33,25 +33,25 @@ type Key struct {
 	RPC     subjects.RPCID
 }
 
-// Request identifies a call well enough to tell a repetition from a collision:
-// all of it must agree.
+// Request identifies a call well enough to tell a repetition from a collision: all fields must
+// agree.
 type Request struct {
 	Key   Key // an empty RPC is a call that cannot be repeated or cancelled
 	Tool  subjects.ToolID
 	Epoch string // of the session
 	// Unsettled: the epoch is not known yet. Any one will do.
 	Unsettled bool
-	Stream    bool   // its answer is a stream, whatever the delivery
+	Stream    bool   // its answer is a stream, with any delivery
 	Digest    Digest // of its body
 
-	// What follows need not agree.
+	// A repetition may differ in the fields below.
 
 	// Depth is how many calls are above it.
 	Depth int
-	// Account is whose places it takes: that of its session, see [subjects.Account].
+	// Account is the account whose places the call takes, see [subjects.Account].
 	Account subjects.SessionID
-	// MayPass: where there is no place, it may be passed on to another node. Then the
-	// call has Full set and takes no slot, only one of as many places of those.
+	// MayPass allows to pass the call on to another node if there is no place. The call then has
+	// Full set and takes no slot, only one of as many places for calls that are passed on.
 	MayPass bool
 	// First is when a request was first sent that says it is sent again, by the
 	// table's clock; else zero.
@@ -69,17 +69,17 @@ func DigestOf(body []byte) Digest {
 	return Digest{maphash.Bytes(seeds[0], body), maphash.Bytes(seeds[1], body)}
 }
 
-// Record is what a call ended with: a result, or an error. Streamed is set for
-// a call whose chunks are in the store instead.
+// Record is the outcome of a call: a result, or an error. Streamed is set for a call whose chunks
+// are in the store instead.
 type Record struct {
 	Result   json.RawMessage
 	Err      *toolmesh.Error
 	Streamed bool
-	// Ref is where a result is that no message carries; nil for most. Result is then kept
-	// beside it only if there is room for it.
+	// Ref refers to a result that is larger than a message; nil for most. Result is then kept as
+	// well if there is room for it.
 	Ref   *codec.Ref
 	Cache codec.CacheUse // of a result
-	// Warning is what is wrong with a result; empty for nothing.
+	// Warning is the fault of a result, for people; empty for none.
 	Warning string
 	Lane    *codec.LaneUse // nil: it had to do with none
 	// By is the node that ran a call that was passed on; nil for this one.
@@ -115,14 +115,14 @@ func Failure(err error, started toolmesh.Started) *toolmesh.Error {
 	return e
 }
 
-// Verdict is what to do with a request.
+// Verdict is the decision on a request.
 type Verdict uint8
 
 // The verdicts.
 const (
 	// Run: the call is new and has a slot; [Table.Finish] gives it back.
 	Run Verdict = iota
-	// Join: the same call runs. Its host has what joined it get its record.
+	// Join: the same call runs. Its host gives its record to the repetition as well.
 	Join
 	// Repeat: the same call has ended; its record is returned.
 	Repeat
@@ -130,8 +130,8 @@ const (
 	Refuse
 )
 
-// Running is a call in flight. Its fields are set by Begin and, but for Full, never change; T
-// is what the host knows of it.
+// Running is a call in flight. Its fields are set by Begin and, except for Full, never change; T
+// is the host's part of it.
 type Running[T any] struct {
 	Request
 	Value T
@@ -148,7 +148,7 @@ type Running[T any] struct {
 	entry   *entry[T]
 }
 
-// entry is a call that runs, or one that has ended and whose record is kept.
+// entry is a running call, or an ended one with its record.
 type entry[T any] struct {
 	hash    uint64
 	running *Running[T] // nil once it has ended
@@ -172,15 +172,15 @@ type Table[T any] struct {
 
 	mu      sync.Mutex // no lock of another package is taken under it
 	running []*Running[T]
-	vacated int         // of running: those that have given their slot back
-	passed  int         // of running: those that have none, as they are passed on
-	parked  int         // of running: those that have none while they wait
-	deep    map[int]int // how many of running are nested and have a place, by depth; none is 0
+	vacated int         // of running: without their slot, at their end
+	passed  int         // of running: without a slot, passed on
+	parked  int         // of running: without a slot, waiting
+	deep    map[int]int // nested calls with a place, by depth; 0 has none
 	nested  int         // their sum
 	shares  shares
 	names   map[uint64]*entry[T] // by hash of the key: a table of texts is slow to search and to collect
 	spare   []entry[T]           // made together, as they are forgotten together
-	kept    []*entry[T]          // those that have ended, in order
+	kept    []*entry[T]          // ended calls, in order
 	size    int
 	past    past
 	horizon time.Time // names of calls that ended before it are forgotten
@@ -189,10 +189,9 @@ type Table[T any] struct {
 	joined  *fair.Room[subjects.SessionID] // repetitions that wait
 }
 
-// NewTable returns a table for a node that runs at most slots calls at once, and
-// beside them as many nested ones, and one more of each depth. So none waits for a
-// place that it holds itself: it waits for deeper ones only, whose own place those
-// above them cannot take. now is time.Now unless a test says otherwise.
+// NewTable returns a table for a node that runs at most slots calls at once, and next to them as
+// many nested ones, and one more of each depth: a call then only waits for deeper ones, and calls
+// above those cannot take their places. now is time.Now except in tests.
 func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	began := now()
 	return &Table[T]{
@@ -241,9 +240,8 @@ func (t *Table[T]) Begin(r Request, value T) (Verdict, *Running[T], Record, *too
 	return Run, c, Record{}, nil
 }
 
-// full says why there is no place for a call of a depth, nil if there is one. The
-// first of each depth has one of its own, the others share as many as there are slots.
-// t.mu is held.
+// full returns why there is no place for a call of a depth, nil if there is one. The first call
+// of each depth has its own place, the others share as many as there are slots. t.mu is held.
 func (t *Table[T]) full(s *share, depth int) *toolmesh.Error {
 	kind, free := ofAll, t.slots-t.inFlight()+t.vacated
 	if depth > 0 {
@@ -338,8 +336,7 @@ func (t *Table[T]) Repeated(r Request) (verdict Verdict, c *Running[T], record R
 	return verdict, c, record, err, verdict != Run
 }
 
-// repeated decides on a request whose name has a hash; Run says that it is a new
-// call. t.mu is held.
+// repeated decides on a request by the hash of its name; Run means a new call. t.mu is held.
 func (t *Table[T]) repeated(hash uint64, r Request) (Verdict, *Running[T], Record, *toolmesh.Error) {
 	k := t.names[hash]
 	switch {
@@ -365,7 +362,7 @@ func (t *Table[T]) repeated(hash uint64, r Request) (Verdict, *Running[T], Recor
 	return Repeat, nil, k.record, nil
 }
 
-// same is what a request and its repetition agree in.
+// same is the part of a request that a repetition must have in common with it.
 func (r Request) same() Request {
 	r.Depth, r.First, r.Account, r.MayPass = 0, time.Time{}, "", false
 	return r
@@ -409,10 +406,9 @@ func cancelled(before string) *toolmesh.Error {
 // leastVacated is how many calls may end without a slot on a node of few.
 const leastVacated = 16
 
-// Vacate frees the slot of a call whose tool has returned, while its end is stored: a caller
-// that reads the end may call again at once. The call runs on until Finish. If the store is
-// slow, at most as many calls as there are slots end without one. Calling Vacate again does
-// nothing.
+// Vacate frees the slot of a call whose tool has returned, while its end is stored: a caller that
+// reads the end may call again at once. The call runs until Finish. At most as many calls as
+// there are slots end without a slot, for a slow store. Calling Vacate again does nothing.
 func (t *Table[T]) Vacate(c *Running[T]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -443,8 +439,8 @@ func (t *Table[T]) Park(c *Running[T]) bool {
 	return true
 }
 
-// Unpark gives a call its slot again, also where none is free: what it has waited for
-// must not wait for a slot.
+// Unpark gives a call its slot again, beyond the max if need be: after its wait for a lane or
+// another call it must not wait for a slot.
 func (t *Table[T]) Unpark(c *Running[T]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -461,8 +457,8 @@ func (t *Table[T]) unpark(c *Running[T]) {
 	t.parked--
 }
 
-// Pass has a call that could not begin give its slot back, as it is to be passed on: why
-// says what it found here. It reports false where it must not be, or too many are.
+// Pass takes the slot from a call that could not begin here and is to be passed on; why is its
+// error on this node. It reports false if the call may not be passed on, or too many are.
 func (t *Table[T]) Pass(c *Running[T], why *toolmesh.Error) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -486,7 +482,7 @@ func (t *Table[T]) enter(c *Running[T]) {
 	}
 }
 
-// leave gives a call's place free; t.mu is held.
+// leave frees a call's place; t.mu is held.
 func (t *Table[T]) leave(c *Running[T]) {
 	if c.Full != nil {
 		c.share.has[ofPassed]--
@@ -567,7 +563,7 @@ func (t *Table[T]) keep(k *entry[T], record Record) {
 	}
 }
 
-// keptSize is about what a record costs without its result.
+// keptSize is the approximate memory of a record without its result, in bytes.
 const keptSize = 256
 
 // drop forgets a record, and not its name: the call may not run again. t.mu is held.
@@ -630,7 +626,7 @@ func (t *Table[T]) Known(key Key) bool {
 	return t.of(key) != nil
 }
 
-// InFlight is how many calls run, without those that are passed on.
+// InFlight is the number of running calls, without those that are passed on.
 func (t *Table[T]) InFlight() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -648,8 +644,7 @@ func (t *Table[T]) Running() []*Running[T] {
 // for minutes first reads the repetitions that have come meanwhile.
 const sweepStep = 5 * time.Second
 
-// Sweep forgets calls and cancels whose time is over. The host calls it each
-// second.
+// Sweep forgets expired calls and cancels. The host calls it each second.
 func (t *Table[T]) Sweep() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -152,7 +152,7 @@ func TestEpochThatIsLearnedLater(t *testing.T) {
 	stream.Stream = true
 	begin(t, tab, stream)
 	stream.Epoch = "1"
-	expect(t, tab, stream, admit.Refuse) // what it has stored is not of that session
+	expect(t, tab, stream, admit.Refuse) // the stored chunks are another session's
 
 	// One that has yet to learn its epoch is the same call as any.
 	late := request("l")
@@ -167,7 +167,7 @@ func TestEpochThatIsLearnedLater(t *testing.T) {
 	expect(t, tab, known, admit.Refuse)
 }
 
-// What another session does by a call's id has no effect on it.
+// Requests of another session with a call's id have no effect on the call.
 func TestKeysOfOtherSessions(t *testing.T) {
 	t.Parallel()
 	tab := admit.NewTable[string](2, time.Now)
@@ -220,7 +220,7 @@ func TestCallsThatNeverBeganAreNotKept(t *testing.T) {
 			t.Errorf("%s is not kept: %+v", code, rec)
 		}
 	}
-	// A call without an id is nobody's repetition, and takes a slot all the same.
+	// A call without an id is never a repetition, and takes a slot.
 	anonymous := begin(t, tab, admit.Request{Tool: "x.y"})
 	if tab.InFlight() != 1 {
 		t.Error("a call without an id has no slot")
@@ -256,7 +256,8 @@ func (c *clock) again(rpc string, ago time.Duration) admit.Request {
 	return r
 }
 
-// unknown checks that a repetition is not run, and that nobody says it was, or not.
+// unknown checks that a repetition does not run, and that the error does not say whether the call
+// ran.
 func unknown(t *testing.T, tab *table, r admit.Request) {
 	t.Helper()
 	_, err := expect(t, tab, r, admit.Refuse)
@@ -268,14 +269,14 @@ func unknown(t *testing.T, tab *table, r admit.Request) {
 	}
 }
 
-// A repetition of what the table cannot know any more does not run.
+// A repetition from before the table's memory does not run.
 func TestRepetitionsOlderThanTheTable(t *testing.T) {
 	t.Parallel()
 	clock := newClock()
 	tab := admit.NewTable[string](10, clock.Now)
 	unknown(t, tab, clock.again("before", 0))
 	unknown(t, tab, clock.again("before", time.Hour))
-	expect(t, tab, request("before"), admit.Run) // nobody says that it is sent again
+	expect(t, tab, request("before"), admit.Run) // not marked as a repetition
 	clock.sweep(tab, 10*time.Second)
 	unknown(t, tab, clock.again("before", 10*time.Second))
 	expect(t, tab, clock.again("lost on its way", 9*time.Second), admit.Run)
@@ -297,7 +298,7 @@ func TestRepetitionsOlderThanTheTable(t *testing.T) {
 	expect(t, tab, clock.again("long", 11*time.Minute), admit.Repeat)
 }
 
-// A node that was frozen reads what came meanwhile before it forgets.
+// A node that was frozen reads the waiting messages before it forgets.
 func TestFrozenNodeForgetsSlowly(t *testing.T) {
 	t.Parallel()
 	clock := newClock()
@@ -531,7 +532,7 @@ func TestPlacesOfNestedCalls(t *testing.T) {
 	tab.Finish(deep, result("1"))
 	begin(t, tab, at("i", 8)) // in the shared place that became free
 	refused(t, tab, "j", 1)
-	// A call that nobody made does not get what nested ones have left.
+	// A call from outside does not get the places of nested ones.
 	for _, c := range top {
 		tab.Finish(c, result("1"))
 	}
@@ -600,7 +601,7 @@ func TestNestedCallsDoNotWaitForThemselves(t *testing.T) {
 	}
 }
 
-// Who reads the end of a stream may call again, before the end is known to be stored.
+// A caller that reads the end of a stream may call again, before the end is known to be stored.
 func TestASlotIsFreeBeforeItsCallHasEnded(t *testing.T) {
 	t.Parallel()
 	for _, depth := range []int{0, 1} {

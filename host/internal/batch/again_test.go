@@ -53,14 +53,14 @@ func TestMembersSentAgain(t *testing.T) {
 	if a, b := m.stage.ran("named"), m.stage.ran("placed"); a != 1 || b != 1 {
 		t.Errorf("run %d and %d times", a, b)
 	}
-	// What has the name of a call that ran, in another form, may be that call.
+	// A request in another form, with the name of a call that ran, may be that call.
 	other := m.requestTo(t, "mesh.node.node-0.tools.default.stage.keyed", nats.Header{"Mesh-Rpc-Id": {"whole.0"}}, `{"name":"other"}`)[0]
 	if code, started := other.Header.Get("Mesh-Error-Code"), other.Header.Get("Mesh-Started"); code != "invalid_request" || started != "" {
 		t.Errorf("another body: %s %q", code, started)
 	}
 }
 
-// The caller of a batch dies without a word: what runs of it is cancelled.
+// The caller of a batch dies: its running calls are cancelled.
 func TestCallerOfABatchIsGone(t *testing.T) {
 	t.Parallel()
 	for _, node := range []string{"node-0", "node-1"} { // one of them passes it on
@@ -87,8 +87,8 @@ func TestCallerOfABatchIsGone(t *testing.T) {
 	}
 }
 
-// The caller of a batch dies and another one has joined what runs of it, through another
-// node: that goes on.
+// The caller of a batch dies, and another one has joined its running calls through another node:
+// they go on.
 func TestBatchThatAnotherCallerHasJoined(t *testing.T) {
 	t.Parallel()
 	for _, ways := range [][2]string{{"node-0", "node-1"}, {"node-1", "node-0"}} { // one of them passes it on

@@ -39,7 +39,7 @@ type mesh struct {
 	nc      *nats.Conn // the caller's
 }
 
-// where is what a [meshtest.Topology] and a [place] can do.
+// where is the common part of a [meshtest.Topology] and a [place].
 type where interface {
 	ServeOn(t testing.TB, i int, options ...nats.Option) *nats.Conn
 	Call(t testing.TB, options ...nats.Option) *nats.Conn
@@ -93,8 +93,8 @@ func open(t *testing.T, at where, n int, opts router.Options) *mesh {
 	return m
 }
 
-// stage is the tools of a test: what began and ended, in order, and the doors that calls
-// wait at.
+// stage has the tools of a test: a record of the calls that began and ended, in order, and doors
+// that calls wait at.
 type stage struct {
 	mu     sync.Mutex
 	events []string
@@ -281,9 +281,9 @@ func (p *place) Call(t testing.TB, options ...nats.Option) *nats.Conn {
 	return p.broker.Connect(t, options...)
 }
 
-// The contract of rath, rows K1 to K5 and K7 of the conformance table: one key one after
-// the other in call order, several keys side by side, an unsafe tool alone. Where the caller
-// says that its calls are independent, unsafe is what is declared so.
+// The contract of rath, rows K1 to K5 and K7 of the conformance table: calls of one key run in
+// call order, those of several keys in parallel, an unsafe tool alone. If the caller vouches for
+// its calls, only tools that are declared unsafe are.
 func TestLanes(t *testing.T) {
 	t.Parallel()
 	independent := []client.CallOption{client.Parallel()}
@@ -295,7 +295,7 @@ func TestLanes(t *testing.T) {
 		name  string
 		calls []client.BatchCall
 		peak  int      // how many wait at the door at once
-		order []string // of what begins, after that
+		order []string // of the calls that begin later
 		opts  []client.CallOption
 	}{
 		{"one key", []client.BatchCall{keyed("a", "x"), keyed("b", "./x"), keyed("c", "y/../x")}, 1, []string{"+a", "-a", "+b", "-b", "+c", "-c"}, nil},
@@ -512,7 +512,7 @@ func TestBadBatches(t *testing.T) {
 			t.Errorf("%s: started is not false: %s", name, answer.Data)
 		}
 	}
-	// What is wrong with one call is its own.
+	// The fault of one call does not affect the others.
 	answer := m.request(t, nil, batchOf(`{"tool_id":7}`, `{"tool_id":"stage.safe","args":{}}`, `{"tool_id":"stage.safe","kwargs":[]}`,
 		`{"tool_id":"stage.safe","timeout_ms":0}`, `{"tool_id":"stage.safe","args":[1,2,3,4,5,6,7]}`, `{"tool_id":"*"}`, `{"tool_id":"stage.safe","kwargs":{"name":"fine"}}`))[0]
 	var body struct {
@@ -547,8 +547,8 @@ func TestBadBatches(t *testing.T) {
 	}
 }
 
-// Times of calls and of the batch: what waits when its time is up has not started.
-func TestTimes(t *testing.T) {
+// Timeouts of calls and of the batch: a call that still waits at its timeout has not started.
+func TestTimeoutsOfBatchesAndCalls(t *testing.T) {
 	t.Parallel()
 	m := single(t, 2, router.Options{})
 	waits := in{Name: "holds", Path: "x", Wait: "never"}
@@ -572,7 +572,7 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// A cancel, by the context or by the batch's id, ends what runs and has nothing begin.
+// A cancel, by the context or by the batch's id, ends running calls, and no further ones begin.
 func TestCancel(t *testing.T) {
 	t.Parallel()
 	m := single(t, 3, router.Options{})
@@ -638,8 +638,8 @@ func TestFullNodes(t *testing.T) {
 	}
 }
 
-// Results that no message carries together fail one by one, with what to do, for who takes
-// no references.
+// For a caller without references, results that are too large for a message together fail one by
+// one, with a remedy.
 func TestLargeResults(t *testing.T) {
 	t.Parallel()
 	m := single(t, 1, router.Options{}, meshtest.MaxPayload(64<<10))
@@ -679,7 +679,7 @@ func TestSentAgainToANodeThatLeaves(t *testing.T) {
 	send := func(header nats.Header) {
 		go func() { answers <- m.requestTo(t, "mesh.node.node-0.batch.default", header, body)[0] }()
 	}
-	send(nats.Header{"Mesh-Hops": {"1"}}) // whoever has its id, it runs here
+	send(nats.Header{"Mesh-Hops": {"1"}}) // runs here, whichever node owns its id
 	m.stage.began(t, "kept")
 	closed := make(chan error, 1)
 	go func() { closed <- m.routers[0].Close() }()
@@ -753,7 +753,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// A batch whose node dies ends as node_lost, and its caller is not left to wait.
+// A batch whose node dies ends as node_lost in time.
 func TestNodeLost(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -19,8 +19,8 @@ type forwarded struct {
 	alive  chan *nats.Msg // of capacity 1: the keepalive to pass on
 }
 
-// Keepalive implements [bus.ExchangeUser]: it goes on to a caller that asked for it, the
-// newest if more wait.
+// Keepalive implements [bus.ExchangeUser]: it forwards keepalives to a caller that asked for
+// them, only the newest one if several wait.
 func (f *forwarded) Keepalive(m *nats.Msg, _ *codec.Reply) {
 	if !f.caller.b.Keepalive {
 		return
@@ -50,8 +50,8 @@ func (f *forwarded) Subject(n *bus.Peer) (string, error) { return subjects.NodeB
 // Silent implements [bus.ExchangeUser].
 func (f *forwarded) Silent(*bus.Peer, bool) {}
 
-// pass passes a message of the other node on to the caller. The reply subject of a keepalive
-// is a probe: the other node learns by it when the caller is gone.
+// pass passes a message of the other node on to the caller. The reply subject of a keepalive is a
+// probe: it tells the other node when the caller is gone.
 func (f *forwarded) pass(m *nats.Msg) {
 	probe := ""
 	if m.Reply != "" {
@@ -68,7 +68,7 @@ func (s *Server) forward(owner *bus.Peer, subject subjects.Subject, caller *read
 	f := &forwarded{s: s, caller: caller, alive: make(chan *nats.Msg, 1)}
 	f.User, f.Session, f.RPC, f.What = f, subject.Session, b.Request.RPCID, "the batch ran"
 	to, err := f.Subject(owner)
-	if err != nil || f.Open(s.Bus, codec.MaxBatch+8) != nil { // all that can come, so that nothing is dropped
+	if err != nil || f.Open(s.Bus, codec.MaxBatch+8) != nil { // room for all messages, so that none is dropped
 		return false
 	}
 	defer f.Close()

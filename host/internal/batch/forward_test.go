@@ -8,8 +8,8 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 )
 
-// A keepalive of a batch that is passed on holds up nobody, though the one before it waits to
-// be sent: the newest one goes.
+// A keepalive of a batch that is passed on delays nothing while an earlier one waits to be sent:
+// the newest one goes.
 func TestKeepalivesThatWait(t *testing.T) {
 	t.Parallel()
 	f := &forwarded{caller: &reader{b: &codec.Batch{}}, alive: make(chan *nats.Msg, 1)}

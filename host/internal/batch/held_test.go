@@ -12,8 +12,8 @@ import (
 	"github.com/toolmesh/toolmesh/router"
 )
 
-// Repetitions of a batch hold none of its arguments, and what batches hold together has a
-// bound: under 1 kB each on the wire, 7 MiB in memory.
+// Repetitions of a batch hold none of its arguments, and the arguments of all batches are bounded
+// together: under 1 kB each on the wire, 7 MiB in memory.
 func TestArgumentsOfBatchesAreBounded(t *testing.T) {
 	heap := func() int64 {
 		runtime.GC()

@@ -13,9 +13,9 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Results that no message carries arrive: one that does not even fit alone by a reference
-// of its own, and all of them together when they are too many for one. So does a batch
-// whose calls do not fit into a message, through any node and sent again.
+// Results that are larger than a message arrive by reference: a single one, and all of them
+// together. So does a batch with calls that are larger than a message, through any node and on
+// repetition.
 func TestLargeValuesInBatches(t *testing.T) {
 	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
@@ -67,7 +67,7 @@ func TestLargeValuesInBatches(t *testing.T) {
 	})
 }
 
-// Who does not take references gets what fits, and is told of what does not.
+// A caller without references gets the results that fit, and an error for each other one.
 func TestLargeResultsWithoutReferences(t *testing.T) {
 	t.Parallel()
 	m := single(t, 2, router.Options{})

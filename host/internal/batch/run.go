@@ -42,12 +42,12 @@ type execution struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	release context.CancelFunc // of ctx's timer
-	unwatch func() bool        // of what stop waits for
+	unwatch func() bool        // keeps the end of ctx from calling stop
 	finish  func(admit.Record)
 	members []member
 	tools   map[subjects.ToolID]*callee
 
-	mu       sync.Mutex // guards what follows, and the members; taken before the table's, and messages are sent under it
+	mu       sync.Mutex // guards the fields below and the members; taken before the table's; messages are sent under it
 	queue    lane.Queue
 	ready    []*member // may begin, in order
 	running  int
@@ -72,7 +72,7 @@ type member struct {
 	*codec.Member
 	at    int // in the batch
 	turn  *lane.Turn
-	wait  time.Duration // for its turn
+	wait  time.Duration // until it began
 	alarm *time.Timer   // ends its wait; nil for one without a time of its own
 	state state
 }
@@ -85,7 +85,8 @@ const (
 	over
 )
 
-// newExecution makes an execution with its time: its cancel may come as soon as the table has it.
+// newExecution makes an execution and starts its timeout: its cancel may come as soon as the
+// table has it.
 func newExecution(s *Server, to *reader) *execution {
 	r := &execution{s: s, b: to.b, to: to, began: to.began, release: func() {}}
 	r.ctx, r.cancel = context.WithCancelCause(s.Base)
@@ -104,7 +105,7 @@ func (r *execution) close() {
 	r.cancel(nil)
 }
 
-var errDeadline = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the time was up before the call's turn came").
+var errDeadline = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time was up before it could begin").
 	WithStarted(toolmesh.StartedNo).WithDetail("limit", "time").WithOrigin(toolmesh.OriginAgent)
 
 // join answers a repetition when the batch has ended.
@@ -118,8 +119,8 @@ func (r *execution) join(to *reader) {
 	}
 }
 
-// keepAlive says that the batch runs, and ends it once nobody is there to hear it. It is
-// the ticker's.
+// keepAlive sends keepalives, and ends the batch if all its callers are gone. The ticker calls
+// it.
 func (r *execution) keepAlive(now time.Time) {
 	r.mu.Lock()
 	all := append([]*reader{r.to}, r.joined...)
@@ -167,7 +168,7 @@ func (r *execution) start(finish func(admit.Record)) {
 	r.work()
 }
 
-// learn finds out what the tools of the batch are.
+// learn fetches the descriptors of the batch's tools.
 func (r *execution) learn() {
 	names := make([]subjects.ToolID, 0, len(r.b.Members))
 	r.tools = make(map[subjects.ToolID]*callee)
@@ -201,7 +202,7 @@ func (r *execution) bind(m *codec.Member) {
 	}
 }
 
-// key is what a call touches.
+// key returns the lane key of a call.
 func (r *execution) key(m *member) lane.Key {
 	c := r.tools[m.Tool]
 	args := m.Args
@@ -218,9 +219,9 @@ func (r *execution) key(m *member) lane.Key {
 	return key
 }
 
-// next has what may begin do so; r.mu is held. One goroutine is started at a time: it
-// sees to the next one, as long as there is something for it to do. So calls that end at
-// once are made by few, whose stacks have grown, and slow ones run side by side.
+// next starts a goroutine for the calls that may begin; r.mu is held. Goroutines start one at a
+// time, and each starts the next if there are more calls. Calls that end at once thus share few
+// goroutines, with warm stacks, and slow ones run in parallel.
 func (r *execution) next() {
 	if len(r.ready) > 0 && !r.starting && r.running < atOnce && r.ctx.Err() == nil { // else stop gives them up
 		r.starting = true
@@ -264,7 +265,7 @@ func (r *execution) take() *member {
 	return nil
 }
 
-// stop gives up what has not begun, once the batch is over.
+// stop ends the calls that have not begun, once the batch is over.
 func (r *execution) stop() {
 	cause := toolmesh.AsError(context.Cause(r.ctx)).WithStarted(toolmesh.StartedNo)
 	for i := range r.members {
@@ -272,7 +273,7 @@ func (r *execution) stop() {
 	}
 }
 
-// giveUp ends a call that waits for its turn.
+// giveUp ends a call that has not begun.
 func (r *execution) giveUp(m *member, why *toolmesh.Error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -365,7 +366,7 @@ func (r *execution) elsewhere(ctx context.Context, m *member) (value, error) {
 	return value{result.Value, result.Ref}, nil
 }
 
-// value is what a call returned, or where that is.
+// value is a call's result, or a reference to it.
 type value struct {
 	json json.RawMessage
 	ref  *codec.Ref
@@ -381,7 +382,7 @@ func (r *execution) refer(v value) (value, *toolmesh.Error) {
 	return value{ref: ref}, bad
 }
 
-// ended takes what a call that began has ended with.
+// ended notes the outcome of a call that began.
 func (r *execution) ended(m *member, value value, err *toolmesh.Error) {
 	if r.b.Delivery == codec.DeliverInbox {
 		req := r.b.Request
@@ -396,7 +397,7 @@ func (r *execution) ended(m *member, value value, err *toolmesh.Error) {
 	}
 }
 
-// end takes what a call has ended with, and begins what waited for it; r.mu is held.
+// end notes the outcome of a call, and begins the calls that waited for it; r.mu is held.
 func (r *execution) end(m *member, value value, err *toolmesh.Error) {
 	m.state = over
 	if m.alarm != nil {
@@ -404,7 +405,7 @@ func (r *execution) end(m *member, value value, err *toolmesh.Error) {
 	}
 	result := codec.BatchResult{Index: m.Index, RPCID: r.b.RPCID(m.Member), Result: value.json, Ref: value.ref, Err: err, LaneWait: m.wait}
 	if value.ref != nil {
-		result.Result = nil // it is kept beside
+		result.Result = nil // the value is kept separately
 	}
 	if err == nil && len(result.Result) > 0 && !json.Valid(result.Result) {
 		result.Result, result.Err = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned a value that is not JSON").
@@ -412,7 +413,7 @@ func (r *execution) end(m *member, value value, err *toolmesh.Error) {
 	}
 	r.put(m, &result)
 	for _, turn := range r.queue.Done(m.turn) {
-		r.ready = append(r.ready, turn.Value.(*member)) //nolint:forcetypeassert // it is what start put in
+		r.ready = append(r.ready, turn.Value.(*member)) //nolint:forcetypeassert // start stores members
 	}
 	r.next()
 	if r.left--; r.left > 0 {
@@ -423,7 +424,7 @@ func (r *execution) end(m *member, value value, err *toolmesh.Error) {
 		r.conclude(final)
 		return
 	}
-	r.s.running.Go(func() { // with its place among the batches: no more answers wait than these may be
+	r.s.running.Go(func() { // it keeps its place among the batches, which bounds the waiting answers
 		r.s.Host.Pace(r.ctx, &stream.Reader{Reply: r.to.reply, Request: &r.b.Request}, final)
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -447,8 +448,8 @@ func (r *execution) conclude(final admit.Record) {
 	}
 }
 
-// put holds a result for the answer, where it fits, and sends it alone to who asked for
-// that; r.mu is held.
+// put keeps a result for the answer, if it fits, and sends it to callers that asked for single
+// results; r.mu is held.
 func (r *execution) put(m *member, result *codec.BatchResult) {
 	encoded := result.Encode()
 	if r.b.Delivery == codec.DeliverInbox {

@@ -27,7 +27,7 @@ const (
 	// maxPassing is how many a node passes on at once.
 	maxPassing = 1024
 
-	lookWait = 5 * time.Second // for what the registry knows of the tools
+	lookWait = 5 * time.Second // bounds the look-up of tools in the registry
 )
 
 // Host is the node that a [Server] is part of. Its methods may be called concurrently.
@@ -43,19 +43,19 @@ type Host interface {
 	Pace(ctx context.Context, to *stream.Reader, record admit.Record)
 	// Unread refuses a new batch of a reader that does not read; nil for most.
 	Unread(to *stream.Reader) *toolmesh.Error
-	// Answer gives a record to what the reader has for it once it may be sent. It does not block.
+	// Answer sends a record to a reader once its pace allows. It does not block.
 	Answer(to *stream.Reader, record admit.Record)
 	// Fits reports whether a message can carry a result of a size, in bytes.
 	Fits(size int) bool
-	// Keep stores what no message carries, for its caller to read by reference.
+	// Keep stores a value that is larger than a message, for its caller to read by reference.
 	Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error)
-	// Load reads what a session's reference names into room that is held for it.
+	// Load reads the object of a session's reference into room that it reserves.
 	Load(session subjects.SessionID, ref *codec.Ref) ([]byte, Room, *toolmesh.Error)
 	// Hold holds room for the arguments of a batch, of so many bytes.
 	Hold(session subjects.SessionID, size int64) (Room, *toolmesh.Error)
 	// Late says why a request came too late, or for another node; nil for most.
 	Late(req *codec.Request) *toolmesh.Error
-	// Account is whose part of the node a session has.
+	// Account returns the account that a session's use of the node counts for.
 	Account(session subjects.SessionID) subjects.SessionID
 }
 
@@ -70,18 +70,18 @@ func (r *Room) Free() {
 	}
 }
 
-// View is what the registry knows. Its methods may be called concurrently.
+// View is the registry's view. Its methods may be called concurrently.
 type View interface {
 	// Owner returns the other node that has the batch of an id, of a session: one that
 	// serves the tool of its first call, if one of those runs batches. Nil: this node has
 	// it, or none.
 	Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) *bus.Peer
-	// Descriptors returns the descriptors of tools by the names that calls have for
-	// them. What it does not know is missing.
+	// Descriptors returns the descriptors of tools by the names in calls. Unknown tools are
+	// missing.
 	Descriptors(ctx context.Context, session subjects.SessionID, names []subjects.ToolID) map[subjects.ToolID]*tool.Descriptor
 }
 
-// Options are what a [Server] is made of; all of them are needed.
+// Options are the parts of a [Server]; all of them are needed.
 type Options struct {
 	Node     subjects.NodeID
 	Identity *codec.Identity
@@ -107,21 +107,20 @@ func New(o Options) *Server {
 	return &Server{Options: o, table: admit.NewTable[*execution](maxBatches, time.Now)}
 }
 
-// Drain has the server refuse what comes from now on; what runs goes on.
+// Drain refuses new batches; running ones go on.
 func (s *Server) Drain() { s.draining.Store(true) }
 
-// Wait waits for the batches that run. Serve must not be called any more.
+// Wait waits for the running batches. Serve must not be called after it.
 func (s *Server) Wait() { s.running.Wait() }
 
-// Tick says to who asked for it that their batches run. The host calls it a few times a
-// second.
+// Tick sends keepalives to the callers of batches. The host calls it a few times a second.
 func (s *Server) Tick(now time.Time) {
 	for _, call := range s.table.Running() {
 		call.Value.keepAlive(now)
 	}
 }
 
-// Sweep forgets what nobody repeats any more. The host calls it each second.
+// Sweep forgets expired batches. The host calls it each second.
 func (s *Server) Sweep() { s.table.Sweep() }
 
 // Cancel ends a batch, and reports whether it runs here.
@@ -135,7 +134,7 @@ func (s *Server) Cancel(key admit.Key) bool {
 
 var errCancelled = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller cancelled the batch").WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 
-// reader is who asked for a batch, and may be answered.
+// reader is a caller of a batch.
 type reader struct {
 	b     *codec.Batch
 	reply string
@@ -150,7 +149,7 @@ func (s *Server) Serve(subject subjects.Subject, m *nats.Msg) {
 	s.read(subject, m, time.Now(), false)
 }
 
-// read is Serve; here says that this node is to run the batch, whoever owns it.
+// read is Serve; here means that this node runs the batch, whichever node owns it.
 func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, here bool) {
 	header, err := bus.RequestHeader(m)
 	if err != nil {
@@ -172,7 +171,7 @@ func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, he
 		s.passing.Add(-1)
 		if bad == nil && len(m.Data) > 0 {
 			room.Free()
-			bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s stands for the body, and there is one", codec.HeaderRef)
+			bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s replaces the body, and the request has both: send one of them", codec.HeaderRef)
 		}
 		if bad != nil {
 			named := &codec.Batch{Request: codec.Request{Call: codec.Call{RPCID: codec.ParseNameHeader[subjects.RPCID](header.Get(codec.HeaderRPCID))}}}
@@ -183,10 +182,10 @@ func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, he
 	})
 }
 
-// serve takes a batch whose body is there, in room that is held for it if it came by
-// reference. m is the message that brought either.
+// serve serves a batch with its body, in room that is reserved for a body that came by reference.
+// m is the message with either.
 func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Header, body []byte, began time.Time, here bool, room Room) {
-	defer func() { room.Free() }() // unless run has it
+	defer func() { room.Free() }() // unless run has taken it
 	b, bad := codec.ParseBatch(subject, header, body)
 	to := &reader{b: b, reply: m.Reply, began: began}
 	if bad != nil {
@@ -194,8 +193,8 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Heade
 		return
 	}
 	r := s.request(subject, to)
-	// What this node has is answered here, whoever owns it now and whatever else is wrong:
-	// "not started" would have its caller send it elsewhere.
+	// A batch that this node knows is answered here, whichever node owns it now and whatever else
+	// is wrong: after "not started" its caller would send it to another node.
 	known := r
 	known.First = time.Time{} // how far back this node remembers counts where it is to run the batch
 	if verdict, call, record, err, ok := s.table.Repeated(known); ok {
@@ -223,9 +222,9 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Heade
 	}
 }
 
-var errPassing = toolmesh.Errorf(toolmesh.CodeBusy, "the node passes %d batches on: try again", maxPassing)
+var errPassing = toolmesh.Errorf(toolmesh.CodeBusy, "the node already passes on %d batches: try again", maxPassing)
 
-// request is what a batch is admitted by.
+// request returns the entry of a batch for admission.
 func (s *Server) request(subject subjects.Subject, to *reader) admit.Request {
 	b := to.b
 	r := admit.Request{
@@ -238,7 +237,7 @@ func (s *Server) request(subject subjects.Subject, to *reader) admit.Request {
 	return r
 }
 
-// follow answers what is not run here anew.
+// follow answers a batch that does not start here.
 func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Running[*execution], record admit.Record, bad *toolmesh.Error) {
 	switch verdict {
 	case admit.Refuse:
@@ -258,7 +257,7 @@ func (s *Server) pass(owner *bus.Peer, subject subjects.Subject, to *reader, m *
 		s.refuse(to, errPassing)
 		return
 	}
-	to.b.Drop() // the message is what waits
+	to.b.Drop() // m keeps the batch while it waits
 	s.running.Go(func() {
 		passed := s.forward(owner, subject, to, m)
 		s.passing.Add(-1)
@@ -269,8 +268,8 @@ func (s *Server) pass(owner *bus.Peer, subject subjects.Subject, to *reader, m *
 	})
 }
 
-// run runs a batch on this node, and reports whether it does and gives the room free once it
-// has. A repetition gets what the first one gets.
+// run runs a batch on this node. It reports whether it does; if so, it frees the room at the end.
+// A repetition gets the first one's answer.
 func (s *Server) run(r admit.Request, to *reader, room Room) bool {
 	if bad := s.check(to.b); bad != nil {
 		s.refuse(to, bad)
@@ -315,7 +314,7 @@ func (s *Server) answer(to *reader, rec admit.Record) {
 	}
 	header, body := to.b.Results(s.Identity, rec.Result)
 	if to.b.AcceptRef && !s.Host.Fits(len(body)) {
-		s.running.Go(func() { s.answerRef(to, rec.Result) }) // who calls this must not wait for the store
+		s.running.Go(func() { s.answerRef(to, rec.Result) }) // its caller must not wait for the store
 		return
 	}
 	if !s.send(to, header, body) {
@@ -354,7 +353,7 @@ func (s *Server) refuse(to *reader, e *toolmesh.Error) {
 	s.end(to)
 }
 
-// end sends the empty message behind the last one, to who asked for several.
+// end sends the empty message that ends the answer of several messages.
 func (s *Server) end(to *reader) {
 	if to.b.Delivery == codec.DeliverInbox {
 		s.Host.Send(&nats.Msg{Subject: to.reply})
@@ -367,7 +366,7 @@ func tooLarge(size int, limit int64) *toolmesh.Error {
 		WithDetail("limit", limit).WithDetail("size", size).WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
 }
 
-// joined returns encoded results, at least one, as one list, which the table keeps.
+// joined joins one or more encoded results into one list, which the table keeps.
 func joined(results [][]byte) json.RawMessage {
 	var list []byte
 	before := byte('[')

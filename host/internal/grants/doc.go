@@ -14,8 +14,8 @@
 //
 // An owner is valid as long as its node's lease ([Options.Lease]): 8 s after its last renewal it
 // grants nothing more, and at the earliest 10 s after it another node may own the domain. Its
-// grants end with it: a [Grant] is valid until the end of the owner's lease as of the last
-// request, counted from when that was sent. The holder renews every 2 s. Without an answer the
+// grants end with it: a [Grant] is valid until the end of the owner's lease
+// that the last request saw, counted from its sending. The holder renews every 2 s. Without an answer the
 // call is told to stop a moment before the end, and its zygote stops its worker before it, even
 // if this process is frozen.
 //
@@ -33,5 +33,5 @@
 // Lanes are granted in the order in which requests reach the owner. A new owner begins with an
 // empty queue, in which waiting calls line up again.
 //
-// A package of the host's: nothing here knows of tools, and it never runs one.
+// It never runs a tool and knows none.
 package grants

@@ -133,8 +133,8 @@ func (k *Lanes) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
 	}
 }
 
-// deafFor is how long a call waits for an owner with a valid lease that does not answer: an
-// owner whose lease ends is replaced before.
+// deafFor is how long a call waits for an owner that has a valid lease and does not answer; an
+// owner without one is replaced earlier.
 const deafFor = 30 * time.Second
 
 // lookAgain is the pause before the store is asked again after an owner was not there.
@@ -184,7 +184,7 @@ func (k *Lanes) await(ctx context.Context, g *Grant, a *asking) codec.LaneAnswer
 				a.wait()
 			case answer.State != codec.LaneGranted, k.grant(g, answer, sent):
 				return answer
-			default: // this process stood still, or the owner's lease ends soon: ask again
+			default: // this process was frozen, or the owner's lease ends soon: ask again
 				a.wait()
 				if wake.After(ctx, lookAgain) {
 					k.askOwner(g, a, sent)
@@ -244,7 +244,7 @@ func (k *Lanes) send(g *Grant, to owner, req *codec.LaneRequest) {
 	_ = k.opts.Bus.Conn().PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: codec.Encode(req)})
 }
 
-// grant accepts a grant, unless its end is near: this process may have stood still since it
+// grant accepts a grant, unless its end is near: this process may have been frozen since it
 // asked.
 func (k *Lanes) grant(g *Grant, answer codec.LaneAnswer, sent map[uint64]time.Time) bool {
 	at, known := sent[answer.N]
@@ -344,8 +344,8 @@ func (k *Lanes) extend(g *Grant, answer codec.LaneAnswer) {
 	}
 }
 
-// seek finds the owner of the lanes of a grant whose owner does not know them, or does not
-// answer: another node may have taken them over.
+// seek finds the owner of a grant's lanes after the known one did not answer or has lost them to
+// another node.
 func (k *Lanes) seek(g *Grant, by owner) {
 	k.disown(g.key, by)
 	k.opts.Go(func() {

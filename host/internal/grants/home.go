@@ -28,7 +28,7 @@ type Of struct {
 	Index   subjects.IndexName
 }
 
-// Home is the place of a session's worker: on the node that owns the domain of session and
+// Home is the location of a session's worker: on the node that owns the domain of session and
 // index, which has no lanes.
 type Home struct {
 	Node subjects.NodeID // empty without a worker
@@ -45,10 +45,10 @@ type Home struct {
 	d   *domain
 }
 
-// Home finds the place of a session's worker. Without one, and with claim, it is this node from
-// then on, for these workers; workers differ once their index was built again. A home on this
-// node is kept until [Home.Leave]. The errors are the cause of ctx, unavailable without the
-// store or a lease, and busy.
+// Home finds the location of a session's worker. If there is none and claim is set, this node
+// becomes its home, for these workers only: they change when their index is built again. A home
+// on this node is kept until [Home.Leave]. The errors are the cause of ctx, unavailable without
+// the store or a lease, and busy.
 func (k *Lanes) Home(ctx context.Context, of Of, workers string, claim bool) (*Home, error) {
 	home := &Home{k: k, key: domainKey{session: of.Session, epoch: of.Epoch, index: of.Index}}
 	for {
@@ -92,15 +92,15 @@ func (h *Home) Leave() {
 	h.d.used = time.Now()
 }
 
-// Seek waits a moment and then has the store asked again: the node is gone, or does not have
-// the worker.
+// Seek waits a moment and then asks the store again: the node is gone, or does not have the
+// worker.
 func (h *Home) Seek(ctx context.Context) {
 	wake.After(ctx, lookAgain)
 	h.k.disown(h.key, owner{h.Node, h.Boot})
 }
 
 // LeaveHomes gives up the workers of a session for an index, or of all with empty names: one call
-// of each is told, and the next runs anywhere. ctx bounds its writes.
+// of each gets an error, and the next runs anywhere. ctx bounds its writes.
 func (k *Lanes) LeaveHomes(ctx context.Context, session subjects.SessionID, index subjects.IndexName) {
 	k.handOver(ctx, func(key domainKey) bool {
 		return key.index != "" && (index == "" || index == key.index) && (session == "" || session == key.session)
@@ -123,7 +123,7 @@ func (k *Lanes) full(key domainKey) bool {
 }
 
 // errHomes refuses one more home.
-var errHomes = toolmesh.Errorf(toolmesh.CodeBusy, "this node knows %d workers of sessions, and has no room for one more", maxDomains).
+var errHomes = toolmesh.Errorf(toolmesh.CodeBusy, "this node keeps %d workers of sessions, the max", maxDomains).
 	WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", "session_workers")
 
 func newID() string {

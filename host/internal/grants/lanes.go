@@ -31,7 +31,7 @@ const (
 	askedFor = 5 * time.Second
 	// silence is how long an owner may not answer before the store is asked for the owner.
 	silence = 2500 * time.Millisecond
-	// soft is how long before the end of a grant its call is told to stop, and hard how long
+	// soft is how long before the end of a grant its call is told to stop; hard is how long
 	// before it the worker is killed, which takes a moment on a busy machine.
 	soft = 1500 * time.Millisecond
 	hard = 500 * time.Millisecond
@@ -81,13 +81,13 @@ type Lanes struct {
 	mu      sync.Mutex // guards the fields below; never held while sending or waiting; taken before presence.mu
 	domains map[domainKey]*domain
 	asking  map[string]*asking // by the id of the grant
-	waiting int                // of asking: those that were not granted at once
+	waiting int                // of asking: those that still wait
 	held    map[string]*Grant
 	counter uint64 // of requests
 	inbox   *bus.Inbox
 	nextAsk time.Time // next renewal
 	ticked  time.Time
-	grace   time.Time // until then silent waiters are kept: this process stood still itself
+	grace   time.Time // until then silent waiters are kept, as this process was frozen
 	left    bool
 }
 
@@ -190,8 +190,8 @@ func (k *Lanes) Tick(now time.Time) {
 // ReasonLost is details.reason of the error of a call that lost its lane.
 const ReasonLost = "lane_lost"
 
-// errLost ends a call whose lane another call may hold soon.
-var errLost = toolmesh.Errorf(toolmesh.CodeNodeLost, "the call was stopped: the node that gives the turns of its lane is lost, and another call may have the turn now").
+// errLost ends a call that has lost its lane, which another call may hold soon.
+var errLost = toolmesh.Errorf(toolmesh.CodeNodeLost, "the call was stopped: the node that owns its lane is lost, and another call may hold the lane now; check its effects before you send it again").
 	WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", ReasonLost)
 
 // outbox has the messages to send after the lock is released.
@@ -223,7 +223,7 @@ func (k *Lanes) Serve(s subjects.Subject, m *nats.Msg) {
 	})
 }
 
-// heard handles an owner's answer, or the broker's if the owner is not there.
+// heard handles an owner's answer, or the broker's if the owner does not exist.
 func (k *Lanes) heard(m *nats.Msg, err error) {
 	if err != nil {
 		k.mu.Lock()

@@ -230,7 +230,7 @@ func (m *mesh) all(t *testing.T, n int, name string, args func(i int) in, opts .
 // Calls of one lane never overlap, on any nodes, and calls with another key, or that only
 // read, do: rows K1 to K3, K6 and K8 of the conformance table, on any topology and with any
 // key.
-func TestTurns(t *testing.T) {
+func TestCallsOfOneLaneDoNotOverlap(t *testing.T) {
 	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		m := open(t, top, 3, host.Options{})
@@ -323,7 +323,7 @@ func (m *mesh) untilWaiting(t *testing.T, n int) {
 
 // Lanes are granted in the order of the calls. A wait takes no slot, counts in the call's time,
 // is reported, and ends with a cancel; a call that gave up is not waited for.
-func TestWaits(t *testing.T) {
+func TestLanesAreGrantedInOrder(t *testing.T) {
 	t.Parallel()
 	m := single(t, 3, host.Options{Slots: 2})
 	var calls sync.WaitGroup
@@ -506,7 +506,7 @@ func TestMessagesOfALane(t *testing.T) {
 	}
 }
 
-// through opens a mesh whose nodes each have a way to the broker that can be cut.
+// through opens a mesh with a proxy between each node and the broker.
 func through(t *testing.T, n int) (*mesh, []*meshtest.Proxy) {
 	t.Helper()
 	at := &place{Server: meshtest.Broker(t)}
@@ -656,8 +656,8 @@ func TestBadLanes(t *testing.T) {
 	}
 }
 
-// A result that is kept needs no turn, and a run that outlives its caller keeps the turn.
-func TestKeptResultsAndTurns(t *testing.T) {
+// A cached result needs no lane, and an execution that outlives its caller keeps its lane.
+func TestCachedResultsNeedNoLane(t *testing.T) {
 	t.Parallel()
 	m := single(t, 1, host.Options{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -677,7 +677,7 @@ func TestKeptResultsAndTurns(t *testing.T) {
 	<-first
 	third := make(chan error, 1)
 	go func() { third <- m.on(t.Context(), 0, "alone", in{Name: "after"}) }()
-	m.untilWaiting(t, 1) // for the run, whose first caller is gone
+	m.untilWaiting(t, 1) // for the execution that its first caller has left
 	m.release("runs", 1)
 	if err := <-second; err != nil {
 		t.Error(err)

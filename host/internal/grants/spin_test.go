@@ -8,7 +8,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// lease is a presence whose lease ends soon.
+// lease is a presence with a lease that ends soon.
 type lease struct {
 	Presence
 	since, until time.Time

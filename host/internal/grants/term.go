@@ -214,7 +214,7 @@ func (t *term) held(of *turn) (all []*turn) {
 	return all
 }
 
-// renewTurns extends holds, and names those that it does not have; k.mu is held.
+// renewTurns extends holds, and answers with those that the term does not have; k.mu is held.
 func (k *Lanes) renewTurns(t *term, req *codec.LaneRequest, now, until time.Time, answer func(codec.LaneAnswer), out *outbox) {
 	a := codec.LaneAnswer{State: codec.LaneRenewed, N: req.N, MS: until.Sub(now).Milliseconds()}
 	for _, id := range req.IDs {
@@ -554,7 +554,7 @@ func (k *Lanes) handOver(ctx context.Context, meant func(domainKey) bool) {
 			}
 		}
 		if err != nil {
-			k.opts.Log.Warn("lanes, or a session's worker, could not be handed over: the next owner waits until this one's time is over", slog.String("key", l.key.Name), slog.String("error", err.Error()))
+			k.opts.Log.Warn("lanes, or a session's worker, could not be handed over: the next owner waits for the end of this node's lease", slog.String("key", l.key.Name), slog.String("error", err.Error()))
 		}
 		if ctx.Err() != nil {
 			break

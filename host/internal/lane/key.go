@@ -13,13 +13,13 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// maxDepth is how deep a path may be for the queue to look at all of it: what is
-// below counts as what is there, which overlaps with more.
+// maxDepth bounds the depth of a path in the queue: a deeper path counts as its prefix, which
+// overlaps with more.
 const maxDepth = 64
 
-// Key is what a call touches: a place in a tree. Two calls overlap where the place of
-// one is that of the other or lies above it, unless both only read. The zero value is
-// the root, with which all overlaps.
+// Key is the place of a call in a tree. Two calls overlap where the place of one is that of the
+// other or lies above it, unless both only read. The zero value is the root, with which all
+// overlap.
 type Key struct {
 	place []string
 	read  bool
@@ -28,13 +28,13 @@ type Key struct {
 // MaxKey bounds the text of a key, in bytes.
 const MaxKey = 8192
 
-// KeyOf is the key whose parts another process has.
+// KeyOf returns the key of the parts that another process sent.
 func KeyOf(place []string, read bool) Key { return Key{place, read} }
 
-// Place is the way to the key's place, from the root.
+// Place is the path of the key's place from the root.
 func (k Key) Place() []string { return k.place }
 
-// Reads reports whether a call of the key shares its place with others that read.
+// Reads reports whether a call with the key only reads.
 func (k Key) Reads() bool { return k.read }
 
 // Check refuses a key that is too long: invalid_arguments, of a call that has not begun.
@@ -73,17 +73,16 @@ type Rule struct {
 // Text is equal for rules that make equal keys of equal calls.
 func (r *Rule) Text() string { return r.text }
 
-// RuleOf returns the rule of a tool; nil is a tool of which nothing is known. It is the
-// one place that says which calls may overlap. Calls of an unsafe tool, and of one whose
-// host computes the key in code, are alone: their key is the root. independent says that
-// the caller of a batch vouches for its calls: then a tool is unsafe that is declared so.
+// RuleOf returns the rule of a tool; nil is an unknown tool. It alone decides which calls may
+// overlap. Calls of an unsafe tool, and of one whose host computes the key in code, run alone:
+// their key is the root. independent means that the caller of a batch vouches for its calls: only
+// a tool that is declared unsafe is then unsafe.
 //
-// Calls of a tool without a key overlap with each other in a batch; in a wider lane scope they share a
-// key. A part of a declared key is text as it stands with the arguments in it, a
-// text for itself and any other value as JSON; the last part that names a parameter, or
-// the last of all, is a path: "a/../b" is "b", and what is below a folder overlaps with
-// it. A parameter without an argument counts with its default, and without one the key
-// is all that the other parts cover.
+// Calls of a tool without a key overlap with each other in a batch; in a wider lane scope they
+// share a key. A part of a declared key is its text with the arguments filled in, a text for
+// itself and any other value as JSON. The last part that names a parameter, or else the last
+// part, is a path: "a/../b" is "b", and a path overlaps with all below it. A parameter without an
+// argument counts with its default; without a default, the key covers all of the other parts.
 func RuleOf(d *tool.Descriptor, independent bool) *Rule {
 	if d == nil {
 		d = &tool.Descriptor{}
@@ -105,8 +104,8 @@ func RuleOf(d *tool.Descriptor, independent bool) *Rule {
 			hierarchy, constant = i, false
 		}
 	}
-	// The number of parts and the place of the path come first, so that keys of
-	// different shapes share nothing.
+	// The number of parts and the position of the path come first, so that keys of different
+	// shapes share nothing.
 	r.prefix = []string{strconv.Itoa(len(parts)) + "." + strconv.Itoa(hierarchy)}
 	for i, part := range parts {
 		if i != hierarchy {
@@ -140,7 +139,7 @@ func (r *Rule) Key(args json.RawMessage) Key {
 	}
 	k := Key{read: r.read, place: append(make([]string, 0, len(r.prefix)+len(r.parts)+4), r.prefix...)}
 	var given map[string]json.RawMessage
-	_ = json.Unmarshal(args, &given) // what is no object fails when it is called
+	_ = json.Unmarshal(args, &given) // arguments that are no object fail in the call
 	for _, part := range r.parts {
 		text, ok := r.fill(part, given)
 		if !ok {

@@ -6,10 +6,9 @@ import (
 	"slices"
 )
 
-// Queue gives calls their turns: one begins when all that came before it and
-// overlap with it have ended. The zero value is an empty queue. It is not safe for
-// concurrent use. What it costs to add a call grows with the depth of its key, not
-// with how many wait.
+// Queue orders calls: each begins when all earlier ones that overlap with it have ended. The zero
+// value is an empty queue. It is not safe for concurrent use. The cost of adding a call grows
+// with the depth of its key, not with the length of the queue.
 type Queue struct {
 	places map[uint64]*place // by the hash of their way from the root: two with one hash overlap
 }
@@ -19,27 +18,27 @@ type Turn struct {
 	// Value is its owner's.
 	Value any
 
-	key     []uint64 // of its places, from the root to its own; nil for a join
+	key     []uint64 // hashes of its places, from the root on; nil for a join
 	waits   int      // for how many it waits
 	next    []*Turn  // that wait for it
 	done    bool
 	abandon bool // it ends as soon as it may begin
 }
 
-// place is one place of the tree: the turns that those to come have to wait for.
-// Those that one of the others waits for itself are not kept.
+// place is one place of the tree, with the turns that later ones have to wait for. Turns that
+// another one of them waits for are left out.
 type place struct {
 	own, below set
-	users      int // turns that have not ended whose key is here or below
+	users      int // turns that have not ended, with a key here or below
 }
 
-// set is turns that write, and turns that read.
+// set holds turns that write, and turns that read.
 type set struct{ writers, readers []*Turn }
 
 // Ready reports whether the turn may begin. It may not once it has been ended.
 func (t *Turn) Ready() bool { return t.waits == 0 && !t.done }
 
-// Add has a call wait for its turn, behind all that were added before it.
+// Add adds a call behind all earlier ones.
 func (q *Queue) Add(k Key, value any) *Turn {
 	if q.places == nil {
 		q.places = make(map[uint64]*place)
@@ -79,7 +78,7 @@ func (q *Queue) Add(k Key, value any) *Turn {
 
 var seed = maphash.MakeSeed()
 
-// ways are the hashes of the ways from the root to the places of a key.
+// ways returns the hashes of the paths from the root to each place of a key.
 func ways(steps []string) []uint64 {
 	all := make([]uint64, 1, len(steps)+1)
 	var h maphash.Hash
@@ -95,7 +94,7 @@ func ways(steps []string) []uint64 {
 	return all
 }
 
-// keep adds a turn, and forgets those that are over before it takes more room.
+// keep adds a turn, and removes ended ones before it grows.
 func keep(turns *[]*Turn, t *Turn) {
 	if len(*turns) == cap(*turns) {
 		forget(turns)
@@ -103,13 +102,13 @@ func keep(turns *[]*Turn, t *Turn) {
 	*turns = append(*turns, t)
 }
 
-// forget takes out the turns that are over.
+// forget removes ended turns.
 func forget(turns *[]*Turn) {
 	*turns = slices.DeleteFunc(*turns, func(t *Turn) bool { return t.done })
 }
 
-// after has the turn wait for others. Several become one, a join, so that it costs
-// those to come no more than this one.
+// after makes the turn wait for others. It joins several into one, so that later turns wait for
+// one only.
 func (t *Turn) after(turns *[]*Turn) {
 	if forget(turns); len(*turns) == 0 {
 		return
@@ -132,9 +131,8 @@ func (t *Turn) waitFor(other *Turn) {
 	}
 }
 
-// Circle reports whether a turn waits for one of those it would hold up itself: from are
-// the turns that do not end before it. holds returns the turns that do not end before
-// another one, as its owner knows.
+// Circle reports whether a turn would wait for one that waits for it: from are the turns that do
+// not end before it, and holds returns the turns that do not end before another one.
 func (t *Turn) Circle(from []*Turn, holds func(*Turn) []*Turn) bool {
 	seen := make(map[*Turn]bool)
 	for len(from) > 0 {
@@ -153,9 +151,8 @@ func (t *Turn) Circle(from []*Turn, holds func(*Turn) []*Turn) bool {
 	return false
 }
 
-// Done ends a turn, also one that has not begun: the call is over or not to be made.
-// It returns those that may begin now, in the order in which they were added where
-// they waited for the same. Ending a turn again does nothing.
+// Done ends a turn, also one that has not begun, and returns the turns that may begin now, in the
+// order in which they were added if they waited for the same. Ending a turn again does nothing.
 func (q *Queue) Done(t *Turn) (ready []*Turn) {
 	if t.done {
 		return nil

@@ -27,7 +27,7 @@ func key(call string) lane.Key {
 	}}, false).Key(args)
 }
 
-// rounds ends all that runs, again and again, and returns who ran together.
+// rounds ends all running calls, again and again, and returns the calls that ran together.
 func rounds(calls ...string) (all []string) {
 	var q lane.Queue
 	var ready []*lane.Turn
@@ -74,8 +74,8 @@ func TestCallsThatRunInParallel(t *testing.T) {
 	}
 }
 
-// A call that is given up before its turn lets nobody past those that it waited for.
-func TestGivenUp(t *testing.T) {
+// A waiting call that is given up lets no later one past its predecessors.
+func TestCallThatIsGivenUpKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	var q lane.Queue
 	first, second, third := q.Add(key("w:a"), 1), q.Add(key("w:a"), 2), q.Add(key("w:a"), 3)
@@ -147,7 +147,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// overlap is the rule, written down once more: what the queue is held to.
+// overlap is an independent statement of the rule, to compare with the queue.
 func overlap(a, b string) bool {
 	if a == "-" || b == "-" {
 		return true
@@ -159,9 +159,9 @@ func overlap(a, b string) bool {
 	return strings.HasPrefix(x, y) || strings.HasPrefix(y, x)
 }
 
-// Whatever comes and in whatever order calls end, are given up and are added: those that
-// run do not overlap, those that overlap begin in the order of the calls, nobody waits
-// without a reason, and at the end nothing is left.
+// For any calls, with any order of ends, withdrawals and additions: running calls do not overlap,
+// overlapping ones begin in call order, no call waits without a reason, and the queue is empty at
+// the end.
 func TestAnyCalls(t *testing.T) {
 	t.Parallel()
 	names := []string{"-", "w:a", "w:a/b", "w:a/b/c", "w:a/d", "w:e", "r:a", "r:a/b", "r:a/b/c", "r:e", "r:a/d"}
@@ -245,7 +245,7 @@ func TestAnyCalls(t *testing.T) {
 	}
 }
 
-// A thousand calls of each kind cost what a thousand calls cost.
+// The cost of a thousand calls of each kind.
 func BenchmarkQueue(b *testing.B) {
 	keys := []lane.Key{key("r:a"), key("w:a/b"), key("w:c"), key("-"), key("r:a/b/c/d")}
 	for b.Loop() {

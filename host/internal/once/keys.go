@@ -33,7 +33,7 @@ const (
 	// keyParts: a call reserves one part in so many of the bucket for its outcome before it
 	// begins, or less where messages are smaller.
 	keyParts = 512
-	// recordExtra bounds the bytes of a stored record beside its subject and value.
+	// recordExtra bounds the bytes of a stored record in addition to its subject and value.
 	recordExtra = 256
 	// firstKeyLook is the interval at which a call checks whether another one of its key has
 	// ended, doubling up to the last.
@@ -240,7 +240,7 @@ func stillRuns(ctx context.Context) *toolmesh.Error {
 	return toolmesh.AsError(context.Cause(ctx)).WithDetail("reason", "key_in_use").WithStarted(toolmesh.StartedUnknown)
 }
 
-// claim makes a key this call's, or returns the record of the call that has it.
+// claim claims a key for a call, or returns the record of the call that has it.
 func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.Error) {
 	var err error
 	if c.value, err = tool.MarshalPlain(c.mine); err != nil {

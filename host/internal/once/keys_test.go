@@ -79,7 +79,7 @@ func TestOneRunOnTwoNodes(t *testing.T) {
 	}
 }
 
-// The key of a call whose node is lost is taken over only for a tool that is idempotent.
+// After a node is lost, the key of its call is taken over only for an idempotent tool.
 func TestKeyOfALostNode(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -101,9 +101,9 @@ func TestKeyOfALostNode(t *testing.T) {
 	}
 }
 
-// Two nodes that reserve room at the same moment let in calls whose results together find none.
-// Each caller has its result all the same, each key says at both nodes that its call has run,
-// with the result where that found room, and nothing is sent again.
+// Two nodes that reserve room at the same moment admit calls whose results together are too
+// large. Each caller still has its result, both nodes know that each key's call has run, with the
+// result if it found room, and no call is sent again.
 func TestNodesReserveAtOnce(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -42,9 +42,9 @@ func node(t *testing.T, broker *meshtest.Server) *Presence {
 	return p
 }
 
-// A process that hears another boot in its node's name asks at once whose the node
-// is: what is directed to the node after that it leaves to the other where the lease
-// is the other's, and goes on where the lease is its own.
+// A process that receives a heartbeat of another boot with its node's name checks the lease at
+// once: it leaves later directed requests to the other boot if the lease is the other's, and goes
+// on if the lease is its own.
 func TestForeignHeartbeat(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -74,17 +74,15 @@ func TestForeignHeartbeat(t *testing.T) {
 	}
 }
 
-// The heartbeats that come back keep a process certain.
-func TestHeartbeatsThatComeBack(t *testing.T) {
+func TestOwnHeartbeatsKeepAProcessCertain(t *testing.T) {
 	t.Parallel()
 	p := node(t, meshtest.Broker(t))
 	first := *p.until.Load()
 	meshtest.Until(t, "a heartbeat that came back has counted", func() bool { return p.until.Load().After(first) })
 }
 
-// A process is certain no longer than another one would listen before it takes the
-// node over, counted from the sending of what came back, and never for less than it
-// was before.
+// A process is certain of its lease no longer than another one would wait before a takeover,
+// counted from the sending of the answered request, and an answer never shortens that.
 func TestPresenceIsCertainForALimitedTime(t *testing.T) {
 	t.Parallel()
 	var p Presence

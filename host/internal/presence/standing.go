@@ -33,9 +33,9 @@ func (p *Presence) certain(now time.Time) bool {
 	return until != nil && now.Before(*until) && now.Round(0).Before(until.Round(0))
 }
 
-// Confirm reports whether this process is the node, and asks the registry if that is uncertain: it
-// waits for at most three answers of 3 s each. Without any answer it is false: the request
-// waited in a connection that is gone.
+// Confirm reports whether this process is the node. If that is uncertain it asks the registry,
+// and waits for at most three answers of 3 s each. Without any answer it is false: the request
+// came through a lost connection.
 func (p *Presence) Confirm(ctx context.Context) bool {
 	for range confirmTries {
 		if p.lost.Load() {

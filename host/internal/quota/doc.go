@@ -1,8 +1,8 @@
-// Package quota counts what each session has stored through a node within the time
-// that the store keeps it, and holds it to a limit.
+// Package quota counts the bytes that each session stores through a node, for as long as the
+// store keeps them, and enforces a limit.
 //
-// A reservation is made before something is sent to the store, and given back if the
-// store has not taken it. It ages with what is stored:
+// A reservation is made before bytes are sent to the store, and given back if the store has not
+// taken them. It ages with them:
 //
 //	Take ──▶ reserved ──their time──▶ gone
 //	            │
@@ -10,5 +10,5 @@
 //
 // Bytes age in slices, a fifteenth of the time, so that a session costs the same memory however
 // much it stores, and Sweep forgets those that store nothing. All state is in one
-// [Quota] that is changed under one lock. It does no I/O and starts no goroutine.
+// [Quota], under one lock. It does no I/O and starts no goroutine.
 package quota

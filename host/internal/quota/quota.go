@@ -58,8 +58,8 @@ func (q *Quota) Take(account subjects.SessionID, n int64) (used int64, ok bool) 
 	return u.total, true
 }
 
-// Give takes back a reservation of n bytes: of the newest ones, as what is on
-// its way to the store has not been so for long.
+// Give takes back a reservation of n bytes, from the newest: bytes on their way to the store were
+// reserved a moment ago.
 func (q *Quota) Give(account subjects.SessionID, n int64) {
 	slice := q.slice()
 	q.mu.Lock()
@@ -77,7 +77,7 @@ func (q *Quota) Give(account subjects.SessionID, n int64) {
 	}
 }
 
-// Forget has an account begin anew: what it stored was removed.
+// Forget resets an account whose stored bytes were removed.
 func (q *Quota) Forget(account subjects.SessionID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -103,7 +103,7 @@ func (u *usage) age(slice int64) {
 	}
 }
 
-// Sweep forgets accounts that store nothing any more.
+// Sweep forgets accounts without stored bytes.
 func (q *Quota) Sweep() {
 	slice := q.slice()
 	q.mu.Lock()

@@ -7,8 +7,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// What a session has stored counts for a quarter of an hour, whatever other sessions
-// store, and what is given back does not count.
+// Stored bytes of a session count for 15 minutes, independently of other sessions, and returned
+// bytes do not count.
 func TestQuota(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000_020, 0)

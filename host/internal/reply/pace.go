@@ -19,13 +19,13 @@ const (
 	// pacedMost is how many bytes of such results may be on their way to one connection: a
 	// broker cuts one for which 64 MiB wait, and several nodes may answer it.
 	pacedMost = 16 << 20
-	// readWithin is how long a caller that says what it has read may be silent until it is
-	// believed to have read it, or to be gone; readGuess is the same of one that does not:
-	// it gets pacedMost within each.
+	// readWithin is how long a caller that confirms reading may be silent before it counts as
+	// having read, or as gone. readGuess is the same for one that does not confirm: it gets
+	// pacedMost within each.
 	readWithin = 5 * time.Second
 	readGuess  = 250 * time.Millisecond
-	// waitsMost is how many results may wait for one connection before its new calls are refused: each
-	// holds its place on the node.
+	// waitsMost is how many results may wait for one connection before its new calls are refused:
+	// each holds its place on the node.
 	waitsMost = 16
 )
 
@@ -94,20 +94,20 @@ func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int, told bool
 	}
 }
 
-// outboxName is what the results to one connection have in common.
+// outboxName is equal for results to the same connection.
 func outboxName(r *stream.Reader) string {
-	if r.Request.Hops > 0 { // any other node passes it on: to one connection of the session's, for all that is known
+	if r.Request.Hops > 0 { // another node passes it on: all its callers in a session may share one connection
 		return " " + string(r.Request.Session)
 	}
 	name := r.Reply
 	if at := strings.LastIndexByte(name, '.'); at > strings.IndexByte(name, '.') {
-		name = name[:at] // a connection has one inbox, and a token of it for each request
+		name = name[:at] // a connection has one inbox, with a token for each request
 	}
 	return name
 }
 
-// Unread refuses a new call of a connection that does not read the results of earlier ones: they
-// would take the places of others. Nil for most.
+// Unread refuses a new call of a connection that does not read earlier results: those would take
+// the places of others. It returns nil for most.
 func (p *pacer) Unread(r *stream.Reader) *toolmesh.Error {
 	if p.waiting.Load() < waitsMost {
 		return nil

@@ -20,7 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Options are what [Replies] need of their node.
+// Options are the node's parts of [Replies].
 type Options struct {
 	Bus      *bus.Bus
 	Base     context.Context //nolint:containedctx // ends with the node
@@ -28,7 +28,7 @@ type Options struct {
 	Payloads *payloads.Server
 	// PayloadMax is the size of the largest result that goes by reference, in bytes.
 	PayloadMax int64
-	// Account is whose share of the node a session has.
+	// Account returns the account that a session's use of the node counts for.
 	Account func(subjects.SessionID) subjects.SessionID
 	// Load is how busy the node is now.
 	Load func() codec.Load
@@ -60,7 +60,7 @@ func (p *Replies) Answer(r *stream.Reader, record admit.Record) {
 	case paced(r, record) && p.unsent.room.Take(prefix, size):
 		p.Go(func() {
 			p.Pace(p.Base, r, record)
-			p.unsent.room.Give(prefix, size) // what cannot be sent takes it itself
+			p.unsent.room.Give(prefix, size) // an answer that cannot be sent reserves its own room
 			p.AnswerNow(r, record)
 		})
 	default:
@@ -138,12 +138,12 @@ func (p *Replies) load(req *codec.Request) (load codec.Load) {
 	return load
 }
 
-// Send publishes a reply and reports whether the connection takes its size; its header
-// is the host's from then on. What cannot leave because the connection is down is kept
-// and sent when it is back: the work is done, its answer should not be lost.
+// Send publishes a reply and reports whether the connection takes its size; the host owns the
+// header from then on. While the connection is down the reply is kept and sent afterwards: the
+// work is done, and its answer should not be lost.
 func (p *Replies) Send(m *nats.Msg) bool {
 	if p.unsent.holding.Load() && p.unsent.hold(p.Log, m, true) {
-		return true // behind those that wait: chunks stay in order
+		return true // sent after the waiting ones, to keep chunks in order
 	}
 	err := p.Bus.Conn().PublishMsg(m)
 	switch {
@@ -162,7 +162,7 @@ func (p *Replies) Send(m *nats.Msg) bool {
 	return true
 }
 
-// Resend sends what waited for the connection.
+// Resend sends the replies that were kept while the connection was down.
 func (p *Replies) Resend() {
 	p.unsent.send(p.Log, p.Bus.Conn().PublishMsg, p.Bus.Connected)
 }
@@ -234,7 +234,7 @@ func (p *Replies) refer(session subjects.SessionID, record admit.Record) admit.R
 	return record
 }
 
-// Keep stores what a tool has returned, for its caller.
+// Keep stores a tool's result for its caller.
 func (p *Replies) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error) {
 	account := p.Account(session)
 	err := p.Payloads.Room(p.Base, account, int64(len(value)))
@@ -249,8 +249,8 @@ func (p *Replies) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *t
 	return ref, nil
 }
 
-// anew is what a repetition of a call gets whose result went by reference: the first
-// caller's object is deleted when that has read it.
+// anew returns the answer to a repetition of a call whose result went by reference: the first
+// caller deletes its object after reading it.
 func (p *Replies) anew(r *stream.Reader, record admit.Record) admit.Record {
 	switch {
 	case !r.Request.AcceptRef:

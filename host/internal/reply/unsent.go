@@ -13,12 +13,11 @@ import (
 )
 
 const (
-	// maxHeldAnswers is how many bytes of answers are held for the connection to come back,
-	// or, of calls that have no slot any more, for their caller to read others. Callers of
-	// one inbox prefix, as the sessions with a key have one each, have no more of it than
-	// they leave free, so that the next caller has some, too.
+	// maxHeldAnswers bounds the bytes of answers that wait for the connection or, of calls
+	// without a slot, for a slow caller. An inbox prefix, of which each session with a key has
+	// its own, gets at most as many as it leaves free, so that the next one gets some, too.
 	maxHeldAnswers = 64 << 20
-	// heldCost is about what a message costs in memory beside its bytes.
+	// heldCost is the approximate memory of a message besides its bytes.
 	heldCost = 512
 )
 
@@ -57,7 +56,7 @@ func inboxPrefix(reply string) string {
 	return prefix
 }
 
-// send publishes what waits, in order, until the connection is down again.
+// send publishes the kept replies in order, until the connection is down again.
 func (u *unsent) send(log *slog.Logger, publish func(*nats.Msg) error, connected func() bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// What is kept for the connection to come back is bounded in bytes, of which no session has
-// all, and is sent in order.
+// Messages that wait for the connection are bounded in bytes, with a share for each session, and
+// are sent in order.
 func TestUnsentMessagesAreBounded(t *testing.T) {
 	t.Parallel()
 	u := unsent{room: fair.NewRoom[string](maxHeldAnswers)}

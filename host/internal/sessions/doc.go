@@ -1,8 +1,8 @@
-// Package sessions is what a node knows of the sessions of its calls: which ones exist,
-// their epochs, and for which session of its name a session's own tools are served.
+// Package sessions knows the sessions of a node's calls: which ones exist, their epochs, and
+// which session of its name a session's own tools serve.
 //
-// The view of the registry answers without waiting and may be behind; what depends on the
-// answer is asked of the registry's leader, once for all that wait.
+// The view of the registry answers at once and may be behind; where that could be wrong, the
+// registry's leader is asked, once for all waiting calls.
 //
-// It must never end a call or withdraw a tool: it answers those that do.
+// It must never end a call or withdraw a tool: its callers do.
 package sessions

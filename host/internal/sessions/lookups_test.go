@@ -11,9 +11,9 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// A question about a session is asked once for all that came before it was sent,
-// never by two at a time, and of so many sessions at once; what comes later is told
-// what was true then.
+// One look-up of a session answers all questions that came before it was sent. A session has one
+// at a time, and the number of look-ups in parallel is bounded; later questions get a later
+// answer.
 func TestLookupsAreShared(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

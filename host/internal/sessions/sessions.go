@@ -16,22 +16,22 @@ import (
 )
 
 const (
-	// epochWait is how long the registry may take to say what a session's epoch is.
+	// epochWait bounds the registry's answer to a question for a session's epoch.
 	epochWait = 5 * time.Second
 	// maxLookups is how many sessions are looked up at once.
 	maxLookups = 16
 )
 
-// Options are what [Sessions] need of their node.
+// Options are the node's parts of [Sessions].
 type Options struct {
-	// Admit is what the node's view says of a session: its epoch, empty for one that was
-	// never created, or session_not_found. It must not block. Nil has the node follow the registry
+	// Admit returns the epoch of a session in the node's view, empty for one that was never
+	// created, or session_not_found. It must not block. With nil the node follows the registry
 	// itself: see [Sessions.Open].
 	Admit func(subjects.SessionID) (epoch string, err error)
 	// Ended reports whether a session of a name has ended since a time, as far as the view knows.
 	// Nil if Admit is.
 	Ended func(session subjects.SessionID, since time.Time) bool
-	// Ask is what the registry's leader says of a session. Defaults to asking it.
+	// Ask returns the epoch from the registry's leader. Defaults to asking it.
 	Ask    func(subjects.SessionID) (epoch string, err error)
 	Bus    *bus.Bus
 	Store  *registry.Store
@@ -40,7 +40,7 @@ type Options struct {
 	Go     func(f func())  // runs f in a goroutine that the node waits for
 }
 
-// Sessions is what a node knows of sessions. Its methods may be called concurrently.
+// Sessions is a node's knowledge of sessions. Its methods may be called concurrently.
 type Sessions struct {
 	Options
 	lookups  *lookups
@@ -79,19 +79,18 @@ func (s *Sessions) Close() {
 	}
 }
 
-// Known is what the view says of a session's epoch, and whether that will do. Of a
-// session that it does not know a caller may be faster than the news of the
-// session's creation. A call of which nothing is stored looks it up only before it is
-// refused.
+// Known returns a session's epoch in the view, and whether that is enough. A caller may be faster
+// than the news of its session's creation, so an unknown session is looked up: always if the call
+// stores something, else before the call is refused.
 func (s *Sessions) Known(session subjects.SessionID, stored bool) (epoch string, sure bool) {
 	epoch, err := s.Admit(session)
 	return epoch, err == nil && (epoch != "" || !stored || session == subjects.DefaultSession)
 }
 
-// Epoch returns the epoch of a session of which the view does not say enough, empty
-// for one that was never created. The error is session_not_found, why ctx ended, or
-// unavailable where the registry does not answer: what depends on the epoch must not
-// begin under another one. Where no registry was ever found no session was created.
+// Epoch looks up the epoch of a session that the view does not know well enough, empty for one
+// that was never created. The error is session_not_found, the cause of ctx's end, or unavailable
+// if the registry does not answer, as the call must not begin under a wrong epoch. Without any
+// registry no session was created.
 func (s *Sessions) Epoch(ctx context.Context, session subjects.SessionID) (string, error) {
 	if s.Joined() {
 		if epoch, err := s.lookups.find(ctx, session); epoch != "" || err != nil {
@@ -101,13 +100,13 @@ func (s *Sessions) Epoch(ctx context.Context, session subjects.SessionID) (strin
 	return s.Admit(session)
 }
 
-// Now is a session's epoch as the registry's leader has it now, empty for one that was
-// never created.
+// Now returns a session's present epoch from the registry's leader, empty for one that was never
+// created.
 func (s *Sessions) Now(session subjects.SessionID) (string, error) {
 	return s.lookups.find(s.Base, session)
 }
 
-// Account is whose share of the node a session has, as far as the view knows.
+// Account returns the account that a session counts for, as far as the view knows.
 func (s *Sessions) Account(session subjects.SessionID) subjects.SessionID {
 	epoch, _ := s.Known(session, false)
 	return subjects.Account(session, epoch)
@@ -169,7 +168,7 @@ func (ls *lookups) find(ctx context.Context, session subjects.SessionID) (string
 	}
 }
 
-// answer answers what waits for a session until nothing does.
+// answer answers the look-ups of a session until none waits.
 func (ls *lookups) answer(session subjects.SessionID) {
 	for {
 		ls.mu.Lock()
@@ -181,7 +180,7 @@ func (ls *lookups) answer(session subjects.SessionID) {
 		ls.mu.Unlock()
 		ls.places <- struct{}{}
 		ls.mu.Lock()
-		l := ls.next[session] // with all that came while there was no place
+		l := ls.next[session] // with all questions that came meanwhile
 		delete(ls.next, session)
 		ls.mu.Unlock()
 		l.epoch, l.err = ls.ask(session)
@@ -190,7 +189,7 @@ func (ls *lookups) answer(session subjects.SessionID) {
 	}
 }
 
-// registered is what the registry's leader says of a session's epoch.
+// registered returns a session's epoch from the registry's leader.
 func (s *Sessions) registered(session subjects.SessionID) (string, error) {
 	ctx, cancel := context.WithTimeout(s.Base, epochWait)
 	defer cancel()
@@ -204,15 +203,15 @@ func (s *Sessions) registered(session subjects.SessionID) (string, error) {
 	return record.Epoch, nil
 }
 
-// Over reports whether a session has another epoch by now than one that it
-// was created with. What the view says is asked of the registry before it counts, as
-// a view may be behind. It blocks.
+// Over reports whether a session has ended or has another epoch than the given one. As the view
+// may be behind, it asks the registry before it reports true. It blocks.
 func (s *Sessions) Over(session subjects.SessionID, epoch string) bool {
 	now, err := s.Now(session)
 	return err == nil && now != epoch || toolmesh.CodeOf(err) == toolmesh.CodeSessionNotFound
 }
 
-// Seen reports whether the view says that a session goes on, or nothing of it.
+// Seen reports whether the session still exists in the view; an error of the view counts as
+// existing.
 func (s *Sessions) Seen(session subjects.SessionID, epoch string) bool {
 	now, err := s.Admit(session)
 	return err == nil && now == epoch || err != nil && toolmesh.CodeOf(err) != toolmesh.CodeSessionNotFound

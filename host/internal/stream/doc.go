@@ -1,10 +1,9 @@
-// Package stream is what a host knows of the readers of a call, and of the stream
-// that it may give them.
+// Package stream serves the readers of a call, and the stream that the call may yield.
 //
 // A call has [Readers]: its first caller, and those that repeat the request while it
 // runs. A [Reader] is a reply subject, the form in which it wants chunks, and whether
-// it has its one answer. A [Stream] stores items, holds the handler back while there
-// is no credit, and ends the call when nobody reads.
+// it has its one answer. A [Stream] stores items, blocks the handler while there
+// is no credit, and ends the call when it has no reader.
 //
 // # States of a repetition
 //
@@ -22,13 +21,12 @@
 //	New ──▶ [ open ] ── no credit ──▶ [ waits ] ── Grant, or the reader that gave ─┐
 //	          ▲ │                        │         credit is gone and others are   │
 //	          └─┼────────────────────────┼──────────────────────────────────────────┘
-//	            │ Finish, Leave          │ nobody reads for 10 s, nothing sent for
+//	            │ Finish, Leave          │ no reader for 10 s, nothing sent for
 //	            ▼                        ▼ 60 s: the call is told to end
 //	          over (the terminal is stored, or the readers are told in its place)
 //
-// That nobody reads is found by a probe: one chunk a second has a reply subject, where
-// the broker says 503 if the chunk meets no subscription. Readers that give credit are
-// known by that.
+// A probe finds that a stream has no reader: one chunk a second has a reply subject, where the
+// broker answers 503 if the chunk meets no subscription. Readers that give credit need no probe.
 //
 // Locks are taken in this order: Stream.sending, Readers.mu, then Stream.mu, a
 // reader's settleMu or a probe's. Chunks are handed to the connection with Readers.mu

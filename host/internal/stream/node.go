@@ -16,7 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Node is what the streams of a node share. Its fields are set before the first stream.
+// Node is shared by the streams of a node. Its fields are set before the first stream.
 type Node struct {
 	ID      subjects.NodeID
 	Base    context.Context //nolint:containedctx // ends with the host
@@ -25,12 +25,11 @@ type Node struct {
 	Go      func(f func()) // runs f in a goroutine, unless the host has stopped
 	Store   Store
 	Quota   *quota.Quota
-	Account func(subjects.SessionID) subjects.SessionID // whose part of the node a session has
+	Account func(subjects.SessionID) subjects.SessionID // the account that a session counts for
 	Replays *fair.Queue[subjects.SessionID]             // pages of chunks that are to be read
 }
 
-// Replies sends what callers read. Its methods may be called
-// concurrently.
+// Replies sends messages to callers. Its methods may be called concurrently.
 type Replies interface {
 	// Send publishes a message, and reports whether the connection takes its size. It must
 	// not block.
@@ -41,7 +40,7 @@ type Replies interface {
 	Acknowledge(r *Reader)
 	// Fit cuts an error that no message can carry.
 	Fit(e *toolmesh.Error) *toolmesh.Error
-	// Keep stores what no message carries, for its caller to read by reference.
+	// Keep stores a value that is larger than a message, for its caller to read by reference.
 	Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error)
 }
 

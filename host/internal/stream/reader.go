@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// storeLag is how long the store may take to show what it has acknowledged:
-	// another server of the cluster may answer.
+	// storeLag is how long the store may take to show an acknowledged message, as another server
+	// of the cluster may answer.
 	storeLag = 50 * time.Millisecond
-	// storeLooks is how often the rest of a stream that has ended is looked for,
-	// storeLag apart, before it counts as no longer kept.
+	// storeLooks is the number of looks, storeLag apart, for the rest of an ended stream before
+	// it counts as expired.
 	storeLooks = 100
 
 	// progressEvery is the min time between two keepalives that carry the progress of a call at once.
@@ -34,16 +34,15 @@ const (
 	callerGone = 5 * time.Second
 )
 
-// Readers are all that read one call: its first caller, and those that repeat the
-// request while it runs. A unary call has them as well. Its methods may be called
-// concurrently.
+// Readers are the readers of one call: its first caller, and those that repeat the request while
+// it runs. A unary call has them as well. Its methods may be called concurrently.
 type Readers struct {
 	node   *Node
 	call   Execution
 	first  *Reader
 	stream atomic.Pointer[Stream] // nil for a unary call, and before the handler runs
-	// Relayed says that another node runs the unary call. It ends the call once all callers
-	// are gone: others may have joined it there.
+	// Relayed means that another node runs the unary call. That node ends the call once all its
+	// callers are gone: others may have joined it there.
 	Relayed atomic.Bool
 
 	progress atomic.Pointer[codec.Progress] // nil until the tool says how far it is
@@ -53,9 +52,9 @@ type Readers struct {
 	later    atomic.Pointer[time.Timer]     // sends progress that came too early
 	closed   atomic.Bool                    // the call is over
 
-	mu      sync.Mutex    // guards what follows, and what its readers say it does; see doc.go for the order of locks
+	mu      sync.Mutex    // guards the fields below and those that Reader marks; see doc.go for the order of locks
 	joined  []*Reader     // repetitions that wait for the call's end, the newest last
-	final   *admit.Record // what the call ended with; nil while it runs
+	final   *admit.Record // the call's outcome; nil while it runs
 	flowing bool          // it has been acknowledged
 	last    int64         // Seq that is stored and delivered
 	epoch   string        // of the session, from the stream's beginning
@@ -71,9 +70,9 @@ func (r *Readers) Init(node *Node, call Execution, first *Reader) {
 // Stream is the call's stream, or nil.
 func (r *Readers) Stream() *Stream { return r.stream.Load() }
 
-// Reader is one that reads a call: its first caller, or a repetition. A repetition
-// that wants items on its reply subject is sent what is stored, by a goroutine of its
-// own. It never holds the stream up: what it has yet to get is in the store.
+// Reader is a caller that reads a call: the first one, or a repetition. A repetition that wants
+// items on its reply subject gets the stored ones from a goroutine of its own. It never slows the
+// stream down: its missing items are in the store.
 type Reader struct {
 	// Set before the call is admitted, and then read by anyone.
 	Request  *codec.Request
@@ -83,7 +82,7 @@ type Reader struct {
 	// Local takes the answer of a call that no message has brought; nil for all others.
 	Local func(admit.Record)
 
-	answered atomic.Bool  // it has its one answer, or it is being sent
+	answered atomic.Bool  // its one answer was sent, or is being sent
 	sent     atomic.Int64 // when the last keepalive was sent, as [bus.Mono]
 	probe    bus.Probe
 
@@ -91,8 +90,8 @@ type Reader struct {
 
 	// Guarded by of.mu, for a repetition.
 	until int64         // Seq of the last chunk that is sent for it
-	over  bool          // it has all that it gets
-	ended *admit.Record // what the call ended with; nil while it runs
+	over  bool          // it gets no further messages
+	ended *admit.Record // the call's outcome; nil while it runs
 }
 
 // Claim reports whether the caller has no answer yet: the one that asks has to send
@@ -179,7 +178,7 @@ func (r *Readers) Join(own *Readers) {
 		if j.Local != nil || old.Reply != j.Reply {
 			return false
 		}
-		old.probe.Close() // the same caller, which needs to hear it once
+		old.probe.Close() // the same caller, which needs one answer only
 		old.over = true
 		return true
 	})
@@ -197,12 +196,12 @@ func (r *Readers) Join(own *Readers) {
 		r.node.acknowledge(j)
 	}
 	if s != nil && j.Request.HasCredit {
-		s.Grant(j.Request.Credit) // and a sign of life
+		s.Grant(j.Request.Credit) // also a keepalive
 	}
 }
 
-// echoes reports whether all that comes from now on is sent to the reader's reply
-// subject anyway, as it is that of the first caller.
+// echoes reports whether all further messages reach the reader's reply subject anyway, as it is
+// that of the first caller.
 func (j *Reader) echoes() bool {
 	first := j.of.first
 	return j != first && j.Reply == first.Reply && j.items() && j.Request.Delivery == first.Request.Delivery
@@ -226,8 +225,8 @@ func (j *Reader) end(record admit.Record) {
 	}
 }
 
-// End gives all repetitions, and those to come, what the call has ended with: the record of the
-// first call of End, as the ticker may end a call whose handler does not return.
+// End gives the call's outcome to all repetitions, present and later: the record of the first
+// End, as the ticker may end a call whose handler does not return.
 func (r *Readers) End(record admit.Record) {
 	r.mu.Lock()
 	joined := r.joined
@@ -241,7 +240,7 @@ func (r *Readers) End(record admit.Record) {
 	}
 }
 
-// Report notes how far the call says that it is, and tells the callers that asked to hear of it at once.
+// Report notes the call's progress, and tells the callers that asked to get it at once.
 func (r *Readers) Report(p *codec.Progress) {
 	r.progress.Store(p)
 	if !r.wanted.Load() || !r.due.CompareAndSwap(false, true) {
@@ -255,23 +254,23 @@ func (r *Readers) Report(p *codec.Progress) {
 	r.later.Store(time.AfterFunc(wait, r.tellProgress))
 }
 
-// tellProgress sends the latest progress to the callers that asked to hear of it at once.
+// tellProgress sends the latest progress to the callers that asked to get it at once.
 func (r *Readers) tellProgress() {
 	if r.closed.Load() {
 		return
 	}
 	r.next.Store(bus.Mono(time.Now()) + int64(progressEvery))
-	r.due.Store(false) // what is reported from here on is sent later
+	r.due.Store(false) // later reports are sent later
 	all, high := r.waiting()
-	for i, j := range all { // the first caller and the latest others: the rest hear it once a second
+	for i, j := range all { // the first caller and the latest others: the rest get it once a second
 		if (i == 0 || i >= len(all)-mostAtOnce) && j.wantsProgress() {
 			r.keepalive(j, high, "")
 		}
 	}
 }
 
-// KeepAlive tells the callers that asked for it, once a second, that the call runs, and
-// how far it is: all that have yet to get some of their answer.
+// KeepAlive sends keepalives with the progress, once a second, to the callers that asked for them
+// and still wait for some of their answer.
 func (r *Readers) KeepAlive(now time.Time) {
 	unary := r.stream.Load() == nil
 	all, high := r.waiting()
@@ -310,8 +309,8 @@ func (r *Readers) waiting() (all []*Reader, high int64) {
 	return r.others(all), high
 }
 
-// others appends the repetitions to which keepalives go: not those that hear the first
-// caller's.
+// others appends the repetitions that need their own keepalives: their reply subject is not the
+// first caller's.
 func (r *Readers) others(all []*Reader) []*Reader {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -323,15 +322,15 @@ func (r *Readers) others(all []*Reader) []*Reader {
 	return all
 }
 
-// Deserted reports whether the last keepalive to each caller met nobody. A call that has
-// waited is not to begin then.
+// Deserted reports whether the last keepalive to each caller met no subscription. A call that has
+// waited must not begin then.
 func (r *Readers) Deserted() bool {
 	return deserted([]*Reader{r.first}, (*bus.Probe).Nobody) && deserted(r.others(nil), (*bus.Probe).Nobody)
 }
 
-// deserted reports whether all callers of a unary call are gone. One that asked for no
-// keepalives may be there, and for one with an idempotency key, or of a durable task,
-// somebody else will ask.
+// deserted reports whether all callers of a unary call are gone. A caller that asked for no
+// keepalives counts as present; calls with an idempotency key and those of durable tasks are
+// asked for again later.
 func deserted(all []*Reader, gone func(*bus.Probe) bool) bool {
 	return !slices.ContainsFunc(all, func(j *Reader) bool {
 		q := j.Request
@@ -356,7 +355,7 @@ func (r *Readers) wake() {
 	}
 }
 
-// read sends the reader what is stored, until it has all of it.
+// read sends the stored items to the reader, until it has all of them.
 func (j *Reader) read() {
 	r, next, misses := j.of, int64(1), 0
 	for {
@@ -391,7 +390,7 @@ func (j *Reader) read() {
 		case err != nil && (ended != nil || r.node.Base.Err() != nil || toolmesh.CodeOf(err) != toolmesh.CodeUnavailable && toolmesh.CodeOf(err) != toolmesh.CodeBusy):
 			j.fail(admit.Record{Err: admit.Failure(err, toolmesh.StartedYes)})
 			return
-		case ended == nil: // the store lags, or does not answer what stores the items either, or others read
+		case ended == nil: // the store lags, or does not answer the stream's writer either, or others read
 		case !ended.Streamed:
 			j.fail(*ended)
 			return
@@ -429,7 +428,7 @@ func (j *Reader) readPage(next int64) (int64, error) {
 	r, n := j.of, j.of.node
 	ctx, cancel := context.WithTimeout(n.Base, finishWithin)
 	defer cancel()
-	epoch, err := r.call.Epoch(ctx) // is asked for by one that repeats what has ended
+	epoch, err := r.call.Epoch(ctx) // a repetition of an ended call has to look it up
 	if err != nil {
 		return next, err
 	}
@@ -459,7 +458,7 @@ func (j *Reader) readPage(next int64) (int64, error) {
 	return next, nil
 }
 
-// fail answers a reader in place of what it has not got.
+// fail answers a reader instead of its missing items.
 func (j *Reader) fail(record admit.Record) {
 	j.of.mu.Lock()
 	over := j.over

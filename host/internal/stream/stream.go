@@ -23,7 +23,7 @@ import (
 
 // Times of docs/protocol, sections 5 and 6.
 const (
-	idleTimeout = 60 * time.Second // between two items, when nobody says
+	idleTimeout = 60 * time.Second // between two items, unless the call has a timeout
 	readerGone  = 10 * time.Second // without credit, or between two 503s
 	// finishWithin is how long the last chunks of a stream may take to be stored.
 	finishWithin = 40 * time.Second
@@ -37,9 +37,9 @@ var (
 	errGone = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller is gone").WithStarted(toolmesh.StartedYes).WithDetail("reason", "caller_gone")
 )
 
-// Stream is what a streaming call's handler sends to: it stores each item, delivers
-// it to the readers that asked for that, and holds the handler back when the caller
-// does not keep up. Send is for one goroutine, all else may be called from any.
+// Stream is the sink of a streaming call's handler: it stores each item, delivers it to the
+// readers that asked for that, and blocks the handler while the caller is behind. Send is for one
+// goroutine, all other methods may be called from any.
 type Stream struct {
 	readers *Readers
 	node    *Node
@@ -47,20 +47,20 @@ type Stream struct {
 	total   bool // the call has a deadline
 	writer  Writer
 
-	sending sync.Mutex // held by Send and Finish; guards what follows; taken before Readers.mu
+	sending sync.Mutex // held by Send and Finish; guards the fields below; taken before Readers.mu
 	seq     int64      // items sent
 	taken   int64      // bytes of the session's quota
 	failed  error      // why Send failed
 	over    bool       // Finish has run, and returned ended
 	ended   admit.Record
 
-	account  subjects.SessionID // whose quota the items are of; empty for all sessions that nobody created
+	account  subjects.SessionID // whose quota the items count for; empty for all sessions that were never created
 	kept     atomic.Int64       // bytes of the items that are stored
 	credited chan struct{}      // capacity 1: credit arrived
 
-	live  bus.Probe // of mesh.live, for all that read it without credit
+	live  bus.Probe // of mesh.live, for all its readers without credit
 	began time.Time
-	final atomic.Pointer[admit.Record] // what Finish returned, once it has
+	final atomic.Pointer[admit.Record] // Finish's result
 
 	mu       sync.Mutex // taken after Readers.mu
 	paced    bool       // by credit
@@ -96,22 +96,21 @@ func New(ctx context.Context, r *Readers, epoch string, total bool) (*Stream, er
 	return s, nil
 }
 
-// Seen notes that something reads what is stored of the stream.
+// Seen notes a read of the stream's stored items.
 func (s *Stream) Seen() { s.live.Met() }
 
-// Final is what the stream ended with; nil while it has not.
+// Final returns the stream's outcome; nil while it runs.
 func (s *Stream) Final() *admit.Record { return s.final.Load() }
 
-// Send stores one item, and waits for credit before that. The errors are why ctx
-// ended, busy for a session that has used its quota up, payload_too_large, and what
-// the store says.
+// Send waits for credit and stores one item. The errors are the cause of ctx's end, busy for a
+// session without quota left, payload_too_large, and those of the store.
 func (s *Stream) Send(ctx context.Context, item json.RawMessage) error {
 	s.sending.Lock()
 	defer s.sending.Unlock()
 	if s.failed != nil {
 		return s.failed
 	}
-	// A handler that looks at nothing but this error must end, too.
+	// A handler that only looks at this error must end, too.
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -145,7 +144,7 @@ func (s *Stream) Send(ctx context.Context, item json.RawMessage) error {
 // refer has an item that no message carries be read by reference, where the call's first
 // reader takes that.
 func (s *Stream) refer(c *codec.Chunk) error {
-	const room = 4 << 10 // of its headers, and what the store adds
+	const room = 4 << 10 // for headers, also the store's
 	limit := s.node.Store.MaxPayload()
 	if !s.req.AcceptRef || limit == 0 || int64(len(c.Data)+room) <= limit {
 		return nil
@@ -177,8 +176,8 @@ func (s *Stream) carried(c *codec.Chunk) error {
 		WithDetail("limit", limit).WithDetail("size", size).WithOrigin(toolmesh.OriginAgent)
 }
 
-// admit charges an item to the session's quota, when nothing but the store can
-// refuse it any more. What the store does not take is given back at the end.
+// admit charges an item to the session's quota, when only the store can still refuse it. Items
+// that the store refuses are given back at the end.
 func (s *Stream) admit(size int) error {
 	used, ok := s.node.Quota.Take(s.account, int64(size))
 	if !ok {
@@ -281,10 +280,9 @@ func (s *Stream) probeLive(c codec.Chunk) {
 	s.node.Replies.Send(&nats.Msg{Subject: subject, Reply: probe, Header: nats.Header(header), Data: body})
 }
 
-// deserted reports whether nobody reads the stream any more, neither its caller
-// nor one that has joined it: none of them gives credit, and what is sent to the
-// others meets nobody. A subscriber of mesh.live does not stand in for a caller
-// that gives credit.
+// deserted reports whether the stream has no reader: neither its caller nor one that has joined
+// it gives credit, and chunks to the others meet no subscription. A subscriber of mesh.live does
+// not count as a caller that gives credit.
 func (s *Stream) deserted(now time.Time) bool {
 	credited, here := false, false
 	s.readers.mu.Lock()
@@ -315,7 +313,7 @@ func (s *Stream) Tick(now time.Time) {
 	s.mu.Lock()
 	silent := s.paced && now.Sub(s.creditAt) >= readerGone
 	if silent && !deserted {
-		// The reader that gave the credit is gone; another is there that gives none.
+		// The reader that gave the credit is gone; another one is present that gives none.
 		s.paced = false
 	}
 	idle := !s.total && !s.waiting && now.Sub(s.itemAt) >= idleTimeout
@@ -343,9 +341,8 @@ func (s *Stream) Leave(err *toolmesh.Error) bool {
 	return first
 }
 
-// Finish ends the stream, once, and returns what it ended with: it stores the
-// terminal, or answers the caller in its place when nothing was yielded before
-// an error.
+// Finish ends the stream, once, and returns its outcome: it stores the terminal, or answers the
+// caller instead after an error without items.
 func (s *Stream) Finish(record admit.Record) admit.Record {
 	s.sending.Lock()
 	defer s.sending.Unlock()
@@ -375,7 +372,7 @@ func (s *Stream) conclude(record admit.Record) admit.Record {
 	}
 	c := codec.Chunk{Type: codec.ChunkComplete, Seq: s.seq + 1, Count: s.seq}
 	if record.Err != nil {
-		// Items are out: whatever the error says of itself, this call began.
+		// Items were sent: this call began, whatever its error says.
 		record.Err = record.Err.WithStarted(toolmesh.StartedYes)
 		c.Type, c.Err = codec.ChunkError, s.node.Replies.Fit(record.Err)
 	}
@@ -398,7 +395,7 @@ func (s *Stream) conclude(record admit.Record) admit.Record {
 	}
 	s.node.Log.Warn("stream ended without its terminal being stored",
 		slog.String("rpc_id", string(s.req.RPCID)), slog.String("error", err.Error()))
-	// Nobody will find the end in the store: it goes to the reply subjects.
+	// Without an end in the store, the error goes to the reply subjects.
 	if s.req.Delivery == codec.DeliverLive {
 		s.node.Replies.Answer(s.readers.first, admit.Record{Err: lost})
 	}

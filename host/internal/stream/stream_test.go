@@ -168,7 +168,7 @@ func TestCredit(t *testing.T) {
 	}
 }
 
-// What a session may store bounds its streams.
+// The session's quota bounds its streams.
 func TestQuotaOfStream(t *testing.T) {
 	t.Parallel()
 	_, _, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverInbox}}, 3)
@@ -180,7 +180,7 @@ func TestQuotaOfStream(t *testing.T) {
 	}
 }
 
-// An item that goes by reference counts as what it is.
+// An item by reference counts with its own size.
 func TestQuotaOfLargeItems(t *testing.T) {
 	t.Parallel()
 	_, r, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverInbox, AcceptRef: true}}, 3<<20)
@@ -239,9 +239,9 @@ func TestARepetitionWaitsForOthersThatRead(t *testing.T) {
 	}
 }
 
-// A caller that repeats its call under the same reply subject is one caller: the keepalive
-// that meets nobody says of both that they are gone.
-func TestTheSameCallerTwiceIsGone(t *testing.T) {
+// A caller that repeats its call under the same reply subject is one caller: a keepalive without
+// a subscription shows that both are gone.
+func TestRepetitionByOneCallerIsOneCaller(t *testing.T) {
 	t.Parallel()
 	b, err := bus.New(meshtest.Broker(t).Connect(t), nil)
 	if err != nil {
