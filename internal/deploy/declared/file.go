@@ -24,7 +24,7 @@ import (
 
 // Entry is an index that a file lists.
 type Entry struct {
-	// Name is what it will be called; empty only if the entry is broken and does not say
+	// Name is what it will be called; empty only if the entry is broken and does not say for certain
 	// so much.
 	Name   subjects.IndexName
 	Source string // as it may be shown
@@ -101,6 +101,7 @@ var keys = []string{"env", "name", "on", "paths", "rev", "source"}
 // entry reads one table.
 func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Entry) {
 	var wrong []string
+	sure := true // of the name
 	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	defer func() {
 		if len(wrong) > 0 {
@@ -109,6 +110,9 @@ func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Ent
 				what += fmt.Sprintf(" (%s)", e.Name)
 			}
 			e.Err = invalid("%s: %s", what, strings.Join(wrong, "; "))
+			if !sure { // no index may be removed: this entry may be meant for it
+				e.Name = ""
+			}
 			return
 		}
 		e.Request.Managed = digest(e.Request)
@@ -130,18 +134,22 @@ func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Ent
 				hint = "did you mean " + near[0] + "?"
 			}
 			bad("the key %q is unknown; %s", key, hint)
+			sure = false
 		}
 	}
 	if err := meta.PrimitiveDecode(table, &said); err != nil {
 		bad("%s", err.Error())
-		said.Name, _ = written["name"].(string) // the decoder may not have come to these
-		said.Source, _ = written["source"].(string)
+		sure = false
 	}
+	said.Name, _ = written["name"].(string) // the decoder may not have come to these, and takes Name for name
+	said.Source, _ = written["source"].(string)
 	r := &e.Request
 	e.Name, r.Rev = subjects.IndexName(said.Name), said.Rev
-	if token, err := subjects.EncodeToken(string(e.Name)); e.Name != "" && (err != nil || token != string(e.Name)) {
-		bad("%q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", e.Name)
-		e.Name = ""
+	if token, err := subjects.EncodeToken(string(e.Name)); e.Name != "" {
+		if sure = err == nil && token == string(e.Name); !sure {
+			bad("%q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", e.Name)
+			e.Name = ""
+		}
 	}
 	if r.Source = said.Source; r.Source == "" {
 		bad("source is missing: give a repository (owner/repo) or a URL")
