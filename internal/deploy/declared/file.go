@@ -24,10 +24,11 @@ import (
 
 // Entry is an index that a file lists.
 type Entry struct {
-	// Name is what it will be called; empty only if the entry is broken and does not say for certain
-	// so much.
-	Name   subjects.IndexName
-	Source string // as it may be shown
+	// Name is what it will be called; empty only if the entry is broken and does not say
+	// so much. Guessed tells that it is broken and may mean another index.
+	Name    subjects.IndexName
+	Guessed bool
+	Source  string // as it may be shown
 	// Request is what agents are asked for.
 	Request deploy.Request
 	// Err is what is wrong with the entry; nil for one that can be brought.
@@ -42,10 +43,10 @@ type File struct {
 	Err error
 }
 
-// whole reports whether everything that the file lists has a name: what it does not list
-// is known then.
+// whole reports whether everything that the file lists has a name for certain: what it does not
+// list is known then.
 func (f File) whole() bool {
-	return f.Err == nil && !slices.ContainsFunc(f.Entries, func(e Entry) bool { return e.Name == "" })
+	return f.Err == nil && !slices.ContainsFunc(f.Entries, func(e Entry) bool { return e.Name == "" || e.Guessed })
 }
 
 // Read reads a file of indexes. env are the variables that entries may name, each K=V.
@@ -110,9 +111,7 @@ func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Ent
 				what += fmt.Sprintf(" (%s)", e.Name)
 			}
 			e.Err = invalid("%s: %s", what, strings.Join(wrong, "; "))
-			if !sure { // no index may be removed: this entry may be meant for it
-				e.Name = ""
-			}
+			e.Guessed = !sure
 			return
 		}
 		e.Request.Managed = digest(e.Request)
