@@ -235,12 +235,17 @@ func TestLoadRefuses(t *testing.T) {
 		"env twice":         {files("tools.toml", valid+"[[index.env]]\nname = \"A\"\n[[index.env]]\nname = \"A\"\n"), reasonManifest, []string{"second time"}},
 		"env of the node":   {files("tools.toml", valid+"[[index.env]]\nname = \"PATH\"\n"), reasonManifest, []string{"PATH"}},
 		"env unknown tool":  {files("tools.toml", valid+"[[index.env]]\nname = \"A\"\ntools = [\"a.c\"]\n"), reasonManifest, []string{"not in [index] tools"}},
+		"long mistake":      {files("tools.toml", valid+"timeout = \""+strings.Repeat("ü", 100_000)+"\"\n"), reasonManifest, []string{"üü…"}},
+		"long path":         {files("tools.toml", valid+"[[index.paths]]\npath = \"/"+strings.Repeat("p", 4096)+"\"\n"), reasonManifest, []string{"at most 4096 bytes"}},
 		"several":           {files("tools.toml", valid+"timeout = 1\ncache_ttl = 2\ncollect = 3\n"), reasonManifest, []string{"and 2 more"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := LoadFS(tt.fsys)
 			wantFailed(t, err, tt.reason, tt.parts...)
+			if len(err.Error()) > 25_000 {
+				t.Errorf("the message has %d bytes", len(err.Error()))
+			}
 		})
 	}
 }

@@ -110,7 +110,7 @@ func (n *notes) add(text string) {
 		n.more++
 		return
 	}
-	if len(text) > maxNote { // a key may be as long as the file
+	if len(text) > maxNote { // a text may be as long as the file
 		text = strings.ToValidUTF8(text[:maxNote], "") + "…"
 	}
 	n.first = append(n.first, text)

@@ -44,6 +44,7 @@ type process struct {
 	page   [8]atomic.Uint64
 	memory atomic.Int64
 	files  atomic.Int64
+	cpu    atomic.Int64 // processor time that it has used, in nanoseconds
 	// measured, if there is one, is called when the usage has been read and is not known to the pool yet.
 	measured atomic.Pointer[func()]
 	silent   atomic.Bool // it hears no cancellation and answers no ping
@@ -344,7 +345,7 @@ func (p *process) TempFiles(int64) int64   { return p.files.Load() }
 func (p *process) ProcessorTime() (time.Duration, bool) { return 0, false }
 
 func (p *process) Usage(int) (sandbox.Usage, bool) {
-	u := sandbox.Usage{Memory: p.memory.Load()}
+	u := sandbox.Usage{Memory: p.memory.Load(), CPU: time.Duration(p.cpu.Load())}
 	if measured := p.measured.Load(); measured != nil {
 		(*measured)()
 	}

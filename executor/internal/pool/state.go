@@ -114,6 +114,10 @@ func (s *state) release(j *job) {
 		w.waiting--
 	}
 	delete(w.jobs, j.id)
+	if s.cfg.Async && w.proc.Load(sandbox.WordRunning) == j.id {
+		w.proc.Store(sandbox.WordRunning, 0)
+		w.metering.ended = true
+	}
 	if w.one == j {
 		w.one = nil
 	}

@@ -44,6 +44,7 @@ type metering struct {
 	seen    time.Duration // processor time, of the process and all below, at the last look
 	looked  time.Time     // time of the last look; used by the watchdog only
 	files   sandbox.Look  // at its temporary files; used by the watchdog only
+	ended   bool          // a coroutine that was seen running since the last look has ended
 	// Its own processor time at the last look, if it had no other processes then, else 0; used by the watchdog only.
 	alone time.Duration
 }
@@ -200,11 +201,14 @@ func (p *Pool) check(w *worker, u sandbox.Usage, measured []*job) {
 // those above their limit.
 func (s *state) countTime(w *worker, jobs []*job, cpu time.Duration) (late []*job) {
 	limit := s.cfg.Limits.CPUTime
-	computing := computing(w, jobs)
-	share := max(0, cpu-w.metering.seen) / time.Duration(len(computing))
+	spent := max(0, cpu-w.metering.seen)
+	computing, known := s.computing(w, jobs, spent)
+	if !known {
+		return nil
+	}
 	w.metering.seen = cpu
 	for _, j := range computing {
-		if j.cpu += share; limit > 0 && j.cpu > limit && j.breach.Load() == nil {
+		if j.cpu += spent / time.Duration(len(computing)); limit > 0 && j.cpu > limit && j.breach.Load() == nil {
 			j.breach.Store(failure.OutOfTime(j.Tool, limit, j.cpu))
 			late = append(late, j)
 		}
@@ -212,22 +216,32 @@ func (s *state) countTime(w *worker, jobs []*job, cpu time.Duration) (late []*jo
 	return late
 }
 
+// unseen is the processor time that a worker of coroutines may use before the watchdog gives up
+// waiting to learn which call used it. The worker looks after each 10 ms, and sees neither threads
+// nor other processes.
+const unseen = 50 * time.Millisecond
+
 // computing are the calls of a worker that used its processor time: the one that was seen
-// running, or else all that do not wait for a nested call.
-func computing(w *worker, jobs []*job) []*job {
-	if len(jobs) == 1 {
-		return jobs
+// running, none if that has ended or is abandoned, or else all that do not wait for a nested call.
+// It is not known yet while the worker may still tell.
+func (s *state) computing(w *worker, jobs []*job, spent time.Duration) (calls []*job, known bool) {
+	if !s.cfg.Async {
+		return jobs, true
 	}
-	if id := w.proc.Load(sandbox.WordRunning); id != 0 {
-		w.proc.Store(sandbox.WordRunning, 0)
-		if j := w.jobs[id]; j != nil {
-			return []*job{j}
-		}
+	id, ended := w.proc.Load(sandbox.WordRunning), w.metering.ended
+	w.proc.Store(sandbox.WordRunning, 0)
+	w.metering.ended = false
+	switch j := w.jobs[id]; {
+	case j != nil:
+		return []*job{j}, true
+	case ended || id != 0 && w.abandoned > 0:
+		return nil, true
+	case spent < unseen:
+		return nil, false
+	case w.waiting == 0 || w.waiting == len(jobs):
+		return jobs, true
 	}
-	if w.waiting == 0 || w.waiting == len(jobs) {
-		return jobs
-	}
-	return slices.DeleteFunc(slices.Clone(jobs), func(j *job) bool { return j.open > 0 })
+	return slices.DeleteFunc(slices.Clone(jobs), func(j *job) bool { return j.open > 0 }), true
 }
 
 // outgrown returns the error of a worker's calls if it reached a limit of its control group: the
@@ -252,12 +266,12 @@ func (p *Pool) endOutgrown(w *worker, h frame.Header, since time.Time) (ended bo
 	if w.proc.Group() == nil || p.cfg.Declared.Memory == 0 && p.cfg.Declared.Pids == 0 && h.Type != frame.Error && time.Since(since) < brief {
 		return false
 	}
-	fails := w.outgrown() // reads the kernel's files, without the pool's lock
-	if fails == nil {
+	if w.outgrown() == nil { // reads the kernel's files, without the pool's lock
 		return false
 	}
 	p.update(func(s *state) {
-		if !w.free() {
+		// Again: the end may be that of an abandoned call, and another one have begun meanwhile.
+		if fails := w.outgrown(); fails != nil && !w.free() {
 			ended = true
 			s.stopFor(p.log, w, w.running(), fails)
 			w.proc.Kill()

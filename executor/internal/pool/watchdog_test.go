@@ -1,12 +1,16 @@
 package pool_test
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/pool"
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -117,5 +121,103 @@ func TestALongLookDoesNotPutOffTheNext(t *testing.T) {
 			workers[len(workers)-1].measured.Store(&look)
 			wantCode(t, (<-begin(t.Context(), p, args("1"))).err, toolmesh.CodeWorkerOutOfMemory)
 		}
+	})
+}
+
+// compute uses processor time, a millisecond of every five, until a channel is closed or the call is
+// to stop. sampled tells that the worker sees which call computes, after each ten milliseconds.
+func (w *work) compute(until <-chan struct{}, sampled bool) (string, error) {
+	for {
+		select {
+		case <-until:
+			return `"done"`, nil
+		case <-w.cancelled:
+			return "", errors.New("cancelled")
+		case <-w.done:
+			return "", errExit
+		case <-time.After(5 * time.Millisecond):
+		}
+		if now := w.cpu.Add(int64(time.Millisecond)); sampled && now%int64(10*time.Millisecond) == 0 {
+			w.page[sandbox.WordRunning].Store(w.id)
+		}
+	}
+}
+
+// coroutines is a pool with one event loop whose calls may use 100 ms of processor time.
+func coroutines(c *pool.Config) {
+	c.Async, c.MaxWorkers, c.MaxCalls, c.Limits = true, 1, 10, tool.Limits{CPUTime: 100 * time.Millisecond}
+	c.Declared = c.Limits
+}
+
+// exceeded checks that a call ended because of its processor time.
+func exceeded(t *testing.T, err error) {
+	t.Helper()
+	if e := wantCode(t, err, toolmesh.CodeDeadlineExceeded); e.Details["limit"] != "cpu_time" {
+		t.Errorf("details %v", e.Details)
+	}
+}
+
+// unanswered are nested calls that last until they are cancelled.
+type unanswered struct{ pool.Nested }
+
+func (unanswered) Call(ctx context.Context, _ string, _ json.RawMessage) (json.RawMessage, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Looks are more frequent than the worker sees which call computes: the time between is not the
+// neighbour's, though the call that computes also waits for one that it made.
+func TestProcessorTimeIsNotTheNeighbours(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		p, _ := open(t, config(coroutines), func(w *work) (string, error) {
+			if w.args == "rest" {
+				return w.wait(gate)
+			}
+			go func() { _, _ = w.call("t.tool", "{}") }()
+			return w.compute(nil, true)
+		})
+		rest := begin(t.Context(), p, args("rest"))
+		exceeded(t, (<-begin(t.Context(), p, pool.Call{Args: json.RawMessage("compute"), Nested: unanswered{}})).err)
+		close(gate)
+		if o := <-rest; o.err != nil {
+			t.Error(o.err)
+		}
+	})
+}
+
+// Calls that have ended leave their processor time to no neighbour.
+func TestProcessorTimeOfEndedCallsIsNotTheNeighbours(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		p, _ := open(t, config(coroutines), func(w *work) (string, error) {
+			if w.args == "rest" {
+				return w.wait(gate)
+			}
+			brief := make(chan struct{})
+			time.AfterFunc(52*time.Millisecond, func() { close(brief) })
+			return w.compute(brief, true)
+		})
+		rest := begin(t.Context(), p, args("rest"))
+		for range 50 {
+			if o := <-begin(t.Context(), p, args("brief")); o.err != nil {
+				t.Fatal(o.err)
+			}
+		}
+		close(gate)
+		if o := <-rest; o.err != nil {
+			t.Error(o.err)
+		}
+	})
+}
+
+// Threads and processes of a call are never seen at work on the event loop: their time counts for
+// all calls that may have started them.
+func TestProcessorTimeBesideTheEventLoopIsLimited(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p, _ := open(t, config(coroutines), func(w *work) (string, error) { return w.compute(nil, false) })
+		first := begin(t.Context(), p, args("{}"))
+		exceeded(t, (<-begin(t.Context(), p, args("{}"))).err)
+		exceeded(t, (<-first).err)
 	})
 }

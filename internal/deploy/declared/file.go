@@ -24,9 +24,11 @@ import (
 
 // Entry is an index that a file lists.
 type Entry struct {
-	// Name of the index; empty only if the entry is too broken to have one.
-	Name   subjects.IndexName
-	Source string // as it may be shown
+	// Name of the index; empty only if the entry is too broken to have one. Guessed tells that the
+	// entry is broken and may be meant for another index.
+	Name    subjects.IndexName
+	Guessed bool
+	Source  string // as it may be shown
 	// Request is sent to the agents.
 	Request deploy.Request
 	// Err is the fault of the entry; nil if it can be installed.
@@ -40,9 +42,10 @@ type File struct {
 	Err error
 }
 
-// whole reports whether each entry has a name, so that an index that is not listed may be removed.
+// whole reports whether each entry has a name for certain, so that an index that is not listed may
+// be removed.
 func (f File) whole() bool {
-	return f.Err == nil && !slices.ContainsFunc(f.Entries, func(e Entry) bool { return e.Name == "" })
+	return f.Err == nil && !slices.ContainsFunc(f.Entries, func(e Entry) bool { return e.Name == "" || e.Guessed })
 }
 
 // Read reads a file of indexes. env are the variables that entries may name, each K=V.
@@ -98,6 +101,7 @@ var keys = []string{"env", "name", "on", "paths", "rev", "source"}
 // entry reads one table.
 func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Entry) {
 	var wrong []string
+	sure := true // of the name
 	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	defer func() {
 		if len(wrong) > 0 {
@@ -106,6 +110,7 @@ func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Ent
 				what += fmt.Sprintf(" (%s)", e.Name)
 			}
 			e.Err = invalid("%s: %s", what, strings.Join(wrong, "; "))
+			e.Guessed = !sure
 			return
 		}
 		e.Request.Managed = digest(e.Request)
@@ -127,18 +132,22 @@ func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Ent
 				hint = "did you mean " + near[0] + "?"
 			}
 			bad("the key %q is unknown; %s", key, hint)
+			sure = false
 		}
 	}
 	if err := meta.PrimitiveDecode(table, &said); err != nil {
 		bad("%s", err.Error())
-		said.Name, _ = written["name"].(string) // the decoder may not have come to these
-		said.Source, _ = written["source"].(string)
+		sure = false
 	}
+	said.Name, _ = written["name"].(string) // the decoder may not have come to these, and takes Name for name
+	said.Source, _ = written["source"].(string)
 	r := &e.Request
 	e.Name, r.Rev = subjects.IndexName(said.Name), said.Rev
-	if token, err := subjects.EncodeToken(string(e.Name)); e.Name != "" && (err != nil || token != string(e.Name)) {
-		bad("%q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", e.Name)
-		e.Name = ""
+	if token, err := subjects.EncodeToken(string(e.Name)); e.Name != "" {
+		if sure = err == nil && token == string(e.Name); !sure {
+			bad("%q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", e.Name)
+			e.Name = ""
+		}
 	}
 	if r.Source = said.Source; r.Source == "" {
 		bad("source is missing: give a repository (owner/repo) or a URL")

@@ -108,9 +108,18 @@ func TestIncompleteFileRemovesNoIndex(t *testing.T) {
 			t.Errorf("%q: %v, want it to say %q", text, f.Err, part)
 		}
 	}
-	for _, text := range []string{"[[index]]\nrev = \"x\"\n", "index = [1]\n", "[[index]]\nname = 1\n"} {
+	const source = "[[index]]\nsource = \"o/x\"\n"
+	for _, text := range []string{
+		"[[index]]\nrev = \"x\"\n", "index = [1]\n", "[[index]]\nname = 1\n",
+		source + "name = 1\n", source + "name = \"pro d\"\n", source + "nmae = \"prod\"\n", source + "rev = 1\nnmae = \"prod\"\n",
+	} {
 		if f := Parse([]byte(text), nil); f.Err != nil || f.whole() || f.Entries[0].Err == nil {
 			t.Errorf("%q, an entry that does not say its name: %+v", text, f)
+		}
+	}
+	for _, text := range []string{source + "paths = [\"x\"]\n", source + "name = \"prod\"\nrev = 1\n", source + "name = \"prod\"\nName = \"other\"\n"} {
+		if f := Parse([]byte(text), nil); !f.whole() || f.Entries[0].Err == nil || strings.Contains(text, "prod") != (f.Entries[0].Name == "prod") {
+			t.Errorf("%q, a wrong entry that says its name: %+v", text, f)
 		}
 	}
 	if f := Parse([]byte("index = []\n"), nil); !f.whole() || len(f.Entries) > 0 {
