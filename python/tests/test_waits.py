@@ -42,7 +42,7 @@ def test_a_node_is_not_silent_while_its_request_waits_to_be_written(monkeypatch)
             post=post, is_closed=False, is_connected=True, stats={"in_bytes": 0})
         one = Pending(link, "a")
         await link.send(one, Call("s", "a.b", b"{}", "r"), {})
-        pinged = []
+        pinged: list[object] = []
         link._ping = pinged.append  # type: ignore[method-assign,assignment]
         await link.alive(one, one.asked)
         assert not pinged and one.sent == 100
