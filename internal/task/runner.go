@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/wake"
@@ -39,13 +38,16 @@ func (s *Service) loop() {
 	defer ticker.Stop()
 	for {
 		s.fill()
+		if l := s.timed; l != nil && l.free(time.Now()) && s.room(l) {
+			s.ask(l, askWait)
+		}
 		select {
 		case m := <-s.queue.Messages():
 			s.arrived(m)
 		case <-s.freed:
 		case <-ticker.C:
 			if s.renewed.Swap(false) {
-				for _, l := range s.lanes {
+				for _, l := range s.asked {
 					l.asked = time.Time{}
 				}
 			}
@@ -105,7 +107,7 @@ func (s *Service) fill() {
 
 func (s *Service) ask(l *lane, wait time.Duration) {
 	l.asked, l.probe = time.Now(), wait == 0
-	if err := s.queue.Ask(l.consumer, wait); err != nil {
+	if err := s.queue.Ask(l.stream, l.consumer, wait); err != nil {
 		l.asked, l.paused = time.Time{}, time.Now().Add(pauseAfterLoss)
 	}
 }
@@ -115,7 +117,10 @@ func (s *Service) ask(l *lane, wait time.Duration) {
 func (s *Service) room(l *lane) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l.level == 0 {
+	switch {
+	case l == s.timed:
+		return s.dues < duesAtOnce
+	case l.level == 0:
 		return len(s.running) < s.opts.Slots+firsts
 	}
 	return len(s.running) < s.opts.Slots && len(s.waiting) == 0
@@ -124,17 +129,19 @@ func (s *Service) room(l *lane) bool {
 // arrived takes an answer of a consumer of tasks.
 func (s *Service) arrived(m *nats.Msg) {
 	name, status := s.queue.Read(m)
-	at := slices.IndexFunc(s.lanes, func(l *lane) bool { return l.consumer == name })
+	at := slices.IndexFunc(s.asked, func(l *lane) bool { return l.consumer == name })
 	if at < 0 {
 		return
 	}
-	l := s.lanes[at]
+	l := s.asked[at]
 	l.asked = time.Time{}
-	switch status {
-	case "":
+	switch {
+	case status == "" && l == s.timed:
+		s.cameDue(m)
+	case status == "":
 		s.turn++
 		s.take(m)
-	case "404", "408":
+	case status == "404", status == "408":
 		if s.room(l) {
 			s.ask(l, askWait)
 		}
@@ -143,13 +150,20 @@ func (s *Service) arrived(m *nats.Msg) {
 	}
 }
 
-// cameDue takes a message of the consumer of schedules. It waits while too many are handled.
-func (s *Service) cameDue(m jetstream.Msg) {
-	s.dues.Go(func() error {
+// cameDue handles a message of the consumer of schedules in a goroutine of its own.
+func (s *Service) cameDue(m *nats.Msg) {
+	count := func(n int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.dues += n
+	}
+	count(1)
+	s.work.Go(func() {
 		ctx, cancel := context.WithTimeout(s.base, ackWait)
 		defer cancel()
 		s.due(ctx, m)
-		return nil
+		count(-1)
+		wake.Up(s.freed)
 	})
 }
 
