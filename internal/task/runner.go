@@ -38,7 +38,7 @@ func (s *Service) loop() {
 	defer ticker.Stop()
 	for {
 		s.fill()
-		if l := s.timed; l != nil && l.free(time.Now()) && s.room(l) {
+		if l := s.timed; l != nil && l.free(time.Now()) && s.dues.Load() < duesAtOnce {
 			s.ask(l, askWait)
 		}
 		select {
@@ -117,10 +117,7 @@ func (s *Service) ask(l *lane, wait time.Duration) {
 func (s *Service) room(l *lane) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case l == s.timed:
-		return s.dues < duesAtOnce
-	case l.level == 0:
+	if l.level == 0 {
 		return len(s.running) < s.opts.Slots+firsts
 	}
 	return len(s.running) < s.opts.Slots && len(s.waiting) == 0
@@ -142,7 +139,7 @@ func (s *Service) arrived(m *nats.Msg) {
 		s.turn++
 		s.take(m)
 	case status == "404", status == "408":
-		if s.room(l) {
+		if l != s.timed && s.room(l) {
 			s.ask(l, askWait)
 		}
 	default:
@@ -152,17 +149,12 @@ func (s *Service) arrived(m *nats.Msg) {
 
 // cameDue handles a message of the consumer of schedules in a goroutine of its own.
 func (s *Service) cameDue(m *nats.Msg) {
-	count := func(n int) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.dues += n
-	}
-	count(1)
+	s.dues.Add(1)
 	s.work.Go(func() {
 		ctx, cancel := context.WithTimeout(s.base, ackWait)
 		defer cancel()
 		s.due(ctx, m)
-		count(-1)
+		s.dues.Add(-1)
 		wake.Up(s.freed)
 	})
 }

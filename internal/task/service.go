@@ -74,13 +74,13 @@ type Service struct {
 	lanes   []*lane       // of tasks
 	timed   *lane         // of due times; nil without schedules
 	asked   []*lane       // all of them
+	dues    atomic.Int64  // due times that are handled
 	turn    int           // counts the tasks that were taken; the loop's own
 	freed   chan struct{} // of capacity 1: a task has ended
 	renewed atomic.Bool   // the connection is new: pending requests are lost
 	unhear  func()
 
 	mu      sync.Mutex
-	dues    int                        // due times that are handled
 	running map[string]*run            // by key
 	active  map[subjects.SessionID]int // runs, by account
 	waiting []*waiter
